@@ -1,0 +1,62 @@
+# bertsmith: `make demo` shows it, `make test` proves it. `make` alone lists the rest.
+
+PYTHON ?= python3
+PYTEST_WORKERS ?= 2
+ENV := $(or $(VIRTUAL_ENV),.venv)
+BIN := $(ENV)/bin
+
+# This checkout's code, even where an active environment has another one installed.
+export PYTHONPATH := $(CURDIR)/src
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+# One torch thread per worker: more would fight over the same cores.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --cov --cov-report=term
+INSTALL := $(BIN)/python -m pip install --quiet -c constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo lint test test-all test-gpu format clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(ENV)/.installed ## make .venv with everything the demo and the tests need
+
+demo: $(ENV)/.runtime ## see bertsmith at work, in a few minutes
+	@$(BIN)/python -m bertsmith demo
+
+lint: setup ## style, types and the architecture
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+# pytest comes last, so that its closing line is the last line.
+test: lint ## the checks, then every behaviour on small counts
+	$(PYTEST)
+
+test-all: lint ## the checks, then every behaviour on full counts
+	$(PYTEST) --full
+
+# A machine with a GPU has a torch of its own, so nothing is installed here.
+test-gpu: ## the tests that need a CUDA GPU, with the environment at hand
+	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m pytest -m gpu
+
+format: setup ## rewrite the code in the house style
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean: ## remove what was built; the environment stays
+	rm -rf build dist .coverage htmlcov .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf src/*.egg-info
+	find src tests bench -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(ENV)
+
+$(ENV)/.runtime: pyproject.toml constraints.txt | $(BIN)/python
+	$(INSTALL) -e .
+	@touch $@
+
+$(ENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
+	$(INSTALL) -e ".[dev]"
+	@touch $(ENV)/.runtime $@

@@ -1,0 +1,141 @@
+"""Our packed encoder beside transformers' padded one: same weights, same ragged batch, interleaved rounds.
+
+    python bench/encoder_speed.py                          # CPU, fp32, a small shape
+    python bench/encoder_speed.py --device cuda --size base --precision bf16
+
+The batch is length-sorted for neither; transformers pads it to its longest sequence, as a data collator does.
+Times are medians over interleaved rounds; the last column is transformers' time divided by ours.
+"""
+
+import argparse
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import transformers
+
+from bertsmith.model.family import new_network
+from bertsmith.model.network import Network
+from bertsmith.model.shape import Shape
+from bertsmith.model.weights import Model, write_model
+from bertsmith.packed import PackedBatch, pack
+
+SIZES = {"small": (4, 256, 4), "minilm": (6, 384, 12), "base": (12, 768, 12), "large": (24, 1024, 16)}
+
+
+def main() -> None:
+    options = parse()
+    torch.manual_seed(0)
+    layers, width, heads = SIZES[options.size]
+    shape = Shape(model_type="bert", vocabulary=30522, width=width, layers=layers, heads=heads,
+                  inner=4 * width, embedding_width=width, positions=512)  # fmt: skip
+    network = new_network(shape, {"pooler": 0}, torch.Generator().manual_seed(0))
+    peer = same_weights_in_transformers(network)
+    sequences = ragged(options.sequences, options.mean)
+    lengths = [len(sequence) for sequence in sequences]
+    share = sum(lengths) / (len(lengths) * max(lengths))
+    print(f"{options.device} {options.precision}, {options.size}: {len(lengths)} sequences, "
+          f"{sum(lengths)} tokens, longest {max(lengths)}, padded batch {share:.0%} full")  # fmt: skip
+    for title, training in (("forward", False), ("forward + backward", True)):
+        contenders = pair_of_steps(network, peer, sequences, options, training)
+        report(title, measure(contenders, options))
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--size", default="small", choices=SIZES)
+    parser.add_argument("--precision", default="fp32", choices=["fp32", "bf16"])
+    parser.add_argument("--sequences", type=int, default=64)
+    parser.add_argument("--mean", type=float, default=60, help="median length of the log-normal lengths")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--compile", action="store_true", help="compile both")
+    return parser.parse_args()
+
+
+def same_weights_in_transformers(network: Network) -> torch.nn.Module:
+    with tempfile.TemporaryDirectory() as folder:
+        write_model(Path(folder), Model(network))
+        return transformers.BertModel.from_pretrained(folder, attn_implementation="sdpa")
+
+
+def ragged(count: int, median: float) -> list[list[int]]:
+    rng = random.Random(0)
+    lengths = [min(512, max(4, round(rng.lognormvariate(0, 0.7) * median))) for _ in range(count)]
+    return [[rng.randrange(1000, 30000) for _ in range(length)] for length in lengths]
+
+
+def pair_of_steps(
+    network: Network,
+    peer: torch.nn.Module,
+    sequences: list[list[int]],
+    options: argparse.Namespace,
+    training: bool,
+) -> dict[str, Callable[[], None]]:
+    batch = pack(sequences).to(options.device)
+    padded = {key: value.to(options.device) for key, value in pad(sequences).items()}
+    for module in (network, peer):
+        module.to(options.device).train(training)
+
+    def ours(batch: PackedBatch) -> torch.Tensor:
+        return network.pooled(network(batch), batch.layout)
+
+    def theirs(padded: dict[str, torch.Tensor]) -> torch.Tensor:
+        return peer(**padded).pooler_output
+
+    compiled = torch.compile if options.compile else lambda function: function
+    return {
+        "ours": step_of(compiled(ours), batch, options, training),
+        "transformers": step_of(compiled(theirs), padded, options, training),
+    }
+
+
+def pad(sequences: list[list[int]]) -> dict[str, torch.Tensor]:
+    longest = max(map(len, sequences))
+    ids = torch.tensor([sequence + [0] * (longest - len(sequence)) for sequence in sequences])
+    return {"input_ids": ids, "attention_mask": (ids != 0).long()}
+
+
+def step_of(
+    function: Callable, argument: object, options: argparse.Namespace, training: bool
+) -> Callable[[], None]:
+    def step() -> None:
+        half = options.precision == "bf16"
+        with torch.set_grad_enabled(training), torch.autocast(options.device, torch.bfloat16, enabled=half):
+            output = function(argument)
+        if training:
+            output.float().square().mean().backward()
+        if options.device == "cuda":
+            torch.cuda.synchronize()
+
+    return step
+
+
+def measure(contenders: dict[str, Callable[[], None]], options: argparse.Namespace) -> dict[str, list[float]]:
+    for step in contenders.values():
+        for _ in range(3):
+            step()
+    times: dict[str, list[float]] = {name: [] for name in contenders}
+    for _ in range(options.rounds):
+        for name, step in contenders.items():
+            begin = time.perf_counter()
+            step()
+            times[name].append(time.perf_counter() - begin)
+    return times
+
+
+def report(title: str, times: dict[str, list[float]]) -> None:
+    medians = {name: statistics.median(each) * 1e3 for name, each in times.items()}
+    ratio = medians["transformers"] / medians["ours"]
+    row = "  ".join(f"{name} {value:8.1f} ms" for name, value in medians.items())
+    print(f"{title:20} {row}  ratio {ratio:.2f}")
+
+
+if __name__ == "__main__":
+    main()

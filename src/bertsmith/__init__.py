@@ -1,0 +1,36 @@
+"""bertsmith forges BERTs: one PyTorch codebase from raw text to a served model."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from bertsmith.ground.errors import UserError
+    from bertsmith.inference.bert import Bert, load
+    from bertsmith.model.encoder import Encoder
+    from bertsmith.packed import PackedBatch
+    from bertsmith.text.tokenizer import Tokenizer
+
+__version__ = "0.1.0"
+__all__ = ["Bert", "Encoder", "PackedBatch", "Tokenizer", "UserError", "__version__", "load"]
+
+# Resolved at first use, so that `import bertsmith` and `bertsmith --help` do not wait for torch.
+_HOMES = {
+    "Bert": "bertsmith.inference.bert",
+    "Encoder": "bertsmith.model.encoder",
+    "PackedBatch": "bertsmith.packed",
+    "Tokenizer": "bertsmith.text.tokenizer",
+    "UserError": "bertsmith.ground.errors",
+    "load": "bertsmith.inference.bert",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """The public name, imported from its home at first use."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    """What this module offers, imported or not."""
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,50 @@
+"""The `bertsmith` command: one verb per file, registered here; mistakes of the user end as one line."""
+
+import sys
+from typing import Annotated
+
+from typer import Exit, Option, Typer, echo
+
+from bertsmith import __version__
+from bertsmith.cli.demo import demo
+from bertsmith.cli.import_tf import import_tf
+from bertsmith.ground.errors import UserError
+
+USER_MISTAKE = 2
+
+# Plain help and plain tracebacks: rich would double the time of `bertsmith --help`.
+app = Typer(
+    name="bertsmith",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    epilog="Start here: bertsmith demo",
+)
+app.command("demo")(demo)
+app.command("import-tf")(import_tf)
+
+
+def show_version(wanted: bool) -> None:
+    """Print the version and stop, if it is wanted."""
+    if wanted:
+        echo(f"bertsmith {__version__}")
+        raise Exit
+
+
+@app.callback()
+def bertsmith(
+    version: Annotated[  # noqa: ARG001 - the callback answers it
+        bool, Option("--version", callback=show_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Forge BERTs: from raw text to a served model."""
+
+
+def main() -> None:
+    """Run the command line; exit 0 when done, 2 for the user's mistake, 130 on Ctrl-C, 1 for our bug."""
+    try:
+        app(prog_name="bertsmith")
+    except UserError as error:
+        print(f"bertsmith: {error.line()}", file=sys.stderr)
+        sys.exit(USER_MISTAKE)

@@ -1,0 +1,59 @@
+"""`bertsmith import-tf`: a published TensorFlow 1 checkpoint becomes a model folder."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from typer import Argument, Option, echo
+
+if TYPE_CHECKING:
+    from bertsmith.interchange.tensorflow import ImportReport
+
+
+def import_tf(
+    source: Annotated[
+        Path, Argument(metavar="SOURCE", help="Folder of the checkpoint, config and vocabulary.")
+    ],
+    out: Annotated[Path, Argument(metavar="OUT", help="Model folder to write.")],
+    gelu: Annotated[
+        Literal["published", "erf", "tanh"],
+        Option(help="Form of GELU; 'published' is the one the checkpoint was released with."),
+    ] = "published",
+    as_json: Annotated[bool, Option("--json", help="Print one JSON object, for machines.")] = False,
+) -> None:
+    """Import a TensorFlow 1 checkpoint.
+
+    Writes a model folder that bertsmith.load and the Hugging Face tools open. TensorFlow is not needed.
+
+    Example: bertsmith import-tf uncased_L-12_H-768_A-12 models/bert-base
+    """
+    from bertsmith.interchange.tensorflow import import_checkpoint  # torch loads here, not for --help
+
+    report = import_checkpoint(source, out, gelu=gelu)
+    if as_json:
+        echo(to_json(report))
+    else:
+        show(report)
+
+
+def to_json(report: "ImportReport") -> str:
+    """The report as one JSON object."""
+    names = {"skipped": list(report.skipped), "unknown": list(report.unknown)}
+    facts = {"architecture": report.architecture, "parameters": report.parameters}
+    return json.dumps({"out": str(report.out), **facts, **names})
+
+
+def show(report: "ImportReport") -> None:
+    """Print the report as a few lines for people."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table.grid(padding=(0, 2))
+    table.add_row("wrote", str(report.out))
+    table.add_row("model", f"{report.architecture}, {report.parameters:,} parameters")
+    for label, names in (("skipped", report.skipped), ("unknown", report.unknown)):
+        if names:
+            table.add_row(
+                label, f"{len(names)}: " + ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+            )
+    Console(highlight=False, markup=False, emoji=False).print(table)

@@ -1,0 +1,81 @@
+"""Writing files so that a half-written one cannot exist, and reading small JSON files with clear errors."""
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from bertsmith.ground.errors import UserError
+
+
+@contextmanager
+def atomic_path(target: Path) -> Iterator[Path]:
+    """A temporary path beside the target that takes the target's name only if the block succeeds."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".partial", dir=target.parent)
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        yield temporary
+        temporary.chmod(0o666 & ~_umask())  # mkstemp makes it private; a model folder is meant to be read
+        temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def atomic_folder(target: Path) -> Iterator[Path]:
+    """A temporary folder whose files move into the target only if the block succeeds."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".partial", dir=target.parent))
+    try:
+        yield temporary
+        target.mkdir(exist_ok=True)
+        for file in sorted(temporary.iterdir()):
+            file.replace(target / file.name)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def write_text(target: Path, text: str) -> None:
+    """Write a UTF-8 text file whole or not at all."""
+    with atomic_path(target) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def write_json(target: Path, value: Any) -> None:
+    """Write a value as readable JSON, whole or not at all."""
+    write_text(target, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def read_text(source: Path, *, remedy: str) -> str:
+    """The text of a UTF-8 file; the remedy is what to do if it is missing or not text."""
+    try:
+        return source.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"cannot be read ({error.strerror})", where=str(source), remedy=remedy) from error
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"is not UTF-8 text (byte {error.start})", where=str(source), remedy=remedy
+        ) from error
+
+
+def read_json(source: Path, *, remedy: str) -> dict[str, Any]:
+    """The object in a JSON file."""
+    try:
+        value = json.loads(read_text(source, remedy=remedy))
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise UserError(f"is not valid JSON ({error})", where=str(source), remedy=remedy) from error
+    if not isinstance(value, dict):
+        raise UserError("holds no JSON object", where=str(source), remedy=remedy)
+    return value
+
+
+def _umask() -> int:
+    current = os.umask(0)
+    os.umask(current)
+    return current

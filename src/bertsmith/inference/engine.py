@@ -1,0 +1,89 @@
+"""The engine behind every use of a trained encoder: texts in, packed batches through, answers in order."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+
+from bertsmith.ground.errors import UserError
+from bertsmith.ground.progress import progress
+from bertsmith.model.network import Network
+from bertsmith.packed import PackedBatch, pack, split_by_budget
+from bertsmith.text.tokenizer import Encoded, Tokenizer, truncate_longest_first
+
+Text = str | tuple[str, str]
+Answer = TypeVar("Answer")
+
+BATCH_TOKENS = 8192
+WINDOW_TEXTS = 4096
+"""Texts are sorted by length within such a window: equal lengths meet in one batch, memory stays bounded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """A network and its tokenizer on one device."""
+
+    network: Network
+    tokenizer: Tokenizer
+    device: torch.device
+
+    def encode(
+        self, texts: Sequence[Text], *, truncate: bool, allow_special: tuple[str, ...] = ()
+    ) -> list[Encoded]:
+        """Tokens of each text, refused with its number where the text is empty or too long."""
+        _refuse_single_text(texts)
+        for number, text in enumerate(texts):
+            _refuse_empty(text, number)
+        encoded = self.tokenizer.encode_many(texts, allow_special=allow_special)
+        return [self._fitted(each, number, truncate) for number, each in enumerate(encoded)]
+
+    def answer_each(
+        self, texts: Sequence[Text], answer: Callable[[PackedBatch], Sequence[Answer]], *, truncate: bool
+    ) -> Iterator[Answer]:
+        """What `answer` says of each text of a packed batch, in the order of the texts."""
+        _refuse_single_text(texts)
+        for first in range(0, len(texts), WINDOW_TEXTS):
+            encoded = self.encode(texts[first : first + WINDOW_TEXTS], truncate=truncate)
+            yield from self.answer_encoded(encoded, answer)
+
+    def answer_encoded(
+        self, encoded: Sequence[Encoded], answer: Callable[[PackedBatch], Sequence[Answer]]
+    ) -> list[Answer]:
+        """What `answer` says of each encoded text, in their order."""
+        by_length = sorted(range(len(encoded)), key=lambda number: len(encoded[number]))
+        groups = split_by_budget([len(encoded[number]) for number in by_length], BATCH_TOKENS)
+        answers: dict[int, Answer] = {}
+        with torch.inference_mode():
+            for group in progress(groups, "reading", total=len(groups)):
+                numbers = [by_length[place] for place in group]
+                batch = self._batch([encoded[number] for number in numbers])
+                answers |= dict(zip(numbers, answer(batch), strict=True))
+        return [answers[number] for number in range(len(encoded))]
+
+    def _batch(self, encoded: Sequence[Encoded]) -> PackedBatch:
+        return pack([each.ids for each in encoded], [each.segments for each in encoded]).to(self.device)
+
+    def _fitted(self, encoded: Encoded, number: int, truncate: bool) -> Encoded:
+        limit = self.network.shape.positions
+        if len(encoded) <= limit:
+            return encoded
+        if truncate:
+            return truncate_longest_first(encoded, limit)
+        what = f"has {len(encoded)} tokens but the model takes {limit}"
+        raise UserError(what, where=f"text {number}", remedy="shorten it, split it, or pass truncate=True")
+
+
+def _refuse_single_text(texts: Sequence[Text]) -> None:
+    if isinstance(texts, str):
+        raise UserError("a single text was given where several are expected", remedy='write ["..."]')
+
+
+def _refuse_empty(text: Text, number: int) -> None:
+    parts = (text,) if isinstance(text, str) else text
+    if not all(isinstance(part, str) for part in parts) or len(parts) not in (1, 2):
+        raise UserError(
+            "is neither a text nor a pair of texts", where=f"text {number}", remedy="give str or (str, str)"
+        )
+    if not all(part.strip() for part in parts):
+        raise UserError("is empty", where=f"text {number}", remedy="drop it or give it some words")

@@ -1,0 +1,298 @@
+"""BERT and ALBERT checkpoints as Google published them, under the names Hugging Face gives their parts."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bertsmith.ground.errors import UserError
+from bertsmith.ground.files import read_json
+from bertsmith.interchange.bundle import Bundle
+from bertsmith.model.weights import model_from_tensors, write_model
+from bertsmith.text.tokenizer import Tokenizer
+
+Gelu = Literal["published", "erf", "tanh"]
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A published checkpoint: a Hugging Face config, float32 tensors, and the variables left behind."""
+
+    config: dict[str, Any]
+    tensors: dict[str, Tensor]
+    vocabulary: Path | None
+    skipped: tuple[str, ...]
+    unknown: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ImportReport:
+    """What an import wrote, and the variables it left behind."""
+
+    out: Path
+    architecture: str
+    parameters: int
+    skipped: tuple[str, ...]
+    unknown: tuple[str, ...]
+
+
+def import_checkpoint(source: Path, out: Path, *, gelu: Gelu = "published") -> ImportReport:
+    """Turn a TensorFlow 1 checkpoint into a model folder, with its tokenizer where a vocab.txt came along."""
+    checkpoint = read_checkpoint(source, gelu=gelu)
+    model = model_from_tensors(checkpoint.config, checkpoint.tensors.items(), where=source)
+    write_model(out, model)
+    if checkpoint.vocabulary is not None and checkpoint.vocabulary.name == "vocab.txt":
+        Tokenizer.load(checkpoint.vocabulary.parent).save(out)
+    parameters = sum(parameter.numel() for parameter in model.network.parameters())
+    architecture = checkpoint.config["architectures"][0]
+    return ImportReport(out, architecture, parameters, checkpoint.skipped, checkpoint.unknown)
+
+
+@dataclass(frozen=True, slots=True)
+class _Family:
+    """What tells BERT and ALBERT apart."""
+
+    names: dict[str, str]  # pattern of a TensorFlow variable -> the Hugging Face tensor it becomes
+    architectures: dict[
+        str, tuple[str, ...]
+    ]  # class -> the tensors that show it, the most telling class first
+    defaults: dict[str, Any]  # what Google's code takes for a key its config leaves out
+    constants: dict[str, Any]  # what Google's code has fixed and Hugging Face asks for
+    published_gelu: str
+
+
+_DENSE = "(kernel|bias)"
+_NORM = "(gamma|beta)"
+_HEAD = "output_(weights|bias)"
+_EMBEDDINGS = "bert/embeddings/(word_embeddings|position_embeddings|token_type_embeddings)"
+_LAYER = "bert/encoder/layer_([0-9]+)"
+_GROUP = "bert/encoder/transformer/group_([0-9]+)/inner_group_([0-9]+)"
+_HF_LAYER = r"bert.encoder.layer.\1"
+_HF_GROUP = r"albert.encoder.albert_layer_groups.\1.albert_layers.\2"
+
+_BERT = _Family(
+    names={
+        _EMBEDDINGS: r"bert.embeddings.\1.weight",
+        f"bert/embeddings/LayerNorm/{_NORM}": r"bert.embeddings.LayerNorm.\1",
+        f"{_LAYER}/attention/self/(query|key|value)/{_DENSE}": rf"{_HF_LAYER}.attention.self.\2.\3",
+        f"{_LAYER}/attention/output/dense/{_DENSE}": rf"{_HF_LAYER}.attention.output.dense.\2",
+        f"{_LAYER}/attention/output/LayerNorm/{_NORM}": rf"{_HF_LAYER}.attention.output.LayerNorm.\2",
+        f"{_LAYER}/(intermediate|output)/dense/{_DENSE}": rf"{_HF_LAYER}.\2.dense.\3",
+        f"{_LAYER}/output/LayerNorm/{_NORM}": rf"{_HF_LAYER}.output.LayerNorm.\2",
+        f"bert/pooler/dense/{_DENSE}": r"bert.pooler.dense.\1",
+        f"cls/predictions/transform/dense/{_DENSE}": r"cls.predictions.transform.dense.\1",
+        f"cls/predictions/transform/LayerNorm/{_NORM}": r"cls.predictions.transform.LayerNorm.\1",
+        "cls/predictions/output_bias": "cls.predictions.bias",
+        f"cls/seq_relationship/{_HEAD}": r"cls.seq_relationship.\1",
+        f"cls/squad/{_HEAD}": r"qa_outputs.\1",
+        _HEAD: r"classifier.\1",
+    },
+    architectures={
+        "BertForQuestionAnswering": ("qa_outputs.weight",),
+        "BertForSequenceClassification": ("classifier.weight",),
+        "BertForPreTraining": ("cls.predictions.bias", "cls.seq_relationship.weight"),
+        "BertForMaskedLM": ("cls.predictions.bias",),
+        "BertForNextSentencePrediction": ("cls.seq_relationship.weight",),
+        "BertModel": (),
+    },
+    defaults={
+        "hidden_size": 768,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+        "intermediate_size": 3072,
+        "hidden_act": "gelu",
+        "hidden_dropout_prob": 0.1,
+        "attention_probs_dropout_prob": 0.1,
+        "max_position_embeddings": 512,
+        "type_vocab_size": 16,  # the released configs all say 2
+        "initializer_range": 0.02,
+    },
+    constants={"model_type": "bert", "layer_norm_eps": 1e-12, "pad_token_id": 0},
+    published_gelu="erf",
+)
+
+_ALBERT = _Family(
+    names={
+        _EMBEDDINGS: r"albert.embeddings.\1.weight",
+        f"bert/embeddings/LayerNorm/{_NORM}": r"albert.embeddings.LayerNorm.\1",
+        f"bert/encoder/(embedding_hidden_mapping_in)/{_DENSE}": r"albert.encoder.\1.\2",
+        f"{_GROUP}/attention_1/self/(query|key|value)/{_DENSE}": rf"{_HF_GROUP}.attention.\3.\4",
+        f"{_GROUP}/attention_1/output/dense/{_DENSE}": rf"{_HF_GROUP}.attention.dense.\3",
+        f"{_GROUP}/LayerNorm/{_NORM}": rf"{_HF_GROUP}.attention.LayerNorm.\3",
+        f"{_GROUP}/ffn_1/intermediate/dense/{_DENSE}": rf"{_HF_GROUP}.ffn.\3",
+        f"{_GROUP}/ffn_1/intermediate/output/dense/{_DENSE}": rf"{_HF_GROUP}.ffn_output.\3",
+        f"{_GROUP}/LayerNorm_1/{_NORM}": rf"{_HF_GROUP}.full_layer_layer_norm.\3",
+        f"bert/pooler/dense/{_DENSE}": r"albert.pooler.\1",
+        f"cls/predictions/transform/dense/{_DENSE}": r"predictions.dense.\1",
+        f"cls/predictions/transform/LayerNorm/{_NORM}": r"predictions.LayerNorm.\1",
+        "cls/predictions/output_bias": "predictions.bias",
+        f"cls/seq_relationship/{_HEAD}": r"sop_classifier.classifier.\1",
+        f"cls/squad/{_HEAD}": r"qa_outputs.\1",
+        _HEAD: r"classifier.\1",
+    },
+    architectures={
+        "AlbertForQuestionAnswering": ("qa_outputs.weight",),
+        "AlbertForSequenceClassification": ("classifier.weight",),
+        "AlbertForPreTraining": ("predictions.bias", "sop_classifier.classifier.weight"),
+        "AlbertForMaskedLM": ("predictions.bias",),
+        "AlbertModel": (),
+    },
+    defaults={
+        "embedding_size": 128,
+        "hidden_size": 4096,
+        "num_hidden_layers": 12,
+        "num_hidden_groups": 1,
+        "inner_group_num": 1,
+        "num_attention_heads": 64,
+        "intermediate_size": 16384,
+        "hidden_act": "gelu",
+        "hidden_dropout_prob": 0,
+        "attention_probs_dropout_prob": 0,
+        "max_position_embeddings": 512,
+        "type_vocab_size": 2,
+        "initializer_range": 0.02,
+    },
+    constants={
+        "model_type": "albert",
+        "layer_norm_eps": 1e-12,
+        "classifier_dropout_prob": 0.1,
+        "pad_token_id": 0,
+        "bos_token_id": 2,
+        "eos_token_id": 3,
+    },
+    published_gelu="tanh",
+)
+
+_HF_GELU = {"erf": "gelu", "tanh": "gelu_new"}
+_HF_LEAVES = {"kernel": "weight", "weights": "weight", "gamma": "weight", "beta": "bias"}
+_MATRICES = ("/kernel", "output_weights", "_embeddings")
+_HUB_SCOPE = "module/"  # checkpoints that were exported from a TensorFlow Hub module have it before each name
+_TRAINING_STATE = re.compile(
+    r"(^|/)(adam_[mv]|lamb_[mv]|(Adam|AdamWeightDecayOptimizer|LAMB|LAMBOptimizer)(_[0-9]+)?"
+    r"|beta[12]_power(_[0-9]+)?|global_step|current_loss_scale|good_steps)($|/)"
+)
+
+
+def read_checkpoint(source: Path, *, gelu: Gelu = "published") -> Checkpoint:
+    """The checkpoint in a folder, or at a prefix such as FOLDER/bert_model.ckpt.
+
+    Google's code calls two functions "gelu": the erf form until February 2019, its tanh approximation since.
+    "published" is the one the released weights were trained with: erf for BERT, tanh for ALBERT.
+    """
+    prefix = _find_prefix(source)
+    published = _read_config(prefix.parent)
+    bundle = Bundle(prefix)
+    skipped = tuple(name for name in bundle.names() if _TRAINING_STATE.search(name))
+    family = _ALBERT if any("/group_0/" in name for name in bundle.names()) else _BERT
+    variables = _variables(family, sorted(set(bundle.names()) - set(skipped)), prefix)
+    tensors = {target: _tensor(bundle, name, prefix) for target, name in variables.items()}
+    unknown = sorted(set(bundle.names()) - set(skipped) - set(variables.values()))
+    config = _config(family, published, tensors, gelu)
+    return Checkpoint(config, tensors, _find_vocabulary(prefix.parent), skipped, tuple(unknown))
+
+
+# The files.
+
+
+def _find_prefix(source: Path) -> Path:
+    """What the names of a checkpoint's files have in common."""
+    candidates = source.glob("[!.]*.index") if source.is_dir() else (source, Path(f"{source}.index"))
+    found = sorted(path for path in candidates if path.suffix == ".index" and path.is_file())
+    if not found:
+        remedy = "name a folder that holds bert_model.ckpt.index, or the prefix FOLDER/bert_model.ckpt"
+        raise UserError("there is no TensorFlow checkpoint", where=str(source), remedy=remedy)
+    if len(found) > 1:
+        names, remedy = ", ".join(path.stem for path in found), f"name one, as in {found[0].with_suffix('')}"
+        raise UserError(f"holds several checkpoints: {names}", where=str(source), remedy=remedy)
+    return found[0].with_suffix("")
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    """The published config in a folder."""
+    published = (folder / "bert_config.json", folder / "albert_config.json")
+    found = [path for path in published if path.is_file()] or sorted(folder.glob("[!.]*config.json"))
+    remedy = "put the checkpoint's own bert_config.json or albert_config.json there, and only that one"
+    if len(found) != 1:
+        raise UserError(f"holds {len(found)} config files, not one", where=str(folder), remedy=remedy)
+    config = read_json(found[0], remedy=remedy)
+    if "vocab_size" not in config:
+        raise UserError('is no BERT config: it has no "vocab_size"', where=str(found[0]), remedy=remedy)
+    return config
+
+
+def _find_vocabulary(folder: Path) -> Path | None:
+    """The vocabulary that was published beside a checkpoint, if there is one."""
+    names = ("vocab.txt", "vocab_chinese.txt", "30k-clean.model", "30k-clean.vocab")
+    return next((folder / name for name in names if (folder / name).is_file()), None)
+
+
+# The variables.
+
+
+def _variables(family: _Family, names: list[str], prefix: Path) -> dict[str, str]:
+    """The TensorFlow variable that becomes each Hugging Face tensor."""
+    variables: dict[str, str] = {}
+    for name in names:
+        target = _target(family, name)
+        if target in variables:
+            both = f"{variables[target]!r} and {name!r}"
+            raise UserError(
+                f"{both} would both become {target!r}", where=str(prefix), remedy="save only one of them"
+            )
+        if target is not None:
+            variables[target] = name
+    if not variables:
+        remedy = "only checkpoints of Google's BERT and ALBERT code for TensorFlow 1 can be read"
+        raise UserError(
+            f"holds no variable of BERT or ALBERT, only {names[:3]}", where=str(prefix), remedy=remedy
+        )
+    return variables
+
+
+def _target(family: _Family, name: str) -> str | None:
+    """The Hugging Face name of a variable, if it is a part of the model."""
+    for pattern, template in family.names.items():
+        if match := re.fullmatch(pattern, name.removeprefix(_HUB_SCOPE)):
+            module, _, leaf = match.expand(template).rpartition(".")
+            return f"{module}.{_HF_LEAVES.get(leaf, leaf)}"
+    return None
+
+
+def _tensor(bundle: Bundle, name: str, prefix: Path) -> Tensor:
+    """A variable as Hugging Face stores it: TensorFlow's kernels are [in, out], torch's weights [out, in]."""
+    shape = bundle.shape(name)
+    if name.endswith(_MATRICES) and (len(shape) != 2 or 0 in shape):
+        remedy = "download the checkpoint again, or save it with Google's BERT code"
+        raise UserError(
+            f"{name!r} has the shape {shape}, which is no matrix", where=str(prefix), remedy=remedy
+        )
+    tensor = torch.from_numpy(bundle.tensor(name).astype(np.float32, copy=False))
+    return tensor.T.contiguous() if name.endswith("/kernel") else tensor
+
+
+# The config.
+
+
+def _config(
+    family: _Family, published: dict[str, Any], tensors: dict[str, Tensor], gelu: Gelu
+) -> dict[str, Any]:
+    """The Hugging Face config that says what the published config says."""
+    config = {key: published.get(key, default) for key, default in family.defaults.items()}
+    config |= family.constants | {"vocab_size": published["vocab_size"]}
+    if config["hidden_act"] == "gelu":
+        config["hidden_act"] = _HF_GELU[family.published_gelu if gelu == "published" else gelu]
+    config["architectures"] = [_architecture(family, tensors)]
+    if "classifier.weight" in tensors:
+        labels = [f"LABEL_{index}" for index in range(len(tensors["classifier.weight"]))]
+        config["id2label"] = {str(index): label for index, label in enumerate(labels)}
+        config["label2id"] = {label: index for index, label in enumerate(labels)}
+    return config
+
+
+def _architecture(family: _Family, tensors: dict[str, Tensor]) -> str:
+    """The Hugging Face class whose heads the checkpoint has."""
+    return next(name for name, shown_by in family.architectures.items() if tensors.keys() >= set(shown_by))

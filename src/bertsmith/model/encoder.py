@@ -1,0 +1,284 @@
+"""The encoder: packed tokens in, packed hidden states out. Every member is composed of these parts.
+
+Shapes: T packed tokens, H heads, K head width, D model width, E embedding width, S sequences.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from bertsmith.model.attention import Attend, AttentionRule, explain_attention, packed_attention
+from bertsmith.packed import Layout, PackedBatch
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    # "gelu" is the erf form, of the paper and the 2018 checkpoints; the tanh form came with a later release.
+    "gelu": functional.gelu,
+    "gelu_new": lambda x: functional.gelu(x, approximate="tanh"),
+    "gelu_pytorch_tanh": lambda x: functional.gelu(x, approximate="tanh"),
+    "relu": functional.relu,
+    "silu": functional.silu,
+    "tanh": torch.tanh,
+}
+
+
+class PositionTable(nn.Embedding):
+    """A learned vector for each position; RoBERTa's table starts counting behind its padding id."""
+
+    def __init__(self, positions: int, width: int, *, first: int = 0) -> None:
+        super().__init__(positions + first, width)
+        self.first = first
+
+    def look_up(self, batch: PackedBatch) -> Tensor:
+        """The position vectors of a batch."""
+        vectors_TE: Tensor = self(batch.positions_T + self.first)
+        return vectors_TE
+
+
+class SegmentTable(nn.Embedding):
+    """A learned vector for each segment; a table of one row is the same for every token (RoBERTa)."""
+
+    def look_up(self, batch: PackedBatch) -> Tensor:
+        """The segment vectors of a batch."""
+        return self.weight[0] if self.num_embeddings == 1 else self(batch.segments_T)
+
+
+class TaskTypeTable(nn.Embedding):
+    """A learned vector for each of ERNIE's pre-training task types; type 0 where a batch names none."""
+
+    def look_up(self, batch: PackedBatch) -> Tensor:
+        """The task type vectors of a batch."""
+        return self.weight[0] if batch.task_types_T is None else self(batch.task_types_T)
+
+
+class Embeddings(nn.Module):
+    """The sum of a token's word vector and those of its other properties, normalised and dropped out."""
+
+    def __init__(
+        self,
+        words: nn.Embedding,
+        added: Mapping[str, PositionTable | SegmentTable | TaskTypeTable],
+        *,
+        norm: nn.LayerNorm,
+        dropout: float,
+        widen: nn.Linear | None = None,
+    ) -> None:
+        super().__init__()
+        self.words = words
+        self.added = nn.ModuleDict(added)
+        self.norm = norm
+        self.dropout = nn.Dropout(dropout)
+        # ALBERT and ELECTRA factorise the table: V x E, then E x D.
+        self.widen = nn.Identity() if widen is None else widen
+
+    def forward(self, batch: PackedBatch) -> Tensor:
+        summed_TE = self.words(batch.tokens_T)
+        for table in self.added.values():
+            summed_TE = summed_TE + table.look_up(batch)  # type: ignore[operator]
+        widened_TD: Tensor = self.widen(self.dropout(self.norm(summed_TE)))
+        return widened_TD
+
+
+class Rotary(nn.Module):
+    """Rotary positions: turns pairs of query and key features by an angle that grows with the position."""
+
+    def __init__(self, theta: float) -> None:
+        super().__init__()
+        self.theta = theta
+
+    def forward(self, features_THK: Tensor, positions_T: Tensor) -> Tensor:
+        half = features_THK.shape[-1] // 2
+        exponent = torch.arange(half, device=features_THK.device, dtype=torch.float32) / half
+        angle_T1F = positions_T[:, None, None].float() * self.theta**-exponent
+        # Angles are exact only in fp32; their cosines are rounded to the features' own type, as published.
+        cosine, sine = angle_T1F.cos().to(features_THK.dtype), angle_T1F.sin().to(features_THK.dtype)
+        first, second = features_THK[..., :half], features_THK[..., half:]
+        return torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1)
+
+
+class SelfAttention(nn.Module):
+    """Multi-head self-attention; query, key and value come from one product."""
+
+    def __init__(
+        self, width: int, heads: int, *, rule: AttentionRule, bias: bool = True, rotary: Rotary | None = None
+    ) -> None:
+        super().__init__()
+        self.heads = heads
+        self.project = nn.Linear(width, 3 * width, bias=bias)
+        self.output = nn.Linear(width, width, bias=bias)
+        self.rotary = rotary
+        self.training_rule, self.rule = rule, replace(rule, dropout=0.0)
+
+    def forward(self, hidden_TD: Tensor, batch: PackedBatch, attend: Attend) -> Tensor:
+        projected_T3HK = self.project(hidden_TD).unflatten(-1, (3, self.heads, -1))
+        query_THK, key_THK, value_THK = projected_T3HK.unbind(1)
+        if self.rotary is not None:
+            query_THK = self.rotary(query_THK, batch.positions_T)
+            key_THK = self.rotary(key_THK, batch.positions_T)
+        rule = self.training_rule if self.training else self.rule
+        mixed_THK = attend(query_THK, key_THK, value_THK, batch.layout, rule)
+        output_TD: Tensor = self.output(mixed_THK.flatten(1))
+        return output_TD
+
+
+class FeedForward(nn.Module):
+    """Two linear layers with an activation between them."""
+
+    def __init__(self, width: int, inner: int, activation: str) -> None:
+        super().__init__()
+        self.expand = nn.Linear(width, inner)
+        self.contract = nn.Linear(inner, width)
+        self.activation = ACTIVATIONS[activation]
+
+    def forward(self, hidden_TD: Tensor) -> Tensor:
+        output_TD: Tensor = self.contract(self.activation(self.expand(hidden_TD)))
+        return output_TD
+
+
+class GatedFeedForward(nn.Module):
+    """A feed-forward layer whose inner half is gated by the other half (GeGLU; Shazeer 2020)."""
+
+    def __init__(self, width: int, inner: int, activation: str, *, bias: bool, dropout: float) -> None:
+        super().__init__()
+        self.expand = nn.Linear(width, 2 * inner, bias=bias)
+        self.contract = nn.Linear(inner, width, bias=bias)
+        self.dropout = nn.Dropout(dropout)
+        self.activation = ACTIVATIONS[activation]
+
+    def forward(self, hidden_TD: Tensor) -> Tensor:
+        inner, gate = self.expand(hidden_TD).chunk(2, dim=-1)
+        output_TD: Tensor = self.contract(self.dropout(self.activation(inner) * gate))
+        return output_TD
+
+
+@dataclass(frozen=True, slots=True)
+class Norms:
+    """The two normalisations of a block."""
+
+    attention: nn.Module
+    feed_forward: nn.Module
+
+
+class PostNormBlock(nn.Module):
+    """One layer as published for BERT: LayerNorm after each residual sum, so warm-up is needed for Large."""
+
+    def __init__(
+        self, attention: SelfAttention, feed_forward: nn.Module, norms: Norms, *, dropout: float
+    ) -> None:
+        super().__init__()
+        self.attention, self.feed_forward = attention, feed_forward
+        self.attention_norm, self.feed_forward_norm = norms.attention, norms.feed_forward
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, hidden_TD: Tensor, batch: PackedBatch, attend: Attend) -> Tensor:
+        attended_TD = self.dropout(self.attention(hidden_TD, batch, attend))
+        hidden_TD = self.attention_norm(hidden_TD + attended_TD)
+        output_TD: Tensor = self.feed_forward_norm(hidden_TD + self.dropout(self.feed_forward(hidden_TD)))
+        return output_TD
+
+
+class PreNormBlock(nn.Module):
+    """One layer with LayerNorm before each sub-layer and a clean residual path (ModernBERT, GPT-2)."""
+
+    def __init__(
+        self, attention: SelfAttention, feed_forward: nn.Module, norms: Norms, *, dropout: float
+    ) -> None:
+        super().__init__()
+        self.attention, self.feed_forward = attention, feed_forward
+        self.attention_norm, self.feed_forward_norm = norms.attention, norms.feed_forward
+        self.attention_dropout = nn.Dropout(dropout)
+
+    def forward(self, hidden_TD: Tensor, batch: PackedBatch, attend: Attend) -> Tensor:
+        attended_TD = self.attention(self.attention_norm(hidden_TD), batch, attend)
+        hidden_TD = hidden_TD + self.attention_dropout(attended_TD)
+        output_TD: Tensor = hidden_TD + self.feed_forward(self.feed_forward_norm(hidden_TD))
+        return output_TD
+
+
+class Encoder(nn.Module):
+    """Embeddings and a stack of blocks over packed tokens."""
+
+    def __init__(
+        self,
+        embeddings: Embeddings,
+        blocks: Sequence[nn.Module],
+        *,
+        order: Sequence[int],
+        final_norm: nn.Module | None = None,
+        sentence: Literal["first", "last", "mean"] = "first",
+    ) -> None:
+        super().__init__()
+        self.embeddings = embeddings
+        self.blocks = nn.ModuleList(blocks)
+        # Which block each layer runs: 0, 1, 2, ... except where layers share one (ALBERT).
+        self.order = tuple(order)
+        self.final_norm = nn.Identity() if final_norm is None else final_norm
+        self.sentence = sentence
+
+    def forward(self, batch: PackedBatch, attend: Attend = packed_attention) -> Tensor:
+        """The last layer's hidden states [T, D]."""
+        hidden_TD = self.embeddings(batch)
+        for number in self.order:
+            hidden_TD = self.blocks[number](hidden_TD, batch, attend)
+        final_TD: Tensor = self.final_norm(hidden_TD)
+        return final_TD
+
+    def hidden_states(self, batch: PackedBatch, attend: Attend = packed_attention) -> list[Tensor]:
+        """The states [T, D] after the embeddings and after each layer; the last is what `forward` returns."""
+        states = [self.embeddings(batch)]
+        for number in self.order:
+            states.append(self.blocks[number](states[-1], batch, attend))
+        return [*states[:-1], self.final_norm(states[-1])]
+
+    def attention_maps(self, batch: PackedBatch) -> list[list[Tensor]]:
+        """For each layer and each sequence, what every head attends to [H, N, N]."""
+        maps: list[list[Tensor]] = []
+
+        def recorded(
+            query: Tensor, key: Tensor, value: Tensor, layout: Layout, rule: AttentionRule
+        ) -> Tensor:
+            mixed_THK, layer_maps = explain_attention(query, key, value, layout, rule)
+            maps.append(layer_maps)
+            return mixed_THK
+
+        self.forward(batch, recorded)
+        return maps
+
+    def sentence_states(self, hidden_TD: Tensor, layout: Layout) -> Tensor:
+        """What stands for a whole sequence [S, D]: its first row ([CLS]), its last one, or the mean of all.
+
+        A causal encoder must say "last": its first row sees no text, and a head on it would be a constant.
+        """
+        return SENTENCE_STATES[self.sentence](hidden_TD, layout)
+
+
+def first_of_rows(values_TD: Tensor, layout: Layout) -> Tensor:
+    """The first row of each sequence [S, D]."""
+    # An empty sequence that only pads the layout points past the last row: any row will do, nobody reads it.
+    return values_TD[layout.starts_S1[:-1].clamp(max=values_TD.shape[0] - 1)]
+
+
+def last_of_rows(values_TD: Tensor, layout: Layout) -> Tensor:
+    """The last row of each sequence [S, D]."""
+    return values_TD[(layout.starts_S1[1:] - 1).clamp(min=0)]
+
+
+def mean_of_rows(values_TD: Tensor, layout: Layout) -> Tensor:
+    """The mean of each sequence's rows [S, D], summed in fp32 or better."""
+    exact_TD = values_TD if values_TD.dtype == torch.float64 else values_TD.float()
+    sums_SD = exact_TD.new_zeros(layout.sequences, values_TD.shape[1])
+    sums_SD = sums_SD.index_add(0, layout.sequence_of_rows(values_TD.shape[0]), exact_TD)
+    lengths_S = (layout.starts_S1[1:] - layout.starts_S1[:-1]).clamp(min=1)
+    return (sums_SD / lengths_S[:, None]).to(values_TD.dtype)
+
+
+def largest_of_rows(values_TD: Tensor, layout: Layout) -> Tensor:
+    """The element-wise largest of each sequence's rows [S, D]."""
+    target = values_TD.new_full((layout.sequences, values_TD.shape[1]), float("-inf"))
+    return target.index_reduce(0, layout.sequence_of_rows(values_TD.shape[0]), values_TD, "amax")
+
+
+SENTENCE_STATES = {"first": first_of_rows, "last": last_of_rows, "mean": mean_of_rows}

@@ -1,0 +1,76 @@
+"""What stands on an encoder: the pooler, the pre-training heads and the task heads.
+
+Shapes: D model width, E embedding width, P predicted rows, S sequences, V vocabulary.
+"""
+
+from typing import Literal
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from bertsmith.model.encoder import ACTIVATIONS
+
+Reads = Literal["tokens", "sentence", "pooled"]
+"""What a head is given: every token's state, the encoder's sentence state, or the pooler's output."""
+
+
+class Pooler(nn.Module):
+    """BERT's dense tanh layer on the sentence row, trained through next-sentence prediction."""
+
+    reads: Reads = "sentence"
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.dense = nn.Linear(width, width)
+
+    def forward(self, sentence_SD: Tensor) -> Tensor:
+        pooled_SD: Tensor = self.dense(sentence_SD).tanh()
+        return pooled_SD
+
+
+class Transform(nn.Module):
+    """A dense layer, an activation and, where the member has one, a LayerNorm."""
+
+    def __init__(self, dense: nn.Linear, activation: str, norm: nn.LayerNorm | None = None) -> None:
+        super().__init__()
+        self.dense = dense
+        self.activation = ACTIVATIONS[activation]
+        self.norm = nn.Identity() if norm is None else norm
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        transformed: Tensor = self.norm(self.activation(self.dense(hidden)))
+        return transformed
+
+
+class MaskedLanguageHead(nn.Module):
+    """Scores every vocabulary entry at the wanted rows, with the word embeddings as the decoder."""
+
+    reads: Reads = "tokens"
+
+    def __init__(self, transform: Transform, vocabulary: int, *, bias: bool = True) -> None:
+        super().__init__()
+        self.transform = transform
+        self.bias = nn.Parameter(transform.dense.weight.new_zeros(vocabulary)) if bias else None
+
+    def forward(self, hidden_PD: Tensor, words_VE: Tensor) -> Tensor:
+        return functional.linear(self.transform(hidden_PD), words_VE, self.bias)
+
+
+class OutputHead(nn.Module):
+    """Dropout and a linear layer, behind the member's own transform where it has one."""
+
+    def __init__(
+        self, output: nn.Linear, *, reads: Reads, dropout: float, transform: Transform | None = None,
+        dropout_before: float = 0.0,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.reads: Reads = reads
+        # RoBERTa and ELECTRA also drop out in front of the transform.
+        self.dropout_before = nn.Dropout(dropout_before)
+        self.transform = nn.Identity() if transform is None else transform
+        self.dropout = nn.Dropout(dropout)
+        self.output = output
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        scores: Tensor = self.output(self.dropout(self.transform(self.dropout_before(hidden))))
+        return scores

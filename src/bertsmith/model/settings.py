@@ -1,0 +1,88 @@
+"""Reading a published config.json: every value checked, every complaint naming file and key."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from bertsmith.ground.errors import UserError
+from bertsmith.model.encoder import ACTIVATIONS
+
+LARGEST_SIZE = 2**24
+"""No size in any published config comes near it; a larger one is a broken or hostile file."""
+MOST_LAYERS = 1024
+
+
+@dataclass(slots=True)
+class Settings:
+    """The keys of one config.json, and which of them were asked for."""
+
+    values: Mapping[str, Any]
+    where: str
+    used: set[str] = field(default_factory=set)
+
+    def size(self, key: str, default: int | None = None, *, least: int = 1, most: int = LARGEST_SIZE) -> int:
+        """A whole number within bounds; without a default the key must be there."""
+        value = self._get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            raise self._wrong(key, f"is {value!r}", f"a whole number from {least} to {most} is expected")
+        return value
+
+    def number(self, key: str, default: float) -> float:
+        """A non-negative number; null means the default, as in published files."""
+        value = self._get(key, default)
+        value = default if value is None else value
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
+            raise self._wrong(key, f"is {value!r}", "a non-negative number is expected")
+        return float(value)
+
+    def word(self, key: str, default: str, *, choices: tuple[str, ...]) -> str:
+        """One of the given words."""
+        value = self._get(key, default)
+        if value not in choices:
+            raise self._wrong(key, f"is {value!r}", f"known: {', '.join(choices)}")
+        return str(value)
+
+    def activation(self, key: str, default: str) -> str:
+        """The name of an activation; a bare "gelu" is the erf form."""
+        return self.word(key, default, choices=tuple(ACTIVATIONS))
+
+    def switch(self, key: str, default: bool) -> bool:
+        """True or false."""
+        value = self._get(key, default)
+        if not isinstance(value, bool):
+            raise self._wrong(key, f"is {value!r}", "true or false is expected")
+        return value
+
+    def table(self, key: str) -> Mapping[str, Any]:
+        """An object, empty where the file has none."""
+        value = self._get(key, None)
+        if value is not None and not isinstance(value, dict):
+            raise self._wrong(key, f"is {value!r}", "an object is expected")
+        return value or {}
+
+    def texts(self, key: str) -> tuple[str, ...]:
+        """A list of words, empty where the file has none."""
+        value = self._get(key, None)
+        if value is not None and not (
+            isinstance(value, list) and all(isinstance(each, str) for each in value)
+        ):
+            raise self._wrong(key, f"is {value!r}", "a list of words is expected")
+        return tuple(value or ())
+
+    def rest(self) -> dict[str, Any]:
+        """The keys nobody asked for: labels, notes of other tools."""
+        return {key: value for key, value in self.values.items() if key not in self.used}
+
+    def refuse_unless(self, key: str, default: Any, wanted: Any) -> None:
+        """Stop at a setting that would make another model than the one we build."""
+        value = self._get(key, default)
+        if value != wanted:
+            raise self._wrong(key, f"is {value!r}", f"only {wanted!r} is supported")
+
+    def _get(self, key: str, default: Any) -> Any:
+        self.used.add(key)
+        return self.values.get(key, default)
+
+    def _wrong(self, key: str, what: str, remedy: str) -> UserError:
+        what = "is missing" if key not in self.values else what
+        return UserError(f"{key} {what}", where=self.where, remedy=remedy)

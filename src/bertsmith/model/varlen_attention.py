@@ -1,0 +1,58 @@
+"""The two variable-length attention kernels that ship with torch for CUDA: flash and efficient.
+
+`torch.nn.attention.varlen` takes no dropout; the operators below it do, so they are called directly. They
+draw dropout from torch's CUDA generator and differentiate by themselves.
+"""
+
+import torch
+from torch import Tensor
+
+from bertsmith.model.grouped_attention import Choices
+from bertsmith.packed import Layout
+
+WIDEST_FLASH_HEAD = 256
+
+
+def flash_takes(query_THK: Tensor) -> bool:
+    """Whether the flash kernel can run this query: half precision, Ampere or newer, a head width it knows."""
+    half = query_THK.dtype in (torch.bfloat16, torch.float16)
+    width = query_THK.shape[-1]
+    fits = width % 8 == 0 and width <= WIDEST_FLASH_HEAD
+    return half and fits and torch.cuda.get_device_capability(query_THK.device) >= (8, 0)
+
+
+def flash_attention(
+    query_THK: Tensor, key_THK: Tensor, value_THK: Tensor, layout: Layout, choices: Choices
+) -> Tensor:
+    """Flash attention over packed sequences; a window of -1 sees everything, as in ours."""
+    causal, window, dropout = choices
+    # The kernel refuses a causal flag together with a window: a window that ends at the query says the same.
+    after = 0 if causal else window
+    mixed_THK: Tensor = torch.ops.aten._flash_attention_forward(
+        *(query_THK, key_THK, value_THK, layout.starts_S1, layout.starts_S1, layout.longest, layout.longest),
+        *(dropout, causal and window < 0, False),
+        window_size_left=window,
+        window_size_right=after,
+    )[0]
+    return mixed_THK
+
+
+def efficient_takes(query_THK: Tensor, choices: Choices) -> bool:
+    """Whether the efficient kernel can run this: single or half precision, no window, aligned heads."""
+    _, window, _ = choices
+    single = query_THK.dtype in (torch.float32, torch.bfloat16, torch.float16)
+    return single and window < 0 and query_THK.shape[-1] % 8 == 0
+
+
+def efficient_attention(
+    query_THK: Tensor, key_THK: Tensor, value_THK: Tensor, layout: Layout, choices: Choices
+) -> Tensor:
+    """Memory-efficient attention over packed sequences, for fp32 and for GPUs without flash."""
+    causal, _, dropout = choices
+    starts, longest = layout.starts_S1, layout.longest
+    mixed_1THK = torch.ops.aten._efficient_attention_forward(
+        *(query_THK[None], key_THK[None], value_THK[None], None, starts, starts, longest, longest),
+        *(dropout, int(causal), True),
+    )[0]
+    mixed_THK: Tensor = mixed_1THK[0]
+    return mixed_THK

@@ -1,0 +1,88 @@
+"""Packed tokens, the one currency of the house: many sequences in one flat row, never padded to each other.
+
+Shapes: T packed tokens, S sequences, S1 = S + 1 boundaries.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where each sequence starts in the flat row, and the length of the longest one.
+
+    `starts_S1` may repeat its last offset: the empty sequences that this names keep shapes static.
+    """
+
+    starts_S1: Tensor
+    longest: int
+
+    @property
+    def sequences(self) -> int:
+        """How many sequences the row holds, empty ones included."""
+        return self.starts_S1.shape[0] - 1
+
+    def bounds(self) -> Iterator[tuple[int, int]]:
+        """First and past-the-last row of each sequence."""
+        offsets = self.starts_S1.tolist()
+        return zip(offsets[:-1], offsets[1:], strict=True)
+
+    def sequence_of_rows(self, rows: int) -> Tensor:
+        """For each of the packed rows, the number of the sequence it belongs to."""
+        row_T = torch.arange(rows, device=self.starts_S1.device, dtype=self.starts_S1.dtype)
+        return torch.bucketize(row_T, self.starts_S1[1:], right=True)
+
+
+@dataclass(frozen=True, slots=True)
+class PackedBatch:
+    """One flat row of tokens from many sequences, with segment and position of each token."""
+
+    tokens_T: Tensor
+    segments_T: Tensor
+    positions_T: Tensor
+    layout: Layout
+    task_types_T: Tensor | None = None
+
+    def to(self, device: torch.device | str) -> "PackedBatch":
+        """The same batch on another device."""
+        task_types_T = None if self.task_types_T is None else self.task_types_T.to(device)
+        return PackedBatch(
+            tokens_T=self.tokens_T.to(device),
+            segments_T=self.segments_T.to(device),
+            positions_T=self.positions_T.to(device),
+            layout=replace(self.layout, starts_S1=self.layout.starts_S1.to(device)),
+            task_types_T=task_types_T,
+        )
+
+
+def pack(sequences: Sequence[Sequence[int]], segments: Sequence[Sequence[int]] = ()) -> PackedBatch:
+    """Lay sequences of token ids one after the other; segments default to 0."""
+    lengths = [len(sequence) for sequence in sequences]
+    starts_S1 = torch.zeros(len(lengths) + 1, dtype=torch.int32)
+    starts_S1[1:] = torch.tensor(lengths, dtype=torch.int32).cumsum(0)
+    tokens_T = torch.tensor([token for sequence in sequences for token in sequence], dtype=torch.long)
+    segments_T = torch.tensor([number for sequence in segments for number in sequence], dtype=torch.long)
+    positions_T = torch.tensor([place for length in lengths for place in range(length)], dtype=torch.long)
+    layout = Layout(starts_S1, max(lengths, default=0))
+    return PackedBatch(tokens_T, segments_T if segments else torch.zeros_like(tokens_T), positions_T, layout)
+
+
+def unpack(values: Tensor, layout: Layout) -> list[Tensor]:
+    """The rows of each sequence, as views of the packed ones."""
+    return [values[start:end] for start, end in layout.bounds()]
+
+
+def split_by_budget(lengths: Sequence[int], budget: int) -> list[list[int]]:
+    """Groups of sequence numbers, in order, each within the token budget (a longer sequence goes alone)."""
+    groups: list[list[int]] = []
+    used = 0
+    for number, length in enumerate(lengths):
+        if not groups or used + length > budget:
+            groups.append([])
+            used = 0
+        groups[-1].append(number)
+        used += length
+    return groups

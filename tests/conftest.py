@@ -1,0 +1,39 @@
+"""Two tiers of counts (`--full`), and GPU tests that say why they are skipped."""
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--full", action="store_true", help="run property tests and sweeps at their full counts")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not config.pluginmanager.hasplugin("hypothesispytest"):  # a machine that only runs the GPU tests
+        return
+    from hypothesis import HealthCheck, settings
+
+    patient = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+    # The quick tier shows every run the same examples; the full tier looks for new ones.
+    settings.register_profile("quick", max_examples=100, derandomize=True, **patient)
+    settings.register_profile("full", max_examples=5000, derandomize=False, **patient)
+    settings.load_profile("full" if config.getoption("--full") else "quick")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    marked = [item for item in items if item.get_closest_marker("gpu")]
+    if marked and not cuda_is_available():
+        for item in marked:
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU"))
+
+
+def cuda_is_available() -> bool:
+    """Whether torch sees a GPU; torch is imported only when a GPU test asks."""
+    import torch
+
+    return torch.cuda.is_available()
+
+
+@pytest.fixture(scope="session")
+def full(pytestconfig: pytest.Config) -> bool:
+    """Whether this run is at full counts."""
+    return bool(pytestconfig.getoption("--full"))

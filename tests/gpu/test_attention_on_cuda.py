@@ -1,0 +1,101 @@
+import pytest
+import torch
+
+from bertsmith.model import attention, varlen_attention
+from bertsmith.model.attention import AttentionRule, packed_attention, reference_attention
+from tests.attention_cases import LENGTHS, RULES, explicit_attention, kept_probabilities, layout_of, operands
+
+pytestmark = pytest.mark.gpu
+
+PRECISIONS = [(torch.bfloat16, 1.5e-2, 5e-2), (torch.float16, 2e-3, 1e-2), (torch.float32, 1e-4, 5e-4)]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=str)
+@pytest.mark.parametrize(("dtype", "tolerance", "gradient_tolerance"), PRECISIONS, ids=str)
+def test_the_fast_form_equals_the_reference_forward_and_backward(rule, dtype, tolerance, gradient_tolerance):
+    layout = layout_of(LENGTHS, "cuda")
+    projected, (query, key, value) = operands(sum(LENGTHS), width=64, device="cuda", dtype=dtype)
+    upstream = torch.randn(query.shape, device="cuda", dtype=dtype)
+    fast = packed_attention(query, key, value, layout, rule)
+    (gradient,) = torch.autograd.grad(fast, projected, upstream)
+    exact = projected.detach().double().requires_grad_()
+    plain = reference_attention(*exact.unbind(1), layout, rule)
+    (plain_gradient,) = torch.autograd.grad(plain, exact, upstream.double())
+    assert fast.dtype == dtype
+    assert (fast.double() - plain).abs().max() < tolerance
+    assert (gradient.double() - plain_gradient).abs().max() < gradient_tolerance
+
+
+def test_half_precision_takes_flash_and_single_takes_efficient(monkeypatch):
+    taken = []
+    for name in ("flash_attention", "efficient_attention", "grouped_attention"):
+        original = getattr(attention, name)
+
+        def recorded(*arguments, original=original, name=name):
+            taken.append(name)
+            return original(*arguments)
+
+        monkeypatch.setattr(attention, name, recorded)
+    layout = layout_of(LENGTHS, "cuda")
+    for dtype, rule in (
+        (torch.bfloat16, AttentionRule(window=4)),
+        (torch.float32, AttentionRule()),
+        (torch.float32, AttentionRule(window=4)),
+        (torch.float64, AttentionRule()),
+    ):
+        _, operand = operands(sum(LENGTHS), width=64, device="cuda", dtype=dtype)
+        packed_attention(*operand, layout, rule)
+    assert taken == ["flash_attention", "efficient_attention", "grouped_attention", "grouped_attention"]
+    assert varlen_attention.WIDEST_FLASH_HEAD == 256
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
+def test_dropout_drops_its_share_and_scales_what_it_keeps(dtype):
+    torch.manual_seed(5)
+    whole, dropped, _ = kept_probabilities(packed_attention, 64, 200, 0.1, "cuda", dtype)
+    present = whole > 1e-4  # in bf16 the smallest probabilities round to zero by themselves
+    kept = (dropped != 0) & present
+    assert abs(1 - kept.sum().item() / present.sum().item() - 0.1) < 0.002
+    assert torch.allclose(dropped[kept].float(), whole[kept].float() / 0.9, rtol=2e-2, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
+def test_dropout_is_reproducible_from_its_seed_and_differs_without_it(dtype):
+    _, operand = operands(sum(LENGTHS), width=64, device="cuda", dtype=dtype)
+    layout, rule = layout_of(LENGTHS, "cuda"), AttentionRule(dropout=0.5)
+
+    def attend(seed):
+        torch.manual_seed(seed)
+        return packed_attention(*operand, layout, rule)
+
+    assert torch.equal(attend(1), attend(1))
+    assert not torch.equal(attend(1), attend(2))
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 6e-2), (torch.float32, 2e-3)], ids=str)
+def test_the_backward_pass_drops_what_the_forward_pass_dropped(dtype, tolerance):
+    torch.manual_seed(5)
+    _, dropped, (projected, value, _) = kept_probabilities(packed_attention, 16, 9, 0.4, "cuda", dtype)
+    factor = (dropped != 0).double() / 0.6
+    exact, exact_value = (
+        projected.detach().double().requires_grad_(),
+        value.detach().double().requires_grad_(),
+    )
+    explicit = explicit_attention(exact[:, 0], exact[:, 1], exact_value, 16, factor)
+    upstream = torch.randn_like(dropped)
+    ours = torch.autograd.grad(dropped, (projected, value), upstream)
+    plain = torch.autograd.grad(explicit, (exact, exact_value), upstream.double())
+    assert all((a.double() - b).abs().max() < tolerance for a, b in zip(ours, plain, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_empty_sequences_and_poison_leave_the_others_unchanged(dtype):
+    lengths = [*LENGTHS, 0, 0, 0]
+    layout = layout_of(lengths, "cuda")
+    _, (query, key, value) = operands(sum(lengths), width=64, device="cuda", dtype=dtype)
+    clean = packed_attention(query, key, value, layout_of(LENGTHS, "cuda"), AttentionRule())
+    poison = torch.zeros_like(value)
+    poison[7:38] = float("nan")
+    poisoned = packed_attention(query + poison, key + poison, value + poison, layout, AttentionRule())
+    assert poisoned[7:38].isnan().all()
+    assert torch.equal(poisoned[:7], clean[:7]) and torch.equal(poisoned[38:], clean[38:])

@@ -1,0 +1,83 @@
+import random
+
+import pytest
+import torch
+from torch._dynamo.testing import CompileCounterWithBackend
+
+from bertsmith.model.family import FAMILY, new_network
+from bertsmith.packed import pack
+from tests.tiny import tiny_shape
+
+pytestmark = pytest.mark.gpu
+
+LENGTHS = [64, 5, 1, 128, 33, 5]
+
+
+def ragged(rng: random.Random, lengths: list[int]):
+    return pack([[rng.randrange(90) for _ in range(length)] for length in lengths])
+
+
+def network_of(model_type: str, **changes):
+    shape = tiny_shape(model_type, width=128, heads=2, inner=256, **changes)
+    return new_network(
+        shape, {"mlm": 0, "classify": 3} | needed(model_type), torch.Generator().manual_seed(1)
+    )
+
+
+def needed(model_type: str) -> dict[str, int]:
+    return {"pooler": 0} if "pooler" in FAMILY[model_type].heads else {}
+
+
+@pytest.mark.parametrize("model_type", FAMILY)
+def test_every_member_gives_on_cuda_what_it_gives_on_the_cpu(model_type):
+    network, batch = network_of(model_type).eval(), ragged(random.Random(3), LENGTHS)
+    with torch.no_grad():
+        expected = network(batch)
+        single = network.cuda()(batch.to("cuda")).cpu()
+        half = network.bfloat16()(batch.to("cuda")).float().cpu()
+    assert (single - expected).abs().max() < 2e-4
+    assert (half - expected).abs().mean() < 2e-2
+
+
+@pytest.mark.parametrize("model_type", FAMILY)
+def test_a_training_step_compiles_whole_and_at_most_twice_over_ragged_batches(model_type):
+    torch._dynamo.reset()
+    network = network_of(model_type, attention_dropout=0.0, dropout=0.0, head_dropout=0.0).cuda().train()
+    counter = CompileCounterWithBackend("inductor")
+
+    def loss_of(network, batch, rows):
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            hidden = network(batch)
+            words = network.word_scores(hidden, rows).float().logsumexp(-1).sum()
+            return words + network.scores("classify", hidden, batch.layout).float().square().sum()
+
+    compiled = torch.compile(loss_of, fullgraph=True, backend=counter)
+    rng = random.Random(1)
+    for round in range(20):
+        lengths = [rng.randint(1, 100) for _ in range(10 + round)]
+        batch = ragged(rng, lengths).to("cuda")
+        rows = torch.randint(sum(lengths), (5 + round,), device="cuda")
+        fast, plain = compiled(network, batch, rows), loss_of(network, batch, rows)
+        assert abs(fast.item() - plain.item()) < 2e-2 * abs(plain.item())
+        fast.backward()
+    assert counter.frame_count <= 2
+    assert all(
+        parameter.grad.isfinite().all() for parameter in network.parameters() if parameter.grad is not None
+    )
+
+
+def test_a_compiled_step_with_dropout_is_reproducible_from_its_seed():
+    torch._dynamo.reset()
+    network, batch = network_of("bert").cuda().train(), ragged(random.Random(3), LENGTHS).to("cuda")
+
+    @torch.compile(fullgraph=True)
+    def states(network, batch):
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            return network(batch)
+
+    def run(seed):
+        torch.manual_seed(seed)
+        return states(network, batch)
+
+    assert torch.equal(run(1), run(1))
+    assert not torch.equal(run(1), run(2))

@@ -1,0 +1,48 @@
+"""Small shapes and networks of every member, built in milliseconds."""
+
+from dataclasses import replace
+
+import torch
+
+from bertsmith.model.family import FAMILY, new_network
+from bertsmith.model.network import Network
+from bertsmith.model.settings import Settings
+from bertsmith.model.shape import Shape
+
+SIZES = {
+    "vocab_size": 99,
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+    "max_position_embeddings": 514,
+}
+OWN = {
+    "roberta": {"pad_token_id": 1, "type_vocab_size": 1},
+    "albert": {"embedding_size": 16},
+    "distilbert": {"dim": 32, "n_layers": 3, "n_heads": 4, "hidden_dim": 64},
+    "ernie": {"use_task_id": True, "task_type_vocab_size": 3},
+    "electra": {"embedding_size": 16},
+    "modernbert": {"local_attention": 16, "pad_token_id": 0},
+}
+
+
+def tiny_config(model_type: str) -> dict:
+    """The config.json of a tiny model."""
+    sizes = {} if model_type == "distilbert" else SIZES
+    common = {"vocab_size": 99, "max_position_embeddings": 514}
+    return {"model_type": model_type, **common, **sizes, **OWN.get(model_type, {})}
+
+
+def tiny_shape(model_type: str = "bert", **changes) -> Shape:
+    """The shape of a tiny model."""
+    shape = FAMILY[model_type].read_shape(Settings(tiny_config(model_type), "tiny"))
+    if "width" in changes and shape.embedding_width == shape.width:
+        changes["embedding_width"] = changes["width"]
+    return replace(shape, **changes)
+
+
+def tiny_network(model_type: str = "bert", heads: dict[str, int] | None = None, seed: int = 0) -> Network:
+    """A tiny network with published initial weights, not yet trained, in evaluation mode."""
+    chosen = {"pooler": 0, "mlm": 0, "nsp": 2} if heads is None else heads
+    return new_network(tiny_shape(model_type), chosen, torch.Generator().manual_seed(seed)).eval()

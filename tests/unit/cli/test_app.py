@@ -1,0 +1,132 @@
+"""The command line's manners: quick help, exit codes, and one line for the user's mistakes."""
+
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import bertsmith
+from bertsmith.cli.app import app, main
+
+SOURCE = Path(bertsmith.__file__).parents[1]
+HELP = ["-m", "bertsmith", "--help"]
+
+
+def python(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """What a fresh interpreter answers to these arguments."""
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
+    return subprocess.run(
+        [sys.executable, *arguments], env=environment, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.fixture
+def exit_code_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    """Runs the command line in this process, with one more verb where given, and tells its exit code."""
+
+    def run(*arguments: str, verb: Callable[[], None] | None = None) -> int:
+        if verb:
+            monkeypatch.setattr(app, "registered_commands", [*app.registered_commands])
+            app.command("verb")(verb)
+        monkeypatch.setattr(sys, "argv", ["bertsmith", *arguments])
+        with pytest.raises(SystemExit) as ending:
+            main()
+        return ending.value.code or 0
+
+    return run
+
+
+def cpu_seconds(*arguments: str) -> float:
+    """User and system time of a fresh interpreter with these arguments."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    python(*arguments).check_returncode()
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return (after.ru_utime + after.ru_stime) - (before.ru_utime + before.ru_stime)
+
+
+def test_help_lists_the_verbs() -> None:
+    answer = python(*HELP)
+    assert answer.returncode == 0
+    assert "import-tf" in answer.stdout
+    assert "demo" in answer.stdout
+
+
+@pytest.mark.parametrize("verb", ["import-tf", "demo"])
+def test_each_verb_teaches_by_example(verb, exit_code_of, capsys) -> None:
+    assert exit_code_of(verb, "--help") == 0
+    assert f"Example: bertsmith {verb}" in capsys.readouterr().out
+
+
+def test_version_is_the_package_version(exit_code_of, capsys) -> None:
+    assert exit_code_of("--version") == 0
+    assert capsys.readouterr().out == f"bertsmith {bertsmith.__version__}\n"
+
+
+def test_importing_the_package_imports_no_torch() -> None:
+    answer = python("-c", "import sys, bertsmith; print('torch' in sys.modules)")
+    assert answer.stdout == "False\n", answer.stderr
+
+
+def test_help_imports_no_torch() -> None:
+    program = (
+        "import sys, atexit\n"
+        "atexit.register(lambda: print('torch loaded:', 'torch' in sys.modules))\n"
+        "sys.argv = ['bertsmith', '--help']\n"
+        "from bertsmith.cli.app import main\n"
+        "main()\n"
+    )
+    assert python("-c", program).stdout.endswith("torch loaded: False\n")
+
+
+def test_help_costs_at_most_35_percent_of_importing_torch() -> None:
+    rounds = [(cpu_seconds(*HELP), cpu_seconds("-c", "import torch")) for _ in range(3)]
+    best_help, best_torch = (min(times) for times in zip(*rounds, strict=True))
+    assert best_help <= 0.35 * best_torch
+
+
+def test_a_user_error_is_one_line_and_exit_code_2(exit_code_of, capsys) -> None:
+    def verb() -> None:
+        raise bertsmith.UserError("no such tag", where="a.conll:3", remedy="fix the line")
+
+    assert exit_code_of("verb", verb=verb) == 2
+    told = capsys.readouterr()
+    assert told.err == "bertsmith: a.conll:3: no such tag; fix the line\n"
+    assert told.out == ""
+
+
+def test_an_interrupt_exits_130_without_a_traceback(exit_code_of, capsys) -> None:
+    def verb() -> None:
+        raise KeyboardInterrupt
+
+    assert exit_code_of("verb", verb=verb) == 130
+    assert capsys.readouterr().err == ""
+
+
+def test_an_unknown_verb_is_the_users_mistake(exit_code_of, capsys) -> None:
+    assert exit_code_of("forge-gold") == 2
+    assert "forge-gold" in capsys.readouterr().err
+
+
+def test_a_bug_keeps_its_traceback_and_exits_1() -> None:
+    program = (
+        "import sys\n"
+        "from bertsmith.cli.app import app, main\n"
+        "@app.command('verb')\n"
+        "def verb(): raise ZeroDivisionError('ours')\n"
+        "sys.argv = ['bertsmith', 'verb']\n"
+        "main()\n"
+    )
+    answer = python("-c", program)
+    assert answer.returncode == 1
+    assert answer.stderr.startswith("Traceback")
+    assert answer.stderr.endswith("ZeroDivisionError: ours\n")
+
+
+def test_the_package_names_what_it_offers() -> None:
+    assert {"load", "Bert", "Encoder", "Tokenizer", "PackedBatch", "UserError"} <= set(dir(bertsmith))
+    assert bertsmith.UserError.__module__ == "bertsmith.ground.errors"
+    assert not hasattr(bertsmith, "anvil")

@@ -1,0 +1,110 @@
+import pytest
+import torch
+
+from bertsmith.model.attention import AttentionRule, explain_attention, packed_attention, reference_attention
+from tests.attention_cases import LENGTHS, RULES, explicit_attention, kept_probabilities, layout_of, operands
+
+every_rule = pytest.mark.parametrize("rule", RULES, ids=str)
+
+
+@every_rule
+def test_the_grouped_form_equals_the_reference_forward_and_backward_in_float64(rule):
+    layout = layout_of(LENGTHS)
+    projected, (query, key, value) = operands(sum(LENGTHS), dtype=torch.float64)
+    upstream = torch.randn(query.shape, dtype=torch.float64)
+    fast, plain = (form(query, key, value, layout, rule) for form in (packed_attention, reference_attention))
+    (fast_gradient,) = torch.autograd.grad(fast, projected, upstream, retain_graph=True)
+    (plain_gradient,) = torch.autograd.grad(plain, projected, upstream)
+    assert torch.allclose(fast, plain, atol=1e-13, rtol=0)
+    assert torch.allclose(fast_gradient, plain_gradient, atol=1e-12, rtol=0)
+
+
+@every_rule
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-6), (torch.bfloat16, 2e-2)])
+def test_the_grouped_form_keeps_the_precision_of_its_operands(rule, dtype, tolerance):
+    layout = layout_of(LENGTHS)
+    _, (query, key, value) = operands(sum(LENGTHS), dtype=dtype)
+    fast = packed_attention(query, key, value, layout, rule)
+    exact = reference_attention(query.double(), key.double(), value.double(), layout, rule)
+    assert fast.dtype == dtype
+    assert (fast.double() - exact).abs().max() < tolerance
+
+
+@pytest.mark.parametrize("rule", [*RULES, AttentionRule(dropout=0.3), AttentionRule(True, 1, 0.3)], ids=str)
+def test_the_gradient_is_the_derivative_of_the_forward_pass(rule):
+    layout = layout_of([3, 5, 3, 1, 5])
+
+    def attend(query, key, value):
+        torch.manual_seed(11)
+        return packed_attention(query, key, value, layout, rule)
+
+    operand = [torch.randn(17, 2, 4, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+    assert torch.autograd.gradcheck(attend, operand)
+
+
+def test_sequences_of_no_tokens_that_pad_the_layout_change_nothing():
+    _, (query, key, value) = operands(38)
+    short = packed_attention(query, key, value, layout_of([7, 31]), AttentionRule())
+    padded = packed_attention(query, key, value, layout_of([7, 31, 0, 0, 0]), AttentionRule())
+    assert torch.equal(short, padded)
+
+
+def test_not_a_number_in_one_sequence_stays_there():
+    layout = layout_of(LENGTHS)
+    _, (query, key, value) = operands(sum(LENGTHS))
+    clean = packed_attention(query, key, value, layout, AttentionRule())
+    poison = torch.zeros_like(value)
+    poison[7:38] = float("nan")
+    poisoned = packed_attention(query + poison, key + poison, value + poison, layout, AttentionRule())
+    assert poisoned[7:38].isnan().all()
+    assert torch.equal(poisoned[:7], clean[:7]) and torch.equal(poisoned[38:], clean[38:])
+
+
+def test_dropout_drops_its_share_and_scales_what_it_keeps():
+    torch.manual_seed(5)
+    whole, dropped, _ = kept_probabilities(packed_attention, 64, 40, 0.1, "cpu", torch.float32)
+    kept = dropped != 0
+    assert abs(1 - kept.float().mean().item() - 0.1) < 0.003
+    assert torch.allclose(dropped[kept], whole[kept] / 0.9, atol=1e-6)
+
+
+def test_dropout_is_reproducible_from_its_seed_and_differs_without_it():
+    _, operand = operands(64)
+    layout, rule = layout_of([64]), AttentionRule(dropout=0.5)
+
+    def attend(seed):
+        torch.manual_seed(seed)
+        return packed_attention(*operand, layout, rule)
+
+    assert torch.equal(attend(1), attend(1))
+    assert not torch.equal(attend(1), attend(2))
+
+
+def test_the_backward_pass_drops_what_the_forward_pass_dropped():
+    torch.manual_seed(5)
+    whole, dropped, (projected, value, _) = kept_probabilities(
+        packed_attention, 16, 3, 0.4, "cpu", torch.float64
+    )
+    factor = (dropped != 0).double() / 0.6
+    explicit = explicit_attention(projected[:, 0], projected[:, 1], value, 16, factor)
+    upstream = torch.randn_like(dropped)
+    ours = torch.autograd.grad(dropped, (projected, value), upstream)
+    plain = torch.autograd.grad(explicit, (projected, value), upstream)
+    assert all(torch.allclose(a, b, atol=1e-12) for a, b in zip(ours, plain, strict=True))
+
+
+def test_explaining_gives_rows_that_sum_to_one_and_respect_the_rule():
+    _, (query, key, value) = operands(38)
+    _, maps = explain_attention(query, key, value, layout_of([7, 31]), AttentionRule(causal=True, window=2))
+    assert [each.shape for each in maps] == [(2, 7, 7), (2, 31, 31)]
+    for each in maps:
+        assert torch.allclose(each.sum(-1), torch.ones(()), atol=1e-6)
+        assert (each.triu(1) == 0).all() and (each.tril(-3) == 0).all()
+
+
+def test_the_operator_passes_torchs_own_check_of_custom_operators():
+    _, (query, key, value) = operands(38)
+    seed = torch.tensor(3)
+    leaves = [each.detach().clone().requires_grad_() for each in (query, key, value)]
+    arguments = (*leaves, layout_of([7, 31]).starts_S1, seed, False, -1, 0.1)
+    torch.library.opcheck(torch.ops.bertsmith.grouped_attention.default, arguments)
