@@ -14,13 +14,10 @@ def progress(items: Iterable[Item], what: str, *, total: int) -> Iterator[Item]:
     """The same items; on a terminal, a bar with the time left appears after the first seconds."""
     begin = time.monotonic()
     source = iter(items)
-    done = 0
-    for item in source:
+    for done, item in enumerate(source, start=1):
         yield item
-        done += 1
         if time.monotonic() - begin > PATIENCE_SECONDS and sys.stderr.isatty():
-            break
-    yield from _with_bar(source, what, done, total)
+            yield from _with_bar(source, what, done, total)
 
 
 def _with_bar(items: Iterator[Item], what: str, done: int, total: int) -> Iterator[Item]:

@@ -29,22 +29,22 @@ class Engine:
     device: torch.device
 
     def encode(
-        self, texts: Sequence[Text], *, truncate: bool, allow_special: tuple[str, ...] = ()
+        self, texts: Sequence[Text], *, truncate: bool, allow_special: tuple[str, ...] = (), first: int = 0
     ) -> list[Encoded]:
-        """Tokens of each text, refused with its number where the text is empty or too long."""
-        _refuse_single_text(texts)
-        for number, text in enumerate(texts):
-            _refuse_empty(text, number)
+        """Tokens of each text; an empty or too long one is refused by its number, counted from `first`."""
+        for number, text in enumerate(texts, start=first):
+            _refuse_unless_text(text, number)
         encoded = self.tokenizer.encode_many(texts, allow_special=allow_special)
-        return [self._fitted(each, number, truncate) for number, each in enumerate(encoded)]
+        return [self._fitted(each, number, truncate) for number, each in enumerate(encoded, start=first)]
 
     def answer_each(
         self, texts: Sequence[Text], answer: Callable[[PackedBatch], Sequence[Answer]], *, truncate: bool
     ) -> Iterator[Answer]:
         """What `answer` says of each text of a packed batch, in the order of the texts."""
-        _refuse_single_text(texts)
+        if isinstance(texts, str):
+            raise UserError("a single text was given where several are expected", remedy='write ["..."]')
         for first in range(0, len(texts), WINDOW_TEXTS):
-            encoded = self.encode(texts[first : first + WINDOW_TEXTS], truncate=truncate)
+            encoded = self.encode(texts[first : first + WINDOW_TEXTS], truncate=truncate, first=first)
             yield from self.answer_encoded(encoded, answer)
 
     def answer_encoded(
@@ -74,16 +74,10 @@ class Engine:
         raise UserError(what, where=f"text {number}", remedy="shorten it, split it, or pass truncate=True")
 
 
-def _refuse_single_text(texts: Sequence[Text]) -> None:
-    if isinstance(texts, str):
-        raise UserError("a single text was given where several are expected", remedy='write ["..."]')
-
-
-def _refuse_empty(text: Text, number: int) -> None:
-    parts = (text,) if isinstance(text, str) else text
-    if not all(isinstance(part, str) for part in parts) or len(parts) not in (1, 2):
-        raise UserError(
-            "is neither a text nor a pair of texts", where=f"text {number}", remedy="give str or (str, str)"
-        )
+def _refuse_unless_text(text: Text, number: int) -> None:
+    where = f"text {number}"
+    parts = text if isinstance(text, tuple) else (text,)
+    if len(parts) not in (1, 2) or not all(isinstance(part, str) for part in parts):
+        raise UserError("is neither a text nor a pair of texts", where=where, remedy="give str or (str, str)")
     if not all(part.strip() for part in parts):
-        raise UserError("is empty", where=f"text {number}", remedy="drop it or give it some words")
+        raise UserError("is empty", where=where, remedy="drop it or give it some words")

@@ -277,8 +277,9 @@ def mean_of_rows(values_TD: Tensor, layout: Layout) -> Tensor:
 
 def largest_of_rows(values_TD: Tensor, layout: Layout) -> Tensor:
     """The element-wise largest of each sequence's rows [S, D]."""
-    target = values_TD.new_full((layout.sequences, values_TD.shape[1]), float("-inf"))
-    return target.index_reduce(0, layout.sequence_of_rows(values_TD.shape[0]), values_TD, "amax")
+    lowest_SD = values_TD.new_full((layout.sequences, values_TD.shape[1]), float("-inf"))
+    owner_TD = layout.sequence_of_rows(values_TD.shape[0])[:, None].expand_as(values_TD)
+    return lowest_SD.scatter_reduce(0, owner_TD, values_TD, "amax")
 
 
 SENTENCE_STATES = {"first": first_of_rows, "last": last_of_rows, "mean": mean_of_rows}

@@ -122,13 +122,13 @@ def test_a_unigram_model_does_not_spell_a_special_piece_from_upper_case(tmp_path
 
 def test_a_unigram_model_does_not_spell_a_special_piece_from_compatibility_letters(tmp_path: Path) -> None:
     unigram = Tokenizer.load(cased_unigram(tmp_path))
-    text = "[𝐂𝐋𝐒] ＜pad＞ x[MASK]x"
+    text = "[𝐂𝐋𝐒] ＜pad＞ a[MASK]a"
     encoded = unigram.encode(text)
     assert not set(encoded.ids[1:-1]) & (unigram.special_ids - {unigram.unknown_id})
     assert encoded.offsets[-2] == (len(text) - 1, len(text))
 
 
-def test_a_word_that_is_a_special_piece_of_wordpiece_is_cut(tmp_path: Path) -> None:
+def test_a_word_that_is_a_special_piece_of_wordpiece_is_cut() -> None:
     vocabulary = {"[UNK]": 0, "[MASK]": 1, "[": 2, "##x": 3, "MASK]": 4}
     library = Library(models.WordPiece(vocabulary, unk_token="[UNK]"))
     library.pre_tokenizer = pre_tokenizers.WhitespaceSplit()

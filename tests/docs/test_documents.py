@@ -1,0 +1,34 @@
+"""The documents keep their word: code blocks run, links point somewhere."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from bertsmith.inference.demo import write_demo_model
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+PYTHON = re.compile(r"```python\n(.*?)```", re.DOTALL)
+LINK = re.compile(r"\]\((?!http|#|mailto:)([^)#]+)")
+
+named = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+
+
+@named
+def test_every_python_block_runs_from_top_to_bottom(document, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_demo_model(tmp_path / "path" / "to" / "model-folder")
+    names: dict = {}
+    for block in PYTHON.findall(document.read_text()):
+        exec(compile(block, document.name, "exec"), names)
+
+
+@named
+def test_every_relative_link_points_to_a_file(document):
+    for target in LINK.findall(document.read_text()):
+        assert (document.parent / target).exists(), target
+
+
+def test_the_readme_has_code_to_run():
+    assert PYTHON.findall((ROOT / "README.md").read_text())

@@ -1,0 +1,174 @@
+"""Every member against transformers: hidden states, pooled output and the scores of every head."""
+
+import random
+
+import pytest
+import torch
+
+from bertsmith.model.family import FAMILY
+from bertsmith.model.weights import read_model
+from bertsmith.packed import PackedBatch, pack, unpack
+from tests.oracles import CLASSES, saved_oracle
+
+FP32 = 2e-5
+every_member = pytest.mark.parametrize("model_type", FAMILY)
+LENGTHS = [5, 17, 512, 1, 5, 33]
+
+
+def pairs_of(lengths: list[int], seed: int = 0) -> tuple[list[list[int]], list[list[int]]]:
+    """Token ids and segments: the last part of every text of more than one token is its second segment."""
+    rng = random.Random(seed)
+    ids = [[rng.randrange(5, 99) for _ in range(length)] for length in lengths]
+    segments = []
+    for length in lengths:
+        first = rng.randint(1, length)
+        segments.append([0] * first + [1] * (length - first))
+    return ids, segments
+
+
+def oracle_output(model, model_type: str, ids: list[int], segments: list[int], **more):
+    inputs = {"input_ids": torch.tensor([ids]), **more}
+    if model_type not in ("roberta", "distilbert", "modernbert"):
+        inputs["token_type_ids"] = torch.tensor([segments])
+    with torch.no_grad():
+        return model(**inputs, output_hidden_states=True)
+
+
+@every_member
+@pytest.mark.parametrize(
+    "lengths", [LENGTHS, [3 + 7 * n % 61 for n in range(64)]], ids=["with-512", "64-ragged"]
+)
+def test_hidden_states_and_pooled_output_equal_transformers(model_type, lengths, tmp_path):
+    theirs = saved_oracle(tmp_path, model_type, "Model")
+    network = read_model(tmp_path).network
+    ids, segments = pairs_of(lengths)
+    batch = pack(ids, segments)
+    with torch.no_grad():
+        states = [unpack(each, batch.layout) for each in network.encoder.hidden_states(batch)]
+        pooled = network.pooled(network(batch), batch.layout) if "pooler" in network.heads else None
+    for number, (text, segment) in enumerate(zip(ids, segments, strict=True)):
+        expected = oracle_output(theirs, model_type, text, segment)
+        for ours, layer in zip(states, expected.hidden_states, strict=True):
+            assert (ours[number] - layer[0]).abs().max() <= FP32
+        if pooled is not None:
+            assert (pooled[number] - expected.pooler_output[0]).abs().max() <= FP32
+
+
+HEADS = [
+    ("ForMaskedLM", "mlm"),
+    ("ForSequenceClassification", "classify"),
+    ("ForTokenClassification", "tag"),
+    ("ForQuestionAnswering", "span"),
+    ("ForMultipleChoice", "choice"),
+]
+PRETRAINING = [("bert", "nsp"), ("ernie", "nsp"), ("albert", "sop")]
+
+
+@every_member
+@pytest.mark.parametrize(("kind", "head"), HEADS)
+def test_every_head_scores_as_in_transformers(model_type, kind, head, tmp_path):
+    labels = {} if head in ("mlm", "span", "choice") else {"num_labels": 5}
+    theirs = saved_oracle(tmp_path, model_type, kind, **labels)
+    network = read_model(tmp_path).network
+    ids, segments = pairs_of([7, 2, 40])
+    batch = pack(ids, segments)
+    with torch.no_grad():
+        hidden = network(batch)
+        ours = scores(network, head, hidden, batch)
+    for number, (text, segment) in enumerate(zip(ids, segments, strict=True)):
+        assert (ours[number] - expected_scores(theirs, model_type, head, text, segment)).abs().max() <= FP32
+
+
+def scores(network, head: str, hidden: torch.Tensor, batch: PackedBatch) -> list[torch.Tensor]:
+    if head == "mlm":
+        return unpack(network.word_scores(hidden, torch.arange(len(hidden))), batch.layout)
+    found = network.scores(head, hidden, batch.layout)
+    return unpack(found, batch.layout) if head in ("tag", "span") else list(found)
+
+
+def expected_scores(model, model_type: str, head: str, text: list[int], segment: list[int]) -> torch.Tensor:
+    if head == "choice":
+        inputs = {"input_ids": torch.tensor([[text]])}
+        if model_type not in ("roberta", "distilbert", "modernbert"):
+            inputs["token_type_ids"] = torch.tensor([[segment]])
+        with torch.no_grad():
+            return model(**inputs).logits[0]
+    output = oracle_output(model, model_type, text, segment)
+    if head == "span":
+        return torch.stack([output.start_logits[0], output.end_logits[0]], dim=-1)
+    return output.logits[0]
+
+
+@pytest.mark.parametrize(("model_type", "head"), PRETRAINING)
+def test_both_pretraining_heads_score_as_in_transformers(model_type, head, tmp_path):
+    theirs = saved_oracle(tmp_path, model_type, "ForPreTraining")
+    network = read_model(tmp_path).network
+    ids, segments = pairs_of([7, 2, 40])
+    batch = pack(ids, segments)
+    with torch.no_grad():
+        hidden = network(batch)
+        words, relation = scores(network, "mlm", hidden, batch), network.scores(head, hidden, batch.layout)
+    for number, (text, segment) in enumerate(zip(ids, segments, strict=True)):
+        expected = oracle_output(theirs, model_type, text, segment)
+        order = expected.seq_relationship_logits if head == "nsp" else expected.sop_logits
+        assert (words[number] - expected.prediction_logits[0]).abs().max() <= FP32
+        assert (relation[number] - order[0]).abs().max() <= FP32
+
+
+def test_electras_discriminator_scores_as_in_transformers(tmp_path):
+    theirs = saved_oracle(tmp_path, "electra", "ForPreTraining")
+    network = read_model(tmp_path).network
+    batch = pack([[5, 6, 7, 8]])
+    with torch.no_grad():
+        ours = network.scores("replaced", network(batch), batch.layout)
+        expected = theirs(input_ids=batch.tokens_T[None]).logits
+    assert (ours[:, 0] - expected[0]).abs().max() <= FP32
+
+
+def test_ernies_task_types_are_added_as_in_transformers(tmp_path):
+    theirs = saved_oracle(tmp_path, "ernie", "Model")
+    network = read_model(tmp_path).network
+    ids, types = [5, 6, 7, 8], torch.tensor([0, 1, 2, 2])
+    batch = pack([ids])
+    batch = PackedBatch(batch.tokens_T, batch.segments_T, batch.positions_T, batch.layout, types)
+    with torch.no_grad():
+        expected = theirs(input_ids=torch.tensor([ids]), task_type_ids=types[None]).last_hidden_state[0]
+        assert (network(batch) - expected).abs().max() <= FP32
+        assert (network(pack([ids])) - expected).abs().max() > 1e-2
+
+
+def test_modernberts_mean_pooling_reads_every_row(tmp_path):
+    theirs = saved_oracle(
+        tmp_path, "modernbert", "ForSequenceClassification", classifier_pooling="mean", num_labels=3
+    )
+    network = read_model(tmp_path).network
+    ids, _ = pairs_of([7, 30])
+    batch = pack(ids)
+    with torch.no_grad():
+        ours = network.scores("classify", network(batch), batch.layout)
+        for number, text in enumerate(ids):
+            assert (ours[number] - theirs(input_ids=torch.tensor([text])).logits[0]).abs().max() <= FP32
+
+
+@pytest.mark.parametrize("activation", ["gelu", "gelu_new", "relu", "gelu_pytorch_tanh"])
+def test_each_activation_is_the_one_of_its_name(activation, tmp_path):
+    theirs = saved_oracle(tmp_path, "bert", "Model", hidden_act=activation)
+    network = read_model(tmp_path).network
+    with torch.no_grad():
+        expected = theirs(input_ids=torch.tensor([[5, 6, 7]])).last_hidden_state[0]
+        assert (network(pack([[5, 6, 7]])) - expected).abs().max() <= FP32
+
+
+def test_albert_shares_blocks_by_groups_as_in_transformers(tmp_path):
+    theirs = saved_oracle(
+        tmp_path, "albert", "Model", num_hidden_layers=5, num_hidden_groups=2, inner_group_num=1
+    )
+    network = read_model(tmp_path).network
+    with torch.no_grad():
+        expected = theirs(input_ids=torch.tensor([[5, 6, 7]])).last_hidden_state[0]
+        assert (network(pack([[5, 6, 7]])) - expected).abs().max() <= FP32
+    assert len(network.encoder.blocks) == 2
+
+
+def test_the_oracles_cover_the_whole_family():
+    assert set(CLASSES) == set(FAMILY)

@@ -1,0 +1,87 @@
+"""A packed batch gives each sequence what it would get alone."""
+
+import random
+
+import pytest
+import torch
+from torch._dynamo.testing import CompileCounterWithBackend
+
+from bertsmith.model.family import FAMILY
+from bertsmith.packed import pack, unpack
+from tests.tiny import tiny_network
+
+every_member = pytest.mark.parametrize("model_type", FAMILY)
+
+
+def ragged(count: int, longest: int = 60, seed: int = 0) -> list[list[int]]:
+    rng = random.Random(seed)
+    return [[rng.randrange(5, 99) for _ in range(rng.randint(1, longest))] for _ in range(count)]
+
+
+@every_member
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-12)], ids=str)
+def test_packed_equals_one_by_one(model_type, dtype, tolerance):
+    network = tiny_network(model_type, heads={}).to(dtype)
+    sequences = [*ragged(12), list(range(5, 99)) * 5]
+    batch = pack(sequences)
+    with torch.no_grad():
+        together = unpack(network(batch), batch.layout)
+        for sequence, packed in zip(sequences, together, strict=True):
+            assert (network(pack([sequence])) - packed).abs().max() <= tolerance
+
+
+@every_member
+def test_poisoning_one_sequence_leaves_every_other_one_finite_and_unchanged(model_type):
+    network = tiny_network(model_type, heads={})
+    sequences = ragged(8)
+    sequences[3] = [7] * 20
+    sequences = [
+        [1 if token == 7 else token for token in each] if n != 3 else each for n, each in enumerate(sequences)
+    ]
+    batch = pack(sequences)
+    with torch.no_grad():
+        clean = unpack(network(batch), batch.layout)
+        network.encoder.embeddings.words.weight[7] = float("nan")
+        poisoned = unpack(network(batch), batch.layout)
+    assert poisoned[3].isnan().all()
+    for number in (0, 1, 2, 4, 5, 6, 7):
+        assert torch.equal(poisoned[number], clean[number])
+
+
+@pytest.mark.parametrize("model_type", ["bert", "albert", "modernbert"])
+def test_forward_and_backward_compile_whole_and_at_most_twice_over_ragged_batches(model_type):
+    torch._dynamo.reset()
+    heads = {"mlm": 0, "classify": 3} | ({"pooler": 0} if "pooler" in FAMILY[model_type].heads else {})
+    network = tiny_network(model_type, heads).train()
+    counter = CompileCounterWithBackend("aot_eager")
+
+    def loss_of(network, batch, rows):
+        hidden = network(batch)
+        words = network.word_scores(hidden, rows).logsumexp(-1).sum()
+        return words + network.scores("classify", hidden, batch.layout).square().sum()
+
+    def gradients(function, seed, *arguments):
+        network.zero_grad()
+        torch.manual_seed(seed)  # dropout is on: both must drop the same
+        function(network, *arguments).backward()
+        return [parameter.grad for parameter in network.parameters() if parameter.grad is not None]
+
+    compiled = torch.compile(loss_of, fullgraph=True, backend=counter)
+    for seed in range(20):
+        sequences = ragged(3 + seed, seed=seed)
+        batch = pack(sequences)
+        rows = torch.randint(len(batch.tokens_T), (2 + seed,))
+        ours = gradients(compiled, seed, batch, rows)
+        plain = gradients(loss_of, seed, batch, rows)
+        assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(ours, plain, strict=True))
+    assert counter.frame_count <= 2
+
+
+@every_member
+def test_bfloat16_stays_close_to_single_precision(model_type):
+    network = tiny_network(model_type, heads={})
+    batch = pack(ragged(6))
+    with torch.no_grad():
+        single = network(batch)
+        half = network.bfloat16()(batch).float()
+    assert (half - single).abs().mean() < 0.02 * single.abs().mean() + 0.005

@@ -1,0 +1,53 @@
+import sys
+
+import pytest
+
+from bertsmith.ground import progress as progress_room
+from bertsmith.ground.errors import UserError
+from bertsmith.ground.files import atomic_folder, atomic_path, read_json, write_json
+from bertsmith.ground.progress import progress
+
+
+def test_an_error_is_one_line_of_where_what_and_remedy():
+    assert UserError("is\nodd", where="a.txt:3", remedy="mend it").line() == "a.txt:3: is odd; mend it"
+    assert str(UserError("is odd")) == "is odd"
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):
+    target = tmp_path / "deep" / "file.json"
+    write_json(target, {"a": 1})
+    with pytest.raises(RuntimeError), atomic_path(target) as temporary:
+        temporary.write_text("half")
+        raise RuntimeError
+    assert read_json(target, remedy="") == {"a": 1}
+    assert list(target.parent.iterdir()) == [target]
+
+
+def test_a_written_file_can_be_read_by_others(tmp_path):
+    write_json(tmp_path / "file.json", {})
+    assert (tmp_path / "file.json").stat().st_mode & 0o044 == 0o044
+
+
+def test_a_folder_gets_all_its_files_or_none(tmp_path):
+    target = tmp_path / "model"
+    with pytest.raises(RuntimeError), atomic_folder(target) as fresh:
+        (fresh / "one").write_text("1")
+        raise RuntimeError
+    assert list(tmp_path.iterdir()) == []
+    with atomic_folder(target) as fresh:
+        (fresh / "one").write_text("1")
+    assert [file.name for file in target.iterdir()] == ["one"]
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_progress_passes_every_item_on_and_draws_only_on_a_terminal(terminal, monkeypatch, capsys):
+    monkeypatch.setattr(progress_room, "PATIENCE_SECONDS", -1.0)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert list(progress(range(5), "counting", total=5)) == [0, 1, 2, 3, 4]
+    assert ("counting" in capsys.readouterr().err) == terminal
+
+
+def test_progress_of_nothing_is_nothing():
+    assert list(progress([], "counting", total=0)) == []

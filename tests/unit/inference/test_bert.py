@@ -1,0 +1,221 @@
+import math
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+import bertsmith
+from bertsmith.ground.errors import UserError
+from bertsmith.inference import engine as engine_room
+from bertsmith.inference.demo import write_demo_model
+from bertsmith.model.family import new_network
+from bertsmith.model.weights import Model, write_model
+from tests.oracles import saved_oracle
+from tests.tiny import tiny_network, tiny_shape
+from tests.tokenizer_makers import byte_bpe
+
+TEXTS = ["My dog is cute.", ("A boy plays in the snow.", "A boy is outside."), "Tea!"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    place = tmp_path_factory.mktemp("demo") / "model"
+    write_demo_model(place)
+    return place
+
+
+@pytest.fixture(scope="module")
+def bert(folder):
+    return bertsmith.load(folder)
+
+
+def test_hidden_states_are_unpadded_and_equal_transformers(folder, bert):
+    model = transformers.BertModel.from_pretrained(folder).eval()
+    tokenizer = transformers.BertTokenizer.from_pretrained(folder)
+    for text, ours in zip(TEXTS, bert.hidden_states(TEXTS), strict=True):
+        inputs = tokenizer(*((text,) if isinstance(text, str) else text), return_tensors="pt")
+        with torch.no_grad():
+            expected = torch.cat(model(**inputs, output_hidden_states=True).hidden_states)
+        assert ours.shape == expected.shape
+        assert (ours - expected).abs().max() <= 2e-5
+
+
+def test_answers_keep_the_order_of_the_texts_whatever_the_batches(bert, monkeypatch):
+    texts = [" ".join(["snow"] * (n * 7 % 40 + 1)) for n in range(50)]
+    whole = bert.embed(texts)
+    monkeypatch.setattr(engine_room, "BATCH_TOKENS", 30)
+    monkeypatch.setattr(engine_room, "WINDOW_TEXTS", 8)
+    assert torch.allclose(bert.embed(texts), whole, atol=1e-5)
+    with pytest.raises(UserError, match="text 50: is empty"):
+        bert.embed([*texts, ""])
+
+
+def test_each_pooling_is_what_its_name_says(bert):
+    last = [states[-1] for states in bert.hidden_states(TEXTS)]
+    for name, pool in (("mean", lambda x: x.mean(0)), ("cls", lambda x: x[0]), ("max", lambda x: x.amax(0))):
+        expected = torch.stack([pool(states) for states in last])
+        assert torch.allclose(bert.embed(TEXTS, pooling=name), expected, atol=1e-5)
+    assert bert.embed([]).shape == (0, 64)
+    assert bert.hidden_states([]) == []
+
+
+def test_each_mask_is_filled_with_the_most_probable_tokens(bert):
+    guesses = bert.fill("The [MASK] sits under the [MASK].", top=4)
+    assert [len(each) for each in guesses] == [4, 4]
+    for each in guesses:
+        probabilities = [guess.probability for guess in each]
+        assert probabilities == sorted(probabilities, reverse=True)
+    everything = bert.fill("The [MASK].", top=10**6)[0]
+    assert len(everything) == bert.tokenizer.vocabulary_size
+    assert math.isclose(sum(guess.probability for guess in everything), 1, rel_tol=1e-4)
+
+
+def test_a_wide_beam_finds_the_best_joint_filling(bert):
+    text = "The [MASK] sits [MASK]."
+    beam = bert.tokenizer.vocabulary_size
+    best, second = bert.fill_jointly(text, top=2, beam=beam)
+    first = {guess.token: guess.probability for guess in bert.fill(text, top=beam)[0]}
+    scored = []
+    for token, probability in first.items():
+        if token in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]") or token.startswith("##"):
+            continue
+        for guess in bert.fill(f"The {token} sits [MASK].", top=beam)[0]:
+            scored.append((math.log(probability) + math.log(guess.probability), token, guess.token))
+    score, *tokens = max(row for row in scored)
+    assert best.log_probability >= second.log_probability
+    assert best.log_probability >= score - 1e-4
+    assert len(best.tokens) == 2 and "[MASK]" not in best.text
+
+
+def test_one_mask_is_filled_jointly_as_by_itself(bert):
+    alone = bert.fill("A [MASK] runs.", top=3)[0]
+    together = bert.fill_jointly("A [MASK] runs.", top=3)
+    assert [each.tokens[0] for each in together] == [guess.token for guess in alone]
+    assert math.isclose(together[0].log_probability, math.log(alone[0].probability), rel_tol=1e-5)
+
+
+@pytest.mark.parametrize(("model_type", "follows"), [("bert", True), ("ernie", False)])
+def test_next_sentence_reads_label_zero_in_bert_and_label_one_in_ernie(bert, model_type, follows):
+    shape = tiny_shape(model_type, vocabulary=bert.tokenizer.vocabulary_size)
+    network = new_network(shape, {"pooler": 0, "nsp": 2}, torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        network.heads["nsp"].output.bias.copy_(torch.tensor([5.0, 0.0]))
+    answer = bertsmith.Bert(Model(network), bert.tokenizer).next_sentence("We got time.", "Tea?")
+    assert answer.follows == follows
+    assert (answer.probability > 0.9) == follows
+
+
+def test_a_saved_model_says_the_same(bert, tmp_path):
+    bert.save(tmp_path / "copy")
+    again = bertsmith.load(tmp_path / "copy")
+    assert torch.equal(again.embed(TEXTS), bert.embed(TEXTS))
+    assert again.heads == bert.heads == ("pooler", "mlm", "nsp")
+
+
+def test_bfloat16_is_close(folder, bert):
+    half = bertsmith.load(folder, precision="bf16").embed(TEXTS)
+    assert torch.cosine_similarity(half, bert.embed(TEXTS)).min() > 0.999
+
+
+def test_roberta_takes_pairs_with_its_own_separators(tmp_path):
+    byte_bpe(tmp_path)
+    size = bertsmith.Tokenizer.load(tmp_path).vocabulary_size
+    saved_oracle(tmp_path, "roberta", "ForMaskedLM", vocab_size=size)
+    roberta = bertsmith.load(tmp_path)
+    states = roberta.hidden_states([("one snow", "two rain")])[0]
+    assert states.shape[1] == len(roberta.tokenizer.encode_pair("one snow", "two rain"))
+    assert len(roberta.fill("one <mask> snow", top=2)[0]) == 2
+    with pytest.raises(UserError, match="has no <mask>; write <mask> where"):
+        roberta.fill("one [MASK] snow")
+
+
+# ---- bad input: one line each
+
+
+@pytest.mark.parametrize(
+    ("ask", "said"),
+    [
+        (
+            lambda b: b.embed(["fine", "snow " * 200]),
+            "text 1: has 202 tokens but the model takes 128; shorten it",
+        ),
+        (lambda b: b.embed(["fine", ""]), "text 1: is empty"),
+        (lambda b: b.embed(["fine", " \n"]), "text 1: is empty"),
+        (lambda b: b.embed([("fine", "")]), "text 0: is empty"),
+        (lambda b: b.embed([("a", "b", "c")]), "text 0: is neither a text nor a pair of texts"),
+        (lambda b: b.embed([3]), "text 0: is neither a text nor a pair of texts"),
+        (lambda b: b.embed("a single text"), "a single text was given where several are expected"),
+        (lambda b: b.embed(["bad \ud800 half"]), "surrogate"),
+        (
+            lambda b: b.embed(["fine"], pooling="median"),
+            "unknown pooling 'median'; choose one of mean, cls, max",
+        ),
+        (lambda b: b.fill("no mask here"), "the text has no [MASK]; write [MASK] where a token is wanted"),
+        (lambda b: b.fill("a [MASK]", top=0), "top is 0"),
+        (lambda b: b.fill("[MASK] " * 200), "text 0: has 202 tokens"),
+        (lambda b: b.fill_jointly("a [MASK]", top=5, beam=2), "a beam of 2 cannot give 5 fillings"),
+        (lambda b: b.next_sentence("", "b"), "text 0: is empty"),
+    ],
+)
+def test_bad_input_gets_one_clear_line(bert, ask, said):
+    with pytest.raises(UserError) as caught:
+        ask(bert)
+    assert said in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_long_text_is_cut_when_asked(bert):
+    assert bert.hidden_states(["snow " * 500], truncate=True)[0].shape[1] == 128
+    assert bert.next_sentence("snow " * 300, "rain " * 300, truncate=True).probability > 0
+
+
+def test_a_missing_head_is_named_with_those_that_are_there(folder, tmp_path):
+    bert = bertsmith.load(folder)
+    for head in ("mlm", "nsp"):
+        del bert.model.network.heads[head]
+    bert.save(tmp_path)
+    bare = bertsmith.load(tmp_path)
+    with pytest.raises(UserError, match=r"no mlm head, which it takes to fill masks; .*heads here: pooler"):
+        bare.fill("a [MASK]")
+    with pytest.raises(UserError, match="no nsp head"):
+        bare.next_sentence("a", "b")
+
+
+def test_special_tokens_written_in_a_text_are_ordinary_characters(bert):
+    tokens = bert.tokenizer.encode("a [SEP] b [MASK]").ids
+    assert tokens.count(bert.tokenizer.sep_id) == 1 and bert.tokenizer.mask_id not in tokens
+    (guesses,) = bert.fill("a [SEP] b [MASK]", top=1)
+    assert len(guesses) == 1
+
+
+def test_a_vocabulary_that_does_not_match_the_embedding_rows_is_refused(folder, tmp_path):
+    bert = bertsmith.load(folder)
+    bert.save(tmp_path)
+    write_model(tmp_path, Model(tiny_network()))
+    with pytest.raises(UserError, match=r"the tokenizer has \d+ entries but the model 99 embedding rows"):
+        bertsmith.load(tmp_path)
+
+
+def test_rows_beyond_the_vocabulary_are_never_guessed(bert, tmp_path):
+    bert.save(tmp_path)
+    shape = tiny_shape(vocabulary=bert.tokenizer.vocabulary_size + 40)
+    network = new_network(shape, {"mlm": 0}, torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        network.heads["mlm"].bias[-40:] = 100.0
+    write_model(tmp_path, Model(network))
+    guesses = bertsmith.load(tmp_path).fill("a [MASK]", top=5)[0]
+    assert 0 < guesses[0].probability < 0.5
+
+
+def test_an_unknown_precision_is_refused(folder):
+    with pytest.raises(UserError, match="unknown precision 'fp8'; choose one of fp32, bf16"):
+        bertsmith.load(folder, precision="fp8")
+
+
+def test_what_the_folder_lacks_is_logged(folder, tmp_path, caplog):
+    bert = bertsmith.load(folder)
+    bert.save(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors") | {"odd.weight": torch.zeros(2)}
+    save_file(tensors, tmp_path / "model.safetensors")
+    bertsmith.load(tmp_path)
+    assert "odd.weight" in caplog.text

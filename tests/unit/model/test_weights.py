@@ -1,0 +1,341 @@
+import json
+import pickle
+import struct
+
+import pytest
+import torch
+import transformers
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+from bertsmith.ground.errors import UserError
+from bertsmith.model.family import FAMILY
+from bertsmith.model.weights import Model, head_outputs, read_model, write_model
+from bertsmith.packed import pack
+from tests.oracles import CLASSES, saved_oracle
+from tests.tiny import tiny_network
+
+every_member = pytest.mark.parametrize("model_type", FAMILY)
+
+
+def heads_of(model_type, architecture):
+    outputs = {"classify": 5, "tag": 4, "nsp": 2, "sop": 2, "span": 2, "choice": 1, "replaced": 1}
+    return {head: outputs.get(head, 0) for head in FAMILY[model_type].architectures[architecture]}
+
+
+ARCHITECTURES = [(kind, name) for kind, member in FAMILY.items() for name in member.architectures]
+
+
+@pytest.mark.parametrize(("model_type", "architecture"), ARCHITECTURES)
+def test_saving_then_loading_is_bit_identical_and_transformers_opens_it_too(
+    model_type, architecture, tmp_path
+):
+    network = tiny_network(model_type, heads=heads_of(model_type, architecture))
+    write_model(tmp_path, Model(network))
+    again = read_model(tmp_path)
+    assert again.notes == ()
+    assert head_outputs(again.network) == head_outputs(network)
+    assert again.network.shape == network.shape
+    ours, theirs = network.state_dict(), again.network.state_dict()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours | theirs)
+    opened, report = getattr(transformers, architecture).from_pretrained(tmp_path, output_loading_info=True)
+    assert not report["missing_keys"] and not report["unexpected_keys"]
+    text = [5, 6, 7, 8]
+    with torch.no_grad():
+        outputs = opened.eval().base_model(input_ids=torch.tensor([text])).last_hidden_state[0]
+        assert (network(pack([text])) - outputs).abs().max() <= 2e-5
+
+
+@every_member
+def test_a_folder_of_transformers_comes_back_to_it_unchanged(model_type, tmp_path):
+    theirs = saved_oracle(tmp_path / "a", model_type, "ForSequenceClassification", num_labels=3)
+    write_model(tmp_path / "b", read_model(tmp_path / "a"))
+    again = getattr(transformers, f"{CLASSES[model_type]}ForSequenceClassification").from_pretrained(
+        tmp_path / "b"
+    )
+    before, after = theirs.state_dict(), again.state_dict()
+    assert all(torch.equal(before[name], after[name]) for name in before | after)
+    assert again.config.id2label == theirs.config.id2label
+
+
+def test_labels_are_kept_and_named(tmp_path):
+    extras = {"id2label": {"1": "good", "0": "bad"}, "label2id": {"good": 1, "bad": 0}}
+    network = tiny_network(heads={"pooler": 0, "classify": 2})
+    write_model(tmp_path, Model(network, extras))
+    assert read_model(tmp_path).labels() == ("bad", "good")
+    assert json.loads((tmp_path / "config.json").read_text())["architectures"] == [
+        "BertForSequenceClassification"
+    ]
+
+
+def test_a_classifier_without_labels_gets_numbered_ones(tmp_path):
+    write_model(tmp_path, Model(tiny_network(heads={"pooler": 0, "classify": 3})))
+    assert read_model(tmp_path).labels() == ("LABEL_0", "LABEL_1", "LABEL_2")
+
+
+def test_shards_hold_the_same_as_one_file_and_a_later_save_leaves_none_behind(tmp_path):
+    network = tiny_network()
+    write_model(tmp_path, Model(network), shard_bytes=20_000)
+    shards = sorted(tmp_path.glob("model-*-of-*.safetensors"))
+    assert len(shards) > 2 and not (tmp_path / "model.safetensors").exists()
+    again = read_model(tmp_path).network.state_dict()
+    assert all(torch.equal(tensor, again[name]) for name, tensor in network.state_dict().items())
+    _, report = transformers.BertForPreTraining.from_pretrained(tmp_path, output_loading_info=True)
+    assert not report["missing_keys"] and not report["unexpected_keys"]
+    write_model(tmp_path, Model(network))
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["config.json", "model.safetensors"]
+
+
+def test_half_precision_weights_are_read_as_asked(tmp_path):
+    write_model(tmp_path, Model(tiny_network().bfloat16()))
+    assert json.loads((tmp_path / "config.json").read_text())["dtype"] == "bfloat16"
+    assert read_model(tmp_path).network.encoder.embeddings.words.weight.dtype == torch.float32
+    half = read_model(tmp_path, dtype=torch.bfloat16).network
+    assert half.encoder.embeddings.words.weight.dtype == torch.bfloat16
+
+
+def test_old_weight_files_with_old_names_are_read(tmp_path):
+    theirs = saved_oracle(tmp_path, "bert", "ForPreTraining")
+    old = {}
+    for name, tensor in theirs.state_dict().items():
+        name = name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
+        old[name] = tensor.clone()
+    old["bert.embeddings.position_ids"] = torch.arange(514)[None]
+    (tmp_path / "model.safetensors").unlink()
+    torch.save(old, tmp_path / "pytorch_model.bin")
+    model = read_model(tmp_path)
+    assert model.notes == ()
+    with torch.no_grad():
+        expected = theirs(input_ids=torch.tensor([[5, 6, 7]]), output_hidden_states=True).hidden_states[-1][0]
+        assert (model.network(pack([[5, 6, 7]])) - expected).abs().max() <= 2e-5
+
+
+def test_a_base_model_without_pooler_loads_and_its_classifier_gets_a_fresh_one_and_says_so(tmp_path):
+    write_model(tmp_path, Model(tiny_network(heads={})))
+    assert read_model(tmp_path).notes == ()
+    write_model(tmp_path, Model(tiny_network(heads={"pooler": 0, "classify": 2})))
+    drop(tmp_path, "bert.pooler.dense.weight", "bert.pooler.dense.bias")
+    model = read_model(tmp_path)
+    assert model.notes == ("not in the folder and freshly initialised, so train before use: pooler",)
+    assert set(model.network.heads) == {"classify", "pooler"}
+
+
+# ---- what cannot be read says so in one line
+
+
+@pytest.fixture
+def folder(tmp_path):
+    write_model(tmp_path, Model(tiny_network()))
+    return tmp_path
+
+
+def change_config(folder, **changes):
+    config = json.loads((folder / "config.json").read_text())
+    config.update(changes)
+    kept = {key: value for key, value in config.items() if value != "DROP"}
+    (folder / "config.json").write_text(json.dumps(kept))
+
+
+def drop(folder, *names):
+    tensors = load_file(folder / "model.safetensors")
+    save_file(
+        {name: tensor for name, tensor in tensors.items() if name not in names}, folder / "model.safetensors"
+    )
+
+
+def complaint(folder) -> str:
+    with pytest.raises(UserError) as caught:
+        read_model(folder)
+    line = str(caught.value)
+    assert "\n" not in line and str(folder) in line
+    return line
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"model_type": "llama"}, "unknown model_type 'llama'; bertsmith knows bert"),
+        ({"model_type": "DROP"}, "unknown model_type"),
+        ({"hidden_size": "DROP"}, "hidden_size is missing"),
+        ({"hidden_size": "wide"}, "hidden_size is 'wide'"),
+        ({"hidden_size": -3}, "hidden_size is -3"),
+        ({"hidden_size": 10**12}, "hidden_size is 1000000000000"),
+        ({"num_hidden_layers": 10**6}, "num_hidden_layers is 1000000"),
+        ({"num_attention_heads": 5}, "5 attention heads do not divide a width of 32"),
+        ({"num_attention_heads": True}, "num_attention_heads is True"),
+        ({"layer_norm_eps": "tiny"}, "layer_norm_eps is 'tiny'"),
+        ({"hidden_dropout_prob": -0.1}, "hidden_dropout_prob is -0.1"),
+        ({"hidden_act": "swishy"}, "hidden_act is 'swishy'; known: gelu"),
+        ({"position_embedding_type": "relative_key"}, "only 'absolute' is supported"),
+        ({"is_decoder": True}, "is_decoder is True; only False is supported"),
+        ({"tie_word_embeddings": False}, "tie_word_embeddings is False"),
+        ({"architectures": "Bert"}, "architectures is 'Bert'; a list of words is expected"),
+        ({"vocab_size": 100}, "is [99, 32] but config.json asks for [100, 32]"),
+        (
+            {"num_hidden_layers": 4},
+            "weights are missing: bert.encoder.layer.3.attention.output.LayerNorm.bias",
+        ),
+    ],
+    ids=str,
+)
+def test_a_wrong_config_is_refused_by_its_key(folder, changes, said):
+    change_config(folder, **changes)
+    assert said in complaint(folder)
+
+
+def test_modernbert_settings_that_make_another_model_are_refused(tmp_path):
+    write_model(tmp_path, Model(tiny_network("modernbert", heads={"mlm": 0})))
+    good = json.loads((tmp_path / "config.json").read_text())
+    change_config(tmp_path, layer_types=["full_attention", "linear_attention", "full_attention"])
+    assert "layer_types" in complaint(tmp_path)
+    change_config(tmp_path, **good | {"rope_parameters": {"full_attention": {"rope_type": "yarn"}}})
+    assert "rope_parameters.full_attention: rope_type is 'yarn'; only 'default' is supported" in complaint(
+        tmp_path
+    )
+    change_config(tmp_path, **good | {"rope_parameters": 3})
+    assert "rope_parameters is 3; an object is expected" in complaint(tmp_path)
+    change_config(tmp_path, **good | {"norm_bias": "no"})
+    assert "norm_bias is 'no'; true or false is expected" in complaint(tmp_path)
+
+
+def test_a_modernbert_config_of_2024_means_the_same(tmp_path):
+    network = tiny_network("modernbert", heads={"mlm": 0})
+    write_model(tmp_path, Model(network))
+    change_config(
+        tmp_path,
+        rope_parameters="DROP",
+        layer_types="DROP",
+        global_rope_theta=160000.0,
+        local_rope_theta=10000.0,
+        global_attn_every_n_layers=3,
+    )
+    assert read_model(tmp_path).network.shape == network.shape
+
+
+def test_a_folder_that_is_none_is_refused(tmp_path):
+    assert "is not a folder" in complaint(tmp_path / "nowhere")
+    assert "config.json: cannot be read" in complaint(tmp_path)
+    (tmp_path / "config.json").write_text("[]")
+    assert "holds no JSON object" in complaint(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": ')
+    assert "is not valid JSON" in complaint(tmp_path)
+    (tmp_path / "config.json").write_bytes(b"\xff\xfe")
+    assert "is not UTF-8" in complaint(tmp_path)
+
+
+def test_a_folder_without_weights_is_refused(folder):
+    (folder / "model.safetensors").unlink()
+    assert "holds no weights" in complaint(folder)
+
+
+def test_missing_weights_are_listed_by_name(folder):
+    drop(folder, "bert.encoder.layer.1.output.dense.bias", "bert.embeddings.word_embeddings.weight")
+    line = complaint(folder)
+    assert "bert.embeddings.word_embeddings.weight, bert.encoder.layer.1.output.dense.bias" in line
+
+
+def test_a_head_that_the_architecture_promises_must_be_whole(folder):
+    drop(folder, "cls.predictions.transform.dense.bias")
+    assert "weights are missing: cls.predictions.transform.dense.bias" in complaint(folder)
+
+
+def test_unexpected_weights_are_listed_by_name(folder):
+    tensors = load_file(folder / "model.safetensors") | {"bert.adapter.down": torch.zeros(3)}
+    save_file(tensors, folder / "model.safetensors")
+    assert read_model(folder).notes == (
+        "weights that belong to no part of bert were left out: bert.adapter.down",
+    )
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_no_numbers_are_refused_by_name(folder, value):
+    tensors = load_file(folder / "model.safetensors")
+    tensors["bert.pooler.dense.bias"][3] = value
+    save_file(tensors, folder / "model.safetensors")
+    assert "bert.pooler.dense.bias holds NaN or infinite values" in complaint(folder)
+
+
+def test_whole_numbers_are_no_weights(folder):
+    tensors = load_file(folder / "model.safetensors")
+    tensors["bert.pooler.dense.bias"] = tensors["bert.pooler.dense.bias"].int()
+    save_file(tensors, folder / "model.safetensors")
+    assert "bert.pooler.dense.bias holds torch.int32" in complaint(folder)
+
+
+def test_truncated_and_oversized_files_are_refused(folder):
+    file = folder / "model.safetensors"
+    whole = file.read_bytes()
+    for broken in (b"", whole[:5], whole[: len(whole) // 2], whole + b"more", b"\xff" * 64):
+        file.write_bytes(broken)
+        assert "is not a whole safetensors file" in complaint(folder)
+    file.write_bytes(struct.pack("<Q", 2**40) + whole[8:])
+    assert "is not a whole safetensors file" in complaint(folder)
+
+
+class Hostile:
+    def __reduce__(self):
+        return (open, ("hostile-was-here", "w"))
+
+
+def test_a_pickle_that_would_run_code_is_refused_and_runs_none(folder, monkeypatch):
+    (folder / "model.safetensors").unlink()
+    monkeypatch.chdir(folder)
+    torch.save({"bert.pooler.dense.bias": Hostile()}, folder / "pytorch_model.bin")
+    assert "is not a safe, whole weights file" in complaint(folder)
+    (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Hostile()))
+    assert "is not a safe, whole weights file" in complaint(folder)
+    assert not (folder / "hostile-was-here").exists()
+    torch.save([1, 2], folder / "pytorch_model.bin")
+    assert "holds something other than named tensors" in complaint(folder)
+
+
+@pytest.mark.parametrize(
+    ("index", "said"),
+    [
+        ({}, "has no weight_map"),
+        ({"weight_map": {"a": "../../outside.safetensors"}}, "which is not in the folder"),
+        ({"weight_map": {"a": 3}}, "which is not in the folder"),
+        ({"weight_map": {"a": "gone.safetensors"}}, "which is not in the folder"),
+    ],
+    ids=str,
+)
+def test_an_index_that_points_elsewhere_is_refused(folder, index, said):
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert said in complaint(folder)
+
+
+def test_an_index_that_names_what_a_shard_lacks_is_refused(folder):
+    (folder / "model.safetensors").rename(folder / "part.safetensors")
+    (folder / "model.safetensors.index.json").write_text(
+        json.dumps({"weight_map": {"x": "part.safetensors"}})
+    )
+    assert "x is missing, though the index says it is here" in complaint(folder)
+
+
+@given(st.data())
+def test_random_damage_gives_a_clear_error_or_a_readable_model(tmp_path_factory, data):
+    folder = tmp_path_factory.mktemp("damaged")
+    write_model(folder, Model(tiny_network(heads={})))
+    file = folder / "model.safetensors"
+    held = bytearray(file.read_bytes())
+    header = 8 + struct.unpack("<Q", held[:8])[0]
+    for _ in range(data.draw(st.integers(1, 4))):
+        held[data.draw(st.integers(0, header + 64))] = data.draw(st.integers(0, 255))
+    file.write_bytes(held[: data.draw(st.integers(0, len(held)))] if data.draw(st.booleans()) else held)
+    try:
+        read_model(folder)
+    except UserError as error:
+        assert "\n" not in str(error)
+
+
+def test_nothing_half_written_stays_when_a_save_fails(tmp_path, monkeypatch):
+    target = tmp_path / "model"
+    network = tiny_network()
+    write_model(target, Model(network))
+    before = {file.name: file.read_bytes() for file in target.iterdir()}
+    with pytest.raises(TypeError):
+        write_model(target, Model(network, extras={"note": {1, 2}}))  # a set is no JSON
+    assert {file.name: file.read_bytes() for file in target.iterdir()} == before
+    assert [file.name for file in tmp_path.iterdir()] == ["model"]

@@ -1,0 +1,379 @@
+"""The file formats: what is read from them, what is refused, and what others read from ours."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+from tokenizers import Tokenizer as Library
+from tokenizers import models, pre_tokenizers
+
+from bertsmith.ground.errors import UserError
+from bertsmith.text.tokenizer import Tokenizer
+from tests.tokenizer_makers import (
+    BERT_SPECIAL,
+    MAKERS,
+    PARAGRAPH,
+    albert_unigram,
+    byte_bpe,
+    cased_wordpiece,
+    modern_bpe,
+    uncased_wordpiece,
+)
+
+Maker = Callable[[Path], Path]
+every_kind = pytest.mark.parametrize("maker", MAKERS, ids=lambda maker: maker.__name__)
+LITERALS = "iron [MASK] is <mask>hot [CLS]<pad> </s>   [unused0]"
+TEXT = PARAGRAPH + LITERALS
+
+
+def write_vocab(folder: Path, pieces: list[str]) -> Path:
+    (folder / "vocab.txt").write_bytes("".join(f"{piece}\n" for piece in pieces).encode())
+    return folder
+
+
+def write_settings(folder: Path, **settings: Any) -> Path:
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
+    return folder
+
+
+def edit_json(file: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    value = json.loads(file.read_text(encoding="utf-8"))
+    change(value)
+    file.write_text(json.dumps(value), encoding="utf-8")
+
+
+def opened(tokenizer: Tokenizer, text: str) -> list[int]:
+    """The ids with every special token read out of the text, as transformers does."""
+    special = tuple(tokenizer.token(number) for number in tokenizer.special_ids)
+    return tokenizer.encode(text, allow_special=special).ids
+
+
+# --- reading ---
+
+
+def test_vocab_txt_gives_what_transformers_makes_of_it(tmp_path: Path) -> None:
+    theirs = transformers.BertTokenizer.from_pretrained(uncased_wordpiece(tmp_path))
+    assert opened(Tokenizer.load(tmp_path), TEXT) == theirs(TEXT)["input_ids"]
+
+
+def test_a_cased_vocabulary_without_settings_keeps_case(tmp_path: Path) -> None:
+    theirs = transformers.BertTokenizer.from_pretrained(cased_wordpiece(tmp_path), do_lower_case=False)
+    assert opened(Tokenizer.load(tmp_path), TEXT) == theirs(TEXT)["input_ids"]
+
+
+def test_a_letter_without_lower_case_does_not_make_a_vocabulary_cased(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.load(write_vocab(tmp_path, [*BERT_SPECIAL, "[unused1]", "[BOS]", "ℝ", "iron"]))
+    assert tokenizer.encode("IRON ℝ").ids[1:-1] == [8, 7]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"do_lower_case": False},
+        {"do_lower_case": True, "strip_accents": False},
+        {"do_lower_case": False, "strip_accents": True},
+        {"do_lower_case": True, "tokenize_chinese_chars": False},
+        {"do_lower_case": True, "mask_token": "[CLS]", "cls_token": "[MASK]"},
+    ],
+    ids=str,
+)
+def test_tokenizer_config_decides_for_vocab_txt(settings: dict[str, Any], tmp_path: Path) -> None:
+    write_settings(uncased_wordpiece(tmp_path), **settings)
+    theirs = transformers.BertTokenizer.from_pretrained(tmp_path)
+    assert opened(Tokenizer.load(tmp_path), TEXT) == theirs(TEXT)["input_ids"]
+
+
+def test_tokens_added_in_tokenizer_config_are_read(tmp_path: Path) -> None:
+    folder = uncased_wordpiece(tmp_path)
+    size = Tokenizer.load(folder).vocabulary_size
+    entry = {
+        "content": "[unused0]",
+        "lstrip": False,
+        "normalized": False,
+        "rstrip": False,
+        "single_word": False,
+    }
+    write_settings(folder, added_tokens_decoder={str(size): {**entry, "special": True}})
+    tokenizer = Tokenizer.load(folder)
+    assert tokenizer.id("[unused0]") == size
+    assert size not in tokenizer.encode(TEXT).ids
+    assert opened(tokenizer, TEXT) == transformers.BertTokenizer.from_pretrained(folder)(TEXT)["input_ids"]
+
+
+@pytest.mark.parametrize("settings", [{}, {"add_prefix_space": True}, {"trim_offsets": False}], ids=str)
+def test_vocab_json_with_merges_gives_what_transformers_makes_of_it(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
+    write_settings(byte_bpe(tmp_path), **settings)
+    theirs = transformers.RobertaTokenizer.from_pretrained(tmp_path)(TEXT, return_offsets_mapping=True)
+    tokenizer = Tokenizer.load(tmp_path)
+    special = tuple(tokenizer.token(number) for number in tokenizer.special_ids)
+    ours = tokenizer.encode(TEXT, allow_special=special)
+    assert (ours.ids, ours.offsets) == (theirs["input_ids"], theirs["offset_mapping"])
+
+
+def test_the_mask_of_roberta_takes_the_space_before_it_along(tmp_path: Path) -> None:
+    (byte_bpe(tmp_path) / "special_tokens_map.json").unlink()
+    roberta = Tokenizer.load(tmp_path)
+    encoded = roberta.encode("iron <mask>", allow_special=("<mask>",))
+    assert [roberta.token(number) for number in encoded.ids][-2:] == ["<mask>", "</s>"]
+    assert "Ġ" not in [roberta.token(number) for number in encoded.ids]
+
+
+def test_pieces_may_hold_any_separator_but_a_line_feed(tmp_path: Path) -> None:
+    odd = ["\u2028", "\u00a0", "\x85", "a\rb", "#", "##", "\u2029"]
+    tokenizer = Tokenizer.load(write_vocab(tmp_path, [*BERT_SPECIAL, *odd, "iron"]))
+    assert tokenizer.id("iron") == tokenizer.vocabulary_size - 1 == len(BERT_SPECIAL) + len(odd)
+    assert tokenizer.encode("# iron").ids[1:-1] == [tokenizer.id("#"), tokenizer.id("iron")]
+
+
+def test_vocab_txt_may_have_windows_line_ends_and_no_last_one(tmp_path: Path) -> None:
+    (tmp_path / "vocab.txt").write_bytes("\r\n".join([*BERT_SPECIAL, "iron"]).encode())
+    assert Tokenizer.load(tmp_path).id("iron") == 5
+
+
+def test_white_space_after_a_piece_is_dropped_as_transformers_does(tmp_path: Path) -> None:
+    write_vocab(tmp_path, [*BERT_SPECIAL, "iron\u00a0", "hot\t"])
+    assert Tokenizer.load(tmp_path).encode("iron hot").ids == [2, 5, 6, 3]
+    assert transformers.BertTokenizer.from_pretrained(tmp_path)("iron hot")["input_ids"] == [2, 5, 6, 3]
+
+
+def test_a_word_longer_than_the_limit_is_unknown(tmp_path: Path) -> None:
+    folder = write_vocab(tmp_path, [*BERT_SPECIAL, "a", "##a"])
+    assert Tokenizer.load(folder).encode("a" * 101).ids == [2, 1, 3]
+    assert len(Tokenizer.load(folder, longest_word=200).encode("a" * 101)) == 103
+
+
+def test_truncation_and_padding_in_tokenizer_json_are_switched_off(tmp_path: Path) -> None:
+    library = Library.from_file(str(albert_unigram(tmp_path) / "tokenizer.json"))
+    library.enable_truncation(8)
+    library.enable_padding(length=128)
+    library.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = Tokenizer.load(tmp_path)
+    assert len(tokenizer.encode("iron")) < 128
+    assert len(tokenizer.encode(TEXT)) > 128
+
+
+@pytest.mark.parametrize("entry", ["<pad>", {"content": "<pad>", "lstrip": False}], ids=str)
+def test_special_tokens_map_names_the_roles(entry: object, tmp_path: Path) -> None:
+    (albert_unigram(tmp_path) / "tokenizer_config.json").unlink()
+    (tmp_path / "special_tokens_map.json").write_text(json.dumps({"mask_token": entry}), encoding="utf-8")
+    tokenizer = Tokenizer.load(tmp_path)
+    assert tokenizer.mask_token == "<pad>"
+    assert tokenizer.sep_id == tokenizer.id("[SEP]")
+
+
+def test_additional_special_tokens_of_the_settings_are_special(tmp_path: Path) -> None:
+    write_settings(uncased_wordpiece(tmp_path), additional_special_tokens=["iron", {"content": "hot"}])
+    tokenizer = Tokenizer.load(tmp_path)
+    assert not {tokenizer.id("iron"), tokenizer.id("hot")} & set(tokenizer.encode("iron hot").ids)
+    assert tokenizer.encode("iron", allow_special=("iron",)).ids[1:-1] == [tokenizer.id("iron")]
+
+
+# --- refusing ---
+
+
+def test_a_folder_without_a_tokenizer_names_the_three_formats(tmp_path: Path) -> None:
+    with pytest.raises(UserError) as caught:
+        Tokenizer.load(tmp_path)
+    line = str(caught.value)
+    assert line.startswith(f"{tmp_path}: holds no tokenizer")
+    assert all(name in line for name in ("tokenizer.json", "vocab.txt", "vocab.json with merges.txt"))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", r"vocab.txt:1: the line is empty"),
+        (b"[UNK]\n\n[CLS]\n", r"vocab.txt:2: the line is empty"),
+        (b"[UNK]\niron\n[CLS]\niron\n", r"vocab.txt:4: the line repeats the piece of line 2"),
+        (b"[CLS]\n[SEP]\n[PAD]\n[MASK]\n", r"vocab.txt: has no piece '\[UNK\]'.*unk_token"),
+        (b"[UNK]\n[CLS]\n[SEP]\n[PAD]\n", r"vocab.txt: has no piece '\[MASK\]'.*mask_token"),
+        (b"[UNK]\n\xff\n", r"vocab.txt: is not UTF-8 text \(byte 6\)"),
+    ],
+)
+def test_a_faulty_vocab_txt_is_refused(content: bytes, message: str, tmp_path: Path) -> None:
+    (tmp_path / "vocab.txt").write_bytes(content)
+    assert_refused(tmp_path, message)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "vocab.json: is not valid JSON"),
+        ("[1]", "vocab.json: holds no JSON object"),
+        ("{}", "vocab.json: no piece has id 0"),
+        ('{"a": "0"}', "vocab.json: the id of 'a' is '0'"),
+        ('{"a": true}', "vocab.json: the id of 'a' is True"),
+        ('{"a": 0, "b": 2}', "vocab.json: no piece has id 1, though there are 2 pieces"),
+        ('{"a": 0, "b": 0}', "vocab.json: no piece has id 1"),
+        ('{"a": 0, "b": -1}', "vocab.json: no piece has id 1"),
+        ('{"a": 0}', "vocab.json: has no piece '<unk>'"),
+    ],
+)
+def test_a_faulty_vocab_json_is_refused(content: str, message: str, tmp_path: Path) -> None:
+    (byte_bpe(tmp_path) / "vocab.json").write_text(content, encoding="utf-8")
+    assert_refused(tmp_path, message)
+
+
+@pytest.mark.parametrize("line", ["h", "h e l", "h  e", "", " ", "h zzz", "zzz h"])
+def test_a_faulty_line_of_merges_txt_is_refused(line: str, tmp_path: Path) -> None:
+    file = byte_bpe(tmp_path) / "merges.txt"
+    lines = file.read_text(encoding="utf-8").split("\n")
+    lines[3] = line
+    file.write_text("\n".join(lines), encoding="utf-8")
+    assert_refused(tmp_path, r"merges.txt:4: .* does not join two pieces")
+
+
+@pytest.mark.parametrize("size", [0, 1, 100, 1000])
+def test_a_cut_off_tokenizer_json_is_refused(size: int, tmp_path: Path) -> None:
+    file = modern_bpe(tmp_path) / "tokenizer.json"
+    file.write_bytes(file.read_bytes()[:size])
+    assert_refused(tmp_path, "tokenizer.json: is no usable tokenizer")
+
+
+@pytest.mark.parametrize("content", ["[]", "1", "null", '"a"', "{}", '{"model": {}}', "[" * 100_000])
+def test_a_tokenizer_json_of_another_kind_is_refused(content: str, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text(content, encoding="utf-8")
+    assert_refused(tmp_path, "tokenizer.json: is no usable tokenizer")
+
+
+def test_a_template_with_an_id_outside_the_vocabulary_is_refused(tmp_path: Path) -> None:
+    file = albert_unigram(tmp_path) / "tokenizer.json"
+    edit_json(file, lambda parts: parts["post_processor"]["special_tokens"]["[SEP]"].update(ids=[99_999]))
+    assert_refused(tmp_path, "the template adds an id that no piece has")
+
+
+def test_a_template_with_an_unknown_token_is_refused(tmp_path: Path) -> None:
+    file = albert_unigram(tmp_path) / "tokenizer.json"
+    edit_json(file, lambda parts: parts["post_processor"]["special_tokens"].pop("[SEP]"))
+    assert_refused(tmp_path, "tokenizer.json: is no usable tokenizer")
+
+
+def test_two_pieces_with_one_id_are_refused(tmp_path: Path) -> None:
+    Tokenizer.load(uncased_wordpiece(tmp_path / "source")).save(tmp_path)
+    edit_json(tmp_path / "tokenizer.json", lambda parts: parts["model"]["vocab"].update(iron=9))
+    assert_refused(tmp_path, "two pieces share an id")
+
+
+def test_an_added_token_that_would_be_renumbered_is_refused(tmp_path: Path) -> None:
+    file = modern_bpe(tmp_path) / "tokenizer.json"
+    edit_json(file, lambda parts: parts["added_tokens"][-1].update(id=9_000))
+    assert_refused(tmp_path, "an added token cannot have the id it states")
+
+
+def test_a_model_without_its_unknown_piece_is_refused(tmp_path: Path) -> None:
+    library = Library(models.WordPiece({"iron": 0}, unk_token="[UNK]"))
+    library.pre_tokenizer = pre_tokenizers.Whitespace()
+    library.save(str(tmp_path / "tokenizer.json"))
+    assert_refused(tmp_path, r"tokenizer.json: is no usable tokenizer .*Missing \[UNK\]")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"do_lower_case": "yes"}, "do_lower_case is 'yes'; write true or false"),
+        ({"mask_token": 4}, "mask_token is 4; write the token as a string"),
+        ({"mask_token": {"content": 4}}, "mask_token is 4"),
+        ({"mask_token": "<mask>"}, "has no piece '<mask>'"),
+        ({"added_tokens_decoder": {"x": {}}}, "added_tokens_decoder is malformed"),
+        ({"added_tokens_decoder": {"7": "x"}}, "added_tokens_decoder is malformed"),
+    ],
+    ids=str,
+)
+def test_faulty_settings_are_refused(settings: dict[str, Any], message: str, tmp_path: Path) -> None:
+    assert_refused(write_settings(uncased_wordpiece(tmp_path), **settings), message)
+
+
+def test_settings_that_are_no_json_are_refused(tmp_path: Path) -> None:
+    (uncased_wordpiece(tmp_path) / "tokenizer_config.json").write_text("{", encoding="utf-8")
+    assert_refused(tmp_path, "tokenizer_config.json: is not valid JSON")
+
+
+def assert_refused(folder: Path, message: str) -> None:
+    with pytest.raises(UserError, match=message) as caught:
+        Tokenizer.load(folder)
+    assert "\n" not in str(caught.value)
+
+
+# --- writing ---
+
+
+@every_kind
+def test_a_saved_tokenizer_loads_as_the_same(maker: Maker, tmp_path: Path) -> None:
+    tokenizer = Tokenizer.load(maker(tmp_path / "source"))
+    tokenizer.save(tmp_path / "copy")
+    again = Tokenizer.load(tmp_path / "copy")
+    assert again.encode(TEXT) == tokenizer.encode(TEXT)
+    assert opened(again, TEXT) == opened(tokenizer, TEXT)
+    assert (again.special_ids, again.vocabulary_size) == (tokenizer.special_ids, tokenizer.vocabulary_size)
+
+
+@every_kind
+def test_transformers_opens_what_we_save(maker: Maker, tmp_path: Path) -> None:
+    tokenizer = Tokenizer.load(maker(tmp_path / "source"))
+    tokenizer.save(tmp_path / "copy")
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "copy")
+    assert opened(tokenizer, TEXT) == theirs(TEXT)["input_ids"]
+    assert (theirs.mask_token_id, theirs.pad_token_id) == (tokenizer.mask_id, tokenizer.pad_id)
+    assert len(theirs) == tokenizer.vocabulary_size
+
+
+@pytest.mark.parametrize("maker", [uncased_wordpiece, cased_wordpiece])
+def test_the_saved_vocab_txt_is_the_one_loaded(maker: Maker, tmp_path: Path) -> None:
+    source = maker(tmp_path / "source")
+    Tokenizer.load(source).save(tmp_path / "copy")
+    assert (tmp_path / "copy" / "vocab.txt").read_bytes() == (source / "vocab.txt").read_bytes()
+
+
+def test_only_wordpiece_is_saved_with_a_vocab_txt(tmp_path: Path) -> None:
+    Tokenizer.load(byte_bpe(tmp_path / "source")).save(tmp_path / "copy")
+    saved = {file.name for file in (tmp_path / "copy").iterdir()}
+    assert saved == {"tokenizer.json", "tokenizer_config.json"}
+
+
+def test_a_vocabulary_that_lines_cannot_hold_is_saved_without_vocab_txt(tmp_path: Path) -> None:
+    library = Library(models.WordPiece({"[UNK]": 0, "a\nb": 1}, unk_token="[UNK]"))
+    Tokenizer.from_library(library).save(tmp_path)
+    assert not (tmp_path / "vocab.txt").exists()
+    assert Tokenizer.load(tmp_path).token(1) == "a\nb"
+
+
+@pytest.mark.parametrize(
+    ("maker", "name"),
+    [
+        (uncased_wordpiece, "BertTokenizer"),
+        (byte_bpe, "RobertaTokenizer"),
+        (modern_bpe, "PreTrainedTokenizerFast"),
+    ],
+)
+def test_the_saved_class_is_one_that_rebuilds_the_tokenizer(maker: Maker, name: str, tmp_path: Path) -> None:
+    Tokenizer.load(maker(tmp_path / "source")).save(tmp_path / "copy")
+    assert json.loads((tmp_path / "copy" / "tokenizer_config.json").read_text())["tokenizer_class"] == name
+
+
+def test_settings_that_came_with_a_tokenizer_are_saved_with_it(tmp_path: Path) -> None:
+    source = albert_unigram(tmp_path / "source")
+    Tokenizer.load(source).save(tmp_path / "copy")
+    before = json.loads((source / "tokenizer_config.json").read_text())
+    after = json.loads((tmp_path / "copy" / "tokenizer_config.json").read_text())
+    assert before.items() <= after.items()
+
+
+def test_a_longer_limit_for_words_survives_saving_for_transformers_too(tmp_path: Path) -> None:
+    folder = write_vocab(tmp_path, [*BERT_SPECIAL, "a", "##a"])
+    Tokenizer.load(folder, longest_word=200).save(tmp_path / "copy")
+    expected = [2, 5, *[6] * 149, 3]
+    assert Tokenizer.load(tmp_path / "copy").encode("a" * 150).ids == expected
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "copy")
+    assert theirs("a" * 150)["input_ids"] == expected
+
+
+def test_a_tokenizer_made_with_the_library_is_saved_with_its_settings(tmp_path: Path) -> None:
+    library = Library.from_file(str(modern_bpe(tmp_path / "source") / "tokenizer.json"))
+    Tokenizer.from_library(library, settings={"model_max_length": 512}).save(tmp_path / "copy")
+    saved = json.loads((tmp_path / "copy" / "tokenizer_config.json").read_text())
+    assert (saved["model_max_length"], saved["mask_token"]) == (512, "[MASK]")
