@@ -2,7 +2,7 @@
 
     python bench/real_weights.py --text corpus.txt MODEL_FOLDER [MODEL_FOLDER ...]
 
-Prints the largest difference of any hidden state over 200 sentences, and the sentence of ten that is nearest to
+Prints the largest difference of any hidden state over 200 sentences, and which of ten sentences is nearest to
 "a cat on a mat" by mean-pooled embedding.
 """
 
@@ -49,9 +49,8 @@ def main() -> None:
         bert = bertsmith.load(folder)
         best = nearest(bert)
         verdict = "right" if best == NEAREST else "WRONG"
-        print(
-            f"{folder.name}: {len(sentences)} sentences, largest difference {largest_difference(folder, bert, sentences):.2e}"
-        )
+        worst = largest_difference(folder, bert, sentences)
+        print(f"{folder.name}: {len(sentences)} sentences, largest difference {worst:.2e}")
         print(f"  nearest to {QUERY!r}: {best!r} ({verdict})")
 
 

@@ -49,3 +49,10 @@ def explicit_attention(query: Tensor, key: Tensor, value: Tensor, length: int, k
     probabilities = (split[0] @ split[1].mT / query.shape[-1] ** 0.5).softmax(-1)
     factor = kept.unflatten(0, (-1, length)).transpose(1, 2)
     return (probabilities * factor @ split[2]).transpose(1, 2).flatten(0, 1)
+
+
+def sequences_agree_by_chance(dropped: Tensor, length: int, dropout: float) -> bool:
+    """Whether two sequences drop the same places no more often than independent draws would."""
+    first, second = (dropped != 0).unflatten(0, (-1, length))[:2]
+    by_chance = dropout**2 + (1 - dropout) ** 2
+    return abs((first == second).float().mean().item() - by_chance) < 0.02

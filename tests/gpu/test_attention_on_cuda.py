@@ -1,9 +1,17 @@
 import pytest
 import torch
 
-from bertsmith.model import attention, varlen_attention
+from bertsmith.model import attention
 from bertsmith.model.attention import AttentionRule, packed_attention, reference_attention
-from tests.attention_cases import LENGTHS, RULES, explicit_attention, kept_probabilities, layout_of, operands
+from tests.attention_cases import (
+    LENGTHS,
+    RULES,
+    explicit_attention,
+    kept_probabilities,
+    layout_of,
+    operands,
+    sequences_agree_by_chance,
+)
 
 pytestmark = pytest.mark.gpu
 
@@ -41,12 +49,12 @@ def test_half_precision_takes_flash_and_single_takes_efficient(monkeypatch):
         (torch.bfloat16, AttentionRule(window=4)),
         (torch.float32, AttentionRule()),
         (torch.float32, AttentionRule(window=4)),
+        (torch.float32, AttentionRule(dropout=0.1)),
         (torch.float64, AttentionRule()),
     ):
         _, operand = operands(sum(LENGTHS), width=64, device="cuda", dtype=dtype)
         packed_attention(*operand, layout, rule)
-    assert taken == ["flash_attention", "efficient_attention", "grouped_attention", "grouped_attention"]
-    assert varlen_attention.WIDEST_FLASH_HEAD == 256
+    assert taken == ["flash_attention", "efficient_attention", *["grouped_attention"] * 3]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
@@ -57,6 +65,7 @@ def test_dropout_drops_its_share_and_scales_what_it_keeps(dtype):
     kept = (dropped != 0) & present
     assert abs(1 - kept.sum().item() / present.sum().item() - 0.1) < 0.002
     assert torch.allclose(dropped[kept].float(), whole[kept].float() / 0.9, rtol=2e-2, atol=1e-4)
+    assert sequences_agree_by_chance(dropped, 64, 0.1)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)

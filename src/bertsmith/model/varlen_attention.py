@@ -1,7 +1,7 @@
 """The two variable-length attention kernels that ship with torch for CUDA: flash and efficient.
 
-`torch.nn.attention.varlen` takes no dropout; the operators below it do, so they are called directly. They
-draw dropout from torch's CUDA generator and differentiate by themselves.
+`torch.nn.attention.varlen` takes no dropout; the flash operator below it does (from torch's CUDA generator),
+so the operators are called directly. They differentiate by themselves.
 """
 
 import torch
@@ -38,21 +38,25 @@ def flash_attention(
 
 
 def efficient_takes(query_THK: Tensor, choices: Choices) -> bool:
-    """Whether the efficient kernel can run this: single or half precision, no window, aligned heads."""
-    _, window, _ = choices
+    """Whether the efficient kernel can run this: not double precision, no window, no dropout, aligned heads.
+
+    Its dropout over packed sequences is wrong in torch 2.11: every sequence gets the same mask, and the
+    backward pass another one than the forward.
+    """
+    _, window, dropout = choices
     single = query_THK.dtype in (torch.float32, torch.bfloat16, torch.float16)
-    return single and window < 0 and query_THK.shape[-1] % 8 == 0
+    return single and window < 0 and not dropout and query_THK.shape[-1] % 8 == 0
 
 
 def efficient_attention(
     query_THK: Tensor, key_THK: Tensor, value_THK: Tensor, layout: Layout, choices: Choices
 ) -> Tensor:
     """Memory-efficient attention over packed sequences, for fp32 and for GPUs without flash."""
-    causal, _, dropout = choices
+    causal, _, _ = choices
     starts, longest = layout.starts_S1, layout.longest
     mixed_1THK = torch.ops.aten._efficient_attention_forward(
         *(query_THK[None], key_THK[None], value_THK[None], None, starts, starts, longest, longest),
-        *(dropout, int(causal), True),
+        *(0.0, int(causal), True),
     )[0]
     mixed_THK: Tensor = mixed_1THK[0]
     return mixed_THK

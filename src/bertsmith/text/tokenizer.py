@@ -265,8 +265,12 @@ def _extra_special(settings: Settings) -> list[str]:
     names = []
     for key in ("additional_special_tokens", "extra_special_tokens"):
         entries = settings.get(key) or []
-        entries = entries.values() if isinstance(entries, dict) else entries
-        names += [name for entry in entries if (name := token_name({key: entry}, key))]
+        if not isinstance(entries, list | dict):
+            raise UserError(
+                f"{key} is {entries!r}", where="tokenizer_config.json", remedy="write a list of tokens"
+            )
+        tokens = entries.values() if isinstance(entries, dict) else entries
+        names += [name for token in tokens if (name := token_name({key: token}, key))]
     return names
 
 

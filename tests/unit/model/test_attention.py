@@ -2,7 +2,15 @@ import pytest
 import torch
 
 from bertsmith.model.attention import AttentionRule, explain_attention, packed_attention, reference_attention
-from tests.attention_cases import LENGTHS, RULES, explicit_attention, kept_probabilities, layout_of, operands
+from tests.attention_cases import (
+    LENGTHS,
+    RULES,
+    explicit_attention,
+    kept_probabilities,
+    layout_of,
+    operands,
+    sequences_agree_by_chance,
+)
 
 every_rule = pytest.mark.parametrize("rule", RULES, ids=str)
 
@@ -66,6 +74,7 @@ def test_dropout_drops_its_share_and_scales_what_it_keeps():
     kept = dropped != 0
     assert abs(1 - kept.float().mean().item() - 0.1) < 0.003
     assert torch.allclose(dropped[kept], whole[kept] / 0.9, atol=1e-6)
+    assert sequences_agree_by_chance(dropped, 64, 0.1)
 
 
 def test_dropout_is_reproducible_from_its_seed_and_differs_without_it():

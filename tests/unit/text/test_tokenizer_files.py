@@ -279,6 +279,8 @@ def test_a_model_without_its_unknown_piece_is_refused(tmp_path: Path) -> None:
         ({"mask_token": 4}, "mask_token is 4; write the token as a string"),
         ({"mask_token": {"content": 4}}, "mask_token is 4"),
         ({"mask_token": "<mask>"}, "has no piece '<mask>'"),
+        ({"additional_special_tokens": 7}, "additional_special_tokens is 7; write a list"),
+        ({"extra_special_tokens": [7]}, "extra_special_tokens is 7; write the token as a string"),
         ({"added_tokens_decoder": {"x": {}}}, "added_tokens_decoder is malformed"),
         ({"added_tokens_decoder": {"7": "x"}}, "added_tokens_decoder is malformed"),
     ],
