@@ -39,7 +39,7 @@ def test_every_member_gives_on_cuda_what_it_gives_on_the_cpu(model_type):
     assert (half - expected).abs().mean() < 2e-2
 
 
-@pytest.mark.parametrize("model_type", FAMILY)
+@pytest.mark.parametrize("model_type", ["bert", "electra", "modernbert"])
 def test_a_training_step_compiles_whole_and_at_most_twice_over_ragged_batches(model_type):
     torch._dynamo.reset()
     network = network_of(model_type, attention_dropout=0.0, dropout=0.0, head_dropout=0.0).cuda().train()

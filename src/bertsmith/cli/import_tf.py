@@ -40,6 +40,7 @@ def to_json(report: "ImportReport") -> str:
     """The report as one JSON object."""
     names = {"skipped": list(report.skipped), "unknown": list(report.unknown)}
     facts = {"architecture": report.architecture, "parameters": report.parameters}
+    facts |= {"with_tokenizer": report.with_tokenizer}
     return json.dumps({"out": str(report.out), **facts, **names})
 
 
@@ -51,6 +52,8 @@ def show(report: "ImportReport") -> None:
     table = Table.grid(padding=(0, 2))
     table.add_row("wrote", str(report.out))
     table.add_row("model", f"{report.architecture}, {report.parameters:,} parameters")
+    if not report.with_tokenizer:
+        table.add_row("tokenizer", "none came along as vocab.txt: put the model's tokenizer.json beside it")
     for label, names in (("skipped", report.skipped), ("unknown", report.unknown)):
         if names:
             table.add_row(

@@ -2,30 +2,35 @@
 
 import sys
 import time
-from collections.abc import Iterable, Iterator
-from typing import TypeVar
-
-Item = TypeVar("Item")
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 
 PATIENCE_SECONDS = 2.0
 
 
-def progress(items: Iterable[Item], what: str, *, total: int) -> Iterator[Item]:
-    """The same items; on a terminal, a bar with the time left appears after the first seconds."""
-    begin = time.monotonic()
-    source = iter(items)
-    for done, item in enumerate(source, start=1):
-        yield item
-        if time.monotonic() - begin > PATIENCE_SECONDS and sys.stderr.isatty():
-            yield from _with_bar(source, what, done, total)
+@contextmanager
+def progress_bar(what: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A function to call with how much was done; on a terminal, a bar appears after the first seconds."""
+    begin, done = time.monotonic(), 0
+    show: Callable[[int], None] | None = None
+    with ExitStack() as screen:
+
+        def advance(amount: int) -> None:
+            nonlocal done, show
+            done += amount
+            if show is None and time.monotonic() - begin > PATIENCE_SECONDS and sys.stderr.isatty():
+                show = screen.enter_context(_drawn(what, total))
+            if show is not None:
+                show(done)
+
+        yield advance
 
 
-def _with_bar(items: Iterator[Item], what: str, done: int, total: int) -> Iterator[Item]:
+@contextmanager
+def _drawn(what: str, total: int) -> Iterator[Callable[[int], None]]:
     from rich.console import Console  # a quarter of a second that short jobs need not spend
     from rich.progress import Progress
 
     with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(what, total=total, completed=done)
-        for item in items:
-            yield item
-            bar.advance(task)
+        task = bar.add_task(what, total=total)
+        yield lambda done: bar.update(task, completed=done)

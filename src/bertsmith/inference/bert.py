@@ -40,15 +40,18 @@ def load(folder: Path | str, *, device: str = "auto", precision: Precision = "fp
         raise UserError(f"unknown precision {precision!r}", remedy=f"choose one of {', '.join(PRECISIONS)}")
     model = read_model(Path(folder), dtype=PRECISIONS[precision])
     tokenizer = Tokenizer.load(folder)
-    rows = model.network.shape.vocabulary
-    if tokenizer.vocabulary_size > rows:
-        what = f"the tokenizer has {tokenizer.vocabulary_size} entries but the model {rows} embedding rows"
-        raise UserError(
-            what, where=str(folder), remedy="put the tokenizer that the model was trained with there"
-        )
+    refuse_other_vocabulary(model, tokenizer, where=str(folder))
     for note in model.notes:
         log.warning("%s: %s", folder, note)
     return Bert(model, tokenizer, device=device)
+
+
+def refuse_other_vocabulary(model: Model, tokenizer: Tokenizer, *, where: str) -> None:
+    """Stop where the tokenizer can give ids that the model has no embedding for."""
+    rows, entries = model.network.shape.vocabulary, tokenizer.vocabulary_size
+    if entries > rows:
+        what = f"the tokenizer has {entries} entries but the model {rows} embedding rows"
+        raise UserError(what, where=where, remedy="put the tokenizer there that the model was trained with")
 
 
 class Bert:

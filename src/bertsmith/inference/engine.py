@@ -7,7 +7,7 @@ from typing import TypeVar
 import torch
 
 from bertsmith.ground.errors import UserError
-from bertsmith.ground.progress import progress
+from bertsmith.ground.progress import progress_bar
 from bertsmith.model.network import Network
 from bertsmith.packed import PackedBatch, pack, split_by_budget
 from bertsmith.text.tokenizer import Encoded, Tokenizer, truncate_longest_first
@@ -43,22 +43,27 @@ class Engine:
         """What `answer` says of each text of a packed batch, in the order of the texts."""
         if isinstance(texts, str):
             raise UserError("a single text was given where several are expected", remedy='write ["..."]')
-        for first in range(0, len(texts), WINDOW_TEXTS):
-            encoded = self.encode(texts[first : first + WINDOW_TEXTS], truncate=truncate, first=first)
-            yield from self.answer_encoded(encoded, answer)
+        with progress_bar("reading texts", len(texts)) as advance:
+            for first in range(0, len(texts), WINDOW_TEXTS):
+                encoded = self.encode(texts[first : first + WINDOW_TEXTS], truncate=truncate, first=first)
+                yield from self.answer_encoded(encoded, answer, advance)
 
     def answer_encoded(
-        self, encoded: Sequence[Encoded], answer: Callable[[PackedBatch], Sequence[Answer]]
+        self,
+        encoded: Sequence[Encoded],
+        answer: Callable[[PackedBatch], Sequence[Answer]],
+        advance: Callable[[int], None] = lambda _texts: None,
     ) -> list[Answer]:
         """What `answer` says of each encoded text, in their order."""
         by_length = sorted(range(len(encoded)), key=lambda number: len(encoded[number]))
         groups = split_by_budget([len(encoded[number]) for number in by_length], BATCH_TOKENS)
         answers: dict[int, Answer] = {}
         with torch.inference_mode():
-            for group in progress(groups, "reading", total=len(groups)):
+            for group in groups:
                 numbers = [by_length[place] for place in group]
                 batch = self._batch([encoded[number] for number in numbers])
                 answers |= dict(zip(numbers, answer(batch), strict=True))
+                advance(len(group))
         return [answers[number] for number in range(len(encoded))]
 
     def _batch(self, encoded: Sequence[Encoded]) -> PackedBatch:

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from bertsmith.ground.errors import UserError
 from bertsmith.ground.files import read_json
+from bertsmith.ground.progress import progress_bar
+from bertsmith.inference.bert import Bert, refuse_other_vocabulary
 from bertsmith.interchange.bundle import Bundle
 from bertsmith.model.weights import model_from_tensors, write_model
 from bertsmith.text.tokenizer import Tokenizer
@@ -36,6 +38,7 @@ class ImportReport:
     out: Path
     architecture: str
     parameters: int
+    with_tokenizer: bool
     skipped: tuple[str, ...]
     unknown: tuple[str, ...]
 
@@ -44,12 +47,17 @@ def import_checkpoint(source: Path, out: Path, *, gelu: Gelu = "published") -> I
     """Turn a TensorFlow 1 checkpoint into a model folder, with its tokenizer where a vocab.txt came along."""
     checkpoint = read_checkpoint(source, gelu=gelu)
     model = model_from_tensors(checkpoint.config, checkpoint.tensors.items(), where=source)
-    write_model(out, model)
-    if checkpoint.vocabulary is not None and checkpoint.vocabulary.name == "vocab.txt":
-        Tokenizer.load(checkpoint.vocabulary.parent).save(out)
+    with_tokenizer = checkpoint.vocabulary is not None and checkpoint.vocabulary.name == "vocab.txt"
+    if with_tokenizer:
+        tokenizer = Tokenizer.load(source if source.is_dir() else source.parent)
+        refuse_other_vocabulary(model, tokenizer, where=str(source))
+        Bert(model, tokenizer, device="cpu").save(out)
+    else:
+        write_model(out, model)
     parameters = sum(parameter.numel() for parameter in model.network.parameters())
+    left_behind = {"skipped": checkpoint.skipped, "unknown": checkpoint.unknown}
     architecture = checkpoint.config["architectures"][0]
-    return ImportReport(out, architecture, parameters, checkpoint.skipped, checkpoint.unknown)
+    return ImportReport(out, architecture, parameters, with_tokenizer, **left_behind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +197,11 @@ def read_checkpoint(source: Path, *, gelu: Gelu = "published") -> Checkpoint:
     skipped = tuple(name for name in bundle.names() if _TRAINING_STATE.search(name))
     family = _ALBERT if any("/group_0/" in name for name in bundle.names()) else _BERT
     variables = _variables(family, sorted(set(bundle.names()) - set(skipped)), prefix)
-    tensors = {target: _tensor(bundle, name, prefix) for target, name in variables.items()}
+    tensors = {}
+    with progress_bar("reading variables", len(variables)) as advance:
+        for target, name in variables.items():
+            tensors[target] = _tensor(bundle, name, prefix)
+            advance(1)
     unknown = sorted(set(bundle.names()) - set(skipped) - set(variables.values()))
     config = _config(family, published, tensors, gelu)
     return Checkpoint(config, tensors, _find_vocabulary(prefix.parent), skipped, tuple(unknown))

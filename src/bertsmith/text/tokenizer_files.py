@@ -225,10 +225,8 @@ def _read_lines(file: Path) -> list[str]:
     # Cut at line feeds alone: a piece may hold a carriage return, U+2028 or any other separator.
     try:
         text = file.read_bytes().decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise UserError(
-            f"is not UTF-8 text (byte {error.start})", where=str(file), remedy=FETCH_AGAIN
-        ) from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"is no UTF-8 text ({error})", where=str(file), remedy=FETCH_AGAIN) from error
     return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
 
 

@@ -5,7 +5,7 @@ import pytest
 from bertsmith.ground import progress as progress_room
 from bertsmith.ground.errors import UserError
 from bertsmith.ground.files import atomic_folder, atomic_path, read_json, write_json
-from bertsmith.ground.progress import progress
+from bertsmith.ground.progress import progress_bar
 
 
 def test_an_error_is_one_line_of_where_what_and_remedy():
@@ -40,14 +40,21 @@ def test_a_folder_gets_all_its_files_or_none(tmp_path):
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_progress_passes_every_item_on_and_draws_only_on_a_terminal(terminal, monkeypatch, capsys):
+def test_a_progress_bar_is_drawn_only_on_a_terminal(terminal, monkeypatch, capsys):
     monkeypatch.setattr(progress_room, "PATIENCE_SECONDS", -1.0)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("FORCE_COLOR", "1")
-    assert list(progress(range(5), "counting", total=5)) == [0, 1, 2, 3, 4]
-    assert ("counting" in capsys.readouterr().err) == terminal
+    with progress_bar("counting", 5) as advance:
+        advance(2)
+        advance(3)
+    said = capsys.readouterr().err
+    assert ("counting" in said and "100%" in said) == terminal
+    assert (said == "") == (not terminal)
 
 
-def test_progress_of_nothing_is_nothing():
-    assert list(progress([], "counting", total=0)) == []
+def test_what_is_done_in_a_moment_draws_nothing(monkeypatch, capsys):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with progress_bar("counting", 5) as advance:
+        advance(5)
+    assert capsys.readouterr().err == ""
