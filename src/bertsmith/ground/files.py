@@ -55,7 +55,7 @@ def write_json(target: Path, value: Any) -> None:
 def read_text(source: Path, *, remedy: str) -> str:
     """The text of a UTF-8 file; the remedy is what to do if it is missing or not text."""
     try:
-        return source.read_text(encoding="utf-8")
+        return source.read_bytes().decode("utf-8")  # bytes: a lone carriage return stays what it is
     except OSError as error:
         raise UserError(f"cannot be read ({error.strerror})", where=str(source), remedy=remedy) from error
     except UnicodeDecodeError as error:
