@@ -54,6 +54,26 @@ def test_hidden_states_and_pooled_output_equal_transformers(model_type, lengths,
             assert (pooled[number] - expected.pooler_output[0]).abs().max() <= FP32
 
 
+@pytest.mark.parametrize("heads", [1, 3, 8], ids=lambda heads: f"{heads}-heads")
+def test_any_number_of_heads_scales_by_its_own_width(heads, tmp_path):
+    theirs = saved_oracle(tmp_path, "bert", "Model", num_attention_heads=heads, hidden_size=48)
+    network = read_model(tmp_path).network
+    with torch.no_grad():
+        expected = theirs(input_ids=torch.tensor([[5, 6, 7]])).last_hidden_state[0]
+        assert (network(pack([[5, 6, 7]])) - expected).abs().max() <= FP32
+
+
+@every_member
+def test_a_regression_head_is_a_classifier_of_one_output(model_type, tmp_path):
+    theirs = saved_oracle(tmp_path, model_type, "ForSequenceClassification", num_labels=1)
+    model = read_model(tmp_path)
+    batch = pack([[5, 6, 7]])
+    with torch.no_grad():
+        ours = model.network.scores("classify", model.network(batch), batch.layout)
+        expected = theirs(input_ids=batch.tokens_T[None]).logits
+    assert ours.shape == (1, 1) and (ours - expected).abs().max() <= FP32
+
+
 HEADS = [
     ("ForMaskedLM", "mlm"),
     ("ForSequenceClassification", "classify"),

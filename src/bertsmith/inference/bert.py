@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bertsmith.ground.errors import UserError
 from bertsmith.inference.engine import Engine, Text
-from bertsmith.inference.filling import Filling, Guess, fill_each_mask, fill_jointly
+from bertsmith.inference.filling import Filling, Guess, encode_masked, fill_each_mask, fill_jointly
 from bertsmith.model.encoder import first_of_rows, largest_of_rows, mean_of_rows
 from bertsmith.model.family import member_of
 from bertsmith.model.weights import Model, read_model, write_model
@@ -87,15 +87,17 @@ class Bert:
         found = list(self.engine.answer_each(texts, vectors, truncate=truncate))
         return torch.stack(found) if found else torch.empty(0, self.model.network.shape.width)
 
-    def fill(self, text: str, *, top: int = 5) -> list[list[Guess]]:
+    def fill(self, text: str, *, top: int = 5, truncate: bool = False) -> list[list[Guess]]:
         """For each mask of the text the most probable tokens, each mask by itself."""
         self._need("mlm", "to fill masks")
-        return fill_each_mask(self.engine, text, top)
+        return fill_each_mask(self.engine, encode_masked(self.engine, text, truncate=truncate), top)
 
-    def fill_jointly(self, text: str, *, top: int = 5, beam: int = 10) -> list[Filling]:
+    def fill_jointly(
+        self, text: str, *, top: int = 5, beam: int = 10, truncate: bool = False
+    ) -> list[Filling]:
         """The most probable fillings of all masks together: each sees what was put into those before it."""
         self._need("mlm", "to fill masks")
-        return fill_jointly(self.engine, text, top, beam)
+        return fill_jointly(self.engine, encode_masked(self.engine, text, truncate=truncate), top, beam)
 
     def next_sentence(self, first: str, second: str, *, truncate: bool = False) -> NextSentence:
         """Whether the second text follows the first."""

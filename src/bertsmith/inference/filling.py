@@ -36,20 +36,42 @@ class _Partial:
     log_probability: float = 0.0
 
 
-def fill_each_mask(engine: Engine, text: str, top: int) -> list[list[Guess]]:
+@dataclass(frozen=True, slots=True)
+class Masked:
+    """A text with masks, and the places of the masks."""
+
+    encoded: Encoded
+    places: list[int]
+
+
+def encode_masked(engine: Engine, text: str, *, truncate: bool) -> Masked:
+    """The tokens of a text in which the mask token is more than its characters."""
+    mask = engine.tokenizer.mask_token
+    # The one door through which a special token written in a text is taken for one.
+    (encoded,) = engine.encode([text], truncate=truncate, allow_special=(mask,))
+    places = [place for place, token in enumerate(encoded.ids) if token == engine.tokenizer.mask_id]
+    if not places:
+        raise UserError(f"the text has no {mask}", remedy=f"write {mask} where a token is wanted")
+    return Masked(encoded, places)
+
+
+def fill_each_mask(engine: Engine, masked: Masked, top: int) -> list[list[Guess]]:
     """The most probable tokens for each mask, the others staying masked."""
-    encoded, places = _masked(engine, text, top)
-    (scores_MV,) = engine.answer_encoded([encoded], lambda batch: [_log_probabilities(engine, batch, places)])
+    _refuse_no_guess(top)
+    rows = torch.tensor(masked.places, device=engine.device)
+    (scores_MV,) = engine.answer_encoded(
+        [masked.encoded], lambda batch: [_word_log_probabilities(engine, batch, rows)]
+    )
     return [_guesses(engine, row_V, top) for row_V in scores_MV]
 
 
-def fill_jointly(engine: Engine, text: str, top: int, beam: int) -> list[Filling]:
+def fill_jointly(engine: Engine, masked: Masked, top: int, beam: int) -> list[Filling]:
     """The most probable fillings of all masks, from left to right, keeping `beam` of them at each mask."""
+    _refuse_no_guess(top)
     if beam < top:
         raise UserError(f"a beam of {beam} cannot give {top} fillings", remedy="make beam at least top")
-    encoded, places = _masked(engine, text, top)
-    partials = [_Partial(encoded)]
-    for place in places:
+    partials = [_Partial(masked.encoded)]
+    for place in masked.places:
         partials = _extend(engine, partials, place, beam)
     return [_filling(engine, each) for each in partials[:top]]
 
@@ -73,20 +95,9 @@ def _extend(engine: Engine, partials: Sequence[_Partial], place: int, beam: int)
     return sorted(grown, key=lambda each: -each.log_probability)[:beam]
 
 
-def _masked(engine: Engine, text: str, top: int) -> tuple[Encoded, list[int]]:
-    mask = engine.tokenizer.mask_token
+def _refuse_no_guess(top: int) -> None:
     if top < 1:
         raise UserError(f"top is {top}", remedy="ask for at least one guess")
-    # The one door through which a special token written in a text is more than its characters.
-    (encoded,) = engine.encode([text], truncate=False, allow_special=(mask,))
-    places = [place for place, token in enumerate(encoded.ids) if token == engine.tokenizer.mask_id]
-    if not places:
-        raise UserError(f"the text has no {mask}", remedy=f"write {mask} where a token is wanted")
-    return encoded, places
-
-
-def _log_probabilities(engine: Engine, batch: PackedBatch, places: list[int]) -> Tensor:
-    return _word_log_probabilities(engine, batch, torch.tensor(places, device=engine.device))
 
 
 def _word_log_probabilities(engine: Engine, batch: PackedBatch, rows_P: Tensor) -> Tensor:

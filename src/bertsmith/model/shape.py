@@ -29,8 +29,3 @@ class Shape:
     """Before the output layer of a task head."""
     initial_std: float = 0.02
     pad_id: int = 0
-
-    @property
-    def head_width(self) -> int:
-        """Width of one attention head."""
-        return self.width // self.heads

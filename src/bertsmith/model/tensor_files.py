@@ -2,7 +2,6 @@
 
 import pickle
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -18,31 +17,13 @@ OLD_SINGLE, OLD_SHARDED = "pytorch_model.bin", "pytorch_model.bin.index.json"
 BROKEN = "download or save the folder again"
 
 
-@dataclass(frozen=True, slots=True)
-class TensorFiles:
-    """Where each tensor of a folder is stored."""
-
-    file_of: Mapping[str, Path]
-
-    def read_all(self) -> Iterator[tuple[str, Tensor]]:
-        """Every tensor, file by file."""
-        for file in sorted(set(self.file_of.values())):
-            held = _read_tensors(file)
-            for name in sorted(name for name, place in self.file_of.items() if place == file):
-                if name not in held:
-                    raise UserError(
-                        f"{name} is missing, though the index says it is here", where=str(file), remedy=BROKEN
-                    )
-                yield name, held[name]
-
-
-def find_tensors(folder: Path) -> TensorFiles:
-    """The weights of a model folder, safetensors before the older form."""
+def read_tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor of a model folder with its name; safetensors before the older form."""
     for single, index in ((SINGLE, SHARDED), (OLD_SINGLE, OLD_SHARDED)):
         if (folder / single).is_file():
-            return TensorFiles({name: folder / single for name in _names_in(folder / single)})
+            return iter(_read_file(folder / single).items())
         if (folder / index).is_file():
-            return TensorFiles(_read_index(folder / index))
+            return _read_shards(folder / index)
     remedy = f"a model folder holds {SINGLE} (or {SHARDED} with its shards, or {OLD_SINGLE})"
     raise UserError("holds no weights", where=str(folder), remedy=remedy)
 
@@ -82,6 +63,17 @@ def _split(tensors: Mapping[str, Tensor], shard_bytes: int) -> list[dict[str, Te
     return shards
 
 
+def _read_shards(index: Path) -> Iterator[tuple[str, Tensor]]:
+    file_of = _read_index(index)
+    for file in sorted(set(file_of.values())):
+        held = _read_file(file)
+        for name in (name for name, place in file_of.items() if place == file):
+            if name not in held:
+                what = f"{name} is missing, though the index says it is here"
+                raise UserError(what, where=str(file), remedy=BROKEN)
+            yield name, held[name]
+
+
 def _read_index(index: Path) -> dict[str, Path]:
     weight_map = read_json(index, remedy=BROKEN).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
@@ -89,29 +81,12 @@ def _read_index(index: Path) -> dict[str, Path]:
     for name, file in weight_map.items():
         # A shard is a plain file name: an index must not reach outside its folder.
         if not isinstance(file, str) or Path(file).name != file or not (index.parent / file).is_file():
-            raise UserError(
-                f"weight_map sends {name} to {file!r}, which is not in the folder",
-                where=str(index),
-                remedy=BROKEN,
-            )
+            what = f"weight_map sends {name} to {file!r}, which is not in the folder"
+            raise UserError(what, where=str(index), remedy=BROKEN)
     return {name: index.parent / file for name, file in weight_map.items()}
 
 
-def _names_in(file: Path) -> list[str]:
-    return list(_read_tensors(file)) if file.suffix != ".safetensors" else _safetensors_names(file)
-
-
-def _safetensors_names(file: Path) -> list[str]:
-    try:
-        with safe_open(file, framework="pt") as opened:
-            return list(opened.keys())
-    except (SafetensorError, OSError) as error:
-        raise UserError(
-            f"is not a whole safetensors file ({error})", where=str(file), remedy=BROKEN
-        ) from error
-
-
-def _read_tensors(file: Path) -> dict[str, Tensor]:
+def _read_file(file: Path) -> dict[str, Tensor]:
     return _read_safetensors(file) if file.suffix == ".safetensors" else _read_old(file)
 
 

@@ -17,12 +17,13 @@ from bertsmith.model.member import Member
 from bertsmith.model.network import Network
 from bertsmith.model.settings import Settings
 from bertsmith.model.shape import Shape
-from bertsmith.model.tensor_files import find_tensors, remove_stale_tensors, write_tensors
+from bertsmith.model.tensor_files import read_tensors, remove_stale_tensors, write_tensors
 
 SHARD_BYTES = 5_000_000_000
 NOT_KEPT = ("architectures", "dtype", "torch_dtype", "transformers_version", "model_type")
 """Keys of a config.json that describe the file rather than the model; they are written anew."""
 SHOWN_NAMES = 8
+WEIGHT_TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ def read_model(folder: Path, *, dtype: torch.dtype = torch.float32) -> Model:
     config = read_json(
         folder / "config.json", remedy="a model folder holds config.json, weights and tokenizer files"
     )
-    return model_from_tensors(config, find_tensors(folder).read_all(), where=folder, dtype=dtype)
+    return model_from_tensors(config, read_tensors(folder), where=folder, dtype=dtype)
 
 
 def model_from_tensors(
@@ -176,9 +177,9 @@ def _our_tensors(
 
 
 def _checked(tensor: Tensor, name: str, where: Path) -> Tensor:
-    if not tensor.is_floating_point():
+    if tensor.dtype not in WEIGHT_TYPES:
         raise UserError(
-            f"{name} holds {tensor.dtype}, not floating-point numbers",
+            f"{name} holds {tensor.dtype}, not weights of 16, 32 or 64 bits",
             where=str(where),
             remedy="export it again",
         )

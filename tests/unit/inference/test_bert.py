@@ -166,6 +166,7 @@ def test_bad_input_gets_one_clear_line(bert, ask, said):
 
 def test_a_long_text_is_cut_when_asked(bert):
     assert bert.hidden_states(["snow " * 500], truncate=True)[0].shape[1] == 128
+    assert len(bert.fill("[MASK] " + "snow " * 500, truncate=True)) == 1
     assert bert.next_sentence("snow " * 300, "rain " * 300, truncate=True).probability > 0
 
 

@@ -5,7 +5,7 @@ import torch
 
 from bertsmith.ground.errors import UserError
 from bertsmith.model.attention import AttentionRule
-from bertsmith.model.encoder import Encoder, SelfAttention
+from bertsmith.model.encoder import ACTIVATIONS, Encoder, SelfAttention
 from bertsmith.model.family import FAMILY, add_fresh_head, build_network, member_of, new_network
 from bertsmith.model.settings import Settings
 from bertsmith.packed import pack
@@ -141,6 +141,14 @@ def test_the_same_stream_draws_the_same_network():
 
 
 # ---- numerics
+
+
+def test_the_two_forms_of_gelu_differ_as_much_as_they_should():
+    grid = torch.linspace(-6, 6, 120_001, dtype=torch.float64)
+    difference = (ACTIVATIONS["gelu"](grid) - ACTIVATIONS["gelu_new"](grid)).abs()
+    assert abs(difference.max().item() - 4.73e-4) < 1e-6
+    assert abs(abs(grid[difference.argmax()].item()) - 2.70) < 0.01
+    assert torch.equal(ACTIVATIONS["gelu_new"](grid), ACTIVATIONS["gelu_pytorch_tanh"](grid))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
