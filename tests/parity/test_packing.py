@@ -1,13 +1,14 @@
 """A packed batch gives each sequence what it would get alone."""
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from bertsmith.model.family import FAMILY
-from bertsmith.packed import pack, unpack
+from bertsmith.packed import Layout, pack, unpack
 from tests.tiny import tiny_network
 
 every_member = pytest.mark.parametrize("model_type", FAMILY)
@@ -85,3 +86,18 @@ def test_bfloat16_stays_close_to_single_precision(model_type):
         single = network(batch)
         half = network.bfloat16()(batch).float()
     assert (half - single).abs().mean() < 0.02 * single.abs().mean() + 0.005
+
+
+@every_member
+def test_a_layout_padded_to_a_fixed_length_changes_no_sequence(model_type):
+    heads = {"classify": 3} | ({"pooler": 0} if "pooler" in FAMILY[model_type].heads else {})
+    network = tiny_network(model_type, heads)
+    batch = pack(ragged(5))
+    starts = torch.cat([batch.layout.starts_S1, batch.layout.starts_S1[-1:].repeat(4)])
+    padded = replace(batch, layout=Layout(starts, longest=512))
+    with torch.no_grad():
+        assert torch.equal(network(padded), network(batch))
+        scores = network.scores("classify", network(padded), padded.layout)
+        expected = network.scores("classify", network(batch), batch.layout)
+    assert scores.shape == (9, 3) and scores.isfinite().all()
+    assert torch.allclose(scores[:5], expected, atol=1e-6)

@@ -162,8 +162,8 @@ class Norms:
     feed_forward: nn.Module
 
 
-class PostNormBlock(nn.Module):
-    """One layer as published for BERT: LayerNorm after each residual sum, so warm-up is needed for Large."""
+class Block(nn.Module):
+    """The parts of one layer; what it does with them is up to the norm's place."""
 
     def __init__(
         self, attention: SelfAttention, feed_forward: nn.Module, norms: Norms, *, dropout: float
@@ -173,6 +173,10 @@ class PostNormBlock(nn.Module):
         self.attention_norm, self.feed_forward_norm = norms.attention, norms.feed_forward
         self.dropout = nn.Dropout(dropout)
 
+
+class PostNormBlock(Block):
+    """One layer as published for BERT: LayerNorm after each residual sum, so warm-up is needed for Large."""
+
     def forward(self, hidden_TD: Tensor, batch: PackedBatch, attend: Attend) -> Tensor:
         attended_TD = self.dropout(self.attention(hidden_TD, batch, attend))
         hidden_TD = self.attention_norm(hidden_TD + attended_TD)
@@ -180,20 +184,12 @@ class PostNormBlock(nn.Module):
         return output_TD
 
 
-class PreNormBlock(nn.Module):
-    """One layer with LayerNorm before each sub-layer and a clean residual path (ModernBERT, GPT-2)."""
-
-    def __init__(
-        self, attention: SelfAttention, feed_forward: nn.Module, norms: Norms, *, dropout: float
-    ) -> None:
-        super().__init__()
-        self.attention, self.feed_forward = attention, feed_forward
-        self.attention_norm, self.feed_forward_norm = norms.attention, norms.feed_forward
-        self.attention_dropout = nn.Dropout(dropout)
+class PreNormBlock(Block):
+    """One layer with LayerNorm before each sub-layer, so that the residual path stays clean (ModernBERT)."""
 
     def forward(self, hidden_TD: Tensor, batch: PackedBatch, attend: Attend) -> Tensor:
         attended_TD = self.attention(self.attention_norm(hidden_TD), batch, attend)
-        hidden_TD = hidden_TD + self.attention_dropout(attended_TD)
+        hidden_TD = hidden_TD + self.dropout(attended_TD)
         output_TD: Tensor = hidden_TD + self.feed_forward(self.feed_forward_norm(hidden_TD))
         return output_TD
 
