@@ -100,6 +100,12 @@ def test_the_import_tells_a_person_what_it_wrote(checkpoint, tmp_path):
     assert "BertForPreTraining" in done.stdout and "global_step" in done.stdout
 
 
+def test_an_import_never_writes_into_a_folder_that_holds_something(checkpoint, tmp_path):
+    source, _ = checkpoint
+    done = bertsmith_command("import-tf", source, source)
+    assert done.returncode == 2 and "is there already; name a new folder" in done.stderr
+
+
 def test_a_corrupted_checkpoint_is_refused_by_its_checksum_and_writes_nothing(checkpoint, tmp_path):
     source, _ = checkpoint
     data = source / "bert_model.ckpt.data-00000-of-00001"

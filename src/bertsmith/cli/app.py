@@ -19,7 +19,9 @@ app = Typer(
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    epilog="Start here: bertsmith demo",
+    epilog="Start here: bertsmith demo. "
+    "A checkpoint of 2018: bertsmith import-tf uncased_L-12_H-768_A-12 models/bert-base. "
+    "In Python: import bertsmith; bert = bertsmith.load('models/bert-base').",
 )
 app.command("demo")(demo)
 app.command("import-tf")(import_tf)

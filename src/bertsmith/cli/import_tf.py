@@ -25,11 +25,15 @@ def import_tf(
 
     Writes a model folder that bertsmith.load and the Hugging Face tools open. TensorFlow is not needed.
 
+    SOURCE holds bert_config.json, bert_model.ckpt.* and vocab.txt; where a folder holds several checkpoints,
+    name one: FOLDER/bert_model.ckpt. Google's code says "gelu" to two functions: the erf form until February
+    2019 and its tanh approximation since. Say --gelu tanh for a BERT that was trained with the later code.
+
     Example: bertsmith import-tf uncased_L-12_H-768_A-12 models/bert-base
     """
     from bertsmith.interchange.tensorflow import import_checkpoint  # torch loads here, not for --help
 
-    report = import_checkpoint(source, out, gelu=gelu)
+    report = import_checkpoint(source.expanduser(), out.expanduser(), gelu=gelu)
     if as_json:
         echo(to_json(report))
     else:

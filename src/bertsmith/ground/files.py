@@ -15,36 +15,40 @@ from bertsmith.ground.errors import UserError
 @contextmanager
 def atomic_path(target: Path) -> Iterator[Path]:
     """A temporary path beside the target that takes the target's name only if the block succeeds."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".partial", dir=target.parent)
-    os.close(handle)
-    temporary = Path(name)
-    try:
-        yield temporary
-        temporary.chmod(0o666 & ~_umask())  # mkstemp makes it private; a model folder is meant to be read
-        temporary.replace(target)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with _told_if_it_cannot_be_written(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".partial", dir=target.parent)
+        os.close(handle)
+        temporary = Path(name)
+        try:
+            yield temporary
+            temporary.chmod(0o666 & ~_umask())  # mkstemp makes it private; a model folder is meant to be read
+            temporary.replace(target)
+        finally:
+            temporary.unlink(missing_ok=True)
 
 
 @contextmanager
 def atomic_folder(target: Path) -> Iterator[Path]:
     """A temporary folder whose files move into the target only if the block succeeds."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".partial", dir=target.parent))
-    try:
-        yield temporary
-        target.mkdir(exist_ok=True)
-        for file in sorted(temporary.iterdir()):
-            file.replace(target / file.name)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    with _told_if_it_cannot_be_written(target):
+        # Inside a target that exists: beside it, it may be another disk (a mount, a link) or read-only.
+        place = target if target.is_dir() else target.parent
+        place.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".partial", dir=place))
+        try:
+            yield temporary
+            target.mkdir(exist_ok=True)
+            for file in sorted(temporary.iterdir()):
+                file.replace(target / file.name)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
 
 
 def write_text(target: Path, text: str) -> None:
     """Write a UTF-8 text file whole or not at all."""
     with atomic_path(target) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+        temporary.write_bytes(text.encode("utf-8"))
 
 
 def write_json(target: Path, value: Any) -> None:
@@ -55,7 +59,8 @@ def write_json(target: Path, value: Any) -> None:
 def read_text(source: Path, *, remedy: str) -> str:
     """The text of a UTF-8 file; the remedy is what to do if it is missing or not text."""
     try:
-        return source.read_bytes().decode("utf-8")  # bytes: a lone carriage return stays what it is
+        # From bytes: a lone carriage return stays what it is. Some editors put a mark at the very start.
+        return source.read_bytes().decode("utf-8-sig")
     except OSError as error:
         raise UserError(f"cannot be read ({error.strerror})", where=str(source), remedy=remedy) from error
     except UnicodeDecodeError as error:
@@ -68,11 +73,24 @@ def read_json(source: Path, *, remedy: str) -> dict[str, Any]:
     """The object in a JSON file."""
     try:
         value = json.loads(read_text(source, remedy=remedy))
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # not JSON, a number of thousands of digits, endless nesting
         raise UserError(f"is not valid JSON ({error})", where=str(source), remedy=remedy) from error
     if not isinstance(value, dict):
         raise UserError("holds no JSON object", where=str(source), remedy=remedy)
     return value
+
+
+@contextmanager
+def _told_if_it_cannot_be_written(target: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        remedy = "choose a place that can be written"
+        raise UserError(f"cannot be written ({reason})", where=str(target), remedy=remedy) from error
 
 
 def _umask() -> int:

@@ -23,6 +23,9 @@ Precision = Literal["fp32", "bf16"]
 POOLS = {"mean": mean_of_rows, "cls": first_of_rows, "max": largest_of_rows}
 PRECISIONS: dict[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
+MOST_SPARE_ROWS = 128
+"""Embedding matrices are rounded up for speed; more spare rows than this speak of another vocabulary."""
+
 log = logging.getLogger("bertsmith")
 
 
@@ -35,10 +38,16 @@ class NextSentence:
 
 
 def load(folder: Path | str, *, device: str = "auto", precision: Precision = "fp32") -> "Bert":
-    """Open a Hugging Face model folder, ours or anyone's."""
-    if precision not in PRECISIONS:
+    """Open a Hugging Face model folder, ours or anyone's.
+
+    Example: bertsmith.load("path/to/model-folder", device="cuda", precision="bf16")
+    """
+    if precision not in tuple(PRECISIONS):
         raise UserError(f"unknown precision {precision!r}", remedy=f"choose one of {', '.join(PRECISIONS)}")
-    model = read_model(Path(folder), dtype=PRECISIONS[precision])
+    _usable(device)
+    folder = Path(folder).expanduser()
+    _refuse_unless_folder(folder)
+    model = read_model(folder, dtype=PRECISIONS[precision])
     tokenizer = Tokenizer.load(folder)
     refuse_other_vocabulary(model, tokenizer, where=str(folder))
     for note in model.notes:
@@ -52,20 +61,31 @@ def refuse_other_vocabulary(model: Model, tokenizer: Tokenizer, *, where: str) -
     if entries > rows:
         what = f"the tokenizer has {entries} entries but the model {rows} embedding rows"
         raise UserError(what, where=where, remedy="put the tokenizer there that the model was trained with")
+    if rows - entries > MOST_SPARE_ROWS:
+        log.warning("%s: %d of the model's %d embedding rows have no token", where, rows - entries, rows)
+    segments = 1 + max(tokenizer.encode_pair("a", "a").segments, default=0)
+    if segments > model.network.shape.segments > 1:
+        what = f"the tokenizer numbers {segments} segments but the model has {model.network.shape.segments}"
+        raise UserError(what, where=where, remedy="put the tokenizer there that the model was trained with")
 
 
 class Bert:
     """A trained encoder with its tokenizer."""
 
     def __init__(self, model: Model, tokenizer: Tokenizer, *, device: str = "auto") -> None:
-        chosen = torch.device(_best_device() if device == "auto" else device)
+        chosen = _usable(device)
         self.model, self.tokenizer = model, tokenizer
         self.engine = Engine(model.network.to(chosen).eval(), tokenizer, chosen)
 
     @property
     def heads(self) -> tuple[str, ...]:
         """The heads that the folder brought."""
-        return tuple(self.model.network.heads)
+        return tuple(head for head in self.model.network.heads if head not in self.model.untrained)
+
+    def __repr__(self) -> str:
+        shape = self.model.network.shape
+        size = f"{shape.layers} layers of width {shape.width} on {self.engine.device}"
+        return f"<Bert {shape.model_type}, {size}, heads: {', '.join(self.heads) or 'none'}>"
 
     def hidden_states(self, texts: Sequence[Text], *, truncate: bool = False) -> list[Tensor]:
         """For each text, its states after the embeddings and after each layer [layers + 1, tokens, width]."""
@@ -78,7 +98,7 @@ class Bert:
 
     def embed(self, texts: Sequence[Text], *, pooling: Pooling = "mean", truncate: bool = False) -> Tensor:
         """One vector for each text [texts, width]: the mean, first or largest of its last states."""
-        if pooling not in POOLS:
+        if pooling not in tuple(POOLS):
             raise UserError(f"unknown pooling {pooling!r}", remedy=f"choose one of {', '.join(POOLS)}")
 
         def vectors(batch: PackedBatch) -> list[Tensor]:
@@ -113,15 +133,42 @@ class Bert:
 
     def save(self, folder: Path | str) -> None:
         """Write a model folder that `load` and the Hugging Face tools open."""
-        write_model(Path(folder), self.model)
+        folder = Path(folder).expanduser()
+        write_model(folder, self.model)
         self.tokenizer.save(folder)
 
     def _need(self, head: str, purpose: str) -> None:
-        if head not in self.model.network.heads:
-            present = ", ".join(self.heads) or "none"
-            remedy = f"load a folder that was saved with it (heads here: {present})"
-            raise UserError(f"this model has no {head} head, which it takes {purpose}", remedy=remedy)
+        network = self.model.network
+        member = member_of(network.shape.model_type)
+        if head not in member.heads:
+            what = f"{member.model_type} models have no {head} head, which it takes {purpose}"
+            raise UserError(what, remedy="take a model of another family")
+        present = ", ".join(self.heads) or "none"
+        remedy = f"load a folder that was saved with it (heads here: {present})"
+        for needed in (head, *member.heads[head].needs):
+            if needed not in self.heads:
+                raise UserError(f"this model has no {needed} head, which it takes {purpose}", remedy=remedy)
 
 
-def _best_device() -> str:
-    return "cuda" if torch.cuda.is_available() else "cpu"
+def _usable(device: str) -> torch.device:
+    """The device of this name, if this machine has it."""
+    name = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    try:
+        chosen = torch.empty(0, device=name).device
+    except (RuntimeError, AssertionError, TypeError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0][:80]
+        remedy = "choose auto, cpu, or cuda where there is a GPU"
+        raise UserError(f"cannot use the device {device!r} ({reason})", remedy=remedy) from error
+    if chosen.type == "meta":
+        raise UserError("the meta device computes nothing", remedy="choose auto, cpu or cuda")
+    return chosen
+
+
+def _refuse_unless_folder(folder: Path) -> None:
+    if folder.is_dir():
+        return
+    if folder.is_file():
+        remedy = f"give the folder that holds it, {folder.parent}"
+        raise UserError("is a file, not a model folder", where=str(folder), remedy=remedy)
+    remedy = "give the path of a folder on this machine: bertsmith opens folders and downloads nothing"
+    raise UserError("there is no such folder", where=str(folder), remedy=remedy)

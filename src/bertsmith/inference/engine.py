@@ -1,6 +1,6 @@
 """The engine behind every use of a trained encoder: texts in, packed batches through, answers in order."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -32,20 +32,22 @@ class Engine:
         self, texts: Sequence[Text], *, truncate: bool, allow_special: tuple[str, ...] = (), first: int = 0
     ) -> list[Encoded]:
         """Tokens of each text; an empty or too long one is refused by its number, counted from `first`."""
-        for number, text in enumerate(texts, start=first):
-            _refuse_unless_text(text, number)
-        encoded = self.tokenizer.encode_many(texts, allow_special=allow_special)
+        encoded = self.tokenizer.encode_many(texts, allow_special=allow_special, first=first)
+        for number, (text, each) in enumerate(zip(texts, encoded, strict=True), start=first):
+            _refuse_empty(text, each, where=f"text {number}")
         return [self._fitted(each, number, truncate) for number, each in enumerate(encoded, start=first)]
 
     def answer_each(
-        self, texts: Sequence[Text], answer: Callable[[PackedBatch], Sequence[Answer]], *, truncate: bool
+        self, texts: Iterable[Text], answer: Callable[[PackedBatch], Sequence[Answer]], *, truncate: bool
     ) -> Iterator[Answer]:
         """What `answer` says of each text of a packed batch, in the order of the texts."""
-        if isinstance(texts, str):
-            raise UserError("a single text was given where several are expected", remedy='write ["..."]')
-        with progress_bar("reading texts", len(texts)) as advance:
-            for first in range(0, len(texts), WINDOW_TEXTS):
-                encoded = self.encode(texts[first : first + WINDOW_TEXTS], truncate=truncate, first=first)
+        if isinstance(texts, str) or not isinstance(texts, Iterable):
+            what = f"a list of texts is expected, not {type(texts).__name__}"
+            raise UserError(what, remedy='write ["..."], also for a single text')
+        listed = list(texts)
+        with progress_bar("reading texts", len(listed)) as advance:
+            for first in range(0, len(listed), WINDOW_TEXTS):
+                encoded = self.encode(listed[first : first + WINDOW_TEXTS], truncate=truncate, first=first)
                 yield from self.answer_encoded(encoded, answer, advance)
 
     def answer_encoded(
@@ -58,7 +60,7 @@ class Engine:
         by_length = sorted(range(len(encoded)), key=lambda number: len(encoded[number]))
         groups = split_by_budget([len(encoded[number]) for number in by_length], BATCH_TOKENS)
         answers: dict[int, Answer] = {}
-        with torch.inference_mode():
+        with torch.no_grad():  # not inference_mode: people train probes on what comes out
             for group in groups:
                 numbers = [by_length[place] for place in group]
                 batch = self._batch([encoded[number] for number in numbers])
@@ -79,10 +81,10 @@ class Engine:
         raise UserError(what, where=f"text {number}", remedy="shorten it, split it, or pass truncate=True")
 
 
-def _refuse_unless_text(text: Text, number: int) -> None:
-    where = f"text {number}"
-    parts = text if isinstance(text, tuple) else (text,)
-    if len(parts) not in (1, 2) or not all(isinstance(part, str) for part in parts):
-        raise UserError("is neither a text nor a pair of texts", where=where, remedy="give str or (str, str)")
+def _refuse_empty(text: Text, encoded: Encoded, *, where: str) -> None:
+    parts = (text,) if isinstance(text, str) else text
     if not all(part.strip() for part in parts):
         raise UserError("is empty", where=where, remedy="drop it or give it some words")
+    if not set(range(len(parts))) <= set(encoded.sequence):
+        remedy = "drop it: its characters are all control or invisible ones"
+        raise UserError("has no token that the model can read", where=where, remedy=remedy)

@@ -1,5 +1,6 @@
 """Filling masks: each by itself, or all of a text together by beam search."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -38,26 +39,30 @@ class _Partial:
 
 @dataclass(frozen=True, slots=True)
 class Masked:
-    """A text with masks, and the places of the masks."""
+    """A text with masks, its tokens, and the places of the masks among them."""
 
+    text: str
     encoded: Encoded
     places: list[int]
 
 
 def encode_masked(engine: Engine, text: str, *, truncate: bool) -> Masked:
     """The tokens of a text in which the mask token is more than its characters."""
+    if not isinstance(text, str):
+        what = f"one text with masks is expected, not {type(text).__name__}"
+        raise UserError(what, remedy="call fill once for each text")
     mask = engine.tokenizer.mask_token
     # The one door through which a special token written in a text is taken for one.
     (encoded,) = engine.encode([text], truncate=truncate, allow_special=(mask,))
     places = [place for place, token in enumerate(encoded.ids) if token == engine.tokenizer.mask_id]
     if not places:
         raise UserError(f"the text has no {mask}", remedy=f"write {mask} where a token is wanted")
-    return Masked(encoded, places)
+    return Masked(text, encoded, places)
 
 
 def fill_each_mask(engine: Engine, masked: Masked, top: int) -> list[list[Guess]]:
     """The most probable tokens for each mask, the others staying masked."""
-    _refuse_no_guess(top)
+    _refuse_unless_count("top", top)
     rows = torch.tensor(masked.places, device=engine.device)
     (scores_MV,) = engine.answer_encoded(
         [masked.encoded], lambda batch: [_word_log_probabilities(engine, batch, rows)]
@@ -67,13 +72,14 @@ def fill_each_mask(engine: Engine, masked: Masked, top: int) -> list[list[Guess]
 
 def fill_jointly(engine: Engine, masked: Masked, top: int, beam: int) -> list[Filling]:
     """The most probable fillings of all masks, from left to right, keeping `beam` of them at each mask."""
-    _refuse_no_guess(top)
+    _refuse_unless_count("top", top)
+    _refuse_unless_count("beam", beam)
     if beam < top:
         raise UserError(f"a beam of {beam} cannot give {top} fillings", remedy="make beam at least top")
     partials = [_Partial(masked.encoded)]
     for place in masked.places:
         partials = _extend(engine, partials, place, beam)
-    return [_filling(engine, each) for each in partials[:top]]
+    return [_filling(engine, masked, each) for each in partials[:top]]
 
 
 def _extend(engine: Engine, partials: Sequence[_Partial], place: int, beam: int) -> list[_Partial]:
@@ -86,8 +92,7 @@ def _extend(engine: Engine, partials: Sequence[_Partial], place: int, beam: int)
     rows = engine.answer_encoded([each.encoded for each in partials], at_the_mask)
     grown = []
     for partial, row_V in zip(partials, rows, strict=True):
-        best = row_V.topk(min(beam, len(row_V)))
-        for score, token in zip(best.values.tolist(), best.indices.tolist(), strict=True):
+        for token, score in _best(engine, row_V, beam):
             ids = list(partial.encoded.ids)
             ids[place] = token
             encoded = replace(partial.encoded, ids=ids)
@@ -95,24 +100,48 @@ def _extend(engine: Engine, partials: Sequence[_Partial], place: int, beam: int)
     return sorted(grown, key=lambda each: -each.log_probability)[:beam]
 
 
-def _refuse_no_guess(top: int) -> None:
-    if top < 1:
-        raise UserError(f"top is {top}", remedy="ask for at least one guess")
+def _refuse_unless_count(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise UserError(f"{name} is {value!r}", remedy="a whole number from 1 on is expected")
 
 
 def _word_log_probabilities(engine: Engine, batch: PackedBatch, rows_P: Tensor) -> Tensor:
     scores_PV = engine.network.word_scores(engine.network(batch), rows_P).float()
-    # Embedding rows beyond the tokenizer only round the matrix up; they stand for nothing.
+    # Rows that no token has (the matrix is rounded up, ids have gaps) stand for nothing.
     scores_PV[:, engine.tokenizer.vocabulary_size :] = float("-inf")
+    scores_PV[:, list(engine.tokenizer.gaps)] = float("-inf")
     return scores_PV.log_softmax(-1).cpu()
 
 
+def _best(engine: Engine, log_probabilities_V: Tensor, wanted: int) -> list[tuple[int, float]]:
+    """The most probable tokens with their log-probabilities, no more than there are tokens."""
+    tokens = engine.tokenizer.vocabulary_size - len(engine.tokenizer.gaps)
+    best = log_probabilities_V.topk(min(wanted, tokens))
+    return list(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+
+
 def _guesses(engine: Engine, log_probabilities_V: Tensor, top: int) -> list[Guess]:
-    best = log_probabilities_V.exp().topk(min(top, len(log_probabilities_V)))
-    pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-    return [Guess(engine.tokenizer.token(number), probability) for number, probability in pairs]
+    best = _best(engine, log_probabilities_V, top)
+    return [Guess(engine.tokenizer.token(number), math.exp(score)) for number, score in best]
 
 
-def _filling(engine: Engine, partial: _Partial) -> Filling:
+def _filling(engine: Engine, masked: Masked, partial: _Partial) -> Filling:
+    text = masked.text
+    for place, number in reversed(list(zip(masked.places, partial.chosen, strict=True))):
+        start, end = masked.encoded.offsets[place]
+        text = _put_in(engine, (text[:start], number, text[end:]))
     tokens = tuple(engine.tokenizer.token(number) for number in partial.chosen)
-    return Filling(tokens, engine.tokenizer.decode(partial.encoded.ids), partial.log_probability)
+    return Filling(tokens, text, partial.log_probability)
+
+
+def _put_in(engine: Engine, parts: tuple[str, int, str]) -> str:
+    """The text with a token in place of a mask, joined as the tokenizer's kind joins pieces."""
+    before, number, after = parts
+    token = engine.tokenizer.token(number)
+    if token.startswith("##"):  # WordPiece: the rest of the word before it
+        return before.rstrip() + token.removeprefix("##") + after
+    begins_word = token.startswith("\N{LOWER ONE EIGHTH BLOCK}")  # unigram
+    # Byte-level BPE spells bytes and is decoded; special tokens decode to nothing and stand for themselves.
+    piece = f" {token[1:]}" if begins_word else engine.tokenizer.decode([number]) or token
+    opens = not before or before[-1].isspace()
+    return before + (piece.lstrip() if opens else piece) + after

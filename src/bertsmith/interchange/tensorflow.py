@@ -45,6 +45,8 @@ class ImportReport:
 
 def import_checkpoint(source: Path, out: Path, *, gelu: Gelu = "published") -> ImportReport:
     """Turn a TensorFlow 1 checkpoint into a model folder, with its tokenizer where a vocab.txt came along."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError("is there already", where=str(out), remedy="name a new folder to write to")
     checkpoint = read_checkpoint(source, gelu=gelu)
     model = model_from_tensors(checkpoint.config, checkpoint.tensors.items(), where=source)
     with_tokenizer = checkpoint.vocabulary is not None and checkpoint.vocabulary.name == "vocab.txt"

@@ -28,12 +28,18 @@ class Settings:
         return value
 
     def number(self, key: str, default: float) -> float:
-        """A non-negative number; null means the default, as in published files."""
+        """A non-negative number."""
         value = self._get(key, default)
-        value = default if value is None else value
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
             raise self._wrong(key, f"is {value!r}", "a non-negative number is expected")
         return float(value)
+
+    def rate(self, key: str, default: float) -> float:
+        """A share such as a dropout rate, from 0 to 1."""
+        value = self.number(key, default)
+        if value > 1:
+            raise self._wrong(key, f"is {value!r}", "a rate from 0 to 1 is expected")
+        return value
 
     def word(self, key: str, default: str, *, choices: tuple[str, ...]) -> str:
         """One of the given words."""
@@ -80,9 +86,11 @@ class Settings:
             raise self._wrong(key, f"is {value!r}", f"only {wanted!r} is supported")
 
     def _get(self, key: str, default: Any) -> Any:
+        """The value, or the default where there is none; null is none, as in published files."""
         self.used.add(key)
-        return self.values.get(key, default)
+        value = self.values.get(key)
+        return default if value is None else value
 
     def _wrong(self, key: str, what: str, remedy: str) -> UserError:
-        what = "is missing" if key not in self.values else what
+        what = "is missing" if self.values.get(key) is None else what
         return UserError(f"{key} {what}", where=self.where, remedy=remedy)

@@ -17,7 +17,7 @@ from bertsmith.model.member import Member
 from bertsmith.model.network import Network
 from bertsmith.model.settings import Settings
 from bertsmith.model.shape import Shape
-from bertsmith.model.tensor_files import read_tensors, remove_stale_tensors, write_tensors
+from bertsmith.model.tensor_files import read_tensors, remove_other_tensors, write_tensors
 
 SHARD_BYTES = 5_000_000_000
 NOT_KEPT = ("architectures", "dtype", "torch_dtype", "transformers_version", "model_type")
@@ -35,6 +35,8 @@ class Model:
     """What config.json says beyond the shape, labels among it; written back as it was."""
     notes: tuple[str, ...] = ()
     """What the reader of the folder should know: weights that belong nowhere, a pooler that is not there."""
+    untrained: tuple[str, ...] = ()
+    """Heads that the folder lacked and that were freshly drawn."""
 
     def labels(self) -> tuple[str, ...]:
         """The names of a task head's outputs, in order."""
@@ -61,17 +63,20 @@ def model_from_tensors(
 ) -> Model:
     """The network of a config.json's contents and tensors under their published names."""
     settings = Settings(config, str(where / "config.json"))
-    member = member_of(str(config.get("model_type")), where=settings.where)
+    member = _member(config, settings.where)
     shape = _read_shape(member, settings)
     held = _with_first_names(dict(tensors), member, shape)
     heads = _heads_in(held, member, shape, settings, where)
+    if "mlm" in heads:
+        settings.refuse_unless("tie_word_embeddings", True, True)
     names = published_names(shape, heads)
     with torch.device("meta"):  # sizes are compared before any memory is taken for them
         network = build_network(shape, heads)
     network.load_state_dict(_our_tensors(network, names, held, where, dtype), assign=True)
     fresh = add_missing_supports(network, torch.Generator().manual_seed(0))
+    _refuse_odd_labels(settings)
     extras = {key: value for key, value in settings.rest().items() if key not in NOT_KEPT}
-    return Model(network.eval(), extras, tuple(_notes(held, names, member, fresh)))
+    return Model(network.eval(), extras, tuple(_notes(held, names, member, fresh)), tuple(fresh))
 
 
 def write_model(folder: Path, model: Model, *, shard_bytes: int = SHARD_BYTES) -> None:
@@ -88,7 +93,8 @@ def write_model(folder: Path, model: Model, *, shard_bytes: int = SHARD_BYTES) -
     with atomic_folder(folder) as fresh:
         write_json(fresh / "config.json", {"architectures": [architecture], "dtype": kind, **config})
         write_tensors(fresh, tensors, shard_bytes)
-        remove_stale_tensors(folder, fresh)
+        written = {file.name for file in fresh.iterdir()}
+    remove_other_tensors(folder, written)
 
 
 def head_outputs(network: Network) -> dict[str, int]:
@@ -102,8 +108,15 @@ def head_outputs(network: Network) -> dict[str, int]:
 # ---- reading
 
 
+def _member(config: Mapping[str, Any], where: str) -> Member:
+    if "model_type" not in config:
+        raise UserError(
+            "has no model_type", where=where, remedy='add "model_type": "bert", or what the model is'
+        )
+    return member_of(str(config["model_type"]), where=where)
+
+
 def _read_shape(member: Member, settings: Settings) -> Shape:
-    settings.refuse_unless("tie_word_embeddings", True, True)
     shape = member.read_shape(settings)
     if shape.width % shape.heads:
         what = f"{shape.heads} attention heads do not divide a width of {shape.width}"
@@ -154,7 +167,11 @@ def _heads_in(
 
 def _outputs(held: Mapping[str, Tensor], member: Member, head: str, shape: Shape) -> int:
     names = member.heads[head].names(shape)
-    return int(held[names["output.weight"][0]].shape[0]) if "output.weight" in names else 0
+    if "output.weight" not in names:
+        return 0
+    matrix = held[names["output.weight"][0]]
+    # What is no matrix of some rows is refused later, by its size.
+    return int(matrix.shape[0]) if matrix.dim() == 2 and len(matrix) else 1
 
 
 def _our_tensors(
@@ -168,26 +185,31 @@ def _our_tensors(
     expected = network.state_dict()
     ours = {}
     for name, theirs in names.items():
-        parts = [_checked(held[each], each, where) for each in theirs]
+        parts = [_checked(held[each], each, where, dtype) for each in theirs]
         rows = [len(expected[name]) // len(parts), *expected[name].shape[1:]]
         for each, part in zip(theirs, parts, strict=True):
             _refuse_other_size(part, rows, each, where)
-        ours[name] = torch.cat([part.to(dtype) for part in parts]) if len(parts) > 1 else parts[0].to(dtype)
+        ours[name] = torch.cat(parts) if len(parts) > 1 else parts[0]
     return ours
 
 
-def _checked(tensor: Tensor, name: str, where: Path) -> Tensor:
+def _refuse_odd_labels(settings: Settings) -> None:
+    labels = settings.values.get("id2label") or {}
+    numbered = isinstance(labels, dict) and all(str(number).isdecimal() for number in labels)
+    if not numbered:
+        what = f"id2label is {labels!r}"
+        raise UserError(what, where=settings.where, remedy='write it as {"0": "first label", ...}')
+
+
+def _checked(tensor: Tensor, name: str, where: Path, dtype: torch.dtype) -> Tensor:
     if tensor.dtype not in WEIGHT_TYPES:
-        raise UserError(
-            f"{name} holds {tensor.dtype}, not weights of 16, 32 or 64 bits",
-            where=str(where),
-            remedy="export it again",
-        )
-    if not tensor.isfinite().all():
-        raise UserError(
-            f"{name} holds NaN or infinite values", where=str(where), remedy="use an earlier checkpoint"
-        )
-    return tensor
+        what = f"{name} holds {tensor.dtype}, not numbers of 16, 32 or 64 bits"
+        raise UserError(what, where=str(where), remedy="export it as float32")
+    weights = tensor.to(dtype)
+    if not weights.isfinite().all():
+        what = f"{name} holds NaN or infinite values"
+        raise UserError(what, where=str(where), remedy="use an earlier checkpoint")
+    return weights
 
 
 def _refuse_other_size(tensor: Tensor, size: list[int], name: str, where: Path) -> None:

@@ -5,12 +5,12 @@ Text is data: a special token written in a text is ordinary characters, unless t
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Encoding, Regex, pre_tokenizers
+from tokenizers import Encoding, Regex, models, pre_tokenizers
 from tokenizers import Tokenizer as Library
 
 from bertsmith.ground.errors import UserError
@@ -73,13 +73,14 @@ class Tokenizer:
         pipeline = _flag_special(library.to_str(), self._special)
         self._blueprint = Blueprint(pipeline, self._roles | blueprint.settings, blueprint.where)
         self._size = max(vocabulary.values()) + 1
+        self._gaps = tuple(sorted(set(range(self._size)) - set(vocabulary.values())))
         self._closed = self._make_reader(frozenset())
         self._readers = {frozenset[str](): self._closed}
 
     @classmethod
     def load(cls, folder: Path | str, *, longest_word: int = USUAL_LONGEST_WORD) -> "Tokenizer":
         """The tokenizer of a model folder; longer words than `longest_word` are unknown (vocab.txt only)."""
-        return cls(read_blueprint(Path(folder), longest_word=longest_word))
+        return cls(read_blueprint(Path(folder).expanduser(), longest_word=longest_word))
 
     @classmethod
     def from_library(cls, library: Library, *, settings: Mapping[str, Any] | None = None) -> "Tokenizer":
@@ -88,7 +89,7 @@ class Tokenizer:
 
     def save(self, folder: Path | str) -> None:
         """Write the files that `load` here and AutoTokenizer of transformers open."""
-        write_blueprint(self._blueprint, Path(folder))
+        write_blueprint(self._blueprint, Path(folder).expanduser())
 
     def __reduce__(self) -> tuple[type["Tokenizer"], tuple[Blueprint]]:
         # Not the library's own pickle, which forgets that special tokens are closed.
@@ -106,13 +107,15 @@ class Tokenizer:
         return _encoded(self._reader(allow_special).encode(first, second))
 
     def encode_many(
-        self, texts: Sequence[str | tuple[str, str]], *, allow_special: tuple[str, ...] = ()
+        self, texts: Iterable[str | tuple[str, str]], *, allow_special: tuple[str, ...] = (), first: int = 0
     ) -> list[Encoded]:
-        """Many texts and pairs, as one by one but on all cores."""
-        for index, text in enumerate(texts):
-            for part in (text,) if isinstance(text, str) else text:
-                _refuse_lone_surrogates(part, where=f"text {index}")
-        return [_encoded(encoding) for encoding in self._reader(allow_special).encode_batch(list(texts))]
+        """Many texts and pairs, as one by one but on all cores; complaints number them from `first`."""
+        if isinstance(texts, str):
+            raise UserError("a single text was given where several are expected", remedy='write ["..."]')
+        listed = list(texts)
+        for number, text in enumerate(listed, start=first):
+            _refuse_unless_text_or_pair(text, where=f"text {number}")
+        return [_encoded(encoding) for encoding in self._reader(allow_special).encode_batch(listed)]
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of these ids, without the special tokens."""
@@ -139,6 +142,11 @@ class Tokenizer:
     def vocabulary_size(self) -> int:
         """How many rows an embedding needs: the highest id, added tokens included, plus one."""
         return self._size
+
+    @property
+    def gaps(self) -> tuple[int, ...]:
+        """The ids below the highest that no token has."""
+        return self._gaps
 
     @property
     def special_ids(self) -> frozenset[int]:
@@ -182,7 +190,7 @@ class Tokenizer:
         return self._roles[role]
 
     def _reader(self, allow_special: tuple[str, ...]) -> Library:
-        allowed = frozenset(allow_special)
+        allowed = frozenset((allow_special,) if isinstance(allow_special, str) else allow_special)
         if allowed not in self._readers:  # two threads may both build it: the same thing twice
             self._readers[allowed] = self._make_reader(allowed)
         return self._readers[allowed]
@@ -196,7 +204,8 @@ class Tokenizer:
         pipeline = _flag_special(self._blueprint.pipeline, closed)
         library = open_pipeline(Blueprint(pipeline, {}, self._blueprint.where))
         library.encode_special_tokens = True
-        closed.pop(self._roles.get("unk_token", ""), None)  # text may well be unknown
+        if not isinstance(library.model, models.Unigram):
+            closed.pop(self._roles.get("unk_token", ""), None)  # text may well be unknown
         _seal(library, closed, where=self._blueprint.where)
         return library
 
@@ -226,7 +235,16 @@ def _encoded(encoding: Encoding) -> Encoded:
     return Encoded(encoding.ids, encoding.type_ids, encoding.offsets, sequence)
 
 
-def _refuse_lone_surrogates(text: str, *, where: str) -> None:
+def _refuse_unless_text_or_pair(text: object, *, where: str) -> None:
+    parts = text if isinstance(text, tuple) and len(text) == 2 else (text,)
+    for part in parts:
+        _refuse_lone_surrogates(part, where=where)
+
+
+def _refuse_lone_surrogates(text: object, *, where: str) -> None:
+    if not isinstance(text, str):
+        what = f"is {type(text).__name__}, neither a text nor a pair"
+        raise UserError(what, where=where, remedy="a text is a str, a pair a tuple of two")
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -324,7 +342,10 @@ def _leaks(library: Library, literal: str, number: int) -> bool:
     # Asked of words, after normalisation: with lower-casing "<PAD>" in a text comes out as "<pad>".
     surroundings = ("{}", "a{}a", "1{}1", ".{}.", " {} ")
     words = (word for text in surroundings for word in _words(library, text.replace("{}", literal)))
-    return any(token.id == number for word in words for token in library.model.tokenize(word))
+    tokens = (token for word in words for token in library.model.tokenize(word))
+    # The unknown id alone tells nothing, odd characters have it too; but a unigram token says its text.
+    whole = isinstance(library.model, models.Unigram)
+    return any(token.id == number and (not whole or token.value == literal) for token in tokens)
 
 
 def _words(library: Library, text: str) -> list[str]:

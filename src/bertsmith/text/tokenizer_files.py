@@ -33,6 +33,10 @@ ROBERTA_NAMES = {
 ROLES = tuple(ROBERTA_NAMES)
 USUAL_LONGEST_WORD = 100  # transformers' limit; Google's own tokenization.py says 200
 FETCH_AGAIN = "fetch the tokenizer files again"
+FILES_OF_TOKENIZERS = {
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+    *("vocab.txt", "vocab.json", "merges.txt", "spiece.model"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,8 @@ class Blueprint:
 
 def read_blueprint(folder: Path, *, longest_word: int) -> Blueprint:
     """The tokenizer kept in a folder, in the first of the three formats found there."""
+    if not folder.is_dir():
+        raise UserError("is not a folder", where=str(folder), remedy="give the folder of the tokenizer files")
     settings = _read_settings(folder)
     if (file := folder / "tokenizer.json").is_file():
         return Blueprint(read_text(file, remedy=FETCH_AGAIN), settings, where=str(file))
@@ -54,6 +60,8 @@ def read_blueprint(folder: Path, *, longest_word: int) -> Blueprint:
     if (file := folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
         return _from_merges(file, settings)
     remedy = "put tokenizer.json, or vocab.txt, or vocab.json with merges.txt there"
+    if (folder / "spiece.model").is_file():
+        remedy = "spiece.model alone is not read: put the tokenizer.json of the same model there"
     raise UserError("holds no tokenizer", where=str(folder), remedy=remedy)
 
 
@@ -65,6 +73,9 @@ def write_blueprint(blueprint: Blueprint, folder: Path) -> None:
         write_json(temporary / "tokenizer_config.json", _complete_settings(library, blueprint.settings))
         if lines := _vocab_txt_lines(library):
             write_text(temporary / "vocab.txt", "".join(f"{line}\n" for line in lines))
+        written = {file.name for file in temporary.iterdir()}
+    for name in FILES_OF_TOKENIZERS - written:  # an earlier tokenizer's, which would speak against this one
+        (folder / name).unlink(missing_ok=True)
 
 
 def open_pipeline(blueprint: Blueprint) -> Library:
@@ -195,7 +206,7 @@ def _read_merges(file: Path, vocabulary: dict[str, int]) -> list[tuple[str, str]
             continue
         left, _, right = line.partition(" ")
         if not {left, right, left + right} <= vocabulary.keys():
-            fault = f"{line!r} does not join two pieces of vocab.json into a third"
+            fault = f"{line[:60]!r} does not join two pieces of vocab.json into a third"
             raise UserError(fault, where=f"{file}:{number}", remedy=FETCH_AGAIN)
         merges.append((left, right))
     return merges
@@ -227,7 +238,10 @@ def _read_lines(file: Path) -> list[str]:
         text = file.read_bytes().decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"is no UTF-8 text ({error})", where=str(file), remedy=FETCH_AGAIN) from error
-    return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
+    lines = [line.removesuffix("\r") for line in text.split("\n")]
+    while lines and not lines[-1]:  # editors leave blank lines at the end; they number nothing
+        lines.pop()
+    return lines
 
 
 def _name_special(
@@ -265,6 +279,8 @@ def _add_tokens(library: Library, settings: Settings) -> None:
 def _added_entries(settings: Settings) -> list[Settings]:
     entries = settings.get("added_tokens_decoder") or {}
     try:
+        if not isinstance(entries, dict):
+            raise TypeError
         return [dict(entries[number]) for number in sorted(entries, key=int)]
     except (TypeError, ValueError) as error:
         remedy = "write it as {id: {content: ...}}, or leave it out"

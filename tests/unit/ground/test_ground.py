@@ -39,6 +39,38 @@ def test_a_folder_gets_all_its_files_or_none(tmp_path):
     assert [file.name for file in target.iterdir()] == ["one"]
 
 
+def test_a_folder_is_written_through_a_link_to_another_place(tmp_path):
+    real = tmp_path / "elsewhere" / "real"
+    real.mkdir(parents=True)
+    (tmp_path / "link").symlink_to(real)
+    with atomic_folder(tmp_path / "link") as fresh:
+        assert fresh.parent == tmp_path / "link"  # on the same disk as the target, whatever that is
+        (fresh / "one").write_text("1")
+    assert [file.name for file in real.iterdir()] == ["one"]
+
+
+def test_what_cannot_be_written_is_told_in_one_line(tmp_path):
+    (tmp_path / "file").write_text("")
+    for target in (tmp_path / "file", tmp_path / "file" / "below"):
+        with (
+            pytest.raises(UserError, match=r"cannot be written \(.*\); choose a place"),
+            atomic_folder(target),
+        ):
+            pass
+    with pytest.raises(UserError, match="cannot be written"):
+        write_json(tmp_path / "file" / "below.json", {})
+
+
+def test_json_that_is_none_is_told_in_one_line(tmp_path):
+    file = tmp_path / "odd.json"
+    for text in ("{", "[" * 100_000, '{"a": ' + "9" * 5000 + "}"):
+        file.write_text(text)
+        with pytest.raises(UserError, match="is not valid JSON"):
+            read_json(file, remedy="mend it")
+    file.write_bytes(b"\xef\xbb\xbf{}")
+    assert read_json(file, remedy="") == {}
+
+
 @pytest.mark.parametrize("terminal", [True, False])
 def test_a_progress_bar_is_drawn_only_on_a_terminal(terminal, monkeypatch, capsys):
     monkeypatch.setattr(progress_room, "PATIENCE_SECONDS", -1.0)

@@ -47,8 +47,10 @@ def test_answers_keep_the_order_of_the_texts_whatever_the_batches(bert, monkeypa
     monkeypatch.setattr(engine_room, "BATCH_TOKENS", 30)
     monkeypatch.setattr(engine_room, "WINDOW_TEXTS", 8)
     assert torch.allclose(bert.embed(texts), whole, atol=1e-5)
-    with pytest.raises(UserError, match="text 50: is empty"):
-        bert.embed([*texts, ""])
+    for bad, said in (("", "text 50: is empty"), ("\ud800", "text 50: character 0 is half a surrogate")):
+        with pytest.raises(UserError, match=said):
+            bert.embed([*texts, bad])
+    assert torch.equal(bert.embed(text for text in texts), bert.embed(texts))
 
 
 def test_each_pooling_is_what_its_name_says(bert):
@@ -86,6 +88,23 @@ def test_a_wide_beam_finds_the_best_joint_filling(bert):
     assert best.log_probability >= second.log_probability
     assert best.log_probability >= score - 1e-4
     assert len(best.tokens) == 2 and "[MASK]" not in best.text
+
+
+def test_a_filling_stands_in_the_text_as_it_was_written(bert):
+    for filling in bert.fill_jointly("The [MASK]  SITS, [MASK]!", top=20, beam=20):
+        first, second = filling.tokens
+        begin = "The" if first.startswith("##") else "The "
+        middle = ",  SITS"[1:] + ("," if second.startswith("##") else ", ")
+        assert filling.text == begin + first.removeprefix("##") + middle + second.removeprefix("##") + "!"
+
+
+def test_hidden_states_can_be_trained_on(bert):
+    states = bert.hidden_states(["The sun is warm."])[0]
+    torch.nn.Linear(64, 2)(states).sum().backward()
+
+
+def test_a_model_shows_what_it_is(bert):
+    assert repr(bert) == "<Bert bert, 2 layers of width 64 on cpu, heads: pooler, mlm, nsp>"
 
 
 def test_one_mask_is_filled_jointly_as_by_itself(bert):
@@ -143,9 +162,19 @@ def test_roberta_takes_pairs_with_its_own_separators(tmp_path):
         (lambda b: b.embed(["fine", ""]), "text 1: is empty"),
         (lambda b: b.embed(["fine", " \n"]), "text 1: is empty"),
         (lambda b: b.embed([("fine", "")]), "text 0: is empty"),
-        (lambda b: b.embed([("a", "b", "c")]), "text 0: is neither a text nor a pair of texts"),
-        (lambda b: b.embed([3]), "text 0: is neither a text nor a pair of texts"),
-        (lambda b: b.embed("a single text"), "a single text was given where several are expected"),
+        (
+            lambda b: b.embed([("a", "b", "c")]),
+            "text 0: is tuple, neither a text nor a pair; a text is a str",
+        ),
+        (lambda b: b.embed([3]), "text 0: is int, neither a text nor a pair"),
+        (lambda b: b.embed(["a", ["b", "c"]]), "text 1: is list, neither a text nor a pair"),
+        (lambda b: b.embed(7), "a list of texts is expected, not int"),
+        (lambda b: b.embed(["fine", "\u200b\x00"]), "text 1: has no token that the model can read"),
+        (lambda b: b.embed([("fine", "\x00")]), "text 0: has no token that the model can read"),
+        (lambda b: b.fill(["a [MASK]"]), "one text with masks is expected, not list"),
+        (lambda b: b.fill("a [MASK]", top=2.5), "top is 2.5; a whole number"),
+        (lambda b: b.fill_jointly("a [MASK]", beam=True), "beam is True"),
+        (lambda b: b.embed("a single text"), "a list of texts is expected, not str"),
         (lambda b: b.embed(["bad \ud800 half"]), "surrogate"),
         (
             lambda b: b.embed(["fine"], pooling="median"),
@@ -206,6 +235,71 @@ def test_rows_beyond_the_vocabulary_are_never_guessed(bert, tmp_path):
     write_model(tmp_path, Model(network))
     guesses = bertsmith.load(tmp_path).fill("a [MASK]", top=5)[0]
     assert 0 < guesses[0].probability < 0.5
+
+
+def test_a_vocabulary_far_smaller_than_the_embedding_is_noted(bert, tmp_path, caplog):
+    bert.save(tmp_path)
+    shape = tiny_shape(vocabulary=bert.tokenizer.vocabulary_size + 500)
+    write_model(tmp_path, Model(new_network(shape, {}, torch.Generator().manual_seed(0))))
+    bertsmith.load(tmp_path)
+    assert "500 of the model's" in caplog.text
+
+
+def test_more_segments_than_the_model_has_are_refused(bert, tmp_path):
+    bert.save(tmp_path)
+    file = tmp_path / "tokenizer.json"
+    file.write_text(file.read_text().replace('"type_id": 1', '"type_id": 7'))
+    with pytest.raises(UserError, match="numbers 8 segments but the model has 2"):
+        bertsmith.load(tmp_path)
+
+
+def test_an_untrained_pooler_answers_no_question(bert, tmp_path):
+    bert.save(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    kept = {name: tensor for name, tensor in tensors.items() if "pooler" not in name}
+    save_file(kept, tmp_path / "model.safetensors")
+    again = bertsmith.load(tmp_path)
+    assert "pooler" not in again.heads
+    with pytest.raises(UserError, match="no pooler head, which it takes to say whether one sentence follows"):
+        again.next_sentence("a", "b")
+
+
+def test_a_member_without_next_sentence_says_so(bert, tmp_path):
+    bert.save(tmp_path)
+    shape = tiny_shape("distilbert", vocabulary=bert.tokenizer.vocabulary_size)
+    write_model(tmp_path, Model(new_network(shape, {"mlm": 0}, torch.Generator().manual_seed(0))))
+    with pytest.raises(UserError, match="distilbert models have no nsp head"):
+        bertsmith.load(tmp_path).next_sentence("a", "b")
+
+
+@pytest.mark.parametrize("device", ["tpu", "", 3.5, "meta", "cuda:99"])
+def test_a_device_that_is_not_there_is_refused(folder, device):
+    with pytest.raises(UserError, match="device"):
+        bertsmith.load(folder, device=device)
+
+
+def test_what_is_no_folder_is_refused_with_what_to_give(folder):
+    with pytest.raises(UserError, match=r"bert-base-uncased: there is no such folder; .*downloads nothing"):
+        bertsmith.load("bert-base-uncased")
+    with pytest.raises(UserError, match="is a file, not a model folder; give the folder that holds it"):
+        bertsmith.load(folder / "config.json")
+
+
+def test_a_path_may_begin_with_the_home_folder(bert, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    bert.save("~/model")
+    assert (tmp_path / "model" / "config.json").exists()
+    assert bertsmith.load("~/model").heads == bert.heads
+
+
+def test_saving_over_another_model_leaves_nothing_of_it(bert, tmp_path):
+    byte_bpe(tmp_path)
+    saved_oracle(tmp_path, "roberta", "ForMaskedLM")
+    bert.save(tmp_path)
+    again = bertsmith.load(tmp_path)
+    assert again.tokenizer.mask_token == "[MASK]"
+    assert len(again.fill("a [MASK]")[0]) == 5
+    assert not {"merges.txt", "vocab.json", "special_tokens_map.json"} & {f.name for f in tmp_path.iterdir()}
 
 
 def test_an_unknown_precision_is_refused(folder):

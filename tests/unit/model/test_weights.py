@@ -156,7 +156,7 @@ def complaint(folder) -> str:
     ("changes", "said"),
     [
         ({"model_type": "llama"}, "unknown model_type 'llama'; bertsmith knows bert"),
-        ({"model_type": "DROP"}, "unknown model_type"),
+        ({"model_type": "DROP"}, "has no model_type; add"),
         ({"hidden_size": "DROP"}, "hidden_size is missing"),
         ({"hidden_size": "wide"}, "hidden_size is 'wide'"),
         ({"hidden_size": -3}, "hidden_size is -3"),
@@ -166,6 +166,7 @@ def complaint(folder) -> str:
         ({"num_attention_heads": True}, "num_attention_heads is True"),
         ({"layer_norm_eps": "tiny"}, "layer_norm_eps is 'tiny'"),
         ({"hidden_dropout_prob": -0.1}, "hidden_dropout_prob is -0.1"),
+        ({"attention_probs_dropout_prob": 1.5}, "attention_probs_dropout_prob is 1.5; a rate from 0 to 1"),
         ({"hidden_act": "swishy"}, "hidden_act is 'swishy'; known: gelu"),
         ({"position_embedding_type": "relative_key"}, "only 'absolute' is supported"),
         ({"is_decoder": True}, "is_decoder is True; only False is supported"),
@@ -282,12 +283,99 @@ def test_a_pickle_that_would_run_code_is_refused_and_runs_none(folder, monkeypat
     (folder / "model.safetensors").unlink()
     monkeypatch.chdir(folder)
     torch.save({"bert.pooler.dense.bias": Hostile()}, folder / "pytorch_model.bin")
-    assert "is not a safe, whole weights file" in complaint(folder)
+    assert "is not a whole weights file, or holds more than tensors" in complaint(folder)
     (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Hostile()))
-    assert "is not a safe, whole weights file" in complaint(folder)
+    assert "is not a whole weights file, or holds more than tensors" in complaint(folder)
     assert not (folder / "hostile-was-here").exists()
     torch.save([1, 2], folder / "pytorch_model.bin")
     assert "holds something other than named tensors" in complaint(folder)
+
+
+@pytest.mark.parametrize(
+    "held",
+    [
+        {1: torch.zeros(2)},
+        {"a": torch.zeros(2, 2).to_sparse()},
+        {"a": torch.zeros(2, 2).to_sparse_csr()},
+        {"a": torch.zeros(2, device="meta")},
+        {"a": 3},
+    ],
+    ids=["number-as-name", "sparse", "csr", "meta", "number"],
+)
+def test_old_files_with_odd_contents_are_refused(folder, held):
+    (folder / "model.safetensors").unlink()
+    torch.save(held, folder / "pytorch_model.bin")
+    complaint(folder)
+
+
+def test_old_files_of_junk_are_refused(folder):
+    (folder / "model.safetensors").unlink()
+    for junk in (b"", b"junk", b"PK\x03\x04", b"\x80\x02", b"\x00" * 100):
+        (folder / "pytorch_model.bin").write_bytes(junk)
+        assert "is not a whole weights file" in complaint(folder)
+
+
+def test_a_git_lfs_pointer_is_told_apart(folder):
+    (folder / "model.safetensors").write_text(
+        "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
+    )
+    assert "is only a git-lfs pointer; run git lfs pull there" in complaint(folder)
+
+
+@pytest.mark.parametrize(
+    "weight", [torch.zeros(()), torch.zeros(0, 32), torch.zeros(2, 3, 4)], ids=["0", "none", "3"]
+)
+def test_an_output_layer_of_another_form_is_refused(tmp_path, weight):
+    write_model(tmp_path, Model(tiny_network(heads={"pooler": 0, "classify": 2})))
+    save_file(
+        load_file(tmp_path / "model.safetensors") | {"classifier.weight": weight},
+        tmp_path / "model.safetensors",
+    )
+    assert "classifier.weight is" in complaint(tmp_path)
+
+
+def test_eight_bit_floats_are_no_weights_and_overflow_is_seen(folder):
+    tensors = load_file(folder / "model.safetensors")
+    name = "bert.pooler.dense.bias"
+    save_file(tensors | {name: tensors[name].to(torch.float8_e4m3fn)}, folder / "model.safetensors")
+    assert f"{name} holds torch.float8_e4m3fn" in complaint(folder)
+    save_file(tensors | {name: torch.full((32,), 1e300, dtype=torch.float64)}, folder / "model.safetensors")
+    assert f"{name} holds NaN or infinite values" in complaint(folder)
+
+
+@pytest.mark.parametrize("labels", [["a", "b"], {"x": "y"}, 5], ids=str)
+def test_labels_that_are_not_numbered_are_refused(folder, labels):
+    change_config(folder, id2label=labels)
+    assert "id2label is" in complaint(folder)
+
+
+def test_null_in_a_config_means_the_default(folder):
+    before = read_model(folder).network.shape
+    nulls = (
+        "pad_token_id",
+        "position_embedding_type",
+        "tie_word_embeddings",
+        "classifier_dropout",
+        "id2label",
+    )
+    change_config(folder, **dict.fromkeys(nulls))
+    assert read_model(folder).network.shape == before
+
+
+def test_an_untied_encoder_without_masked_words_is_fine(tmp_path):
+    write_model(tmp_path, Model(tiny_network(heads={"pooler": 0})))
+    change_config(tmp_path, tie_word_embeddings=False)
+    assert read_model(tmp_path).notes == ()
+
+
+def test_modernbert_keeps_an_odd_window_and_needs_even_heads(tmp_path):
+    network = tiny_network("modernbert", heads={})
+    write_model(tmp_path, Model(network))
+    change_config(tmp_path, local_attention=7)
+    write_model(tmp_path, read_model(tmp_path))
+    assert json.loads((tmp_path / "config.json").read_text())["local_attention"] == 7
+    change_config(tmp_path, num_attention_heads=32)
+    assert "rotary positions need heads of an even width, not 1" in complaint(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -187,7 +187,7 @@ def test_a_folder_without_a_tokenizer_names_the_three_formats(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", r"vocab.txt:1: the line is empty"),
+        (b"", r"vocab.txt: has no piece '\[UNK\]'"),
         (b"[UNK]\n\n[CLS]\n", r"vocab.txt:2: the line is empty"),
         (b"[UNK]\niron\n[CLS]\niron\n", r"vocab.txt:4: the line repeats the piece of line 2"),
         (b"[CLS]\n[SEP]\n[PAD]\n[MASK]\n", r"vocab.txt: has no piece '\[UNK\]'.*unk_token"),

@@ -35,7 +35,7 @@ def read_shape(settings: Settings) -> AlbertShape:
     rates = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "hidden_act": "gelu_new"}
     common = bert.read_shape(Settings(rates | dict(settings.values), settings.where, settings.used))
     values = {**vars(common), "embedding_width": settings.size("embedding_size", 128)}
-    values["head_dropout"] = settings.number("classifier_dropout_prob", 0.1)
+    values["head_dropout"] = settings.rate("classifier_dropout_prob", 0.1)
     groups = settings.size("num_hidden_groups", 1, most=common.layers)
     return AlbertShape(**values, groups=groups, blocks_per_group=settings.size("inner_group_num", 1, most=64))
 

@@ -41,9 +41,9 @@ def read_shape(settings: Settings) -> Shape:
         segments=settings.size("type_vocab_size", 2),
         activation=settings.activation("hidden_act", "gelu"),
         norm_eps=settings.number("layer_norm_eps", 1e-12),
-        dropout=settings.number("hidden_dropout_prob", 0.1),
-        attention_dropout=settings.number("attention_probs_dropout_prob", 0.1),
-        head_dropout=settings.number("classifier_dropout", settings.number("hidden_dropout_prob", 0.1)),
+        dropout=settings.rate("hidden_dropout_prob", 0.1),
+        attention_dropout=settings.rate("attention_probs_dropout_prob", 0.1),
+        head_dropout=settings.rate("classifier_dropout", settings.rate("hidden_dropout_prob", 0.1)),
         initial_std=settings.number("initializer_range", 0.02),
         pad_id=settings.size("pad_token_id", 0, least=0),
     )

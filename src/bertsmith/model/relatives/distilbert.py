@@ -14,7 +14,7 @@ from bertsmith.model.shape import Shape
 def read_shape(settings: Settings) -> Shape:
     """The shape in a config.json with DistilBERT's keys."""
     width = settings.size("dim", 768)
-    dropout = settings.number("dropout", 0.1)
+    dropout = settings.rate("dropout", 0.1)
     return Shape(
         model_type="distilbert",
         vocabulary=settings.size("vocab_size", 30522),
@@ -27,8 +27,8 @@ def read_shape(settings: Settings) -> Shape:
         segments=0,
         activation=settings.activation("activation", "gelu"),
         dropout=dropout,
-        attention_dropout=settings.number("attention_dropout", 0.1),
-        head_dropout=settings.number("seq_classif_dropout", 0.2),
+        attention_dropout=settings.rate("attention_dropout", 0.1),
+        head_dropout=settings.rate("seq_classif_dropout", 0.2),
         initial_std=settings.number("initializer_range", 0.02),
         pad_id=settings.size("pad_token_id", 0, least=0),
     )

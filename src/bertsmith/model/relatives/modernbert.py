@@ -7,6 +7,7 @@ from typing import Any, Literal, cast
 
 from torch import nn
 
+from bertsmith.ground.errors import UserError
 from bertsmith.model.attention import EVERYTHING, AttentionRule
 from bertsmith.model.encoder import (
     Embeddings,
@@ -32,8 +33,8 @@ class ModernBertShape(Shape):
 
     reach: tuple[str, ...]
     """For each layer, GLOBAL or LOCAL."""
-    window: int
-    """Tokens that a local layer sees on either side."""
+    local_attention: int
+    """Tokens that a local layer sees on both sides together."""
     global_theta: float
     local_theta: float
     attention_bias: bool
@@ -51,26 +52,30 @@ def read_shape(settings: Settings) -> ModernBertShape:
     """The shape in a config.json, in the form of 2024 or in today's."""
     width = settings.size("hidden_size", 768)
     layers = settings.size("num_hidden_layers", 22, most=MOST_LAYERS)
+    heads = settings.size("num_attention_heads", 12)
+    if width // heads % 2:
+        what = f"rotary positions need heads of an even width, not {width // heads}"
+        raise UserError(what, where=settings.where, remedy="correct hidden_size or num_attention_heads")
     pooling = settings.word("classifier_pooling", "cls", choices=("cls", "mean"))
     return ModernBertShape(
         model_type="modernbert",
         vocabulary=settings.size("vocab_size", 50368),
         width=width,
         layers=layers,
-        heads=settings.size("num_attention_heads", 12),
+        heads=heads,
         inner=settings.size("intermediate_size", 1152),
         embedding_width=width,
         positions=settings.size("max_position_embeddings", 8192),
         segments=0,
         activation=settings.activation("hidden_activation", "gelu"),
         norm_eps=settings.number("norm_eps", 1e-5),
-        dropout=settings.number("mlp_dropout", 0.0),
-        attention_dropout=settings.number("attention_dropout", 0.0),
-        head_dropout=settings.number("classifier_dropout", 0.0),
+        dropout=settings.rate("mlp_dropout", 0.0),
+        attention_dropout=settings.rate("attention_dropout", 0.0),
+        head_dropout=settings.rate("classifier_dropout", 0.0),
         initial_std=settings.number("initializer_range", 0.02),
         pad_id=settings.size("pad_token_id", 50283, least=0),
         reach=_read_reach(settings, layers),
-        window=settings.size("local_attention", 128) // 2,
+        local_attention=settings.size("local_attention", 128),
         global_theta=_read_theta(settings, GLOBAL, settings.number("global_rope_theta", 160_000.0)),
         local_theta=_read_theta(settings, LOCAL, settings.number("local_rope_theta", 10_000.0)),
         attention_bias=settings.switch("attention_bias", False),
@@ -78,7 +83,7 @@ def read_shape(settings: Settings) -> ModernBertShape:
         norm_bias=settings.switch("norm_bias", False),
         head_bias=settings.switch("classifier_bias", False),
         decoder_bias=settings.switch("decoder_bias", True),
-        embedding_dropout=settings.number("embedding_dropout", 0.0),
+        embedding_dropout=settings.rate("embedding_dropout", 0.0),
         head_activation=settings.activation("classifier_activation", "gelu"),
         sentence=cast(Literal["first", "mean"], {"cls": "first", "mean": "mean"}[pooling]),
         initial_cut=settings.number("initializer_cutoff_factor", 2.0),
@@ -90,7 +95,8 @@ def _read_reach(settings: Settings, layers: int) -> tuple[str, ...]:
     listed = settings.texts("layer_types")
     reach = listed or tuple(LOCAL if layer % every else GLOBAL for layer in range(layers))
     if len(reach) != layers or not set(reach) <= {GLOBAL, LOCAL}:
-        settings.refuse_unless("layer_types", None, f"one of {GLOBAL}, {LOCAL} for each of {layers} layers")
+        remedy = f"name {GLOBAL} or {LOCAL} for each of the {layers} layers"
+        raise UserError("layer_types does not fit the layers", where=settings.where, remedy=remedy)
     return reach
 
 
@@ -122,7 +128,7 @@ def write_config(shape: Shape) -> dict[str, Any]:
         "initializer_cutoff_factor": shape.initial_cut,
         "pad_token_id": shape.pad_id,
         "layer_types": list(shape.reach),
-        "local_attention": shape.window * 2,
+        "local_attention": shape.local_attention,
         "rope_parameters": {
             kind: {"rope_type": "default", "rope_theta": theta} for kind, theta in thetas.items()
         },
@@ -150,7 +156,9 @@ def build_encoder(shape: Shape) -> Encoder:
 
 def _build_block(shape: ModernBertShape, layer: int) -> PreNormBlock:
     is_global = shape.reach[layer] == GLOBAL
-    rule = AttentionRule(window=EVERYTHING if is_global else shape.window, dropout=shape.attention_dropout)
+    rule = AttentionRule(
+        window=EVERYTHING if is_global else shape.local_attention // 2, dropout=shape.attention_dropout
+    )
     rotary = Rotary(shape.global_theta if is_global else shape.local_theta)
     attention = SelfAttention(shape.width, shape.heads, rule=rule, bias=shape.attention_bias, rotary=rotary)
     feed_forward = GatedFeedForward(
