@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from bertsmith.model.attention import AttentionRule
+from bertsmith.model.attention_rule import AttentionRule
 from bertsmith.packed import Layout
 
 RULES = [
@@ -12,7 +12,7 @@ RULES = [
     AttentionRule(window=3),
     AttentionRule(causal=True, window=2),
 ]
-LENGTHS = [7, 31, 1, 7, 64, 31, 2, 40]
+LENGTHS = [7, 31, 1, 7, 64, 31, 2, 40, 3, 4, 5]  # 4 and 5: a window of 3 just covers, just does not
 
 
 def layout_of(lengths: list[int], device: str = "cpu") -> Layout:

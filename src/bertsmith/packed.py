@@ -30,11 +30,6 @@ class Layout:
         offsets = self.starts_S1.tolist()
         return zip(offsets[:-1], offsets[1:], strict=True)
 
-    def sequence_of_rows(self, rows: int) -> Tensor:
-        """For each of the packed rows, the number of the sequence it belongs to."""
-        row_T = torch.arange(rows, device=self.starts_S1.device, dtype=self.starts_S1.dtype)
-        return torch.bucketize(row_T, self.starts_S1[1:], right=True)
-
 
 @dataclass(frozen=True, slots=True)
 class PackedBatch:
@@ -61,6 +56,7 @@ class PackedBatch:
 def pack(sequences: Sequence[Sequence[int]], segments: Sequence[Sequence[int]] = ()) -> PackedBatch:
     """Lay sequences of token ids one after the other; segments default to 0."""
     lengths = [len(sequence) for sequence in sequences]
+    assert not segments or [len(each) for each in segments] == lengths, "a segment number for each token"
     starts_S1 = torch.zeros(len(lengths) + 1, dtype=torch.int32)
     starts_S1[1:] = torch.tensor(lengths, dtype=torch.int32).cumsum(0)
     tokens_T = torch.tensor([token for sequence in sequences for token in sequence], dtype=torch.long)

@@ -2,7 +2,8 @@ import pytest
 import torch
 
 from bertsmith.model import attention
-from bertsmith.model.attention import AttentionRule, packed_attention, reference_attention
+from bertsmith.model.attention import packed_attention, reference_attention
+from bertsmith.model.attention_rule import AttentionRule
 from tests.attention_cases import (
     LENGTHS,
     RULES,

@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
+from bertsmith.model.encoder import mean_of_rows
 from bertsmith.model.family import FAMILY, new_network
 from bertsmith.packed import pack
 from tests.tiny import tiny_shape
@@ -85,12 +86,13 @@ def test_a_compiled_step_with_dropout_is_reproducible_from_its_seed():
     assert not torch.equal(run(1), run(2))
 
 
-def test_static_shapes_run_as_a_cuda_graph():
+@pytest.mark.parametrize(("model_type", "half"), [("bert", True), ("modernbert", False)], ids=str)
+def test_static_shapes_run_as_a_cuda_graph(model_type, half):
     torch._dynamo.reset()
-    network = network_of("bert", attention_dropout=0.0, dropout=0.0, head_dropout=0.0).cuda().train()
+    network = network_of(model_type, attention_dropout=0.0, dropout=0.0, head_dropout=0.0).cuda().train()
 
     def loss_of(network, batch):
-        with torch.autocast("cuda", dtype=torch.bfloat16):
+        with torch.autocast("cuda", dtype=torch.bfloat16, enabled=half):
             return network.scores("classify", network(batch), batch.layout).float().square().sum()
 
     captured = torch.compile(loss_of, fullgraph=True, mode="reduce-overhead", dynamic=False)
@@ -110,3 +112,27 @@ def test_static_shapes_run_as_a_cuda_graph():
         assert abs(fast.item() - plain.item()) < 2e-2 * abs(plain.item())
         assert torch.allclose(ours, network.heads["classify"].output.weight.grad, rtol=5e-2, atol=1e-3)
         network.zero_grad()
+
+
+def test_single_precision_with_dropout_runs_beside_a_cuda_graph():
+    torch._dynamo.reset()
+    network, batch = network_of("bert").cuda().train(), ragged(random.Random(3), LENGTHS).to("cuda")
+
+    @torch.compile(fullgraph=True, mode="reduce-overhead", dynamic=False)
+    def loss_of(network, batch):
+        return network.scores("classify", network(batch), batch.layout).square().sum()
+
+    losses = []
+    for _ in range(4):
+        torch.compiler.cudagraph_mark_step_begin()
+        loss = loss_of(network, batch)
+        loss.backward()
+        losses.append(loss.item())
+    assert len(set(losses)) > 1 and all(loss == loss for loss in losses)
+
+
+def test_pooling_gives_the_same_bits_every_time():
+    values = torch.randn(16_000, 768, device="cuda")
+    layout = pack([[0] * 100] * 160).to("cuda").layout
+    first = mean_of_rows(values, layout)
+    assert all(torch.equal(mean_of_rows(values, layout), first) for _ in range(5))

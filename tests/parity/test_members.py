@@ -179,15 +179,26 @@ def test_each_activation_is_the_one_of_its_name(activation, tmp_path):
         assert (network(pack([[5, 6, 7]])) - expected).abs().max() <= FP32
 
 
-def test_albert_shares_blocks_by_groups_as_in_transformers(tmp_path):
-    theirs = saved_oracle(
-        tmp_path, "albert", "Model", num_hidden_layers=5, num_hidden_groups=2, inner_group_num=1
-    )
+@pytest.mark.parametrize("eps", [1e-12, 1e-3, 0.5])
+@pytest.mark.parametrize(("model_type", "key"), [("bert", "layer_norm_eps"), ("modernbert", "norm_eps")])
+def test_the_epsilon_of_the_norms_is_the_one_in_the_config(model_type, key, eps, tmp_path):
+    theirs = saved_oracle(tmp_path, model_type, "ForMaskedLM", **{key: eps})
+    network = read_model(tmp_path).network
+    batch = pack([[5, 6, 7]])
+    with torch.no_grad():
+        expected = theirs(input_ids=batch.tokens_T[None]).logits[0]
+        assert (network.word_scores(network(batch), torch.arange(3)) - expected).abs().max() <= FP32
+
+
+@pytest.mark.parametrize(("layers", "groups", "inner"), [(5, 2, 1), (4, 2, 2), (18, 14, 1)])
+def test_albert_shares_blocks_by_groups_as_in_transformers(layers, groups, inner, tmp_path):
+    sizes = {"num_hidden_layers": layers, "num_hidden_groups": groups, "inner_group_num": inner}
+    theirs = saved_oracle(tmp_path, "albert", "Model", **sizes)
     network = read_model(tmp_path).network
     with torch.no_grad():
         expected = theirs(input_ids=torch.tensor([[5, 6, 7]])).last_hidden_state[0]
         assert (network(pack([[5, 6, 7]])) - expected).abs().max() <= FP32
-    assert len(network.encoder.blocks) == 2
+    assert len(network.encoder.blocks) == groups * inner
 
 
 def test_the_oracles_cover_the_whole_family():

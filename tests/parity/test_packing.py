@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
+from bertsmith.model.encoder import first_of_rows, largest_of_rows, last_of_rows, mean_of_rows
 from bertsmith.model.family import FAMILY
 from bertsmith.packed import Layout, pack, unpack
 from tests.tiny import tiny_network
@@ -101,3 +102,21 @@ def test_a_layout_padded_to_a_fixed_length_changes_no_sequence(model_type):
         expected = network.scores("classify", network(batch), batch.layout)
     assert scores.shape == (9, 3) and scores.isfinite().all()
     assert torch.allclose(scores[:5], expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("pool", [first_of_rows, last_of_rows, mean_of_rows, largest_of_rows])
+def test_rows_are_pooled_as_one_by_one_whatever_pads_the_layout(pool):
+    values = torch.randn(12, 4, dtype=torch.float64)
+    starts = torch.tensor([0, 5, 6, 12, 12, 12], dtype=torch.int32)
+    pooled = pool(values, Layout(starts, longest=6))
+    plain = {
+        first_of_rows: lambda rows: rows[0],
+        last_of_rows: lambda rows: rows[-1],
+        mean_of_rows: lambda rows: rows.mean(0),
+        largest_of_rows: lambda rows: rows.amax(0),
+    }[pool]
+    assert pooled.shape == (5, 4)
+    for number, (start, end) in enumerate([(0, 5), (5, 6), (6, 12)]):
+        assert torch.allclose(pooled[number], plain(values[start:end]), atol=1e-14, rtol=0)
+    if pool is mean_of_rows:
+        assert (pooled[3:] == 0).all()

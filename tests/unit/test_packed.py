@@ -17,14 +17,6 @@ def test_unpacking_gives_back_what_was_packed(texts):
     assert batch.layout.sequences == len(texts)
 
 
-@given(sequences)
-def test_every_row_knows_its_sequence(texts):
-    layout = pack(texts).layout
-    rows = sum(map(len, texts))
-    expected = [number for number, text in enumerate(texts) for _ in text]
-    assert layout.sequence_of_rows(rows).tolist() == expected
-
-
 @given(st.lists(st.integers(1, 50), max_size=60), st.integers(1, 100))
 def test_splitting_keeps_the_order_and_the_budget(lengths, budget):
     groups = split_by_budget(lengths, budget)

@@ -4,7 +4,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -29,8 +29,11 @@ def atomic_path(target: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def atomic_folder(target: Path) -> Iterator[Path]:
-    """A temporary folder whose files move into the target only if the block succeeds."""
+def atomic_folder(target: Path, *, replaces: Sequence[str] = ()) -> Iterator[Path]:
+    """A temporary folder that becomes the target, or whose files move into it, only if the block succeeds.
+
+    A target that exists loses the files of the patterns in `replaces` that were not written anew.
+    """
     with _told_if_it_cannot_be_written(target):
         # Inside a target that exists: beside it, it may be another disk (a mount, a link) or read-only.
         place = target if target.is_dir() else target.parent
@@ -38,11 +41,31 @@ def atomic_folder(target: Path) -> Iterator[Path]:
         temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".partial", dir=place))
         try:
             yield temporary
-            target.mkdir(exist_ok=True)
-            for file in sorted(temporary.iterdir()):
-                file.replace(target / file.name)
+            _open_to_readers(temporary)
+            if target.is_dir():
+                _move_into(target, temporary, replaces)
+            else:
+                temporary.rename(target)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _open_to_readers(folder: Path) -> None:
+    """Undo the privacy of temporary files: a model folder is meant to be read."""
+    folder.chmod(0o777 & ~_umask())
+    for file in folder.iterdir():
+        file.chmod(0o666 & ~_umask())
+
+
+def _move_into(target: Path, fresh: Path, replaces: Sequence[str]) -> None:
+    # The large files first: config.json must not speak of weights that did not arrive.
+    files = sorted(fresh.iterdir(), key=lambda file: -file.stat().st_size)
+    for file in files:
+        file.replace(target / file.name)
+    written = {file.name for file in files}
+    for old in (file for pattern in replaces for file in target.glob(pattern)):
+        if old.name not in written:
+            old.unlink()
 
 
 def write_text(target: Path, text: str) -> None:

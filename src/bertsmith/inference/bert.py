@@ -10,13 +10,16 @@ import torch
 from torch import Tensor
 
 from bertsmith.ground.errors import UserError
+from bertsmith.ground.files import atomic_folder
 from bertsmith.inference.engine import Engine, Text
 from bertsmith.inference.filling import Filling, Guess, encode_masked, fill_each_mask, fill_jointly
 from bertsmith.model.encoder import first_of_rows, largest_of_rows, mean_of_rows
 from bertsmith.model.family import member_of
+from bertsmith.model.tensor_files import WEIGHT_FILES
 from bertsmith.model.weights import Model, read_model, write_model
 from bertsmith.packed import PackedBatch, unpack
 from bertsmith.text.tokenizer import Tokenizer
+from bertsmith.text.tokenizer_files import TOKENIZER_FILES
 
 Pooling = Literal["mean", "cls", "max"]
 Precision = Literal["fp32", "bf16"]
@@ -133,9 +136,9 @@ class Bert:
 
     def save(self, folder: Path | str) -> None:
         """Write a model folder that `load` and the Hugging Face tools open."""
-        folder = Path(folder).expanduser()
-        write_model(folder, self.model)
-        self.tokenizer.save(folder)
+        with atomic_folder(Path(folder).expanduser(), replaces=(*WEIGHT_FILES, *TOKENIZER_FILES)) as fresh:
+            write_model(fresh, self.model)
+            self.tokenizer.save(fresh)
 
     def _need(self, head: str, purpose: str) -> None:
         network = self.model.network

@@ -7,12 +7,12 @@ the plain one that every other is tested against, and `explain_attention` also g
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from bertsmith.model.attention_rule import EVERYTHING, AttentionRule
 from bertsmith.model.grouped_attention import grouped_attention
 from bertsmith.model.varlen_attention import (
     efficient_attention,
@@ -22,24 +22,6 @@ from bertsmith.model.varlen_attention import (
 )
 from bertsmith.packed import Layout
 
-EVERYTHING = -1
-"""The window of a rule that sees the whole sequence."""
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionRule:
-    """Who may look at whom inside a sequence, and the dropout on the probabilities.
-
-    A rule is static data that a compiled graph can be specialised on. Dropout therefore draws from torch's
-    generator of the device, like every other dropout of a network: seed that, and the step is reproducible.
-    """
-
-    causal: bool = False
-    window: int = EVERYTHING
-    """How far each token sees to either side."""
-    dropout: float = 0.0
-
-
 Attend = Callable[[Tensor, Tensor, Tensor, Layout, AttentionRule], Tensor]
 
 
@@ -47,12 +29,11 @@ def packed_attention(
     query_THK: Tensor, key_THK: Tensor, value_THK: Tensor, layout: Layout, rule: AttentionRule
 ) -> Tensor:
     """Each token's mix of the values of its own sequence, by the fastest form that fits."""
-    choices = (rule.causal, rule.window, rule.dropout)
     if query_THK.is_cuda and flash_takes(query_THK):
-        return flash_attention(query_THK, key_THK, value_THK, layout, choices)
-    if query_THK.is_cuda and efficient_takes(query_THK, choices):
-        return efficient_attention(query_THK, key_THK, value_THK, layout, choices)
-    return grouped_attention(query_THK, key_THK, value_THK, layout, choices)
+        return flash_attention(query_THK, key_THK, value_THK, layout, rule)
+    if query_THK.is_cuda and efficient_takes(query_THK, rule):
+        return efficient_attention(query_THK, key_THK, value_THK, layout, rule)
+    return grouped_attention(query_THK, key_THK, value_THK, layout, rule)
 
 
 def reference_attention(

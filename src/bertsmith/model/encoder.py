@@ -5,20 +5,22 @@ Shapes: T packed tokens, H heads, K head width, D model width, E embedding width
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from bertsmith.model.attention import Attend, AttentionRule, explain_attention, packed_attention
+from bertsmith.model.attention import Attend, explain_attention, packed_attention
+from bertsmith.model.attention_rule import AttentionRule
 from bertsmith.packed import Layout, PackedBatch
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     # "gelu" is the erf form, of the paper and the 2018 checkpoints; the tanh form came with a later release.
     "gelu": functional.gelu,
-    "gelu_new": lambda x: functional.gelu(x, approximate="tanh"),
-    "gelu_pytorch_tanh": lambda x: functional.gelu(x, approximate="tanh"),
+    "gelu_new": partial(functional.gelu, approximate="tanh"),
+    "gelu_pytorch_tanh": partial(functional.gelu, approximate="tanh"),
     "relu": functional.relu,
     "silu": functional.silu,
     "swish": functional.silu,
@@ -90,14 +92,19 @@ class Rotary(nn.Module):
         super().__init__()
         self.theta = theta
 
-    def forward(self, features_THK: Tensor, positions_T: Tensor) -> Tensor:
-        half = features_THK.shape[-1] // 2
-        exponent = torch.arange(half, device=features_THK.device, dtype=torch.float32) / half
-        angle_T1F = positions_T[:, None, None].float() * self.theta**-exponent
+    def forward(self, query_THK: Tensor, key_THK: Tensor, positions_T: Tensor) -> tuple[Tensor, Tensor]:
+        half = query_THK.shape[-1] // 2
+        exponent = torch.arange(half, device=positions_T.device, dtype=torch.float32) / half
+        angle_T1F = positions_T[:, None, None].float() * (1.0 / self.theta**exponent)
         # Angles are exact only in fp32; their cosines are rounded to the features' own type, as published.
-        cosine, sine = angle_T1F.cos().to(features_THK.dtype), angle_T1F.sin().to(features_THK.dtype)
-        first, second = features_THK[..., :half], features_THK[..., half:]
-        return torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1)
+        cosine, sine = angle_T1F.cos().to(query_THK.dtype), angle_T1F.sin().to(query_THK.dtype)
+        return _turned(query_THK, cosine, sine), _turned(key_THK, cosine, sine)
+
+
+def _turned(features_THK: Tensor, cosine_T1F: Tensor, sine_T1F: Tensor) -> Tensor:
+    first, second = features_THK.chunk(2, dim=-1)
+    turned = (first * cosine_T1F - second * sine_T1F, second * cosine_T1F + first * sine_T1F)
+    return torch.cat(turned, dim=-1)
 
 
 class SelfAttention(nn.Module):
@@ -117,8 +124,7 @@ class SelfAttention(nn.Module):
         projected_T3HK = self.project(hidden_TD).unflatten(-1, (3, self.heads, -1))
         query_THK, key_THK, value_THK = projected_T3HK.unbind(1)
         if self.rotary is not None:
-            query_THK = self.rotary(query_THK, batch.positions_T)
-            key_THK = self.rotary(key_THK, batch.positions_T)
+            query_THK, key_THK = self.rotary(query_THK, key_THK, batch.positions_T)
         rule = self.training_rule if self.training else self.rule
         mixed_THK = attend(query_THK, key_THK, value_THK, batch.layout, rule)
         output_TD: Tensor = self.output(mixed_THK.flatten(1))
@@ -264,19 +270,19 @@ def last_of_rows(values_TD: Tensor, layout: Layout) -> Tensor:
 
 
 def mean_of_rows(values_TD: Tensor, layout: Layout) -> Tensor:
-    """The mean of each sequence's rows [S, D], summed in fp32 or better."""
+    """The mean of each sequence's rows [S, D], summed in fp32 or better; 0 for an empty one."""
     exact_TD = values_TD if values_TD.dtype == torch.float64 else values_TD.float()
-    sums_SD = exact_TD.new_zeros(layout.sequences, values_TD.shape[1])
-    sums_SD = sums_SD.index_add(0, layout.sequence_of_rows(values_TD.shape[0]), exact_TD)
+    # segment_reduce sums in a fixed order; index_add would not on CUDA.
+    sums_SD = torch.segment_reduce(
+        exact_TD, "sum", offsets=layout.starts_S1.long(), axis=0, initial=0.0, unsafe=True
+    )
     lengths_S = (layout.starts_S1[1:] - layout.starts_S1[:-1]).clamp(min=1)
     return (sums_SD / lengths_S[:, None]).to(values_TD.dtype)
 
 
 def largest_of_rows(values_TD: Tensor, layout: Layout) -> Tensor:
     """The element-wise largest of each sequence's rows [S, D]."""
-    lowest_SD = values_TD.new_full((layout.sequences, values_TD.shape[1]), float("-inf"))
-    owner_TD = layout.sequence_of_rows(values_TD.shape[0])[:, None].expand_as(values_TD)
-    return lowest_SD.scatter_reduce(0, owner_TD, values_TD, "amax")
+    return torch.segment_reduce(values_TD, "max", offsets=layout.starts_S1.long(), axis=0, unsafe=True)
 
 
 SENTENCE_STATES = {"first": first_of_rows, "last": last_of_rows, "mean": mean_of_rows}

@@ -14,10 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bertsmith.model.attention_rule import AttentionRule
 from bertsmith.packed import Layout
-
-Choices = tuple[bool, int, float]
-"""Causal, window (-1 sees everything), dropout: an attention rule as an operator can take it."""
 
 LARGEST_SEED = 2**63 - 1
 
@@ -30,18 +28,20 @@ class _Group:
 
 
 def grouped_attention(
-    query_THK: Tensor, key_THK: Tensor, value_THK: Tensor, layout: Layout, choices: Choices
+    query_THK: Tensor, key_THK: Tensor, value_THK: Tensor, layout: Layout, rule: AttentionRule
 ) -> Tensor:
     """Each token's mix of the values of its own sequence."""
-    causal, window, dropout = choices
     # The backward pass must drop what the forward dropped: both draw from this seed.
-    seed = torch.randint(LARGEST_SEED, (), device=query_THK.device) if dropout else None
+    seed = torch.randint(LARGEST_SEED, (), device=query_THK.device) if rule.dropout else None
     operands = (query_THK, key_THK, value_THK, layout.starts_S1, seed)
-    mixed_THK: Tensor = _forward(*operands, causal, window, dropout)[0]
+    mixed_THK: Tensor = _forward(*operands, rule.causal, rule.window, rule.dropout)[0]
     return mixed_THK
 
 
-@torch.library.custom_op("bertsmith::grouped_attention", mutates_args=())
+# Lengths are looked at on the CPU, which a CUDA graph cannot record: the tag keeps the operator out of one.
+@torch.library.custom_op(
+    "bertsmith::grouped_attention", mutates_args=(), tags=(torch._C.Tag.cudagraph_unsafe,)
+)
 def _forward(  # noqa: PLR0913 - an operator takes tensors and numbers, not our dataclasses
     query: Tensor,
     key: Tensor,
@@ -55,7 +55,7 @@ def _forward(  # noqa: PLR0913 - an operator takes tensors and numbers, not our 
     mixed = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     normalisers = _empty_normalisers(query)
     stream = _stream(seed, query.device)
-    for group in _groups(starts):
+    for group in _groups(starts, query.shape[0]):
         rows = _rows_on(group, query.device)
         operands = _Operands(*(_gather(each, rows, group.length) for each in (query, key, value)))
         problem = _Problem(operands, causal, window)
@@ -65,7 +65,9 @@ def _forward(  # noqa: PLR0913 - an operator takes tensors and numbers, not our 
     return mixed, normalisers
 
 
-@torch.library.custom_op("bertsmith::grouped_attention_backward", mutates_args=())
+@torch.library.custom_op(
+    "bertsmith::grouped_attention_backward", mutates_args=(), tags=(torch._C.Tag.cudagraph_unsafe,)
+)
 def _backward(  # noqa: PLR0913
     gradient: Tensor,
     query: Tensor,
@@ -81,7 +83,7 @@ def _backward(  # noqa: PLR0913
 ) -> tuple[Tensor, Tensor, Tensor]:
     gradients = [torch.empty(query.shape, dtype=query.dtype, device=query.device) for _ in range(3)]
     stream = _stream(seed, query.device)
-    for group in _groups(starts):
+    for group in _groups(starts, query.shape[0]):
         rows = _rows_on(group, query.device)
         operands = _Operands(*(_gather(each, rows, group.length) for each in (query, key, value)))
         problem = _Problem(operands, causal, window)
@@ -213,11 +215,13 @@ class _Problem:
         draw = torch.rand(
             groups, heads, length, length, device=self.operands.query_GHNK.device, generator=stream
         )
-        return (draw >= dropout) / (1.0 - dropout)
+        return (draw >= dropout).to(_exact_type(self.operands.query_GHNK.dtype)) / (1.0 - dropout)
 
 
-def _groups(starts: Tensor) -> list[_Group]:
-    return _groups_of(starts.cpu().numpy().astype(np.int64).tobytes())
+def _groups(starts: Tensor, rows: int) -> list[_Group]:
+    offsets = starts.cpu().numpy().astype(np.int64)
+    assert offsets[-1] == rows, f"the layout covers {offsets[-1]} of {rows} rows"
+    return _groups_of(offsets.tobytes())
 
 
 @lru_cache(maxsize=16)

@@ -47,6 +47,10 @@ class Member:
     next_label: int = 0
     """Which output of the next-sentence head says that B follows A: 0 in BERT, 1 in ERNIE."""
 
+    def names_of_head(self, head: str, shape: Shape) -> set[str]:
+        """All published names of a head's weights."""
+        return {name for theirs in self.heads[head].names(shape).values() for name in theirs}
+
 
 def pair_of(ours: str, *theirs: str, bias: bool = True) -> Names:
     """The names of a layer's weight and bias."""

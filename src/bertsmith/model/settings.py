@@ -10,6 +10,7 @@ from bertsmith.model.encoder import ACTIVATIONS
 LARGEST_SIZE = 2**24
 """No size in any published config comes near it; a larger one is a broken or hostile file."""
 MOST_LAYERS = 1024
+LARGEST_NUMBER = 1e30
 
 
 @dataclass(slots=True)
@@ -30,7 +31,7 @@ class Settings:
     def number(self, key: str, default: float) -> float:
         """A non-negative number."""
         value = self._get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < LARGEST_NUMBER:
             raise self._wrong(key, f"is {value!r}", "a non-negative number is expected")
         return float(value)
 

@@ -15,6 +15,11 @@ from bertsmith.ground.files import read_json, write_json
 
 SINGLE, SHARDED = "model.safetensors", "model.safetensors.index.json"
 OLD_SINGLE, OLD_SHARDED = "pytorch_model.bin", "pytorch_model.bin.index.json"
+WEIGHT_FILES = (
+    *(SINGLE, SHARDED, "model-*-of-*.safetensors"),
+    *(OLD_SINGLE, OLD_SHARDED, "pytorch_model-*-of-*.bin"),
+)
+"""Patterns of all that may hold weights: a save replaces them, or a reader might prefer an old one."""
 BROKEN = "download or save the folder again"
 LONGEST_NAME = 200
 NOT_TENSORS = (
@@ -57,21 +62,6 @@ def write_tensors(folder: Path, tensors: Mapping[str, Tensor], shard_bytes: int)
         file_of |= dict.fromkeys(shard, name)
     total = sum(tensor.nbytes for tensor in tensors.values())
     write_json(folder / SHARDED, {"metadata": {"total_size": total}, "weight_map": file_of})
-
-
-def remove_other_tensors(folder: Path, kept: set[str]) -> None:
-    """Delete weights of an earlier save that go by other names: a reader might prefer them."""
-    patterns = (
-        SINGLE,
-        SHARDED,
-        "model-*-of-*.safetensors",
-        OLD_SINGLE,
-        OLD_SHARDED,
-        "pytorch_model-*-of-*.bin",
-    )
-    for file in (file for pattern in patterns for file in folder.glob(pattern)):
-        if file.name not in kept:
-            file.unlink()
 
 
 def _write_file(file: Path, tensors: dict[str, Tensor]) -> None:

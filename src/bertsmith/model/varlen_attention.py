@@ -7,7 +7,7 @@ so the operators are called directly. They differentiate by themselves.
 import torch
 from torch import Tensor
 
-from bertsmith.model.grouped_attention import Choices
+from bertsmith.model.attention_rule import EVERYTHING, AttentionRule
 from bertsmith.packed import Layout
 
 WIDEST_FLASH_HEAD = 256
@@ -22,41 +22,38 @@ def flash_takes(query_THK: Tensor) -> bool:
 
 
 def flash_attention(
-    query_THK: Tensor, key_THK: Tensor, value_THK: Tensor, layout: Layout, choices: Choices
+    query_THK: Tensor, key_THK: Tensor, value_THK: Tensor, layout: Layout, rule: AttentionRule
 ) -> Tensor:
     """Flash attention over packed sequences; a window of -1 sees everything, as in ours."""
-    causal, window, dropout = choices
     # The kernel refuses a causal flag together with a window: a window that ends at the query says the same.
-    after = 0 if causal else window
+    after = 0 if rule.causal else rule.window
     mixed_THK: Tensor = torch.ops.aten._flash_attention_forward(
         *(query_THK, key_THK, value_THK, layout.starts_S1, layout.starts_S1, layout.longest, layout.longest),
-        *(dropout, causal and window < 0, False),
-        window_size_left=window,
+        *(rule.dropout, rule.causal and rule.window == EVERYTHING, False),
+        window_size_left=rule.window,
         window_size_right=after,
     )[0]
     return mixed_THK
 
 
-def efficient_takes(query_THK: Tensor, choices: Choices) -> bool:
+def efficient_takes(query_THK: Tensor, rule: AttentionRule) -> bool:
     """Whether the efficient kernel can run this: not double precision, no window, no dropout, aligned heads.
 
     Its dropout over packed sequences is wrong in torch 2.11: every sequence gets the same mask, and the
     backward pass another one than the forward.
     """
-    _, window, dropout = choices
     single = query_THK.dtype in (torch.float32, torch.bfloat16, torch.float16)
-    return single and window < 0 and not dropout and query_THK.shape[-1] % 8 == 0
+    return single and rule.window == EVERYTHING and not rule.dropout and query_THK.shape[-1] % 8 == 0
 
 
 def efficient_attention(
-    query_THK: Tensor, key_THK: Tensor, value_THK: Tensor, layout: Layout, choices: Choices
+    query_THK: Tensor, key_THK: Tensor, value_THK: Tensor, layout: Layout, rule: AttentionRule
 ) -> Tensor:
     """Memory-efficient attention over packed sequences, for fp32 and for GPUs without flash."""
-    causal, _, _ = choices
     starts, longest = layout.starts_S1, layout.longest
     mixed_1THK = torch.ops.aten._efficient_attention_forward(
         *(query_THK[None], key_THK[None], value_THK[None], None, starts, starts, longest, longest),
-        *(0.0, int(causal), True),
+        *(0.0, int(rule.causal), True),
     )[0]
     mixed_THK: Tensor = mixed_1THK[0]
     return mixed_THK

@@ -1,8 +1,8 @@
 """Model folders: a network from `config.json` and its weights under their published names, and back."""
 
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +15,17 @@ from bertsmith.model.family import add_missing_supports, build_network, member_o
 from bertsmith.model.heads import OutputHead
 from bertsmith.model.member import Member
 from bertsmith.model.network import Network
+from bertsmith.model.published import under_one_spelling
 from bertsmith.model.settings import Settings
 from bertsmith.model.shape import Shape
-from bertsmith.model.tensor_files import read_tensors, remove_other_tensors, write_tensors
+from bertsmith.model.tensor_files import WEIGHT_FILES, read_tensors, write_tensors
 
 SHARD_BYTES = 5_000_000_000
-NOT_KEPT = ("architectures", "dtype", "torch_dtype", "transformers_version", "model_type")
-"""Keys of a config.json that describe the file rather than the model; they are written anew."""
-SHOWN_NAMES = 8
-WEIGHT_TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+NOT_KEPT = {
+    *("architectures", "dtype", "torch_dtype", "transformers_version", "model_type", "num_labels"),
+    *("_name_or_path", "auto_map"),
+}
+"""Keys of a config.json that speak of the file, not of the model, or lead to someone's code."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +50,8 @@ def read_model(folder: Path, *, dtype: torch.dtype = torch.float32) -> Model:
     """The network of a Hugging Face model folder, ours or anyone's."""
     if not folder.is_dir():
         raise UserError("is not a folder", where=str(folder), remedy="give the folder that holds config.json")
-    config = read_json(
-        folder / "config.json", remedy="a model folder holds config.json, weights and tokenizer files"
-    )
+    remedy = "a model folder holds config.json, weights and tokenizer files"
+    config = read_json(folder / "config.json", remedy=remedy)
     return model_from_tensors(config, read_tensors(folder), where=folder, dtype=dtype)
 
 
@@ -65,36 +66,39 @@ def model_from_tensors(
     settings = Settings(config, str(where / "config.json"))
     member = _member(config, settings.where)
     shape = _read_shape(member, settings)
-    held = _with_first_names(dict(tensors), member, shape)
-    heads = _heads_in(held, member, shape, settings, where)
-    if "mlm" in heads:
-        settings.refuse_unless("tie_word_embeddings", True, True)
+    published = under_one_spelling(tensors, member, shape, where)
+    heads = published.heads(_expected_heads(member, settings))
     names = published_names(shape, heads)
+    published.refuse_missing(
+        {name for theirs in names.values() for name in theirs} - published.tensors.keys()
+    )
     with torch.device("meta"):  # sizes are compared before any memory is taken for them
         network = build_network(shape, heads)
-    network.load_state_dict(_our_tensors(network, names, held, where, dtype), assign=True)
+    network.load_state_dict(published.assembled(names, network.state_dict(), dtype), assign=True)
+    _refuse_unfit_settings(settings, heads)
     fresh = add_missing_supports(network, torch.Generator().manual_seed(0))
-    _refuse_odd_labels(settings)
     extras = {key: value for key, value in settings.rest().items() if key not in NOT_KEPT}
-    return Model(network.eval(), extras, tuple(_notes(held, names, member, fresh)), tuple(fresh))
+    return Model(network.eval(), extras, tuple(_notes(published.unused(names), member, fresh)), tuple(fresh))
 
 
 def write_model(folder: Path, model: Model, *, shard_bytes: int = SHARD_BYTES) -> None:
-    """Store a network so that `read_model` and transformers open it; all files or none."""
+    """Store a network so that `read_model` and transformers open it.
+
+    A new folder appears whole or not at all; in one that exists, weights are replaced before config.json.
+    """
     network = model.network
     shape, heads = network.shape, head_outputs(network)
     member = member_of(shape.model_type)
-    architecture = _architecture(member, set(heads))
+    _refuse_shared_names(member, shape, set(heads))
+    architectures = _architectures(member, shape, set(heads))
     tensors = _published_tensors(network, published_names(shape, heads))
-    if architecture.endswith("Model"):
+    if architectures == [_bare_class(member)]:
         tensors = {name.removeprefix(member.prefix): tensor for name, tensor in tensors.items()}
     kind = str(next(network.parameters()).dtype).removeprefix("torch.")
-    config = {**model.extras, **_label_keys(model, heads), **member.write_config(shape)}
-    with atomic_folder(folder) as fresh:
-        write_json(fresh / "config.json", {"architectures": [architecture], "dtype": kind, **config})
+    config = {**model.extras, **_label_keys(model, heads), **member.write_config(shape), "dtype": kind}
+    with atomic_folder(folder, replaces=WEIGHT_FILES) as fresh:
+        write_json(fresh / "config.json", {**config, "architectures": architectures})
         write_tensors(fresh, tensors, shard_bytes)
-        written = {file.name for file in fresh.iterdir()}
-    remove_other_tensors(folder, written)
 
 
 def head_outputs(network: Network) -> dict[str, int]:
@@ -109,10 +113,9 @@ def head_outputs(network: Network) -> dict[str, int]:
 
 
 def _member(config: Mapping[str, Any], where: str) -> Member:
-    if "model_type" not in config:
-        raise UserError(
-            "has no model_type", where=where, remedy='add "model_type": "bert", or what the model is'
-        )
+    if config.get("model_type") is None:
+        remedy = 'add "model_type": "bert", or what the model is'
+        raise UserError("has no model_type", where=where, remedy=remedy)
     return member_of(str(config["model_type"]), where=where)
 
 
@@ -122,144 +125,74 @@ def _read_shape(member: Member, settings: Settings) -> Shape:
         what = f"{shape.heads} attention heads do not divide a width of {shape.width}"
         raise UserError(what, where=settings.where, remedy="correct the two numbers")
     if shape.positions < 1:
-        raise UserError(
-            "max_position_embeddings leaves no position", where=settings.where, remedy="correct it"
-        )
+        what = "max_position_embeddings leaves no position"
+        raise UserError(what, where=settings.where, remedy="correct it")
     return shape
 
 
-def _with_first_names(held: dict[str, Tensor], member: Member, shape: Shape) -> dict[str, Tensor]:
-    """Tensors under one spelling: today's LayerNorm names, the prefix, the first of two tied names."""
-    shared = {name for names in member.encoder_names(shape).values() for name in names}
-    pooler = member.heads["pooler"].names(shape) if "pooler" in member.heads else {}
-    shared |= {name.removeprefix(member.prefix) for names in pooler.values() for name in names}
-    renamed = {}
-    for name, tensor in held.items():
-        modern = re.sub(r"LayerNorm\.(gamma|beta)$", _modern_norm, name)
-        renamed[member.prefix + modern if modern in shared else modern] = tensor
-    for second, first in member.tied.items():
-        if second in renamed:
-            renamed.setdefault(first, renamed.pop(second))
-    return renamed
+def _expected_heads(member: Member, settings: Settings) -> list[str]:
+    return [head for name in settings.texts("architectures") for head in member.architectures.get(name, ())]
 
 
-def _modern_norm(match: re.Match[str]) -> str:
-    return "LayerNorm." + {"gamma": "weight", "beta": "bias"}[match[1]]
-
-
-def _heads_in(
-    held: Mapping[str, Tensor], member: Member, shape: Shape, settings: Settings, where: Path
-) -> dict[str, int]:
-    """The heads whose weights are there; where two heads share names, the architecture decides."""
-    named = settings.texts("architectures")
-    expected = [head for name in named for head in member.architectures.get(name, ())]
-    claimed: set[str] = set()
-    heads = {}
-    for head in [*expected, *member.heads]:
-        names = {name for theirs in member.heads[head].names(shape).values() for name in theirs}
-        if names <= held.keys() and not names & claimed:
-            heads[head] = _outputs(held, member, head, shape)
-            claimed |= names
-        elif head in expected and head not in heads and (head != "pooler" or names & held.keys()):
-            _refuse_missing(names - held.keys(), where)
-    return heads
-
-
-def _outputs(held: Mapping[str, Tensor], member: Member, head: str, shape: Shape) -> int:
-    names = member.heads[head].names(shape)
-    if "output.weight" not in names:
-        return 0
-    matrix = held[names["output.weight"][0]]
-    # What is no matrix of some rows is refused later, by its size.
-    return int(matrix.shape[0]) if matrix.dim() == 2 and len(matrix) else 1
-
-
-def _our_tensors(
-    network: Network,
-    names: Mapping[str, tuple[str, ...]],
-    held: Mapping[str, Tensor],
-    where: Path,
-    dtype: torch.dtype,
-) -> dict[str, Tensor]:
-    _refuse_missing({name for theirs in names.values() for name in theirs} - held.keys(), where)
-    expected = network.state_dict()
-    ours = {}
-    for name, theirs in names.items():
-        parts = [_checked(held[each], each, where, dtype) for each in theirs]
-        rows = [len(expected[name]) // len(parts), *expected[name].shape[1:]]
-        for each, part in zip(theirs, parts, strict=True):
-            _refuse_other_size(part, rows, each, where)
-        ours[name] = torch.cat(parts) if len(parts) > 1 else parts[0]
-    return ours
-
-
-def _refuse_odd_labels(settings: Settings) -> None:
+def _refuse_unfit_settings(settings: Settings, heads: Mapping[str, int]) -> None:
+    """Stop at settings that do not fit the heads found: an untied decoder, labels of another number."""
+    if "mlm" in heads:
+        settings.refuse_unless("tie_word_embeddings", True, True)
     labels = settings.values.get("id2label") or {}
-    numbered = isinstance(labels, dict) and all(str(number).isdecimal() for number in labels)
-    if not numbered:
+    if not isinstance(labels, dict) or not all(str(number).isdecimal() for number in labels):
         what = f"id2label is {labels!r}"
         raise UserError(what, where=settings.where, remedy='write it as {"0": "first label", ...}')
+    outputs = heads.get("classify") or heads.get("tag")
+    if outputs and labels and len(labels) != outputs:
+        what = f"id2label names {len(labels)} labels but the head has {outputs} outputs"
+        raise UserError(what, where=settings.where, remedy="name each output once")
 
 
-def _checked(tensor: Tensor, name: str, where: Path, dtype: torch.dtype) -> Tensor:
-    if tensor.dtype not in WEIGHT_TYPES:
-        what = f"{name} holds {tensor.dtype}, not numbers of 16, 32 or 64 bits"
-        raise UserError(what, where=str(where), remedy="export it as float32")
-    weights = tensor.to(dtype)
-    if not weights.isfinite().all():
-        what = f"{name} holds NaN or infinite values"
-        raise UserError(what, where=str(where), remedy="use an earlier checkpoint")
-    return weights
-
-
-def _refuse_other_size(tensor: Tensor, size: list[int], name: str, where: Path) -> None:
-    if list(tensor.shape) != size:
-        what = f"{name} is {list(tensor.shape)} but config.json asks for {size}"
-        raise UserError(
-            what, where=str(where), remedy="config.json and the weights belong to different models"
-        )
-
-
-def _refuse_missing(names: set[str], where: Path) -> None:
-    if names:
-        raise UserError(
-            f"weights are missing: {_listed(names)}",
-            where=str(where),
-            remedy="the file is incomplete or of another model",
-        )
-
-
-def _notes(
-    held: Mapping[str, Tensor], names: Mapping[str, tuple[str, ...]], member: Member, fresh: list[str]
-) -> Iterable[str]:
-    used = {name for theirs in names.values() for name in theirs}
-    # Old files also store constant buffers.
-    unexpected = {
-        name for name in held.keys() - used if not name.endswith(("position_ids", "token_type_ids"))
-    }
-    if unexpected:
-        yield f"weights that belong to no part of {member.model_type} were left out: {_listed(unexpected)}"
+def _notes(unused: str, member: Member, fresh: list[str]) -> Iterator[str]:
+    if unused:
+        yield f"weights that belong to no part of {member.model_type} were left out: {unused}"
     if fresh:
         yield f"not in the folder and freshly initialised, so train before use: {', '.join(fresh)}"
-
-
-def _listed(names: set[str]) -> str:
-    shown = sorted(names)[:SHOWN_NAMES]
-    more = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
-    return ", ".join(shown) + more
 
 
 # ---- writing
 
 
-def _architecture(member: Member, heads: set[str]) -> str:
-    """The published class that holds most of these heads and no others."""
-    fitting = [name for name, held in member.architectures.items() if set(held) <= heads]
-    # A class with a head says more than the bare model, even where the pooler makes them hold equally many.
-    best = max(
-        fitting, key=lambda name: (len(member.architectures[name]), not name.endswith("Model")), default=""
+def _share_names(member: Member, shape: Shape, heads: tuple[str, str]) -> bool:
+    one, other = (member.names_of_head(head, shape) for head in heads)
+    return bool(one & other)
+
+
+def _refuse_shared_names(member: Member, shape: Shape, heads: set[str]) -> None:
+    for pair in combinations(sorted(heads), 2):
+        if _share_names(member, shape, pair):
+            what = f"the heads {pair[0]} and {pair[1]} of {member.model_type} go by the same published names"
+            raise UserError(what, remedy="remove one of them and save again")
+
+
+def _architectures(member: Member, shape: Shape, heads: set[str]) -> list[str]:
+    """The published classes that together name these heads, the ones that settle doubts first."""
+    chosen: list[str] = []
+    left = set(heads)
+    # A class may also name a pooler that is not there: readers draw a fresh one, as for any such folder.
+    fitting = [name for name, held in member.architectures.items() if set(held) <= heads | {"pooler"}]
+    for name in sorted(fitting, key=lambda name: _rank(member, shape, name)):
+        if left & set(member.architectures[name]) and not (chosen and name == _bare_class(member)):
+            chosen.append(name)
+            left -= set(member.architectures[name])
+    return chosen or [_bare_class(member)]
+
+
+def _rank(member: Member, shape: Shape, architecture: str) -> tuple[bool, int]:
+    held = member.architectures[architecture]
+    doubtful = any(
+        _share_names(member, shape, (head, other)) for head in held for other in member.heads if other != head
     )
-    return best or next(name for name in member.architectures if name.endswith("Model"))
+    return (not doubtful, -len(held))
+
+
+def _bare_class(member: Member) -> str:
+    return next(name for name in member.architectures if name.endswith("Model"))
 
 
 def _published_tensors(network: Network, names: Mapping[str, tuple[str, ...]]) -> dict[str, Tensor]:
@@ -267,11 +200,8 @@ def _published_tensors(network: Network, names: Mapping[str, tuple[str, ...]]) -
     published: dict[str, Tensor] = {}
     for name, theirs in names.items():
         # Clones: a file must not store one memory twice, nor the rest of a view's memory.
-        parts = ours[name].detach().cpu().chunk(len(theirs))
-        published |= {
-            each: part.clone(memory_format=torch.contiguous_format)
-            for each, part in zip(theirs, parts, strict=True)
-        }
+        parts = [part.clone() for part in ours[name].detach().cpu().contiguous().chunk(len(theirs))]
+        published |= dict(zip(theirs, parts, strict=True))
     return published
 
 

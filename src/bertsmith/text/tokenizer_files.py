@@ -33,10 +33,11 @@ ROBERTA_NAMES = {
 ROLES = tuple(ROBERTA_NAMES)
 USUAL_LONGEST_WORD = 100  # transformers' limit; Google's own tokenization.py says 200
 FETCH_AGAIN = "fetch the tokenizer files again"
-FILES_OF_TOKENIZERS = {
+TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
     *("vocab.txt", "vocab.json", "merges.txt", "spiece.model"),
-}
+)
+"""All that a save replaces: an earlier tokenizer's files would speak against this one's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +69,11 @@ def read_blueprint(folder: Path, *, longest_word: int) -> Blueprint:
 def write_blueprint(blueprint: Blueprint, folder: Path) -> None:
     """Write tokenizer.json, tokenizer_config.json and, for WordPiece, vocab.txt."""
     library = open_pipeline(blueprint)
-    with atomic_folder(folder) as temporary:
+    with atomic_folder(folder, replaces=TOKENIZER_FILES) as temporary:
         write_text(temporary / "tokenizer.json", library.to_str(pretty=True) + "\n")
         write_json(temporary / "tokenizer_config.json", _complete_settings(library, blueprint.settings))
         if lines := _vocab_txt_lines(library):
             write_text(temporary / "vocab.txt", "".join(f"{line}\n" for line in lines))
-        written = {file.name for file in temporary.iterdir()}
-    for name in FILES_OF_TOKENIZERS - written:  # an earlier tokenizer's, which would speak against this one
-        (folder / name).unlink(missing_ok=True)
 
 
 def open_pipeline(blueprint: Blueprint) -> Library:
@@ -282,7 +280,7 @@ def _added_entries(settings: Settings) -> list[Settings]:
         if not isinstance(entries, dict):
             raise TypeError
         return [dict(entries[number]) for number in sorted(entries, key=int)]
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, IndexError) as error:
         remedy = "write it as {id: {content: ...}}, or leave it out"
         raise UserError(
             "added_tokens_decoder is malformed", where="tokenizer_config.json", remedy=remedy

@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from bertsmith.model.attention import AttentionRule, explain_attention, packed_attention, reference_attention
+from bertsmith.model.attention import explain_attention, packed_attention, reference_attention
+from bertsmith.model.attention_rule import AttentionRule
 from tests.attention_cases import (
     LENGTHS,
     RULES,
@@ -57,6 +58,12 @@ def test_sequences_of_no_tokens_that_pad_the_layout_change_nothing():
     assert torch.equal(short, padded)
 
 
+def test_a_layout_that_leaves_rows_out_is_a_mistake_of_ours():
+    _, (query, key, value) = operands(40)
+    with pytest.raises(AssertionError, match="the layout covers 38 of 40 rows"):
+        packed_attention(query, key, value, layout_of([7, 31]), AttentionRule())
+
+
 def test_not_a_number_in_one_sequence_stays_there():
     layout = layout_of(LENGTHS)
     _, (query, key, value) = operands(sum(LENGTHS))
@@ -99,7 +106,7 @@ def test_the_backward_pass_drops_what_the_forward_pass_dropped():
     upstream = torch.randn_like(dropped)
     ours = torch.autograd.grad(dropped, (projected, value), upstream)
     plain = torch.autograd.grad(explicit, (projected, value), upstream)
-    assert all(torch.allclose(a, b, atol=1e-12) for a, b in zip(ours, plain, strict=True))
+    assert all(torch.allclose(a, b, atol=1e-12, rtol=0) for a, b in zip(ours, plain, strict=True))
 
 
 def test_explaining_gives_rows_that_sum_to_one_and_respect_the_rule():

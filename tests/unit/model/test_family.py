@@ -1,10 +1,12 @@
+import copy
 import math
+import pickle
 
 import pytest
 import torch
 
 from bertsmith.ground.errors import UserError
-from bertsmith.model.attention import AttentionRule
+from bertsmith.model.attention_rule import AttentionRule
 from bertsmith.model.encoder import ACTIVATIONS, Encoder, SelfAttention
 from bertsmith.model.family import FAMILY, add_fresh_head, build_network, member_of, new_network
 from bertsmith.model.settings import Settings
@@ -110,6 +112,13 @@ def test_bert_starts_from_a_normal_distribution_cut_at_two_deviations():
     assert abs(table.std().item() / (0.02 * 0.8796) - 1) < 0.01
 
 
+def test_the_deviation_is_the_one_in_the_config():
+    network = new_network(
+        tiny_shape(vocabulary=20_000, initial_std=0.05), {}, torch.Generator().manual_seed(3)
+    )
+    assert abs(network.encoder.embeddings.words.weight.std().item() / (0.05 * 0.8796) - 1) < 0.01
+
+
 def test_roberta_starts_from_the_whole_normal_distribution():
     network = new_network(tiny_shape("roberta", vocabulary=20_000), {}, torch.Generator().manual_seed(3))
     table = network.encoder.embeddings.words.weight.detach()
@@ -178,6 +187,23 @@ def test_attention_dropout_is_on_in_training_and_off_in_evaluation():
     assert torch.equal(network(batch), network(batch))
     network.train()
     assert not torch.equal(network(batch), network(batch))
+
+
+@pytest.mark.parametrize("model_type", FAMILY)
+def test_a_network_can_be_pickled_and_copied(model_type):
+    network = tiny_network(model_type, heads={"mlm": 0})
+    batch = pack([[5, 6, 7]])
+    with torch.no_grad():
+        for twin in (pickle.loads(pickle.dumps(network)), copy.deepcopy(network)):
+            assert torch.equal(twin(batch), network(batch))
+
+
+def test_what_a_config_leaves_out_is_as_published():
+    shape = member_of("bert").read_shape(Settings(bert_config(), "config.json"))
+    assert (shape.norm_eps, shape.activation, shape.initial_std, shape.segments) == (1e-12, "gelu", 0.02, 2)
+    assert (shape.dropout, shape.attention_dropout, shape.head_dropout) == (0.1, 0.1, 0.1)
+    albert = member_of("albert").read_shape(Settings(albert_config(12, 768, 12), "config.json"))
+    assert (albert.activation, albert.dropout, albert.attention_dropout) == ("gelu_new", 0.0, 0.0)
 
 
 # ---- heads that are not there

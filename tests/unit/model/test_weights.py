@@ -59,6 +59,107 @@ def test_a_folder_of_transformers_comes_back_to_it_unchanged(model_type, tmp_pat
     assert again.config.id2label == theirs.config.id2label
 
 
+ALL_OUTPUTS = {"classify": 5, "tag": 4, "nsp": 2, "sop": 2, "span": 2, "choice": 1, "replaced": 1}
+
+
+@given(st.data())
+def test_any_set_of_heads_comes_back_or_is_refused(tmp_path_factory, data):
+    model_type = data.draw(st.sampled_from(sorted(FAMILY)))
+    chosen = data.draw(st.sets(st.sampled_from(sorted(FAMILY[model_type].heads))))
+    network = tiny_network(model_type, heads={head: ALL_OUTPUTS.get(head, 0) for head in sorted(chosen)})
+    folder = tmp_path_factory.mktemp("heads")
+    try:
+        write_model(folder / "model", Model(network))
+    except UserError as error:
+        assert "go by the same published names; remove one" in str(error)
+        assert list(folder.iterdir()) == []
+        return
+    again = read_model(folder / "model")
+    ours, theirs = network.state_dict(), again.network.state_dict()
+    assert set(ours) == {name for name in theirs if name.split(".")[1] not in again.untrained}
+    assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
+
+
+def test_a_tagger_without_architectures_is_no_classifier_without_pooler(tmp_path):
+    write_model(tmp_path, Model(tiny_network(heads={"tag": 4})))
+    change_config(tmp_path, architectures="DROP")
+    model = read_model(tmp_path)
+    assert head_outputs(model.network) == {"tag": 4} and model.notes == ()
+
+
+def test_a_decoder_that_is_not_the_embedding_is_refused(folder):
+    tensors = load_file(folder / "model.safetensors")
+    tied = tensors | {
+        "cls.predictions.decoder.weight": tensors["bert.embeddings.word_embeddings.weight"].clone()
+    }
+    save_file(tied, folder / "model.safetensors")
+    assert read_model(folder).notes == ()
+    tied["cls.predictions.decoder.weight"][0, 0] += 1
+    save_file(tied, folder / "model.safetensors")
+    assert "which should be the same weight; models that do not tie" in complaint(folder)
+
+
+def test_names_of_a_parallel_wrapper_are_read(folder):
+    tensors = load_file(folder / "model.safetensors")
+    save_file({f"module.{name}": tensor for name, tensor in tensors.items()}, folder / "model.safetensors")
+    assert read_model(folder).notes == ()
+
+
+def test_files_can_be_read_by_others_and_appear_at_once(tmp_path):
+    write_model(tmp_path / "model", Model(tiny_network()))
+    assert all(file.stat().st_mode & 0o044 == 0o044 for file in (tmp_path / "model").iterdir())
+    assert (tmp_path / "model").stat().st_mode & 0o055 == 0o055
+    assert [file.name for file in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_save_that_fails_while_moving_keeps_the_old_weights(folder, monkeypatch):
+    write_model(folder, Model(tiny_network(seed=1)), shard_bytes=20_000)
+    before = read_model(folder).network.state_dict()
+
+    def fail(self, target):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("pathlib.Path.replace", fail)
+    with pytest.raises(UserError, match="cannot be written"):
+        write_model(folder, Model(tiny_network(seed=2)))
+    after = read_model(folder).network.state_dict()
+    assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())
+
+
+def test_labels_of_another_number_than_the_outputs_are_refused(tmp_path):
+    write_model(tmp_path, Model(tiny_network(heads={"pooler": 0, "classify": 2})))
+    change_config(tmp_path, id2label={"0": "a", "1": "b", "2": "c"})
+    assert "id2label names 3 labels but the head has 2 outputs" in complaint(tmp_path)
+
+
+def test_what_leads_to_someones_code_is_not_written_back(folder):
+    change_config(folder, auto_map={"AutoModel": "x.Y"}, _name_or_path="a/b", num_labels=7, note="kept")
+    write_model(folder, read_model(folder))
+    config = json.loads((folder / "config.json").read_text())
+    assert "auto_map" not in config and "_name_or_path" not in config and "num_labels" not in config
+    assert config["note"] == "kept"
+
+
+def test_electras_summary_is_refused_unless_it_is_the_published_one(tmp_path):
+    write_model(tmp_path, Model(tiny_network("electra", heads={"choice": 1})))
+    change_config(tmp_path, summary_activation="tanh")
+    assert "summary_activation is 'tanh'; only 'gelu' is supported" in complaint(tmp_path)
+
+
+def test_a_config_that_asks_for_a_million_blocks_is_refused_at_once(tmp_path):
+    write_model(tmp_path, Model(tiny_network("albert", heads={})))
+    change_config(tmp_path, num_hidden_layers=1024, num_hidden_groups=1024, inner_group_num=64)
+    assert "inner_group_num is 64" in complaint(tmp_path)
+
+
+def test_sizes_are_compared_before_values_are_looked_at(folder):
+    state = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    huge = torch.zeros(1).expand(2**22, 2**14)  # 256 GiB to look at, four bytes in the file
+    torch.save(state | {"bert.embeddings.word_embeddings.weight": huge}, folder / "pytorch_model.bin")
+    assert "is [4194304, 16384] but config.json asks for [99, 32]" in complaint(folder)
+
+
 def test_labels_are_kept_and_named(tmp_path):
     extras = {"id2label": {"1": "good", "0": "bad"}, "label2id": {"good": 1, "bad": 0}}
     network = tiny_network(heads={"pooler": 0, "classify": 2})
@@ -164,6 +265,7 @@ def complaint(folder) -> str:
         ({"num_hidden_layers": 10**6}, "num_hidden_layers is 1000000"),
         ({"num_attention_heads": 5}, "5 attention heads do not divide a width of 32"),
         ({"num_attention_heads": True}, "num_attention_heads is True"),
+        ({"layer_norm_eps": 10**400}, "layer_norm_eps is 1000"),
         ({"layer_norm_eps": "tiny"}, "layer_norm_eps is 'tiny'"),
         ({"hidden_dropout_prob": -0.1}, "hidden_dropout_prob is -0.1"),
         ({"attention_probs_dropout_prob": 1.5}, "attention_probs_dropout_prob is 1.5; a rate from 0 to 1"),
@@ -194,7 +296,11 @@ def test_modernbert_settings_that_make_another_model_are_refused(tmp_path):
     assert "rope_parameters.full_attention: rope_type is 'yarn'; only 'default' is supported" in complaint(
         tmp_path
     )
-    change_config(tmp_path, **good | {"rope_parameters": 3})
+    change_config(tmp_path, **good | {"rope_parameters": {"rope_type": "yarn", "factor": 4}})
+    assert "rope_parameters has 'rope_type'" in complaint(tmp_path)
+    change_config(tmp_path, **good | {"rope_scaling": {"rope_type": "yarn"}})
+    assert "rope_scaling" in complaint(tmp_path)
+    change_config(tmp_path, **good | {"rope_scaling": None, "rope_parameters": 3})
     assert "rope_parameters is 3; an object is expected" in complaint(tmp_path)
     change_config(tmp_path, **good | {"norm_bias": "no"})
     assert "norm_bias is 'no'; true or false is expected" in complaint(tmp_path)

@@ -289,3 +289,11 @@ def test_a_limit_that_cannot_be_kept_is_refused() -> None:
         truncate_longest_first(made_up(1, 1), 2)
     with pytest.raises(UserError, match="the first text has 5 tokens and 7 cannot hold them"):
         truncate_second(made_up(5, 1), 7)
+
+
+def test_a_typed_unknown_token_of_a_unigram_is_ordinary_characters(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.load(albert_unigram(tmp_path))
+    text = "iron<unk>iron"
+    encoded = tokenizer.encode(text)
+    whole = [text[start:end] for start, end in encoded.offsets]
+    assert "<unk>" not in whole and "".join(piece for piece in whole if piece) == text

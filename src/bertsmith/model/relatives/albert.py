@@ -9,7 +9,7 @@ from bertsmith.model.encoder import Encoder
 from bertsmith.model.heads import Pooler
 from bertsmith.model.member import HeadPlan, Member, Names, always, constant_std, pair_of
 from bertsmith.model.relatives import bert
-from bertsmith.model.settings import Settings
+from bertsmith.model.settings import MOST_LAYERS, Settings
 from bertsmith.model.shape import Shape
 
 
@@ -22,7 +22,8 @@ class AlbertShape(Shape):
 
     def order(self) -> list[int]:
         """Which block each step runs: layers in a row share a group, a group runs its blocks in turn."""
-        of_layer = [layer * self.groups // self.layers for layer in range(self.layers)]
+        # In floating point, as transformers does it: whole numbers would differ where groups divide unevenly.
+        of_layer = [int(layer / (self.layers / self.groups)) for layer in range(self.layers)]
         return [
             group * self.blocks_per_group + block
             for group in of_layer
@@ -37,7 +38,11 @@ def read_shape(settings: Settings) -> AlbertShape:
     values = {**vars(common), "embedding_width": settings.size("embedding_size", 128)}
     values["head_dropout"] = settings.rate("classifier_dropout_prob", 0.1)
     groups = settings.size("num_hidden_groups", 1, most=common.layers)
-    return AlbertShape(**values, groups=groups, blocks_per_group=settings.size("inner_group_num", 1, most=64))
+    return AlbertShape(
+        **values,
+        groups=groups,
+        blocks_per_group=settings.size("inner_group_num", 1, most=MOST_LAYERS // groups),
+    )
 
 
 def write_config(shape: Shape) -> dict[str, Any]:
@@ -88,7 +93,7 @@ HEADS = {
     "sop": bert.linear_plan("sop_classifier.classifier", reads="pooled", outputs=2),
     "classify": bert.linear_plan("classifier", reads="pooled"),
     "tag": bert.linear_plan("classifier", reads="tokens"),
-    "span": bert.linear_plan("qa_outputs", reads="tokens", outputs=2, dropped=False),
+    "span": bert.linear_plan("qa_outputs", reads="tokens", outputs=2, rate=bert.no_rate),
     "choice": bert.linear_plan("classifier", reads="pooled", outputs=1),
 }
 

@@ -1,10 +1,11 @@
 """BERT (Devlin et al. 2018): post-norm blocks, learned positions, segments, masked LM, next sentence."""
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import nn
 
-from bertsmith.model.attention import AttentionRule
+from bertsmith.model.attention_rule import AttentionRule
 from bertsmith.model.encoder import (
     Embeddings,
     Encoder,
@@ -28,6 +29,7 @@ def read_shape(settings: Settings) -> Shape:
     """The shape in a config.json with BERT's keys."""
     settings.refuse_unless("position_embedding_type", "absolute", "absolute")
     settings.refuse_unless("is_decoder", False, False)
+    settings.refuse_unless("add_cross_attention", False, False)
     width = settings.size("hidden_size")
     return Shape(
         model_type=str(settings.values["model_type"]),
@@ -159,12 +161,23 @@ def build_masked_language_head(shape: Shape, _: int) -> MaskedLanguageHead:
     return MaskedLanguageHead(Transform(dense, shape.activation, norm), shape.vocabulary)
 
 
-def linear_plan(name: str, *, reads: Reads, outputs: int = 0, dropped: bool = True) -> HeadPlan:
+def head_rate(shape: Shape) -> float:
+    """The dropout before a task's output layer."""
+    return shape.head_dropout
+
+
+def no_rate(_: Shape) -> float:
+    """No dropout."""
+    return 0.0
+
+
+def linear_plan(
+    name: str, *, reads: Reads, outputs: int = 0, rate: Callable[[Shape], float] = head_rate
+) -> HeadPlan:
     """Dropout and one linear layer; `outputs` 0 leaves their number to the task."""
 
     def build(shape: Shape, wanted: int) -> OutputHead:
-        layer = nn.Linear(shape.width, outputs or wanted)
-        return OutputHead(layer, reads=reads, dropout=shape.head_dropout if dropped else 0.0)
+        return OutputHead(nn.Linear(shape.width, outputs or wanted), reads=reads, dropout=rate(shape))
 
     return HeadPlan(build, always(pair_of("output", name)), needs=("pooler",) if reads == "pooled" else ())
 
@@ -176,10 +189,10 @@ def pretraining_and_task_heads(prefix: str) -> dict[str, HeadPlan]:
         "mlm": masked_language_plan(
             "cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm", "cls.predictions.bias"
         ),
-        "nsp": linear_plan("cls.seq_relationship", reads="pooled", outputs=2, dropped=False),
+        "nsp": linear_plan("cls.seq_relationship", reads="pooled", outputs=2, rate=no_rate),
         "classify": linear_plan("classifier", reads="pooled"),
         "tag": linear_plan("classifier", reads="tokens"),
-        "span": linear_plan("qa_outputs", reads="tokens", outputs=2, dropped=False),
+        "span": linear_plan("qa_outputs", reads="tokens", outputs=2, rate=no_rate),
         "choice": linear_plan("classifier", reads="pooled", outputs=1),
     }
 

@@ -1,5 +1,6 @@
 """DistilBERT (Sanh et al. 2019): half of BERT's layers, no segments, no pooler, its own config keys."""
 
+from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
@@ -11,11 +12,29 @@ from bertsmith.model.settings import MOST_LAYERS, Settings
 from bertsmith.model.shape import Shape
 
 
-def read_shape(settings: Settings) -> Shape:
+@dataclass(frozen=True, kw_only=True)
+class DistilBertShape(Shape):
+    """A shape with another dropout before the answer span."""
+
+    span_dropout: float = 0.1
+
+
+def span_rate(shape: Shape) -> float:
+    """The dropout before the span head."""
+    assert isinstance(shape, DistilBertShape)
+    return shape.span_dropout
+
+
+def body_rate(shape: Shape) -> float:
+    """The encoder's own dropout."""
+    return shape.dropout
+
+
+def read_shape(settings: Settings) -> DistilBertShape:
     """The shape in a config.json with DistilBERT's keys."""
     width = settings.size("dim", 768)
     dropout = settings.rate("dropout", 0.1)
-    return Shape(
+    return DistilBertShape(
         model_type="distilbert",
         vocabulary=settings.size("vocab_size", 30522),
         width=width,
@@ -29,6 +48,7 @@ def read_shape(settings: Settings) -> Shape:
         dropout=dropout,
         attention_dropout=settings.rate("attention_dropout", 0.1),
         head_dropout=settings.rate("seq_classif_dropout", 0.2),
+        span_dropout=settings.rate("qa_dropout", 0.1),
         initial_std=settings.number("initializer_range", 0.02),
         pad_id=settings.size("pad_token_id", 0, least=0),
     )
@@ -36,6 +56,7 @@ def read_shape(settings: Settings) -> Shape:
 
 def write_config(shape: Shape) -> dict[str, Any]:
     """The config.json with DistilBERT's keys."""
+    assert isinstance(shape, DistilBertShape)
     return {
         "model_type": "distilbert",
         "vocab_size": shape.vocabulary,
@@ -48,6 +69,7 @@ def write_config(shape: Shape) -> dict[str, Any]:
         "dropout": shape.dropout,
         "attention_dropout": shape.attention_dropout,
         "seq_classif_dropout": shape.head_dropout,
+        "qa_dropout": shape.span_dropout,
         "initializer_range": shape.initial_std,
         "pad_token_id": shape.pad_id,
     }
@@ -95,8 +117,8 @@ DISTILBERT = Member(
     heads={
         "mlm": bert.masked_language_plan("vocab_transform", "vocab_layer_norm", "vocab_projector.bias"),
         "classify": _sentence_plan(),
-        "tag": bert.linear_plan("classifier", reads="tokens"),
-        "span": bert.linear_plan("qa_outputs", reads="tokens", outputs=2),
+        "tag": bert.linear_plan("classifier", reads="tokens", rate=body_rate),
+        "span": bert.linear_plan("qa_outputs", reads="tokens", outputs=2, rate=span_rate),
         "choice": _sentence_plan(outputs=1),
     },
     architectures={

@@ -1,7 +1,7 @@
 """ELECTRA (Clark et al. 2020): BERT's encoder, narrow embeddings in some sizes, two new heads."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
@@ -14,14 +14,30 @@ from bertsmith.model.settings import Settings
 from bertsmith.model.shape import Shape
 
 
-def read_shape(settings: Settings) -> Shape:
-    """BERT's shape with the embedding width."""
-    return replace(bert.read_shape(settings), embedding_width=settings.size("embedding_size", 128))
+@dataclass(frozen=True, kw_only=True)
+class ElectraShape(Shape):
+    """A shape with another dropout before the choice."""
+
+    choice_dropout: float = 0.1
+
+
+def read_shape(settings: Settings) -> ElectraShape:
+    """BERT's shape with the embedding width; the summary in front of a choice only as published."""
+    for key, published in {
+        "summary_type": "first",
+        "summary_use_proj": True,
+        "summary_activation": "gelu",
+    }.items():
+        settings.refuse_unless(key, published, published)
+    values = {**vars(bert.read_shape(settings)), "embedding_width": settings.size("embedding_size", 128)}
+    return ElectraShape(**values, choice_dropout=settings.rate("summary_last_dropout", 0.1))
 
 
 def write_config(shape: Shape) -> dict[str, Any]:
     """BERT's config with the embedding width."""
-    return bert.write_config(shape) | {"embedding_size": shape.embedding_width}
+    assert isinstance(shape, ElectraShape)
+    own = {"embedding_size": shape.embedding_width, "summary_last_dropout": shape.choice_dropout}
+    return bert.write_config(shape) | own
 
 
 def build_encoder(shape: Shape) -> Encoder:
@@ -57,8 +73,10 @@ def _build_classifier(shape: Shape, outputs: int) -> OutputHead:
 
 
 def _build_choice(shape: Shape, _: int) -> OutputHead:
+    assert isinstance(shape, ElectraShape)
     transform = Transform(nn.Linear(shape.width, shape.width), "gelu")
-    return OutputHead(nn.Linear(shape.width, 1), reads="sentence", dropout=0.1, transform=transform)
+    rates = {"dropout": shape.choice_dropout}
+    return OutputHead(nn.Linear(shape.width, 1), reads="sentence", transform=transform, **rates)
 
 
 _GENERATOR_NAMES: Names = {
@@ -80,7 +98,7 @@ HEADS = {
     ),
     "classify": HeadPlan(_build_classifier, _two_layer_names("classifier.dense", "classifier.out_proj")),
     "tag": bert.linear_plan("classifier", reads="tokens"),
-    "span": bert.linear_plan("qa_outputs", reads="tokens", outputs=2, dropped=False),
+    "span": bert.linear_plan("qa_outputs", reads="tokens", outputs=2, rate=bert.no_rate),
     "choice": HeadPlan(_build_choice, _two_layer_names("sequence_summary.summary", "classifier")),
 }
 

@@ -18,8 +18,8 @@ def read_shape(settings: Settings) -> Shape:
 
 def write_config(shape: Shape) -> dict[str, Any]:
     """BERT's config and the number of task types."""
-    tasks = {"use_task_id": True, "task_type_vocab_size": shape.task_types} if shape.task_types else {}
-    return bert.write_config(shape) | {"use_task_id": False} | tasks
+    tasks = {"task_type_vocab_size": shape.task_types} if shape.task_types else {}
+    return bert.write_config(shape) | {"use_task_id": bool(shape.task_types)} | tasks
 
 
 ERNIE = Member(

@@ -8,7 +8,7 @@ from typing import Any, Literal, cast
 from torch import nn
 
 from bertsmith.ground.errors import UserError
-from bertsmith.model.attention import EVERYTHING, AttentionRule
+from bertsmith.model.attention_rule import EVERYTHING, AttentionRule
 from bertsmith.model.encoder import (
     Embeddings,
     Encoder,
@@ -56,6 +56,7 @@ def read_shape(settings: Settings) -> ModernBertShape:
     if width // heads % 2:
         what = f"rotary positions need heads of an even width, not {width // heads}"
         raise UserError(what, where=settings.where, remedy="correct hidden_size or num_attention_heads")
+    global_theta, local_theta = _read_thetas(settings)
     pooling = settings.word("classifier_pooling", "cls", choices=("cls", "mean"))
     return ModernBertShape(
         model_type="modernbert",
@@ -76,8 +77,8 @@ def read_shape(settings: Settings) -> ModernBertShape:
         pad_id=settings.size("pad_token_id", 50283, least=0),
         reach=_read_reach(settings, layers),
         local_attention=settings.size("local_attention", 128),
-        global_theta=_read_theta(settings, GLOBAL, settings.number("global_rope_theta", 160_000.0)),
-        local_theta=_read_theta(settings, LOCAL, settings.number("local_rope_theta", 10_000.0)),
+        global_theta=global_theta,
+        local_theta=local_theta,
         attention_bias=settings.switch("attention_bias", False),
         inner_bias=settings.switch("mlp_bias", False),
         norm_bias=settings.switch("norm_bias", False),
@@ -100,9 +101,24 @@ def _read_reach(settings: Settings, layers: int) -> tuple[str, ...]:
     return reach
 
 
-def _read_theta(settings: Settings, kind: str, default: float) -> float:
-    table = settings.table("rope_parameters").get(kind)
-    rotary = Settings(table if isinstance(table, Mapping) else {}, f"{settings.where} rope_parameters.{kind}")
+def _read_thetas(settings: Settings) -> tuple[float, float]:
+    """The rotary bases of global and local layers: today's table, or the two keys of 2024."""
+    settings.refuse_unless("rope_scaling", None, None)
+    everywhere = settings.number("global_rope_theta", 160_000.0)
+    local = settings.number("local_rope_theta", 10_000.0)
+    if "local_rope_theta" in settings.values and settings.values["local_rope_theta"] is None:
+        local = everywhere  # as in the files of 2024
+    table = settings.table("rope_parameters")
+    for kind, entry in table.items():
+        if kind not in (GLOBAL, LOCAL) or not isinstance(entry, Mapping):
+            what = f"rope_parameters has {kind!r}: {entry!r}"
+            remedy = f"only tables for {GLOBAL} and {LOCAL} are known"
+            raise UserError(what, where=settings.where, remedy=remedy)
+    return _theta_in(table, GLOBAL, everywhere, settings), _theta_in(table, LOCAL, local, settings)
+
+
+def _theta_in(table: Mapping[str, Any], kind: str, default: float, settings: Settings) -> float:
+    rotary = Settings(table.get(kind, {}), f"{settings.where} rope_parameters.{kind}")
     rotary.refuse_unless("rope_type", "default", "default")
     return rotary.number("rope_theta", default)
 

@@ -23,8 +23,7 @@ def first_position(shape: Shape) -> int:
 def read_shape(settings: Settings) -> Shape:
     """BERT's shape, less the position rows that no token uses."""
     shape = replace(bert.read_shape(settings), pad_id=settings.size("pad_token_id", 1, least=0))
-    segments = settings.size("type_vocab_size", 1)
-    return replace(shape, positions=shape.positions - first_position(shape), segments=segments)
+    return replace(shape, positions=shape.positions - first_position(shape))
 
 
 def write_config(shape: Shape) -> dict[str, Any]:
@@ -56,7 +55,7 @@ HEADS = {
         always(pair_of("transform.dense", "classifier.dense") | pair_of("output", "classifier.out_proj")),
     ),
     "tag": bert.linear_plan("classifier", reads="tokens"),
-    "span": bert.linear_plan("qa_outputs", reads="tokens", outputs=2, dropped=False),
+    "span": bert.linear_plan("qa_outputs", reads="tokens", outputs=2, rate=bert.no_rate),
     "choice": bert.linear_plan("classifier", reads="pooled", outputs=1),
 }
 
