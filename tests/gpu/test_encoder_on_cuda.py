@@ -124,6 +124,7 @@ def test_single_precision_with_dropout_runs_beside_a_cuda_graph():
 
     losses = []
     for _ in range(4):
+        network.zero_grad()  # gradients live in the graph's memory, which the next step overwrites
         torch.compiler.cudagraph_mark_step_begin()
         loss = loss_of(network, batch)
         loss.backward()
