@@ -94,9 +94,10 @@ class Rotary(nn.Module):
 
     def forward(self, query_THK: Tensor, key_THK: Tensor, positions_T: Tensor) -> tuple[Tensor, Tensor]:
         half = query_THK.shape[-1] // 2
-        exponent = torch.arange(half, device=positions_T.device, dtype=torch.float32) / half
-        angle_T1F = positions_T[:, None, None].float() * (1.0 / self.theta**exponent)
-        # Angles are exact only in fp32; their cosines are rounded to the features' own type, as published.
+        # Angles in half precision would be useless far out: fp32 as published, or better; cosines are rounded.
+        exact = torch.float64 if query_THK.dtype == torch.float64 else torch.float32
+        exponent = torch.arange(half, device=positions_T.device, dtype=exact) / half
+        angle_T1F = positions_T[:, None, None].to(exact) * (1.0 / self.theta**exponent)
         cosine, sine = angle_T1F.cos().to(query_THK.dtype), angle_T1F.sin().to(query_THK.dtype)
         return _turned(query_THK, cosine, sine), _turned(key_THK, cosine, sine)
 
