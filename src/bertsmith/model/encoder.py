@@ -94,7 +94,7 @@ class Rotary(nn.Module):
 
     def forward(self, query_THK: Tensor, key_THK: Tensor, positions_T: Tensor) -> tuple[Tensor, Tensor]:
         half = query_THK.shape[-1] // 2
-        # Angles in half precision would be useless far out: fp32 as published, or better; cosines are rounded.
+        # Half precision cannot tell far positions apart: angles in fp32, as published, or better.
         exact = torch.float64 if query_THK.dtype == torch.float64 else torch.float32
         exponent = torch.arange(half, device=positions_T.device, dtype=exact) / half
         angle_T1F = positions_T[:, None, None].to(exact) * (1.0 / self.theta**exponent)
