@@ -1,7 +1,7 @@
 """The object people hold: a trained encoder with its tokenizer, and what it can say of texts."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -90,7 +90,7 @@ class Bert:
         size = f"{shape.layers} layers of width {shape.width} on {self.engine.device}"
         return f"<Bert {shape.model_type}, {size}, heads: {', '.join(self.heads) or 'none'}>"
 
-    def hidden_states(self, texts: Sequence[Text], *, truncate: bool = False) -> list[Tensor]:
+    def hidden_states(self, texts: Iterable[Text], *, truncate: bool = False) -> list[Tensor]:
         """For each text, its states after the embeddings and after each layer [layers + 1, tokens, width]."""
 
         def states(batch: PackedBatch) -> list[Tensor]:
@@ -99,7 +99,7 @@ class Bert:
 
         return list(self.engine.answer_each(texts, states, truncate=truncate))
 
-    def embed(self, texts: Sequence[Text], *, pooling: Pooling = "mean", truncate: bool = False) -> Tensor:
+    def embed(self, texts: Iterable[Text], *, pooling: Pooling = "mean", truncate: bool = False) -> Tensor:
         """One vector for each text [texts, width]: the mean, first or largest of its last states."""
         if pooling not in tuple(POOLS):
             raise UserError(f"unknown pooling {pooling!r}", remedy=f"choose one of {', '.join(POOLS)}")

@@ -49,7 +49,12 @@ class Member:
 
     def names_of_head(self, head: str, shape: Shape) -> set[str]:
         """All published names of a head's weights."""
-        return {name for theirs in self.heads[head].names(shape).values() for name in theirs}
+        return published_in(self.heads[head].names(shape))
+
+
+def published_in(names: Names) -> set[str]:
+    """All published names among these."""
+    return {name for theirs in names.values() for name in theirs}
 
 
 def pair_of(ours: str, *theirs: str, bias: bool = True) -> Names:

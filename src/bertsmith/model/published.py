@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bertsmith.ground.errors import UserError
-from bertsmith.model.member import Member, Names
+from bertsmith.model.member import Member, Names, published_in
 from bertsmith.model.shape import Shape
 
 SHOWN_NAMES = 8
@@ -41,28 +41,27 @@ class Published:
             absent = self.names_of(head) - self.tensors.keys()
             # A pooler that is missing altogether is no fault: some models never had one.
             if absent and (head != "pooler" or absent < self.names_of(head)):
-                self.refuse_missing(absent)
+                self.refuse_missing(self.names_of(head))
         # Where heads share names (tagger, classifier), the one that stands on what is there is likelier.
         for head in sorted(self.member.heads, key=lambda head: not self._stands(head)):
             self._take(head, found)
         return found
 
     def refuse_missing(self, names: set[str]) -> None:
-        """Stop where weights are missing, listing them."""
-        if names:
+        """Stop where the file lacks some of these weights, listing them."""
+        if missing := names - self.tensors.keys():
             remedy = "the file is incomplete or of another model"
-            raise UserError(f"weights are missing: {_listed(names)}", where=str(self.where), remedy=remedy)
+            raise UserError(f"weights are missing: {_listed(missing)}", where=str(self.where), remedy=remedy)
 
     def unused(self, names: Names) -> str:
         """The tensors that belong nowhere, listed; empty where there are none."""
-        used = {name for theirs in names.values() for name in theirs}
-        return _listed({name for name in self.tensors.keys() - used if not name.endswith(BUFFERS)})
+        left = self.tensors.keys() - published_in(names)
+        return _listed({name for name in left if not name.endswith(BUFFERS)})
 
     def assembled(
         self, names: Names, expected: Mapping[str, Tensor], dtype: torch.dtype
     ) -> dict[str, Tensor]:
         """Our tensors, each of one or several published ones below each other; sizes are compared first."""
-        self.refuse_missing({name for theirs in names.values() for name in theirs} - self.tensors.keys())
         for ours, theirs in names.items():
             size = [len(expected[ours]) // len(theirs), *expected[ours].shape[1:]]
             for name in theirs:
@@ -132,9 +131,9 @@ def under_one_spelling(
 
 def _bare_names(member: Member, shape: Shape) -> set[str]:
     """The names that a file of the bare encoder writes without the prefix."""
-    names = [name for theirs in member.encoder_names(shape).values() for name in theirs]
+    names = published_in(member.encoder_names(shape))
     if "pooler" in member.heads:
-        names += [name for theirs in member.heads["pooler"].names(shape).values() for name in theirs]
+        names |= member.names_of_head("pooler", shape)
     return {name.removeprefix(member.prefix) for name in names}
 
 

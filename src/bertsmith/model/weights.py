@@ -13,7 +13,7 @@ from bertsmith.ground.errors import UserError
 from bertsmith.ground.files import atomic_folder, read_json, write_json
 from bertsmith.model.family import add_missing_supports, build_network, member_of, published_names
 from bertsmith.model.heads import OutputHead
-from bertsmith.model.member import Member
+from bertsmith.model.member import Member, published_in
 from bertsmith.model.network import Network
 from bertsmith.model.published import under_one_spelling
 from bertsmith.model.settings import Settings
@@ -69,9 +69,7 @@ def model_from_tensors(
     published = under_one_spelling(tensors, member, shape, where)
     heads = published.heads(_expected_heads(member, settings))
     names = published_names(shape, heads)
-    published.refuse_missing(
-        {name for theirs in names.values() for name in theirs} - published.tensors.keys()
-    )
+    published.refuse_missing(published_in(names))
     with torch.device("meta"):  # sizes are compared before any memory is taken for them
         network = build_network(shape, heads)
     network.load_state_dict(published.assembled(names, network.state_dict(), dtype), assign=True)
