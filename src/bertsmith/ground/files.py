@@ -1,15 +1,29 @@
-"""Writing files so that a half-written one cannot exist, and reading small JSON files with clear errors."""
+"""Writing files so that a half-written one cannot exist, and reading them, packed or not, without riddles."""
 
+import bz2
+import gzip
+import hashlib
+import io
 import json
+import lzma
 import os
+import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+import zlib
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 from bertsmith.ground.errors import UserError
+
+_COMPRESSED_STARTS = {
+    rb"\x1f\x8b": ".gz",
+    rb"BZh[1-9](1AY&SY|\x17rE8P\x90)": ".bz2",  # the three letters alone could begin a text
+    rb"\xfd7zXZ\x00": ".xz",
+    rb"\x28\xb5\x2f\xfd": ".zst",
+}
 
 
 @contextmanager
@@ -104,6 +118,139 @@ def read_json(source: Path, *, remedy: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise UserError("holds no JSON object", where=str(source), remedy=remedy)
     return value
+
+
+def open_text_bytes(path: Path) -> BinaryIO:
+    """The bytes of a file, unpacked if it is named .gz, .bz2, .xz or .zst; reading errors name the file."""
+    opener = _OPENERS.get(path.suffix.lower(), _open_plain)
+    try:
+        if opener is not _open_plain and path.is_file() and path.stat().st_size == 0:
+            raise EOFError("it is empty")
+        stream = opener(path)
+    except _READING_ERRORS as error:
+        raise _unreadable(path, error) from error
+    return io.BufferedReader(_NamedReading(path, stream), 1 << 17)
+
+
+def sha256_of(path: Path) -> str:
+    """The SHA-256 of a file's bytes, in hexadecimal."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
+def compression_of(start: bytes) -> str:
+    """The suffix that belongs to a compressed file that starts with these bytes; nothing if it is none."""
+    return next((suffix for magic, suffix in _COMPRESSED_STARTS.items() if re.match(magic, start)), "")
+
+
+class _NamedReading(io.RawIOBase):
+    """A stream whose reading errors name the file."""
+
+    def __init__(self, path: Path, stream: BinaryIO) -> None:
+        self._path, self._stream = path, stream
+
+    def readable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+    def readinto(self, buffer: Any) -> int:
+        try:
+            return cast(io.BufferedIOBase, self._stream).readinto(buffer)
+        except _READING_ERRORS as error:
+            raise _unreadable(self._path, error) from error
+
+    def close(self) -> None:
+        self._stream.close()
+        super().close()
+
+
+class _ChunkReading(io.RawIOBase):
+    """A stream of the chunks that are made from a file."""
+
+    def __init__(self, file: BinaryIO, chunks: Iterator[bytes]) -> None:
+        self._file, self._chunks = file, chunks
+        self._ready = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self._file.fileno()
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._ready:
+            chunk = next(self._chunks, None)
+            if chunk is None:
+                return 0
+            self._ready = memoryview(chunk)
+        count = min(len(buffer), len(self._ready))
+        buffer[:count], self._ready = self._ready[:count], self._ready[count:]
+        return count
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+def _open_zstd(path: Path) -> BinaryIO:
+    try:
+        import zstandard
+    except ImportError as error:
+        remedy = "pip install 'bertsmith[data]'"
+        raise UserError("reading .zst needs zstandard", where=str(path), remedy=remedy) from error
+    # A window as large as `zstd --long=31` makes; the library alone would refuse such files.
+    unpacker = zstandard.ZstdDecompressor(max_window_size=1 << 31)
+    file = path.open("rb")
+    return cast(BinaryIO, _ChunkReading(file, _zstd_chunks(file, unpacker, zstandard.ZstdError)))
+
+
+def _zstd_chunks(file: BinaryIO, unpacker: Any, complaint: type[Exception]) -> Iterator[bytes]:
+    # The library's own stream ends without a word where a file was cut off, so the frames are followed here.
+    frame = None
+    packed = file.read(_ZSTD_READ_BYTES)
+    while packed:
+        frame = frame or unpacker.decompressobj()
+        try:
+            yield frame.decompress(packed)
+        except complaint as error:
+            raise OSError(str(error)) from error
+        packed, frame = (frame.unused_data, None) if frame.eof else (b"", frame)
+        packed = packed or file.read(_ZSTD_READ_BYTES)
+    if frame is not None:
+        raise EOFError("it ends in the middle")
+
+
+def _open_plain(path: Path) -> BinaryIO:
+    file = path.open("rb")
+    if suffix := compression_of(file.peek(16)):
+        file.close()
+        remedy = f"give it a name that ends in {suffix}"
+        raise UserError("is compressed, but its name does not say so", where=str(path), remedy=remedy)
+    return file
+
+
+def _unreadable(path: Path, error: BaseException) -> UserError:
+    if isinstance(error, OSError) and error.strerror:
+        what = f"cannot be read ({error.strerror})"
+        return UserError(what, where=str(path), remedy="check its name and rights")
+    remedy = "fetch or pack it again, or give it the suffix that belongs to it"
+    return UserError(f"is not a whole {path.suffix} file ({error})", where=str(path), remedy=remedy)
+
+
+_ZSTD_READ_BYTES = 1 << 14  # packed; it may unpack to hundreds of times as much
+_READING_ERRORS = (OSError, EOFError, zlib.error, lzma.LZMAError)
+_OPENERS: dict[str, Callable[[Path], Any]] = {
+    ".gz": gzip.GzipFile,
+    ".bz2": bz2.BZ2File,
+    ".xz": lzma.LZMAFile,
+    ".zst": _open_zstd,
+}
+COMPRESSED_SUFFIXES = tuple(_OPENERS)
 
 
 @contextmanager

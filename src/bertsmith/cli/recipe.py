@@ -1,0 +1,57 @@
+"""`bertsmith recipe`: what presets there are, and every setting of a recipe with its origin."""
+
+import json
+from dataclasses import asdict
+from typing import Annotated
+
+from typer import Argument, Option, Typer, echo
+
+recipe = Typer(no_args_is_help=True, rich_markup_mode=None, help="Look at presets and recipe files.")
+
+AsJson = Annotated[bool, Option("--json", help="Print one JSON object, for machines.")]
+
+
+@recipe.command("show")
+def show(
+    name: Annotated[str, Argument(metavar="NAME_OR_FILE", help="A preset, or a recipe file in TOML.")],
+    overrides: Annotated[
+        list[str] | None, Option("--set", metavar="KEY=VALUE", help="Change one value; may be repeated.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print every value of a recipe, where it comes from and what it means.
+
+    What is printed is a complete recipe file itself: save it, change it, train with it. Your own file needs
+    to say only what differs: it may begin with base = "bert-base" and go on with a few keys.
+
+    Example: bertsmith recipe show bert-tiny --set run.steps=500
+    """
+    from bertsmith.recipe.describe import annotated_text, settings_of  # the schema takes a moment to build
+    from bertsmith.recipe.load import load_recipe_with_origins
+
+    loaded = load_recipe_with_origins(name, overrides or [])
+    if as_json:
+        facts = (asdict(setting) for setting in settings_of(loaded))
+        echo(json.dumps({fact.pop("key"): fact for fact in facts}, ensure_ascii=False))
+    else:
+        echo(annotated_text(loaded), nl=False)
+
+
+@recipe.command("list")
+def list_presets(as_json: AsJson = False) -> None:
+    """List the presets with their sizes.
+
+    Parameters are those of the encoder and its pooler, with the published vocabulary.
+
+    Example: bertsmith recipe list
+    """
+    from bertsmith.recipe.describe import preset_summaries
+
+    summaries = preset_summaries()
+    if as_json:
+        facts = (asdict(summary) for summary in summaries)
+        echo(json.dumps({fact.pop("name"): fact for fact in facts}, ensure_ascii=False))
+        return
+    widest = max(len(each.name) for each in summaries)
+    for each in summaries:
+        echo(f"{each.name:<{widest}}  {each.parameters / 1e6:6.1f}M  {each.summary}")

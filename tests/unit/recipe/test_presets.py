@@ -1,0 +1,185 @@
+"""The presets hold what was published."""
+
+import tomllib
+from itertools import pairwise
+
+import pytest
+
+from bertsmith.model.family import build_network, member_of
+from bertsmith.model.settings import Settings
+from bertsmith.recipe.describe import preset_summaries
+from bertsmith.recipe.load import leaves, load_recipe, preset_names, preset_text
+from bertsmith.recipe.sizes import PUBLISHED_VOCABULARY, encoder_parameters
+
+# layers, width, heads, inner, embedding width
+SIZES = {
+    "bert-tiny": (2, 128, 2, 512, "width"),
+    "bert-mini": (4, 256, 4, 1024, "width"),
+    "bert-small": (4, 512, 8, 2048, "width"),
+    "bert-medium": (8, 512, 8, 2048, "width"),
+    "bert-base": (12, 768, 12, 3072, "width"),
+    "bert-large": (24, 1024, 16, 4096, "width"),
+    "roberta-base": (12, 768, 12, 3072, "width"),
+    "roberta-large": (24, 1024, 16, 4096, "width"),
+    "albert-base": (12, 768, 12, 3072, 128),
+    "albert-large": (24, 1024, 16, 4096, 128),
+    "albert-xlarge": (24, 2048, 16, 8192, 128),
+    "albert-xxlarge": (12, 4096, 64, 16384, 128),
+    "distilbert": (6, 768, 12, 3072, "width"),
+    "ernie-base": (12, 768, 12, 3072, "width"),
+}
+
+TWO_STAGES = [(0.9, 128, 20), (0.1, 512, 77)]
+ONE_STAGE = [(1.0, 512, 77)]
+BERT = {
+    "model.type": "bert", "model.segments": 2, "model.activation": "gelu", "model.norm_eps": 1e-12,
+    "model.dropout": 0.1, "model.attention_dropout": 0.1, "model.initial_std": 0.02, "model.positions": 512,
+    "examples.objective": "masked", "examples.pairs": "nsp", "examples.negative_share": 0.5,
+    "examples.short_share": 0.1, "examples.stages": TWO_STAGES,
+    "masking.rate": 0.15, "masking.as_mask": 0.8, "masking.as_random": 0.1, "masking.unit": "token",
+    "masking.levels": [], "masking.count": "rounded", "masking.random_from": "vocabulary",
+    "masking.masks": "dynamic", "masking.copies": 10,
+    "batch.by": "sequences", "batch.sequences": 256,
+    "optim.algorithm": "adamw", "optim.peak_lr": 1e-4, "optim.beta1": 0.9, "optim.beta2": 0.999,
+    "optim.eps": 1e-6, "optim.weight_decay": 0.01, "optim.bias_correction": False, "optim.clip_norm": 1.0,
+    "optim.warmup_share": 0.01, "optim.decay": "google",
+    "run.budget": "steps", "run.steps": 1_000_000,
+}  # fmt: skip
+ROBERTA = BERT | {
+    "model.type": "roberta", "model.segments": 1, "model.norm_eps": 1e-5,
+    "examples.pairs": "full-sentences", "examples.short_share": 0.0, "examples.stages": ONE_STAGE,
+    "masking.count": "stochastic", "masking.random_from": "ordinary",
+    "batch.sequences": 8192,
+    "optim.peak_lr": 6e-4, "optim.beta2": 0.98, "optim.bias_correction": True, "optim.clip_norm": "off",
+    "optim.warmup_share": 24_000 / 500_000, "optim.decay": "continuous",
+    "run.steps": 500_000,
+}  # fmt: skip
+ALBERT = BERT | {
+    "model.type": "albert", "model.activation": "gelu_new",
+    "model.dropout": 0.0, "model.attention_dropout": 0.0,
+    "examples.pairs": "sop", "examples.stages": [(1.0, 512, 20)],
+    "masking.unit": "ngram", "masking.longest_ngram": 3, "masking.copies": 40,
+    "batch.sequences": 4096,
+    "optim.algorithm": "lamb", "optim.peak_lr": 0.00176, "optim.warmup_share": 3_125 / 125_000,
+    "run.steps": 125_000,
+}  # fmt: skip
+DISTILBERT = BERT | {
+    "model.type": "distilbert", "model.segments": 0,
+    "examples.pairs": "doc-sentences", "examples.short_share": 0.0, "examples.stages": ONE_STAGE,
+    "batch.sequences": 4096,
+    "optim.peak_lr": 5e-4, "optim.beta2": 0.98, "optim.weight_decay": 0.0, "optim.bias_correction": True,
+    "optim.clip_norm": 5.0, "optim.warmup_share": 0.05, "optim.decay": "continuous",
+    "run.budget": "tokens", "run.tokens": 10_000_000_000,
+}  # fmt: skip
+ERNIE = BERT | {
+    "model.type": "ernie", "model.task_types": 0,
+    "examples.short_share": 0.15, "examples.stages": ONE_STAGE,
+    "masking.levels": [("token", 0.34), ("phrase", 0.33), ("entity", 0.33)], "masking.levels_by": "mix",
+    "batch.by": "tokens", "batch.tokens": 65_536,
+    "optim.eps": 1e-8, "optim.bias_correction": True, "optim.warmup_share": 5_000 / 1_000_000,
+}  # fmt: skip
+PUBLISHED = {
+    **dict.fromkeys(["bert-tiny", "bert-mini", "bert-small", "bert-medium", "bert-base", "bert-large"], BERT),
+    "roberta-base": ROBERTA,
+    "roberta-large": ROBERTA | {"optim.peak_lr": 4e-4, "optim.warmup_share": 30_000 / 500_000},
+    **dict.fromkeys(["albert-base", "albert-large", "albert-xlarge", "albert-xxlarge"], ALBERT),
+    "distilbert": DISTILBERT,
+    "ernie-base": ERNIE,
+}
+
+# Encoder plus pooler (DistilBERT has none) with the published vocabulary.
+COUNTS = {
+    "bert-base": 109_482_240,
+    "bert-large": 335_141_888,
+    "roberta-base": 124_645_632,
+    "roberta-large": 355_359_744,
+    "albert-base": 11_683_584,
+    "albert-large": 17_683_968,
+    "albert-xlarge": 58_724_864,
+    "albert-xxlarge": 222_595_584,
+    "distilbert": 66_362_880,
+}
+
+each_preset = pytest.mark.parametrize("name", SIZES)
+
+
+def test_these_are_all_the_presets():
+    assert preset_names() == sorted(SIZES) == sorted(PUBLISHED)
+
+
+@each_preset
+def test_a_preset_has_the_published_size(name):
+    model = load_recipe(name).model
+    assert (model.layers, model.width, model.heads, model.inner, model.embedding_width) == SIZES[name]
+
+
+@each_preset
+def test_a_preset_has_the_published_hyper_parameters(name):
+    held = leaves(load_recipe(name).model_dump())
+    held["examples.stages"] = [tuple(stage.values()) for stage in held["examples.stages"]]
+    held["masking.levels"] = [tuple(level.values()) for level in held["masking.levels"]]
+    assert {key: held[key] for key in PUBLISHED[name]} == PUBLISHED[name]
+
+
+@each_preset
+def test_a_preset_goes_by_the_name_of_its_file(name):
+    assert load_recipe(name).name == name
+
+
+@each_preset
+def test_a_preset_names_the_source_of_every_value(name):
+    lines = preset_text(name).splitlines()
+    assert lines[0].startswith("# ")
+    for above, line in pairwise(lines):
+        if line[:1].isalpha() and not line.startswith(("name =", "base =", "type =")):
+            assert "# " in line or above.startswith("# "), line
+
+
+@each_preset
+def test_a_preset_stands_on_at_most_one_other(name):
+    base = tomllib.loads(preset_text(name)).get("base")
+    assert base is None or "base" not in tomllib.loads(preset_text(base))
+
+
+# ---- sizes
+
+
+@pytest.mark.parametrize(("name", "count"), COUNTS.items())
+def test_the_formula_gives_the_published_counts(name, count):
+    model = load_recipe(name).model
+    assert encoder_parameters(model, PUBLISHED_VOCABULARY[model.type]) == count
+
+
+def test_the_formula_follows_the_vocabulary():
+    assert encoder_parameters(load_recipe("bert-base").model, 28_996) == 108_310_272  # BERT-Base cased
+
+
+@each_preset
+def test_the_formula_agrees_with_the_network_itself(name):
+    import torch
+
+    model = load_recipe(name, ["model.positions=600"]).model
+    with torch.device("meta"):
+        network = build_network(
+            shape_of(model, vocabulary=1000), {} if name == "distilbert" else {"pooler": 0}
+        )
+    assert encoder_parameters(model, 1000) == sum(each.numel() for each in network.parameters())
+
+
+def shape_of(model, *, vocabulary):
+    """The model section as a published config, read as such."""
+    sizes = {"hidden_size": model.width, "num_hidden_layers": model.layers, "intermediate_size": model.inner}
+    sizes |= {"num_attention_heads": model.heads, "type_vocab_size": model.segments, "vocab_size": vocabulary}
+    sizes |= {"max_position_embeddings": model.positions + 2 * (model.type == "roberta")}
+    if model.type == "distilbert":
+        sizes |= {"dim": model.width, "n_layers": model.layers, "n_heads": model.heads}
+        sizes |= {"hidden_dim": model.inner}
+    config = {"model_type": model.type, "embedding_size": model.embedding_width, **sizes}
+    return member_of(model.type).read_shape(Settings(config, "config.json"))
+
+
+def test_the_summaries_come_in_order_of_size_within_a_family():
+    assert [each.name for each in preset_summaries()] == list(SIZES)
+    tiny = preset_summaries()[0]
+    assert (tiny.parameters, tiny.vocabulary) == (4_385_920, 30_522)
+    assert tiny.summary.startswith("BERT-Tiny: 2 layers, 128 wide")
