@@ -1,0 +1,135 @@
+"""How often each word stands in a corpus, counted by several processes and yet always the same.
+
+Documents come in batches; a fixed number of batches makes a task, and the counts of tasks are added in the
+order of the input. So neither the number of workers nor their speed has a say in the result.
+"""
+
+import multiprocessing
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import dataclass
+from itertools import chain, islice
+from typing import Generic, TypeVar
+
+import numpy as np
+
+from bertsmith.ground.seeds import key_of, uniforms
+from bertsmith.text.words import WordCutter
+
+Batch = TypeVar("Batch")
+
+# About 350 MB as a Python dictionary. 1 GB of English has about a million distinct words, most of them rare.
+DISTINCT_WORDS = 2_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Counting(Generic[Batch]):
+    """How to count: opening a batch, cutting its documents, and what is kept apart."""
+
+    documents_of: Callable[[Batch], Iterable[str]]  # a function that the workers can import
+    cutter: WordCutter
+    held_out: float = 0.01  # share of documents not learned from
+    batches_per_task: int = 32  # of a megabyte: the larger, the fewer chunks are cut into words again
+    distinct_words: int = DISTINCT_WORDS
+
+
+@dataclass(slots=True)
+class WordCounts:
+    """The words of the documents to learn from, those of the documents held out, and how many there were."""
+
+    learned: dict[str, int]
+    held_out: dict[str, int]
+    documents: int = 0
+    held_out_documents: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Task(Generic[Batch]):
+    first_batch: int
+    batches: list[Batch]
+    counting: Counting[Batch]
+
+
+def count_words(batches: Iterable[Batch], counting: Counting[Batch], *, workers: int = 1) -> WordCounts:
+    """The words of all batches; past the limit of distinct words the rarest so far are forgotten."""
+    total = WordCounts({}, {})
+    for part in _in_order(_tasks(batches, counting), workers):
+        total.documents += part.documents
+        total.held_out_documents += part.held_out_documents
+        total.learned = without_rarest(_added(total.learned, part.learned), limit=counting.distinct_words)
+        if len(total.held_out) < counting.distinct_words:  # enough to judge by
+            total.held_out = _added(total.held_out, part.held_out)
+    return total
+
+
+def without_rarest(words: dict[str, int], *, limit: int) -> dict[str, int]:
+    """The words as they are, or if they are more than the limit, at most half of it: the most frequent."""
+    # Half, so that it does not happen with every task; by count alone, so that no word is preferred.
+    least = 1
+    kept = words
+    while len(words) > limit and len(kept) > limit // 2:
+        least += 1
+        kept = {word: count for word, count in kept.items() if count >= least}
+    return kept
+
+
+def held_out_of(batch: int, documents: int, *, share: float) -> list[bool]:
+    """Which documents of a batch are held out: a draw by their number, the same in every run."""
+    draws = uniforms(np.uint64(key_of(0, "held out", batch)), np.arange(documents, dtype=np.uint64))
+    chosen: list[bool] = (draws < share).tolist()
+    return chosen
+
+
+def _added(words: dict[str, int], more: dict[str, int]) -> dict[str, int]:
+    for word, count in more.items():
+        words[word] = words.get(word, 0) + count
+    return words
+
+
+def _tasks(batches: Iterable[Batch], counting: Counting[Batch]) -> Iterator[_Task[Batch]]:
+    supply = iter(batches)
+    first = 0
+    while taken := list(islice(supply, counting.batches_per_task)):
+        yield _Task(first, taken, counting)
+        first += len(taken)
+
+
+def _in_order(tasks: Iterator[_Task[Batch]], workers: int) -> Iterator[WordCounts]:
+    """The counts of each task in order; only as many tasks as there are workers are held in memory."""
+    start = list(islice(tasks, 2))
+    tasks = chain(start, tasks)
+    if workers == 1 or len(start) < 2:  # starting processes would take longer
+        yield from map(_count, tasks)
+        return
+    # Not forked: the library's threads do not survive that.
+    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+        running: deque[Future[WordCounts]] = deque()
+        for task in tasks:
+            running.append(pool.submit(_count, task))
+            if len(running) > workers:
+                yield running.popleft().result()
+        while running:
+            yield running.popleft().result()
+
+
+def _count(task: _Task[Batch]) -> WordCounts:
+    counting = task.counting
+    learned, held_out = Counter[str](), Counter[str]()
+    documents = held_out_documents = 0
+    for number, batch in enumerate(task.batches, task.first_batch):
+        listed = list(counting.documents_of(batch))
+        apart = held_out_of(number, len(listed), share=counting.held_out)
+        for text, is_apart in zip(listed, apart, strict=True):
+            (held_out if is_apart else learned).update(counting.cutter.chunks(text))
+        documents, held_out_documents = documents + len(listed), held_out_documents + sum(apart)
+    words, held_out_words = (_words_of(chunks, counting.cutter) for chunks in (learned, held_out))
+    return WordCounts(words, held_out_words, documents, held_out_documents)
+
+
+def _words_of(chunks: Counter[str], cutter: WordCutter) -> dict[str, int]:
+    words: dict[str, int] = {}
+    for chunk, count in chunks.items():
+        for word in cutter.words(chunk):
+            words[word] = words.get(word, 0) + count
+    return words
