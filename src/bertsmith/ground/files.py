@@ -67,8 +67,8 @@ def atomic_folder(target: Path, *, replaces: Sequence[str] = ()) -> Iterator[Pat
 def _open_to_readers(folder: Path) -> None:
     """Undo the privacy of temporary files: a model folder is meant to be read."""
     folder.chmod(0o777 & ~_umask())
-    for file in folder.iterdir():
-        file.chmod(0o666 & ~_umask())
+    for file in folder.rglob("*"):
+        file.chmod((0o777 if file.is_dir() else 0o666) & ~_umask())
 
 
 def _move_into(target: Path, fresh: Path, replaces: Sequence[str]) -> None:

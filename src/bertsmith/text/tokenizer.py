@@ -138,6 +138,23 @@ class Tokenizer:
             raise UserError(f"{token!r} is not in the vocabulary", remedy="encode it as text instead")
         return number
 
+    def words_of(self, text: str) -> list[str]:
+        """The normalised words that a text is cut into before they become pieces."""
+        library = self._closed
+        plain = library.normalizer.normalize_str(text) if library.normalizer else text
+        parts = library.pre_tokenizer.pre_tokenize_str(plain) if library.pre_tokenizer else [(plain, (0, 0))]
+        return [part for part, _ in parts]
+
+    @property
+    def closed(self) -> Library:
+        """The library's tokenizer that reads no special token out of a text."""
+        return self._closed
+
+    @property
+    def blueprint(self) -> Blueprint:
+        """What the tokenizer is built from."""
+        return self._blueprint
+
     @property
     def vocabulary_size(self) -> int:
         """How many rows an embedding needs: the highest id, added tokens included, plus one."""

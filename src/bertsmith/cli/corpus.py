@@ -1,0 +1,128 @@
+"""`bertsmith corpus`: raw text becomes a token store."""
+
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from typer import Argument, Option, echo
+
+if TYPE_CHECKING:
+    from bertsmith.corpus.build import CorpusReport
+
+
+def corpus(
+    sources: Annotated[
+        list[str], Argument(metavar="TEXT...", help="Files, folders or patterns; - is standard input.")
+    ],
+    vocab: Annotated[Path, Option(help="Tokenizer folder, of `bertsmith vocab` or of any model.")],
+    out: Annotated[Path, Option(help="Folder of the store to write.")],
+    workers: Annotated[int, Option(min=1, help="Processes; the result is always the same.")] = (
+        os.cpu_count() or 1
+    ),
+    engine: Annotated[
+        Literal["pool", "ray"],
+        Option(help="Processes of this machine, or Ray: on the cluster that RAY_ADDRESS names, or here."),
+    ] = "pool",
+    text_format: Annotated[
+        Literal["auto", "text", "jsonl", "parquet", "wiki"], Option("--format", help="Format of the text.")
+    ] = "auto",
+    field: Annotated[str, Option(help="Field or column with the text (jsonl, parquet).")] = "text",
+    encoding_errors: Annotated[
+        Literal["strict", "replace"], Option(help="Whether to stop at bytes that are not UTF-8.")
+    ] = "strict",
+    sentences: Annotated[
+        Literal["split", "line"],
+        Option(help="Split paragraphs into sentences, or take each line for one (BERT's own input)."),
+    ] = "split",
+    language: Annotated[
+        str, Option(help="Whose abbreviations to know when splitting: en, de, zh ...")
+    ] = "en",
+    min_characters: Annotated[int, Option(min=0, help="Drop shorter documents.")] = 0,
+    repair_mojibake: Annotated[
+        bool, Option("--repair-mojibake", help="Repair wrongly decoded text: schÃ¶n to schön.")
+    ] = False,
+    drop_junk: Annotated[
+        bool, Option("--drop-junk", help="Drop documents that are no prose: tables, lists, code.")
+    ] = False,
+    duplicates: Annotated[
+        Literal["none", "exact", "near"], Option(help="Drop documents that came before, or nearly did.")
+    ] = "none",
+    exclude: Annotated[
+        list[Path] | None,
+        Option(help="A task's file: drop documents that hold a text of it. Can be repeated."),
+    ] = None,
+    add_words: Annotated[
+        list[Path] | None,
+        Option(help="Words to add to the vocabulary, one a line: [unused] slots first. Repeatable."),
+    ] = None,
+    lexicon: Annotated[
+        list[Path] | None,
+        Option(help="Phrases or entities to mark, one a line, perhaps a tab and phrase|entity. Repeatable."),
+    ] = None,
+    as_json: Annotated[bool, Option("--json", help="Print one JSON object, for machines.")] = False,
+) -> None:
+    """Turn text into a token store.
+
+    Reads plain text (an empty line between documents), JSON lines, Parquet and what WikiExtractor writes,
+    packed or not; cleans it as asked, splits sentences, and writes their token ids, which pre-training reads
+    from disk. The same text gives the same bytes on any number of workers.
+
+    Example: bertsmith corpus corpus/*.txt.xz --vocab vocab/ --out store/ --workers 8
+
+    Example: bertsmith corpus web.jsonl --vocab vocab/ --out store/ --drop-junk --duplicates near
+    --exclude glue/RTE/dev.tsv
+    """
+    from bertsmith.corpus.build import build_store
+    from bertsmith.corpus.clean import Cleaning
+    from bertsmith.corpus.prepare import CorpusSettings
+    from bertsmith.corpus.workers import Crew
+
+    settings = CorpusSettings(
+        format=text_format,
+        field=field,
+        encoding_errors=encoding_errors,
+        sentences=sentences,
+        language=language,
+        cleaning=Cleaning(repair_mojibake, min_characters, drop_junk),
+        duplicates=duplicates,
+        exclude=tuple(path.expanduser() for path in exclude or ()),
+        lexicons=tuple(path.expanduser() for path in lexicon or ()),
+        add_words=tuple(path.expanduser() for path in add_words or ()),
+    )
+    report = build_store(
+        sources,
+        out.expanduser(),
+        vocabulary=vocab.expanduser(),
+        settings=settings,
+        crew=Crew(workers, engine),
+    )
+    show = show_json if as_json else show_table
+    show(report)
+
+
+def show_json(report: "CorpusReport") -> None:
+    """Print the report as one JSON object."""
+    echo(json.dumps(asdict(report) | {"out": str(report.out)}))
+
+
+def show_table(report: "CorpusReport") -> None:
+    """Print the report as a few lines for people."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table.grid(padding=(0, 2))
+    speed = f"{report.megabytes_per_second:,.1f} MB of text a second"
+    table.add_row("wrote", f"{report.out} in {report.seconds:,.1f} s, {speed}")
+    table.add_row("documents", f"{report.documents:,}")
+    table.add_row("sentences", f"{report.sentences:,}")
+    table.add_row("tokens", f"{report.tokens:,}, {report.tokens_per_word:.3f} a word")
+    if report.unknown_rate is not None:
+        table.add_row("unknown", f"{report.unknown_rate:.4%} of the tokens")
+    for reason, count in report.dropped.items():
+        table.add_row("dropped", f"{count:,} {reason}")
+    for name, texts in report.task_files.items():
+        looked_for = f"{texts['texts']:,} texts of {name}, {texts['too_short']:,} more are too short to tell"
+        table.add_row("looked for", looked_for)
+    Console(highlight=False, markup=False, emoji=False).print(table)

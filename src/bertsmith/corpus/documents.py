@@ -1,0 +1,215 @@
+"""Blocks of raw text, and the documents in them: the part of reading that workers do."""
+
+import html
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from bertsmith.ground.errors import UserError
+
+DOCUMENT_BYTES = (
+    4 << 20
+)  # of UTF-8: a longer document is cut at line ends into several, so that memory stays flat
+
+Layout = Literal["text", "jsonl", "parquet", "wiki"]
+EncodingErrors = Literal["strict", "replace"]
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A text of stripped lines, none of them empty, and where it stands (`part-0.txt.xz:1234`)."""
+
+    text: str
+    where: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How a file is read: its layout, the field of a record that holds the text, what invalid UTF-8 means."""
+
+    layout: Layout
+    field: str = "text"
+    errors: EncodingErrors = "strict"
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """The raw bytes of some whole documents of one file."""
+
+    content: bytes
+    source: str
+    first_line: int  # of the file, from 1; a row in a Parquet file
+    first_byte: int  # of the unpacked file
+    reading: Reading
+    row_ends: tuple[int, ...] = ()  # Parquet only: where each row's text ends in the content
+    file_bytes: int = 0  # of the file on disk read for this block, for a progress bar
+
+
+def documents_of(block: Block) -> Iterator[Document]:
+    """The documents of a block in their order, each at most DOCUMENT_BYTES long."""
+    for text, line in _TEXTS[block.reading.layout](block):
+        where = f"{block.source}:{line}"
+        # No character takes more than four bytes: most texts need no second look.
+        pieces = [text] if len(text) * 4 <= DOCUMENT_BYTES else _pieces(text)
+        yield from (Document(piece, where) for piece in pieces)
+
+
+def tidied(text: str) -> str:
+    """The text with its lines stripped and its empty lines gone, so that it is one document."""
+    return "\n".join(filter(None, map(str.strip, _with_plain_line_ends(text).split("\n"))))
+
+
+def end_of_piece(content: bytes | bytearray, limit: int) -> int:
+    """Where to cut a long document: the last line end within the limit, else space, else character."""
+    if len(content) <= limit:
+        return len(content)
+    for separator in (b"\n", b" "):
+        if end := content.rfind(separator, 0, limit) + 1:
+            return end
+    while content[limit] & 0xC0 == 0x80 and limit > 1:  # inside a character of several bytes
+        limit -= 1
+    return limit
+
+
+def _pieces(text: str) -> Iterator[str]:
+    rest = text.encode("utf-8")
+    while rest:
+        end = end_of_piece(rest, DOCUMENT_BYTES)
+        if piece := rest[:end].decode("utf-8").strip():
+            yield piece
+        rest = rest[end:]
+
+
+def _plain_texts(block: Block) -> Iterator[tuple[str, int]]:
+    lines: list[str] = []
+    for number, line in enumerate(_lines(block), block.first_line):
+        if line:
+            lines.append(line)
+        elif lines:
+            yield "\n".join(lines), number - len(lines)
+            lines = []
+    if lines:
+        yield "\n".join(lines), number + 1 - len(lines)
+
+
+def _wiki_texts(block: Block) -> Iterator[tuple[str, int]]:
+    """Pages as WikiExtractor writes them, without the line that repeats the title.
+
+    BERT was trained on the text passages of Wikipedia without its headers (Devlin et al. 2018, 3.1).
+    """
+    page: _Page | None = None
+    for number, line in enumerate(_lines(block), block.first_line):
+        if line.startswith("<doc ") or line == "</doc>":
+            if page and page.lines:
+                yield page.text(), page.first_line
+            page = None if line == "</doc>" else _Page(_title(line), number, [])
+        elif page:
+            page.add(line)
+        elif line:
+            remedy = "say --format text if this is no output of WikiExtractor"
+            raise UserError(
+                "stands outside <doc ...> and </doc>", where=f"{block.source}:{number}", remedy=remedy
+            )
+    if page and page.lines:
+        yield page.text(), page.first_line
+
+
+@dataclass(slots=True)
+class _Page:
+    title: str
+    first_line: int
+    lines: list[str]
+
+    def add(self, line: str) -> None:
+        text = html.unescape(line).strip()  # WikiExtractor writes &lt; for <
+        if text and (self.lines or text != self.title):
+            self.lines.append(text)
+
+    def text(self) -> str:
+        return "\n".join(self.lines)
+
+
+def _title(opening: str) -> str:
+    found = re.search(r'title="(.*)"\s*>$', opening)
+    return html.unescape(found[1]).strip() if found else ""
+
+
+def _jsonl_texts(block: Block) -> Iterator[tuple[str, int]]:
+    for number, line in enumerate(_decoded(block).split("\n"), block.first_line):
+        if line and not line.isspace():
+            value = _field_of(line, block.reading, f"{block.source}:{number}")
+            if text := tidied(value):
+                yield text, number
+
+
+def _field_of(line: str, reading: Reading, where: str) -> str:
+    try:
+        record: Any = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"is not valid JSON ({error})", where=where, remedy=_ONE_OBJECT_A_LINE) from error
+    if not isinstance(record, dict):
+        raise UserError("holds no JSON object", where=where, remedy=_ONE_OBJECT_A_LINE)
+    if reading.field not in record:
+        remedy = f"choose one of its fields with --field: {', '.join(record) or 'it has none'}"
+        raise UserError(f"has no field {reading.field!r}", where=where, remedy=remedy)
+    value = record[reading.field]
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise UserError(
+            f"field {reading.field!r} is no text", where=where, remedy="choose another with --field"
+        )
+    return _without_lone_surrogates(value, reading, where)
+
+
+def _without_lone_surrogates(text: str, reading: Reading, where: str) -> str:
+    """The text; JSON can spell half of a character (\\ud83d), which no file can hold."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        if reading.errors == "strict":
+            raise UserError("spells half a character", where=where, remedy=_REPLACE) from error
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
+
+
+def _parquet_texts(block: Block) -> Iterator[tuple[str, int]]:
+    start = 0
+    for row, end in enumerate(block.row_ends, block.first_line):
+        try:
+            text = block.content[start:end].decode("utf-8", block.reading.errors)
+        except UnicodeDecodeError as error:
+            raise UserError("is not UTF-8 text", where=f"{block.source}:{row}", remedy=_REPLACE) from error
+        if text := tidied(text):
+            yield text, row
+        start = end
+
+
+def _lines(block: Block) -> Iterator[str]:
+    return map(str.strip, _with_plain_line_ends(_decoded(block)).split("\n"))
+
+
+def _with_plain_line_ends(text: str) -> str:
+    """The text without carriage returns and without NUL, which C programs take for the end of a text."""
+    if "\0" in text:
+        text = text.replace("\0", "")
+    if "\r" in text:  # \r\r\n is what two conversions from Unix to Windows leave
+        text = re.sub(r"\r+\n", "\n", text).replace("\r", "\n")
+    return text
+
+
+def _decoded(block: Block) -> str:
+    try:
+        return block.content.decode("utf-8", block.reading.errors)
+    except UnicodeDecodeError as error:
+        line = block.first_line + block.content.count(b"\n", 0, error.start)
+        what = f"is not UTF-8 text (byte {block.first_byte + error.start})"
+        remedy = f"convert it (iconv -f LATIN1 -t UTF-8), or {_REPLACE}"
+        raise UserError(what, where=f"{block.source}:{line}", remedy=remedy) from error
+
+
+_TEXTS = {"text": _plain_texts, "jsonl": _jsonl_texts, "parquet": _parquet_texts, "wiki": _wiki_texts}
+_REPLACE = "say --encoding-errors replace"
+_ONE_OBJECT_A_LINE = 'write one object a line: {"text": "..."}'

@@ -1,0 +1,160 @@
+"""Documents that were seen before: word for word, or nearly.
+
+Near duplicates are found as in Lee et al. 2022 and FineWeb (Penedo et al. 2024): MinHash over runs of five
+words, and bands of it as keys. Two texts with a share s of their runs in common meet in a band with a chance
+of 1 - (1 - s**8)**16, which is 95 % at 0.8 and 6 % at 0.5; those that meet are duplicates if their signatures
+agree to NEAR_SIMILARITY. Workers make fingerprints and signatures; one filter decides, in order of arrival.
+"""
+
+import hashlib
+from array import array
+from functools import cache
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bertsmith.corpus.words import run_hashes, words_of
+from bertsmith.ground.seeds import bits, key_of
+
+DuplicateKind = Literal["none", "exact", "near"]
+Signature = NDArray[np.uint64]
+
+NEAR_SIMILARITY = 0.8  # of the sets of runs (Jaccard), estimated; Lee et al. 2022 ask for 0.8
+RUN_WORDS = 5  # Lee et al. 2022, FineWeb
+BANDS, ROWS = 16, 8  # near FineWeb's 14 bands of 8 hashes
+_HASHES = BANDS * ROWS
+_RUNS_AT_ONCE = 512  # 128 hashes of so many runs fit into the processor's cache
+
+
+def exact_fingerprint(text: str) -> bytes:
+    """16 bytes that two texts share only if they are equal but for upper case and white space."""
+    plain = " ".join(text.lower().split())
+    return hashlib.blake2b(plain.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+def near_signature(text: str) -> Signature:
+    """What is compared to find near duplicates: a key for each band, then the low bytes of all 128 minima."""
+    minima = _minima(_runs(text))
+    rows = bits(np.arange(_HASHES, dtype=np.uint64), minima.astype(np.uint64)).reshape(BANDS, ROWS)
+    keys = np.maximum(rows.sum(axis=1, dtype=np.uint64), np.uint64(1))
+    return np.concatenate([keys, minima.astype(np.uint8).view(np.uint64)])
+
+
+def _minima(runs: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    """The least value of each hash over all runs (MinHash, Broder 1997)."""
+    factors, offsets = _permutations()
+    minima = np.full(_HASHES, np.iinfo(np.uint32).max, np.uint32)
+    for start in range(0, len(runs), _RUNS_AT_ONCE):
+        hashed = factors * runs[start : start + _RUNS_AT_ONCE]
+        hashed += offsets
+        np.minimum(minima, hashed.min(axis=1), out=minima)
+    return minima
+
+
+def _runs(text: str) -> NDArray[np.uint32]:
+    words = words_of(text)
+    if not len(words):  # nothing but punctuation: only its own copy is a duplicate
+        return np.frombuffer(exact_fingerprint(text), np.dtype("<u4"))
+    hashes = run_hashes(words.hashes, min(RUN_WORDS, len(words)))
+    return (hashes >> np.uint64(32)).astype(np.uint32)
+
+
+@cache
+def _permutations() -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
+    """The factors (odd, so that each is a permutation of all 32-bit numbers) and offsets of the hashes."""
+    draws = bits(np.uint64(key_of(0, "minhash")), np.arange(2 * _HASHES, dtype=np.uint64)).astype(np.uint32)
+    return draws[:_HASHES, None] | np.uint32(1), draws[_HASHES:, None]
+
+
+class DuplicateFilter:
+    """What was seen so far: about 100 bytes a document for exact duplicates, 700 for near ones."""
+
+    def __init__(self, kind: DuplicateKind) -> None:
+        self._kind = kind
+        self._fingerprints: set[bytes] = set()
+        self._near = _NearIndex()
+
+    def is_duplicate(self, fingerprint: bytes, signature: Signature | None = None) -> bool:
+        """Whether such a document came before; if not, it is remembered. Only "near" needs the signature."""
+        if self._kind == "none":
+            return False
+        if fingerprint in self._fingerprints:
+            return True
+        if self._kind == "near" and not self._is_new(signature):
+            return True
+        self._fingerprints.add(fingerprint)
+        return False
+
+    def _is_new(self, signature: Signature | None) -> bool:
+        if signature is None:
+            raise ValueError("near duplicates need a signature")
+        return self._near.remember(signature)
+
+
+class _NearIndex:
+    """Signatures that can be found by any of their bands."""
+
+    def __init__(self) -> None:
+        self._first_with = _FirstSeen()
+        self._sketches: list[bytes] = []
+
+    def remember(self, signature: Signature) -> bool:
+        """Keep a signature unless one like it is there; whether it was kept."""
+        keys, sketch = signature[:BANDS].tolist(), signature[BANDS:].tobytes()
+        met = {number for key in keys if (number := self._first_with.get(key)) is not None}
+        if any(_agreement(self._sketches[number], sketch) >= NEAR_SIMILARITY for number in met):
+            return False
+        for key in keys:
+            self._first_with.add(key, len(self._sketches))
+        self._sketches.append(sketch)
+        return True
+
+
+class _FirstSeen:
+    """The number that was first added for each 64-bit key (never 0): a hash table in plain arrays.
+
+    A dictionary would take four times the memory, and a large corpus has a hundred million keys.
+    """
+
+    def __init__(self) -> None:
+        self._empty(slots=1 << 10)
+
+    def get(self, key: int) -> int | None:
+        """The number of a key, if it is there."""
+        slot = self._slot(key)
+        return self._numbers[slot] if self._keys[slot] else None
+
+    def add(self, key: int, number: int) -> None:
+        """Add a key that may be there already."""
+        slot = self._slot(key)
+        if self._keys[slot]:
+            return
+        self._keys[slot], self._numbers[slot] = key, number
+        self._used += 1
+        if 3 * self._used > 2 * len(self._keys):
+            self._grow()
+
+    def _slot(self, key: int) -> int:
+        """The slot that holds a key, or the free one where it belongs."""
+        keys, slot = self._keys, key >> self._shift
+        while (there := keys[slot]) and there != key:
+            slot = (slot + 1) % len(keys)
+        return slot
+
+    def _grow(self) -> None:
+        keys, numbers = self._keys, self._numbers
+        self._empty(slots=2 * len(keys))
+        for key, number in zip(keys, numbers, strict=True):
+            if key:
+                self.add(key, number)
+
+    def _empty(self, slots: int) -> None:
+        self._keys, self._numbers = array("Q", bytes(8 * slots)), array("I", bytes(4 * slots))
+        self._shift = 65 - slots.bit_length()  # the upper bits of a key name its first slot
+        self._used = 0
+
+
+def _agreement(one: bytes, other: bytes) -> float:
+    same = np.frombuffer(one, np.uint8) == np.frombuffer(other, np.uint8)
+    return float(np.count_nonzero(same)) / len(one)

@@ -1,0 +1,66 @@
+"""Words added to a WordPiece vocabulary: into its [unused] slots first, then behind its end."""
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from bertsmith.ground.errors import UserError
+from bertsmith.ground.files import read_text
+from bertsmith.text.tokenizer import Tokenizer
+
+UNUSED = re.compile(r"\[unused(\d+)\]")
+
+
+def read_words(file: Path) -> list[str]:
+    """The words of a file, one a line; empty lines are skipped."""
+    lines = read_text(file, remedy="give a text file with one word a line").splitlines()
+    words = [line.strip() for line in lines if line.strip()]
+    if not words:
+        raise UserError("holds no word", where=str(file), remedy="write one word a line")
+    return words
+
+
+def with_words(tokenizer: Tokenizer, words: Sequence[str]) -> Tokenizer:
+    """A tokenizer that knows these words whole; known ones are left as they are, ids never move."""
+    blueprint = tokenizer.blueprint
+    pipeline = json.loads(blueprint.pipeline)
+    if pipeline["model"]["type"] != "WordPiece":
+        what = f"words cannot be added to a {pipeline['model']['type']} vocabulary"
+        raise UserError(what, where=blueprint.where, remedy="train a new vocabulary with bertsmith vocab")
+    vocabulary: dict[str, int] = pipeline["model"]["vocab"]
+    slots = sorted((name for name in vocabulary if UNUSED.fullmatch(name)), key=vocabulary.__getitem__)
+    free = iter([vocabulary[name] for name in slots])
+    names_of_slots = {vocabulary[name]: name for name in slots}
+    end = tokenizer.vocabulary_size
+    for word in new_words(tokenizer, words):
+        slot = next(free, None)
+        if slot is None:
+            vocabulary[word], end = end, end + 1
+        else:
+            del vocabulary[names_of_slots[slot]]
+            vocabulary[word] = slot
+    taken = set(names_of_slots.values()) - set(vocabulary)
+    pipeline["added_tokens"] = [token for token in pipeline["added_tokens"] if token["content"] not in taken]
+    return Tokenizer(type(blueprint)(json.dumps(pipeline), blueprint.settings, blueprint.where))
+
+
+def new_words(tokenizer: Tokenizer, words: Sequence[str]) -> list[str]:
+    """The words that are not single tokens yet, as the tokenizer normalises them, each once."""
+    found: dict[str, None] = {}
+    for word in words:
+        plain, encoded = _normalised(tokenizer, word), tokenizer.encode(word)
+        pieces = [number for number, text in zip(encoded.ids, encoded.sequence, strict=True) if text >= 0]
+        if len(pieces) != 1 or pieces == [tokenizer.unknown_id]:
+            found.setdefault(plain)
+    return list(found)
+
+
+def _normalised(tokenizer: Tokenizer, word: str) -> str:
+    pieces = tokenizer.words_of(word)
+    if len(pieces) != 1:
+        what = f"{word!r} is {len(pieces)} words to this tokenizer"
+        raise UserError(
+            what, where="added words", remedy="give one word a line, without spaces or punctuation"
+        )
+    return pieces[0]

@@ -1,0 +1,161 @@
+"""A table from words to their token ids that looks up whole arrays of words at once.
+
+A word of up to 23 bytes is its own key: three numbers of 64 bits that hold its bytes and its length. Equal
+keys are equal words, so no hash can deceive. Longer words go through a dictionary.
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import chain
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+LONGEST_KEY = 23
+MARGIN = 32
+"""How many bytes must follow the last word in a text, for keys are read whole."""
+CAPACITY = 1 << 19  # words, in about 50 MB; 150 MB of English have as many different ones
+
+Bytes = NDArray[np.uint8]
+Numbers = NDArray[np.int64]
+Keys = NDArray[np.uint64]  # [3, words]
+
+_FACTORS = np.array([0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB], np.uint64)
+_FIRST_SLOTS = 1 << 16
+_SPARSENESS = 4  # slots for each word: few words then have to look into a second one
+_LENGTH_PLACE = np.uint64(56)  # the last byte of the third number
+
+
+class WordTable:
+    """The ids of words, each of which is encoded once; when it is full it forgets all of them."""
+
+    def __init__(
+        self, encode: Callable[[bytes], Sequence[int]], *, id_type: str, capacity: int = CAPACITY
+    ) -> None:
+        self._encode, self._id_type, self._capacity = encode, id_type, capacity
+        self._forget()
+
+    def ids(self, text: Bytes, starts: Numbers, *, lengths: Numbers) -> tuple[NDArray[Any], Numbers]:
+        """The ids of these words of a text, one after the other, and how many ids each word has."""
+        if self._keys.size >= self._capacity:
+            self._forget()
+        words = self._find(_keys(text, starts, lengths=lengths))
+        words[lengths > LONGEST_KEY] = -1
+        missing = np.flatnonzero(words < 0)
+        if len(missing):
+            words[missing] = self._learn(text, starts[missing], lengths=lengths[missing])
+        counts = self._counts.values[0].take(words)
+        offsets = self._offsets.values[0].take(words) - (np.cumsum(counts) - counts)
+        places = np.repeat(offsets, counts)
+        places += np.arange(len(places))
+        return self._ids.values[0].take(places), counts
+
+    def _forget(self) -> None:
+        self._keys = _Growing(3, "uint64")  # a word's number is its place here and in the next two
+        self._offsets, self._counts = _Growing(1, "int32"), _Growing(1, "int32")
+        self._ids = _Growing(1, self._id_type)
+        self._slots = np.full(_FIRST_SLOTS, -1, np.int32)  # by hash: the number of a word, or -1
+        self._long: dict[bytes, int] = {}
+
+    def _find(self, keys: Keys) -> NDArray[np.int32]:
+        """The numbers of the words with these keys; -1 where unknown."""
+        slots = _hashes(keys, len(self._slots))
+        words = self._slots.take(slots)
+        asking = np.flatnonzero(self._is_other(words, keys))
+        while len(asking):
+            slots[asking] = (slots[asking] + 1) % len(self._slots)
+            words[asking] = self._slots.take(slots[asking])
+            asking = asking[self._is_other(words[asking], keys[:, asking])]
+        return words
+
+    def _is_other(self, words: NDArray[np.int32], keys: Keys) -> NDArray[np.bool_]:
+        """Where the slot is taken by another word than the one with this key."""
+        if not self._keys.size:
+            return np.zeros(len(words), np.bool_)
+        pairs = zip(self._keys.values, keys, strict=True)
+        first, second, third = (known.take(words) != asked for known, asked in pairs)
+        other: NDArray[np.bool_] = (first | second | third) & (words >= 0)
+        return other
+
+    def _learn(self, text: Bytes, starts: Numbers, *, lengths: Numbers) -> Numbers:
+        """The numbers of these words, of which the new ones are encoded."""
+        spelled, ends = text.tobytes(), starts + lengths
+        words = [spelled[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
+        fresh = [word for word in dict.fromkeys(words) if word not in self._long]
+        numbers = dict(zip(fresh, range(self._keys.size, self._keys.size + len(fresh)), strict=True))
+        self._append(fresh)
+        self._long |= {word: number for word, number in numbers.items() if len(word) > LONGEST_KEY}
+        return np.array([numbers[word] if word in numbers else self._long[word] for word in words])
+
+    def _append(self, words: list[bytes]) -> None:
+        coded = [self._encode(word) for word in words]
+        counts = np.array([len(ids) for ids in coded], np.int64)
+        self._offsets.extend(self._ids.size + np.cumsum(counts) - counts)
+        self._counts.extend(counts)
+        self._ids.extend(np.fromiter(chain.from_iterable(coded), self._id_type))
+        lengths = np.array([len(word) for word in words], np.int64)
+        spelled = np.frombuffer(b"".join(words) + bytes(MARGIN), np.uint8)
+        keys = _keys(spelled, np.cumsum(lengths) - lengths, lengths=lengths)
+        keys[:, lengths > LONGEST_KEY] = 0
+        self._keys.extend(keys)
+        self._settle(np.arange(self._keys.size - len(words), self._keys.size))
+
+    def _settle(self, words: Numbers) -> None:
+        """Give these words a slot, and all words new ones if slots have become scarce."""
+        if self._keys.size * _SPARSENESS > len(self._slots):
+            size = 1 << (self._keys.size * _SPARSENESS).bit_length()
+            self._slots, words = np.full(size, -1, np.int32), np.arange(self._keys.size)
+        words = words[self._keys.values[2, words] > 0]  # not the long ones
+        slots = _hashes(self._keys.values[:, words], len(self._slots))
+        while len(words):
+            free = self._slots.take(slots) < 0
+            self._slots[slots[free]] = words[free]  # where several want one slot, the last of them gets it
+            left = self._slots.take(slots) != words
+            words, slots = words[left], (slots[left] + 1) % len(self._slots)
+
+
+class _Growing:
+    """Rows of values with room to grow at their end."""
+
+    def __init__(self, rows: int, kind: str) -> None:
+        self._room, self.size = np.empty((rows, 1024), kind), 0
+
+    @property
+    def values(self) -> NDArray[Any]:
+        return self._room[:, : self.size]
+
+    def extend(self, values: NDArray[Any]) -> None:
+        end = self.size + values.shape[-1]
+        if end > self._room.shape[1]:
+            more = np.empty((len(self._room), end), self._room.dtype)
+            self._room = np.concatenate([self.values, more], axis=1)
+        self._room[:, self.size : end] = values
+        self.size = end
+
+
+def _key_masks() -> Keys:
+    """For each length of a word, the bits of the three numbers that its bytes take."""
+    covered = np.arange(24) < np.arange(LONGEST_KEY + 1)[:, None]
+    return np.ascontiguousarray(np.where(covered, 255, 0).astype(np.uint8).view("<u8").T, np.uint64)
+
+
+_MASKS = _key_masks()
+
+
+def _keys(text: Bytes, starts: Numbers, *, lengths: Numbers) -> Keys:
+    """The keys of these words; those of words that are too long mean nothing."""
+    # The eight bytes from every place of the text on: a copy of eight times its size, and quicker by half.
+    eights = np.ascontiguousarray(np.ndarray(len(text) - 7, "<u8", buffer=text, strides=(1,)))
+    kept = np.minimum(lengths, LONGEST_KEY)
+    keys = np.stack([eights.take(starts + 8 * row) & mask.take(kept) for row, mask in enumerate(_MASKS)])
+    keys[2] |= kept.astype(np.uint64) << _LENGTH_PLACE
+    return keys
+
+
+def _hashes(keys: Keys, slots: int) -> Numbers:
+    """A slot for each key, one of 2, 4, 8 ... slots."""
+    mixed = keys[0] * _FACTORS[0] + keys[1] * _FACTORS[1] + keys[2] * _FACTORS[2]
+    mixed ^= mixed >> np.uint64(29)
+    mixed *= _FACTORS[0]
+    numbers: Numbers = (mixed >> np.uint64(65 - slots.bit_length())).astype(np.int64)
+    return numbers
