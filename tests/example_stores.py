@@ -1,0 +1,135 @@
+"""Small token stores, and recipes that fit them."""
+
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer as Library
+from tokenizers import models
+
+from bertsmith.corpus.store import TokenStore
+from bertsmith.corpus.store_writer import StorePlan, TokenisedDocuments, writing_store
+from bertsmith.examples.epoch import StageSource
+from bertsmith.examples.feed import StepBatches
+from bertsmith.examples.masking import Vocabulary, read_vocabulary
+from bertsmith.examples.pairs import Sentences
+from bertsmith.examples.template import read_templates
+from bertsmith.recipe.schema import MaskingSection, Recipe
+from bertsmith.text.tokenizer import Tokenizer
+from tests.tokenizer_makers import BERT_SPECIAL
+
+WORDS = 60
+PIECES = 30
+
+
+def wordpiece(folder: Path, *, words: list[str] | None = None) -> Tokenizer:
+    """A tokenizer of made-up words and continuing pieces, or of these."""
+    made_up = [*(f"w{number}" for number in range(WORDS)), *(f"##p{number}" for number in range(PIECES))]
+    folder.mkdir(parents=True, exist_ok=True)
+    pieces = [*BERT_SPECIAL, *(words or made_up)]
+    (folder / "vocab.txt").write_text("".join(f"{piece}\n" for piece in pieces), encoding="utf-8")
+    return Tokenizer.load(folder)
+
+
+def two_pieces() -> Vocabulary:
+    """What masking knows of a vocabulary with one word, number 5, and one piece, number 6, that goes on."""
+    pieces = {piece: number for number, piece in enumerate([*BERT_SPECIAL, "w", "##w"])}
+    tokenizer = Tokenizer.from_library(Library(models.WordPiece(pieces, unk_token="[UNK]")))
+    return read_vocabulary(tokenizer, MaskingSection())
+
+
+def random_store(
+    folder: Path,
+    *,
+    documents: int = 40,
+    sentences: tuple[int, int] = (1, 12),
+    words: tuple[int, int] = (1, 14),
+    seed: int = 0,
+) -> TokenStore:
+    """A store of documents with random numbers of sentences and tokens, both ends included."""
+    tokenizer = wordpiece(folder / "vocabulary")
+    chance = np.random.default_rng(seed)
+    in_document = chance.integers(*sentences, documents, endpoint=True)
+    in_sentence = chance.integers(*words, in_document.sum(), endpoint=True)
+    tokens = chance.integers(len(BERT_SPECIAL), tokenizer.vocabulary_size, in_sentence.sum())
+    with writing_store(folder / "store", StorePlan(tokenizer)) as writer:
+        writer.add(TokenisedDocuments(tokens, in_sentence, in_document))
+        writer.finish(settings={}, summary={})
+    return TokenStore.open(folder / "store")
+
+
+def small_recipe(**sections) -> Recipe:
+    """A recipe with steps of 8 sequences of at most 32 tokens, then of 48."""
+    stages = [
+        {"share": 0.5, "length": 32, "predictions": 5},
+        {"share": 0.5, "length": 48, "predictions": 7},
+    ]
+    defaults = {"examples": {"stages": stages, "held_out_share": 0.2}, "batch": {"sequences": 8}}
+    merged = {
+        name: defaults.get(name, {}) | sections.get(name, {}) for name in defaults.keys() | sections.keys()
+    }
+    return Recipe.model_validate(merged)
+
+
+def source_of(store: TokenStore, recipe: Recipe, **choices) -> StageSource:
+    """What the examples of a stage are made of."""
+    return StageSource(store, recipe, read_templates(store.tokenizer()), **choices)
+
+
+def sentences_of(lengths: list[list[int]], documents: list[int] | None = None) -> Sentences:
+    """Where sentences of these lengths lie, by document; all documents, or these, are the split."""
+    counts = [len(document) for document in lengths]
+    flat = [length for document in lengths for length in document]
+    numbers = range(len(lengths)) if documents is None else documents
+    return Sentences(starts(flat), starts(counts), np.array(numbers, np.int64))
+
+
+def starts(lengths: list[int]) -> NDArray[np.int64]:
+    """Running sums from 0 on."""
+    return np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]).astype(np.int64)
+
+
+def places_of(lengths: list[list[int]]) -> list[list[list[int]]]:
+    """Documents of these sentence lengths whose tokens are their own places in the store."""
+    place, documents = 0, []
+    for document in lengths:
+        documents.append([])
+        for length in document:
+            documents[-1].append(list(range(place, place + length)))
+            place += length
+    return documents
+
+
+RECIPES = {
+    "bert": {},
+    "tokens": {"batch": {"by": "tokens", "tokens": 200}},
+    "static": {"masking": {"masks": "static", "copies": 2}},
+    "albert": {"examples": {"pairs": "sop"}, "masking": {"unit": "ngram"}},
+    "roberta": {"examples": {"pairs": "full-sentences"}, "masking": {"count": "stochastic"}},
+    "within": {"examples": {"pairs": "doc-sentences"}, "masking": {"unit": "word"}},
+    "gpt": {"examples": {"pairs": "none", "objective": "left-to-right"}},
+}
+
+
+def recipe_named(name: str) -> Recipe:
+    """One of these recipes."""
+    sections = {key: dict(value) for key, value in RECIPES[name].items()}
+    if "examples" in sections:
+        sections["examples"] |= {"held_out_share": 0.2, "stages": small_recipe().examples.stages}
+    return small_recipe(**sections)
+
+
+def digest(step: StepBatches) -> str:
+    """A fingerprint of every tensor of a step."""
+    tensors = [
+        tensor
+        for micro in step.micros
+        for tensor in (
+            *(micro.inputs.tokens_T, micro.inputs.segments_T, micro.inputs.positions_T),
+            *(micro.inputs.layout.starts_S1, micro.masked_rows_P, micro.masked_ids_P),
+            *(micro.masked_weights_P, micro.pair_labels_S, micro.pair_weights_S),
+        )
+    ]
+    kinds = str([(tensor.dtype, tensor.shape) for tensor in tensors])
+    return sha256(kinds.encode() + b"".join(tensor.numpy().tobytes() for tensor in tensors)).hexdigest()
