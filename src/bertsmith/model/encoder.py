@@ -11,6 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from bertsmith.model.attention import Attend, explain_attention, packed_attention
 from bertsmith.model.attention_rule import AttentionRule
@@ -221,12 +222,17 @@ class Encoder(nn.Module):
         self.order = tuple(order)
         self.final_norm = nn.Identity() if final_norm is None else final_norm
         self.sentence = sentence
+        self.recompute = False
+        """Keep only each layer's input for the backward pass and compute the rest again there."""
 
     def forward(self, batch: PackedBatch, attend: Attend = packed_attention) -> Tensor:
         """The last layer's hidden states [T, D]."""
         hidden_TD = self.embeddings(batch)
         for number in self.order:
-            hidden_TD = self.blocks[number](hidden_TD, batch, attend)
+            if self.recompute and self.training:
+                hidden_TD = checkpoint(self.blocks[number], hidden_TD, batch, attend, use_reentrant=False)
+            else:
+                hidden_TD = self.blocks[number](hidden_TD, batch, attend)
         final_TD: Tensor = self.final_norm(hidden_TD)
         return final_TD
 

@@ -1,0 +1,181 @@
+"""The curves of a run as one picture, drawn from its journal."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bertsmith.ground.files import atomic_path
+from bertsmith.training.journal import Kind, read_metrics
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+CURVES_FILE = "curves.png"
+TRAINING, HELD_OUT, GREY = "#3b6fb6", "#d1495b", "#666666"
+SMOOTHING_SHARE = 0.02
+"""Width of the running mean over the training curve, as a share of its points."""
+
+Entries = Sequence[Mapping[str, Any]]
+Numbers = NDArray[np.float64]
+log = logging.getLogger("bertsmith")
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One metric over the steps at which it was written."""
+
+    steps: Numbers
+    values: Numbers
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """What one part of the picture shows."""
+
+    title: str
+    metric: str
+    scale: str
+    """How the numbers along its side are written."""
+    last: str
+    """How the last value of a line is written."""
+    level: float | None = None
+    """What the curve is read against."""
+    level_label: str = ""
+
+
+def panels(unigram_entropy: float | None) -> tuple[Panel, ...]:
+    """The panels in reading order; the first is the large one."""
+    frequency = (
+        "" if unigram_entropy is None else f"unigram entropy {unigram_entropy:.2f}: word frequency alone"
+    )
+    return (
+        Panel("Masked words: loss in nats", "mlm_loss", "{x:g}", "{x:.3f}", unigram_entropy, frequency),
+        Panel("Masked words: guessed right", "mlm_accuracy", "{x:.0%}", "{x:.1%}"),
+        Panel("Sentence pairs: guessed right", "pair_accuracy", "{x:.0%}", "{x:.1%}", 0.5, "chance"),
+        Panel("Learning rate", "learning_rate", "{x:.3g}", "{x:.3g}"),
+        Panel("Tokens a second", "tokens_per_second", "{x:,.0f}", "{x:,.0f}"),
+    )
+
+
+def draw_curves(folder: Path, *, unigram_entropy: float | None) -> Path | None:
+    """Draw a journal as curves.png; the path, or None where there is nothing to draw or to draw with."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        log.warning("no curves are drawn: pip install bertsmith[plots] to have them")
+        return None
+    entries = [entry for entry in read_metrics(folder) if entry["kind"] != "event"]
+    if not entries:
+        log.warning("%s: no curves are drawn, for nothing was measured yet", folder)
+        return None
+    figure = Figure(figsize=(15, 8.2), layout="constrained")
+    _draw_panels(figure, entries, unigram_entropy)
+    title = _title(folder.resolve().name, entries)
+    figure.suptitle(title, x=0.012, ha="left", fontsize=14, weight="bold", parse_math=False)
+    with atomic_path(folder / CURVES_FILE) as temporary:
+        figure.savefig(temporary, format="png", dpi=110)
+    return folder / CURVES_FILE
+
+
+def series_of(entries: Entries, kind: Kind, metric: str) -> Series:
+    """A metric's values in the lines of one kind, without those that are no number."""
+    found = [(entry["step"], entry[metric]) for entry in entries
+             if entry["kind"] == kind and entry.get(metric) is not None]  # fmt: skip
+    pairs = np.array(found, dtype=np.float64).reshape(-1, 2)
+    return Series(pairs[:, 0], pairs[:, 1])
+
+
+def smoothed(series: Series) -> Series:
+    """The running mean of a series, over what there is of the window near both ends."""
+    count = len(series.values)
+    reach = round(count * SMOOTHING_SHARE / 2)
+    place = np.arange(count)
+    first, past = np.maximum(place - reach, 0), np.minimum(place + reach + 1, count)
+    sums = np.concatenate(([0.0], np.cumsum(series.values)))
+    return Series(series.steps, (sums[past] - sums[first]) / (past - first))
+
+
+def _draw_panels(figure: "Figure", entries: Entries, unigram_entropy: float | None) -> None:
+    grid = figure.add_gridspec(2, 3, height_ratios=(1.25, 1))
+    places = (grid[0, :2], grid[0, 2], grid[1, 0], grid[1, 1], grid[1, 2])
+    last_step = max(entry["step"] for entry in entries)
+    for place, panel in zip(places, panels(unigram_entropy), strict=True):
+        axes = figure.add_subplot(place)
+        axes.set_xlim(0, max(1, last_step))
+        _dress(axes, panel)
+        _draw(axes, panel, entries)
+    _write_tokens_below_steps(figure.axes[0], series_of(entries, "train", "tokens"))
+
+
+def _dress(axes: "Axes", panel: Panel) -> None:
+    axes.set_title(panel.title, loc="left", fontsize=11, weight="bold", pad=8)
+    axes.set_xlabel("step", fontsize=9)
+    axes.locator_params(axis="x", integer=True)
+    axes.xaxis.set_major_formatter("{x:,.0f}")
+    axes.yaxis.set_major_formatter(panel.scale)
+    axes.tick_params(labelsize=9)
+    axes.grid(color="#e8e8e8", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _draw(axes: "Axes", panel: Panel, entries: Entries) -> None:
+    training, held_out = (series_of(entries, kind, panel.metric) for kind in ("train", "held-out"))
+    if not len(training.steps) + len(held_out.steps):
+        axes.text(0.5, 0.5, "not part of this run", transform=axes.transAxes, ha="center", color=GREY)
+        axes.set_yticks([])
+        return
+    if len(training.steps):
+        mean = training if panel.metric == "learning_rate" else smoothed(training)
+        axes.plot(training.steps, training.values, color=TRAINING, alpha=0.25, linewidth=0.8)
+        axes.plot(
+            mean.steps, mean.values, color=TRAINING, linewidth=1.8, label=_label("training", mean, panel)
+        )
+    if len(held_out.steps):
+        label = _label("held-out", held_out, panel)
+        axes.plot(
+            held_out.steps, held_out.values, color=HELD_OUT, linewidth=1.6, marker="o", ms=3.5, label=label
+        )
+    if panel.level is not None:
+        axes.axhline(panel.level, color=GREY, linestyle=":", linewidth=1.8, label=panel.level_label)
+    if panel.metric in ("learning_rate", "tokens_per_second"):
+        axes.set_ylim(bottom=0)
+    axes.legend(fontsize=9, frameon=False)
+
+
+def _label(what: str, series: Series, panel: Panel) -> str:
+    """What a line is and where it ends."""
+    return f"{what}, now {panel.last.format(x=series.values[-1])}"
+
+
+def _write_tokens_below_steps(axes: "Axes", tokens: Series) -> None:
+    """Under each step of a scale, the tokens that were seen up to it."""
+    if not len(tokens.steps):
+        return
+    steps, seen = np.insert(tokens.steps, 0, 0.0), np.insert(tokens.values, 0, 0.0)
+    axes.xaxis.set_major_formatter(lambda step, _: f"{step:,.0f}\n{_short(np.interp(step, steps, seen))}")
+    axes.set_xlabel("step, and tokens seen", fontsize=9)
+
+
+def _short(count: float) -> str:
+    """A large number with one decimal and a letter."""
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if count >= size:
+            return f"{count / size:.1f} {letter}"
+    return f"{count:.0f}"
+
+
+def _title(name: str, entries: Entries) -> str:
+    """The run's name and how far it has come."""
+    parts = [name, f"step {max(entry['step'] for entry in entries):,}"]
+    tokens, seconds = (series_of(entries, "train", metric).values for metric in ("tokens", "seconds"))
+    parts += [f"{_short(tokens[-1])} tokens"] if len(tokens) else []
+    parts += [str(timedelta(seconds=round(seconds[-1])))] if len(seconds) else []
+    return "  ·  ".join(parts)

@@ -1,0 +1,159 @@
+"""The journal of a run: metrics.jsonl, TensorBoard events, and with what the run was made.
+
+One JSON object a line, with a step and a kind. A number that is none (NaN, infinity) is written as null, as
+every JSON reader takes that. What a run did after the state it resumes from never happened: those lines go.
+"""
+
+import hashlib
+import json
+import logging
+import math
+import platform
+from collections.abc import Mapping
+from contextlib import suppress
+from importlib.metadata import version
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO, Literal, Self
+
+import torch
+
+from bertsmith.ground.errors import UserError
+from bertsmith.ground.files import atomic_path, write_json, write_text
+from bertsmith.ground.version import VERSION
+
+METRICS_FILE = "metrics.jsonl"
+PACKAGE = Path(__file__).parent.parent
+SOURCE_SUFFIXES = {".py", ".toml", ".html", ".css", ".js"}
+Kind = Literal["train", "held-out", "event"]
+
+log = logging.getLogger("bertsmith")
+
+
+class Journal:
+    """Where one process writes down what happens, line by line."""
+
+    def __init__(self, metrics: BinaryIO, board: Any) -> None:
+        self.metrics, self.board = metrics, board
+
+    @classmethod
+    def open(cls, folder: Path, *, resume_step: int) -> Self:
+        """The journal of a run folder, cut back to the step that is resumed; 0 begins a new one."""
+        path = folder / METRICS_FILE
+        _cut_back(path, resume_step)
+        try:
+            metrics = path.open("ab")
+        except OSError as error:
+            raise _cannot_be_written(path, error) from error
+        # TensorBoard hides the events from this step on that an earlier start has written.
+        return cls(metrics, _open_board(folder / "tensorboard", resume_step + 1 if resume_step else 0))
+
+    def write(self, kind: Kind, step: int, values: Mapping[str, float | int | str]) -> None:
+        """Append one line; once this returns, killing the process does not lose it."""
+        assert not {"step", "kind"} & values.keys(), "step and kind are given by themselves"
+        entry = {"step": step, "kind": kind} | {name: _plain(value) for name, value in values.items()}
+        try:
+            self.metrics.write(json.dumps(entry, ensure_ascii=False, allow_nan=False).encode() + b"\n")
+            self.metrics.flush()
+        except OSError as error:
+            raise _cannot_be_written(Path(self.metrics.name), error) from error
+        if self.board is not None:
+            for name, value in values.items():
+                if not isinstance(value, str):
+                    self.board.add_scalar(f"{name}/{kind}", value, step)
+
+    def close(self) -> None:
+        """Finish both files."""
+        self.metrics.close()
+        if self.board is not None:
+            self.board.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    """Every line of a run's journal, in order; a last line that is not finished is left out."""
+    return [entry for _, entry in _entries(folder / METRICS_FILE)]
+
+
+def write_versions(folder: Path) -> None:
+    """Write versions.json and source.sha256: the libraries, the machine and the code behind a run."""
+    names = ("torch", "numpy", "tokenizers")
+    gpus = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
+    versions = {
+        "bertsmith": VERSION,
+        "python": platform.python_version(),
+        **{name: version(name) for name in names},
+        "cuda": torch.version.cuda or "none",
+        "platform": platform.platform(),
+        "device": ", ".join(gpus) or platform.processor() or platform.machine(),
+        "threads": torch.get_num_threads(),
+    }
+    write_json(folder / "versions.json", versions)
+    write_text(folder / "source.sha256", source_hash() + "\n")
+
+
+def source_hash(root: Path = PACKAGE) -> str:
+    """One hash over the names and contents of the package's own source files."""
+    files = {file.relative_to(root).as_posix(): file for file in root.rglob("*")}
+    digest = hashlib.sha256()
+    for name in sorted(name for name, file in files.items() if file.suffix in SOURCE_SUFFIXES):
+        content = files[name].read_bytes()
+        digest.update(f"{name}\0{len(content)}\0".encode() + content)
+    return digest.hexdigest()
+
+
+def _plain(value: float | int | str) -> float | int | str | None:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _cut_back(path: Path, resume_step: int) -> None:
+    """Keep the lines up to a step; 0 keeps none, for a run that begins says its step 0 itself."""
+    kept = [line for line, entry in _entries(path) if resume_step and entry["step"] <= resume_step]
+    content = b"".join(line + b"\n" for line in kept)
+    if not path.exists() or path.read_bytes() != content:
+        with atomic_path(path) as temporary:
+            temporary.write_bytes(content)
+
+
+def _entries(path: Path) -> list[tuple[bytes, dict[str, Any]]]:
+    """Each line with what it says; the last one may be torn, where a process was killed while writing it."""
+    lines = path.read_bytes().splitlines() if path.exists() else []
+    entries = [(line, _parsed(line)) for line in lines]
+    if entries and not entries[-1][1]:
+        entries.pop()
+    for number, (_, entry) in enumerate(entries, start=1):
+        if not entry:
+            remedy = "restore or remove the line"
+            raise UserError("is not a line of a journal", where=f"{path}:{number}", remedy=remedy)
+    return entries
+
+
+def _parsed(line: bytes) -> dict[str, Any]:
+    """The object on a line, or an empty one where there is none with a step."""
+    with suppress(ValueError):
+        entry = json.loads(line)
+        if isinstance(entry, dict) and isinstance(entry.get("step"), int):
+            return entry
+    return {}
+
+
+def _open_board(folder: Path, purge_step: int) -> Any:
+    """A writer of TensorBoard events, or None where TensorBoard is not installed."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        log.warning("no TensorBoard events are written: pip install bertsmith[track] to have them")
+        return None
+    return SummaryWriter(log_dir=str(folder), purge_step=purge_step)
+
+
+def _cannot_be_written(path: Path, error: OSError) -> UserError:
+    remedy = "free disk space or choose another --out"
+    return UserError(f"cannot be written ({error.strerror})", where=str(path), remedy=remedy)

@@ -1,0 +1,124 @@
+"""One optimisation step: forward, backward, clip, update; or nothing, where a gradient cannot be trusted."""
+
+import math
+import statistics
+from collections import deque
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from bertsmith.ground.seeds import key_of
+from bertsmith.training.parallel import World, accumulating, clip_gradients
+
+NORMS_REMEMBERED = 128
+NORMS_NEEDED = 32
+"""A median of fewer gradient norms than this says nothing yet, so no step is called a spike."""
+
+
+class Micro(Protocol):
+    """A micro-batch: anything that can be moved to a device."""
+
+    def to(self, device: torch.device, *, non_blocking: bool = False) -> Any:
+        """The same on another device."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class StepWork:
+    """What one step is to learn from: this rank's micro-batches and what their sums are divided by."""
+
+    micros: Sequence[Micro]
+    counts: tuple[float, ...]
+    """Over all ranks; one for each loss of the objective, 0 where it has nothing to predict."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutcome:
+    """What one step came to."""
+
+    sums: Tensor
+    """The objective's sums over this rank's micro-batches, on the CPU."""
+    gradient_norm: float
+    skipped: Literal["", "not a number", "spike"]
+
+
+@dataclass
+class Caution:
+    """The rule that decides whether a gradient may be used."""
+
+    spike_factor: float | Literal["off"]
+    norms: deque[float] = field(default_factory=lambda: deque(maxlen=NORMS_REMEMBERED))
+
+    def judge(self, norm: float) -> Literal["", "not a number", "spike"]:
+        """Why a gradient of this norm must not be used, or nothing; norms that pass are remembered."""
+        if not math.isfinite(norm):
+            return "not a number"
+        if self.spike_factor != "off" and len(self.norms) >= NORMS_NEEDED:
+            usual = statistics.median(self.norms)
+            if norm > self.spike_factor * usual:
+                return "spike"
+        self.norms.append(norm)
+        return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Learner:
+    """What learns: the wrapped objective, its optimiser, and the manner of it."""
+
+    objective: nn.Module
+    optimizer: torch.optim.Optimizer
+    world: World
+    precision: Literal["fp32", "bf16"]
+    clip_norm: float | Literal["off"]
+    caution: Caution
+
+    def parameters(self) -> list[nn.Parameter]:
+        """What is learned."""
+        return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+
+
+def take_step(
+    learner: Learner, work: StepWork, *, learning_rate: float, seed: tuple[int, int]
+) -> StepOutcome:
+    """Learn from one step's work; `seed` is (run seed, step) and with the rank decides all dropout."""
+    for group in learner.optimizer.param_groups:
+        group["lr"] = learning_rate
+    torch.manual_seed(key_of(seed[0], "dropout", seed[1], learner.world.rank))
+    learner.optimizer.zero_grad(set_to_none=True)
+    sums = _backward(learner, work)
+    norm_and_sums = torch.cat((_clip(learner)[None].to(sums), sums)).cpu()  # the step's one wait for the GPU
+    norm = float(norm_and_sums[0])
+    skipped = learner.caution.judge(norm)
+    if not skipped:
+        learner.optimizer.step()
+    return StepOutcome(norm_and_sums[1:], norm, skipped)
+
+
+def _backward(learner: Learner, work: StepWork) -> Tensor:
+    world = learner.world
+    shares = torch.tensor([1 / count if count else 0.0 for count in work.counts], device=world.device)
+    # Gradients are averaged over the ranks, while the loss is a sum over all of them.
+    shares = shares * world.size
+    total: Tensor | None = None
+    for number, micro in enumerate(work.micros, start=1):
+        batch = micro.to(world.device, non_blocking=True)
+        with accumulating(learner.objective, last=number == len(work.micros)):
+            with autocast(world.device, learner.precision):
+                loss, sums = learner.objective(batch, shares)
+            loss.backward()
+        total = sums if total is None else total + sums
+    assert total is not None, "a step has at least one micro-batch"
+    return total.double()
+
+
+def _clip(learner: Learner) -> Tensor:
+    return clip_gradients(learner.parameters(), learner.clip_norm)
+
+
+def autocast(device: torch.device, precision: Literal["fp32", "bf16"]) -> AbstractContextManager[object]:
+    """bf16 products over fp32 weights, or nothing."""
+    return torch.autocast(device.type, torch.bfloat16) if precision == "bf16" else nullcontext()

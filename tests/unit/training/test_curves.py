@@ -1,0 +1,90 @@
+import logging
+import math
+import struct
+import sys
+
+import numpy as np
+
+from bertsmith.training.curves import Series, draw_curves, panels, series_of, smoothed
+from bertsmith.training.journal import Journal
+
+
+def write_run(folder, *, steps=40):
+    """A journal with every kind of line."""
+    with Journal.open(folder, resume_step=0) as journal:
+        journal.write("event", 0, {"what": "started"})
+        for step in range(1, steps + 1):
+            values = {"mlm_loss": 10 / step, "mlm_accuracy": step / 50, "learning_rate": 1e-4 / step}
+            values |= {"tokens_per_second": 900.0, "tokens": 100 * step, "seconds": 2.0 * step}
+            values["mlm_loss"] = math.nan if step == 7 else values["mlm_loss"]
+            journal.write("train", step, values | {"pair_accuracy": 0.6})
+            if step % 10 == 0:
+                journal.write("held-out", step, {"mlm_loss": 10 / step, "mlm_accuracy": step / 60})
+
+
+def size_of(picture):
+    """Width and height in the header of a PNG file."""
+    content = picture.read_bytes()
+    assert content[:8] == b"\x89PNG\r\n\x1a\n"
+    return struct.unpack(">II", content[16:24])
+
+
+def test_a_run_is_drawn_as_a_picture_without_pyplot(tmp_path, monkeypatch):
+    monkeypatch.delitem(sys.modules, "matplotlib.pyplot", raising=False)
+    write_run(tmp_path)
+    picture = draw_curves(tmp_path, unigram_entropy=6.5)
+    assert picture == tmp_path / "curves.png"
+    assert size_of(picture) == (1650, 902)
+    assert "matplotlib.pyplot" not in sys.modules
+
+
+def test_the_loss_is_read_against_the_unigram_entropy():
+    assert (panels(6.5)[0].metric, panels(6.5)[0].level) == ("mlm_loss", 6.5)
+    assert "unigram entropy 6.50" in panels(6.5)[0].level_label
+    assert panels(None)[0].level is None
+
+
+def test_a_run_with_one_number_and_an_odd_name_is_drawn(tmp_path):
+    with Journal.open(tmp_path / "$odd$", resume_step=0) as journal:
+        journal.write("held-out", 0, {"mlm_loss": 10.0})
+    assert size_of(draw_curves(tmp_path / "$odd$", unigram_entropy=None))
+
+
+def test_a_run_with_nothing_measured_is_not_drawn(tmp_path, caplog):
+    with Journal.open(tmp_path, resume_step=0) as journal:
+        journal.write("event", 0, {"what": "started"})
+    assert draw_curves(tmp_path, unigram_entropy=None) is None
+    assert "nothing was measured" in caplog.text
+
+
+def test_without_matplotlib_the_log_says_what_is_missing(tmp_path, monkeypatch, caplog):
+    write_run(tmp_path, steps=1)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with caplog.at_level(logging.WARNING, logger="bertsmith"):
+        assert draw_curves(tmp_path, unigram_entropy=None) is None
+    assert "bertsmith[plots]" in caplog.text
+    assert not (tmp_path / "curves.png").exists()
+
+
+def test_a_series_leaves_out_other_kinds_and_what_is_no_number():
+    entries = [
+        {"step": 1, "kind": "train", "loss": 4.0},
+        {"step": 2, "kind": "train", "loss": None},
+        {"step": 2, "kind": "held-out", "loss": 9.0},
+        {"step": 3, "kind": "train", "rate": 1.0},
+        {"step": 4, "kind": "train", "loss": 2.0},
+    ]
+    series = series_of(entries, "train", "loss")
+    assert (series.steps.tolist(), series.values.tolist()) == ([1.0, 4.0], [4.0, 2.0])
+    assert series_of(entries, "train", "none").values.tolist() == []
+
+
+def plain_running_mean(values, reach):
+    return [np.mean(values[max(0, place - reach) : place + reach + 1]) for place in range(len(values))]
+
+
+def test_smoothing_is_a_running_mean():
+    values = np.random.default_rng(0).normal(size=500)
+    mean = smoothed(Series(np.arange(500.0), values)).values
+    np.testing.assert_allclose(mean, plain_running_mean(values, 5), atol=1e-12)
+    np.testing.assert_array_equal(smoothed(Series(np.arange(3.0), values[:3])).values, values[:3])

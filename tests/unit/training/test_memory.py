@@ -1,0 +1,123 @@
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from bertsmith.ground.errors import UserError
+from bertsmith.model.family import new_network
+from bertsmith.packed import pack
+from bertsmith.training.memory import TrainingLoad, estimate_memory, largest_micro_batch
+from tests.tiny import tiny_shape
+
+SHAPES = {
+    "narrow": tiny_shape("bert", width=32, inner=64, heads=4, layers=3),
+    "wide": tiny_shape("bert", width=64, inner=256, heads=2, layers=4),
+    "albert": tiny_shape("albert", width=64, inner=256, heads=2, layers=4, dropout=0.1),
+}
+LENGTHS = (64, 40, 24, 64)
+
+
+def load_of(shape, **changes):
+    load = TrainingLoad(
+        shape=shape, parameters=1000, longest=64, predicted_share=0.15, device="cpu", precision="fp32",
+        recompute=False,
+    )  # fmt: skip
+    return replace(load, **changes)
+
+
+def network_of(shape):
+    return new_network(shape, {"mlm": 0}, torch.Generator().manual_seed(0)).train()
+
+
+def saved_bytes(network, work):
+    """What autograd keeps of some work on a network, each storage once, without the network's weights."""
+    known = {parameter.untyped_storage().data_ptr() for parameter in network.parameters()}
+    kept = []
+
+    def keep(tensor):
+        kept.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        result = work()
+    storages = {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in kept}
+    assert result.requires_grad
+    return sum(size for place, size in storages.items() if place not in known)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_activations_are_what_autograd_keeps(name):
+    network, batch = network_of(SHAPES[name]), pack([list(range(length)) for length in LENGTHS])
+    seen = saved_bytes(network, lambda: network(batch))
+    assert estimate_memory(load_of(SHAPES[name]), sum(LENGTHS)).activations == pytest.approx(seen, rel=0.05)
+
+
+def test_recomputed_layers_keep_their_inputs():
+    network, batch = network_of(SHAPES["wide"]), pack([list(range(length)) for length in LENGTHS])
+    for block in network.encoder.blocks:
+        plain = block.forward
+        block.forward = lambda *inputs, plain=plain: checkpoint(plain, *inputs, use_reentrant=False)
+    seen = saved_bytes(network, lambda: network(batch))
+    estimate = estimate_memory(load_of(SHAPES["wide"], recompute=True), sum(LENGTHS))
+    assert estimate.activations == pytest.approx(seen, rel=0.05)
+
+
+def test_scores_cover_what_the_head_keeps_and_its_gradient():
+    shape = replace(SHAPES["narrow"], vocabulary=2000)
+    network, rows = network_of(shape), torch.arange(30)
+    hidden = torch.zeros(200, shape.width, requires_grad=True)
+
+    def loss():
+        scores = network.word_scores(hidden, rows)
+        return torch.nn.functional.cross_entropy(scores, torch.zeros(30, dtype=torch.long))
+
+    gradient = 30 * 2000 * 4
+    seen = saved_bytes(network, loss) + gradient
+    assert estimate_memory(load_of(shape), 200).scores == pytest.approx(seen, rel=0.05)
+
+
+def test_weights_gradients_and_moments_are_sixteen_bytes_a_parameter():
+    estimate = estimate_memory(load_of(SHAPES["narrow"]), 0)
+    assert (estimate.weights, estimate.gradients, estimate.optimizer) == (4000, 4000, 8000)
+    assert estimate.total == 16_000
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_half_precision_and_recomputing_need_less(device):
+    plain = load_of(SHAPES["wide"], device=device)
+    needs = [
+        estimate_memory(load, 1 << 20).total
+        for load in (
+            plain,
+            replace(plain, precision="bf16"),
+            replace(plain, precision="bf16", recompute=True),
+        )
+    ]
+    assert needs[0] > 1.4 * needs[1] > 1.4 * needs[2]
+
+
+@pytest.mark.parametrize("free", [2**22, 2**24, 3 * 2**24, 2**28, 2**31])
+def test_the_chosen_micro_batch_fits_and_the_next_one_would_not(free):
+    load = load_of(SHAPES["wide"])
+    tokens = largest_micro_batch(load, free_bytes=free)
+    assert estimate_memory(load, tokens).total <= free
+    assert estimate_memory(load, 2 * tokens).total > 0.85 * free
+    assert bin(tokens).count("1") <= 2
+
+
+def test_a_micro_batch_holds_a_whole_sequence_of_any_length():
+    load = load_of(SHAPES["wide"], longest=100)
+    just_enough = int(estimate_memory(load, 100).total / 0.85) + 2
+    assert largest_micro_batch(load, free_bytes=just_enough) == 100
+
+
+def test_a_sequence_that_does_not_fit_is_told_with_what_to_change():
+    load = load_of(SHAPES["wide"])
+    too_little = int(estimate_memory(load, 64).total / 0.85) - 100
+    with pytest.raises(UserError, match=r"one sequence of 64 tokens .*run\.recompute = true.*smaller model"):
+        largest_micro_batch(load, free_bytes=too_little)
+    with pytest.raises(UserError, match=r"one sequence of 64 tokens needs [^;]*; shorten examples\.stages"):
+        largest_micro_batch(replace(load, recompute=True), free_bytes=20_000)
+    with pytest.raises(UserError, match=r"weights, gradients and moments need .*fsdp"):
+        largest_micro_batch(load, free_bytes=1000)

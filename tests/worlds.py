@@ -1,0 +1,80 @@
+"""Real processes for tests: a function run by several of them, connected over gloo without any port."""
+
+import multiprocessing
+import os
+import tempfile
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import distributed
+
+from bertsmith.training.parallel import World
+
+PATIENCE_SECONDS = 120
+# Children of a server that has loaded everything already start in a moment (optimizers load dynamo at
+# their first step), and unlike plain forks they inherit no threads of the test process.
+LOADED = ["pytest", "hypothesis", "torch._dynamo", "torch.distributed.fsdp"]
+LOADED += ["bertsmith.model.family", "bertsmith.training.checkpoint", "bertsmith.training.optimizers"]
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(LOADED)
+
+
+def run_world(size: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+    """What `function(world, *arguments)` returns in each of `size` connected processes, by rank."""
+    with tempfile.TemporaryDirectory() as folder:
+        return run_processes(size, _connected, Path(folder) / "store", size, function, arguments)
+
+
+def run_processes(size: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+    """What `function(rank, *arguments)` returns in each of `size` processes, by rank."""
+    started = [start(_answering, function, rank, arguments) for rank in range(size)]
+    try:
+        answers = [_answer(conversation) for _, conversation in started]
+    finally:
+        for process, _ in started:
+            process.kill()
+            process.join()
+    failures = [text for failed, text in answers if failed]
+    assert not failures, "\n".join(failures)
+    return [value for _, value in answers]
+
+
+def start(function: Callable[..., Any], *arguments: Any) -> tuple[Any, Connection]:
+    """A process that runs `function(conversation, *arguments)`, and our end of the conversation."""
+    ours, theirs = FORKS.Pipe()
+    process = FORKS.Process(target=function, args=(theirs, *arguments), daemon=True)
+    process.start()
+    theirs.close()
+    return process, ours
+
+
+def _answer(conversation: Connection) -> tuple[bool, Any]:
+    if not conversation.poll(PATIENCE_SECONDS):
+        return True, "no answer in time"
+    try:
+        return conversation.recv()
+    except EOFError:
+        return True, "the process died without a word"
+
+
+def _answering(conversation: Connection, function: Callable[..., Any], rank: int, arguments: Any) -> None:
+    torch.set_num_threads(1)
+    try:
+        conversation.send((False, function(rank, *arguments)))
+    except BaseException:
+        conversation.send((True, f"rank {rank}: {traceback.format_exc()}"))
+        raise
+
+
+def _connected(rank: int, store: Path, size: int, function: Callable[..., Any], arguments: Any) -> Any:
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    distributed.init_process_group(
+        "gloo", store=distributed.FileStore(str(store), size), rank=rank, world_size=size
+    )
+    answer = function(World(rank, size, rank, torch.device("cpu")), *arguments)
+    distributed.destroy_process_group()
+    return answer
