@@ -6,8 +6,13 @@ from typing import Annotated
 from typer import Exit, Option, Typer, echo
 
 from bertsmith import __version__
+from bertsmith.cli.corpus import corpus
 from bertsmith.cli.demo import demo
+from bertsmith.cli.examples import examples
 from bertsmith.cli.import_tf import import_tf
+from bertsmith.cli.pretrain import pretrain
+from bertsmith.cli.recipe import recipe
+from bertsmith.cli.vocab import vocab
 from bertsmith.ground.errors import UserError
 
 USER_MISTAKE = 2
@@ -24,6 +29,11 @@ app = Typer(
     "In Python: import bertsmith; bert = bertsmith.load('models/bert-base').",
 )
 app.command("demo")(demo)
+app.command("vocab")(vocab)
+app.command("corpus")(corpus)
+app.command("pretrain")(pretrain)
+app.command("examples")(examples)
+app.add_typer(recipe, name="recipe")
 app.command("import-tf")(import_tf)
 
 

@@ -215,8 +215,8 @@ class RunSection(Section):
     """How often metrics are written."""
     evaluate_every_steps: Count | Literal["auto"] = "auto"
     """How often the held-out documents are looked at; auto is ten times in a run, and at both its ends."""
-    evaluation_sequences: Count = 512
-    """How many held-out sequences."""
+    evaluation_sequences: Count | Literal["auto"] = "auto"
+    """How many held-out sequences; auto is 2,048 on a GPU and 128 on a CPU."""
     save_every_steps: Count = 1000
     """How often the resumable state is saved, at the latest."""
     save_every_minutes: Annotated[float, Field(gt=0)] = 15.0

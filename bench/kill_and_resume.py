@@ -1,0 +1,264 @@
+"""Does a run that is killed again and again end exactly as one that was never disturbed?
+
+    python bench/kill_and_resume.py --store store/ --kills 10
+
+Pre-trains a small model once without interruption. Then the same again with SIGKILL at random moments, while
+it starts, between two saves and, at least three times, inside the write of a state; after each kill the same
+command is given again. Tells where each kill hit. At the end compares measurements, weights, moments and the
+saved position bit for bit. Exit status 1 if anything differs.
+"""
+
+import argparse
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from bertsmith.training.checkpoint_files import saved_steps, step_folder
+from bertsmith.training.journal import read_metrics
+
+RECIPE = "bert-tiny"
+SETTINGS = (
+    *("examples.stages=[{share=0.7, length=32, predictions=5}, {share=0.3, length=64, predictions=10}]",),
+    *(
+        "batch.sequences=8",
+        "examples.held_out_share=0.1",
+        "optim.peak_lr=1e-3",
+        "run.evaluation_sequences=32",
+    ),
+    *("run.device=cpu", "run.log_every_steps=3", "run.save_every_steps=5", "run.evaluate_every_steps=25"),
+)
+CLOCK = {"seconds", "tokens_per_second", "input_wait", "mfu"}
+"""What the clock decides in a line of metrics; in a saved state also the time waited for batches."""
+WRITES_TO_HIT = 3
+LONGEST_START_SECONDS = 8.0
+LONGEST_WAIT_INSIDE_A_WRITE_SECONDS = 0.03
+LOOK_EVERY_SECONDS = 0.0005
+SHARE_WHILE_STARTING, SHARE_INSIDE_WRITES = 0.15, 0.6
+
+
+@dataclass(frozen=True)
+class Job:
+    """The run under test."""
+
+    store: Path
+    out: Path
+    steps: int
+
+    def command(self) -> list[str]:
+        """What a user would type."""
+        settings = [word for setting in SETTINGS for word in ("--set", setting)]
+        places = ["--store", str(self.store), "--out", str(self.out)]
+        return [
+            sys.executable,
+            "-m",
+            "bertsmith",
+            "pretrain",
+            RECIPE,
+            *places,
+            "--steps",
+            str(self.steps),
+            *settings,
+        ]
+
+    def start(self) -> subprocess.Popen[bytes]:
+        """The command in a process group of its own."""
+        environment = {"OMP_NUM_THREADS": "1", **os.environ}
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+        return subprocess.Popen(self.command(), env=environment, start_new_session=True, **quiet)
+
+    def half_written(self) -> dict[int, str]:
+        """Files and folders that are being written, or were when the run was killed, by their inodes."""
+        found = sorted(self.out.rglob(".*.partial"))
+        return {path.stat().st_ino: str(path.relative_to(self.out)) for path in found}
+
+    def last_step(self) -> int:
+        """The last step that the journal knows."""
+        return max((line["step"] for line in read_metrics(self.out)), default=0)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--store", type=Path, required=True, help="token store")
+    parser.add_argument("--kills", type=int, default=10)
+    parser.add_argument("--steps", type=int, default=600)
+    parser.add_argument("--seed", type=int, default=int(time.time()), help="of the moments of the kills")
+    options = parser.parse_args()
+    print(f"moments drawn from seed {options.seed}")
+    with tempfile.TemporaryDirectory() as folder:
+        undisturbed = Job(options.store, Path(folder) / "undisturbed", options.steps)
+        disturbed = Job(options.store, Path(folder) / "disturbed", options.steps)
+        seconds = finish(undisturbed)
+        kill_again_and_again(disturbed, Kills(options.kills, seconds, random.Random(options.seed)))
+        finish(disturbed)
+        differences = list(compare(undisturbed.out, disturbed.out))
+        left = disturbed.half_written()
+    for difference in differences:
+        print(f"DIFFERENT: {difference}")
+    print(f"half-written files left in the finished run: {', '.join(left.values()) or 'none'}")
+    print("verdict:", "NOT THE SAME" if differences else "the same to the bit")
+    sys.exit(1 if differences else 0)
+
+
+def finish(job: Job) -> float:
+    """Let the run come to its end; how many seconds that took."""
+    started = time.monotonic()
+    process = job.start()
+    _, complaint = process.communicate()
+    if process.returncode:
+        sys.exit(f"{job.out.name}: exit status {process.returncode}\n{complaint.decode()}")
+    seconds = time.monotonic() - started
+    print(f"{job.out.name}: finished at step {job.last_step()} in {seconds:.0f} s", flush=True)
+    return seconds
+
+
+# ---- kills
+
+
+@dataclass(frozen=True)
+class Kills:
+    """How many, and spread over how long a run."""
+
+    wanted: int
+    run_seconds: float
+    chance: random.Random
+
+    def wait(self) -> float:
+        """Seconds of learning before a kill; they add up to about half of the run."""
+        return self.chance.uniform(0, self.run_seconds / self.wanted)
+
+    def aim(self, *, must_hit_a_write: bool) -> Literal["start", "any", "write"]:
+        """What the next kill is to hit."""
+        drawn = 1.0 if must_hit_a_write else self.chance.random()
+        if drawn < SHARE_WHILE_STARTING:
+            return "start"
+        return "write" if drawn > 1 - SHARE_INSIDE_WRITES else "any"
+
+
+def kill_again_and_again(job: Job, kills: Kills) -> None:
+    """Start and kill the run until enough kills have hit, enough of them inside the write of a state."""
+    hits = hits_inside = 0
+    while hits < kills.wanted or hits_inside < min(WRITES_TO_HIT, kills.wanted):
+        left_before = job.half_written()
+        process, started = job.start(), time.monotonic()
+        must = kills.wanted - hits <= WRITES_TO_HIT - hits_inside
+        await_moment(job, process, kills, kills.aim(must_hit_a_write=must))
+        kill(process)
+        half = [name for inode, name in job.half_written().items() if inode not in left_before]
+        hits += 1
+        hits_inside += any(name.startswith("checkpoints/") for name in half)
+        after = f"{time.monotonic() - started:5.1f} s after the start"
+        print(f"kill {hits:2}: {after}, {where_it_hit(job, half)}", flush=True)
+    print(f"{hits} kills, {hits_inside} of them inside the write of a state", flush=True)
+
+
+def await_moment(
+    job: Job, process: subprocess.Popen[bytes], kills: Kills, aim: Literal["start", "any", "write"]
+) -> None:
+    """Wait for a moment of the kind that is aimed at, or for the end of the process."""
+    if aim == "start":
+        time.sleep(kills.chance.uniform(0, LONGEST_START_SECONDS))
+        return
+    known = job.last_step()
+    while process.poll() is None and job.last_step() == known:  # until it has learned something new
+        time.sleep(0.01)
+    time.sleep(kills.wait())
+    if aim == "write":
+        while process.poll() is None and not any((job.out / "checkpoints").glob(".step-*.partial")):
+            time.sleep(LOOK_EVERY_SECONDS)
+        time.sleep(kills.chance.uniform(0, LONGEST_WAIT_INSIDE_A_WRITE_SECONDS))
+
+
+def kill(process: subprocess.Popen[bytes]) -> None:
+    """End the process at once, with all it has started."""
+    if process.poll() is not None:
+        _, complaint = process.communicate()
+        sys.exit(f"the run ended before it could be killed: give more --steps\n{complaint.decode()}")
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+
+
+def where_it_hit(job: Job, half_written: list[str]) -> str:
+    """What the killed run left behind, in words."""
+    states = saved_steps(job.out / "checkpoints")
+    state = f"last whole state {states[-1]}" if states else "no state yet"
+    place = f"journal at step {job.last_step()}, {state}"
+    if not half_written:
+        return place
+    found = [job.out / name for name in half_written]
+    files = [path for each in found for path in (each, *each.rglob("*")) if path.is_file()]
+    size = sum(path.stat().st_size for path in files) / 1e6
+    return f"{place}, INSIDE A WRITE: {', '.join(half_written)} ({len(files)} files, {size:.1f} MB)"
+
+
+# ---- comparison
+
+
+def compare(one: Path, other: Path) -> Iterator[str]:
+    """What differs between two finished runs."""
+    yield from differing_lines(lines_of(one), lines_of(other))
+    steps = [saved_steps(run / "checkpoints")[-1] for run in (one, other)]
+    if steps[0] != steps[1]:
+        yield f"the last states are of the steps {steps[0]} and {steps[1]}"
+    states = [step_folder(run / "checkpoints", step) for run, step in zip((one, other), steps, strict=True)]
+    yield from differing_tensors("state", *map(tensors_of, states))
+    yield from differing_tensors("model", *(tensors_of(run / "model") for run in (one, other)))
+    if remembered(states[0]) != remembered(states[1]):
+        yield "position, window, norms or held-out results in state.json"
+
+
+def lines_of(run: Path) -> list[dict[str, Any]]:
+    """The measurements of a run without what the clock decides."""
+    lines = [line for line in read_metrics(run) if line["kind"] != "event"]
+    return [{key: value for key, value in line.items() if key not in CLOCK} for line in lines]
+
+
+def differing_lines(ones: list[dict[str, Any]], others: list[dict[str, Any]]) -> Iterator[str]:
+    print(f"comparing {len(ones)} and {len(others)} lines of measurements")
+    if len(ones) != len(others):
+        yield f"{len(ones)} and {len(others)} lines of measurements"
+    for one, other in zip(ones, others, strict=False):
+        if one != other:
+            yield f"measurements: {one} and {other}"
+
+
+def tensors_of(folder: Path) -> dict[str, Tensor]:
+    files = sorted(folder.glob("*.safetensors"))
+    return {name: tensor for file in files for name, tensor in load_file(file).items()}
+
+
+def differing_tensors(kind: str, ones: dict[str, Tensor], others: dict[str, Tensor]) -> Iterator[str]:
+    print(f"comparing {len(ones)} and {len(others)} tensors of the {kind}")
+    for name in sorted(ones.keys() | others.keys()):
+        if name not in ones or name not in others or not torch.equal(ones[name], others[name]):
+            yield f"{kind}: {name}"
+
+
+def remembered(state: Path) -> dict[str, Any]:
+    """What a state remembers beside its tensors, without what the clock decides."""
+    scalars = json.loads((state / "state.json").read_text())["scalars"]
+    without = CLOCK | {"since", "waited"}
+    return {
+        key: {name: each for name, each in value.items() if name not in without}
+        if isinstance(value, dict)
+        else value
+        for key, value in scalars.items()
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,118 @@
+"""`bertsmith vocab`: learn a vocabulary from raw text."""
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from typer import Argument, Option, echo
+
+from bertsmith.ground.errors import UserError
+
+if TYPE_CHECKING:
+    from bertsmith.corpus.readers import Block
+    from bertsmith.text.learn_vocabulary import VocabularyReport
+
+
+def vocab(  # noqa: PLR0913 - the options of a command
+    sources: Annotated[
+        list[str], Argument(metavar="TEXT...", help="Files, folders or patterns; - is standard input.")
+    ],
+    out: Annotated[Path, Option(help="Tokenizer folder to write.")],
+    size: Annotated[int, Option(min=1, help="Pieces, special ones included.")] = 30522,
+    kind: Annotated[
+        Literal["wordpiece", "wordpiece-frequency", "byte-bpe"],
+        Option(help="WordPiece by likelihood (BERT) or by frequency, or byte-level BPE (RoBERTa)."),
+    ] = "wordpiece",
+    cased: Annotated[bool, Option("--cased", help="Keep case and accents. byte-bpe always does.")] = False,
+    unused: Annotated[int, Option(min=0, help="[unused] pieces to add, for words of your own.")] = 0,
+    alphabet: Annotated[
+        int,
+        Option(min=1, help="Most frequent characters kept; words with others are unknown. WordPiece only."),
+    ] = 1000,
+    min_count: Annotated[int, Option(min=1, help="Join only pairs of pieces seen this often.")] = 2,
+    held_out: Annotated[
+        float, Option(min=0.0, max=0.5, help="Share of documents to judge by, not learned from.")
+    ] = 0.01,
+    text_format: Annotated[
+        Literal["auto", "text", "jsonl", "parquet", "wiki"], Option("--format", help="Format of the text.")
+    ] = "auto",
+    field: Annotated[str, Option(help="Field or column with the text (jsonl, parquet).")] = "text",
+    encoding_errors: Annotated[
+        Literal["strict", "replace"], Option(help="Whether to stop at bytes that are not UTF-8.")
+    ] = "strict",
+    workers: Annotated[int, Option(min=1, help="Processes; the result is always the same.")] = (
+        os.cpu_count() or 1
+    ),
+    as_json: Annotated[bool, Option("--json", help="Print one JSON object, for machines.")] = False,
+) -> None:
+    """Learn a vocabulary from text.
+
+    Writes a tokenizer folder that bertsmith and the Hugging Face tools open, and says how many tokens a word
+    takes on documents it was not learned from. The same text gives the same files on any number of workers.
+
+    Example: bertsmith vocab corpus/*.txt.xz --size 30522 --out vocab/
+    """
+    from bertsmith.corpus.readers import find_sources, read_blocks, size_on_disk
+    from bertsmith.ground.progress import progress_bar
+    from bertsmith.text.learn_vocabulary import VocabularySettings, learn_vocabulary
+    from bertsmith.text.word_counts import Counting, count_words
+
+    started = time.monotonic()
+    out = out.expanduser()
+    if out.exists() and not out.is_dir():
+        raise UserError("is not a folder", where=str(out), remedy="choose another --out")
+    case: Literal["uncased", "cased"] = "cased" if cased else "uncased"
+    settings = VocabularySettings(size, kind, case, characters=alphabet, unused=unused, min_count=min_count)
+    files = find_sources(sources)
+    blocks = read_blocks(files, format=text_format, field=field, errors=encoding_errors)
+    counting = Counting(texts_of, settings.cutter(), held_out=held_out)
+    with progress_bar("counting words", size_on_disk(files)) as advance:
+        counts = count_words(watched(blocks, advance), counting, workers=workers)
+    learned = learn_vocabulary(counts, settings)
+    learned.tokenizer.save(out)
+    show = show_json if as_json else show_table
+    show(out, learned.report, time.monotonic() - started)
+
+
+def texts_of(block: "Block") -> Iterator[str]:
+    """The texts of a block's documents."""
+    from bertsmith.corpus.readers import documents_of
+
+    return (document.text for document in documents_of(block))
+
+
+def watched(blocks: "Iterable[Block]", advance: Callable[[int], None]) -> "Iterator[Block]":
+    """The blocks, each reported as it passes."""
+    for block in blocks:
+        advance(block.file_bytes)
+        yield block
+
+
+def show_json(out: Path, report: "VocabularyReport", seconds: float) -> None:
+    """Print the report as one JSON object."""
+    echo(json.dumps({"out": str(out), **asdict(report), "seconds": round(seconds, 1)}))
+
+
+def show_table(out: Path, report: "VocabularyReport", seconds: float) -> None:
+    """Print the report as a few lines for people."""
+    from rich.console import Console
+    from rich.table import Table
+
+    documents = f"{report.documents:,}, of which {report.held_out_documents:,} held out"
+    table = Table.grid(padding=(0, 2))
+    table.add_row("wrote", f"{out} in {seconds:,.1f} s")
+    table.add_row("pieces", f"{report.pieces:,}, of which {report.alphabet:,} are single characters")
+    if report.pieces < report.pieces_asked_for:
+        remedy = "give more text or a lower --min-count"
+        table.add_row(
+            "", f"fewer than {report.pieces_asked_for:,}: no other pair is seen often enough; {remedy}"
+        )
+    table.add_row("documents", documents)
+    table.add_row("learned from", f"{report.distinct_words:,} distinct words")
+    table.add_row("tokens per word", f"{report.tokens_per_word:.4f} on {report.scored_on}")
+    table.add_row("unknown words", f"{report.unknown_rate:.4%} of {report.words:,}")
+    Console(highlight=False, markup=False, emoji=False).print(table)

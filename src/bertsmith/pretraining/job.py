@@ -1,0 +1,271 @@
+"""The pre-training job: from a recipe, a store and a folder to a model, through any interruptions."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from bertsmith.corpus.store import TokenStore
+from bertsmith.ground.errors import UserError
+from bertsmith.pretraining.card import RunFacts
+from bertsmith.pretraining.evaluation import MEASURES, evaluate, held_out_batches, unigram_entropy
+from bertsmith.pretraining.loop import StepReport, Window, training_steps
+from bertsmith.pretraining.results import refuse_broken, whole_network, write_results
+from bertsmith.pretraining.run_folder import RunFolder, refuse_other_run
+from bertsmith.pretraining.setup import Request, Run, Standing, Watch, scalars_of, set_up
+from bertsmith.pretraining.speed import flops_per_step, peak_of
+from bertsmith.pretraining.start import with_true_model
+from bertsmith.recipe.schema import Recipe
+from bertsmith.training.checkpoint import TrainingState, latest_state, load_state, prune, save_state
+from bertsmith.training.curves import draw_curves
+from bertsmith.training.determinism import same_bits
+from bertsmith.training.journal import Journal, read_metrics
+from bertsmith.training.parallel import World, start_world, stop_world
+from bertsmith.training.signals import StopRequested
+
+EVALUATIONS = 10
+"""How often an "auto" run looks at the held-out documents between its two ends."""
+
+SECONDS_BETWEEN_PICTURES = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class PretrainingResult:
+    """How a run ended."""
+
+    folder: Path
+    state: Literal["finished", "stopped"]
+    steps: int
+    tokens: int
+    seconds: float
+    held_out: dict[str, float]
+    main_process: bool
+
+
+def pretrain(recipe: Recipe, *, store: Path, out: Path, watch: Watch) -> PretrainingResult:
+    """Pre-train as the recipe says; a run found in `out` goes on where it was saved last."""
+    world = start_world(recipe.run.device)
+    try:
+        if RunFolder(out).finished:
+            refuse_other_run(RunFolder(out), with_true_model(recipe), TokenStore.open(store))
+            return _finished_before(out, world, watch)
+        return _go_on(Request(recipe, store, out), world, watch)
+    finally:
+        stop_world(world)
+
+
+def _go_on(request: Request, world: World, watch: Watch) -> PretrainingResult:
+    with StopRequested() as stop:
+        run, standing = set_up(request, world, watch)
+        with same_bits(run.machine.deterministic), _Records(run, standing) as records:
+            state = _train(run, standing, records, stop)
+            _finish(run, standing, records, state)
+    position = standing.position
+    return PretrainingResult(
+        folder=request.out,
+        state=state,
+        steps=position.step,
+        tokens=position.tokens,
+        seconds=position.seconds,
+        held_out=standing.held_out,
+        main_process=world.main,
+    )
+
+
+def _finished_before(folder: Path, world: World, watch: Watch) -> PretrainingResult:
+    """What a finished run came to; nothing is done."""
+    lines = read_metrics(folder)
+    last = next(line for line in reversed(lines) if line["kind"] == "train")
+    held_out = next(line for line in reversed(lines) if line["kind"] == "held-out")
+    if world.main:
+        watch.note(f"{folder} is finished already: nothing is left to do")
+    return PretrainingResult(
+        folder=folder,
+        state="finished",
+        steps=last["step"],
+        tokens=last["tokens"],
+        seconds=last["seconds"],
+        held_out={name: held_out[name] for name in MEASURES if name in held_out},
+        main_process=world.main,
+    )
+
+
+class _Records:
+    """The journal of the main process; the others keep none."""
+
+    def __init__(self, run: Run, standing: Standing) -> None:
+        main = run.world.main
+        step = standing.position.step
+        self.journal = Journal.open(run.folder.path, resume_step=step) if main else None
+
+    def __enter__(self) -> "_Records":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.journal is not None:
+            self.journal.close()
+
+    def write(
+        self, kind: Literal["train", "held-out", "event"], step: int, values: Mapping[str, Any]
+    ) -> None:
+        """Write a line, in the main process."""
+        if self.journal is not None:
+            self.journal.write(kind, step, values)
+
+
+def _train(
+    run: Run, standing: Standing, records: _Records, stop: StopRequested
+) -> Literal["finished", "stopped"]:
+    if standing.position.step == 0:
+        _look_at_held_out(run, standing, records)
+    before = run.lesson.course.progress(standing.position)
+    for report in training_steps(run.lesson, standing.position):
+        standing.position = report.position
+        standing.window.add(report)
+        if report.outcome.skipped:
+            _tell_of_a_skipped_step(run, standing, records, report)
+        progress = run.lesson.course.progress(report.position)
+        if report.position.step % run.recipe.run.log_every_steps == 0 or progress >= 1:
+            _write_metrics(run, standing, records, report)
+        if _evaluation_due(run, report.position.step, (before, progress)):
+            _look_at_held_out(run, standing, records)
+        stopping = stop.anywhere(run.world)
+        if stopping or progress >= 1 or _save_due(run, standing):
+            _save(run, standing)
+        if stopping and progress < 1:
+            return "stopped"
+        before = progress
+    return "finished"
+
+
+def _write_metrics(run: Run, standing: Standing, records: _Records, report: StepReport) -> None:
+    values = standing.window.values(run.world, report)
+    values |= _speed(run, standing.window, values)
+    standing.window = Window(since=report.position.seconds)
+    records.write("train", report.position.step, values)
+    progress = run.lesson.course.progress(report.position)
+    left = report.position.seconds * (1 - progress) / max(progress, 1e-9)
+    if run.world.main:
+        run.watch.step(progress, {"step": report.position.step, "eta_seconds": left, **values})
+
+
+def _speed(run: Run, window: Window, values: Mapping[str, Any]) -> dict[str, float]:
+    """The share of the GPU's arithmetic that is used, where its peak is known."""
+    peak = peak_of(run.world.device)
+    if peak is None or not window.tokens:
+        return {}
+    size = run.world.size
+    work = flops_per_step(
+        run.network,
+        tokens=window.tokens,
+        sequences=window.sequences * size,
+        predicted=int(window.masked * size),
+    )
+    seconds = window.tokens / values["tokens_per_second"]
+    return {"mfu": round(work / seconds / (peak * size), 4)}
+
+
+def _evaluation_due(run: Run, step: int, progress: tuple[float, float]) -> bool:
+    every = run.recipe.run.evaluate_every_steps
+    if progress[1] >= 1:
+        return True
+    if every == "auto":
+        return int(progress[1] * EVALUATIONS) > int(progress[0] * EVALUATIONS)
+    return step % every == 0
+
+
+def _look_at_held_out(run: Run, standing: Standing, records: _Records) -> None:
+    position = standing.position
+    if position.stage not in run.cached_exams:
+        batches = held_out_batches(run.exam, position.stage, run.machine.evaluation_sequences)
+        run.cached_exams[position.stage] = batches
+    standing.held_out = evaluate(run.lesson.learner, run.cached_exams[position.stage])
+    numbers = {"tokens": position.tokens, "seconds": round(position.seconds, 3)}
+    records.write("held-out", position.step, {**standing.held_out, **numbers})
+    if run.world.main and position.step and _picture_due(run, standing):
+        draw_curves(run.folder.path, unigram_entropy=unigram_entropy(run.store.token_counts))
+        standing.drawn_seconds = position.seconds
+
+
+def _picture_due(run: Run, standing: Standing) -> bool:
+    waited = standing.position.seconds - standing.drawn_seconds
+    return waited >= SECONDS_BETWEEN_PICTURES or run.lesson.course.arrived(standing.position)
+
+
+def _save_due(run: Run, standing: Standing) -> bool:
+    settings, position = run.recipe.run, standing.position
+    by_clock = position.seconds - standing.saved_seconds >= 60 * settings.save_every_minutes
+    # The main process's clock decides for all.
+    return (
+        position.step % settings.save_every_steps == 0
+        or position.step in settings.keep_at
+        or run.world.broadcast(float(by_clock)) > 0
+    )
+
+
+def _save(run: Run, standing: Standing) -> None:
+    position, learner = standing.position, run.lesson.learner
+    # Amid skipped steps the weights may be what is wrong: the state from before them stays the latest.
+    if standing.saved_step == position.step or position.skipped_in_a_row:
+        return
+    state = TrainingState(position.step, position.tokens, position.seconds, scalars_of(run, standing))
+    save_state(
+        run.folder.checkpoints, state, module=learner.objective, optimizer=learner.optimizer, world=run.world
+    )
+    standing.saved_step, standing.saved_seconds = position.step, position.seconds
+    if run.world.main:
+        prune(run.folder.checkpoints, keep_last=run.recipe.run.keep_last, keep_at=run.recipe.run.keep_at)
+
+
+def _tell_of_a_skipped_step(run: Run, standing: Standing, records: _Records, report: StepReport) -> None:
+    """The stated rule: a bad step is left out; after several in a row the last saved weights are taken again.
+
+    The data goes on: the same batches would only lead to the same place.
+    """
+    step, row = standing.position.step, standing.position.skipped_in_a_row
+    records.write("event", step, {"skipped": report.outcome.skipped, "norm": report.outcome.gradient_norm})
+    run.say(f"step {step} was skipped: its gradient is {report.outcome.skipped}")
+    limit = run.recipe.run.rollback_after
+    if row % limit:
+        return
+    saved = latest_state(run.folder.checkpoints, run.world)
+    if saved is None or saved.state.step == standing.rolled_back_to:
+        what = f"{row} steps in a row had no usable gradient, and there is no other state to go back to"
+        raise UserError(what, where=f"step {step}", remedy="lower optim.peak_lr or raise run.spike_factor")
+    standing.rolled_back_to = saved.state.step
+    learner = run.lesson.learner
+    load_state(saved, learner.objective, optimizer=learner.optimizer, world=run.world)
+    records.write("event", step, {"rolled_back_to": saved.state.step})
+    run.say(f"the weights of step {saved.state.step} were taken again; the data goes on")
+
+
+def _finish(run: Run, standing: Standing, records: _Records, state: str) -> None:
+    if state != "finished":
+        records.write("event", standing.position.step, {"state": state})
+        return
+    network = whole_network(run.lesson.learner.objective, run.network)
+    if run.world.main:
+        refuse_broken(network, where=str(run.folder.path))
+        records.write("event", standing.position.step, {"state": state})
+        facts = _facts(run, standing)
+        write_results(run.folder.path, run.recipe, network, run.store.tokenizer(), facts)
+    run.world.barrier()
+
+
+def _facts(run: Run, standing: Standing) -> RunFacts:
+    position, device = standing.position, run.world.device
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+    manifest = run.store.manifest
+    return RunFacts(
+        steps=position.step,
+        tokens=position.tokens,
+        seconds=position.seconds,
+        skipped=position.skipped,
+        device=f"{run.world.size} x {name}",
+        corpus={key: getattr(manifest, key) for key in ("documents", "sentences", "tokens")},
+        held_out=standing.held_out,
+        unigram_entropy=unigram_entropy(run.store.token_counts),
+        notes=run.notes,
+    )

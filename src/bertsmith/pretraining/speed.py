@@ -1,0 +1,40 @@
+"""How much arithmetic a step is, and what share of a GPU's published peak that is."""
+
+import torch
+
+from bertsmith.model.network import Network
+
+PEAK_FLOPS = {
+    # Dense bf16 with fp32 accumulation, from the vendors' data sheets.
+    "H200": 989e12,
+    "H100 PCIe": 756e12,
+    "H100": 989e12,
+    "B200": 2250e12,
+    "A100": 312e12,
+    "L40S": 362e12,
+    "L4": 121e12,
+    "A10": 125e12,
+    "RTX 4090": 165e12,
+    "RTX 3090": 71e12,
+}
+"""Longer names first where one begins with another."""
+
+
+def flops_per_step(network: Network, *, tokens: int, sequences: int, predicted: int) -> float:
+    """Multiplications and additions of a forward and a backward pass; recomputation is not counted."""
+    shape = network.shape
+    block = 4 * shape.width**2 + 2 * shape.width * shape.inner
+    # A weight costs 2 operations forward and 4 backward; scores and mix cost 4 x width a pair of tokens.
+    of_layers = shape.layers * (6 * block * tokens + 12 * shape.width * tokens * (tokens / max(1, sequences)))
+    of_words = (
+        6 * (shape.width * shape.embedding_width + shape.embedding_width * shape.vocabulary) * predicted
+    )
+    return of_layers + of_words
+
+
+def peak_of(device: torch.device) -> float | None:
+    """The published bf16 peak of this GPU, or None where it is not known."""
+    if device.type != "cuda":
+        return None
+    name = torch.cuda.get_device_name(device)
+    return next((peak for known, peak in PEAK_FLOPS.items() if known in name), None)

@@ -1,0 +1,147 @@
+"""Pre-training in two processes, started as torchrun starts them, is pre-training in one."""
+
+import os
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+from bertsmith.corpus.store import TokenStore
+from bertsmith.training.checkpoint_files import saved_steps
+from tests.tiny_runs import Listener, differing, metrics_of, run_tiny, stop_at, tiny_store, without_pictures
+from tests.worlds import run_processes
+
+EXACT = 1e-5
+STOPPED_AFTER = 4
+# Five sequences a step: one process has two of them, the other three. All held-out sequences are looked at.
+SETTINGS = ("model.dropout=0", "model.attention_dropout=0", "batch.sequences=5", "run.log_every_steps=1")
+SETTINGS += ("run.evaluation_sequences=1000", "run.evaluate_every_steps=4", "optim.warmup_share=0.2")
+
+
+@dataclass(frozen=True)
+class Start:
+    """One start of a run in both processes."""
+
+    out: Path
+    overrides: tuple[str, ...]
+    port: int
+    stops: bool = False
+    """Whether the second process, and only that one, is asked to stop during the fourth step."""
+
+
+@dataclass(frozen=True)
+class Runs:
+    """The folders of finished runs, and what each process said about each start."""
+
+    alone: Path
+    ddp: Path
+    fsdp: Path
+    from_one_to_two: Path
+    from_two_to_one: Path
+    answers: list[list[tuple[str, int, bool, int]]]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def take_part(rank: int, store: Path, starts: list[Start]) -> list[tuple[str, int, bool, int]]:
+    """State, steps, whether it is the main process, and how many remarks it made, for each start."""
+    with without_pictures():
+        return [_started(rank, TokenStore.open(store), start) for start in starts]
+
+
+def _started(rank: int, store: TokenStore, start: Start) -> tuple[str, int, bool, int]:
+    places: dict[str, Any] = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_PORT": start.port}
+    os.environ.update({name: str(value) for name, value in places.items()})
+    os.environ.update({"MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"})
+    listener = Listener()
+    with stop_at(STOPPED_AFTER - 1 if start.stops and rank == 1 else -1):
+        result = run_tiny(store, start.out, *start.overrides, listener=listener)
+    return result.state, result.steps, result.main_process, len(listener.notes)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory, full: bool) -> Runs:
+    folder = tmp_path_factory.mktemp("worlds")
+    store = tiny_store(folder)
+    settings = (*SETTINGS, f"run.steps={50 if full else 10}")
+    with without_pictures():
+        run_tiny(store, folder / "alone", *settings)
+        with stop_at(STOPPED_AFTER - 1):
+            run_tiny(store, folder / "from-1-to-2", *settings)
+        starts = [
+            Start(folder / "ddp", settings, free_port()),
+            Start(folder / "fsdp", (*settings, "run.parallel=fsdp"), free_port()),
+            Start(folder / "from-1-to-2", settings, free_port()),
+            Start(folder / "from-2-to-1", (*settings, "run.parallel=fsdp"), free_port(), stops=True),
+        ]
+        answers = run_processes(2, take_part, store.folder, starts)
+        run_tiny(store, folder / "from-2-to-1", *settings)
+    return Runs(*(folder / name for name in ("alone", "ddp", "fsdp", "from-1-to-2", "from-2-to-1")), answers)
+
+
+def assert_same_learning(ours: Path, theirs: Path) -> None:
+    """The same examples at every step, and the same losses and norms but for rounding."""
+    assert len(metrics_of(ours)) == len(metrics_of(theirs)) > 10
+    for one, other in zip(metrics_of(ours), metrics_of(theirs), strict=True):
+        assert one.keys() == other.keys()
+        for name, value in one.items():
+            if "loss" in name or name == "gradient_norm":
+                assert value == pytest.approx(other[name], abs=EXACT), (one["step"], name)
+            else:
+                assert value == other[name], (one["step"], name)
+
+
+@pytest.mark.parametrize("how", ["ddp", "fsdp"])
+def test_two_processes_learn_what_one_does(runs, how):
+    assert_same_learning(getattr(runs, how), runs.alone)
+
+
+@pytest.mark.parametrize("how", ["ddp", "fsdp"])
+def test_two_processes_write_the_model_that_one_does(runs, how):
+    ours, theirs = (
+        load_file(run / "model" / "model.safetensors") for run in (getattr(runs, how), runs.alone)
+    )
+    assert ours.keys() == theirs.keys()
+    assert max(float((ours[name] - theirs[name]).abs().max()) for name in ours) <= 1e-4
+
+
+def test_two_processes_go_on_from_what_one_began(runs):
+    assert_same_learning(runs.from_one_to_two, runs.alone)
+
+
+def test_one_process_goes_on_from_what_two_began(runs):
+    assert_same_learning(runs.from_two_to_one, runs.alone)
+
+
+def test_a_wish_to_stop_that_one_process_hears_stops_both(runs):
+    assert [of_rank[3][:2] for of_rank in runs.answers] == [("stopped", STOPPED_AFTER)] * 2
+    assert STOPPED_AFTER not in saved_steps(runs.alone / "checkpoints")
+    assert STOPPED_AFTER in saved_steps(runs.from_two_to_one / "checkpoints")
+
+
+def test_the_main_process_alone_speaks(runs):
+    first, second = runs.answers
+    assert [main for _, _, main, _ in first] == [True] * 4 and all(count for *_, count in first)
+    assert [(main, count) for _, _, main, count in second] == [(False, 0)] * 4
+
+
+def test_two_processes_go_on_to_the_bit_with_dropout(tmp_path):
+    store = tiny_store(tmp_path)
+    settings = ("run.steps=6",)
+    starts = [
+        Start(tmp_path / "straight", settings, free_port()),
+        Start(tmp_path / "run", settings, free_port(), stops=True),
+        Start(tmp_path / "run", settings, free_port()),
+    ]
+    run_processes(2, take_part, store.folder, starts)
+    straight, run = (
+        load_file(tmp_path / name / "model" / "model.safetensors") for name in ("straight", "run")
+    )
+    assert differing(straight, run) == []

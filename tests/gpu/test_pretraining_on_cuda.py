@@ -1,0 +1,57 @@
+"""The pre-training job on a GPU: compiled, in bf16, fed by loader processes."""
+
+import pytest
+import torch
+from torch._dynamo.utils import counters
+
+from bertsmith.training.journal import read_metrics
+from tests.tiny_runs import differing, last_state, metrics_of, run_tiny, tiny_store
+
+pytestmark = pytest.mark.gpu
+
+ON_GPU = ("run.device=cuda", "model.width=128", "model.heads=2", "model.inner=256", "run.loader_workers=2")
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    return tiny_store(tmp_path_factory.mktemp("store"))
+
+
+def test_a_compiled_run_in_bf16_learns_and_compiles_once_for_both_lengths(store, tmp_path):
+    torch._dynamo.reset()
+    counters.clear()
+    run_tiny(store, tmp_path / "run", *ON_GPU, "run.steps=60", "batch.sequences=16", "optim.peak_lr=3e-3")
+    losses = [line["mlm_loss"] for line in read_metrics(tmp_path / "run") if line["kind"] == "held-out"]
+    assert losses[-1] < losses[0] - 0.5
+    assert counters["stats"]["unique_graphs"] == 1
+    assert not counters["recompiles"]
+
+
+def test_with_deterministic_algorithms_a_run_gives_the_same_bits_again(store, tmp_path):
+    settings = (*ON_GPU, "run.steps=8", "run.deterministic=on", "run.compile=off")
+    one, other = (run_tiny(store, tmp_path / name, *settings).folder for name in ("one", "other"))
+    assert metrics_of(one) == metrics_of(other)
+    assert not differing(last_state(one), last_state(other))
+
+
+def test_bf16_stays_near_fp32(store, tmp_path):
+    common = (*ON_GPU, "run.steps=20", "model.dropout=0", "model.attention_dropout=0", "run.compile=off")
+    losses = []
+    for precision in ("fp32", "bf16"):
+        run_tiny(store, tmp_path / precision, *common, f"run.precision={precision}")
+        lines = read_metrics(tmp_path / precision)
+        losses.append([line["loss"] for line in lines if line["kind"] == "train"])
+    assert losses[1] == pytest.approx(losses[0], rel=0.02)
+
+
+def test_recomputing_gives_the_same_losses_with_less_memory(store, tmp_path):
+    common = (*ON_GPU, "run.steps=6", "model.layers=8", "run.compile=off", "batch.sequences=64")
+    losses, peaks = [], []
+    for recompute in ("false", "true"):
+        torch.cuda.reset_peak_memory_stats()
+        run_tiny(store, tmp_path / recompute, *common, f"run.recompute={recompute}")
+        peaks.append(torch.cuda.max_memory_allocated())
+        lines = read_metrics(tmp_path / recompute)
+        losses.append([line["loss"] for line in lines if line["kind"] == "train"])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-3)
+    assert peaks[1] < 0.8 * peaks[0]

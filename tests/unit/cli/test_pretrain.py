@@ -1,0 +1,168 @@
+"""`bertsmith pretrain`: its flags are keys of the recipe, and a run that is stopped says so and goes on."""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from typer import Typer
+from typer.testing import CliRunner
+
+from bertsmith.cli.pretrain import JsonWatch, live_line, pretrain
+from bertsmith.corpus.store import TokenStore
+from bertsmith.ground.errors import UserError
+from bertsmith.recipe.load import load_recipe
+from bertsmith.recipe.schema import Recipe
+from tests.tiny_runs import TINY, metrics_of, stop_at, tiny_recipe, tiny_store, without_pictures
+
+app = Typer()
+app.command()(pretrain)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> TokenStore:
+    return tiny_store(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(autouse=True)
+def quickly() -> Iterator[None]:
+    with without_pictures():
+        yield
+
+
+def run(store: TokenStore, out: Path, *arguments: str | Path, recipe: str | Path = "bert-tiny") -> Result:
+    settings = [part for override in TINY for part in ("--set", override)]
+    words = [recipe, "--store", store.folder, "--out", out, *settings, *arguments]
+    return CliRunner().invoke(app, [str(word) for word in words], catch_exceptions=False)
+
+
+def recipe_of(out: Path) -> Recipe:
+    return load_recipe(out / "recipe.toml")
+
+
+def test_a_run_ends_with_its_results_and_where_they_are(store, tmp_path):
+    result = run(store, tmp_path / "run", "--steps", "2")
+    assert result.exit_code == 0
+    assert "finished after 2 steps and" in result.stdout
+    held_out = metrics_of(tmp_path / "run", "held-out")[-1]
+    assert f"held-out mlm loss: {held_out['mlm_loss']:.4f}" in result.stdout
+    assert f"model: {tmp_path / 'run' / 'model'}" in result.stdout
+    assert "curves" not in result.stdout  # there are none to look at
+    assert "the same bits each time" in result.stdout  # what was chosen is told
+
+
+def test_steps_are_a_budget_in_steps_also_where_the_preset_counts_tokens(store, tmp_path):
+    pairs = ("--set", "examples.pairs=doc-sentences")
+    result = run(store, tmp_path / "run", "--steps", "1", *pairs, recipe="distilbert")
+    assert "finished after 1 steps" in result.stdout
+    assert (recipe_of(tmp_path / "run").run.steps, recipe_of(tmp_path / "run").run.budget) == (1, "steps")
+
+
+def test_minutes_are_a_budget_in_minutes(store, tmp_path):
+    result = run(store, tmp_path / "run", "--minutes", "1e-6")
+    assert "finished after 1 steps" in result.stdout
+    written = recipe_of(tmp_path / "run").run
+    assert (written.budget, written.minutes) == ("minutes", 1e-6)
+
+
+def test_both_budgets_are_refused(store, tmp_path):
+    with pytest.raises(UserError, match="a run has one budget"):
+        run(store, tmp_path / "run", "--steps", "2", "--minutes", "2")
+
+
+@pytest.mark.parametrize("arguments", [("--steps", "0"), ("--minutes", "0"), ("--steps", "-3")])
+def test_a_budget_of_nothing_is_refused(store, tmp_path, arguments):
+    with pytest.raises(UserError, match=f"run.{arguments[0].removeprefix('--')} = "):
+        run(store, tmp_path / "run", *arguments)
+
+
+def test_from_and_set_reach_the_recipe(store, tmp_path):
+    first = tmp_path / 'a "quoted" \\ folder'
+    run(store, first, "--steps", "1", "--set", "masking.rate=0.3")
+    assert recipe_of(first).masking.rate == 0.3
+    words = tmp_path / "words.txt"
+    words.write_text("smith\n")  # known already: the vocabulary stays that of the store
+    out = tmp_path / "run"
+    run(store, out, "--steps", "1", "--from", first / "model", "--add-words", words)
+    assert recipe_of(out).start.model == str(first / "model")
+    assert recipe_of(out).start.add_words == str(words)
+
+
+def test_a_file_is_a_recipe_too(store, tmp_path):
+    file = tmp_path / "mine.toml"
+    file.write_text('base = "bert-tiny"\nname = "mine"\n[masking]\nunit = "word"\n')
+    run(store, tmp_path / "run", "--steps", "1", recipe=file)
+    assert (recipe_of(tmp_path / "run").name, recipe_of(tmp_path / "run").masking.unit) == ("mine", "word")
+
+
+def test_for_machines_every_line_is_an_object(store, tmp_path):
+    result = run(store, tmp_path / "run", "--steps", "3", "--json")
+    lines = [json.loads(line) for line in result.stdout.splitlines()]
+    assert {"note": "1 process on cpu, fp32, not compiled; the same bits each time"} in lines
+    (measured,) = [line for line in lines if "progress" in line]
+    assert (measured["progress"], measured["step"]) == (1.0, 3) and measured["mlm_loss"] > 0
+    assert lines[-1]["state"] == "finished" and lines[-1]["held_out"]["mlm_loss"] > 0
+    assert (lines[-1]["steps"], lines[-1]["tokens"]) == (3, measured["tokens"])
+
+
+def test_for_machines_a_number_that_is_none_is_null(capsys):
+    JsonWatch().step(0.5, {"step": 3, "loss": math.nan, "gradient_norm": math.inf, "mlm_accuracy": 0.25})
+    told = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert told == {"progress": 0.5, "step": 3, "loss": None, "gradient_norm": None, "mlm_accuracy": 0.25}
+
+
+def test_a_stopped_run_exits_with_130_and_goes_on_with_the_same_command(store, tmp_path):
+    with stop_at(2):
+        result = run(store, tmp_path / "run", "--steps", "8")
+    assert result.exit_code == 130
+    assert "stopped after 3 steps" in result.stdout
+    assert "give the same command again to go on" in result.stdout
+    again = run(store, tmp_path / "run", "--steps", "8")
+    assert again.exit_code == 0
+    assert "goes on from step 3" in again.stdout and "finished after 8 steps" in again.stdout
+    once_more = run(store, tmp_path / "run", "--steps", "8")
+    assert once_more.exit_code == 0
+    assert "is finished already: nothing is left to do" in once_more.stdout
+    assert "finished after 8 steps" in once_more.stdout
+
+
+def test_help_does_not_load_torch():
+    program = "import sys; from bertsmith.cli.pretrain import pretrain; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_a_process_told_to_stop_exits_with_130(store, tmp_path):
+    settings = [part for override in (*TINY, "run.steps=100000") for part in ("--set", override)]
+    words = ["bert-tiny", "--store", store.folder, "--out", tmp_path / "run", *settings, "--json"]
+    program = (
+        "import sys; sys.modules['torch.utils.tensorboard'] = None\n"
+        "from typer import Typer\nfrom bertsmith.cli.pretrain import pretrain\n"
+        "app = Typer(); app.command()(pretrain); app()"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", program, *map(str, words)], stdout=subprocess.PIPE, text=True
+    )
+    for line in child.stdout:
+        if "progress" in line:  # it trains
+            os.kill(child.pid, signal.SIGTERM)
+            break
+    told = child.stdout.read()
+    assert child.wait(timeout=60) == 130
+    assert json.loads(told.splitlines()[-1])["state"] == "stopped"
+
+
+def test_the_live_line_has_what_a_person_watches():
+    values = {"step": 12345, "loss": 2.5, "mlm_accuracy": 0.5, "pair_accuracy": 0.9}
+    line = live_line({**values, "tokens_per_second": 98765.4, "eta_seconds": 3725.0, "mfu": 0.41})
+    assert line == "step 12,345  loss 2.500  MLM 50.0%  pairs 90.0%  98,765 tokens/s  MFU 41.0%  ETA 1:02:05"
+
+
+def test_the_tiny_recipe_of_these_tests_is_that_of_the_command(store, tmp_path):
+    run(store, tmp_path / "run", "--steps", "1")
+    assert recipe_of(tmp_path / "run") == tiny_recipe("run.steps=1")

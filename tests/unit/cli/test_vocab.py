@@ -1,0 +1,80 @@
+"""`bertsmith vocab` from text files to a tokenizer folder."""
+
+import json
+import lzma
+from pathlib import Path
+
+import pytest
+from typer import Typer
+from typer.testing import CliRunner
+
+from bertsmith.cli.vocab import vocab
+from bertsmith.ground.errors import UserError
+from bertsmith.text.tokenizer import Tokenizer
+from tests.tokenizer_makers import PARAGRAPH
+
+app = Typer()
+app.command()(vocab)
+
+
+def run(*arguments: str | Path) -> str:
+    result = CliRunner().invoke(app, [str(it) for it in arguments], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    documents = "\n\n".join(PARAGRAPH for _ in range(40))
+    (folder / "a.txt.xz").write_bytes(lzma.compress(documents.encode()))
+    lines = [json.dumps({"body": line}) for line in PARAGRAPH.splitlines()]
+    (folder / "b.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    return folder
+
+
+def test_packed_text_becomes_a_tokenizer_folder(corpus: Path, tmp_path: Path) -> None:
+    printed = run(corpus / "a.txt.xz", "--size", "200", "--out", tmp_path / "vocab")
+    tokenizer = Tokenizer.load(tmp_path / "vocab")
+    assert tokenizer.vocabulary_size == 200
+    assert tokenizer.unknown_id not in tokenizer.encode(PARAGRAPH).ids
+    assert "tokens per word" in printed
+
+
+def test_the_report_for_machines_is_one_json_object(corpus: Path, tmp_path: Path) -> None:
+    out = tmp_path / "vocab"
+    printed = run(corpus / "a.txt.xz", "--size", 200, "--held-out", 0.2, "--out", out, "--json")
+    report = json.loads(printed)
+    assert report["out"] == str(out)
+    assert (report["pieces"], report["documents"], report["unknown_rate"]) == (200, 40, 0.0)
+    assert report["scored_on"] == "held-out text"
+    assert 0 < report["held_out_documents"] < 20
+    assert report["tokens_per_word"] > 1
+    assert report["seconds"] >= 0
+
+
+def test_options_reach_the_learner(corpus: Path, tmp_path: Path) -> None:
+    options = ("--cased", "--unused", 7, "--kind", "wordpiece-frequency", "--alphabet", 30, "--min-count", 3)
+    run(corpus / "b.jsonl", "--field", "body", *options, "--out", tmp_path / "vocab", "--size", 90)
+    tokenizer = Tokenizer.load(tmp_path / "vocab")
+    assert tokenizer.token(7) == "[unused6]"
+    assert "T" in [tokenizer.token(number) for number in range(tokenizer.vocabulary_size)]
+    assert tokenizer.unknown_id in tokenizer.encode("铁匠").ids
+
+
+def test_byte_bpe_is_written_as_of_roberta(corpus: Path, tmp_path: Path) -> None:
+    run(corpus / "a.txt.xz", "--kind", "byte-bpe", "--size", 300, "--out", tmp_path / "vocab")
+    config = json.loads((tmp_path / "vocab" / "tokenizer_config.json").read_text())
+    assert config["tokenizer_class"] == "RobertaTokenizer"
+
+
+def test_a_vocabulary_smaller_than_asked_for_is_said_with_the_remedy(corpus: Path, tmp_path: Path) -> None:
+    printed = run(corpus / "a.txt.xz", "--out", tmp_path / "vocab")
+    assert "fewer than 30,522: no other pair is seen often enough" in printed
+
+
+def test_a_file_in_the_place_of_the_folder_is_refused_before_any_work(corpus: Path, tmp_path: Path) -> None:
+    (tmp_path / "vocab").write_text("")
+    with pytest.raises(UserError, match="vocab: is not a folder"):
+        run("no-such-text", "--out", tmp_path / "vocab")

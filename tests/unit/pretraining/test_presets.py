@@ -1,0 +1,110 @@
+"""Every preset takes two steps in the small, and one in its published size on no memory at all."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+import transformers
+from torch import nn
+
+from bertsmith.corpus.store import TokenStore
+from bertsmith.examples.batch import PretrainingBatch
+from bertsmith.examples.feed import Feed, StepAddress
+from bertsmith.model.family import build_network
+from bertsmith.model.network import Network
+from bertsmith.model.weights import head_outputs, read_model
+from bertsmith.objectives.pretraining import PretrainingObjective
+from bertsmith.pretraining.job import pretrain
+from bertsmith.pretraining.start import begin, pair_head_of, shape_of
+from bertsmith.recipe.load import load_recipe, preset_names
+from bertsmith.recipe.schema import Recipe
+from bertsmith.recipe.sizes import PUBLISHED_VOCABULARY
+from tests.tiny_runs import Listener, metrics_of
+
+SHORT = ("examples.stages=[{share=1.0, length=32, predictions=5}]", "examples.held_out_share=0.2")
+FEW = ("batch.sequences=4", "batch.tokens=100", "run.evaluation_sequences=8", "run.device=cpu")
+SOON = ("run.steps=2", "run.budget=steps", "run.evaluate_every_steps=9")
+NARROW = ("model.layers=3", "model.width=32", "model.heads=2", "model.inner=64")
+SMALL_ENOUGH = ("bert-tiny", "bert-mini")
+THEIR_CLASSES = {
+    "bert": ("BertConfig", "BertForPreTraining"),
+    "roberta": ("RobertaConfig", "RobertaForMaskedLM"),
+    "albert": ("AlbertConfig", "AlbertForPreTraining"),
+    "distilbert": ("DistilBertConfig", "DistilBertForMaskedLM"),
+    "ernie": ("ErnieConfig", "ErnieForPreTraining"),
+}
+each_preset = pytest.mark.parametrize("name", preset_names())
+
+
+def small(name: str) -> Recipe:
+    """The preset with few short sequences a step and, unless it is small itself, a small network."""
+    sizes = () if name in SMALL_ENOUGH else NARROW
+    factorised = ("model.embedding_width=16",) if name.startswith("albert") else ()
+    return load_recipe(name, [*SHORT, *FEW, *SOON, *sizes, *factorised])
+
+
+@each_preset
+def test_a_preset_takes_two_steps(name, store, tmp_path):
+    result = pretrain(small(name), store=store.folder, out=tmp_path / "run", watch=Listener())
+    assert (result.state, result.steps) == ("finished", 2)
+    before, after = metrics_of(tmp_path / "run", "held-out")
+    assert after["mlm_loss"] != before["mlm_loss"]
+    assert ("pair_loss" in after) == (load_recipe(name).examples.pairs in ("nsp", "sop"))
+    assert read_model(tmp_path / "run" / "model").network.shape.model_type == load_recipe(name).model.type
+
+
+# ---- the published sizes, on torch's device that holds no numbers
+
+
+def in_full_size(recipe: Recipe, store: TokenStore) -> Network:
+    """The preset's network with its published vocabulary, without memory."""
+    heads = head_outputs(begin(small(recipe.name), store).network)
+    vocabulary = PUBLISHED_VOCABULARY[recipe.model.type]
+    shape = replace(shape_of(recipe.model, store.tokenizer()), vocabulary=vocabulary)
+    if recipe.model.type == "roberta":
+        shape = replace(shape, pad_id=1)  # the published tokenizer's
+    with torch.device("meta"):
+        return build_network(shape, heads)
+
+
+def parameters(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def theirs_in_full_size(recipe: Recipe) -> nn.Module:
+    """The same model of transformers."""
+    model = recipe.model
+    narrow = {} if model.embedding_width == "width" else {"embedding_size": model.embedding_width}
+    sizes = {"hidden_size": model.width, "num_hidden_layers": model.layers, "intermediate_size": model.inner}
+    sizes |= {"num_attention_heads": model.heads, "type_vocab_size": model.segments}
+    if model.type == "distilbert":
+        sizes = {"dim": model.width, "n_layers": model.layers, "n_heads": model.heads}
+        sizes |= {"hidden_dim": model.inner}
+    positions = model.positions + 2 * (model.type == "roberta")
+    vocabulary = PUBLISHED_VOCABULARY[model.type]
+    config, network = (getattr(transformers, each) for each in THEIR_CLASSES[model.type])
+    with torch.device("meta"):
+        return network(config(vocab_size=vocabulary, max_position_embeddings=positions, **sizes, **narrow))
+
+
+@each_preset
+def test_a_preset_in_its_published_size_has_as_many_weights_as_in_transformers(name, store):
+    recipe = load_recipe(name)
+    assert parameters(in_full_size(recipe, store)) == parameters(theirs_in_full_size(recipe))
+
+
+def batch_without_numbers(recipe: Recipe, store: TokenStore, cache) -> PretrainingBatch:
+    feed = Feed(store, small(recipe.name), micro_tokens=256, multiple=8, cache=cache)
+    return feed.build(StepAddress(0, 0)).micros[0].to("meta")
+
+
+@each_preset
+def test_a_preset_in_its_published_size_goes_forward_and_backward(name, store, tmp_path):
+    recipe = load_recipe(name)
+    network = in_full_size(recipe, store).train()
+    objective = PretrainingObjective(network, pair_head_of(recipe))
+    batch = batch_without_numbers(recipe, store, tmp_path)
+    loss, sums = objective(batch, torch.ones(2, device="meta"))
+    loss.backward()
+    assert (loss.shape, sums.shape) == ((), (4,))
+    assert [name for name, parameter in network.named_parameters() if parameter.grad is None] == []

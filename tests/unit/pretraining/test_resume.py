@@ -1,0 +1,154 @@
+"""A run that was interrupted ends as one that was not, to the bit."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from bertsmith.corpus.store import TokenStore
+from bertsmith.ground.seeds import key_of
+from bertsmith.objectives.pretraining import PretrainingObjective
+from bertsmith.pretraining.setup import Request, set_up
+from bertsmith.training.checkpoint_files import saved_steps, step_folder
+from bertsmith.training.parallel import ALONE
+from tests.tiny_runs import (
+    BeforeSteps,
+    Listener,
+    ask_to_stop,
+    differing,
+    last_scalars,
+    last_state,
+    metrics_of,
+    run_tiny,
+    stop_at,
+    tiny_recipe,
+)
+
+
+def run_in_parts(store: TokenStore, out: Path, *overrides: str, steps: tuple[int, ...]) -> None:
+    """A run that is stopped so that its starts take so many steps each, and the last one takes the rest."""
+    for count in steps:
+        with stop_at(count - 1):
+            assert run_tiny(store, out, *overrides).state == "stopped"
+    assert run_tiny(store, out, *overrides).state == "finished"
+
+
+def same(one: Path, other: Path) -> bool:
+    """Whether two runs have the same measurements, weights, moments and memory; what differs is shown."""
+    assert metrics_of(one) == metrics_of(other)
+    assert differing(last_state(one), last_state(other)) == []
+    assert last_scalars(one) == last_scalars(other)
+    return True
+
+
+def test_a_run_stopped_three_times_ends_as_one_that_was_not(finished, store, tmp_path):
+    # At no multiple of log_every_steps, across the stages' border, and with dropout.
+    run_in_parts(store, tmp_path / "run", steps=(2, 3, 2))
+    assert same(tmp_path / "run", finished)
+
+
+def test_lamb_goes_on_to_the_bit_too(store, tmp_path):
+    lamb = ("optim.algorithm=lamb", "optim.bias_correction=true", "run.steps=6")
+    run_tiny(store, tmp_path / "straight", *lamb)
+    run_in_parts(store, tmp_path / "run", *lamb, steps=(2, 2))
+    assert same(tmp_path / "run", tmp_path / "straight")
+    assert {name.split(".")[-1] for name in last_state(tmp_path / "run")} >= {"exp_avg", "exp_avg_sq"}
+
+
+class Crash(Exception):
+    pass
+
+
+def crash_at(step: int) -> BeforeSteps:
+    def act(_: PretrainingObjective, seen: int) -> None:
+        if seen == step:
+            raise Crash
+
+    return BeforeSteps(act)
+
+
+def test_what_happened_after_the_saved_state_never_happened(finished, store, tmp_path):
+    with pytest.raises(Crash), crash_at(7):
+        run_tiny(store, tmp_path / "run", "run.save_every_steps=4")
+    assert saved_steps(tmp_path / "run" / "checkpoints") == [4]
+    assert metrics_of(tmp_path / "run")[-1]["step"] == 6
+    run_tiny(store, tmp_path / "run", "run.save_every_steps=4")
+    assert same(tmp_path / "run", finished)
+
+
+def test_a_crash_before_the_first_state_begins_anew(finished, store, tmp_path):
+    with pytest.raises(Crash), crash_at(4):
+        run_tiny(store, tmp_path / "run")
+    run_tiny(store, tmp_path / "run")
+    assert same(tmp_path / "run", finished)
+
+
+def test_a_damaged_state_is_passed_over_for_the_one_before(finished, store, tmp_path):
+    with stop_at(5):
+        run_tiny(store, tmp_path / "run", "run.save_every_steps=3")
+    newest = step_folder(tmp_path / "run" / "checkpoints", 6)
+    (newest / "state.json").write_text("{}")
+    run_tiny(store, tmp_path / "run", "run.save_every_steps=3")
+    assert same(tmp_path / "run", finished)
+
+
+def test_plans_that_were_deleted_are_made_again_the_same(finished, store, tmp_path):
+    with stop_at(4):
+        run_tiny(store, tmp_path / "run")
+    for file in sorted((tmp_path / "run" / "plans").rglob("*"), reverse=True):
+        file.rmdir() if file.is_dir() else file.unlink()
+    run_tiny(store, tmp_path / "run")
+    assert same(tmp_path / "run", finished)
+
+
+def test_processes_that_build_batches_change_nothing(finished, store, tmp_path):
+    run_in_parts(store, tmp_path / "run", "run.loader_workers=2", steps=(3,))
+    assert same(tmp_path / "run", finished)
+
+
+def test_steps_in_several_micro_batches_go_on_to_the_bit(store, tmp_path):
+    small = ("batch.micro_tokens=64", "run.steps=4")
+    run_tiny(store, tmp_path / "straight", *small)
+    with stop_at(4):  # each step has several forward passes: the fifth of the run lies in its second step
+        assert run_tiny(store, tmp_path / "run", *small).steps < 4
+    run_tiny(store, tmp_path / "run", *small)
+    assert same(tmp_path / "run", tmp_path / "straight")
+
+
+def test_the_seconds_of_earlier_starts_count(store, tmp_path):
+    with stop_at(2):
+        seconds = run_tiny(store, tmp_path / "run").seconds
+    run, standing = set_up(Request(tiny_recipe(), store.folder, tmp_path / "run"), ALONE, Listener())
+    assert run.lesson.clock.before == standing.position.seconds == seconds > 0
+
+
+def test_each_step_draws_its_own_dropout_whatever_start_it_is_in(store, tmp_path):
+    seeds: list[int] = []
+
+    def act(_: PretrainingObjective, seen: int) -> None:
+        seeds.append(torch.initial_seed())
+        if seen == 1:
+            ask_to_stop()
+
+    with BeforeSteps(act):
+        run_tiny(store, tmp_path / "run", "run.steps=4", "run.seed=7")
+        run_tiny(store, tmp_path / "run", "run.steps=4", "run.seed=7")
+    assert seeds == [key_of(7, "dropout", step, 0) for step in range(4)]
+
+
+def test_another_seed_is_another_run(finished, store, tmp_path):
+    run_tiny(store, tmp_path / "run", "run.seed=1")
+    ours, theirs = metrics_of(tmp_path / "run"), metrics_of(finished)
+    assert ours[0]["mlm_loss"] != theirs[0]["mlm_loss"]  # other initial weights
+    assert ours[-1]["tokens"] != theirs[-1]["tokens"]  # other examples
+
+
+def test_a_state_remembers_norms_window_and_the_size_of_forward_passes(finished, store, tmp_path):
+    with stop_at(4):
+        run_tiny(store, tmp_path / "run")
+    scalars = last_scalars(tmp_path / "run")
+    assert len(scalars["norms"]) == 5
+    assert scalars["window"]["masked"] > 0  # two steps after the line of step 3
+    assert scalars["micro_tokens"] == 8192
+    assert scalars["position"]["step"] == 5
+    assert scalars["held_out"]["mlm_loss"] == metrics_of(finished, "held-out")[1]["mlm_loss"]
