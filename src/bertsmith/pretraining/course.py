@@ -19,16 +19,22 @@ class Position:
     """Steps whose gradient was not used."""
     skipped_in_a_row: int = 0
 
-    def after(self, *, tokens: int, seconds: float, was_skipped: bool) -> "Position":
-        """The position after one more step."""
+    def after(self, *, tokens: int, seconds: float) -> "Position":
+        """The position after one more step, before it is known whether its gradient was used."""
         return replace(
             self,
             step=self.step + 1,
             stage_step=self.stage_step + 1,
             tokens=self.tokens + tokens,
             seconds=seconds,
-            skipped=self.skipped + was_skipped,
-            skipped_in_a_row=self.skipped_in_a_row + 1 if was_skipped else 0,
+        )
+
+    def judged(self, before: "Position", *, was_skipped: bool) -> "Position":
+        """The same position, knowing what became of its step and of those before it."""
+        return replace(
+            self,
+            skipped=before.skipped + was_skipped,
+            skipped_in_a_row=before.skipped_in_a_row + 1 if was_skipped else 0,
         )
 
 

@@ -10,8 +10,9 @@ import torch
 from bertsmith.corpus.store import TokenStore
 from bertsmith.ground.errors import UserError
 from bertsmith.pretraining.card import RunFacts
+from bertsmith.pretraining.course import Position
 from bertsmith.pretraining.evaluation import MEASURES, evaluate, held_out_batches, unigram_entropy
-from bertsmith.pretraining.loop import StepReport, Window, training_steps
+from bertsmith.pretraining.loop import Due, StepReport, Window, training_steps
 from bertsmith.pretraining.results import refuse_broken, whole_network, write_results
 from bertsmith.pretraining.run_folder import RunFolder, refuse_other_run
 from bertsmith.pretraining.setup import Request, Run, Standing, Watch, scalars_of, set_up
@@ -120,24 +121,39 @@ def _train(
 ) -> Literal["finished", "stopped"]:
     if standing.position.step == 0:
         _look_at_held_out(run, standing, records)
-    before = run.lesson.course.progress(standing.position)
-    for report in training_steps(run.lesson, standing.position):
+    calendar = _Calendar(run, standing, stop)
+    for report in training_steps(run.lesson, standing.position, calendar.due_at):
         standing.position = report.position
         standing.window.add(report)
         if report.outcome.skipped:
             _tell_of_a_skipped_step(run, standing, records, report)
-        progress = run.lesson.course.progress(report.position)
-        if report.position.step % run.recipe.run.log_every_steps == 0 or progress >= 1:
+        arrived = run.lesson.course.arrived(report.position)
+        if report.position.step % run.recipe.run.log_every_steps == 0 or arrived:
             _write_metrics(run, standing, records, report)
-        if _evaluation_due(run, report.position.step, (before, progress)):
+        if report.due.evaluation:
             _look_at_held_out(run, standing, records)
-        stopping = stop.anywhere(run.world)
-        if stopping or progress >= 1 or _save_due(run, standing):
+        if report.due.saving:
             _save(run, standing)
-        if stopping and progress < 1:
+        if report.due.stopping:
             return "stopped"
-        before = progress
     return "finished"
+
+
+class _Calendar:
+    """Says what is due after a step."""
+
+    def __init__(self, run: Run, standing: Standing, stop: StopRequested) -> None:
+        self.run, self.standing, self.stop = run, standing, stop
+        self.progress = run.lesson.course.progress(standing.position)
+
+    def due_at(self, position: Position) -> Due:
+        """What is due after the step that led here; asked once for each step."""
+        before, self.progress = self.progress, self.run.lesson.course.progress(position)
+        arrived = self.progress >= 1
+        stopping = self.stop.anywhere(self.run.world) and not arrived
+        evaluation = _evaluation_due(self.run, position.step, (before, self.progress))
+        saving = arrived or stopping or _save_due(self.run, self.standing, position)
+        return Due(evaluation, saving, stopping)
 
 
 def _write_metrics(run: Run, standing: Standing, records: _Records, report: StepReport) -> None:
@@ -194,8 +210,8 @@ def _picture_due(run: Run, standing: Standing) -> bool:
     return waited >= SECONDS_BETWEEN_PICTURES or run.lesson.course.arrived(standing.position)
 
 
-def _save_due(run: Run, standing: Standing) -> bool:
-    settings, position = run.recipe.run, standing.position
+def _save_due(run: Run, standing: Standing, position: Position) -> bool:
+    settings = run.recipe.run
     by_clock = position.seconds - standing.saved_seconds >= 60 * settings.save_every_minutes
     # The main process's clock decides for all.
     return (

@@ -2,7 +2,8 @@
 
 import itertools
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,7 +13,7 @@ from bertsmith.pretraining.course import Course, Position
 from bertsmith.pretraining.evaluation import means_of
 from bertsmith.training.parallel import World
 from bertsmith.training.schedules import learning_rate
-from bertsmith.training.steps import Learner, StepOutcome, StepWork, take_step
+from bertsmith.training.steps import LaunchedStep, Learner, StepOutcome, StepWork, launch_step, settle
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,20 @@ class Lesson:
 
 
 @dataclass(frozen=True, slots=True)
+class Due:
+    """What is to be done when a step is over, for which the weights must be at rest."""
+
+    evaluation: bool = False
+    saving: bool = False
+    stopping: bool = False
+
+    @property
+    def anything(self) -> bool:
+        """Whether the next step must wait."""
+        return self.evaluation or self.saving or self.stopping
+
+
+@dataclass(frozen=True, slots=True)
 class StepReport:
     """One step: where it led, what it came to, how long it waited for its batch."""
 
@@ -49,10 +64,51 @@ class StepReport:
     """Over all ranks."""
     learning_rate: float
     waited_seconds: float
+    due: Due
 
 
-def training_steps(lesson: Lesson, position: Position) -> Iterator[StepReport]:
-    """Take steps until the budget is spent."""
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """A step on its way; the fields are those of its report."""
+
+    position: Position
+    launched: LaunchedStep
+    batches: StepBatches
+    tokens: int
+    learning_rate: float
+    waited_seconds: float
+
+
+def training_steps(
+    lesson: Lesson, position: Position, due_at: Callable[[Position], Due] = lambda _: Due()
+) -> Iterator[StepReport]:
+    """Take steps until the budget is spent.
+
+    Where a GPU needs no watching, a step's report comes once the next step is on its way, so that the GPU
+    never waits for Python; where something is due after a step, its report comes before the next one begins.
+    """
+    begun: deque[tuple[_Begun, Due]] = deque()
+    for step in _begun_steps(lesson, position):
+        due = due_at(step.position)
+        begun.append((step, due))
+        at_rest = due.anything or not lesson.learner.unwatched
+        while len(begun) > (0 if at_rest else 1):
+            report = _report(lesson, *begun.popleft(), before=position)
+            position = report.position
+            yield report
+    for step, due in begun:
+        yield _report(lesson, step, due, before=position)
+
+
+def _report(lesson: Lesson, step: _Begun, due: Due, *, before: Position) -> StepReport:
+    outcome = settle(lesson.learner, step.launched)
+    position = step.position.judged(before, was_skipped=bool(outcome.skipped))
+    numbers = (step.batches, step.tokens, step.learning_rate, step.waited_seconds)
+    return StepReport(position, outcome, *numbers, due)
+
+
+def _begun_steps(lesson: Lesson, position: Position) -> Iterator[_Begun]:
+    """Begin steps, each when it is asked for, until the budget is spent."""
     course = lesson.course
     while not course.arrived(position):
         position = course.entered(position)
@@ -62,9 +118,9 @@ def training_steps(lesson: Lesson, position: Position) -> Iterator[StepReport]:
         while not course.arrived(position) and _same_part(course, position, address):
             asked = time.monotonic()
             batches = next(ahead)
-            report = _one_step(lesson, position, batches, waited=time.monotonic() - asked)
-            position = report.position
-            yield report
+            step = _begin(lesson, position, batches, waited=time.monotonic() - asked)
+            position = step.position
+            yield step
 
 
 def _following(address: StepAddress) -> Iterator[StepAddress]:
@@ -77,12 +133,12 @@ def _same_part(course: Course, position: Position, address: StepAddress) -> bool
     return (due.stage, due.progress) == (address.stage, address.progress)
 
 
-def _one_step(lesson: Lesson, position: Position, batches: StepBatches, *, waited: float) -> StepReport:
+def _begin(lesson: Lesson, position: Position, batches: StepBatches, *, waited: float) -> _Begun:
     learner, recipe = lesson.learner, lesson.course.recipe
     world = learner.world
     masked, pairs, tokens = world.sum([batches.masked, batches.pairs, float(batches.tokens)])
     rate = learning_rate(lesson.course.progress(position), recipe.optim)
-    outcome = take_step(
+    launched = launch_step(
         learner,
         StepWork(batches.micros, Counts(masked, pairs)),
         learning_rate=rate,
@@ -92,8 +148,8 @@ def _one_step(lesson: Lesson, position: Position, batches: StepBatches, *, waite
     seconds = (
         world.broadcast(lesson.clock.seconds()) if recipe.run.budget == "minutes" else lesson.clock.seconds()
     )
-    after = position.after(tokens=int(tokens), seconds=seconds, was_skipped=bool(outcome.skipped))
-    return StepReport(after, outcome, batches, int(tokens), rate, waited)
+    after = position.after(tokens=int(tokens), seconds=seconds)
+    return _Begun(after, launched, batches, int(tokens), rate, waited)
 
 
 @dataclass

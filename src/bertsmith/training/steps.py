@@ -10,6 +10,7 @@ from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from bertsmith.ground.seeds import key_of
 from bertsmith.training.parallel import World, accumulating, clip_gradients
@@ -17,6 +18,10 @@ from bertsmith.training.parallel import World, accumulating, clip_gradients
 NORMS_REMEMBERED = 128
 NORMS_NEEDED = 32
 """A median of fewer gradient norms than this says nothing yet, so no step is called a spike."""
+
+
+Skip = Literal["", "not a number", "spike"]
+"""Why a gradient was not used, or nothing."""
 
 
 class Micro(Protocol):
@@ -37,13 +42,24 @@ class StepWork:
 
 
 @dataclass(frozen=True, slots=True)
+class LaunchedStep:
+    """A step that was begun; on a GPU its numbers may still be in the making."""
+
+    numbers: Tensor
+    """The gradient norm and the objective's sums, on the CPU once `arrival` has come."""
+    arrival: torch.cuda.Event | None
+    skipped: Skip | None
+    """Why the update was left out, or nothing; None where the GPU itself decided."""
+
+
+@dataclass(frozen=True, slots=True)
 class StepOutcome:
     """What one step came to."""
 
     sums: Tensor
     """The objective's sums over this rank's micro-batches, on the CPU."""
     gradient_norm: float
-    skipped: Literal["", "not a number", "spike"]
+    skipped: Skip
 
 
 @dataclass
@@ -53,7 +69,7 @@ class Caution:
     spike_factor: float | Literal["off"]
     norms: deque[float] = field(default_factory=lambda: deque(maxlen=NORMS_REMEMBERED))
 
-    def judge(self, norm: float) -> Literal["", "not a number", "spike"]:
+    def judge(self, norm: float) -> Skip:
         """Why a gradient of this norm must not be used, or nothing; norms that pass are remembered."""
         if not math.isfinite(norm):
             return "not a number"
@@ -80,22 +96,62 @@ class Learner:
         """What is learned."""
         return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
 
+    @property
+    def unwatched(self) -> bool:
+        """Whether the GPU can leave out a bad update by itself, so that nobody has to wait for the norm."""
+        on_gpu = self.world.device.type == "cuda"
+        whole = not any(isinstance(parameter, DTensor) for parameter in self.parameters())
+        adam = isinstance(self.optimizer, torch.optim.AdamW)
+        return on_gpu and whole and adam and self.caution.spike_factor == "off"
+
 
 def take_step(
     learner: Learner, work: StepWork, *, learning_rate: float, seed: tuple[int, int]
 ) -> StepOutcome:
-    """Learn from one step's work; `seed` is (run seed, step) and with the rank decides all dropout."""
+    """Learn from one step's work and wait for what it came to."""
+    return settle(learner, launch_step(learner, work, learning_rate=learning_rate, seed=seed))
+
+
+def launch_step(
+    learner: Learner, work: StepWork, *, learning_rate: float, seed: tuple[int, int]
+) -> LaunchedStep:
+    """Begin to learn from a step's work; `seed` is (run seed, step) and with the rank decides all dropout."""
     for group in learner.optimizer.param_groups:
         group["lr"] = learning_rate
     torch.manual_seed(key_of(seed[0], "dropout", seed[1], learner.world.rank))
     learner.optimizer.zero_grad(set_to_none=True)
     sums = _backward(learner, work)
-    norm_and_sums = torch.cat((_clip(learner)[None].to(sums), sums)).cpu()  # the step's one wait for the GPU
-    norm = float(norm_and_sums[0])
-    skipped = learner.caution.judge(norm)
+    norm = clip_gradients(learner.parameters(), learner.clip_norm)
+    numbers = torch.cat((norm[None].to(sums), sums))
+    if learner.unwatched:
+        # What a gradient scaler would set: the fused update is left out on the GPU where this is 1.
+        learner.optimizer.found_inf = (~norm.isfinite()).float()  # type: ignore[attr-defined]
+        learner.optimizer.step()
+        return _on_its_way(numbers)
+    numbers = numbers.cpu()  # the step's one wait for a GPU
+    skipped = learner.caution.judge(float(numbers[0]))
     if not skipped:
         learner.optimizer.step()
-    return StepOutcome(norm_and_sums[1:], norm, skipped)
+    return LaunchedStep(numbers, None, skipped)
+
+
+def settle(learner: Learner, launched: LaunchedStep) -> StepOutcome:
+    """What a launched step came to; waits for it, but not for what was launched after it."""
+    if launched.arrival is not None:
+        launched.arrival.synchronize()
+    norm = float(launched.numbers[0])
+    skipped = learner.caution.judge(norm) if launched.skipped is None else launched.skipped
+    return StepOutcome(launched.numbers[1:], norm, skipped)
+
+
+def _on_its_way(numbers: Tensor) -> LaunchedStep:
+    if not numbers.is_cuda:
+        return LaunchedStep(numbers, None, None)
+    landing = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+    landing.copy_(numbers, non_blocking=True)
+    arrival = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    arrival.record()
+    return LaunchedStep(landing, arrival, None)
 
 
 def _backward(learner: Learner, work: StepWork) -> Tensor:
@@ -113,10 +169,6 @@ def _backward(learner: Learner, work: StepWork) -> Tensor:
         total = sums if total is None else total + sums
     assert total is not None, "a step has at least one micro-batch"
     return total.double()
-
-
-def _clip(learner: Learner) -> Tensor:
-    return clip_gradients(learner.parameters(), learner.clip_norm)
 
 
 def autocast(device: torch.device, precision: Literal["fp32", "bf16"]) -> AbstractContextManager[object]:

@@ -26,7 +26,7 @@ def walk(course: Course, *, tokens: int = 1000, seconds: float = 1.0) -> list[Po
     while not course.arrived(position):
         position = course.entered(position)
         begins.append(position)
-        position = position.after(tokens=tokens, seconds=position.seconds + seconds, was_skipped=False)
+        position = position.after(tokens=tokens, seconds=position.seconds + seconds)
     return begins
 
 
@@ -101,6 +101,7 @@ def test_an_address_is_the_stage_and_the_step_within_it():
 
 def test_a_step_adds_up_what_it_brought():
     position = Position(step=3, stage=1, stage_step=2, tokens=100, seconds=5.0, skipped=1, skipped_in_a_row=1)
-    skipped = position.after(tokens=10, seconds=6.0, was_skipped=True)
+    skipped = position.after(tokens=10, seconds=6.0).judged(position, was_skipped=True)
     assert skipped == Position(4, 1, 3, 110, 6.0, 2, 2)
-    assert skipped.after(tokens=10, seconds=7.0, was_skipped=False) == Position(5, 1, 4, 120, 7.0, 2, 0)
+    used = skipped.after(tokens=10, seconds=7.0).judged(skipped, was_skipped=False)
+    assert used == Position(5, 1, 4, 120, 7.0, 2, 0)
