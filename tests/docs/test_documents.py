@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bertsmith.inference.demo import write_demo_model
+from tests.toy_folder import write_toy_folder
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
@@ -18,7 +18,7 @@ named = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.nam
 @named
 def test_every_python_block_runs_from_top_to_bottom(document, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    write_demo_model(tmp_path / "path" / "to" / "model-folder")
+    write_toy_folder(tmp_path / "path" / "to" / "model-folder")
     names: dict = {}
     for block in PYTHON.findall(document.read_text()):
         exec(compile(block, document.name, "exec"), names)

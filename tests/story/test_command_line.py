@@ -10,7 +10,7 @@ import torch
 import transformers
 
 import bertsmith
-from bertsmith.inference.demo import demo_vocabulary
+from tests.toy_folder import toy_vocabulary
 from bertsmith.model.family import new_network, published_names
 from tests.bundle_writer import write_bundle
 from tests.tiny import tiny_config, tiny_shape
@@ -26,18 +26,19 @@ def bertsmith_command(*words, cwd=None):
     )
 
 
-def test_the_demonstration_shows_every_call_and_says_that_its_weights_are_random():
+def test_the_demonstration_fills_a_mask_with_sense_and_judges_pairs():
     done = bertsmith_command("demo")
     assert done.returncode == 0, done.stderr
-    assert "weights are random" in done.stdout
-    for call in ("encode", "hidden_states", "fill", "next_sentence", "embed"):
-        assert f"bert.{call}" in done.stdout or f"bert.tokenizer.{call}" in done.stdout
+    assert "capital 0." in done.stdout
+    assert "follows: True" in done.stdout and "follows: False" in done.stdout
+    for call in ("fill", "next_sentence", "tokenizer.encode", "hidden_states", "embed"):
+        assert f">>> bert.{call}(" in done.stdout
 
 
 @pytest.fixture
 def checkpoint(tmp_path):
     """A TensorFlow 1 checkpoint of a tiny BERT with its pre-training heads, and the network behind it."""
-    vocabulary = demo_vocabulary()
+    vocabulary = toy_vocabulary()
     shape = tiny_shape(vocabulary=len(vocabulary))
 
     network = new_network(shape, {"pooler": 0, "mlm": 0, "nsp": 2}, torch.Generator().manual_seed(5))

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from bertsmith.ground.errors import UserError
 from bertsmith.ground.files import atomic_folder
+from bertsmith.inference.default_model import DEFAULT_MODEL
 from bertsmith.inference.engine import Engine, Text
 from bertsmith.inference.filling import Filling, Guess, encode_masked, fill_each_mask, fill_jointly
 from bertsmith.model.encoder import first_of_rows, largest_of_rows, mean_of_rows
@@ -40,8 +41,10 @@ class NextSentence:
     probability: float
 
 
-def load(folder: Path | str, *, device: str = "auto", precision: Precision = "fp32") -> "Bert":
-    """Open a Hugging Face model folder, ours or anyone's.
+def load(
+    folder: Path | str = DEFAULT_MODEL, *, device: str = "auto", precision: Precision = "fp32"
+) -> "Bert":
+    """Open a Hugging Face model folder, ours or anyone's; without a name the small one of the project.
 
     Example: bertsmith.load("path/to/model-folder", device="cuda", precision="bf16")
     """

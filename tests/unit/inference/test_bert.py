@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 import bertsmith
 from bertsmith.ground.errors import UserError
 from bertsmith.inference import engine as engine_room
-from bertsmith.inference.demo import write_demo_model
+from tests.toy_folder import write_toy_folder
 from bertsmith.model.family import new_network
 from bertsmith.model.weights import Model, write_model
 from tests.oracles import saved_oracle
@@ -21,7 +21,7 @@ TEXTS = ["My dog is cute.", ("A boy plays in the snow.", "A boy is outside."), "
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     place = tmp_path_factory.mktemp("demo") / "model"
-    write_demo_model(place)
+    write_toy_folder(place)
     return place
 
 

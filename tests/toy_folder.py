@@ -1,4 +1,4 @@
-"""A tiny model for the demonstration: real in every part, random in its weights."""
+"""A toy model folder: real in every part, random in its weights."""
 
 import re
 from pathlib import Path
@@ -18,9 +18,9 @@ tea the time to town tree under university walks warm was we were with year
 """
 
 
-def write_demo_model(folder: Path) -> None:
+def write_toy_folder(folder: Path) -> None:
     """Write a model folder with a small WordPiece vocabulary and freshly initialised weights."""
-    vocabulary = demo_vocabulary()
+    vocabulary = toy_vocabulary()
     shape = Shape(
         model_type="bert",
         vocabulary=len(vocabulary),
@@ -37,7 +37,7 @@ def write_demo_model(folder: Path) -> None:
     write_json(folder / "tokenizer_config.json", {"tokenizer_class": "BertTokenizer", "do_lower_case": True})
 
 
-def demo_vocabulary() -> list[str]:
+def toy_vocabulary() -> list[str]:
     """Special tokens, every letter at a word's start and inside it, punctuation, and some whole words."""
     letters = [chr(code) for code in range(ord("a"), ord("z") + 1)]
     pieces = [*letters, *(f"##{letter}" for letter in letters), *"0123456789.,!?'-"]
