@@ -40,7 +40,7 @@ SETTINGS = (
     ),
     *("run.device=cpu", "run.log_every_steps=3", "run.save_every_steps=5", "run.evaluate_every_steps=25"),
 )
-CLOCK = {"seconds", "tokens_per_second", "input_wait", "mfu"}
+CLOCK = {"seconds", "first_step_seconds", "tokens_per_second", "input_wait", "mfu"}
 """What the clock decides in a line of metrics; in a saved state also the time waited for batches."""
 WRITES_TO_HIT = 3
 LONGEST_START_SECONDS = 8.0

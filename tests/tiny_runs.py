@@ -38,7 +38,7 @@ TINY = (
     *("run.device=cpu", "run.evaluation_sequences=8", "run.evaluate_every_steps=5"),
     "run.log_every_steps=3",
 )
-CLOCK = {"seconds", "tokens_per_second", "input_wait", "mfu"}
+CLOCK = {"seconds", "first_step_seconds", "tokens_per_second", "input_wait", "mfu"}
 """What the clock decides in a line of metrics."""
 
 

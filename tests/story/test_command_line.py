@@ -10,10 +10,10 @@ import torch
 import transformers
 
 import bertsmith
-from tests.toy_folder import toy_vocabulary
 from bertsmith.model.family import new_network, published_names
 from tests.bundle_writer import write_bundle
 from tests.tiny import tiny_config, tiny_shape
+from tests.toy_folder import toy_vocabulary
 
 
 def bertsmith_command(*words, cwd=None):

@@ -60,11 +60,22 @@ def slices_of_ranks(count: int, world: int) -> list[slice]:
 def micro_sizes(lengths_by_rank: list[Numbers], rank: int, *, capacity: int) -> list[int]:
     """How many of its examples the rank takes into each micro-batch; every rank has as many of them."""
     sizes = [_greedy_sizes(lengths, capacity) for lengths in lengths_by_rank]
-    return _split_up(sizes[rank], max(len(each) for each in sizes))
+    wanted = max(len(each) for each in sizes)
+    return _even_sizes(lengths_by_rank[rank], wanted, capacity) or _split_up(sizes[rank], wanted)
 
 
 def _greedy_sizes(lengths: Numbers, capacity: int) -> list[int]:
     return [len(group) for group in split_by_budget(lengths.tolist(), capacity)]
+
+
+def _even_sizes(lengths: Numbers, count: int, capacity: int) -> list[int] | None:
+    """So many micro-batches of about as many tokens each, if all fit: a small last one is compiled anew."""
+    ends = np.cumsum(lengths)
+    total = int(ends[-1]) if len(ends) else 0
+    cuts = np.searchsorted(ends, total * np.arange(1, count) / count, side="right")
+    sizes = np.diff([0, *cuts, len(lengths)])
+    tokens = np.diff([0, *np.append(0, ends)[cuts], total])
+    return sizes.tolist() if (tokens <= capacity).all() and (sizes > 0).all() else None
 
 
 def _split_up(sizes: list[int], wanted: int) -> list[int]:

@@ -15,6 +15,8 @@ class Position:
     stage_step: int = 0
     tokens: int = 0
     seconds: float = 0.0
+    first_step_seconds: float = 0.0
+    """What the first step took, compiling included."""
     skipped: int = 0
     """Steps whose gradient was not used."""
     skipped_in_a_row: int = 0
@@ -27,6 +29,7 @@ class Position:
             stage_step=self.stage_step + 1,
             tokens=self.tokens + tokens,
             seconds=seconds,
+            first_step_seconds=self.first_step_seconds if self.step else seconds,
         )
 
     def judged(self, before: "Position", *, was_skipped: bool) -> "Position":
@@ -50,7 +53,7 @@ class Course:
         spent = {
             "steps": position.step / run.steps,
             "tokens": position.tokens / run.tokens,
-            "minutes": position.seconds / (60 * run.minutes),
+            "minutes": _share_of_time(position, 60 * run.minutes),
         }[run.budget]
         return min(1.0, spent)
 
@@ -76,6 +79,14 @@ class Course:
     def address(self, position: Position) -> StepAddress:
         """Where in the data the next step lies."""
         return StepAddress(position.stage, position.stage_step, self.level_progress(position))
+
+
+def _share_of_time(position: Position, budget: float) -> float:
+    """The share of the seconds after the first step: a minute of compiling must not eat the warm-up."""
+    if position.seconds >= budget:
+        return 1.0
+    first = position.first_step_seconds
+    return (position.seconds - first) / (budget - first)
 
 
 def _due(shares: list[float], progress: float) -> int:

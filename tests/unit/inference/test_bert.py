@@ -8,12 +8,12 @@ from safetensors.torch import load_file, save_file
 import bertsmith
 from bertsmith.ground.errors import UserError
 from bertsmith.inference import engine as engine_room
-from tests.toy_folder import write_toy_folder
 from bertsmith.model.family import new_network
 from bertsmith.model.weights import Model, write_model
 from tests.oracles import saved_oracle
 from tests.tiny import tiny_network, tiny_shape
 from tests.tokenizer_makers import byte_bpe
+from tests.toy_folder import write_toy_folder
 
 TEXTS = ["My dog is cute.", ("A boy plays in the snow.", "A boy is outside."), "Tea!"]
 

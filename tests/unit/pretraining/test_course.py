@@ -71,8 +71,17 @@ def test_a_budget_in_minutes_counts_the_seconds_of_the_position():
     course = course_of("run.budget=minutes", "run.minutes=1", STAGES)
     begins = walk(course, seconds=5.0)
     assert stages(begins) == [(0, 11), (1, 1)]
-    assert course.progress(Position(seconds=30)) == 0.5
+    assert course.progress(Position(step=3, seconds=30)) == 0.5
     assert course.arrived(Position(seconds=61)) and not course.arrived(Position(seconds=59))
+
+
+def test_the_first_step_with_its_compiling_eats_no_warm_up():
+    course = course_of("run.budget=minutes", "run.minutes=5")
+    compiled = Position().after(tokens=1000, seconds=30.0)
+    assert course.progress(compiled) == 0.0
+    assert course.progress(compiled.after(tokens=1000, seconds=165.0)) == 0.5
+    assert course.arrived(compiled.after(tokens=1000, seconds=300.0))
+    assert course.arrived(Position().after(tokens=1000, seconds=301.0))
 
 
 def test_a_clock_that_goes_back_does_not_bring_an_earlier_stage_back():
