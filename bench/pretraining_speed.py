@@ -18,7 +18,8 @@ from pathlib import Path
 import torch
 import transformers
 
-from bertsmith.cli.pretrain import LineWatch
+from bertsmith.cli.pretrain import live_line
+from bertsmith.cli.watching import LineWatch
 from bertsmith.pretraining.course import Position
 from bertsmith.pretraining.loop import training_steps
 from bertsmith.pretraining.setup import Request, Run, set_up
@@ -86,7 +87,7 @@ def our_run(length: int, folder: Path, options: argparse.Namespace) -> Run:
         f"run.deterministic={options.deterministic}",
     ]
     recipe = load_recipe(options.preset, settings)
-    run, _ = set_up(Request(recipe, options.store, folder), start_world(options.device), LineWatch())
+    run, _ = set_up(Request(recipe, options.store, folder), start_world(options.device), LineWatch(live_line))
     return run
 
 

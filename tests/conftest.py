@@ -1,5 +1,9 @@
 """Two tiers of counts (`--full`), and GPU tests that say why they are skipped."""
 
+import os
+import signal
+import tempfile
+
 import pytest
 
 
@@ -8,6 +12,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # A shell that starts the tests in the background has Ctrl-C ignored in them and in all they start.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    # What a run keeps for later runs must not outlive the tests, nor come from the user's own.
+    os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="bertsmith-tests-")
     if not config.pluginmanager.hasplugin("hypothesispytest"):  # a machine that only runs the GPU tests
         return
     from hypothesis import HealthCheck, settings

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from bertsmith.corpus.store import TokenStore, write_store
+from bertsmith.corpus.store import TokenStore
 from bertsmith.ground.files import read_json
 from bertsmith.objectives.pretraining import PretrainingObjective
 from bertsmith.pretraining.job import PretrainingResult, pretrain
@@ -24,6 +24,7 @@ from bertsmith.recipe.schema import Recipe
 from bertsmith.text.tokenizer import Tokenizer
 from bertsmith.training.checkpoint_files import saved_steps, step_folder
 from bertsmith.training.journal import read_metrics
+from tests.plain_stores import write_store
 from tests.tokenizer_makers import wordpiece_pieces
 
 WHO = ["smith", "farmer", "rider", "baker", "miller", "king"]
@@ -102,12 +103,16 @@ class Listener:
 
     notes: list[str] = field(default_factory=list)
     lines: list[dict[str, Any]] = field(default_factory=list)
+    alerts: list[str] = field(default_factory=list)
 
     def note(self, text: str) -> None:
         self.notes.append(text)
 
     def step(self, progress: float, values: dict[str, Any]) -> None:
         self.lines.append({"progress": progress, **values})
+
+    def alert(self, text: str) -> None:
+        self.alerts.append(text)
 
 
 def run_tiny(

@@ -2,13 +2,16 @@
 
 import multiprocessing
 import os
+import sys
 import tempfile
 import traceback
 from collections.abc import Callable
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import distributed
 
@@ -45,11 +48,19 @@ def run_processes(size: int, function: Callable[..., Any], *arguments: Any) -> l
 
 def start(function: Callable[..., Any], *arguments: Any) -> tuple[Any, Connection]:
     """A process that runs `function(conversation, *arguments)`, and our end of the conversation."""
+    _start_server()
     ours, theirs = FORKS.Pipe()
     process = FORKS.Process(target=function, args=(theirs, *arguments), daemon=True)
     process.start()
     theirs.close()
     return process, ours
+
+
+def _start_server() -> None:
+    """Start the server if it does not run; until Python 3.12 it would not look where this process does."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join(path or str(Path.cwd()) for path in sys.path))
+        forkserver.ensure_running()
 
 
 def _answer(conversation: Connection) -> tuple[bool, Any]:

@@ -2,11 +2,14 @@
 
 import os
 import socket
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from torch import distributed
 
+import bertsmith
 from bertsmith.packed import pack
 from bertsmith.training.parallel import (
     ALONE,
@@ -19,6 +22,7 @@ from bertsmith.training.parallel import (
     stop_world,
 )
 from bertsmith.training.signals import StopRequested
+from bertsmith.training.steps import Caution, Learner
 from tests.tiny_training import SEQUENCES, TinyObjective, learn, whole
 from tests.worlds import run_processes, run_world
 
@@ -93,3 +97,39 @@ def wish(world: World) -> tuple[bool, bool]:
 
 def test_when_one_process_is_asked_to_stop_all_stop():
     assert run_world(2, wish) == [(False, True), (False, True)]
+
+
+def where_bertsmith_lies(_: int) -> str:
+    return bertsmith.__file__
+
+
+def test_these_processes_run_the_code_under_test():
+    assert run_processes(1, where_bertsmith_lies) == [bertsmith.__file__]
+
+
+def led(world: World) -> tuple[object, ...]:
+    """What the processes get of an action that works, and how they end where one fails."""
+    answer = world.lead(lambda: f"of rank {world.rank}")
+    try:
+        world.lead(lambda: Path("/dev/null/folder").mkdir())
+    except NotADirectoryError as error:
+        return answer, type(error)
+    except SystemExit as ending:
+        return answer, ending.code
+    return answer, "nothing happened"
+
+
+def test_where_the_main_process_fails_the_others_end_without_a_word():
+    assert run_world(2, led) == [("of rank 0", NotADirectoryError), (None, 2)]
+
+
+def is_unwatched(world: World, how: str) -> bool:
+    objective = share_work(TinyObjective(), world, how)
+    optimizer = torch.optim.AdamW(objective.parameters())
+    on_gpu = replace(world, device=torch.device("cuda"))
+    return Learner(objective, optimizer, on_gpu, "bf16", 1.0, Caution("off")).unwatched
+
+
+def test_shards_of_weights_are_watched_and_copies_are_not():
+    assert run_world(2, is_unwatched, "ddp") == [True, True]
+    assert run_world(2, is_unwatched, "fsdp") == [False, False]

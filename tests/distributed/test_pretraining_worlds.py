@@ -1,5 +1,6 @@
 """Pre-training in two processes, started as torchrun starts them, is pre-training in one."""
 
+import fcntl
 import os
 import socket
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ import pytest
 from safetensors.torch import load_file
 
 from bertsmith.corpus.store import TokenStore
+from bertsmith.ground.errors import UserError
 from bertsmith.training.checkpoint_files import saved_steps
 from tests.tiny_runs import Listener, differing, metrics_of, run_tiny, stop_at, tiny_store, without_pictures
 from tests.worlds import run_processes
@@ -88,7 +90,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, full: bool) -> Runs:
 
 def assert_same_learning(ours: Path, theirs: Path) -> None:
     """The same examples at every step, and the same losses and norms but for rounding."""
-    assert len(metrics_of(ours)) == len(metrics_of(theirs)) > 10
+    assert len(metrics_of(ours)) == len(metrics_of(theirs)) > 3
     for one, other in zip(metrics_of(ours), metrics_of(theirs), strict=True):
         assert one.keys() == other.keys()
         for name, value in one.items():
@@ -145,3 +147,42 @@ def test_two_processes_go_on_to_the_bit_with_dropout(tmp_path):
         load_file(tmp_path / name / "model" / "model.safetensors") for name in ("straight", "run")
     )
     assert differing(straight, run) == []
+    assert_same_learning(tmp_path / "run", tmp_path / "straight")  # the line of step 6 spans both starts
+
+
+def refused(rank: int, store: Path, start: Start) -> str | int:
+    """What a process is told, or with which code it ends without a word."""
+    try:
+        take_part(rank, store, [start])
+    except UserError as error:
+        return error.what
+    except SystemExit as ending:
+        return int(ending.code)
+    return "it ran"
+
+
+def test_what_the_main_process_refuses_ends_the_other_without_a_word(tmp_path):
+    store, out = tiny_store(tmp_path), tmp_path / "run"
+    out.mkdir()
+    with (out / ".lock").open("w") as held:
+        fcntl.lockf(held, fcntl.LOCK_EX)
+        start = Start(out, ("run.steps=1",), free_port())
+        assert run_processes(2, refused, store.folder, start) == ["another run is working here", 2]
+
+
+def looked_at(run: Path) -> list[tuple[int, float, float]]:
+    lines = metrics_of(run, "held-out")
+    return [
+        (line["sequences"], line["pair_majority"], pytest.approx(line["mlm_loss"], abs=EXACT))
+        for line in lines
+    ]
+
+
+def test_as_many_held_out_sequences_as_asked_for_and_the_same_ones_for_any_number_of_processes(tmp_path):
+    store = tiny_store(tmp_path)
+    settings = (*SETTINGS, "run.steps=2", "run.evaluation_sequences=7")
+    with without_pictures():
+        run_tiny(store, tmp_path / "alone", *settings)
+    run_processes(2, take_part, store.folder, [Start(tmp_path / "two", settings, free_port())])
+    assert looked_at(tmp_path / "two") == looked_at(tmp_path / "alone")
+    assert looked_at(tmp_path / "two")[0][0] == 7

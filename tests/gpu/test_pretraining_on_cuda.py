@@ -1,11 +1,24 @@
 """The pre-training job on a GPU: compiled, in bf16, fed by loader processes."""
 
+import math
+
 import pytest
 import torch
 from torch._dynamo.utils import counters
 
+from bertsmith.pretraining.setup import Request, set_up
 from bertsmith.training.journal import read_metrics
-from tests.tiny_runs import differing, last_state, metrics_of, run_tiny, tiny_store
+from bertsmith.training.parallel import start_world
+from tests.tiny_runs import (
+    BeforeSteps,
+    Listener,
+    differing,
+    last_state,
+    metrics_of,
+    run_tiny,
+    tiny_recipe,
+    tiny_store,
+)
 
 pytestmark = pytest.mark.gpu
 
@@ -55,3 +68,44 @@ def test_recomputing_gives_the_same_losses_with_less_memory(store, tmp_path):
         losses.append([line["loss"] for line in lines if line["kind"] == "train"])
     assert losses[1] == pytest.approx(losses[0], rel=1e-3)
     assert peaks[1] < 0.8 * peaks[0]
+
+
+def test_a_gradient_that_is_no_number_is_left_out_by_the_gpu_itself(store, tmp_path):
+    kept: dict[str, torch.Tensor] = {}
+
+    def act(objective, seen):
+        bias = objective.network.heads["nsp"].output.bias
+        with torch.no_grad():
+            if seen == 4:
+                kept.update({name: each.clone() for name, each in objective.named_parameters()})
+                bias.fill_(math.nan)
+            elif seen == 5:
+                bias.copy_(kept["network.heads.nsp.output.bias"])
+                assert not differing(kept, dict(objective.named_parameters()))
+
+    settings = (*ON_GPU, "run.steps=12", "run.compile=off", "run.loader_workers=0")
+    run, _ = set_up(
+        Request(tiny_recipe(*settings), store.folder, tmp_path / "look"), start_world("cuda"), Listener()
+    )
+    assert run.lesson.learner.unwatched
+    with BeforeSteps(act):
+        run_tiny(store, tmp_path / "run", *settings)
+    skipped = [
+        line["step"] for line in read_metrics(tmp_path / "run") if line.get("skipped") == "not a number"
+    ]
+    assert kept and skipped == [5]
+    assert all(tensor.isfinite().all() for tensor in last_state(tmp_path / "run").values())
+
+
+def test_a_run_whose_weights_break_takes_the_saved_ones_again(store, tmp_path):
+    def act(objective, seen):
+        if seen == 5:
+            with torch.no_grad():
+                objective.network.encoder.embeddings.words.weight[3, 3] = math.nan
+
+    settings = (*ON_GPU, "run.steps=12", "run.compile=off", "run.save_every_steps=4", "run.rollback_after=1")
+    with BeforeSteps(act):
+        assert run_tiny(store, tmp_path / "run", *settings).state == "finished"
+    events = [line for line in read_metrics(tmp_path / "run") if line["kind"] == "event"]
+    told = [(line["step"], line.get("skipped", line.get("rolled_back_to"))) for line in events[:-1]]
+    assert told == [(6, "not a number"), (6, 4), (7, "taken back")]

@@ -1,4 +1,4 @@
-"""Any texts at all: the fast encoder gives the ids of the tokenizer."""
+"""Any texts at all: the fast encoder gives the ids and the number of words of the tokenizer."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from bertsmith.text.fast_encoder import FastEncoder
 from bertsmith.text.tokenizer import Tokenizer
 from tests.property.test_tokenizer_parity import any_text
 from tests.tokenizer_makers import MAKERS
-from tests.unit.text.test_fast_encoder import encode_plainly
+from tests.unit.text.test_fast_encoder import count_words, encode_plainly
 
 KINDS = [maker.__name__ for maker in MAKERS]
 SURROGATES = range(0xD800, 0xE000)
@@ -28,6 +28,7 @@ def check(tokenizer: Tokenizer, encoder: FastEncoder, texts: list[str]) -> None:
     encoded = encoder.encode_many(texts)
     rows = np.split(encoded.ids, np.cumsum(encoded.lengths))[:-1]
     assert [row.tolist() for row in rows] == encode_plainly(tokenizer, texts)
+    assert encoded.words.tolist() == [count_words(tokenizer, text) for text in texts]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -8,8 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Argument, Option, echo
 
+from bertsmith.cli.stopping import told_if_stopped
+
 if TYPE_CHECKING:
     from bertsmith.corpus.build import CorpusReport
+
+OTHER_RULES = "those of a related language are used, or of English"
 
 
 def corpus(
@@ -37,7 +41,7 @@ def corpus(
         Option(help="Split paragraphs into sentences, or take each line for one (BERT's own input)."),
     ] = "split",
     language: Annotated[
-        str, Option(help="Whose abbreviations to know when splitting: en, de, zh ...")
+        str, Option(help="Whose abbreviations to know when splitting: en, de, ru ...")
     ] = "en",
     min_characters: Annotated[int, Option(min=0, help="Drop shorter documents.")] = 0,
     repair_mojibake: Annotated[
@@ -78,6 +82,7 @@ def corpus(
     from bertsmith.corpus.clean import Cleaning
     from bertsmith.corpus.prepare import CorpusSettings
     from bertsmith.corpus.workers import Crew
+    from bertsmith.text.sentences import check_language, has_rules
 
     settings = CorpusSettings(
         format=text_format,
@@ -91,13 +96,16 @@ def corpus(
         lexicons=tuple(path.expanduser() for path in lexicon or ()),
         add_words=tuple(path.expanduser() for path in add_words or ()),
     )
-    report = build_store(
-        sources,
-        out.expanduser(),
-        vocabulary=vocab.expanduser(),
-        settings=settings,
-        crew=Crew(workers, engine),
-    )
+    if sentences == "split" and not has_rules(check_language(language)):
+        echo(f"bertsmith: {language} has no rules for sentences of its own; {OTHER_RULES}", err=True)
+    with told_if_stopped():
+        report = build_store(
+            sources,
+            out.expanduser(),
+            vocabulary=vocab.expanduser(),
+            settings=settings,
+            crew=Crew(workers, engine),
+        )
     show = show_json if as_json else show_table
     show(report)
 
@@ -120,6 +128,11 @@ def show_table(report: "CorpusReport") -> None:
     table.add_row("tokens", f"{report.tokens:,}, {report.tokens_per_word:.3f} a word")
     if report.unknown_rate is not None:
         table.add_row("unknown", f"{report.unknown_rate:.4%} of the tokens")
+    if report.added_words:
+        table.add_row("added", f"{report.added_words:,} words to the vocabulary")
+    if report.marked:
+        phrases, entities = (report.marked[kind] for kind in ("phrase", "entity"))
+        table.add_row("marked", f"{phrases:,} phrases, {entities:,} entities")
     for reason, count in report.dropped.items():
         table.add_row("dropped", f"{count:,} {reason}")
     for name, texts in report.task_files.items():

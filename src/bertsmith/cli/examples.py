@@ -1,6 +1,7 @@
 """`bertsmith examples`: what the model is shown, and what the recipe's random draws come to."""
 
 import json
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from dataclasses import asdict, dataclass
 from itertools import islice
@@ -14,8 +15,9 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-    from bertsmith.examples.view import Shares, ShownSequence
-    from bertsmith.recipe.schema import Recipe
+    from bertsmith.examples.plan import StagePlan
+    from bertsmith.examples.view import Shares, ShownSequence, UnitShares
+    from bertsmith.recipe.schema import Recipe, Unit
     from bertsmith.text.tokenizer import Tokenizer
 
 BARS, BAR_WIDTH = 10, 40
@@ -45,6 +47,7 @@ class Answer:
     in_epoch: int
     sequences: list["ShownSequence"]
     shares: "Shares"
+    units: dict["Unit", "UnitShares"]
 
 
 def examples(
@@ -81,10 +84,11 @@ def look(recipe: "Recipe", question: Question) -> Answer:
     """The examples that were asked for."""
     from bertsmith.corpus.store import TokenStore
     from bertsmith.examples.feed import Feed, StepAddress
-    from bertsmith.examples.view import measure, sequences_of
+    from bertsmith.examples.view import measure, measure_units, sequences_of
     from bertsmith.ground.errors import UserError
 
     store, stages = TokenStore.open(question.store), len(recipe.examples.stages)
+    store.verify()
     if question.stage >= stages:
         raise UserError(
             f"the recipe has no stage {question.stage}", remedy=f"it has {stages}, counted from 0"
@@ -93,15 +97,42 @@ def look(recipe: "Recipe", question: Question) -> Answer:
         micro_tokens = max(stage.length for stage in recipe.examples.stages) * 64
         feed = Feed(store, recipe, micro_tokens=micro_tokens, cache=Path(cache))
         plan = feed.plan(question.stage)
+        refuse_step_beyond_the_run(recipe, question, plan)
         shown = feed.build(StepAddress(question.stage, question.step))
         wanted = -(-question.over // len(list(sequences_of(shown))))
         steps = min(plan.steps_in(0), wanted)
-        counted = (feed.build(StepAddress(question.stage, number)) for number in range(steps))
+        counted = [feed.build(StepAddress(question.stage, number)) for number in range(steps)]
         tokenizer = store.tokenizer()
         mask_id = tokenizer.mask_id if recipe.examples.objective == "masked" else -1
-        shares = measure(counted, mask_id=mask_id)
+        shares, units = measure(counted, mask_id=mask_id), measure_units(feed, counted)
         sequences = list(islice(sequences_of(shown), question.show))
-        return Answer(recipe, tokenizer, question.stage, len(plan.epoch(0).index), sequences, shares)
+        return Answer(recipe, tokenizer, question.stage, len(plan.epoch(0).index), sequences, shares, units)
+
+
+def refuse_step_beyond_the_run(recipe: "Recipe", question: Question, plan: "StagePlan") -> None:
+    """Nothing, if training comes to the step: each epoch on the way to it would have to be made."""
+    from bertsmith.ground.errors import UserError
+
+    if recipe.run.budget == "minutes":  # nobody knows how many steps there will be
+        return
+    tokens = -(-int(plan.epoch(0).index.length.sum()) // plan.steps_in(0))
+    steps = steps_of_stage(recipe, question.stage, tokens_in_step=tokens)
+    if question.step >= steps:
+        about = "about " if recipe.run.budget == "tokens" else ""
+        remedy = f"it has {about}{steps:,} steps, counted from 0"
+        raise UserError(f"stage {question.stage} has no step {question.step:,}", remedy=remedy)
+
+
+def steps_of_stage(recipe: "Recipe", stage: int, *, tokens_in_step: int) -> int:
+    """How many steps training takes in a stage, where its budget is not one of time."""
+    from bertsmith.pretraining.course import Course, Position
+
+    def stage_of(step: int) -> int:
+        return Course(recipe).entered(Position(step=step, tokens=step * tokens_in_step)).stage
+
+    run = recipe.run
+    steps = range(run.steps if run.budget == "steps" else -(-run.tokens // tokens_in_step))
+    return bisect_right(steps, stage, key=stage_of) - bisect_left(steps, stage, key=stage_of)
 
 
 def to_json(answer: Answer) -> str:
@@ -110,6 +141,7 @@ def to_json(answer: Answer) -> str:
     lengths = dict(sorted(Counter(answer.shares.lengths.tolist()).items()))
     shares = asdict(answer.shares) | {"lengths": lengths}
     shares |= {"sequences": answer.shares.sequences, "tokens": answer.shares.tokens}
+    shares |= {"units": {unit: asdict(counts) for unit, counts in answer.units.items()}}
     facts = {"recipe": answer.recipe.name, "stage": answer.stage, "examples_in_epoch": answer.in_epoch}
     return json.dumps({**facts, "examples": sequences, "shares": shares}, ensure_ascii=False)
 
@@ -217,6 +249,10 @@ def _share_lines(answer: Answer) -> list[tuple[str, str]]:
         lines.append(("shown as", f"the mask {parts[0]}, another token {parts[1]}, what they are {parts[2]}"))
     else:
         lines.append(("predicted", predicted))
+    names = {"phrase": "phrases", "entity": "entities"}
+    for unit, counts in answer.units.items():
+        found = f"{counts.whole:,} of {counts.found:,} are predicted whole, {counts.in_part:,} in part"
+        lines.append((names[unit], found))
     if shares.pairs:
         lines.append(("pairs", _pair_line(recipe, shares.negatives / shares.pairs)))
     return lines

@@ -1,27 +1,19 @@
 """`bertsmith pretrain`: from a token store to a pre-trained model."""
 
 import json
-import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from math import isfinite
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Exit, Option, echo
 
+from bertsmith.cli.stopping import STOPPED
+from bertsmith.cli.watching import duration, watching
 from bertsmith.ground.errors import UserError
 from bertsmith.recipe.toml_text import value_text
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
-
     from bertsmith.pretraining.job import PretrainingResult
-    from bertsmith.pretraining.setup import Watch
-
-SECONDS_BETWEEN_LINES = 10.0
-STOPPED = 130
 
 
 def pretrain(
@@ -56,7 +48,7 @@ def pretrain(
     from bertsmith.recipe.load import load_recipe
 
     chosen = load_recipe(recipe, [*_shorthands(start_from, add_words, steps, minutes), *(settings or [])])
-    with _watch(as_json) as watch:
+    with watching(live_line, as_json=as_json) as watch:
         result = job(chosen, store=store.expanduser(), out=out.expanduser(), watch=watch)
     if result.main_process:
         show(result, as_json=as_json)
@@ -66,6 +58,7 @@ def pretrain(
 
 def _shorthands(start_from: str, add_words: str, steps: int | None, minutes: float | None) -> list[str]:
     """Each flag as the recipe key it stands for."""
+    _refuse_budgets(steps, minutes)
     given = {
         "start.model": start_from or None,
         "start.add_words": add_words or None,
@@ -73,69 +66,15 @@ def _shorthands(start_from: str, add_words: str, steps: int | None, minutes: flo
         "run.minutes": minutes,
         "run.budget": "steps" if steps is not None else "minutes" if minutes is not None else None,
     }
-    if steps is not None and minutes is not None:
-        raise UserError("a run has one budget", where="--steps and --minutes", remedy="give one of them")
     return [f"{key}={value_text(value)}" for key, value in given.items() if value is not None]
 
 
-class JsonWatch:
-    """Prints each remark and each line of metrics as one JSON object."""
-
-    def note(self, text: str) -> None:
-        """Print a remark."""
-        echo(json.dumps({"note": text}))
-
-    def step(self, progress: float, values: dict[str, Any]) -> None:
-        """Print a line of metrics."""
-        # As in metrics.jsonl: a number that is none (a gradient that broke) is null, for JSON knows no NaN.
-        broken = [name for name, value in values.items() if isinstance(value, float) and not isfinite(value)]
-        echo(json.dumps({"progress": round(progress, 6), **values, **dict.fromkeys(broken)}))
-
-
-class LineWatch:
-    """Prints remarks, and now and then a line of metrics, for logs."""
-
-    def __init__(self) -> None:
-        self.last_line = 0.0
-
-    def note(self, text: str) -> None:
-        """Print a remark."""
-        echo(text)
-
-    def step(self, progress: float, values: dict[str, Any]) -> None:
-        """Print a line of metrics, unless the last one is only seconds old."""
-        if time.monotonic() - self.last_line >= SECONDS_BETWEEN_LINES or progress >= 1:
-            self.last_line = time.monotonic()
-            echo(f"{progress:6.1%}  {live_line(values)}")
-
-
-class BarWatch:
-    """Keeps one live line on a terminal, with remarks above it."""
-
-    def __init__(self, bar: "Progress") -> None:
-        self.bar = bar
-        self.task = bar.add_task("starting", total=1.0)
-
-    def note(self, text: str) -> None:
-        """Print a remark above the line."""
-        self.bar.console.print(text, markup=False, highlight=False)
-
-    def step(self, progress: float, values: dict[str, Any]) -> None:
-        """Renew the line."""
-        self.bar.update(self.task, completed=progress, description=live_line(values))
-
-
-@contextmanager
-def _watch(as_json: bool) -> "Iterator[Watch]":
-    if as_json or not sys.stderr.isatty():
-        yield JsonWatch() if as_json else LineWatch()
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
-
-    columns = (BarColumn(bar_width=20), TaskProgressColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        yield BarWatch(bar)
+def _refuse_budgets(steps: int | None, minutes: float | None) -> None:
+    if steps is not None and minutes is not None:
+        raise UserError("a run has one budget", where="--steps and --minutes", remedy="give one of them")
+    for option, budget in (("--steps", steps), ("--minutes", minutes)):
+        if budget is not None and not 0 < budget < inf:
+            raise UserError(f"{budget} is no budget", where=option, remedy="give a number above 0")
 
 
 def live_line(values: dict[str, Any]) -> str:
@@ -148,14 +87,8 @@ def live_line(values: dict[str, Any]) -> str:
     parts.append(f"{values['tokens_per_second']:,.0f} tokens/s")
     if values.get("mfu"):
         parts.append(f"MFU {values['mfu']:.1%}")
-    parts.append(f"ETA {_duration(values['eta_seconds'])}")
+    parts.append(f"ETA {duration(values['eta_seconds'])}")
     return "  ".join(parts)
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}"
 
 
 def show(result: "PretrainingResult", *, as_json: bool) -> None:
@@ -163,15 +96,27 @@ def show(result: "PretrainingResult", *, as_json: bool) -> None:
     facts = {"state": result.state, "folder": str(result.folder), "steps": result.steps}
     if as_json:
         numbers = {"tokens": result.tokens, "seconds": round(result.seconds, 1), "held_out": result.held_out}
-        echo(json.dumps({**facts, **numbers}))
+        echo(json.dumps({**facts, **numbers, "saved_step": result.saved_step}))
         return
-    spent = f"{result.steps:,} steps and {result.tokens:,} tokens ({_duration(result.seconds)})"
+    from bertsmith.pretraining.card import held_out_rows
+
+    spent = f"{result.steps:,} steps and {result.tokens:,} tokens ({duration(result.seconds)})"
     echo(f"{result.state} after {spent}")
-    for name, value in result.held_out.items():
-        echo(f"  held-out {name.replace('_', ' ')}: {value:.4f}")
+    for name, value in held_out_rows(result.held_out):
+        echo(f"  held-out {name}: {value}")
     if result.state == "stopped":
-        echo(f"saved; give the same command again to go on ({result.folder})")
+        echo(_where_it_goes_on(result))
         return
     echo(f"model: {result.folder / 'model'}")
     if (result.folder / "curves.png").is_file():  # without matplotlib there are none
         echo(f"curves: {result.folder / 'curves.png'}")
+
+
+def _where_it_goes_on(result: "PretrainingResult") -> str:
+    """What the same command would do; steps without a usable gradient are not saved."""
+    if result.saved_step == result.steps:
+        return f"saved; give the same command again to go on ({result.folder})"
+    why = "not saved, for the last steps had no usable gradient"
+    if result.saved_step:
+        return f"{why}; the same command goes on from step {result.saved_step:,} ({result.folder})"
+    return f"{why}; nothing was saved before: the same command starts again at step 0 ({result.folder})"

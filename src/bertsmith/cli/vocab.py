@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Argument, Option, echo
 
+from bertsmith.cli.stopping import told_if_stopped
 from bertsmith.ground.errors import UserError
 
 if TYPE_CHECKING:
@@ -57,23 +58,26 @@ def vocab(  # noqa: PLR0913 - the options of a command
     Example: bertsmith vocab corpus/*.txt.xz --size 30522 --out vocab/
     """
     from bertsmith.corpus.readers import find_sources, read_blocks, size_on_disk
+    from bertsmith.ground.files import refuse_if_taken
     from bertsmith.ground.progress import progress_bar
     from bertsmith.text.learn_vocabulary import VocabularySettings, learn_vocabulary
     from bertsmith.text.word_counts import Counting, count_words
 
     started = time.monotonic()
     out = out.expanduser()
-    if out.exists() and not out.is_dir():
-        raise UserError("is not a folder", where=str(out), remedy="choose another --out")
+    refuse_if_taken(out)
     case: Literal["uncased", "cased"] = "cased" if cased else "uncased"
     settings = VocabularySettings(size, kind, case, characters=alphabet, unused=unused, min_count=min_count)
     files = find_sources(sources)
     blocks = read_blocks(files, format=text_format, field=field, errors=encoding_errors)
     counting = Counting(texts_of, settings.cutter(), held_out=held_out)
-    with progress_bar("counting words", size_on_disk(files)) as advance:
-        counts = count_words(watched(blocks, advance), counting, workers=workers)
-    learned = learn_vocabulary(counts, settings)
-    learned.tokenizer.save(out)
+    with told_if_stopped():
+        with progress_bar("counting words", size_on_disk(files)) as advance:
+            counts = count_words(watched(blocks, advance), counting, workers=workers)
+        if not counts.documents:
+            raise UserError("no text to learn from", where=", ".join(sources), remedy="give more text")
+        learned = learn_vocabulary(counts, settings)
+        learned.tokenizer.save(out)
     show = show_json if as_json else show_table
     show(out, learned.report, time.monotonic() - started)
 

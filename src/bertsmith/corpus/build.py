@@ -21,14 +21,15 @@ from bertsmith.corpus.prepare import (
     prepare_block,
 )
 from bertsmith.corpus.readers import Block, find_sources, read_blocks, size_on_disk
-from bertsmith.corpus.store_writer import StorePlan, StoreWriter, refuse_if_taken, writing_store
+from bertsmith.corpus.store_writer import StorePlan, StoreWriter, writing_store
 from bertsmith.corpus.workers import Crew, Job, results_in_order
 from bertsmith.ground.errors import UserError
-from bertsmith.ground.files import COMPRESSED_SUFFIXES
+from bertsmith.ground.files import COMPRESSED_SUFFIXES, refuse_if_taken
 from bertsmith.ground.progress import progress_bar
-from bertsmith.text.added_words import read_words, with_words
+from bertsmith.text.added_words import with_words, words_for
 from bertsmith.text.sentences import check_language
 from bertsmith.text.tokenizer import Tokenizer
+from bertsmith.text.units import UNIT_KINDS, count_units
 
 # Measured on English Wikipedia: xz packs it 3.7 times, and a byte of it takes 0.5 bytes of a store.
 _UNPACKED_PER_PACKED = 3.5
@@ -45,6 +46,8 @@ class CorpusReport:
     tokens: int
     tokens_per_word: float
     unknown_rate: float | None  # None: the vocabulary has no unknown token
+    marked: dict[str, int]  # phrases and entities; empty without a lexicon
+    added_words: int  # to the vocabulary
     dropped: dict[str, int]  # documents by reason
     task_files: dict[str, dict[str, int]]  # texts looked for, and texts too short to tell
     seconds: float
@@ -57,6 +60,7 @@ class _Tally:
 
     words: int = 0
     text_bytes: int = 0
+    marked: Counter[str] = field(default_factory=Counter)
     dropped: Counter[str] = field(default_factory=Counter)
 
 
@@ -68,14 +72,15 @@ def build_store(
     refuse_if_taken(out)
     check_language(settings.language)
     files = find_sources(sources)
-    materials = gather_materials(_extended(Tokenizer.load(vocabulary), settings), settings)
+    tokenizer, added = _extended(Tokenizer.load(vocabulary), settings)
+    materials = gather_materials(tokenizer, settings)
     plan = StorePlan(materials.tokenizer, with_units=materials.lexicon is not None)
     _check_room(files, out)
     with writing_store(out, plan) as writer:
         tally = _write_all(files, materials, writer=writer, crew=crew)
         if not writer.documents:
             raise UserError("nothing is left to store", where=", ".join(sources), remedy=_why(tally))
-        facts = _facts(writer, tally, materials)
+        facts = {**_facts(writer, tally, materials), "added_words": added}
         writer.finish(settings=_described(settings, files), summary=facts)
     seconds = time.monotonic() - started
     return CorpusReport(
@@ -89,9 +94,10 @@ def build_store(
     )
 
 
-def _extended(tokenizer: Tokenizer, settings: CorpusSettings) -> Tokenizer:
-    words = [word for file in settings.add_words for word in read_words(file)]
-    return with_words(tokenizer, words) if words else tokenizer
+def _extended(tokenizer: Tokenizer, settings: CorpusSettings) -> tuple[Tokenizer, int]:
+    """The tokenizer with the words that are to be added, and how many of them are new to it."""
+    words = words_for(tokenizer, settings.add_words)
+    return (with_words(tokenizer, words) if settings.add_words else tokenizer), len(words)
 
 
 def _write_all(files: Sequence[Path], materials: Materials, *, writer: StoreWriter, crew: Crew) -> _Tally:
@@ -114,7 +120,10 @@ def _write_block(
 ) -> None:
     prints = zip(block.fingerprints, block.signatures, strict=True)
     wanted = np.array([not duplicates.is_duplicate(*each) for each in prints], np.bool_)
-    writer.add(block.documents.only(wanted))
+    documents = block.documents.only(wanted)
+    writer.add(documents)
+    if documents.units is not None:
+        tally.marked += Counter(count_units(documents.units))
     tally.dropped.update(block.dropped)
     tally.dropped.update({"duplicate": int(np.count_nonzero(~wanted))})
     tally.words += int(block.words[wanted].sum())
@@ -127,6 +136,7 @@ def _facts(writer: StoreWriter, tally: _Tally, materials: Materials) -> dict[str
     return {
         "tokens_per_word": writer.tokens / tally.words,
         "unknown_rate": _unknown_rate(writer, materials.tokenizer),
+        "marked": {kind: tally.marked[kind] for kind in UNIT_KINDS[1:]} if materials.lexicon else {},
         "dropped": {reason: count for reason, count in sorted(tally.dropped.items()) if count},
         "task_files": {file.name: {"texts": file.texts, "too_short": file.too_short} for file in files},
     }
@@ -162,7 +172,7 @@ def _check_room(files: Sequence[Path], out: Path) -> None:
         for file, size in sizes
     )
     place = next(folder for folder in (out, *out.absolute().parents) if folder.is_dir())
-    free = shutil.disk_usage(place).free
-    if needed > free:
-        what = f"about {needed / 1e9:,.1f} GB are needed there and {free / 1e9:,.1f} GB are free"
+    disk = shutil.disk_usage(place)
+    if disk.total and needed > disk.free:  # /proc and the like are of no size
+        what = f"about {needed / 1e9:,.3f} GB are needed there and {disk.free / 1e9:,.3f} GB are free"
         raise UserError(what, where=str(out), remedy="make room, or choose another --out")

@@ -212,4 +212,4 @@ def _decoded(block: Block) -> str:
 
 _TEXTS = {"text": _plain_texts, "jsonl": _jsonl_texts, "parquet": _parquet_texts, "wiki": _wiki_texts}
 _REPLACE = "say --encoding-errors replace"
-_ONE_OBJECT_A_LINE = 'write one object a line: {"text": "..."}'
+_ONE_OBJECT_A_LINE = 'write one object a line: {"text": "..."}, or say --format text if it is prose'

@@ -76,7 +76,7 @@ class PreparedBlock:
     """The documents of a block that were kept, and what became of the others."""
 
     documents: TokenisedDocuments
-    words: NDArray[np.int64]  # of each document
+    words: NDArray[np.int64]  # of each document, as the tokenizer cuts them
     fingerprints: Sequence[bytes]
     signatures: Sequence[Signature | None]
     dropped: Mapping[str, int]  # documents by reason
@@ -94,14 +94,14 @@ def prepare_block(block: Block, tools: Tools) -> PreparedBlock:
             dropped[judged] += 1
         else:
             kept.append(judged)
-    tokenised, empty = _tokenise(kept, tools)
-    if empty:
-        dropped["empty"] += len(empty)
-        kept = [document for number, document in enumerate(kept) if number not in empty]
+    tokenised, words = _tokenise(kept, tools)
+    if not words.all():
+        dropped["empty"] += int(np.count_nonzero(words == 0))
+        kept = [document for document, is_full in zip(kept, words > 0, strict=True) if is_full]
     kind = tools.settings.duplicates
     return PreparedBlock(
         documents=tokenised,
-        words=np.array([_words(document.text) for document in kept], np.int64),
+        words=words[words > 0],
         fingerprints=[exact_fingerprint(document.text) if kind != "none" else b"" for document in kept],
         signatures=[near_signature(document.text) if kind == "near" else None for document in kept],
         dropped=dropped,
@@ -119,8 +119,8 @@ def _judge(document: Document, tools: Tools) -> Document | str:
     return f"contaminated: {task}" if task else cleaned
 
 
-def _tokenise(documents: Sequence[Document], tools: Tools) -> tuple[TokenisedDocuments, set[int]]:
-    """The documents as tokens, and the numbers of those without any, which are not among them."""
+def _tokenise(documents: Sequence[Document], tools: Tools) -> tuple[TokenisedDocuments, NDArray[np.int64]]:
+    """The documents as tokens, but for those without any, and how many words each document has."""
     sentences = [_sentences(document.text, tools.settings) for document in documents]
     encoded = tools.encoder.encode_many([sentence for group in sentences for sentence in group])
     document_of = np.repeat(np.arange(len(documents)), [len(group) for group in sentences])
@@ -129,7 +129,8 @@ def _tokenise(documents: Sequence[Document], tools: Tools) -> tuple[TokenisedDoc
     sentence_lengths = encoded.lengths[is_full]
     units = tools.units.codes(encoded.ids, sentence_lengths) if tools.units else None
     tokenised = TokenisedDocuments(encoded.ids, sentence_lengths, lengths[lengths > 0], units)
-    return tokenised, set(np.flatnonzero(lengths == 0).tolist())
+    words = np.bincount(document_of, encoded.words, minlength=len(documents)).astype(np.int64)
+    return tokenised, np.where(lengths > 0, words, 0)
 
 
 def _sentences(text: str, settings: CorpusSettings) -> list[str]:
@@ -137,7 +138,3 @@ def _sentences(text: str, settings: CorpusSettings) -> list[str]:
     if settings.sentences == "line":
         return lines
     return [sentence for line in lines for sentence in spaced_sentences(line, language=settings.language)]
-
-
-def _words(text: str) -> int:
-    return text.count(" ") + text.count("\n") + 1

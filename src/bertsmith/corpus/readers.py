@@ -5,6 +5,8 @@
 - parquet: a row a document, the text in one of its columns
 - wiki: what WikiExtractor writes, `<doc id= url= title=>` to `</doc>` (with --json it writes jsonl)
 
+Parquet is known by its name; wiki and jsonl, where the name does not say it, by how the text begins.
+
 Any but parquet may be packed with gzip, bzip2, xz or Zstandard. Blocks depend on the files alone.
 """
 
@@ -38,6 +40,10 @@ _LAYOUTS: dict[str, Layout] = {
     ".pq": "parquet",
 }
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_STARTS: dict[Layout, re.Pattern[bytes]] = {
+    "wiki": re.compile(rb"<doc "),
+    "jsonl": re.compile(rb'\s*\{\s*"(?:[^"\\]|\\.)*"\s*:'),  # an object and its first key: no prose
+}
 
 
 def find_sources(paths: Sequence[str]) -> list[Path]:
@@ -69,8 +75,7 @@ def read_blocks(
             continue
         with _opened(source) as file:
             stream = _started(file, str(source), block_bytes)
-            if format == "auto" and stream.start.startswith(b"<doc "):
-                layout = "wiki"
+            layout = _layout_by_start(stream.start) or layout if format == "auto" else layout
             yield from cut_blocks(stream, Reading(layout, field, errors), block_bytes=block_bytes)
 
 
@@ -124,6 +129,10 @@ def _without_compression(path: Path) -> Path:
 
 def _layout_by_name(source: Path) -> Layout:
     return _LAYOUTS.get(_without_compression(source).suffix.lower(), "text")
+
+
+def _layout_by_start(start: bytes) -> Layout | None:
+    return next((layout for layout, pattern in _STARTS.items() if pattern.match(start)), None)
 
 
 def _seekable(source: Path) -> Path:

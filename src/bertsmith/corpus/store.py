@@ -1,8 +1,9 @@
 """The token store: a folder of token ids, memory-mapped, that knows where sentences and documents start."""
 
 import hashlib
+import os
 import tempfile
-from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +15,19 @@ from bertsmith.corpus.store_format import (
     MAKE_ANEW,
     MANIFEST,
     SENTENCE_STARTS,
-    SHARD_TOKENS,
     TOKEN_COUNTS,
     TOKENIZER,
     Manifest,
     read_manifest,
 )
-from bertsmith.corpus.store_writer import StorePlan, TokenisedDocuments, writing_store
 from bertsmith.ground.errors import UserError
 from bertsmith.ground.files import sha256_of
 from bertsmith.ground.progress import progress_bar
 from bertsmith.text.tokenizer import Tokenizer
 
 Offsets = NDArray[np.int64]
+
+MOST_READERS = 8  # more would only queue for the disk
 
 
 def tokenizer_hash(tokenizer: Tokenizer) -> str:
@@ -77,15 +78,21 @@ class TokenStore:
         return Tokenizer.load(self.folder / TOKENIZER)
 
     def verify(self) -> None:
-        """Read every file and compare its sha256 with the manifest."""
-        files = self.manifest.files
-        with progress_bar("checking the store", sum(entry.bytes for entry in files.values())) as advance:
-            for name, entry in files.items():
-                if sha256_of(self.folder / name) != entry.sha256:
-                    raise UserError(
-                        "does not have its sha256", where=str(self.folder / name), remedy=MAKE_ANEW
-                    )
-                advance(entry.bytes)
+        """Read every file and compare its sha256 with the manifest; the first that differs is named."""
+        entries = self.manifest.files
+        paths = [self.folder / name for name in entries]
+        # Threads are enough: hashing lets go of the interpreter.
+        readers = ThreadPoolExecutor(min(MOST_READERS, os.cpu_count() or 1))
+        try:
+            sums = readers.map(sha256_of, paths)
+            with progress_bar("checking the store", sum(it.bytes for it in entries.values())) as advance:
+                for path, entry, found in zip(paths, entries.values(), sums, strict=True):
+                    if found != entry.sha256:
+                        what = "is not as it was written (its sha256 differs)"
+                        raise UserError(what, where=str(path), remedy=MAKE_ANEW)
+                    advance(entry.bytes)
+        finally:
+            readers.shutdown(cancel_futures=True)
 
     def _open_shards(self, suffix: str, kind: np.dtype[Any]) -> list[NDArray[Any]]:
         paths = [self.folder / f"{name}.{suffix}" for name in self.manifest.shards]
@@ -105,29 +112,6 @@ class TokenStore:
             here = np.flatnonzero(numbers == number)
             found[here] = shards[number][places[here] - number * size]
         return found
-
-
-def write_store(
-    folder: Path,
-    documents: Sequence[Sequence[Sequence[int]]],
-    tokenizer: Tokenizer,
-    *,
-    units: Sequence[Sequence[Sequence[int]]] | None = None,
-    shard_tokens: int = SHARD_TOKENS,
-) -> None:
-    """Write a small store from token ids: documents of sentences of ids, and their unit codes if any."""
-    sentences = [sentence for document in documents for sentence in document]
-    codes = None if units is None else [code for document in units for line in document for code in line]
-    tokenised = TokenisedDocuments(
-        tokens=np.array([token for sentence in sentences for token in sentence], np.int64),
-        sentence_lengths=np.array([len(sentence) for sentence in sentences], np.int64),
-        document_lengths=np.array([len(document) for document in documents], np.int64),
-        units=None if codes is None else np.array(codes, np.uint8),
-    )
-    plan = StorePlan(tokenizer, with_units=units is not None, shard_tokens=shard_tokens)
-    with writing_store(folder, plan) as writer:
-        writer.add(tokenised)
-        writer.finish(settings={}, summary={})
 
 
 def _check_files(folder: Path, manifest: Manifest) -> None:

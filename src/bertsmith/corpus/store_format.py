@@ -67,7 +67,9 @@ def shard_name(number: int) -> str:
 def read_manifest(folder: Path) -> Manifest:
     """The manifest of a store, if it is one that this version reads."""
     if not (folder / MANIFEST).is_file():
-        raise UserError("holds no token store", where=str(folder), remedy=MAKE_ANEW)
+        what = "holds no token store" if folder.is_dir() else "is no folder"
+        remedy = "give the folder that `bertsmith corpus ... --out FOLDER` wrote"
+        raise UserError(what, where=str(folder), remedy=remedy)
     values = read_json(folder / MANIFEST, remedy=MAKE_ANEW)
     if values.get("format") != FORMAT:
         raise UserError("is not the manifest of a token store", where=str(folder / MANIFEST))

@@ -20,8 +20,7 @@ from bertsmith.corpus.store_format import (
     Manifest,
     shard_name,
 )
-from bertsmith.ground.errors import UserError
-from bertsmith.ground.files import atomic_folder, sha256_of, write_json
+from bertsmith.ground.files import atomic_folder, refuse_if_taken, sha256_of, write_json
 from bertsmith.text.fast_encoder import smallest_id_type
 from bertsmith.text.tokenizer import Tokenizer
 from bertsmith.text.units import UNIT_KINDS
@@ -145,14 +144,6 @@ def writing_store(folder: Path, plan: StorePlan) -> Iterator[StoreWriter]:
             yield writer
         finally:
             writer.close()
-
-
-def refuse_if_taken(folder: Path) -> None:
-    """Complain if anything stands where a store is to be written."""
-    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
-        return
-    what = "holds a token store already" if (folder / MANIFEST).is_file() else "is there already"
-    raise UserError(what, where=str(folder), remedy="choose another --out, or remove it first")
 
 
 class _ShardFiles:

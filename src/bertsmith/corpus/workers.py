@@ -6,17 +6,16 @@ The results are the same for any crew: items are cut before, and no worker knows
 import importlib
 import multiprocessing
 import os
-import signal
-import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from itertools import cycle
 from typing import Any, Generic, Literal, TypeVar
 
 from bertsmith.ground.errors import UserError
+from bertsmith.ground.processes import deaf_children, leave_with_the_parent
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -84,10 +83,15 @@ def _on_pool(items: Iterable[Item], job: Job[Item, Result], crew: Crew) -> Gener
     # Spawned, not forked: the libraries below have threads, which a fork would leave without their locks.
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(crew.workers, mp_context=context, initializer=_move_in, initargs=(job,))
+
+    def begin(item: Item) -> Future[Result]:
+        with deaf_children():
+            return pool.submit(_use_tools, item)
+
     try:
         yield from _in_order(
             items,
-            lambda item: pool.submit(_use_tools, item),
+            begin,
             finish=lambda future: future.result(),
             at_once=crew.items_at_once,
         )
@@ -98,19 +102,10 @@ def _on_pool(items: Iterable[Item], job: Job[Item, Result], crew: Crew) -> Gener
 
 
 def _move_in(job: Job[Any, Any]) -> None:
-    """Make a process a worker: the tools are made, and the parent decides when it ends."""
+    """Make a process a worker: the tools are made, and it ends with its parent."""
     global _tools, _work
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_leave_with_the_parent, daemon=True).start()
+    leave_with_the_parent()
     _tools, _work = job.make_tools(job.materials), job.work
-
-
-def _leave_with_the_parent() -> None:
-    # A parent that was killed cannot send its workers home, and they would wait for ever.
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
 
 
 def _use_tools(item: Any) -> Any:

@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from bertsmith.examples.masking import Masker, needs_codes
+from bertsmith.examples.masking import Masker, coded_units
 from bertsmith.examples.masking_units import Text
 from bertsmith.examples.micro import Targets
 from bertsmith.examples.pairs import Numbers
@@ -27,16 +27,21 @@ class Assembly:
 
     def assemble(self, examples: StepExamples, *, progress: float) -> tuple[Rows, Targets]:
         """The sequences of these examples and their targets."""
+        rows, text = self.lay_out(examples)
+        rows_P, ids_P = self._predicted(rows, text, progress)
+        is_pair = self.plan.source.recipe.examples.pairs in ("nsp", "sop")
+        labels_S = examples.index.label.astype(np.int64)
+        return rows, Targets(rows_P, ids_P, labels_S, pair_weight=float(is_pair))
+
+    def lay_out(self, examples: StepExamples) -> tuple[Rows, Text]:
+        """The sequences of these examples as they are before masking, and their text alone."""
         source = self.plan.source
         spans = self.plan.spans(examples)
         text_X = source.store.gather(spans.starts_N, spans.lengths_N)
         rows = lay_out(text_X, spans, source.template)
         if source.recipe.model.segments < 2:  # RoBERTa and DistilBERT know one segment, whatever is tokenized
             rows.segments_T[:] = 0
-        rows_P, ids_P = self._predicted(rows, self._text(text_X, spans, rows, examples), progress)
-        is_pair = source.recipe.examples.pairs in ("nsp", "sop")
-        labels_S = examples.index.label.astype(np.int64)
-        return rows, Targets(rows_P, ids_P, labels_S, pair_weight=float(is_pair))
+        return rows, self._text(text_X, spans, rows, examples)
 
     def _predicted(self, rows: Rows, text: Text, progress: float) -> tuple[Numbers, Numbers]:
         """The rows to predict and the ids that belong there; the rows show what the model is to see."""
@@ -63,7 +68,7 @@ class Assembly:
 
     def _codes(self, spans: Spans) -> tuple[NDArray[np.uint8] | None, NDArray[np.uint8] | None]:
         """The unit codes of the spans, and of the token behind each: if a unit goes on there, it was cut."""
-        if self.masker is None or not needs_codes(self.masker.masking):
+        if self.masker is None or not coded_units(self.masker.masking):
             return None, None
         store = self.plan.source.store
         codes_X = store.gather_units(spans.starts_N, spans.lengths_N)

@@ -62,11 +62,18 @@ class StageSource:
         """The run's seed; but runs that differ in it are judged on the same held-out examples."""
         return self.recipe.run.seed if self.split == "train" else 0
 
+    @property
+    def again(self) -> tuple[int, ...]:
+        """The stage's number, where an earlier one of the same length would be trained on a second time."""
+        earlier = (stage.length for stage in self.recipe.examples.stages[: self.number])
+        return (self.number,) if self.split == "train" and self.stage.length in earlier else ()
+
     def purpose(self, epoch: int) -> tuple[int | str, ...]:
-        """What tells the draws of an epoch from others; static masks repeat themselves after some epochs."""
+        """What tells the draws of an epoch from others; static masks come back, in all stages alike."""
         masking = self.recipe.masking
-        version = epoch % masking.copies if masking.masks == "static" else epoch
-        return (self.split, self.stage.length, version)
+        if masking.masks == "static":
+            return (self.split, self.stage.length, epoch % masking.copies)
+        return (self.split, self.stage.length, epoch, *self.again)
 
     def keys(self, what: str, epoch: int, numbers: Numbers) -> Words:
         """A key for each of these examples: its draws depend on nothing else."""
@@ -95,7 +102,7 @@ class StageSource:
 def make_epoch(source: StageSource, epoch: int) -> Epoch:
     """The examples of an epoch in their random order, cut into steps."""
     index = _examples(source, epoch)
-    key = key_of(source.seed, "order", source.split, source.stage.length, epoch)
+    key = key_of(source.seed, "order", source.split, source.stage.length, epoch, *source.again)
     order = np.argsort(bits(np.uint64(key), np.arange(len(index), dtype=np.uint64)), kind="stable")
     starts = cut_steps(index.length[order].astype(np.int64), source.recipe.batch)
     if source.split == "held-out" and starts[-1] < len(order):

@@ -15,7 +15,7 @@ from bertsmith.corpus.store import TokenStore
 from bertsmith.examples.assembly import Assembly
 from bertsmith.examples.batch import PretrainingBatch
 from bertsmith.examples.epoch import StageSource
-from bertsmith.examples.masking import Masker, Vocabulary, needs_codes, read_vocabulary
+from bertsmith.examples.masking import Masker, Vocabulary, coded_units, read_vocabulary
 from bertsmith.examples.micro import MicroShape, cut_micros, micro_sizes, slices_of_ranks
 from bertsmith.examples.plan import StagePlan
 from bertsmith.examples.split import Split
@@ -92,7 +92,7 @@ class Feed:
     _stages: dict[int, Assembly] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if needs_codes(self.recipe.masking) and not self.opened_store.has_units:
+        if coded_units(self.recipe.masking) and not self.opened_store.has_units:
             remedy = "make the store with `bertsmith corpus --lexicon FILE`"
             what = "knows no phrases or entities, which the recipe's masking asks for"
             raise UserError(what, where=str(self.opened_store.folder), remedy=remedy)
@@ -100,7 +100,7 @@ class Feed:
 
     def build(self, address: StepAddress) -> StepBatches:
         """This process's part of a step."""
-        assembly, shape = self._stage(address.stage), self._shape(address.stage)
+        assembly, shape = self.assembly(address.stage), self._shape(address.stage)
         whole = assembly.plan.examples(assembly.plan.step(address.step))
         slices = slices_of_ranks(len(whole.numbers), self.world)
         lengths_by_rank = [whole.index.length[each].astype(np.int64) for each in slices]
@@ -119,7 +119,19 @@ class Feed:
 
     def plan(self, stage: int) -> StagePlan:
         """The plan of a stage."""
-        return self._stage(stage).plan
+        return self.assembly(stage).plan
+
+    def assembly(self, stage: int) -> Assembly:
+        """What makes sequences of a stage's examples."""
+        if stage not in self._stages:
+            known = self._vocabulary
+            source = StageSource(
+                self.opened_store, self.recipe, known.templates, number=stage, split=self.split
+            )
+            most = source.stage.predictions
+            masker = Masker(self.recipe.masking, known.masked, most) if known.masked else None
+            self._stages[stage] = Assembly(StagePlan(source, cache=self.cache), masker)
+        return self._stages[stage]
 
     @cached_property
     def opened_store(self) -> TokenStore:
@@ -131,17 +143,6 @@ class Feed:
         tokenizer, is_masked = self.opened_store.tokenizer(), self.recipe.examples.objective == "masked"
         masked = read_vocabulary(tokenizer, self.recipe.masking) if is_masked else None
         return _Vocabulary(read_templates(tokenizer), tokenizer.pad_id, masked)
-
-    def _stage(self, number: int) -> Assembly:
-        if number not in self._stages:
-            known = self._vocabulary
-            source = StageSource(
-                self.opened_store, self.recipe, known.templates, number=number, split=self.split
-            )
-            most = source.stage.predictions
-            masker = Masker(self.recipe.masking, known.masked, most) if known.masked else None
-            self._stages[number] = Assembly(StagePlan(source, cache=self.cache), masker)
-        return self._stages[number]
 
     def _shape(self, stage: int) -> MicroShape:
         lengths = [each.length for each in self.recipe.examples.stages]

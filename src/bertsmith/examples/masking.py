@@ -12,7 +12,7 @@ from bertsmith.examples.masking_choice import Units, choose_runs, choose_units
 from bertsmith.examples.masking_units import CODED_UNITS, Text, UnitMarks, mark_units
 from bertsmith.examples.pairs import Numbers
 from bertsmith.ground.seeds import uniforms
-from bertsmith.recipe.schema import Level, MaskingSection
+from bertsmith.recipe.schema import Level, MaskingSection, Unit
 from bertsmith.text.tokenizer import Tokenizer
 from bertsmith.text.word_borders import Flags, WordBorders
 
@@ -49,9 +49,9 @@ def read_vocabulary(tokenizer: Tokenizer, masking: MaskingSection) -> Vocabulary
     return Vocabulary(tokenizer.mask_id, random_ids, WordBorders(tokenizer))
 
 
-def needs_codes(masking: MaskingSection) -> bool:
-    """Whether the store must know phrases and entities."""
-    return bool({masking.unit, *(level.unit for level in masking.levels)} & CODED_UNITS)
+def coded_units(masking: MaskingSection) -> list[Unit]:
+    """What is masked whole that only the store knows: phrases, entities, both or none."""
+    return sorted({level.unit for level in _levels_of(masking)} & CODED_UNITS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ A level of ERNIE's takes its own units whole and falls back on words for everyth
 entities and words, level phrase knows phrases and words. A unit of the level that truncation has cut is never
 chosen; a cut word is what is left of it, as in BERT's code.
 
-Shapes: X tokens of text, N spans of text, S sequences.
+Shapes: X tokens of text, N spans of text, S sequences, U units.
 """
 
 from dataclasses import dataclass
@@ -54,6 +54,16 @@ def mark_units(text: Text, unit: Unit, *, borders: WordBorders) -> UnitMarks:
     if unit in CODED_UNITS:
         return _mark_coded(text, starts_X, kind=UNIT_KINDS.index(unit))
     return UnitMarks(starts_X, np.zeros(len(starts_X), np.bool_))
+
+
+def uncut_units(text: Text, unit: Unit, *, borders: WordBorders) -> tuple[Numbers, Numbers]:
+    """Where the phrases or entities start and end that truncation has not cut."""
+    assert text.codes_X is not None
+    marks = mark_units(text, unit, borders=borders)
+    starts_U = np.flatnonzero(marks.starts_X)
+    ends_U = np.append(starts_U[1:], len(text.tokens_X))
+    is_uncut_U = (text.codes_X[starts_U] == 2 * UNIT_KINDS.index(unit)) & ~marks.barred_X[starts_U]
+    return starts_U[is_uncut_U], ends_U[is_uncut_U]
 
 
 def _mark_coded(text: Text, words_X: Flags, *, kind: int) -> UnitMarks:

@@ -158,7 +158,7 @@ def _name(source: StageSource) -> str:
         "batch": recipe.batch.model_dump(exclude={"micro_tokens"}),
     }
     digest = blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=6).hexdigest()
-    return f"{source.split}-{source.stage.length}-{digest}"
+    return "-".join(map(str, (source.split, source.stage.length, *source.again, digest)))
 
 
 @contextmanager

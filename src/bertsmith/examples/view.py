@@ -1,6 +1,6 @@
 """Batches taken apart again: single sequences to look at, and the shares that a recipe's draws came to."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,8 +8,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bertsmith.examples.batch import PretrainingBatch
-from bertsmith.examples.feed import StepBatches
+from bertsmith.examples.feed import Feed, StepBatches
+from bertsmith.examples.masking import coded_units
+from bertsmith.examples.masking_units import uncut_units
 from bertsmith.examples.pairs import Numbers
+from bertsmith.recipe.schema import Unit
+from bertsmith.text.word_borders import Flags
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +52,17 @@ class Shares:
         return int(self.lengths.sum())
 
 
+@dataclass(frozen=True, slots=True)
+class UnitShares:
+    """What became of the phrases or entities that truncation has not cut."""
+
+    found: int
+    whole: int
+    """All their tokens are to be predicted."""
+    in_part: int
+    """Some of their tokens are."""
+
+
 def sequences_of(step: StepBatches) -> Iterator[ShownSequence]:
     """The sequences of a step in their order, without fillers."""
     for micro in step.micros:
@@ -71,6 +86,40 @@ def measure(steps: Iterable[StepBatches], *, mask_id: int) -> Shares:
         pairs=int(weights.sum()),
         negatives=int((labels * weights).sum()),
     )
+
+
+def measure_units(feed: Feed, steps: Sequence[StepBatches]) -> dict[Unit, UnitShares]:
+    """What became of each kind that masking takes whole and only the store knows, in steps of this feed."""
+    if feed.recipe.examples.objective != "masked":
+        return {}
+    return {unit: _unit_shares(feed, steps, unit) for unit in coded_units(feed.recipe.masking)}
+
+
+def _unit_shares(feed: Feed, steps: Sequence[StepBatches], unit: Unit) -> UnitShares:
+    share_U = np.concatenate([_predicted_shares(feed, step, unit) for step in steps])
+    is_whole_U, is_touched_U = share_U == 1, share_U > 0
+    return UnitShares(len(share_U), int(is_whole_U.sum()), int((is_touched_U & ~is_whole_U).sum()))
+
+
+def _predicted_shares(feed: Feed, step: StepBatches, unit: Unit) -> NDArray[np.float64]:
+    """The share of the tokens to predict in each uncut unit of a step."""
+    assembly = feed.assembly(step.address.stage)
+    assert assembly.masker is not None
+    rows, text = assembly.lay_out(assembly.plan.examples(assembly.plan.step(step.address.step)))
+    starts_U, ends_U = uncut_units(text, unit, borders=assembly.masker.vocabulary.borders)
+    before_X1 = np.append(0, np.cumsum(_is_predicted(step)[rows.text_rows_X]))
+    counts_U: Numbers = before_X1[ends_U] - before_X1[starts_U]
+    return counts_U / (ends_U - starts_U)
+
+
+def _is_predicted(step: StepBatches) -> Flags:
+    """Whether each token of the step's sequences is to be predicted."""
+    flags = []
+    for micro in step.micros:
+        flags_T = np.zeros(len(micro.inputs.tokens_T), np.bool_)
+        flags_T[micro.masked_rows_P[micro.masked_weights_P > 0].numpy()] = True
+        flags.append(flags_T[: int(micro.inputs.layout.starts_S1[-2])])
+    return np.concatenate(flags)
 
 
 def _sequence(micro: PretrainingBatch, number: int, rows: slice) -> ShownSequence:

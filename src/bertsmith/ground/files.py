@@ -1,6 +1,7 @@
 """Writing files so that a half-written one cannot exist, and reading them, packed or not, without riddles."""
 
 import bz2
+import fcntl
 import gzip
 import hashlib
 import io
@@ -12,7 +13,7 @@ import shutil
 import tempfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -54,7 +55,8 @@ def atomic_folder(target: Path, *, replaces: Sequence[str] = ()) -> Iterator[Pat
         place.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".partial", dir=place))
         try:
-            yield temporary
+            with _marked_as_in_use(temporary):
+                yield temporary
             _open_to_readers(temporary)
             if target.is_dir():
                 _move_into(target, temporary, replaces)
@@ -62,6 +64,46 @@ def atomic_folder(target: Path, *, replaces: Sequence[str] = ()) -> Iterator[Pat
                 temporary.rename(target)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
+
+
+def refuse_if_taken(folder: Path) -> None:
+    """Complain if anything stands where a folder is to be written; what killed programs left is removed."""
+    with _told_if_it_cannot_be_written(folder):
+        for leftover in _abandoned(folder):
+            shutil.rmtree(leftover, ignore_errors=True)
+        if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+            remedy = "choose another --out, or remove it first"
+            raise UserError("is there already", where=str(folder), remedy=remedy)
+
+
+def _abandoned(target: Path) -> list[Path]:
+    """The temporary folders of this target whose writers are gone."""
+    name = re.compile(rf"\.{re.escape(target.name)}\.[a-z0-9_]{{8}}\.partial")  # as tempfile spells it
+    places = [place for place in (target, target.parent) if place.is_dir()]
+    found = [path for place in places for path in place.iterdir() if name.fullmatch(path.name)]
+    return [path for path in found if path.is_dir() and not _is_in_use(path)]
+
+
+@contextmanager
+def _marked_as_in_use(folder: Path) -> Iterator[None]:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # not every disk knows locks
+            fcntl.flock(handle, fcntl.LOCK_SH)  # let go when the process ends, however it ends
+        yield
+    finally:
+        os.close(handle)
+
+
+def _is_in_use(folder: Path) -> bool:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:  # somebody writes there, or this disk does not know locks and nobody can tell
+        return True
+    finally:
+        os.close(handle)
+    return False
 
 
 def _open_to_readers(folder: Path) -> None:

@@ -16,8 +16,6 @@ from bertsmith.model.family import member_of
 from bertsmith.model.network import Network
 
 PairHead = Literal["nsp", "sop", "none"]
-SUMS = ("mlm_loss", "mlm_hits", "pair_loss", "pair_hits")
-"""What `PretrainingObjective` adds up beside the loss, in this order."""
 
 
 class Counts(NamedTuple):
@@ -45,7 +43,10 @@ class PretrainingObjective(nn.Module):
         self._forward, self.compiled = torch.compile(self._plain, fullgraph=True), True
 
     def forward(self, batch: PretrainingBatch, shares_2: Tensor) -> tuple[Tensor, Tensor]:
-        """This micro-batch's part of the step's loss, and its sums [4]; `shares_2` are 1 / counts."""
+        """This micro-batch's part of the step's loss, and its sums; `shares_2` are 1 / counts.
+
+        The sums are the masked words' losses and hits, then those of the pairs.
+        """
         if not (self.compiled and self.training):  # an evaluation is too short to be worth a second graph
             return self._plain(batch, shares_2)
         mark_sizes_as_changing(batch)

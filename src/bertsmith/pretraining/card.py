@@ -1,5 +1,6 @@
 """The model card: what the model is and how it came to be, written from the run's own facts."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,15 @@ PAIRS = {
     "full-sentences": "full sentences across documents, no pairs",
     "doc-sentences": "full sentences within documents, no pairs",
     "none": "single segments, no pairs",
+}
+
+
+CHOSEN = {
+    "token": "chosen one by one",
+    "word": "chosen as whole words",
+    "ngram": "chosen as runs of words",
+    "phrase": "chosen as whole phrases",
+    "entity": "chosen as whole entities",
 }
 
 
@@ -39,6 +49,16 @@ def model_card(recipe: Recipe, network: Network, facts: RunFacts) -> str:
     )
 
 
+def held_out_rows(held_out: Mapping[str, float]) -> list[tuple[str, str]]:
+    """Held-out results in words: what was measured, and the value."""
+    names = {name: name.replace("_", " ") for name in held_out}
+    names |= {"pair_majority": "pair accuracy of always giving the commoner answer"}
+    return [
+        (names[name], f"{value:,}" if isinstance(value, int) else f"{value:.4f}")
+        for name, value in held_out.items()
+    ]
+
+
 def _head(recipe: Recipe, network: Network) -> list[str]:
     shape = network.shape
     parameters = sum(parameter.numel() for parameter in network.parameters())
@@ -53,19 +73,27 @@ def _head(recipe: Recipe, network: Network) -> list[str]:
 
 
 def _data(recipe: Recipe, facts: RunFacts) -> list[str]:
-    masking, examples = recipe.masking, recipe.examples
-    kept = 1 - masking.as_mask - masking.as_random
-    shown = f"{masking.as_mask:.0%} masked, {masking.as_random:.0%} random, {kept:.0%} kept"
+    examples = recipe.examples
     lengths = ", then ".join(f"{stage.length} for {stage.share:.0%} of the run" for stage in examples.stages)
     counts = ", ".join(f"{value:,} {name}" for name, value in facts.corpus.items() if isinstance(value, int))
     return [
         "## Data",
         f"- Corpus: {counts}; {examples.held_out_share:.2%} of the documents held out.",
         f"- Sequences: {PAIRS[examples.pairs]}; longest {lengths}.",
-        f"- Objective: {examples.objective}; {masking.rate:.0%} tokens by {masking.unit}, of these {shown}",
-        f"  ({masking.masks} masks).",
+        f"- Objective: {_objective(recipe)}.",
         "",
     ]
+
+
+def _objective(recipe: Recipe) -> str:
+    masking, objective = recipe.masking, recipe.examples.objective
+    if objective != "masked":
+        return f"{objective}; every token is predicted"
+    kept = 1 - masking.as_mask - masking.as_random
+    shown = f"{masking.as_mask:.0%} masked, {masking.as_random:.0%} random, {kept:.0%} kept"
+    units = [level.unit for level in masking.levels] or [masking.unit]
+    chosen = " or ".join(CHOSEN[unit] for unit in units)
+    return f"masked; {masking.rate:.0%} of the tokens, {chosen}, of these {shown} ({masking.masks} masks)"
 
 
 def _training(recipe: Recipe, facts: RunFacts) -> list[str]:
@@ -85,12 +113,11 @@ def _training(recipe: Recipe, facts: RunFacts) -> list[str]:
 
 
 def _results(facts: RunFacts) -> list[str]:
-    rows = [f"| {name.replace('_', ' ')} | {value:.4f} |" for name, value in facts.held_out.items()]
     return [
         "## Held-out results",
         "| measure | value |",
         "|---|---|",
-        *rows,
+        *(f"| {name} | {value} |" for name, value in held_out_rows(facts.held_out)),
         f"| unigram entropy (a model that knows only frequencies), nats | {facts.unigram_entropy:.4f} |",
         "",
         "The model reflects its corpus, mistakes and prejudices included. Try it on your own data first.",

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 
 from bertsmith.examples.feed import StepAddress
 from bertsmith.recipe.schema import Recipe
+from bertsmith.training.steps import Skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +33,11 @@ class Position:
             first_step_seconds=self.first_step_seconds if self.step else seconds,
         )
 
-    def judged(self, before: "Position", *, was_skipped: bool) -> "Position":
+    def judged(self, before: "Position", skipped: Skip) -> "Position":
         """The same position, knowing what became of its step and of those before it."""
-        return replace(
-            self,
-            skipped=before.skipped + was_skipped,
-            skipped_in_a_row=before.skipped_in_a_row + 1 if was_skipped else 0,
-        )
+        rows = {"": 0, "taken back": before.skipped_in_a_row}  # the latter is no sign of anything
+        row = rows.get(skipped, before.skipped_in_a_row + 1)
+        return replace(self, skipped=before.skipped + bool(skipped), skipped_in_a_row=row)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +59,15 @@ class Course:
     def arrived(self, position: Position) -> bool:
         """Whether the budget is spent."""
         return self.progress(position) >= 1.0
+
+    def seconds_left(self, position: Position) -> float:
+        """How long the rest of the budget takes if steps go on as they did after the first one."""
+        if self.recipe.run.budget == "minutes":
+            return max(0.0, 60 * self.recipe.run.minutes - position.seconds)
+        steps, first = position.step - 1, position.first_step_seconds
+        for_each = (position.seconds - first) / steps if steps else position.seconds
+        progress = self.progress(position)
+        return for_each * position.step * (1 - progress) / progress
 
     def entered(self, position: Position) -> Position:
         """The position in the stage that its progress calls for; a new stage starts at its own step 0."""

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -12,33 +13,43 @@ from bertsmith.objectives.pretraining import Counts
 from bertsmith.training.parallel import World
 from bertsmith.training.steps import Learner, autocast
 
-MEASURES = ("loss", "mlm_loss", "mlm_accuracy", "pair_loss", "pair_accuracy")
-"""What `means_of` can say."""
+MEASURES = ("loss", "mlm_loss", "mlm_accuracy", "pair_loss", "pair_accuracy", "pair_majority", "sequences")
+"""What `evaluate` can say."""
 
 
-def held_out_batches(feed: Feed, stage: int, sequences: int) -> list[StepBatches]:
-    """This rank's part of the first held-out steps with at least so many sequences in all."""
-    found: list[StepBatches] = []
-    wanted = -(-sequences // feed.world)
-    while sum(batches.sequences for batches in found) < wanted and len(found) < feed.plan(stage).steps_in(0):
-        found.append(feed.build(StepAddress(stage, len(found), 0.0)))
-    return found
+@dataclass(frozen=True, slots=True)
+class Exam:
+    """What a stage is judged by: the same sequences at every look."""
+
+    batches: StepBatches
+    """This rank's part of them."""
+    sequences: int
+    """Over all ranks."""
+    pair_majority: float | None
+    """The share of pairs that one would guess right by always giving the commoner answer."""
 
 
-def evaluate(learner: Learner, batches: Sequence[StepBatches]) -> dict[str, float]:
-    """Losses and accuracies over these batches, without dropout, over all ranks."""
+def held_out_exam(feed: Feed, stage: int, world: World) -> Exam:
+    """The first held-out step of a stage, which holds all that is to be looked at (`exam_recipe`)."""
+    batches = feed.build(StepAddress(stage, 0, 0.0))
+    marked = sum(float((micro.pair_labels_S * micro.pair_weights_S).sum()) for micro in batches.micros)
+    sequences, pairs, ones = world.sum([batches.sequences, batches.pairs, marked])
+    return Exam(batches, int(sequences), max(ones, pairs - ones) / pairs if pairs else None)
+
+
+def evaluate(learner: Learner, exam: Exam) -> dict[str, float]:
+    """Losses and accuracies over an exam, without dropout, over all ranks, and what the exam is."""
     world, objective = learner.world, learner.objective
     totals = torch.zeros(4, dtype=torch.float64)
-    counts = np.zeros(2)
     shares = torch.ones(2, device=world.device)
     objective.eval()
     with torch.no_grad(), autocast(world.device, learner.precision):
-        for step in batches:
-            counts += (step.masked, step.pairs)
-            for micro in step.micros:
-                totals += objective(micro.to(world.device), shares)[1].double().cpu()
+        for micro in exam.batches.micros:
+            totals += objective(micro.to(world.device), shares)[1].double().cpu()
     objective.train()
-    return means_of(world, totals.tolist(), Counts(*counts.tolist()))
+    means = means_of(world, totals.tolist(), Counts(exam.batches.masked, exam.batches.pairs))
+    majority = {} if exam.pair_majority is None else {"pair_majority": exam.pair_majority}
+    return {**means, **majority, "sequences": exam.sequences}
 
 
 def means_of(world: World, sums: Sequence[float], counts: Counts) -> dict[str, float]:

@@ -1,7 +1,9 @@
 """The pre-training job: from a recipe, a store and a folder to a model, through any interruptions."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,20 +13,21 @@ from bertsmith.corpus.store import TokenStore
 from bertsmith.ground.errors import UserError
 from bertsmith.pretraining.card import RunFacts
 from bertsmith.pretraining.course import Position
-from bertsmith.pretraining.evaluation import MEASURES, evaluate, held_out_batches, unigram_entropy
+from bertsmith.pretraining.evaluation import MEASURES, evaluate, held_out_exam, unigram_entropy
 from bertsmith.pretraining.loop import Due, StepReport, Window, training_steps
 from bertsmith.pretraining.results import refuse_broken, whole_network, write_results
-from bertsmith.pretraining.run_folder import RunFolder, refuse_other_run
-from bertsmith.pretraining.setup import Request, Run, Standing, Watch, scalars_of, set_up
+from bertsmith.pretraining.run_folder import RunFolder, claim_folder, give_up_folder, refuse_other_run
+from bertsmith.pretraining.setup import Request, Run, Standing, scalars_of, set_up
 from bertsmith.pretraining.speed import flops_per_step, peak_of
 from bertsmith.pretraining.start import with_true_model
 from bertsmith.recipe.schema import Recipe
 from bertsmith.training.checkpoint import TrainingState, latest_state, load_state, prune, save_state
 from bertsmith.training.curves import draw_curves
 from bertsmith.training.determinism import same_bits
-from bertsmith.training.journal import Journal, read_metrics
+from bertsmith.training.journal import METRICS_FILE, Journal, read_metrics
 from bertsmith.training.parallel import World, start_world, stop_world
 from bertsmith.training.signals import StopRequested
+from bertsmith.training.watch import Watch
 
 EVALUATIONS = 10
 """How often an "auto" run looks at the held-out documents between its two ends."""
@@ -42,23 +45,38 @@ class PretrainingResult:
     tokens: int
     seconds: float
     held_out: dict[str, float]
+    saved_step: int
+    """Where the same command would go on, or 0."""
     main_process: bool
 
 
 def pretrain(recipe: Recipe, *, store: Path, out: Path, watch: Watch) -> PretrainingResult:
     """Pre-train as the recipe says; a run found in `out` goes on where it was saved last."""
-    world = start_world(recipe.run.device)
+    world, folder = start_world(recipe.run.device), RunFolder(out)
     try:
-        if RunFolder(out).finished:
-            refuse_other_run(RunFolder(out), with_true_model(recipe), TokenStore.open(store))
+        true_recipe, opened = with_true_model(recipe), TokenStore.open(store)
+        world.lead(lambda: refuse_other_run(folder, true_recipe, opened))
+        if folder.finished:
             return _finished_before(out, world, watch)
-        return _go_on(Request(recipe, store, out), world, watch)
+        with _alone_in(folder, world):
+            return _go_on(Request(recipe, store, out), world, watch)
     finally:
         stop_world(world)
 
 
+@contextmanager
+def _alone_in(folder: RunFolder, world: World) -> Iterator[None]:
+    """While it is open, no other run can work in the folder."""
+    claim = world.lead(partial(claim_folder, folder))
+    try:
+        yield
+    finally:
+        if claim is not None:
+            give_up_folder(folder, claim)
+
+
 def _go_on(request: Request, world: World, watch: Watch) -> PretrainingResult:
-    with StopRequested() as stop:
+    with StopRequested(watch.alert if world.main else lambda _: None) as stop:
         run, standing = set_up(request, world, watch)
         with same_bits(run.machine.deterministic), _Records(run, standing) as records:
             state = _train(run, standing, records, stop)
@@ -71,6 +89,7 @@ def _go_on(request: Request, world: World, watch: Watch) -> PretrainingResult:
         tokens=position.tokens,
         seconds=position.seconds,
         held_out=standing.held_out,
+        saved_step=standing.saved_step,
         main_process=world.main,
     )
 
@@ -78,8 +97,13 @@ def _go_on(request: Request, world: World, watch: Watch) -> PretrainingResult:
 def _finished_before(folder: Path, world: World, watch: Watch) -> PretrainingResult:
     """What a finished run came to; nothing is done."""
     lines = read_metrics(folder)
-    last = next(line for line in reversed(lines) if line["kind"] == "train")
-    held_out = next(line for line in reversed(lines) if line["kind"] == "held-out")
+    newest = {line["kind"]: line for line in lines}
+    if not newest.keys() >= {"train", "held-out"}:
+        remedy = "restore it from model/, or train anew in another folder"
+        raise UserError(
+            "is gone or empty, though the run is finished", where=str(folder / METRICS_FILE), remedy=remedy
+        )
+    last, held_out = newest["train"], newest["held-out"]
     if world.main:
         watch.note(f"{folder} is finished already: nothing is left to do")
     return PretrainingResult(
@@ -89,17 +113,18 @@ def _finished_before(folder: Path, world: World, watch: Watch) -> PretrainingRes
         tokens=last["tokens"],
         seconds=last["seconds"],
         held_out={name: held_out[name] for name in MEASURES if name in held_out},
+        saved_step=last["step"],
         main_process=world.main,
     )
 
 
 class _Records:
-    """The journal of the main process; the others keep none."""
+    """The journal of the main process; the others keep none, but all end where it cannot be written."""
 
     def __init__(self, run: Run, standing: Standing) -> None:
-        main = run.world.main
+        self.world = run.world
         step = standing.position.step
-        self.journal = Journal.open(run.folder.path, resume_step=step) if main else None
+        self.journal = self.world.lead(lambda: Journal.open(run.folder.path, resume_step=step))
 
     def __enter__(self) -> "_Records":
         return self
@@ -111,9 +136,9 @@ class _Records:
     def write(
         self, kind: Literal["train", "held-out", "event"], step: int, values: Mapping[str, Any]
     ) -> None:
-        """Write a line, in the main process."""
-        if self.journal is not None:
-            self.journal.write(kind, step, values)
+        """Write a line, in the main process; all call it."""
+        journal = self.journal
+        self.world.lead(lambda: journal.write(kind, step, values) if journal is not None else None)
 
 
 def _train(
@@ -161,10 +186,10 @@ def _write_metrics(run: Run, standing: Standing, records: _Records, report: Step
     values |= _speed(run, standing.window, values)
     standing.window = Window(since=report.position.seconds)
     records.write("train", report.position.step, values)
-    progress = run.lesson.course.progress(report.position)
-    left = report.position.seconds * (1 - progress) / max(progress, 1e-9)
     if run.world.main:
-        run.watch.step(progress, {"step": report.position.step, "eta_seconds": left, **values})
+        course, step = run.lesson.course, report.position.step
+        left = course.seconds_left(report.position)
+        run.watch.step(course.progress(report.position), {"step": step, "eta_seconds": left, **values})
 
 
 def _speed(run: Run, window: Window, values: Mapping[str, Any]) -> dict[str, float]:
@@ -194,20 +219,26 @@ def _evaluation_due(run: Run, step: int, progress: tuple[float, float]) -> bool:
 
 def _look_at_held_out(run: Run, standing: Standing, records: _Records) -> None:
     position = standing.position
-    if position.stage not in run.cached_exams:
-        batches = held_out_batches(run.exam, position.stage, run.machine.evaluation_sequences)
-        run.cached_exams[position.stage] = batches
-    standing.held_out = evaluate(run.lesson.learner, run.cached_exams[position.stage])
-    numbers = {"tokens": position.tokens, "seconds": round(position.seconds, 3)}
+    if position.stage not in run.exams:
+        run.exams[position.stage] = held_out_exam(run.exam_feed, position.stage, run.world)
+    standing.held_out = evaluate(run.lesson.learner, run.exams[position.stage])
+    numbers = {"stage": position.stage, "tokens": position.tokens, "seconds": round(position.seconds, 3)}
     records.write("held-out", position.step, {**standing.held_out, **numbers})
-    if run.world.main and position.step and _picture_due(run, standing):
-        draw_curves(run.folder.path, unigram_entropy=unigram_entropy(run.store.token_counts))
-        standing.drawn_seconds = position.seconds
+    if position.step and _picture_due(run, standing):
+        _draw(run, standing)
+
+
+def _draw(run: Run, standing: Standing) -> None:
+    entropy = unigram_entropy(run.store.token_counts)
+    run.world.lead(lambda: draw_curves(run.folder.path, unigram_entropy=entropy))
+    standing.drawn_seconds = standing.position.seconds
 
 
 def _picture_due(run: Run, standing: Standing) -> bool:
     waited = standing.position.seconds - standing.drawn_seconds
-    return waited >= SECONDS_BETWEEN_PICTURES or run.lesson.course.arrived(standing.position)
+    # The main process's clock decides for all.
+    due = waited >= SECONDS_BETWEEN_PICTURES or run.lesson.course.arrived(standing.position)
+    return run.world.broadcast(float(due)) > 0
 
 
 def _save_due(run: Run, standing: Standing, position: Position) -> bool:
@@ -231,8 +262,10 @@ def _save(run: Run, standing: Standing) -> None:
         run.folder.checkpoints, state, module=learner.objective, optimizer=learner.optimizer, world=run.world
     )
     standing.saved_step, standing.saved_seconds = position.step, position.seconds
-    if run.world.main:
-        prune(run.folder.checkpoints, keep_last=run.recipe.run.keep_last, keep_at=run.recipe.run.keep_at)
+    settings = run.recipe.run
+    run.world.lead(
+        lambda: prune(run.folder.checkpoints, keep_last=settings.keep_last, keep_at=settings.keep_at)
+    )
 
 
 def _tell_of_a_skipped_step(run: Run, standing: Standing, records: _Records, report: StepReport) -> None:
@@ -242,10 +275,16 @@ def _tell_of_a_skipped_step(run: Run, standing: Standing, records: _Records, rep
     """
     step, row = standing.position.step, standing.position.skipped_in_a_row
     records.write("event", step, {"skipped": report.outcome.skipped, "norm": report.outcome.gradient_norm})
-    run.say(f"step {step} was skipped: its gradient is {report.outcome.skipped}")
-    limit = run.recipe.run.rollback_after
-    if row % limit:
+    if report.outcome.skipped == "taken back":
+        run.say(f"step {step} was taken back with the weights: it had begun already")
         return
+    run.say(f"step {step} was skipped: its gradient is {report.outcome.skipped}")
+    if row % run.recipe.run.rollback_after == 0:
+        _take_saved_weights(run, standing, records)
+
+
+def _take_saved_weights(run: Run, standing: Standing, records: _Records) -> None:
+    step, row = standing.position.step, standing.position.skipped_in_a_row
     saved = latest_state(run.folder.checkpoints, run.world)
     if saved is None or saved.state.step == standing.rolled_back_to:
         what = f"{row} steps in a row had no usable gradient, and there is no other state to go back to"
@@ -253,6 +292,7 @@ def _tell_of_a_skipped_step(run: Run, standing: Standing, records: _Records, rep
     standing.rolled_back_to = saved.state.step
     learner = run.lesson.learner
     load_state(saved, learner.objective, optimizer=learner.optimizer, world=run.world)
+    learner.caution.retakes += 1
     records.write("event", step, {"rolled_back_to": saved.state.step})
     run.say(f"the weights of step {saved.state.step} were taken again; the data goes on")
 
@@ -260,14 +300,13 @@ def _tell_of_a_skipped_step(run: Run, standing: Standing, records: _Records, rep
 def _finish(run: Run, standing: Standing, records: _Records, state: str) -> None:
     if state != "finished":
         records.write("event", standing.position.step, {"state": state})
+        _draw(run, standing)
         return
     network = whole_network(run.lesson.learner.objective, run.network)
-    if run.world.main:
-        refuse_broken(network, where=str(run.folder.path))
-        records.write("event", standing.position.step, {"state": state})
-        facts = _facts(run, standing)
-        write_results(run.folder.path, run.recipe, network, run.store.tokenizer(), facts)
-    run.world.barrier()
+    run.world.lead(lambda: refuse_broken(network, where=str(run.folder.path)))
+    records.write("event", standing.position.step, {"state": state})
+    results = partial(write_results, run.folder.path, run.recipe, network)
+    run.world.lead(lambda: results(run.store.tokenizer(), _facts(run, standing)))
 
 
 def _facts(run: Run, standing: Standing) -> RunFacts:

@@ -5,6 +5,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from bertsmith.examples.feed import Feed, StepAddress, StepBatches, steps_ahead
@@ -46,14 +47,15 @@ class Due:
     evaluation: bool = False
     saving: bool = False
     stopping: bool = False
+    """Comes with saving."""
 
     @property
     def anything(self) -> bool:
         """Whether the next step must wait."""
-        return self.evaluation or self.saving or self.stopping
+        return self.evaluation or self.saving
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepReport:
     """One step: where it led, what it came to, how long it waited for its batch."""
 
@@ -69,14 +71,11 @@ class StepReport:
 
 @dataclass(frozen=True, slots=True)
 class _Begun:
-    """A step on its way; the fields are those of its report."""
+    """A step on its way: where it leads, and its report but for what it will come to."""
 
     position: Position
     launched: LaunchedStep
-    batches: StepBatches
-    tokens: int
-    learning_rate: float
-    waited_seconds: float
+    report: partial[StepReport]
 
 
 def training_steps(
@@ -102,9 +101,7 @@ def training_steps(
 
 def _report(lesson: Lesson, step: _Begun, due: Due, *, before: Position) -> StepReport:
     outcome = settle(lesson.learner, step.launched)
-    position = step.position.judged(before, was_skipped=bool(outcome.skipped))
-    numbers = (step.batches, step.tokens, step.learning_rate, step.waited_seconds)
-    return StepReport(position, outcome, *numbers, due)
+    return step.report(position=step.position.judged(before, outcome.skipped), outcome=outcome, due=due)
 
 
 def _begun_steps(lesson: Lesson, position: Position) -> Iterator[_Begun]:
@@ -149,7 +146,10 @@ def _begin(lesson: Lesson, position: Position, batches: StepBatches, *, waited: 
         world.broadcast(lesson.clock.seconds()) if recipe.run.budget == "minutes" else lesson.clock.seconds()
     )
     after = position.after(tokens=int(tokens), seconds=seconds)
-    return _Begun(after, launched, batches, int(tokens), rate, waited)
+    report = partial(
+        StepReport, batches=batches, tokens=int(tokens), learning_rate=rate, waited_seconds=waited
+    )
+    return _Begun(after, launched, report)
 
 
 @dataclass

@@ -9,13 +9,16 @@ import torch
 
 from bertsmith.ground.errors import UserError
 from bertsmith.model.network import Network
+from bertsmith.pretraining.speed import flops_per_step
 from bertsmith.recipe.schema import Recipe, Stage
-from bertsmith.training.memory import TrainingLoad, estimate_memory, largest_micro_batch
+from bertsmith.training.memory import TrainingLoad, estimate_memory, gibibytes, largest_micro_batch
 from bertsmith.training.parallel import World
 
 CPU_MICRO_TOKENS = 8_192
 GPU_MICRO_TOKENS = 65_536
 """Larger forward passes are not faster any more."""
+CPU_MICRO_OPERATIONS = 4e11
+"""Some seconds on a few slow cores: a wish to stop is heard only between two passes."""
 GPU_LOADER_WORKERS = 4
 GPU_EVALUATION_SEQUENCES, CPU_EVALUATION_SEQUENCES = 2048, 128
 """A look at the held-out documents should take seconds: twelve of them must fit into a run of minutes."""
@@ -52,7 +55,8 @@ def fit_machine(
     precision: Precision = run.precision if run.precision != "auto" else "bf16" if on_gpu else "fp32"
     workers = run.loader_workers if run.loader_workers != "auto" else _workers(world) if on_gpu else 0
     load = _load(recipe, network, world, precision)
-    micro_tokens, memory = _micro_tokens(recipe, load, world, micro_tokens_before)
+    wanted = micro_tokens_before or (GPU_MICRO_TOKENS if on_gpu else _cpu_micro_tokens(network, load))
+    micro_tokens, memory = _micro_tokens(recipe, load, world, wanted)
     compiled = run.compile == "on" or (run.compile == "auto" and on_gpu)
     deterministic = run.deterministic == "on" or (run.deterministic == "auto" and not on_gpu)
     place = f"{world.size} process{'es' if world.size > 1 else ''} on {world.device.type}"
@@ -117,11 +121,10 @@ def _predicted_share(recipe: Recipe, stage: Stage) -> float:
     return min(recipe.masking.rate * 1.2, stage.predictions / stage.length * 1.2)
 
 
-def _micro_tokens(recipe: Recipe, load: TrainingLoad, world: World, before: int | None) -> tuple[int, str]:
+def _micro_tokens(recipe: Recipe, load: TrainingLoad, world: World, wanted: int) -> tuple[int, str]:
     """Tokens in one forward pass, and a line about the memory that this takes."""
     free = _free_bytes(world)
     if recipe.batch.micro_tokens == "auto":
-        wanted = before or (GPU_MICRO_TOKENS if load.device == "cuda" else CPU_MICRO_TOKENS)
         # A sequence never goes without its filler.
         least = load.longest + max(GPU_MULTIPLE, CPU_MULTIPLE)
         fitting = max(least, min(wanted, largest_micro_batch(load, free_bytes=free)))
@@ -130,10 +133,21 @@ def _micro_tokens(recipe: Recipe, load: TrainingLoad, world: World, before: int 
         tokens = recipe.batch.micro_tokens
     needed = estimate_memory(load, tokens).total
     if needed > free:
-        what = f"{tokens} tokens need about {_gib(needed)}, and {_gib(free)} are free"
+        what = f"{tokens} tokens need about {gibibytes(needed)}, and {gibibytes(free)} are free"
         remedy = "set batch.micro_tokens to auto, or run.recompute to true"
         raise UserError(what, where="batch.micro_tokens", remedy=remedy)
-    return tokens, f"memory: about {_gib(needed)} of {_gib(free)}, for {tokens:,} tokens in a forward pass"
+    return (
+        tokens,
+        f"memory: about {gibibytes(needed)} of {gibibytes(free)}, for {tokens:,} tokens in a forward pass",
+    )
+
+
+def _cpu_micro_tokens(network: Network, load: TrainingLoad) -> int:
+    """As many tokens, a power of two, as a CPU gets through in seconds."""
+    predicted = round(load.longest * load.predicted_share)
+    operations = flops_per_step(network, tokens=load.longest, sequences=1, predicted=predicted)
+    affordable = int(CPU_MICRO_OPERATIONS / operations * load.longest)
+    return min(CPU_MICRO_TOKENS, 1 << max(0, affordable.bit_length() - 1))
 
 
 def _least(number: int, world: World) -> int:
@@ -150,7 +164,3 @@ def _free_bytes(world: World) -> int:
         return int(known["MemAvailable"].split()[0]) * 1024
     pages = os.sysconf("SC_PHYS_PAGES") if "SC_PHYS_PAGES" in os.sysconf_names else 1 << 22
     return pages * os.sysconf("SC_PAGE_SIZE")
-
-
-def _gib(count: int) -> str:
-    return f"{count / 2**30:.1f} GiB"

@@ -1,6 +1,9 @@
 """The folder of a run: what it was asked to do, with what, and whether it may go on."""
 
+import fcntl
+import os
 import shutil
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,8 +18,9 @@ RECIPE = "recipe.toml"
 STORE = "store.json"
 PARTIAL = ".partial"
 """How the names of files end that are being written (ground/files.py)."""
-OWN_FILES = {STORE, "versions.json", "source.sha256"}
-"""What a new run writes before its recipe: a start that was killed in between left these and no more."""
+LOCK = ".lock"
+OWN_FILES = {LOCK, "plans", STORE, "versions.json", "source.sha256"}
+"""What a new run writes before its recipe: a start that ended in between left these and no more."""
 FREE_KEYS = {
     f"run.{key}"
     for key in (
@@ -63,6 +67,47 @@ def refuse_other_run(folder: RunFolder, recipe: Recipe, store: TokenStore) -> No
     elif path.exists() and _holds_strangers(path):
         remedy = "give --out a new folder, or that of a run to go on with"
         raise UserError("holds files but no run", where=str(path), remedy=remedy)
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What keeps other processes out of a run folder."""
+
+    handle: int
+    made_folder: bool
+
+
+def claim_folder(folder: RunFolder) -> Claim:
+    """Make the folder this process's own until `give_up_folder`; after `refuse_other_run`."""
+    made_folder = not folder.path.exists()
+    try:
+        folder.path.mkdir(parents=True, exist_ok=True)
+        handle = os.open(folder.path / LOCK, os.O_CREAT | os.O_RDWR)
+    except OSError as error:
+        what, remedy = f"cannot be written ({error.strerror})", "choose a place that can be written"
+        raise UserError(what, where=str(folder.path), remedy=remedy) from error
+    try:
+        # Unlike flock's, this lock is not inherited by the processes that build batches: they may live on for
+        # seconds after a run was killed, and the same command given again must not fail for that.
+        fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(handle)
+        held = isinstance(error, BlockingIOError | PermissionError)
+        what = "another run is working here" if held else f"cannot be locked ({error.strerror})"
+        remedy = "wait for it or stop it, or give --out another folder"
+        raise UserError(what, where=str(folder.path), remedy=remedy) from error
+    return Claim(handle, made_folder)
+
+
+def give_up_folder(folder: RunFolder, claim: Claim) -> None:
+    """Let others in; of a run that was refused before it began, nothing stays."""
+    if not (folder.path / RECIPE).is_file():
+        shutil.rmtree(folder.plans, ignore_errors=True)
+        (folder.path / LOCK).unlink(missing_ok=True)
+        if claim.made_folder:
+            with suppress(OSError):  # somebody else may have put something there
+                folder.path.rmdir()
+    os.close(claim.handle)
 
 
 def open_run(folder: RunFolder, recipe: Recipe, store: TokenStore) -> None:

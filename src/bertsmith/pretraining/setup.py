@@ -2,37 +2,26 @@
 
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from bertsmith.corpus.store import TokenStore
-from bertsmith.examples.feed import Feed, StepBatches
+from bertsmith.examples.feed import Feed
 from bertsmith.model.encoder import Block
 from bertsmith.model.network import Network
 from bertsmith.objectives.one_sided import attention_of
 from bertsmith.objectives.pretraining import PretrainingObjective
 from bertsmith.pretraining.course import Course, Position
+from bertsmith.pretraining.evaluation import Exam
 from bertsmith.pretraining.loop import Clock, Lesson, Window
 from bertsmith.pretraining.machine import Machine, choices, fit_machine
-from bertsmith.pretraining.run_folder import RunFolder, open_run, refuse_other_run
+from bertsmith.pretraining.run_folder import RunFolder, open_run
 from bertsmith.pretraining.start import begin, pair_head_of, with_true_model
 from bertsmith.recipe.schema import Recipe
 from bertsmith.training.checkpoint import SavedState, latest_state, load_state
 from bertsmith.training.optimizers import build_optimizer
 from bertsmith.training.parallel import World, share_work
 from bertsmith.training.steps import Caution, Learner
-
-EXAM_SEQUENCES = 64
-"""Held-out sequences that one process looks at together."""
-
-
-class Watch(Protocol):
-    """Who is told how a run goes."""
-
-    def note(self, text: str) -> None:
-        """Take a remark worth a line."""
-
-    def step(self, progress: float, values: dict[str, Any]) -> None:
-        """Take a line of metrics."""
+from bertsmith.training.watch import Watch
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +34,12 @@ class Run:
     network: Network
     lesson: Lesson
     machine: Machine
-    exam: Feed
+    exam_feed: Feed
     """Held-out examples."""
     watch: Watch
     notes: tuple[str, ...]
-    cached_exams: dict[int, list[StepBatches]] = field(default_factory=dict)
-    """Held-out batches of each stage, built when it is first looked at."""
+    exams: dict[int, Exam] = field(default_factory=dict)
+    """What each stage is judged by, built when it is first looked at."""
 
     @property
     def world(self) -> World:
@@ -71,7 +60,8 @@ class Standing:
     window: Window = field(default_factory=Window)
     held_out: dict[str, float] = field(default_factory=dict)
     """The last held-out results."""
-    saved_step: int = -1
+    saved_step: int = 0
+    """The newest saved step, or 0."""
     saved_seconds: float = 0.0
     drawn_seconds: float = 0.0
     """The run's seconds when it was last saved, and when its curves were last drawn."""
@@ -89,32 +79,45 @@ class Request:
 
 
 def set_up(request: Request, world: World, watch: Watch) -> tuple[Run, Standing]:
-    """The run that was asked for, new or as it was saved last."""
+    """The run that was asked for, new or as it was saved last; `refuse_other_run` comes before it."""
     recipe, store = with_true_model(request.recipe), TokenStore.open(request.store)
     folder = RunFolder(request.out)
-    refuse_other_run(folder, recipe, store)
     beginning = begin(recipe, store)
     saved = latest_state(folder.checkpoints, world)
     machine = fit_machine(recipe, beginning.network, world, micro_tokens_before=_micro_tokens_of(saved))
-    if world.main:
-        open_run(folder, recipe, store)
-    world.barrier()
+    train = _feed(recipe, store, folder, world, machine, "train")
+    exam = _feed(exam_recipe(recipe, machine), store, folder, world, machine, "held-out")
+    world.lead(store.verify)
+    world.lead(lambda: _refuse_too_little_text(train, exam))
+    world.lead(lambda: open_run(folder, recipe, store))
     learner = _learner(recipe, beginning.network, machine, world)
     standing = _restored(saved, learner)
-    train = _feed(recipe, store, folder, world, machine, "train")
-    exam = _feed(exam_recipe(recipe, world), store, folder, world, machine, "held-out")
     lesson = Lesson(learner, train, Course(recipe), Clock(standing.position.seconds), machine.loader_workers)
     notes = (*beginning.notes, *choices(recipe), *machine.notes)
     run = Run(recipe, store, folder, beginning.network, lesson, machine, exam, watch, notes)
-    for note in (*notes, *([f"goes on from step {standing.position.step:,}"] if saved else [])):
+    for note in (*notes, *_where_it_goes_on(folder, saved)):
         run.say(note)
     return run, standing
 
 
-def exam_recipe(recipe: Recipe, world: World) -> Recipe:
-    """The recipe for held-out examples: the same for every seed, in steps that small corpora can fill."""
-    batch = recipe.batch.model_copy(update={"by": "sequences", "sequences": EXAM_SEQUENCES * world.size})
-    return recipe.model_copy(update={"batch": batch, "run": recipe.run.model_copy(update={"seed": 0})})
+def exam_recipe(recipe: Recipe, machine: Machine) -> Recipe:
+    """The recipe for held-out examples: one step holds all that is to be looked at, whoever shares it."""
+    batch = recipe.batch.model_copy(update={"by": "sequences", "sequences": machine.evaluation_sequences})
+    return recipe.model_copy(update={"batch": batch})
+
+
+def _refuse_too_little_text(*feeds: Feed) -> None:
+    """Complain where a stage has no step, before the folder holds a run that more text would not fit to."""
+    for feed in feeds:
+        for stage in range(len(feed.recipe.examples.stages)):
+            feed.plan(stage).steps_in(0)
+
+
+def _where_it_goes_on(folder: RunFolder, saved: SavedState | None) -> list[str]:
+    if saved is not None:
+        return [f"goes on from step {saved.state.step:,}"]
+    damaged = list(folder.checkpoints.glob("step-*.damaged"))
+    return ["no saved state is whole: the run starts again at step 0"] if damaged else []
 
 
 def _learner(recipe: Recipe, network: Network, machine: Machine, world: World) -> Learner:

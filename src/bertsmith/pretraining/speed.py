@@ -1,5 +1,7 @@
 """How much arithmetic a step is, and what share of a GPU's published peak that is."""
 
+import re
+
 import torch
 
 from bertsmith.model.network import Network
@@ -17,7 +19,7 @@ PEAK_FLOPS = {
     "RTX 4090": 165e12,
     "RTX 3090": 71e12,
 }
-"""Longer names first where one begins with another."""
+"""By words of torch's name for the GPU; longer names first where one begins with another."""
 
 
 def flops_per_step(network: Network, *, tokens: int, sequences: int, predicted: int) -> float:
@@ -36,5 +38,9 @@ def peak_of(device: torch.device) -> float | None:
     """The published bf16 peak of this GPU, or None where it is not known."""
     if device.type != "cuda":
         return None
-    name = torch.cuda.get_device_name(device)
-    return next((peak for known, peak in PEAK_FLOPS.items() if known in name), None)
+    return peak_by_name(torch.cuda.get_device_name(device))
+
+
+def peak_by_name(name: str) -> float | None:
+    """The published bf16 peak of the GPU of this name; an L40 is no L4, and an RTX A1000 no A100."""
+    return next((peak for known, peak in PEAK_FLOPS.items() if re.search(rf"\b{known}\b", name)), None)

@@ -79,6 +79,7 @@ def shape_of(model: ModelSection, tokenizer: Tokenizer) -> Shape:
 def with_true_model(recipe: Recipe) -> Recipe:
     """The recipe with the architecture of the model folder it goes on from, so that it tells the truth."""
     if recipe.start.model == "scratch":
+        _refuse_words_for_no_model(recipe)
         return recipe
     folder = Path(recipe.start.model).expanduser()
     config = read_json(folder / "config.json", remedy="give --from a model folder")
@@ -109,6 +110,13 @@ def model_section_of(shape: Shape) -> ModelSection:
             },
         }
     )
+
+
+def _refuse_words_for_no_model(recipe: Recipe) -> None:
+    if recipe.start.add_words != "none":
+        what = "words are added to the vocabulary of a model, and this run starts from scratch"
+        where = f"--add-words {recipe.start.add_words}"
+        raise UserError(what, where=where, remedy="give --from that model's folder, or leave the words out")
 
 
 def _heads(recipe: Recipe) -> dict[str, int]:

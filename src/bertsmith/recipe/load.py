@@ -55,8 +55,8 @@ def load_recipe_with_origins(name_or_file: str | Path, overrides: Sequence[str] 
     """The recipe together with the origin of every value that is not a default."""
     values: Tree = {}
     origins: dict[str, str] = {}
-    for layer in [*_layers_of(name_or_file), *map(_layer_of_override, overrides)]:
-        _merge(values, layer.values)
+    for layer in [*_layers_of(name_or_file), *map(layer_of_override, overrides)]:
+        merge(values, layer.values)
         fresh = dict.fromkeys(leaves(layer.values), layer.origin)
         origins = {key: origin for key, origin in origins.items() if not _is_replaced(key, fresh)} | fresh
     try:
@@ -123,7 +123,7 @@ def _parsed(text: str, *, where: str) -> Tree:
         raise UserError(f"is not valid TOML ({error})", where=where, remedy="mend that place") from error
 
 
-def _layer_of_override(override: str) -> _Layer:
+def layer_of_override(override: str) -> _Layer:
     """The values of one `a.b=c`."""
     key, equals, text = override.partition("=")
     if not (equals and key.strip()):
@@ -148,11 +148,12 @@ def _override_value(text: str) -> Any:
     return document["value"] if len(document) == 1 else text
 
 
-def _merge(values: Tree, more: Mapping[str, Any]) -> None:
+def merge(values: Tree, more: Mapping[str, Any]) -> None:
+    """Put values over others, table by table."""
     for key, value in more.items():
         held = values.get(key)
         if isinstance(held, dict) and isinstance(value, Mapping):
-            _merge(held, value)
+            merge(held, value)
         else:
             values[key] = value
 

@@ -11,6 +11,7 @@ from pydantic_core import ErrorDetails
 
 from bertsmith.ground.errors import UserError
 from bertsmith.recipe.schema import Recipe, Section
+from bertsmith.recipe.toml_text import value_text
 
 KeyPath = tuple[int | str, ...]
 
@@ -26,22 +27,30 @@ _IN_WORDS = {
 _PYDANTICS_REASON = re.compile(r"(, (unable to|got a) | or instance of ).*")
 
 
-def explained(error: ValidationError, values: Mapping[str, Any], origins: Mapping[str, str]) -> UserError:
+def explained(
+    error: ValidationError,
+    values: Mapping[str, Any],
+    origins: Mapping[str, str],
+    schema: type[BaseModel] = Recipe,
+) -> UserError:
     """The first mistake; a key that does not exist comes first, because it often explains the others."""
     found = error.errors(include_url=False)
     first = next((each for each in found if each["type"] == "extra_forbidden"), found[0])
     path = _path_in(values, first)
     if first["type"] == "extra_forbidden":
-        return _unknown(path, origins)
+        return _unknown(path, origins, schema)
     if first["type"] == "value_error":  # a rule between keys
-        rule = first["msg"].removeprefix("Value error, ")
-        return UserError(rule, where=_origins_of_rule(rule, origins) or _origin(path, origins))
+        rule, _, remedy = first["msg"].removeprefix("Value error, ").partition("; ")
+        where = _origins_of_rule(rule, origins) or _origin(path, origins)
+        return UserError(rule, where=where, remedy=remedy)
     if first["type"] == "missing":
         return UserError(f"{_dotted(path)} is missing", where=_origin(path, origins), remedy="say its value")
     # A key of several types (a number, or a word) has one complaint for each.
     complaints = [each["msg"] for each in found if _path_in(values, each) == path]
     what = f"{_dotted(path)} = {_shown(first['input'])} is refused"
-    return UserError(what, where=_origin(path, origins), remedy=f"it should be {_allowed(complaints)}")
+    allowed = _allowed(complaints)
+    remedy = f"it should be {allowed}{_example(path, allowed, schema)}"
+    return UserError(what, where=_origin(path, origins), remedy=remedy)
 
 
 def _path_in(values: Any, error: ErrorDetails) -> KeyPath:
@@ -72,6 +81,15 @@ def _allowed(complaints: list[str]) -> str:
     return " or ".join(dict.fromkeys(_IN_WORDS.get(each, each) for each in plain))
 
 
+def _example(path: KeyPath, allowed: str, schema: type[BaseModel]) -> str:
+    """How a table of a list, or the whole list, is written, where the value should be one."""
+    fields = _section_at(path, schema).model_fields.items()
+    table = {name: field.examples[0] for name, field in fields if field.examples}
+    if not table or allowed not in ("a table", "a list"):
+        return ""
+    return f" such as {value_text(table)}" if allowed == "a table" else f" such as [{value_text(table)}, ...]"
+
+
 def _origin(path: KeyPath, origins: Mapping[str, str]) -> str:
     """Where the key was written: itself, the list around it, or the last of the keys inside it."""
     names = [str(part) for part in path]
@@ -89,29 +107,34 @@ def _origins_of_rule(rule: str, origins: Mapping[str, str]) -> str:
 # ---- keys that do not exist
 
 
-def _unknown(path: KeyPath, origins: Mapping[str, str]) -> UserError:
-    near = _nearest(path)
-    remedy = f"did you mean {near}?" if near else f"keys there are {', '.join(_fields_around(path))}"
+def _unknown(path: KeyPath, origins: Mapping[str, str], schema: type[BaseModel]) -> UserError:
+    near = _nearest(path, schema)
+    remedy = f"did you mean {near}?" if near else f"keys there are {', '.join(_fields_around(path, schema))}"
     return UserError(f"unknown key {_dotted(path)}", where=_origin(path, origins), remedy=remedy)
 
 
-def _nearest(path: KeyPath) -> str:
+def _nearest(path: KeyPath, schema: type[BaseModel]) -> str:
     """The valid key that was probably meant, or nothing."""
     last = str(path[-1])
-    if siblings := get_close_matches(last, _fields_around(path), n=1):
+    if siblings := get_close_matches(last, _fields_around(path, schema), n=1):
         return _dotted((*path[:-1], siblings[0]))
-    by_name = {key.rpartition(".")[2]: key for key in _all_keys(Recipe, "")}
+    by_name = {key.rpartition(".")[2]: key for key in _all_keys(schema, "")}
     elsewhere = get_close_matches(last, by_name, n=1)
     return by_name[elsewhere[0]] if elsewhere else ""
 
 
-def _fields_around(path: KeyPath) -> list[str]:
+def _fields_around(path: KeyPath, schema: type[BaseModel]) -> list[str]:
     """The keys that are valid where the path's last part stands."""
-    model: type[BaseModel] = Recipe
-    for part in path[:-1]:
+    return list(_section_at(path[:-1], schema).model_fields)
+
+
+def _section_at(path: KeyPath, schema: type[BaseModel]) -> type[BaseModel]:
+    """The section that a path leads into."""
+    model = schema
+    for part in path:
         if isinstance(part, str):
             model = _section_of(model, part) or model
-    return list(model.model_fields)
+    return model
 
 
 def _section_of(model: type[BaseModel], field: str) -> type[Section] | None:

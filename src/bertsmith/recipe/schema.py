@@ -1,6 +1,6 @@
 """Every setting of a pre-training run, with its published source: frozen, complete, unknown keys refused."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -11,9 +11,19 @@ Unit = Literal["token", "word", "ngram", "phrase", "entity"]
 
 
 class Section(BaseModel):
-    """A part of a recipe."""
+    """A part of a recipe; a broken rule between keys says what is wrong and, behind "; ", what to do."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
+
+
+# What the config.json of a member has no word for: any other value would be lost when the model is saved.
+_NO_WORD_FOR: dict[str, dict[str, Any]] = {
+    "bert": {"embedding_width": "width", "task_types": 0},
+    "roberta": {"embedding_width": "width", "task_types": 0},
+    "albert": {"task_types": 0},
+    "distilbert": {"segments": 0, "embedding_width": "width", "task_types": 0, "norm_eps": 1e-12},
+    "ernie": {"embedding_width": "width"},
+}
 
 
 class ModelSection(Section):
@@ -51,7 +61,26 @@ class ModelSection(Section):
     @model_validator(mode="after")
     def heads_divide_width(self) -> "ModelSection":
         if self.width % self.heads:
-            raise ValueError(f"model.heads = {self.heads} does not divide model.width = {self.width}")
+            raise ValueError(
+                f"model.heads = {self.heads} does not divide model.width = {self.width}; "
+                "make the width a multiple of the heads: BERT's is 64 times as large"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def can_be_saved(self) -> "ModelSection":
+        for key, fixed in _NO_WORD_FOR.get(self.type, {}).items():
+            value = getattr(self, key)
+            if value != fixed and (key, value) != ("embedding_width", self.width):
+                raise ValueError(
+                    f"model.{key} = {value} would be lost in a saved model of model.type = {self.type}; "
+                    f"set model.{key} to {fixed}"
+                )
+        if self.segments == 0 and self.type in ("bert", "roberta", "albert", "ernie"):
+            raise ValueError(
+                f"model.segments = 0 would be lost in a saved model of model.type = {self.type}; "
+                "set model.segments to 1 or more"
+            )
         return self
 
 
@@ -67,11 +96,11 @@ class StartSection(Section):
 class Stage(Section):
     """A part of the run with its own sequence length."""
 
-    share: Annotated[float, Field(gt=0, le=1)]
+    share: Annotated[float, Field(gt=0, le=1, examples=[0.9])]
     """Share of the run's steps."""
-    length: Annotated[int, Field(ge=8)]
+    length: Annotated[int, Field(ge=8, examples=[128])]
     """Longest sequence in tokens, special tokens counted."""
-    predictions: Count
+    predictions: Annotated[Count, Field(examples=[20])]
     """Most predicted tokens a sequence: 20 at 128, 77 at 512 (the published length x 0.15)."""
 
 
@@ -105,8 +134,8 @@ class ExamplesSection(Section):
 class Level(Section):
     """One of ERNIE's masking levels and its share of the sequences, or of the run."""
 
-    unit: Unit
-    share: Annotated[float, Field(gt=0, le=1)]
+    unit: Annotated[Unit, Field(examples=["token"])]
+    share: Annotated[float, Field(gt=0, le=1, examples=[0.5])]
 
 
 class MaskingSection(Section):
@@ -123,7 +152,8 @@ class MaskingSection(Section):
     longest_ngram: Count = 3
     """Longest run of words of unit ngram; a run of n words is drawn with probability proportional to 1/n."""
     levels: tuple[Level, ...] = ()
-    """ERNIE's several units; empty means `unit` alone."""
+    """ERNIE's several units, written as [{unit="token", share=0.5}, {unit="entity", share=0.5}]; empty means
+    `unit` alone."""
     levels_by: Literal["mix", "stage"] = "mix"
     """mix: each sequence draws its level; stage: the levels follow each other over the run."""
     count: Literal["rounded", "stochastic"] = "rounded"
@@ -249,14 +279,19 @@ class Recipe(Section):
         longest = max(stage.length for stage in self.examples.stages)
         if longest > self.model.positions:
             raise ValueError(
-                f"examples.stages ask for {longest} tokens but model.positions = {self.model.positions}"
+                f"examples.stages ask for {longest} tokens but model.positions = {self.model.positions}; "
+                "give the model more positions or make the stages shorter"
             )
         if self.model.type in ("electra", "modernbert") and self.start.model == "scratch":
             raise ValueError(
-                f"model.type = {self.model.type} needs start.model, a model folder to go on from"
+                f"model.type = {self.model.type} cannot start from scratch; "
+                "set start.model to a model folder to go on from"
             )
         if self.model.type in ("roberta", "distilbert") and self.examples.pairs in ("nsp", "sop"):
-            raise ValueError(f"model.type = {self.model.type} has no head for examples.pairs = nsp or sop")
+            raise ValueError(
+                f"model.type = {self.model.type} has no head for examples.pairs = nsp or sop; "
+                "set examples.pairs to full-sentences, doc-sentences or none"
+            )
         if self.examples.objective != "masked" and self.examples.pairs in ("nsp", "sop"):
-            raise ValueError("a one-sided objective has no sentence pairs: set examples.pairs to none")
+            raise ValueError("a one-sided objective has no sentence pairs; set examples.pairs to none")
         return self

@@ -14,8 +14,20 @@ UNUSED = re.compile(r"\[unused(\d+)\]")
 
 def read_words(file: Path) -> list[str]:
     """The words of a file, one a line; empty lines are skipped."""
+    return [word for _, word in _numbered_words(file)]
+
+
+def words_for(tokenizer: Tokenizer, files: Sequence[Path]) -> list[str]:
+    """The words of files that this tokenizer does not know as single tokens yet; each line must be a word."""
+    found = [(f"{file}:{line}", word) for file in files for line, word in _numbered_words(file)]
+    for where, word in found:
+        _normalised(tokenizer, word, where=where)
+    return new_words(tokenizer, [word for _, word in found])
+
+
+def _numbered_words(file: Path) -> list[tuple[int, str]]:
     lines = read_text(file, remedy="give a text file with one word a line").splitlines()
-    words = [line.strip() for line in lines if line.strip()]
+    words = [(number, line.strip()) for number, line in enumerate(lines, start=1) if line.strip()]
     if not words:
         raise UserError("holds no word", where=str(file), remedy="write one word a line")
     return words
@@ -49,18 +61,16 @@ def new_words(tokenizer: Tokenizer, words: Sequence[str]) -> list[str]:
     """The words that are not single tokens yet, as the tokenizer normalises them, each once."""
     found: dict[str, None] = {}
     for word in words:
-        plain, encoded = _normalised(tokenizer, word), tokenizer.encode(word)
+        plain, encoded = _normalised(tokenizer, word, where="added words"), tokenizer.encode(word)
         pieces = [number for number, text in zip(encoded.ids, encoded.sequence, strict=True) if text >= 0]
         if len(pieces) != 1 or pieces == [tokenizer.unknown_id]:
             found.setdefault(plain)
     return list(found)
 
 
-def _normalised(tokenizer: Tokenizer, word: str) -> str:
+def _normalised(tokenizer: Tokenizer, word: str, *, where: str) -> str:
     pieces = tokenizer.words_of(word)
     if len(pieces) != 1:
         what = f"{word!r} is {len(pieces)} words to this tokenizer"
-        raise UserError(
-            what, where="added words", remedy="give one word a line, without spaces or punctuation"
-        )
+        raise UserError(what, where=where, remedy="give one word a line, without spaces or punctuation")
     return pieces[0]

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertsmith.text.tokenizer import Tokenizer
-from bertsmith.text.word_table import MARGIN, Bytes, Numbers, WordTable
+from bertsmith.text.word_table import MARGIN, Bytes, Entry, Numbers, WordTable
 
 IdType = Literal["uint16", "uint32"]
 Mask = NDArray[np.bool_]
@@ -32,10 +32,11 @@ def smallest_id_type(vocabulary: int) -> IdType:
 
 @dataclass(frozen=True, slots=True)
 class EncodedTexts:
-    """The ids of many texts, one after the other, and how many each text has."""
+    """The ids of many texts, one after the other, and how many ids and words each text has."""
 
     ids: NDArray[Any]
     lengths: Numbers
+    words: Numbers  # as the pre-tokenizer cuts them
 
 
 class FastEncoder:
@@ -75,17 +76,20 @@ def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
 
 def _joined(parts: Sequence[EncodedTexts]) -> EncodedTexts:
     return EncodedTexts(
-        np.concatenate([part.ids for part in parts]), np.concatenate([part.lengths for part in parts])
+        ids=np.concatenate([part.ids for part in parts]),
+        lengths=np.concatenate([part.lengths for part in parts]),
+        words=np.concatenate([part.words for part in parts]),
     )
 
 
 def _merged(first: EncodedTexts, second: EncodedTexts, *, is_first: Mask) -> EncodedTexts:
     """The texts of two groups in one row, taken from the first where it says so."""
-    lengths = np.empty(len(is_first), np.int64)
+    lengths, words = (np.empty(len(is_first), np.int64) for _ in range(2))
     lengths[is_first], lengths[~is_first] = first.lengths, second.lengths
+    words[is_first], words[~is_first] = first.words, second.words
     ids, of_first = np.empty(lengths.sum(), first.ids.dtype), np.repeat(is_first, lengths)
     ids[of_first], ids[~of_first] = first.ids, second.ids
-    return EncodedTexts(ids, lengths)
+    return EncodedTexts(ids, lengths, words)
 
 
 Way = Callable[[list[str]], EncodedTexts]
@@ -103,8 +107,9 @@ class _Library:
         self.normalizer: dict[str, Any] = self.pipeline["normalizer"] or {"type": None}
         self.added: list[dict[str, Any]] = self.pipeline["added_tokens"]
 
-    def ids(self, text: str) -> list[int]:
-        return self._reader.encode(text, add_special_tokens=False).ids
+    def entry(self, text: str) -> Entry:
+        encoding = self._reader.encode(text, add_special_tokens=False)
+        return Entry(encoding.ids, len(set(encoding.word_ids)))
 
     def normalise(self, text: str) -> str:
         return self._reader.normalizer.normalize_str(text) if self._reader.normalizer else text
@@ -113,12 +118,13 @@ class _Library:
         """Each text by the library as a whole: the way that is right for every pipeline."""
         for text in texts:
             text.encode()
-        return _listed([self.ids(text) for text in texts], self.id_type)
+        return _listed([self.entry(text) for text in texts], self.id_type)
 
 
-def _listed(rows: Sequence[Sequence[int]], id_type: str) -> EncodedTexts:
-    ids = np.array([number for row in rows for number in row], id_type)
-    return EncodedTexts(ids, np.array([len(row) for row in rows], np.int64))
+def _listed(entries: Sequence[Entry], id_type: str) -> EncodedTexts:
+    ids = np.array([number for entry in entries for number in entry.ids], id_type)
+    lengths, words = [len(entry.ids) for entry in entries], [entry.words for entry in entries]
+    return EncodedTexts(ids, np.array(lengths, np.int64), np.array(words, np.int64))
 
 
 def _choose(library: _Library) -> Way:
@@ -174,11 +180,16 @@ def _encode_words(table: WordTable, text: Bytes, borders: tuple[Mask, Mask]) -> 
     """The ids of lines whose words begin and end where these masks say; the margin is line feeds."""
     begins, ends = borders
     starts = np.flatnonzero(begins)
-    ids, counts = table.ids(text, starts, lengths=np.flatnonzero(ends) + 1 - starts)
+    found = table.find(text, starts, lengths=np.flatnonzero(ends) + 1 - starts)
     line_ends = np.flatnonzero(text == _LINE_FEED)[: 1 - MARGIN]
-    tokens_before = np.concatenate([[0], np.cumsum(counts)])
-    tokens_at = tokens_before.take(np.searchsorted(starts, line_ends))
-    return EncodedTexts(ids, np.diff(tokens_at, prepend=0))
+    places = np.searchsorted(starts, line_ends)
+    return EncodedTexts(found.ids, _sums_between(places, found.counts), _sums_between(places, found.words))
+
+
+def _sums_between(places: Numbers, values: Numbers) -> Numbers:
+    """The sum of the values from each place to the next, the first from the very beginning."""
+    sums: Numbers = np.diff(np.concatenate([[0], np.cumsum(values)]).take(places), prepend=0)
+    return sums
 
 
 def _bytes_of(lines: str) -> bytes:
@@ -210,13 +221,13 @@ class _BertWords:
         borders = _borders(np.frombuffer(spelled.translate(self._kinds), np.uint8), cuts)
         return _encode_words(self._table, text, borders)
 
-    def _encode_word(self, spelled: bytes) -> list[int]:
+    def _encode_word(self, spelled: bytes) -> Entry:
         word = spelled.decode()
         if not (self._is_plain and word.isascii() and word.isprintable()):
-            return self._library.ids(word)
+            return self._library.entry(word)
         # One plain word: the model alone, in a fifth of the time of the whole pipeline.
         word = word.lower() if self._library.normalizer["lowercase"] else word
-        return [token.id for token in self._library.model.tokenize(word)]
+        return Entry([token.id for token in self._library.model.tokenize(word)], words=1)
 
 
 def _kinds_of_bytes(*, marks: str) -> bytes:
@@ -290,10 +301,11 @@ class _SpacedWords:
         ends[:-1] &= begins[1:] | line_feeds[1:]
         return _encode_words(self._table, text, (begins, ends))
 
-    def _encode_word(self, spelled: bytes) -> list[int]:
+    def _encode_word(self, spelled: bytes) -> Entry:
         if not (self._is_plain and _ONE_WORD.fullmatch(spelled)):
-            return self._library.ids(spelled.decode())
-        return [token.id for token in self._library.model.tokenize(spelled.decode().replace(" ", "Ġ"))]
+            return self._library.entry(spelled.decode())
+        tokens = self._library.model.tokenize(spelled.decode().replace(" ", "Ġ"))
+        return Entry([token.id for token in tokens], words=1)
 
 
 def _ascii_kinds() -> bytes:

@@ -127,7 +127,9 @@ def _grow(
         what = (
             f"a vocabulary of {settings.size} cannot hold the {len(start)} special and one-character pieces"
         )
-        raise UserError(what, remedy="ask for a larger one (--size) or for fewer characters (--alphabet)")
+        larger = "ask for a larger one (--size)"
+        fewer = "" if settings.kind == "byte-bpe" else " or for fewer characters (--alphabet)"
+        raise UserError(what, remedy=larger + fewer)
     pieces, merges = dict.fromkeys(start), []
     inside = "" if settings.kind == "byte-bpe" else INSIDE
     joining = Joining(_GAINS[settings.kind], inside=inside, min_count=settings.min_count)

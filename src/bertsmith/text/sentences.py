@@ -6,11 +6,11 @@ from sentencex import segment  # type: ignore[import-untyped]
 
 from bertsmith.ground.errors import UserError
 
-
-def split_sentences(text: str, *, language: str = "en") -> list[str]:
-    """The sentences of a text whose lines are paragraphs; no sentence reaches over the end of a line."""
-    lines = text.split("\n")
-    return [sentence.lstrip() for line in lines for sentence in spaced_sentences(line, language=language)]
+# Those for which sentencex 1.0 has rules of their own (a file each in its src/languages). For others it takes
+# the rules of a related language, and where it knows of none, those of English.
+_WITH_RULES = re.compile(
+    "am|ar|bg|bn|ca|da|de|el|en|es|fi|fr|gu|hi|hy|it|ja|kk|kn|ml|mr|my|nl|pa|pl|pt|ru|sk|ta|te|uk"
+)
 
 
 def spaced_sentences(line: str, *, language: str = "en") -> list[str]:
@@ -30,8 +30,13 @@ def spaced_sentences(line: str, *, language: str = "en") -> list[str]:
 
 def check_language(language: str) -> str:
     """The language code, if it is written as one."""
-    # sentencex takes any word, and splits as in English what it does not know.
+    # sentencex takes any word for a language.
     if not re.fullmatch(r"[a-z]{2,3}(-[a-z0-9]+)*", language):
         remedy = "write the two or three letters of ISO 639: en, de, zh"
         raise UserError(f"{language!r} is no language code", where="--language", remedy=remedy)
     return language
+
+
+def has_rules(language: str) -> bool:
+    """Whether sentences of this language are split by rules of its own."""
+    return _WITH_RULES.fullmatch(language) is not None

@@ -43,11 +43,20 @@ class Lexicon:
         """The entries of all files, one a line, perhaps with a tab and a kind; the first of equals counts."""
         kinds: dict[str, UnitKind] = {}
         for file in files:
-            for number, line in enumerate(_lines(file), start=1):
-                text, _, kind = map(str.strip, line.partition("\t"))
-                if text:
-                    kinds.setdefault(text, _kind(kind or "entity", where=f"{file}:{number}"))
+            entries = list(_entries(file))
+            if not entries:
+                remedy = "write a phrase or an entity a line"
+                raise UserError("holds no entry", where=str(file), remedy=remedy)
+            for text, kind in entries:
+                kinds.setdefault(text, kind)
         return cls(kinds)
+
+
+def _entries(file: Path) -> Iterator[tuple[str, UnitKind]]:
+    for number, line in enumerate(_lines(file), start=1):
+        text, _, kind = map(str.strip, line.partition("\t"))
+        if text:
+            yield text, _kind(kind or "entity", where=f"{file}:{number}")
 
 
 def _kind(name: str, *, where: str) -> UnitKind:
@@ -68,6 +77,11 @@ def _lines(file: Path) -> list[str]:
         raise UserError(
             "is not UTF-8 text", where=f"{file}:{line}", remedy="convert it with iconv"
         ) from error
+
+
+def count_units(codes: Codes) -> dict[UnitKind, int]:
+    """How many phrases and how many entities these codes of tokens mark."""
+    return {kind: int(np.count_nonzero(codes == 2 * UNIT_KINDS.index(kind))) for kind in get_args(UnitKind)}
 
 
 class UnitFinder:

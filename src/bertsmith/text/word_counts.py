@@ -6,14 +6,16 @@ order of the input. So neither the number of workers nor their speed has a say i
 
 import multiprocessing
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Generic, TypeVar
 
 import numpy as np
 
+from bertsmith.ground.processes import deaf_children, leave_with_the_parent
 from bertsmith.ground.seeds import key_of, uniforms
 from bertsmith.text.words import WordCutter
 
@@ -21,6 +23,8 @@ Batch = TypeVar("Batch")
 
 # About 350 MB as a Python dictionary. 1 GB of English has about a million distinct words, most of them rare.
 DISTINCT_WORDS = 2_000_000
+# From so many documents on, one at least is held out: of fewer, one would be too much of the text.
+ENOUGH_TO_SPARE_ONE = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +58,13 @@ class _Task(Generic[Batch]):
 def count_words(batches: Iterable[Batch], counting: Counting[Batch], *, workers: int = 1) -> WordCounts:
     """The words of all batches; past the limit of distinct words the rarest so far are forgotten."""
     total = WordCounts({}, {})
-    for part in _in_order(_tasks(batches, counting), workers):
-        total.documents += part.documents
-        total.held_out_documents += part.held_out_documents
-        total.learned = without_rarest(_added(total.learned, part.learned), limit=counting.distinct_words)
-        if len(total.held_out) < counting.distinct_words:  # enough to judge by
-            total.held_out = _added(total.held_out, part.held_out)
+    with closing(_in_order(_tasks(batches, counting), workers)) as parts:
+        for part in parts:
+            total.documents += part.documents
+            total.held_out_documents += part.held_out_documents
+            total.learned = without_rarest(_added(total.learned, part.learned), limit=counting.distinct_words)
+            if len(total.held_out) < counting.distinct_words:  # enough to judge by
+                total.held_out = _added(total.held_out, part.held_out)
     return total
 
 
@@ -74,10 +79,12 @@ def without_rarest(words: dict[str, int], *, limit: int) -> dict[str, int]:
     return kept
 
 
-def held_out_of(batch: int, documents: int, *, share: float) -> list[bool]:
+def held_out_of(batch: int, documents: int, *, share: float, least: int = 0) -> list[bool]:
     """Which documents of a batch are held out: a draw by their number, the same in every run."""
     draws = uniforms(np.uint64(key_of(0, "held out", batch)), np.arange(documents, dtype=np.uint64))
-    chosen: list[bool] = (draws < share).tolist()
+    is_chosen = draws < share
+    is_chosen[np.argsort(draws)[:least]] = True
+    chosen: list[bool] = is_chosen.tolist()
     return chosen
 
 
@@ -95,7 +102,7 @@ def _tasks(batches: Iterable[Batch], counting: Counting[Batch]) -> Iterator[_Tas
         first += len(taken)
 
 
-def _in_order(tasks: Iterator[_Task[Batch]], workers: int) -> Iterator[WordCounts]:
+def _in_order(tasks: Iterator[_Task[Batch]], workers: int) -> Generator[WordCounts, None, None]:
     """The counts of each task in order; only as many tasks as there are workers are held in memory."""
     start = list(islice(tasks, 2))
     tasks = chain(start, tasks)
@@ -103,14 +110,19 @@ def _in_order(tasks: Iterator[_Task[Batch]], workers: int) -> Iterator[WordCount
         yield from map(_count, tasks)
         return
     # Not forked: the library's threads do not survive that.
-    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=leave_with_the_parent)
+    try:
         running: deque[Future[WordCounts]] = deque()
         for task in tasks:
-            running.append(pool.submit(_count, task))
+            with deaf_children():
+                running.append(pool.submit(_count, task))
             if len(running) > workers:
                 yield running.popleft().result()
         while running:
             yield running.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def _count(task: _Task[Batch]) -> WordCounts:
@@ -119,7 +131,10 @@ def _count(task: _Task[Batch]) -> WordCounts:
     documents = held_out_documents = 0
     for number, batch in enumerate(task.batches, task.first_batch):
         listed = list(counting.documents_of(batch))
-        apart = held_out_of(number, len(listed), share=counting.held_out)
+        # Only in the first task, which knows that no other came before: tasks are counted apart.
+        is_due = task.first_batch == 0 and not held_out_documents and counting.held_out > 0
+        least = int(is_due and documents + len(listed) >= ENOUGH_TO_SPARE_ONE)
+        apart = held_out_of(number, len(listed), share=counting.held_out, least=least)
         for text, is_apart in zip(listed, apart, strict=True):
             (held_out if is_apart else learned).update(counting.cutter.chunks(text))
         documents, held_out_documents = documents + len(listed), held_out_documents + sum(apart)

@@ -6,7 +6,7 @@ keys are equal words, so no hash can deceive. Longer words go through a dictiona
 
 from collections.abc import Callable, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,17 +26,30 @@ _SPARSENESS = 4  # slots for each word: few words then have to look into a secon
 _LENGTH_PLACE = np.uint64(56)  # the last byte of the third number
 
 
+class Entry(NamedTuple):
+    """The ids of a word as the table takes it, and how many words it is to the tokenizer."""
+
+    ids: Sequence[int]
+    words: int
+
+
+class Found(NamedTuple):
+    """The ids of words, one after the other, and for each word how many ids and how many words it is."""
+
+    ids: NDArray[Any]
+    counts: Numbers
+    words: Numbers
+
+
 class WordTable:
     """The ids of words, each of which is encoded once; when it is full it forgets all of them."""
 
-    def __init__(
-        self, encode: Callable[[bytes], Sequence[int]], *, id_type: str, capacity: int = CAPACITY
-    ) -> None:
+    def __init__(self, encode: Callable[[bytes], Entry], *, id_type: str, capacity: int = CAPACITY) -> None:
         self._encode, self._id_type, self._capacity = encode, id_type, capacity
         self._forget()
 
-    def ids(self, text: Bytes, starts: Numbers, *, lengths: Numbers) -> tuple[NDArray[Any], Numbers]:
-        """The ids of these words of a text, one after the other, and how many ids each word has."""
+    def find(self, text: Bytes, starts: Numbers, *, lengths: Numbers) -> Found:
+        """What is known of these words of a text."""
         if self._keys.size >= self._capacity:
             self._forget()
         words = self._find(_keys(text, starts, lengths=lengths))
@@ -48,11 +61,11 @@ class WordTable:
         offsets = self._offsets.values[0].take(words) - (np.cumsum(counts) - counts)
         places = np.repeat(offsets, counts)
         places += np.arange(len(places))
-        return self._ids.values[0].take(places), counts
+        return Found(self._ids.values[0].take(places), counts, self._words.values[0].take(words))
 
     def _forget(self) -> None:
-        self._keys = _Growing(3, "uint64")  # a word's number is its place here and in the next two
-        self._offsets, self._counts = _Growing(1, "int32"), _Growing(1, "int32")
+        self._keys = _Growing(3, "uint64")  # a word's number is its place here and in the next three
+        self._offsets, self._counts, self._words = (_Growing(1, "int32") for _ in range(3))
         self._ids = _Growing(1, self._id_type)
         self._slots = np.full(_FIRST_SLOTS, -1, np.int32)  # by hash: the number of a word, or -1
         self._long: dict[bytes, int] = {}
@@ -89,10 +102,11 @@ class WordTable:
 
     def _append(self, words: list[bytes]) -> None:
         coded = [self._encode(word) for word in words]
-        counts = np.array([len(ids) for ids in coded], np.int64)
+        counts = np.array([len(entry.ids) for entry in coded], np.int64)
         self._offsets.extend(self._ids.size + np.cumsum(counts) - counts)
         self._counts.extend(counts)
-        self._ids.extend(np.fromiter(chain.from_iterable(coded), self._id_type))
+        self._words.extend(np.array([entry.words for entry in coded], np.int64))
+        self._ids.extend(np.fromiter(chain.from_iterable(entry.ids for entry in coded), self._id_type))
         lengths = np.array([len(word) for word in words], np.int64)
         spelled = np.frombuffer(b"".join(words) + bytes(MARGIN), np.uint8)
         keys = _keys(spelled, np.cumsum(lengths) - lengths, lengths=lengths)

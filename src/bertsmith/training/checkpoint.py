@@ -99,12 +99,8 @@ def latest_state(folder: Path, world: World = ALONE) -> SavedState | None:
 
     The main process checks the files and decides; damaged states are reported and put aside.
     """
-    found = -1
-    if world.main and folder.is_dir():
-        tidy(folder)
-        newest = newest_sound_step(folder)
-        found = -1 if newest is None else newest
-    step = int(world.broadcast(float(found)))
+    newest = world.lead(partial(_tidied_and_checked, folder))
+    step = int(world.broadcast(float(-1 if newest is None else newest)))
     return None if step < 0 else _read_state(step_folder(folder, step))
 
 
@@ -128,6 +124,14 @@ def prune(folder: Path, *, keep_last: int, keep_at: Collection[int] = ()) -> Non
         if step not in keep_at:
             target = step_folder(folder, step)
             shutil.rmtree(target.rename(hidden(target, "removed")))  # a kill must not leave half a state
+
+
+def _tidied_and_checked(folder: Path) -> int | None:
+    """The newest step whose state is whole, in a folder that is freed of remains."""
+    if not folder.is_dir():
+        return None
+    tidy(folder)
+    return newest_sound_step(folder)
 
 
 def _refuse_a_full_disk(target: Path, needed: int, world: World) -> None:

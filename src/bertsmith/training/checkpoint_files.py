@@ -20,7 +20,7 @@ from bertsmith.ground.files import read_json, sha256_of
 
 CHECKSUMS, STATE = "checksums.json", "state.json"
 HASHING_THREADS = 4
-LOG = logging.getLogger(__name__)
+log = logging.getLogger("bertsmith")
 
 
 def step_folder(folder: Path, step: int) -> Path:
@@ -85,7 +85,7 @@ def newest_sound_step(folder: Path) -> int | None:
         if not damage:
             return step
         aside = target.with_name(f"{target.name}.damaged")
-        LOG.error("%s: is damaged (%s); kept aside as %s", target, damage, aside.name)
+        log.error("%s: is damaged (%s); kept aside as %s", target, damage, aside.name)
         shutil.rmtree(aside, ignore_errors=True)
         target.rename(aside)
     return None

@@ -48,6 +48,8 @@ class Panel:
     level: float | None = None
     """What the curve is read against."""
     level_label: str = ""
+    level_metric: str = ""
+    """Where the level differs from stage to stage: how it is called in the lines of held-out results."""
 
 
 def panels(unigram_entropy: float | None) -> tuple[Panel, ...]:
@@ -55,10 +57,17 @@ def panels(unigram_entropy: float | None) -> tuple[Panel, ...]:
     frequency = (
         "" if unigram_entropy is None else f"unigram entropy {unigram_entropy:.2f}: word frequency alone"
     )
+    # Not against a half: published next-sentence pairs are random more often than not.
+    commoner = "always the commoner answer"
     return (
         Panel("Masked words: loss in nats", "mlm_loss", "{x:g}", "{x:.3f}", unigram_entropy, frequency),
         Panel("Masked words: guessed right", "mlm_accuracy", "{x:.0%}", "{x:.1%}"),
-        Panel("Sentence pairs: guessed right", "pair_accuracy", "{x:.0%}", "{x:.1%}", 0.5, "chance"),
+        Panel(
+            "Sentence pairs: guessed right",
+            *("pair_accuracy", "{x:.0%}", "{x:.1%}"),
+            level_label=commoner,
+            level_metric="pair_majority",
+        ),
         Panel("Learning rate", "learning_rate", "{x:.3g}", "{x:.3g}"),
         Panel("Tokens a second", "tokens_per_second", "{x:,.0f}", "{x:,.0f}"),
     )
@@ -90,6 +99,13 @@ def series_of(entries: Entries, kind: Kind, metric: str) -> Series:
              if entry["kind"] == kind and entry.get(metric) is not None]  # fmt: skip
     pairs = np.array(found, dtype=np.float64).reshape(-1, 2)
     return Series(pairs[:, 0], pairs[:, 1])
+
+
+def by_stage(entries: Entries) -> list[Entries]:
+    """The lines of held-out results, those of each stage by themselves."""
+    held_out = [entry for entry in entries if entry["kind"] == "held-out"]
+    stages = sorted({entry.get("stage", 0) for entry in held_out})
+    return [[entry for entry in held_out if entry.get("stage", 0) == stage] for stage in stages]
 
 
 def smoothed(series: Series) -> Series:
@@ -139,15 +155,27 @@ def _draw(axes: "Axes", panel: Panel, entries: Entries) -> None:
             mean.steps, mean.values, color=TRAINING, linewidth=1.8, label=_label("training", mean, panel)
         )
     if len(held_out.steps):
-        label = _label("held-out", held_out, panel)
-        axes.plot(
-            held_out.steps, held_out.values, color=HELD_OUT, linewidth=1.6, marker="o", ms=3.5, label=label
+        manner = {"color": HELD_OUT, "linewidth": 1.6, "marker": "o", "ms": 3.5}
+        _draw_by_stage(axes, panel.metric, entries, {**manner, "label": _label("held-out", held_out, panel)})
+    levels = series_of(entries, "held-out", panel.level_metric)
+    if len(levels.steps):
+        manner = {"color": GREY, "linestyle": ":", "linewidth": 1.8, "marker": "|"}
+        _draw_by_stage(
+            axes, panel.level_metric, entries, {**manner, "label": _label(panel.level_label, levels, panel)}
         )
     if panel.level is not None:
         axes.axhline(panel.level, color=GREY, linestyle=":", linewidth=1.8, label=panel.level_label)
     if panel.metric in ("learning_rate", "tokens_per_second"):
         axes.set_ylim(bottom=0)
     axes.legend(fontsize=9, frameon=False)
+
+
+def _draw_by_stage(axes: "Axes", metric: str, entries: Entries, manner: dict[str, Any]) -> None:
+    """A line for each stage: other lengths are other sequences, and none leads from one to the next."""
+    for stage in by_stage(entries):
+        part = series_of(stage, "held-out", metric)
+        axes.plot(part.steps, part.values, **manner)
+        manner = {**manner, "label": None}
 
 
 def _label(what: str, series: Series, panel: Panel) -> str:

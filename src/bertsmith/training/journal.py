@@ -9,8 +9,8 @@ import json
 import logging
 import math
 import platform
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
 from types import TracebackType
@@ -41,32 +41,30 @@ class Journal:
         """The journal of a run folder, cut back to the step that is resumed; 0 begins a new one."""
         path = folder / METRICS_FILE
         _cut_back(path, resume_step)
-        try:
+        with _told_if_it_cannot_be_written(path):
             metrics = path.open("ab")
-        except OSError as error:
-            raise _cannot_be_written(path, error) from error
-        # TensorBoard hides the events from this step on that an earlier start has written.
-        return cls(metrics, _open_board(folder / "tensorboard", resume_step + 1 if resume_step else 0))
+            # TensorBoard hides the events from this step on that an earlier start has written.
+            return cls(metrics, _open_board(folder / "tensorboard", resume_step + 1 if resume_step else 0))
 
     def write(self, kind: Kind, step: int, values: Mapping[str, float | int | str]) -> None:
         """Append one line; once this returns, killing the process does not lose it."""
         assert not {"step", "kind"} & values.keys(), "step and kind are given by themselves"
         entry = {"step": step, "kind": kind} | {name: _plain(value) for name, value in values.items()}
-        try:
+        with _told_if_it_cannot_be_written(Path(self.metrics.name)):
             self.metrics.write(json.dumps(entry, ensure_ascii=False, allow_nan=False).encode() + b"\n")
             self.metrics.flush()
-        except OSError as error:
-            raise _cannot_be_written(Path(self.metrics.name), error) from error
-        if self.board is not None:
-            for name, value in values.items():
-                if not isinstance(value, str):
-                    self.board.add_scalar(f"{name}/{kind}", value, step)
+            if self.board is not None:
+                for name, value in values.items():
+                    if not isinstance(value, str):
+                        self.board.add_scalar(f"{name}/{kind}", value, step)
 
     def close(self) -> None:
         """Finish both files."""
-        self.metrics.close()
-        if self.board is not None:
-            self.board.close()
+        # Closing writes once more what could not be written before.
+        with _told_if_it_cannot_be_written(Path(self.metrics.name)):
+            self.metrics.close()
+            if self.board is not None:
+                self.board.close()
 
     def __enter__(self) -> Self:
         return self
@@ -154,6 +152,10 @@ def _open_board(folder: Path, purge_step: int) -> Any:
     return SummaryWriter(log_dir=str(folder), purge_step=purge_step)
 
 
-def _cannot_be_written(path: Path, error: OSError) -> UserError:
-    remedy = "free disk space or choose another --out"
-    return UserError(f"cannot be written ({error.strerror})", where=str(path), remedy=remedy)
+@contextmanager
+def _told_if_it_cannot_be_written(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        what, remedy = f"cannot be written ({error.strerror})", "free disk space or choose another --out"
+        raise UserError(what, where=str(path), remedy=remedy) from error

@@ -82,16 +82,19 @@ def largest_micro_batch(load: TrainingLoad, *, free_bytes: int) -> int:
 def _does_not_fit(load: TrainingLoad, usable: int) -> UserError:
     needed, alone = estimate_memory(load, load.longest), estimate_memory(load, 0)
     if alone.total > usable:
-        what = f"the model's weights, gradients and moments need {_gib(alone.total)}"
+        what = f"the model's weights, gradients and moments need {gibibytes(alone.total)}"
         remedy = 'take a smaller model (model.layers, model.width) or share it out (run.parallel = "fsdp")'
     else:
-        what = f"one sequence of {load.longest} tokens needs {_gib(needed.total)} with the model"
+        what = f"one sequence of {load.longest} tokens needs {gibibytes(needed.total)} with the model"
         less = "" if load.recompute else "set run.recompute = true, "
         remedy = f"{less}shorten examples.stages or take a smaller model (model.layers, model.width)"
-    return UserError(f"{what}, and {_gib(usable)} may be used", where="batch.micro_tokens", remedy=remedy)
+    return UserError(
+        f"{what}, and {gibibytes(usable)} may be used", where="batch.micro_tokens", remedy=remedy
+    )
 
 
-def _gib(count: int) -> str:
+def gibibytes(count: int) -> str:
+    """A number of bytes in words."""
     return f"{count / 2**30:.2f} GiB"
 
 

@@ -19,7 +19,7 @@ def build_optimizer(module: nn.Module, optim: OptimSection) -> torch.optim.Optim
         return Lamb(_lamb_groups(module, optim), **_common(optim), bias_correction=optim.bias_correction)
     optimizer = torch.optim.AdamW(_decay_groups(module, optim), **_common(optim), fused=True)
     if not optim.bias_correction:
-        _hold_bias_corrections_at_one(optimizer)
+        hold_bias_corrections_at_one(optimizer)
     return optimizer
 
 
@@ -64,7 +64,7 @@ def _trained(module: nn.Module) -> Iterator[tuple[str, nn.Parameter, bool]]:
                 yield f"{path}.{name}", parameter, decays
 
 
-def _hold_bias_corrections_at_one(optimizer: torch.optim.AdamW) -> None:
+def hold_bias_corrections_at_one(optimizer: torch.optim.AdamW) -> None:
     """Begin at a step so large that 1 - beta**step is 1 and stays it: BERT's Adam has no corrections."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:

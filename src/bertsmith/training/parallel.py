@@ -4,10 +4,10 @@ This is the only place that reads what torchrun puts into the environment.
 """
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor, distributed, nn
@@ -20,6 +20,15 @@ from bertsmith.ground.errors import UserError
 from bertsmith.model.encoder import Block
 
 TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+
+Answer = TypeVar("Answer")
+
+
+class MainProcessFailed(SystemExit):
+    """Ends the other processes without a word: the main one says what is wrong."""
+
+    def __init__(self) -> None:
+        super().__init__(2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +65,18 @@ class World:
         carried = torch.tensor([value], dtype=torch.float64)
         distributed.broadcast(carried, src=0)
         return float(carried)
+
+    def lead(self, action: Callable[[], Answer]) -> Answer | None:
+        """What an action of the main process alone returns, there; if it fails, all processes end."""
+        worked, answer = False, None
+        try:
+            answer = action() if self.main else None
+            worked = True
+        finally:
+            worked = self.broadcast(float(worked)) > 0
+        if not worked:
+            raise MainProcessFailed
+        return answer
 
     def barrier(self) -> None:
         """Wait until every process has come this far."""

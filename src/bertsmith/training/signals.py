@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
@@ -19,9 +20,10 @@ class StopRequested(AbstractContextManager["StopRequested"]):
     Ctrl-C reaches them too, and they must live until the step is done.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, tell: Callable[[str], None] = lambda _: None) -> None:
         self.here = False
         """Whether this process was asked to stop."""
+        self._tell = tell  # it is called amid anything else, so it must wait for nothing
         self._owner = os.getpid()
         self._interrupted = False
         self._before: dict[signal.Signals, Any] = {}
@@ -46,7 +48,11 @@ class StopRequested(AbstractContextManager["StopRequested"]):
             return
         if self._interrupted and number == signal.SIGINT:
             signal.default_int_handler(number, frame)
-        self._interrupted = self._interrupted or number == signal.SIGINT
+        if number == signal.SIGINT:
+            self._interrupted = True
+            self._tell("stopping after this step; Ctrl-C again to stop now")
+        elif not self.here:
+            self._tell("stopping after this step")
         self.here = True
 
 

@@ -20,8 +20,8 @@ NORMS_NEEDED = 32
 """A median of fewer gradient norms than this says nothing yet, so no step is called a spike."""
 
 
-Skip = Literal["", "not a number", "spike"]
-"""Why a gradient was not used, or nothing."""
+Skip = Literal["", "not a number", "spike", "taken back"]
+"""Why a gradient was not used, or nothing; taken back: the step was on its way when older weights came."""
 
 
 class Micro(Protocol):
@@ -50,6 +50,8 @@ class LaunchedStep:
     arrival: torch.cuda.Event | None
     skipped: Skip | None
     """Why the update was left out, or nothing; None where the GPU itself decided."""
+    retakes: int
+    """How often older weights had been taken again when it began."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,8 @@ class Caution:
 
     spike_factor: float | Literal["off"]
     norms: deque[float] = field(default_factory=lambda: deque(maxlen=NORMS_REMEMBERED))
+    retakes: int = 0
+    """How often older weights were taken again: a step begun before tells nothing of these."""
 
     def judge(self, norm: float) -> Skip:
         """Why a gradient of this norm must not be used, or nothing; norms that pass are remembered."""
@@ -117,7 +121,7 @@ def launch_step(
 ) -> LaunchedStep:
     """Begin to learn from a step's work; `seed` is (run seed, step) and with the rank decides all dropout."""
     for group in learner.optimizer.param_groups:
-        group["lr"] = learning_rate
+        group["lr"] = learning_rate * group.get("lr_factor", 1.0)
     torch.manual_seed(key_of(seed[0], "dropout", seed[1], learner.world.rank))
     learner.optimizer.zero_grad(set_to_none=True)
     sums = _backward(learner, work)
@@ -127,12 +131,12 @@ def launch_step(
         # What a gradient scaler would set: the fused update is left out on the GPU where this is 1.
         learner.optimizer.found_inf = (~norm.isfinite()).float()  # type: ignore[attr-defined]
         learner.optimizer.step()
-        return _on_its_way(numbers)
+        return LaunchedStep(*_on_its_way(numbers), None, learner.caution.retakes)
     numbers = numbers.cpu()  # the step's one wait for a GPU
     skipped = learner.caution.judge(float(numbers[0]))
     if not skipped:
         learner.optimizer.step()
-    return LaunchedStep(numbers, None, skipped)
+    return LaunchedStep(numbers, None, skipped, learner.caution.retakes)
 
 
 def settle(learner: Learner, launched: LaunchedStep) -> StepOutcome:
@@ -140,18 +144,24 @@ def settle(learner: Learner, launched: LaunchedStep) -> StepOutcome:
     if launched.arrival is not None:
         launched.arrival.synchronize()
     norm = float(launched.numbers[0])
-    skipped = learner.caution.judge(norm) if launched.skipped is None else launched.skipped
-    return StepOutcome(launched.numbers[1:], norm, skipped)
+    return StepOutcome(launched.numbers[1:], norm, _why_skipped(learner.caution, launched, norm))
 
 
-def _on_its_way(numbers: Tensor) -> LaunchedStep:
+def _why_skipped(caution: Caution, launched: LaunchedStep, norm: float) -> Skip:
+    if launched.retakes != caution.retakes:
+        return "taken back"
+    return caution.judge(norm) if launched.skipped is None else launched.skipped
+
+
+def _on_its_way(numbers: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
+    """Where the numbers will be on the CPU, and what happens when they are there."""
     if not numbers.is_cuda:
-        return LaunchedStep(numbers, None, None)
+        return numbers, None
     landing = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
     landing.copy_(numbers, non_blocking=True)
     arrival = torch.cuda.Event()  # type: ignore[no-untyped-call]
     arrival.record()
-    return LaunchedStep(landing, arrival, None)
+    return landing, arrival
 
 
 def _backward(learner: Learner, work: StepWork) -> Tensor:

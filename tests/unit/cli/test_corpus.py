@@ -13,12 +13,15 @@ from typer import Typer
 from typer.testing import CliRunner
 
 from bertsmith.cli.corpus import corpus
+from bertsmith.cli.vocab import vocab
 from bertsmith.corpus.store import TokenStore
 from bertsmith.ground.errors import UserError
 from tests.tokenizer_makers import PARAGRAPH, uncased_wordpiece
 
 app = Typer(add_completion=False, rich_markup_mode=None)
 app.command()(corpus)
+vocab_app = Typer()
+vocab_app.command()(vocab)
 
 PROGRAM = "from typer import run; from bertsmith.cli.corpus import corpus; run(corpus)"
 
@@ -48,8 +51,36 @@ def test_help_teaches_by_example() -> None:
 
 def test_the_summary_tells_what_was_kept_and_what_was_dropped(given) -> None:
     told = run(*given, "--duplicates", "exact")
-    for line in ("documents  2", "sentences  3", "tokens     13, 1.625 a word", "dropped    1 duplicate"):
+    for line in ("documents  2", "sentences  3", "tokens     13, 1.182 a word", "dropped    1 duplicate"):
         assert line in told
+
+
+def test_the_summary_tells_what_was_marked_and_added(given, tmp_path) -> None:
+    (tmp_path / "lexicon.txt").write_text("the smith\nit was\tphrase\n", encoding="utf-8")
+    (tmp_path / "words.txt").write_text("anvilry\n", encoding="utf-8")
+    options = ["--lexicon", str(tmp_path / "lexicon.txt"), "--add-words", str(tmp_path / "words.txt")]
+    told = run(*given, *options)
+    assert "marked     1 phrases, 2 entities" in told
+    assert "added      1 words to the vocabulary" in told
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "byte-bpe"])
+@pytest.mark.parametrize("text", [PARAGRAPH, "铁匠在炉火旁打铁，火花飞溅。\n鍛冶屋は鉄を打つ。"])
+def test_tokens_per_word_are_those_that_the_vocabulary_was_said_to_have(tmp_path, kind, text) -> None:
+    (tmp_path / "text.txt").write_text(text, encoding="utf-8")
+    source, vocabulary = str(tmp_path / "text.txt"), str(tmp_path / "learned")
+    options = ["--out", vocabulary, "--kind", kind, "--size", "300", "--held-out", "0", "--json"]
+    learned = CliRunner().invoke(vocab_app, [source, *options])
+    given = [source, "--vocab", vocabulary, "--out", str(tmp_path / "store"), "--workers", "1"]
+    report = json.loads(run(*given, "--sentences", "line", "--json"))
+    assert report["tokens_per_word"] == pytest.approx(json.loads(learned.stdout)["tokens_per_word"])
+
+
+@pytest.mark.parametrize(("language", "is_told"), [("en", False), ("sw", True)])
+def test_rules_of_another_language_are_told(given, language: str, is_told: bool) -> None:
+    answer = CliRunner().invoke(app, [*given, "--language", language])
+    assert answer.exit_code == 0
+    assert ("sw has no rules for sentences of its own; those of a related" in answer.stderr) == is_told
 
 
 def test_machines_get_one_json_object(given, tmp_path) -> None:
@@ -92,12 +123,13 @@ def test_every_option_reaches_the_store(given, tmp_path) -> None:
 
 def test_a_store_that_is_there_is_left_alone(given) -> None:
     run(*given)
-    with pytest.raises(UserError, match="holds a token store already; choose another --out, or remove it"):
+    with pytest.raises(UserError, match="store: is there already; choose another --out, or remove it"):
         run(*given)
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
-def test_an_interrupt_leaves_nothing_behind(given, tmp_path, workers: str) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stop_is_one_line_and_leaves_nothing_behind(given, tmp_path, workers: str, number: int) -> None:
     (tmp_path / "text.txt").write_text((PARAGRAPH + "\n") * 30_000, encoding="utf-8")
     source = str(Path(corpus.__code__.co_filename).parents[2])
     running = subprocess.Popen(
@@ -110,8 +142,7 @@ def test_an_interrupt_leaves_nothing_behind(given, tmp_path, workers: str) -> No
     while not list(tmp_path.glob(".store*/shard-00000.tokens")):
         assert running.poll() is None, "ended before it could be interrupted"
         time.sleep(0.02)
-    os.killpg(running.pid, signal.SIGINT)  # as a terminal does: to the workers, too
+    os.killpg(running.pid, number)  # as a terminal does: to the workers, too
     _, told = running.communicate(timeout=30)
-    assert running.returncode == 130
-    assert b"Traceback" not in told
+    assert (running.returncode, told) == (130, b"bertsmith: stopped; nothing was written\n")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["text.txt", "vocab"]

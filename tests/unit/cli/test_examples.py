@@ -1,6 +1,7 @@
 """`bertsmith examples`: what people and machines are told."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,8 @@ from typer.testing import CliRunner
 
 from bertsmith.cli.examples import examples
 from bertsmith.ground.errors import UserError
-from tests.example_stores import random_store
+from tests.example_stores import random_store, wordpiece
+from tests.plain_stores import write_store
 
 SMALL = ["--set", "batch.sequences=8", "--set", "examples.held_out_share=0.2"]
 
@@ -62,6 +64,45 @@ def test_one_sided_objectives_have_no_masks_to_count(store: Path) -> None:
     assert "shown as" not in text and "label" not in text
 
 
+@pytest.mark.parametrize(("stage", "steps"), [("0", 9), ("1", 1)])
+def test_a_step_that_training_never_comes_to_is_refused(store: Path, stage: str, steps: int) -> None:
+    short = ["--stage", stage, "--set", "run.steps=10", *SMALL]
+    assert answer("bert-tiny", "--store", str(store), "--step", str(steps - 1), *short)
+    with pytest.raises(UserError, match=f"stage {stage} has no step {steps}; it has {steps} steps"):
+        answer("bert-tiny", "--store", str(store), "--step", str(steps), *short)
+
+
+def test_a_budget_of_tokens_has_about_so_many_steps(store: Path) -> None:
+    tokens = ["--set", "run.budget=tokens", "--set", "run.tokens=100_000", "--over", "100_000_000"]
+    arguments = ("bert-tiny", "--store", str(store), "--show", "0", *tokens, *SMALL)
+    shares = json.loads(answer(*arguments, "--json"))["shares"]
+    with pytest.raises(UserError, match=r"has no step 1,000,000,000; it has about [\d,]+ steps") as refused:
+        answer(*arguments, "--step", "1_000_000_000")
+    [about] = re.findall(r"about ([\d,]+) steps", refused.value.line())
+    in_a_step = 8 * shares["tokens"] / shares["sequences"]
+    assert int(about.replace(",", "")) == pytest.approx(0.9 * 100_000 / in_a_step, rel=0.02)
+
+
+def test_people_and_machines_are_told_how_many_entities_are_masked_whole(tmp_path: Path) -> None:
+    tokenizer = wordpiece(tmp_path / "vocabulary")
+    line, codes = [10, 11, 12, 13, 14, 15], [0, 4, 5, 0, 0, 0]
+    write_store(tmp_path / "store", [[line] * 5] * 40, tokenizer, units=[[codes] * 5] * 40)
+    whole = ("--set", "masking.unit=entity", "--show", "0", *SMALL)
+    arguments = ("bert-tiny", "--store", str(tmp_path / "store"), *whole)
+    counts = json.loads(answer(*arguments, "--json"))["shares"]["units"]["entity"]
+    assert counts["found"] > counts["whole"] > 0 == counts["in_part"]
+    told = f"entities {counts['whole']} of {counts['found']} are predicted whole, 0 in part"
+    assert told in " ".join(answer(*arguments).split())
+
+
 def test_a_stage_the_recipe_lacks_is_refused(store: Path) -> None:
     with pytest.raises(UserError, match="no stage 7; it has 2"):
         answer("bert-tiny", "--store", str(store), "--stage", "7", *SMALL)
+
+
+def test_a_damaged_store_is_named_and_not_looked_at(tmp_path: Path) -> None:
+    folder = random_store(tmp_path, documents=300, sentences=(1, 4)).folder
+    shard = folder / "shard-00000.tokens"
+    shard.write_bytes(b"\xff\xff" + shard.read_bytes()[2:])
+    with pytest.raises(UserError, match=r"shard-00000\.tokens: is not as it was written"):
+        answer("bert-tiny", "--store", str(folder), *SMALL)

@@ -14,9 +14,11 @@ from click.testing import Result
 from typer import Typer
 from typer.testing import CliRunner
 
-from bertsmith.cli.pretrain import JsonWatch, live_line, pretrain
+from bertsmith.cli.pretrain import live_line, pretrain, show
+from bertsmith.cli.watching import JsonWatch, LineWatch
 from bertsmith.corpus.store import TokenStore
 from bertsmith.ground.errors import UserError
+from bertsmith.pretraining.job import PretrainingResult
 from bertsmith.recipe.load import load_recipe
 from bertsmith.recipe.schema import Recipe
 from tests.tiny_runs import TINY, metrics_of, stop_at, tiny_recipe, tiny_store, without_pictures
@@ -52,6 +54,7 @@ def test_a_run_ends_with_its_results_and_where_they_are(store, tmp_path):
     assert "finished after 2 steps and" in result.stdout
     held_out = metrics_of(tmp_path / "run", "held-out")[-1]
     assert f"held-out mlm loss: {held_out['mlm_loss']:.4f}" in result.stdout
+    assert "held-out sequences: 8\n" in result.stdout
     assert f"model: {tmp_path / 'run' / 'model'}" in result.stdout
     assert "curves" not in result.stdout  # there are none to look at
     assert "the same bits each time" in result.stdout  # what was chosen is told
@@ -76,10 +79,40 @@ def test_both_budgets_are_refused(store, tmp_path):
         run(store, tmp_path / "run", "--steps", "2", "--minutes", "2")
 
 
-@pytest.mark.parametrize("arguments", [("--steps", "0"), ("--minutes", "0"), ("--steps", "-3")])
-def test_a_budget_of_nothing_is_refused(store, tmp_path, arguments):
-    with pytest.raises(UserError, match=f"run.{arguments[0].removeprefix('--')} = "):
+@pytest.mark.parametrize(
+    "arguments", [("--steps", "0"), ("--minutes", "0"), ("--steps", "-3"), ("--minutes", "nan")]
+)
+def test_a_budget_of_nothing_is_refused_by_the_name_of_its_option(store, tmp_path, arguments):
+    with pytest.raises(UserError, match=f"^{arguments[0]}: .*is no budget"):
         run(store, tmp_path / "run", *arguments)
+
+
+def test_words_to_add_without_a_model_are_refused(store, tmp_path):
+    with pytest.raises(UserError, match="--add-words words.txt: .*; give --from"):
+        run(store, tmp_path / "run", "--add-words", "words.txt")
+
+
+@pytest.mark.parametrize(
+    ("saved_step", "told"),
+    [
+        (6, "saved; give the same command again to go on (run)"),
+        (
+            4,
+            "last steps had no usable gradient; the same command goes on from step 4 (run)",
+        ),
+        (0, "nothing was saved before: the same command starts again at step 0 (run)"),
+    ],
+)
+def test_a_stopped_run_says_where_the_same_command_would_go_on(capsys, saved_step, told):
+    numbers = {"tokens": 100, "seconds": 1.0, "held_out": {}, "main_process": True}
+    show(PretrainingResult(Path("run"), "stopped", 6, saved_step=saved_step, **numbers), as_json=False)
+    assert capsys.readouterr().out.splitlines()[-1].endswith(told)
+
+
+@pytest.mark.parametrize("watch", [JsonWatch(), LineWatch(live_line)])
+def test_an_alert_comes_at_once_and_to_stderr(capfd, watch):
+    watch.alert("stopping after this step")
+    assert tuple(capfd.readouterr()) == ("", "\nstopping after this step\n")
 
 
 def test_from_and_set_reach_the_recipe(store, tmp_path):
@@ -141,7 +174,7 @@ def test_a_process_told_to_stop_exits_with_130(store, tmp_path):
     settings = [part for override in (*TINY, "run.steps=100000") for part in ("--set", override)]
     words = ["bert-tiny", "--store", store.folder, "--out", tmp_path / "run", *settings, "--json"]
     program = (
-        "import sys; sys.modules['torch.utils.tensorboard'] = None\n"
+        "import sys; sys.modules |= {'torch.utils.tensorboard': None, 'matplotlib.figure': None}\n"
         "from typer import Typer\nfrom bertsmith.cli.pretrain import pretrain\n"
         "app = Typer(); app.command()(pretrain); app()"
     )

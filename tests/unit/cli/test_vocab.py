@@ -2,6 +2,11 @@
 
 import json
 import lzma
+import os
+import signal
+import subprocess
+import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -15,6 +20,8 @@ from tests.tokenizer_makers import PARAGRAPH
 
 app = Typer()
 app.command()(vocab)
+
+PROGRAM = "from typer import run; from bertsmith.cli.vocab import vocab; run(vocab)"
 
 
 def run(*arguments: str | Path) -> str:
@@ -76,5 +83,45 @@ def test_a_vocabulary_smaller_than_asked_for_is_said_with_the_remedy(corpus: Pat
 
 def test_a_file_in_the_place_of_the_folder_is_refused_before_any_work(corpus: Path, tmp_path: Path) -> None:
     (tmp_path / "vocab").write_text("")
-    with pytest.raises(UserError, match="vocab: is not a folder"):
+    with pytest.raises(UserError, match="vocab: is there already"):
         run("no-such-text", "--out", tmp_path / "vocab")
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "model.safetensors"])
+def test_a_folder_that_holds_anything_is_left_as_it_is(corpus: Path, tmp_path: Path, name: str) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / name).write_text("mine")
+    with pytest.raises(UserError, match="model: is there already; choose another --out"):
+        run(corpus / "a.txt.xz", "--out", tmp_path / "model")
+    assert [(file.name, file.read_text()) for file in (tmp_path / "model").iterdir()] == [(name, "mine")]
+
+
+def test_text_without_a_word_is_named(tmp_path: Path) -> None:
+    (tmp_path / "empty.txt").write_text("\n\n")
+    with pytest.raises(UserError, match=r"empty\.txt: no text to learn from"):
+        run(tmp_path / "empty.txt", "--out", tmp_path / "vocab")
+
+
+def test_of_some_documents_one_at_least_is_held_out(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text(f"{PARAGRAPH}\n" * 20, encoding="utf-8")
+    printed = run(tmp_path / "text.txt", "--size", 200, "--out", tmp_path / "vocab", "--json")
+    assert json.loads(printed)["held_out_documents"] == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stop_is_one_line_and_leaves_nothing_behind(tmp_path: Path, number: int) -> None:
+    running = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, "-", "--out", str(tmp_path / "vocab"), "--workers", "1"],
+        env=os.environ | {"PYTHONPATH": str(Path(vocab.__code__.co_filename).parents[2])},
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert running.stdin and running.stderr
+    with suppress(BrokenPipeError), running.stdin as text:
+        for written in range(10_000):  # without end: a read that began before the signal must not wait
+            text.write(PARAGRAPH.encode() * 100)
+            if written == 40:  # more than a pipe holds: they read
+                running.send_signal(number)
+    told = running.stderr.read().decode()
+    assert (running.wait(), told) == (130, "bertsmith: stopped; nothing was written\n")
+    assert list(tmp_path.iterdir()) == []

@@ -64,7 +64,7 @@ def test_the_report_counts_what_the_store_holds(tmp_path, vocabulary) -> None:
     store.verify()
     assert (report.documents, report.sentences, report.tokens) == (2, 3, 14)
     assert (store.tokens, len(store.sentence_starts), len(store.document_starts)) == (14, 4, 3)
-    assert report.tokens_per_word == 14 / 9
+    assert report.tokens_per_word == 14 / 12
     assert report.unknown_rate == 1 / 14
     assert report.dropped == {}
 
@@ -117,6 +117,26 @@ def test_a_lexicon_puts_units_into_the_store(tmp_path, vocabulary) -> None:
     assert store.gather_units(np.array([0]), np.array([5])).tolist() == [4, 5, 0, 0, 0]
 
 
+def test_marked_phrases_and_entities_are_counted_without_those_of_duplicates(tmp_path, vocabulary) -> None:
+    (tmp_path / "text.txt").write_text(
+        "The iron is hot. The iron was hot.\n\nThe iron is hot. The iron was hot.\n"
+    )
+    (tmp_path / "lexicon.txt").write_text("the iron\nis hot\tphrase\n", encoding="utf-8")
+    report = build(tmp_path, vocabulary, lexicons=(tmp_path / "lexicon.txt",), duplicates="exact")
+    assert report.marked == {"phrase": 1, "entity": 2}
+    assert TokenStore.open(tmp_path / "store").manifest.summary["marked"] == report.marked
+    assert build(tmp_path, vocabulary, out="without").marked == {}
+
+
+def test_added_words_are_counted_without_known_ones(tmp_path, vocabulary) -> None:
+    (tmp_path / "text.txt").write_text("The iron is hot.\n", encoding="utf-8")
+    for name, words in (("a", "anvilry\n\nthe\n"), ("b", "tongs\nAnvilry\n")):
+        (tmp_path / name).write_text(words, encoding="utf-8")
+    report = build(tmp_path, vocabulary, add_words=(tmp_path / "a", tmp_path / "b"))
+    assert report.added_words == 2
+    assert build(tmp_path, vocabulary, out="without").added_words == 0
+
+
 def test_the_manifest_states_settings_and_counts_and_no_path_of_this_machine(tmp_path, vocabulary) -> None:
     (tmp_path / "text.txt").write_text(some_text(20), encoding="utf-8")
     build(tmp_path, vocabulary, duplicates="exact", cleaning=Cleaning(minimum_characters=3), language="de")
@@ -164,7 +184,14 @@ def test_too_small_a_disk_is_told_before_the_work(tmp_path, vocabulary, monkeypa
     (tmp_path / "text.txt").write_text(some_text(100), encoding="utf-8")
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))
-    assert "are needed there and 0.0 GB are free; make room" in complaint(tmp_path, vocabulary)
+    assert "are needed there and 0.000 GB are free; make room" in complaint(tmp_path, vocabulary)
+
+
+def test_a_place_without_any_size_is_not_called_full(tmp_path, vocabulary, monkeypatch) -> None:
+    (tmp_path / "text.txt").write_text(some_text(10), encoding="utf-8")
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(total=0, free=0))  # as /proc says
+    assert build(tmp_path, vocabulary).documents > 0
 
 
 def test_a_disk_that_fills_up_is_one_clear_line(tmp_path, vocabulary) -> None:

@@ -60,6 +60,11 @@ def test_junk_is_dropped_with_its_reason(reason):
     assert cleaned(JUNK[reason], drop_junk=True) == reason
 
 
+@pytest.mark.parametrize(("symbols", "reason"), [(10, None), (11, "junk: symbols")])
+def test_symbols_may_be_a_tenth_of_all_characters_but_spaces(symbols, reason):
+    assert junk_reason("+" * symbols + " word" * 20 + " c" * (20 - symbols)) == reason
+
+
 def test_prose_around_an_address_or_a_repeated_line_is_kept():
     assert junk_reason(PROSE["English"] + "\nhttps://example.org/" + "a" * 60) is None
     assert junk_reason(PROSE["English"] + "\nYes.\nYes.") is None

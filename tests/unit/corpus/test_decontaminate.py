@@ -1,3 +1,4 @@
+import csv
 import gzip
 import json
 import pickle
@@ -74,6 +75,14 @@ def test_runs_do_not_cross_from_one_text_into_the_next(tmp_path):
     texts = tasks(tmp_path, f"{WHOLE}\t{LONG}")
     across = WHOLE.split()[-6:] + LONG.split()[:7]
     assert texts.match(" ".join(across)) is None
+
+
+@pytest.mark.parametrize(("count", "is_found"), [(7, False), (8, True), (12, True)])
+def test_a_text_of_eight_words_is_looked_for_and_one_of_seven_is_not(tmp_path, count, is_found):
+    words = " ".join(f"word{number}" for number in range(count))
+    texts = tasks(tmp_path, words)
+    assert (texts.files[0].texts, texts.files[0].too_short) == (int(is_found), int(not is_found))
+    assert (texts.match(f"He wrote: {words}.") is not None) == is_found
 
 
 def test_equal_hashes_of_other_words_do_not_drop_a_document(tmp_path, monkeypatch):
@@ -176,7 +185,6 @@ def test_a_text_of_several_lines_is_one_text(tmp_path):
         ("a.json", b'{"text": "x"}\n{"text": ', "a.json:2: is not valid JSON"),
         ("a.json", b"[" * 100_000, "a.json:1: is not valid JSON"),
         ("a.tsv", b"good\nsch\xf6n", "a.tsv:2: is not UTF-8 text (byte 8)"),
-        ("a.csv", b'x,"' + b"y" * 200_000, "is not CSV"),
         ("a.parquet", b"junk", "is not a whole Parquet file"),
     ],
 )
@@ -185,6 +193,18 @@ def test_a_broken_task_file_is_named(tmp_path, name, content, what):
     with pytest.raises(UserError) as caught:
         TaskTexts.read([tmp_path / name])
     assert what in caught.value.line()
+
+
+def test_a_table_whose_quotes_never_end_is_named(tmp_path):
+    (tmp_path / "a.csv").write_bytes(b'x,"' + b"y" * 200_000)
+    before = csv.field_size_limit(
+        100_000
+    )  # one limit for the whole process
+    try:
+        with pytest.raises(UserError, match="is not CSV"):
+            TaskTexts.read([tmp_path / "a.csv"])
+    finally:
+        csv.field_size_limit(before)
 
 
 def test_a_missing_task_file_is_named(tmp_path):

@@ -250,6 +250,37 @@ def test_json_lines_give_a_document_each(tmp_path):
     ]
 
 
+@pytest.mark.parametrize("name", ["wiki_00", "records", "a.txt"])
+def test_json_lines_are_known_by_how_they_begin(tmp_path, name):
+    path = written(tmp_path / name, '\n {"id": "1", "text": "One."}\n{"text": "Two."}\n')
+    assert read(path) == ["One.", "Two."]
+    assert len(read(path, format="text")) == 1
+
+
+def test_json_lines_on_standard_input_are_known(monkeypatch):
+    content = b'{"text": "One."}\n\n{"text": "Two."}'
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(content)))
+    assert [found.text for found in documents("-")] == ["One.", "Two."]
+
+
+def test_a_first_json_line_longer_than_a_block_is_known(tmp_path):
+    text = "word " * 1000
+    path = written(tmp_path / "records", json.dumps({"text": text}))
+    assert read(path, block_bytes=64) == [text.strip()]
+
+
+@pytest.mark.parametrize("text", ["{braces} are prose.", '{"So" he said.', "[1, 2]", '"Well:"'])
+def test_prose_that_begins_a_little_like_json_is_prose(tmp_path, text):
+    assert read(written(tmp_path / "a", text)) == [text]
+
+
+def test_what_only_begins_as_json_lines_is_not_read_as_prose(tmp_path):
+    path = written(tmp_path / "a.txt", '{\n  "text": "Spread over lines."\n}\n')
+    assert complaint(path).endswith(
+        'write one object a line: {"text": "..."}, or say --format text if it is prose'
+    )
+
+
 def test_another_field_can_hold_the_text(tmp_path):
     path = written(tmp_path / "a.json.gz", gzip.compress(b'{"body": "Text."}'))
     assert read(path, field="body") == ["Text."]

@@ -8,10 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bertsmith.corpus.store import TokenStore, tokenizer_hash, write_store
+from bertsmith.corpus.store import TokenStore, tokenizer_hash
 from bertsmith.corpus.store_writer import StorePlan, TokenisedDocuments, writing_store
 from bertsmith.ground.errors import UserError
 from bertsmith.text.tokenizer import Tokenizer
+from tests.plain_stores import write_store
 from tests.tokenizer_makers import BERT_SPECIAL, MAKERS, uncased_wordpiece
 
 DOCUMENTS = [[[5, 6, 7], [8]], [[9, 10, 11, 12]], [[13], [14, 15]]]
@@ -131,7 +132,7 @@ def test_a_flipped_byte_is_named(folder, name) -> None:
     content[-3] ^= 1
     store = TokenStore.open(folder)
     (folder / name).write_bytes(content)
-    with pytest.raises(UserError, match=f"{name}: does not have its sha256; make the store again"):
+    with pytest.raises(UserError, match=f"{name}: is not as it was written .*; make the store again"):
         store.verify()
 
 
@@ -147,7 +148,12 @@ def test_a_cut_file_is_named_with_its_sizes(folder) -> None:
 
 
 def test_a_folder_without_a_manifest_is_no_store(tmp_path) -> None:
-    assert complaint(tmp_path).startswith(f"{tmp_path}: holds no token store; make the store again")
+    assert complaint(tmp_path).startswith(f"{tmp_path}: holds no token store; give the folder that")
+
+
+def test_a_path_that_leads_nowhere_is_not_told_to_be_made_again(tmp_path) -> None:
+    told = complaint(tmp_path / "nostore")
+    assert told.startswith(f"{tmp_path / 'nostore'}: is no folder; give the folder that `bertsmith corpus")
 
 
 def test_another_version_is_refused(folder) -> None:
@@ -198,7 +204,7 @@ def test_units_that_are_not_there_are_asked_of_the_lexicon(tmp_path, tokenizer) 
 
 def test_a_store_is_never_written_over(folder, tokenizer) -> None:
     before = TokenStore.open(folder).hash
-    with pytest.raises(UserError, match="holds a token store already; choose another --out"):
+    with pytest.raises(UserError, match="store: is there already; choose another --out"):
         write_store(folder, [[[5]]], tokenizer)
     assert TokenStore.open(folder).hash == before
 

@@ -155,6 +155,21 @@ def _shown(feed: Feed, step: int) -> list:
     return list(sequences_of(feed.build(StepAddress(0, step))))
 
 
+@pytest.mark.parametrize(
+    ("split", "fingerprints"),
+    [
+        ("train", ["cb3a3efccfc55a0a", "1648a0a866fbccbc"]),
+        ("held-out", ["e2c4629da88bb8a4", "0b20fa3f1e652b2a"]),
+    ],
+)
+def test_the_same_recipe_means_the_same_batches_in_later_versions(store, cache, split, fingerprints) -> None:
+    stages = [{"share": 1, "length": 32, "predictions": 5}]
+    recipe = small_recipe(examples={"stages": stages, "held_out_share": 0.2})
+    feed = feed_of(store, cache, recipe, micro_tokens=4096, split=split)
+    # Where they must change, runs cannot be resumed: plan.INDEX_FORMAT is to be raised with them.
+    assert [digest(feed.build(StepAddress(0, step)))[:16] for step in (0, 1)] == fingerprints
+
+
 def test_shares_count_what_is_shown(store, cache) -> None:
     steps = [feed_of(store, cache).build(StepAddress(0, number)) for number in range(3)]
     shares, mask = measure(steps, mask_id=store.tokenizer().mask_id), store.tokenizer().mask_id

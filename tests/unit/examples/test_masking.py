@@ -1,5 +1,6 @@
 """Which tokens are chosen, in which units, and what stands in their place."""
 
+from dataclasses import astuple
 from pathlib import Path
 
 import numpy as np
@@ -7,16 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bertsmith.corpus.store import TokenStore, write_store
-from bertsmith.examples.feed import Feed, StepAddress
+from bertsmith.corpus.store import TokenStore
+from bertsmith.examples.feed import Feed, StepAddress, StepBatches
 from bertsmith.examples.masking import Masker, read_vocabulary
 from bertsmith.examples.masking_units import Text, mark_units
-from bertsmith.examples.view import sequences_of
+from bertsmith.examples.view import measure_units, sequences_of
 from bertsmith.ground.errors import UserError
 from bertsmith.ground.seeds import sub_keys
 from bertsmith.recipe.schema import MaskingSection
 from bertsmith.text.tokenizer import Tokenizer
 from tests.example_stores import random_store, small_recipe, two_pieces, wordpiece
+from tests.plain_stores import write_store
 from tests.tokenizer_makers import albert_unigram, byte_bpe, uncased_wordpiece
 
 WORD, GOES_ON, MASK = 5, 6, 4
@@ -224,6 +226,61 @@ def test_harbin_is_masked_whole_or_not_at_all(tmp_path: Path) -> None:
                     assert [sequence.targets.get(first + offset) for offset in range(3)] == harbin
                     seen += 1
     assert seen > 30
+
+
+LINE, LINE_CODES = [10, 11, 12, 13, 14, 15, 16], [0, 4, 5, 5, 0, 2, 3]
+ENTITY, PHRASE = [11, 12, 13], [15, 16]
+"""What the codes mark in every sentence of the store of lines."""
+
+
+@pytest.fixture
+def lines(tmp_path: Path) -> TokenStore:
+    """A store in which truncation cuts many units."""
+    tokenizer = wordpiece(tmp_path / "vocabulary")
+    write_store(tmp_path / "store", [[LINE] * 9] * 30, tokenizer, units=[[LINE_CODES] * 9] * 30)
+    return TokenStore.open(tmp_path / "store")
+
+
+def plain_unit_counts(steps: list[StepBatches], unit: list[int]) -> tuple[int, int, int]:
+    """How often these tokens stand in the sequences, predicted whole, and in part."""
+    predicted = []
+    for sequence in (sequence for step in steps for sequence in sequences_of(step)):
+        tokens = [sequence.targets.get(place, token) for place, token in enumerate(sequence.tokens)]
+        for start in range(len(tokens)):
+            if tokens[start : start + len(unit)] == unit:
+                predicted.append(sum(start + offset in sequence.targets for offset in range(len(unit))))
+    whole = predicted.count(len(unit))
+    return len(predicted), whole, len(predicted) - whole - predicted.count(0)
+
+
+@pytest.mark.parametrize(
+    ("masking", "kinds"),
+    [
+        ({"unit": "entity"}, {"entity": ENTITY}),
+        ({"unit": "phrase"}, {"phrase": PHRASE}),
+        (
+            {"levels": [{"unit": unit, "share": 0.25} for unit in ("token", "phrase", "entity", "word")]},
+            {"entity": ENTITY, "phrase": PHRASE},
+        ),
+        ({"unit": "word"}, {}),
+    ],
+)
+def test_units_predicted_whole_and_in_part_are_counted(lines, tmp_path: Path, masking, kinds) -> None:
+    feed = Feed(lines, small_recipe(masking=masking), micro_tokens=128, cache=tmp_path / "cache")
+    steps = [feed.build(StepAddress(0, number)) for number in range(12)]
+    counts = measure_units(feed, steps)
+    assert {unit: astuple(each) for unit, each in counts.items()} == {
+        unit: plain_unit_counts(steps, tokens) for unit, tokens in kinds.items()
+    }
+    assert all(each.whole > 5 for each in counts.values())
+    assert all(bool(each.in_part) == ("levels" in masking) for each in counts.values())
+
+
+def test_nothing_is_masked_whole_where_the_objective_is_one_sided(lines, tmp_path: Path) -> None:
+    examples = small_recipe().examples.model_dump() | {"objective": "left-to-right", "pairs": "none"}
+    recipe = small_recipe(examples=examples, masking={"unit": "entity"})
+    feed = Feed(lines, recipe, micro_tokens=128, cache=tmp_path / "cache")
+    assert measure_units(feed, [feed.build(StepAddress(0, 0))]) == {}
 
 
 def test_a_store_without_units_is_refused_where_entities_are_masked(tmp_path: Path) -> None:

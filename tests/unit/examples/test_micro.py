@@ -27,6 +27,16 @@ def test_where_no_even_cut_fits_the_micro_batches_are_filled_one_after_the_other
     assert cut(lengths, micro_sizes([np.array(lengths)], 0, capacity=100)) == [100, 100]
 
 
+def test_an_even_cut_may_fill_a_micro_batch_to_the_last_token_and_no_further():
+    assert micro_sizes([np.array([10, 10, 20, 20])], 0, capacity=40) == [2, 2]
+    assert micro_sizes([np.array([10, 10, 20, 21])], 0, capacity=40) == [3, 1]
+
+
+def test_no_micro_batch_stays_empty_while_there_are_examples():
+    ranks = [np.array([50, 50, 50]), np.array([1, 50, 1])]
+    assert micro_sizes(ranks, 1, capacity=60) == [1, 1, 1]
+
+
 def test_a_rank_without_examples_takes_empty_micro_batches():
     assert micro_sizes([np.array([5, 5]), np.array([], np.int64)], 1, capacity=5) == [0, 0]
 

@@ -9,6 +9,7 @@ import pytest
 from bertsmith.examples import plan as plan_module
 from bertsmith.examples.plan import StagePlan
 from bertsmith.ground.errors import UserError
+from bertsmith.recipe.schema import Recipe
 from tests.example_stores import random_store, small_recipe, source_of
 
 
@@ -44,6 +45,49 @@ def test_stages_of_different_lengths_have_their_own_draws(store, tmp_path: Path)
     plans = [StagePlan(source_of(store, recipe, number=stage), cache=tmp_path) for stage in (0, 1)]
     lengths = [int(plan.epoch(0).index.length.max()) for plan in plans]
     assert lengths == [32, 48]
+
+
+def repeated_stages(*lengths: int, **sections) -> Recipe:
+    stages = [{"share": 1 / len(lengths), "length": length, "predictions": 5} for length in lengths]
+    return small_recipe(examples={"stages": stages, "held_out_share": 0.2}, **sections)
+
+
+def stage_draws(store, cache: Path, recipe: Recipe, **choices) -> list[tuple[list, ...]]:
+    """The examples, their order and the keys of their masks in each stage's first epoch."""
+    sources = [
+        source_of(store, recipe, number=stage, **choices) for stage in range(len(recipe.examples.stages))
+    ]
+    plans = [StagePlan(source, cache=cache) for source in sources]
+    return [
+        (
+            plan.epoch(0).index.second_start.tolist(),
+            plan.epoch(0).order.tolist(),
+            plan.source.keys("mask", 0, np.arange(5)).tolist(),
+        )
+        for plan in plans
+    ]
+
+
+@pytest.mark.parametrize("lengths", [(32, 32), (32, 48, 32)])
+def test_a_stage_of_an_earlier_ones_length_shows_something_else(store, tmp_path: Path, lengths) -> None:
+    first, *_, last = stage_draws(store, tmp_path, repeated_stages(*lengths))
+    assert all(one != other for one, other in zip(first, last, strict=True))
+    alone = stage_draws(store, tmp_path, repeated_stages(32))
+    assert first == alone[0]
+
+
+def test_a_stage_of_an_earlier_ones_length_has_the_same_static_masks_in_another_order(
+    store, tmp_path: Path
+) -> None:
+    recipe = repeated_stages(32, 32, masking={"masks": "static", "copies": 2})
+    first, last = stage_draws(store, tmp_path, recipe)
+    assert (first[0], first[2]) == (last[0], last[2])
+    assert first[1] != last[1]
+
+
+def test_stages_of_one_length_are_judged_on_the_same_held_out_examples(store, tmp_path: Path) -> None:
+    first, last = stage_draws(store, tmp_path, repeated_stages(32, 32), split="held-out")
+    assert first == last
 
 
 def test_the_index_is_found_on_disk_by_the_next_run(store, tmp_path: Path) -> None:

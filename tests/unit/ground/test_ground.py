@@ -1,10 +1,12 @@
+import os
+import subprocess
 import sys
 
 import pytest
 
 from bertsmith.ground import progress as progress_room
 from bertsmith.ground.errors import UserError
-from bertsmith.ground.files import atomic_folder, atomic_path, read_json, write_json
+from bertsmith.ground.files import atomic_folder, atomic_path, read_json, refuse_if_taken, write_json
 from bertsmith.ground.progress import progress_bar
 
 
@@ -47,6 +49,42 @@ def test_a_folder_is_written_through_a_link_to_another_place(tmp_path):
         assert fresh.parent == tmp_path / "link"  # on the same disk as the target, whatever that is
         (fresh / "one").write_text("1")
     assert [file.name for file in real.iterdir()] == ["one"]
+
+
+LEFT_BEHIND = """
+import os, signal, sys
+from pathlib import Path
+from bertsmith.ground.files import atomic_folder
+with atomic_folder(Path(sys.argv[1])) as fresh:
+    (fresh / "half").write_text("half")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_what_a_killed_program_left_is_removed_and_what_others_write_is_not(tmp_path, is_there):
+    target = tmp_path / "store"
+    if is_there:
+        target.mkdir()
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(it for it in sys.path if it)}
+    subprocess.run([sys.executable, "-c", LEFT_BEHIND, target], env=environment, check=False)
+    assert len(list(tmp_path.rglob("half"))) == 1
+    with atomic_folder(tmp_path / "store.b"):  # its name begins with that of the other
+        refuse_if_taken(target)
+        assert list(tmp_path.rglob("half")) == []
+        assert len(list(tmp_path.glob(".store.b.*"))) == 1
+    with atomic_folder(tmp_path / "new") as fresh:
+        refuse_if_taken(tmp_path / "new")
+        assert fresh.is_dir()
+
+
+def test_a_place_is_taken_unless_it_is_an_empty_folder(tmp_path):
+    refuse_if_taken(tmp_path)
+    refuse_if_taken(tmp_path / "new")
+    (tmp_path / "file").write_text("")
+    for taken in (tmp_path, tmp_path / "file"):
+        with pytest.raises(UserError, match="is there already; choose another --out, or remove it first"):
+            refuse_if_taken(taken)
 
 
 def test_what_cannot_be_written_is_told_in_one_line(tmp_path):

@@ -11,7 +11,7 @@ from torch.nn import functional
 from bertsmith.examples.batch import PretrainingBatch
 from bertsmith.model.weights import read_model
 from bertsmith.objectives.one_sided import attention_of
-from bertsmith.objectives.pretraining import PretrainingObjective
+from bertsmith.objectives.pretraining import PretrainingObjective, weighted_sums
 from bertsmith.packed import pack
 from bertsmith.training.determinism import same_bits
 from tests.oracles import saved_oracle
@@ -143,6 +143,13 @@ def test_the_softmax_is_taken_in_fp32_under_bf16(tmp_path):
         loss, sums = objective(batch_of(), EVERY_COUNT)
     assert loss.dtype == sums.dtype == torch.float32
     assert (loss - objective(batch_of(), EVERY_COUNT)[0]).abs() < 0.05
+
+
+def test_scores_in_bf16_are_summed_up_in_fp32():
+    scores_PV = torch.randn(6, 50, generator=torch.Generator().manual_seed(0)).bfloat16()
+    labels_P, weights_P = torch.arange(6), torch.ones(6)
+    loss, _ = weighted_sums(scores_PV, labels_P, weights_P)
+    assert torch.equal(loss, weighted_sums(scores_PV.float(), labels_P, weights_P)[0])
 
 
 # ---- objectives that see one side

@@ -110,7 +110,32 @@ def test_an_address_is_the_stage_and_the_step_within_it():
 
 def test_a_step_adds_up_what_it_brought():
     position = Position(step=3, stage=1, stage_step=2, tokens=100, seconds=5.0, skipped=1, skipped_in_a_row=1)
-    skipped = position.after(tokens=10, seconds=6.0).judged(position, was_skipped=True)
-    assert skipped == Position(4, 1, 3, 110, 6.0, 2, 2)
-    used = skipped.after(tokens=10, seconds=7.0).judged(skipped, was_skipped=False)
-    assert used == Position(5, 1, 4, 120, 7.0, 2, 0)
+    skipped = position.after(tokens=10, seconds=6.0).judged(position, "spike")
+    assert skipped == Position(4, 1, 3, 110, 6.0, skipped=2, skipped_in_a_row=2)
+    back = skipped.after(tokens=10, seconds=6.5).judged(skipped, "taken back")
+    assert back == Position(5, 1, 4, 120, 6.5, skipped=3, skipped_in_a_row=2)
+    used = back.after(tokens=10, seconds=7.0).judged(back, "")
+    assert used == Position(6, 1, 5, 130, 7.0, skipped=3, skipped_in_a_row=0)
+
+
+def test_shares_whose_sum_is_not_exact_end_where_they_should():
+    assert 0.1 + 0.2 > 3 / 10  # what a plain comparison would stumble over
+    listed = ", ".join(f"{{share={share}, length=128, predictions=20}}" for share in (0.1, 0.2, 0.7))
+    course = course_of("run.steps=10", f"examples.stages=[{listed}]")
+    assert course.entered(Position(step=3, stage=1, stage_step=2)).stage == 2
+
+
+def test_what_is_left_of_a_budget_in_minutes_is_what_the_clock_says():
+    course = course_of("run.budget=minutes", "run.minutes=5")
+    compiled = Position().after(tokens=1000, seconds=90.0)
+    assert course.seconds_left(compiled) == 210.0
+    assert course.seconds_left(compiled.after(tokens=1000, seconds=301.0)) == 0.0
+
+
+@pytest.mark.parametrize("budget", ["steps", "tokens"])
+def test_other_budgets_go_on_as_fast_as_after_the_first_step(budget):
+    course = course_of(f"run.budget={budget}", "run.steps=10", "run.tokens=10_000")
+    compiled = Position().after(tokens=1000, seconds=60.0)
+    assert course.seconds_left(compiled) == pytest.approx(540.0)  # nothing else is known yet
+    third = compiled.after(tokens=1000, seconds=62.0).after(tokens=1000, seconds=64.0)
+    assert course.seconds_left(third) == pytest.approx(7 * 2.0)

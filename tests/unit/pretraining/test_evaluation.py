@@ -1,15 +1,17 @@
 """Held-out results: which examples, how they are summed up, and what frequencies alone would give."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from bertsmith.examples.feed import Feed
+from bertsmith.examples.feed import Feed, StepAddress, StepBatches
 from bertsmith.examples.view import sequences_of
 from bertsmith.objectives.pretraining import Counts, PretrainingObjective
-from bertsmith.pretraining.evaluation import evaluate, held_out_batches, means_of, unigram_entropy
+from bertsmith.pretraining.evaluation import Exam, evaluate, held_out_exam, means_of, unigram_entropy
+from bertsmith.pretraining.machine import Machine, fit_machine
 from bertsmith.pretraining.setup import exam_recipe
 from bertsmith.pretraining.start import begin
 from bertsmith.recipe.schema import OptimSection, Recipe
@@ -19,11 +21,19 @@ from bertsmith.training.steps import Caution, Learner
 from tests.tiny_runs import tiny_recipe
 
 
-def exam(store, cache, *, recipe: Recipe | None = None, rank: int = 0, world: int = 1) -> Feed:
-    """Held-out examples in steps of 8 sequences, or in those of a recipe."""
-    chosen = recipe or tiny_recipe("batch.sequences=8")
-    choices = {"rank": rank, "world": world, "split": "held-out"}
-    return Feed(store, chosen, micro_tokens=256, multiple=8, cache=cache, **choices)
+def machine_of(store, recipe: Recipe) -> Machine:
+    return fit_machine(recipe, begin(recipe, store).network, ALONE)
+
+
+def exam_feed(store, cache, *overrides: str, rank: int = 0, world: int = 1) -> Feed:
+    """What a run with these settings is judged by."""
+    recipe = tiny_recipe(*overrides)
+    choices = {"rank": rank, "world": world, "split": "held-out", "micro_tokens": 256, "multiple": 8}
+    return Feed(store, exam_recipe(recipe, machine_of(store, recipe)), cache=cache, **choices)
+
+
+def exam(store, cache, *overrides: str) -> Exam:
+    return held_out_exam(exam_feed(store, cache, *overrides), 0, ALONE)
 
 
 def learner_of(store) -> Learner:
@@ -33,38 +43,54 @@ def learner_of(store) -> Learner:
     )
 
 
-def shown(batches) -> list[tuple[int, ...]]:
-    return sorted(tuple(sequence.tokens) for step in batches for sequence in sequences_of(step))
+def shown(batches: StepBatches) -> list[tuple[int, ...]]:
+    return sorted(tuple(sequence.tokens) for sequence in sequences_of(batches))
 
 
-def test_as_many_sequences_as_asked_for_in_whole_steps(store, tmp_path):
-    assert sum(step.sequences for step in held_out_batches(exam(store, tmp_path), 0, 9)) == 16
+def test_as_many_sequences_as_asked_for(store, tmp_path):
+    found = exam(store, tmp_path, "run.evaluation_sequences=9")
+    assert (found.sequences, len(shown(found.batches))) == (9, 9)
 
 
 def test_no_more_than_there_are(store, tmp_path):
-    everything = held_out_batches(exam(store, tmp_path), 0, 10**6)
-    plan = exam(store, tmp_path).plan(0)
-    assert sum(step.sequences for step in everything) == len(plan.epoch(0).index)
+    found = exam(store, tmp_path, "run.evaluation_sequences=1_000_000")
+    plan = exam_feed(store, tmp_path, "run.evaluation_sequences=1_000_000").plan(0)
+    assert found.sequences == len(shown(found.batches)) == len(plan.epoch(0).index) > 9
+
+
+def test_a_larger_exam_holds_the_smaller_one(store, tmp_path):
+    small, large = (exam(store, tmp_path, f"run.evaluation_sequences={count}") for count in (5, 9))
+    assert set(shown(small.batches)) < set(shown(large.batches))
 
 
 def test_seed_and_batch_do_not_change_what_a_run_is_judged_by(store, tmp_path):
     settings = [(), ("run.seed=9", "batch.sequences=3"), ("batch.by=tokens", "batch.tokens=99")]
-    found = [
-        held_out_batches(exam(store, tmp_path, recipe=exam_recipe(tiny_recipe(*each), ALONE)), 0, 1)
-        for each in settings
+    found = [shown(exam(store, tmp_path, *each).batches) for each in settings]
+    assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.parametrize("asked", [1, 8, 10**6])
+def test_ranks_share_the_same_sequences_in_as_many_passes_each(store, tmp_path, asked):
+    setting = f"run.evaluation_sequences={asked}"
+    alone = exam(store, tmp_path, setting).batches
+    ranks = [
+        exam_feed(store, tmp_path, setting, rank=rank, world=3).build(StepAddress(0, 0)) for rank in range(3)
     ]
-    assert shown(found[0]) == shown(found[1]) == shown(found[2])
-
-
-def test_ranks_share_the_sequences_and_take_as_many_steps_each(store, tmp_path):
-    alone = held_out_batches(exam(store, tmp_path), 0, 10**6)
-    ranks = [held_out_batches(exam(store, tmp_path, rank=rank, world=3), 0, 10**6) for rank in range(3)]
     assert sorted(each for rank in ranks for each in shown(rank)) == shown(alone)
-    assert len({tuple(len(step.micros) for step in rank) for rank in ranks}) == 1
+    assert len({len(rank.micros) for rank in ranks}) == 1
+
+
+def test_the_commoner_answer_is_that_of_more_pairs(store, tmp_path):
+    found = exam(store, tmp_path, "run.evaluation_sequences=15")
+    labels = [label for micro in found.batches.micros for label in micro.pair_labels_S[:-1].tolist()]
+    assert len(labels) == 15
+    assert found.pair_majority == max(sum(labels), 15 - sum(labels)) / 15 > 0.5
+    single = ("examples.pairs=none", "run.evaluation_sequences=20")
+    assert exam(store, tmp_path, *single).pair_majority is None
 
 
 def test_an_evaluation_leaves_nothing_behind(store, tmp_path):
-    learner, batches = learner_of(store), held_out_batches(exam(store, tmp_path), 0, 8)
+    learner, batches = learner_of(store), exam(store, tmp_path)
     torch.manual_seed(3)
     expected = torch.rand(1)
     torch.manual_seed(3)
@@ -76,13 +102,18 @@ def test_an_evaluation_leaves_nothing_behind(store, tmp_path):
 
 
 def test_results_are_means_over_all_sequences(store, tmp_path):
-    learner, batches = learner_of(store), held_out_batches(exam(store, tmp_path), 0, 24)
-    assert len(batches) == 3
-    parts = [evaluate(learner, [step]) for step in batches]
-    masked = [step.masked for step in batches]
+    learner, given = learner_of(store), exam(store, tmp_path, "run.evaluation_sequences=24")
+    micros = given.batches.micros
+    assert len(micros) > 2
+    masked = [float(micro.masked_weights_P.sum()) for micro in micros]
+    parts = [
+        evaluate(learner, replace(given, batches=replace(given.batches, micros=(micro,), masked=count)))
+        for micro, count in zip(micros, masked, strict=True)
+    ]
     mean = sum(part["mlm_loss"] * count for part, count in zip(parts, masked, strict=True)) / sum(masked)
-    whole = evaluate(learner, batches)
+    whole = evaluate(learner, given)
     assert whole["mlm_loss"] == pytest.approx(mean, rel=1e-6)
+    assert (whole["sequences"], whole["pair_majority"]) == (24, given.pair_majority)
     assert whole["loss"] == whole["mlm_loss"] + whole["pair_loss"]
     assert whole["mlm_loss"] == pytest.approx(math.log(store.vocabulary), abs=0.1)  # it knows nothing yet
 

@@ -1,6 +1,10 @@
 """A run from its recipe to its model folder, and what its folder refuses."""
 
+import itertools
 import json
+import shutil
+import subprocess
+import sys
 from hashlib import sha256
 from pathlib import Path
 
@@ -12,11 +16,23 @@ import bertsmith
 from bertsmith.ground.errors import UserError
 from bertsmith.model.weights import read_model
 from bertsmith.objectives.one_sided import attention_of
+from bertsmith.objectives.pretraining import PretrainingObjective
 from bertsmith.packed import pack
+from bertsmith.pretraining.evaluation import MEASURES
+from bertsmith.pretraining.loop import Clock
 from bertsmith.recipe.load import load_recipe
 from bertsmith.training.checkpoint_files import saved_steps
 from bertsmith.training.journal import read_metrics, source_hash
-from tests.tiny_runs import BeforeSteps, Listener, metrics_of, run_tiny, stop_at, tiny_recipe, tiny_store
+from tests.tiny_runs import (
+    BeforeSteps,
+    Listener,
+    ask_to_stop,
+    metrics_of,
+    run_tiny,
+    stop_at,
+    tiny_recipe,
+    tiny_store,
+)
 
 
 def snapshot(folder: Path) -> dict[str, tuple[int, str]]:
@@ -106,10 +122,12 @@ def test_the_card_tells_what_happened(finished):
         "A bert encoder (2 layers, width 32, 2 heads, 80 entries;",
         "- Corpus: 60 documents,",
         "next-sentence prediction; longest 24 for 50% of the run, then 32 for 50% of the run.",
-        "15% tokens by token, of these 80% masked, 10% random, 10% kept",
+        "masked; 15% of the tokens, chosen one by one, of these 80% masked, 10% random, 10% kept (dynamic",
         f"8 steps, {last['tokens']:,} tokens,",
         "0 steps skipped; from scratch.",
         f"| mlm loss | {last['mlm_loss']:.4f} |",
+        f"| pair accuracy of always giving the commoner answer | {last['pair_majority']:.4f} |",
+        "| sequences | 8 |",
         "unigram entropy",
     ):
         assert fact in card
@@ -126,7 +144,15 @@ def test_a_finished_run_only_reports_its_result(finished, store):
     assert (result.state, result.steps) == ("finished", 8)
     last = metrics_of(finished, "held-out")[-1]
     assert result.tokens == last["tokens"] > 0 and result.seconds > 0
-    assert result.held_out == {name: value for name, value in last.items() if "loss" in name or "acc" in name}
+    assert result.saved_step == 8
+    assert result.held_out == {name: last[name] for name in MEASURES}
+
+
+def test_a_finished_run_without_its_journal_is_told(finished, store, tmp_path):
+    shutil.copytree(finished, tmp_path / "run")
+    (tmp_path / "run" / "metrics.jsonl").unlink()
+    with pytest.raises(UserError, match=r"metrics.jsonl: is gone or empty, .*; restore it from model/"):
+        run_tiny(store, tmp_path / "run")
 
 
 def test_another_recipe_is_refused_with_the_keys_that_differ(finished, store):
@@ -196,18 +222,47 @@ def test_states_asked_for_are_kept_among_the_newest(store, tmp_path):
     assert saved_steps(tmp_path / "run" / "checkpoints") == [2, 3, 8]
 
 
-def test_a_state_is_saved_by_the_clock_too(store, tmp_path):
-    run_tiny(store, tmp_path / "run", "run.save_every_minutes=1e-9", "run.keep_last=100")
-    assert saved_steps(tmp_path / "run" / "checkpoints") == list(range(1, 9))
+def test_a_state_is_saved_by_the_clock_too(store, tmp_path, monkeypatch):
+    passing = itertools.count(20.0, 20.0)  # a step takes 20 seconds
+    monkeypatch.setattr(Clock, "seconds", lambda _: next(passing))
+    run_tiny(store, tmp_path / "run", "run.save_every_minutes=1", "run.keep_last=100")
+    assert saved_steps(tmp_path / "run" / "checkpoints") == [3, 6, 8]
 
 
 def test_a_stopped_run_says_so_and_has_saved_its_last_step(store, tmp_path):
     with stop_at(2):
         result = run_tiny(store, tmp_path / "run")
-    assert (result.state, result.steps) == ("stopped", 3)
+    assert (result.state, result.steps, result.saved_step) == ("stopped", 3, 3)
     assert saved_steps(tmp_path / "run" / "checkpoints") == [3]
     assert read_metrics(tmp_path / "run")[-1] == {"step": 3, "kind": "event", "state": "stopped"}
     assert not (tmp_path / "run" / "model").exists()
+
+
+def test_a_stopped_run_is_drawn_before_it_ends(store, tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr("bertsmith.pretraining.job.draw_curves", lambda folder, **_: drawn.append(folder))
+    with stop_at(2):
+        run_tiny(store, tmp_path / "run")
+    assert drawn == [tmp_path / "run"]
+
+
+def test_a_wish_to_stop_in_the_last_step_comes_too_late(store, tmp_path):
+    with stop_at(7):
+        assert run_tiny(store, tmp_path / "run").state == "finished"
+    assert (tmp_path / "run" / "model" / "config.json").is_file()
+
+
+def test_a_wish_to_stop_is_acknowledged_at_once(store, tmp_path):
+    listener, told = Listener(), []
+
+    def act(_: PretrainingObjective, seen: int) -> None:
+        if seen == 2:
+            ask_to_stop()
+            told.extend(listener.alerts)
+
+    with BeforeSteps(act):
+        run_tiny(store, tmp_path / "run", listener=listener)
+    assert told == ["stopping after this step"]
 
 
 def test_settings_that_touch_nothing_learned_may_change_when_a_run_goes_on(store, tmp_path):
@@ -260,3 +315,54 @@ def test_recomputation_changes_no_number(finished, store, tmp_path):
 def test_a_store_with_too_little_text_is_told(store, tmp_path):
     with pytest.raises(UserError, match="not enough for batch.sequences = 5000"):
         run_tiny(store, tmp_path / "run", "batch.sequences=5000")
+    assert not (tmp_path / "run").exists()
+    assert run_tiny(store, tmp_path / "run", "run.steps=1").state == "finished"  # the remedy is taken
+
+
+def test_a_folder_that_was_there_stays_when_a_run_is_refused(store, tmp_path):
+    (tmp_path / "versions.json").write_text("{}")  # of a start that was killed
+    with pytest.raises(UserError, match="not enough"):
+        run_tiny(store, tmp_path, "batch.sequences=5000")
+    assert [path.name for path in tmp_path.iterdir()] == ["versions.json"]
+
+
+def test_a_later_stage_with_too_little_text_is_told_before_the_first_step(store, tmp_path):
+    stages = "examples.stages=[{share=0.5, length=16, predictions=2}, {share=0.5, length=64, predictions=9}]"
+    settings = (stages, "examples.pairs=full-sentences", "batch.sequences=80")
+    with (
+        BeforeSteps(lambda *_: pytest.fail("it trains")),
+        pytest.raises(UserError, match="at most 64 tokens"),
+    ):
+        run_tiny(store, tmp_path / "run", *settings)
+
+
+# ---- one run at a time
+
+HOLDER = """
+import fcntl, os, sys
+handle = os.open(sys.argv[1], os.O_CREAT | os.O_RDWR)
+fcntl.lockf(handle, fcntl.LOCK_EX)
+print("held", flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_a_folder_in_which_another_run_works_is_refused(store, tmp_path):
+    run = tmp_path / "run"
+    with stop_at(1):
+        run_tiny(store, run)
+    before = snapshot(run)
+    command = [sys.executable, "-c", HOLDER, run / ".lock"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout.readline() == "held\n"
+        with pytest.raises(UserError, match="another run is working here; wait for it or stop it"):
+            run_tiny(store, run)
+        assert snapshot(run) == before
+        other.communicate("go\n")
+    assert run_tiny(store, run).state == "finished"
+
+
+def test_a_lock_alone_is_no_run(store, tmp_path):
+    (tmp_path / ".lock").touch()
+    with stop_at(0):
+        assert run_tiny(store, tmp_path).state == "stopped"

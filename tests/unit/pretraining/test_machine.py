@@ -6,10 +6,18 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from bertsmith.examples.feed import Feed, StepAddress
 from bertsmith.ground.errors import UserError
+from bertsmith.model.family import build_network
 from bertsmith.objectives.pretraining import PretrainingObjective
-from bertsmith.pretraining.machine import CPU_MICRO_TOKENS, MEMORY_OF_LINUX, Machine, choices, fit_machine
-from bertsmith.pretraining.speed import flops_per_step, peak_of
-from bertsmith.pretraining.start import begin
+from bertsmith.pretraining.machine import (
+    CPU_MICRO_OPERATIONS,
+    CPU_MICRO_TOKENS,
+    MEMORY_OF_LINUX,
+    Machine,
+    choices,
+    fit_machine,
+)
+from bertsmith.pretraining.speed import flops_per_step, peak_by_name, peak_of
+from bertsmith.pretraining.start import begin, shape_of
 from bertsmith.recipe.load import load_recipe
 from bertsmith.training.parallel import ALONE
 from tests.tiny import tiny_network
@@ -41,6 +49,19 @@ def test_a_run_that_goes_on_keeps_its_micro_batches(store):
 
 def test_a_sequence_always_fits_with_its_filler(store):
     assert fitted(store, before=8).micro_tokens == 32 + 64
+
+
+def test_a_large_model_gets_small_forward_passes_on_a_cpu_so_that_a_step_can_be_stopped(store):
+    large = ("model.width=512", "model.inner=2048", "model.heads=8", "model.layers=8")
+    recipe = tiny_recipe(*large)
+    with torch.device("meta"):
+        network = build_network(shape_of(recipe.model, store.tokenizer()), {"mlm": 0})
+    chosen = fit_machine(recipe, network, ALONE).micro_tokens
+    assert 1024 <= chosen < CPU_MICRO_TOKENS
+    operations = flops_per_step(network, tokens=chosen, sequences=chosen // 32, predicted=chosen // 6)
+    assert CPU_MICRO_OPERATIONS / 2.2 < operations < CPU_MICRO_OPERATIONS * 1.1
+    said = tiny_recipe(*large, "batch.micro_tokens=8192")
+    assert fit_machine(said, network, ALONE).micro_tokens == 8192
 
 
 def test_what_cannot_fit_into_memory_is_told_with_the_remedy(store):
@@ -90,3 +111,20 @@ def test_attention_costs_12_operations_a_pair_of_tokens_and_feature():
 
 def test_no_peak_is_known_of_a_cpu():
     assert peak_of(torch.device("cpu")) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "peak"),
+    [
+        ("NVIDIA H100 80GB HBM3", 989e12),
+        ("NVIDIA H100 PCIe", 756e12),
+        ("NVIDIA A100-SXM4-80GB", 312e12),
+        ("NVIDIA L4", 121e12),
+        ("NVIDIA L40S", 362e12),
+        ("NVIDIA L40", None),
+        ("NVIDIA RTX A1000", None),
+        ("NVIDIA A10G", None),
+    ],
+)
+def test_a_gpu_is_known_by_whole_words_of_its_name(name, peak):
+    assert peak_by_name(name) == peak

@@ -152,3 +152,13 @@ def test_a_state_remembers_norms_window_and_the_size_of_forward_passes(finished,
     assert scalars["micro_tokens"] == 8192
     assert scalars["position"]["step"] == 5
     assert scalars["held_out"]["mlm_loss"] == metrics_of(finished, "held-out")[1]["mlm_loss"]
+
+
+def test_where_no_saved_state_is_whole_the_run_says_that_it_starts_again(finished, store, tmp_path):
+    with stop_at(4):
+        run_tiny(store, tmp_path / "run")
+    (step_folder(tmp_path / "run" / "checkpoints", 5) / "state.json").write_text("{}")
+    listener = Listener()
+    run_tiny(store, tmp_path / "run", listener=listener)
+    assert "no saved state is whole: the run starts again at step 0" in listener.notes
+    assert same(tmp_path / "run", finished)

@@ -1,6 +1,7 @@
 """Gradients that cannot be used: steps are skipped, then the last saved weights are taken again, once."""
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,19 @@ from bertsmith.ground.errors import UserError
 from bertsmith.objectives.pretraining import PretrainingObjective
 from bertsmith.training.checkpoint_files import saved_steps
 from bertsmith.training.journal import read_metrics
-from tests.tiny_runs import BeforeSteps, Listener, last_state, run_tiny, without_pictures
+from bertsmith.training.steps import Learner
+from tests.tiny_runs import BeforeSteps, Listener, last_state, run_tiny, stop_at, without_pictures
 
 CAREFUL = ("run.steps=10", "run.save_every_steps=2", "run.keep_last=9", "run.rollback_after=3")
+
+
+@pytest.fixture(scope="module", autouse=True, params=["watched", "late"])
+def reports(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Every test twice: with reports after each step, and with reports one step late, as on a GPU."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "late":
+            patch.setattr(Learner, "unwatched", True)
+        yield request.param
 
 
 def break_at(*steps: int) -> BeforeSteps:
@@ -32,7 +43,7 @@ def events(run: Path) -> list[tuple[int, str]]:
 
 
 @pytest.fixture(scope="module")
-def recovered(store, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Listener]:
+def recovered(store, reports: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Listener]:
     """A run whose weights break after its fifth step, and what it told."""
     out, listener = tmp_path_factory.mktemp("recovered") / "run", Listener()
     with without_pictures(), break_at(5):
@@ -82,8 +93,7 @@ def test_a_rate_that_explodes_before_anything_was_saved_is_told(store, tmp_path)
     exploding = ("optim.peak_lr=1e30", "optim.warmup_share=0", "optim.decay=constant", "run.rollback_after=2")
     with pytest.raises(UserError, match="2 steps in a row had no usable gradient"):
         run_tiny(store, tmp_path / "run", *exploding)
-    told = events(tmp_path / "run")
-    assert told == [(2, "not a number")]
+    assert events(tmp_path / "run") == [(2, "not a number")]
 
 
 def test_a_run_that_ends_with_broken_weights_writes_no_model(store, tmp_path):
@@ -93,3 +103,25 @@ def test_a_run_that_ends_with_broken_weights_writes_no_model(store, tmp_path):
     assert not (tmp_path / "run" / "model").exists()
     assert saved_steps(tmp_path / "run" / "checkpoints")[-1] == 8
     assert run_tiny(store, tmp_path / "run", *CAREFUL).state == "finished"
+
+
+def test_a_step_that_had_begun_when_the_weights_were_taken_back_counts_for_nothing(store, tmp_path, reports):
+    settings = ("run.steps=10", "run.save_every_steps=4", "run.rollback_after=1", "run.log_every_steps=1")
+    with break_at(5):
+        result = run_tiny(store, tmp_path / "run", *settings)
+    assert (result.state, result.steps) == ("finished", 10)
+    back = [(7, "taken back")] if reports == "late" else []
+    assert events(tmp_path / "run") == [(6, "not a number"), (6, "4"), *back]
+    lines = {line["step"]: line for line in read_metrics(tmp_path / "run") if line["kind"] == "train"}
+    assert (lines[7]["loss"] is None) == (reports == "late")  # a loss of broken weights says nothing
+    assert lines[8]["mlm_loss"] > 0 and lines[10]["skipped"] == 1 + len(back)
+    assert all(tensor.isfinite().all() for tensor in last_state(tmp_path / "run").values())
+
+
+def test_a_run_stopped_amid_skipped_steps_tells_what_is_really_saved(store, tmp_path):
+    with break_at(5), stop_at(5):
+        result = run_tiny(store, tmp_path / "run", *CAREFUL)
+    assert (result.state, result.steps, result.saved_step) == ("stopped", 6, 4)
+    assert saved_steps(tmp_path / "run" / "checkpoints") == [2, 4]
+    with break_at(0), stop_at(0):
+        assert run_tiny(store, tmp_path / "other", *CAREFUL).saved_step == 0

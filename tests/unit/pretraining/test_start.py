@@ -79,7 +79,9 @@ def test_a_new_network_has_the_recipes_sizes_and_the_stores_vocabulary(store):
     ],
 )
 def test_a_new_network_has_the_heads_that_it_trains(store, model_type, pairs, heads):
-    recipe = tiny_recipe(f"model.type={model_type}", f"examples.pairs={pairs}", "model.segments=0")
+    segments = 0 if model_type == "distilbert" else 2
+    settings = (f"model.type={model_type}", f"examples.pairs={pairs}", f"model.segments={segments}")
+    recipe = tiny_recipe(*settings)
     assert list(begin(recipe, store).network.heads) == heads
 
 
@@ -90,7 +92,9 @@ def test_albert_has_no_next_sentence_head(store):
 
 def test_positions_mean_the_longest_sequence_for_every_member(store):
     for model_type in ("bert", "roberta", "albert", "distilbert", "ernie"):
-        model = tiny_recipe(f"model.type={model_type}", "examples.pairs=none", "model.positions=40").model
+        segments = 0 if model_type == "distilbert" else 2
+        settings = (f"model.type={model_type}", "examples.pairs=none", f"model.segments={segments}")
+        model = tiny_recipe(*settings, "model.positions=40").model
         assert shape_of(model, store.tokenizer()).positions == 40
 
 
@@ -272,3 +276,9 @@ def test_a_network_without_a_masked_head_grows_too(tmp_path):
     )
     grow_for_words(network, tokenizer, with_words(tokenizer, ["anvil"]), ["anvil"])
     assert len(network.encoder.embeddings.words.weight) == tokenizer.vocabulary_size + 1
+
+
+def test_words_to_add_without_a_model_to_add_them_to_are_refused(store, tmp_path):
+    with pytest.raises(UserError, match=r"--add-words .*this run starts from scratch; give --from"):
+        run_tiny(store, tmp_path / "run", f"start.add_words={tmp_path / 'words.txt'}")
+    assert not (tmp_path / "run").exists()

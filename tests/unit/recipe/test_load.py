@@ -210,10 +210,21 @@ def test_settings_list_every_key_with_value_and_description():
         ("model.layers.x=3", 'model.layers = {"x": 3} is refused; it should be a whole number'),
         ("masking.masks=fresh", "masking.masks = \"fresh\" is refused; it should be 'dynamic' or 'static'"),
         ("run.keep_at=[0]", "run.keep_at[0] = 0 is refused; it should be greater than or equal to 1"),
-        ("examples.stages=[1]", "examples.stages[0] = 1 is refused; it should be a table"),
+        ("run.keep_at=1", "run.keep_at = 1 is refused; it should be a list"),
+        (
+            "masking.levels=['token', 'entity']",
+            'masking.levels[0] = "token" is refused; '
+            'it should be a table such as { unit = "token", share = 0.5 }',
+        ),
+        (
+            "masking.levels=token",
+            'masking.levels = "token" is refused; '
+            'it should be a list such as [{ unit = "token", share = 0.5 }, ...]',
+        ),
         (
             "examples.stages.0.length=9",
-            'examples.stages = {"0": {"length": 9}} is refused; it should be a list',
+            'examples.stages = {"0": {"length": 9}} is refused; '
+            "it should be a list such as [{ share = 0.9, length = 128, predictions = 20 }, ...]",
         ),
         (
             "examples.stages=[{share=1, lenght=9, predictions=2}]",
@@ -223,7 +234,11 @@ def test_settings_list_every_key_with_value_and_description():
             "examples.stages=[{share=1, length=9}]",
             "examples.stages[0].predictions is missing; say its value",
         ),
-        ("model.heads=7", "model.heads = 7 does not divide model.width = 768"),
+        (
+            "model.heads=7",
+            "model.heads = 7 does not divide model.width = 768; "
+            "make the width a multiple of the heads: BERT's is 64 times as large",
+        ),
         ("examples.stages=[]", "the shares of examples.stages must add up to 1"),
     ],
 )
@@ -251,9 +266,41 @@ def test_a_rule_between_keys_names_every_place_that_broke_it(file):
     assert line.startswith("preset roberta-base, --set: examples.stages ask for 512 tokens")
 
 
+def test_a_rule_between_keys_says_what_to_do():
+    line = refusal("bert-base", ["model.type=roberta"])
+    rule = "model.type = roberta has no head for examples.pairs = nsp or sop"
+    assert line == f"--set: {rule}; set examples.pairs to full-sentences, doc-sentences or none"
+
+
 def test_a_rule_that_names_no_written_key_tells_the_last_place_written():
     line = refusal("bert-base", ["examples.objective=left-to-right"])
     assert line.startswith("--set: a one-sided objective has no sentence pairs")
+
+
+@pytest.mark.parametrize(
+    ("preset", "override", "remedy"),
+    [
+        ("distilbert", "model.segments=2", "set model.segments to 0"),
+        ("distilbert", "model.norm_eps=1e-5", "set model.norm_eps to 1e-12"),
+        ("bert-base", "model.embedding_width=128", "set model.embedding_width to width"),
+        ("ernie-base", "model.embedding_width=128", "set model.embedding_width to width"),
+        ("roberta-base", "model.task_types=3", "set model.task_types to 0"),
+        ("albert-base", "model.segments=0", "set model.segments to 1 or more"),
+    ],
+)
+def test_what_the_saved_model_could_not_say_is_refused(preset, override, remedy):
+    line = refusal(preset, [override])
+    assert "would be lost in a saved model" in line and line.endswith(f"; {remedy}")
+
+
+def test_an_embedding_width_may_be_written_as_the_number_it_is():
+    assert load_recipe("bert-base", ["model.embedding_width=768"]).model.embedding_width == 768
+
+
+def test_a_distilbert_made_of_a_bert_recipe_must_lose_its_segments():
+    overrides = ["model.type=distilbert", "examples.pairs=none"]
+    assert refusal("bert-base", overrides).startswith("--set: model.segments = 2 would be lost")
+    assert load_recipe("bert-base", [*overrides, "model.segments=0"]).model.segments == 0
 
 
 def test_a_long_value_is_cut_short():

@@ -1,15 +1,25 @@
 """The presets hold what was published."""
 
 import tomllib
+from contextlib import suppress
 from itertools import pairwise
 
 import pytest
 
+from bertsmith.ground.errors import UserError
 from bertsmith.model.family import build_network, member_of
 from bertsmith.model.settings import Settings
 from bertsmith.recipe.describe import preset_summaries
 from bertsmith.recipe.load import leaves, load_recipe, preset_names, preset_text
 from bertsmith.recipe.sizes import PUBLISHED_VOCABULARY, encoder_parameters
+from tests.example_stores import wordpiece
+
+MODEL_CHANGES = [
+    *(f"model.segments={segments}" for segments in range(4)),
+    *("model.task_types=3", "model.embedding_width=96", "model.norm_eps=1e-6", "model.activation=gelu_new"),
+    *("model.dropout=0.3", "model.attention_dropout=0.3", "model.initial_std=0.03", "model.positions=40"),
+    *("model.layers=3", "model.heads=1", "model.inner=100", "model.width=1536"),
+]
 
 # layers, width, heads, inner, embedding width
 SIZES = {
@@ -176,6 +186,28 @@ def shape_of(model, *, vocabulary):
         sizes |= {"hidden_dim": model.inner}
     config = {"model_type": model.type, "embedding_size": model.embedding_width, **sizes}
     return member_of(model.type).read_shape(Settings(config, "config.json"))
+
+
+@pytest.mark.parametrize("name", ["bert-tiny", "roberta-base", "albert-base", "distilbert", "ernie-base"])
+def test_a_model_that_a_recipe_may_ask_for_is_the_same_after_saving(name, tmp_path):
+    from bertsmith.pretraining.start import shape_of as asked_shape
+
+    tokenizer, models = wordpiece(tmp_path), accepted_changes(name)
+    assert len(models) >= 10
+    for change, model in models.items():
+        shape, member = asked_shape(model, tokenizer), member_of(model.type)
+        saved = {"model_type": model.type, **member.write_config(shape)}
+        assert member.read_shape(Settings(saved, "config.json")) == shape, change
+
+
+def accepted_changes(name):
+    """The model sections of a preset with each of the changes that it may have."""
+    models = {}
+    for change in MODEL_CHANGES:
+        with suppress(UserError):
+            short = "examples.stages=[{share=1, length=8, predictions=2}]"
+            models[change] = load_recipe(name, [change, short]).model
+    return models
 
 
 def test_the_summaries_come_in_order_of_size_within_a_family():

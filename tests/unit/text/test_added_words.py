@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from bertsmith.ground.errors import UserError
-from bertsmith.text.added_words import new_words, read_words, with_words
+from bertsmith.text.added_words import new_words, read_words, with_words, words_for
 from bertsmith.text.fast_encoder import FastEncoder
 from bertsmith.text.tokenizer import Tokenizer
 from tests.tiny_runs import tiny_tokenizer
@@ -100,3 +100,15 @@ def test_a_file_without_words_is_refused(tmp_path):
     (tmp_path / "words.txt").write_text("\n \n")
     with pytest.raises(UserError, match="words.txt: holds no word"):
         read_words(tmp_path / "words.txt")
+
+
+def test_the_new_words_of_several_files_are_those_to_add(tokenizer, tmp_path):
+    (tmp_path / "a.txt").write_text("anvil\n\nsmith\n", encoding="utf-8")
+    (tmp_path / "b.txt").write_text("tongs\nAnvil\n", encoding="utf-8")
+    assert words_for(tokenizer, [tmp_path / "a.txt", tmp_path / "b.txt"]) == ["anvil", "tongs"]
+
+
+def test_a_line_that_is_not_one_word_is_named(tokenizer, tmp_path):
+    (tmp_path / "words.txt").write_text("anvil\n\nwell-known\n", encoding="utf-8")
+    with pytest.raises(UserError, match=r"words\.txt:3: 'well-known' is 3 words to this tokenizer"):
+        words_for(tokenizer, [tmp_path / "words.txt"])

@@ -26,6 +26,11 @@ def encode_plainly(tokenizer: Tokenizer, texts: Iterable[str]) -> Rows:
     ]
 
 
+def count_words(tokenizer: Tokenizer, text: str) -> int:
+    """The words that the library finds in a text."""
+    return len(set(tokenizer.closed.encode(text, add_special_tokens=False).word_ids))
+
+
 def encode_fast(tokenizer: Tokenizer, texts: list[str]) -> Rows:
     encoded = FastEncoder(tokenizer).encode_many(texts)
     return [row.tolist() for row in np.split(encoded.ids, np.cumsum(encoded.lengths))[:-1]]
@@ -46,6 +51,15 @@ def test_the_ids_are_those_of_the_tokenizer(maker: Callable[[Path], Path], tmp_p
     tokenizer = Tokenizer.load(maker(tmp_path))
     texts = ["", " ", *PARAGRAPH.split("\n"), PARAGRAPH, " iron", "iron ", "a  b", "[MASK] <mask> hot"]
     assert encode_fast(tokenizer, texts) == encode_plainly(tokenizer, texts)
+
+
+@pytest.mark.parametrize("maker", MAKERS)
+def test_words_are_counted_as_the_tokenizer_cuts_them(maker: Callable[[Path], Path], tmp_path: Path) -> None:
+    tokenizer = Tokenizer.load(maker(tmp_path))
+    texts = ["", " ", *PARAGRAPH.split("\n"), " iron", "a  b", "don't", "is\u3000hot"]
+    words = FastEncoder(tokenizer).encode_many(texts).words.tolist()
+    assert words == [count_words(tokenizer, text) for text in texts]
+    assert words[2] > 15
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,10 @@
 """Words are cut as the library cuts them, and their counts never depend on who counted."""
 
 import os
+import signal
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -86,6 +88,21 @@ def test_about_the_share_asked_for_is_held_out_and_always_the_same_documents() -
     assert not any(held_out_of(3, 100, share=0.0))
 
 
+def test_at_least_as_many_as_asked_for_are_held_out() -> None:
+    assert sum(held_out_of(3, 100, share=0.0, least=1)) == 1
+    assert held_out_of(3, 100, share=0.1, least=1) == held_out_of(3, 100, share=0.1)
+
+
+@pytest.mark.parametrize(("documents", "held_out"), [(19, 0), (20, 1), (40, 1)])
+def test_one_of_twenty_documents_is_held_out_whatever_the_draw(documents: int, held_out: int) -> None:
+    counting = Counting(split_at_blank_lines, BertWords("uncased"), held_out=1e-9, batches_per_task=30)
+    batches = [f"word{number}" for number in range(documents)]
+    for cut in (batches, ["\n\n".join(batches)]):
+        assert count_words(cut, counting).held_out_documents == held_out
+    counting = replace(counting, held_out=0.0)
+    assert count_words(batches, counting).held_out_documents == 0
+
+
 def test_past_the_limit_the_rarest_words_are_forgotten() -> None:
     words = {"a": 9, "b": 1, "c": 5, "d": 2, "e": 2}
     assert without_rarest(words, limit=5) == words
@@ -98,6 +115,39 @@ def test_a_complaint_about_a_batch_arrives_whole(workers: int) -> None:
     with pytest.raises(UserError, match="a.txt: is no text; give text") as caught:
         count_words(["a.txt", "b.txt"], counting, workers=workers)
     assert caught.value.remedy == "give text"
+
+
+ENDLESS = """
+import itertools
+from bertsmith.text.word_counts import Counting, count_words
+from bertsmith.text.words import BertWords
+from tests.unit.text.test_learn_vocabulary_words import MANY, split_at_blank_lines
+def batches():
+    yield from MANY
+    print("begun", flush=True)
+    yield from itertools.cycle(MANY)
+if __name__ == "__main__":
+    counting = Counting(split_at_blank_lines, BertWords("uncased"), batches_per_task=1)
+    try:
+        count_words(batches(), counting, workers=2)
+    except KeyboardInterrupt:
+        print("interrupted")
+"""
+
+
+def test_an_interrupt_of_the_whole_group_is_the_parents_business(tmp_path) -> None:
+    (tmp_path / "endless.py").write_text(ENDLESS)
+    running = subprocess.Popen(
+        [sys.executable, tmp_path / "endless.py"],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(it for it in sys.path if it)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    assert running.stdout
+    assert running.stdout.readline() == b"begun\n"
+    os.killpg(running.pid, signal.SIGINT)  # as a terminal does
+    assert running.communicate(timeout=30) == (b"interrupted\n", b"")
 
 
 SCRIPT = """

@@ -5,16 +5,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bertsmith.ground.errors import UserError
-from bertsmith.text.sentences import check_language, spaced_sentences, split_sentences
+from bertsmith.text.sentences import check_language, has_rules, spaced_sentences
 
 snippets = st.sampled_from(
     ["Dr. ", "e.g. ", "iron", " ", "  ", ".", "!", "?", "。", '"', ")", "\t", "…", "A"]
 )
-any_line = st.lists(snippets | st.characters(exclude_categories=["Cs"]), max_size=20).map("".join)
+any_character = st.characters(exclude_categories=["Cs"], exclude_characters="\n")
+any_line = st.lists(snippets | any_character, max_size=20).map("".join)
 
 
 def without_spaces(text: str) -> str:
     return "".join(text.split())
+
+
+def split_sentences(line: str, *, language: str = "en") -> list[str]:
+    return [sentence.lstrip() for sentence in spaced_sentences(line, language=language)]
 
 
 def test_an_abbreviation_ends_no_sentence() -> None:
@@ -26,10 +31,6 @@ def test_an_abbreviation_ends_no_sentence() -> None:
 
 def test_chinese_sentences_end_without_a_space() -> None:
     assert split_sentences("铁匠打铁。火花飞溅。", language="zh") == ["铁匠打铁。", "火花飞溅。"]
-
-
-def test_no_sentence_reaches_over_the_end_of_a_line() -> None:
-    assert split_sentences("The iron is\nhot. It glows.") == ["The iron is", "hot.", "It glows."]
 
 
 def test_the_language_decides_about_abbreviations() -> None:
@@ -44,13 +45,21 @@ def test_a_space_stands_before_each_sentence_that_was_set_apart_in_its_line() ->
 
 
 def test_white_space_alone_is_no_sentence() -> None:
-    assert split_sentences("  \n\t") == []
+    assert split_sentences("  \t") == []
 
 
 @given(any_line)
 def test_sentences_hold_every_character_but_white_space_in_order(line: str) -> None:
     assert without_spaces("".join(split_sentences(line))) == without_spaces(line)
     assert all(sentence == sentence.strip() != "" for sentence in split_sentences(line))
+
+
+def test_a_language_whose_rules_are_borrowed_is_told_from_one_with_its_own() -> None:
+    assert has_rules("en") and has_rules("uk")
+    assert not has_rules("xx") and not has_rules("de-at")
+    text = "Wir schmieden bzw. Gießen. Ja."
+    assert split_sentences(text, language="xx") == split_sentences(text, language="en")
+    assert split_sentences(text, language="de-at") == split_sentences(text, language="de")
 
 
 def test_a_language_is_a_code() -> None:

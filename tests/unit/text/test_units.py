@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from bertsmith.ground.errors import UserError
 from bertsmith.text.fast_encoder import FastEncoder
 from bertsmith.text.tokenizer import Tokenizer
-from bertsmith.text.units import Lexicon, UnitFinder
+from bertsmith.text.units import Lexicon, UnitFinder, count_units
 from tests.tokenizer_makers import albert_unigram, byte_bpe, cased_wordpiece, wordpiece_pieces
 
 CITIES = ["new", "york", "city", "harbin", "the", "is", "in", "old", "哈", "尔", "滨", "市", "人", ",", "."]
@@ -183,3 +183,15 @@ def test_a_lexicon_that_is_no_text_is_refused_with_its_line(tmp_path: Path) -> N
     file.write_bytes(b"Harbin\nZ\xfcrich\n")
     with pytest.raises(UserError, match=r"lexicon.txt:2: is not UTF-8 text"):
         Lexicon.read([file])
+
+
+def test_a_lexicon_without_entries_is_refused(tmp_path) -> None:
+    (tmp_path / "full.txt").write_text("harbin\n")
+    (tmp_path / "empty.txt").write_text("\n\tphrase\n")
+    with pytest.raises(UserError, match=r"empty\.txt: holds no entry; write a phrase or an entity a line"):
+        Lexicon.read([tmp_path / "full.txt", tmp_path / "empty.txt"])
+
+
+def test_units_are_counted_where_they_begin() -> None:
+    codes = np.array([0, 2, 3, 3, 2, 4, 5, 1, 4, 4], np.uint8)
+    assert count_units(codes) == {"phrase": 2, "entity": 3}

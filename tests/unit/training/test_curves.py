@@ -5,7 +5,7 @@ import sys
 
 import numpy as np
 
-from bertsmith.training.curves import Series, draw_curves, panels, series_of, smoothed
+from bertsmith.training.curves import HELD_OUT, Series, by_stage, draw_curves, panels, series_of, smoothed
 from bertsmith.training.journal import Journal
 
 
@@ -19,7 +19,8 @@ def write_run(folder, *, steps=40):
             values["mlm_loss"] = math.nan if step == 7 else values["mlm_loss"]
             journal.write("train", step, values | {"pair_accuracy": 0.6})
             if step % 10 == 0:
-                journal.write("held-out", step, {"mlm_loss": 10 / step, "mlm_accuracy": step / 60})
+                values = {"mlm_loss": 10 / step, "mlm_accuracy": step / 60, "stage": int(step > 20)}
+                journal.write("held-out", step, {**values, "pair_majority": 0.58 if step > 20 else 0.56})
 
 
 def size_of(picture):
@@ -42,6 +43,44 @@ def test_the_loss_is_read_against_the_unigram_entropy():
     assert (panels(6.5)[0].metric, panels(6.5)[0].level) == ("mlm_loss", 6.5)
     assert "unigram entropy 6.50" in panels(6.5)[0].level_label
     assert panels(None)[0].level is None
+
+
+def test_held_out_results_of_different_stages_are_lines_of_their_own():
+    entries = [
+        {"step": step, "kind": "held-out", "stage": stage} for step, stage in ((5, 0), (9, 0), (12, 1))
+    ]
+    entries.insert(2, {"step": 10, "kind": "train"})
+    assert [[entry["step"] for entry in part] for part in by_stage(entries)] == [[5, 9], [12]]
+    older = [{"step": 5, "kind": "held-out"}]
+    assert by_stage(older) == [older]
+
+
+def lines_drawn(folder, monkeypatch):
+    """The steps, values and manner of each line in a run's picture."""
+    from matplotlib.axes import Axes
+
+    drawn, plot = [], Axes.plot
+
+    def spy(axes, steps, values, **manner):
+        drawn.append((list(steps), list(values), manner))
+        return plot(axes, steps, values, **manner)
+
+    monkeypatch.setattr(Axes, "plot", spy)
+    draw_curves(folder, unigram_entropy=None)
+    return drawn
+
+
+def test_the_picture_joins_no_held_out_points_of_different_stages(tmp_path, monkeypatch):
+    write_run(tmp_path)
+    drawn = [steps for steps, _, manner in lines_drawn(tmp_path, monkeypatch) if manner["color"] == HELD_OUT]
+    assert drawn == [[10, 20], [30, 40]] * 2  # losses and accuracies
+
+
+def test_pairs_are_read_against_always_giving_the_commoner_answer_of_the_stage(tmp_path, monkeypatch):
+    write_run(tmp_path)
+    drawn = [line for line in lines_drawn(tmp_path, monkeypatch) if line[2].get("linestyle") == ":"]
+    assert [values for _, values, _ in drawn] == [[0.56, 0.56], [0.58, 0.58]]
+    assert drawn[0][2]["label"] == "always the commoner answer, now 58.0%"
 
 
 def test_a_run_with_one_number_and_an_odd_name_is_drawn(tmp_path):

@@ -1,3 +1,4 @@
+import errno
 import json
 import logging
 import math
@@ -143,3 +144,25 @@ def test_the_source_hash_changes_with_a_file_and_ignores_what_python_compiles(tm
     changed = source_hash(package)
     (package / "room" / "one.py").rename(package / "room" / "two.py")
     assert len({before, changed, source_hash(package)}) == 3
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a disk that is always full")
+def test_a_full_disk_is_told_also_where_closing_writes_once_more():
+    told = r"/dev/full: cannot be written \(No space left on device\); free disk space"
+    with pytest.raises(UserError, match=told), Journal(Path("/dev/full").open("ab"), None) as journal:
+        journal.write("train", 1, {"loss": 1.0})
+
+
+class FullBoard:
+    def add_scalar(self, *_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def close(self):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_disk_too_full_for_tensorboard_is_told(tmp_path):
+    with pytest.raises(UserError, match="No space left"), (tmp_path / "metrics.jsonl").open("ab") as file:
+        Journal(file, FullBoard()).write("train", 1, {"loss": 1.0})
+    with pytest.raises(UserError, match="No space left"), (tmp_path / "metrics.jsonl").open("ab") as file:
+        Journal(file, FullBoard()).close()

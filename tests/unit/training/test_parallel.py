@@ -37,6 +37,12 @@ def test_a_process_alone_agrees_with_itself():
     assert ALONE.main
 
 
+def test_the_main_process_alone_acts_and_keeps_its_own_error():
+    assert ALONE.lead(lambda: 7) == 7
+    with pytest.raises(ZeroDivisionError):
+        ALONE.lead(lambda: 1 // 0)
+
+
 def test_without_torchrun_the_world_is_one_process_without_a_process_group():
     world = start_world("cpu")
     assert (world.rank, world.size, world.local_rank, world.device) == (0, 1, 0, torch.device("cpu"))

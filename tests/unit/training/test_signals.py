@@ -43,6 +43,16 @@ def test_a_wish_to_stop_is_a_flag(wish):
         assert stop.anywhere(ALONE)
 
 
+def test_each_kind_of_wish_is_acknowledged_once_and_at_once():
+    told = []
+    with StopRequested(told.append):
+        send(signal.SIGTERM)
+        assert told == ["stopping after this step"]
+        send(signal.SIGTERM)
+        send(signal.SIGINT)
+        assert told[1:] == ["stopping after this step; Ctrl-C again to stop now"]
+
+
 def test_a_second_ctrl_c_interrupts_at_once():
     with StopRequested():
         send(signal.SIGINT)

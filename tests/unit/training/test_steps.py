@@ -14,8 +14,16 @@ from bertsmith.objectives.pretraining import Counts, PretrainingObjective
 from bertsmith.recipe.schema import OptimSection
 from bertsmith.training.checkpoint_tensors import model_tensors, moments_of
 from bertsmith.training.optimizers import build_optimizer
-from bertsmith.training.parallel import ALONE, World
-from bertsmith.training.steps import Caution, Learner, StepOutcome, StepWork, take_step
+from bertsmith.training.parallel import ALONE, World, accumulating
+from bertsmith.training.steps import (
+    Caution,
+    Learner,
+    StepOutcome,
+    StepWork,
+    launch_step,
+    settle,
+    take_step,
+)
 from tests.example_stores import random_store, small_recipe
 from tests.tiny import tiny_shape
 
@@ -93,6 +101,18 @@ def test_many_micro_batches_give_the_gradient_of_the_whole_step(store, folder, b
     assert outcomes[0].sums[1::2].tolist() == outcomes[1].sums[1::2].tolist()  # hits are whole numbers
     for one, other in zip(gradients(whole), gradients(in_pieces), strict=True):
         assert (one - other).abs().max() <= 1e-6
+
+
+def test_gradients_are_exchanged_with_the_last_micro_batch_alone(store, folder, monkeypatch):
+    pieces, seen = step_of(store, folder, micro_tokens=48), []
+
+    def spy(module: nn.Module, *, last: bool):
+        seen.append(last)
+        return accumulating(module, last=last)
+
+    monkeypatch.setattr("bertsmith.training.steps.accumulating", spy)
+    step(learner_of(), pieces)
+    assert seen == [False] * (len(pieces.micros) - 1) + [True] and len(seen) >= 4
 
 
 def test_the_gradient_is_of_sums_over_the_counts(batches):
@@ -201,6 +221,38 @@ def test_without_a_factor_nothing_is_a_spike():
     caution = Caution("off")
     assert [caution.judge(norm) for norm in [1.0] * 40 + [1e30]] == [""] * 41
     assert caution.judge(math.inf) == caution.judge(math.nan) == "not a number"
+
+
+# ---- who has to wait for the norm
+
+ON_GPU = replace(ALONE, device=torch.device("cuda"))
+
+
+def test_a_gpu_with_adam_and_no_spike_factor_needs_no_watching():
+    assert learner_of(world=ON_GPU).unwatched
+
+
+def test_a_cpu_is_watched():
+    assert not learner_of().unwatched
+
+
+def test_a_spike_factor_needs_the_norm_first():
+    assert not learner_of(world=ON_GPU, caution=Caution(3.0)).unwatched
+
+
+def test_lamb_is_watched_for_it_would_not_leave_out_a_bad_update():
+    plain = learner_of(world=ON_GPU)
+    optim = OptimSection(algorithm="lamb", bias_correction=True)
+    assert not replace(plain, optimizer=build_optimizer(plain.objective, optim)).unwatched
+
+
+def test_a_step_begun_before_older_weights_came_tells_nothing_of_them(batches):
+    learner = learner_of()
+    work = StepWork(batches.micros, Counts(batches.masked, batches.pairs))
+    launched = launch_step(learner, work, learning_rate=1e-3, seed=(0, 0))
+    assert settle(learner, launched).skipped == ""
+    learner.caution.retakes += 1
+    assert settle(learner, launched).skipped == "taken back"
 
 
 # ---- dropout
