@@ -8,8 +8,13 @@ from typer import Exit, Option, Typer, echo
 from bertsmith import __version__
 from bertsmith.cli.corpus import corpus
 from bertsmith.cli.demo import demo
+from bertsmith.cli.evaluate import evaluate
 from bertsmith.cli.examples import examples
+from bertsmith.cli.finetune import finetune
+from bertsmith.cli.glue import glue
 from bertsmith.cli.import_tf import import_tf
+from bertsmith.cli.inspect import inspect
+from bertsmith.cli.predict import predict
 from bertsmith.cli.pretrain import pretrain
 from bertsmith.cli.recipe import recipe
 from bertsmith.cli.vocab import vocab
@@ -34,6 +39,11 @@ app.command("corpus")(corpus)
 app.command("pretrain")(pretrain)
 app.command("examples")(examples)
 app.add_typer(recipe, name="recipe")
+app.command("finetune")(finetune)
+app.command("glue")(glue)
+app.command("inspect")(inspect)
+app.command("evaluate")(evaluate)
+app.command("predict")(predict)
 app.command("import-tf")(import_tf)
 
 

@@ -1,0 +1,180 @@
+"""`bertsmith inspect`: what a data set is like before anything is trained on it."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from typer import Argument, Option, echo
+
+from bertsmith.ground.errors import UserError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from bertsmith.tasks.custom import CustomSpec
+    from bertsmith.tasks.inspection import Inspection, Overlap, SplitFacts
+    from bertsmith.tasks.task import Task
+
+SHOWN_LABELS = 12
+SHOWN_CHARACTERS = 100
+QUANTILES = {
+    "words: median": "median",
+    "words: 95 % at most": "of_95_percent",
+    "words: 99 % at most": "of_99_percent",
+    "words: longest": "largest",
+}
+
+
+def inspect(
+    file: Annotated[
+        Path | None, Argument(metavar="[FILE]", help="Your table: CSV, TSV, JSONL or Parquet; or a folder.")
+    ] = None,
+    text: Annotated[str, Option(metavar="COLUMN", help="The column of the texts.")] = "",
+    second: Annotated[str, Option(metavar="COLUMN", help="That of the second texts, for pairs.")] = "",
+    label: Annotated[str, Option(metavar="COLUMN", help="The column of the labels or numbers.")] = "",
+    kind: Annotated[
+        Literal["classify", "multilabel", "regress"],
+        Option(help="One label for each text, any number of them, or a number."),
+    ] = "classify",
+    separator: Annotated[str, Option(help="What parts the labels in a cell (multilabel).")] = ",",
+    dev: Annotated[Path | None, Option(metavar="FILE", help="The development file, if there is one.")] = None,
+    dev_share: Annotated[
+        float, Option(min=0, max=0.9, help="Else this share of FILE, chosen by the ids, as finetune does.")
+    ] = 0.1,
+    task: Annotated[str, Option(metavar="TASK", help="A task of the papers instead, such as wnli.")] = "",
+    data: Annotated[Path | None, Option(metavar="FOLDER", help="Its folder.")] = None,
+    as_json: Annotated[bool, Option("--json", help="Print one JSON object, for machines.")] = False,
+) -> None:
+    """Look at a data set before training on it.
+
+    Prints the balance of the labels, lengths in words, copies, what a constant answer would get, how the
+    development set differs from the training set, and how many of its texts stand in the training set too,
+    with the same label or with another one. Lines that cannot be taken are counted.
+
+    Example: bertsmith inspect my.csv --text review --label stars
+
+    Example: bertsmith inspect --task wnli --data glue/WNLI
+    """
+    from bertsmith.tasks.custom import CustomSpec
+    from bertsmith.tasks.inspection import inspect_files
+
+    if task:
+        question = _published(task, data or file)
+    else:
+        spec = CustomSpec(text, label, second=second, kind=kind, separator=separator, dev_share=dev_share)
+        question = _own(spec, file, dev)
+    found = inspect_files(*question)
+    if as_json:
+        echo(json.dumps(asdict(found), ensure_ascii=False))
+    else:
+        show(found)
+
+
+def _published(name: str, data: Path | None) -> tuple["Task", dict[str, Path]]:
+    from bertsmith.tasks.catalogue import task_named
+
+    task = task_named(name)
+    if data is None:
+        raise UserError("no data were named", remedy=f"say where {task.title} lies: --data FOLDER")
+    return task, {"train": data.expanduser(), "dev": data.expanduser()}
+
+
+def _own(spec: "CustomSpec", file: Path | None, dev: Path | None) -> tuple["Task", dict[str, Path]]:
+    from bertsmith.tasks.custom import custom_task, has_own_dev
+
+    if file is None or not (spec.text and spec.label):
+        remedy = "say FILE --text COLUMN --label COLUMN, or --task TASK --data FOLDER"
+        raise UserError("it is not said what to look at", remedy=remedy)
+    file = file.expanduser()
+    if dev is not None or has_own_dev(file):
+        task = custom_task(replace(spec, dev_share=0.0))
+        return task, {"train": file, "dev": dev.expanduser() if dev else file}
+    places = {"train": file, "dev": file} if spec.dev_share else {"train": file}
+    return custom_task(spec), places
+
+
+def show(found: "Inspection") -> None:
+    """Print what was found as tables for people."""
+    from rich.console import Console
+
+    console = Console(highlight=False, markup=False, emoji=False)
+    console.print(_splits_table(found.splits))
+    console.print(_findings_table(found))
+    for overlap in found.overlaps:
+        for shared in overlap.shown:
+            console.print(f"\n{_short(shared.text)}", soft_wrap=True)
+            console.print(f"  train {shared.train_label}  {shared.train_where}", soft_wrap=True)
+            console.print(f"  dev   {shared.dev_label}  {shared.dev_where}", soft_wrap=True)
+
+
+def _table(*headings: str) -> "Table":
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 2, 0, 0), show_header=any(headings))
+    for place, heading in enumerate(headings):
+        table.add_column(heading, justify="right" if place and any(headings) else "left", overflow="fold")
+    return table
+
+
+def _splits_table(splits: Sequence["SplitFacts"]) -> "Table":
+    table = _table("split", *(split.name for split in splits))
+    for fact in ("examples", "unlabelled", "skipped", "copies", "contradictions"):
+        table.add_row(fact, *(f"{getattr(split, fact):,}" for split in splits))
+    for words, quantile in QUANTILES.items():
+        table.add_row(words, *(f"{getattr(split.words, quantile):,}" for split in splits))
+    for spread in (
+        ("smallest", "mean", "largest", "deviation") if any(split.numbers for split in splits) else ()
+    ):
+        numbers = (split.numbers for split in splits)
+        table.add_row(
+            f"{spread} number", *(f"{getattr(each, spread):.3g}" if each else "" for each in numbers)
+        )
+    _add_labels(table, splits)
+    return table
+
+
+def _add_labels(table: "Table", splits: Sequence["SplitFacts"]) -> None:
+    shares = [{each.label: f"{each.count:,} ({each.share:.1%})" for each in split.labels} for split in splits]
+    labels = list(dict.fromkeys(label for each in shares for label in each))
+    for label in labels[:SHOWN_LABELS]:
+        table.add_row(f"label {label}", *(each.get(label, "0") for each in shares))
+    if len(labels) > SHOWN_LABELS:
+        table.add_row(f"... and {len(labels) - SHOWN_LABELS:,} more labels")
+
+
+def _findings_table(found: "Inspection") -> "Table":
+    table = _table("", "")
+    table.add_row("", "")
+    for split in found.splits:
+        if split.first_skipped:
+            table.add_row(f"first skipped in {split.name}", split.first_skipped)
+    if (baseline := found.baseline) is not None:
+        measure = "root mean squared error" if found.kind == "regress" else "accuracy"
+        dev = "" if baseline.dev is None else f", {baseline.dev:.3f} on dev"
+        table.add_row("constant answer", f"{baseline.says!r}: {measure} {baseline.train:.3f} on train{dev}")
+    if (shift := found.shift) is not None:
+        unit = "standard deviations" if found.kind == "regress" else "of the labels"
+        table.add_row(
+            "train to dev",
+            f"shift {shift.labels:.3f} {unit}, median {shift.median_words:+} words, "
+            f"{shift.unknown_words:.1%} of dev's words are not in train",
+        )
+    for overlap in found.overlaps:
+        table.add_row(f"dev {overlap.text} text in train", _overlap_line(overlap))
+    return table
+
+
+def _overlap_line(overlap: "Overlap") -> str:
+    if not overlap.dev_examples:
+        return "none"
+    return (
+        f"{overlap.dev_examples:,} examples ({overlap.dev_share:.1%}), {overlap.only_other_label:,} of them "
+        f"with another label only; pairs: {overlap.pairs_same_label:,} same label, "
+        f"{overlap.pairs_other_label:,} another; copying the label is right in {overlap.copying_accuracy:.1%}"
+    )
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= SHOWN_CHARACTERS else text[: SHOWN_CHARACTERS - 3] + "..."

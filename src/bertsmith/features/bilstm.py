@@ -1,0 +1,181 @@
+"""Feature-based use of an encoder: frozen states, mixed, under BiLSTMs that learn (Devlin et al. 2018, 5.3).
+
+Shapes: T packed tokens, S sequences, D width of what comes in, W width of one direction; G parts of sequences
+(the two texts of each pair), N longest part; C outputs.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+
+from bertsmith.features.mix import LayerMix
+from bertsmith.model.encoder import largest_of_rows, mean_of_rows
+from bertsmith.model.network import Network
+from bertsmith.packed import Layout, PackedBatch
+from bertsmith.tasks.examples import Kind
+
+LAYERS = 2
+"""Devlin et al. 2018, 5.3."""
+
+
+class PackedBiLstm(nn.Module):
+    """Two layers of LSTMs in both directions over packed sequences, none of which sees another."""
+
+    def __init__(self, width_in: int, width: int, *, dropout: float) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(width_in, width, num_layers=LAYERS, bidirectional=True, dropout=dropout)
+
+    def forward(self, values_TD: Tensor, layout: Layout) -> Tensor:
+        """Both directions' states of each row [T, 2W]."""
+        rows_T, sizes = _first_rows_first(layout)
+        rows_T = rows_T.to(values_TD.device)
+        states: Tensor = self.lstm(PackedSequence(values_TD[rows_T], sizes))[0].data
+        return states[rows_T.argsort()]
+
+
+def _first_rows_first(layout: Layout) -> tuple[Tensor, Tensor]:
+    """The order that an LSTM wants, and how many rows there are of each place: all first rows, that of the
+    longest sequence before the others, then all second ones."""
+    starts_S1 = layout.starts_S1.cpu().long()
+    lengths_S = starts_S1.diff()
+    ranks_S = lengths_S.argsort(descending=True, stable=True).argsort()
+    places_T = torch.arange(int(starts_S1[-1])) - starts_S1[:-1].repeat_interleave(lengths_S)
+    keys_T = places_T * len(lengths_S) + ranks_S.repeat_interleave(lengths_S)
+    return keys_T.argsort(), places_T.bincount()
+
+
+class FrozenMixScorer(nn.Module):
+    """Scores from a frozen encoder: all its layers mixed, then BiLSTMs, then one linear layer."""
+
+    def __init__(
+        self, network: Network, outputs: int, *, kind: Kind, pair: bool, stream: torch.Generator
+    ) -> None:
+        super().__init__()
+        self.network = network.requires_grad_(False).eval()
+        shape = network.shape
+        self.mix = LayerMix(len(network.encoder.order) + 1)
+        self.dropout = nn.Dropout(shape.head_dropout)
+        self.reader = _reader(shape.width, kind, pair=pair, dropout=shape.head_dropout)
+        self.output = nn.Linear(self.reader.outputs, outputs)
+        for part in (self.reader, self.output):
+            _draw(part, stream)
+        self.to(network.encoder.embeddings.words.weight)
+
+    def forward(self, inputs: PackedBatch) -> Tensor:
+        """[T, C] for tags and spans, else [S, C]."""
+        with torch.no_grad():
+            states = self.network.encoder.hidden_states(inputs)
+        read = self.reader(self.dropout(self.mix(states)), inputs)
+        scores: Tensor = self.output(self.dropout(read))
+        return scores
+
+    def train(self, mode: bool = True) -> "FrozenMixScorer":
+        """Set the mode of what learns; the encoder never drops anything."""
+        super().train(mode)
+        self.network.eval()
+        return self
+
+
+class TokenReader(nn.Module):
+    """A BiLSTM's states of every token."""
+
+    def __init__(self, width: int, *, dropout: float) -> None:
+        super().__init__()
+        self.bilstm = PackedBiLstm(width, width, dropout=dropout)
+        self.outputs = 2 * width
+
+    def forward(self, mixed_TD: Tensor, inputs: PackedBatch) -> Tensor:
+        states_TD: Tensor = self.bilstm(mixed_TD, inputs.layout)
+        return states_TD
+
+
+class TextReader(nn.Module):
+    """The largest and the mean of a BiLSTM's states."""
+
+    def __init__(self, width: int, *, dropout: float) -> None:
+        super().__init__()
+        self.bilstm = PackedBiLstm(width, width, dropout=dropout)
+        self.outputs = 4 * width
+
+    def forward(self, mixed_TD: Tensor, inputs: PackedBatch) -> Tensor:
+        return _pooled(self.bilstm(mixed_TD, inputs.layout), inputs.layout)
+
+
+class PairReader(nn.Module):
+    """Two texts that look at each other, as in ESIM (Chen et al. 2017): each is read, every token is compared
+    with what it finds in the other text, and the comparisons are read again."""
+
+    def __init__(self, width: int, *, dropout: float) -> None:
+        super().__init__()
+        self.bilstm = PackedBiLstm(width, width, dropout=dropout)
+        self.compare = nn.Linear(4 * 2 * width, width)
+        self.second_bilstm = PackedBiLstm(width, width, dropout=dropout)
+        self.outputs = 8 * width
+
+    def forward(self, mixed_TD: Tensor, inputs: PackedBatch) -> Tensor:
+        parts = _parts_of_pairs(inputs)
+        states_TD: Tensor = self.bilstm(mixed_TD, parts)
+        found_TD = _found_in_partner(states_TD, parts)
+        compared = (states_TD, found_TD, states_TD - found_TD, states_TD * found_TD)
+        again_TD = self.second_bilstm(self.compare(torch.cat(compared, -1)).relu(), parts)
+        return _pooled(again_TD, parts).view(inputs.layout.sequences, -1)
+
+
+def _reader(width: int, kind: Kind, *, pair: bool, dropout: float) -> TokenReader | TextReader | PairReader:
+    if kind in ("tag", "span"):
+        return TokenReader(width, dropout=dropout)
+    return PairReader(width, dropout=dropout) if pair else TextReader(width, dropout=dropout)
+
+
+def _draw(module: nn.Module, stream: torch.Generator) -> None:
+    """Draw matrices uniformly within 1 / sqrt(inputs of a unit) from the stream; biases are 0."""
+    with torch.no_grad():
+        for parameter in module.parameters():
+            if parameter.dim() > 1:
+                bound = parameter.shape[1] ** -0.5
+                parameter.uniform_(-bound, bound, generator=stream)
+            else:
+                parameter.zero_()
+
+
+def _parts_of_pairs(inputs: PackedBatch) -> Layout:
+    """The layout in which each text of a pair is a sequence; the second is empty where there is none."""
+    starts_S1 = inputs.layout.starts_S1
+    ends_of_firsts = torch.segment_reduce(
+        (inputs.segments_T == 0).float(), "sum", offsets=starts_S1.long(), axis=0, initial=0.0, unsafe=True
+    )
+    middles_S = starts_S1[:-1] + ends_of_firsts.to(starts_S1.dtype)
+    both_G = torch.stack((starts_S1[:-1], middles_S), -1).flatten()
+    return Layout(torch.cat((both_G, starts_S1[-1:])), inputs.layout.longest)
+
+
+def _found_in_partner(states_TD: Tensor, parts: Layout) -> Tensor:
+    """For each token, the mix of the other text's states that it attends to; 0 without a partner."""
+    starts_G = parts.starts_S1[:-1].long()
+    lengths_G = parts.starts_S1.diff().long()
+    place_N = torch.arange(int(lengths_G.max()), device=states_TD.device)
+    real_GN = place_N < lengths_G[:, None]
+    rows_GN = (starts_G[:, None] + place_N).clamp(max=len(states_TD) - 1)
+    padded_GND = states_TD[rows_GN] * real_GN[..., None]
+    partners_G = torch.arange(len(lengths_G), device=states_TD.device) ^ 1
+    partner_GND = padded_GND[partners_G]
+    partner_real_GN = real_GN[partners_G]
+    scores_GNN = _exact(padded_GND @ partner_GND.mT)
+    # Not -inf: a text without a partner has no score at all, and its padded partner's states are 0.
+    lowest = torch.finfo(scores_GNN.dtype).min
+    shares_GNN = scores_GNN.masked_fill(~partner_real_GN[:, None], lowest).softmax(-1)
+    found_GND: Tensor = shares_GNN.to(partner_GND.dtype) @ partner_GND
+    return found_GND[real_GN]
+
+
+def _pooled(states_TD: Tensor, layout: Layout) -> Tensor:
+    """Largest and mean of each sequence's states [S, 2D]; 0 for an empty one."""
+    states_TD = _exact(states_TD)
+    empty_S = layout.starts_S1.diff() == 0
+    largest_SD = largest_of_rows(states_TD, layout).masked_fill(empty_S[:, None], 0.0)
+    return torch.cat((largest_SD, mean_of_rows(states_TD, layout)), -1)
+
+
+def _exact(values: Tensor) -> Tensor:
+    """Values in fp32 or better."""
+    return values if values.dtype == torch.float64 else values.float()

@@ -1,0 +1,96 @@
+"""What a fine-tuning run begins with: a trained encoder with the head of the task on it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from bertsmith.ground.errors import UserError
+from bertsmith.ground.seeds import key_of
+from bertsmith.inference.bert import load
+from bertsmith.model.family import add_fresh_head, member_of
+from bertsmith.model.heads import OutputHead
+from bertsmith.model.initial import initialise
+from bertsmith.model.network import Network
+from bertsmith.model.weights import Model
+from bertsmith.tasks.task_file import TaskNote
+from bertsmith.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """A network that has the task's head and no other, and what the user should know of it."""
+
+    network: Network
+    tokenizer: Tokenizer
+    fresh: tuple[str, ...]
+    """Heads that were drawn anew."""
+    notes: tuple[str, ...]
+
+
+def begin(folder: Path, note: TaskNote, *, seed: int) -> Beginning:
+    """The encoder of a model folder with the head that the note asks for, its own or a fresh one."""
+    bert = load(folder, device="cpu")
+    network, stream = bert.model.network, torch.Generator().manual_seed(key_of(seed, "task head"))
+    _refuse_longer_texts(network, note, where=str(folder))
+    kept = _keep_own_head(bert.model, note)
+    fresh = [] if kept else add_fresh_head(network, note.head_name, note.outputs, stream)
+    fresh += [name for name in bert.model.untrained if name in network.heads]
+    notes = [f"the head {note.head_name} of the folder goes on"] if kept else []
+    notes += [f"the head {name} starts from fresh weights" for name in dict.fromkeys(fresh)]
+    _let_head_read(network, note)
+    if note.head.fresh_layers:
+        notes.append(_renew_layers(network, note.head.fresh_layers, stream))
+    return Beginning(network, bert.tokenizer, tuple(dict.fromkeys(fresh)), tuple(notes))
+
+
+def _keep_own_head(model: Model, note: TaskNote) -> bool:
+    """Take every head off that the task has no use for; whether the task's own is left."""
+    network, name = model.network, note.head_name
+    member = member_of(network.shape.model_type)
+    if name not in member.heads:
+        what = f"{member.model_type} has no head for {note.kind} tasks"
+        raise UserError(what, remedy="take a model of another family")
+    kept = name in network.heads and _fits(model, note)
+    wanted = {*member.heads[name].needs, *([name] if kept else [])}
+    for other in set(network.heads) - wanted:
+        del network.heads[other]
+    return kept
+
+
+def _fits(model: Model, note: TaskNote) -> bool:
+    """Whether the folder's own head answers the same question: as many outputs, the same labels."""
+    head = model.network.heads[note.head_name]
+    if not isinstance(head, OutputHead) or head.output.out_features != note.outputs:
+        return False
+    return not note.labels or model.labels() == note.labels
+
+
+def _let_head_read(network: Network, note: TaskNote) -> None:
+    """With head.cls = raw, let a classifier read the sentence's last state instead of the pooler's output."""
+    head = network.heads[note.head_name]
+    if note.head.cls == "raw" and isinstance(head, OutputHead):
+        if head.reads == "pooled":
+            head.reads = "sentence"
+            del network.heads["pooler"]
+        elif head.reads == "sentence":
+            what = f"the classifier of {network.shape.model_type} reads the raw state already"
+            raise UserError(what, where="head.cls", remedy="leave it at pooled")
+
+
+def _renew_layers(network: Network, count: int, stream: torch.Generator) -> str:
+    """Draw the last layers anew (Zhang et al. 2021)."""
+    blocks = network.encoder.blocks
+    if count > len(blocks):
+        what = f"head.fresh_layers = {count}, but the model has {len(blocks)} layers of its own"
+        raise UserError(what, remedy=f"choose at most {len(blocks)}")
+    rule = member_of(network.shape.model_type).initial(network.shape)
+    for block in list(blocks)[len(blocks) - count :]:
+        initialise(block, rule, stream)
+    return f"the last {count} layers start from fresh weights"
+
+
+def _refuse_longer_texts(network: Network, note: TaskNote, *, where: str) -> None:
+    if note.text.longest > network.shape.positions:
+        what = f"takes {network.shape.positions} tokens, and text.longest = {note.text.longest}"
+        raise UserError(what, where=where, remedy=f"--set text.longest={network.shape.positions}")

@@ -1,0 +1,109 @@
+"""A fine-tuned model that is asked as it was trained: examples in, what it says of them out."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from bertsmith.features.bilstm import FrozenMixScorer
+from bertsmith.ground.errors import UserError
+from bertsmith.ground.progress import progress_bar
+from bertsmith.ground.seeds import key_of
+from bertsmith.inference.bert import load
+from bertsmith.model.heads import OutputHead
+from bertsmith.model.network import Network
+from bertsmith.tasks.batches import ordered_batches, scores_in_order
+from bertsmith.tasks.encoded import EncodedSet
+from bertsmith.tasks.encoding import encode_split
+from bertsmith.tasks.examples import Example
+from bertsmith.tasks.objective import NetworkScorer, TaskObjective, freeze_encoder
+from bertsmith.tasks.outcome import Outcome, outcome_of
+from bertsmith.tasks.task_file import TaskNote, read_task_note
+from bertsmith.text.tokenizer import Tokenizer
+from bertsmith.training.steps import autocast
+
+MIX_FILE = "mix.safetensors"
+"""The weights on top of a frozen encoder, which no published class has a name for."""
+BATCH_TOKENS = 16_384
+GPU_MULTIPLE = 64
+
+
+@dataclass(frozen=True, slots=True)
+class TaskModel:
+    """A scorer with what it takes to ask it."""
+
+    objective: TaskObjective
+    tokenizer: Tokenizer
+    note: TaskNote
+    device: torch.device
+    precision: Literal["fp32", "bf16"]
+
+    def encode(self, examples: Sequence[Example]) -> EncodedSet:
+        """The examples as the model takes them."""
+        return encode_split(self.note.kind, examples, self.note.labels, self.tokenizer, self.note.text)
+
+    def outcome(self, examples: Sequence[Example], encoded: EncodedSet) -> Outcome:
+        """What the model says of these examples."""
+        return outcome_of(self.note, examples, encoded, self.logits(encoded))
+
+    def logits(self, encoded: EncodedSet) -> NDArray[np.float32]:
+        """The raw scores of a split, in its order."""
+        was_training = self.objective.training
+        self.objective.eval()
+        with torch.no_grad():
+            scores = scores_in_order(encoded, self._scored(encoded))
+        self.objective.train(was_training)
+        return scores
+
+    def _scored(self, encoded: EncodedSet) -> Iterator[tuple[NDArray[np.float32], NDArray[np.int64]]]:
+        multiple = GPU_MULTIPLE if self.device.type == "cuda" else 1
+        with progress_bar("judging", encoded.items) as advance:
+            for batch, items in ordered_batches(encoded, micro_tokens=BATCH_TOKENS, multiple=multiple):
+                with autocast(self.device, self.precision):
+                    scores = self.objective.scores(batch.to(self.device))
+                yield scores.float().cpu().numpy(), items
+                advance(len(items))
+
+
+def open_task_model(
+    folder: Path, *, device: str = "auto", precision: Literal["fp32", "bf16"] = "fp32"
+) -> TaskModel:
+    """The fine-tuned model of a run folder or of the model folder in it."""
+    place = folder / "model" if (folder / "model").is_dir() else folder
+    note = read_task_note(place)
+    if note is None:
+        remedy = "give the folder of a `bertsmith finetune` run"
+        raise UserError("was not fine-tuned here: it has no task.json", where=str(place), remedy=remedy)
+    bert = load(place, device=device)
+    network = bert.model.network
+    if note.head.cls == "raw" and note.head_name in network.heads:
+        head = network.heads[note.head_name]
+        assert isinstance(head, OutputHead)
+        head.reads = "sentence"
+    scorer = scorer_of(network, note, seed=0)
+    if isinstance(scorer, FrozenMixScorer):
+        scorer.load_state_dict({**scorer.state_dict(), **load_file(place / MIX_FILE)})
+    objective = TaskObjective(scorer.to(bert.engine.device), note.kind, span_over=note.head.span_over).eval()
+    return TaskModel(objective, bert.tokenizer, note, bert.engine.device, precision)
+
+
+def scorer_of(network: Network, note: TaskNote, *, seed: int, fresh: tuple[str, ...] = ()) -> nn.Module:
+    """What gives a network's scores for a task: its own head, or a mix of a frozen encoder's layers."""
+    if note.head.encoder == "frozen-mix":
+        stream = torch.Generator().manual_seed(key_of(seed, "mix"))
+        return FrozenMixScorer(network, note.outputs, kind=note.kind, pair=note.pairs, stream=stream)
+    if note.head.encoder == "frozen-linear":
+        freeze_encoder(network, fresh=fresh)
+    return NetworkScorer(network, note.head_name)
+
+
+def mix_state(scorer: FrozenMixScorer) -> dict[str, Tensor]:
+    """What was learned on top of a frozen encoder."""
+    state = scorer.state_dict()
+    return {name: tensor.cpu() for name, tensor in state.items() if not name.startswith("network.")}

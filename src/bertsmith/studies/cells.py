@@ -1,0 +1,105 @@
+"""Many fine-tuning runs, one table: each run has its own folder, and what is finished is not done again."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
+
+from bertsmith.finetuning.folder import Assignment
+from bertsmith.finetuning.job import FinetuningResult, finetune
+from bertsmith.recipe.finetuning import FinetuningRecipe
+from bertsmith.training.watch import Watch
+
+GRID: dict[str, tuple[Any, ...]] = {
+    "run.examples": (16, 32),
+    "optim.peak_lr": (5e-5, 3e-5, 2e-5),
+    "run.epochs": (2.0, 3.0, 4.0),
+}
+"""Devlin et al. 2018, A.3."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One run of a study."""
+
+    name: str
+    assignment: Assignment
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A measure over several runs."""
+
+    mean: float
+    median: float
+    deviation: float
+    """Standard deviation of the sample; 0 for a single run."""
+    least: float
+    most: float
+    runs: int
+
+
+class Stopped(Exception):
+    """A run of the study was asked to stop; what is finished stays."""
+
+
+def run_cells(cells: Sequence[Cell], watch: Watch) -> list[FinetuningResult]:
+    """Run each cell that is not finished yet, one after the other; the results of all."""
+    results = []
+    for number, cell in enumerate(cells, start=1):
+        watch.note(f"[{number}/{len(cells)}] {cell.name}")
+        result = finetune(cell.assignment, watch)
+        if not result.finished:
+            raise Stopped(cell.name)
+        results.append(result)
+    return results
+
+
+def over_seeds(assignment: Assignment, seeds: int) -> list[Cell]:
+    """The same run with the seeds 0, 1, 2, ..."""
+    return [_cell(assignment, {"run.seed": seed}, f"seed-{seed}") for seed in range(seeds)]
+
+
+def over_grid(assignment: Assignment, grid: Mapping[str, Sequence[Any]] | None = None) -> list[Cell]:
+    """The same run with every combination of the paper's settings."""
+    chosen = GRID if grid is None else grid
+    cells = []
+    for values in product(*chosen.values()):
+        changed = dict(zip(chosen, values, strict=True))
+        name = "_".join(f"{key.rpartition('.')[2]}-{value:g}" for key, value in changed.items())
+        cells.append(_cell(assignment, changed, name))
+    return cells
+
+
+def spread_of(values: Sequence[float]) -> Spread:
+    """Mean, median and spread of a measure over runs."""
+    deviation = statistics.stdev(values) if len(values) > 1 else 0.0
+    mean, median = statistics.mean(values), statistics.median(values)
+    return Spread(mean, median, deviation, min(values), max(values), len(values))
+
+
+def spreads_of(results: Sequence[FinetuningResult]) -> dict[str, dict[str, Spread]]:
+    """For each split and measure, how it spreads over the runs."""
+
+    def spread(split: str, measure: str) -> Spread:
+        return spread_of([result.measures[split][measure] for result in results])
+
+    return {
+        split: {measure: spread(split, measure) for measure in measures}
+        for split, measures in results[0].measures.items()
+    }
+
+
+def _cell(assignment: Assignment, changed: Mapping[str, Any], name: str) -> Cell:
+    recipe = with_values(assignment.recipe, changed)
+    return Cell(name, replace(assignment, recipe=recipe, out=assignment.out / name))
+
+
+def with_values(recipe: FinetuningRecipe, changed: Mapping[str, Any]) -> FinetuningRecipe:
+    """The recipe with other values under some dotted keys."""
+    values = recipe.model_dump()
+    for key, value in changed.items():
+        section, _, name = key.partition(".")
+        values[section][name] = value
+    return FinetuningRecipe.model_validate(values)

@@ -1,0 +1,144 @@
+"""Every GLUE task that a folder holds, fine-tuned and put into one table."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bertsmith.finetuning.folder import Assignment
+from bertsmith.finetuning.job import FinetuningResult
+from bertsmith.finetuning.recipes import finetuning_recipe
+from bertsmith.ground.errors import UserError
+from bertsmith.ground.files import write_json, write_text
+from bertsmith.studies.cells import Cell, Spread, over_seeds, run_cells, spreads_of
+from bertsmith.tasks.averages import Average, glue_averages
+from bertsmith.tasks.glue import TASKS
+from bertsmith.tasks.task import Task
+from bertsmith.training.watch import Watch
+
+PERCENT = 100
+
+
+@dataclass(frozen=True, slots=True)
+class GlueRow:
+    """One task of the table."""
+
+    task: Task
+    examples: int
+    seconds: float
+    spreads: dict[str, dict[str, Spread]]
+    """By split and measure."""
+
+
+@dataclass(frozen=True, slots=True)
+class GlueTable:
+    """All tasks found, and the averages that people report."""
+
+    rows: tuple[GlueRow, ...]
+    averages: tuple[Average, ...]
+    missing: tuple[str, ...]
+    """Tasks without training data in the folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class GlueRequest:
+    """What was asked for."""
+
+    model: Path
+    data: Path
+    """The folder that holds the tasks' folders."""
+    out: Path
+    seeds: int = 1
+    settings: tuple[str, ...] = ()
+    """Overrides for the recipes of all tasks."""
+    skip_bad: bool = False
+
+
+def glue(request: GlueRequest, watch: Watch) -> GlueTable:
+    """Fine-tune on every task found; what an earlier call has finished is taken as it is."""
+    model, data, out = request.model, request.data, request.out
+    found = tasks_in(data)
+    if not found:
+        names = ", ".join(folder for task in TASKS for folder in task.folders)
+        remedy = f"give the folder that holds some of {names}"
+        raise UserError("holds no GLUE task with training data", where=str(data), remedy=remedy)
+    recipes = {task.name: finetuning_recipe(task, request.settings) for task, _ in found}
+    cells = {
+        task.name: over_seeds(
+            Assignment(task, recipes[task.name], model, place, out / task.name, skip_bad=request.skip_bad),
+            request.seeds,
+        )
+        for task, place in found
+    }
+    flat = [Cell(f"{name} {cell.name}", cell.assignment) for name, held in cells.items() for cell in held]
+    results = iter(run_cells(flat, watch))
+    rows = tuple(_row(task, [next(results) for _ in cells[task.name]]) for task, _ in found)
+    present = {task.name for task, _ in found}
+    missing = tuple(task.title for task in TASKS if "train" in task.splits and task.name not in present)
+    table = GlueTable(rows, tuple(glue_averages(_means(rows))), missing)
+    write_text(out / "table.md", table_text(table))
+    write_json(out / "table.json", plain_table(table))
+    return table
+
+
+def tasks_in(data: Path) -> list[tuple[Task, Path]]:
+    """The tasks with training data in a folder of GLUE folders, with their places."""
+    found = []
+    for task in TASKS:
+        places = [data / folder for folder in task.folders if (data / folder).is_dir()]
+        if places and "train" in task.splits and _has_training_file(task, places[0]):
+            found.append((task, places[0]))
+    return found
+
+
+def table_text(table: GlueTable) -> str:
+    """The table as Markdown, in percent as the papers print it."""
+    lines = ["| task | split | measure | mean | median | spread | runs | examples | seconds |"]
+    lines.append("|---|---|---|---|---|---|---|---|---|")
+    for row in table.rows:
+        for split, measures in row.spreads.items():
+            for measure, spread in measures.items():
+                numbers = (spread.mean, spread.median, spread.deviation)
+                cells = " | ".join(f"{PERCENT * number:.1f}" for number in numbers)
+                end = f"{spread.runs} | {row.examples:,} | {row.seconds:.0f}"
+                lines.append(f"| {row.task.title} | {split} | {measure} | {cells} | {end} |")
+    lines += ["", "| average | value | |", "|---|---|---|"]
+    for average in table.averages:
+        value = "–" if average.value is None else f"{PERCENT * average.value:.1f}"
+        lacking = f"; missing: {', '.join(average.missing)}" if average.missing else ""
+        lines.append(f"| {average.name} | {value} | {average.note}{lacking} |")
+    if table.missing:
+        lines += ["", f"Without training data here: {', '.join(table.missing)}."]
+    return "\n".join(lines) + "\n"
+
+
+def _has_training_file(task: Task, place: Path) -> bool:
+    return any(any(place.glob(name)) for name in task.splits["train"].files)
+
+
+def _row(task: Task, results: Sequence[FinetuningResult]) -> GlueRow:
+    return GlueRow(task, results[0].examples, sum(result.seconds for result in results), spreads_of(results))
+
+
+def _means(rows: Sequence[GlueRow]) -> Mapping[str, Mapping[str, float]]:
+    """The mean of each measure by task; a second development set stands under its own name."""
+    means: dict[str, dict[str, float]] = {}
+    for row in rows:
+        for split, measures in row.spreads.items():
+            name = row.task.name if split == "dev" else f"{row.task.name}-{split.removeprefix('dev-')}"
+            means[name] = {measure: spread.mean for measure, spread in measures.items()}
+    return means
+
+
+def plain_table(table: GlueTable) -> dict[str, object]:
+    """The table for machines."""
+    return {
+        "tasks": {
+            row.task.name: {
+                split: {measure: spread.mean for measure, spread in measures.items()}
+                for split, measures in row.spreads.items()
+            }
+            for row in table.rows
+        },
+        "averages": {average.name: average.value for average in table.averages},
+        "missing": list(table.missing),
+    }

@@ -1,0 +1,229 @@
+"""Tagged words: CoNLL-2003 and its likes, WNUT-17, CoNLL-U, and JSON lines with a sentence each."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bertsmith.ground.errors import UserError
+from bertsmith.ground.files import open_text_bytes
+from bertsmith.tasks.examples import BadLine, TaggedExample
+from bertsmith.tasks.tables import Row, rows_of
+from bertsmith.tasks.task import Reader, Split, Task
+
+CONLLU_COLUMNS: Mapping[str, int] = {"upos": 3, "xpos": 4, "feats": 5, "deprel": 7}
+"""Columns of CoNLL-U that hold one tag for each word (universaldependencies.org/format.html)."""
+_CONLLU_WIDTH = 10
+_UNKNOWN = "_"
+_DOCUMENT_START = "-DOCSTART-"
+_WORD_ID = re.compile(r"[1-9][0-9]*")
+_SKIPPED_ID = re.compile(r"[0-9]+[-.][0-9]+")  # multi-word tokens 3-4 and empty nodes 8.1
+_NEW_DOCUMENT = re.compile(r"#\s*newdoc\b")
+_SENTENCE_ID = re.compile(r"#\s*sent_id\s*=\s*(.*\S)")
+_MEND_LINE = "mend the line"
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    text: str
+    where: str
+
+
+class _Documents:
+    """Numbers for documents: a sentence before the first mark is a document of its own."""
+
+    def __init__(self) -> None:
+        self._number, self._marked = -1, False
+
+    def begin(self) -> None:
+        self._number, self._marked = self._number + 1, True
+
+    def of_next_sentence(self) -> int:
+        self._number += 0 if self._marked else 1
+        return self._number
+
+
+def read_columns(path: Path) -> Iterator[TaggedExample | BadLine]:
+    """The sentences of a file with the word in the first column and its tag in the last, or words alone."""
+    documents, width, place = _Documents(), 0, 0
+    for lines in _blocks(path):
+        rows = [(line, _cells(line.text)) for line in lines if not line.text.startswith(_DOCUMENT_START)]
+        if len(rows) < len(lines):
+            documents.begin()
+        if not rows:
+            continue
+        width = width or len(rows[0][1])
+        fault = next(
+            (fault for line, cells in rows if (fault := _column_fault(line, cells, width=width))), None
+        )
+        words = tuple(cells[0] for _, cells in rows)
+        tags = tuple(cells[-1] for _, cells in rows) if width > 1 else None
+        document = documents.of_next_sentence()
+        yield fault or TaggedExample(str(place), words, tags, document, rows[0][0].where)
+        place += 1
+
+
+def conllu_reader(column: str) -> Reader:
+    """A reader of CoNLL-U that takes one of its columns as the tags."""
+    if column not in CONLLU_COLUMNS:
+        remedy = f"choose one of {', '.join(CONLLU_COLUMNS)}"
+        raise UserError(f"CoNLL-U has no column {column!r} with a tag for each word", remedy=remedy)
+
+    def read(path: Path) -> Iterator[TaggedExample | BadLine]:
+        documents, place = _Documents(), 0
+        for lines in _blocks(path):
+            comments = [line.text for line in lines if line.text.startswith("#")]
+            if any(_NEW_DOCUMENT.match(comment) for comment in comments):
+                documents.begin()
+            if len(comments) == len(lines):
+                continue
+            key = next((id[1] for comment in comments if (id := _SENTENCE_ID.match(comment))), str(place))
+            words = [line for line in lines if not line.text.startswith("#")]
+            yield _conllu_sentence(words, column, key=key, document=documents.of_next_sentence())
+            place += 1
+
+    return read
+
+
+def read_tagged_rows(path: Path) -> Iterator[TaggedExample | BadLine]:
+    """The sentences of a JSONL file: the lists `words` (or `tokens`) and `tags` (absent where unknown)."""
+    for place, row in enumerate(rows_of(path)):
+        yield row if isinstance(row, BadLine) else _sentence_of_row(row, place)
+
+
+def _conllu_sentence(
+    lines: Sequence[_Line], column: str, *, key: str, document: int
+) -> TaggedExample | BadLine:
+    rows = [(line, line.text.split("\t")) for line in lines]
+    fault = next((fault for line, cells in rows if (fault := _conllu_fault(line, cells))), None)
+    kept = [cells for _, cells in rows if _WORD_ID.fullmatch(cells[0])]
+    if fault or not kept:
+        return fault or BadLine("the sentence has no word", lines[0].where, _MEND_LINE)
+    tags = tuple(cells[CONLLU_COLUMNS[column]] for cells in kept)
+    # An empty cell says "no features", but of the other columns that nobody filled them in.
+    is_labelled = column == "feats" or any(tag != _UNKNOWN for tag in tags)
+    words = tuple(cells[1] for cells in kept)
+    return TaggedExample(key, words, tags if is_labelled else None, document, lines[0].where)
+
+
+def _conllu_fault(line: _Line, cells: Sequence[str]) -> BadLine | None:
+    if len(cells) != _CONLLU_WIDTH:
+        what = f"the line has {len(cells)} columns parted by tabs, CoNLL-U has {_CONLLU_WIDTH}"
+        return BadLine(what, line.where, _MEND_LINE)
+    if not (_WORD_ID.fullmatch(cells[0]) or _SKIPPED_ID.fullmatch(cells[0])):
+        return BadLine(f"{cells[0]!r} is no number of a word", line.where, _MEND_LINE)
+    return None if all(cells) else BadLine("a column is empty", line.where, f"write {_UNKNOWN} there")
+
+
+def _column_fault(line: _Line, cells: Sequence[str], *, width: int) -> BadLine | None:
+    if len(cells) != width:
+        what = f"the line has {len(cells)} columns, the file's first has {width}"
+        return BadLine(what, line.where, _MEND_LINE)
+    if not cells[0] or not cells[-1]:
+        return BadLine("the word or its tag is empty", line.where, _MEND_LINE)
+    return None
+
+
+def _cells(text: str) -> list[str]:
+    # Words of tweets may hold any space but the one that parts the columns, so no bare split().
+    return text.split("\t") if "\t" in text else re.split(" +", text.strip(" "))
+
+
+def _blocks(path: Path) -> Iterator[list[_Line]]:
+    """The file's lines between empty ones; WNUT-17 has lines with a lone tab there."""
+    block: list[_Line] = []
+    for line in _lines(path):
+        if line.text.strip():
+            block.append(line)
+        elif block:
+            yield block
+            block = []
+    if block:
+        yield block
+
+
+def _lines(path: Path) -> Iterator[_Line]:
+    with open_text_bytes(path) as file:
+        for number, line in enumerate(file, start=1):
+            where = f"{path}:{number}"
+            try:
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError as error:
+                remedy = "convert it to UTF-8 (iconv)"
+                raise UserError("is not UTF-8 text", where=where, remedy=remedy) from error
+            yield _Line(text.rstrip("\r\n"), where)
+
+
+def _sentence_of_row(row: Row, place: int) -> TaggedExample | BadLine:
+    words = row.values.get("words", row.values.get("tokens"))
+    tags = row.values.get("tags")
+    if not _is_list_of_texts(words) or not words:
+        what = f"has no list of words; its fields are {', '.join(row.values)}"
+        return BadLine(what, row.where, 'write {"words": [...], "tags": [...]}')
+    if tags is not None and (not _is_list_of_texts(tags) or len(tags) != len(words)):
+        return BadLine(f"needs a tag as text for each of its {len(words)} words", row.where, _MEND_LINE)
+    key, document = str(row.values.get("id", place)), place
+    return TaggedExample(key, tuple(words), None if tags is None else tuple(tags), document, row.where)
+
+
+def _is_list_of_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(text, str) and text for text in value)
+
+
+def _columns_split(*stems: str, first: tuple[str, ...] = ()) -> Split:
+    names = [f"{stem}.{suffix}" for stem in stems for suffix in ("txt", "conll", "tsv", "iob", "iob2", "bio")]
+    rows = {f"{stem}.jsonl": read_tagged_rows for stem in stems}
+    return Split({name: read_columns for name in (*first, *names)} | rows)
+
+
+def _conllu_task(name: str, title: str, *, column: str, labels: tuple[str, ...] = ()) -> Task:
+    read = conllu_reader(column)
+    splits = {split: Split({f"{split}.conllu": read, f"*{split}.conllu": read}) for split in _SPLITS}
+    return Task(name, title, "tag", ("accuracy",), splits, labels=labels, folders=("ud", "UD_English-EWT"))
+
+
+_SPLITS = ("train", "dev", "test")
+_WNUT17_TYPES = ("corporation", "creative-work", "group", "location", "person", "product")
+# universaldependencies.org/u/pos
+_UPOS = "ADJ ADP ADV AUX CCONJ DET INTJ NOUN NUM PART PRON PROPN PUNCT SCONJ SYM VERB X"
+_OWN_SPLITS = {
+    "train": _columns_split("train"),
+    "dev": _columns_split("dev", "valid", "validation"),
+    "test": _columns_split("test"),
+}
+
+TASKS: tuple[Task, ...] = (
+    Task(
+        "ner",
+        "CoNLL-2003 NER",
+        "tag",
+        metrics=("span_f1", "accuracy"),
+        splits={
+            "train": _columns_split("train", first=("eng.train",)),
+            "dev": _columns_split("dev", "valid", "validation", "testa", first=("eng.testa",)),
+            "test": _columns_split("test", "testb", first=("eng.testb",)),
+        },
+        folders=("conll", "conll2003", "CoNLL-2003", "ner"),
+        # Devlin et al. 2018, 5.3: "the maximal document context provided by the data".
+        settings={"text.longest": 512, "text.context": "document"},
+    ),
+    Task(
+        "wnut17",
+        "WNUT-17",
+        "tag",
+        metrics=("span_f1", "accuracy"),
+        splits={
+            "train": _columns_split("train", first=("wnut17train.conll",)),
+            "dev": _columns_split("dev", first=("emerging.dev.conll",)),
+            "test": _columns_split("test", first=("emerging.test.annotated",)),
+        },
+        labels=("O", *(f"{prefix}-{type}" for type in _WNUT17_TYPES for prefix in "BI")),
+        folders=("wnut17", "WNUT17"),
+    ),
+    _conllu_task("pos", "UD part of speech", column="upos", labels=tuple(_UPOS.split())),
+    _conllu_task("xpos", "UD language-specific part of speech", column="xpos"),
+    _conllu_task("feats", "UD features", column="feats"),
+    _conllu_task("deprel", "UD relation to the head", column="deprel"),
+    Task("tags", "own tags", "tag", metrics=("accuracy", "macro_f1"), splits=_OWN_SPLITS),
+)

@@ -1,0 +1,338 @@
+"""What a data set is like before training: balance, lengths, copies, overlap, baseline, shift.
+
+Two texts are the same here if they differ in case and spaces only.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from bertsmith.ground.errors import UserError
+from bertsmith.tasks.examples import Kind, TextExample
+from bertsmith.tasks.labels import Label
+from bertsmith.tasks.reading import ReadSplit, has_split, read_split
+from bertsmith.tasks.task import Task
+
+_TEXT_KINDS: tuple[Kind, ...] = ("classify", "multilabel", "regress")
+_SHOWN_PAIRS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class LabelShare:
+    """How often a label is given; in multi-label data the shares may sum to more than 1."""
+
+    label: str
+    count: int
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """How numbers are spread."""
+
+    smallest: float
+    mean: float
+    largest: float
+    deviation: float
+    """Standard deviation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Quantiles of the words of an example, both texts of a pair together."""
+
+    smallest: int
+    median: int
+    of_95_percent: int
+    of_99_percent: int
+    largest: int
+
+
+@dataclass(frozen=True, slots=True)
+class SplitFacts:
+    """What one split is like."""
+
+    name: str
+    file: str
+    examples: int
+    unlabelled: int
+    skipped: int
+    """Lines that could not be taken."""
+    first_skipped: str
+    """The first of them, with what is wrong."""
+    labels: tuple[LabelShare, ...]
+    """Most frequent first; empty for numbers."""
+    numbers: Spread | None
+    words: Lengths
+    copies: int
+    """Examples whose texts stood before in the split."""
+    contradictions: int
+    """Examples whose texts stand elsewhere in the split with another label."""
+
+
+@dataclass(frozen=True, slots=True)
+class SharedText:
+    """A training example and a development example with the same text."""
+
+    text: str
+    train_where: str
+    train_label: str
+    dev_where: str
+    dev_label: str
+
+
+@dataclass(frozen=True, slots=True)
+class Overlap:
+    """Development examples whose text is in the training set too."""
+
+    text: Literal["whole", "first"]
+    """Whether the whole example is the same, or the first text of a pair."""
+    dev_examples: int
+    dev_share: float
+    pairs_same_label: int
+    pairs_other_label: int
+    only_other_label: int
+    """Development examples that meet their text with other labels only."""
+    copying_accuracy: float
+    """How often copying the label of a training example with the same text is right."""
+    shown: tuple[SharedText, ...]
+    """Some of the pairs with different labels, development examples that never meet their own label first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """What one gets by always saying the same: the most frequent label, or the mean."""
+
+    says: str
+    train: float
+    """Accuracy; for numbers the root of the mean squared error."""
+    dev: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Shift:
+    """How the development set differs from the training set."""
+
+    labels: float
+    """Share of examples that would have to change their label (total variation distance); for numbers the
+    difference of the means in standard deviations of the training set."""
+    unknown_words: float
+    """Share of the development set's words that the training set has not."""
+    median_words: int
+    """Median length in development, less the one in training."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """Everything that was found."""
+
+    task: str
+    kind: Kind
+    splits: tuple[SplitFacts, ...]
+    baseline: Baseline | None
+    overlaps: tuple[Overlap, ...]
+    shift: Shift | None
+
+
+def inspect_files(task: Task, places: Mapping[str, Path]) -> Inspection:
+    """What the splits train and dev are like, each in its file or folder; bad lines are counted."""
+    if task.kind not in _TEXT_KINDS:
+        what = f"{task.title} has no labelled texts to look at"
+        raise UserError(what, remedy="inspect takes tasks of texts with a label or a number")
+    # A split may be missing in a folder, but not a place; if all are, reading says what was looked for.
+    found = [split for split, place in places.items() if not place.exists() or has_split(task, place, split)]
+    read = {split: read_split(task, places[split], split, skip_bad=True) for split in found or places}
+    return inspect_splits(task, read)
+
+
+def inspect_splits(task: Task, splits: Mapping[str, ReadSplit]) -> Inspection:
+    """What the splits are like; train and dev are set against each other."""
+    facts = tuple(_facts(name, split, task.kind) for name, split in splits.items())
+    train, dev = (_texts(splits[name]) if name in splits else [] for name in ("train", "dev"))
+    golds = [_label(example) for example in train if example.label is not None]
+    dev_golds = [_label(example) for example in dev if example.label is not None]
+    baseline = _baseline(task.kind, golds, dev_golds) if golds else None
+    overlaps = _overlaps(train, dev, _agreement(golds)) if train and dev else ()
+    shift = _shift(train, dev, task.kind) if train and dev else None
+    return Inspection(task.name, task.kind, facts, baseline, overlaps, shift)
+
+
+def _texts(split: ReadSplit) -> list[TextExample]:
+    return [example for example in split.examples if isinstance(example, TextExample)]
+
+
+def _label(example: TextExample) -> Label:
+    if example.label is None:
+        raise ValueError("an example without a label was asked for it")
+    return tuple(sorted(example.label)) if isinstance(example.label, tuple) else example.label
+
+
+def spelled(label: Label) -> str:
+    """A label for people."""
+    if isinstance(label, tuple):
+        return " + ".join(label) or "(none)"
+    return label if isinstance(label, str) else f"{label:g}"
+
+
+def _whole(example: TextExample) -> tuple[str, ...]:
+    texts = (example.texts,) if isinstance(example.texts, str) else example.texts
+    return tuple(" ".join(text.lower().split()) for text in texts)
+
+
+def _first(example: TextExample) -> tuple[str, ...]:
+    return _whole(example)[:1]
+
+
+def _words(example: TextExample) -> list[str]:
+    return [word for text in _whole(example) for word in text.split()]
+
+
+def _facts(name: str, split: ReadSplit, kind: Kind) -> SplitFacts:
+    examples = _texts(split)
+    golds = [_label(example) for example in examples if example.label is not None]
+    copies, contradictions = _copies(examples)
+    bad = split.skipped[0] if split.skipped else None
+    return SplitFacts(
+        name=name,
+        file=str(split.path),
+        examples=len(examples),
+        unlabelled=len(examples) - len(golds),
+        skipped=len(split.skipped),
+        first_skipped=f"{bad.where}: {bad.what}" if bad else "",
+        labels=() if kind == "regress" else _balance(golds),
+        numbers=_spread(golds) if kind == "regress" and golds else None,
+        words=_lengths(examples),
+        copies=copies,
+        contradictions=contradictions,
+    )
+
+
+def _balance(golds: Sequence[Label]) -> tuple[LabelShare, ...]:
+    counts = Counter(chain.from_iterable(_parts(gold) for gold in golds))
+    ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    return tuple(LabelShare(label, count, count / len(golds)) for label, count in ranked)
+
+
+def _parts(gold: Label) -> tuple[str, ...]:
+    return gold if isinstance(gold, tuple) else (str(gold),)
+
+
+def _spread(golds: Sequence[Label]) -> Spread:
+    numbers = np.array(golds, np.float64)
+    return Spread(float(numbers.min()), float(numbers.mean()), float(numbers.max()), float(numbers.std()))
+
+
+def _lengths(examples: Sequence[TextExample]) -> Lengths:
+    counts = [len(_words(example)) for example in examples]
+    ranks = np.quantile(counts, (0, 0.5, 0.95, 0.99, 1), method="inverted_cdf")
+    return Lengths(*(int(rank) for rank in ranks))
+
+
+def _copies(examples: Sequence[TextExample]) -> tuple[int, int]:
+    labels: defaultdict[tuple[str, ...], list[Label | None]] = defaultdict(list)
+    for example in examples:
+        labels[_whole(example)].append(None if example.label is None else _label(example))
+    copies = sum(len(group) - 1 for group in labels.values())
+    contradictions = sum(len(group) for group in labels.values() if len(set(group)) > 1)
+    return copies, contradictions
+
+
+def _baseline(kind: Kind, golds: Sequence[Label], dev_golds: Sequence[Label]) -> Baseline:
+    if kind == "regress":
+        spread = _spread(golds)
+        errors = np.array(dev_golds, np.float64) - spread.mean
+        dev = float(np.sqrt(np.mean(errors**2))) if dev_golds else None
+        return Baseline(spelled(spread.mean), spread.deviation, dev)
+    counts = Counter(golds)
+    says = min(counts, key=lambda label: (-counts[label], spelled(label)))
+    right = sum(gold == says for gold in dev_golds)
+    return Baseline(spelled(says), counts[says] / len(golds), right / len(dev_golds) if dev_golds else None)
+
+
+def _agreement(golds: Sequence[Label]) -> Callable[[Label, Label], bool]:
+    """When two labels say the same: if they are equal, or as numbers within a standard deviation."""
+    if not golds or not isinstance(golds[0], float):
+        return lambda one, other: one == other
+    near = _spread(golds).deviation
+    return lambda one, other: abs(float(str(one)) - float(str(other))) <= near
+
+
+def _overlaps(
+    train: Sequence[TextExample], dev: Sequence[TextExample], agree: Callable[[Label, Label], bool]
+) -> tuple[Overlap, ...]:
+    pairs = not isinstance(train[0].texts, str)
+    whole = _overlap("whole", _meetings(train, dev, _whole), len(dev), agree)
+    return (whole, _overlap("first", _meetings(train, dev, _first), len(dev), agree)) if pairs else (whole,)
+
+
+Meetings = list[tuple[TextExample, list[TextExample]]]
+"""A development example with the training examples that have the same text, for those that have some."""
+
+
+def _meetings(
+    train: Sequence[TextExample], dev: Sequence[TextExample], text: Callable[[TextExample], tuple[str, ...]]
+) -> Meetings:
+    known: defaultdict[tuple[str, ...], list[TextExample]] = defaultdict(list)
+    for example in train:
+        if example.label is not None:
+            known[text(example)].append(example)
+    labelled = (example for example in dev if example.label is not None)
+    return [(example, known[text(example)]) for example in labelled if text(example) in known]
+
+
+def _overlap(
+    text: Literal["whole", "first"], meetings: Meetings, dev: int, agree: Callable[[Label, Label], bool]
+) -> Overlap:
+    same = [[agree(_label(other), _label(example)) for other in others] for example, others in meetings]
+    agreeing = sum(map(sum, same))
+    return Overlap(
+        text=text,
+        dev_examples=len(meetings),
+        dev_share=len(meetings) / dev,
+        pairs_same_label=agreeing,
+        pairs_other_label=sum(map(len, same)) - agreeing,
+        only_other_label=sum(not any(each) for each in same),
+        copying_accuracy=float(np.mean([np.mean(each) for each in same])) if same else 0.0,
+        shown=_shown(meetings, same, text),
+    )
+
+
+def _shown(
+    meetings: Meetings, same: Sequence[Sequence[bool]], text: Literal["whole", "first"]
+) -> tuple[SharedText, ...]:
+    differing = [place for place, agreements in enumerate(same) if not all(agreements)]
+    shown = []
+    for place in sorted(differing, key=lambda place: any(same[place]))[:_SHOWN_PAIRS]:
+        example, others = meetings[place]
+        other = others[same[place].index(False)]
+        texts = example.texts if isinstance(example.texts, tuple) else (example.texts,)
+        words = " | ".join(texts if text == "whole" else texts[:1])
+        labels = spelled(_label(other)), spelled(_label(example))
+        shown.append(SharedText(words, other.where, labels[0], example.where, labels[1]))
+    return tuple(shown)
+
+
+def _shift(train: Sequence[TextExample], dev: Sequence[TextExample], kind: Kind) -> Shift:
+    known = {word for example in train for word in _words(example)}
+    words = [word for example in dev for word in _words(example)]
+    unknown = sum(word not in known for word in words) / max(len(words), 1)
+    longer = _lengths(dev).median - _lengths(train).median
+    golds, dev_golds = (
+        [_label(example) for example in examples if example.label is not None] for examples in (train, dev)
+    )
+    labels = _label_shift(golds, dev_golds, kind) if golds and dev_golds else 0.0
+    return Shift(labels, unknown, longer)
+
+
+def _label_shift(golds: Sequence[Label], dev_golds: Sequence[Label], kind: Kind) -> float:
+    if kind == "regress":
+        spread = _spread(golds)
+        return (_spread(dev_golds).mean - spread.mean) / spread.deviation if spread.deviation else 0.0
+    counts, dev_counts = Counter(golds), Counter(dev_golds)
+    shares = (counts[gold] / len(golds) - dev_counts[gold] / len(dev_golds) for gold in counts | dev_counts)
+    return sum(map(abs, shares)) / 2

@@ -1,0 +1,168 @@
+"""From a data folder or a file to the examples of a split."""
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+
+from bertsmith.ground.errors import UserError
+from bertsmith.ground.files import COMPRESSED_SUFFIXES
+from bertsmith.tasks.examples import BadLine, Example, TaggedExample, TextExample
+from bertsmith.tasks.labels import Undecided
+from bertsmith.tasks.tables import bare_suffix
+from bertsmith.tasks.task import Reader, Task
+
+_NUMBER = re.compile(r"[+-]?\d+(\.\d+)?")
+
+
+@dataclass(frozen=True, slots=True)
+class ReadSplit:
+    """The examples of a split, and what was left out."""
+
+    examples: tuple[Example, ...]
+    skipped: tuple[BadLine, ...]
+    """Lines that could not be taken, and examples whose annotators disagreed."""
+    path: Path
+    """The file; the folder where several files make the split."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    paths: tuple[Path, ...]
+    reader: Reader
+
+
+def has_split(task: Task, data: Path, split: str) -> bool:
+    """Whether the data hold this split of the task."""
+    return split in task.splits and _source(task, data, split) is not None
+
+
+def read_split(task: Task, data: Path, split: str, *, skip_bad: bool) -> ReadSplit:
+    """The examples of a split; a line that cannot be taken ends it, unless bad lines are to be skipped."""
+    source = _source(task, data, _known(task, split))
+    if source is None:
+        raise _not_found(task, data, split)
+    examples: list[Example] = []
+    skipped: list[BadLine] = []
+    for found in _checked(task, source):
+        if not isinstance(found, BadLine):
+            examples.append(found)
+        elif skip_bad or isinstance(found, Undecided):
+            skipped.append(found)
+        else:
+            remedy = f"{found.remedy}, or leave such lines out with --skip-bad"
+            raise UserError(found.what, where=found.where, remedy=remedy)
+    path = source.paths[0] if len(source.paths) == 1 else source.paths[0].parent
+    if not examples:
+        what = f"holds no examples ({len(skipped)} lines were skipped)" if skipped else "holds no examples"
+        raise UserError(what, where=str(path), remedy=f"fetch the {split} file of {task.title} again")
+    return ReadSplit(tuple(examples), tuple(skipped), path)
+
+
+def labels_of(task: Task, examples: Sequence[Example]) -> tuple[str, ...]:
+    """The classes or tags in order: the published ones, or else those of the examples, sorted."""
+    if task.labels or task.kind in ("regress", "span", "choice"):
+        return task.labels
+    counts = Counter(label for example in examples for label in _labels(example))
+    if len(counts) < (1 if task.kind == "multilabel" else 2):
+        what = f"there is nothing to tell apart: the examples have {_told(counts)}"
+        remedy = "choose another label column, or add examples of other classes"
+        raise UserError(what, where=examples[0].where if examples else "", remedy=remedy)
+    return tuple(sorted(counts, key=_by_number if all(map(_NUMBER.fullmatch, counts)) else str))
+
+
+def _told(counts: Counter[str]) -> str:
+    return f"only the label {next(iter(counts))!r}" if counts else "no labels"
+
+
+def _by_number(label: str) -> tuple[float, str]:
+    return float(label), label
+
+
+def _known(task: Task, split: str) -> str:
+    if split not in task.splits:
+        remedy = f"its splits are {', '.join(task.splits)}"
+        raise UserError(f"{task.title} has no split {split!r}", remedy=remedy)
+    return split
+
+
+def _source(task: Task, data: Path, split: str) -> _Source | None:
+    if data.is_file():
+        return _file_source(task, data, split)
+    for folder in (data, *(data / name for name in task.folders)):
+        for pattern, reader in task.splits[split].files.items():
+            if paths := _matching(folder, pattern):
+                return _Source(paths, reader)
+    return None
+
+
+def _file_source(task: Task, file: Path, split: str) -> _Source | None:
+    """The reader for a file of any name: by its name, else by its format, else as another split's."""
+    own = task.splits[split].files
+    others = {name: reader for each in task.splits.values() for name, reader in each.files.items()}
+    named = [reader for pattern, reader in own.items() if _has_name(file, pattern)]
+    formatted = [reader for pattern, reader in own.items() if bare_suffix(Path(pattern)) == bare_suffix(file)]
+    foreign = [reader for pattern, reader in others.items() if _has_name(file, pattern)]
+    return next((_Source((file,), reader) for reader in (*named, *formatted, *foreign)), None)
+
+
+def _has_name(file: Path, pattern: str) -> bool:
+    return any(fnmatch(file.name, Path(pattern).name + suffix) for suffix in ("", *COMPRESSED_SUFFIXES))
+
+
+def _matching(folder: Path, pattern: str) -> tuple[Path, ...]:
+    if not folder.is_dir():
+        return ()
+    for suffix in ("", *COMPRESSED_SUFFIXES):
+        if found := sorted(folder.glob(pattern + suffix)):
+            return tuple(found)
+    return ()
+
+
+def _not_found(task: Task, data: Path, split: str) -> UserError:
+    names = ", ".join(task.splits[split].files)
+    if data.is_file():
+        what = f"is no file of {task.title} that can be known by its name"
+        return UserError(what, where=str(data), remedy=f"name it as one of {names}")
+    if not data.exists():
+        return UserError("no such file or folder", where=str(data), remedy=f"name a folder with {names}")
+    remedy = f"looked for {names}, packed or not"
+    folders = [name for name in task.folders if (data / name).is_dir()]
+    if folders:
+        remedy += f", also in {', '.join(folders)}"
+    return UserError(f"has no {split} file of {task.title}", where=str(data), remedy=remedy)
+
+
+def _checked(task: Task, source: _Source) -> Iterator[Example | BadLine]:
+    """The examples, with a BadLine in place of one whose id came before or whose label is unknown."""
+    places: dict[str, str] = {}
+    known = set(task.labels)
+    for path in source.paths:
+        for example in source.reader(path):
+            if isinstance(example, BadLine):
+                yield example
+            elif example.key in places:
+                what = f"has the id {example.key!r}, as {places[example.key]} has"
+                yield BadLine(what, example.where, "give every example its own")
+            else:
+                places[example.key] = example.where
+                yield _with_known_labels(example, known)
+
+
+def _with_known_labels(example: Example, known: set[str]) -> Example | BadLine:
+    if not known or known.issuperset(_labels(example)):
+        return example
+    unknown = sorted(set(_labels(example)) - known)
+    what = f"has the unknown label {unknown[0]!r}; the labels are {', '.join(sorted(known))}"
+    return BadLine(what, example.where, "mend the label")
+
+
+def _labels(example: Example) -> tuple[str, ...]:
+    if isinstance(example, TaggedExample):
+        return example.tags or ()
+    label = example.label if isinstance(example, TextExample) else None
+    if isinstance(label, tuple):
+        return label
+    return (label,) if isinstance(label, str) else ()

@@ -1,0 +1,134 @@
+"""Packed BiLSTMs against a loop over sequences, and scorers that learn on top of a frozen encoder."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bertsmith.features.bilstm import FrozenMixScorer, PackedBiLstm, PairReader
+from bertsmith.packed import Layout, pack
+from bertsmith.recipe.finetuning import TuningOptimSection
+from bertsmith.tasks.batches import ShuffledBatches
+from bertsmith.tasks.objective import TaskObjective
+from bertsmith.training.tuning import build_tuning_optimizer
+from tests.tiny import tiny_network
+from tests.unit.tasks.made_sets import made_set
+
+TEXTS = [[2, 5, 6, 3, 7, 8, 3], [2, 9, 3, 10, 3], [2, 11, 12, 13, 3, 14, 3], [4, 4]]
+SEGMENTS = [[0, 0, 0, 0, 1, 1, 1], [0, 0, 0, 1, 1], [0, 0, 0, 0, 0, 1, 1], [0, 0]]
+PAIRS = pack(TEXTS, SEGMENTS)
+
+
+def scorer_for(kind, *, pair=False, outputs=2, seed=0):
+    network = tiny_network(heads={"pooler": 0, "mlm": 0})
+    stream = torch.Generator().manual_seed(seed)
+    return FrozenMixScorer(network, outputs, kind=kind, pair=pair, stream=stream)
+
+
+@given(lengths=st.lists(st.integers(0, 6), min_size=1, max_size=5).filter(any))
+def test_a_packed_bilstm_is_a_loop_over_sequences(lengths):
+    torch.manual_seed(0)
+    bilstm = PackedBiLstm(4, 3, dropout=0.0).double()
+    values_TD = torch.randn(sum(lengths), 4, dtype=torch.float64, requires_grad=True)
+    layout = Layout(torch.tensor([0, *lengths]).cumsum(0).int(), max(lengths))
+    parts = [part for part in values_TD.split(lengths) if len(part)]
+    expected = torch.cat([bilstm.lstm(part)[0] for part in parts])
+    found = bilstm(values_TD, layout)
+    assert (found - expected).abs().max() < 1e-12
+    chosen = torch.randn_like(found)
+    gradients = [torch.autograd.grad((each * chosen).sum(), values_TD)[0] for each in (found, expected)]
+    assert (gradients[0] - gradients[1]).abs().max() < 1e-12
+
+
+def plain_pair(reader, mixed_TD, segments):
+    """ESIM for one pair: read both, align each with the other, compare, read again, pool."""
+    texts = [mixed_TD[torch.tensor(segments) == number] for number in (0, 1)]
+    texts = [text for text in texts if len(text)]
+    first = [reader.bilstm.lstm(text)[0] for text in texts]
+    partners = list(reversed(first)) if len(first) == 2 else [first[0].new_zeros(1, first[0].shape[1])]
+    pooled = []
+    for states, partner in zip(first, partners, strict=True):
+        found = (states @ partner.T).softmax(-1) @ partner
+        compared = torch.cat((states, found, states - found, states * found), -1)
+        again = reader.second_bilstm.lstm(reader.compare(compared).relu())[0]
+        pooled += [again.amax(0), again.mean(0)]
+    missing = [torch.zeros_like(pooled[0])] * (4 - len(pooled))
+    return torch.cat((*pooled, *missing))
+
+
+def test_pairs_look_at_each_other_as_in_a_plain_computation():
+    torch.manual_seed(0)
+    reader = PairReader(6, dropout=0.0).double()
+    mixed_TD = torch.randn(len(PAIRS.tokens_T), 6, dtype=torch.float64, requires_grad=True)
+    found = reader(mixed_TD, PAIRS)
+    texts = mixed_TD.split([len(text) for text in TEXTS])
+    pairs = zip(texts, SEGMENTS, strict=True)
+    expected = torch.stack([plain_pair(reader, text, segments) for text, segments in pairs])
+    assert found.shape == (len(TEXTS), reader.outputs)
+    assert (found - expected).abs().max() < 1e-12
+    gradients = [torch.autograd.grad(each.square().sum(), mixed_TD)[0] for each in (found, expected)]
+    assert (gradients[0] - gradients[1]).abs().max() < 1e-10
+    assert gradients[0].isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("kind", "pair", "rows"),
+    [
+        ("tag", False, len(PAIRS.tokens_T)),
+        ("span", True, len(PAIRS.tokens_T)),
+        ("classify", False, len(TEXTS)),
+        ("regress", True, len(TEXTS)),
+    ],
+)
+def test_only_the_mix_the_lstms_and_the_output_learn(kind, pair, rows):
+    scorer = scorer_for(kind, pair=pair, outputs=2).train()
+    before = [each.clone() for each in scorer.network.parameters()]
+    scores = scorer(PAIRS)
+    assert scores.shape == (rows, 2)
+    scores.square().sum().backward()
+    learned = {name for name, each in scorer.named_parameters() if each.grad is not None}
+    own = {name for name, _ in scorer.named_parameters() if not name.startswith("network.")}
+    assert learned == own
+    assert all(scorer.get_parameter(name).grad.abs().max() > 0 for name in own)
+    optimizer = build_tuning_optimizer(scorer, TuningOptimSection())
+    optimizer.step()
+    assert sum(len(group["params"]) for group in optimizer.param_groups) == len(own)
+    assert all(torch.equal(a, b) for a, b in zip(before, scorer.network.parameters(), strict=True))
+
+
+def test_the_encoder_never_drops_anything():
+    scorer = scorer_for("tag").train()
+    assert not any(each.training for each in scorer.network.modules())
+    assert scorer.dropout.training
+
+
+def test_the_stream_alone_decides_the_first_weights():
+    torch.manual_seed(1)
+    one = scorer_for("classify", seed=5)
+    torch.manual_seed(2)
+    same, other = scorer_for("classify", seed=5), scorer_for("classify", seed=6)
+    weights = [each.reader.bilstm.lstm.weight_ih_l0 for each in (one, same, other)]
+    assert torch.equal(weights[0], weights[1]) and not torch.equal(weights[0], weights[2])
+    assert torch.equal(one.output.weight, same.output.weight)
+
+
+@pytest.mark.parametrize("pair", [False, True])
+def test_micro_batches_and_filler_change_neither_loss_nor_gradient(pair):
+    encoded, found = made_set("choice"), []
+    for micro_tokens, multiple in ((10_000, 1), (48, 16)):
+        objective = TaskObjective(scorer_for("choice", pair=pair, outputs=1).double(), "choice").eval()
+        settings = {"examples_per_step": 12, "seed": 0, "micro_tokens": micro_tokens, "multiple": multiple}
+        step = ShuffledBatches(encoded, **settings).step(0)
+        for micro in step.micros:
+            objective(micro, torch.tensor([1 / step.count]))[0].backward()
+        found.append([each.grad for each in objective.parameters() if each.grad is not None])
+    for one, other in zip(*found, strict=True):
+        assert (one - other).abs().max() < 1e-8
+
+
+def test_it_runs_under_bf16():
+    scorer = scorer_for("classify", pair=True).train()
+    with torch.autocast("cpu", torch.bfloat16):
+        scores = scorer(PAIRS)
+    scores.float().sum().backward()
+    assert scorer.mix.weights_L.grad.isfinite().all()

@@ -1,0 +1,128 @@
+"""A user's own tables."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bertsmith.ground.errors import UserError
+from bertsmith.tasks.custom import CustomSpec, custom_task, has_own_dev
+from bertsmith.tasks.examples import TextExample
+from bertsmith.tasks.reading import labels_of, read_split
+
+WHOLE = 0.0
+
+
+def table(path: Path, *rows: str) -> Path:
+    path.write_text("\n".join(rows) + "\n", encoding="utf-8")
+    return path
+
+
+def read(spec: CustomSpec, data: Path, split: str = "train") -> list[TextExample]:
+    examples = read_split(custom_task(spec), data, split, skip_bad=False).examples
+    return [example for example in examples if isinstance(example, TextExample)]
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("my.csv", 'id,review,stars\n7,"Good, really",5\n'),
+        ("my.tsv", "id\treview\tstars\n7\tGood, really\t5\n"),
+        ("my.jsonl", '{"id": 7, "review": "Good, really", "stars": 5}\n'),
+    ],
+)
+def test_a_text_and_a_label_in_any_format(tmp_path, name, content) -> None:
+    (tmp_path / name).write_text(content)
+    (example,) = read(CustomSpec("review", "stars", key="id", dev_share=WHOLE), tmp_path / name)
+    assert (example.key, example.texts, example.label) == ("7", "Good, really", "5")
+
+
+def test_pairs_have_a_second_text(tmp_path) -> None:
+    path = table(tmp_path / "my.csv", "a,b,same", "x,y,yes")
+    (example,) = read(CustomSpec("a", "same", second="b", dev_share=WHOLE), path)
+    assert example.texts == ("x", "y")
+
+
+def test_classes_come_from_the_file_and_numbers_are_in_their_order(tmp_path) -> None:
+    path = table(tmp_path / "my.csv", "text,stars", "a,10", "b,9", "c,2", "d,10")
+    spec = CustomSpec("text", "stars", dev_share=WHOLE)
+    assert labels_of(custom_task(spec), read(spec, path)) == ("2", "9", "10")
+
+
+def test_several_labels_are_parted_by_the_separator(tmp_path) -> None:
+    path = table(tmp_path / "my.csv", "text,topics", "a,war;peace", "b,", "c,peace; peace")
+    spec = CustomSpec("text", "topics", kind="multilabel", separator=";", dev_share=WHOLE)
+    assert [example.label for example in read(spec, path)] == [("war", "peace"), (), ("peace",)]
+    assert labels_of(custom_task(spec), read(spec, path)) == ("peace", "war")
+
+
+def test_several_labels_may_be_a_json_list(tmp_path) -> None:
+    path = table(tmp_path / "my.jsonl", json.dumps({"text": "a", "topics": ["war, old", 3]}))
+    (example,) = read(CustomSpec("text", "topics", kind="multilabel", dev_share=WHOLE), path)
+    assert example.label == ("war, old", "3")
+
+
+def test_numbers_are_read_as_numbers(tmp_path) -> None:
+    path = table(tmp_path / "my.csv", "text,score", "a,2.5", "b,-1")
+    spec = CustomSpec("text", "score", kind="regress", dev_share=WHOLE)
+    assert [example.label for example in read(spec, path)] == [2.5, -1.0]
+
+
+@pytest.mark.parametrize("cell", ["much", "nan", "inf"])
+def test_what_is_no_number_is_told(tmp_path, cell) -> None:
+    path = table(tmp_path / "my.csv", "text,score", f"a,{cell}")
+    with pytest.raises(UserError, match=f"my.csv:2: has '{cell}' where a number is expected"):
+        read(CustomSpec("text", "score", kind="regress", dev_share=WHOLE), path)
+
+
+@pytest.mark.parametrize(("row", "what"), [("a,", "has no label in 'label'"), (" ,x", "has no text in text")])
+def test_an_empty_cell_is_told(tmp_path, row, what) -> None:
+    path = table(tmp_path / "my.csv", "text,label", row)
+    with pytest.raises(UserError, match=f"my.csv:2: {what}"):
+        read(CustomSpec("text", "label", dev_share=WHOLE), path)
+
+
+def test_a_file_to_predict_needs_no_labels(tmp_path) -> None:
+    path = table(tmp_path / "new.csv", "text", "a", "b")
+    assert [example.label for example in read(CustomSpec("text", "label"), path, "test")] == [None, None]
+
+
+def test_a_share_of_one_file_is_kept_for_development(tmp_path) -> None:
+    path = table(tmp_path / "my.csv", "text,label", *(f"text {n},{n % 2}" for n in range(1000)))
+    spec = CustomSpec("text", "label", dev_share=0.2)
+    train, dev = ({example.key for example in read(spec, path, split)} for split in ("train", "dev"))
+    assert not train & dev
+    assert len(train | dev) == 1000
+    assert 150 < len(dev) < 250
+
+
+def test_which_part_an_example_belongs_to_depends_on_its_id_alone(tmp_path) -> None:
+    rows = [f"{n},text {n},{n % 2}" for n in range(300)]
+    spec = CustomSpec("text", "label", key="id", dev_share=0.3)
+    one = table(tmp_path / "one.csv", "id,text,label", *rows)
+    other = table(tmp_path / "other.csv", "id,text,label", *reversed(rows[:200]))
+    kept = {example.key for example in read(spec, one, "dev")}
+    assert {example.key for example in read(spec, other, "dev")} == {key for key in kept if int(key) < 200}
+
+
+def test_a_file_named_train_is_parted_as_any_other(tmp_path) -> None:
+    path = table(tmp_path / "train.csv", "text,label", *(f"text {n},{n % 2}" for n in range(100)))
+    spec = CustomSpec("text", "label", dev_share=0.3)
+    for data in (path, tmp_path):
+        assert len(read(spec, data, "train")) + len(read(spec, data, "dev")) == 100
+
+
+def test_a_folder_may_bring_its_own_development_file(tmp_path) -> None:
+    table(tmp_path / "train.csv", "text,label", "a,x", "b,y")
+    assert not has_own_dev(tmp_path)
+    table(tmp_path / "validation.csv", "text,label", "c,x")
+    assert has_own_dev(tmp_path)
+    spec = CustomSpec("text", "label", dev_share=WHOLE)
+    assert len(read(spec, tmp_path, "train")) == 2
+    assert [example.texts for example in read(spec, tmp_path, "dev")] == ["c"]
+
+
+def test_a_wrong_column_lists_those_there_are(tmp_path) -> None:
+    path = table(tmp_path / "my.csv", "text,stars", "a,1")
+    with pytest.raises(UserError, match="no column 'review'; its columns are 'text', 'stars'"):
+        read(CustomSpec("review", "stars"), path)

@@ -1,0 +1,130 @@
+"""Measures on cases small enough to be worked out by hand, and where they are not defined."""
+
+import numpy as np
+import pytest
+
+from bertsmith.ground.errors import UserError
+from bertsmith.tasks.metrics import (
+    METRICS,
+    accuracy,
+    f1,
+    macro_f1,
+    matthews,
+    micro_f1,
+    pearson,
+    scores_of,
+    spearman,
+)
+
+GOLDS = np.array([1, 1, 1, 0, 0, 0, 0, 1])
+GUESSES = np.array([1, 1, 0, 0, 0, 1, 0, 0])
+"""2 of the positive class are found, 2 are missed, 1 is wrongly taken for it, 3 are rightly left."""
+LABELS = np.array([[1, 0, 1], [0, 1, 0], [1, 1, 0]])
+LABEL_GUESSES = np.array([[1, 0, 0], [0, 1, 0], [0, 1, 1]])
+
+
+def test_accuracy_is_the_share_of_right_guesses():
+    assert accuracy(GOLDS, GUESSES) == 5 / 8
+
+
+def test_accuracy_of_several_labels_wants_all_of_them_right():
+    assert accuracy(LABELS, LABEL_GUESSES) == 1 / 3
+
+
+def test_f1_is_about_class_one():
+    assert f1(GOLDS, GUESSES) == pytest.approx(2 * 2 / (4 + 3))
+    assert f1(1 - GOLDS, 1 - GUESSES) == pytest.approx(2 * 3 / (4 + 5))
+
+
+def test_macro_f1_weighs_every_class_alike():
+    assert macro_f1(GOLDS, GUESSES) == pytest.approx((4 / 7 + 6 / 9) / 2)
+    assert macro_f1(LABELS, LABEL_GUESSES) == pytest.approx((2 / 3 + 1 + 0) / 3)
+
+
+def test_micro_f1_counts_all_decisions_together():
+    assert micro_f1(LABELS, LABEL_GUESSES) == pytest.approx(2 * 3 / (5 + 4))
+
+
+def test_micro_f1_of_one_class_for_each_example_is_accuracy():
+    assert micro_f1(GOLDS, GUESSES) == accuracy(GOLDS, GUESSES)
+
+
+def test_matthews_of_two_classes_is_the_textbook_formula():
+    found, left, taken, missed = 2, 3, 1, 2
+    under = (found + taken) * (found + missed) * (left + taken) * (left + missed)
+    assert matthews(GOLDS, GUESSES) == pytest.approx((found * left - taken * missed) / under**0.5)
+
+
+def test_pearson_of_a_rising_and_of_a_falling_line():
+    numbers = np.array([0.5, 2.0, 3.5, 5.0], np.float32)
+    assert pearson(numbers, 3 * numbers - 7) == pytest.approx(1.0)
+    assert pearson(numbers, -numbers) == pytest.approx(-1.0)
+
+
+def test_spearman_sees_only_the_order():
+    numbers = np.array([1.0, 2.0, 3.0, 4.0])
+    assert spearman(numbers, np.exp(numbers)) == pytest.approx(1.0)
+    assert pearson(numbers, np.exp(numbers)) < 0.95
+
+
+def test_equal_numbers_share_the_mean_of_their_ranks():
+    golds, ranks = np.array([1.0, 2.0, 3.0, 4.0]), np.array([1.0, 2.5, 2.5, 4.0])
+    assert spearman(golds, np.array([0.0, 5.0, 5.0, 9.0])) == pytest.approx(pearson(golds, ranks))
+
+
+def test_no_examples_score_nothing():
+    nothing = np.zeros(0)
+    assert scores_of(METRICS, nothing, nothing) == dict.fromkeys(METRICS, 0.0)
+
+
+@pytest.mark.parametrize("name", ["matthews", "pearson", "spearman"])
+def test_who_always_says_the_same_has_no_correlation(name):
+    # The mean of three times 0.1 is not 0.1 in floating point, which must not look like a deviation.
+    constant, varied = np.full(3, 0.1), np.array([0.0, 1.0, 2.0])
+    assert METRICS[name](varied, constant) == METRICS[name](constant, varied) == 0.0
+
+
+@pytest.mark.parametrize("name", ["pearson", "spearman"])
+@pytest.mark.parametrize("broken", [np.nan, np.inf])
+def test_a_diverged_model_has_no_correlation(name, broken):
+    assert METRICS[name](np.array([1.0, 2.0, 3.0]), np.array([1.0, broken, 3.0])) == 0.0
+
+
+def test_pearson_survives_numbers_whose_squares_do_not_fit():
+    numbers = np.array([1.0, 2.0, 4.0])
+    for scale in (1e300, 1e-300, 5e-324):
+        assert pearson(numbers, numbers * scale) == pytest.approx(1.0)
+
+
+def test_matthews_of_many_examples_does_not_overflow():
+    golds = np.arange(400_000) % 3
+    assert matthews(golds, golds) == 1.0
+    assert matthews(golds, np.roll(golds, 1)) == pytest.approx(-0.5, abs=1e-5)
+
+
+def test_scores_come_in_the_order_of_their_names():
+    scores = scores_of(("f1", "accuracy"), GOLDS, GUESSES)
+    assert list(scores) == ["f1", "accuracy"]
+    assert scores["accuracy"] == 5 / 8
+
+
+def test_an_unknown_measure_is_answered_with_the_known_ones():
+    with pytest.raises(UserError, match="no measure 'bleu'; take one of accuracy, f1"):
+        scores_of(("bleu",), GOLDS, GUESSES)
+
+
+@pytest.mark.parametrize("golds", [np.array([0, -1]), np.array([0.5, np.nan])])
+def test_examples_without_a_label_are_not_judged(golds):
+    with pytest.raises(UserError, match="no label"):
+        scores_of(("accuracy",), golds, np.array([0, 1]))
+
+
+def test_negative_numbers_are_labels():
+    assert scores_of(("pearson",), np.array([-1.0, 2.0]), np.array([-3.0, 4.0]))["pearson"] == pytest.approx(
+        1.0
+    )
+
+
+def test_a_column_of_guesses_is_not_silently_spread_over_all_golds():
+    with pytest.raises(ValueError, match="differ in shape"):
+        scores_of(("accuracy",), GOLDS, GUESSES[:, None])

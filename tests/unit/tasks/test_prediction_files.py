@@ -1,0 +1,60 @@
+import json
+
+import pytest
+
+from bertsmith.tasks.answers import Guess, QuestionAnswer
+from bertsmith.tasks.conll import read_columns
+from bertsmith.tasks.examples import ChoiceExample, TaggedExample
+from bertsmith.tasks.prediction_files import write_answers, write_choices, write_tags
+
+
+def tagged(words: str, tags: str | None) -> TaggedExample:
+    return TaggedExample(words, tuple(words.split("|")), tags and tuple(tags.split()), 0, "here")
+
+
+def answer(key: str, text: str, *nbest: Guess) -> QuestionAnswer:
+    return QuestionAnswer(
+        key=key, text=text, start=0, end=len(text), score=2.0, probability=0.5, null_odds=-1.5, nbest=nbest
+    )
+
+
+def test_answers_are_written_in_the_three_files_of_the_official_code(tmp_path):
+    best = Guess("caf\u00e9", 0, 0.75, 2.0, 1.0)
+    paths = write_answers(tmp_path / "new", [answer("q1", "caf\u00e9", best), answer("q2", "")])
+    assert [path.name for path in paths] == ["predictions.json", "nbest_predictions.json", "null_odds.json"]
+    predictions, nbest, odds = (json.loads(path.read_text(encoding="utf-8")) for path in paths)
+    assert predictions == {"q1": "caf\u00e9", "q2": ""}
+    guess = {"text": "caf\u00e9", "probability": 0.75, "start_logit": 2.0, "end_logit": 1.0}
+    assert nbest == {"q1": [guess], "q2": []}
+    assert odds == {"q1": -1.5, "q2": -1.5}
+
+
+def test_tags_are_columns_of_word_gold_and_guess(tmp_path):
+    sentences = [tagged("EU|rejects", "B-ORG O"), tagged("Peter", "B-PER")]
+    write_tags(tmp_path / "tags.txt", sentences, guesses=[["O", "O"], ["B-PER"]])
+    content = (tmp_path / "tags.txt").read_text(encoding="utf-8")
+    assert content == "EU B-ORG O\nrejects O O\n\nPeter B-PER B-PER\n"
+
+
+def test_words_without_gold_tags_have_two_columns_and_can_be_read_again(tmp_path):
+    write_tags(tmp_path / "tags.txt", [tagged("EU|rejects", None)], guesses=[["B-ORG", "O"]])
+    (sentence,) = read_columns(tmp_path / "tags.txt")
+    assert (sentence.words, sentence.tags) == (("EU", "rejects"), ("B-ORG", "O"))
+
+
+def test_tabs_part_the_columns_where_a_word_holds_a_space(tmp_path):
+    write_tags(tmp_path / "tags.txt", [tagged("10 000|men", "O O")], guesses=[["B-X", "O"]])
+    (sentence,) = read_columns(tmp_path / "tags.txt")
+    assert (sentence.words, sentence.tags) == (("10 000", "men"), ("B-X", "O"))
+
+
+def test_a_sentence_with_too_few_tags_is_not_written(tmp_path):
+    with pytest.raises(ValueError, match="zip"):
+        write_tags(tmp_path / "tags.txt", [tagged("EU|rejects", "O O")], guesses=[["O"]])
+    assert not list(tmp_path.iterdir())
+
+
+def test_choices_are_a_table_of_ids_and_options(tmp_path):
+    examples = [ChoiceExample(key, (("a", "b"), ("a", "c")), None, "here") for key in ("x", "y")]
+    write_choices(tmp_path / "choices.tsv", examples, guesses=[1, 0])
+    assert (tmp_path / "choices.tsv").read_text(encoding="utf-8") == "id\tprediction\nx\t1\ny\t0\n"

@@ -1,0 +1,199 @@
+"""Tables in every format people have, and what is said of lines that cannot be taken."""
+
+import csv
+import gzip
+import io
+import json
+import lzma
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bertsmith.ground.errors import UserError
+from bertsmith.tasks.examples import BadLine
+from bertsmith.tasks.tables import ANY_COLUMNS, Columns, Row, rows_of
+
+
+def written(folder: Path, name: str, content: str | bytes) -> Path:
+    path = folder / name
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return path
+
+
+def values(path: Path, columns: Columns = ANY_COLUMNS) -> list[dict[str, object]]:
+    return [dict(row.values) for row in rows_of(path, columns) if isinstance(row, Row)]
+
+
+def bad_lines(path: Path, columns: Columns = ANY_COLUMNS) -> list[BadLine]:
+    return [row for row in rows_of(path, columns) if isinstance(row, BadLine)]
+
+
+def test_quotes_in_tsv_are_characters(tmp_path) -> None:
+    path = written(tmp_path, "a.tsv", 'a\tb\n"He said\tno"\n')
+    assert values(path) == [{"a": '"He said', "b": 'no"'}]
+
+
+def test_quotes_in_csv_hold_commas_quotes_and_line_ends(tmp_path) -> None:
+    path = written(tmp_path, "a.csv", 'a,b\r\n"x, ""y""\nz",1\r\n')
+    assert values(path) == [{"a": 'x, "y"\nz', "b": "1"}]
+
+
+def test_a_row_of_csv_stands_where_it_begins(tmp_path) -> None:
+    path = written(tmp_path, "a.csv", 'a,b\n"x\ny\nz",1\nw,2\n')
+    assert [row.where for row in rows_of(path)] == [f"{path}:2", f"{path}:5"]
+
+
+def test_json_lines_keep_their_types(tmp_path) -> None:
+    path = written(tmp_path, "a.jsonl", '{"a": [1, 2], "b": null}\n\n{"a": "x", "b": 2.5}\n')
+    assert values(path) == [{"a": [1, 2], "b": None}, {"a": "x", "b": 2.5}]
+
+
+def test_parquet_is_read_row_by_row(tmp_path) -> None:
+    path = tmp_path / "a.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"a": ["x", "y"], "b": [1, 2]}), path)
+    assert list(rows_of(path)) == [
+        Row({"a": "x", "b": 1}, f"{path}:1"),
+        Row({"a": "y", "b": 2}, f"{path}:2"),
+    ]
+
+
+@pytest.mark.parametrize(("suffix", "pack"), [(".gz", gzip.compress), (".xz", lzma.compress)])
+def test_packed_tables_are_unpacked(tmp_path, suffix, pack) -> None:
+    path = written(tmp_path, f"a.csv{suffix}", pack(b'a,b\n"x,y",1\n'))
+    assert values(path) == [{"a": "x,y", "b": "1"}]
+
+
+@pytest.mark.parametrize("name", ["a.tsv", "a.csv", "a.jsonl"])
+def test_a_mark_at_the_start_is_no_part_of_the_first_name(tmp_path, name) -> None:
+    content = {"a.tsv": "a\tb\nx\t1\n", "a.csv": "a,b\nx,1\n", "a.jsonl": '{"a": "x", "b": "1"}\n'}[name]
+    assert values(written(tmp_path, name, "\ufeff" + content)) == [{"a": "x", "b": "1"}]
+
+
+def test_windows_line_ends_are_no_part_of_the_last_cell(tmp_path) -> None:
+    assert values(written(tmp_path, "a.tsv", "a\tb\r\nx\t1\r\n")) == [{"a": "x", "b": "1"}]
+
+
+def test_line_separators_of_unicode_do_not_end_a_line(tmp_path) -> None:
+    path = written(tmp_path, "a.tsv", "a\tb\nx\u2028y\x85\x0c\t1\n")
+    assert values(path) == [{"a": "x\u2028y\x85\x0c", "b": "1"}]
+
+
+def test_a_table_without_header_takes_the_given_names(tmp_path) -> None:
+    columns = Columns(("b",), headless=("a", "b"))
+    assert values(written(tmp_path, "a.tsv", "x\t1\ny\t2\n"), columns) == [
+        {"a": "x", "b": "1"},
+        {"a": "y", "b": "2"},
+    ]
+
+
+def test_a_header_is_preferred_to_the_given_names(tmp_path) -> None:
+    columns = Columns(("b",), headless=("a", "b"))
+    assert values(written(tmp_path, "a.tsv", "b\tc\td\nx\t1\t2\n"), columns) == [
+        {"b": "x", "c": "1", "d": "2"}
+    ]
+
+
+@pytest.mark.parametrize(("name", "content"), [("a.tsv", "a\tb\nx\ny\t1\n"), ("a.csv", "a,b\nx\ny,1\n")])
+def test_a_ragged_line_is_told_with_both_counts_and_the_next_is_read(tmp_path, name, content) -> None:
+    path = written(tmp_path, name, content)
+    (bad,) = bad_lines(path)
+    assert bad.where == f"{path}:2"
+    assert bad.what == "has 1 columns where 2 are expected ('a', 'b')"
+    assert values(path) == [{"a": "y", "b": "1"}]
+
+
+@pytest.mark.parametrize("name", ["a.tsv", "a.csv", "a.jsonl", "a.parquet"])
+def test_a_wrong_column_is_refused_with_the_columns_there_are(tmp_path, name) -> None:
+    path = tmp_path / name
+    if name == "a.parquet":
+        pyarrow.parquet.write_table(pyarrow.table({"a": ["x"], "b": [1]}), path)
+    else:
+        written(tmp_path, name, {"a.tsv": "a\tb\n", "a.csv": "a,b\n", "a.jsonl": '{"a": 1, "b": 2}\n'}[name])
+    with pytest.raises(UserError) as told:
+        list(rows_of(path, Columns(("review",))))
+    assert told.value.what == "has no column 'review'"
+    assert told.value.remedy == "its columns are 'a', 'b'"
+
+
+def test_a_needed_column_that_stands_twice_is_refused(tmp_path) -> None:
+    with pytest.raises(UserError, match="two columns 'a'"):
+        list(rows_of(written(tmp_path, "a.csv", "a,b,a\n"), Columns(("a",))))
+
+
+@pytest.mark.parametrize(
+    ("line", "what"),
+    [
+        (b"{", "is not valid JSON"),
+        (b"[1]", "is not a JSON object"),
+        (b'{"b": 1}', "has no 'a', only 'b'"),
+        (b'{"a": "\xff"}', "is not valid JSON"),
+    ],
+)
+def test_a_bad_line_of_json_is_told_and_the_next_is_read(tmp_path, line, what) -> None:
+    path = written(tmp_path, "a.jsonl", b'{"a": 1}\n' + line + b'\n{"a": 2}\n')
+    (bad,) = bad_lines(path, Columns(("a",)))
+    assert bad.where == f"{path}:2"
+    assert bad.what.startswith(what)
+    assert len(values(path, Columns(("a",)))) == 2
+
+
+def test_a_line_of_tsv_that_is_no_utf8_is_told(tmp_path) -> None:
+    path = written(tmp_path, "a.tsv", b"a\tb\nx\xff\t1\ny\t2\n")
+    assert [bad.where for bad in bad_lines(path)] == [f"{path}:2"]
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        (b'a,b\n"x,1\n', ":2: is not CSV"),
+        (b"a,b\nx\xff,1\n", ":2: is not UTF-8"),
+        ("a,b\n".encode("utf-16"), "is UTF-16"),
+    ],
+)
+def test_csv_that_cannot_go_on_is_refused_with_its_line(tmp_path, content, what) -> None:
+    with pytest.raises(UserError, match=what):
+        list(rows_of(written(tmp_path, "a.csv", content)))
+
+
+def test_cells_may_be_longer_than_pythons_own_limit(tmp_path) -> None:
+    assert len(str(values(written(tmp_path, "a.csv", f"a,b\n{'x' * 200_000},1\n"))[0]["a"])) == 200_000
+
+
+def test_a_broken_parquet_file_is_the_users_to_mend(tmp_path) -> None:
+    with pytest.raises(UserError, match="not a whole Parquet file"):
+        list(rows_of(written(tmp_path, "a.parquet", b"PAR1 and then nothing")))
+
+
+cells = st.text(st.characters(exclude_categories=("Cs",)), max_size=8)
+tables = st.lists(st.tuples(cells, cells), max_size=5)
+
+
+@given(tables)
+def test_csv_as_python_writes_it_is_read_as_it_was(rows) -> None:
+    with TemporaryDirectory() as folder:
+        stream = io.StringIO(newline="")
+        csv.writer(stream, quoting=csv.QUOTE_ALL).writerows([("a", "b"), *rows])
+        path = written(Path(folder), "a.csv", stream.getvalue())
+        assert [(row["a"], row["b"]) for row in values(path)] == rows
+
+
+@given(tables)
+def test_json_lines_are_read_as_they_were(rows) -> None:
+    with TemporaryDirectory() as folder:
+        lines = [json.dumps({"a": a, "b": b}, ensure_ascii=False) for a, b in rows]
+        path = written(Path(folder), "a.jsonl", "\n".join(lines))
+        assert [(row["a"], row["b"]) for row in values(path)] == rows
+
+
+@given(
+    st.lists(st.tuples(cells, cells).filter(lambda row: not set("\t\n\r") & set("".join(row))), max_size=5)
+)
+def test_tsv_cells_are_what_stands_between_tabs(rows) -> None:
+    with TemporaryDirectory() as folder:
+        path = written(Path(folder), "a.tsv", "".join(f"{a}\t{b}\n" for a, b in [("a", "b"), *rows]))
+        assert [(row["a"], row["b"]) for row in values(path)] == rows
