@@ -78,8 +78,13 @@ def finetune(assignment: Assignment, watch: Watch) -> FinetuningResult:
     if folder.finished:
         watch.note(f"{folder.path} is finished already: nothing is left to do")
         return _result_of(folder)
-    started = time.monotonic()
     material = read_material(assignment.task, assignment.data, skip_bad=assignment.skip_bad)
+    return finetune_on(material, assignment, watch)
+
+
+def finetune_on(material: Material, assignment: Assignment, watch: Watch) -> FinetuningResult:
+    """Fine-tune on examples that were read before."""
+    folder, started = open_folder(assignment), time.monotonic()
     for name, examples in material.splits.items():
         watch.note(f"{name}: {len(examples):,} examples")
     if material.skipped:
@@ -109,7 +114,7 @@ def _set_up(
         name: encoded_sheet(material.splits[name], note, beginning.tokenizer, cache=cache)
         for name in material.exams
     }
-    learner, model = _learner_and_model(beginning, note, recipe, world)
+    learner, model = learner_and_model(beginning, note, recipe, world)
     multiple = GPU_MULTIPLE if world.device.type == "cuda" else CPU_MULTIPLE
     weights = balanced_weights(train.encoded, len(note.labels)) if _balanced(note) else None
     batches = ShuffledBatches(
@@ -136,9 +141,10 @@ def _balanced(note: TaskNote) -> bool:
     return note.head.class_weights == "balanced" and note.kind in ("classify", "tag")
 
 
-def _learner_and_model(
+def learner_and_model(
     beginning: Beginning, note: TaskNote, recipe: FinetuningRecipe, world: World
 ) -> tuple[Learner, TaskModel]:
+    """What learns, and the same network as it is asked."""
     gpu = world.device.type == "cuda"
     precision = ("bf16" if gpu else "fp32") if recipe.run.precision == "auto" else recipe.run.precision
     scorer = scorer_of(beginning.network, note, seed=recipe.run.seed, fresh=beginning.fresh)

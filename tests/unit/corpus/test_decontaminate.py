@@ -197,9 +197,7 @@ def test_a_broken_task_file_is_named(tmp_path, name, content, what):
 
 def test_a_table_whose_quotes_never_end_is_named(tmp_path):
     (tmp_path / "a.csv").write_bytes(b'x,"' + b"y" * 200_000)
-    before = csv.field_size_limit(
-        100_000
-    )  # one limit for the whole process
+    before = csv.field_size_limit(100_000)  # one limit for the whole process
     try:
         with pytest.raises(UserError, match="is not CSV"):
             TaskTexts.read([tmp_path / "a.csv"])

@@ -1,0 +1,336 @@
+"""Fine-tuning beside a loop of transformers, on the same examples, interleaved; or to the end, with scores.
+
+    python bench/finetuning_speed.py sst2 --data glue/SST-2 --model minilm-l6 --sample 10000
+    python bench/finetuning_speed.py mrpc --data glue/MRPC --model minilm-l6 --scores --seeds 3
+    python bench/finetuning_speed.py squad --data squad/ --model gte-small --device cuda
+
+The peer is AutoModelFor... with SDPA, fused AdamW, bf16 autocast, and batches that are padded to their
+longest sequence (a multiple of 32 on a GPU, where it is compiled once for each shape and that time is left
+out): once grouped by length as the Trainer does it (groups of 50 batches, sorted), once at random. All take
+the same tokens: those that our reader made.
+"""
+
+import argparse
+import itertools
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+import transformers
+from torch import Tensor
+
+from bertsmith.finetuning.beginning import begin
+from bertsmith.finetuning.folder import Assignment
+from bertsmith.finetuning.job import finetune_on, learner_and_model
+from bertsmith.finetuning.material import Material, encoded_sheet, note_of, read_material
+from bertsmith.finetuning.recipes import finetuning_recipe
+from bertsmith.recipe.finetuning import FinetuningRecipe
+from bertsmith.tasks.batches import ShuffledBatches
+from bertsmith.tasks.catalogue import task_named
+from bertsmith.tasks.encoded import EncodedSet
+from bertsmith.tasks.judging import judged
+from bertsmith.tasks.outcome import outcome_of
+from bertsmith.tasks.task_file import TaskNote
+from bertsmith.training.parallel import start_world
+from bertsmith.training.steps import StepWork, launch_step, settle
+from bertsmith.training.tuning import tuning_rate
+
+GROUP_BATCHES = 50
+"""The Trainer's length-grouped sampler sorts within groups of so many batches."""
+PEERS = {
+    "classify": transformers.AutoModelForSequenceClassification,
+    "regress": transformers.AutoModelForSequenceClassification,
+    "span": transformers.AutoModelForQuestionAnswering,
+}
+
+
+def main() -> None:
+    options = parse()
+    task = task_named(options.task)
+    settings = [f"run.device={options.device}", *options.set]
+    recipe = finetuning_recipe(task, settings)
+    material = sampled(read_material(task, options.data, skip_bad=True), options.sample)
+    if options.scores:
+        compare_scores(options, recipe, material)
+    else:
+        compare_speed(options, recipe, material)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("task")
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--sample", type=int, default=0, help="so many training examples; 0 takes all")
+    parser.add_argument("--steps", type=int, default=20, help="steps in a round")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--scores", action="store_true", help="train to the end and judge")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--peers", nargs="*", default=["grouped", "random"], choices=["grouped", "random"])
+    parser.add_argument("--set", nargs="*", default=[], help="settings of the recipe")
+    return parser.parse_args()
+
+
+def sampled(material: Material, count: int) -> Material:
+    train = material.splits["train"]
+    if not count or count >= len(train):
+        return material
+    places = np.random.default_rng(0).permutation(len(train))[:count]
+    splits = {**material.splits, "train": [train[place] for place in sorted(places)]}
+    return Material(material.task, splits, material.labels, material.skipped)
+
+
+# ---- speed
+
+
+def compare_speed(options: argparse.Namespace, recipe: FinetuningRecipe, material: Material) -> None:
+    note = note_of(material, recipe)
+    beginning = begin(options.model, note, seed=0)
+    encoded = encoded_sheet(material.splits["train"], note, beginning.tokenizer).encoded
+    rounds = {"ours": our_steps(recipe, note, encoded, options)}
+    for manner in options.peers:
+        rounds[manner] = peer_steps(recipe, note, encoded, manner, options)
+    for take in rounds.values():
+        take(min(5, options.steps))
+    rates: dict[str, list[float]] = {name: [] for name in rounds}
+    for _ in range(options.rounds):
+        for name, take in rounds.items():
+            begin_time = time.perf_counter()
+            examples = take(options.steps)
+            rates[name].append(examples / (time.perf_counter() - begin_time))
+    middle = {name: statistics.median(values) for name, values in rates.items()}
+    for name, values in rates.items():
+        spread = f"{min(values):.1f}-{max(values):.1f}"
+        print(f"{options.task} {name}: {middle[name]:.1f} examples/s ({spread})", flush=True)
+    for name in options.peers:
+        print(f"{options.task}: ours / {name} {middle['ours'] / middle[name]:.2f}", flush=True)
+
+
+def our_steps(
+    recipe: FinetuningRecipe, note: TaskNote, encoded: EncodedSet, options: argparse.Namespace
+) -> Callable[[int], int]:
+    world = start_world(recipe.run.device)
+    gpu = world.device.type == "cuda"
+    learner, _ = learner_and_model(begin(options.model, note, seed=0), note, recipe, world)
+    batches = ShuffledBatches(
+        encoded,
+        examples_per_step=recipe.run.examples,
+        seed=0,
+        micro_tokens=recipe.run.micro_tokens,
+        multiple=64 if gpu else 1,
+    )
+    numbers = itertools.count()
+
+    def take(count: int) -> int:
+        examples = 0
+        for number in itertools.islice(numbers, count):
+            items = batches.step(number)
+            work = StepWork(items.micros, (items.count,))
+            rate = tuning_rate(0.5, recipe.optim)
+            launched = launch_step(learner, work, learning_rate=rate, seed=(0, number))
+            examples += items.examples
+        settle(learner, launched)
+        if gpu:
+            torch.cuda.synchronize()
+        return examples
+
+    return take
+
+
+def peer_steps(
+    recipe: FinetuningRecipe, note: TaskNote, encoded: EncodedSet, manner: str, options: argparse.Namespace
+) -> Callable[[int], int]:
+    peer = Peer(recipe, note, options, seed=0)
+    batches = peer.batches(encoded, manner, seed=0)
+    if options.device == "cuda":
+        peer.compile_for(encoded)
+
+    def take(count: int) -> int:
+        examples = 0
+        for batch in itertools.islice(batches, count):
+            peer.learn(batch, rate=recipe.optim.peak_lr / 2)
+            examples += len(batch["input_ids"])
+        if options.device == "cuda":
+            torch.cuda.synchronize()
+        return examples
+
+    return take
+
+
+class Peer:
+    """A plain training loop over a model of transformers."""
+
+    def __init__(
+        self, recipe: FinetuningRecipe, note: TaskNote, options: argparse.Namespace, *, seed: int
+    ) -> None:
+        torch.manual_seed(seed)
+        self.recipe, self.note, self.device = recipe, note, options.device
+        labels = {} if note.kind == "span" else {"num_labels": note.outputs}
+        self.model = PEERS[note.kind].from_pretrained(
+            options.model, dtype=torch.float32, attn_implementation="sdpa", **labels
+        )
+        self.model.to(self.device).train()
+        optim = recipe.optim
+        decayed = [each for each in self.model.parameters() if each.dim() > 1]
+        exempt = [each for each in self.model.parameters() if each.dim() <= 1]
+        groups = [
+            {"params": decayed, "weight_decay": optim.weight_decay},
+            {"params": exempt, "weight_decay": 0.0},
+        ]
+        self.optimizer = torch.optim.AdamW(groups, lr=optim.peak_lr, eps=optim.eps, fused=True)
+        self.forward = self.model
+        self.multiple = 32 if self.device == "cuda" else 8
+
+    def compile_for(self, encoded: EncodedSet) -> None:
+        """Compile once for each shape; the time for it is not measured."""
+        self.forward = torch.compile(self.model, dynamic=False)
+        torch._dynamo.config.recompile_limit = 64
+        lengths = np.diff(encoded.starts_N1)
+        widths = sorted({rounded(int(length), self.multiple) for length in lengths})
+        for width in widths:
+            items = np.flatnonzero(lengths <= width)[: self.recipe.run.examples]
+            batch = self.padded(encoded, np.resize(items, self.recipe.run.examples), width)
+            self.learn(batch, rate=0.0)
+
+    def batches(self, encoded: EncodedSet, manner: str, *, seed: int) -> Iterator[dict[str, Tensor]]:
+        """Padded batches without end."""
+        for epoch in itertools.count():
+            yield from self.epoch(encoded, manner, seed=1000 * seed + epoch)
+
+    def epoch(self, encoded: EncodedSet, manner: str, *, seed: int) -> Iterator[dict[str, Tensor]]:
+        """One pass through the examples."""
+        lengths = np.diff(encoded.starts_N1)
+        order = np.random.default_rng(seed).permutation(encoded.items)
+        size = self.recipe.run.examples
+        if manner == "grouped":
+            groups = [
+                order[first : first + GROUP_BATCHES * size]
+                for first in range(0, len(order), GROUP_BATCHES * size)
+            ]
+            order = np.concatenate([group[np.argsort(-lengths[group], kind="stable")] for group in groups])
+        for first in range(0, len(order), size):
+            items = order[first : first + size]
+            yield self.padded(encoded, items, rounded(int(lengths[items].max()), self.multiple))
+
+    def padded(self, encoded: EncodedSet, items: np.ndarray, width: int) -> dict[str, Tensor]:
+        """Some items as a padded batch."""
+        shape = (len(items), width)
+        ids, segments, mask = (np.zeros(shape, np.int64) for _ in range(3))
+        for row, item in enumerate(items):
+            begin_row, end_row = encoded.starts_N1[item], encoded.starts_N1[item + 1]
+            ids[row, : end_row - begin_row] = encoded.tokens_T[begin_row:end_row]
+            segments[row, : end_row - begin_row] = encoded.segments_T[begin_row:end_row]
+            mask[row, : end_row - begin_row] = 1
+        batch = {"input_ids": ids, "token_type_ids": segments, "attention_mask": mask}
+        targets = encoded.targets[items]
+        if self.note.kind == "span":
+            batch |= {"start_positions": targets[:, 0], "end_positions": targets[:, 1]}
+        else:
+            batch["labels"] = targets
+        return {name: torch.from_numpy(values).to(self.device) for name, values in batch.items()}
+
+    def learn(self, batch: dict[str, Tensor], *, rate: float) -> None:
+        """One step."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.optimizer.zero_grad(set_to_none=True)
+        with torch.autocast(self.device, torch.bfloat16):
+            loss = self.forward(**batch).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+
+    def logits(self, encoded: EncodedSet) -> np.ndarray:
+        """The scores of a split, in order."""
+        self.model.eval()
+        found = []
+        with torch.no_grad(), torch.autocast(self.device, torch.bfloat16):
+            for first in range(0, encoded.items, 64):
+                items = np.arange(first, min(first + 64, encoded.items))
+                width = rounded(int(np.diff(encoded.starts_N1)[items].max()), self.multiple)
+                batch = self.padded(encoded, items, width)
+                batch.pop("labels")
+                found.append(self.model(**batch).logits.float().cpu().numpy())
+        self.model.train()
+        return np.concatenate(found)
+
+
+def rounded(length: int, multiple: int) -> int:
+    return -(-length // multiple) * multiple
+
+
+# ---- scores
+
+
+def compare_scores(options: argparse.Namespace, recipe: FinetuningRecipe, material: Material) -> None:
+    found: dict[str, list[tuple[float, float]]] = {}
+    for seed in range(options.seeds):
+        for name in ("ours", *options.peers):
+            run = ours_to_the_end if name == "ours" else peer_to_the_end
+            score, seconds = run(name, seed, options, recipe, material)
+            found.setdefault(name, []).append((score, seconds))
+            print(f"{options.task} seed {seed} {name}: {100 * score:.2f} in {seconds:.0f} s", flush=True)
+    for name, results in found.items():
+        scores = [score for score, _ in results]
+        spread = statistics.stdev(scores) if len(scores) > 1 else 0.0
+        seconds = statistics.median(seconds for _, seconds in results)
+        mean = statistics.mean(scores)
+        print(f"{options.task} {name}: {100 * mean:.2f} +- {100 * spread:.2f}, {seconds:.0f} s", flush=True)
+
+
+def ours_to_the_end(
+    name: str, seed: int, options: argparse.Namespace, recipe: FinetuningRecipe, material: Material
+) -> tuple[float, float]:
+    del name
+    run = recipe.run.model_copy(update={"seed": seed, "evaluations": 1})
+    seeded = recipe.model_copy(update={"run": run})
+    with tempfile.TemporaryDirectory() as folder:
+        assignment = Assignment(
+            material.task, seeded, options.model, options.data, Path(folder) / "run", True
+        )
+        started = time.perf_counter()
+        result = finetune_on(material, assignment, Quiet())
+        seconds = time.perf_counter() - started
+    return result.measures["dev"][material.task.metrics[0]], seconds
+
+
+def peer_to_the_end(
+    name: str, seed: int, options: argparse.Namespace, recipe: FinetuningRecipe, material: Material
+) -> tuple[float, float]:
+    note = note_of(material, recipe)
+    tokenizer = begin(options.model, note, seed=0).tokenizer
+    train = encoded_sheet(material.splits["train"], note, tokenizer).encoded
+    dev = encoded_sheet(material.splits["dev"], note, tokenizer)
+    peer = Peer(recipe, note, options, seed=seed)
+    steps = -(-train.items // recipe.run.examples)
+    total = int(recipe.run.epochs * steps)
+    started = time.perf_counter()
+    for number, batch in enumerate(itertools.islice(peer.batches(train, name, seed=seed), total)):
+        peer.learn(batch, rate=tuning_rate(number / total, recipe.optim))
+    outcome = outcome_of(note, dev.examples, dev.encoded, peer.logits(dev.encoded))
+    score = judged(note, dev.examples, dev.encoded, outcome)[note.metrics[0]]
+    return score, time.perf_counter() - started
+
+
+class Quiet:
+    """Says nothing."""
+
+    def note(self, text: str) -> None:
+        """Leave the remark out."""
+
+    def alert(self, text: str) -> None:
+        """Leave the remark out."""
+
+    def step(self, progress: float, values: dict[str, float]) -> None:
+        """Leave the numbers out."""
+
+
+if __name__ == "__main__":
+    main()
