@@ -1,6 +1,7 @@
 """The encoder: packed tokens in, packed hidden states out. Every member is composed of these parts.
 
-Shapes: T packed tokens, H heads, K head width, D model width, E embedding width, S sequences.
+Shapes: T packed tokens, R of them that are wanted, H heads, K head width, D model width, E embedding width,
+S sequences.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +28,11 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "swish": functional.silu,
     "tanh": torch.tanh,
 }
+
+
+Rows = Tensor | slice
+"""Which packed rows are wanted: their numbers [R], or all."""
+ALL = slice(None)
 
 
 class PositionTable(nn.Embedding):
@@ -122,15 +128,15 @@ class SelfAttention(nn.Module):
         self.rotary = rotary
         self.training_rule, self.rule = rule, replace(rule, dropout=0.0)
 
-    def forward(self, hidden_TD: Tensor, batch: PackedBatch, attend: Attend) -> Tensor:
+    def forward(self, hidden_TD: Tensor, batch: PackedBatch, attend: Attend, rows: Rows = ALL) -> Tensor:
         projected_T3HK = self.project(hidden_TD).unflatten(-1, (3, self.heads, -1))
         query_THK, key_THK, value_THK = projected_T3HK.unbind(1)
         if self.rotary is not None:
             query_THK, key_THK = self.rotary(query_THK, key_THK, batch.positions_T)
         rule = self.training_rule if self.training else self.rule
         mixed_THK = attend(query_THK, key_THK, value_THK, batch.layout, rule)
-        output_TD: Tensor = self.output(mixed_THK.flatten(1))
-        return output_TD
+        output_RD: Tensor = self.output(mixed_THK.flatten(1)[rows])
+        return output_RD
 
 
 class FeedForward(nn.Module):
@@ -186,21 +192,21 @@ class Block(nn.Module):
 class PostNormBlock(Block):
     """One layer as published for BERT: LayerNorm after each residual sum, so warm-up is needed for Large."""
 
-    def forward(self, hidden_TD: Tensor, batch: PackedBatch, attend: Attend) -> Tensor:
-        attended_TD = self.dropout(self.attention(hidden_TD, batch, attend))
-        hidden_TD = self.attention_norm(hidden_TD + attended_TD)
-        output_TD: Tensor = self.feed_forward_norm(hidden_TD + self.dropout(self.feed_forward(hidden_TD)))
-        return output_TD
+    def forward(self, hidden_TD: Tensor, batch: PackedBatch, attend: Attend, rows: Rows = ALL) -> Tensor:
+        attended_RD = self.dropout(self.attention(hidden_TD, batch, attend, rows))
+        hidden_RD = self.attention_norm(hidden_TD[rows] + attended_RD)
+        output_RD: Tensor = self.feed_forward_norm(hidden_RD + self.dropout(self.feed_forward(hidden_RD)))
+        return output_RD
 
 
 class PreNormBlock(Block):
     """One layer with LayerNorm before each sub-layer, so that the residual path stays clean (ModernBERT)."""
 
-    def forward(self, hidden_TD: Tensor, batch: PackedBatch, attend: Attend) -> Tensor:
-        attended_TD = self.attention(self.attention_norm(hidden_TD), batch, attend)
-        hidden_TD = hidden_TD + self.dropout(attended_TD)
-        output_TD: Tensor = hidden_TD + self.feed_forward(self.feed_forward_norm(hidden_TD))
-        return output_TD
+    def forward(self, hidden_TD: Tensor, batch: PackedBatch, attend: Attend, rows: Rows = ALL) -> Tensor:
+        attended_RD = self.attention(self.attention_norm(hidden_TD), batch, attend, rows)
+        hidden_RD = hidden_TD[rows] + self.dropout(attended_RD)
+        output_RD: Tensor = hidden_RD + self.feed_forward(self.feed_forward_norm(hidden_RD))
+        return output_RD
 
 
 class Encoder(nn.Module):
@@ -225,16 +231,18 @@ class Encoder(nn.Module):
         self.recompute = False
         """Keep only each layer's input for the backward pass and compute the rest again there."""
 
-    def forward(self, batch: PackedBatch, attend: Attend = packed_attention) -> Tensor:
-        """The last layer's hidden states [T, D]."""
+    def forward(self, batch: PackedBatch, attend: Attend = packed_attention, *, rows: Rows = ALL) -> Tensor:
+        """The last layer's states of the wanted rows [R, D]; the others are spared most of that layer."""
         hidden_TD = self.embeddings(batch)
-        for number in self.order:
+        for place, number in enumerate(self.order, start=1):
+            wanted = rows if place == len(self.order) else ALL
             if self.recompute and self.training:
-                hidden_TD = checkpoint(self.blocks[number], hidden_TD, batch, attend, use_reentrant=False)
+                inputs = (hidden_TD, batch, attend, wanted)
+                hidden_TD = checkpoint(self.blocks[number], *inputs, use_reentrant=False)
             else:
-                hidden_TD = self.blocks[number](hidden_TD, batch, attend)
-        final_TD: Tensor = self.final_norm(hidden_TD)
-        return final_TD
+                hidden_TD = self.blocks[number](hidden_TD, batch, attend, wanted)
+        final_RD: Tensor = self.final_norm(hidden_TD)
+        return final_RD
 
     def hidden_states(self, batch: PackedBatch, attend: Attend = packed_attention) -> list[Tensor]:
         """The states [T, D] after the embeddings and after each layer; the last is what `forward` returns."""
@@ -257,6 +265,11 @@ class Encoder(nn.Module):
         self.forward(batch, recorded)
         return maps
 
+    def sentence_rows(self, layout: Layout) -> Rows:
+        """The rows that `sentence_states` looks at."""
+        rows = {"first": first_rows, "last": last_rows}.get(self.sentence)
+        return ALL if rows is None else rows(layout)
+
     def sentence_states(self, hidden_TD: Tensor, layout: Layout) -> Tensor:
         """What stands for a whole sequence [S, D]: its first row ([CLS]), its last one, or the mean of all.
 
@@ -265,15 +278,25 @@ class Encoder(nn.Module):
         return SENTENCE_STATES[self.sentence](hidden_TD, layout)
 
 
+def first_rows(layout: Layout) -> Tensor:
+    """The row at which each sequence begins [S]."""
+    # An empty sequence that only pads the layout points past the last row: any row will do, nobody reads it.
+    return torch.minimum(layout.starts_S1[:-1], layout.starts_S1[-1] - 1)
+
+
+def last_rows(layout: Layout) -> Tensor:
+    """The row at which each sequence ends [S]."""
+    return (layout.starts_S1[1:] - 1).clamp(min=0)
+
+
 def first_of_rows(values_TD: Tensor, layout: Layout) -> Tensor:
     """The first row of each sequence [S, D]."""
-    # An empty sequence that only pads the layout points past the last row: any row will do, nobody reads it.
-    return values_TD[layout.starts_S1[:-1].clamp(max=values_TD.shape[0] - 1)]
+    return values_TD[first_rows(layout)]
 
 
 def last_of_rows(values_TD: Tensor, layout: Layout) -> Tensor:
     """The last row of each sequence [S, D]."""
-    return values_TD[(layout.starts_S1[1:] - 1).clamp(min=0)]
+    return values_TD[last_rows(layout)]
 
 
 def mean_of_rows(values_TD: Tensor, layout: Layout) -> Tensor:

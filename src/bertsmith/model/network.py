@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from bertsmith.model.encoder import Encoder
+from bertsmith.model.encoder import ALL, Encoder
 from bertsmith.model.shape import Shape
 from bertsmith.packed import Layout, PackedBatch
 
@@ -25,15 +25,24 @@ class Network(nn.Module):
 
     def scores(self, head: str, hidden_TD: Tensor, layout: Layout) -> Tensor:
         """The outputs of a head: [S, C] for a sentence head, [T, C] for one on every token."""
-        module = self.heads[head]
-        if module.reads == "tokens":
-            seen = hidden_TD
-        elif module.reads == "pooled":
-            seen = self.pooled(hidden_TD, layout)
-        else:
-            seen = self.encoder.sentence_states(hidden_TD, layout)
-        scores: Tensor = module(seen)
-        return scores
+        if self.heads[head].reads == "tokens":
+            scores_TC: Tensor = self.heads[head](hidden_TD)
+            return scores_TC
+        return self.scores_of_sentences(head, self.encoder.sentence_states(hidden_TD, layout))
+
+    def scores_of_sentences(self, head: str, sentence_SD: Tensor) -> Tensor:
+        """The outputs of a sentence head [S, C], given what stands for each sequence."""
+        pooled = self.heads[head].reads == "pooled"
+        scores_SC: Tensor = self.heads[head](self.heads["pooler"](sentence_SD) if pooled else sentence_SD)
+        return scores_SC
+
+    def sentence_scores(self, head: str, batch: PackedBatch) -> Tensor:
+        """The outputs of a sentence head [S, C], without computing what it does not look at."""
+        rows = self.encoder.sentence_rows(batch.layout)
+        hidden_RD: Tensor = self.encoder(batch, rows=rows)
+        if rows is ALL:
+            return self.scores(head, hidden_RD, batch.layout)
+        return self.scores_of_sentences(head, hidden_RD)
 
     def pooled(self, hidden_TD: Tensor, layout: Layout) -> Tensor:
         """The pooler's output [S, D]."""
@@ -42,6 +51,10 @@ class Network(nn.Module):
 
     def word_scores(self, hidden_TD: Tensor, rows_P: Tensor) -> Tensor:
         """Masked-LM scores of the whole vocabulary at the wanted rows only [P, V]."""
+        return self.scores_of_words(hidden_TD[rows_P])
+
+    def scores_of_words(self, hidden_PD: Tensor) -> Tensor:
+        """Masked-LM scores of the whole vocabulary for these states [P, V]."""
         words_VE = self.encoder.embeddings.words.weight
-        scores_PV: Tensor = self.heads["mlm"](hidden_TD[rows_P], words_VE)
+        scores_PV: Tensor = self.heads["mlm"](hidden_PD, words_VE)
         return scores_PV

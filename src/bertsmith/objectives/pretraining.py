@@ -53,17 +53,27 @@ class PretrainingObjective(nn.Module):
         return self._forward(batch, shares_2)
 
     def _plain(self, batch: PretrainingBatch, shares_2: Tensor) -> tuple[Tensor, Tensor]:
-        hidden_TD = self.network.encoder(batch.inputs, self.attend)
-        scores_PV = self.network.word_scores(hidden_TD, batch.masked_rows_P)
+        hidden_PD, sentence_SD = self._states(batch)
+        scores_PV = self.network.scores_of_words(hidden_PD)
         mlm_loss, mlm_hits = weighted_sums(scores_PV, batch.masked_ids_P, batch.masked_weights_P)
-        if self.pair_head == "none":
+        if sentence_SD is None:
             pair_loss, pair_hits = torch.zeros_like(mlm_loss), torch.zeros_like(mlm_hits)
         else:
-            scores_S2 = self.network.scores(self.pair_head, hidden_TD, batch.inputs.layout)
+            scores_S2 = self.network.scores_of_sentences(self.pair_head, sentence_SD)
             labels_S = 1 - batch.pair_labels_S if self.turned else batch.pair_labels_S
             pair_loss, pair_hits = weighted_sums(scores_S2, labels_S, batch.pair_weights_S)
         loss = mlm_loss * shares_2[0] + pair_loss * shares_2[1]
         return loss, torch.stack((mlm_loss, mlm_hits, pair_loss, pair_hits)).detach()
+
+    def _states(self, batch: PretrainingBatch) -> tuple[Tensor, Tensor | None]:
+        """The last states of the predicted rows and of the sentences; most of the last layer does no more."""
+        encoder, rows_P = self.network.encoder, batch.masked_rows_P
+        if self.pair_head == "none":
+            return encoder(batch.inputs, self.attend, rows=rows_P), None
+        rows_S = encoder.sentence_rows(batch.inputs.layout)
+        assert isinstance(rows_S, Tensor), "members with a pair head have a row that stands for the sentence"
+        hidden_RD = encoder(batch.inputs, self.attend, rows=torch.cat((rows_P, rows_S)))
+        return hidden_RD[: len(rows_P)], hidden_RD[len(rows_P) :]
 
 
 def mark_sizes_as_changing(batch: PretrainingBatch) -> None:

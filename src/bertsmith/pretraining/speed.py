@@ -25,13 +25,15 @@ PEAK_FLOPS = {
 def flops_per_step(network: Network, *, tokens: int, sequences: int, predicted: int) -> float:
     """Multiplications and additions of a forward and a backward pass; recomputation is not counted."""
     shape = network.shape
-    block = 4 * shape.width**2 + 2 * shape.width * shape.inner
+    width, of_queries = shape.width, 3 * shape.width**2
+    of_rest = width**2 + 2 * width * shape.inner
+    # The last layer mixes all tokens, but goes on with predicted ones and, for pairs, one of each sequence.
+    wanted = predicted + (sequences if {"nsp", "sop"} & set(network.heads) else 0)
+    weights = shape.layers * of_queries * tokens + of_rest * ((shape.layers - 1) * tokens + wanted)
+    pairs = shape.layers * tokens * (tokens / max(1, sequences))
+    words = (width * shape.embedding_width + shape.embedding_width * shape.vocabulary) * predicted
     # A weight costs 2 operations forward and 4 backward; scores and mix cost 4 x width a pair of tokens.
-    of_layers = shape.layers * (6 * block * tokens + 12 * shape.width * tokens * (tokens / max(1, sequences)))
-    of_words = (
-        6 * (shape.width * shape.embedding_width + shape.embedding_width * shape.vocabulary) * predicted
-    )
-    return of_layers + of_words
+    return 6 * (weights + words) + 12 * width * pairs
 
 
 def peak_of(device: torch.device) -> float | None:

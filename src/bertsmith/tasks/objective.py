@@ -31,7 +31,9 @@ class NetworkScorer(nn.Module):
         self.head = head
 
     def forward(self, inputs: PackedBatch) -> Tensor:
-        return self.network.scores(self.head, self.network.encoder(inputs), inputs.layout)
+        if self.network.heads[self.head].reads == "tokens":
+            return self.network.scores(self.head, self.network.encoder(inputs), inputs.layout)
+        return self.network.sentence_scores(self.head, inputs)
 
     def train(self, mode: bool = True) -> "NetworkScorer":
         """Set the mode, but for dropout in what is not learned."""

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from bertsmith.examples.feed import Feed, StepAddress
@@ -91,19 +92,27 @@ def test_where_sources_disagree_the_choice_is_told():
 # ---- arithmetic
 
 
-def test_products_are_counted_as_torch_counts_them(store, tmp_path):
-    network = tiny_network(heads={"mlm": 0})
+@pytest.mark.parametrize("pair_head", ["none", "nsp"])
+def test_products_are_counted_as_torch_counts_them(store, tmp_path, pair_head):
+    network = tiny_network(heads={"mlm": 0} if pair_head == "none" else {"pooler": 0, "mlm": 0, "nsp": 2})
     feed = Feed(store, tiny_recipe(), micro_tokens=256, multiple=8, cache=tmp_path)
     (micro,) = feed.build(StepAddress(0, 0)).micros
     with FlopCounterMode(display=False) as counter:  # it does not look into our own attention
-        PretrainingObjective(network, "none")(micro, torch.ones(2))[0].backward()
-    tokens, predicted = len(micro.inputs.tokens_T), len(micro.masked_rows_P)
-    ours = flops_per_step(network, tokens=tokens, sequences=10**15, predicted=predicted)
-    assert ours == pytest.approx(counter.get_total_flops(), rel=1e-6)
+        PretrainingObjective(network, pair_head)(micro, torch.ones(2))[0].backward()
+    tokens, predicted, sequences = (
+        len(each) for each in (micro.inputs.tokens_T, micro.masked_rows_P, micro.pair_labels_S)
+    )
+    ours = flops_per_step(network, tokens=tokens, sequences=sequences, predicted=predicted)
+    attention = 12 * network.shape.layers * network.shape.width * tokens * tokens / sequences
+    # The small head on pairs is not worth counting.
+    assert ours - attention == pytest.approx(
+        counter.get_total_flops(), rel=1e-6 if pair_head == "none" else 0.02
+    )
 
 
 def test_attention_costs_12_operations_a_pair_of_tokens_and_feature():
     network = tiny_network()
+    network.heads = nn.ModuleDict()
     none, some = (flops_per_step(network, tokens=80, sequences=count, predicted=0) for count in (10**15, 8))
     shape = network.shape
     assert some - none == pytest.approx(12 * shape.layers * shape.width * 8 * 10 * 10)
