@@ -4,10 +4,10 @@
     python bench/finetuning_speed.py mrpc --data glue/MRPC --model minilm-l6 --scores --seeds 3
     python bench/finetuning_speed.py squad --data squad/ --model gte-small --device cuda
 
-The peer is AutoModelFor... with SDPA, fused AdamW, bf16 autocast, and batches that are padded to their
-longest sequence (a multiple of 32 on a GPU, where it is compiled once for each shape and that time is left
-out): once grouped by length as the Trainer does it (groups of 50 batches, sorted), once at random. All take
-the same tokens: those that our reader made.
+The peer is AutoModelFor... with SDPA, fused AdamW, bf16 autocast where the machine has it, and batches that
+are padded to their longest sequence (a multiple of 32 on a GPU, where it is compiled once for each shape and
+that time is left out): once grouped by length as the Trainer does it (groups of 50 batches, sorted), once at
+random. All take the same tokens: those that our reader made.
 """
 
 import argparse
@@ -25,9 +25,10 @@ from torch import Tensor
 
 from bertsmith.finetuning.beginning import begin
 from bertsmith.finetuning.folder import Assignment
-from bertsmith.finetuning.job import finetune_on, learner_and_model
+from bertsmith.finetuning.job import finetune_on
 from bertsmith.finetuning.material import Material, encoded_sheet, note_of, read_material
 from bertsmith.finetuning.recipes import finetuning_recipe
+from bertsmith.finetuning.setup import learner_and_model
 from bertsmith.recipe.finetuning import FinetuningRecipe
 from bertsmith.tasks.batches import ShuffledBatches
 from bertsmith.tasks.catalogue import task_named
@@ -51,7 +52,8 @@ PEERS = {
 def main() -> None:
     options = parse()
     task = task_named(options.task)
-    settings = [f"run.device={options.device}", *options.set]
+    settings = [f"run.device={options.device}", f"run.precision={precision_of(options.device)}", *options.set]
+    print(f"both in {precision_of(options.device)} on {options.device}", flush=True)
     recipe = finetuning_recipe(task, settings)
     material = sampled(read_material(task, options.data, skip_bad=True), options.sample)
     if options.scores:
@@ -76,6 +78,12 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--peers", nargs="*", default=["grouped", "random"], choices=["grouped", "random"])
     parser.add_argument("--set", nargs="*", default=[], help="settings of the recipe")
     return parser.parse_args()
+
+
+def precision_of(device: str) -> str:
+    """bf16 where the machine computes in it; a CPU that only imitates it would be a hundred times slower."""
+    fast = device == "cuda" or torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return "bf16" if fast else "fp32"
 
 
 def sampled(material: Material, count: int) -> Material:
@@ -241,7 +249,7 @@ class Peer:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.zero_grad(set_to_none=True)
-        with torch.autocast(self.device, torch.bfloat16):
+        with torch.autocast(self.device, torch.bfloat16, enabled=self.recipe.run.precision == "bf16"):
             loss = self.forward(**batch).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
@@ -251,7 +259,8 @@ class Peer:
         """The scores of a split, in order."""
         self.model.eval()
         found = []
-        with torch.no_grad(), torch.autocast(self.device, torch.bfloat16):
+        half = torch.autocast(self.device, torch.bfloat16, enabled=self.recipe.run.precision == "bf16")
+        with torch.no_grad(), half:
             for first in range(0, encoded.items, 64):
                 items = np.arange(first, min(first + 64, encoded.items))
                 width = rounded(int(np.diff(encoded.starts_N1)[items].max()), self.multiple)

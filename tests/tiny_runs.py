@@ -134,9 +134,11 @@ class BeforeSteps:
     A forward pass with gradients is a step: tiny runs have one micro-batch each.
     """
 
-    act: Callable[[PretrainingObjective, int], None]
+    act: Callable[[Any, int], None]
     step: int = 0
     """Steps seen so far."""
+    objective: type[nn.Module] = PretrainingObjective
+    """What learns."""
 
     def __enter__(self) -> "BeforeSteps":
         self.hook = nn.modules.module.register_module_forward_pre_hook(self._seen)
@@ -146,7 +148,7 @@ class BeforeSteps:
         self.hook.remove()
 
     def _seen(self, module: nn.Module, _: object) -> None:
-        if isinstance(module, PretrainingObjective) and torch.is_grad_enabled():
+        if isinstance(module, self.objective) and torch.is_grad_enabled():
             self.act(module, self.step)
             self.step += 1
 

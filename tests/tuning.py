@@ -1,19 +1,29 @@
 """Fine-tuning runs on toy tasks, small enough for a test."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+from torch import Tensor
 
 from bertsmith.finetuning.folder import Assignment
 from bertsmith.finetuning.job import FinetuningResult, finetune
 from bertsmith.finetuning.recipes import finetuning_recipe
 from bertsmith.tasks.catalogue import task_named
+from bertsmith.tasks.objective import TaskObjective
 from bertsmith.tasks.task import Task
+from tests.tiny_runs import BeforeSteps, ask_to_stop, without_pictures
+from tests.toy_folder import write_toy_folder
 from tests.toy_tasks import TOYS
 
 QUICK = (
     *("optim.peak_lr=2e-3", "run.epochs=5", "run.examples=16", "run.evaluations=1"),
     *("text.longest=64", "text.step=32", "text.longest_question=16"),
 )
+SHORT = ("run.epochs=0.5",)
+"""Five steps: enough to see what happens, not to learn anything."""
 
 
 class Notebook:
@@ -43,6 +53,39 @@ def toy_assignment(name: str, model: Path, place: Path, *settings: str) -> Assig
     return Assignment(task, recipe, model, data, place / "runs" / name)
 
 
-def tune(name: str, model: Path, place: Path, *settings: str) -> FinetuningResult:
+def tune(
+    name: str, model: Path, place: Path, *settings: str, notebook: Notebook | None = None
+) -> FinetuningResult:
     """Run it."""
-    return finetune(toy_assignment(name, model, place, *settings), Notebook())
+    return finetune(toy_assignment(name, model, place, *settings), notebook or Notebook())
+
+
+def stop_at(step: int) -> BeforeSteps:
+    """While it is open, a run that starts in this process is asked to stop during this step of its start."""
+
+    def act(_: TaskObjective, seen: int) -> None:
+        if seen == step:
+            ask_to_stop()
+
+    return BeforeSteps(act, objective=TaskObjective)
+
+
+def weights_of(run: Path) -> dict[str, Tensor]:
+    """The weights of a finished run's model folder."""
+    return load_file(run / "model" / "model.safetensors")
+
+
+@pytest.fixture(scope="session", name="model")
+def toy_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model folder to begin with; not to be changed."""
+    folder = tmp_path_factory.mktemp("model") / "toy"
+    write_toy_folder(folder)
+    return folder
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quickly(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Where it is imported: no pictures unless asked for, and encodings kept away from the user's own."""
+    with pytest.MonkeyPatch.context() as patch, without_pictures():
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield

@@ -1,6 +1,7 @@
 """`bertsmith finetune`: from a trained encoder and labelled data to a model that does a task."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,7 +15,7 @@ from bertsmith.recipe.toml_text import value_text
 if TYPE_CHECKING:
     from bertsmith.finetuning.folder import Assignment
     from bertsmith.finetuning.job import FinetuningResult
-    from bertsmith.studies.cells import Spread
+    from bertsmith.studies.cells import Spread, Stopped
     from bertsmith.tasks.task import Task
 
 PERCENT = 100
@@ -32,7 +33,7 @@ def finetune(
     epochs: Annotated[float | None, Option(help="Passes through the training data (run.epochs).")] = None,
     lr: Annotated[float | None, Option(help="Peak learning rate (optim.peak_lr).")] = None,
     seed: Annotated[int | None, Option(help="Seed (run.seed).")] = None,
-    seeds: Annotated[int, Option(help="So many runs with seeds 0, 1, 2 ..., and their spread.")] = 1,
+    seeds: Annotated[int, Option(min=1, help="So many runs with seeds 0, 1, 2 ..., and their spread.")] = 1,
     grid: Annotated[bool, Option("--grid", help="The paper's grid of settings.")] = False,
     skip_bad: Annotated[bool, Option("--skip-bad", help="Leave bad lines out and count them.")] = False,
     settings: Annotated[
@@ -62,8 +63,11 @@ def finetune(
     recipe = finetuning_recipe(chosen, [*short, *(settings or [])])
     start = DEFAULT_MODEL if model is None else model.expanduser()
     assignment = Assignment(chosen, recipe, start, data.expanduser(), out.expanduser(), skip_bad)
+    if grid and seeds > 1:
+        what, remedy = "the grid's runs have one seed", "give --grid or --seeds; --seed sets the grid's"
+        raise UserError(what, where="--grid --seeds", remedy=remedy)
     if grid or seeds > 1:
-        _run_many(assignment, seeds=seeds, grid=grid, as_json=as_json)
+        _run_many(assignment, seeds=seeds, as_json=as_json)
     else:
         _run_one(assignment, as_json=as_json)
 
@@ -120,27 +124,52 @@ def _run_one(assignment: "Assignment", *, as_json: bool) -> None:
         raise Exit(STOPPED)
 
 
-def _run_many(assignment: "Assignment", *, seeds: int, grid: bool, as_json: bool) -> None:
-    from bertsmith.studies.cells import Stopped, over_grid, over_seeds, run_cells, spreads_of
+def _run_many(assignment: "Assignment", *, seeds: int, as_json: bool) -> None:
+    """Run the seeds, or the paper's grid where there is only one."""
+    from bertsmith.studies.cells import Stopped, over_grid, over_seeds, run_cells
 
-    cells = over_grid(assignment) if grid else [*over_seeds(assignment, seeds)]
+    cells = over_seeds(assignment, seeds) if seeds > 1 else over_grid(assignment)
     try:
         with watching(live_line, as_json=as_json) as watch:
             results = run_cells(cells, watch)
     except Stopped as stopped:
-        echo(f"stopped in {stopped}; give the same command again to go on")
+        show_stop(stopped, as_json=as_json)
         raise Exit(STOPPED) from None
-    for cell, result in zip(cells, results, strict=True):
-        echo(f"{cell.name}: {_told(result)}")
-    if not grid:
-        for split, measures in spreads_of(results).items():
-            for name, spread in measures.items():
-                echo(f"{split} {name.replace('_', ' ')}: {_spread(spread)}")
+    named = {cell.name: result for cell, result in zip(cells, results, strict=True)}
+    show_many(named, as_json=as_json)
+
+
+def show_stop(stopped: "Stopped", *, as_json: bool) -> None:
+    """Print in which run a study was stopped."""
+    told = f"stopped in {stopped}; give the same command again to go on"
+    echo(json.dumps({"finished": False, "stopped_in": str(stopped)}) if as_json else told)
+
+
+def show_many(results: "dict[str, FinetuningResult]", *, as_json: bool) -> None:
+    """Print what each run came to, which one did best, and how the runs spread."""
+    from bertsmith.studies.cells import best_of, spreads_of
+
+    best, spreads = best_of(results), spreads_of(list(results.values()))
+    if as_json:
+        runs = {name: result.measures for name, result in results.items()}
+        told = {
+            split: {name: asdict(spread) for name, spread in held.items()} for split, held in spreads.items()
+        }
+        echo(json.dumps({"finished": True, "runs": runs, "best": best, "spreads": told}))
+        return
+    for name, result in results.items():
+        echo(f"{name}: {_told(result)}")
+    for split, held in spreads.items():
+        for name, spread in held.items():
+            echo(f"{split} {name.replace('_', ' ')}: {_spread(spread)}")
+    if best:
+        echo(f"best: {best} ({results[best].folder})")
 
 
 def _told(result: "FinetuningResult") -> str:
-    split, measures = next(iter(result.measures.items()))
-    return f"{split} " + ", ".join(f"{name} {PERCENT * value:.2f}" for name, value in measures.items())
+    for split, measures in result.measures.items():
+        return f"{split} " + ", ".join(f"{name} {PERCENT * value:.2f}" for name, value in measures.items())
+    return "finished; there is no development set"
 
 
 def _spread(spread: "Spread") -> str:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from typer import Exit, Option, echo
 
-from bertsmith.cli.finetune import live_line
+from bertsmith.cli.finetune import live_line, show_stop
 from bertsmith.cli.stopping import STOPPED
 from bertsmith.cli.watching import watching
 
@@ -15,7 +15,7 @@ def glue(
     data: Annotated[Path, Option(help="The folder that holds CoLA/, SST-2/ and so on.")],
     out: Annotated[Path, Option(help="Folder for all runs; what is finished there is not done again.")],
     model: Annotated[Path | None, Option(help="Model folder; without it the small own one.")] = None,
-    seeds: Annotated[int, Option(help="Runs for each task, with seeds 0, 1, 2 ...")] = 1,
+    seeds: Annotated[int, Option(min=1, help="Runs for each task, with seeds 0, 1, 2 ...")] = 1,
     skip_bad: Annotated[bool, Option("--skip-bad", help="Leave bad lines out and count them.")] = False,
     settings: Annotated[
         list[str] | None, Option("--set", metavar="KEY=VALUE", help="A setting for all tasks, repeatable.")
@@ -40,6 +40,6 @@ def glue(
         with watching(live_line, as_json=as_json) as watch:
             table = study(request, watch)
     except Stopped as stopped:
-        echo(f"stopped in {stopped}; give the same command again to go on")
+        show_stop(stopped, as_json=as_json)
         raise Exit(STOPPED) from None
     echo(json.dumps(plain_table(table)) if as_json else table_text(table))

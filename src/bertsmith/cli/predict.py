@@ -37,10 +37,9 @@ def predict(
         raise UserError("several models were given", remedy=remedy)
     folders = [folder.expanduser() for folder in models]
     said = ask(folders, data.expanduser(), split=split, skip_bad=skip_bad)
-    written = write_predictions(out.expanduser(), said)
-    if official is not None:
-        written.append(write_official(official.expanduser(), said))
-    names = [str(path) for path in written]
+    # The official file first: a task that the site does not take must not leave half of what was asked for.
+    submitted = [] if official is None else [write_official(official.expanduser(), said)]
+    names = [str(path) for path in (*write_predictions(out.expanduser(), said), *submitted)]
     if as_json:
         echo(json.dumps({"examples": len(said.examples), "skipped": said.skipped, "written": names}))
         return

@@ -8,6 +8,7 @@ import torch
 from bertsmith.ground.errors import UserError
 from bertsmith.ground.seeds import key_of
 from bertsmith.inference.bert import load
+from bertsmith.inference.task_model import leave_pooler_out
 from bertsmith.model.family import add_fresh_head, member_of
 from bertsmith.model.heads import OutputHead
 from bertsmith.model.initial import initialise
@@ -33,15 +34,27 @@ def begin(folder: Path, note: TaskNote, *, seed: int) -> Beginning:
     bert = load(folder, device="cpu")
     network, stream = bert.model.network, torch.Generator().manual_seed(key_of(seed, "task head"))
     _refuse_longer_texts(network, note, where=str(folder))
-    kept = _keep_own_head(bert.model, note)
-    fresh = [] if kept else add_fresh_head(network, note.head_name, note.outputs, stream)
-    fresh += [name for name in bert.model.untrained if name in network.heads]
-    notes = [f"the head {note.head_name} of the folder goes on"] if kept else []
-    notes += [f"the head {name} starts from fresh weights" for name in dict.fromkeys(fresh)]
-    _let_head_read(network, note)
+    kept, fresh = _put_head(bert.model, note, stream)
+    if note.head.encoder == "frozen-mix":
+        notes = [f"a mix of all layers and a BiLSTM learn; the head {note.head_name} is not used"]
+    else:
+        notes = [f"the head {note.head_name} of the folder goes on"] if kept else []
+        notes += [f"the head {name} starts from fresh weights" for name in fresh]
     if note.head.fresh_layers:
-        notes.append(_renew_layers(network, note.head.fresh_layers, stream))
-    return Beginning(network, bert.tokenizer, tuple(dict.fromkeys(fresh)), tuple(notes))
+        notes.append(_renew_layers(network, note, stream))
+    return Beginning(network, bert.tokenizer, fresh, tuple(notes))
+
+
+def _put_head(model: Model, note: TaskNote, stream: torch.Generator) -> tuple[bool, tuple[str, ...]]:
+    """Put the task's head on; whether it is the folder's own, and the names of all that was drawn anew."""
+    network = model.network
+    kept = _keep_own_head(model, note)
+    drawn = [] if kept else add_fresh_head(network, note.head_name, note.outputs, stream)
+    if note.head.cls == "raw" and not leave_pooler_out(network, note.head_name):
+        what = f"the {note.head_name} head of {network.shape.model_type} reads raw states already"
+        raise UserError(what, where="head.cls", remedy="leave it at pooled")
+    fresh = dict.fromkeys([*drawn, *model.untrained])
+    return kept, tuple(name for name in fresh if name in network.heads)
 
 
 def _keep_own_head(model: Model, note: TaskNote) -> bool:
@@ -66,24 +79,15 @@ def _fits(model: Model, note: TaskNote) -> bool:
     return not note.labels or model.labels() == note.labels
 
 
-def _let_head_read(network: Network, note: TaskNote) -> None:
-    """With head.cls = raw, let a classifier read the sentence's last state instead of the pooler's output."""
-    head = network.heads[note.head_name]
-    if note.head.cls == "raw" and isinstance(head, OutputHead):
-        if head.reads == "pooled":
-            head.reads = "sentence"
-            del network.heads["pooler"]
-        elif head.reads == "sentence":
-            what = f"the classifier of {network.shape.model_type} reads the raw state already"
-            raise UserError(what, where="head.cls", remedy="leave it at pooled")
-
-
-def _renew_layers(network: Network, count: int, stream: torch.Generator) -> str:
+def _renew_layers(network: Network, note: TaskNote, stream: torch.Generator) -> str:
     """Draw the last layers anew (Zhang et al. 2021)."""
-    blocks = network.encoder.blocks
+    blocks, count = network.encoder.blocks, note.head.fresh_layers
+    if note.head.encoder != "tuned":
+        what = f"layers that begin anew cannot stay frozen (head.encoder = {note.head.encoder})"
+        raise UserError(what, where="head.fresh_layers", remedy="leave it at 0, or tune the encoder")
     if count > len(blocks):
-        what = f"head.fresh_layers = {count}, but the model has {len(blocks)} layers of its own"
-        raise UserError(what, remedy=f"choose at most {len(blocks)}")
+        what = f"the model has {len(blocks)} layers of its own, not {count}"
+        raise UserError(what, where="head.fresh_layers", remedy=f"choose at most {len(blocks)}")
     rule = member_of(network.shape.model_type).initial(network.shape)
     for block in list(blocks)[len(blocks) - count :]:
         initialise(block, rule, stream)

@@ -1,6 +1,8 @@
 """The folder of a fine-tuning run: what it was asked to do, and whether it may go on."""
 
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,9 +13,11 @@ from bertsmith.recipe.finetuning import FinetuningRecipe
 from bertsmith.recipe.load import leaves
 from bertsmith.recipe.toml_text import toml_text, value_text
 from bertsmith.tasks.task import Task
+from bertsmith.training.claims import claim, let_go, refuse_strangers, remove_partials, withdraw
 
 ASSIGNMENT = "assignment.json"
 RESULT = "result.json"
+MOST_DIFFERENCES = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +36,10 @@ class Assignment:
         config = self.model / "config.json"
         return {
             "recipe": leaves(self.recipe.model_dump(mode="json")),
-            "model": str(self.model),
+            "custom": dict(self.task.custom),
+            "model": str(self.model.resolve()),
             "model_config": sha256_of(config) if config.is_file() else "",
-            "data": str(self.data),
+            "data": str(self.data.resolve()),
             "skip_bad": self.skip_bad,
         }
 
@@ -55,6 +60,16 @@ class TuningFolder:
         """Resumable states."""
         return self.path / "checkpoints"
 
+    def best(self, step: int) -> Path:
+        """The weights that did best so far, where they are not the last ones."""
+        return self.path / f"best-{step}.safetensors"
+
+    def forget_best_but(self, step: int) -> None:
+        """Remove the best weights of all other steps."""
+        for file in self.path.glob("best-*.safetensors"):
+            if file != self.best(step):
+                file.unlink()
+
     @property
     def finished(self) -> bool:
         """Whether the result was written, which is the last thing a run does."""
@@ -65,19 +80,30 @@ class TuningFolder:
         return read_json(self.path / RESULT, remedy="remove the folder and run again")
 
 
-def open_folder(assignment: Assignment) -> TuningFolder:
-    """The run's folder, new or as it was left; one that holds another run is refused."""
-    folder = TuningFolder(assignment.out)
+def refuse_other_run(folder: TuningFolder, assignment: Assignment) -> None:
+    """Complain if the folder holds a run with another assignment, or something that is no run."""
     known = folder.path / ASSIGNMENT
     if known.is_file():
         _refuse_other_assignment(read_json(known, remedy="give --out a new folder"), assignment)
-    elif folder.path.exists() and any(folder.path.iterdir()):
-        remedy = "give --out a new folder, or that of a run to go on with"
-        raise UserError("holds files but no run", where=str(folder.path), remedy=remedy)
     else:
-        folder.path.mkdir(parents=True, exist_ok=True)
-        write_json(known, assignment.facts())
-    return folder
+        refuse_strangers(folder.path, ())
+
+
+@contextmanager
+def alone_in(folder: TuningFolder, assignment: Assignment) -> Iterator[None]:
+    """While it is open, no other run can work in the folder; one that does not begin leaves nothing there."""
+    refuse_other_run(folder, assignment)
+    held = claim(folder.path)
+    try:
+        yield
+    finally:
+        let_go(held) if (folder.path / ASSIGNMENT).is_file() else withdraw(held)
+
+
+def begin_folder(folder: TuningFolder, assignment: Assignment) -> None:
+    """Write down what the run is asked to do, or go on in a folder that says so; inside `alone_in`."""
+    remove_partials(folder.path)
+    write_json(folder.path / ASSIGNMENT, assignment.facts())
 
 
 def recipe_toml(recipe: FinetuningRecipe) -> str:
@@ -88,14 +114,22 @@ def recipe_toml(recipe: FinetuningRecipe) -> str:
 def clear_states(folder: TuningFolder) -> None:
     """Remove the resumable states of a run that is finished."""
     shutil.rmtree(folder.checkpoints, ignore_errors=True)
+    folder.forget_best_but(0)
 
 
 def _refuse_other_assignment(known: dict[str, Any], assignment: Assignment) -> None:
-    asked = assignment.facts()
-    ours, theirs = ({**facts.get("recipe", {}), **facts, "recipe": ""} for facts in (asked, known))
-    changed = [key for key in ours if ours[key] != theirs.get(key)]
+    ours, theirs = leaves(assignment.facts()), leaves(known)
+    changed = [key for key in ours | theirs if ours.get(key) != theirs.get(key)]
     if changed:
-        values = ((key, value_text(theirs.get(key, "")), value_text(ours[key])) for key in changed[:4])
-        listed = "; ".join(f"{key}: {there} there, {now} now" for key, there, now in values)
+        listed = "; ".join(
+            f"{key.removeprefix('recipe.')}: {_told(theirs, key)} there, {_told(ours, key)} now"
+            for key in changed[:MOST_DIFFERENCES]
+        )
+        more = len(changed) - MOST_DIFFERENCES
+        listed += f"; and {more} more" if more > 0 else ""
         remedy = "give --out a new folder, or take the change back"
         raise UserError(f"holds another run: {listed}", where=str(assignment.out), remedy=remedy)
+
+
+def _told(facts: dict[str, Any], key: str) -> str:
+    return value_text(facts[key]) if key in facts else "nothing"

@@ -11,13 +11,44 @@ from bertsmith.training.tuning import tuning_rate
 
 
 @dataclass(frozen=True, slots=True)
+class Due:
+    """What is to be done after a step, decided once and before the next one begins."""
+
+    exam: bool = False
+    saving: bool = False
+    stopping: bool = False
+
+    @property
+    def anything(self) -> bool:
+        """Whether the next step must wait."""
+        return self.exam or self.saving or self.stopping
+
+
+@dataclass(frozen=True, slots=True)
 class TuningStep:
-    """One step: its number (from 1), what it came to, what it was shown."""
+    """One step: its number (from 1), what it came to, what it was shown, what is due after it."""
 
     number: int
     outcome: StepOutcome
     items: StepItems
     learning_rate: float
+    due: Due
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """A step that was begun and is still to be reported."""
+
+    number: int
+    launched: LaunchedStep
+    items: StepItems
+    learning_rate: float
+    due: Due
+
+    def settled(self, learner: Learner) -> TuningStep:
+        return TuningStep(
+            self.number, settle(learner, self.launched), self.items, self.learning_rate, self.due
+        )
 
 
 def steps_of(batches: ShuffledBatches, recipe: FinetuningRecipe) -> int:
@@ -31,31 +62,34 @@ def tuning_steps(
     recipe: FinetuningRecipe,
     *,
     first: int,
-    pause_after: Callable[[int], bool],
+    due_after: Callable[[int], Due],
 ) -> Iterator[TuningStep]:
-    """Take the steps from `first` on.
+    """Take the steps from `first` on; `due_after` is asked once for each.
 
-    On a GPU a step is reported once the next one is on its way, except where the caller must pause after it.
+    On a GPU a step is reported once the next one is on its way, except where something is due after it.
     """
-    total = steps_of(batches, recipe)
-    waiting: tuple[int, LaunchedStep, StepItems, float] | None = None
-    for number in range(first, total):
-        items = batches.step(number)
-        rate = tuning_rate(number / total, recipe.optim)
-        seed = (recipe.run.seed, number)
-        work = StepWork(items.micros, (items.count,))
-        launched = launch_step(learner, work, learning_rate=rate, seed=seed)
+    waiting: _Waiting | None = None
+    for number in range(first, steps_of(batches, recipe)):
+        launched = _launched(learner, batches, recipe, number, due_after)
         if waiting is not None:
-            yield _settled(learner, *waiting)
-        waiting = (number + 1, launched, items, rate)
-        if pause_after(number + 1) or not learner.unwatched:
-            yield _settled(learner, *waiting)
+            yield waiting.settled(learner)
+        waiting = launched
+        if waiting.due.anything or not learner.unwatched:
+            yield waiting.settled(learner)
             waiting = None
     if waiting is not None:
-        yield _settled(learner, *waiting)
+        yield waiting.settled(learner)
 
 
-def _settled(
-    learner: Learner, number: int, launched: LaunchedStep, items: StepItems, rate: float
-) -> TuningStep:
-    return TuningStep(number, settle(learner, launched), items, rate)
+def _launched(
+    learner: Learner,
+    batches: ShuffledBatches,
+    recipe: FinetuningRecipe,
+    number: int,
+    due_after: Callable[[int], Due],
+) -> _Waiting:
+    items = batches.step(number)
+    rate = tuning_rate(number / steps_of(batches, recipe), recipe.optim)
+    work = StepWork(items.micros, (items.count,))
+    launched = launch_step(learner, work, learning_rate=rate, seed=(recipe.run.seed, number))
+    return _Waiting(number + 1, launched, items, rate, due_after(number + 1))

@@ -2,13 +2,16 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 
+from bertsmith.ground.errors import UserError
+from bertsmith.ground.files import COMPRESSED_SUFFIXES
 from bertsmith.recipe.finetuning import FinetuningRecipe
 from bertsmith.tasks.encoded import EncodedSet
 from bertsmith.tasks.encoding import encode_split
 from bertsmith.tasks.encoding_cache import cached_encoding, encoding_key
-from bertsmith.tasks.examples import BadLine, Example, TextExample
+from bertsmith.tasks.examples import BadLine, Example, TaggedExample, TextExample
 from bertsmith.tasks.reading import has_split, labels_of, read_split
 from bertsmith.tasks.task import Task
 from bertsmith.tasks.task_file import TaskNote
@@ -43,14 +46,62 @@ class Material:
 
 def read_material(task: Task, data: Path, *, skip_bad: bool) -> Material:
     """The training split and every further split with labels that is there."""
+    if "train" not in task.splits:
+        what = f"{task.title} has no training data of its own"
+        raise UserError(what, remedy="fine-tune on mnli, then evaluate that run on its file")
     splits: dict[str, Sequence[Example]] = {}
     skipped: list[BadLine] = []
-    for name in task.splits:
-        if name == "train" or (not _for_prediction(name) and has_split(task, data, name)):
-            read = read_split(task, data, name, skip_bad=skip_bad)
-            splits[name] = read.examples
-            skipped += read.skipped
-    return Material(task, splits, labels_of(task, splits["train"]), tuple(skipped))
+    for name in ["train", *_exams_in(task, data)]:
+        read = read_split(task, data, name, skip_bad=skip_bad)
+        splits[name] = read.examples
+        skipped += read.skipped
+    labels = labels_of(task, splits["train"])
+    if skip_bad and labels and not task.labels:
+        for name in [name for name in splits if name != "train"]:
+            splits[name], strange = _without_strange_labels(splits[name], labels)
+            skipped += strange
+    return Material(task, splits, labels, tuple(skipped))
+
+
+def split_named(task: Task, file: Path) -> str | None:
+    """The split that a file belongs to by its name, if any."""
+    if task.custom.get("dev_share"):  # which part an example belongs to is decided inside of the file
+        return None
+    return next((split for split in task.splits if _names_file(task, split, file)), None)
+
+
+def _names_file(task: Task, split: str, file: Path) -> bool:
+    names = [Path(pattern).name for pattern in task.splits[split].files]
+    return any(fnmatch(file.name, name + end) for name in names for end in ("", *COMPRESSED_SUFFIXES))
+
+
+def _exams_in(task: Task, data: Path) -> list[str]:
+    """The splits that a run is judged on; a single file of training examples has none but by its name."""
+    exams = [name for name in task.splits if name != "train" and not name.startswith(UNLABELLED)]
+    if data.is_file() and not task.custom:
+        return [name for name in exams if _names_file(task, name, data)]
+    return [name for name in exams if has_split(task, data, name)]
+
+
+def _without_strange_labels(
+    examples: Sequence[Example], labels: tuple[str, ...]
+) -> tuple[Sequence[Example], list[BadLine]]:
+    """The examples whose labels occur in training, and a line for each of the others."""
+    known = set(labels)
+    kept = [example for example in examples if known.issuperset(_labels(example))]
+    strange = [
+        BadLine("has a label that training has not", example.where, "mend the label")
+        for example in examples
+        if not known.issuperset(_labels(example))
+    ]
+    return kept, strange
+
+
+def _labels(example: Example) -> tuple[str, ...]:
+    if isinstance(example, TaggedExample):
+        return example.tags or ()
+    label = example.label if isinstance(example, TextExample) else None
+    return label if isinstance(label, tuple) else (label,) if isinstance(label, str) else ()
 
 
 def note_of(material: Material, recipe: FinetuningRecipe) -> TaskNote:
@@ -82,7 +133,3 @@ def encoded_sheet(
         return Sheet(examples, make())
     key = encoding_key(note.kind, examples, note.labels, tokenizer, note.text)
     return Sheet(examples, cached_encoding(cache, key, make))
-
-
-def _for_prediction(split: str) -> bool:
-    return split.startswith(UNLABELLED)

@@ -8,6 +8,7 @@ from safetensors.torch import save_file
 
 from bertsmith.features.bilstm import FrozenMixScorer
 from bertsmith.finetuning.errors import errors_text, hardest_errors
+from bertsmith.finetuning.examining import Examination
 from bertsmith.finetuning.folder import RESULT, Assignment, TuningFolder, recipe_toml
 from bertsmith.finetuning.material import Sheet
 from bertsmith.finetuning.pictures import draw_calibration, draw_confusion, draw_learning_curve
@@ -17,7 +18,7 @@ from bertsmith.model.tensor_files import WEIGHT_FILES
 from bertsmith.model.weights import Model, write_model
 from bertsmith.tasks.calibration import reliability
 from bertsmith.tasks.objective import NetworkScorer
-from bertsmith.tasks.outcome import Outcome, guesses_of
+from bertsmith.tasks.outcome import guesses_of
 from bertsmith.tasks.task_file import TaskNote, write_task_note
 from bertsmith.training.journal import read_metrics, write_versions
 
@@ -33,20 +34,18 @@ class Finished:
     """A run that has come to its end."""
 
     assignment: Assignment
-    note: TaskNote
     model: TaskModel
     notes: tuple[str, ...]
     exams: Mapping[str, Sheet]
-    found: Mapping[str, tuple[Outcome, dict[str, float]]]
-    """For each exam, what the model said and how right it was."""
+    found: Examination
     steps: int
     seconds: float
     examples: int
 
     @property
-    def measures(self) -> dict[str, dict[str, float]]:
-        """For each exam its measures."""
-        return {name: measures for name, (_, measures) in self.found.items()}
+    def note(self) -> TaskNote:
+        """How the model is to be asked."""
+        return self.found.note
 
 
 def write_results(folder: TuningFolder, finished: Finished) -> None:
@@ -61,7 +60,7 @@ def write_results(folder: TuningFolder, finished: Finished) -> None:
     draw_learning_curve(folder.path / "curves.png", read_metrics(folder.path), finished.note.metrics[0])
     result = {
         "task": finished.note.task,
-        "measures": finished.measures,
+        "measures": finished.found.measures,
         "seconds": round(finished.seconds, 3),
         "steps": finished.steps,
         "examples": finished.examples,
@@ -97,8 +96,7 @@ def _label_keys(note: TaskNote) -> dict[str, Any]:
 
 
 def _write_exam(folder: TuningFolder, finished: Finished, name: str, sheet: Sheet) -> None:
-    outcome, _ = finished.found[name]
-    note, encoded = finished.note, sheet.encoded
+    note, encoded, outcome = finished.note, sheet.encoded, finished.found.outcomes[name]
     errors = hardest_errors(note, sheet.examples, encoded, outcome)
     write_text(folder.path / f"errors-{name}.md", errors_text(errors))
     if note.kind in ("classify", "tag"):
@@ -127,6 +125,6 @@ def model_card(finished: Finished) -> str:
     if isinstance(note.answers.null_threshold, float):
         lines.append(f"- Null threshold {note.answers.null_threshold:.4f}: {note.null_rule}.")
     lines += ["", "| split | measure | value |", "|---|---|---|"]
-    for split, measures in finished.measures.items():
+    for split, measures in finished.found.measures.items():
         lines += [f"| {split} | {name.replace('_', ' ')} | {value:.4f} |" for name, value in measures.items()]
     return "\n".join([*lines, "", "The labels are those of the data, mistakes and prejudices included.", ""])

@@ -1,7 +1,8 @@
 """SQuAD 2.0: from which null score on a question has no answer, and how well that carries over."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
+from typing import Any
 
 import numpy as np
 
@@ -59,10 +60,14 @@ def _trial(
     return ThresholdTrial(threshold, tuned["f1"], zero["f1"], tuned["exact"], zero["exact"])
 
 
-def mean_of(trials: Sequence[ThresholdTrial]) -> dict[str, float]:
-    """The means over all trials."""
-    names = ("threshold", "tuned_f1", "zero_f1", "tuned_exact", "zero_exact")
-    return {name: float(np.mean([getattr(trial, name) for trial in trials])) for name in names}
+def threshold_report(
+    questions: Sequence[Question], answers: Sequence[QuestionAnswer], *, threshold: float
+) -> dict[str, Any]:
+    """The tuned threshold, each trial and their means, for thresholds.json; answers are best spans."""
+    trials = threshold_trials(questions, answers)
+    names = [field.name for field in fields(ThresholdTrial)]
+    mean = {name: float(np.mean([getattr(trial, name) for trial in trials])) for name in names if trials}
+    return {"tuned": threshold, "halves": [asdict(trial) for trial in trials], "mean": mean}
 
 
 def _texts(answers: Sequence[QuestionAnswer]) -> dict[str, str]:

@@ -1,12 +1,14 @@
 """A fine-tuned model, or several together, asked about a file: what they say, and how right they are."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bertsmith.finetuning.material import split_named
 from bertsmith.ground.errors import UserError
-from bertsmith.ground.files import write_json, write_text
+from bertsmith.ground.files import write_text
 from bertsmith.inference.task_model import TaskModel, open_task_model
 from bertsmith.tasks.catalogue import task_named
 from bertsmith.tasks.custom import CustomSpec, custom_task
@@ -17,12 +19,14 @@ from bertsmith.tasks.judging import judged
 from bertsmith.tasks.outcome import Outcome, average, guesses_of, outcome_of, tags_of
 from bertsmith.tasks.prediction_files import write_answers, write_choices, write_tags
 from bertsmith.tasks.reading import has_split, read_split
-from bertsmith.tasks.submissions import write_submission
+from bertsmith.tasks.submissions import submission_file, write_submission
 from bertsmith.tasks.task import Task
 from bertsmith.tasks.task_file import TaskNote
 
 NEEDS_ONE_VOCABULARY = ("tag", "span")
 """Kinds whose scores belong to tokens, so that an ensemble's members must cut texts alike."""
+FURTHER_EXAMS = {"mnli": ("diagnostic",)}
+"""Tasks without training data, and what a model must have been trained for to be asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +58,8 @@ def ask(
 ) -> Said:
     """What the models of these folders say of a file, or of a split of a data folder, the members' mean."""
     models = [open_task_model(folder, device=device) for folder in folders]
-    note = models[0].note
-    task = task_of(note)
-    chosen = split or _likeliest_split(task, data)
+    task, chosen = _asked_for(models[0].note, data, split)
+    note = models[0].note.model_copy(update={"metrics": task.metrics})
     read = read_split(task, data, chosen, skip_bad=skip_bad)
     encoded = models[0].encode(read.examples)
     _refuse_strangers(folders, models, read.examples)
@@ -87,52 +90,54 @@ def write_predictions(out: Path, said: Said) -> list[Path]:
 
 def write_official(folder: Path, said: Said) -> Path:
     """Write the TSV that the GLUE site takes."""
-    predictions = {row["id"]: row["prediction"] for row in rows_of(said)}
+    submission_file(said.task, said.split)  # it takes no other tasks, and they have other predictions
+    keys = [example.key for example in said.examples]
+    predictions = dict(zip(keys, predictions_of(said), strict=True))
     return write_submission(folder, said.task, split=said.split, predictions=predictions)
 
 
-def rows_of(said: Said) -> list[dict[str, Any]]:
-    """For each text its id, the prediction, and the probability of each class."""
-    note, scores = said.note, said.outcome.scores
-    guesses = guesses_of(note, said.encoded, said.outcome)
-    rows: list[dict[str, Any]] = []
-    for number, example in enumerate(said.examples):
-        row: dict[str, Any] = {"id": example.key}
-        if note.kind == "regress":
-            row["prediction"] = float(scores[number])
-        else:
-            row["prediction"] = _label(note, guesses[number])
-            row |= {label: round(float(scores[number, place]), 6) for place, label in enumerate(note.labels)}
-        rows.append(row)
-    return rows
-
-
-def write_measures(out: Path, measures: dict[str, float]) -> None:
-    """Write the measures as JSON."""
-    write_json(out, measures)
+def predictions_of(said: Said) -> list[str | float]:
+    """The label, the labels or the number of each text."""
+    if said.note.kind == "regress":
+        return [float(score) for score in said.outcome.scores]
+    return [_label(said.note, guess) for guess in guesses_of(said.note, said.encoded, said.outcome)]
 
 
 def _label(note: TaskNote, guess: Any) -> str:
     if note.kind == "multilabel":
-        return ",".join(label for label, hit in zip(note.labels, guess, strict=True) if hit)
+        separator = str(note.custom.get("separator", ","))
+        return separator.join(label for label, hit in zip(note.labels, guess, strict=True) if hit)
     return note.labels[int(guess)]
 
 
 def _table(said: Said) -> str:
-    rows = rows_of(said)
-    header = list(rows[0])
-    lines = ["\t".join(header)]
-    for row in rows:
-        lines.append("\t".join(str(row[name]).replace("\t", " ").replace("\n", " ") for name in header))
-    return "\n".join(lines) + "\n"
+    """A line for each text: its id, the prediction, and the probability of each class."""
+    rows: list[list[Any]] = [["id", "prediction", *said.note.labels]]
+    for number, prediction in enumerate(predictions_of(said)):
+        shares = said.outcome.scores[number] if said.note.labels else ()
+        rows.append([said.examples[number].key, prediction, *(f"{share:.6f}" for share in shares)])
+    return "".join("\t".join(_cell(cell) for cell in row) + "\n" for row in rows)
 
 
-def _likeliest_split(task: Task, data: Path) -> str:
-    """The development set of a folder; a file is one to predict, whose labels are read where it has some."""
-    if data.is_dir():
-        return next((name for name in ("dev", "test") if has_split(task, data, name)), "dev")
-    named = [name for name in ("dev", "test", "train") if name in task.splits and name in data.name]
-    return named[0] if named else "test" if "test" in task.splits else "dev"
+def _cell(content: object) -> str:
+    return " ".join(re.split(r"[\t\r\n]", str(content)))
+
+
+def _asked_for(note: TaskNote, data: Path, split: str) -> tuple[Task, str]:
+    """The task whose file this is, and the split: the development set of a folder, or what a name says.
+
+    Any other file is one to predict, whose labels are read where it has some.
+    """
+    own = task_of(note)
+    tasks = [own, *(task_named(name) for name in FURTHER_EXAMS.get(note.task, ()))]
+    for task in tasks:
+        if data.is_dir():
+            for name in (split,) if split else ("dev", "test"):
+                if has_split(task, data, name):
+                    return task, name
+        elif not split and (named := split_named(task, data)):
+            return task, named
+    return own, split or ("test" if "test" in own.splits else "dev")
 
 
 def _refuse_strangers(
@@ -141,13 +146,17 @@ def _refuse_strangers(
     """Stop where the members of an ensemble do not answer the same question."""
     first = models[0]
     for folder, model in zip(folders, models, strict=True):
-        if (model.note.kind, model.note.labels) != (first.note.kind, first.note.labels):
+        if _question(model.note) != _question(first.note):
             what = f"was not fine-tuned for the same task and labels as {folders[0]}"
             raise UserError(what, where=str(folder), remedy="leave it out of the ensemble")
         if first.note.kind in NEEDS_ONE_VOCABULARY and _key(model, examples) != _key(first, examples):
             what = f"cuts texts otherwise than {folders[0]}"
             remedy = "put models with one vocabulary and the same text settings together"
             raise UserError(what, where=str(folder), remedy=remedy)
+
+
+def _question(note: TaskNote) -> tuple[object, ...]:
+    return note.kind, note.labels, note.pairs
 
 
 def _key(model: TaskModel, examples: Sequence[Example]) -> str:

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, overload
 
 import torch
 from torch import Tensor
@@ -13,14 +13,27 @@ from bertsmith.ground.errors import UserError
 from bertsmith.ground.files import atomic_folder
 from bertsmith.inference.default_model import DEFAULT_MODEL
 from bertsmith.inference.engine import Engine, Text
-from bertsmith.inference.filling import Filling, Guess, encode_masked, fill_each_mask, fill_jointly
+from bertsmith.inference.filling import (
+    Filling,
+    Guess,
+    encode_masked,
+    fill_each_mask,
+    fill_jointly,
+    refuse_unless_count,
+)
+from bertsmith.inference.replies import Choice, Classification, Entity, TaggedWord
+from bertsmith.inference.tuned import Tuned, read_tuned, tuned_files, write_tuned
 from bertsmith.model.encoder import first_of_rows, largest_of_rows, mean_of_rows
 from bertsmith.model.family import member_of
 from bertsmith.model.tensor_files import WEIGHT_FILES
 from bertsmith.model.weights import Model, read_model, write_model
 from bertsmith.packed import PackedBatch, unpack
+from bertsmith.tasks.answers import QuestionAnswer
 from bertsmith.text.tokenizer import Tokenizer
 from bertsmith.text.tokenizer_files import TOKENIZER_FILES
+
+if TYPE_CHECKING:
+    from bertsmith.inference.asking import Asker, Sentence
 
 Pooling = Literal["mean", "cls", "max"]
 Precision = Literal["fp32", "bf16"]
@@ -44,7 +57,7 @@ class NextSentence:
 def load(
     folder: Path | str = DEFAULT_MODEL, *, device: str = "auto", precision: Precision = "fp32"
 ) -> "Bert":
-    """Open a Hugging Face model folder, ours or anyone's; without a name the small one of the project.
+    """Open a Hugging Face model folder, ours or anyone's, or that of a run; without a name the project's own.
 
     Example: bertsmith.load("path/to/model-folder", device="cuda", precision="bf16")
     """
@@ -53,12 +66,14 @@ def load(
     _usable(device)
     folder = Path(folder).expanduser()
     _refuse_unless_folder(folder)
+    if not (folder / "config.json").exists() and (folder / "model" / "config.json").exists():
+        folder = folder / "model"  # the folder of a run was named
     model = read_model(folder, dtype=PRECISIONS[precision])
     tokenizer = Tokenizer.load(folder)
     refuse_other_vocabulary(model, tokenizer, where=str(folder))
     for note in model.notes:
         log.warning("%s: %s", folder, note)
-    return Bert(model, tokenizer, device=device)
+    return Bert(model, tokenizer, device=device, tuned=read_tuned(folder))
 
 
 def refuse_other_vocabulary(model: Model, tokenizer: Tokenizer, *, where: str) -> None:
@@ -78,9 +93,12 @@ def refuse_other_vocabulary(model: Model, tokenizer: Tokenizer, *, where: str) -
 class Bert:
     """A trained encoder with its tokenizer."""
 
-    def __init__(self, model: Model, tokenizer: Tokenizer, *, device: str = "auto") -> None:
+    def __init__(
+        self, model: Model, tokenizer: Tokenizer, *, device: str = "auto", tuned: Tuned | None = None
+    ) -> None:
         chosen = _usable(device)
-        self.model, self.tokenizer = model, tokenizer
+        self.model, self.tokenizer, self.tuned = model, tokenizer, tuned
+        self._askers: dict[str, Asker] = {}
         self.engine = Engine(model.network.to(chosen).eval(), tokenizer, chosen)
 
     @property
@@ -137,11 +155,64 @@ class Bert:
         follows = float(probabilities[member_of(network.shape.model_type).next_label])
         return NextSentence(follows > 0.5, follows)
 
+    def classify(self, texts: Iterable[Text], *, truncate: bool = False) -> list[Classification]:
+        """The class of each text or pair, or its classes where it may have several.
+
+        A fine-tuned folder has its own rule for long texts, and `truncate` adds nothing to it.
+        """
+        return self._asker("classify", "to classify texts").classify(texts, truncate=truncate)
+
+    def score(self, texts: Iterable[Text], *, truncate: bool = False) -> list[float]:
+        """The number that a model for regression gives each text or pair; long texts as in `classify`."""
+        return self._asker("classify", "to score texts").score(texts, truncate=truncate)
+
+    def tag(self, sentences: "Iterable[Sentence]") -> list[list[TaggedWord]]:
+        """The tag of each word; a sentence is a string, or a list of words. Long ones are read in windows."""
+        return self._asker("tag", "to tag words").tag(sentences)
+
+    def entities(self, text: str) -> list[Entity]:
+        """The stretches of a text that a tagger marks, such as names."""
+        return self._asker("tag", "to find entities").entities(text)
+
+    @overload
+    def answer(self, question: str, passage: str) -> QuestionAnswer: ...
+
+    @overload
+    def answer(self, question: str, passage: str, *, best: Literal[1]) -> QuestionAnswer: ...
+
+    @overload
+    def answer(self, question: str, passage: str, *, best: int) -> QuestionAnswer | list[QuestionAnswer]: ...
+
+    def answer(self, question: str, passage: str, *, best: int = 1) -> QuestionAnswer | list[QuestionAnswer]:
+        """What the passage answers, to the letter, or a list with the next `best` - 1 after it.
+
+        A long passage is read in windows. Where it holds no answer, by the folder's threshold, `text` is
+        empty and `start` is -1.
+        """
+        refuse_unless_count("best", best)
+        found = self._asker("span", "to answer questions").answers(question, passage)
+        return found[0] if best == 1 else found[:best]
+
+    def choose(self, options: Iterable[tuple[str, str]], *, truncate: bool = False) -> Choice:
+        """Which of several pairs is right; long pairs as in `classify`."""
+        return self._asker("choice", "to choose among texts").choose(options, truncate=truncate)
+
     def save(self, folder: Path | str) -> None:
         """Write a model folder that `load` and the Hugging Face tools open."""
-        with atomic_folder(Path(folder).expanduser(), replaces=(*WEIGHT_FILES, *TOKENIZER_FILES)) as fresh:
+        replaces = (*WEIGHT_FILES, *TOKENIZER_FILES, *tuned_files())
+        with atomic_folder(Path(folder).expanduser(), replaces=replaces) as fresh:
             write_model(fresh, self.model)
             self.tokenizer.save(fresh)
+            if self.tuned:
+                write_tuned(fresh, self.tuned)
+
+    def _asker(self, head: str, purpose: str) -> "Asker":
+        from bertsmith.inference.asking import asker_of  # at the top it would be a circle: it opens folders
+
+        self._need(head, purpose)
+        if head not in self._askers:
+            self._askers[head] = asker_of(self.model, self.engine, head, self.tuned)
+        return self._askers[head]
 
     def _need(self, head: str, purpose: str) -> None:
         network = self.model.network
@@ -151,7 +222,8 @@ class Bert:
             raise UserError(what, remedy="take a model of another family")
         present = ", ".join(self.heads) or "none"
         remedy = f"load a folder that was saved with it (heads here: {present})"
-        for needed in (head, *member.heads[head].needs):
+        passes_by = self.tuned is not None and self.tuned.reads_raw
+        for needed in (head, *(() if passes_by else member.heads[head].needs)):
             if needed not in self.heads:
                 raise UserError(f"this model has no {needed} head, which it takes {purpose}", remedy=remedy)
 

@@ -14,6 +14,7 @@ from bertsmith.text.tokenizer import Encoded, Tokenizer, truncate_longest_first
 
 Text = str | tuple[str, str]
 Answer = TypeVar("Answer")
+Given = TypeVar("Given")
 
 BATCH_TOKENS = 8192
 WINDOW_TEXTS = 4096
@@ -41,13 +42,10 @@ class Engine:
         self, texts: Iterable[Text], answer: Callable[[PackedBatch], Sequence[Answer]], *, truncate: bool
     ) -> Iterator[Answer]:
         """What `answer` says of each text of a packed batch, in the order of the texts."""
-        if isinstance(texts, str) or not isinstance(texts, Iterable):
-            what = f"a list of texts is expected, not {type(texts).__name__}"
-            raise UserError(what, remedy='write ["..."], also for a single text')
-        listed = list(texts)
-        with progress_bar("reading texts", len(listed)) as advance:
-            for first in range(0, len(listed), WINDOW_TEXTS):
-                encoded = self.encode(listed[first : first + WINDOW_TEXTS], truncate=truncate, first=first)
+        several = listed(texts)
+        with progress_bar("reading texts", len(several)) as advance:
+            for first in range(0, len(several), WINDOW_TEXTS):
+                encoded = self.encode(several[first : first + WINDOW_TEXTS], truncate=truncate, first=first)
                 yield from self.answer_encoded(encoded, answer, advance)
 
     def answer_encoded(
@@ -79,6 +77,14 @@ class Engine:
             return truncate_longest_first(encoded, limit)
         what = f"has {len(encoded)} tokens but the model takes {limit}"
         raise UserError(what, where=f"text {number}", remedy="shorten it, split it, or pass truncate=True")
+
+
+def listed(texts: Iterable[Given]) -> list[Given]:
+    """All texts; a single one in place of several is refused."""
+    if isinstance(texts, str) or not isinstance(texts, Iterable):
+        what = f"a list of texts is expected, not {type(texts).__name__}"
+        raise UserError(what, remedy='write ["..."], also for a single text')
+    return list(texts)
 
 
 def _refuse_empty(text: Text, encoded: Encoded, *, where: str) -> None:

@@ -62,7 +62,7 @@ def encode_masked(engine: Engine, text: str, *, truncate: bool) -> Masked:
 
 def fill_each_mask(engine: Engine, masked: Masked, top: int) -> list[list[Guess]]:
     """The most probable tokens for each mask, the others staying masked."""
-    _refuse_unless_count("top", top)
+    refuse_unless_count("top", top)
     rows = torch.tensor(masked.places, device=engine.device)
     (scores_MV,) = engine.answer_encoded(
         [masked.encoded], lambda batch: [_word_log_probabilities(engine, batch, rows)]
@@ -72,8 +72,8 @@ def fill_each_mask(engine: Engine, masked: Masked, top: int) -> list[list[Guess]
 
 def fill_jointly(engine: Engine, masked: Masked, top: int, beam: int) -> list[Filling]:
     """The most probable fillings of all masks, from left to right, keeping `beam` of them at each mask."""
-    _refuse_unless_count("top", top)
-    _refuse_unless_count("beam", beam)
+    refuse_unless_count("top", top)
+    refuse_unless_count("beam", beam)
     if beam < top:
         raise UserError(f"a beam of {beam} cannot give {top} fillings", remedy="make beam at least top")
     partials = [_Partial(masked.encoded)]
@@ -100,7 +100,8 @@ def _extend(engine: Engine, partials: Sequence[_Partial], place: int, beam: int)
     return sorted(grown, key=lambda each: -each.log_probability)[:beam]
 
 
-def _refuse_unless_count(name: str, value: object) -> None:
+def refuse_unless_count(name: str, value: object) -> None:
+    """Stop at what is no whole number from 1 on."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise UserError(f"{name} is {value!r}", remedy="a whole number from 1 on is expected")
 

@@ -8,7 +8,6 @@ from typing import Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from bertsmith.features.bilstm import FrozenMixScorer
@@ -24,7 +23,7 @@ from bertsmith.tasks.encoding import encode_split
 from bertsmith.tasks.examples import Example
 from bertsmith.tasks.objective import NetworkScorer, TaskObjective, freeze_encoder
 from bertsmith.tasks.outcome import Outcome, outcome_of
-from bertsmith.tasks.task_file import TaskNote, read_task_note
+from bertsmith.tasks.task_file import TaskNote
 from bertsmith.text.tokenizer import Tokenizer
 from bertsmith.training.steps import autocast
 
@@ -75,22 +74,28 @@ def open_task_model(
     folder: Path, *, device: str = "auto", precision: Literal["fp32", "bf16"] = "fp32"
 ) -> TaskModel:
     """The fine-tuned model of a run folder or of the model folder in it."""
-    place = folder / "model" if (folder / "model").is_dir() else folder
-    note = read_task_note(place)
-    if note is None:
+    bert = load(folder, device=device)
+    if bert.tuned is None:
         remedy = "give the folder of a `bertsmith finetune` run"
-        raise UserError("was not fine-tuned here: it has no task.json", where=str(place), remedy=remedy)
-    bert = load(place, device=device)
-    network = bert.model.network
-    if note.head.cls == "raw" and note.head_name in network.heads:
-        head = network.heads[note.head_name]
-        assert isinstance(head, OutputHead)
-        head.reads = "sentence"
+        raise UserError("was not fine-tuned here: it has no task.json", where=str(folder), remedy=remedy)
+    note, network = bert.tuned.note, bert.model.network
+    if note.head.cls == "raw":
+        leave_pooler_out(network, note.head_name)
     scorer = scorer_of(network, note, seed=0)
     if isinstance(scorer, FrozenMixScorer):
-        scorer.load_state_dict({**scorer.state_dict(), **load_file(place / MIX_FILE)})
+        scorer.load_state_dict({**scorer.state_dict(), **bert.tuned.mix})
     objective = TaskObjective(scorer.to(bert.engine.device), note.kind, span_over=note.head.span_over).eval()
     return TaskModel(objective, bert.tokenizer, note, bert.engine.device, precision)
+
+
+def leave_pooler_out(network: Network, name: str) -> bool:
+    """Let a head that reads the pooler's output read the last state instead; whether it is such a head."""
+    head = network.heads[name]
+    if not isinstance(head, OutputHead) or head.reads != "pooled":
+        return False
+    head.reads = "sentence"
+    del network.heads["pooler"]
+    return True
 
 
 def scorer_of(network: Network, note: TaskNote, *, seed: int, fresh: tuple[str, ...] = ()) -> nn.Module:

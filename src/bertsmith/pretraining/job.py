@@ -16,12 +16,13 @@ from bertsmith.pretraining.course import Position
 from bertsmith.pretraining.evaluation import MEASURES, evaluate, held_out_exam, unigram_entropy
 from bertsmith.pretraining.loop import Due, StepReport, Window, training_steps
 from bertsmith.pretraining.results import refuse_broken, whole_network, write_results
-from bertsmith.pretraining.run_folder import RunFolder, claim_folder, give_up_folder, refuse_other_run
+from bertsmith.pretraining.run_folder import RunFolder, give_up_folder, refuse_other_run
 from bertsmith.pretraining.setup import Request, Run, Standing, scalars_of, set_up
 from bertsmith.pretraining.speed import flops_per_step, peak_of
 from bertsmith.pretraining.start import with_true_model
 from bertsmith.recipe.schema import Recipe
 from bertsmith.training.checkpoint import TrainingState, latest_state, load_state, prune, save_state
+from bertsmith.training.claims import claim
 from bertsmith.training.curves import draw_curves
 from bertsmith.training.determinism import same_bits
 from bertsmith.training.journal import METRICS_FILE, Journal, read_metrics
@@ -67,12 +68,12 @@ def pretrain(recipe: Recipe, *, store: Path, out: Path, watch: Watch) -> Pretrai
 @contextmanager
 def _alone_in(folder: RunFolder, world: World) -> Iterator[None]:
     """While it is open, no other run can work in the folder."""
-    claim = world.lead(partial(claim_folder, folder))
+    held = world.lead(partial(claim, folder.path))
     try:
         yield
     finally:
-        if claim is not None:
-            give_up_folder(folder, claim)
+        if held is not None:
+            give_up_folder(folder, held)
 
 
 def _go_on(request: Request, world: World, watch: Watch) -> PretrainingResult:

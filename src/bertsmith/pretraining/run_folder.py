@@ -1,9 +1,6 @@
 """The folder of a run: what it was asked to do, with what, and whether it may go on."""
 
-import fcntl
-import os
 import shutil
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,14 +9,12 @@ from bertsmith.ground.errors import UserError
 from bertsmith.ground.files import read_json, write_json, write_text
 from bertsmith.recipe.load import differences, load_recipe, recipe_text
 from bertsmith.recipe.schema import Recipe
+from bertsmith.training.claims import Claim, let_go, refuse_strangers, remove_partials, withdraw
 from bertsmith.training.journal import write_versions
 
 RECIPE = "recipe.toml"
 STORE = "store.json"
-PARTIAL = ".partial"
-"""How the names of files end that are being written (ground/files.py)."""
-LOCK = ".lock"
-OWN_FILES = {LOCK, "plans", STORE, "versions.json", "source.sha256"}
+OWN_FILES = {"plans", STORE, "versions.json", "source.sha256"}
 """What a new run writes before its recipe: a start that ended in between left these and no more."""
 FREE_KEYS = {
     f"run.{key}"
@@ -64,66 +59,26 @@ def refuse_other_run(folder: RunFolder, recipe: Recipe, store: TokenStore) -> No
     if (path / RECIPE).is_file():
         _refuse_other_recipe(path / RECIPE, recipe)
         _refuse_other_store(path / STORE, store)
-    elif path.exists() and _holds_strangers(path):
-        remedy = "give --out a new folder, or that of a run to go on with"
-        raise UserError("holds files but no run", where=str(path), remedy=remedy)
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """What keeps other processes out of a run folder."""
-
-    handle: int
-    made_folder: bool
-
-
-def claim_folder(folder: RunFolder) -> Claim:
-    """Make the folder this process's own until `give_up_folder`; after `refuse_other_run`."""
-    made_folder = not folder.path.exists()
-    try:
-        folder.path.mkdir(parents=True, exist_ok=True)
-        handle = os.open(folder.path / LOCK, os.O_CREAT | os.O_RDWR)
-    except OSError as error:
-        what, remedy = f"cannot be written ({error.strerror})", "choose a place that can be written"
-        raise UserError(what, where=str(folder.path), remedy=remedy) from error
-    try:
-        # Unlike flock's, this lock is not inherited by the processes that build batches: they may live on for
-        # seconds after a run was killed, and the same command given again must not fail for that.
-        fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(handle)
-        held = isinstance(error, BlockingIOError | PermissionError)
-        what = "another run is working here" if held else f"cannot be locked ({error.strerror})"
-        remedy = "wait for it or stop it, or give --out another folder"
-        raise UserError(what, where=str(folder.path), remedy=remedy) from error
-    return Claim(handle, made_folder)
+    else:
+        refuse_strangers(path, OWN_FILES)
 
 
 def give_up_folder(folder: RunFolder, claim: Claim) -> None:
     """Let others in; of a run that was refused before it began, nothing stays."""
-    if not (folder.path / RECIPE).is_file():
+    if (folder.path / RECIPE).is_file():
+        let_go(claim)
+    else:
         shutil.rmtree(folder.plans, ignore_errors=True)
-        (folder.path / LOCK).unlink(missing_ok=True)
-        if claim.made_folder:
-            with suppress(OSError):  # somebody else may have put something there
-                folder.path.rmdir()
-    os.close(claim.handle)
+        withdraw(claim)
 
 
 def open_run(folder: RunFolder, recipe: Recipe, store: TokenStore) -> None:
     """Start a run folder, or go on in one, after `refuse_other_run`."""
     path = folder.path
-    for remains in path.glob(f".*{PARTIAL}"):  # of a start that was killed while it wrote
-        shutil.rmtree(remains) if remains.is_dir() else remains.unlink()
+    remove_partials(path)
     write_versions(path)
     write_json(path / STORE, {"hash": store.hash, "tokens": store.tokens})
     write_text(path / RECIPE, recipe_text(recipe))
-
-
-def _holds_strangers(path: Path) -> bool:
-    if not path.is_dir():
-        return True
-    return any(file.name not in OWN_FILES and not file.name.endswith(PARTIAL) for file in path.iterdir())
 
 
 def _refuse_other_recipe(file: Path, recipe: Recipe) -> None:

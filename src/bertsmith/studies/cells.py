@@ -91,6 +91,15 @@ def spreads_of(results: Sequence[FinetuningResult]) -> dict[str, dict[str, Sprea
     }
 
 
+def best_of(results: Mapping[str, FinetuningResult]) -> str:
+    """The name of the run that did best by the deciding measure of the first split; nothing without one."""
+
+    def value(name: str) -> float:
+        return next(iter(next(iter(results[name].measures.values())).values()))
+
+    return max(results, key=value) if all(result.measures for result in results.values()) else ""
+
+
 def _cell(assignment: Assignment, changed: Mapping[str, Any], name: str) -> Cell:
     recipe = with_values(assignment.recipe, changed)
     return Cell(name, replace(assignment, recipe=recipe, out=assignment.out / name))

@@ -1,6 +1,6 @@
 """Every GLUE task that a folder holds, fine-tuned and put into one table."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from bertsmith.ground.files import write_json, write_text
 from bertsmith.studies.cells import Cell, Spread, over_seeds, run_cells, spreads_of
 from bertsmith.tasks.averages import Average, glue_averages
 from bertsmith.tasks.glue import TASKS
+from bertsmith.tasks.reading import has_split
 from bertsmith.tasks.task import Task
 from bertsmith.training.watch import Watch
 
@@ -55,39 +56,51 @@ class GlueRequest:
 
 def glue(request: GlueRequest, watch: Watch) -> GlueTable:
     """Fine-tune on every task found; what an earlier call has finished is taken as it is."""
-    model, data, out = request.model, request.data, request.out
-    found = tasks_in(data)
+    found = tasks_in(request.data)
     if not found:
         names = ", ".join(folder for task in TASKS for folder in task.folders)
         remedy = f"give the folder that holds some of {names}"
-        raise UserError("holds no GLUE task with training data", where=str(data), remedy=remedy)
-    recipes = {task.name: finetuning_recipe(task, request.settings) for task, _ in found}
-    cells = {
-        task.name: over_seeds(
-            Assignment(task, recipes[task.name], model, place, out / task.name, skip_bad=request.skip_bad),
-            request.seeds,
-        )
-        for task, place in found
-    }
-    flat = [Cell(f"{name} {cell.name}", cell.assignment) for name, held in cells.items() for cell in held]
-    results = iter(run_cells(flat, watch))
-    rows = tuple(_row(task, [next(results) for _ in cells[task.name]]) for task, _ in found)
-    present = {task.name for task, _ in found}
-    missing = tuple(task.title for task in TASKS if "train" in task.splits and task.name not in present)
-    table = GlueTable(rows, tuple(glue_averages(_means(rows))), missing)
-    write_text(out / "table.md", table_text(table))
-    write_json(out / "table.json", plain_table(table))
+        raise UserError("holds no GLUE task with training data", where=str(request.data), remedy=remedy)
+    cells = [cell for task, place in found for cell in _cells(request, task, place)]
+    results = run_cells(cells, watch)
+    rows = tuple(
+        _row(task, results[number * request.seeds : (number + 1) * request.seeds])
+        for number, (task, _) in enumerate(found)
+    )
+    table = GlueTable(rows, tuple(glue_averages(_means(rows))), _missing({task.name for task, _ in found}))
+    write_text(request.out / "table.md", table_text(table))
+    write_json(request.out / "table.json", plain_table(table))
     return table
 
 
 def tasks_in(data: Path) -> list[tuple[Task, Path]]:
     """The tasks with training data in a folder of GLUE folders, with their places."""
     found = []
-    for task in TASKS:
-        places = [data / folder for folder in task.folders if (data / folder).is_dir()]
-        if places and "train" in task.splits and _has_training_file(task, places[0]):
+    for task in _trained():
+        places = [data / folder for folder in task.folders if has_split(task, data / folder, "train")]
+        if places:
             found.append((task, places[0]))
     return found
+
+
+def _trained() -> list[Task]:
+    """The tasks that come with training data."""
+    return [task for task in TASKS if "train" in task.splits]
+
+
+def _missing(present: Collection[str]) -> tuple[str, ...]:
+    return tuple(task.title for task in _trained() if task.name not in present)
+
+
+def _cells(request: GlueRequest, task: Task, place: Path) -> list[Cell]:
+    """One run of the task for each seed."""
+    recipe = finetuning_recipe(task, request.settings)
+    assignment = Assignment(
+        task, recipe, request.model, place, request.out / task.name, skip_bad=request.skip_bad
+    )
+    return [
+        Cell(f"{task.name} {cell.name}", cell.assignment) for cell in over_seeds(assignment, request.seeds)
+    ]
 
 
 def table_text(table: GlueTable) -> str:
@@ -109,10 +122,6 @@ def table_text(table: GlueTable) -> str:
     if table.missing:
         lines += ["", f"Without training data here: {', '.join(table.missing)}."]
     return "\n".join(lines) + "\n"
-
-
-def _has_training_file(task: Task, place: Path) -> bool:
-    return any(any(place.glob(name)) for name in task.splits["train"].files)
 
 
 def _row(task: Task, results: Sequence[FinetuningResult]) -> GlueRow:

@@ -1,0 +1,123 @@
+"""Everything a fine-tuning run needs, from its assignment and the examples that were read."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from bertsmith.finetuning.beginning import Beginning, begin
+from bertsmith.finetuning.folder import Assignment, TuningFolder
+from bertsmith.finetuning.material import Material, Sheet, encoded_sheet, note_of
+from bertsmith.ground.errors import UserError
+from bertsmith.inference.task_model import TaskModel, scorer_of
+from bertsmith.recipe.finetuning import FinetuningRecipe
+from bertsmith.tasks.batches import ShuffledBatches, balanced_weights
+from bertsmith.tasks.objective import TaskObjective
+from bertsmith.tasks.task_file import TaskNote
+from bertsmith.training.parallel import World, start_world
+from bertsmith.training.steps import Caution, Learner
+from bertsmith.training.tuning import build_tuning_optimizer
+
+GPU_MULTIPLE, CPU_MULTIPLE = 64, 1
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What stays the same from a run's first step to its last."""
+
+    assignment: Assignment
+    learner: Learner
+    model: TaskModel
+    """The network that learns, as it is asked."""
+    batches: ShuffledBatches
+    exams: Mapping[str, Sheet]
+    examples: int
+    """For training, each counted once."""
+    notes: tuple[str, ...]
+    """What the user should know of the beginning."""
+
+    @property
+    def recipe(self) -> FinetuningRecipe:
+        """How it is done."""
+        return self.assignment.recipe
+
+    @property
+    def folder(self) -> TuningFolder:
+        """Where it is written."""
+        return TuningFolder(self.assignment.out)
+
+
+def set_up(assignment: Assignment, material: Material) -> Run:
+    """The run of an assignment, before its first step; nothing is written yet."""
+    recipe, note = assignment.recipe, note_of(material, assignment.recipe)
+    _refuse_lack_of_exams(material, recipe)
+    world = _single_world(recipe)
+    beginning = begin(assignment.model, note, seed=recipe.run.seed)
+    sheets = {
+        name: encoded_sheet(examples, note, beginning.tokenizer, cache=cache_folder())
+        for name, examples in material.splits.items()
+    }
+    learner, model = learner_and_model(beginning, note, recipe, world)
+    return Run(
+        assignment,
+        learner,
+        model,
+        batches=_batches(sheets["train"], note, recipe, world),
+        exams={name: sheets[name] for name in material.exams},
+        examples=len(material.splits["train"]),
+        notes=beginning.notes,
+    )
+
+
+def learner_and_model(
+    beginning: Beginning, note: TaskNote, recipe: FinetuningRecipe, world: World
+) -> tuple[Learner, TaskModel]:
+    """What learns, and the same network as it is asked."""
+    gpu = world.device.type == "cuda"
+    precision = ("bf16" if gpu else "fp32") if recipe.run.precision == "auto" else recipe.run.precision
+    scorer = scorer_of(beginning.network, note, seed=recipe.run.seed, fresh=beginning.fresh)
+    objective = TaskObjective(scorer.to(world.device), note.kind, span_over=note.head.span_over).train()
+    wanted = recipe.run.compile == "on" or (recipe.run.compile == "auto" and gpu)
+    if wanted and note.head.encoder != "frozen-mix":  # an LSTM is no part of a graph
+        objective.compile_whole()
+    optimizer = build_tuning_optimizer(scorer, recipe.optim)
+    learner = Learner(objective, optimizer, world, precision, recipe.optim.clip_norm, Caution("off"))
+    return learner, TaskModel(objective, beginning.tokenizer, note, world.device, precision)
+
+
+def cache_folder() -> Path:
+    """Where encoded splits are kept between runs."""
+    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(root) / "bertsmith" / "encodings"
+
+
+def _batches(train: Sheet, note: TaskNote, recipe: FinetuningRecipe, world: World) -> ShuffledBatches:
+    balanced = note.head.class_weights == "balanced"
+    return ShuffledBatches(
+        train.encoded,
+        examples_per_step=recipe.run.examples,
+        seed=recipe.run.seed,
+        micro_tokens=recipe.run.micro_tokens,
+        multiple=GPU_MULTIPLE if world.device.type == "cuda" else CPU_MULTIPLE,
+        class_weights_C=balanced_weights(train.encoded, len(note.labels)) if balanced else None,
+    )
+
+
+def _single_world(recipe: FinetuningRecipe) -> World:
+    world = start_world(recipe.run.device)
+    if world.size > 1:
+        what = f"fine-tuning runs in one process, and {world.size} were started"
+        raise UserError(what, remedy="start it without torchrun")
+    return world
+
+
+def _refuse_lack_of_exams(material: Material, recipe: FinetuningRecipe) -> None:
+    """Stop where a setting needs a development set and there is none."""
+    needs = {
+        "run.keep": (recipe.run.keep == "best", "last"),
+        "answers.null_threshold": (recipe.answers.null_threshold == "tuned", "0.0"),
+    }
+    for key, (needed, instead) in needs.items():
+        if needed and not material.exams:
+            what = "needs a development set, and there is none"
+            raise UserError(what, where=key, remedy=f"add its file, or --set {key}={instead}")

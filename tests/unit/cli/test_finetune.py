@@ -1,0 +1,251 @@
+"""`bertsmith finetune` as people use it: one's own tables, seeds, grids, and every mistake in one line."""
+
+import json
+import random
+import subprocess
+import sys
+
+import pytest
+
+from bertsmith.cli.finetune import show, show_many
+from bertsmith.finetuning.job import FinetuningResult
+from bertsmith.studies import cells
+from tests.command_line import bertsmith, mistake
+from tests.toy_tasks import sentence, sst2, warm_or_cold
+from tests.tuning import QUICK, quickly, stop_at, toy_model
+
+__all__ = ["quickly", "toy_model"]
+
+FLAGS = ("run.epochs", "optim.peak_lr")
+SETTINGS = [part for line in QUICK if not line.startswith(FLAGS) for part in ("--set", line)]
+RATE = ("--lr", "2e-3")
+SHORTLY = [*SETTINGS, *RATE, "--epochs", "0.5"]
+
+
+@pytest.fixture
+def give(capsys, model, tmp_path):
+    """Gives a `finetune` command for the toy model, with everything in one folder."""
+
+    def command(task, *words):
+        return bertsmith(capsys, "finetune", task, "--model", model, "--out", tmp_path / "run", *words)
+
+    return command
+
+
+def table(path, header, rows):
+    path.write_text("\n".join([header, *(",".join(map(str, row)) for row in rows)]) + "\n")
+    return path
+
+
+@pytest.fixture
+def reviews(tmp_path):
+    """A table of 240 reviews: a number, a pair, classes, stars."""
+    chance = random.Random(0)
+    rows = []
+    for number in range(240):
+        text, warm = warm_or_cold(chance)
+        tags = '"sunny,warm"' if warm else "cold"
+        rows.append([number, text, sentence(chance), "hot" if warm else "icy", tags, 5 * warm])
+    return table(tmp_path / "my.csv", "number,review,second,class,tags,stars", rows)
+
+
+def unlabelled(tmp_path, header="review,second"):
+    return table(
+        tmp_path / "new.csv", header, [["the sun and a cat", "a dog"], ["snow under the tree", "a dog"]]
+    )
+
+
+def predicted(capsys, tmp_path, file):
+    told = bertsmith(capsys, "predict", tmp_path / "run", "--input", file, "--out", tmp_path / "out.tsv")
+    assert told.code == 0, told
+    return [line.split("\t") for line in (tmp_path / "out.tsv").read_text().splitlines()]
+
+
+KINDS = {
+    "classify": ("class", ("--epochs", "4"), "accuracy"),
+    "multilabel": ("tags", ("--kind", "multilabel", "--epochs", "5"), "micro f1"),
+    "regress": ("stars", ("--kind", "regress", "--epochs", "4"), "spearman"),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_ones_own_table_is_learned_and_new_texts_are_predicted(give, capsys, reviews, tmp_path, kind):
+    label, words, measure = KINDS[kind]
+    told = give("custom", "--data", reviews, "--text", "review", "--label", label, *SETTINGS, *RATE, *words)
+    assert told.code == 0, told
+    (line,) = [line for line in told.out.splitlines() if f"dev {measure}" in line]
+    assert float(line.split(": ")[1]) > (70 if kind == "regress" else 90)
+    assert "dev: " in told.out  # a tenth was kept for it
+    header, *lines = predicted(capsys, tmp_path, unlabelled(tmp_path))
+    expected = {
+        "classify": (["id", "prediction", "hot", "icy"], ["hot", "icy"]),
+        "multilabel": (["id", "prediction", "cold", "sunny", "warm"], ["sunny,warm", "cold"]),
+        "regress": (["id", "prediction"], None),
+    }[kind]
+    assert header == expected[0]
+    guesses = [line[1] for line in lines]
+    if expected[1]:
+        assert guesses == expected[1]
+    else:
+        assert float(guesses[0]) > float(guesses[1])
+
+
+def test_pairs_are_two_columns(give, capsys, reviews, tmp_path):
+    columns = ("--text", "review", "--second", "second", "--label", "class")
+    assert give("custom", "--data", reviews, *columns, *SHORTLY).code == 0
+    assert json.loads((tmp_path / "run" / "model" / "task.json").read_text())["pairs"] is True
+    assert len(predicted(capsys, tmp_path, unlabelled(tmp_path))) == 3
+    line = mistake(
+        capsys,
+        "predict",
+        tmp_path / "run",
+        "--input",
+        unlabelled(tmp_path, "review,other"),
+        "--out",
+        tmp_path / "o",
+    )
+    assert "new.csv:1: has no column 'second'" in line
+
+
+def test_every_line_of_a_file_is_predicted_whatever_its_name(give, capsys, reviews, tmp_path):
+    give("custom", "--data", reviews, "--text", "review", "--label", "class", *SHORTLY)
+    for name in ("train-new.csv", "devices.csv", "train.csv", "dev.csv"):
+        (tmp_path / name).write_text(reviews.read_text())
+        assert len(predicted(capsys, tmp_path, tmp_path / name)) == 241
+
+
+def test_a_folder_with_its_own_development_set_is_taken_whole(give, reviews, tmp_path):
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for name, lines in (("train", slice(0, 200)), ("dev", slice(200, 240))):
+        header, *rows = reviews.read_text().splitlines()
+        (folder / f"{name}.csv").write_text("\n".join([header, *rows[lines]]) + "\n")
+    told = give("custom", "--data", folder, "--text", "review", "--label", "class", *SHORTLY)
+    assert "train: 200 examples" in told.out and "dev: 40 examples" in told.out
+
+
+def test_seeds_are_told_with_mean_median_and_deviation(give, tmp_path):
+    told = give("sst2", "--data", sst2(tmp_path / "data"), "--seeds", "2", *SHORTLY)
+    lines = told.out.splitlines()
+    assert [line.split(":")[0] for line in lines if line.startswith("seed-")] == ["seed-0", "seed-1"]
+    assert any(line.startswith("dev accuracy: mean ") and line.endswith("over 2 runs") for line in lines)
+    assert lines[-1].startswith("best: seed-")
+
+
+def test_the_grid_is_told_with_its_best_run(give, tmp_path, monkeypatch):
+    monkeypatch.setattr(cells, "GRID", {"run.examples": (80, 160)})
+    told = give("sst2", "--data", sst2(tmp_path / "data"), "--grid", "--json", *SHORTLY)
+    summary = json.loads(told.out.splitlines()[-1])
+    assert list(summary["runs"]) == ["examples-80", "examples-160"]
+    assert summary["best"] in summary["runs"]
+    assert summary["spreads"]["dev"]["accuracy"]["runs"] == 2
+
+
+def test_a_stopped_run_exits_with_130_and_goes_on(give, tmp_path):
+    words = ("sst2", "--data", sst2(tmp_path / "data"), *SHORTLY)
+    with stop_at(1):
+        told = give(*words)
+    assert told.code == 130
+    assert "stopped after 2 steps; give the same command again to go on" in told.out
+    again = give(*words)
+    assert again.code == 0
+    assert "goes on from step 2" in again.out
+    assert "160 examples, 5 steps" in again.out
+
+
+def test_stopped_seeds_say_where(give, tmp_path):
+    words = ("sst2", "--data", sst2(tmp_path / "data"), "--seeds", "2", *SHORTLY)
+    with stop_at(6):
+        told = give(*words)
+    assert (told.code, "stopped in seed-1; give the same command again" in told.out) == (130, True)
+    with stop_at(1):
+        told = give(*words, "--json")
+    assert json.loads(told.out.splitlines()[-1]) == {"finished": False, "stopped_in": "seed-1"}
+
+
+def test_for_machines_every_line_is_an_object(give, tmp_path):
+    told = give("sst2", "--data", sst2(tmp_path / "data"), "--json", *SHORTLY)
+    *_, last = [json.loads(line) for line in told.out.splitlines()]
+    assert last["finished"] is True
+    assert set(last["measures"]["dev"]) == {"accuracy"}
+
+
+def test_epochs_rate_and_seed_are_settings(give, tmp_path):
+    data = sst2(tmp_path / "data")
+    give("sst2", "--data", data, *SETTINGS, "--epochs", "0.1", "--lr", "1e-3", "--seed", "7")
+    recipe = (tmp_path / "run" / "recipe.toml").read_text()
+    for line in ("epochs = 0.1", "peak_lr = 0.001", "seed = 7"):
+        assert line in recipe
+
+
+def test_bad_lines_that_are_skipped_are_counted(give, reviews):
+    with reviews.open("a") as file:
+        file.write("1,2\n")
+    told = give("custom", "--data", reviews, "--text", "review", "--label", "class", "--skip-bad", *SHORTLY)
+    assert f"1 bad lines were skipped, the first at {reviews}:242" in told.out
+
+
+OWN = ("--text", "review", "--label", "class")
+MISTAKES = {
+    "unknown task": (("sst", "--data", "DATA"), "there is no task 'sst'; did you mean sst2?"),
+    "wrong column": (
+        ("custom", "--data", "DATA", "--text", "reviews", "--label", "class"),
+        "my.csv:1: has no column 'reviews'; its columns are 'number', 'review'",
+    ),
+    "no columns": (("custom", "--data", "DATA"), "a task of your own needs the names of its columns"),
+    "columns of a known task": (("sst2", "--data", "DATA", *OWN), "sst2 knows its own columns"),
+    "unknown kind": (("custom", "--data", "DATA", *OWN, "--kind", "rank"), "--kind: unknown kind 'rank'"),
+    "words for numbers": (
+        ("custom", "--data", "DATA", *OWN, "--kind", "regress"),
+        "my.csv:2: has 'icy' where a number is expected",
+    ),
+    "no data": (("custom", "--data", "nowhere.csv", *OWN), "nowhere.csv: no such file or folder"),
+    "no model": (
+        ("custom", "--data", "DATA", *OWN, "--model", "nowhere"),
+        "nowhere: there is no such folder",
+    ),
+    "unknown setting": (
+        ("custom", "--data", "DATA", *OWN, "--set", "optim.lr=1e-3"),
+        "optim.lr",
+    ),
+    "no value": (("custom", "--data", "DATA", *OWN, "--set", "optim.peak_lr"), "is not key=value"),
+    "grid and seeds": (
+        ("custom", "--data", "DATA", *OWN, "--grid", "--seeds", "3"),
+        "give --grid or --seeds",
+    ),
+    "one label": (
+        ("custom", "--data", "DATA", "--text", "review", "--label", "same"),
+        "there is nothing to tell apart: the examples have only the label 'x'",
+    ),
+    "too long": (("custom", "--data", "DATA", *OWN, "--set", "text.longest=500"), "--set text.longest=128"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_is_one_line_and_leaves_nothing(capsys, model, tmp_path, name):
+    words, said = MISTAKES[name]
+    rows = [[n, f"the cat {n}", "hot" if n % 2 else "icy", "x"] for n in range(40)]
+    data = table(tmp_path / "my.csv", "number,review,class,same", rows)
+    given = [data if word == "DATA" else word for word in words]
+    start = () if "--model" in words else ("--model", model)
+    assert said in mistake(capsys, "finetune", *given, *start, "--out", tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_unknown_label_is_told_with_its_line(capsys, model, tmp_path):
+    data = sst2(tmp_path / "data")
+    (data / "train.tsv").write_text("sentence\tlabel\nthe sun\t1\nthe snow\tcold\n")
+    line = mistake(capsys, "finetune", "sst2", "--model", model, "--data", data, "--out", tmp_path / "run")
+    assert "train.tsv:3: has the unknown label 'cold'; the labels are 0, 1, negative, positive" in line
+
+
+def test_runs_without_a_development_set_are_told_too(capsys, tmp_path):
+    result = FinetuningResult(tmp_path, True, {}, 1.0, 5, 160)
+    show(result, as_json=False)
+    show_many({"seed-0": result, "seed-1": result}, as_json=False)
+    assert "seed-0: finished; there is no development set" in capsys.readouterr().out
+
+
+def test_help_does_not_load_torch():
+    program = "import sys; import bertsmith.cli.app; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

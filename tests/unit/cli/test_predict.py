@@ -1,0 +1,92 @@
+"""`bertsmith predict` as people use it."""
+
+import json
+
+import pytest
+
+from tests.command_line import bertsmith, mistake
+from tests.tuning import SHORT, quickly, toy_model, tune
+
+__all__ = ["quickly", "toy_model"]
+
+
+@pytest.fixture(scope="module")
+def runs(model, tmp_path_factory):
+    """Two models for SST-2, one for WNUT-17, one for SQuAD."""
+    place = tmp_path_factory.mktemp("runs")
+    names = {"one": "sst2", "two": "sst2", "tags": "wnut17", "questions": "squad"}
+    return {
+        key: (tune(name, model, place / key, *SHORT, f"run.seed={seed}").folder, place / key / "data" / name)
+        for seed, (key, name) in enumerate(names.items())
+    }
+
+
+@pytest.fixture
+def new(tmp_path):
+    (tmp_path / "new.tsv").write_text("sentence\nthe sun\nthe snow\n")
+    return tmp_path / "new.tsv"
+
+
+def shares(file):
+    return [float(line.split("\t")[3]) for line in file.read_text().splitlines()[1:]]
+
+
+def test_a_file_without_labels_is_predicted(capsys, runs, new, tmp_path):
+    told = bertsmith(capsys, "predict", runs["one"][0], "--input", new, "--out", tmp_path / "out.tsv")
+    assert (told.code, told.out) == (0, f"2 examples -> {tmp_path / 'out.tsv'}\n")
+    header, *lines = (tmp_path / "out.tsv").read_text().splitlines()
+    assert header == "id\tprediction\tnegative\tpositive"
+    assert [line.split("\t")[0] for line in lines] == ["0", "1"]
+
+
+def test_an_ensemble_gives_the_mean(capsys, runs, new, tmp_path):
+    for key in ("one", "two"):
+        bertsmith(capsys, "predict", runs[key][0], "--input", new, "--out", tmp_path / f"{key}.tsv")
+    folders = (runs["one"][0], runs["two"][0])
+    told = bertsmith(
+        capsys, "predict", "--ensemble", *folders, "--input", new, "--out", tmp_path / "both.tsv"
+    )
+    assert told.code == 0, told
+    means = [
+        sum(pair) / 2 for pair in zip(shares(tmp_path / "one.tsv"), shares(tmp_path / "two.tsv"), strict=True)
+    ]
+    assert shares(tmp_path / "both.tsv") == pytest.approx(means, abs=2e-6)
+
+
+def test_the_official_file_comes_with_it(capsys, runs, new, tmp_path):
+    words = ("--out", tmp_path / "out.tsv", "--official", tmp_path / "site", "--json")
+    told = bertsmith(capsys, "predict", runs["one"][0], "--input", new, *words)
+    written = [str(tmp_path / "out.tsv"), str(tmp_path / "site" / "SST-2.tsv")]
+    assert json.loads(told.out) == {"examples": 2, "skipped": 0, "written": written}
+
+
+def test_tags_and_answers_have_their_own_files(capsys, runs, tmp_path):
+    folder, data = runs["tags"]
+    assert bertsmith(capsys, "predict", folder, "--input", data, "--out", tmp_path / "tags.txt").code == 0
+    assert len((tmp_path / "tags.txt").read_text().split("\n\n")) == 40
+    folder, data = runs["questions"]
+    words = ("--input", data / "dev-v1.1.json", "--out", tmp_path / "answers")
+    assert bertsmith(capsys, "predict", folder, *words).code == 0
+    names = {file.name for file in (tmp_path / "answers").iterdir()}
+    assert names == {"predictions.json", "nbest_predictions.json", "null_odds.json"}
+
+
+def test_bad_lines_are_counted(capsys, runs, new, tmp_path):
+    new.write_text(new.read_text() + "a\tb\n")
+    words = ("predict", runs["one"][0], "--input", new, "--out", tmp_path / "out.tsv")
+    assert "new.tsv:4: has 2 columns where 1 are expected" in mistake(capsys, *words)
+    assert bertsmith(capsys, *words, "--skip-bad").out.endswith("1 bad lines were left out\n")
+
+
+def test_mistakes_are_one_line_and_write_nothing(capsys, runs, new, tmp_path):
+    one, two, tags = (runs[key][0] for key in ("one", "two", "tags"))
+    out = ("--out", tmp_path / "out")
+    for words, said in (
+        ((one, two, "--input", new), "several models were given; add --ensemble"),
+        (("--ensemble", one, tags, "--input", new), "was not fine-tuned for the same task and labels"),
+        ((tmp_path / "gone", "--input", new), "there is no such folder"),
+        ((one, "--input", tmp_path / "gone.tsv"), "gone.tsv: no such file or folder"),
+        ((tags, "--input", runs["tags"][1], "--official", tmp_path), "the GLUE site takes no predictions"),
+    ):
+        assert said in mistake(capsys, "predict", *words, *out)
+        assert not (tmp_path / "out").exists()

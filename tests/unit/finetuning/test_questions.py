@@ -1,0 +1,128 @@
+"""SQuAD 2.0: the null threshold is tuned, kept with its sign, and used again."""
+
+import json
+import shutil
+
+import pytest
+
+from bertsmith.finetuning.thresholds import threshold_report, threshold_trials, tuned_threshold
+from bertsmith.finetuning.using import ask
+from bertsmith.tasks.answers import QuestionAnswer
+from bertsmith.tasks.examples import Answer, Question
+from bertsmith.tasks.squad_scores import squad_scores
+from bertsmith.training.journal import read_metrics
+from tests.tuning import tune
+
+
+@pytest.fixture(scope="module")
+def run(model, tmp_path_factory):
+    place = tmp_path_factory.mktemp("squad2")
+    return tune("squad2", model, place, "run.evaluations=2"), place / "data" / "squad2"
+
+
+def note_of(folder):
+    return json.loads((folder / "model" / "task.json").read_text())
+
+
+def test_the_tuned_threshold_is_stored_with_its_sign(run):
+    result, _ = run
+    note = note_of(result.folder)
+    assert isinstance(note["answers"]["null_threshold"], float)
+    assert note["null_rule"] == "no answer where null score - best span score > answers.null_threshold"
+    assert (
+        note["answers"]["null_threshold"]
+        == json.loads((result.folder / "thresholds.json").read_text())["tuned"]
+    )
+    assert "Null threshold" in (result.folder / "card.md").read_text()
+
+
+def test_the_stored_threshold_decides_what_is_answered(run):
+    result, data = run
+    said = ask([result.folder], data, device="cpu")
+    assert said.measures() == pytest.approx(result.measures["dev"])
+    threshold = note_of(result.folder)["answers"]["null_threshold"]
+    silent = {answer.key for answer in said.outcome.answers if not answer.text}
+    assert silent == {answer.key for answer in said.outcome.answers if answer.null_odds > threshold}
+    assert 0 < len(silent) < len(said.examples)
+
+
+def test_another_stored_threshold_answers_otherwise(run, tmp_path):
+    result, data = run
+    folder = shutil.copytree(result.folder / "model", tmp_path / "model")
+    note = note_of(result.folder)
+    note["answers"]["null_threshold"] = -1e9
+    (folder / "task.json").write_text(json.dumps(note))
+    said = ask([folder], data, device="cpu")
+    assert not any(answer.text for answer in said.outcome.answers)
+    assert said.measures()["f1_without_answer"] == 1
+
+
+def test_exams_on_the_way_are_judged_with_a_threshold_too(run):
+    result, _ = run
+    exams = [line for line in read_metrics(result.folder) if line["kind"] == "held-out"]
+    assert len(exams) == 2
+    assert exams[-1]["f1"] == pytest.approx(result.measures["dev"]["f1"])
+    assert exams[0]["f1"] > 0.3  # what answering nothing gives, at least
+
+
+def test_a_threshold_that_is_given_is_kept(model, tmp_path):
+    result = tune("squad2", model, tmp_path, "run.epochs=0.2", "answers.null_threshold=1.5")
+    assert note_of(result.folder)["answers"]["null_threshold"] == 1.5
+    assert not (result.folder / "thresholds.json").exists()
+
+
+def question(number, article, *, answerable):
+    answers = (Answer("iron", 0),) if answerable else ()
+    return Question(f"q{number}", "what?", "iron", answers, True, article, f"file:{number}")
+
+
+def answer(number, odds):
+    return QuestionAnswer(f"q{number}", "iron", 0, 4, 0.0, 0.5, odds, ())
+
+
+@pytest.fixture(scope="module")
+def judged():
+    """Ten articles; in each, questions without an answer have higher odds of none than the others."""
+    questions, answers = [], []
+    for number in range(40):
+        answerable = number % 2 == 0
+        questions.append(question(number, f"article {number // 4}", answerable=answerable))
+        answers.append(answer(number, (number // 4) / 10 + (0 if answerable else 5)))
+    return questions, answers
+
+
+def test_the_tuned_threshold_gives_the_best_f1(judged):
+    questions, answers = judged
+    texts = {each.key: each.text for each in answers}
+    odds = {each.key: each.null_odds for each in answers}
+    found = squad_scores(questions, texts, null_odds=odds, threshold=tuned_threshold(questions, answers))
+    assert found["f1"] == 100
+
+
+def test_halves_are_made_of_whole_articles(judged, monkeypatch):
+    questions, answers = judged
+    seen = []
+
+    def scores(judged_questions, *rest, **settings):
+        seen.append({each.article for each in judged_questions})
+        assert all(sum(each.article == article for each in judged_questions) == 4 for article in seen[-1])
+        return squad_scores(judged_questions, *rest, **settings)
+
+    monkeypatch.setattr("bertsmith.finetuning.thresholds.squad_scores", scores)
+    trials = threshold_trials(questions, answers)
+    assert len(trials) == 5
+    assert {len(articles) for articles in seen} == {5}
+    assert len({frozenset(articles) for articles in seen}) > 1
+
+
+def test_the_report_has_every_trial_and_their_means(judged):
+    report = threshold_report(*judged, threshold=0.9)
+    assert (report["tuned"], len(report["halves"])) == (0.9, 5)
+    assert report["mean"]["tuned_f1"] == pytest.approx(sum(t["tuned_f1"] for t in report["halves"]) / 5)
+    assert report["mean"]["tuned_f1"] > report["mean"]["zero_f1"]
+
+
+def test_one_article_cannot_be_halved():
+    questions = [question(number, "all", answerable=number % 2 == 0) for number in range(6)]
+    answers = [answer(number, float(number)) for number in range(6)]
+    assert threshold_report(questions, answers, threshold=0.0) == {"tuned": 0.0, "halves": [], "mean": {}}

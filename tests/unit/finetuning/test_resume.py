@@ -1,0 +1,147 @@
+"""A run that was interrupted ends as one that was not, to the bit, and one that is finished is left alone."""
+
+import pytest
+
+from bertsmith.ground.errors import UserError
+from bertsmith.tasks.objective import TaskObjective
+from bertsmith.training.journal import read_metrics
+from bertsmith.training.steps import Learner
+from tests.tiny_runs import BeforeSteps, ask_to_stop, differing, metrics_of
+from tests.tuning import Notebook, stop_at, tune, weights_of
+
+SETTINGS = ("run.epochs=0.9", "run.evaluations=3", "optim.layer_decay=0.9")  # 9 steps, exams after 3 and 6
+
+
+def lines_of(run):
+    return metrics_of(run, "train", "held-out")
+
+
+@pytest.fixture(scope="module")
+def straight(model, tmp_path_factory):
+    return tune("sst2", model, tmp_path_factory.mktemp("straight"), *SETTINGS).folder
+
+
+def same(one, other):
+    assert lines_of(one) == lines_of(other)
+    assert differing(weights_of(one), weights_of(other)) == []
+    return True
+
+
+def test_a_run_stopped_twice_ends_as_one_that_was_not(straight, model, tmp_path):
+    notebook = Notebook()
+    with stop_at(3):
+        stopped = tune("sst2", model, tmp_path, *SETTINGS)
+    assert (stopped.finished, stopped.steps, stopped.measures) == (False, 4, {})
+    assert stopped.examples == 160
+    with stop_at(1):
+        assert tune("sst2", model, tmp_path, *SETTINGS).steps == 6  # amid an exam
+    ended = tune("sst2", model, tmp_path, *SETTINGS, notebook=notebook)
+    assert "goes on from step 6" in notebook.notes
+    assert ended.finished
+    assert ended.seconds > stopped.seconds
+    assert same(ended.folder, straight)
+
+
+def test_nothing_that_only_helps_to_go_on_stays_after_the_end(straight):
+    assert not (straight / "checkpoints").exists()
+    assert not list(straight.glob("best-*"))
+
+
+def test_a_stop_in_the_last_step_is_an_end(straight, model, tmp_path):
+    with stop_at(8):
+        result = tune("sst2", model, tmp_path, *SETTINGS)
+    assert result.finished
+    assert same(result.folder, straight)
+
+
+def test_late_reports_as_on_a_gpu_change_nothing(straight, model, tmp_path, monkeypatch):
+    monkeypatch.setattr(Learner, "unwatched", True)
+    with stop_at(4):
+        assert tune("sst2", model, tmp_path, *SETTINGS).steps == 5
+    assert same(tune("sst2", model, tmp_path, *SETTINGS).folder, straight)
+
+
+class Impatient(Notebook):
+    """Asks to stop when it hears of the fourth step, while the fifth is on its way."""
+
+    def step(self, progress, values):
+        super().step(progress, values)
+        if values["step"] == 4:
+            ask_to_stop()
+
+
+def test_a_stop_that_comes_with_a_late_report_saves_no_step_under_anothers_number(
+    straight, model, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(Learner, "unwatched", True)
+    stopped = tune("sst2", model, tmp_path, *SETTINGS, notebook=Impatient())
+    assert (stopped.finished, stopped.steps) == (False, 6)
+    assert same(tune("sst2", model, tmp_path, *SETTINGS).folder, straight)
+
+
+class Crash(Exception):
+    pass
+
+
+def crash_at(step):
+    def act(_, seen):
+        if seen == step:
+            raise Crash
+
+    return BeforeSteps(act, objective=TaskObjective)
+
+
+def test_what_happened_after_the_saved_state_never_happened(straight, model, tmp_path):
+    with stop_at(3):
+        tune("sst2", model, tmp_path, *SETTINGS)
+    with pytest.raises(Crash), crash_at(3):
+        tune("sst2", model, tmp_path, *SETTINGS)
+    assert read_metrics(tmp_path / "runs" / "sst2")[-1]["step"] > 4
+    assert same(tune("sst2", model, tmp_path, *SETTINGS).folder, straight)
+
+
+def test_a_frozen_mix_goes_on_too(model, tmp_path):
+    settings = ("run.epochs=0.4", "head.encoder=frozen-mix")
+    whole = tune("sst2", model, tmp_path / "whole", *settings).folder
+    with stop_at(1):
+        assert not tune("sst2", model, tmp_path / "parts", *settings).finished
+    parts = tune("sst2", model, tmp_path / "parts", *settings).folder
+    ours, theirs = ((run / "model" / "mix.safetensors").read_bytes() for run in (parts, whole))
+    assert ours == theirs
+
+
+BEST = ("run.keep=best", "run.epochs=1", "run.evaluations=5", "optim.peak_lr=0.5", "optim.clip_norm=off")
+"""A learning rate that makes the weights worse, so that the best ones come early."""
+
+
+def test_the_best_weights_are_kept_through_an_interruption(model, tmp_path):
+    notebook = Notebook()
+    whole = tune("sst2", model, tmp_path / "whole", *BEST, notebook=notebook)
+    exams = [line["accuracy"] for line in read_metrics(whole.folder) if line["kind"] == "held-out"]
+    assert len(exams) == 5
+    assert whole.measures["dev"]["accuracy"] == max(exams)
+    with stop_at(7):
+        tune("sst2", model, tmp_path / "parts", *BEST)
+    parts = tune("sst2", model, tmp_path / "parts", *BEST)
+    assert same(parts.folder, whole.folder)
+    assert parts.measures == whole.measures
+
+
+def test_best_weights_that_are_gone_are_named(model, tmp_path):
+    with stop_at(7):
+        tune("sst2", model, tmp_path, *BEST)
+    (file,) = (tmp_path / "runs" / "sst2").glob("best-*.safetensors")
+    file.write_bytes(b"")
+    with pytest.raises(UserError, match=f"{file.name}: cannot be read, and the saved state needs it"):
+        tune("sst2", model, tmp_path, *BEST)
+
+
+def test_a_finished_run_is_not_done_again(straight, model, tmp_path):
+    first = tune("sst2", model, tmp_path, "run.epochs=0.2")
+    before = {file: file.stat().st_mtime_ns for file in first.folder.rglob("*")}
+    notebook = Notebook()
+    again = tune("sst2", model, tmp_path, "run.epochs=0.2", notebook=notebook)
+    assert again == first
+    assert notebook.notes == [f"{first.folder} is finished already: nothing is left to do"]
+    assert notebook.lines == []
+    assert {file: file.stat().st_mtime_ns for file in first.folder.rglob("*")} == before
