@@ -215,7 +215,8 @@ class Peer:
     def epoch(self, encoded: EncodedSet, manner: str, *, seed: int) -> Iterator[dict[str, Tensor]]:
         """One pass through the examples."""
         lengths = np.diff(encoded.starts_N1)
-        order = np.random.default_rng(seed).permutation(encoded.items)
+        chance = np.random.default_rng(seed)
+        order = chance.permutation(encoded.items)
         size = self.recipe.run.examples
         if manner == "grouped":
             groups = [
@@ -223,7 +224,8 @@ class Peer:
                 for first in range(0, len(order), GROUP_BATCHES * size)
             ]
             order = np.concatenate([group[np.argsort(-lengths[group], kind="stable")] for group in groups])
-        for first in range(0, len(order), size):
+        # In any order, so that a round of a few batches meets long and short ones alike.
+        for first in chance.permutation(range(0, len(order), size)):
             items = order[first : first + size]
             yield self.padded(encoded, items, rounded(int(lengths[items].max()), self.multiple))
 
