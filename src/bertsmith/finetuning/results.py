@@ -4,8 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from safetensors.torch import save_file
-
 from bertsmith.features.bilstm import FrozenMixScorer
 from bertsmith.finetuning.errors import errors_text, hardest_errors
 from bertsmith.finetuning.examining import Examination
@@ -13,13 +11,14 @@ from bertsmith.finetuning.folder import RESULT, Assignment, TuningFolder, recipe
 from bertsmith.finetuning.material import Sheet
 from bertsmith.finetuning.pictures import draw_calibration, draw_confusion, draw_learning_curve
 from bertsmith.ground.files import atomic_folder, write_json, write_text
-from bertsmith.inference.task_model import MIX_FILE, TaskModel, mix_state
+from bertsmith.inference.task_model import TaskModel, mix_state
+from bertsmith.inference.tuned import Tuned, write_tuned
 from bertsmith.model.tensor_files import WEIGHT_FILES
 from bertsmith.model.weights import Model, write_model
 from bertsmith.tasks.calibration import reliability
 from bertsmith.tasks.objective import NetworkScorer
 from bertsmith.tasks.outcome import guesses_of
-from bertsmith.tasks.task_file import TaskNote, write_task_note
+from bertsmith.tasks.task_file import TaskNote
 from bertsmith.training.journal import read_metrics, write_versions
 
 PROBLEM_TYPES = {
@@ -73,10 +72,9 @@ def _write_model_folder(folder: TuningFolder, finished: Finished, card: str) -> 
     assert isinstance(scorer, NetworkScorer | FrozenMixScorer)
     with atomic_folder(folder.model, replaces=WEIGHT_FILES) as fresh:
         write_model(fresh, Model(scorer.network, _label_keys(finished.note)))
-        if isinstance(scorer, FrozenMixScorer):
-            save_file(mix_state(scorer), fresh / MIX_FILE)
+        mix = mix_state(scorer) if isinstance(scorer, FrozenMixScorer) else {}
+        write_tuned(fresh, Tuned(finished.note, mix))
         finished.model.tokenizer.save(fresh)
-        write_task_note(fresh, finished.note)
         write_text(fresh / "recipe.toml", recipe_toml(finished.assignment.recipe))
         write_text(fresh / "card.md", card)
 

@@ -9,18 +9,16 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from bertsmith.features.bilstm import FrozenMixScorer
 from bertsmith.ground.errors import UserError
 from bertsmith.inference.engine import WINDOW_TEXTS, Engine, Text, listed
 from bertsmith.inference.replies import Choice, Classification, Entity, TaggedWord
-from bertsmith.inference.task_model import TaskModel, leave_pooler_out, scorer_of
+from bertsmith.inference.task_model import TaskModel, task_model_of
 from bertsmith.inference.tuned import Tuned
 from bertsmith.inference.words import Word, joined_words, words_of_texts
 from bertsmith.model.weights import Model, head_outputs
 from bertsmith.recipe.finetuning import TextSection
 from bertsmith.tasks.answers import QuestionAnswer
 from bertsmith.tasks.examples import ChoiceExample, Example, Kind, Question, TaggedExample, TextExample
-from bertsmith.tasks.objective import TaskObjective
 from bertsmith.tasks.outcome import Outcome
 from bertsmith.tasks.tag_schemes import scheme_of, spans_of
 from bertsmith.tasks.task_file import TaskNote
@@ -197,15 +195,8 @@ def asker_of(model: Model, engine: Engine, head: str, tuned: Tuned | None) -> As
     own = tuned if tuned is not None and tuned.note.head_name == head else None
     note = own.note if own else stranger_note(model, head)
     _refuse_unfit(model, note)
-    if own and own.reads_raw:
-        leave_pooler_out(model.network, head)
-    scorer = scorer_of(model.network, note, seed=0)
-    if own and isinstance(scorer, FrozenMixScorer):
-        scorer.load_state_dict({**scorer.state_dict(), **own.mix})
-    objective = TaskObjective(scorer.to(engine.device), note.kind, span_over=note.head.span_over).eval()
     # No autocast: the weights have the precision that was asked for.
-    asked = TaskModel(objective, engine.tokenizer, note, engine.device, "fp32")
-    return Asker(asked, engine, own is not None)
+    return Asker(task_model_of(model.network, own or Tuned(note), engine, "fp32"), engine, own is not None)
 
 
 def stranger_note(model: Model, head: str) -> TaskNote:

@@ -15,6 +15,8 @@ from bertsmith.ground.errors import UserError
 from bertsmith.ground.progress import progress_bar
 from bertsmith.ground.seeds import key_of
 from bertsmith.inference.bert import load
+from bertsmith.inference.engine import Engine
+from bertsmith.inference.tuned import Tuned
 from bertsmith.model.heads import OutputHead
 from bertsmith.model.network import Network
 from bertsmith.tasks.batches import ordered_batches, scores_in_order
@@ -27,8 +29,6 @@ from bertsmith.tasks.task_file import TaskNote
 from bertsmith.text.tokenizer import Tokenizer
 from bertsmith.training.steps import autocast
 
-MIX_FILE = "mix.safetensors"
-"""The weights on top of a frozen encoder, which no published class has a name for."""
 BATCH_TOKENS = 16_384
 GPU_MULTIPLE = 64
 
@@ -78,14 +78,21 @@ def open_task_model(
     if bert.tuned is None:
         remedy = "give the folder of a `bertsmith finetune` run"
         raise UserError("was not fine-tuned here: it has no task.json", where=str(folder), remedy=remedy)
-    note, network = bert.tuned.note, bert.model.network
-    if note.head.cls == "raw":
+    return task_model_of(bert.model.network, bert.tuned, bert.engine, precision)
+
+
+def task_model_of(
+    network: Network, tuned: Tuned, engine: Engine, precision: Literal["fp32", "bf16"]
+) -> TaskModel:
+    """A network that is asked as it was fine-tuned."""
+    note = tuned.note
+    if tuned.reads_raw:
         leave_pooler_out(network, note.head_name)
     scorer = scorer_of(network, note, seed=0)
     if isinstance(scorer, FrozenMixScorer):
-        scorer.load_state_dict({**scorer.state_dict(), **bert.tuned.mix})
-    objective = TaskObjective(scorer.to(bert.engine.device), note.kind, span_over=note.head.span_over).eval()
-    return TaskModel(objective, bert.tokenizer, note, bert.engine.device, precision)
+        scorer.load_state_dict({**scorer.state_dict(), **tuned.mix})
+    objective = TaskObjective(scorer.to(engine.device), note.kind, span_over=note.head.span_over).eval()
+    return TaskModel(objective, engine.tokenizer, note, engine.device, precision)
 
 
 def leave_pooler_out(network: Network, name: str) -> bool:

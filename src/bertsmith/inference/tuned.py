@@ -10,6 +10,9 @@ from torch import Tensor
 from bertsmith.ground.errors import UserError
 from bertsmith.tasks.task_file import TASK_FILE, TaskNote, read_task_note, write_task_note
 
+MIX_FILE = "mix.safetensors"
+"""The weights on top of a frozen encoder, which no published class has a name for."""
+
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
@@ -30,26 +33,19 @@ def read_tuned(folder: Path) -> Tuned | None:
     note = read_task_note(folder)
     if note is None:
         return None
-    return Tuned(note, _read_mix(folder / mix_file()) if note.head.encoder == "frozen-mix" else {})
+    return Tuned(note, _read_mix(folder / MIX_FILE) if note.head.encoder == "frozen-mix" else {})
 
 
 def write_tuned(folder: Path, tuned: Tuned) -> None:
     """Put it into a model folder that is being written."""
     write_task_note(folder, tuned.note)
     if tuned.mix:
-        save_file(tuned.mix, folder / mix_file())
+        save_file(tuned.mix, folder / MIX_FILE)
 
 
 def tuned_files() -> tuple[str, ...]:
     """The names of the files that `write_tuned` may write."""
-    return TASK_FILE, mix_file()
-
-
-def mix_file() -> str:
-    """The name of the file with the weights on top of a frozen encoder."""
-    from bertsmith.inference.task_model import MIX_FILE  # at the top it would be a circle: it opens folders
-
-    return MIX_FILE
+    return TASK_FILE, MIX_FILE
 
 
 def _read_mix(file: Path) -> dict[str, Tensor]:

@@ -13,19 +13,9 @@ from bertsmith.tasks.encoded import EncodedSet
 from bertsmith.tasks.encoding import encode_split
 from bertsmith.tasks.examples import Question
 from bertsmith.text.tokenizer import Tokenizer
-from tests.unit.tasks.encoding_tools import kinds, load_every, question, spaces, words
+from tests.unit.tasks.encoding_tools import kinds, question, spaces, words
 
 PASSAGE = "The iron is hot, hammers it again"
-
-
-@pytest.fixture(scope="module")
-def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tokenizer]:
-    return load_every(tmp_path_factory.mktemp("tokenizers"))
-
-
-@pytest.fixture(scope="module")
-def uncased(tokenizers) -> Tokenizer:
-    return tokenizers["uncased_wordpiece"]
 
 
 def encode(questions: list[Question], tokenizer: Tokenizer, longest: int = 24) -> EncodedSet:

@@ -11,7 +11,7 @@ from bertsmith.tasks.encoded import EncodedSet
 from bertsmith.tasks.encoding import encode_split
 from bertsmith.tasks.encoding_cache import cached_encoding, encoding_key
 from bertsmith.text.tokenizer import Tokenizer
-from tests.unit.tasks.encoding_tools import load_every, question, sentence, text_example
+from tests.unit.tasks.encoding_tools import question, sentence, text_example
 
 SPLITS = {
     "classify": ([text_example("the iron", "hot"), text_example("it")], ("hot",)),
@@ -21,11 +21,6 @@ SPLITS = {
     "span": ([question("the iron is hot", [("hot", 12)])], ()),
 }
 TEXT = TextSection(longest=16)
-
-
-@pytest.fixture(scope="module")
-def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tokenizer]:
-    return load_every(tmp_path_factory.mktemp("tokenizers"))
 
 
 def made(kind: str, tokenizers) -> EncodedSet:

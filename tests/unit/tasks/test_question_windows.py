@@ -10,21 +10,11 @@ from hypothesis import strategies as st
 from bertsmith.ground.errors import UserError
 from bertsmith.recipe.finetuning import TextSection
 from bertsmith.tasks.encoding import encode_split
-from bertsmith.text.tokenizer import Tokenizer, truncate_second
-from tests.unit.tasks.encoding_tools import DROPPED, kinds, load_every, question, rows_of, spaces, words
+from bertsmith.text.tokenizer import truncate_second
+from tests.unit.tasks.encoding_tools import DROPPED, kinds, question, rows_of, spaces, words
 from tests.unit.tasks.test_windows import plain_best, plain_windows
 
 passages = st.lists(words.map(" ".join) | spaces | st.sampled_from(DROPPED), max_size=4).map("".join)
-
-
-@pytest.fixture(scope="module")
-def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tokenizer]:
-    return load_every(tmp_path_factory.mktemp("tokenizers"))
-
-
-@pytest.fixture(scope="module")
-def uncased(tokenizers) -> Tokenizer:
-    return tokenizers["uncased_wordpiece"]
 
 
 def section(longest: int = 24, step: int = 6, longest_question: int = 8) -> TextSection:

@@ -7,18 +7,12 @@ from hypothesis import strategies as st
 from bertsmith.ground.errors import UserError
 from bertsmith.recipe.finetuning import TextSection
 from bertsmith.tasks.encoding import encode_split
-from bertsmith.text.tokenizer import Tokenizer
-from tests.unit.tasks.encoding_tools import DROPPED, KINDS, WORDS, kinds, load_every, rows_of, sentence
+from tests.unit.tasks.encoding_tools import DROPPED, KINDS, WORDS, kinds, rows_of, sentence
 from tests.unit.tasks.test_windows import plain_best, plain_windows
 
 every_kind = pytest.mark.parametrize("kind", KINDS)
 any_words = st.lists(st.sampled_from([*WORDS, *DROPPED, "", "\u00a0x", "iron" * 20]), max_size=25)
 contexts = st.sampled_from(["sentence", "document"])
-
-
-@pytest.fixture(scope="module")
-def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tokenizer]:
-    return load_every(tmp_path_factory.mktemp("tokenizers"))
 
 
 @given(

@@ -10,20 +10,10 @@ from bertsmith.recipe.finetuning import TextSection
 from bertsmith.tasks.encoding import encode_split
 from bertsmith.tasks.examples import ChoiceExample
 from bertsmith.tasks.text_encoding import both_ends, windowed
-from bertsmith.text.tokenizer import Encoded, Tokenizer, truncate_longest_first
-from tests.unit.tasks.encoding_tools import DROPPED, kinds, load_every, rows_of, spaces, text_example, words
+from bertsmith.text.tokenizer import Encoded, truncate_longest_first
+from tests.unit.tasks.encoding_tools import DROPPED, kinds, rows_of, spaces, text_example, words
 
 any_text = st.lists(words.map(" ".join) | spaces | st.sampled_from(DROPPED), max_size=4).map("".join)
-
-
-@pytest.fixture(scope="module")
-def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tokenizer]:
-    return load_every(tmp_path_factory.mktemp("tokenizers"))
-
-
-@pytest.fixture(scope="module")
-def uncased(tokenizers) -> Tokenizer:
-    return tokenizers["uncased_wordpiece"]
 
 
 def check_truncated(encoded, plain: list[Encoded], longest: int) -> None:
