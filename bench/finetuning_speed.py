@@ -21,6 +21,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import transformers
+from quiet import Quiet
 from torch import Tensor
 
 from bertsmith.finetuning.beginning import begin
@@ -28,7 +29,7 @@ from bertsmith.finetuning.folder import Assignment
 from bertsmith.finetuning.job import finetune_on
 from bertsmith.finetuning.material import Material, encoded_sheet, note_of, read_material
 from bertsmith.finetuning.recipes import finetuning_recipe
-from bertsmith.finetuning.setup import learner_and_model
+from bertsmith.finetuning.setup import filling_multiple, learner_and_model
 from bertsmith.recipe.finetuning import FinetuningRecipe
 from bertsmith.tasks.batches import ShuffledBatches
 from bertsmith.tasks.catalogue import task_named
@@ -125,14 +126,13 @@ def our_steps(
     recipe: FinetuningRecipe, note: TaskNote, encoded: EncodedSet, options: argparse.Namespace
 ) -> Callable[[int], int]:
     world = start_world(recipe.run.device)
-    gpu = world.device.type == "cuda"
     learner, _ = learner_and_model(begin(options.model, note, seed=0), note, recipe, world)
     batches = ShuffledBatches(
         encoded,
         examples_per_step=recipe.run.examples,
         seed=0,
         micro_tokens=recipe.run.micro_tokens,
-        multiple=64 if gpu else 1,
+        multiple=filling_multiple(encoded, recipe.run.examples, world.device),
     )
     numbers = itertools.count()
 
@@ -145,7 +145,7 @@ def our_steps(
             launched = launch_step(learner, work, learning_rate=rate, seed=(0, number))
             examples += items.examples
         settle(learner, launched)
-        if gpu:
+        if world.device.type == "cuda":
             torch.cuda.synchronize()
         return examples
 
@@ -328,19 +328,6 @@ def peer_to_the_end(
     outcome = outcome_of(note, dev.examples, dev.encoded, peer.logits(dev.encoded))
     score = judged(note, dev.examples, dev.encoded, outcome)[note.metrics[0]]
     return score, time.perf_counter() - started
-
-
-class Quiet:
-    """Says nothing."""
-
-    def note(self, text: str) -> None:
-        """Leave the remark out."""
-
-    def alert(self, text: str) -> None:
-        """Leave the remark out."""
-
-    def step(self, progress: float, values: dict[str, float]) -> None:
-        """Leave the numbers out."""
 
 
 if __name__ == "__main__":

@@ -3,22 +3,31 @@
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import log2
 from pathlib import Path
+
+import torch
 
 from bertsmith.finetuning.beginning import Beginning, begin
 from bertsmith.finetuning.folder import Assignment, TuningFolder
 from bertsmith.finetuning.material import Material, Sheet, encoded_sheet, note_of
 from bertsmith.ground.errors import UserError
 from bertsmith.inference.task_model import TaskModel, scorer_of
+from bertsmith.model.network import Network
+from bertsmith.model.varlen_attention import flash_fits
 from bertsmith.recipe.finetuning import FinetuningRecipe
 from bertsmith.tasks.batches import ShuffledBatches, balanced_weights
+from bertsmith.tasks.encoded import EncodedSet
 from bertsmith.tasks.objective import TaskObjective
 from bertsmith.tasks.task_file import TaskNote
 from bertsmith.training.parallel import World, start_world
-from bertsmith.training.steps import Caution, Learner
+from bertsmith.training.step_graphs import recording_of
+from bertsmith.training.steps import Caution, Learner, Precision
 from bertsmith.training.tuning import build_tuning_optimizer
 
-GPU_MULTIPLE, CPU_MULTIPLE = 64, 1
+LEAST_MULTIPLE, LARGEST_MULTIPLE = 64, 512
+SIZES_OF_STEPS = 24
+"""Into so many parts the tokens of a usual step are counted: few sizes to record, and little filler."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +90,16 @@ def learner_and_model(
     if wanted and note.head.encoder != "frozen-mix":  # an LSTM is no part of a graph
         objective.compile_whole()
     optimizer = build_tuning_optimizer(scorer, recipe.optim)
-    learner = Learner(objective, optimizer, world, precision, recipe.optim.clip_norm, Caution("off"))
+    recordable = objective.compiled and _recordable(beginning.network, precision, world.device)
+    graphs = recording_of(optimizer, world.device) if recordable else None
+    learner = Learner(objective, optimizer, world, precision, recipe.optim.clip_norm, Caution("off"), graphs)
     return learner, TaskModel(objective, beginning.tokenizer, note, world.device, precision)
+
+
+def _recordable(network: Network, precision: Precision, device: torch.device) -> bool:
+    """Whether a step can be recorded: only flash attention never looks at the lengths on the CPU."""
+    shape = network.shape
+    return device.type == "cuda" and precision == "bf16" and flash_fits(shape.width // shape.heads, device)
 
 
 def cache_folder() -> Path:
@@ -98,9 +115,17 @@ def _batches(train: Sheet, note: TaskNote, recipe: FinetuningRecipe, world: Worl
         examples_per_step=recipe.run.examples,
         seed=recipe.run.seed,
         micro_tokens=recipe.run.micro_tokens,
-        multiple=GPU_MULTIPLE if world.device.type == "cuda" else CPU_MULTIPLE,
+        multiple=filling_multiple(train.encoded, recipe.run.examples, world.device),
         class_weights_C=balanced_weights(train.encoded, len(note.labels)) if balanced else None,
     )
+
+
+def filling_multiple(encoded: EncodedSet, examples: int, device: torch.device) -> int:
+    """To multiples of this many tokens the steps are filled up: on a GPU only, where it spares shapes."""
+    if device.type != "cuda":
+        return 1
+    tokens = examples * len(encoded.tokens_T) / encoded.items
+    return min(max(LEAST_MULTIPLE, int(2 ** round(log2(tokens / SIZES_OF_STEPS)))), LARGEST_MULTIPLE)
 
 
 def _single_world(recipe: FinetuningRecipe) -> World:

@@ -16,9 +16,13 @@ WIDEST_FLASH_HEAD = 256
 def flash_takes(query_THK: Tensor) -> bool:
     """Whether the flash kernel can run this query: half precision, Ampere or newer, a head width it knows."""
     half = query_THK.dtype in (torch.bfloat16, torch.float16)
-    width = query_THK.shape[-1]
-    fits = width % 8 == 0 and width <= WIDEST_FLASH_HEAD
-    return half and fits and torch.cuda.get_device_capability(query_THK.device) >= (8, 0)
+    return half and flash_fits(query_THK.shape[-1], query_THK.device)
+
+
+def flash_fits(head_width: int, device: torch.device) -> bool:
+    """Whether the flash kernel takes heads of this width on this GPU, in half precision."""
+    fits = head_width % 8 == 0 and head_width <= WIDEST_FLASH_HEAD
+    return fits and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def flash_attention(

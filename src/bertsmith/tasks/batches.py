@@ -45,7 +45,7 @@ class ShuffledBatches:
     micro_tokens: int
     """Most tokens of a micro-batch, filler included; only an item that is longer by itself exceeds it."""
     multiple: int
-    """Numbers of tokens and of tagged words are filled up to multiples of it; 1 leaves filler out."""
+    """The number of tokens is filled up to a multiple of it; 1 leaves filler out."""
     class_weights_C: Weights | None = None
     """Of classes or tags; None where all weigh 1."""
 
@@ -180,7 +180,7 @@ class _Packer:
         inputs = self._inputs(items, sequences_S)
         starts_S = inputs.layout.starts_S1[: len(sequences_S)].numpy()
         targets, rows_P = self._targets(items, sequences_S)
-        fillers = self._fillers(len(targets))
+        fillers = self._fillers(len(targets), len(inputs.tokens_T))
         cleaned, weights = _cleaned(targets, self.class_weights_C)
         items_S = np.repeat(np.arange(len(items)), pasts - firsts)
         is_span = encoded.kind == "span"
@@ -222,10 +222,11 @@ class _Packer:
         moved_M = np.cumsum(ends_M - begins_M) - ends_M
         return encoded.targets[words_P], encoded.rows_P[words_P] + np.repeat(moved_M, pasts_M - firsts_M)
 
-    def _fillers(self, targets: int) -> int:
+    def _fillers(self, targets: int, tokens: int) -> int:
         """How many targets of weight 0 are added."""
         if self.encoded.kind == "tag":
-            return _rounded_up(max(targets, 1), self.multiple) - targets
+            # As many as tokens, where batches are filled up: then their sizes follow from one number.
+            return tokens - targets if self.fills else int(targets == 0)
         return int(self.fills)
 
 

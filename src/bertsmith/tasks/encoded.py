@@ -85,6 +85,16 @@ class TaskBatch:
         """The same batch in page-locked memory, from which a GPU copies in the background."""
         return self._mapped(Tensor.pin_memory)
 
+    def tensors(self) -> list[Tensor]:
+        """All its tensors, in an order that is always the same."""
+        old = self.inputs
+        inputs = [old.tokens_T, old.segments_T, old.positions_T, old.layout.starts_S1]
+        return [*inputs, self.targets, self.weights, self.rows_P, self.items_S, self.passages_S2]
+
+    def sizes(self) -> tuple[tuple[int, ...], ...]:
+        """What a recorded step depends on: every shape, and the longest sequence."""
+        return (*(tuple(tensor.shape) for tensor in self.tensors()), (self.inputs.layout.longest,))
+
     def _mapped(self, change: Callable[[Tensor], Tensor]) -> "TaskBatch":
         old = self.inputs
         inputs = replace(

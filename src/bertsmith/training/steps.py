@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -14,12 +14,14 @@ from torch.distributed.tensor import DTensor
 
 from bertsmith.ground.seeds import key_of
 from bertsmith.training.parallel import World, accumulating, clip_gradients
+from bertsmith.training.step_graphs import RecordedMicro, StepGraphs
 
 NORMS_REMEMBERED = 128
 NORMS_NEEDED = 32
 """A median of fewer gradient norms than this says nothing yet, so no step is called a spike."""
 
 
+Precision = Literal["fp32", "bf16"]
 Skip = Literal["", "not a number", "spike", "taken back"]
 """Why a gradient was not used, or nothing; taken back: the step was on its way when older weights came."""
 
@@ -92,9 +94,11 @@ class Learner:
     objective: nn.Module
     optimizer: torch.optim.Optimizer
     world: World
-    precision: Literal["fp32", "bf16"]
+    precision: Precision
     clip_norm: float | Literal["off"]
     caution: Caution
+    graphs: StepGraphs | None = None
+    """Where steps of one micro-batch are recorded and played back; needs `unwatched`."""
 
     def parameters(self) -> list[nn.Parameter]:
         """What is learned."""
@@ -120,19 +124,11 @@ def launch_step(
     learner: Learner, work: StepWork, *, learning_rate: float, seed: tuple[int, int]
 ) -> LaunchedStep:
     """Begin to learn from a step's work; `seed` is (run seed, step) and with the rank decides all dropout."""
-    for group in learner.optimizer.param_groups:
-        group["lr"] = learning_rate * group.get("lr_factor", 1.0)
+    _set_rates(learner, learning_rate)
     torch.manual_seed(key_of(seed[0], "dropout", seed[1], learner.world.rank))
-    learner.optimizer.zero_grad(set_to_none=True)
-    sums = _backward(learner, work)
-    norm = clip_gradients(learner.parameters(), learner.clip_norm)
-    numbers = torch.cat((norm[None].to(sums), sums))
     if learner.unwatched:
-        # What a gradient scaler would set: the fused update is left out on the GPU where this is 1.
-        learner.optimizer.found_inf = (~norm.isfinite()).float()  # type: ignore[attr-defined]
-        learner.optimizer.step()
-        return LaunchedStep(*_on_its_way(numbers), None, learner.caution.retakes)
-    numbers = numbers.cpu()  # the step's one wait for a GPU
+        return LaunchedStep(*_on_its_way(_learn_unwatched(learner, work)), None, learner.caution.retakes)
+    numbers = _gradients(learner, work.micros, _shares(learner, work)).cpu()  # the one wait for a GPU
     skipped = learner.caution.judge(float(numbers[0]))
     if not skipped:
         learner.optimizer.step()
@@ -164,15 +160,53 @@ def _on_its_way(numbers: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
     return landing, arrival
 
 
-def _backward(learner: Learner, work: StepWork) -> Tensor:
-    world = learner.world
-    shares = torch.tensor([1 / count if count else 0.0 for count in work.counts], device=world.device)
+def _set_rates(learner: Learner, learning_rate: float) -> None:
+    for group in learner.optimizer.param_groups:
+        rate = learning_rate * group.get("lr_factor", 1.0)
+        if isinstance(group["lr"], Tensor):  # a recorded step reads it where it lies
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate
+
+
+def _learn_unwatched(learner: Learner, work: StepWork) -> Tensor:
+    """The step's numbers, after an update that the GPU itself left out where the gradient is none."""
+
+    def learn(micros: Sequence[Micro], shares: Tensor) -> Tensor:
+        numbers = _gradients(learner, micros, shares)
+        # What a gradient scaler would set: the fused update is left out on the GPU where this is 1.
+        learner.optimizer.found_inf = (~numbers[0].isfinite()).float()  # type: ignore[attr-defined]
+        learner.optimizer.step()
+        return numbers
+
+    shares = _shares(learner, work)
+    if learner.graphs is None or len(work.micros) > 1:
+        return learn(work.micros, shares)
+    micro = cast("RecordedMicro", work.micros[0])  # who gives a learner graphs gives it such micro-batches
+    return learner.graphs.take(micro, shares, learn=lambda micro, shares: learn([micro], shares))
+
+
+def _shares(learner: Learner, work: StepWork) -> Tensor:
+    """What each loss is multiplied by."""
     # Gradients are averaged over the ranks, while the loss is a sum over all of them.
-    shares = shares * world.size
+    size = learner.world.size
+    return torch.tensor([size / count if count else 0.0 for count in work.counts])
+
+
+def _gradients(learner: Learner, micros: Sequence[Micro], shares: Tensor) -> Tensor:
+    """Give every parameter its gradient, clipped; the norm before that, and the objective's sums."""
+    learner.optimizer.zero_grad(set_to_none=True)
+    sums = _backward(learner, micros, shares.to(learner.world.device, non_blocking=True))
+    norm = clip_gradients(learner.parameters(), learner.clip_norm)
+    return torch.cat((norm[None].to(sums), sums))
+
+
+def _backward(learner: Learner, micros: Sequence[Micro], shares: Tensor) -> Tensor:
+    world = learner.world
     total: Tensor | None = None
-    for number, micro in enumerate(work.micros, start=1):
+    for number, micro in enumerate(micros, start=1):
         batch = micro.to(world.device, non_blocking=True)
-        with accumulating(learner.objective, last=number == len(work.micros)):
+        with accumulating(learner.objective, last=number == len(micros)):
             with autocast(world.device, learner.precision):
                 loss, sums = learner.objective(batch, shares)
             loss.backward()
@@ -181,6 +215,6 @@ def _backward(learner: Learner, work: StepWork) -> Tensor:
     return total.double()
 
 
-def autocast(device: torch.device, precision: Literal["fp32", "bf16"]) -> AbstractContextManager[object]:
+def autocast(device: torch.device, precision: Precision) -> AbstractContextManager[object]:
     """bf16 products over fp32 weights, or nothing."""
     return torch.autocast(device.type, torch.bfloat16) if precision == "bf16" else nullcontext()
