@@ -132,7 +132,7 @@ def our_steps(
         examples_per_step=recipe.run.examples,
         seed=0,
         micro_tokens=recipe.run.micro_tokens,
-        multiple=filling_multiple(encoded, recipe.run.examples, world.device),
+        multiple=filling_multiple(encoded, recipe, world.device),
     )
     numbers = itertools.count()
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
+from bertsmith.model.dropping import Dropout
 from bertsmith.model.encoder import first_of_rows, largest_of_rows, last_of_rows, mean_of_rows
 from bertsmith.model.family import FAMILY
 from bertsmith.packed import Layout, pack, unpack
@@ -70,6 +71,9 @@ def test_forward_and_backward_compile_whole_and_at_most_twice_over_ragged_batche
     torch._dynamo.reset()
     heads = {"mlm": 0, "classify": 3} | ({"pooler": 0} if "pooler" in FAMILY[model_type].heads else {})
     network = tiny_network(model_type, heads).train()
+    for layer in network.modules():
+        if isinstance(layer, Dropout):  # compiled it draws otherwise; attention's own dropout stays
+            layer.p = 0.0
     counter = CompileCounterWithBackend("aot_eager")
 
     def loss_of(network, batch, rows):
@@ -79,7 +83,7 @@ def test_forward_and_backward_compile_whole_and_at_most_twice_over_ragged_batche
 
     def gradients(function, seed, *arguments):
         network.zero_grad()
-        torch.manual_seed(seed)  # dropout is on: both must drop the same
+        torch.manual_seed(seed)  # attention drops: both must drop the same
         function(network, *arguments).backward()
         return [parameter.grad for parameter in network.parameters() if parameter.grad is not None]
 
@@ -90,7 +94,8 @@ def test_forward_and_backward_compile_whole_and_at_most_twice_over_ragged_batche
         rows = torch.randint(len(batch.tokens_T), (2 + seed,))
         ours = gradients(compiled, seed, batch, rows)
         plain = gradients(loss_of, seed, batch, rows)
-        assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(ours, plain, strict=True))
+        for mine, eager in zip(ours, plain, strict=True):  # to the rounding of single precision
+            assert (mine - eager).abs().max() <= 1e-5 * eager.abs().max()
     assert counter.frame_count <= 2
 
 

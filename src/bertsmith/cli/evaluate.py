@@ -28,6 +28,8 @@ def evaluate(
 
     said = ask([model.expanduser()], data.expanduser(), split=split, skip_bad=skip_bad)
     measures = said.measures()
+    for remark in said.remarks:
+        echo(remark, err=True)
     if as_json:
         echo(json.dumps({"examples": len(said.examples), "skipped": said.skipped, "measures": measures}))
         return

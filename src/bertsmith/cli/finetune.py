@@ -1,9 +1,10 @@
 """`bertsmith finetune`: from a trained encoder and labelled data to a model that does a task."""
 
 import json
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Exit, Option, echo
 
@@ -15,10 +16,11 @@ from bertsmith.recipe.toml_text import value_text
 if TYPE_CHECKING:
     from bertsmith.finetuning.folder import Assignment
     from bertsmith.finetuning.job import FinetuningResult
-    from bertsmith.studies.cells import Spread, Stopped
+    from bertsmith.studies.cells import Cell, Spread, Stopped
     from bertsmith.tasks.task import Task
 
 PERCENT = 100
+OWN = "custom"
 
 
 def finetune(
@@ -29,11 +31,17 @@ def finetune(
     text: Annotated[str, Option(help="custom: column of the text.")] = "",
     second: Annotated[str, Option(help="custom: column of the second text of a pair.")] = "",
     label: Annotated[str, Option(help="custom: column of the label or number.")] = "",
-    kind: Annotated[str, Option(help="custom: classify, multilabel or regress.")] = "classify",
+    kind: Annotated[str, Option(help="custom: classify (the default), multilabel or regress.")] = "",
+    separator: Annotated[str, Option(help="custom: what parts the labels in a cell; a comma.")] = "",
+    key: Annotated[str, Option("--id", help="custom: column of the ids.")] = "",
+    dev: Annotated[Path | None, Option(help="custom: the development file.")] = None,
+    dev_share: Annotated[
+        float | None, Option(min=0, max=0.9, help="custom: else this share of the data, by the ids; 0.1.")
+    ] = None,
     epochs: Annotated[float | None, Option(help="Passes through the training data (run.epochs).")] = None,
     lr: Annotated[float | None, Option(help="Peak learning rate (optim.peak_lr).")] = None,
     seed: Annotated[int | None, Option(help="Seed (run.seed).")] = None,
-    seeds: Annotated[int, Option(min=1, help="So many runs with seeds 0, 1, 2 ..., and their spread.")] = 1,
+    seeds: Annotated[int, Option(min=1, help="So many runs, from --seed (0) on, and their spread.")] = 1,
     grid: Annotated[bool, Option("--grid", help="The paper's grid of settings.")] = False,
     skip_bad: Annotated[bool, Option("--skip-bad", help="Leave bad lines out and count them.")] = False,
     settings: Annotated[
@@ -59,13 +67,14 @@ def finetune(
 
     given = {"run.epochs": epochs, "optim.peak_lr": lr, "run.seed": seed}
     short = [f"{key}={value_text(value)}" for key, value in given.items() if value is not None]
-    chosen = _task(task, text=text, second=second, label=label, kind=kind, data=data)
-    recipe = finetuning_recipe(chosen, [*short, *(settings or [])])
+    own = _OwnTable(text, second, label, kind, separator, key, dev, dev_share)
+    chosen = _own_task(own, data.expanduser()) if task == OWN else _published_task(task, own)
+    overrides = [*short, *(settings or [])]
+    recipe = finetuning_recipe(chosen, overrides)
     start = DEFAULT_MODEL if model is None else model.expanduser()
     assignment = Assignment(chosen, recipe, start, data.expanduser(), out.expanduser(), skip_bad)
-    if grid and seeds > 1:
-        what, remedy = "the grid's runs have one seed", "give --grid or --seeds; --seed sets the grid's"
-        raise UserError(what, where="--grid --seeds", remedy=remedy)
+    if grid:
+        _refuse_what_the_grid_sets(overrides, seeds)
     if grid or seeds > 1:
         _run_many(assignment, seeds=seeds, as_json=as_json)
     else:
@@ -94,24 +103,93 @@ def show(result: "FinetuningResult", *, as_json: bool) -> None:
     echo(f"model: {result.folder / 'model'}")
 
 
-def _task(name: str, *, text: str, second: str, label: str, kind: str, data: Path) -> "Task":
+@dataclass(frozen=True, slots=True)
+class _OwnTable:
+    """What was said of one's own table; empty where nothing was."""
+
+    text: str
+    second: str
+    label: str
+    kind: str
+    separator: str
+    key: str
+    dev: Path | None
+    dev_share: float | None
+
+    def flags(self) -> list[str]:
+        """The options that were given."""
+        spelled = {"key": "--id", "dev_share": "--dev-share"}
+        given = [name for name, value in asdict(self).items() if value not in ("", None)]
+        return [spelled.get(name, f"--{name}") for name in given]
+
+
+def _published_task(name: str, own: _OwnTable) -> "Task":
     from bertsmith.tasks.catalogue import task_named
+
+    task = task_named(name)
+    if given := own.flags():
+        remedy = f"leave them out, or fine-tune `{OWN}`"
+        raise UserError(f"{task.name} knows its own columns and parts", where=", ".join(given), remedy=remedy)
+    return task
+
+
+def _own_task(own: _OwnTable, data: Path) -> "Task":
     from bertsmith.tasks.custom import CustomSpec, custom_task, has_own_dev
 
-    if name != "custom":
-        if text or label or second:
-            remedy = "leave them out, or fine-tune `custom`"
-            raise UserError(f"{name} knows its own columns", where="--text, --second, --label", remedy=remedy)
-        return task_named(name)
-    if not (text and label):
+    _refuse_half_a_table(own)
+    kind: Any = own.kind or "classify"
+    spec = CustomSpec(own.text, own.label, second=own.second, kind=kind, key=own.key)
+    if own.separator:
+        spec = replace(spec, separator=own.separator)
+    if own.dev is not None:
+        return custom_task(replace(spec, dev_share=0.0, dev=str(_found(own.dev).resolve())))
+    if has_own_dev(data):
+        _refuse_a_second_dev(own, f"{data} has a development file of its own")
+        return custom_task(replace(spec, dev_share=0.0))
+    return custom_task(spec if own.dev_share is None else replace(spec, dev_share=own.dev_share))
+
+
+def _refuse_half_a_table(own: _OwnTable) -> None:
+    """Stop where something is missing, or is said that has no effect."""
+    if not (own.text and own.label):
         what = "a task of your own needs the names of its columns"
-        raise UserError(what, remedy="give --text COLUMN and --label COLUMN")
-    if kind not in ("classify", "multilabel", "regress"):
+        remedy = (
+            "give --text COLUMN and --label COLUMN; for tagged words fine-tune `tags`, for answers in "
+            "passages `squad` (docs/finetuning.md says how their files look)"
+        )
+        raise UserError(what, remedy=remedy)
+    if own.kind not in ("", "classify", "multilabel", "regress"):
         remedy = "choose classify, multilabel or regress"
-        raise UserError(f"unknown kind {kind!r}", where="--kind", remedy=remedy)
-    share = 0.0 if has_own_dev(data.expanduser()) else 0.1
-    spec = CustomSpec(text=text, second=second, label=label, kind=kind, dev_share=share)  # type: ignore[arg-type]
-    return custom_task(spec)
+        raise UserError(f"unknown kind {own.kind!r}", where="--kind", remedy=remedy)
+    if own.separator and own.kind != "multilabel":
+        remedy = "leave it out, or add --kind multilabel"
+        raise UserError("a text has one label, which nothing parts", where="--separator", remedy=remedy)
+    if own.dev is not None:
+        _refuse_a_second_dev(own, "--dev names the development file")
+
+
+def _refuse_a_second_dev(own: _OwnTable, what: str) -> None:
+    if own.dev_share is not None:
+        raise UserError(what, where="--dev-share", remedy="leave it out")
+
+
+def _found(file: Path) -> Path:
+    file = file.expanduser()
+    if not file.is_file():
+        raise UserError("no such file", where=f"--dev {file}", remedy="name a table as --data is")
+    return file
+
+
+def _refuse_what_the_grid_sets(overrides: Sequence[str], seeds: int) -> None:
+    from bertsmith.studies.cells import GRID
+
+    if seeds > 1:
+        what, remedy = "the grid's runs have one seed", "give --grid or --seeds; --seed sets the grid's"
+        raise UserError(what, where="--grid --seeds", remedy=remedy)
+    taken = [key for line in overrides if (key := line.partition("=")[0].strip()) in GRID]
+    if taken:
+        what = f"the grid has its own values of {taken[0]}"
+        raise UserError(what, where="--grid", remedy="leave the setting out, or the grid")
 
 
 def _run_one(assignment: "Assignment", *, as_json: bool) -> None:
@@ -126,9 +204,9 @@ def _run_one(assignment: "Assignment", *, as_json: bool) -> None:
 
 def _run_many(assignment: "Assignment", *, seeds: int, as_json: bool) -> None:
     """Run the seeds, or the paper's grid where there is only one."""
-    from bertsmith.studies.cells import Stopped, over_grid, over_seeds, run_cells
+    from bertsmith.studies.cells import Stopped, over_grid, run_cells
 
-    cells = over_seeds(assignment, seeds) if seeds > 1 else over_grid(assignment)
+    cells = _over_seeds(assignment, seeds) if seeds > 1 else over_grid(assignment)
     try:
         with watching(live_line, as_json=as_json) as watch:
             results = run_cells(cells, watch)
@@ -139,6 +217,17 @@ def _run_many(assignment: "Assignment", *, seeds: int, as_json: bool) -> None:
     show_many(named, as_json=as_json)
 
 
+def _over_seeds(assignment: "Assignment", seeds: int) -> "list[Cell]":
+    """The same run with its own seed and those after it."""
+    from bertsmith.studies.cells import Cell, with_values
+
+    cells = []
+    for seed in range(first := assignment.recipe.run.seed, first + seeds):
+        recipe, name = with_values(assignment.recipe, {"run.seed": seed}), f"seed-{seed}"
+        cells.append(Cell(name, replace(assignment, recipe=recipe, out=assignment.out / name)))
+    return cells
+
+
 def show_stop(stopped: "Stopped", *, as_json: bool) -> None:
     """Print in which run a study was stopped."""
     told = f"stopped in {stopped}; give the same command again to go on"
@@ -147,15 +236,13 @@ def show_stop(stopped: "Stopped", *, as_json: bool) -> None:
 
 def show_many(results: "dict[str, FinetuningResult]", *, as_json: bool) -> None:
     """Print what each run came to, which one did best, and how the runs spread."""
-    from bertsmith.studies.cells import best_of, spreads_of
+    from bertsmith.studies.cells import best_of, plain_spreads, spreads_of
 
     best, spreads = best_of(results), spreads_of(list(results.values()))
     if as_json:
         runs = {name: result.measures for name, result in results.items()}
-        told = {
-            split: {name: asdict(spread) for name, spread in held.items()} for split, held in spreads.items()
-        }
-        echo(json.dumps({"finished": True, "runs": runs, "best": best, "spreads": told}))
+        told = {"finished": True, "runs": runs, "best": best, "spreads": plain_spreads(spreads)}
+        echo(json.dumps(told))
         return
     for name, result in results.items():
         echo(f"{name}: {_told(result)}")

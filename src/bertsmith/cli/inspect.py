@@ -39,6 +39,7 @@ def inspect(
         Option(help="One label for each text, any number of them, or a number."),
     ] = "classify",
     separator: Annotated[str, Option(help="What parts the labels in a cell (multilabel).")] = ",",
+    key: Annotated[str, Option("--id", metavar="COLUMN", help="The column of the ids.")] = "",
     dev: Annotated[Path | None, Option(metavar="FILE", help="The development file, if there is one.")] = None,
     dev_share: Annotated[
         float, Option(min=0, max=0.9, help="Else this share of FILE, chosen by the ids, as finetune does.")
@@ -63,8 +64,8 @@ def inspect(
     if task:
         question = _published(task, data or file)
     else:
-        spec = CustomSpec(text, label, second=second, kind=kind, separator=separator, dev_share=dev_share)
-        question = _own(spec, file, dev)
+        spec = CustomSpec(text, label, second=second, kind=kind, separator=separator, key=key)
+        question = _own(replace(spec, dev_share=dev_share), file, dev)
     found = inspect_files(*question)
     if as_json:
         echo(json.dumps(asdict(found), ensure_ascii=False))

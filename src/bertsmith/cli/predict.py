@@ -30,19 +30,32 @@ def predict(
 
     bertsmith predict --ensemble runs/a runs/b runs/c --input new.tsv --out predictions.tsv
     """
-    from bertsmith.finetuning.using import ask, write_official, write_predictions
+    from bertsmith.finetuning.using import foretell, write_official, write_predictions
+    from bertsmith.tasks.submissions import submission_file
 
     if len(models) > 1 and not ensemble:
         remedy = "add --ensemble to let them answer together, or give one folder"
         raise UserError("several models were given", remedy=remedy)
-    folders = [folder.expanduser() for folder in models]
-    said = ask(folders, data.expanduser(), split=split, skip_bad=skip_bad)
+    data, out = data.expanduser(), out.expanduser()
+    _refuse_to_overwrite(data, out)
+    said = foretell([folder.expanduser() for folder in models], data, split=split, skip_bad=skip_bad)
+    _refuse_to_overwrite(said.path, out)
+    if official is not None:
+        _refuse_to_overwrite(said.path, official.expanduser() / submission_file(said.task, said.split))
     # The official file first: a task that the site does not take must not leave half of what was asked for.
     submitted = [] if official is None else [write_official(official.expanduser(), said)]
-    names = [str(path) for path in (*write_predictions(out.expanduser(), said), *submitted)]
+    names = [str(path) for path in (*write_predictions(out, said), *submitted)]
     if as_json:
         echo(json.dumps({"examples": len(said.examples), "skipped": said.skipped, "written": names}))
         return
     echo(f"{len(said.examples):,} examples -> {', '.join(names)}")
     if said.skipped:
         echo(f"{said.skipped:,} bad lines were left out")
+
+
+def _refuse_to_overwrite(data: Path, out: Path) -> None:
+    """Stop where the predictions would take the place of the texts."""
+    if data.is_file() and out.exists() and data.samefile(out):
+        raise UserError(
+            "is the input itself", where=str(out), remedy="name another place for the predictions"
+        )

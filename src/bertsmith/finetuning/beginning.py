@@ -17,15 +17,22 @@ from bertsmith.model.weights import Model
 from bertsmith.tasks.task_file import TaskNote
 from bertsmith.text.tokenizer import Tokenizer
 
+MIX_NOTE = (
+    "a mix of all layers and a BiLSTM learn: bertsmith finds them in mix.safetensors; to other tools the "
+    "folder is an encoder without a head"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """A network that has the task's head and no other, and what the user should know of it."""
+    """A network that has the task's head and no other (none under a mix), and what there is to know of it."""
 
     network: Network
     tokenizer: Tokenizer
     fresh: tuple[str, ...]
     """Heads that were drawn anew."""
+    kept: bool
+    """Whether the task's head is the folder's own."""
     notes: tuple[str, ...]
 
 
@@ -34,15 +41,26 @@ def begin(folder: Path, note: TaskNote, *, seed: int) -> Beginning:
     bert = load(folder, device="cpu")
     network, stream = bert.model.network, torch.Generator().manual_seed(key_of(seed, "task head"))
     _refuse_longer_texts(network, note, where=str(folder))
-    kept, fresh = _put_head(bert.model, note, stream)
     if note.head.encoder == "frozen-mix":
-        notes = [f"a mix of all layers and a BiLSTM learn; the head {note.head_name} is not used"]
-    else:
-        notes = [f"the head {note.head_name} of the folder goes on"] if kept else []
-        notes += [f"the head {name} starts from fresh weights" for name in fresh]
+        _leave_bare(bert.model, note)
+        return Beginning(network, bert.tokenizer, fresh=(), kept=False, notes=(MIX_NOTE,))
+    kept, fresh = _put_head(bert.model, note, stream)
+    notes = [f"the head {note.head_name} of the folder goes on"] if kept else []
+    notes += [f"the head {name} starts from fresh weights" for name in fresh]
     if note.head.fresh_layers:
         notes.append(_renew_layers(network, note, stream))
-    return Beginning(network, bert.tokenizer, fresh, tuple(notes))
+    return Beginning(network, bert.tokenizer, fresh, kept, tuple(notes))
+
+
+def _leave_bare(model: Model, note: TaskNote) -> None:
+    """Take every head off but a trained pooler: what a mix learns has no head, and a random one misleads."""
+    if note.head.cls == "raw":
+        remedy = "leave it at pooled"
+        raise UserError("a mix of all layers reads raw states already", where="head.cls", remedy=remedy)
+    if note.head.fresh_layers:
+        raise _frozen_anew(note)
+    for name in set(model.network.heads) - ({"pooler"} - set(model.untrained)):
+        del model.network.heads[name]
 
 
 def _put_head(model: Model, note: TaskNote, stream: torch.Generator) -> tuple[bool, tuple[str, ...]]:
@@ -83,8 +101,7 @@ def _renew_layers(network: Network, note: TaskNote, stream: torch.Generator) -> 
     """Draw the last layers anew (Zhang et al. 2021)."""
     blocks, count = network.encoder.blocks, note.head.fresh_layers
     if note.head.encoder != "tuned":
-        what = f"layers that begin anew cannot stay frozen (head.encoder = {note.head.encoder})"
-        raise UserError(what, where="head.fresh_layers", remedy="leave it at 0, or tune the encoder")
+        raise _frozen_anew(note)
     if count > len(blocks):
         what = f"the model has {len(blocks)} layers of its own, not {count}"
         raise UserError(what, where="head.fresh_layers", remedy=f"choose at most {len(blocks)}")
@@ -92,6 +109,11 @@ def _renew_layers(network: Network, note: TaskNote, stream: torch.Generator) -> 
     for block in list(blocks)[len(blocks) - count :]:
         initialise(block, rule, stream)
     return f"the last {count} layers start from fresh weights"
+
+
+def _frozen_anew(note: TaskNote) -> UserError:
+    what = f"layers that begin anew cannot stay frozen (head.encoder = {note.head.encoder})"
+    return UserError(what, where="head.fresh_layers", remedy="leave it at 0, or tune the encoder")
 
 
 def _refuse_longer_texts(network: Network, note: TaskNote, *, where: str) -> None:

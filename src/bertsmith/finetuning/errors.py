@@ -50,6 +50,8 @@ def _errors(
         yield from _wrong_answers(examples, outcome)
     elif note.kind == "tag":
         yield from _wrong_tags(note, examples, encoded, outcome)
+    elif note.kind == "multilabel":
+        yield from _wrong_label_sets(note, examples, encoded, outcome)
     elif note.kind == "regress":
         for example, guess in zip(examples, outcome.scores.tolist(), strict=True):
             if isinstance(example, TextExample) and isinstance(example.label, float):
@@ -64,19 +66,27 @@ def _wrong_classes(
 ) -> Iterator[HardError]:
     guesses = guesses_of(note, encoded, outcome)
     for number, example in enumerate(examples):
-        gold, guess = encoded.targets[number], guesses[number]
-        if np.array_equal(gold, guess):
+        guess = int(guesses[number])
+        if encoded.targets[number] == guess:
             continue
-        if note.kind == "multilabel":
-            surety = float(np.abs(outcome.scores[number] - gold).max())
-            yield HardError(example.where, _text(example), _names(note, gold), _names(note, guess), surety)
-        elif note.kind == "choice":
-            surety = float(outcome.scores[encoded.items_M1[number] + int(guess)])
-            yield HardError(example.where, _text(example), str(int(gold)), str(int(guess)), surety)
+        if note.kind == "choice":
+            guessed, surety = str(guess), float(outcome.scores[encoded.items_M1[number] + guess])
         else:
-            surety = float(outcome.scores[number, int(guess)])
-            right, guessed = note.labels[int(gold)], note.labels[int(guess)]
-            yield HardError(example.where, _text(example), right, guessed, surety)
+            guessed, surety = note.labels[guess], float(outcome.scores[number, guess])
+        yield HardError(example.where, _text(example), _right(example), guessed, surety)
+
+
+def _wrong_label_sets(
+    note: TaskNote, examples: Sequence[Example], encoded: EncodedSet, outcome: Outcome
+) -> Iterator[HardError]:
+    guesses_MC = guesses_of(note, encoded, outcome)
+    # Behind the columns of the model's labels stand those of labels that training does not have.
+    known_MC, strange_MC = np.split(encoded.targets, [len(note.labels)], axis=1)
+    wrong_M = (known_MC != guesses_MC).any(1) | strange_MC.any(1)
+    for number in np.flatnonzero(wrong_M).tolist():
+        example, guessed = examples[number], _names(note, guesses_MC[number])
+        surety = float(np.abs(outcome.scores[number] - known_MC[number]).max())
+        yield HardError(example.where, _text(example), _right(example), guessed, surety)
 
 
 def _wrong_tags(
@@ -109,6 +119,11 @@ def _wrong_answers(examples: Sequence[Example], outcome: Outcome) -> Iterator[Ha
 
 def _names(note: TaskNote, hits: np.ndarray) -> str:
     return ", ".join(label for label, hit in zip(note.labels, hits, strict=True) if hit) or "none"
+
+
+def _right(example: Example) -> str:
+    label = example.label if isinstance(example, TextExample | ChoiceExample) else None
+    return (", ".join(label) or "none") if isinstance(label, tuple) else str(label)
 
 
 def _text(example: Example) -> str:

@@ -1,8 +1,11 @@
 """The fine-tuning job: from a trained encoder and a task's files to a model that does the task."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 
+from bertsmith.finetuning.effort import Effort, effort_of
 from bertsmith.finetuning.examining import Examination, examine, tuning_report
 from bertsmith.finetuning.folder import (
     Assignment,
@@ -10,10 +13,12 @@ from bertsmith.finetuning.folder import (
     alone_in,
     begin_folder,
     clear_states,
+    hashes_of,
+    refuse_other_examples,
     refuse_other_run,
 )
-from bertsmith.finetuning.loop import Due, TuningStep, steps_of, tuning_steps
-from bertsmith.finetuning.material import Material, read_material
+from bertsmith.finetuning.loop import Due, TuningStep, tuning_steps
+from bertsmith.finetuning.material import Material, Sheet, read_material
 from bertsmith.finetuning.results import Finished, write_results
 from bertsmith.finetuning.setup import Run, set_up
 from bertsmith.finetuning.standing import Standing, remember_best, save, take_up
@@ -45,16 +50,19 @@ def finetune(assignment: Assignment, watch: Watch) -> FinetuningResult:
     """Fine-tune as the assignment says; a run found in its folder goes on or, if finished, is reported."""
     folder = TuningFolder(assignment.out)
     refuse_other_run(folder, assignment)
-    if folder.finished:
-        return _finished_before(folder, watch)
     material = read_material(assignment.task, assignment.data, skip_bad=assignment.skip_bad)
+    if folder.finished:
+        refuse_other_examples(folder, hashes_of(material.splits))
+        return _finished_before(folder, watch)
     return finetune_on(material, assignment, watch)
 
 
 def finetune_on(material: Material, assignment: Assignment, watch: Watch) -> FinetuningResult:
     """Fine-tune on examples that were read before."""
     folder = TuningFolder(assignment.out)
+    examples = hashes_of(material.splits)
     with alone_in(folder, assignment), StopRequested(watch.alert) as stop:
+        refuse_other_examples(folder, examples)
         if folder.finished:
             return _finished_before(folder, watch)
         standing = Standing()
@@ -62,12 +70,12 @@ def finetune_on(material: Material, assignment: Assignment, watch: Watch) -> Fin
         run = set_up(assignment, material)
         for remark in run.notes:
             watch.note(remark)
-        begin_folder(folder, assignment)
+        begin_folder(folder, assignment, examples)
         take_up(run, standing)
         if standing.step:
             watch.note(f"goes on from step {standing.step:,}")
         with Journal.open(folder.path, resume_step=standing.step) as journal:
-            return _Course(run, standing, journal, watch).pursue(stop)
+            return _Course(run, effort_of(run), standing, journal, watch).pursue(stop)
 
 
 def _tell(material: Material, watch: Watch) -> None:
@@ -96,6 +104,7 @@ class _Course:
     """A run in progress, and who is told of it."""
 
     run: Run
+    effort: Effort
     standing: Standing
     journal: Journal
     watch: Watch
@@ -109,7 +118,8 @@ class _Course:
 
     def _reached_the_end(self, stop: StopRequested) -> bool:
         run, standing = self.run, self.standing
-        total, exams = steps_of(run.batches, run.recipe), self._exam_steps()
+        total, exams = self.effort.steps, self.effort.exam_steps
+        deciding_exam = dict(islice(run.exams.items(), 1))
 
         def due_after(number: int) -> Due:
             if number == total:
@@ -121,17 +131,12 @@ class _Course:
         ):
             self._take_note_of(step, total)
             if step.due.exam:
-                self._examine()
+                self._examine(deciding_exam)
             if step.due.saving:
                 save(run, standing)
             if step.due.stopping:
                 return False
         return True
-
-    def _exam_steps(self) -> set[int]:
-        """After which steps the development set is looked at, the end aside."""
-        total, times = steps_of(self.run.batches, self.run.recipe), self.run.recipe.run.evaluations
-        return {round(total * number / times) for number in range(1, times)}
 
     def _take_note_of(self, step: TuningStep, total: int) -> None:
         standing = self.standing
@@ -155,13 +160,13 @@ class _Course:
         }
         standing.loss_sum = standing.loss_count = 0.0
         self.journal.write("train", step.number, values)
-        left = seconds * (total - step.number) / step.number
+        left = seconds * self.effort.left_after(step.number)
         self.watch.step(step.number / total, {"step": step.number, "eta_seconds": left, **values})
 
-    def _examine(self) -> Examination:
+    def _examine(self, exams: Mapping[str, Sheet]) -> Examination:
         """What the model says now; the weights are remembered if they are the best and are to be kept."""
         run, standing = self.run, self.standing
-        found = examine(run.model, run.exams)
+        found = examine(run.model, exams, scale=run.scale)
         if found.measures:
             self.journal.write("held-out", standing.step, found.deciding)
             if run.recipe.run.keep == "best":
@@ -170,13 +175,15 @@ class _Course:
 
     def _finish(self) -> FinetuningResult:
         run, standing = self.run, self.standing
-        found, notes = self._examine(), run.notes
+        found, notes = self._examine(run.exams), run.notes
         if standing.best is not None and standing.best.step != standing.step:
             run.learner.objective.load_state_dict(standing.best.weights)
-            found = examine(run.model, run.exams)
+            found = examine(run.model, run.exams, scale=run.scale)
             notes = (*notes, f"the weights of step {standing.best.step:,} did best and were kept")
         if found.note != run.model.note:
             write_json(run.folder.path / "thresholds.json", tuning_report(run.model, run.exams, found))
+        if run.scale is not None:
+            run.scale.fold_into(run.model.objective.scorer)
         finished = Finished(
             assignment=run.assignment,
             model=replace(run.model, note=found.note),

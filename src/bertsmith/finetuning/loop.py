@@ -7,7 +7,7 @@ from math import ceil
 from bertsmith.recipe.finetuning import FinetuningRecipe
 from bertsmith.tasks.batches import ShuffledBatches, StepItems
 from bertsmith.training.steps import LaunchedStep, Learner, StepOutcome, StepWork, launch_step, settle
-from bertsmith.training.tuning import tuning_rate
+from bertsmith.training.tuning import tuning_rate, with_useful_warm_up
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,8 @@ def _launched(
     due_after: Callable[[int], Due],
 ) -> _Waiting:
     items = batches.step(number)
-    rate = tuning_rate(number / steps_of(batches, recipe), recipe.optim)
+    steps = steps_of(batches, recipe)
+    rate = tuning_rate(number / steps, with_useful_warm_up(recipe.optim, steps=steps))
     work = StepWork(items.micros, (items.count,))
     launched = launch_step(learner, work, learning_rate=rate, seed=(recipe.run.seed, number))
     return _Waiting(number + 1, launched, items, rate, due_after(number + 1))

@@ -1,8 +1,11 @@
 """What a run learns from and is judged on: the task's splits, read, named and as tokens."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
+from functools import cache
+from itertools import compress
 from pathlib import Path
 
 from bertsmith.ground.errors import UserError
@@ -12,13 +15,15 @@ from bertsmith.tasks.encoded import EncodedSet
 from bertsmith.tasks.encoding import encode_split
 from bertsmith.tasks.encoding_cache import cached_encoding, encoding_key
 from bertsmith.tasks.examples import BadLine, Example, TaggedExample, TextExample
-from bertsmith.tasks.reading import has_split, labels_of, read_split
+from bertsmith.tasks.reading import has_split, labels_in, labels_of, read_split
 from bertsmith.tasks.task import Task
 from bertsmith.tasks.task_file import TaskNote
 from bertsmith.text.tokenizer import Tokenizer
 
 UNLABELLED = "test"
 """Splits whose names begin so have no labels in the published collections: they are for predictions."""
+
+log = logging.getLogger("bertsmith")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,52 +61,69 @@ def read_material(task: Task, data: Path, *, skip_bad: bool) -> Material:
         splits[name] = read.examples
         skipped += read.skipped
     labels = labels_of(task, splits["train"])
-    if skip_bad and labels and not task.labels:
-        for name in [name for name in splits if name != "train"]:
-            splits[name], strange = _without_strange_labels(splits[name], labels)
+    for name in [name for name in splits if name != "train"]:
+        if skip_bad:
+            splits[name], strange = without_strange_labels(splits[name], labels)
             skipped += strange
-    return Material(task, splits, labels, tuple(skipped))
+        if remark := on_strange_labels(splits[name], labels):
+            _tell_once(f"{name}: {remark}")
+    return Material(task, {name: read for name, read in splits.items() if read}, labels, tuple(skipped))
 
 
 def split_named(task: Task, file: Path) -> str | None:
     """The split that a file belongs to by its name, if any."""
     if task.custom.get("dev_share"):  # which part an example belongs to is decided inside of the file
         return None
-    return next((split for split in task.splits if _names_file(task, split, file)), None)
+    return next((split for split in task.splits if names_file(task, split, file)), None)
 
 
-def _names_file(task: Task, split: str, file: Path) -> bool:
+def names_file(task: Task, split: str, file: Path) -> bool:
+    """Whether a file has one of the names of a split."""
     names = [Path(pattern).name for pattern in task.splits[split].files]
     return any(fnmatch(file.name, name + end) for name in names for end in ("", *COMPRESSED_SUFFIXES))
 
 
 def _exams_in(task: Task, data: Path) -> list[str]:
-    """The splits that a run is judged on; a single file of training examples has none but by its name."""
+    """The splits that a run is judged on; a single file has none but by its name, or where it is parted."""
     exams = [name for name in task.splits if name != "train" and not name.startswith(UNLABELLED)]
-    if data.is_file() and not task.custom:
-        return [name for name in exams if _names_file(task, name, data)]
+    if data.is_file() and not (task.custom.get("dev_share") or task.custom.get("dev")):
+        return [name for name in exams if names_file(task, name, data)]
     return [name for name in exams if has_split(task, data, name)]
 
 
-def _without_strange_labels(
+def without_strange_labels(
     examples: Sequence[Example], labels: tuple[str, ...]
 ) -> tuple[Sequence[Example], list[BadLine]]:
     """The examples whose labels occur in training, and a line for each of the others."""
     known = set(labels)
-    kept = [example for example in examples if known.issuperset(_labels(example))]
+    is_known = [known.issuperset(labels_in(example)) for example in examples]
+    kept = list(compress(examples, is_known))
     strange = [
         BadLine("has a label that training has not", example.where, "mend the label")
-        for example in examples
-        if not known.issuperset(_labels(example))
+        for example, is_one in zip(examples, is_known, strict=True)
+        if not is_one
     ]
     return kept, strange
 
 
-def _labels(example: Example) -> tuple[str, ...]:
+def on_strange_labels(examples: Sequence[Example], labels: tuple[str, ...]) -> str:
+    """What is to be said of labels that training does not have; nothing where there are none."""
+    known = set(labels)
+    strange = [(label, example) for example in examples for label in labels_in(example) if label not in known]
+    if not strange:
+        return ""
+    label, example = strange[0]
     if isinstance(example, TaggedExample):
-        return example.tags or ()
-    label = example.label if isinstance(example, TextExample) else None
-    return label if isinstance(label, tuple) else (label,) if isinstance(label, str) else ()
+        what = f"{len(strange):,} words have tags"
+    else:
+        what = f"{len({example.key for _, example in strange}):,} examples have labels"
+    first = f"the first is {label!r} ({example.where})"
+    return f"{what} that training does not have and count as wrong; {first}"
+
+
+@cache
+def _tell_once(remark: str) -> None:
+    log.warning("%s", remark)
 
 
 def note_of(material: Material, recipe: FinetuningRecipe) -> TaskNote:

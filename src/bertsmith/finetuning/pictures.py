@@ -51,7 +51,8 @@ def draw_confusion(
     if figure is None:
         return
     counts = np.zeros((len(labels), len(labels)), np.int64)
-    np.add.at(counts, (golds, guesses), 1)
+    known = golds >= 0  # what training does not have has no row
+    np.add.at(counts, (golds[known], guesses[known]), 1)
     shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     axes = figure.subplots()
     axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)

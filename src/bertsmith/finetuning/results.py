@@ -70,9 +70,10 @@ def write_results(folder: TuningFolder, finished: Finished) -> None:
 def _write_model_folder(folder: TuningFolder, finished: Finished, card: str) -> None:
     scorer = finished.model.objective.scorer
     assert isinstance(scorer, NetworkScorer | FrozenMixScorer)
+    mix = mix_state(scorer) if isinstance(scorer, FrozenMixScorer) else {}
     with atomic_folder(folder.model, replaces=WEIGHT_FILES) as fresh:
-        write_model(fresh, Model(scorer.network, _label_keys(finished.note)))
-        mix = mix_state(scorer) if isinstance(scorer, FrozenMixScorer) else {}
+        # Under a mix the network has no head whose outputs could be named.
+        write_model(fresh, Model(scorer.network, {} if mix else _label_keys(finished.note)))
         write_tuned(fresh, Tuned(finished.note, mix))
         finished.model.tokenizer.save(fresh)
         write_text(fresh / "recipe.toml", recipe_toml(finished.assignment.recipe))

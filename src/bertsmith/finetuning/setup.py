@@ -11,6 +11,8 @@ import torch
 from bertsmith.finetuning.beginning import Beginning, begin
 from bertsmith.finetuning.folder import Assignment, TuningFolder
 from bertsmith.finetuning.material import Material, Sheet, encoded_sheet, note_of
+from bertsmith.finetuning.number_scale import NumberScale, scale_of
+from bertsmith.finetuning.remarks import on_cuts, on_exams, on_numbers, on_steps
 from bertsmith.ground.errors import UserError
 from bertsmith.inference.task_model import TaskModel, scorer_of
 from bertsmith.model.network import Network
@@ -25,6 +27,8 @@ from bertsmith.training.step_graphs import recording_of
 from bertsmith.training.steps import Caution, Learner, Precision
 from bertsmith.training.tuning import build_tuning_optimizer
 
+CPU_HALF_MULTIPLE = 32
+"""A CPU's half-precision products are compiled for each shape (oneDNN); 10 % of a step where all differ."""
 LEAST_MULTIPLE, LARGEST_MULTIPLE = 64, 512
 SIZES_OF_STEPS = 24
 """Into so many parts the tokens of a usual step are counted: few sizes to record, and little filler."""
@@ -44,6 +48,8 @@ class Run:
     """For training, each counted once."""
     notes: tuple[str, ...]
     """What the user should know of the beginning."""
+    scale: NumberScale | None = None
+    """On which numbers are learned, where they are a user's own."""
 
     @property
     def recipe(self) -> FinetuningRecipe:
@@ -67,14 +73,25 @@ def set_up(assignment: Assignment, material: Material) -> Run:
         for name, examples in material.splits.items()
     }
     learner, model = learner_and_model(beginning, note, recipe, world)
+    train, scale = sheets["train"], scale_of(material.task, sheets["train"].encoded)
+    if scale is not None and beginning.kept:
+        scale.take_out_of(model.objective.scorer)
+    batches = _batches(scale.learned(train.encoded) if scale else train.encoded, note, recipe, world)
+    remarks = (
+        *on_exams(assignment, material),
+        *on_cuts(train, note, beginning.tokenizer),
+        *on_steps(batches, recipe),
+        *on_numbers(scale),
+    )
     return Run(
         assignment,
         learner,
         model,
-        batches=_batches(sheets["train"], note, recipe, world),
+        batches=batches,
         exams={name: sheets[name] for name in material.exams},
         examples=len(material.splits["train"]),
-        notes=beginning.notes,
+        notes=(*beginning.notes, *remarks),
+        scale=scale,
     )
 
 
@@ -108,23 +125,23 @@ def cache_folder() -> Path:
     return Path(root) / "bertsmith" / "encodings"
 
 
-def _batches(train: Sheet, note: TaskNote, recipe: FinetuningRecipe, world: World) -> ShuffledBatches:
+def _batches(train: EncodedSet, note: TaskNote, recipe: FinetuningRecipe, world: World) -> ShuffledBatches:
     balanced = note.head.class_weights == "balanced"
     return ShuffledBatches(
-        train.encoded,
+        train,
         examples_per_step=recipe.run.examples,
         seed=recipe.run.seed,
         micro_tokens=recipe.run.micro_tokens,
-        multiple=filling_multiple(train.encoded, recipe.run.examples, world.device),
-        class_weights_C=balanced_weights(train.encoded, len(note.labels)) if balanced else None,
+        multiple=filling_multiple(train, recipe, world.device),
+        class_weights_C=balanced_weights(train, len(note.labels)) if balanced else None,
     )
 
 
-def filling_multiple(encoded: EncodedSet, examples: int, device: torch.device) -> int:
-    """To multiples of this many tokens the steps are filled up: on a GPU only, where it spares shapes."""
+def filling_multiple(encoded: EncodedSet, recipe: FinetuningRecipe, device: torch.device) -> int:
+    """To multiples of this many tokens the steps are filled up, where a new shape costs time; or 1."""
     if device.type != "cuda":
-        return 1
-    tokens = examples * len(encoded.tokens_T) / encoded.items
+        return CPU_HALF_MULTIPLE if recipe.run.precision == "bf16" else 1
+    tokens = recipe.run.examples * len(encoded.tokens_T) / encoded.items
     return min(max(LEAST_MULTIPLE, int(2 ** round(log2(tokens / SIZES_OF_STEPS)))), LARGEST_MULTIPLE)
 
 

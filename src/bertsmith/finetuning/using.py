@@ -2,13 +2,21 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bertsmith.finetuning.material import split_named
+import numpy as np
+
+from bertsmith.finetuning.folder import ASSIGNMENT, TuningFolder
+from bertsmith.finetuning.material import (
+    names_file,
+    on_strange_labels,
+    split_named,
+    without_strange_labels,
+)
 from bertsmith.ground.errors import UserError
-from bertsmith.ground.files import write_text
+from bertsmith.ground.files import read_json, write_text
 from bertsmith.inference.task_model import TaskModel, open_task_model
 from bertsmith.tasks.catalogue import task_named
 from bertsmith.tasks.custom import CustomSpec, custom_task
@@ -18,7 +26,7 @@ from bertsmith.tasks.examples import ChoiceExample, Example, TaggedExample
 from bertsmith.tasks.judging import judged
 from bertsmith.tasks.outcome import Outcome, average, guesses_of, outcome_of, tags_of
 from bertsmith.tasks.prediction_files import write_answers, write_choices, write_tags
-from bertsmith.tasks.reading import has_split, read_split
+from bertsmith.tasks.reading import ReadSplit, has_split, read_for_prediction, read_split
 from bertsmith.tasks.submissions import submission_file, write_submission
 from bertsmith.tasks.task import Task
 from bertsmith.tasks.task_file import TaskNote
@@ -27,6 +35,9 @@ NEEDS_ONE_VOCABULARY = ("tag", "span")
 """Kinds whose scores belong to tokens, so that an ensemble's members must cut texts alike."""
 FURTHER_EXAMS = {"mnli": ("diagnostic",)}
 """Tasks without training data, and what a model must have been trained for to be asked."""
+MOST_RUNS = 6
+ONLY_HELD_BACK = "the model was trained from this file: only the part that was held back is judged"
+TRAINED_ON = "the model was trained on these very examples: this says nothing of new ones"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +51,10 @@ class Said:
     encoded: EncodedSet
     outcome: Outcome
     skipped: int
+    path: Path
+    """The file that was read; the folder where several files make the split."""
+    remarks: tuple[str, ...] = ()
+    """What the user should know of how it is judged."""
 
     def measures(self) -> dict[str, float]:
         """How right it is."""
@@ -49,26 +64,102 @@ class Said:
 def task_of(note: TaskNote) -> Task:
     """The task that a model was fine-tuned for."""
     if note.custom:
-        return custom_task(CustomSpec(**note.custom))  # type: ignore[arg-type]
+        # The development file of the run is not the one of the data that are asked about.
+        return custom_task(CustomSpec(**{**note.custom, "dev": ""}))  # type: ignore[arg-type]
     return task_named(note.task)
 
 
 def ask(
     folders: Sequence[Path], data: Path, *, split: str = "", skip_bad: bool = False, device: str = "auto"
 ) -> Said:
-    """What the models of these folders say of a file, or of a split of a data folder, the members' mean."""
-    models = [open_task_model(folder, device=device) for folder in folders]
-    task, chosen = _asked_for(models[0].note, data, split)
-    note = models[0].note.model_copy(update={"metrics": task.metrics})
+    """What the models of these folders say of a file, or of a split of a data folder, the members' mean.
+
+    It is there to be judged by the labels of the file: of the file that the first model was trained from,
+    only the part that was held back is taken.
+    """
+    members = _Members.open(folders, device=device)
+    task, chosen = _asked_for(members.note, data, split)
+    remarks = []
+    if not split and _is_own_file(folders[0], task, data):
+        held = chosen != "train" and has_split(task, data, "dev") and bool(task.custom.get("dev_share"))
+        chosen = "dev" if held else chosen
+        remarks.append(f"{data}: {ONLY_HELD_BACK if held else TRAINED_ON}")
     read = read_split(task, data, chosen, skip_bad=skip_bad)
-    encoded = models[0].encode(read.examples)
-    _refuse_strangers(folders, models, read.examples)
-    outcomes = [models[0].outcome(read.examples, encoded)]
-    for model in models[1:]:
-        own = model.encode(read.examples)
-        outcomes.append(model.outcome(read.examples, own))
-    outcome = _together(note, read.examples, encoded, outcomes)
-    return Said(note, task, chosen, read.examples, encoded, outcome, len(read.skipped))
+    if skip_bad:
+        read = _without_strange_labels(read, members.note.labels)
+    if remark := on_strange_labels(read.examples, members.note.labels):
+        remarks.append(remark)
+    return replace(members.said(task, chosen, read), remarks=tuple(remarks))
+
+
+def foretell(
+    folders: Sequence[Path], data: Path, *, split: str = "", skip_bad: bool = False, device: str = "auto"
+) -> Said:
+    """As `ask`, for predictions of all examples, whatever their labels are."""
+    members = _Members.open(folders, device=device)
+    task, chosen = _asked_for(members.note, data, split)
+    return members.said(task, chosen, read_for_prediction(task, data, chosen, skip_bad=skip_bad))
+
+
+@dataclass(frozen=True, slots=True)
+class _Members:
+    """Models that are asked together."""
+
+    folders: Sequence[Path]
+    models: Sequence[TaskModel]
+
+    @classmethod
+    def open(cls, folders: Sequence[Path], *, device: str) -> "_Members":
+        for folder in folders:
+            _refuse_unfinished(folder)
+        return cls(folders, [open_task_model(folder, device=device) for folder in folders])
+
+    @property
+    def note(self) -> TaskNote:
+        return self.models[0].note
+
+    def said(self, task: Task, split: str, read: ReadSplit) -> Said:
+        """What they say of these examples."""
+        note, examples = self.note.model_copy(update={"metrics": task.metrics}), read.examples
+        encoded = self.models[0].encode(examples)
+        _refuse_strangers(self.folders, self.models, examples)
+        outcomes = [self.models[0].outcome(examples, encoded)]
+        outcomes += [model.outcome(examples, model.encode(examples)) for model in self.models[1:]]
+        outcome = _together(note, examples, encoded, outcomes)
+        return Said(note, task, split, examples, encoded, outcome, len(read.skipped), read.path)
+
+
+def _refuse_unfinished(folder: Path) -> None:
+    """Stop where there is no model yet, or where the folder holds several runs."""
+    if (folder / "config.json").exists() or (TuningFolder(folder).model / "config.json").exists():
+        return
+    if (folder / ASSIGNMENT).is_file():
+        remedy = "give its `bertsmith finetune` command again, and it goes on"
+        raise UserError("this run is not finished: it has no model yet", where=str(folder), remedy=remedy)
+    found = [file for depth in ("*", "*/*") for file in folder.glob(f"{depth}/{ASSIGNMENT}")]
+    if runs := sorted(str(file.parent.relative_to(folder)) for file in found):
+        more = ", ..." if len(runs) > MOST_RUNS else ""
+        remedy = f"name one of {', '.join(runs[:MOST_RUNS])}{more}"
+        raise UserError("holds several runs", where=str(folder), remedy=remedy)
+
+
+def _is_own_file(folder: Path, task: Task, data: Path) -> bool:
+    """Whether a model was trained from this file."""
+    places = [place / ASSIGNMENT for place in (folder, folder.resolve().parent)]
+    known = next((place for place in places if place.is_file()), None)
+    if known is None or not data.is_file():
+        return False
+    trained = Path(str(read_json(known, remedy="mend or remove it").get("data", "")))
+    file = data.resolve()
+    return file == trained or (file.parent == trained and names_file(task, "train", file))
+
+
+def _without_strange_labels(read: ReadSplit, labels: tuple[str, ...]) -> ReadSplit:
+    kept, strange = without_strange_labels(read.examples, labels)
+    if not kept:
+        remedy = "leave --skip-bad out, then they count as wrong"
+        raise UserError("has no label that the model knows", where=str(read.path), remedy=remedy)
+    return replace(read, examples=tuple(kept), skipped=(*read.skipped, *strange))
 
 
 def write_predictions(out: Path, said: Said) -> list[Path]:
@@ -82,7 +173,8 @@ def write_predictions(out: Path, said: Said) -> list[Path]:
         write_tags(out, sentences, guesses=tags)
     elif said.note.kind == "choice":
         examples = [each for each in said.examples if isinstance(each, ChoiceExample)]
-        write_choices(out, examples, guesses=[int(guess) for guess in guesses])
+        shares = [each.tolist() for each in np.split(said.outcome.scores, said.encoded.items_M1[1:-1])]
+        write_choices(out, examples, guesses=[int(guess) for guess in guesses], shares=shares)
     else:
         write_text(out, _table(said))
     return [out]

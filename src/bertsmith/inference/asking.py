@@ -102,6 +102,9 @@ class Asker:
 
     def answers(self, question: str, passage: str) -> list[QuestionAnswer]:
         """The answer to a question, then what else was considered, best first."""
+        for name, text in (("question", question), ("passage", passage)):
+            if isinstance(text, str) and not text.strip():
+                raise UserError("is empty", where=f"the {name}", remedy="give it some words")
         self._refuse_unreadable([(question, passage)])
         example = Question(
             "0", question, passage, answers=(), labelled=False, article="", where="the question"
@@ -193,10 +196,10 @@ class Asker:
 def asker_of(model: Model, engine: Engine, head: str, tuned: Tuned | None) -> Asker:
     """The way to ask a head of a model: as its folder was trained, or as heads of its kind usually are."""
     own = tuned if tuned is not None and tuned.note.head_name == head else None
-    note = own.note if own else stranger_note(model, head)
-    _refuse_unfit(model, note)
+    asked = own or Tuned(stranger_note(model, head))
+    _refuse_unfit(model, asked)
     # No autocast: the weights have the precision that was asked for.
-    return Asker(task_model_of(model.network, own or Tuned(note), engine, "fp32"), engine, own is not None)
+    return Asker(task_model_of(model.network, asked, engine, "fp32"), engine, own is not None)
 
 
 def stranger_note(model: Model, head: str) -> TaskNote:
@@ -223,9 +226,11 @@ def _kind(model: Model, head: str, outputs: int) -> Kind:
     return kind
 
 
-def _refuse_unfit(model: Model, note: TaskNote) -> None:
+def _refuse_unfit(model: Model, tuned: Tuned) -> None:
     """Stop where a task.json was changed so that it speaks of another model."""
-    outputs, positions = head_outputs(model.network)[note.head_name], model.network.shape.positions
+    note, positions = tuned.note, model.network.shape.positions
+    has_mix = "output.weight" in tuned.mix  # then no head of the network answers
+    outputs = len(tuned.mix["output.weight"]) if has_mix else head_outputs(model.network)[note.head_name]
     if note.outputs != outputs:
         what = f"names {note.outputs} outputs, but the head has {outputs}"
     elif note.text.longest > positions:

@@ -64,16 +64,21 @@ def load(
     if precision not in tuple(PRECISIONS):
         raise UserError(f"unknown precision {precision!r}", remedy=f"choose one of {', '.join(PRECISIONS)}")
     _usable(device)
-    folder = Path(folder).expanduser()
-    _refuse_unless_folder(folder)
-    if not (folder / "config.json").exists() and (folder / "model" / "config.json").exists():
-        folder = folder / "model"  # the folder of a run was named
-    model = read_model(folder, dtype=PRECISIONS[precision])
+    _refuse_unless_folder(Path(folder).expanduser())
+    folder = model_folder(Path(folder).expanduser())
+    model, tuned = read_model(folder, dtype=PRECISIONS[precision]), read_tuned(folder)
     tokenizer = Tokenizer.load(folder)
     refuse_other_vocabulary(model, tokenizer, where=str(folder))
-    for note in model.notes:
+    for note in _worth_telling(model, tuned):
         log.warning("%s: %s", folder, note)
-    return Bert(model, tokenizer, device=device, tuned=read_tuned(folder))
+    return Bert(model, tokenizer, device=device, tuned=tuned)
+
+
+def model_folder(folder: Path) -> Path:
+    """The model folder that is meant: the one of this name, or the one in the folder of a run."""
+    inner = folder / "model"
+    named_run = not (folder / "config.json").exists() and (inner / "config.json").exists()
+    return inner if named_run else folder
 
 
 def refuse_other_vocabulary(model: Model, tokenizer: Tokenizer, *, where: str) -> None:
@@ -215,6 +220,8 @@ class Bert:
         return self._askers[head]
 
     def _need(self, head: str, purpose: str) -> None:
+        if self.tuned is not None and self.tuned.mix and self.tuned.note.head_name == head:
+            return  # a mix of layers answers in its place
         network = self.model.network
         member = member_of(network.shape.model_type)
         if head not in member.heads:
@@ -226,6 +233,12 @@ class Bert:
         for needed in (head, *(() if passes_by else member.heads[head].needs)):
             if needed not in self.heads:
                 raise UserError(f"this model has no {needed} head, which it takes {purpose}", remedy=remedy)
+
+
+def _worth_telling(model: Model, tuned: Tuned | None) -> tuple[str, ...]:
+    """The notes on a folder, without the last one where it tells of a fresh pooler that nothing reads."""
+    passed_by = tuned is not None and tuned.reads_raw and model.untrained == ("pooler",)
+    return model.notes[:-1] if passed_by else model.notes
 
 
 def _usable(device: str) -> torch.device:

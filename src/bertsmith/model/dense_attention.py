@@ -9,8 +9,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-DRAWS = 2**16
-"""Dropout compares whole numbers of so many values: four of them come from one draw of the generator."""
+from bertsmith.model.dropping import drawn_below, real_share
+
+MKL: bool = torch._C.has_mkl
+"""Without it (on ARM) torch computes a batch of small products one after the other, and the kernel wins."""
+WIDEST_FOR_PRODUCTS = 128
+"""Written out, dropout costs one pass and not two, but all scores are kept in memory."""
 
 
 class Operands(NamedTuple):
@@ -35,126 +39,116 @@ class DenseAttention:
     """The problem of one group."""
 
     operands: Operands
+    bias: Tensor | None
+    """Added to the scores [G or 1, 1, N, N]: what `lowered` makes of hidden keys; None where all are seen."""
     causal: bool
-    window: int
-    filler_GN: Tensor | None
-    """Which rows only fill a sequence up; None where all are equally long."""
+    """Later keys are hidden, though no bias says so."""
     dropout: float
     stream: torch.Generator | None
     """Where dropout draws from, the same for both passes; None without dropout."""
 
     def forward(self) -> tuple[Tensor, Tensor]:
         """The mix, and the normalisers [G, H, N]."""
-        if not _fused_kernel_takes(self.operands):
+        if not self._suits_fused_kernel():
             return self._written_out_forward()
+        mixed_GHNK, normalisers_GHN = self._fused(self.bias)
         if self.stream is None:
-            return _fused(self.operands, self._bias(), causal=self._plain_causal())
+            return mixed_GHNK, normalisers_GHN
         # The fused kernel knows no dropout, but it knows hidden keys: the mix of the kept keys alone is too
         # large by what the dropped ones had in the softmax, and the two normalisers say how much that is.
-        _, normalisers_GHN = _fused(self.operands, self._bias())
-        mixed_GHNK, of_kept_GHN = _fused(self.operands, self._bias_of_dropped(self.stream))
-        share_GHN = (of_kept_GHN - normalisers_GHN).exp() / (1 - _dropped_share(self.dropout))
+        mixed_GHNK, of_kept_GHN = self._fused(self._bias_of_dropped())
+        share_GHN = (of_kept_GHN - normalisers_GHN).exp_() / (1 - real_share(self.dropout))
         return (mixed_GHNK * share_GHN[..., None]).to(mixed_GHNK.dtype), normalisers_GHN
 
     def backward(self, saved: Saved) -> tuple[Tensor, Tensor, Tensor]:
         """Gradients of query, key and value."""
-        if not _fused_kernel_takes(self.operands):
+        if not self._suits_fused_kernel():
             return self._written_out_backward(saved)
         if self.stream is None:
-            return _fused_backward(self.operands, saved, self._bias(), causal=self._plain_causal())
+            return self._fused_backward(self.operands, saved, self.bias)
         # With probabilities P, kept ones M and c = gradient . mix, the gradient of the scores is
         # P * (M * gradient @ values' - c): one pass without c over the kept keys, one with nothing else.
         query, key, value = self.operands
         gradient, mixed, normalisers = saved
-        kept = Saved(gradient / (1 - _dropped_share(self.dropout)), torch.zeros_like(mixed), normalisers)
-        to_query, to_key, to_value = _fused_backward(self.operands, kept, self._bias_of_dropped(self.stream))
-        nothing = Operands(query, key, torch.zeros_like(value))
-        to_query_too, to_key_too, _ = _fused_backward(nothing, saved, self._bias())
-        return to_query + to_query_too, to_key + to_key_too, to_value
+        nothing = torch.zeros_like(mixed)
+        kept = Saved(gradient / (1 - real_share(self.dropout)), nothing, normalisers)
+        bias_of_dropped = self._bias_of_dropped()
+        to_query, to_key, to_value = self._fused_backward(self.operands, kept, bias_of_dropped)
+        without_values = Operands(query, key, nothing)
+        more_to_query, more_to_key, _ = self._fused_backward(without_values, saved, self.bias)
+        return to_query.add_(more_to_query), to_key.add_(more_to_key), to_value
+
+    def _suits_fused_kernel(self) -> bool:
+        """Whether this is for a CPU, and not a case that a batch of MKL's small products does faster."""
+        query = self.operands.query_GHNK
+        quick_products = MKL and self.stream is not None and query.shape[2] <= WIDEST_FOR_PRODUCTS
+        return query.device.type == "cpu" and not quick_products
+
+    def _fused(self, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+        mixed: tuple[Tensor, Tensor] = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            *self.operands, 0.0, self.causal, attn_mask=bias
+        )
+        return mixed
+
+    def _fused_backward(
+        self, operands: Operands, saved: Saved, bias: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        gradient, mixed, normalisers = saved
+        gradients: tuple[Tensor, Tensor, Tensor]
+        gradients = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            *(gradient, *operands, mixed, normalisers, 0.0, self.causal), attn_mask=bias
+        )
+        return gradients
 
     def _written_out_forward(self) -> tuple[Tensor, Tensor]:
-        scores_GHNN = self._scores()
-        normalisers_GHN = scores_GHNN.logsumexp(-1)
-        kept_GHNN = (scores_GHNN - normalisers_GHN[..., None]).exp() * self._kept()
-        value_GHNK = self.operands.value_GHNK
-        return kept_GHNN.to(value_GHNK.dtype) @ value_GHNK, normalisers_GHN
+        probabilities_GHNN, dropped_GHNN = self._probabilities(), self._dropped()
+        if dropped_GHNN is not None:
+            probabilities_GHNN.masked_fill_(dropped_GHNN, 0.0)
+        value = self.operands.value_GHNK
+        mixed_GHNK = (probabilities_GHNN.to(value.dtype) @ value).mul_(1 / (1 - real_share(self.dropout)))
+        return mixed_GHNK, probabilities_GHNN.new_zeros(value.shape[:3])  # the backward pass needs none
 
     def _written_out_backward(self, saved: Saved) -> tuple[Tensor, Tensor, Tensor]:
         query, key, value = self.operands
-        gradient, mixed, normalisers_GHN = saved
-        probabilities_GHNN = (self._scores() - normalisers_GHN[..., None]).exp()
-        kept = self._kept()
-        exact = probabilities_GHNN.dtype
-        through_values_GHNN = (gradient @ value.mT).to(exact) * kept
-        # softmax' derivative; the row sum of probability x gradient equals gradient . mix, dropout included.
-        carried_GHN = (gradient.to(exact) * mixed.to(exact)).sum(-1)
-        to_scores_GHNN = probabilities_GHNN * (through_values_GHNN - carried_GHN[..., None]) * self._scale()
-        to_scores_GHNN = to_scores_GHNN.to(query.dtype)
-        to_value = (probabilities_GHNN * kept).to(gradient.dtype).mT @ gradient
-        return to_scores_GHNN @ key, to_scores_GHNN.mT @ query, to_value
+        gradient = saved.gradient_GHNK * (1 / (1 - real_share(self.dropout)))
+        probabilities_GHNN, dropped_GHNN = self._probabilities(), self._dropped()
+        through_values_GHNN = (gradient @ value.mT).to(probabilities_GHNN.dtype)
+        kept_GHNN = probabilities_GHNN
+        if dropped_GHNN is not None:
+            through_values_GHNN.masked_fill_(dropped_GHNN, 0.0)
+            kept_GHNN = probabilities_GHNN.masked_fill(dropped_GHNN, 0.0)
+        to_scores_GHNN = torch._softmax_backward_data(
+            through_values_GHNN, probabilities_GHNN, -1, probabilities_GHNN.dtype
+        ).to(query.dtype)
+        to_query, to_key = to_scores_GHNN @ key, to_scores_GHNN.mT @ query
+        return (
+            to_query.mul_(self._scale()),
+            to_key.mul_(self._scale()),
+            kept_GHNN.to(value.dtype).mT @ gradient,
+        )
 
     def _scale(self) -> float:
         return float(self.operands.query_GHNK.shape[-1] ** -0.5)
 
-    def _scores(self) -> Tensor:
-        scores_GHNN = (self.operands.query_GHNK @ self.operands.key_GHNK.mT) * self._scale()
-        scores_GHNN = scores_GHNN.to(exact_type(scores_GHNN.dtype))
-        hidden = self._hidden()
-        return scores_GHNN if hidden is None else scores_GHNN.masked_fill(hidden, _lowest(scores_GHNN.dtype))
+    def _probabilities(self) -> Tensor:
+        scores_GHNN = (self.operands.query_GHNK @ self.operands.key_GHNK.mT).mul_(self._scale())
+        exact = exact_type(scores_GHNN.dtype)
+        return (scores_GHNN if self.bias is None else scores_GHNN.add_(self.bias)).softmax(-1, dtype=exact)
 
-    def _kept(self) -> Tensor | float:
-        """What each probability is multiplied by: 0 where dropped, else 1 / (1 - dropout)."""
+    def _bias_of_dropped(self) -> Tensor:
+        """The bias with the dropped keys hidden, too [G, H, N, N]."""
+        query, dropped_GHNN = self.operands.query_GHNK, self._dropped()
+        assert dropped_GHNN is not None, "only asked for under dropout"
+        others = query.new_zeros(()) if self.bias is None else self.bias
+        return torch.where(dropped_GHNN, query.new_full((), lowest(query.dtype)), others)
+
+    def _dropped(self) -> Tensor | None:
+        """Which probabilities are dropped [G, H, N, N], if any."""
         if self.stream is None:
-            return 1.0
-        dropped_GHNN = self._dropped(self.stream)
-        exact = exact_type(self.operands.query_GHNK.dtype)
-        return (~dropped_GHNN).to(exact) / (1 - _dropped_share(self.dropout))
-
-    def _bias(self) -> Tensor | None:
-        """What hides keys from the fused kernel, or None where every query sees every key."""
-        hidden = None if self._plain_causal() else self._hidden()
-        return None if hidden is None else self._lowered(hidden)
-
-    def _plain_causal(self) -> bool:
-        """Whether the fused kernel hides the keys by itself, which it does without computing them."""
-        return self.causal and self.window < 0 and self.filler_GN is None and self.stream is None
-
-    def _bias_of_dropped(self, stream: torch.Generator) -> Tensor:
-        dropped_GHNN, hidden = self._dropped(stream), self._hidden()
-        return self._lowered(dropped_GHNN if hidden is None else dropped_GHNN | hidden)
-
-    def _lowered(self, hidden: Tensor) -> Tensor:
-        dtype = self.operands.query_GHNK.dtype
-        zeros = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
-        return zeros.masked_fill_(hidden, _lowest(dtype))
-
-    def _hidden(self) -> Tensor | None:
-        """Which keys a query may not see [G or 1, 1, N, N], or None where it sees all."""
-        unseen_NN = self._unseen()
-        if self.filler_GN is None:
-            return None if unseen_NN is None else unseen_NN[None, None]
-        length = self.filler_GN.shape[1]
-        filler = self.filler_GN[:, None, None, :].expand(-1, 1, length, -1)
-        return filler if unseen_NN is None else filler | unseen_NN
-
-    def _unseen(self) -> Tensor | None:
-        length, device = self.operands.query_GHNK.shape[2], self.operands.query_GHNK.device
-        if not self.causal and (self.window < 0 or self.window >= length - 1):
             return None
-        place_N = torch.arange(length, device=device)
-        distance_NN = place_N[:, None] - place_N[None, :]
-        later = distance_NN < 0 if self.causal else torch.zeros_like(distance_NN, dtype=torch.bool)
-        return later if self.window < 0 else later | (distance_NN.abs() > self.window)
-
-    def _dropped(self, stream: torch.Generator) -> Tensor:
-        """Which probabilities are dropped [G, H, N, N]."""
         groups, heads, length, _ = self.operands.query_GHNK.shape
         shape, device = (groups, heads, length, length), self.operands.query_GHNK.device
-        count = groups * heads * length * length
-        words = torch.empty(-(-count // 4), dtype=torch.int64, device=device)
-        words.random_(-(2**63), None, generator=stream)
-        draws = words.view(torch.int16)[:count].view(shape)
-        return draws < round(self.dropout * DRAWS) - DRAWS // 2
+        return drawn_below(self.dropout, shape, device, self.stream)
 
 
 def exact_type(dtype: torch.dtype) -> torch.dtype:
@@ -162,38 +156,11 @@ def exact_type(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def _lowest(dtype: torch.dtype) -> float:
+def lowest(dtype: torch.dtype) -> float:
     """The score of a hidden key; minus infinity would make no number of a query that sees no key at all."""
     return torch.finfo(dtype).min / 2
 
 
-def _dropped_share(dropout: float) -> float:
-    """The probability with which `_dropped` really drops."""
-    return round(dropout * DRAWS) / DRAWS
-
-
-def _fused_kernel_takes(operands: Operands) -> bool:
-    return operands.query_GHNK.device.type == "cpu"
-
-
-def _fused(operands: Operands, bias: Tensor | None, *, causal: bool = False) -> tuple[Tensor, Tensor]:
-    mixed: tuple[Tensor, Tensor] = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-        *operands, 0.0, causal, attn_mask=bias
-    )
-    return mixed
-
-
-def _fused_backward(
-    operands: Operands, saved: Saved, bias: Tensor | None, *, causal: bool = False
-) -> tuple[Tensor, Tensor, Tensor]:
-    gradients: tuple[Tensor, Tensor, Tensor]
-    gradients = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-        saved.gradient_GHNK,
-        *operands,
-        saved.mixed_GHNK,
-        saved.normalisers_GHN,
-        0.0,
-        causal,
-        attn_mask=bias,
-    )
-    return gradients
+def lowered(hidden: Tensor, dtype: torch.dtype) -> Tensor:
+    """The bias that hides keys."""
+    return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, lowest(dtype))

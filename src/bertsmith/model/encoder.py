@@ -14,13 +14,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from bertsmith.model.arm_gelu import gelu
 from bertsmith.model.attention import Attend, explain_attention, packed_attention
 from bertsmith.model.attention_rule import AttentionRule
+from bertsmith.model.dropping import Dropout
 from bertsmith.packed import Layout, PackedBatch
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     # "gelu" is the erf form, of the paper and the 2018 checkpoints; the tanh form came with a later release.
-    "gelu": functional.gelu,
+    "gelu": gelu,
     "gelu_new": partial(functional.gelu, approximate="tanh"),
     "gelu_pytorch_tanh": partial(functional.gelu, approximate="tanh"),
     "relu": functional.relu,
@@ -80,7 +82,7 @@ class Embeddings(nn.Module):
         self.words = words
         self.added = nn.ModuleDict(added)
         self.norm = norm
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         # ALBERT and ELECTRA factorise the table: V x E, then E x D.
         self.widen = nn.Identity() if widen is None else widen
 
@@ -160,7 +162,7 @@ class GatedFeedForward(nn.Module):
         super().__init__()
         self.expand = nn.Linear(width, 2 * inner, bias=bias)
         self.contract = nn.Linear(inner, width, bias=bias)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self.activation = ACTIVATIONS[activation]
 
     def forward(self, hidden_TD: Tensor) -> Tensor:
@@ -186,7 +188,7 @@ class Block(nn.Module):
         super().__init__()
         self.attention, self.feed_forward = attention, feed_forward
         self.attention_norm, self.feed_forward_norm = norms.attention, norms.feed_forward
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
 
 class PostNormBlock(Block):

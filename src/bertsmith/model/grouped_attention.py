@@ -10,52 +10,66 @@ fake and a backward of its own.
 
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from bertsmith.model.attention_rule import AttentionRule
-from bertsmith.model.dense_attention import DenseAttention, Operands, Saved, exact_type
+from bertsmith.model.dense_attention import DenseAttention, Operands, Saved, exact_type, lowered
 from bertsmith.packed import Layout
 
 LARGEST_SEED = 2**63 - 1
-LIKE_LENGTHS = 8
-"""Under dropout, lengths share a group where they are the same in so many tokens."""
+GROUP_COST = 24_000
+"""What a group costs by itself, in scores that could be computed instead; measured on two CPUs."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False)
 class _Group:
     """Sequences of like length, laid out as [G, N] with filler behind the shorter ones."""
 
     sequences: int
     width: int
     rows: slice | Tensor
-    """Their packed rows; a slice where they lie side by side, which saves copying them together."""
-    places: Tensor | None
-    """Where these rows stand among the G * N; None where there is no filler."""
+    """Their packed rows [G * N], a slice where they lie side by side; filler repeats its sequence's first."""
+    real: tuple[Tensor, Tensor] | None
+    """Where the G * N are no filler, and the packed rows of these; None where there is no filler."""
 
     def gather(self, values: Tensor) -> Tensor:
-        """The rows of this group as [G, H, N, ...], zeros where there is filler."""
-        chosen = values[self.rows]
-        if self.places is not None:
-            laid_out = chosen.new_zeros(self.sequences * self.width, *chosen.shape[1:])
-            laid_out[self.places] = chosen
-            chosen = laid_out
+        """The rows of this group as [G, H, N, ...]."""
+        chosen = values[self.rows] if isinstance(self.rows, slice) else values.index_select(0, self.rows)
         return chosen.view(self.sequences, self.width, *chosen.shape[1:]).transpose(1, 2)
+
+    def gather_gradient(self, values: Tensor) -> Tensor:
+        """The same of a gradient, which filler has none of."""
+        if self.real is None:
+            return self.gather(values)
+        places, rows = self.real
+        laid_out = values.new_zeros(self.sequences * self.width, *values.shape[1:])
+        laid_out.index_copy_(0, places, values.index_select(0, rows))
+        return laid_out.view(self.sequences, self.width, *values.shape[1:]).transpose(1, 2)
 
     def scatter(self, values_GHN: Tensor, whole: Tensor) -> None:
         """Put what `gather` would bring back into the whole."""
-        laid_out = values_GHN.transpose(1, 2).flatten(0, 1)
-        whole[self.rows] = laid_out if self.places is None else laid_out[self.places]
+        laid_out = values_GHN.transpose(1, 2).flatten(0, 1).to(whole.dtype)
+        if self.real is not None:
+            places, rows = self.real
+            whole.index_copy_(0, rows, laid_out.index_select(0, places))
+        elif isinstance(self.rows, slice):
+            whole[self.rows] = laid_out
+        else:
+            whole.index_copy_(0, self.rows, laid_out)
 
-    def filler(self) -> Tensor | None:
-        """Which rows are filler [G, N], or None where there is none."""
-        if self.places is None:
-            return None
-        flat = torch.ones(self.sequences * self.width, dtype=torch.bool, device=self.places.device)
-        flat[self.places] = False
-        return flat.view(self.sequences, self.width)
+    def hidden(self, *, causal: bool, window: int, device: torch.device) -> Tensor | None:
+        """Which keys a query may not see [G or 1, 1, N, N], or None where it sees all."""
+        unseen_NN = _unseen(self.width, causal=causal, window=window, device=device)
+        if self.real is None:
+            return None if unseen_NN is None else unseen_NN[None, None]
+        filler = torch.ones(self.sequences * self.width, dtype=torch.bool, device=device)
+        filler[self.real[0]] = False
+        filler = filler.view(self.sequences, 1, 1, self.width).expand(-1, 1, self.width, -1)
+        return filler if unseen_NN is None else filler | unseen_NN
 
 
 def grouped_attention(
@@ -85,11 +99,10 @@ def _forward(  # noqa: PLR0913 - an operator takes tensors and numbers, not our 
 ) -> tuple[Tensor, Tensor]:
     mixed = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     normalisers = _empty_normalisers(query)
-    stream = _stream(seed, query.device)
-    for group in _groups(starts, query, like=LIKE_LENGTHS if dropout else 1):
+    choices = _Choices(causal, window, dropout, _stream(seed, query.device))
+    for group in _groups(starts, query, filler=dropout > 0):
         operands = Operands(*map(group.gather, (query, key, value)))
-        problem = DenseAttention(operands, causal, window, group.filler(), dropout, stream)
-        for part, whole in zip(problem.forward(), (mixed, normalisers), strict=True):
+        for part, whole in zip(choices.problem(group, operands).forward(), (mixed, normalisers), strict=True):
             group.scatter(part, whole)
     return mixed, normalisers
 
@@ -111,12 +124,14 @@ def _backward(  # noqa: PLR0913
     dropout: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     gradients = [torch.empty(query.shape, dtype=query.dtype, device=query.device) for _ in range(3)]
-    stream = _stream(seed, query.device)
-    for group in _groups(starts, query, like=LIKE_LENGTHS if dropout else 1):
+    # The fused backward pass is ten times slower in half precision than in single.
+    exact = exact_type(query.dtype) if query.device.type == "cpu" else query.dtype
+    query, key, value, gradient, mixed = (each.to(exact) for each in (query, key, value, gradient, mixed))
+    choices = _Choices(causal, window, dropout, _stream(seed, query.device))
+    for group in _groups(starts, query, filler=dropout > 0):
         operands = Operands(*map(group.gather, (query, key, value)))
-        problem = DenseAttention(operands, causal, window, group.filler(), dropout, stream)
-        saved = Saved(*map(group.gather, (gradient, mixed, normalisers)))
-        for part, whole in zip(problem.backward(saved), gradients, strict=True):
+        saved = Saved(group.gather_gradient(gradient), *map(group.gather, (mixed, normalisers)))
+        for part, whole in zip(choices.problem(group, operands).backward(saved), gradients, strict=True):
             group.scatter(part, whole)
     return gradients[0], gradients[1], gradients[2]
 
@@ -145,35 +160,93 @@ def _differentiate(ctx, gradient, _):  # type: ignore[no-untyped-def]
 _forward.register_autograd(_differentiate, setup_context=_save_for_backward)
 
 
-def _groups(starts: Tensor, query_THK: Tensor, *, like: int) -> list[_Group]:
+@dataclass(frozen=True, slots=True)
+class _Choices:
+    """What is the same for all groups."""
+
+    causal: bool
+    window: int
+    dropout: float
+    stream: torch.Generator | None
+
+    def problem(self, group: _Group, operands: Operands) -> DenseAttention:
+        query = operands.query_GHNK
+        # Where nothing else is hidden, the fused kernel leaves later keys out without computing them.
+        plain = query.device.type == "cpu" and self.window < 0 and group.real is None and self.stream is None
+        if self.causal and plain:
+            return DenseAttention(operands, None, True, self.dropout, self.stream)
+        bias = _bias(group, self.causal, self.window, query.dtype, query.device)
+        return DenseAttention(operands, bias, False, self.dropout, self.stream)
+
+
+@lru_cache(maxsize=64)
+def _bias(
+    group: _Group, causal: bool, window: int, dtype: torch.dtype, device: torch.device
+) -> Tensor | None:
+    """What hides keys; cached, because every layer asks for the same."""
+    hidden = group.hidden(causal=causal, window=window, device=device)
+    return None if hidden is None else lowered(hidden, dtype)
+
+
+def _unseen(length: int, *, causal: bool, window: int, device: torch.device) -> Tensor | None:
+    if not causal and (window < 0 or window >= length - 1):
+        return None
+    place_N = torch.arange(length, device=device)
+    distance_NN = place_N[:, None] - place_N[None, :]
+    later = distance_NN < 0 if causal else torch.zeros_like(distance_NN, dtype=torch.bool)
+    return later if window < 0 else later | (distance_NN.abs() > window)
+
+
+def _groups(starts: Tensor, query_THK: Tensor, *, filler: bool) -> list[_Group]:
     offsets = starts.cpu().numpy().astype(np.int64)
     assert offsets[-1] == len(query_THK), f"the layout covers {offsets[-1]} of {len(query_THK)} rows"
-    return _groups_of(offsets.tobytes(), like, query_THK.device)
+    group_scores = GROUP_COST // query_THK.shape[1] if filler else 0
+    return _groups_of(offsets.tobytes(), group_scores, query_THK.device)
 
 
 @lru_cache(maxsize=16)
-def _groups_of(starts_as_bytes: bytes, like: int, device: torch.device) -> list[_Group]:
+def _groups_of(starts_as_bytes: bytes, group_scores: int, device: torch.device) -> list[_Group]:
     """Sequences by length; cached because every layer of a forward pass asks for the same."""
     offsets = np.frombuffer(starts_as_bytes, dtype=np.int64)
     lengths = np.diff(offsets)
-    kinds = -(-lengths // like)
-    return [
-        _group(offsets[:-1][kinds == kind], lengths[kinds == kind], device)
-        for kind in np.unique(kinds)
-        if kind
-    ]
+    found, counts = np.unique(lengths[lengths > 0], return_counts=True)
+    edges = _cheapest_edges(found, counts, group_scores)
+    members = [(lengths > low) & (lengths <= high) for low, high in pairwise(edges)]
+    return [_group(offsets[:-1][each], lengths[each], device) for each in members]
+
+
+def _cheapest_edges(lengths: np.ndarray, counts: np.ndarray, group_scores: int) -> list[int]:
+    """Between which lengths to cut, so that filler and groups together cost least; 0 comes first.
+
+    A group of G sequences up to the length N costs G * N * N + `group_scores` scores of a head.
+    """
+    if not group_scores:
+        return [0, *lengths.tolist()]
+    before = np.append(0, np.cumsum(counts))
+    costs, cuts = np.zeros(len(lengths) + 1, np.int64), np.zeros(len(lengths) + 1, np.int64)
+    for end, length in enumerate(lengths, start=1):
+        ways = costs[:end] + (before[end] - before[:end]) * length * length + group_scores
+        cuts[end] = np.argmin(ways)
+        costs[end] = ways[cuts[end]]
+    edges = [len(lengths)]
+    while edges[-1]:
+        edges.append(int(cuts[edges[-1]]))
+    return [0, *(int(lengths[edge - 1]) for edge in reversed(edges) if edge)]
 
 
 def _group(firsts_G: np.ndarray, lengths_G: np.ndarray, device: torch.device) -> _Group:
     width = int(lengths_G.max())
-    real_GN = np.arange(width) < lengths_G[:, None]
-    rows = (firsts_G[:, None] + np.arange(width))[real_GN]
+    place_N = np.arange(width)
+    real_GN = place_N < lengths_G[:, None]
+    rows = (firsts_G[:, None] + np.where(real_GN, place_N, 0)).reshape(-1)
     side_by_side = bool(np.all(np.diff(rows) == 1))
+    places = np.flatnonzero(real_GN)
+    real = (torch.from_numpy(places).to(device), torch.from_numpy(rows[places]).to(device))
     return _Group(
         sequences=len(firsts_G),
         width=width,
         rows=slice(int(rows[0]), int(rows[-1]) + 1) if side_by_side else torch.from_numpy(rows).to(device),
-        places=None if real_GN.all() else torch.from_numpy(np.flatnonzero(real_GN)).to(device),
+        real=None if real_GN.all() else real,
     )
 
 

@@ -115,6 +115,8 @@ class FinetuningRecipe(Section):
 
     @model_validator(mode="after")
     def windows_overlap(self) -> "FinetuningRecipe":
-        if self.text.long_texts == "windows" and self.text.step >= self.text.longest:
-            raise ValueError("text.step must be below text.longest; or words between windows are lost")
+        step, longest = self.text.step, self.text.longest
+        if self.text.long_texts == "windows" and step >= longest:
+            rule = f"text.step = {step} is not below text.longest = {longest}: windows would not overlap"
+            raise ValueError(f"{rule}; --set text.step={longest // 2}")
         return self

@@ -2,12 +2,14 @@
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import product
+from pathlib import Path
 from typing import Any
 
-from bertsmith.finetuning.folder import Assignment
+from bertsmith.finetuning.folder import Assignment, TuningFolder, refuse_other_run
 from bertsmith.finetuning.job import FinetuningResult, finetune
+from bertsmith.ground.files import write_json
 from bertsmith.recipe.finetuning import FinetuningRecipe
 from bertsmith.training.watch import Watch
 
@@ -17,6 +19,10 @@ GRID: dict[str, tuple[Any, ...]] = {
     "run.epochs": (2.0, 3.0, 4.0),
 }
 """Devlin et al. 2018, A.3."""
+
+
+SPREAD = "spread.json"
+"""Beside the folders of runs: what each came to, which did best, and how they spread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +51,12 @@ class Stopped(Exception):
 
 
 def run_cells(cells: Sequence[Cell], watch: Watch) -> list[FinetuningResult]:
-    """Run each cell that is not finished yet, one after the other; the results of all."""
+    """Run each cell that is not finished yet, one after the other; the results of all.
+
+    Beside the folders of cells their spread is written.
+    """
+    for cell in cells:
+        refuse_other_run(TuningFolder(cell.assignment.out), cell.assignment)
     results = []
     for number, cell in enumerate(cells, start=1):
         watch.note(f"[{number}/{len(cells)}] {cell.name}")
@@ -53,6 +64,8 @@ def run_cells(cells: Sequence[Cell], watch: Watch) -> list[FinetuningResult]:
         if not result.finished:
             raise Stopped(cell.name)
         results.append(result)
+    for place in dict.fromkeys(result.folder.parent for result in results):
+        _write_spread(place, {each.folder.name: each for each in results if each.folder.parent == place})
     return results
 
 
@@ -91,6 +104,14 @@ def spreads_of(results: Sequence[FinetuningResult]) -> dict[str, dict[str, Sprea
     }
 
 
+def plain_spreads(spreads: Mapping[str, Mapping[str, Spread]]) -> dict[str, dict[str, dict[str, float]]]:
+    """Spreads for machines."""
+    return {
+        split: {measure: asdict(spread) for measure, spread in measures.items()}
+        for split, measures in spreads.items()
+    }
+
+
 def best_of(results: Mapping[str, FinetuningResult]) -> str:
     """The name of the run that did best by the deciding measure of the first split; nothing without one."""
 
@@ -98,6 +119,15 @@ def best_of(results: Mapping[str, FinetuningResult]) -> str:
         return next(iter(next(iter(results[name].measures.values())).values()))
 
     return max(results, key=value) if all(result.measures for result in results.values()) else ""
+
+
+def _write_spread(place: Path, results: Mapping[str, FinetuningResult]) -> None:
+    facts = {
+        "runs": {name: result.measures for name, result in results.items()},
+        "best": best_of(results),
+        "spreads": plain_spreads(spreads_of(list(results.values()))),
+    }
+    write_json(place / SPREAD, facts)
 
 
 def _cell(assignment: Assignment, changed: Mapping[str, Any], name: str) -> Cell:

@@ -6,10 +6,12 @@ from pathlib import Path
 
 from bertsmith.finetuning.folder import Assignment
 from bertsmith.finetuning.job import FinetuningResult
+from bertsmith.finetuning.material import read_material
 from bertsmith.finetuning.recipes import finetuning_recipe
 from bertsmith.ground.errors import UserError
 from bertsmith.ground.files import write_json, write_text
-from bertsmith.studies.cells import Cell, Spread, over_seeds, run_cells, spreads_of
+from bertsmith.ground.progress import progress_bar
+from bertsmith.studies.cells import Cell, Spread, over_seeds, plain_spreads, run_cells, spreads_of
 from bertsmith.tasks.averages import Average, glue_averages
 from bertsmith.tasks.glue import TASKS
 from bertsmith.tasks.reading import has_split
@@ -58,10 +60,9 @@ def glue(request: GlueRequest, watch: Watch) -> GlueTable:
     """Fine-tune on every task found; what an earlier call has finished is taken as it is."""
     found = tasks_in(request.data)
     if not found:
-        names = ", ".join(folder for task in TASKS for folder in task.folders)
-        remedy = f"give the folder that holds some of {names}"
-        raise UserError("holds no GLUE task with training data", where=str(request.data), remedy=remedy)
+        raise _nothing_in(request.data)
     cells = [cell for task, place in found for cell in _cells(request, task, place)]
+    _read_through(found, skip_bad=request.skip_bad)
     results = run_cells(cells, watch)
     rows = tuple(
         _row(task, results[number * request.seeds : (number + 1) * request.seeds])
@@ -83,6 +84,12 @@ def tasks_in(data: Path) -> list[tuple[Task, Path]]:
     return found
 
 
+def _nothing_in(data: Path) -> UserError:
+    names = ", ".join(dict.fromkeys(task.folders[0] for task in _trained()))
+    what = "holds no GLUE task with training data" if data.is_dir() else "there is no such folder"
+    return UserError(what, where=str(data), remedy=f"give the folder that holds some of {names}")
+
+
 def _trained() -> list[Task]:
     """The tasks that come with training data."""
     return [task for task in TASKS if "train" in task.splits]
@@ -90,6 +97,14 @@ def _trained() -> list[Task]:
 
 def _missing(present: Collection[str]) -> tuple[str, ...]:
     return tuple(task.title for task in _trained() if task.name not in present)
+
+
+def _read_through(found: Sequence[tuple[Task, Path]], *, skip_bad: bool) -> None:
+    """Meet every bad line now, not after hours of training on the tasks before it."""
+    with progress_bar("reading tasks", len(found)) as advance:
+        for task, place in found:
+            read_material(task, place, skip_bad=skip_bad)
+            advance(1)
 
 
 def _cells(request: GlueRequest, task: Task, place: Path) -> list[Cell]:
@@ -141,13 +156,7 @@ def _means(rows: Sequence[GlueRow]) -> Mapping[str, Mapping[str, float]]:
 def plain_table(table: GlueTable) -> dict[str, object]:
     """The table for machines."""
     return {
-        "tasks": {
-            row.task.name: {
-                split: {measure: spread.mean for measure, spread in measures.items()}
-                for split, measures in row.spreads.items()
-            }
-            for row in table.rows
-        },
+        "tasks": {row.task.name: plain_spreads(row.spreads) for row in table.rows},
         "averages": {average.name: average.value for average in table.averages},
         "missing": list(table.missing),
     }

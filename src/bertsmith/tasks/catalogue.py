@@ -6,6 +6,8 @@ from bertsmith.ground.errors import UserError
 from bertsmith.tasks import choices, conll, glue, squad
 from bertsmith.tasks.task import Task
 
+OWN = "custom"
+"""The name of a task that a user's own table poses; `tasks.custom` makes it."""
 TASKS: tuple[Task, ...] = (*glue.TASKS, *squad.TASKS, *conll.TASKS, *choices.TASKS)
 
 
@@ -14,8 +16,10 @@ def task_named(name: str) -> Task:
     known = {task.title.lower(): task for task in TASKS} | {task.name: task for task in TASKS}
     task = known.get(name.lower())
     if task is None:
-        close = get_close_matches(name.lower(), known, n=1)
-        meant = f"did you mean {known[close[0]].name}? " if close else ""
-        remedy = f"{meant}the tasks are {', '.join(task.name for task in TASKS)}"
+        spellings = {spelling: task.name for spelling, task in known.items()} | {OWN: OWN}
+        close = get_close_matches(name.lower(), spellings, n=1)
+        meant = f"did you mean {spellings[close[0]]}? " if close else ""
+        names = ", ".join(task.name for task in TASKS)
+        remedy = f"{meant}the tasks are {names} and, for a table of your own, {OWN}"
         raise UserError(f"there is no task {name!r}", remedy=remedy)
     return task

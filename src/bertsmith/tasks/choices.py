@@ -3,12 +3,13 @@
 import csv
 import io
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from bertsmith.ground.errors import UserError
 from bertsmith.ground.files import open_text_bytes, read_json
-from bertsmith.tasks.examples import BadLine, ChoiceExample
+from bertsmith.tasks.examples import BadLabel, BadLine, ChoiceExample
 from bertsmith.tasks.tables import Columns, Row, rows_of
 from bertsmith.tasks.task import Split, Task
 
@@ -118,10 +119,11 @@ def _example(
 ) -> ChoiceExample | BadLine:
     if len(options) < 2 or not all(isinstance(text, str) for pair in options for text in pair):
         return BadLine("needs two options or more, all of them texts", where, _MEND)
+    example = ChoiceExample(key, tuple(options), None, where)
     try:
-        return ChoiceExample(key, tuple(options), _label(label, len(options)), where)
+        return replace(example, label=_label(label, len(options)))
     except ValueError as error:
-        return BadLine(str(error), where, _MEND)
+        return BadLabel(str(error), where, _MEND, example)
 
 
 def _label(cell: Any, options: int) -> int | None:

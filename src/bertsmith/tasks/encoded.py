@@ -42,7 +42,8 @@ class EncodedSet:
     targets: NDArray[np.int64] | NDArray[np.float32]
     """classify, choice: class [M]; regress: number [M]; multilabel: 0 or 1 [M, C]; tag: tag [P]; span: first
     and last row of the answer, counted from the window's first row [N, 2], (0, 0) where the window has none.
-    -1 (or NaN) where there is no label."""
+    -1 (or NaN) where there is no label. A label that training does not have is a number below -1 of its own,
+    in multilabel a column behind the C others: nobody can guess it, so it is judged as missed."""
     rows_P: NDArray[np.int64]
     """tag: the row of each word's first piece in tokens_T, rising; otherwise empty."""
     words_P2: NDArray[np.int64]

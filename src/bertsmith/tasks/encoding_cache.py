@@ -5,6 +5,7 @@ import json
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
+from functools import cache
 from pathlib import Path
 from typing import Any, cast, get_args
 
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from bertsmith.ground.errors import UserError
 from bertsmith.ground.files import atomic_path
 from bertsmith.recipe.finetuning import TextSection
 from bertsmith.tasks.encoded import EncodedSet, QuestionWindows
@@ -46,14 +48,25 @@ def encoding_key(
 
 
 def cached_encoding(folder: Path, key: str, make: Callable[[], EncodedSet]) -> EncodedSet:
-    """The encoded set kept under this key; where there is none, or a damaged one, it is made and kept."""
+    """The encoded set kept under this key; where there is none, or a damaged one, it is made and kept.
+
+    A folder that cannot be written is told once and done without.
+    """
     path = folder / f"{key}.safetensors"
-    kept = _read(path) if path.exists() else None
+    kept = _read(path)
     if kept is not None:
         return kept
     made = make()
-    _write(path, made)
+    try:
+        _write(path, made)
+    except UserError as error:
+        _tell_once(folder, error.what)
     return made
+
+
+@cache
+def _tell_once(folder: Path, what: str) -> None:
+    log.warning("%s: %s; every run encodes its texts anew", folder, what)
 
 
 def _content(example: Example) -> str:
@@ -74,11 +87,13 @@ def _write(path: Path, encoded: EncodedSet) -> None:
 
 
 def _read(path: Path) -> EncodedSet | None:
-    """The encoded set of a file, None if the file is not as it was written."""
+    """The encoded set of a file, None if there is no file or it is not as it was written."""
     try:
         with safe_open(path, framework="np") as file:
             note = file.metadata() or {}
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # it is no dict
+    except FileNotFoundError:
+        return None
     except (SafetensorError, OSError) as error:
         log.warning("%s: cannot be read (%s); it is made anew", path, error)
         return None

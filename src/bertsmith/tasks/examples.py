@@ -6,6 +6,8 @@ from typing import Literal
 Kind = Literal["classify", "multilabel", "regress", "tag", "span", "choice"]
 """One of several classes; any number of classes; a number; a tag for each word; a span of the passage; one of
 several texts."""
+TEXT_KINDS: tuple[Kind, ...] = ("classify", "multilabel", "regress")
+"""Those whose examples are texts or pairs with a label or a number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,3 +79,10 @@ class BadLine:
     what: str
     where: str
     remedy: str
+
+
+@dataclass(frozen=True, slots=True)
+class BadLabel(BadLine):
+    """An example that cannot be taken for its label alone: it can be predicted all the same."""
+
+    example: Example

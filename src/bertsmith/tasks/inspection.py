@@ -13,12 +13,11 @@ from typing import Literal
 import numpy as np
 
 from bertsmith.ground.errors import UserError
-from bertsmith.tasks.examples import Kind, TextExample
+from bertsmith.tasks.examples import TEXT_KINDS, Kind, TextExample
 from bertsmith.tasks.labels import Label
 from bertsmith.tasks.reading import ReadSplit, has_split, read_split
 from bertsmith.tasks.task import Task
 
-_TEXT_KINDS: tuple[Kind, ...] = ("classify", "multilabel", "regress")
 _SHOWN_PAIRS = 3
 
 
@@ -141,7 +140,7 @@ class Inspection:
 
 def inspect_files(task: Task, places: Mapping[str, Path]) -> Inspection:
     """What the splits train and dev are like, each in its file or folder; bad lines are counted."""
-    if task.kind not in _TEXT_KINDS:
+    if task.kind not in TEXT_KINDS:
         what = f"{task.title} has no labelled texts to look at"
         raise UserError(what, remedy="inspect takes tasks of texts with a label or a number")
     # A split may be missing in a folder, but not a place; if all are, reading says what was looked for.

@@ -1,8 +1,10 @@
 """How right a model is: the task's own measures over what it says of a split."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bertsmith.tasks.encoded import EncodedSet
 from bertsmith.tasks.examples import Example, Question, TaggedExample
@@ -24,7 +26,15 @@ def judged(
         return _judged_answers(examples, outcome)
     if note.kind == "tag":
         return _judged_tags(note, examples, encoded, outcome)
-    return scores_of(note.metrics, encoded.targets, guesses_of(note, encoded, outcome))
+    guesses = guesses_of(note, encoded, outcome)
+    if note.kind == "multilabel":
+        guesses = _widened(guesses, encoded.targets.shape[1])
+    return scores_of(note.metrics, encoded.targets, guesses)
+
+
+def _widened(guesses_MC: NDArray[Any], columns: int) -> NDArray[Any]:
+    """The guesses with columns for labels that training does not have, which are never guessed."""
+    return np.pad(guesses_MC, ((0, 0), (0, columns - guesses_MC.shape[1])))
 
 
 def final_answers(outcome: Outcome) -> dict[str, str]:

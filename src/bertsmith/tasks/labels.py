@@ -5,15 +5,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bertsmith.tasks.examples import BadLine
+from bertsmith.tasks.examples import BadLabel
 
 Label = str | float | tuple[str, ...]
+NO_LABEL = -1
+"""Stands for the number of a label where there is none."""
 LabelRule = Callable[[Any], Label]
 """From a cell to a label; a ValueError says what is wrong with the cell."""
 
 
 @dataclass(frozen=True, slots=True)
-class Undecided(BadLine):
+class Undecided(BadLabel):
     """An example without a gold label because its annotators disagreed: always left out, and counted."""
 
 

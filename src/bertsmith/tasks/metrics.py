@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertsmith.ground.errors import UserError
+from bertsmith.tasks.labels import NO_LABEL
 
 Values = NDArray[Any]
 Metric = Callable[[Values, Values], float]
@@ -103,7 +104,8 @@ def _metric_named(name: str) -> Metric:
 
 
 def _lacks_labels(golds: Values) -> bool:
-    unlabelled = np.isnan(golds) if golds.dtype.kind == "f" else golds < 0
+    # Numbers below -1 are labels that training does not have: they are judged, and always missed.
+    unlabelled = np.isnan(golds) if golds.dtype.kind == "f" else golds == NO_LABEL
     return bool(unlabelled.any())
 
 

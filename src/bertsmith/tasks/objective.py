@@ -199,7 +199,8 @@ def _cross_entropy(scores_PC: Tensor, targets_P: Tensor) -> tuple[Tensor, Tensor
 def _segments_of_rows(values_TC: Tensor, starts_S1: Tensor) -> Tensor:
     """The sequence of each row [T]."""
     rows_T = torch.arange(values_TC.shape[0], dtype=starts_S1.dtype, device=starts_S1.device)
-    return torch.searchsorted(starts_S1[1:], rows_T, right=True)
+    # Not in starts_S1[1:]: for CUDA, torch 2.11 compiles a search that begins at the view's storage.
+    return torch.searchsorted(starts_S1, rows_T, right=True) - 1
 
 
 def _layout_of_items(batch: TaskBatch) -> Layout:

@@ -34,10 +34,23 @@ def write_tags(file: Path, sentences: Sequence[TaggedExample], *, guesses: Seque
     write_text(file, "\n".join(blocks))
 
 
-def write_choices(file: Path, examples: Sequence[ChoiceExample], *, guesses: Sequence[int]) -> None:
-    """Write the id of each example and the option that was chosen, counted from 0, as a TSV."""
-    lines = [f"{example.key}\t{guess}" for example, guess in zip(examples, guesses, strict=True)]
-    write_text(file, "\n".join(["id\tprediction", *lines]) + "\n")
+def write_choices(
+    file: Path,
+    examples: Sequence[ChoiceExample],
+    *,
+    guesses: Sequence[int],
+    shares: Sequence[Sequence[float]],
+) -> None:
+    """Write the id of each example, the option that was chosen, counted from 0, and the probability of each.
+
+    An example with fewer options than another has empty cells at its end.
+    """
+    options = max((len(each) for each in shares), default=0)
+    lines = ["\t".join(["id", "prediction", *map(str, range(options))])]
+    for example, guess, told in zip(examples, guesses, shares, strict=True):
+        empty = [""] * (options - len(told))
+        lines.append("\t".join([example.key, str(guess), *(f"{share:.6f}" for share in told), *empty]))
+    write_text(file, "\n".join(lines) + "\n")
 
 
 def _considered(guess: Guess) -> dict[str, str | float]:

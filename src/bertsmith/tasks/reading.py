@@ -2,16 +2,16 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 
 from bertsmith.ground.errors import UserError
 from bertsmith.ground.files import COMPRESSED_SUFFIXES
-from bertsmith.tasks.examples import BadLine, Example, TaggedExample, TextExample
+from bertsmith.tasks.examples import TEXT_KINDS, BadLabel, BadLine, Example, TaggedExample, TextExample
 from bertsmith.tasks.labels import Undecided
-from bertsmith.tasks.tables import bare_suffix
+from bertsmith.tasks.tables import TABLE_SUFFIXES, bare_suffix
 from bertsmith.tasks.task import Reader, Task
 
 _NUMBER = re.compile(r"[+-]?\d+(\.\d+)?")
@@ -36,36 +36,55 @@ class _Source:
 
 def has_split(task: Task, data: Path, split: str) -> bool:
     """Whether the data hold this split of the task."""
-    return split in task.splits and _source(task, data, split) is not None
+    source = _source(task, data, split) if split in task.splits else None
+    if source is None or not task.splits[split].may_be_empty:
+        return source is not None
+    return any(not isinstance(found, BadLine) for found in _checked(task, source))
 
 
 def read_split(task: Task, data: Path, split: str, *, skip_bad: bool) -> ReadSplit:
     """The examples of a split; a line that cannot be taken ends it, unless bad lines are to be skipped."""
-    source = _source(task, data, _known(task, split))
-    if source is None:
-        raise _not_found(task, data, split)
+    source = _found_source(task, data, split)
+    read = _sorted_out(_checked(task, source), source, skip_bad=skip_bad)
+    return _filled(read, task, split)
+
+
+def read_for_prediction(task: Task, data: Path, split: str, *, skip_bad: bool) -> ReadSplit:
+    """As `read_split`, for predictions: a label that cannot be taken, or is not known, is no matter."""
+    source = _found_source(task, data, split)
+    taken = (each.example if isinstance(each, BadLabel) else each for each in _checked(task, source))
+    return _filled(_sorted_out(taken, source, skip_bad=skip_bad), task, split)
+
+
+def _sorted_out(found: Iterable[Example | BadLine], source: _Source, *, skip_bad: bool) -> ReadSplit:
     examples: list[Example] = []
     skipped: list[BadLine] = []
-    for found in _checked(task, source):
-        if not isinstance(found, BadLine):
-            examples.append(found)
-        elif skip_bad or isinstance(found, Undecided):
-            skipped.append(found)
+    for each in found:
+        if not isinstance(each, BadLine):
+            examples.append(each)
+        elif skip_bad or isinstance(each, Undecided):
+            skipped.append(each)
         else:
-            remedy = f"{found.remedy}, or leave such lines out with --skip-bad"
-            raise UserError(found.what, where=found.where, remedy=remedy)
+            remedy = f"{each.remedy}, or leave such lines out with --skip-bad"
+            raise UserError(each.what, where=each.where, remedy=remedy)
     path = source.paths[0] if len(source.paths) == 1 else source.paths[0].parent
-    if not examples:
-        what = f"holds no examples ({len(skipped)} lines were skipped)" if skipped else "holds no examples"
-        raise UserError(what, where=str(path), remedy=f"fetch the {split} file of {task.title} again")
     return ReadSplit(tuple(examples), tuple(skipped), path)
+
+
+def _filled(read: ReadSplit, task: Task, split: str) -> ReadSplit:
+    if not read.examples:
+        skipped = f" ({len(read.skipped)} lines were skipped)" if read.skipped else ""
+        published = bool(task.folders)
+        remedy = f"fetch the {split} file of {task.title} again" if published else "put examples into it"
+        raise UserError(f"holds no examples{skipped}", where=str(read.path), remedy=remedy)
+    return read
 
 
 def labels_of(task: Task, examples: Sequence[Example]) -> tuple[str, ...]:
     """The classes or tags in order: the published ones, or else those of the examples, sorted."""
     if task.labels or task.kind in ("regress", "span", "choice"):
         return task.labels
-    counts = Counter(label for example in examples for label in _labels(example))
+    counts = Counter(label for example in examples for label in labels_in(example))
     if len(counts) < (1 if task.kind == "multilabel" else 2):
         what = f"there is nothing to tell apart: the examples have {_told(counts)}"
         remedy = "choose another label column, or add examples of other classes"
@@ -81,11 +100,14 @@ def _by_number(label: str) -> tuple[float, str]:
     return float(label), label
 
 
-def _known(task: Task, split: str) -> str:
+def _found_source(task: Task, data: Path, split: str) -> _Source:
     if split not in task.splits:
         remedy = f"its splits are {', '.join(task.splits)}"
         raise UserError(f"{task.title} has no split {split!r}", remedy=remedy)
-    return split
+    source = _source(task, data, split)
+    if source is None:
+        raise _not_found(task, data, split)
+    return source
 
 
 def _source(task: Task, data: Path, split: str) -> _Source | None:
@@ -99,13 +121,17 @@ def _source(task: Task, data: Path, split: str) -> _Source | None:
 
 
 def _file_source(task: Task, file: Path, split: str) -> _Source | None:
-    """The reader for a file of any name: by its name, else by its format, else as another split's."""
+    """The reader for a file of any name: by its name, else by its format, else as another split's.
+
+    Texts are read from any table that has the columns of the likeliest file.
+    """
     own = task.splits[split].files
     others = {name: reader for each in task.splits.values() for name, reader in each.files.items()}
     named = [reader for pattern, reader in own.items() if _has_name(file, pattern)]
     formatted = [reader for pattern, reader in own.items() if bare_suffix(Path(pattern)) == bare_suffix(file)]
     foreign = [reader for pattern, reader in others.items() if _has_name(file, pattern)]
-    return next((_Source((file,), reader) for reader in (*named, *formatted, *foreign)), None)
+    tabular = own.values() if task.kind in TEXT_KINDS and bare_suffix(file) in TABLE_SUFFIXES else ()
+    return next((_Source((file,), reader) for reader in (*named, *formatted, *foreign, *tabular)), None)
 
 
 def _has_name(file: Path, pattern: str) -> bool:
@@ -124,8 +150,10 @@ def _matching(folder: Path, pattern: str) -> tuple[Path, ...]:
 def _not_found(task: Task, data: Path, split: str) -> UserError:
     names = ", ".join(task.splits[split].files)
     if data.is_file():
-        what = f"is no file of {task.title} that can be known by its name"
-        return UserError(what, where=str(data), remedy=f"name it as one of {names}")
+        own = (bare_suffix(Path(pattern)) for pattern in task.splits[split].files)
+        formats = TABLE_SUFFIXES if task.kind in TEXT_KINDS else filter(None, dict.fromkeys(own))
+        what = f"is in no format that {task.title} is read from"
+        return UserError(what, where=str(data), remedy=f"give it as {', '.join(formats)}")
     if not data.exists():
         return UserError("no such file or folder", where=str(data), remedy=f"name a folder with {names}")
     remedy = f"looked for {names}, packed or not"
@@ -152,14 +180,15 @@ def _checked(task: Task, source: _Source) -> Iterator[Example | BadLine]:
 
 
 def _with_known_labels(example: Example, known: set[str]) -> Example | BadLine:
-    if not known or known.issuperset(_labels(example)):
+    if not known or known.issuperset(labels_in(example)):
         return example
-    unknown = sorted(set(_labels(example)) - known)
+    unknown = sorted(set(labels_in(example)) - known)
     what = f"has the unknown label {unknown[0]!r}; the labels are {', '.join(sorted(known))}"
-    return BadLine(what, example.where, "mend the label")
+    return BadLabel(what, example.where, "mend the label", example)
 
 
-def _labels(example: Example) -> tuple[str, ...]:
+def labels_in(example: Example) -> tuple[str, ...]:
+    """The classes or tags of an example; none where it has a number, an answer or nothing."""
     if isinstance(example, TaggedExample):
         return example.tags or ()
     label = example.label if isinstance(example, TextExample) else None

@@ -10,6 +10,7 @@ All but parquet may be packed with gzip, bzip2, xz or Zstandard.
 
 import csv
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,9 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 _LONGEST_CELL = 1 << 30  # Python's csv refuses cells above 128 KiB otherwise, and documents are longer
 _ROWS_AT_ONCE = 4096
+_TORN = re.compile(r"[\udc80-\udcff]")  # as Python decodes single bytes (PEP 383)
+_NOT_UTF8, _CONVERT = "is not UTF-8 text", "convert it to UTF-8 (iconv)"
+_OTHER_SEPARATORS = {";": "semicolons", "\t": "tabs", ",": "commas", "|": "bars"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +80,7 @@ def _tab_separated(path: Path, columns: Columns) -> Iterator[Row | BadLine]:
 
 def _comma_separated(path: Path, columns: Columns) -> Iterator[Row | BadLine]:
     csv.field_size_limit(_LONGEST_CELL)
-    reader = csv.reader(_strict_lines(path), strict=True)
+    reader = csv.reader(_torn_lines(path), strict=True)
     names: tuple[str, ...] = ()
     while True:
         where = f"{path}:{reader.line_num + 1}"  # where the record begins; a cell may hold line ends
@@ -87,12 +91,13 @@ def _comma_separated(path: Path, columns: Columns) -> Iterator[Row | BadLine]:
             raise UserError(f"is not CSV ({error})", where=where, remedy=remedy) from error
         if cells is None:
             return
-        if cells and names:
-            yield _row(names, cells, where)
-        elif cells:
+        if not cells:
+            continue
+        is_header = False
+        if not names:
             names, is_header = _names(cells, columns, where)
-            if not is_header:
-                yield _row(names, cells, where)
+        if not is_header:
+            yield BadLine(_NOT_UTF8, where, _CONVERT) if _is_torn(cells) else _row(names, cells, where)
 
 
 def _json_lines(path: Path, columns: Columns) -> Iterator[Row | BadLine]:
@@ -146,20 +151,25 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
             yield number, line.removeprefix(_BYTE_ORDER_MARK) if number == 1 else line
 
 
-def _strict_lines(path: Path) -> Iterator[str]:
-    for number, line in _lines(path):
-        text = _decoded(line, f"{path}:{number}")
-        if isinstance(text, BadLine):  # it may stand in the middle of a quoted cell: nothing could go on
-            raise UserError(text.what, where=text.where, remedy=text.remedy)
-        yield text
+def _torn_lines(path: Path) -> Iterator[str]:
+    """The lines, with halves of characters in the place of bytes that are not UTF-8.
+
+    No such byte looks like a comma, a quote or a line end, so the records around it can still be told apart.
+    """
+    for _, line in _lines(path):
+        yield line.decode("utf-8", errors="surrogateescape")
+
+
+def _is_torn(cells: Sequence[str]) -> bool:
+    return any(not cell.isascii() and _TORN.search(cell) for cell in cells)
 
 
 def _decoded(line: bytes, where: str) -> str | BadLine:
     try:
         return line.decode("utf-8")
     except UnicodeDecodeError as error:
-        what = f"is not UTF-8 text (byte {error.start} of the line)"
-        return BadLine(what, where, "convert it to UTF-8 (iconv)")
+        what = f"{_NOT_UTF8} (byte {error.start} of the line)"
+        return BadLine(what, where, _CONVERT)
 
 
 def _json_object(line: bytes, where: str) -> dict[str, Any] | BadLine:
@@ -174,6 +184,8 @@ def _json_object(line: bytes, where: str) -> dict[str, Any] | BadLine:
 
 def _names(cells: Sequence[str], columns: Columns, where: str) -> tuple[tuple[str, ...], bool]:
     """The names of the columns, and whether the first line told them."""
+    if _is_torn(cells):
+        raise UserError(_NOT_UTF8, where=where, remedy=_CONVERT)
     names = tuple(cell.strip() for cell in cells)
     if columns.headless and not set(columns.needed) <= set(names):
         return columns.headless, False
@@ -187,8 +199,16 @@ def _names(cells: Sequence[str], columns: Columns, where: str) -> tuple[tuple[st
 def _refuse_missing(names: Sequence[str], needed: Sequence[str], where: str) -> None:
     for name in needed:
         if name not in names:
-            remedy = f"its columns are {_quoted(names)}"
+            remedy = f"its columns are {_quoted(names)}{_other_separator(names)}"
             raise UserError(f"has no column {name!r}", where=where, remedy=remedy)
+
+
+def _other_separator(names: Sequence[str]) -> str:
+    """What seems to part the cells of a header that has one column only."""
+    found = [word for mark, word in _OTHER_SEPARATORS.items() if len(names) == 1 and mark in names[0]]
+    if not found:
+        return ""
+    return f"; its cells seem to be parted by {found[0]}: write commas into a .csv, tabs into a .tsv"
 
 
 def _row(names: Sequence[str], cells: Sequence[str], where: str) -> Row | BadLine:

@@ -17,7 +17,7 @@ from bertsmith.recipe.finetuning import TextSection
 from bertsmith.tasks.encoded import EncodedSet
 from bertsmith.tasks.examples import TaggedExample
 from bertsmith.tasks.sequences import lay_sequences, pieces_of, unbroken
-from bertsmith.tasks.text_encoding import label_number, numbered
+from bertsmith.tasks.text_encoding import label_numbers
 from bertsmith.tasks.windows import best_context, cut_windows
 from bertsmith.text.tokenizer import Tokenizer
 
@@ -129,13 +129,12 @@ def _shown(words: _Words, room: int, *, step: int) -> _Shown:
 
 
 def _tags(examples: Sequence[TaggedExample], labels: tuple[str, ...]) -> Numbers:
-    """The number of each word's tag, sentence after sentence; -1 where there are none."""
-    numbers = numbered(labels)
-    tags: list[int] = []
+    """The number of each word's tag, sentence after sentence; negative as `label_numbers` says."""
+    tags: list[str | None] = []
     for example in examples:
         given = example.tags or (None,) * len(example.words)
         if len(given) != len(example.words):
             what = f"has {len(example.words)} words but {len(given)} tags"
             raise UserError(what, where=example.where, remedy="give a tag for each word")
-        tags += [label_number(tag, numbers, where=example.where) for tag in given]
-    return np.array(tags, np.int64)
+        tags += given
+    return label_numbers(tags, labels)

@@ -16,6 +16,8 @@ class Split:
 
     files: Mapping[str, Reader]
     """File name (a glob is allowed) -> reader, likeliest first."""
+    may_be_empty: bool = False
+    """A part of another split's file, which may be too small to be parted: there is no such split then."""
 
 
 @dataclass(frozen=True, slots=True)

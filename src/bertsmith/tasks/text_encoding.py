@@ -3,7 +3,7 @@
 Shapes: M examples, K texts of each (1 or 2), S sequences, C classes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import numpy as np
@@ -14,6 +14,7 @@ from bertsmith.ground.errors import UserError
 from bertsmith.recipe.finetuning import TextSection
 from bertsmith.tasks.encoded import EncodedSet
 from bertsmith.tasks.examples import ChoiceExample, Kind, TextExample
+from bertsmith.tasks.labels import NO_LABEL
 from bertsmith.tasks.sequences import Laid, Stretches, lay_sequences, pieces_of, unbroken
 from bertsmith.tasks.windows import cut_windows
 from bertsmith.text.tokenizer import Tokenizer
@@ -24,7 +25,6 @@ TextKind = Literal["classify", "multilabel", "regress"]
 
 HEAD_SHARE = 4
 """Sun et al. 2019 (How to Fine-Tune BERT for Text Classification): of 510 tokens 128 from the front."""
-NAMED_LABELS = 20
 
 
 def encode_texts(
@@ -143,38 +143,39 @@ def _refuse_mixed(examples: Sequence[TextExample], texts: Sequence[tuple[str, ..
 # --- what is to be said about them ---
 
 
-def label_number(label: object, numbers: dict[str, int], *, where: str) -> int:
-    """The number of a label, -1 for none."""
-    if label is None:
-        return -1
-    number = numbers.get(str(label))
-    if number is None:
-        named = [*numbers][:NAMED_LABELS]
-        remedy = f"known are {', '.join(named)}{' ...' if len(numbers) > len(named) else ''}"
-        raise UserError(f"unknown label {str(label)!r}", where=where, remedy=remedy)
-    return number
+def label_numbers(given: Iterable[object], labels: Sequence[str]) -> Numbers:
+    """The number of each given label: -1 for None, and -2, -3, ... for those that are none of the labels.
 
-
-def numbered(labels: Sequence[str]) -> dict[str, int]:
-    """The number of each label."""
-    return {label: number for number, label in enumerate(labels)}
+    Nobody can guess a negative number, so a label that training does not have is always judged as missed.
+    """
+    numbers: dict[str | None, int] = {None: NO_LABEL, **{label: place for place, label in enumerate(labels)}}
+    spelled = (None if label is None else str(label) for label in given)
+    return np.array(
+        [numbers.setdefault(label, len(labels) + NO_LABEL - len(numbers)) for label in spelled], np.int64
+    )
 
 
 def _classes(examples: Sequence[TextExample], labels: tuple[str, ...]) -> Targets:
-    numbers = numbered(labels)
-    return np.array([label_number(each.label, numbers, where=each.where) for each in examples], np.int64)
+    return label_numbers((example.label for example in examples), labels)
 
 
 def _class_sets(examples: Sequence[TextExample], labels: tuple[str, ...]) -> Targets:
-    numbers = numbered(labels)
-    targets_MC = np.zeros((len(examples), len(labels)), np.int64)
+    """A row for each example; labels that training does not have get columns of their own at the end."""
+    chosen = [_as_labels(example.label) for example in examples]
+    known = dict.fromkeys(labels) | dict.fromkeys(label for each in chosen for label in each)
+    columns = {label: column for column, label in enumerate(known)}
+    targets_MC = np.zeros((len(examples), len(columns)), np.int64)
     for row, example in enumerate(examples):
+        targets_MC[row, [columns[label] for label in chosen[row]]] = 1
         if example.label is None:
-            targets_MC[row] = -1
-            continue
-        chosen = example.label if isinstance(example.label, tuple) else (example.label,)
-        targets_MC[row, [label_number(label, numbers, where=example.where) for label in chosen]] = 1
+            targets_MC[row] = NO_LABEL
     return targets_MC
+
+
+def _as_labels(label: object) -> tuple[str, ...]:
+    if isinstance(label, tuple):
+        return label
+    return () if label is None else (str(label),)
 
 
 def _numbers(examples: Sequence[TextExample], _labels: tuple[str, ...]) -> Targets:

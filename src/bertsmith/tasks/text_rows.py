@@ -1,15 +1,17 @@
 """From rows of a table to text examples."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Literal
 
-from bertsmith.tasks.examples import BadLine, Example, TextExample
-from bertsmith.tasks.labels import Label, LabelRule, Undecided, cell_text
+from bertsmith.tasks.examples import BadLabel, BadLine, Example, TextExample
+from bertsmith.tasks.labels import LabelRule, Undecided, cell_text
 from bertsmith.tasks.tables import Columns, Row, rows_of
 from bertsmith.tasks.task import Reader
+
+_MEND, _FILL = "mend the line", "fill or remove the line"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,8 @@ class TextColumns:
     label: LabelColumn
     key: str = ""
     """The column of the ids; where there is none, an example's id is its place, counted from 0."""
+    keyed: Literal["always", "if told"] = "if told"
+    """Whether a file without the column of the ids is refused."""
     headless: tuple[str, ...] = ()
     """The names of the columns where a file has no header."""
     part: tuple[str, str] | None = None
@@ -44,7 +48,8 @@ def text_reader(columns: TextColumns) -> Reader:
     """A reader of text examples from a table."""
     label = (columns.label.name,) if columns.label.wanted == "always" else ()
     part = columns.part[:1] if columns.part else ()
-    table = Columns((*columns.texts, *label, *part), columns.headless)
+    key = (columns.key,) if columns.keyed == "always" else ()
+    table = Columns((*columns.texts, *label, *part, *key), columns.headless)
 
     def read(path: Path) -> Iterator[TextExample | BadLine]:
         for place, row in enumerate(rows_of(path, table)):
@@ -82,16 +87,12 @@ def _example(row: Row, columns: TextColumns, place: int) -> TextExample | BadLin
     try:
         texts = [_text(row, column) for column in columns.texts]
         if not any(map(str.strip, texts)):
-            return BadLine(
-                f"has no text in {' and '.join(columns.texts)}", row.where, "fill or remove the line"
-            )
-        label = _label(row, columns.label)
-        if isinstance(label, BadLine):
-            return label
+            return BadLine(f"has no text in {' and '.join(columns.texts)}", row.where, _FILL)
         key = cell_text(row.values.get(columns.key)) or str(place)
     except ValueError as error:
-        return BadLine(str(error), row.where, "mend the line")
-    return TextExample(key, texts[0] if len(texts) == 1 else (texts[0], texts[1]), label, row.where)
+        return BadLine(str(error), row.where, _MEND)
+    example = TextExample(key, texts[0] if len(texts) == 1 else (texts[0], texts[1]), None, row.where)
+    return _labelled(example, row, columns.label)
 
 
 def _text(row: Row, column: str) -> str:
@@ -99,14 +100,17 @@ def _text(row: Row, column: str) -> str:
     return cell if isinstance(cell, str) else cell_text(cell)  # a text keeps the spaces around it
 
 
-def _label(row: Row, column: LabelColumn) -> Label | BadLine | None:
+def _labelled(example: TextExample, row: Row, column: LabelColumn) -> TextExample | BadLabel:
     cell = row.values.get(column.name)
-    spelling = "" if isinstance(cell, list) else cell_text(cell)
-    if spelling in column.undecided:
-        what = f"has no gold label ({spelling}): the annotators disagreed"
-        return Undecided(what, row.where, "nothing is to be done")
-    if isinstance(cell, list) or spelling not in column.untold:
-        return column.rule(cell)
+    try:
+        spelling = "" if isinstance(cell, list) else cell_text(cell)
+        if spelling in column.undecided:
+            what = f"has no gold label ({spelling}): the annotators disagreed"
+            return Undecided(what, row.where, "nothing is to be done", example)
+        if isinstance(cell, list) or spelling not in column.untold:
+            return replace(example, label=column.rule(cell))
+    except ValueError as error:
+        return BadLabel(str(error), row.where, _MEND, example)
     if column.wanted == "always":
-        return BadLine(f"has no label in {column.name!r}", row.where, "fill or remove the line")
-    return None
+        return BadLabel(f"has no label in {column.name!r}", row.where, _FILL, example)
+    return example

@@ -26,6 +26,12 @@ def build_tuning_optimizer(module: nn.Module, optim: TuningOptimSection) -> torc
     return optimizer
 
 
+def with_useful_warm_up(optim: TuningOptimSection, *, steps: int) -> TuningOptimSection:
+    """The settings for a run of so many steps: a warm-up below one step would only make the first idle."""
+    useful = steps > 1 and optim.warmup_share * steps >= 1
+    return optim if useful else optim.model_copy(update={"warmup_share": 0.0})
+
+
 def tuning_rate(progress: float, optim: TuningOptimSection) -> float:
     """The learning rate at this share of the run, from 0 at the first update to 1."""
     height = _height(progress, optim)

@@ -1,12 +1,15 @@
 """`bertsmith evaluate` as people use it."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
+from bertsmith.finetuning.job import finetune
+from bertsmith.tasks.custom import CustomSpec, custom_task
 from tests.command_line import bertsmith, mistake
 from tests.toy_folder import write_toy_folder
-from tests.tuning import SHORT, quickly, toy_model, tune
+from tests.tuning import SHORT, Notebook, quickly, toy_assignment, toy_model, tune
 
 __all__ = ["quickly", "toy_model"]
 
@@ -67,3 +70,58 @@ def test_mistakes_are_one_line(capsys, run, tmp_path):
         ((tmp_path / "plain", "--data", data), "was not fine-tuned here"),
     ):
         assert said in mistake(capsys, "evaluate", *words)
+
+
+@pytest.fixture(scope="module")
+def own(model, tmp_path_factory):
+    """A run on 60 rows of one's own, and their file."""
+    place = tmp_path_factory.mktemp("own")
+    rows = [f"the {'sun' if n % 2 else 'snow'} {n},{'hot' if n % 2 else 'icy'}" for n in range(60)]
+    (place / "my.csv").write_text("\n".join(["text,label", *rows]) + "\n")
+    spec = custom_task(CustomSpec("text", "label", dev_share=0.2))
+    plain = toy_assignment("sst2", model, place, *SHORT)
+    return finetune(replace(plain, task=spec, data=place / "my.csv"), Notebook()), place / "my.csv"
+
+
+@pytest.mark.parametrize("folder", ["", "model"])
+def test_of_the_file_it_was_trained_from_the_part_held_back_is_judged(capsys, own, folder):
+    result, file = own
+    told = bertsmith(capsys, "evaluate", result.folder / folder, "--data", file, "--json")
+    summary = json.loads(told.out)
+    assert summary["measures"] == pytest.approx(result.measures["dev"])
+    assert summary["examples"] == 60 - result.examples
+    assert f"{file}: the model was trained from this file: only the part that was held back" in told.err
+
+
+def test_a_copy_of_that_file_or_a_split_that_is_named_is_judged_whole(capsys, own, tmp_path):
+    result, file = own
+    (tmp_path / "copy.csv").write_text(file.read_text())
+    told = bertsmith(capsys, "evaluate", result.folder, "--data", tmp_path / "copy.csv")
+    assert (told.out.splitlines()[0], told.err) == ("Custom, 60 examples", "")
+    told = bertsmith(capsys, "evaluate", result.folder, "--data", file, "--split", "test")
+    assert told.out.startswith("Custom, 60 examples")
+
+
+def test_the_very_file_of_a_published_task_is_warned_of(capsys, model, tmp_path):
+    plain = toy_assignment("sst2", model, tmp_path, *SHORT)
+    result = finetune(replace(plain, data=plain.data / "train.tsv"), Notebook())
+    told = bertsmith(capsys, "evaluate", result.folder, "--data", plain.data / "train.tsv")
+    assert told.out.startswith("SST-2, 160 examples")
+    assert "was trained on these very examples" in told.err
+
+
+def test_labels_that_training_has_not_count_as_wrong_or_are_left_out(capsys, own, tmp_path):
+    file = tmp_path / "new.csv"
+    file.write_text("text,label\nthe sun,hot\nthe snow,icy\nthe tea,lukewarm\n")
+    told = bertsmith(capsys, "evaluate", own[0].folder, "--data", file, "--json")
+    assert json.loads(told.out)["examples"] == 3
+    assert json.loads(told.out)["measures"]["accuracy"] <= 2 / 3
+    assert "1 examples have labels that training does not have and count as wrong" in told.err
+    told = bertsmith(capsys, "evaluate", own[0].folder, "--data", file, "--skip-bad")
+    assert told.out.startswith("Custom, 2 examples (1 bad lines left out)")
+
+
+def test_a_file_of_strange_labels_alone_cannot_be_judged_without_them(capsys, own, tmp_path):
+    (tmp_path / "new.csv").write_text("text,label\nthe tea,lukewarm\n")
+    words = ("evaluate", own[0].folder, "--data", tmp_path / "new.csv", "--skip-bad")
+    assert "new.csv: has no label that the model knows" in mistake(capsys, *words)

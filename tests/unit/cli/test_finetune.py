@@ -9,6 +9,7 @@ import pytest
 
 from bertsmith.cli.finetune import show, show_many
 from bertsmith.finetuning.job import FinetuningResult
+from bertsmith.ground.seeds import key_of
 from bertsmith.studies import cells
 from tests.command_line import bertsmith, mistake
 from tests.toy_tasks import sentence, sst2, warm_or_cold
@@ -20,6 +21,7 @@ FLAGS = ("run.epochs", "optim.peak_lr")
 SETTINGS = [part for line in QUICK if not line.startswith(FLAGS) for part in ("--set", line)]
 RATE = ("--lr", "2e-3")
 SHORTLY = [*SETTINGS, *RATE, "--epochs", "0.5"]
+OWN = ("--text", "review", "--label", "class")
 
 
 @pytest.fixture
@@ -134,7 +136,8 @@ def test_seeds_are_told_with_mean_median_and_deviation(give, tmp_path):
 
 def test_the_grid_is_told_with_its_best_run(give, tmp_path, monkeypatch):
     monkeypatch.setattr(cells, "GRID", {"run.examples": (80, 160)})
-    told = give("sst2", "--data", sst2(tmp_path / "data"), "--grid", "--json", *SHORTLY)
+    words = [word for line in QUICK if "examples" not in line for word in ("--set", line)]
+    told = give("sst2", "--data", sst2(tmp_path / "data"), "--grid", "--json", *words, "--epochs", "0.5")
     summary = json.loads(told.out.splitlines()[-1])
     assert list(summary["runs"]) == ["examples-80", "examples-160"]
     assert summary["best"] in summary["runs"]
@@ -163,6 +166,52 @@ def test_stopped_seeds_say_where(give, tmp_path):
     assert json.loads(told.out.splitlines()[-1]) == {"finished": False, "stopped_in": "seed-1"}
 
 
+def test_the_seeds_begin_with_the_one_that_is_named(give, tmp_path):
+    data = sst2(tmp_path / "data")
+    told = give("sst2", "--data", data, "--seed", "12345678", "--seeds", "2", *SHORTLY)
+    assert [line.split(":")[0] for line in told.out.splitlines() if line.startswith("seed-")] == [
+        "seed-12345678",
+        "seed-12345679",
+    ]
+    assert "seed = 12_345_679" in (tmp_path / "run" / "seed-12345679" / "recipe.toml").read_text()
+
+
+def test_a_development_file_of_ones_own_is_judged_on(give, reviews, tmp_path):
+    rows = [["the sun", "hot"], ["snow", "icy"], ["my tea", "hot"]]
+    held = table(tmp_path / "held.csv", "review,class", rows)
+    told = give("custom", "--data", reviews, *OWN, "--dev", held, *SHORTLY)
+    assert told.code == 0, told
+    assert "train: 240 examples\ndev: 3 examples\n" in told.out
+
+
+def test_ids_and_share_decide_what_is_held_back(give, reviews):
+    told = give("custom", "--data", reviews, *OWN, "--id", "number", "--dev-share", "0.4", *SHORTLY)
+    held = sum(key_of(0, "development", str(number)) / 2**64 < 0.4 for number in range(240))
+    assert f"train: {240 - held} examples\ndev: {held} examples\n" in told.out
+
+
+def test_without_a_share_nothing_is_held_back(give, reviews):
+    told = give("custom", "--data", reviews, *OWN, "--dev-share", "0", *SHORTLY)
+    assert "train: 240 examples" in told.out
+    assert "dev: " not in told.out
+
+
+def test_labels_may_be_parted_by_something_else(give, tmp_path):
+    rows = [["the sun and tea" if n % 2 else "snow", "warm;sunny" if n % 2 else "cold"] for n in range(40)]
+    data = table(tmp_path / "my.csv", "review,tags", rows)
+    words = ("--text", "review", "--label", "tags", "--kind", "multilabel", "--separator", ";")
+    assert give("custom", "--data", data, *words, *SHORTLY).code == 0
+    note = json.loads((tmp_path / "run" / "model" / "task.json").read_text())
+    assert note["labels"] == ["cold", "sunny", "warm"]
+
+
+def test_a_cache_that_cannot_be_written_does_not_stop_a_run(give, tmp_path, monkeypatch, caplog):
+    (tmp_path / "cache").write_text("in the way")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert give("sst2", "--data", sst2(tmp_path / "data"), *SHORTLY).code == 0
+    assert sum("every run encodes its texts anew" in line for line in caplog.messages) == 1
+
+
 def test_for_machines_every_line_is_an_object(give, tmp_path):
     told = give("sst2", "--data", sst2(tmp_path / "data"), "--json", *SHORTLY)
     *_, last = [json.loads(line) for line in told.out.splitlines()]
@@ -185,14 +234,17 @@ def test_bad_lines_that_are_skipped_are_counted(give, reviews):
     assert f"1 bad lines were skipped, the first at {reviews}:242" in told.out
 
 
-OWN = ("--text", "review", "--label", "class")
 MISTAKES = {
     "unknown task": (("sst", "--data", "DATA"), "there is no task 'sst'; did you mean sst2?"),
     "wrong column": (
         ("custom", "--data", "DATA", "--text", "reviews", "--label", "class"),
         "my.csv:1: has no column 'reviews'; its columns are 'number', 'review'",
     ),
-    "no columns": (("custom", "--data", "DATA"), "a task of your own needs the names of its columns"),
+    "no columns": (
+        ("custom", "--data", "DATA"),
+        "a task of your own needs the names of its columns; give --text COLUMN and --label COLUMN; "
+        "for tagged words fine-tune `tags`, for answers in passages `squad`",
+    ),
     "columns of a known task": (("sst2", "--data", "DATA", *OWN), "sst2 knows its own columns"),
     "unknown kind": (("custom", "--data", "DATA", *OWN, "--kind", "rank"), "--kind: unknown kind 'rank'"),
     "words for numbers": (
@@ -212,6 +264,35 @@ MISTAKES = {
     "grid and seeds": (
         ("custom", "--data", "DATA", *OWN, "--grid", "--seeds", "3"),
         "give --grid or --seeds",
+    ),
+    "grid and rate": (
+        ("custom", "--data", "DATA", *OWN, "--grid", "--lr", "1e-3"),
+        "--grid: the grid has its own values of optim.peak_lr",
+    ),
+    "grid and a setting of it": (
+        ("custom", "--data", "DATA", *OWN, "--grid", "--set", "run.examples=8"),
+        "--grid: the grid has its own values of run.examples",
+    ),
+    "kind of a known task": (("sst2", "--data", "DATA", "--kind", "regress"), "--kind: sst2 knows its own"),
+    "share of a known task": (
+        ("sst2", "--data", "DATA", "--dev-share", "0", "--id", "number"),
+        "--id, --dev-share: sst2 knows its own columns and parts",
+    ),
+    "separator of one label": (
+        ("custom", "--data", "DATA", *OWN, "--separator", ";"),
+        "--separator: a text has one label",
+    ),
+    "two development sets": (
+        ("custom", "--data", "DATA", *OWN, "--dev", "DATA", "--dev-share", "0.2"),
+        "--dev-share: --dev names the development file",
+    ),
+    "no development file": (
+        ("custom", "--data", "DATA", *OWN, "--dev", "gone.csv"),
+        "--dev gone.csv: no such file",
+    ),
+    "no such ids": (
+        ("custom", "--data", "DATA", *OWN, "--id", "key"),
+        "has no column 'key'; its columns are 'number'",
     ),
     "one label": (
         ("custom", "--data", "DATA", "--text", "review", "--label", "same"),

@@ -101,3 +101,22 @@ def test_half_a_question_is_answered_with_the_whole_one(arguments) -> None:
     with pytest.raises(UserError) as error:
         run(*arguments)
     assert "--data FOLDER" in error.value.remedy
+
+
+def test_ids_decide_the_parts_as_they_do_in_training(tmp_path) -> None:
+    def dev_texts(rows: list[int]) -> int:
+        path = tmp_path / "my.csv"
+        path.write_text("id,review,stars\n" + "".join(f"{n},film {n},{n % 2}\n" for n in rows))
+        words = (path, "--text", "review", "--label", "stars", "--dev-share", "0.3", "--id", "id", "--json")
+        return json.loads(run(*words))["splits"][1]["examples"]
+
+    assert dev_texts(list(range(100))) == dev_texts(list(range(99, -1, -1)))
+    with pytest.raises(UserError, match="has no column 'key'"):
+        run(tmp_path / "my.csv", "--text", "review", "--label", "stars", "--id", "key")
+
+
+def test_a_tiny_file_is_all_training(tmp_path) -> None:
+    path = tmp_path / "my.csv"
+    path.write_text("review,stars\na,1\nb,2\nc,1\n")
+    (train,) = json.loads(run(path, "--text", "review", "--label", "stars", "--json"))["splits"]
+    assert train["examples"] == 3

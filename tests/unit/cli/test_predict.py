@@ -90,3 +90,42 @@ def test_mistakes_are_one_line_and_write_nothing(capsys, runs, new, tmp_path):
     ):
         assert said in mistake(capsys, "predict", *words, *out)
         assert not (tmp_path / "out").exists()
+
+
+def test_the_input_is_not_overwritten(capsys, runs, new, tmp_path):
+    before = new.read_text()
+    (tmp_path / "link.tsv").symlink_to(new)
+    for out in (new, tmp_path / "link.tsv", tmp_path / "." / "new.tsv"):
+        line = mistake(capsys, "predict", runs["one"][0], "--input", new, "--out", out)
+        assert "is the input itself; name another place" in line
+    assert new.read_text() == before
+
+
+def test_neither_is_the_file_of_a_folder_that_is_read(capsys, runs):
+    folder, data = runs["one"]
+    before = (data / "dev.tsv").read_text()
+    line = mistake(capsys, "predict", folder, "--input", data, "--out", data / "dev.tsv")
+    assert "dev.tsv: is the input itself" in line
+    assert (data / "dev.tsv").read_text() == before
+
+
+def test_nor_the_input_that_has_the_name_of_the_official_file(capsys, runs, tmp_path):
+    file = tmp_path / "SST-2.tsv"
+    file.write_text("sentence\nthe sun\n")
+    words = ("--out", tmp_path / "out.tsv", "--official", tmp_path)
+    line = mistake(capsys, "predict", runs["one"][0], "--input", file, *words)
+    assert "SST-2.tsv: is the input itself" in line
+    assert file.read_text() == "sentence\nthe sun\n"
+
+
+def test_labels_that_are_not_known_are_no_matter(capsys, runs, tmp_path):
+    (tmp_path / "new.tsv").write_text("sentence\tlabel\nthe sun\tlukewarm\nthe snow\t0\n")
+    words = ("--input", tmp_path / "new.tsv", "--out", tmp_path / "out.tsv")
+    told = bertsmith(capsys, "predict", runs["one"][0], *words)
+    assert (told.code, told.out.split(" ->")[0]) == (0, "2 examples")
+
+
+def test_a_table_of_another_format_is_predicted_by_the_columns_of_the_task(capsys, runs, tmp_path):
+    (tmp_path / "new.csv").write_text('number,sentence\n1,"the sun, and tea"\n')
+    words = ("--input", tmp_path / "new.csv", "--out", tmp_path / "out.tsv")
+    assert bertsmith(capsys, "predict", runs["one"][0], *words).out.startswith("1 examples")

@@ -5,13 +5,16 @@ import sys
 from dataclasses import replace
 
 import pytest
+from safetensors.torch import load_file, save_file
 
+from bertsmith.finetuning.folder import hashes_of
 from bertsmith.finetuning.job import finetune
 from bertsmith.ground.errors import UserError
 from bertsmith.tasks.custom import CustomSpec, custom_task
+from bertsmith.tasks.examples import TextExample
 from tests.toy_folder import write_toy_folder
 from tests.toy_tasks import sst2
-from tests.tuning import SHORT, Notebook, toy_assignment, tune
+from tests.tuning import SHORT, Notebook, stop_at, toy_assignment, tune
 
 HOLDER = """
 import fcntl, sys
@@ -66,6 +69,68 @@ def test_the_same_data_by_another_name_are_the_same_run(finished, model, monkeyp
     monkeypatch.chdir(finished)
     near = replace(assignment, data=assignment.data.relative_to(finished))
     assert finetune(near, Notebook()).finished
+
+
+def append(file, line):
+    with file.open("a") as table:
+        table.write(line)
+
+
+@pytest.mark.parametrize("split", ["train", "dev"])
+def test_examples_that_came_since_a_run_was_finished_are_noticed(model, tmp_path, split):
+    assignment = toy_assignment("sst2", model, tmp_path, "run.epochs=0.1")
+    finetune(assignment, Notebook())
+    append(assignment.data / f"{split}.tsv", "the warm sun\t1\n")
+    line = complaint(assignment)
+    assert f"holds a run on other examples: the data have changed since ({split})" in line
+    assert line.endswith("give --out a new folder, or take the change back")
+
+
+def test_an_interrupted_run_does_not_go_on_with_other_examples(model, tmp_path):
+    assignment = toy_assignment("sst2", model, tmp_path, *SHORT)
+    with stop_at(1):
+        assert not finetune(assignment, Notebook()).finished
+    original = (assignment.data / "train.tsv").read_text()
+    append(assignment.data / "train.tsv", "the warm sun\t1\n")
+    assert "the data have changed since (train)" in complaint(assignment)
+    (assignment.data / "train.tsv").write_text(original)
+    assert finetune(assignment, Notebook()).finished
+
+
+def test_a_development_set_that_came_later_is_noticed(model, tmp_path):
+    assignment = toy_assignment("sst2", model, tmp_path, "run.epochs=0.1")
+    dev = (assignment.data / "dev.tsv").rename(tmp_path / "later.tsv")
+    finetune(assignment, Notebook())
+    dev.rename(assignment.data / "dev.tsv")
+    assert "the data have changed since (dev)" in complaint(assignment)
+
+
+def test_examples_are_known_by_what_they_say_not_by_where_they_stand():
+    one, moved, other = (
+        [TextExample("7", "the cat", label, where)]
+        for label, where in (("0", "a.csv:2"), ("0", "b.csv:9"), ("1", "a.csv:2"))
+    )
+    assert hashes_of({"train": one}) == hashes_of({"train": moved}) != hashes_of({"train": other})
+
+
+def test_skipping_bad_lines_where_there_are_none_is_the_same_run(finished, model):
+    assignment = toy_assignment("sst2", model, finished, "run.epochs=0.1")
+    notebook = Notebook()
+    assert finetune(replace(assignment, skip_bad=True), notebook).finished
+    assert "is finished already" in notebook.notes[-1]
+
+
+@pytest.mark.parametrize("named", ["model", "run"])
+def test_other_weights_under_the_same_name_are_refused(tmp_path, named):
+    folder = tmp_path / "start" / "model"
+    write_toy_folder(folder)
+    start = folder if named == "model" else folder.parent
+    assignment = toy_assignment("sst2", start, tmp_path, "run.epochs=0.1")
+    finetune(assignment, Notebook())
+    weights = load_file(folder / "model.safetensors")
+    save_file({name: tensor + 1 for name, tensor in weights.items()}, folder / "model.safetensors")
+    line = complaint(assignment)
+    assert "holds another run: model.safetensors of the model has changed since; give --out" in line
 
 
 def test_other_columns_of_ones_own_table_are_refused(model, tmp_path):

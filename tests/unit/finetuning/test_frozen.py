@@ -1,6 +1,9 @@
 """Both meanings of a frozen encoder: nothing in it changes, and what stands on it learns."""
 
+import json
+
 import pytest
+import transformers
 from safetensors.torch import load_file
 
 from bertsmith.finetuning.using import ask
@@ -42,3 +45,39 @@ def test_what_a_mix_has_learned_stands_in_a_file_of_its_own(model, tmp_path):
     (folder / "mix.safetensors").unlink()
     with pytest.raises(UserError, match=r"mix\.safetensors"):
         ask([folder], tmp_path / "data" / "rte", device="cpu")
+
+
+def test_a_mix_is_an_encoder_without_a_head_to_other_tools(model, tmp_path):
+    folder = tune("sst2", model, tmp_path, *SHORT, "head.encoder=frozen-mix").folder / "model"
+    config = json.loads((folder / "config.json").read_text())
+    assert config["architectures"] == ["BertModel"]
+    assert not [name for name in load_file(folder / "model.safetensors") if "classifier" in name]
+    assert "problem_type" not in config
+    _, told = transformers.AutoModel.from_pretrained(folder, output_loading_info=True)
+    assert not told["missing_keys"] and not told["unexpected_keys"]
+    _, told = transformers.AutoModelForSequenceClassification.from_pretrained(
+        folder, output_loading_info=True
+    )
+    assert told["missing_keys"] == {"classifier.weight", "classifier.bias"}
+    assert "to other tools the folder is an encoder without a head" in (folder / "card.md").read_text()
+
+
+def test_a_mix_is_asked_from_python_and_is_a_start_for_another_run(model, tmp_path):
+    first = tune("sst2", model, tmp_path / "first", *SHORT, "head.encoder=frozen-mix").folder
+    said = ask([first], tmp_path / "first" / "data" / "sst2", device="cpu")
+    found = load(first, device="cpu").classify([said.examples[0].texts])
+    assert list(found[0].probabilities.values()) == pytest.approx(said.outcome.scores[0].tolist(), abs=1e-6)
+    card = (tune("sst2", first, tmp_path / "second", *SHORT).folder / "card.md").read_text()
+    assert "the head classify starts from fresh weights" in card
+
+
+@pytest.mark.parametrize(
+    ("setting", "complaint"),
+    [
+        ("head.cls=raw", "head.cls: a mix of all layers reads raw states already; leave it at pooled"),
+        ("head.fresh_layers=1", "layers that begin anew cannot stay frozen"),
+    ],
+)
+def test_settings_that_mean_nothing_to_a_mix_are_refused(model, tmp_path, setting, complaint):
+    with pytest.raises(UserError, match=complaint):
+        tune("sst2", model, tmp_path, "head.encoder=frozen-mix", setting)

@@ -10,7 +10,7 @@ from bertsmith.ground.errors import UserError
 from bertsmith.tasks.squad_scores import squad_scores
 from tests.toy_folder import write_toy_folder
 from tests.toy_tasks import write_rows
-from tests.tuning import SHORT, tune
+from tests.tuning import SHORT, stop_at, tune
 
 TASKS = ("sst2", "stsb", "wnut17", "squad", "swag", "rte")
 
@@ -116,8 +116,10 @@ def test_choices_become_the_number_of_the_option(runs, tmp_path):
     folders, data = runs["swag"]
     write_predictions(tmp_path / "out.tsv", ask(folders[:1], data, device="cpu"))
     header, *lines = rows(tmp_path / "out.tsv")
-    assert (header, len(lines)) == (["id", "prediction"], 40)
-    assert {line[1] for line in lines} <= set("0123")
+    assert (header, len(lines)) == (["id", "prediction", *"0123"], 40)
+    for _, prediction, *shares in lines:
+        assert sum(map(float, shares)) == pytest.approx(1, abs=1e-5)
+        assert int(prediction) == np.argmax(list(map(float, shares)))
 
 
 @pytest.fixture
@@ -209,3 +211,16 @@ def test_the_diagnostic_is_judged_by_its_own_measure(mnli, place):
     result, data = mnli
     said = ask([result.folder], data / place, device="cpu")
     assert (said.task.name, list(said.measures())) == ("diagnostic", ["matthews", "accuracy"])
+
+
+def test_a_run_that_is_not_finished_says_so(model, tmp_path):
+    with stop_at(1):
+        result = tune("sst2", model, tmp_path, *SHORT)
+    with pytest.raises(UserError, match="this run is not finished: .*give its `bertsmith finetune` command"):
+        ask([result.folder], tmp_path / "data" / "sst2", device="cpu")
+
+
+def test_a_folder_of_several_runs_names_them(runs):
+    (folder, *_), data = runs["sst2"]
+    with pytest.raises(UserError, match="holds several runs; name one of .*sst2"):
+        ask([folder.parent], data, device="cpu")

@@ -118,6 +118,16 @@ def test_every_head_says_what_prediction_from_files_says(name, settings, place, 
     assert again == found
 
 
+def test_a_raw_run_is_opened_without_a_word_of_the_pooler_that_it_passes_by(place, tmp_path, caplog):
+    folder = tune("sst2", place / "toy", tmp_path, *BARELY, "head.cls=raw").folder
+    caplog.clear()
+    assert bertsmith.load(folder).classify(TEXTS)
+    assert "pooler" not in caplog.text
+    (folder / "model" / "task.json").unlink()
+    bertsmith.load(folder)
+    assert "freshly initialised, so train before use: pooler" in caplog.text
+
+
 def test_the_folder_of_someone_else_classifies_as_their_pipeline(tmp_path):
     bert = strangers(tmp_path, "ForSequenceClassification", **numbered_labels("bad", "fair", "good"))
     pipe = transformers.pipeline("text-classification", model=str(tmp_path), top_k=None)
@@ -346,7 +356,8 @@ def test_a_folder_without_the_head_is_refused_with_those_that_are_there(place, a
         (lambda b: b.tag([3]), "text 0: is int, neither a sentence nor its words"),
         (lambda b: b.tag(["a \ud800"]), "text 0: character 2 is half a surrogate pair"),
         (lambda b: b.entities("a"), "mark no stretches of words (they are NOUN, VERB ...); call tag"),
-        (lambda b: b.answer("", "a passage"), "text 0: is empty"),
+        (lambda b: b.answer("", "a passage"), "the question: is empty"),
+        (lambda b: b.answer("a question", " "), "the passage: is empty"),
         (lambda b: b.answer("a question", 3), "text 0: is int, neither a text nor a pair"),
         (lambda b: b.answer("a", "b", best=0), "best is 0"),
     ],

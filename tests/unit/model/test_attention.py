@@ -1,8 +1,10 @@
+import numpy as np
 import pytest
 import torch
 
 from bertsmith.model.attention import explain_attention, packed_attention, reference_attention
 from bertsmith.model.attention_rule import AttentionRule
+from bertsmith.model.grouped_attention import _cheapest_edges
 from tests.attention_cases import (
     LENGTHS,
     RULES,
@@ -124,3 +126,25 @@ def test_the_operator_passes_torchs_own_check_of_custom_operators():
     leaves = [each.detach().clone().requires_grad_() for each in (query, key, value)]
     arguments = (*leaves, layout_of([7, 31]).starts_S1, seed, False, -1, 0.1)
     torch.library.opcheck(torch.ops.bertsmith.grouped_attention.default, arguments)
+
+
+def test_sequences_of_like_length_share_a_group_where_that_is_cheaper():
+    lengths, counts = np.array([3, 4, 5, 60, 61, 300]), np.array([5, 1, 1, 3, 1, 1])
+    assert _cheapest_edges(lengths, counts, 2000) == [0, 5, 61, 300]
+    assert _cheapest_edges(lengths, counts, 0) == [0, 3, 4, 5, 60, 61, 300]
+    assert _cheapest_edges(lengths, counts, 10**9) == [0, 300]
+
+
+def test_not_a_number_stays_in_its_sequence_where_others_share_its_group():
+    layout, rule = layout_of([30, 28, 30, 25]), AttentionRule(dropout=0.1)
+    _, (query, key, value) = operands(113)
+    poison = torch.zeros_like(value)
+    poison[30:58] = float("nan")
+
+    def attend(added):
+        torch.manual_seed(1)
+        return packed_attention(query + added, key + added, value + added, layout, rule)
+
+    clean, poisoned = attend(torch.zeros_like(value)), attend(poison)
+    assert torch.equal(poisoned[:30], clean[:30]) and torch.equal(poisoned[58:], clean[58:])
+    assert poisoned[30:58].isnan().all() and not clean.isnan().any()

@@ -1,8 +1,11 @@
 """Many runs as one: seeds, grids, what they come to, and that nothing is done twice."""
 
+import json
+
 import pytest
 
 from bertsmith.finetuning.job import FinetuningResult
+from bertsmith.ground.errors import UserError
 from bertsmith.studies.cells import (
     GRID,
     Stopped,
@@ -66,6 +69,28 @@ def test_cells_that_are_finished_are_not_done_again(assignment):
     assert done.stat().st_mtime_ns == before
     assert "goes on from step 2" in notebook.notes
     assert [note for note in notebook.notes if note.startswith("[")] == ["[1/2] seed-0", "[2/2] seed-1"]
+
+
+def test_the_spread_is_written_beside_the_runs(assignment):
+    results = run_cells(over_seeds(assignment, 2), Notebook())
+    written = json.loads((assignment.out / "spread.json").read_text())
+    assert written["runs"] == {f"seed-{number}": result.measures for number, result in enumerate(results)}
+    assert written["best"] in written["runs"]
+    accuracies = [result.measures["dev"]["accuracy"] for result in results]
+    spread = written["spreads"]["dev"]["accuracy"]
+    assert (spread["least"], spread["most"], spread["runs"]) == (min(accuracies), max(accuracies), 2)
+    assert spread["mean"] == pytest.approx(sum(accuracies) / 2)
+
+
+def test_a_cell_with_another_run_in_it_is_refused_before_the_first_one_runs(assignment):
+    cells = over_seeds(assignment, 2)
+    other = over_seeds(
+        toy_assignment("sst2", assignment.model, assignment.out.parents[1], "run.epochs=0.1"), 2
+    )
+    run_cells(other[1:], Notebook())
+    with pytest.raises(UserError, match="seed-1: holds another run: run.epochs"):
+        run_cells(cells, Notebook())
+    assert not cells[0].assignment.out.exists()
 
 
 def test_a_spread_is_that_of_the_sample():

@@ -50,6 +50,37 @@ def test_every_task_found_is_one_row(request_of_two):
     assert json.loads((request_of_two.out / "table.json").read_text()) == plain_table(table)
 
 
+def test_the_table_for_machines_has_the_spread(request_of_two):
+    glue(replace(request_of_two, seeds=2), Notebook())
+    table = json.loads((request_of_two.out / "table.json").read_text())
+    spread = table["tasks"]["sst2"]["dev"]["accuracy"]
+    assert set(spread) == {"mean", "median", "deviation", "least", "most", "runs"}
+    assert spread["least"] <= spread["mean"] <= spread["most"]
+
+
+def test_a_bad_line_in_the_last_task_is_met_before_the_first_one_is_trained_on(request_of_two):
+    with (request_of_two.data / "RTE" / "dev.tsv").open("a") as file:
+        file.write("9\tthe cat\tthe dog\tperhaps\n")
+    with pytest.raises(UserError, match=r"RTE/dev\.tsv:42: has the unknown label 'perhaps'.*--skip-bad"):
+        glue(request_of_two, Notebook())
+    assert not request_of_two.out.exists()
+
+
+def test_skipping_bad_lines_goes_on_with_what_was_finished_without(request_of_two):
+    (request_of_two.data / "RTE").rename(request_of_two.data / "later")
+    glue(request_of_two, Notebook())
+    (request_of_two.data / "later").rename(request_of_two.data / "RTE")
+    with (request_of_two.data / "RTE" / "dev.tsv").open("a") as file:
+        file.write("9\tthe cat\tthe dog\tperhaps\n")
+    notebook = Notebook()
+    table = glue(replace(request_of_two, skip_bad=True), notebook)
+    assert [row.task.name for row in table.rows] == ["sst2", "rte"]
+    assert (
+        f"{request_of_two.out / 'sst2' / 'seed-0'} is finished already: nothing is left to do"
+        in notebook.notes
+    )
+
+
 def kill_in_the_second_task(request):
     """Run it by the command line, and kill it without warning in the first steps of its second task."""
     settings = [part for line in request.settings for part in ("--set", line)]

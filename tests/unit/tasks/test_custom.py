@@ -8,7 +8,7 @@ import pytest
 from bertsmith.ground.errors import UserError
 from bertsmith.tasks.custom import CustomSpec, custom_task, has_own_dev
 from bertsmith.tasks.examples import TextExample
-from bertsmith.tasks.reading import labels_of, read_split
+from bertsmith.tasks.reading import has_split, labels_of, read_split
 
 WHOLE = 0.0
 
@@ -126,3 +126,58 @@ def test_a_wrong_column_lists_those_there_are(tmp_path) -> None:
     path = table(tmp_path / "my.csv", "text,stars", "a,1")
     with pytest.raises(UserError, match="no column 'review'; its columns are 'text', 'stars'"):
         read(CustomSpec("review", "stars"), path)
+
+
+def parts(path: Path, **changes: object) -> tuple[list[TextExample], list[TextExample]]:
+    spec = CustomSpec("text", "label", **changes)  # type: ignore[arg-type]
+    has_dev = has_split(custom_task(spec), path, "dev")
+    return read(spec, path, "train"), read(spec, path, "dev") if has_dev else []
+
+
+@pytest.mark.parametrize("rows", [10, 12, 20])
+def test_a_small_file_holds_back_at_least_one_row(tmp_path, rows) -> None:
+    path = table(tmp_path / "my.csv", "text,label", *(f"text {n},{n % 2}" for n in range(rows)))
+    train, dev = parts(path, dev_share=0.0001)
+    assert (len(train), len(dev)) == (rows - 1, 1)
+
+
+@pytest.mark.parametrize("rows", [2, 5, 9])
+def test_a_tiny_file_is_trained_on_as_a_whole(tmp_path, rows) -> None:
+    path = table(tmp_path / "my.csv", "text,label", *(f"text {n},{n % 2}" for n in range(rows)))
+    train, dev = parts(path, dev_share=0.9)
+    assert (len(train), len(dev)) == (rows, 0)
+
+
+def test_the_last_example_of_a_class_is_not_held_back(tmp_path) -> None:
+    labels = ["common"] * 60 + [f"rare {n}" for n in range(20)] + ["twice"] * 2
+    path = table(tmp_path / "my.csv", "text,label", *(f"text {n},{label}" for n, label in enumerate(labels)))
+    train, dev = parts(path, dev_share=0.8)
+    assert {example.label for example in train} == set(labels)
+    assert len(dev) > 30 and {example.label for example in dev} <= {"common", "twice"}
+
+
+def test_of_several_labels_none_is_left_without_an_example(tmp_path) -> None:
+    cells = [f"{'a b c d'[2 * (n % 4)]};only {n}" if n % 5 == 0 else "a;b" for n in range(40)]
+    path = table(tmp_path / "my.csv", "text,label", *(f"text {n},{cell}" for n, cell in enumerate(cells)))
+    train, dev = parts(path, kind="multilabel", separator=";", dev_share=0.7)
+    assert {label for example in train for label in example.label} == {
+        label for cell in cells for label in cell.split(";")
+    }
+    assert dev
+
+
+def test_a_development_file_may_lie_elsewhere(tmp_path) -> None:
+    train = table(tmp_path / "my.csv", "text,label", "a,x", "b,y")
+    dev = table(tmp_path / "held.jsonl", '{"text": "c", "label": "x"}')
+    spec = CustomSpec("text", "label", dev_share=WHOLE, dev=str(dev))
+    assert len(read(spec, train, "train")) == 2
+    (held,) = read(spec, train, "dev")
+    assert (held.texts, held.where) == ("c", f"{dev}:1")
+
+
+def test_a_column_of_ids_that_is_not_there_is_told_but_not_needed_for_predictions(tmp_path) -> None:
+    path = table(tmp_path / "my.csv", "text,label", "a,x", "b,y")
+    spec = CustomSpec("text", "label", key="number", dev_share=WHOLE)
+    with pytest.raises(UserError, match="no column 'number'; its columns are 'text', 'label'"):
+        read(spec, path)
+    assert [example.key for example in read(spec, path, "test")] == ["0", "1"]

@@ -114,3 +114,12 @@ def test_the_key_does_not_change_with_the_place_of_the_files(tokenizers, tmp_pat
     key = encoding_key("classify", examples, labels, tokenizers["byte_bpe"], TEXT)
     assert encoding_key("classify", moved, labels, tokenizers["byte_bpe"], TEXT) == key
     assert encoding_key("classify", moved, labels, copied, TEXT) == key
+
+
+def test_a_folder_that_cannot_be_written_is_told_once_and_done_without(tokenizers, tmp_path, caplog) -> None:
+    (tmp_path / "file").write_text("in the way")
+    encoded = made("classify", tokenizers)
+    for key in ("a", "b"):
+        assert cached_encoding(tmp_path / "file" / "cache", key, lambda: encoded) is encoded
+    (told,) = caplog.messages
+    assert told.startswith(f"{tmp_path / 'file' / 'cache'}: cannot be written")

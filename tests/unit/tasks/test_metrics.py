@@ -128,3 +128,11 @@ def test_negative_numbers_are_labels():
 def test_a_column_of_guesses_is_not_silently_spread_over_all_golds():
     with pytest.raises(ValueError, match="differ in shape"):
         scores_of(("accuracy",), GOLDS, GUESSES[:, None])
+
+
+@pytest.mark.parametrize("name", ["accuracy", "macro_f1", "micro_f1", "matthews"])
+def test_classes_that_training_has_not_are_missed_as_any_class_that_nobody_guesses(name):
+    golds, guesses = np.array([0, 1, 2, 3, 0]), np.array([0, 1, 1, 0, 0])
+    strange = np.where(golds > 1, -golds, golds)
+    assert scores_of((name,), strange, guesses) == scores_of((name,), golds, guesses)
+    assert scores_of((name,), strange, guesses)[name] < 1

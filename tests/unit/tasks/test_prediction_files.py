@@ -54,7 +54,14 @@ def test_a_sentence_with_too_few_tags_is_not_written(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_choices_are_a_table_of_ids_and_options(tmp_path):
-    examples = [ChoiceExample(key, (("a", "b"), ("a", "c")), None, "here") for key in ("x", "y")]
-    write_choices(tmp_path / "choices.tsv", examples, guesses=[1, 0])
-    assert (tmp_path / "choices.tsv").read_text(encoding="utf-8") == "id\tprediction\nx\t1\ny\t0\n"
+def test_choices_have_the_probability_of_each_option(tmp_path):
+    pairs = (("a", "b"), ("a", "c"), ("a", "d"))
+    examples = [ChoiceExample("x", pairs, None, "here"), ChoiceExample("y", pairs[:2], None, "here")]
+    write_choices(
+        tmp_path / "choices.tsv", examples, guesses=[1, 0], shares=[[0.25, 0.5, 0.25], [0.75, 0.25]]
+    )
+    assert (tmp_path / "choices.tsv").read_text(encoding="utf-8").splitlines() == [
+        "id\tprediction\t0\t1\t2",
+        "x\t1\t0.250000\t0.500000\t0.250000",
+        "y\t0\t0.750000\t0.250000\t",
+    ]

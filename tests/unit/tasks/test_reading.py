@@ -8,8 +8,9 @@ import pytest
 
 from bertsmith.ground.errors import UserError
 from bertsmith.tasks.catalogue import TASKS, task_named
+from bertsmith.tasks.custom import CustomSpec, custom_task
 from bertsmith.tasks.examples import TaggedExample, TextExample
-from bertsmith.tasks.reading import has_split, labels_of, read_split
+from bertsmith.tasks.reading import has_split, labels_of, read_for_prediction, read_split
 from bertsmith.tasks.task import Split, Task
 
 SST2 = task_named("sst2")
@@ -144,3 +145,60 @@ def test_a_misspelt_task_gets_a_close_match() -> None:
 def test_no_two_tasks_share_a_name_or_title() -> None:
     names = [name for task in TASKS for name in {task.name, task.title.lower()}]
     assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("new.csv", "sentence,label\nwell made,1\n"), ("new.jsonl", '{"sentence": "well made"}\n')],
+)
+def test_texts_are_read_from_any_table_with_the_columns_of_the_task(tmp_path, name, content) -> None:
+    (tmp_path / name).write_text(content)
+    assert texts(tmp_path / name, "test") == ["well made"]
+
+
+@pytest.mark.parametrize(
+    ("task", "said"),
+    [("sst2", "give it as .tsv, .txt, .csv, .jsonl, "), ("race", "give it as .jsonl, .txt")],
+)
+def test_a_file_of_another_format_is_answered_with_the_formats(tmp_path, task, said) -> None:
+    (tmp_path / "new.docx").write_text("")
+    with pytest.raises(UserError, match="is in no format that") as error:
+        read_split(task_named(task), tmp_path / "new.docx", "test", skip_bad=False)
+    assert error.value.remedy.startswith(said)
+
+
+def test_for_predictions_no_label_is_wrong(tmp_path) -> None:
+    (tmp_path / "dev.tsv").write_text(GOOD + "odd\t7\nuntold\t\n")
+    found = read_for_prediction(SST2, tmp_path, "dev", skip_bad=False)
+    labels = [example.label for example in found.examples if isinstance(example, TextExample)]
+    assert labels == ["positive", "negative", None, None]
+
+
+def test_for_predictions_unknown_tags_stay_with_their_words(tmp_path) -> None:
+    (tmp_path / "a.conll").write_text("")
+    task = tagging("O", "B-X", known=("O", "B-PER"))
+    (found,) = read_for_prediction(task, tmp_path, "dev", skip_bad=False).examples
+    assert isinstance(found, TaggedExample) and found.tags == ("O", "B-X")
+
+
+def test_a_line_without_text_is_bad_for_predictions_too(tmp_path) -> None:
+    (tmp_path / "dev.tsv").write_text("sentence\tlabel\n \t1\n")
+    with pytest.raises(UserError, match=r"dev\.tsv:2: has no text in sentence"):
+        read_for_prediction(SST2, tmp_path, "dev", skip_bad=False)
+
+
+def test_an_empty_file_of_ones_own_is_not_to_be_fetched_again(tmp_path) -> None:
+    (tmp_path / "my.csv").write_text("text,label\n")
+    task = custom_task(CustomSpec("text", "label"))
+    with pytest.raises(UserError, match=r"my\.csv: holds no examples; put examples into it"):
+        read_split(task, tmp_path / "my.csv", "train", skip_bad=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"), [("sst3", "did you mean sst2?"), ("costum", "did you mean custom?")]
+)
+def test_the_list_of_tasks_tells_of_ones_own(name, said) -> None:
+    with pytest.raises(UserError) as error:
+        task_named(name)
+    assert error.value.remedy.startswith(said)
+    assert error.value.remedy.endswith("and, for a table of your own, custom")

@@ -142,6 +142,28 @@ def test_a_bad_line_of_json_is_told_and_the_next_is_read(tmp_path, line, what) -
     assert len(values(path, Columns(("a",)))) == 2
 
 
+@pytest.mark.parametrize("torn", [b"caf\xe9,1", b'"two\nlines, ""caf\xe9""\n",1', b"x,\xed\xa0\x80"])
+def test_a_record_of_csv_that_is_no_utf8_is_told_and_the_next_is_read(tmp_path, torn) -> None:
+    path = written(tmp_path, "a.csv", b"a,b\nx,0\n" + torn + b"\ncaf\xc3\xa9,2\n")
+    (bad,) = bad_lines(path)
+    assert (bad.where, bad.what) == (f"{path}:3", "is not UTF-8 text")
+    assert values(path) == [{"a": "x", "b": "0"}, {"a": "café", "b": "2"}]
+
+
+@pytest.mark.parametrize(
+    ("name", "header", "word"),
+    [
+        ("a.csv", "text;stars", "semicolons"),
+        ("a.csv", "text\tstars", "tabs"),
+        ("a.tsv", "text,stars", "commas"),
+    ],
+)
+def test_a_table_with_another_separator_is_told_so(tmp_path, name, header, word) -> None:
+    path = written(tmp_path, name, f"{header}\n")
+    with pytest.raises(UserError, match=f"its cells seem to be parted by {word}: write commas into a .csv"):
+        list(rows_of(path, Columns(("text",))))
+
+
 def test_a_line_of_tsv_that_is_no_utf8_is_told(tmp_path) -> None:
     path = written(tmp_path, "a.tsv", b"a\tb\nx\xff\t1\ny\t2\n")
     assert [bad.where for bad in bad_lines(path)] == [f"{path}:2"]
@@ -151,7 +173,7 @@ def test_a_line_of_tsv_that_is_no_utf8_is_told(tmp_path) -> None:
     ("content", "what"),
     [
         (b'a,b\n"x,1\n', ":2: is not CSV"),
-        (b"a,b\nx\xff,1\n", ":2: is not UTF-8"),
+        (b"a\xff,b\nx,1\n", ":1: is not UTF-8"),
         ("a,b\n".encode("utf-16"), "is UTF-16"),
     ],
 )

@@ -103,15 +103,13 @@ def test_sentences_alone_see_nothing_of_their_document(tokenizers) -> None:
     assert rows_of(encoded) == [tokenizer.encode(text).ids for text in ("The iron", "hot")]
 
 
-@pytest.mark.parametrize(
-    ("tags", "said"),
-    [
-        (["O", "B-X"], "here:1: unknown label 'B-X'; known are O, B-PER"),
-        (["O"], "here:1: has 2 words but 1 tags; give a tag for each word"),
-    ],
-)
-def test_tags_that_do_not_belong_are_refused_with_their_place(tags, said, tokenizers) -> None:
+def test_tags_that_training_has_not_are_each_a_number_below_minus_one(tokenizers) -> None:
+    examples = [sentence(["the", "iron", "is", "hot"], ["B-Y", "O", "B-X", "B-Y"]), sentence(["it"], ["B-X"])]
+    encoded = encode_split("tag", examples, ("O", "B-PER"), tokenizers["byte_bpe"], section(16))
+    assert encoded.targets.tolist() == [-2, 0, -3, -2, -3]
+
+
+def test_another_number_of_tags_than_words_is_refused_with_its_place(tokenizers) -> None:
     with pytest.raises(UserError) as caught:
-        examples = [sentence(["the", "iron"], tags)]
-        encode_split("tag", examples, ("O", "B-PER"), tokenizers["byte_bpe"], section(16))
-    assert str(caught.value) == said
+        encode_split("tag", [sentence(["the", "iron"], ["O"])], ("O",), tokenizers["byte_bpe"], section(16))
+    assert str(caught.value) == "here:1: has 2 words but 1 tags; give a tag for each word"

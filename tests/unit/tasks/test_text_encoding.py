@@ -129,18 +129,22 @@ def test_numbers_are_float32_and_none_is_nan(uncased) -> None:
     assert targets[:2].tolist() == [2.5, 3.0] and np.isnan(targets[2])
 
 
-@pytest.mark.parametrize(
-    ("kind", "label", "labels", "said"),
-    [
-        ("classify", "maybe", ("yes", "no"), "here:1: unknown label 'maybe'; known are yes, no"),
-        ("multilabel", ("yes", "maybe"), ("yes", "no"), "here:1: unknown label 'maybe'; known are yes, no"),
-        ("regress", "much", (), "here:1: 'much' is no number; write it as 2.5"),
-    ],
-)
-def test_a_label_that_does_not_belong_is_named_with_its_place(kind, label, labels, said, uncased) -> None:
+def test_classes_that_training_has_not_are_each_a_number_below_minus_one(uncased) -> None:
+    examples = [text_example("a", label) for label in ("maybe", "no", "never", None, "maybe")]
+    targets = encode_split("classify", examples, ("yes", "no"), uncased, section(8)).targets
+    assert targets.tolist() == [-2, 1, -3, -1, -2]
+
+
+def test_several_classes_that_training_has_not_stand_behind_the_others(uncased) -> None:
+    examples = [text_example("a", label) for label in (("y", "?"), ("x",), ("!", "?"), None)]
+    targets = encode_split("multilabel", examples, ("x", "y"), uncased, section(8)).targets
+    assert targets.tolist() == [[0, 1, 1, 0], [1, 0, 0, 0], [0, 0, 1, 1], [-1, -1, -1, -1]]
+
+
+def test_what_is_no_number_is_named_with_its_place(uncased) -> None:
     with pytest.raises(UserError) as caught:
-        encode_split(kind, [text_example("a", label)], labels, uncased, section(8))
-    assert str(caught.value) == said
+        encode_split("regress", [text_example("a", "much")], (), uncased, section(8))
+    assert str(caught.value) == "here:1: 'much' is no number; write it as 2.5"
 
 
 def test_texts_among_pairs_are_refused(uncased) -> None:

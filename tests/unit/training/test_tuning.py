@@ -11,7 +11,7 @@ from bertsmith.model.family import FAMILY
 from bertsmith.recipe.finetuning import TuningOptimSection
 from bertsmith.training.parallel import ALONE
 from bertsmith.training.steps import Caution, Learner, StepWork, take_step
-from bertsmith.training.tuning import build_tuning_optimizer, tuning_rate
+from bertsmith.training.tuning import build_tuning_optimizer, tuning_rate, with_useful_warm_up
 from tests.tiny import tiny_network
 
 
@@ -159,3 +159,16 @@ def test_no_warm_up_and_nothing_but_warm_up_are_possible(schedule, warmup_share)
     found = rates(optim, 0.0, 0.5, 1.0)
     assert all(0 <= rate <= 2.0 for rate in found)
     assert found[0] == (2.0 if warmup_share == 0 else 2.0 / 32 if schedule == "slanted" else 0.0)
+
+
+@pytest.mark.parametrize(("steps", "share"), [(1, 0.1), (9, 0.1), (1, 1.0), (3, 0.0)])
+@pytest.mark.parametrize("schedule", ["linear", "google", "slanted", "constant"])
+def test_a_warm_up_of_less_than_a_step_is_left_out(schedule, steps, share):
+    optim = TuningOptimSection(warmup_share=share, peak_lr=2.0, schedule=schedule)
+    assert tuning_rate(0.0, with_useful_warm_up(optim, steps=steps)) == 2.0
+
+
+@pytest.mark.parametrize(("steps", "share"), [(10, 0.1), (2, 0.5), (1000, 0.06)])
+def test_a_warm_up_of_a_step_and_more_stays(steps, share):
+    optim = TuningOptimSection(warmup_share=share)
+    assert with_useful_warm_up(optim, steps=steps) is optim
