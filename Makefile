@@ -14,7 +14,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist 
 INSTALL := $(BIN)/python -m pip install --quiet -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo lint test test-all test-gpu format clean
+.PHONY: help setup demo browser lint test test-all test-gpu format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -23,6 +23,9 @@ setup: $(ENV)/.installed ## make .venv with everything the demo and the tests ne
 
 demo: $(ENV)/.runtime ## see bertsmith at work, in a few minutes
 	@$(BIN)/python -m bertsmith demo
+
+browser: ## the Chromium that the tests of the page drive; needs root and a Debian or Ubuntu
+	apt-get install --yes --quiet chromium fonts-noto-color-emoji
 
 lint: setup ## style, types and the architecture
 	$(BIN)/ruff check .

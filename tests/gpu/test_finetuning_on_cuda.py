@@ -1,6 +1,7 @@
 """Fine-tuning on a GPU: whole steps are recorded and played back."""
 
 import math
+from statistics import mean
 
 import pytest
 import torch
@@ -16,6 +17,8 @@ __all__ = ["quickly", "toy_model"]
 pytestmark = pytest.mark.gpu
 
 ON_GPU = ("run.device=cuda", "run.precision=bf16")
+EPOCHS = {"stsb": 16}
+"""Where ten are not enough for every seed."""
 
 
 def run_of(name, model, place, *settings) -> Run:
@@ -35,7 +38,7 @@ def losses_of(run: Run, learner: Learner, *, steps: int) -> list[float]:
 
 @pytest.mark.parametrize("name", sorted(TOYS))
 def test_every_toy_task_learns_its_rule_from_recorded_steps(name, model, tmp_path):
-    result = tune(name, model, tmp_path, *ON_GPU)
+    result = tune(name, model, tmp_path, *ON_GPU, f"run.epochs={EPOCHS.get(name, 10)}")
     assert result.measures["dev"][toy_assignment(name, model, tmp_path).task.metrics[0]] > 0.9
 
 
@@ -44,11 +47,12 @@ def test_recorded_steps_teach_what_ordinary_ones_do(model, tmp_path):
     learner = ordinary.learner
     plain = Learner(learner.objective, learner.optimizer, learner.world, "bf16", 1.0, learner.caution)
     assert recorded.learner.graphs is not None
-    ours, theirs = losses_of(recorded, recorded.learner, steps=30), losses_of(ordinary, plain, steps=30)
+    ours, theirs = losses_of(recorded, recorded.learner, steps=60), losses_of(ordinary, plain, steps=60)
     assert recorded.learner.graphs._recordings
-    # The same seed drops the same values in both; atomic additions in the tables' gradients may differ.
-    assert ours == pytest.approx(theirs, abs=0.02)
-    assert ours[-1] < ours[0]
+    # The same seed drops the same values in both; atomic additions in the tables' gradients may differ, and
+    # what they change grows from step to step.
+    assert ours[:30] == pytest.approx(theirs[:30], abs=0.02)
+    assert mean(ours[-5:]) < mean(ours[:5])
 
 
 def test_an_epoch_needs_few_recordings(model, tmp_path):

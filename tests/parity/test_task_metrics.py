@@ -19,6 +19,7 @@ from sklearn import metrics as sklearn_metrics
 from bertsmith.tasks import metrics
 from bertsmith.tasks.calibration import reliability
 from bertsmith.tasks.examples import Answer, Question
+from bertsmith.tasks.number_errors import IN_OWN_UNIT
 from bertsmith.tasks.span_scores import span_scores
 from bertsmith.tasks.squad_scores import best_threshold, exact, f1, normalised, squad_scores
 
@@ -101,9 +102,20 @@ def test_ranks_are_scipys(pair):
     assert metrics._ranks(pair[0]).tolist() == scipy_stats.rankdata(pair[0]).tolist()
 
 
-@given(st.sampled_from(sorted(metrics.METRICS)), both(st.floats(width=32), np.float32))
+@given(st.sampled_from(sorted(metrics.METRICS.keys() - IN_OWN_UNIT)), both(st.floats(width=32), np.float32))
 def test_no_measure_is_ever_nan_or_out_of_range(name, pair):
     assert -1.0 <= metrics.METRICS[name](*pair) <= 1.0
+
+
+@given(st.sampled_from(sorted(metrics.METRICS.keys() & IN_OWN_UNIT)), both(st.floats(width=32), np.float32))
+def test_no_error_of_numbers_is_ever_nan_infinite_or_negative(name, pair):
+    assert 0.0 <= metrics.METRICS[name](*pair) < math.inf
+
+
+@given(numbers)
+def test_errors_of_numbers_are_those_of_scikit_learn(pair):
+    for name in ("mean_absolute_error", "root_mean_squared_error"):
+        assert metrics.METRICS[name](*pair) == pytest.approx(getattr(sklearn_metrics, name)(*pair), abs=CLOSE)
 
 
 @given(

@@ -6,17 +6,25 @@ from typing import Annotated
 from typer import Exit, Option, Typer, echo
 
 from bertsmith import __version__
+from bertsmith.cli.answer import answer
+from bertsmith.cli.classify import classify
+from bertsmith.cli.compare import compare
 from bertsmith.cli.corpus import corpus
 from bertsmith.cli.demo import demo
+from bertsmith.cli.embed import embed
 from bertsmith.cli.evaluate import evaluate
 from bertsmith.cli.examples import examples
+from bertsmith.cli.fill import fill
 from bertsmith.cli.finetune import finetune
 from bertsmith.cli.glue import glue
 from bertsmith.cli.import_tf import import_tf
 from bertsmith.cli.inspect import inspect
+from bertsmith.cli.next import next_sentence
 from bertsmith.cli.predict import predict
 from bertsmith.cli.pretrain import pretrain
 from bertsmith.cli.recipe import recipe
+from bertsmith.cli.serve import serve
+from bertsmith.cli.tag import tag
 from bertsmith.cli.vocab import vocab
 from bertsmith.ground.errors import UserError
 
@@ -29,7 +37,7 @@ app = Typer(
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    epilog="Start here: bertsmith demo. "
+    epilog="Start here: bertsmith demo, or bertsmith fill 'Paris is the [MASK] of France.' "
     "A checkpoint of 2018: bertsmith import-tf uncased_L-12_H-768_A-12 models/bert-base. "
     "In Python: import bertsmith; bert = bertsmith.load('models/bert-base').",
 )
@@ -44,6 +52,14 @@ app.command("glue")(glue)
 app.command("inspect")(inspect)
 app.command("evaluate")(evaluate)
 app.command("predict")(predict)
+app.command("fill")(fill)
+app.command("next")(next_sentence)
+app.command("answer")(answer)
+app.command("classify")(classify)
+app.command("tag")(tag)
+app.command("compare")(compare)
+app.command("embed")(embed)
+app.command("serve")(serve)
 app.command("import-tf")(import_tf)
 
 

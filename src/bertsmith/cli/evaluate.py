@@ -6,8 +6,6 @@ from typing import Annotated
 
 from typer import Argument, Option, echo
 
-PERCENT = 100
-
 
 def evaluate(
     model: Annotated[Path, Argument(metavar="RUN", help="Folder of a `bertsmith finetune` run.")],
@@ -25,6 +23,7 @@ def evaluate(
     bertsmith evaluate runs/mnli --data glue/MNLI --split dev-mismatched
     """
     from bertsmith.finetuning.using import ask  # torch loads here, not for --help
+    from bertsmith.tasks.number_errors import measure_text
 
     said = ask([model.expanduser()], data.expanduser(), split=split, skip_bad=skip_bad)
     measures = said.measures()
@@ -35,7 +34,7 @@ def evaluate(
         return
     echo(f"{said.task.title}, {len(said.examples):,} examples" + _skipped(said.skipped))
     for name, value in measures.items():
-        echo(f"  {name.replace('_', ' ')}: {PERCENT * value:.2f}")
+        echo(f"  {name.replace('_', ' ')}: {measure_text(name, value)}")
 
 
 def _skipped(count: int) -> str:

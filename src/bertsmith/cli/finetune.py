@@ -16,10 +16,9 @@ from bertsmith.recipe.toml_text import value_text
 if TYPE_CHECKING:
     from bertsmith.finetuning.folder import Assignment
     from bertsmith.finetuning.job import FinetuningResult
-    from bertsmith.studies.cells import Cell, Spread, Stopped
+    from bertsmith.studies.cells import Spread, Stopped
     from bertsmith.tasks.task import Task
 
-PERCENT = 100
 OWN = "custom"
 
 
@@ -98,7 +97,7 @@ def show(result: "FinetuningResult", *, as_json: bool) -> None:
         return
     for split, measures in result.measures.items():
         for name, value in measures.items():
-            echo(f"  {split} {name.replace('_', ' ')}: {PERCENT * value:.2f}")
+            echo(f"  {split} {name.replace('_', ' ')}: {_told_value(name, value)}")
     echo(f"{result.examples:,} examples, {result.steps:,} steps, {duration(result.seconds)}")
     echo(f"model: {result.folder / 'model'}")
 
@@ -204,9 +203,9 @@ def _run_one(assignment: "Assignment", *, as_json: bool) -> None:
 
 def _run_many(assignment: "Assignment", *, seeds: int, as_json: bool) -> None:
     """Run the seeds, or the paper's grid where there is only one."""
-    from bertsmith.studies.cells import Stopped, over_grid, run_cells
+    from bertsmith.studies.cells import Stopped, over_grid, over_seeds, run_cells
 
-    cells = _over_seeds(assignment, seeds) if seeds > 1 else over_grid(assignment)
+    cells = over_seeds(assignment, seeds) if seeds > 1 else over_grid(assignment)
     try:
         with watching(live_line, as_json=as_json) as watch:
             results = run_cells(cells, watch)
@@ -215,17 +214,6 @@ def _run_many(assignment: "Assignment", *, seeds: int, as_json: bool) -> None:
         raise Exit(STOPPED) from None
     named = {cell.name: result for cell, result in zip(cells, results, strict=True)}
     show_many(named, as_json=as_json)
-
-
-def _over_seeds(assignment: "Assignment", seeds: int) -> "list[Cell]":
-    """The same run with its own seed and those after it."""
-    from bertsmith.studies.cells import Cell, with_values
-
-    cells = []
-    for seed in range(first := assignment.recipe.run.seed, first + seeds):
-        recipe, name = with_values(assignment.recipe, {"run.seed": seed}), f"seed-{seed}"
-        cells.append(Cell(name, replace(assignment, recipe=recipe, out=assignment.out / name)))
-    return cells
 
 
 def show_stop(stopped: "Stopped", *, as_json: bool) -> None:
@@ -248,17 +236,25 @@ def show_many(results: "dict[str, FinetuningResult]", *, as_json: bool) -> None:
         echo(f"{name}: {_told(result)}")
     for split, held in spreads.items():
         for name, spread in held.items():
-            echo(f"{split} {name.replace('_', ' ')}: {_spread(spread)}")
+            echo(f"{split} {name.replace('_', ' ')}: {_spread(name, spread)}")
     if best:
         echo(f"best: {best} ({results[best].folder})")
 
 
 def _told(result: "FinetuningResult") -> str:
     for split, measures in result.measures.items():
-        return f"{split} " + ", ".join(f"{name} {PERCENT * value:.2f}" for name, value in measures.items())
+        told = (f"{name} {_told_value(name, value)}" for name, value in measures.items())
+        return f"{split} {', '.join(told)}"
     return "finished; there is no development set"
 
 
-def _spread(spread: "Spread") -> str:
-    mean, median, deviation = (PERCENT * value for value in (spread.mean, spread.median, spread.deviation))
-    return f"mean {mean:.2f}, median {median:.2f}, deviation {deviation:.2f} over {spread.runs} runs"
+def _spread(name: str, spread: "Spread") -> str:
+    values = (spread.mean, spread.median, spread.deviation)
+    mean, median, deviation = (_told_value(name, value) for value in values)
+    return f"mean {mean}, median {median}, deviation {deviation} over {spread.runs} runs"
+
+
+def _told_value(name: str, value: float) -> str:
+    from bertsmith.tasks.number_errors import measure_text  # numpy loads here, not for --help
+
+    return measure_text(name, value)

@@ -15,7 +15,7 @@ def glue(
     data: Annotated[Path, Option(help="The folder that holds CoLA/, SST-2/ and so on.")],
     out: Annotated[Path, Option(help="Folder for all runs; what is finished there is not done again.")],
     model: Annotated[Path | None, Option(help="Model folder; without it the small own one.")] = None,
-    seeds: Annotated[int, Option(min=1, help="Runs for each task, with seeds 0, 1, 2 ...")] = 1,
+    seeds: Annotated[int, Option(min=1, help="Runs for each task, from run.seed (0) on.")] = 1,
     skip_bad: Annotated[bool, Option("--skip-bad", help="Leave bad lines out and count them.")] = False,
     settings: Annotated[
         list[str] | None, Option("--set", metavar="KEY=VALUE", help="A setting for all tasks, repeatable.")

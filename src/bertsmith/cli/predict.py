@@ -21,8 +21,8 @@ def predict(
 ) -> None:
     """Write what a model says of each example of a file.
 
-    Texts become a TSV with the prediction and the probability of each class; tagged words become columns for
-    conlleval; questions become the three JSON files of the SQuAD scripts.
+    Texts and choices become a TSV with the prediction and the probability of each class or option; tagged
+    words become columns for conlleval; questions become the three JSON files of the SQuAD scripts.
 
     Examples:
 

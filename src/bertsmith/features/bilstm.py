@@ -48,14 +48,15 @@ class FrozenMixScorer(nn.Module):
     """Scores from a frozen encoder: all its layers mixed, then BiLSTMs, then one linear layer."""
 
     def __init__(
-        self, network: Network, outputs: int, *, kind: Kind, pair: bool, stream: torch.Generator
+        self, network: Network, outputs: int, *, kind: Kind, separator: int | None, stream: torch.Generator
     ) -> None:
+        """The separator is the token that ends the first text of a pair; None where a text stands alone."""
         super().__init__()
         self.network = network.requires_grad_(False).eval()
         shape = network.shape
         self.mix = LayerMix(len(network.encoder.order) + 1)
         self.dropout = nn.Dropout(shape.head_dropout)
-        self.reader = _reader(shape.width, kind, pair=pair, dropout=shape.head_dropout)
+        self.reader = _reader(shape.width, kind, separator=separator, dropout=shape.head_dropout)
         self.output = nn.Linear(self.reader.outputs, outputs)
         for part in (self.reader, self.output):
             _draw(part, stream)
@@ -105,15 +106,16 @@ class PairReader(nn.Module):
     """Two texts that look at each other, as in ESIM (Chen et al. 2017): each is read, every token is compared
     with what it finds in the other text, and the comparisons are read again."""
 
-    def __init__(self, width: int, *, dropout: float) -> None:
+    def __init__(self, width: int, *, separator: int, dropout: float) -> None:
         super().__init__()
+        self.separator = separator
         self.bilstm = PackedBiLstm(width, width, dropout=dropout)
         self.compare = nn.Linear(4 * 2 * width, width)
         self.second_bilstm = PackedBiLstm(width, width, dropout=dropout)
         self.outputs = 8 * width
 
     def forward(self, mixed_TD: Tensor, inputs: PackedBatch) -> Tensor:
-        parts = _parts_of_pairs(inputs)
+        parts = _parts_of_pairs(inputs, self.separator)
         states_TD: Tensor = self.bilstm(mixed_TD, parts)
         found_TD = _found_in_partner(states_TD, parts)
         compared = (states_TD, found_TD, states_TD - found_TD, states_TD * found_TD)
@@ -121,10 +123,14 @@ class PairReader(nn.Module):
         return _pooled(again_TD, parts).view(inputs.layout.sequences, -1)
 
 
-def _reader(width: int, kind: Kind, *, pair: bool, dropout: float) -> TokenReader | TextReader | PairReader:
+def _reader(
+    width: int, kind: Kind, *, separator: int | None, dropout: float
+) -> TokenReader | TextReader | PairReader:
     if kind in ("tag", "span"):
         return TokenReader(width, dropout=dropout)
-    return PairReader(width, dropout=dropout) if pair else TextReader(width, dropout=dropout)
+    if separator is None:
+        return TextReader(width, dropout=dropout)
+    return PairReader(width, separator=separator, dropout=dropout)
 
 
 def _draw(module: nn.Module, stream: torch.Generator) -> None:
@@ -138,11 +144,17 @@ def _draw(module: nn.Module, stream: torch.Generator) -> None:
                 parameter.zero_()
 
 
-def _parts_of_pairs(inputs: PackedBatch) -> Layout:
-    """The layout in which each text of a pair is a sequence; the second is empty where there is none."""
+def _parts_of_pairs(inputs: PackedBatch, separator: int) -> Layout:
+    """The layout in which each text of a pair is a sequence; the second is empty where there is none.
+
+    The first ends with the first separator: segments would not do, as RoBERTa's are 0 in both texts.
+    """
     starts_S1 = inputs.layout.starts_S1
+    before_T1 = nn.functional.pad((inputs.tokens_T == separator).cumsum(0), (1, 0))
+    before_S = before_T1[starts_S1[:-1].long()]
+    is_first_T = before_T1[:-1] == before_S.repeat_interleave(starts_S1.diff().long())
     ends_of_firsts = torch.segment_reduce(
-        (inputs.segments_T == 0).float(), "sum", offsets=starts_S1.long(), axis=0, initial=0.0, unsafe=True
+        is_first_T.float(), "sum", offsets=starts_S1.long(), axis=0, initial=0.0, unsafe=True
     )
     middles_S = starts_S1[:-1] + ends_of_firsts.to(starts_S1.dtype)
     both_G = torch.stack((starts_S1[:-1], middles_S), -1).flatten()

@@ -124,7 +124,8 @@ class _Course:
         def due_after(number: int) -> Due:
             if number == total:
                 return Due()
-            return Due(number in exams, saving=stop.here or standing.state_is_due, stopping=stop.here)
+            stopping = stop.here  # read once: a signal may come at any moment, and a stop must be saved
+            return Due(number in exams, saving=stopping or standing.state_is_due, stopping=stopping)
 
         for step in tuning_steps(
             run.learner, run.batches, run.recipe, first=standing.step, due_after=due_after

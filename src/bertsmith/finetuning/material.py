@@ -3,19 +3,17 @@
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatch
 from functools import cache
 from itertools import compress
 from pathlib import Path
 
 from bertsmith.ground.errors import UserError
-from bertsmith.ground.files import COMPRESSED_SUFFIXES
 from bertsmith.recipe.finetuning import FinetuningRecipe
 from bertsmith.tasks.encoded import EncodedSet
 from bertsmith.tasks.encoding import encode_split
 from bertsmith.tasks.encoding_cache import cached_encoding, encoding_key
 from bertsmith.tasks.examples import BadLine, Example, TaggedExample, TextExample
-from bertsmith.tasks.reading import has_split, labels_in, labels_of, read_split
+from bertsmith.tasks.reading import has_name, has_split, is_labelled, labels_in, labels_of, read_split
 from bertsmith.tasks.task import Task
 from bertsmith.tasks.task_file import TaskNote
 from bertsmith.text.tokenizer import Tokenizer
@@ -60,6 +58,7 @@ def read_material(task: Task, data: Path, *, skip_bad: bool) -> Material:
         read = read_split(task, data, name, skip_bad=skip_bad)
         splits[name] = read.examples
         skipped += read.skipped
+    _refuse_unlabelled(splits)
     labels = labels_of(task, splits["train"])
     for name in [name for name in splits if name != "train"]:
         if skip_bad:
@@ -68,6 +67,19 @@ def read_material(task: Task, data: Path, *, skip_bad: bool) -> Material:
         if remark := on_strange_labels(splits[name], labels):
             _tell_once(f"{name}: {remark}")
     return Material(task, {name: read for name, read in splits.items() if read}, labels, tuple(skipped))
+
+
+def _refuse_unlabelled(splits: Mapping[str, Sequence[Example]]) -> None:
+    """Stop where there is nothing to learn from, or something that cannot be judged."""
+    for name, examples in splits.items():
+        bare = [example for example in examples if not is_labelled(example)]
+        if name == "train" and len(bare) == len(examples):
+            what, remedy = "no training example has a label", "name a file with labels"
+            raise UserError(what, where=examples[0].where, remedy=remedy)
+        if name != "train" and bare:
+            what = f"{len(bare):,} of {len(examples):,} examples to judge the model by have no label"
+            remedy = "add the labels, or take the development file away"
+            raise UserError(f"{what}; this is the first", where=bare[0].where, remedy=remedy)
 
 
 def split_named(task: Task, file: Path) -> str | None:
@@ -79,8 +91,7 @@ def split_named(task: Task, file: Path) -> str | None:
 
 def names_file(task: Task, split: str, file: Path) -> bool:
     """Whether a file has one of the names of a split."""
-    names = [Path(pattern).name for pattern in task.splits[split].files]
-    return any(fnmatch(file.name, name + end) for name in names for end in ("", *COMPRESSED_SUFFIXES))
+    return any(has_name(file, pattern) for pattern in task.splits[split].files)
 
 
 def _exams_in(task: Task, data: Path) -> list[str]:

@@ -8,6 +8,7 @@ from bertsmith.finetuning.material import Material, Sheet
 from bertsmith.finetuning.number_scale import NumberScale
 from bertsmith.recipe.finetuning import FinetuningRecipe
 from bertsmith.tasks.batches import ShuffledBatches
+from bertsmith.tasks.custom import FEWEST_TO_PART
 from bertsmith.tasks.cut_texts import cut_share
 from bertsmith.tasks.task_file import TaskNote
 from bertsmith.text.tokenizer import Tokenizer
@@ -21,12 +22,13 @@ LEAST_SHARE = 0.001
 def on_exams(assignment: Assignment, material: Material) -> Iterator[str]:
     """That there is no development set, and why."""
     if not material.exams:
-        yield f"no development set ({_why(assignment)}): the model is not judged"
+        yield f"no development set ({_why(assignment, material)}): the model is not judged"
 
 
-def _why(assignment: Assignment) -> str:
+def _why(assignment: Assignment, material: Material) -> str:
     if assignment.task.custom.get("dev_share"):
-        return "there are too few rows to keep some for it"
+        few = len(material.splits["train"]) < FEWEST_TO_PART
+        return f"fewer than {FEWEST_TO_PART} rows" if few else "no label can spare a row"
     if assignment.data.is_file():
         return "one file was given, not the folder that holds both"
     names = list(assignment.task.splits["dev"].files)  # what can be trained for has such a split

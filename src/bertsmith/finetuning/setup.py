@@ -101,13 +101,14 @@ def learner_and_model(
     """What learns, and the same network as it is asked."""
     gpu = world.device.type == "cuda"
     precision = ("bf16" if gpu else "fp32") if recipe.run.precision == "auto" else recipe.run.precision
-    scorer = scorer_of(beginning.network, note, seed=recipe.run.seed, fresh=beginning.fresh)
+    network, seed = beginning.network, recipe.run.seed
+    scorer = scorer_of(network, note, beginning.tokenizer, seed=seed, fresh=beginning.fresh)
     objective = TaskObjective(scorer.to(world.device), note.kind, span_over=note.head.span_over).train()
     wanted = recipe.run.compile == "on" or (recipe.run.compile == "auto" and gpu)
     if wanted and note.head.encoder != "frozen-mix":  # an LSTM is no part of a graph
         objective.compile_whole()
     optimizer = build_tuning_optimizer(scorer, recipe.optim)
-    recordable = objective.compiled and _recordable(beginning.network, precision, world.device)
+    recordable = objective.compiled and _recordable(network, precision, world.device)
     graphs = recording_of(optimizer, world.device) if recordable else None
     learner = Learner(objective, optimizer, world, precision, recipe.optim.clip_norm, Caution("off"), graphs)
     return learner, TaskModel(objective, beginning.tokenizer, note, world.device, precision)

@@ -12,6 +12,8 @@ from bertsmith.tasks.examples import Question
 from bertsmith.tasks.squad_scores import best_threshold, squad_scores
 
 SPLITS = 5
+MARGIN = 1.0
+"""By so much the threshold is above all null odds, where every question is best answered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +29,12 @@ class ThresholdTrial:
 
 
 def tuned_threshold(questions: Sequence[Question], answers: Sequence[QuestionAnswer]) -> float:
-    """The threshold that gives the best F1 on these questions."""
-    _, threshold = best_threshold(questions, _texts(answers), _odds(answers), "f1")
-    return threshold
+    """The threshold that gives the best F1 on these questions, in the middle of all that give it."""
+    odds = _odds(answers)
+    _, least = best_threshold(questions, _texts(answers), odds, "f1")
+    above = min((each for each in odds.values() if each > least), default=least + 2 * MARGIN)
+    middle = (least + above) / 2
+    return middle if middle < above else least  # neighbouring floats have no middle
 
 
 def threshold_trials(
@@ -54,9 +59,9 @@ def _trial(
     threshold = tuned_threshold([questions[place] for place in places], [answers[place] for place in places])
     judged_questions = [questions[place] for place in others]
     judged_answers = [answers[place] for place in others]
-    odds, texts = _odds(judged_answers), _texts(judged_answers)
-    tuned = squad_scores(judged_questions, texts, null_odds=odds, threshold=threshold)
-    zero = squad_scores(judged_questions, texts, null_odds=odds, threshold=0.0)
+    tuned, zero = (
+        squad_scores(judged_questions, _decided(judged_answers, each)) for each in (threshold, 0.0)
+    )
     return ThresholdTrial(threshold, tuned["f1"], zero["f1"], tuned["exact"], zero["exact"])
 
 
@@ -73,6 +78,11 @@ def threshold_report(
 def _texts(answers: Sequence[QuestionAnswer]) -> dict[str, str]:
     """The best span of each question: while the threshold is not yet decided, that is its answer."""
     return {answer.key: answer.text for answer in answers}
+
+
+def _decided(answers: Sequence[QuestionAnswer], threshold: float) -> dict[str, str]:
+    """What is answered with this threshold."""
+    return {answer.key: "" if answer.null_odds > threshold else answer.text for answer in answers}
 
 
 def _odds(answers: Sequence[QuestionAnswer]) -> dict[str, float]:

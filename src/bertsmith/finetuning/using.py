@@ -4,10 +4,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
 
+from bertsmith.finetuning.examining import with_threshold
 from bertsmith.finetuning.folder import ASSIGNMENT, TuningFolder
 from bertsmith.finetuning.material import (
     names_file,
@@ -120,9 +122,10 @@ class _Members:
 
     def said(self, task: Task, split: str, read: ReadSplit) -> Said:
         """What they say of these examples."""
-        note, examples = self.note.model_copy(update={"metrics": task.metrics}), read.examples
-        encoded = self.models[0].encode(examples)
+        examples = read.examples
         _refuse_strangers(self.folders, self.models, examples)
+        note = _common_note(self.models).model_copy(update={"metrics": task.metrics})
+        encoded = self.models[0].encode(examples)
         outcomes = [self.models[0].outcome(examples, encoded)]
         outcomes += [model.outcome(examples, model.encode(examples)) for model in self.models[1:]]
         outcome = _together(note, examples, encoded, outcomes)
@@ -248,7 +251,17 @@ def _refuse_strangers(
 
 
 def _question(note: TaskNote) -> tuple[object, ...]:
-    return note.kind, note.labels, note.pairs
+    answers = note.answers
+    span = (answers.best, answers.longest, answers.null_threshold == "off") if note.kind == "span" else ()
+    return note.kind, note.labels, note.pairs, span
+
+
+def _common_note(models: Sequence[TaskModel]) -> TaskNote:
+    """The note of members who answer the same question, with the mean of their null thresholds."""
+    note = models[0].note
+    thresholds = [model.note.answers.null_threshold for model in models]
+    numbers = [threshold for threshold in thresholds if isinstance(threshold, float)]
+    return with_threshold(note, fmean(numbers)) if note.kind == "span" and numbers else note
 
 
 def _key(model: TaskModel, examples: Sequence[Example]) -> str:

@@ -6,11 +6,16 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
 PATIENCE_SECONDS = 2.0
+_on_screen: list[str] = []
+"""What the bar that is drawn now is about: a terminal has room for one."""
 
 
 @contextmanager
-def progress_bar(what: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A function to call with how much was done; on a terminal, a bar appears after the first seconds."""
+def progress_bar(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
+    """A function to call with how much was done; on a terminal, a bar appears after the first seconds.
+
+    Without a total it only shows that something goes on. While one bar is drawn, no other is.
+    """
     begin, done = time.monotonic(), 0
     show: Callable[[int], None] | None = None
     with ExitStack() as screen:
@@ -18,7 +23,8 @@ def progress_bar(what: str, total: int) -> Iterator[Callable[[int], None]]:
         def advance(amount: int) -> None:
             nonlocal done, show
             done += amount
-            if show is None and time.monotonic() - begin > PATIENCE_SECONDS and sys.stderr.isatty():
+            waits = time.monotonic() - begin > PATIENCE_SECONDS and sys.stderr.isatty()
+            if show is None and waits and not _on_screen:
                 show = screen.enter_context(_drawn(what, total))
             if show is not None:
                 show(done)
@@ -27,10 +33,14 @@ def progress_bar(what: str, total: int) -> Iterator[Callable[[int], None]]:
 
 
 @contextmanager
-def _drawn(what: str, total: int) -> Iterator[Callable[[int], None]]:
+def _drawn(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
     from rich.console import Console  # a quarter of a second that short jobs need not spend
     from rich.progress import Progress
 
     with Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(what, total=total)
-        yield lambda done: bar.update(task, completed=done)
+        _on_screen.append(what)
+        try:
+            yield lambda done: bar.update(task, completed=done)
+        finally:
+            _on_screen.remove(what)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from bertsmith.ground.errors import UserError
 from bertsmith.inference.engine import WINDOW_TEXTS, Engine, Text, listed
+from bertsmith.inference.pairs import listed_pairs
 from bertsmith.inference.replies import Choice, Classification, Entity, TaggedWord
 from bertsmith.inference.task_model import TaskModel, task_model_of
 from bertsmith.inference.tuned import Tuned
@@ -83,56 +84,45 @@ class Asker:
             tagged[sentence].append(self._tagged(words[sentence][number], scores_PC[place]))
         return tagged
 
-    def entities(self, text: str) -> list[Entity]:
-        """The stretches of the text that its words' tags mark."""
+    def entities(self, texts: Iterable[str]) -> list[list[Entity]]:
+        """The stretches of each text that its words' tags mark."""
         scheme = scheme_of([self.note.labels])
         if not any(spans_of([label], scheme) for label in self.note.labels):
             named = ", ".join(self.note.labels[:NAMED_TAGS])
             what = f"the tags of this model mark no stretches of words (they are {named} ...)"
             raise UserError(what, remedy="call tag")
-        if not isinstance(text, str):
-            what = f"one text is expected, not {type(text).__name__}"
-            raise UserError(what, remedy="call entities once for each text")
-        (words,) = self.tag([text])
-        places = [
-            (span.type, words[span.first].start, words[span.end - 1].end)
-            for span in spans_of([word.tag for word in words], scheme)
-        ]
-        return [Entity(kind, text[start:end], start, end) for kind, start, end in places]
+        several = listed(texts)
+        for number, text in enumerate(several):
+            if not isinstance(text, str):
+                what = f"is {type(text).__name__}, not a text"
+                raise UserError(what, where=f"text {number}", remedy="a text with entities is a str")
+        tagged = zip(several, self.tag(several), strict=True)
+        return [self.entities_of(text, words) for text, words in tagged]
 
-    def answers(self, question: str, passage: str) -> list[QuestionAnswer]:
-        """The answer to a question, then what else was considered, best first."""
-        for name, text in (("question", question), ("passage", passage)):
-            if isinstance(text, str) and not text.strip():
-                raise UserError("is empty", where=f"the {name}", remedy="give it some words")
-        self._refuse_unreadable([(question, passage)])
-        example = Question(
-            "0", question, passage, answers=(), labelled=False, article="", where="the question"
-        )
-        (answer,) = self._outcome([example]).answers
-        others = [
-            replace(
-                answer,
-                text=guess.text,
-                start=guess.start,
-                end=guess.start + len(guess.text),
-                score=guess.start_score + guess.end_score,
-                probability=guess.probability,
-            )
-            for guess in answer.nbest
-            if guess.text != answer.text
+    def entities_of(self, text: str, words: Sequence[TaggedWord]) -> list[Entity]:
+        """The stretches that the tags of a text's words mark."""
+        spans = spans_of([word.tag for word in words], scheme_of([self.note.labels]))
+        return [_entity(text, span.type, words[span.first : span.end]) for span in spans]
+
+    def answers(self, questions: Iterable[tuple[str, str]]) -> list[list[QuestionAnswer]]:
+        """To each question about its passage the answer, then what else was considered, best first."""
+        pairs = listed_pairs(questions)
+        for number, pair in enumerate(pairs):
+            for name, text in zip(("question", "passage"), pair, strict=True):
+                if isinstance(text, str) and not text.strip():
+                    raise UserError("is empty", where=f"{name} {number}", remedy="give it some words")
+        self._refuse_unreadable(pairs)
+        examples = [
+            Question(str(number), *pair, answers=(), labelled=False, article="", where=f"question {number}")
+            for number, pair in enumerate(pairs)
         ]
-        return [answer, *others]
+        return [[answer, *_others(answer)] for answer in self._outcome(examples).answers] if examples else []
 
     def choose(self, options: Iterable[tuple[str, str]], *, truncate: bool) -> Choice:
         """The most probable of these pairs."""
-        pairs = listed(options)
+        pairs = listed_pairs(options)
         if len(pairs) < 2:
             raise UserError(f"a choice among {len(pairs)} is none", remedy="give at least two pairs")
-        for number, pair in enumerate(pairs):
-            if isinstance(pair, str):
-                remedy = "an option is a tuple of two: what all options share, and what this one adds"
-                raise UserError("is one text, not a pair", where=f"text {number}", remedy=remedy)
         self._refuse_unreadable(pairs, truncate=truncate)
         shares = self._outcome([ChoiceExample("0", tuple(pairs), None, "the options")]).scores
         return Choice(int(shares.argmax()), tuple(float(share) for share in shares))
@@ -193,6 +183,16 @@ class Asker:
         return self.model.outcome(examples, self.model.encode(examples))
 
 
+def text_ability(model: Model, tuned: Tuned | None) -> set[str]:
+    """Whether a head for texts gives classes or numbers; nothing where it cannot be asked."""
+    if tuned is not None and tuned.note.head_name == "classify":
+        return {"score" if tuned.note.kind == "regress" else "classify"}
+    try:
+        return {"score" if stranger_note(model, "classify").kind == "regress" else "classify"}
+    except UserError:  # several numbers for a text
+        return set()
+
+
 def asker_of(model: Model, engine: Engine, head: str, tuned: Tuned | None) -> Asker:
     """The way to ask a head of a model: as its folder was trained, or as heads of its kind usually are."""
     own = tuned if tuned is not None and tuned.note.head_name == head else None
@@ -238,6 +238,27 @@ def _refuse_unfit(model: Model, tuned: Tuned) -> None:
     else:
         return
     raise UserError(what, where="task.json", remedy="put the file back that the run wrote")
+
+
+def _entity(text: str, kind: str, words: Sequence[TaggedWord]) -> Entity:
+    start, end = words[0].start, words[-1].end
+    return Entity(kind, text[start:end], start, end, sum(word.probability for word in words) / len(words))
+
+
+def _others(answer: QuestionAnswer) -> list[QuestionAnswer]:
+    """What else was considered, as answers of their own."""
+    return [
+        replace(
+            answer,
+            text=guess.text,
+            start=guess.start,
+            end=guess.start + len(guess.text),
+            score=guess.start_score + guess.end_score,
+            probability=guess.probability,
+        )
+        for guess in answer.nbest
+        if guess.text != answer.text
+    ]
 
 
 def _written(sentence: object, *, where: str) -> str:

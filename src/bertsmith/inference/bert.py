@@ -1,7 +1,7 @@
 """The object people hold: a trained encoder with its tokenizer, and what it can say of texts."""
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, overload
@@ -14,13 +14,16 @@ from bertsmith.ground.files import atomic_folder
 from bertsmith.inference.default_model import DEFAULT_MODEL
 from bertsmith.inference.engine import Engine, Text
 from bertsmith.inference.filling import (
+    Extension,
     Filling,
     Guess,
     encode_masked,
+    extend_text,
     fill_each_mask,
     fill_jointly,
     refuse_unless_count,
 )
+from bertsmith.inference.pairs import listed_pairs
 from bertsmith.inference.replies import Choice, Classification, Entity, TaggedWord
 from bertsmith.inference.tuned import Tuned, read_tuned, tuned_files, write_tuned
 from bertsmith.model.encoder import first_of_rows, largest_of_rows, mean_of_rows
@@ -28,16 +31,18 @@ from bertsmith.model.family import member_of
 from bertsmith.model.tensor_files import WEIGHT_FILES
 from bertsmith.model.weights import Model, read_model, write_model
 from bertsmith.packed import PackedBatch, unpack
-from bertsmith.tasks.answers import QuestionAnswer
 from bertsmith.text.tokenizer import Tokenizer
 from bertsmith.text.tokenizer_files import TOKENIZER_FILES
 
 if TYPE_CHECKING:
     from bertsmith.inference.asking import Asker, Sentence
+    from bertsmith.tasks.answers import QuestionAnswer
 
 Pooling = Literal["mean", "cls", "max"]
 Precision = Literal["fp32", "bf16"]
 POOLS = {"mean": mean_of_rows, "cls": first_of_rows, "max": largest_of_rows}
+HEADS = {"fill": "mlm", "next": "nsp", "tag": "tag", "answer": "span", "choose": "choice"}
+"""What some abilities take; `classify` and `score` share a head, `embed` and `look` take none."""
 PRECISIONS: dict[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 MOST_SPARE_ROWS = 128
@@ -111,6 +116,17 @@ class Bert:
         """The heads that the folder brought."""
         return tuple(head for head in self.model.network.heads if head not in self.model.untrained)
 
+    @property
+    def abilities(self) -> tuple[str, ...]:
+        """What can be asked here: of fill, next, classify, score, tag, answer, choose, embed, look."""
+        able = {ability for ability, head in HEADS.items() if not self._lacking(head)}
+        if not self._lacking("classify"):
+            from bertsmith.inference.asking import text_ability
+
+            able |= text_ability(self.model, self.tuned)
+        order = ("fill", "next", "classify", "score", "tag", "answer", "choose")
+        return *(ability for ability in order if ability in able), "embed", "look"
+
     def __repr__(self) -> str:
         shape = self.model.network.shape
         size = f"{shape.layers} layers of width {shape.width} on {self.engine.device}"
@@ -138,27 +154,48 @@ class Bert:
 
     def fill(self, text: str, *, top: int = 5, truncate: bool = False) -> list[list[Guess]]:
         """For each mask of the text the most probable tokens, each mask by itself."""
+        (guesses,) = self.fill_each([text], top=top, truncate=truncate)
+        return guesses
+
+    def fill_each(
+        self, texts: Iterable[str], *, top: int = 5, truncate: bool = False
+    ) -> list[list[list[Guess]]]:
+        """For each text and each of its masks the most probable tokens."""
         self._need("mlm", "to fill masks")
-        return fill_each_mask(self.engine, encode_masked(self.engine, text, truncate=truncate), top)
+        return fill_each_mask(self.engine, texts, top=top, truncate=truncate)
 
     def fill_jointly(
         self, text: str, *, top: int = 5, beam: int = 10, truncate: bool = False
     ) -> list[Filling]:
         """The most probable fillings of all masks together: each sees what was put into those before it."""
         self._need("mlm", "to fill masks")
-        return fill_jointly(self.engine, encode_masked(self.engine, text, truncate=truncate), top, beam)
+        (masked,) = encode_masked(self.engine, [text], truncate=truncate)
+        return fill_jointly(self.engine, masked, top, beam)
+
+    def extend(self, text: str, *, count: int) -> Iterator[Extension]:
+        """The text with one token more each time, each at the price of reading all of it again."""
+        self._need("mlm", "to extend texts")
+        return extend_text(self.engine, text, count)
 
     def next_sentence(self, first: str, second: str, *, truncate: bool = False) -> NextSentence:
         """Whether the second text follows the first."""
+        (answer,) = self.next_sentences([(first, second)], truncate=truncate)
+        return answer
+
+    def next_sentences(
+        self, pairs: Iterable[tuple[str, str]], *, truncate: bool = False
+    ) -> list[NextSentence]:
+        """For each pair whether its second text follows the first."""
         self._need("nsp", "to say whether one sentence follows another")
         network = self.model.network
+        next_label = member_of(network.shape.model_type).next_label
 
-        def scores(batch: PackedBatch) -> list[Tensor]:
-            return list(network.scores("nsp", network(batch), batch.layout).float().softmax(-1).cpu())
+        def shares(batch: PackedBatch) -> list[float]:
+            shares_S2 = network.sentence_scores("nsp", batch).float().softmax(-1)
+            return [float(share) for share in shares_S2[:, next_label].cpu()]
 
-        (probabilities,) = self.engine.answer_each([(first, second)], scores, truncate=truncate)
-        follows = float(probabilities[member_of(network.shape.model_type).next_label])
-        return NextSentence(follows > 0.5, follows)
+        found = self.engine.answer_each(listed_pairs(pairs), shares, truncate=truncate)
+        return [NextSentence(share > 0.5, share) for share in found]
 
     def classify(self, texts: Iterable[Text], *, truncate: bool = False) -> list[Classification]:
         """The class of each text or pair, or its classes where it may have several.
@@ -177,26 +214,46 @@ class Bert:
 
     def entities(self, text: str) -> list[Entity]:
         """The stretches of a text that a tagger marks, such as names."""
-        return self._asker("tag", "to find entities").entities(text)
+        (found,) = self.entities_each([text])
+        return found
+
+    def entities_each(self, texts: Iterable[str]) -> list[list[Entity]]:
+        """The stretches of each text that a tagger marks."""
+        return self._asker("tag", "to find entities").entities(texts)
+
+    def entities_of(self, text: str, words: Sequence[TaggedWord]) -> list[Entity]:
+        """The stretches that the tags of a text's words mark; none where the model's tags mark none."""
+        return self._asker("tag", "to find entities").entities_of(text, words)
 
     @overload
-    def answer(self, question: str, passage: str) -> QuestionAnswer: ...
+    def answer(self, question: str, passage: str) -> "QuestionAnswer": ...
 
     @overload
-    def answer(self, question: str, passage: str, *, best: Literal[1]) -> QuestionAnswer: ...
+    def answer(self, question: str, passage: str, *, best: Literal[1]) -> "QuestionAnswer": ...
 
     @overload
-    def answer(self, question: str, passage: str, *, best: int) -> QuestionAnswer | list[QuestionAnswer]: ...
+    def answer(
+        self, question: str, passage: str, *, best: int
+    ) -> "QuestionAnswer | list[QuestionAnswer]": ...
 
-    def answer(self, question: str, passage: str, *, best: int = 1) -> QuestionAnswer | list[QuestionAnswer]:
+    def answer(
+        self, question: str, passage: str, *, best: int = 1
+    ) -> "QuestionAnswer | list[QuestionAnswer]":
         """What the passage answers, to the letter, or a list with the next `best` - 1 after it.
 
         A long passage is read in windows. Where it holds no answer, by the folder's threshold, `text` is
         empty and `start` is -1.
         """
+        (found,) = self.answers_each([(question, passage)], best=best)
+        return found[0] if best == 1 else found
+
+    def answers_each(
+        self, questions: Iterable[tuple[str, str]], *, best: int = 1
+    ) -> "list[list[QuestionAnswer]]":
+        """For each question and its passage the answer, and the next `best` - 1 after it."""
         refuse_unless_count("best", best)
-        found = self._asker("span", "to answer questions").answers(question, passage)
-        return found[0] if best == 1 else found[:best]
+        found = self._asker("span", "to answer questions").answers(questions)
+        return [each[:best] for each in found]
 
     def choose(self, options: Iterable[tuple[str, str]], *, truncate: bool = False) -> Choice:
         """Which of several pairs is right; long pairs as in `classify`."""
@@ -220,19 +277,23 @@ class Bert:
         return self._askers[head]
 
     def _need(self, head: str, purpose: str) -> None:
-        if self.tuned is not None and self.tuned.mix and self.tuned.note.head_name == head:
-            return  # a mix of layers answers in its place
-        network = self.model.network
-        member = member_of(network.shape.model_type)
-        if head not in member.heads:
-            what = f"{member.model_type} models have no {head} head, which it takes {purpose}"
+        if not (lacking := self._lacking(head)):
+            return
+        model_type = self.model.network.shape.model_type
+        if head not in member_of(model_type).heads:
+            what = f"{model_type} models have no {head} head, which it takes {purpose}"
             raise UserError(what, remedy="take a model of another family")
-        present = ", ".join(self.heads) or "none"
-        remedy = f"load a folder that was saved with it (heads here: {present})"
+        remedy = f"load a folder that was saved with it (heads here: {', '.join(self.heads) or 'none'})"
+        raise UserError(f"this model has no {lacking} head, which it takes {purpose}", remedy=remedy)
+
+    def _lacking(self, head: str) -> str:
+        """The head that keeps this one from being asked: itself or one that it stands on; nothing if none."""
+        if self.tuned is not None and self.tuned.mix and self.tuned.note.head_name == head:
+            return ""  # a mix of layers answers in its place
+        plan = member_of(self.model.network.shape.model_type).heads.get(head)
         passes_by = self.tuned is not None and self.tuned.reads_raw
-        for needed in (head, *(() if passes_by else member.heads[head].needs)):
-            if needed not in self.heads:
-                raise UserError(f"this model has no {needed} head, which it takes {purpose}", remedy=remedy)
+        needed = (head, *(() if plan is None or passes_by else plan.needs))
+        return next((each for each in needed if each not in self.heads), "")
 
 
 def _worth_telling(model: Model, tuned: Tuned | None) -> tuple[str, ...]:

@@ -1,16 +1,25 @@
-"""Filling masks: each by itself, or all of a text together by beam search."""
+"""Filling masks: each by itself, all of a text together by beam search, or one after another at its end.
+
+Shapes: P masks, V vocabulary.
+"""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-import torch
+from tokenizers import models
 from torch import Tensor
 
 from bertsmith.ground.errors import UserError
-from bertsmith.inference.engine import Engine
+from bertsmith.ground.progress import progress_bar
+from bertsmith.inference.engine import WINDOW_TEXTS, Engine, listed
 from bertsmith.packed import PackedBatch
 from bertsmith.text.tokenizer import Encoded
+
+MASKS_AT_ONCE = 256
+"""Scores of a whole vocabulary for each of them: 30 MB with 30,000 tokens, however many masks a batch has."""
+CLOSING = frozenset(".,;:!?%)]}")
+"""What follows a word without a space."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +40,17 @@ class Filling:
 
 
 @dataclass(frozen=True, slots=True)
+class Extension:
+    """A token that was put at the end of a text, its probability there, and the text with it."""
+
+    token: str
+    probability: float
+    text: str
+    tokens: int
+    """How many tokens the network read to find this one."""
+
+
+@dataclass(frozen=True, slots=True)
 class _Partial:
     encoded: Encoded
     chosen: tuple[int, ...] = ()
@@ -46,28 +66,123 @@ class Masked:
     places: list[int]
 
 
-def encode_masked(engine: Engine, text: str, *, truncate: bool) -> Masked:
-    """The tokens of a text in which the mask token is more than its characters."""
-    if not isinstance(text, str):
-        what = f"one text with masks is expected, not {type(text).__name__}"
-        raise UserError(what, remedy="call fill once for each text")
+def encode_masked(engine: Engine, texts: Sequence[str], *, truncate: bool, first: int = 0) -> list[Masked]:
+    """The tokens of texts in which the mask token is more than its characters, numbered from `first`."""
+    for number, text in enumerate(texts, start=first):
+        if not isinstance(text, str):
+            what = f"is {type(text).__name__}, not a text"
+            raise UserError(what, where=f"text {number}", remedy="a text with masks is a str")
     mask = engine.tokenizer.mask_token
     # The one door through which a special token written in a text is taken for one.
-    (encoded,) = engine.encode([text], truncate=truncate, allow_special=(mask,))
-    places = [place for place, token in enumerate(encoded.ids) if token == engine.tokenizer.mask_id]
-    if not places:
-        raise UserError(f"the text has no {mask}", remedy=f"write {mask} where a token is wanted")
-    return Masked(text, encoded, places)
+    encoded = engine.encode(texts, truncate=truncate, allow_special=(mask,), first=first)
+    for number, each in enumerate(encoded, start=first):
+        if engine.tokenizer.mask_id not in each.ids:
+            remedy = f"write {mask} where a token is wanted"
+            raise UserError(f"has no {mask}", where=f"text {number}", remedy=remedy)
+    return [Masked(text, each, _places(engine, each)) for text, each in zip(texts, encoded, strict=True)]
 
 
-def fill_each_mask(engine: Engine, masked: Masked, top: int) -> list[list[Guess]]:
-    """The most probable tokens for each mask, the others staying masked."""
+def _places(engine: Engine, encoded: Encoded) -> list[int]:
+    return [place for place, token in enumerate(encoded.ids) if token == engine.tokenizer.mask_id]
+
+
+def fill_each_mask(
+    engine: Engine, texts: Iterable[str], *, top: int, truncate: bool
+) -> list[list[list[Guess]]]:
+    """For each text and each of its masks the most probable tokens, the other masks staying masked."""
     refuse_unless_count("top", top)
-    rows = torch.tensor(masked.places, device=engine.device)
-    (scores_MV,) = engine.answer_encoded(
-        [masked.encoded], lambda batch: [_word_log_probabilities(engine, batch, rows)]
-    )
-    return [_guesses(engine, row_V, top) for row_V in scores_MV]
+    several = listed(texts)
+    found: list[list[list[Guess]]] = []
+
+    def guesses(batch: PackedBatch) -> list[list[list[Guess]]]:
+        return _guesses_in_batch(engine, batch, top)
+
+    with progress_bar("filling masks", len(several)) as advance:
+        for first in range(0, len(several), WINDOW_TEXTS):
+            some = several[first : first + WINDOW_TEXTS]
+            masked = encode_masked(engine, some, truncate=truncate, first=first)
+            found += engine.answer_encoded([each.encoded for each in masked], guesses, advance)
+    return found
+
+
+def _guesses_in_batch(engine: Engine, batch: PackedBatch, top: int) -> list[list[list[Guess]]]:
+    """The guesses for the masks of each sequence."""
+    is_mask_T = batch.tokens_T == engine.tokenizer.mask_id
+    rows_P = is_mask_T.nonzero().flatten()
+    masks_PD = engine.network(batch)[rows_P]
+    found = [
+        _guesses(engine, row_V, top)
+        for some_PD in masks_PD.split(MASKS_AT_ONCE)
+        for row_V in _word_log_probabilities(engine, some_PD)
+    ]
+    before = [0, *is_mask_T.cumsum(0).tolist()]
+    return [found[before[start] : before[end]] for start, end in batch.layout.bounds()]
+
+
+def extend_text(engine: Engine, text: str, count: int) -> Iterator[Extension]:
+    """The text with one token more each time: the most probable one, without special ones and loops.
+
+    Nothing is kept from one token to the next. Each layer of an encoder lets every token look at all others,
+    so that a new one changes the states of all before it, and the whole text is read again.
+    """
+    refuse_unless_count("count", count)
+    before, after = _opened(engine, text, count)
+    own = len(before)
+    for _ in range(count):
+        ids = [*before, engine.tokenizer.mask_id, *after]
+        scores_V = _scores_at(engine, ids, len(before))
+        scores_V[[*engine.tokenizer.special_ids, *_closing_a_loop(before)]] = float("-inf")
+        ((token, score),) = _best(engine, scores_V, 1)
+        before.append(token)
+        longer = _with_tokens(engine, text, before[own:])
+        yield Extension(engine.tokenizer.token(token), math.exp(score), longer, len(ids))
+
+
+def _opened(engine: Engine, text: str, count: int) -> tuple[list[int], list[int]]:
+    """What stands before and behind the places of the new tokens."""
+    mask, limit = engine.tokenizer.mask_token, engine.network.shape.positions
+    if isinstance(text, str) and mask in text:
+        raise UserError(f"the text has a {mask} already", remedy="fill it first, or leave it out")
+    (encoded,), stop = engine.encode([text], truncate=False), engine.tokenizer.encode(".")
+    # Before the end of a text stands a full stop, says every model: let the sentence seem to go on.
+    goes_on = [
+        engine.tokenizer.mask_id,
+        *(stop.ids[row] for row, own in enumerate(stop.sequence) if own == 0),
+    ]
+    end = 1 + max(row for row, sequence in enumerate(encoded.sequence) if sequence == 0)
+    if (needed := len(encoded) + count + len(goes_on)) > limit:
+        what = f"the longer text would have {needed} tokens but the model takes {limit}"
+        raise UserError(what, remedy="shorten the text or add fewer")
+    return encoded.ids[:end], [*goes_on, *encoded.ids[end:]]
+
+
+def _scores_at(engine: Engine, ids: list[int], place: int) -> Tensor:
+    """The log-probabilities of all tokens at one place of a text."""
+    encoded = Encoded(ids, [0] * len(ids), [(0, 0)] * len(ids), [0] * len(ids))
+
+    def at_the_mask(batch: PackedBatch) -> list[Tensor]:
+        return [_word_log_probabilities(engine, engine.network(batch)[place : place + 1])[0]]
+
+    (scores_V,) = engine.answer_encoded([encoded], at_the_mask)
+    return scores_V
+
+
+def _closing_a_loop(ids: Sequence[int]) -> set[int]:
+    """The tokens that would repeat the last one, or make three in a row appear twice (Paulus et al. 2017)."""
+    pairs = zip(ids, ids[1:], ids[2:], strict=False)
+    return {ids[-1], *(third for first, second, third in pairs if [first, second] == list(ids[-2:]))}
+
+
+def _with_tokens(engine: Engine, text: str, numbers: Sequence[int]) -> str:
+    """The text with more tokens at its end."""
+    model = engine.tokenizer.closed.model
+    if isinstance(model, models.BPE):  # of bytes: it may take several tokens to spell one character
+        return text + engine.tokenizer.decode(numbers)
+    for number in numbers:
+        # A piece of another kind says itself whether it begins a word.
+        begins = isinstance(model, models.WordPiece) and engine.tokenizer.token(number) not in CLOSING
+        text = _put_in(engine, (f"{text} " if begins else text, number, ""))
+    return text
 
 
 def fill_jointly(engine: Engine, masked: Masked, top: int, beam: int) -> list[Filling]:
@@ -87,7 +202,7 @@ def _extend(engine: Engine, partials: Sequence[_Partial], place: int, beam: int)
 
     def at_the_mask(batch: PackedBatch) -> list[Tensor]:
         rows = batch.layout.starts_S1[:-1] + place
-        return list(_word_log_probabilities(engine, batch, rows))
+        return list(_word_log_probabilities(engine, engine.network(batch)[rows]))
 
     rows = engine.answer_encoded([each.encoded for each in partials], at_the_mask)
     grown = []
@@ -106,8 +221,8 @@ def refuse_unless_count(name: str, value: object) -> None:
         raise UserError(f"{name} is {value!r}", remedy="a whole number from 1 on is expected")
 
 
-def _word_log_probabilities(engine: Engine, batch: PackedBatch, rows_P: Tensor) -> Tensor:
-    scores_PV = engine.network.word_scores(engine.network(batch), rows_P).float()
+def _word_log_probabilities(engine: Engine, masks_PD: Tensor) -> Tensor:
+    scores_PV = engine.network.scores_of_words(masks_PD).float()
     # Rows that no token has (the matrix is rounded up, ids have gaps) stand for nothing.
     scores_PV[:, engine.tokenizer.vocabulary_size :] = float("-inf")
     scores_PV[:, list(engine.tokenizer.gaps)] = float("-inf")

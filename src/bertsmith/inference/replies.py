@@ -39,6 +39,8 @@ class Entity:
     """text[start:end], to the letter."""
     start: int
     end: int
+    probability: float
+    """The mean of its words' probabilities."""
 
 
 @dataclass(frozen=True, slots=True)

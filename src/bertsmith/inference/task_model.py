@@ -1,6 +1,6 @@
 """A fine-tuned model that is asked as it was trained: examples in, what it says of them out."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -16,7 +16,7 @@ from bertsmith.ground.progress import progress_bar
 from bertsmith.ground.seeds import key_of
 from bertsmith.inference.bert import load
 from bertsmith.inference.engine import Engine
-from bertsmith.inference.tuned import Tuned
+from bertsmith.inference.tuned import MIX_FILE, Tuned
 from bertsmith.model.heads import OutputHead
 from bertsmith.model.network import Network
 from bertsmith.tasks.batches import ordered_batches, scores_in_order
@@ -88,11 +88,26 @@ def task_model_of(
     note = tuned.note
     if tuned.reads_raw:
         leave_pooler_out(network, note.head_name)
-    scorer = scorer_of(network, note, seed=0)
+    scorer = scorer_of(network, note, engine.tokenizer, seed=0)
     if isinstance(scorer, FrozenMixScorer):
-        scorer.load_state_dict({**scorer.state_dict(), **tuned.mix})
+        _load_mix(scorer, tuned.mix)
     objective = TaskObjective(scorer.to(engine.device), note.kind, span_over=note.head.span_over).eval()
     return TaskModel(objective, engine.tokenizer, note, engine.device, precision)
+
+
+def _load_mix(scorer: FrozenMixScorer, mix: Mapping[str, Tensor]) -> None:
+    """Put what was learned onto a frozen encoder, and all of it."""
+    wanted = {name: tensor.shape for name, tensor in mix_state(scorer).items()}
+    given = {name: tensor.shape for name, tensor in mix.items()}
+    if wanted != given:
+        name = min(wanted.items() ^ given.items())[0]
+        what = f"does not fit task.json: {name} is {_shape(given, name)}, not {_shape(wanted, name)}"
+        raise UserError(what, where=MIX_FILE, remedy="copy the whole folder again, or fine-tune again")
+    scorer.load_state_dict({**scorer.state_dict(), **mix})
+
+
+def _shape(shapes: Mapping[str, Sequence[int]], name: str) -> str:
+    return str(list(shapes[name])) if name in shapes else "missing"
 
 
 def leave_pooler_out(network: Network, name: str) -> bool:
@@ -105,11 +120,14 @@ def leave_pooler_out(network: Network, name: str) -> bool:
     return True
 
 
-def scorer_of(network: Network, note: TaskNote, *, seed: int, fresh: tuple[str, ...] = ()) -> nn.Module:
+def scorer_of(
+    network: Network, note: TaskNote, tokenizer: Tokenizer, *, seed: int, fresh: tuple[str, ...] = ()
+) -> nn.Module:
     """What gives a network's scores for a task: its own head, or a mix of a frozen encoder's layers."""
     if note.head.encoder == "frozen-mix":
         stream = torch.Generator().manual_seed(key_of(seed, "mix"))
-        return FrozenMixScorer(network, note.outputs, kind=note.kind, pair=note.pairs, stream=stream)
+        separator = tokenizer.sep_id if note.pairs else None
+        return FrozenMixScorer(network, note.outputs, kind=note.kind, separator=separator, stream=stream)
     if note.head.encoder == "frozen-linear":
         freeze_encoder(network, fresh=fresh)
     return NetworkScorer(network, note.head_name)

@@ -2,13 +2,17 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from bertsmith.ground.errors import UserError
-from bertsmith.tasks.task_file import TASK_FILE, TaskNote, read_task_note, write_task_note
+from bertsmith.tasks.task import TASK_FILE
+
+if TYPE_CHECKING:
+    from bertsmith.tasks.task_file import TaskNote
 
 MIX_FILE = "mix.safetensors"
 """The weights on top of a frozen encoder, which no published class has a name for."""
@@ -18,7 +22,7 @@ MIX_FILE = "mix.safetensors"
 class Tuned:
     """How a fine-tuned model is asked."""
 
-    note: TaskNote
+    note: "TaskNote"
     mix: dict[str, Tensor] = field(default_factory=dict)
     """What was learned on top of a frozen encoder (head.encoder = frozen-mix); otherwise empty."""
 
@@ -30,17 +34,24 @@ class Tuned:
 
 def read_tuned(folder: Path) -> Tuned | None:
     """How the model of this folder is asked, or nothing where it was not fine-tuned here."""
-    note = read_task_note(folder)
-    if note is None:
+    if not (folder / TASK_FILE).is_file():
         return None
+    from bertsmith.tasks.task_file import read_task_note  # pydantic, which a plain model needs not wait for
+
+    note = read_task_note(folder)
     return Tuned(note, _read_mix(folder / MIX_FILE) if note.head.encoder == "frozen-mix" else {})
 
 
 def write_tuned(folder: Path, tuned: Tuned) -> None:
     """Put it into a model folder that is being written."""
+    from bertsmith.tasks.task_file import write_task_note
+
     write_task_note(folder, tuned.note)
     if tuned.mix:
-        save_file(tuned.mix, folder / MIX_FILE)
+        try:
+            save_file(tuned.mix, folder / MIX_FILE)
+        except SafetensorError as error:  # how a full disk looks from here
+            raise OSError(str(error)) from error
 
 
 def tuned_files() -> tuple[str, ...]:

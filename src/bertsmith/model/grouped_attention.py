@@ -79,15 +79,13 @@ def grouped_attention(
     # The backward pass must drop what the forward dropped: both draw from this seed.
     seed = torch.randint(LARGEST_SEED, (), device=query_THK.device) if rule.dropout else None
     operands = (query_THK, key_THK, value_THK, layout.starts_S1, seed)
-    mixed_THK: Tensor = _forward(*operands, rule.causal, rule.window, rule.dropout)[0]
+    # Called as an operator, it makes torch load its compiler (1.5 s): only where something traces or learns.
+    plainly = not (torch.is_grad_enabled() or torch.compiler.is_compiling())
+    mixed_THK: Tensor = (_mix if plainly else _forward)(*operands, rule.causal, rule.window, rule.dropout)[0]
     return mixed_THK
 
 
-# Lengths are looked at on the CPU, which a CUDA graph cannot record: the tag keeps the operator out of one.
-@torch.library.custom_op(
-    "bertsmith::grouped_attention", mutates_args=(), tags=(torch._C.Tag.cudagraph_unsafe,)
-)
-def _forward(  # noqa: PLR0913 - an operator takes tensors and numbers, not our dataclasses
+def _mix(  # noqa: PLR0913 - an operator takes tensors and numbers, not our dataclasses
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -105,6 +103,12 @@ def _forward(  # noqa: PLR0913 - an operator takes tensors and numbers, not our 
         for part, whole in zip(choices.problem(group, operands).forward(), (mixed, normalisers), strict=True):
             group.scatter(part, whole)
     return mixed, normalisers
+
+
+# Lengths are looked at on the CPU, which a CUDA graph cannot record: the tag keeps the operator out of one.
+_forward = torch.library.custom_op(
+    "bertsmith::grouped_attention", _mix, mutates_args=(), tags=(torch._C.Tag.cudagraph_unsafe,)
+)
 
 
 @torch.library.custom_op(

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from bertsmith.ground.errors import UserError
 from bertsmith.ground.files import atomic_folder, read_json, write_json
@@ -70,7 +71,7 @@ def model_from_tensors(
     heads = published.heads(_expected_heads(member, settings))
     names = published_names(shape, heads)
     published.refuse_missing(published_in(names))
-    with torch.device("meta"):  # sizes are compared before any memory is taken for them
+    with torch.device("meta"), _NothingDrawn():  # sizes are compared before any memory is taken for them
         network = build_network(shape, heads)
     network.load_state_dict(published.assembled(names, network.state_dict(), dtype), assign=True)
     _refuse_unfit_settings(settings, heads)
@@ -108,6 +109,17 @@ def head_outputs(network: Network) -> dict[str, int]:
 
 
 # ---- reading
+
+
+class _NothingDrawn(TorchFunctionMode):
+    """Modules come without initial weights: to draw them on the meta device, torch loads its compiler."""
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        named = kwargs or {}
+        draws = getattr(function, "__module__", "") == torch.nn.init.__name__
+        return named["tensor"] if draws else function(*args, **named)
 
 
 def _member(config: Mapping[str, Any], where: str) -> Member:

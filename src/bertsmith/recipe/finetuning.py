@@ -85,7 +85,7 @@ class TuningRunSection(Section):
     micro_tokens: Count = 16_384
     """Most tokens in one forward pass; a step above it accumulates gradients."""
     evaluations: Annotated[int, Field(ge=1)] = 5
-    """How often the development set is looked at, the end included; the last weights are kept."""
+    """How often the development set is looked at, the end included; what is kept says run.keep."""
     keep: Literal["last", "best"] = "last"
     """Which weights are kept: the last (the papers), or those that did best on the development set."""
 

@@ -70,8 +70,9 @@ def run_cells(cells: Sequence[Cell], watch: Watch) -> list[FinetuningResult]:
 
 
 def over_seeds(assignment: Assignment, seeds: int) -> list[Cell]:
-    """The same run with the seeds 0, 1, 2, ..."""
-    return [_cell(assignment, {"run.seed": seed}, f"seed-{seed}") for seed in range(seeds)]
+    """The same run with its own seed and those after it, so many in all."""
+    first = assignment.recipe.run.seed
+    return [_cell(assignment, {"run.seed": seed}, f"seed-{seed}") for seed in range(first, first + seeds)]
 
 
 def over_grid(assignment: Assignment, grid: Mapping[str, Sequence[Any]] | None = None) -> list[Cell]:

@@ -55,6 +55,11 @@ class QuestionAnswer:
     nbest: tuple[Guess, ...]
     """Best first, no text twice; "no answer" is among them unless `null_threshold` is off."""
 
+    @property
+    def best_span(self) -> str:
+        """What is answered if there must be an answer; empty where no span is possible."""
+        return next((guess.text for guess in self.nbest if guess.text), "")
+
 
 def answers_of(
     questions: Sequence[Question],

@@ -179,7 +179,7 @@ class _Packer:
         sequences_S = _run_of(firsts, pasts)
         inputs = self._inputs(items, sequences_S)
         starts_S = inputs.layout.starts_S1[: len(sequences_S)].numpy()
-        targets, rows_P = self._targets(items, sequences_S)
+        targets, rows_P = self._targets(items)
         fillers = self._fillers(len(targets), len(inputs.tokens_T))
         cleaned, weights = _cleaned(targets, self.class_weights_C)
         items_S = np.repeat(np.arange(len(items)), pasts - firsts)
@@ -211,11 +211,11 @@ class _Packer:
             ),
         )
 
-    def _targets(self, items: Numbers, sequences_S: Numbers) -> tuple[NDArray[Any], Numbers]:
+    def _targets(self, items: Numbers) -> tuple[NDArray[Any], Numbers]:
         """What is asked about these items and, of tags, in which packed rows."""
         encoded = self.encoded
         if encoded.kind != "tag":
-            return encoded.targets[sequences_S if encoded.kind == "span" else items], _no_rows()
+            return encoded.targets[items], _no_rows()
         begins_M, ends_M = _tokens_of(encoded, items)
         firsts_M, pasts_M = _words_between(encoded, begins_M, ends_M)
         words_P = _run_of(firsts_M, pasts_M)

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from bertsmith.ground.errors import UserError
-from bertsmith.ground.files import open_text_bytes
 from bertsmith.tasks.examples import BadLine, TaggedExample
-from bertsmith.tasks.tables import Row, rows_of
+from bertsmith.tasks.tables import CONVERT, NOT_UTF8, Row, is_torn, numbered_lines, rows_of
 from bertsmith.tasks.task import Reader, Split, Task
 
 CONLLU_COLUMNS: Mapping[str, int] = {"upos": 3, "xpos": 4, "feats": 5, "deprel": 7}
@@ -54,9 +53,8 @@ def read_columns(path: Path) -> Iterator[TaggedExample | BadLine]:
         if not rows:
             continue
         width = width or len(rows[0][1])
-        fault = next(
-            (fault for line, cells in rows if (fault := _column_fault(line, cells, width=width))), None
-        )
+        faults = (_column_fault(line, cells, width=width) for line, cells in rows)
+        fault = _torn(lines) or next(filter(None, faults), None)
         words = tuple(cells[0] for _, cells in rows)
         tags = tuple(cells[-1] for _, cells in rows) if width > 1 else None
         document = documents.of_next_sentence()
@@ -80,7 +78,8 @@ def conllu_reader(column: str) -> Reader:
                 continue
             key = next((id[1] for comment in comments if (id := _SENTENCE_ID.match(comment))), str(place))
             words = [line for line in lines if not line.text.startswith("#")]
-            yield _conllu_sentence(words, column, key=key, document=documents.of_next_sentence())
+            document = documents.of_next_sentence()
+            yield _torn(lines) or _conllu_sentence(words, column, key=key, document=document)
             place += 1
 
     return read
@@ -144,15 +143,14 @@ def _blocks(path: Path) -> Iterator[list[_Line]]:
 
 
 def _lines(path: Path) -> Iterator[_Line]:
-    with open_text_bytes(path) as file:
-        for number, line in enumerate(file, start=1):
-            where = f"{path}:{number}"
-            try:
-                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
-            except UnicodeDecodeError as error:
-                remedy = "convert it to UTF-8 (iconv)"
-                raise UserError("is not UTF-8 text", where=where, remedy=remedy) from error
-            yield _Line(text.rstrip("\r\n"), where)
+    for number, line in numbered_lines(path):
+        text = line.decode("utf-8", errors="surrogateescape")
+        yield _Line(text.rstrip("\r\n"), f"{path}:{number}")
+
+
+def _torn(lines: Sequence[_Line]) -> BadLine | None:
+    """What is wrong with a sentence that is not UTF-8 text."""
+    return next((BadLine(NOT_UTF8, line.where, CONVERT) for line in lines if is_torn([line.text])), None)
 
 
 def _sentence_of_row(row: Row, place: int) -> TaggedExample | BadLine:

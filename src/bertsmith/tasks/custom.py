@@ -23,7 +23,7 @@ _STEMS = {"train": ("train",), "dev": ("dev", "validation", "valid"), "test": ("
 _METRICS: dict[CustomKind, tuple[str, ...]] = {
     "classify": ("accuracy", "macro_f1"),
     "multilabel": ("micro_f1",),
-    "regress": ("spearman", "pearson"),
+    "regress": ("spearman", "pearson", "mean_absolute_error", "root_mean_squared_error"),
 }
 
 
@@ -49,10 +49,11 @@ class CustomSpec:
 def custom_task(spec: CustomSpec) -> Task:
     """The task that such a table poses."""
     texts = (spec.text, spec.second) if spec.second else (spec.text,)
+    # Of several labels an empty cell says that there are none; only a missing column leaves them untold.
     told = LabelColumn(spec.label, _rule(spec), untold=() if spec.kind == "multilabel" else ("",))
     columns = TextColumns(texts, told, key=spec.key)
     whole = text_reader(replace(columns, keyed="always" if spec.key else "if told"))
-    secret = text_reader(replace(columns, label=replace(told, wanted="if told", untold=("",))))
+    secret = text_reader(replace(columns, label=replace(told, wanted="if told")))
     splits = {**_labelled_splits(spec, whole), "test": _files("test", secret)}
     metrics = _METRICS[spec.kind]
     return Task("custom", "Custom", spec.kind, metrics, splits, custom=asdict(spec))

@@ -1,12 +1,13 @@
 """From the examples of a split to tokens, for every kind of task."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import cast
 
 from bertsmith.ground.errors import UserError
 from bertsmith.recipe.finetuning import TextSection
 from bertsmith.tasks.encoded import EncodedSet
 from bertsmith.tasks.examples import ChoiceExample, Example, Kind, Question, TaggedExample, TextExample
+from bertsmith.tasks.half_characters import half_character
 from bertsmith.tasks.question_windows import encode_questions
 from bertsmith.tasks.tag_encoding import encode_tags
 from bertsmith.tasks.text_encoding import encode_choices, encode_texts
@@ -32,27 +33,7 @@ def encode_split(
 
 
 def _refuse_half_characters(examples: Sequence[Example]) -> None:
-    """Stop at half a surrogate pair, which JSON can spell and no tokenizer can read."""
+    """Stop at half a character: files are searched for them, but examples come from Python, too."""
     for example in examples:
-        for text in _texts(example):
-            try:
-                text.encode()
-            except UnicodeEncodeError as error:
-                what = f"character {error.start} is half a surrogate pair ({text[error.start]!a})"
-                remedy = "replace the character by U+FFFD"
-                raise UserError(what, where=example.where, remedy=remedy) from error
-
-
-def _texts(example: Example) -> Iterator[str]:
-    match example:
-        case TextExample(texts=str(text)):
-            yield text
-        case TextExample(texts=texts):
-            yield from texts
-        case TaggedExample(words=words):
-            yield " ".join(words)
-        case Question(question=question, passage=passage):
-            yield from (question, passage)
-        case ChoiceExample(options=options):
-            for option in options:
-                yield from option
+        if fault := half_character(example):
+            raise UserError(fault.what, where=fault.where, remedy=fault.remedy)

@@ -42,7 +42,7 @@ def number(cell: Any) -> float:
     """The number in a cell."""
     try:
         value = float(cell)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         value = math.nan
     if not math.isfinite(value) or isinstance(cell, bool):
         raise ValueError(f"has {cell!r} where a number is expected")

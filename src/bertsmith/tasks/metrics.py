@@ -1,5 +1,7 @@
 """Measures as fractions in 0..1, or -1..1 for correlations; what is undefined is 0.0, never NaN.
 
+Errors of numbers are in the numbers' own unit (see `number_errors`).
+
 Undefined are: any measure of no examples, F1 of a class that is neither there nor guessed, and a correlation
 where either side is constant (who always says the same has learned nothing) or not finite (who diverged).
 Shapes: M examples, C classes; classes come as ids [M], several labels of one example as 0 or 1 [M, C].
@@ -14,6 +16,7 @@ from numpy.typing import NDArray
 
 from bertsmith.ground.errors import UserError
 from bertsmith.tasks.labels import NO_LABEL
+from bertsmith.tasks.number_errors import mean_absolute_error, root_mean_squared_error
 
 Values = NDArray[Any]
 Metric = Callable[[Values, Values], float]
@@ -82,6 +85,8 @@ METRICS: Mapping[str, Metric] = MappingProxyType(
         "matthews": matthews,
         "pearson": pearson,
         "spearman": spearman,
+        "mean_absolute_error": mean_absolute_error,
+        "root_mean_squared_error": root_mean_squared_error,
     }
 )
 

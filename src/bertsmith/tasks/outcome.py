@@ -16,6 +16,9 @@ from bertsmith.tasks.task_file import TaskNote
 
 Numbers = NDArray[np.float32]
 
+LEAST_LOGIT = -87.0
+"""Below it, exp of its opposite leaves the numbers of fp32; its own share is under 1e-37."""
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -33,7 +36,7 @@ def outcome_of(note: TaskNote, examples: Sequence[Example], encoded: EncodedSet,
     if note.kind == "regress":
         return Outcome(logits.reshape(-1))
     if note.kind == "multilabel":
-        return Outcome((1 / (1 + np.exp(-logits))).astype(np.float32))
+        return Outcome(_sigmoid(logits))
     if note.kind == "choice":
         return Outcome(_softmax_of_options(logits, encoded.items_M1))
     if note.kind == "span":
@@ -70,6 +73,10 @@ def average(outcomes: Sequence[Outcome]) -> Numbers:
     """What an ensemble's members say together: the mean of their probabilities, numbers or span scores."""
     scores: Numbers = np.mean([outcome.scores for outcome in outcomes], axis=0, dtype=np.float32)
     return scores
+
+
+def _sigmoid(logits: Numbers) -> Numbers:
+    return (1 / (1 + np.exp(-np.maximum(logits, LEAST_LOGIT)))).astype(np.float32)
 
 
 def _softmax(logits: Numbers) -> Numbers:

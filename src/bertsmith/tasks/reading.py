@@ -9,7 +9,16 @@ from pathlib import Path
 
 from bertsmith.ground.errors import UserError
 from bertsmith.ground.files import COMPRESSED_SUFFIXES
-from bertsmith.tasks.examples import TEXT_KINDS, BadLabel, BadLine, Example, TaggedExample, TextExample
+from bertsmith.tasks.examples import (
+    TEXT_KINDS,
+    BadLabel,
+    BadLine,
+    Example,
+    Question,
+    TaggedExample,
+    TextExample,
+)
+from bertsmith.tasks.half_characters import half_character
 from bertsmith.tasks.labels import Undecided
 from bertsmith.tasks.tables import TABLE_SUFFIXES, bare_suffix
 from bertsmith.tasks.task import Reader, Task
@@ -127,14 +136,15 @@ def _file_source(task: Task, file: Path, split: str) -> _Source | None:
     """
     own = task.splits[split].files
     others = {name: reader for each in task.splits.values() for name, reader in each.files.items()}
-    named = [reader for pattern, reader in own.items() if _has_name(file, pattern)]
+    named = [reader for pattern, reader in own.items() if has_name(file, pattern)]
     formatted = [reader for pattern, reader in own.items() if bare_suffix(Path(pattern)) == bare_suffix(file)]
-    foreign = [reader for pattern, reader in others.items() if _has_name(file, pattern)]
+    foreign = [reader for pattern, reader in others.items() if has_name(file, pattern)]
     tabular = own.values() if task.kind in TEXT_KINDS and bare_suffix(file) in TABLE_SUFFIXES else ()
     return next((_Source((file,), reader) for reader in (*named, *formatted, *foreign, *tabular)), None)
 
 
-def _has_name(file: Path, pattern: str) -> bool:
+def has_name(file: Path, pattern: str) -> bool:
+    """Whether a file, packed or not, has a name of this pattern."""
     return any(fnmatch(file.name, Path(pattern).name + suffix) for suffix in ("", *COMPRESSED_SUFFIXES))
 
 
@@ -164,7 +174,8 @@ def _not_found(task: Task, data: Path, split: str) -> UserError:
 
 
 def _checked(task: Task, source: _Source) -> Iterator[Example | BadLine]:
-    """The examples, with a BadLine in place of one whose id came before or whose label is unknown."""
+    """The examples, with a BadLine in place of one that no tokenizer can read, whose id came before or whose
+    label is unknown."""
     places: dict[str, str] = {}
     known = set(task.labels)
     for path in source.paths:
@@ -176,7 +187,7 @@ def _checked(task: Task, source: _Source) -> Iterator[Example | BadLine]:
                 yield BadLine(what, example.where, "give every example its own")
             else:
                 places[example.key] = example.where
-                yield _with_known_labels(example, known)
+                yield half_character(example) or _with_known_labels(example, known)
 
 
 def _with_known_labels(example: Example, known: set[str]) -> Example | BadLine:
@@ -185,6 +196,16 @@ def _with_known_labels(example: Example, known: set[str]) -> Example | BadLine:
     unknown = sorted(set(labels_in(example)) - known)
     what = f"has the unknown label {unknown[0]!r}; the labels are {', '.join(sorted(known))}"
     return BadLabel(what, example.where, "mend the label", example)
+
+
+def is_labelled(example: Example) -> bool:
+    """Whether it is known what is right."""
+    match example:
+        case TaggedExample(tags=tags):
+            return tags is not None
+        case Question(answers=answers, labelled=labelled):
+            return bool(answers) or labelled
+    return example.label is not None
 
 
 def labels_in(example: Example) -> tuple[str, ...]:

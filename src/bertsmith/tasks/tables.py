@@ -25,7 +25,7 @@ _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 _LONGEST_CELL = 1 << 30  # Python's csv refuses cells above 128 KiB otherwise, and documents are longer
 _ROWS_AT_ONCE = 4096
 _TORN = re.compile(r"[\udc80-\udcff]")  # as Python decodes single bytes (PEP 383)
-_NOT_UTF8, _CONVERT = "is not UTF-8 text", "convert it to UTF-8 (iconv)"
+NOT_UTF8, CONVERT = "is not UTF-8 text", "convert it to UTF-8 (iconv)"
 _OTHER_SEPARATORS = {";": "semicolons", "\t": "tabs", ",": "commas", "|": "bars"}
 
 
@@ -62,7 +62,7 @@ def bare_suffix(path: Path) -> str:
 
 def _tab_separated(path: Path, columns: Columns) -> Iterator[Row | BadLine]:
     names: tuple[str, ...] = ()
-    for number, line in _lines(path):
+    for number, line in numbered_lines(path):
         if not line.strip(b"\r\n"):
             continue
         where = f"{path}:{number}"
@@ -97,12 +97,12 @@ def _comma_separated(path: Path, columns: Columns) -> Iterator[Row | BadLine]:
         if not names:
             names, is_header = _names(cells, columns, where)
         if not is_header:
-            yield BadLine(_NOT_UTF8, where, _CONVERT) if _is_torn(cells) else _row(names, cells, where)
+            yield BadLine(NOT_UTF8, where, CONVERT) if is_torn(cells) else _row(names, cells, where)
 
 
 def _json_lines(path: Path, columns: Columns) -> Iterator[Row | BadLine]:
     first = True
-    for number, line in _lines(path):
+    for number, line in numbered_lines(path):
         if not line.strip():
             continue
         where = f"{path}:{number}"
@@ -141,7 +141,7 @@ def _parquet(path: Path, columns: Columns) -> Iterator[Row | BadLine]:
         raise UserError(what, where=str(path), remedy="fetch it again") from error
 
 
-def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """The lines with their numbers; a mark at the very start is left out."""
     with open_text_bytes(path) as file:
         for number, line in enumerate(file, 1):
@@ -156,11 +156,12 @@ def _torn_lines(path: Path) -> Iterator[str]:
 
     No such byte looks like a comma, a quote or a line end, so the records around it can still be told apart.
     """
-    for _, line in _lines(path):
+    for _, line in numbered_lines(path):
         yield line.decode("utf-8", errors="surrogateescape")
 
 
-def _is_torn(cells: Sequence[str]) -> bool:
+def is_torn(cells: Sequence[str]) -> bool:
+    """Whether there are bytes that are not UTF-8, read as halves of characters."""
     return any(not cell.isascii() and _TORN.search(cell) for cell in cells)
 
 
@@ -168,8 +169,8 @@ def _decoded(line: bytes, where: str) -> str | BadLine:
     try:
         return line.decode("utf-8")
     except UnicodeDecodeError as error:
-        what = f"{_NOT_UTF8} (byte {error.start} of the line)"
-        return BadLine(what, where, _CONVERT)
+        what = f"{NOT_UTF8} (byte {error.start} of the line)"
+        return BadLine(what, where, CONVERT)
 
 
 def _json_object(line: bytes, where: str) -> dict[str, Any] | BadLine:
@@ -184,8 +185,8 @@ def _json_object(line: bytes, where: str) -> dict[str, Any] | BadLine:
 
 def _names(cells: Sequence[str], columns: Columns, where: str) -> tuple[tuple[str, ...], bool]:
     """The names of the columns, and whether the first line told them."""
-    if _is_torn(cells):
-        raise UserError(_NOT_UTF8, where=where, remedy=_CONVERT)
+    if is_torn(cells):
+        raise UserError(NOT_UTF8, where=where, remedy=CONVERT)
     names = tuple(cell.strip() for cell in cells)
     if columns.headless and not set(columns.needed) <= set(names):
         return columns.headless, False

@@ -61,21 +61,6 @@ def scheme_of(tag_sequences: Iterable[Sequence[str]]) -> Scheme:
     return "iob1" if beginnings["I"] > beginnings["B"] else "iob2"
 
 
-def converted(tags: Sequence[str], from_: Scheme, to: Scheme) -> list[str]:
-    """The same spans in another scheme; tags that are no spans stay."""
-    written = list(tags)
-    before = TagSpan("", -1, -1)
-    for span in spans_of(tags, from_):
-        follows_its_like = before.end == span.first and before.type == span.type
-        for place in range(span.first, span.end):
-            letter = _letter(span, place, to)
-            if to == "iob1" and not follows_its_like:
-                letter = "I"
-            written[place] = f"{letter}-{span.type}" if span.type else letter
-        before = span
-    return written
-
-
 def _part(tag: str, scheme: Scheme) -> _Part | None:
     letter, dash, kind = tag.partition("-")
     known = LETTERS["bioes"] if dash else LETTERS[scheme]  # conlleval reads E- and S- in any file
@@ -87,10 +72,3 @@ def _goes_on(before: _Part | None, after: _Part | None) -> bool:
     if before is None or after is None:
         return False
     return before.letter in "BI" and after.letter in "IE" and before.type == after.type
-
-
-def _letter(span: TagSpan, place: int, scheme: Scheme) -> str:
-    begins, ends = place == span.first, place == span.end - 1
-    if scheme == "bioes" and ends:
-        return "S" if begins else "E"
-    return "B" if begins else "I"

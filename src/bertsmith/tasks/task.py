@@ -6,6 +6,8 @@ from pathlib import Path
 
 from bertsmith.tasks.examples import BadLine, Example, Kind
 
+TASK_FILE = "task.json"
+"""Says in a fine-tuned model folder how it is asked (tasks.task_file)."""
 Reader = Callable[[Path], Iterator[Example | BadLine]]
 """From one file to its examples in order; a file that cannot be read at all is a UserError."""
 

@@ -10,8 +10,8 @@ from bertsmith.ground.files import read_json, write_json
 from bertsmith.recipe.finetuning import AnswersSection, HeadSection, TextSection
 from bertsmith.recipe.schema import Section
 from bertsmith.tasks.examples import Kind
+from bertsmith.tasks.task import TASK_FILE
 
-TASK_FILE = "task.json"
 NULL_RULE = "no answer where null score - best span score > answers.null_threshold"
 
 
@@ -53,11 +53,9 @@ def write_task_note(folder: Path, note: TaskNote) -> None:
     write_json(folder / TASK_FILE, note.model_dump(mode="json"))
 
 
-def read_task_note(folder: Path) -> TaskNote | None:
-    """The note of a model folder, or nothing where it was not fine-tuned here."""
+def read_task_note(folder: Path) -> TaskNote:
+    """The note of a model folder that was fine-tuned here."""
     file = folder / TASK_FILE
-    if not file.is_file():
-        return None
     try:
         return TaskNote.model_validate(read_json(file, remedy="fine-tune again"))
     except ValidationError as error:

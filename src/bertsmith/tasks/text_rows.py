@@ -101,6 +101,8 @@ def _text(row: Row, column: str) -> str:
 
 
 def _labelled(example: TextExample, row: Row, column: LabelColumn) -> TextExample | BadLabel:
+    if column.wanted == "if told" and column.name not in row.values:
+        return example
     cell = row.values.get(column.name)
     try:
         spelling = "" if isinstance(cell, list) else cell_text(cell)

@@ -125,3 +125,38 @@ def test_a_file_of_strange_labels_alone_cannot_be_judged_without_them(capsys, ow
     (tmp_path / "new.csv").write_text("text,label\nthe tea,lukewarm\n")
     words = ("evaluate", own[0].folder, "--data", tmp_path / "new.csv", "--skip-bad")
     assert "new.csv: has no label that the model knows" in mistake(capsys, *words)
+
+
+def test_a_file_without_tags_cannot_be_judged(capsys, model, tmp_path):
+    result = tune("wnut17", model, tmp_path, *SHORT)
+    (tmp_path / "new.txt").write_text("london\nis\ncold\n")
+    said = mistake(capsys, "evaluate", result.folder, "--data", tmp_path / "new.txt")
+    assert "some examples have no label to compare with" in said
+    told = bertsmith(capsys, "evaluate", result.folder, "--data", tmp_path / "data" / "wnut17")
+    assert "  span f1 location: " in told.out
+
+
+def own_run(model, place, rows, spec):
+    """A short run on one's own rows, and their file."""
+    (place / "my.csv").write_text("\n".join(["text,label", *rows]) + "\n")
+    plain = toy_assignment("sst2", model, place, *SHORT)
+    return finetune(replace(plain, task=custom_task(spec), data=place / "my.csv"), Notebook())
+
+
+def test_rows_without_any_label_are_judged_where_there_may_be_several(capsys, model, tmp_path):
+    rows = [f"the {('sun', 'snow', 'cat')[n % 3]} {n},{('hot', 'icy', '')[n % 3]}" for n in range(30)]
+    result = own_run(model, tmp_path, rows, CustomSpec("text", "label", kind="multilabel"))
+    (tmp_path / "new.csv").write_text("text,label\nthe sun,hot\nthe cat,\n")
+    told = bertsmith(capsys, "evaluate", result.folder, "--data", tmp_path / "new.csv")
+    assert told.out.startswith("Custom, 2 examples\n  micro f1: "), told
+
+
+def test_errors_of_numbers_are_told_in_their_own_unit(capsys, model, tmp_path):
+    rows = [f"the {'sun' if n % 2 else 'snow'} {n},{90_000 + 1000 * (n % 2)}" for n in range(60)]
+    result = own_run(model, tmp_path, rows, CustomSpec("text", "label", kind="regress", dev_share=0.2))
+    told = bertsmith(capsys, "evaluate", result.folder, "--data", tmp_path / "my.csv")
+    names = ["spearman", "pearson", "mean absolute error", "root mean squared error"]
+    values = dict(line.strip().split(": ") for line in told.out.splitlines()[1:])
+    assert list(values) == names
+    expected = result.measures["dev"]["mean_absolute_error"]
+    assert float(values["mean absolute error"]) == pytest.approx(expected, rel=1e-4)

@@ -327,6 +327,17 @@ def test_runs_without_a_development_set_are_told_too(capsys, tmp_path):
     assert "seed-0: finished; there is no development set" in capsys.readouterr().out
 
 
+def test_errors_of_numbers_are_told_in_their_own_unit(capsys, tmp_path):
+    measures = {"dev": {"pearson": 0.5, "mean_absolute_error": 1250.5}}
+    result = FinetuningResult(tmp_path, True, measures, 1.0, 5, 160)
+    show(result, as_json=False)
+    show_many({"seed-0": result, "seed-1": result}, as_json=False)
+    told = capsys.readouterr().out
+    assert "  dev pearson: 50.00\n  dev mean absolute error: 1250.5\n" in told
+    assert "seed-0: dev pearson 50.00, mean_absolute_error 1250.5\n" in told
+    assert "dev mean absolute error: mean 1250.5, median 1250.5, deviation 0 over 2 runs" in told
+
+
 def test_help_does_not_load_torch():
     program = "import sys; import bertsmith.cli.app; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -17,12 +17,13 @@ from tests.unit.tasks.made_sets import made_set
 TEXTS = [[2, 5, 6, 3, 7, 8, 3], [2, 9, 3, 10, 3], [2, 11, 12, 13, 3, 14, 3], [4, 4]]
 SEGMENTS = [[0, 0, 0, 0, 1, 1, 1], [0, 0, 0, 1, 1], [0, 0, 0, 0, 0, 1, 1], [0, 0]]
 PAIRS = pack(TEXTS, SEGMENTS)
+SEPARATOR = 3
 
 
-def scorer_for(kind, *, pair=False, outputs=2, seed=0):
+def scorer_for(kind, *, separator=None, outputs=2, seed=0):
     network = tiny_network(heads={"pooler": 0, "mlm": 0})
     stream = torch.Generator().manual_seed(seed)
-    return FrozenMixScorer(network, outputs, kind=kind, pair=pair, stream=stream)
+    return FrozenMixScorer(network, outputs, kind=kind, separator=separator, stream=stream)
 
 
 @given(lengths=st.lists(st.integers(0, 6), min_size=1, max_size=5).filter(any))
@@ -58,7 +59,7 @@ def plain_pair(reader, mixed_TD, segments):
 
 def test_pairs_look_at_each_other_as_in_a_plain_computation():
     torch.manual_seed(0)
-    reader = PairReader(6, dropout=0.0).double()
+    reader = PairReader(6, separator=SEPARATOR, dropout=0.0).double()
     mixed_TD = torch.randn(len(PAIRS.tokens_T), 6, dtype=torch.float64, requires_grad=True)
     found = reader(mixed_TD, PAIRS)
     texts = mixed_TD.split([len(text) for text in TEXTS])
@@ -71,17 +72,28 @@ def test_pairs_look_at_each_other_as_in_a_plain_computation():
     assert gradients[0].isfinite().all()
 
 
+def test_two_texts_of_one_segment_look_at_each_other_too():
+    """As RoBERTa has them: <s> A </s></s> B </s>."""
+    texts = [[0, 5, 6, 2, 2, 7, 8, 2], [0, 9, 2, 2, 10, 2]]
+    parts = [[0, 0, 0, 0, 1, 1, 1, 1], [0, 0, 0, 1, 1, 1]]
+    torch.manual_seed(0)
+    reader = PairReader(6, separator=2, dropout=0.0).double()
+    values = [torch.randn(len(text), 6, dtype=torch.float64) for text in texts]
+    expected = [plain_pair(reader, each, part) for each, part in zip(values, parts, strict=True)]
+    assert (reader(torch.cat(values), pack(texts)) - torch.stack(expected)).abs().max() < 1e-12
+
+
 @pytest.mark.parametrize(
-    ("kind", "pair", "rows"),
+    ("kind", "separator", "rows"),
     [
-        ("tag", False, len(PAIRS.tokens_T)),
-        ("span", True, len(PAIRS.tokens_T)),
-        ("classify", False, len(TEXTS)),
-        ("regress", True, len(TEXTS)),
+        ("tag", None, len(PAIRS.tokens_T)),
+        ("span", SEPARATOR, len(PAIRS.tokens_T)),
+        ("classify", None, len(TEXTS)),
+        ("regress", SEPARATOR, len(TEXTS)),
     ],
 )
-def test_only_the_mix_the_lstms_and_the_output_learn(kind, pair, rows):
-    scorer = scorer_for(kind, pair=pair, outputs=2).train()
+def test_only_the_mix_the_lstms_and_the_output_learn(kind, separator, rows):
+    scorer = scorer_for(kind, separator=separator, outputs=2).train()
     before = [each.clone() for each in scorer.network.parameters()]
     scores = scorer(PAIRS)
     assert scores.shape == (rows, 2)
@@ -112,11 +124,13 @@ def test_the_stream_alone_decides_the_first_weights():
     assert torch.equal(one.output.weight, same.output.weight)
 
 
-@pytest.mark.parametrize("pair", [False, True])
-def test_micro_batches_and_filler_change_neither_loss_nor_gradient(pair):
+@pytest.mark.parametrize("separator", [None, SEPARATOR])
+def test_micro_batches_and_filler_change_neither_loss_nor_gradient(separator):
     encoded, found = made_set("choice"), []
     for micro_tokens, multiple in ((10_000, 1), (48, 16)):
-        objective = TaskObjective(scorer_for("choice", pair=pair, outputs=1).double(), "choice").eval()
+        objective = TaskObjective(
+            scorer_for("choice", separator=separator, outputs=1).double(), "choice"
+        ).eval()
         settings = {"examples_per_step": 12, "seed": 0, "micro_tokens": micro_tokens, "multiple": multiple}
         step = ShuffledBatches(encoded, **settings).step(0)
         for micro in step.micros:
@@ -127,7 +141,7 @@ def test_micro_batches_and_filler_change_neither_loss_nor_gradient(pair):
 
 
 def test_it_runs_under_bf16():
-    scorer = scorer_for("classify", pair=True).train()
+    scorer = scorer_for("classify", separator=SEPARATOR).train()
     with torch.autocast("cpu", torch.bfloat16):
         scores = scorer(PAIRS)
     scores.float().sum().backward()

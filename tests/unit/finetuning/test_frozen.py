@@ -3,18 +3,20 @@
 import json
 
 import pytest
+import torch
 import transformers
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from bertsmith.finetuning.using import ask
 from bertsmith.ground.errors import UserError
 from bertsmith.inference.bert import load
+from bertsmith.inference.tuned import Tuned, write_tuned
 from tests.tiny_runs import differing
 from tests.tuning import SHORT, tune
 
 LEARNS = {
     "frozen-linear": ("pos", "optim.peak_lr=3e-2", "run.epochs=8"),
-    "frozen-mix": ("sst2", "optim.peak_lr=5e-3", "run.epochs=8"),
+    "frozen-mix": ("sst2", "optim.peak_lr=5e-3", "run.epochs=16"),
 }
 
 
@@ -45,6 +47,49 @@ def test_what_a_mix_has_learned_stands_in_a_file_of_its_own(model, tmp_path):
     (folder / "mix.safetensors").unlink()
     with pytest.raises(UserError, match=r"mix\.safetensors"):
         ask([folder], tmp_path / "data" / "rte", device="cpu")
+
+
+@pytest.fixture
+def mixed(model, tmp_path):
+    """A finished model with a mix, and its weights."""
+    folder = tune("sst2", model, tmp_path, *SHORT, "head.encoder=frozen-mix").folder / "model"
+    return folder, load_file(folder / "mix.safetensors")
+
+
+def lacking(mix):
+    return {name: tensor for name, tensor in mix.items() if name != "reader.bilstm.lstm.weight_hh_l0"}
+
+
+def widened(mix):
+    return mix | {"output.bias": torch.zeros(5)}
+
+
+def stuffed(mix):
+    return mix | {"output.scale": torch.ones(2)}
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (lacking, r"reader\.bilstm\.lstm\.weight_hh_l0 is missing, not \[256, 64\]"),
+        (widened, r"output\.bias is \[5\], not \[2\]"),
+        (stuffed, r"output\.scale is \[2\], not missing"),
+    ],
+)
+def test_a_mix_that_is_not_whole_is_refused(mixed, tmp_path, change, complaint):
+    folder, mix = mixed
+    save_file(change(mix), folder / "mix.safetensors")
+    with pytest.raises(UserError, match=rf"mix\.safetensors: does not fit task\.json: {complaint}"):
+        ask([folder], tmp_path / "data" / "sst2", device="cpu")
+
+
+def test_a_mix_that_cannot_be_written_is_an_error_of_the_system(mixed):
+    folder, mix = mixed
+    tuned = Tuned(load(folder, device="cpu").tuned.note, mix)
+    (folder / "mix.safetensors").unlink()
+    (folder / "mix.safetensors").mkdir()
+    with pytest.raises(OSError, match="Is a directory"):
+        write_tuned(folder, tuned)
 
 
 def test_a_mix_is_an_encoder_without_a_head_to_other_tools(model, tmp_path):

@@ -37,7 +37,7 @@ def own_run(model, place, *settings, mean=MEAN, deviation=DEVIATION):
 @pytest.fixture(scope="module", params=["tuned", "frozen-mix"])
 def prices(request, model, tmp_path_factory):
     place = tmp_path_factory.mktemp("prices")
-    rate = () if request.param == "tuned" else ("optim.peak_lr=5e-3",)
+    rate = () if request.param == "tuned" else ("optim.peak_lr=5e-3", "run.epochs=12")
     assignment = own_run(model, place, f"head.encoder={request.param}", *rate)
     return finetune(assignment, Notebook())
 

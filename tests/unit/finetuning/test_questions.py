@@ -7,6 +7,7 @@ import pytest
 
 from bertsmith.finetuning.thresholds import threshold_report, threshold_trials, tuned_threshold
 from bertsmith.finetuning.using import ask
+from bertsmith.ground.errors import UserError
 from bertsmith.tasks.answers import QuestionAnswer
 from bertsmith.tasks.examples import Answer, Question
 from bertsmith.tasks.squad_scores import squad_scores
@@ -57,6 +58,38 @@ def test_another_stored_threshold_answers_otherwise(run, tmp_path):
     assert said.measures()["f1_without_answer"] == 1
 
 
+def with_answers(folder, place, **changed):
+    """A copy of a model whose task.json says otherwise how answers are made."""
+    shutil.copytree(folder / "model", place)
+    note = note_of(folder)
+    note["answers"] |= changed
+    (place / "task.json").write_text(json.dumps(note))
+    return place
+
+
+def test_an_ensemble_has_the_mean_of_its_members_thresholds_in_any_order(run, tmp_path):
+    result, data = run
+    odds = sorted(answer.null_odds for answer in ask([result.folder], data, device="cpu").outcome.answers)
+    low, high = (
+        with_answers(result.folder, tmp_path / name, null_threshold=threshold)
+        for name, threshold in (("low", odds[0] - 1), ("high", odds[-1] + 1))
+    )
+    both = [ask(folders, data, device="cpu") for folders in ([low, high], [high, low])]
+    answers = [[answer.text for answer in said.outcome.answers] for said in both]
+    assert answers[0] == answers[1]
+    middle = (odds[0] + odds[-1]) / 2
+    assert [said.note.answers.null_threshold for said in both] == pytest.approx([middle, middle])
+    assert answers[0].count("") == sum(each > middle for each in odds) > 0
+
+
+@pytest.mark.parametrize("changed", [{"null_threshold": "off"}, {"longest": 3}, {"best": 2}])
+def test_members_who_make_answers_otherwise_are_refused(run, tmp_path, changed):
+    result, data = run
+    other = with_answers(result.folder, tmp_path / "other", **changed)
+    with pytest.raises(UserError, match="was not fine-tuned for the same task and labels"):
+        ask([result.folder, other], data, device="cpu")
+
+
 def test_exams_on_the_way_are_judged_with_a_threshold_too(run):
     result, _ = run
     exams = [line for line in read_metrics(result.folder) if line["kind"] == "held-out"]
@@ -97,6 +130,20 @@ def test_the_tuned_threshold_gives_the_best_f1(judged):
     odds = {each.key: each.null_odds for each in answers}
     found = squad_scores(questions, texts, null_odds=odds, threshold=tuned_threshold(questions, answers))
     assert found["f1"] == 100
+
+
+@pytest.mark.parametrize(
+    ("odds", "threshold"),
+    [
+        ((0.0, 0.5, 3.0, 4.0), 1.75),  # between the last that is answered and the first that is not
+        ((3.0, 4.0, 0.0, 0.5), -0.5),  # best is to answer nothing
+        ((0.0, 1.0), 2.0),
+    ],
+)
+def test_the_tuned_threshold_stands_amid_those_that_do_as_well(odds, threshold):
+    questions = [question(number, "", answerable=number < 2) for number in range(len(odds))]
+    answers = [answer(number, each) for number, each in enumerate(odds)]
+    assert tuned_threshold(questions, answers) == threshold
 
 
 def test_halves_are_made_of_whole_articles(judged, monkeypatch):

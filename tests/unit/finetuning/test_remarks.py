@@ -37,7 +37,15 @@ def test_a_tiny_table_of_ones_own_has_no_development_set(model, tmp_path):
     table.write_text("text,label\nthe sun,1\nthe snow,0\nthe rain,0\n")
     task = custom_task(CustomSpec("text", "label"))
     told = notes_of(replace(toy_assignment("sst2", model, tmp_path, *SHORT), task=task, data=table))
-    assert f"no development set (there are too few rows to keep some for it): {JUDGED}" in told
+    assert f"no development set (fewer than 10 rows): {JUDGED}" in told
+
+
+def test_a_table_whose_classes_can_spare_no_row_has_no_development_set(model, tmp_path):
+    table = tmp_path / "my.csv"
+    table.write_text("text,label\n" + "".join(f"the sun,{number}\n" for number in range(12)))
+    task = custom_task(CustomSpec("text", "label"))
+    told = notes_of(replace(toy_assignment("sst2", model, tmp_path, *SHORT), task=task, data=table))
+    assert f"no development set (no label can spare a row): {JUDGED}" in told
 
 
 def test_a_run_with_a_development_set_says_nothing_of_it(model, tmp_path):

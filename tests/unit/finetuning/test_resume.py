@@ -5,6 +5,7 @@ import pytest
 from bertsmith.ground.errors import UserError
 from bertsmith.tasks.objective import TaskObjective
 from bertsmith.training.journal import read_metrics
+from bertsmith.training.signals import StopRequested
 from bertsmith.training.steps import Learner
 from tests.tiny_runs import BeforeSteps, ask_to_stop, differing, metrics_of
 from tests.tuning import Notebook, stop_at, tune, weights_of
@@ -40,6 +41,31 @@ def test_a_run_stopped_twice_ends_as_one_that_was_not(straight, model, tmp_path)
     assert ended.finished
     assert ended.seconds > stopped.seconds
     assert same(ended.folder, straight)
+
+
+class LateWish(StopRequested):
+    """Is asked to stop at the very moment when it is looked at for the eighth time."""
+
+    looks = 0
+
+    @property
+    def here(self):
+        self.looks += 1
+        return self.looks >= 8
+
+    @here.setter
+    def here(self, _):
+        pass
+
+
+def test_a_stop_is_saved_whenever_it_comes(model, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr("bertsmith.finetuning.job.StopRequested", LateWish)
+        stopped = tune("sst2", model, tmp_path, *SETTINGS)
+    assert not stopped.finished
+    notebook = Notebook()
+    tune("sst2", model, tmp_path, *SETTINGS, notebook=notebook)
+    assert f"goes on from step {stopped.steps}" in notebook.notes
 
 
 def test_nothing_that_only_helps_to_go_on_stays_after_the_end(straight):

@@ -6,16 +6,17 @@ from bertsmith.finetuning.using import ask
 from tests.toy_tasks import TOYS
 from tests.tuning import tune
 
-LONGER_OR_SHORTER = {
-    **{name: ("run.epochs=3",) for name in ("pos", "squad", "swag", "race")},
-    "stsb": ("run.epochs=16",),
-}
+# A random encoder leaves some of these plateaus late: fewer epochs would be enough for some seeds only.
+EPOCHS = {"sst2": 10, "cola": 10, "rte": 10, "stsb": 16, "wnut17": 5, "squad2": 5}
+FEW_EPOCHS = 3
 
 
+@pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("name", TOYS)
-def test_a_toy_rule_is_learned_and_the_folder_says_the_same_again(name, model, tmp_path):
-    result = tune(name, model, tmp_path, *LONGER_OR_SHORTER.get(name, ()))
+def test_a_toy_rule_is_learned_and_the_folder_says_the_same_again(name, seed, model, tmp_path):
+    epochs = EPOCHS.get(name, FEW_EPOCHS)
+    result = tune(name, model, tmp_path, f"run.epochs={epochs}", f"run.seed={seed}")
     measures = next(iter(result.measures.values()))
     assert next(iter(measures.values())) > 0.95
     said = ask([result.folder], tmp_path / "data" / name, split="dev", device="cpu")
-    assert said.measures() == pytest.approx(measures, abs=1e-6)
+    assert said.measures() == pytest.approx(measures, abs=1e-4)

@@ -123,6 +123,21 @@ def test_a_progress_bar_is_drawn_only_on_a_terminal(terminal, monkeypatch, capsy
     assert (said == "") == (not terminal)
 
 
+def test_a_terminal_has_room_for_one_bar(monkeypatch, capsys):
+    monkeypatch.setattr(progress_room, "PATIENCE_SECONDS", -1.0)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    with progress_bar("outer", None) as advance:
+        advance(1)
+        with progress_bar("inner", 2) as within:
+            within(2)
+    with progress_bar("later", 1) as advance:
+        advance(1)
+    said = capsys.readouterr().err
+    assert "outer" in said and "later" in said and "inner" not in said
+
+
 def test_what_is_done_in_a_moment_draws_nothing(monkeypatch, capsys):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     with progress_bar("counting", 5) as advance:

@@ -15,15 +15,13 @@ import bertsmith
 from bertsmith.finetuning.using import ask
 from bertsmith.ground.errors import UserError
 from bertsmith.inference.words import words_of_texts
-from bertsmith.model.family import new_network
-from bertsmith.model.weights import Model, write_model
 from bertsmith.recipe.finetuning import TextSection
 from bertsmith.tasks.task_file import TaskNote, write_task_note
 from tests.oracles import saved_oracle
-from tests.tiny import tiny_shape
 from tests.tokenizer_makers import MAKERS
 from tests.toy_folder import toy_vocabulary, write_toy_folder
 from tests.tuning import tune
+from tests.untrained_heads import numbered_labels, untrained
 
 BARELY = ("run.epochs=1", "run.examples=32")
 ODD = "The boy sits in Pari\u0301s, \N{SLIGHTLY SMILING FACE}\ufe0f  LONDON."
@@ -50,26 +48,6 @@ def tagger(place):
 @pytest.fixture(scope="module")
 def reader(place):
     return bertsmith.load(tune("squad2", place / "toy", place).folder)
-
-
-def untrained(
-    folder: Path, heads: dict[str, int], *, note: TaskNote | None = None, **extras
-) -> bertsmith.Bert:
-    """A folder with lively heads that nobody trained."""
-    shape = tiny_shape(vocabulary=len(toy_vocabulary()), positions=64)
-    network = new_network(shape, {"pooler": 0, **heads}, torch.Generator().manual_seed(1))
-    with torch.no_grad():
-        for parameter in network.heads.parameters():
-            parameter.normal_(0, 0.5, generator=torch.Generator().manual_seed(len(parameter)))
-    write_toy_folder(folder)
-    write_model(folder, Model(network, extras))
-    if note:
-        write_task_note(folder, note)
-    return bertsmith.load(folder)
-
-
-def numbered_labels(*labels: str) -> dict[str, dict[str, str]]:
-    return {"id2label": {str(number): label for number, label in enumerate(labels)}}
 
 
 def strangers(folder: Path, kind: str, **changes) -> bertsmith.Bert:
@@ -220,6 +198,27 @@ def test_entities_are_cut_from_the_text_to_the_letter(tagger):
     assert tagger.entities("the boy sits") == []
 
 
+def test_entities_of_many_texts_are_those_of_each(tagger):
+    texts = [ODD, "the boy sits", "in london and paris"]
+    found = tagger.entities_each(texts)
+    assert found == [tagger.entities(text) for text in texts]
+    assert [len(each) for each in found] == [2, 0, 2]
+    words = tagger.tag(texts)
+    assert [tagger.entities_of(*each) for each in zip(texts, words, strict=True)] == found
+    assert tagger.entities_each([]) == []
+
+
+def test_an_entity_is_as_probable_as_its_words_on_average(tmp_path):
+    bert = untrained(tmp_path, {"tag": 2}, **numbered_labels("B-X", "I-X"))
+    text = "my dog runs, the cat sleeps and the sun is warm"
+    (words,) = bert.tag([text])
+    entities = bert.entities(text)
+    assert max(len(each.text.split()) for each in entities) > 1
+    for each in entities:
+        inside = [word.probability for word in words if each.start <= word.start < each.end]
+        assert each.probability == pytest.approx(np.mean(inside))
+
+
 def test_tags_that_go_on_are_one_entity(tmp_path):
     bert = strangers(tmp_path, "ForTokenClassification", **numbered_labels("B-X", "I-X"))
     text = "my dog runs, the cat sleeps"
@@ -299,6 +298,20 @@ def test_the_best_answers_begin_with_the_answer_and_repeat_no_text(reader):
     assert all(each.start == -1 or passage[each.start : each.end] == each.text for each in several)
 
 
+def test_many_questions_are_answered_as_one_by_one(reader):
+    asked = [
+        ("where is the cat?", "my cat sits in paris and the dog in london"),
+        ("where is the cat?", "the boy and the dog walks"),
+        ("where?", "the boy and the dog walks. " * 30 + "my cat sits in paris"),
+    ]
+    found = reader.answers_each(asked, best=3)
+    for pair, several in zip(asked, found, strict=True):
+        alone = reader.answer(*pair, best=3)
+        assert [(each.text, each.start) for each in several] == [(each.text, each.start) for each in alone]
+        assert several[0].probability == pytest.approx(alone[0].probability, abs=1e-5)
+    assert reader.answers_each([]) == []
+
+
 def test_a_choice_is_a_softmax_over_the_options(tmp_path):
     note = TaskNote(task="swag", kind="choice", metrics=(), text=TextSection(longest=16))
     bert = untrained(tmp_path, {"choice": 1}, note=note)
@@ -316,6 +329,37 @@ def test_a_choice_is_a_softmax_over_the_options(tmp_path):
     )
     assert found.index == found.probabilities.index(max(found.probabilities))
     assert math.isclose(sum(found.probabilities), 1, rel_tol=1e-5)
+
+
+# ---- what can be asked
+
+
+@pytest.mark.parametrize(
+    ("heads", "extras", "able"),
+    [
+        ({}, {}, ()),
+        ({"mlm": 0, "nsp": 2}, {}, ("fill", "next")),
+        ({"classify": 2}, {}, ("classify",)),
+        ({"classify": 1}, {}, ("score",)),
+        ({"classify": 2}, {"problem_type": "regression"}, ()),
+        ({"tag": 2}, {}, ("tag",)),
+        ({"span": 2}, {}, ("answer",)),
+        ({"choice": 1}, {}, ("choose",)),
+    ],
+)
+def test_a_folder_tells_its_abilities(heads, extras, able, tmp_path):
+    assert untrained(tmp_path, heads, **extras).abilities == (*able, "embed", "look")
+
+
+def test_a_fine_tuned_folder_tells_its_abilities(sst2, tagger, reader, tmp_path):
+    assert [each.abilities[0] for each in (sst2, tagger, reader)] == ["classify", "tag", "answer"]
+    note = TaskNote(task="stsb", kind="regress", metrics=(), pairs=True, text=TextSection(longest=32))
+    assert untrained(tmp_path, {"classify": 1}, note=note).abilities[0] == "score"
+
+
+def test_a_mix_of_layers_is_an_ability_too(place, tmp_path):
+    folder = tune("rte", place / "toy", tmp_path, *BARELY, "head.encoder=frozen-mix").folder
+    assert "classify" in bertsmith.load(folder).abilities
 
 
 # ---- what is refused, and what is kept
@@ -356,14 +400,21 @@ def test_a_folder_without_the_head_is_refused_with_those_that_are_there(place, a
         (lambda b: b.tag([3]), "text 0: is int, neither a sentence nor its words"),
         (lambda b: b.tag(["a \ud800"]), "text 0: character 2 is half a surrogate pair"),
         (lambda b: b.entities("a"), "mark no stretches of words (they are NOUN, VERB ...); call tag"),
-        (lambda b: b.answer("", "a passage"), "the question: is empty"),
-        (lambda b: b.answer("a question", " "), "the passage: is empty"),
+        (lambda b: b.answer("", "a passage"), "question 0: is empty"),
+        (lambda b: b.answer("a question", " "), "passage 0: is empty"),
         (lambda b: b.answer("a question", 3), "text 0: is int, neither a text nor a pair"),
         (lambda b: b.answer("a", "b", best=0), "best is 0"),
+        (lambda b: b.answers_each(["a question"]), "text 0: is one text, not a pair"),
+        (
+            lambda b: b.answers_each([("a", "b"), ("a", "b", "c")]),
+            "text 1: is tuple, neither a text nor a pair",
+        ),
+        (lambda b: b.entities_each("a text"), "mark no stretches of words"),
     ],
 )
 def test_bad_input_gets_one_clear_line(several_heads, ask_it, said):
     head = {"classify": "classify", "score": "classify", "tag": "tag", "entities": "tag", "answer": "span"}
+    head |= {"answers_each": "span", "entities_each": "tag"}
     with pytest.raises(UserError) as caught:
         ask_it(several_heads[head[ask_it.__code__.co_names[0]]])
     assert said in str(caught.value) and "\n" not in str(caught.value)

@@ -8,12 +8,13 @@ from safetensors.torch import load_file, save_file
 import bertsmith
 from bertsmith.ground.errors import UserError
 from bertsmith.inference import engine as engine_room
+from bertsmith.inference import filling as filling_room
 from bertsmith.model.family import new_network
 from bertsmith.model.weights import Model, write_model
 from tests.oracles import saved_oracle
 from tests.tiny import tiny_network, tiny_shape
-from tests.tokenizer_makers import byte_bpe
-from tests.toy_folder import write_toy_folder
+from tests.tokenizer_makers import albert_unigram, byte_bpe, modern_bpe
+from tests.toy_folder import SPECIALS, write_toy_folder
 
 TEXTS = ["My dog is cute.", ("A boy plays in the snow.", "A boy is outside."), "Tea!"]
 
@@ -98,6 +99,84 @@ def test_a_filling_stands_in_the_text_as_it_was_written(bert):
         assert filling.text == begin + first.removeprefix("##") + middle + second.removeprefix("##") + "!"
 
 
+def test_many_texts_are_filled_as_one_by_one(bert, monkeypatch):
+    texts = ["snow " * (n % 7) + "[MASK] " * (n % 3 + 1) for n in range(20)]
+    expected = [bert.fill(text, top=3) for text in texts]
+    monkeypatch.setattr(engine_room, "BATCH_TOKENS", 30)
+    monkeypatch.setattr(filling_room, "WINDOW_TEXTS", 8)
+    monkeypatch.setattr(filling_room, "MASKS_AT_ONCE", 2)
+    for found, alone in zip(bert.fill_each(texts, top=3), expected, strict=True):
+        assert [[guess.token for guess in mask] for mask in found] == [
+            [guess.token for guess in mask] for mask in alone
+        ]
+        assert found[0][0].probability == pytest.approx(alone[0][0].probability, abs=1e-5)
+    assert bert.fill_each([]) == []
+    with pytest.raises(UserError, match=r"text 20: has no \[MASK\]"):
+        bert.fill_each([*texts, "none"])
+
+
+def test_many_pairs_are_judged_as_one_by_one(bert):
+    pairs = [("We got time.", "Tea?"), ("The boy walks. " * 5, "Snow."), ("a", "b")]
+    expected = [bert.next_sentence(*pair).probability for pair in pairs]
+    assert [each.probability for each in bert.next_sentences(pairs)] == pytest.approx(expected, abs=1e-6)
+    assert bert.next_sentences([]) == []
+    with pytest.raises(UserError, match="text 1: is one text, not a pair"):
+        bert.next_sentences([("a", "b"), "ab"])
+
+
+def test_a_text_grows_by_the_most_probable_token_before_a_sentence_that_goes_on(bert):
+    grown = list(bert.extend("The boy", count=3))
+    text = "The boy"
+    for each in grown:
+        guesses = bert.fill(f"{text} [MASK] [MASK] .", top=len(SPECIALS) + 2)[0]
+        last = text.split()[-1].lower()
+        best = next(guess for guess in guesses if guess.token not in (*SPECIALS, last))
+        assert each.token == best.token
+        assert each.probability == pytest.approx(best.probability, rel=1e-4)
+        assert each.text in (f"{text} {best.token}", text + best.token, text + best.token.removeprefix("##"))
+        text = each.text
+    assert [each.tokens for each in grown] == [7, 8, 9]
+
+
+def test_a_growing_text_never_repeats_three_tokens(bert):
+    added = [each.token for each in bert.extend("The cat", count=60)]
+    triples = list(zip(added, added[1:], added[2:], strict=False))
+    assert len(set(triples)) == len(triples)
+    assert not set(added) & set(SPECIALS)
+    assert all(one != other for one, other in zip(added, added[1:], strict=False))
+
+
+@pytest.mark.parametrize(
+    ("make", "model_type"), [(byte_bpe, "roberta"), (modern_bpe, "modernbert"), (albert_unigram, "albert")]
+)
+def test_pieces_that_say_themselves_whether_they_begin_a_word_are_joined_so(make, model_type, tmp_path):
+    make(tmp_path)
+    rows = bertsmith.Tokenizer.load(tmp_path).vocabulary_size
+    shape = tiny_shape(model_type, vocabulary=rows)
+    write_model(tmp_path, Model(new_network(shape, {"mlm": 0}, torch.Generator().manual_seed(3))))
+    bert = bertsmith.load(tmp_path)
+    grown = list(bert.extend("the iron", count=12))
+    known = bert.tokenizer.encode("the iron")
+    ids = [number for number, own in zip(known.ids, known.sequence, strict=True) if own == 0]
+    ids += [bert.tokenizer.id(each.token) for each in grown]
+    assert grown[-1].text == bert.tokenizer.decode(ids)
+
+
+@pytest.mark.parametrize(
+    ("text", "count", "said"),
+    [
+        ("a [MASK]", 3, r"has a \[MASK\] already"),
+        ("snow " * 100, 30, "would have 134 tokens but the model takes 128"),
+        ("", 3, "text 0: is empty"),
+        ("a", 0, "count is 0"),
+        (3, 2, "text 0: is int"),
+    ],
+)
+def test_a_text_that_cannot_grow_is_refused(bert, text, count, said):
+    with pytest.raises(UserError, match=said):
+        list(bert.extend(text, count=count))
+
+
 def test_hidden_states_can_be_trained_on(bert):
     states = bert.hidden_states(["The sun is warm."])[0]
     torch.nn.Linear(64, 2)(states).sum().backward()
@@ -171,7 +250,7 @@ def test_roberta_takes_pairs_with_its_own_separators(tmp_path):
         (lambda b: b.embed(7), "a list of texts is expected, not int"),
         (lambda b: b.embed(["fine", "\u200b\x00"]), "text 1: has no token that the model can read"),
         (lambda b: b.embed([("fine", "\x00")]), "text 0: has no token that the model can read"),
-        (lambda b: b.fill(["a [MASK]"]), "one text with masks is expected, not list"),
+        (lambda b: b.fill(["a [MASK]"]), "text 0: is list, not a text"),
         (lambda b: b.fill("a [MASK]", top=2.5), "top is 2.5; a whole number"),
         (lambda b: b.fill_jointly("a [MASK]", beam=True), "beam is True"),
         (lambda b: b.embed("a single text"), "a list of texts is expected, not str"),
@@ -180,7 +259,7 @@ def test_roberta_takes_pairs_with_its_own_separators(tmp_path):
             lambda b: b.embed(["fine"], pooling="median"),
             "unknown pooling 'median'; choose one of mean, cls, max",
         ),
-        (lambda b: b.fill("no mask here"), "the text has no [MASK]; write [MASK] where a token is wanted"),
+        (lambda b: b.fill("no mask here"), "text 0: has no [MASK]; write [MASK] where a token is wanted"),
         (lambda b: b.fill("a [MASK]", top=0), "top is 0"),
         (lambda b: b.fill("[MASK] " * 200), "text 0: has 202 tokens"),
         (lambda b: b.fill_jointly("a [MASK]", top=5, beam=2), "a beam of 2 cannot give 5 fillings"),

@@ -33,6 +33,12 @@ def test_seeds_have_folders_and_recipes_of_their_own(assignment):
     assert [cell.assignment.out for cell in cells] == [assignment.out / cell.name for cell in cells]
 
 
+def test_seeds_begin_with_the_recipes_own(model, tmp_path):
+    cells = over_seeds(toy_assignment("sst2", model, tmp_path, "run.seed=7"), 2)
+    assert [cell.assignment.recipe.run.seed for cell in cells] == [7, 8]
+    assert [cell.name for cell in cells] == ["seed-7", "seed-8"]
+
+
 def test_the_papers_grid_has_eighteen_runs(assignment):
     cells = over_grid(assignment)
     found = {

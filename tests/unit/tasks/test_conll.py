@@ -112,9 +112,24 @@ def test_a_word_without_a_tag_is_a_bad_line(tmp_path):
     assert bad.where.endswith(":2")
 
 
-def test_text_that_is_not_utf8_is_refused_with_its_line(tmp_path):
-    (tmp_path / "a.txt").write_bytes(b"a O\nK\xf6ln I-LOC\n")
-    with pytest.raises(UserError, match=r"a\.txt:2: is not UTF-8"):
+def test_a_sentence_that_is_not_utf8_is_a_bad_line_between_others(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"a O\n\nin O\nK\xf6ln I-LOC\n\nb O\n")
+    first, bad, last = read_columns(tmp_path / "a.txt")
+    assert (first.words, last.words) == (("a",), ("b",))
+    assert (bad.what, bad.where) == ("is not UTF-8 text", f"{tmp_path / 'a.txt'}:4")
+
+
+@pytest.mark.parametrize("torn", [b"K\xf6ln", b"in\n# text = K\xf6ln"])
+def test_a_sentence_of_conllu_that_is_not_utf8_is_a_bad_line(tmp_path, torn):
+    row = b"1\tin\tin\tADP\tIN\t_\t0\troot\t_\t_\n"
+    (tmp_path / "a.conllu").write_bytes(b"# text = " + torn + b"\n" + row + b"\n" + row)
+    bad, good = conllu_reader("upos")(tmp_path / "a.conllu")
+    assert (bad.what, good.words) == ("is not UTF-8 text", ("in",))
+
+
+def test_utf16_is_refused_by_its_name(tmp_path):
+    (tmp_path / "a.txt").write_text("a O\n", encoding="utf-16")
+    with pytest.raises(UserError, match=r"a\.txt: is UTF-16 text; convert it"):
         list(read_columns(tmp_path / "a.txt"))
 
 

@@ -181,3 +181,29 @@ def test_a_column_of_ids_that_is_not_there_is_told_but_not_needed_for_prediction
     with pytest.raises(UserError, match="no column 'number'; its columns are 'text', 'label'"):
         read(spec, path)
     assert [example.key for example in read(spec, path, "test")] == ["0", "1"]
+
+
+def test_of_several_labels_an_empty_cell_says_that_there_are_none_in_any_split(tmp_path) -> None:
+    path = table(tmp_path / "new.csv", "text,topics", "a,war", "b,")
+    spec = CustomSpec("text", "topics", kind="multilabel", dev_share=WHOLE)
+    assert [example.label for example in read(spec, path, "test")] == [("war",), ()]
+
+
+@pytest.mark.parametrize("kind", ["classify", "multilabel", "regress"])
+def test_a_file_without_the_column_of_labels_has_none(tmp_path, kind) -> None:
+    path = table(tmp_path / "new.csv", "text", "a", "b")
+    spec = CustomSpec("text", "topics", kind=kind, dev_share=WHOLE)
+    assert [example.label for example in read(spec, path, "test")] == [None, None]
+
+
+@pytest.mark.parametrize("kind", ["classify", "regress"])
+def test_an_empty_cell_of_a_file_to_predict_is_no_label(tmp_path, kind) -> None:
+    path = table(tmp_path / "new.csv", "text,stars", "a,5", "b,")
+    spec = CustomSpec("text", "stars", kind=kind, dev_share=WHOLE)
+    assert [example.label is None for example in read(spec, path, "test")] == [False, True]
+
+
+def test_a_number_too_large_for_any_float_is_a_bad_line(tmp_path) -> None:
+    path = table(tmp_path / "my.jsonl", '{"text": "a", "price": 1' + 400 * "0" + "}")
+    with pytest.raises(UserError, match=r"my\.jsonl:1: has 1000.* where a number is expected"):
+        read(CustomSpec("text", "price", kind="regress", dev_share=WHOLE), path)

@@ -202,3 +202,12 @@ def test_the_list_of_tasks_tells_of_ones_own(name, said) -> None:
         task_named(name)
     assert error.value.remedy.startswith(said)
     assert error.value.remedy.endswith("and, for a table of your own, custom")
+
+
+def test_half_a_character_is_a_bad_line_like_others(tmp_path) -> None:
+    lines = ('{"words": ["a", "b"]}', '{"words": ["a\\ud83d", "b"]}')
+    (tmp_path / "dev.jsonl").write_text("\n".join(lines) + "\n")
+    with pytest.raises(UserError, match=r"dev\.jsonl:2: character 1 is half a surrogate pair.*--skip-bad"):
+        read_split(task_named("tags"), tmp_path, "dev", skip_bad=False)
+    read = read_split(task_named("tags"), tmp_path, "dev", skip_bad=True)
+    assert (len(read.examples), [line.where for line in read.skipped]) == (1, [f"{tmp_path / 'dev.jsonl'}:2"])

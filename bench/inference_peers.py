@@ -1,0 +1,209 @@
+"""What a user would pick instead, each as a function from texts to mean-pooled vectors."""
+
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+
+Vectors = Callable[[list[str]], np.ndarray]
+BATCH = 32
+GPU_BATCH = 256
+CALIBRATION_TEXTS = 200
+CALIBRATION_SEED = 1
+
+
+def batches(texts: Sequence[str], size: int) -> Iterator[tuple[np.ndarray, list[str]]]:
+    """Texts sorted by length, a batch at a time, with their places."""
+    order = np.argsort([-len(text) for text in texts], kind="stable")
+    for first in range(0, len(order), size):
+        places = order[first : first + size]
+        yield places, [texts[place] for place in places]
+
+
+def pooled(forward: Callable[[dict[str, Any]], np.ndarray], folder: Path, *, multiple: int = 1) -> Vectors:
+    """Vectors through any function from padded arrays to hidden states."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+
+    def vectors(texts: list[str]) -> np.ndarray:
+        found: list[np.ndarray] = [np.empty(0)] * len(texts)
+        for places, group in batches(texts, BATCH):
+            padded = tokenizer(group, padding=True, return_tensors="np", pad_to_multiple_of=multiple)
+            arrays = {
+                name: padded[name].astype(np.int64)
+                for name in ("input_ids", "attention_mask", "token_type_ids")
+            }
+            hidden, mask = forward(arrays), arrays["attention_mask"][..., None]
+            means = (hidden * mask).sum(1) / mask.sum(1)
+            for place, mean in zip(places, means, strict=True):
+                found[place] = mean
+        return np.stack(found)
+
+    return vectors
+
+
+def with_transformers(dtype: torch.dtype) -> Callable[[Path, str], Vectors]:
+    """SDPA, length-sorted batches padded to their longest; compiled on a GPU, padded to multiples of 32."""
+
+    def make(folder: Path, device: str) -> Vectors:
+        imitated = not torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        if dtype == torch.bfloat16 and device == "cpu" and imitated:
+            raise NotImplementedError("this CPU only imitates bf16")
+        model = transformers.AutoModel.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa")
+        model = model.to(device).eval()
+        if device == "cuda":
+            return compiled_on_gpu(model, folder)
+
+        def forward(arrays: dict[str, Any]) -> np.ndarray:
+            with torch.inference_mode():
+                inputs = {name: torch.from_numpy(values) for name, values in arrays.items()}
+                return np.asarray(model(**inputs).last_hidden_state.float().numpy())
+
+        return pooled(forward, folder)
+
+    return make
+
+
+def compiled_on_gpu(model: torch.nn.Module, folder: Path) -> Vectors:
+    """The same on a GPU: batches padded to multiples of 32, compiled once for each of them."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    torch._dynamo.config.recompile_limit = 64
+    compiled = torch.compile(model, dynamic=False)
+
+    def vectors(texts: list[str]) -> np.ndarray:
+        found: list[torch.Tensor] = []
+        order = []
+        for places, group in batches(texts, GPU_BATCH):
+            padded = tokenizer(group, padding=True, return_tensors="pt", pad_to_multiple_of=32).to("cuda")
+            with torch.inference_mode():
+                hidden = compiled(**padded).last_hidden_state.float()
+                mask = padded["attention_mask"][..., None]
+                found.append((hidden * mask).sum(1) / mask.sum(1))
+            order.append(places)
+        means = torch.cat(found).cpu().numpy()
+        return means[np.argsort(np.concatenate(order))]
+
+    return vectors
+
+
+def exported(folder: Path, out: Path) -> Path:
+    """The encoder as an ONNX file with free batch and length."""
+    model = transformers.AutoModel.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+
+    class Hidden(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, input_ids, attention_mask, token_type_ids):  # type: ignore[no-untyped-def]
+            inputs = {
+                "input_ids": input_ids,
+                "attention_mask": attention_mask,
+                "token_type_ids": token_type_ids,
+            }
+            return self.model(**inputs).last_hidden_state
+
+    batch, length = torch.export.Dim("batch", min=1, max=4096), torch.export.Dim("length", min=2, max=512)
+    sample = torch.ones(3, 17, dtype=torch.int64)
+    mask = (torch.arange(17) < torch.tensor([[17], [12], [9]])).long()  # with filler, or the mask is left out
+    shapes = {name: {0: batch, 1: length} for name in ("input_ids", "attention_mask", "token_type_ids")}
+    torch.onnx.export(
+        Hidden(),
+        (sample, mask, 0 * sample),
+        str(out),
+        dynamo=True,
+        dynamic_shapes=shapes,
+        input_names=list(shapes),
+        output_names=["hidden"],
+        verbose=False,
+    )
+    return out
+
+
+def with_onnxruntime(*, int8: bool) -> Callable[[Path, str], Vectors]:
+    """ONNX Runtime on the CPU, as exported or with its dynamic quantisation per channel."""
+
+    def make(folder: Path, device: str) -> Vectors:
+        refuse_gpu(device)
+        import onnxruntime
+        from onnxruntime.quantization import QuantType, quantize_dynamic
+
+        scratch = Path(tempfile.mkdtemp())
+        path = exported(folder, scratch / "model.onnx")
+        if int8:
+            quantize_dynamic(path, scratch / "int8.onnx", per_channel=True, weight_type=QuantType.QInt8)
+            path = scratch / "int8.onnx"
+        settings = onnxruntime.SessionOptions()
+        settings.intra_op_num_threads = torch.get_num_threads()
+        session = onnxruntime.InferenceSession(path, settings, providers=["CPUExecutionProvider"])
+        return pooled(lambda arrays: session.run(["hidden"], arrays)[0], folder)
+
+    return make
+
+
+def with_openvino(precision: str) -> Callable[[Path, str], Vectors]:
+    """OpenVINO on the CPU in a precision of its own choice, or quantised with nncf."""
+
+    def make(folder: Path, device: str) -> Vectors:
+        refuse_gpu(device)
+        import openvino
+
+        model = openvino.convert_model(exported(folder, Path(tempfile.mkdtemp()) / "model.onnx"))
+        if precision == "int8":
+            model = calibrated(model, folder)
+        hint = {"int8": "bf16"}.get(precision, precision) if has_bf16() else "f32"
+        settings = {"INFERENCE_PRECISION_HINT": hint, "INFERENCE_NUM_THREADS": torch.get_num_threads()}
+        request = openvino.Core().compile_model(model, "CPU", settings).create_infer_request()
+        return pooled(lambda arrays: np.asarray(next(iter(request.infer(arrays).values()))), folder)
+
+    return make
+
+
+def calibrated(model: Any, folder: Path) -> Any:
+    import nncf
+
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    words = sorted(word for word in tokenizer.get_vocab() if word.isalpha() and word.isascii())
+    chance = np.random.default_rng(CALIBRATION_SEED)
+    texts = [" ".join(chance.choice(words, chance.integers(5, 60))) for _ in range(CALIBRATION_TEXTS)]
+
+    def arrays(text: str) -> dict[str, Any]:
+        return {
+            name: values.astype(np.int64) for name, values in tokenizer(text, return_tensors="np").items()
+        }
+
+    return nncf.quantize(model, nncf.Dataset(texts, arrays), model_type=nncf.ModelType.TRANSFORMER)
+
+
+def with_sentence_transformers(folder: Path, device: str) -> Vectors:
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.models import Pooling, Transformer
+
+    words = Transformer(str(folder))
+    whole = SentenceTransformer(modules=[words, Pooling(words.get_word_embedding_dimension())], device=device)
+    return lambda texts: np.asarray(whole.encode(texts, batch_size=BATCH, show_progress_bar=False))
+
+
+def has_bf16() -> bool:
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def refuse_gpu(device: str) -> None:
+    if device != "cpu":
+        raise NotImplementedError("for the CPU only")
+
+
+PEERS: dict[str, Callable[[Path, str], Vectors]] = {
+    "transformers fp32": with_transformers(torch.float32),
+    "transformers bf16": with_transformers(torch.bfloat16),
+    "onnxruntime fp32": with_onnxruntime(int8=False),
+    "onnxruntime int8": with_onnxruntime(int8=True),
+    "openvino bf16": with_openvino("bf16"),
+    "openvino int8": with_openvino("int8"),
+    "sentence-transformers": with_sentence_transformers,
+}

@@ -1,0 +1,383 @@
+"""Load on a server from a second process, over loopback, bounded in count and time.
+
+    python bench/serving_load.py                                        # the own model, next sentences
+    python bench/serving_load.py --model runs/sst2 --route classify --seconds 60 --clients 500
+
+Texts have log-normal lengths, 5 to 256 tokens, mean 40. First the capacity is measured: clients ask again as
+soon as they are answered. Then requests come at random moments at a share of that capacity, whether the
+server keeps up or not, and latency counts from the moment at which a request was due. The same with batching
+turned off, and at last SIGTERM in the middle of it. Every answer is compared with what the model says
+offline. Exit status 1 if a target is missed: at 70 % at least 99.5 % are answered, all as offline; at 200 %
+the answered ones keep above 90 % of the capacity and the rest get 429; no 5xx; SIGTERM loses no accepted
+request.
+"""
+
+import argparse
+import asyncio
+import json
+import math
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import bertsmith
+from bertsmith.ground.files import write_json
+from bertsmith.inference.default_model import DEFAULT_MODEL
+
+DISTINCT = 400
+TOLERANCE = 1e-3
+"""Of an answer, beside the same one offline: batches of other shapes round differently."""
+ENOUGH_ANSWERED, ENOUGH_THROUGHPUT = 0.995, 0.90
+NO_REPLY = 0
+"""Status of a request whose connection ended before any of a reply came."""
+WORDS = (
+    *("the", "a", "of", "and", "to", "in", "is", "was", "for", "on", "with", "as", "by"),
+    *("at", "from", "it", "an", "be", "this", "that", "are", "city", "river", "king", "year", "war"),
+)
+
+
+@dataclass(frozen=True)
+class Route:
+    """How a text is asked about, and which numbers answer it."""
+
+    path: str
+    body: Callable[[str], dict[str, Any]]
+    numbers: Callable[[Any], list[float]]
+    offline: Callable[[bertsmith.Bert, list[str]], list[list[float]]]
+
+
+SECOND = "It is cold."
+ROUTES = {
+    "next": Route(
+        "/next",
+        lambda text: {"first": text, "second": SECOND},
+        lambda reply: [reply["probability"]],
+        lambda bert, texts: [
+            [each.probability] for each in bert.next_sentences((text, SECOND) for text in texts)
+        ],
+    ),
+    "classify": Route(
+        "/classify",
+        lambda text: {"texts": [text]},
+        lambda reply: list(reply["results"][0]["probabilities"].values()),
+        lambda bert, texts: [list(each.probabilities.values()) for each in bert.classify(texts)],
+    ),
+    "embed": Route(
+        "/embed",
+        lambda text: {"inputs": text, "normalize": False},
+        lambda reply: reply[0],
+        lambda bert, texts: bert.embed(texts).tolist(),
+    ),
+}
+
+
+@dataclass
+class Outcome:
+    """How a request ended."""
+
+    number: int
+    status: int
+    seconds: float
+    body: bytes = b""
+
+
+@dataclass
+class Round:
+    """What came of a stretch of load."""
+
+    name: str
+    seconds: float
+    outcomes: list[Outcome] = field(default_factory=list)
+    not_sent: int = 0
+    """Due while every client was waiting."""
+
+    def count(self, status: int) -> int:
+        return sum(outcome.status == status for outcome in self.outcomes)
+
+    @property
+    def rate(self) -> float:
+        return self.count(200) / self.seconds
+
+    def percentile(self, share: float) -> float:
+        times = sorted(outcome.seconds for outcome in self.outcomes if outcome.status == 200)
+        return times[min(len(times) - 1, int(share * len(times)))] if times else math.nan
+
+
+def main() -> None:
+    options = parse()
+    route = ROUTES[options.route]
+    bert = bertsmith.load(options.model, device=options.device)
+    texts = list(texts_of(bert, DISTINCT))
+    expected = route.offline(bert, texts)
+    requests = [request_bytes(route.path, route.body(text)) for text in texts]
+    del bert
+    bench = Bench(options, route, requests, expected)
+    rounds: list[tuple[str, Round]] = []
+    capacities = {}
+    for batching, tokens in (("on", options.batch_tokens), ("off", 1)):
+        with server(options, tokens) as (address, _):
+            asyncio.run(bench.saturate(address, "warm-up", min(5, options.seconds)))
+            capacity = asyncio.run(bench.saturate(address, "capacity", options.seconds))
+            capacities[batching] = capacity.rate
+            rounds.append((batching, capacity))
+            for share in options.shares:
+                offered = asyncio.run(bench.offer(address, share, share * capacity.rate))
+                rounds.append((batching, offered))
+    print_table(rounds, capacities, bench)
+    held = [judged(batching, each, capacities, bench) for batching, each in rounds]
+    held.append(drained(options, bench, capacities["on"]))
+    if options.out:
+        write_json(options.out, {"capacity": capacities, "rounds": [told(*each) for each in rounds]})
+    sys.exit(0 if all(held) else 1)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", type=Path, default=DEFAULT_MODEL)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--route", default="next", choices=ROUTES)
+    parser.add_argument("--seconds", type=float, default=20.0, help="of each round")
+    parser.add_argument("--clients", type=int, default=500)
+    parser.add_argument("--shares", type=float, nargs="*", default=[0.7, 2.0], help="of the capacity")
+    parser.add_argument("--batch-tokens", type=int, default=8192)
+    parser.add_argument("--queue-requests", type=int, default=150)
+    parser.add_argument("--out", type=Path, help="write what was measured as JSON")
+    return parser.parse_args()
+
+
+# ---- texts and requests
+
+
+def texts_of(bert: bertsmith.Bert, count: int) -> Iterator[str]:
+    """Texts of 5 to 256 tokens, log-normal with a mean of 40."""
+    chance = random.Random(0)
+    pieces = {word: len(bert.tokenizer.encode(word)) - 2 for word in WORDS}
+    longest = min(256, bert.model.network.shape.positions - 32)  # the second text of a pair needs room
+    for _ in range(count):
+        length = min(longest, max(5, round(chance.lognormvariate(math.log(40) - 0.32, 0.8))))
+        words = [chance.choice(WORDS)]
+        while sum(pieces[word] for word in words) < length - 2:
+            words.append(chance.choice(WORDS))
+        yield " ".join(words)
+
+
+def request_bytes(path: str, body: dict[str, Any]) -> bytes:
+    """A whole request."""
+    content = json.dumps(body).encode()
+    lines = (f"POST {path} HTTP/1.1", "Host: localhost", "Content-Type: application/json")
+    return "\r\n".join([*lines, f"Content-Length: {len(content)}", "", ""]).encode() + content
+
+
+@contextmanager
+def server(
+    options: argparse.Namespace, batch_tokens: int
+) -> Iterator[tuple[tuple[str, int], subprocess.Popen[str]]]:
+    """The address and the process of a server; its log goes to a file that is read at the end."""
+    command = [sys.executable, "-m", "bertsmith", "serve", "--port", "0", "--device", options.device]
+    command += ["--model", f"m={options.model}", "--batch-tokens", str(batch_tokens)]
+    command += ["--queue-requests", str(options.queue_requests)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        first = process.stderr.readline()
+        if not first.startswith("http"):
+            sys.exit(first + process.stderr.read())
+        log: list[str] = []
+        process.log = log  # type: ignore[attr-defined]
+        reader = threading.Thread(target=lambda: log.extend(process.stderr or ()))
+        reader.start()
+        port = int(first.split()[0].rsplit(":", 1)[1])
+        try:
+            yield ("127.0.0.1", port), process
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait(90)
+            reader.join()
+
+
+# ---- load
+
+
+class Client:
+    """One connection, opened again when the server has closed it."""
+
+    def __init__(self, address: tuple[str, int]) -> None:
+        self._address = address
+        self._line: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+
+    async def ask(self, request: bytes) -> tuple[int, bytes]:
+        """Status and body of the reply; no status where the connection ended without one."""
+        try:
+            if self._line is None or self._line[0].at_eof():
+                self._line = await asyncio.open_connection(*self._address)
+            self._line[1].write(request)
+            head = await self._line[0].readuntil(b"\r\n\r\n")
+        except (OSError, asyncio.IncompleteReadError):
+            self.close()
+            return NO_REPLY, b""
+        lowered = head.lower()
+        length = int(lowered.split(b"content-length:")[1].split(b"\r\n")[0])
+        body = await self._line[0].readexactly(length)
+        if b"connection: close" in lowered:
+            self.close()
+        return int(head.split()[1]), body
+
+    def close(self) -> None:
+        if self._line is not None:
+            self._line[1].close()
+        self._line = None
+
+
+@dataclass
+class Bench:
+    """Rounds of load, all with the same requests."""
+
+    options: argparse.Namespace
+    route: Route
+    requests: Sequence[bytes]
+    expected: Sequence[Sequence[float]]
+
+    async def saturate(self, address: tuple[str, int], name: str, seconds: float) -> Round:
+        """All clients ask again as soon as they are answered; those told to wait do so for a moment."""
+        made = Round(name, seconds)
+        end = time.monotonic() + seconds
+        # Few enough to be let in, more than enough for full batches.
+        clients = [Client(address) for _ in range(min(self.options.clients, self.options.queue_requests))]
+
+        async def work(client: Client, first: int) -> None:
+            number = first
+            while time.monotonic() < end:
+                await self._one(made, client, number, time.monotonic())
+                number += len(clients)
+            client.close()
+
+        begin = time.monotonic()
+        await asyncio.gather(*(work(client, number) for number, client in enumerate(clients)))
+        made.seconds = time.monotonic() - begin
+        return made
+
+    async def offer(
+        self, address: tuple[str, int], share: float, rate: float, act: Callable[[], None] | None = None
+    ) -> Round:
+        """Requests at random moments, so many a second on average, whatever becomes of them."""
+        made = Round(f"{share:.0%}", self.options.seconds)
+        free = [Client(address) for _ in range(self.options.clients)]
+        begin = due = time.monotonic()
+        chance, tasks, number = random.Random(1), set[asyncio.Task[None]](), 0
+        while due < begin + self.options.seconds:
+            due += chance.expovariate(rate)
+            await asyncio.sleep(max(0.0, due - time.monotonic()))
+            if act and due > begin + self.options.seconds / 2:
+                act()
+                act = None
+            if not free:
+                made.not_sent += 1
+                continue
+            task = asyncio.create_task(self._borrowed(made, free, number, due))
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
+            number += 1
+        await asyncio.gather(*tasks)
+        made.seconds = time.monotonic() - begin  # the last ones are answered after the last was sent
+        for client in free:
+            client.close()
+        return made
+
+    async def _borrowed(self, made: Round, free: list[Client], number: int, due: float) -> None:
+        client = free.pop()
+        await self._one(made, client, number, due)
+        free.append(client)
+
+    async def _one(self, made: Round, client: Client, number: int, due: float) -> None:
+        which = number % len(self.requests)
+        status, body = await client.ask(self.requests[which])
+        made.outcomes.append(Outcome(which, status, time.monotonic() - due, body))
+
+    def wrong(self, made: Round) -> int:
+        """How many answers are not those that the model gives offline."""
+        return sum(not self._is_right(outcome) for outcome in made.outcomes if outcome.status == 200)
+
+    def _is_right(self, outcome: Outcome) -> bool:
+        found = self.route.numbers(json.loads(outcome.body))
+        wanted = self.expected[outcome.number]
+        near = (math.isclose(a, b, abs_tol=TOLERANCE) for a, b in zip(found, wanted, strict=True))
+        return len(found) == len(wanted) and all(near)
+
+
+# ---- what came of it
+
+
+def print_table(rounds: list[tuple[str, Round]], capacities: dict[str, float], bench: Bench) -> None:
+    times = "p50 ms | p95 ms | p99 ms"
+    print(f"| batching | load | sent | 200 | 429 | other | 200/s | of capacity | {times} | wrong |")
+    print("|---" * 12 + "|")
+    for batching, made in rounds:
+        sent = len(made.outcomes)
+        good, crowded = made.count(200), made.count(429)
+        times = " | ".join(f"{1000 * made.percentile(share):.0f}" for share in (0.5, 0.95, 0.99))
+        part = made.rate / capacities[batching]
+        print(
+            f"| {batching} | {made.name} | {sent} | {good / sent:.2%} | {crowded / sent:.2%} "
+            f"| {sent - good - crowded} | {made.rate:.0f} | {part:.0%} | {times} | {bench.wrong(made)} |"
+        )
+    print(f"batching on / off: {capacities['on'] / capacities['off']:.2f} times the capacity", flush=True)
+
+
+def told(batching: str, made: Round) -> dict[str, Any]:
+    """The measures of a round as plain data."""
+    statuses = Counter(outcome.status for outcome in made.outcomes)
+    latencies = {f"p{share:g}": made.percentile(share / 100) for share in (50, 95, 99)}
+    return {
+        "batching": batching,
+        "load": made.name,
+        "rate": made.rate,
+        **latencies,
+        "statuses": dict(statuses),
+    }
+
+
+def judged(batching: str, made: Round, capacities: dict[str, float], bench: Bench) -> bool:
+    """Whether a round kept what is promised of it."""
+    statuses = {outcome.status for outcome in made.outcomes}
+    held = statuses <= {200, 429} and bench.wrong(made) == 0
+    if batching == "on" and made.name == "70%":
+        held &= made.count(200) >= ENOUGH_ANSWERED * (len(made.outcomes) + made.not_sent)
+    if batching == "on" and made.name == "200%":
+        held &= made.rate >= ENOUGH_THROUGHPUT * capacities[batching] and made.count(429) > 0
+    if not held:
+        counts = dict(Counter(outcome.status for outcome in made.outcomes))
+        print(f"MISSED: batching {batching}, load {made.name}: {counts}, not sent {made.not_sent}")
+    return held
+
+
+def drained(options: argparse.Namespace, bench: Bench, capacity: float) -> bool:
+    """Whether SIGTERM in the middle of the load loses nothing that was accepted."""
+    with server(options, options.batch_tokens) as (address, process):
+        made = asyncio.run(
+            bench.offer(address, 0.7, 0.7 * capacity, lambda: process.send_signal(signal.SIGTERM))
+        )
+        code = process.wait(90)
+    lines = [json.loads(line) for line in process.log if line.startswith("{")]  # type: ignore[attr-defined]
+    logged = Counter(line["status"] for line in lines if line.get("route") == bench.route.path)
+    held = code == 0 and logged[200] == made.count(200) and set(logged) <= {200, 429, 503}
+    held &= bench.wrong(made) == 0
+    print(
+        f"SIGTERM under load: {made.count(200)} answered (by the server's log {logged[200]}), "
+        f"{made.count(503)} told to go elsewhere, {made.count(NO_REPLY)} found nobody, exit status {code}: "
+        f"{'nothing accepted was lost' if held else 'MISSED'}"
+    )
+    return held
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,148 @@
+"""What the verbs share that ask a model: their options, the model itself, and pictures of probabilities."""
+
+import gc
+import json
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from typer import Option, echo
+
+from bertsmith.ground.errors import UserError
+from bertsmith.inference.default_model import DEFAULT_MODEL
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
+
+    from bertsmith.inference.bert import Bert
+
+ModelOption = Annotated[
+    Path | None,
+    Option("--model", metavar="FOLDER", help="Model or run folder; without it the small own model."),
+]
+JsonOption = Annotated[bool, Option("--json", help="Print JSON, for machines.")]
+TruncateOption = Annotated[
+    bool, Option("--truncate", help="Cut texts that are too long for the model; else they are refused.")
+]
+
+BAR_WIDTH = 30
+EIGHTHS = " ▏▎▍▌▋▊▉"
+COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red")
+
+OWN_MODEL = "leave --model out to ask the one that comes with bertsmith"
+PURPOSES = {
+    "fill": ("fill masks", OWN_MODEL),
+    "next": ("say whether one sentence follows another", OWN_MODEL),
+    "classify": (
+        "classify texts",
+        "make one with bertsmith finetune sst2 --data glue/SST-2 --out runs/sst2 (or custom, for a table of "
+        "your own), and say --model runs/sst2",
+    ),
+    "tag": (
+        "tag words",
+        "make one with bertsmith finetune ner --data conll2003/ --out runs/ner, and say --model runs/ner",
+    ),
+    "answer": (
+        "answer questions",
+        "make one with bertsmith finetune squad2 --data squad/ --out runs/squad2, and say --model "
+        "runs/squad2",
+    ),
+    "embed": ("embed texts", ""),
+}
+"""For each ability what it is, and how to get a model that has it."""
+
+
+def open_model(folder: Path | None, *abilities: str) -> "Bert":
+    """The model of a folder, or the project's own, if it has one of these abilities."""
+    with imports_left_alone():
+        from bertsmith.inference.bert import load
+
+    place = DEFAULT_MODEL if folder is None else folder.expanduser()
+    bert = load(place)
+    if not set(abilities) & set(bert.abilities):
+        does, remedy = PURPOSES[abilities[0]]
+        what = f"this model cannot {does}; it can {', '.join(bert.abilities)}"
+        raise UserError(what, where=str(place), remedy=remedy)
+    return bert
+
+
+@contextmanager
+def imports_left_alone() -> Iterator[None]:
+    """While it is open nothing is searched for garbage, and what is imported never will be.
+
+    Of the hundred thousands of objects that come with torch none is garbage, and looking for it takes a
+    quarter of the time of a short command, most of it at the end.
+    """
+    if "torch" in sys.modules or not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+@contextmanager
+def naming(name: Callable[[int], str]) -> Iterator[None]:
+    """While it is open, mistakes are told in words of the command line: the text's name, the option."""
+    try:
+        yield
+    except UserError as error:
+        found = re.fullmatch(r"(text|question|passage) (\d+)", error.where)
+        if found is None:
+            raise
+        where = name(int(found[2])) if found[1] == "text" else f"the {found[1]}"
+        remedy = error.remedy.replace("pass truncate=True", "add --truncate")
+        raise UserError(error.what, where=where, remedy=remedy) from error
+
+
+def say_json(value: Any) -> None:
+    """Print a value as one line of JSON."""
+    echo(json.dumps(value, ensure_ascii=False))
+
+
+# ---- for people
+
+
+def console() -> "Console":
+    """Where pictures are printed; text is taken as it is."""
+    from rich.console import Console
+
+    return Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
+
+
+def bar(share: float) -> str:
+    """A share from 0 to 1 as a bar of fixed width, to an eighth of a character."""
+    eighths = round(8 * BAR_WIDTH * min(max(share, 0.0), 1.0))
+    drawn = "█" * (eighths // 8) + (EIGHTHS[eighths % 8] if eighths % 8 else "")
+    return drawn.ljust(BAR_WIDTH)
+
+
+def bars(shares: Iterable[tuple[float, str]]) -> "list[Text]":
+    """A line with a bar for each probability and what it is of; the first one stands out."""
+    from rich.text import Text
+
+    lines = []
+    for number, (share, what) in enumerate(shares):
+        style = "bold green" if number == 0 else ""
+        bar_style = "green" if number == 0 else "cyan"
+        lines.append(
+            Text.assemble((f"  {share:6.1%} ", style), (bar(share), bar_style), ("  ", ""), (what, style))
+        )
+    return lines
+
+
+def highlighted(text: str, stretches: Sequence[tuple[int, int, str]]) -> "Text":
+    """The text with stretches of it, from their first to past their last character, in a style."""
+    from rich.text import Text
+
+    drawn = Text(text)
+    for start, end, style in stretches:
+        drawn.stylize(style, start, end)
+    return drawn

@@ -1,0 +1,122 @@
+"""`bertsmith classify`: the class of a text or a pair, or a number for it."""
+
+import sys
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Argument, Option, echo
+
+from bertsmith.cli.asking import (
+    JsonOption,
+    ModelOption,
+    TruncateOption,
+    bars,
+    console,
+    naming,
+    open_model,
+    say_json,
+)
+from bertsmith.cli.text_lines import line_name, pieces_of, reading_bar
+from bertsmith.ground.errors import UserError
+
+if TYPE_CHECKING:
+    from bertsmith.inference.bert import Bert
+    from bertsmith.inference.engine import Text
+    from bertsmith.inference.replies import Classification
+
+
+def classify(
+    text: Annotated[str | None, Argument(metavar="[TEXT]", help="The text.")] = None,
+    second: Annotated[str | None, Option(metavar="TEXT", help="The second text of a pair.")] = None,
+    source: Annotated[
+        Path | None,
+        Option("--input", metavar="FILE", help="Instead, one text a line, a tab in a pair; - reads stdin."),
+    ] = None,
+    model: ModelOption = None,
+    truncate: TruncateOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Classify a text or a pair, or thousands of them from a file.
+
+    One text gets a picture of all classes. A file gets a line for each of its lines, as soon as there are
+    some: label, probability and text with tabs between them, or JSON lines with the probabilities of all
+    labels. A model for numbers, such as one for STS-B, gives a number instead.
+
+    Example: bertsmith classify "A stunning ballet dancer." --model runs/sst2
+
+    Example: bertsmith classify "A boy runs." --second "A boy is outside." --model runs/mnli
+
+    Example: bertsmith classify --input reviews.txt --model runs/sst2 > labels.tsv
+    """
+    if (text is None) == (source is None) or (source is not None and second is not None):
+        remedy = "give a text, a text with --second, or --input FILE"
+        raise UserError("it is not clear what to classify", remedy=remedy)
+    bert = open_model(model, "classify", "score")
+    if source is not None:
+        classify_lines(bert, source.expanduser(), truncate=truncate, as_json=as_json)
+    elif text is not None:
+        with naming(lambda _: "the text" if second is None else "the pair"):
+            (found,) = said_of(bert, [text if second is None else (text, second)], truncate=truncate)
+        show(found, as_json=as_json)
+
+
+def said_of(bert: "Bert", texts: "Sequence[Text]", *, truncate: bool) -> "list[Classification | float]":
+    """What the model says of each text: a class, or a number."""
+    if "score" in bert.abilities:
+        return [*bert.score(texts, truncate=truncate)]
+    return [*bert.classify(texts, truncate=truncate)]
+
+
+def show(found: "Classification | float", *, as_json: bool) -> None:
+    """Print what is said of one text."""
+    if as_json:
+        say_json(facts_of(found))
+    elif isinstance(found, float):
+        echo(f"{found:.4f}")
+    else:
+        shares = sorted(((share, label) for label, share in found.probabilities.items()), reverse=True)
+        screen = console()
+        for line in bars(shares):
+            screen.print(line)
+
+
+def classify_lines(bert: "Bert", source: Path, *, truncate: bool, as_json: bool) -> None:
+    """Print what is said of each line of a file, piece by piece."""
+    # Where the lines themselves run over the screen, a bar would only be in their way.
+    with nullcontext(_unseen) if sys.stdout.isatty() else reading_bar(source) as advance:
+        for piece in pieces_of(source):
+            texts = [text_or_pair(line) for line in piece.texts]
+            with naming(partial(line_name, source, piece.first)):
+                several = said_of(bert, texts, truncate=truncate)
+            for number, (line, found) in enumerate(zip(piece.texts, several, strict=True), piece.first):
+                if as_json:
+                    say_json({"line": number, **facts_of(found)})
+                else:
+                    echo(f"{plainly(found)}\t{line}")
+            advance(piece.size)
+
+
+def text_or_pair(line: str) -> "Text":
+    """What stands in a line: a text, or two with a tab between them."""
+    first, tab, second = line.partition("\t")
+    return (first, second) if tab else first
+
+
+def facts_of(found: "Classification | float") -> dict[str, object]:
+    """What is said of a text, as a JSON object."""
+    return {"score": found} if isinstance(found, float) else asdict(found)
+
+
+def plainly(found: "Classification | float") -> str:
+    """What is said of a text, as columns."""
+    if isinstance(found, float):
+        return f"{found:.6f}"
+    return f"{','.join(found.labels)}\t{found.probability:.6f}"
+
+
+def _unseen(_size: int) -> None:
+    """Advances no bar."""

@@ -1,0 +1,80 @@
+"""`bertsmith compare`: how near texts are to each other."""
+
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from typer import Argument, Option
+
+from bertsmith.cli.asking import (
+    JsonOption,
+    ModelOption,
+    TruncateOption,
+    bar,
+    console,
+    naming,
+    open_model,
+    say_json,
+)
+from bertsmith.ground.errors import UserError
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+NEAR, FAR = 0.8, 0.5
+"""From where on a cosine is shown as near, and below which as far."""
+
+
+def compare(
+    texts: Annotated[list[str], Argument(metavar="A B [C...]", help="Two texts or more.")],
+    pooling: Annotated[
+        Literal["mean", "cls", "max"],
+        Option(help="What stands for a text: the mean, first or largest of its tokens' vectors."),
+    ] = "mean",
+    model: ModelOption = None,
+    truncate: TruncateOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Compare texts by the cosine of their vectors.
+
+    1 is the same direction, 0 a right angle. Two texts give one number, more of them a matrix. Vectors of a
+    model that was only pre-trained are all rather near to each other: compare cosines with cosines.
+
+    Example: bertsmith compare "A boy runs." "A child is running." "It rains in Rome."
+    """
+    if len(texts) < 2:
+        raise UserError("one text has nothing to be compared with", remedy="give two texts or more")
+    bert = open_model(model, "embed")
+    with naming(lambda number: f"text {number + 1}"):
+        vectors = bert.embed(texts, pooling=pooling, truncate=truncate)
+    unit = vectors.double() / vectors.double().norm(dim=1, keepdim=True)
+    similarity: list[list[float]] = (unit @ unit.T).tolist()
+    if as_json:
+        say_json({"similarity": similarity})
+        return
+    screen = console()
+    if len(texts) == 2:
+        cosine = similarity[0][1]
+        screen.print(f"{cosine:.3f}  {bar(cosine)}", style=style_of(cosine))
+        return
+    for line in matrix_lines(texts, similarity):
+        screen.print(line)
+
+
+def matrix_lines(texts: list[str], similarity: list[list[float]]) -> "list[Text]":
+    """The cosines as a table, each text behind its row."""
+    from rich.text import Text
+
+    header = "    " + "".join(f"{number:>7}" for number in range(1, len(texts) + 1))
+    lines = [Text(header, style="dim")]
+    for number, (text, row) in enumerate(zip(texts, similarity, strict=True), start=1):
+        line = Text(f"{number:>4}", style="dim")
+        for cosine in row:
+            line.append(f"{cosine:7.3f}", style_of(cosine))
+        lines.append(line.append(f"  {text}", ""))
+    return lines
+
+
+def style_of(cosine: float) -> str:
+    """The colour of a cosine."""
+    if cosine >= NEAR:
+        return "bold green"
+    return "dim" if cosine < FAR else "yellow"

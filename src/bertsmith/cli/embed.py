@@ -1,0 +1,70 @@
+"""`bertsmith embed`: a vector for each line of a file."""
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from typer import Argument, Option, echo
+
+from bertsmith.cli.asking import (
+    JsonOption,
+    ModelOption,
+    TruncateOption,
+    imports_left_alone,
+    naming,
+    open_model,
+    say_json,
+)
+from bertsmith.cli.text_lines import line_name, pieces_of, reading_bar
+from bertsmith.ground.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from bertsmith.inference.bert import Bert, Pooling
+
+
+def embed(
+    source: Annotated[Path, Argument(metavar="FILE", help="One text a line; - reads the standard input.")],
+    out: Annotated[Path, Option(metavar="FILE", help="The .npy file to write [texts, width], in fp32.")],
+    pooling: Annotated[
+        Literal["mean", "cls", "max"],
+        Option(help="What stands for a text: the mean, first or largest of its tokens' vectors."),
+    ] = "mean",
+    model: ModelOption = None,
+    truncate: TruncateOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Turn each line of a file into a vector.
+
+    The vectors are written as they come, so a file of any length takes little memory, and the .npy file
+    appears only when it is whole. In Python: numpy.load("vectors.npy", mmap_mode="r").
+
+    Example: bertsmith embed texts.txt --out vectors.npy
+
+    Example: zcat texts.gz | bertsmith embed - --out vectors.npy --pooling cls --truncate
+    """
+    with imports_left_alone():
+        from bertsmith.inference.vector_files import write_vectors
+
+    source, out = source.expanduser(), out.expanduser()
+    if source.is_file() and out.exists() and source.samefile(out):
+        raise UserError("is the input itself", where=str(out), remedy="name another place for the vectors")
+    bert = open_model(model, "embed")
+    width = bert.model.network.shape.width
+    rows = write_vectors(out, vectors_of(bert, source, pooling=pooling, truncate=truncate), width=width)
+    if as_json:
+        say_json({"texts": rows, "width": width, "out": str(out)})
+    else:
+        echo(f"{rows:,} vectors of width {width} -> {out}")
+
+
+def vectors_of(bert: "Bert", source: Path, *, pooling: "Pooling", truncate: bool) -> "Iterator[Tensor]":
+    """The vectors of a file's lines, piece by piece."""
+    with reading_bar(source) as advance:
+        for piece in pieces_of(source):
+            with naming(partial(line_name, source, piece.first)):
+                vectors = bert.embed(piece.texts, pooling=pooling, truncate=truncate)
+            yield vectors
+            advance(piece.size)

@@ -1,0 +1,130 @@
+"""`bertsmith fill`: what stands behind a mask."""
+
+import math
+import re
+import time
+from dataclasses import asdict
+from statistics import median
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Argument, Option
+
+from bertsmith.cli.asking import (
+    JsonOption,
+    ModelOption,
+    TruncateOption,
+    bars,
+    console,
+    highlighted,
+    naming,
+    open_model,
+    say_json,
+)
+from bertsmith.ground.errors import UserError
+
+if TYPE_CHECKING:
+    from bertsmith.inference.bert import Bert
+    from bertsmith.inference.filling import Extension, Filling, Guess
+
+BEAM = 10
+MASK_STYLE, OTHER_MASK_STYLE, NEW_STYLE = "bold reverse", "dim", "bold green"
+WHY_SLOW = (
+    "Why so slow? Nothing can be kept from one token to the next. Each layer of a BERT lets every token look "
+    "at all others, to its left and to its right, so a new token changes the states of all before it, and "
+    "the network reads the whole text again. A model that only looks to the left, such as a GPT, keeps these "
+    "states and reads the new token alone."
+)
+
+
+def fill(
+    text: Annotated[str, Argument(metavar="TEXT", help="A text with [MASK] where a token is wanted.")],
+    top: Annotated[int, Option(min=1, help="How many tokens for each mask.")] = 5,
+    together: Annotated[
+        bool, Option("--together", help="Fill several masks with tokens that fit each other.")
+    ] = False,
+    extend: Annotated[
+        int, Option(min=0, metavar="N", help="Instead, put N tokens at the end, one at a time.")
+    ] = 0,
+    model: ModelOption = None,
+    truncate: TruncateOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Fill in the masks of a text.
+
+    Prints the most probable tokens for each mask, while the other masks stay masked. With --together, masks
+    are filled from left to right and each sees what was put into those before it (a beam search). With
+    --extend, the text has no mask and gets longer, which an encoder does slowly.
+
+    Example: bertsmith fill "Paris is the [MASK] of France."
+
+    Example: bertsmith fill "The [MASK] sat on the [MASK]." --together
+
+    Example: bertsmith fill "In 1914 the war" --extend 12
+    """
+    if extend and together:
+        raise UserError("--extend and --together exclude each other", remedy="leave one of them out")
+    bert = open_model(model, "fill")
+    with naming(lambda _: "the text"):
+        if extend:
+            show_extended(bert, text, extend, as_json=as_json)
+        elif together:
+            found = bert.fill_jointly(text, top=top, beam=max(top, BEAM), truncate=truncate)
+            show_fillings(found, as_json=as_json)
+        else:
+            guesses = bert.fill(text, top=top, truncate=truncate)
+            show_guesses(text, guesses, mask=bert.tokenizer.mask_token, as_json=as_json)
+
+
+def show_guesses(text: str, guesses: "list[list[Guess]]", *, mask: str, as_json: bool) -> None:
+    """Print the tokens for each mask."""
+    # Where a long text was cut, masks at its end have no guesses.
+    places = [match.span() for match in re.finditer(re.escape(mask), text)][: len(guesses)]
+    if as_json:
+        masks = [
+            {"start": start, "end": end, "guesses": [asdict(guess) for guess in each]}
+            for (start, end), each in zip(places, guesses, strict=True)
+        ]
+        say_json({"masks": masks})
+        return
+    screen = console()
+    for number, each in enumerate(guesses):
+        styles = [MASK_STYLE if place == number else OTHER_MASK_STYLE for place in range(len(places))]
+        screen.print(highlighted(text, [(*span, style) for span, style in zip(places, styles, strict=True)]))
+        for line in bars((guess.probability, guess.token) for guess in each):
+            screen.print(line)
+
+
+def show_fillings(fillings: "list[Filling]", *, as_json: bool) -> None:
+    """Print the texts with all masks filled."""
+    if as_json:
+        say_json({"fillings": [asdict(each) for each in fillings]})
+        return
+    screen = console()
+    for line in bars((math.exp(each.log_probability), each.text) for each in fillings):
+        screen.print(line)
+
+
+def show_extended(bert: "Bert", text: str, count: int, *, as_json: bool) -> None:
+    """Print the longer text, what each token cost, and why."""
+    added: list[tuple[Extension, float]] = []
+    began = time.perf_counter()
+    for each in bert.extend(text, count=count):
+        now = time.perf_counter()
+        added.append((each, 1000 * (now - began)))
+        began = now
+    longer = added[-1][0].text
+    if as_json:
+        tokens = [
+            {"token": each.token, "probability": each.probability, "tokens_read": each.tokens, "ms": spent}
+            for each, spent in added
+        ]
+        say_json({"text": longer, "added": tokens, "ms_per_token": median(spent for _, spent in added)})
+        return
+    screen = console()
+    screen.print(highlighted(longer, [(len(text), len(longer), NEW_STYLE)]))
+    first, last = added[0][0].tokens, added[-1][0].tokens
+    spent = median(spent for _, spent in added)
+    screen.print(
+        f"\n{spent:.1f} ms per token: {first} tokens were read for the first one, {last} for the last."
+    )
+    screen.print(WHY_SLOW, style="dim")

@@ -1,0 +1,42 @@
+"""`bertsmith next`: does one sentence follow another?"""
+
+from dataclasses import asdict
+from typing import Annotated
+
+from typer import Argument
+
+from bertsmith.cli.asking import (
+    JsonOption,
+    ModelOption,
+    TruncateOption,
+    bars,
+    console,
+    naming,
+    open_model,
+    say_json,
+)
+
+
+def next_sentence(
+    first: Annotated[str, Argument(metavar="A", help="A sentence, or several.")],
+    second: Annotated[str, Argument(metavar="B", help="What may follow it.")],
+    model: ModelOption = None,
+    truncate: TruncateOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Say whether B follows A.
+
+    Asks the head of BERT's second pre-training task, next sentence prediction: half of the pairs it was
+    shown stood together in a document, the others did not.
+
+    Example: bertsmith next "We got some time." "Should we get some coffee?"
+    """
+    bert = open_model(model, "next")
+    with naming(lambda _: "the pair"):
+        found = bert.next_sentence(first, second, truncate=truncate)
+    if as_json:
+        say_json(asdict(found))
+        return
+    shares = [(found.probability, "B follows A"), (1 - found.probability, "B stands elsewhere")]
+    for line in bars(sorted(shares, reverse=True)):
+        console().print(line)

@@ -1,0 +1,95 @@
+"""`bertsmith serve`: models behind an HTTP port, with a page to play on."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from typer import Option, echo
+
+from bertsmith.ground.errors import UserError
+
+DEFAULT_NAME = "default"
+
+
+def serve(
+    model: Annotated[
+        list[str] | None,
+        Option("--model", metavar="NAME=FOLDER", help="A model and its name, repeatable; else the own one."),
+    ] = None,
+    host: Annotated[
+        str, Option(help="Address to listen at; 0.0.0.0 for every one of this machine.")
+    ] = "127.0.0.1",
+    port: Annotated[int, Option(min=0, max=65535, help="Port to listen at; 0 for any free one.")] = 8000,
+    device: Annotated[str, Option(help="auto, cpu or cuda.")] = "auto",
+    precision: Annotated[Literal["fp32", "bf16"], Option(help="Of the weights.")] = "fp32",
+    api_key: Annotated[
+        str,
+        Option(envvar="BERTSMITH_API_KEY", help="Key that callers must send; better given as a variable."),
+    ] = "",
+    allow_origin: Annotated[
+        list[str] | None, Option(metavar="ORIGIN", help="Web site whose pages may ask, repeatable.")
+    ] = None,
+    timeout: Annotated[float, Option(min=0.1, help="Seconds for a request to be answered.")] = 30.0,
+    batch_tokens: Annotated[
+        int, Option(min=1, help="Tokens that are asked together; 1 turns it off.")
+    ] = 8192,
+    queue_tokens: Annotated[int, Option(min=1, help="Tokens that may wait for a model.")] = 262_144,
+    queue_requests: Annotated[int, Option(min=1, help="Requests that may wait for a model.")] = 1024,
+    body_bytes: Annotated[int, Option(min=1, help="Longest body of a request.")] = 2_097_152,
+    texts: Annotated[int, Option(min=1, help="Most texts of a request.")] = 256,
+    characters: Annotated[int, Option(min=1, help="Longest text of a request.")] = 50_000,
+) -> None:
+    """Serve models over HTTP, with a page to play on.
+
+    Examples:
+
+    bertsmith serve
+
+    bertsmith serve --model sst2=runs/sst2 --model qa=runs/squad2 --port 8000
+    """
+    from bertsmith.serve.app import Application  # torch loads here, not for --help
+    from bertsmith.serve.journal import write_json_lines
+    from bertsmith.serve.running import listen
+    from bertsmith.serve.running import serve as run
+    from bertsmith.serve.settings import Limits, Settings
+
+    limits = Limits(
+        body_bytes=body_bytes,
+        texts=texts,
+        characters=characters,
+        batch_tokens=batch_tokens,
+        queue_tokens=queue_tokens,
+        queue_requests=queue_requests,
+        request_seconds=timeout,
+    )
+    settings = Settings(
+        models=named_folders(model or []),
+        device=device,
+        precision=precision,
+        api_key=api_key,
+        allow_origins=tuple(allow_origin or ()),
+        limits=limits,
+    )
+    with listen(host, port) as listening:
+        application = Application(settings)
+        shown = f"[{host}]" if ":" in host else host
+        echo(f"http://{shown}:{listening.getsockname()[1]} serves {', '.join(settings.models)}", err=True)
+        write_json_lines()
+        run(application, listening, limits=limits)
+
+
+def named_folders(given: list[str]) -> dict[str, Path]:
+    """The folders by their names; the project's own model where none is given."""
+    from bertsmith.inference.default_model import DEFAULT_MODEL
+
+    if not given:
+        return {DEFAULT_NAME: DEFAULT_MODEL}
+    folders: dict[str, Path] = {}
+    for each in given:
+        name, equals, folder = each.partition("=")
+        if not (name and equals and folder):
+            remedy = "write NAME=FOLDER, such as sst2=runs/sst2"
+            raise UserError(f"is {each!r}", where="--model", remedy=remedy)
+        if name in folders:
+            raise UserError(f"the name {name} is given twice", where="--model", remedy="name each once")
+        folders[name] = Path(folder).expanduser()
+    return folders

@@ -1,0 +1,172 @@
+"""What every request passes, whatever it asks: its id, the key, the crowd, its body, its time, the log."""
+
+import asyncio
+import re
+import secrets
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from bertsmith.serve.bodies import CLOSE, Gone, read_body, whole_body
+from bertsmith.serve.journal import log_failure, log_request
+from bertsmith.serve.metrics import Metrics
+from bertsmith.serve.refusals import OUR_FAULT, Refusal, crowded, error_reply
+from bertsmith.serve.service import NOTE, Service
+from bertsmith.serve.settings import Settings
+
+HUNG_UP = 499
+"""Status, in log and counts only, of a request whose sender did not wait; the number is nginx's."""
+GOOD_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+ALWAYS_OPEN = ("/health", "/ready", "/", "/page")
+"""For the machinery that watches a server, and for the page, which holds nothing of anyone."""
+WHILE_DRAINING = ("/health", "/ready", "/metrics")
+ELSEWHERE = "elsewhere"
+REQUEST_ID = "bertsmith.request_id"
+"""Where the id stands in a request's scope."""
+
+
+@dataclass(slots=True)
+class Visit:
+    """A request on its way."""
+
+    scope: Scope
+    send: Send
+    request_id: str
+    route: str
+    begin: float = field(default_factory=time.monotonic)
+    note: dict[str, Any] = field(default_factory=dict)
+    status: int = 0
+    is_answered: bool = False
+
+    async def pass_on(self, message: Message) -> None:
+        """Send a part of the reply, with the request's id in its head."""
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            headers = MutableHeaders(scope=message)
+            headers["x-request-id"] = self.request_id
+            headers["x-content-type-options"] = "nosniff"
+            headers.setdefault("cache-control", "no-store")
+        self.is_answered = message["type"] == "http.response.body" and not message.get("more_body", False)
+        await self.send(message)
+
+
+class Gate:
+    """An app, and what stands before it."""
+
+    def __init__(self, app: ASGIApp, service: Service, *, settings: Settings, metrics: Metrics) -> None:
+        self._app, self._service, self._settings, self._metrics = app, service, settings, metrics
+        self.open_requests = 0
+        self.is_draining = False
+        self.routes: frozenset[str] = frozenset()
+        """Those that are told apart in log and counts; whatever else is asked for is one."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, and leave a line in the log."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        visit = Visit(scope, send, request_id_of(headers), self._route(scope["path"]))
+        scope[REQUEST_ID] = visit.request_id
+        self.open_requests += 1
+        try:
+            await self._answer(visit, receive, headers)
+        except Refusal as refusal:
+            await error_reply(refusal, visit.request_id)(scope, receive, visit.pass_on)
+        except Gone:
+            visit.status = HUNG_UP
+        finally:
+            self.open_requests -= 1
+            self._record(visit)
+
+    async def _answer(self, visit: Visit, receive: Receive, headers: Headers) -> None:
+        self._refuse_closed(visit)
+        self._refuse_unknown(visit, headers)
+        if visit.scope["method"] != "POST":
+            await self._let_answer(visit, whole_body(b""), receive)
+            return
+        if self.open_requests > self._settings.limits.open_requests or self._service.models.are_full:
+            raise crowded(self._service.models.retry_seconds())
+        body = await read_body(receive, headers, limits=self._settings.limits)
+        await self._let_answer(visit, whole_body(body), receive)
+
+    async def _let_answer(self, visit: Visit, body: Receive, line: Receive) -> None:
+        """Let the app answer while its time lasts and the line to whoever asked holds."""
+        NOTE.set(visit.note)
+        answer = asyncio.create_task(_run(self._app, visit, body))
+        hung_up = asyncio.create_task(_until_hung_up(line))
+        seconds = self._settings.limits.request_seconds
+        try:
+            await asyncio.wait({answer, hung_up}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            if visit.is_answered:
+                await asyncio.wait({answer})
+        finally:
+            has_gone = hung_up.done()
+            for task in (answer, hung_up):
+                task.cancel()
+        await asyncio.wait({answer})
+        if answer.cancelled():
+            self._give_up(visit, has_gone=has_gone)
+        elif failure := answer.exception():
+            log_failure(failure, visit.request_id)
+            if not visit.status:
+                raise Refusal(500, OUR_FAULT)
+
+    def _give_up(self, visit: Visit, *, has_gone: bool) -> None:
+        if has_gone:
+            raise Gone
+        if not visit.status:
+            raise Refusal(504, f"no answer within {self._settings.limits.request_seconds:g} s")
+
+    def _refuse_closed(self, visit: Visit) -> None:
+        if self.is_draining and visit.route not in WHILE_DRAINING:
+            raise Refusal(503, "this server is shutting down", headers={**CLOSE, "Retry-After": "1"})
+
+    def _refuse_unknown(self, visit: Visit, headers: Headers) -> None:
+        key = self._settings.api_key
+        if not key or visit.route in ALWAYS_OPEN:
+            return
+        given = headers.get("authorization", "")
+        # Compared in constant time: how long it takes must not tell how much of a key is right.
+        if not secrets.compare_digest(given.encode(), f"Bearer {key}".encode()):
+            message = "send the API key as Authorization: Bearer KEY"
+            raise Refusal(401, message, headers={"WWW-Authenticate": "Bearer"})
+
+    def _route(self, path: str) -> str:
+        if path.startswith("/page/"):
+            return "/page"
+        return path if path in self.routes else ELSEWHERE
+
+    def _record(self, visit: Visit) -> None:
+        seconds = time.monotonic() - visit.begin
+        self._metrics.request(visit.route, visit.status, seconds)
+        log_request(
+            {
+                "request_id": visit.request_id,
+                "method": visit.scope["method"],
+                "route": visit.route,
+                "status": visit.status,
+                "seconds": round(seconds, 4),
+                **visit.note,
+            }
+        )
+
+
+def request_id_of(headers: Headers, fresh: Callable[[], uuid.UUID] = uuid.uuid4) -> str:
+    """The id that the request brought, if it is a harmless one, or a new one."""
+    given = headers.get("x-request-id", "")
+    return given if GOOD_ID.fullmatch(given) else fresh().hex
+
+
+async def _run(app: ASGIApp, visit: Visit, body: Receive) -> None:
+    await app(visit.scope, body, visit.pass_on)
+
+
+async def _until_hung_up(line: Receive) -> None:
+    while (await line())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,214 @@
+"""Our own routes: what a model can say of texts, and a look inside it."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import asdict
+
+import numpy as np
+from fastapi import APIRouter
+from numpy.typing import NDArray
+
+from bertsmith.inference.replies import Classification
+from bertsmith.serve.asking import FilledMask, TaggedText
+from bertsmith.serve.batching import Kind
+from bertsmith.serve.refusals import Refusal
+from bertsmith.serve.service import Answered, Question, Service
+from bertsmith.serve.shapes import (
+    AnswerAsk,
+    AnswerReply,
+    AttentionReply,
+    ClassifyAsk,
+    ClassifyReply,
+    ClassReply,
+    CompareAsk,
+    CompareReply,
+    EntityReply,
+    FillAsk,
+    FillReply,
+    GuessReply,
+    LabelsReply,
+    LookAsk,
+    MaskReply,
+    NextAsk,
+    NextReply,
+    PointReply,
+    ScoreReply,
+    SensesAsk,
+    SensesReply,
+    SpanReply,
+    TagAsk,
+    TaggedReply,
+    TagReply,
+    TextOrPair,
+    TokenReply,
+    TokensAsk,
+    TokensReply,
+    WordReply,
+)
+from bertsmith.tasks.answers import QuestionAnswer
+
+MOST_SHOWN_TOKENS = 64
+"""Attention grows with the square of the length, times layers, times heads."""
+MOST_OCCURRENCES = 64
+"""Of a word: all are compared with each other, and a map of more is a cloud."""
+WEIGHT_DIGITS = 4
+SMALLEST_LENGTH = 1e-12
+
+Numbers = NDArray[np.float64]
+
+
+def own_routes(service: Service) -> APIRouter:
+    """Routes that ask the models."""
+    router = APIRouter()
+
+    @router.post("/fill")
+    async def fill(ask: FillAsk) -> FillReply:
+        """The most probable tokens for each mask of a text."""
+        found = await service.ask(Question(Kind("fill", (ask.top,)), [ask.text], [ask.text], ask.model))
+        return FillReply(model=found.model, masks=[_mask(each) for each in found.answers[0]])
+
+    @router.post("/next")
+    async def next_sentence(ask: NextAsk) -> NextReply:
+        """Whether the second text follows the first."""
+        pairs = [(ask.first, ask.second)]
+        found = await service.ask(Question(Kind("next"), pairs, pairs, ask.model))
+        (answer,) = found.answers
+        return NextReply(model=found.model, follows=answer.follows, probability=answer.probability)
+
+    @router.post("/classify")
+    async def classify(ask: ClassifyAsk) -> ClassifyReply:
+        """The class of each text, its classes, or its number, by the kind of model."""
+        found = await classified(service, [as_text(each) for each in ask.texts], model=ask.model)
+        several = service.models[found.model].facts.several_labels
+        return ClassifyReply(model=found.model, results=[_class(each, several) for each in found.answers])
+
+    @router.post("/tag")
+    async def tag(ask: TagAsk) -> TagReply:
+        """The tag of each word, and the stretches that tags mark, such as names."""
+        found = await service.ask(Question(Kind("tag"), ask.texts, ask.texts, ask.model))
+        return TagReply(model=found.model, results=[_tagged(each) for each in found.answers])
+
+    @router.post("/answer")
+    async def answer(ask: AnswerAsk) -> AnswerReply:
+        """What the passage answers, to the letter; a long passage is read in windows."""
+        pairs = [(ask.question, ask.passage)]
+        found = await service.ask(Question(Kind("answer", (ask.best,)), pairs, pairs, ask.model))
+        return _answers(found.model, found.answers[0])
+
+    @router.post("/compare")
+    async def compare(ask: CompareAsk) -> CompareReply:
+        """How alike texts are, each with each."""
+        found = await service.ask(Question(Kind("embed", (False,)), ask.texts, ask.texts, ask.model))
+        return CompareReply(model=found.model, similarity=cosines(found.answers).tolist())
+
+    return router
+
+
+def look_routes(service: Service) -> APIRouter:
+    """Routes that show the inside of a model."""
+    router = APIRouter(prefix="/look")
+
+    @router.post("/tokens")
+    async def look_at_tokens(ask: TokensAsk) -> TokensReply:
+        """What the model sees of a text or pair, and a random masking of it."""
+        found = await service.ask(_look(Kind("look/tokens", (ask.seed,)), ask))
+        tokens = [TokenReply.model_validate(each, from_attributes=True) for each in found.answers[0].tokens]
+        return TokensReply(model=found.model, tokens=tokens)
+
+    @router.post("/attention")
+    async def look_at_attention(ask: LookAsk) -> AttentionReply:
+        """What each token attends to, in every layer and head."""
+        found = await service.ask(_look(Kind("look/attention"), ask, most_tokens=MOST_SHOWN_TOKENS))
+        seen = found.answers[0]
+        weights = np.asarray(seen.weights, dtype=np.float64).round(WEIGHT_DIGITS)
+        shape = {"layers": weights.shape[0], "heads": weights.shape[1]}
+        return AttentionReply(model=found.model, tokens=list(seen.tokens), weights=weights.tolist(), **shape)
+
+    @router.post("/senses")
+    async def look_at_senses(ask: SensesAsk) -> SensesReply:
+        """Where the vectors of a word's occurrences lie, and how alike they are."""
+        refuse_many_occurrences(ask)
+        inputs = [(ask.word, ask.sentences)]
+        found = await service.ask(Question(Kind("look/senses"), inputs, ask.sentences, ask.model))
+        seen = found.answers[0]
+        points = [PointReply.model_validate(each, from_attributes=True) for each in seen.points]
+        similarity = np.asarray(seen.similarity, dtype=np.float64).tolist()
+        return SensesReply(model=found.model, points=points, similarity=similarity)
+
+    return router
+
+
+async def classified(
+    service: Service, texts: Sequence[str | tuple[str, str]], *, model: str | None, cut_long: bool = False
+) -> Answered:
+    """The class of each text, or its number where the model gives numbers."""
+    able = service.models.able(model, "classify", "score")
+    ability = "classify" if "classify" in able.facts.abilities else "score"
+    # Single texts and pairs are not asked together: the models take one form at a time.
+    kind = Kind(ability, (cut_long, isinstance(texts[0], str)))
+    return await service.ask(Question(kind, texts, texts, able.name, cut_long))
+
+
+def refuse_many_occurrences(ask: SensesAsk) -> None:
+    """Stop at no word, and at one that stands in the sentences too often."""
+    word = ask.word.strip()
+    if not word:
+        raise Refusal(422, "word: is empty; give the word whose senses are wanted")
+    found = sum(len(re.findall(re.escape(word), text, re.IGNORECASE)) for text in ask.sentences)
+    if found > MOST_OCCURRENCES:
+        message = f"the word stands {found} times in the sentences; at most {MOST_OCCURRENCES} are shown"
+        raise Refusal(422, message)
+
+
+def cosines(vectors: Sequence[Sequence[float]]) -> Numbers:
+    """The cosine of each two vectors."""
+    rows = unit(vectors)
+    return np.clip(rows @ rows.T, -1.0, 1.0)
+
+
+def unit(vectors: Sequence[Sequence[float]] | Numbers) -> Numbers:
+    """The vectors with a length of 1; one of zeros stays as it is."""
+    rows = np.asarray(vectors, dtype=np.float64)
+    lengths = np.linalg.norm(rows, axis=-1, keepdims=True)
+    made: Numbers = rows / np.maximum(lengths, SMALLEST_LENGTH)
+    return made
+
+
+def as_text(sent: TextOrPair) -> str | tuple[str, str]:
+    """A text or a pair, as the models take it."""
+    return sent if isinstance(sent, str) else (sent[0], sent[1])
+
+
+def _look(kind: Kind, ask: LookAsk, *, most_tokens: int | None = None) -> Question:
+    text = ask.first if ask.second is None else (ask.first, ask.second)
+    return Question(kind, [(ask.first, ask.second)], [text], ask.model, most_tokens=most_tokens)
+
+
+def _mask(mask: FilledMask) -> MaskReply:
+    guesses = [GuessReply(token=guess.token, probability=guess.probability) for guess in mask.guesses]
+    return MaskReply(start=mask.start, end=mask.end, guesses=guesses)
+
+
+def _class(found: Classification | float, several: bool) -> ClassReply | LabelsReply | ScoreReply:
+    if isinstance(found, float):
+        return ScoreReply(score=found)
+    if several:
+        return LabelsReply(labels=list(found.labels), probabilities=found.probabilities)
+    return ClassReply(label=found.label, probability=found.probability, probabilities=found.probabilities)
+
+
+def _tagged(found: TaggedText) -> TaggedReply:
+    words = [
+        WordReply(text=each.word, start=each.start, end=each.end, tag=each.tag, probability=each.probability)
+        for each in found.words
+    ]
+    return TaggedReply(words=words, entities=[EntityReply(**asdict(each)) for each in found.entities])
+
+
+def _answers(model: str, found: Sequence[QuestionAnswer]) -> AnswerReply:
+    spans = [
+        SpanReply(text=each.text, start=each.start, end=each.end, probability=each.probability)
+        for each in found
+    ]
+    none = next((guess.probability for guess in found[0].nbest if not guess.text), None)
+    return AnswerReply(model=model, answers=spans, no_answer=not found[0].text, no_answer_probability=none)

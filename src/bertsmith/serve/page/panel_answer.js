@@ -1,0 +1,92 @@
+// Questions about a passage: the answer is marked where it stands.
+
+import { pieces } from "./codepoints.js";
+import { field, make, percent, withNumber } from "./elements.js";
+
+const EXAMPLES = [
+  [
+    "Miami",
+    "Why did Alyssa go to Miami?",
+    "Alyssa got to the beach after a long trip. She is from Charlotte and travelled from Atlanta. She is now " +
+      "in Miami, where she went to visit some friends. But she wanted some time to herself at the beach, " +
+      "so she went there first.",
+  ],
+  [
+    "Rivers",
+    "Which river runs through Paris?",
+    "Paris lies on both banks of the Seine 🛶, which winds through the city from the south-east to the west. " +
+      "London stands on the Thames, and Vienna on the Danube.",
+  ],
+  [
+    "No answer",
+    "Who built the lighthouse?",
+    "The lighthouse stands on a cliff above the bay. It is painted in red and white, and its lamp can be " +
+      "seen for twenty miles.",
+  ],
+];
+
+export const answer = {
+  id: "answer",
+  title: "Find the answer",
+  group: "Ask",
+  abilities: ["answer"],
+  lead: "Ask something that the passage says. The model points at the words that answer it, or says that none do.",
+  absence: "Answering from a passage takes a model that was fine-tuned on questions, such as SQuAD.",
+  remedy: ["bertsmith finetune squad2 --data squad/ --out runs/squad2", "bertsmith serve --model qa=runs/squad2"],
+  build,
+};
+
+function build(desk) {
+  const question = field("Question", { value: EXAMPLES[0][1], maxlength: 1000 });
+  const passage = field("Passage", { lines: 5, value: EXAMPLES[0][2], maxlength: 20000 });
+  desk.inputs.append(question.root, passage.root);
+  desk.tools(
+    [],
+    EXAMPLES.map(([name, asked, read]) => [name, () => ((question.box.value = asked), (passage.box.value = read))]),
+  );
+  function body() {
+    const [asked, read] = [question.box.value, passage.box.value];
+    if (!asked.trim()) return "Write a question.";
+    return read.trim() ? { question: asked, passage: read, best: 5 } : "Write or paste a passage.";
+  }
+  desk.live("answer", body, (reply, asked) => show(desk.result, reply, asked.passage), 350);
+}
+
+function show(result, reply, passage) {
+  const found = reply.answers.filter(({ start }) => start >= 0);
+  const text = make("p", { class: "passage" });
+  const rows = found.map((each) => candidate(each, () => point(each)));
+  function point(chosen) {
+    rows.forEach((row, place) => row.setAttribute("aria-pressed", String(found[place] === chosen)));
+    text.replaceChildren(...marked(passage, found, chosen));
+  }
+  point(reply.no_answer ? null : found[0]);
+  const list = make("div", { class: "candidates" }, ...rows);
+  const others = make("section", { class: "card" }, make("h3", {}, "Best answers"), list);
+  result.replaceChildren(verdict(reply, found), make("div", { class: "split" }, text, rows.length ? others : null));
+  return reply.no_answer ? "The passage does not say." : `The answer: ${found[0]?.text}`;
+}
+
+function verdict(reply, found) {
+  const chance = reply.no_answer ? reply.no_answer_probability : found[0]?.probability;
+  const said = reply.no_answer || !found.length ? "The passage does not say." : found[0].text;
+  const share = Number.isFinite(chance) ? make("span", { class: "quiet-number" }, percent(chance)) : null;
+  return make("p", { class: reply.no_answer ? "verdict unsure" : "verdict" }, said, " ", share);
+}
+
+function candidate({ text, probability }, point) {
+  const parts = [make("span", {}, text), make("span", { class: "bar-share" }, percent(probability))];
+  const track = withNumber(make("span", { class: "bar-track", "aria-hidden": "true" }), "--share", probability);
+  const pointing = { click: point, mouseenter: point, focus: point };
+  return make("button", { type: "button", class: "candidate", ...pointing }, ...parts, track);
+}
+
+/** The passage with the chosen answer marked, and the others faintly where they do not meet it. */
+function marked(passage, found, chosen) {
+  const apart = (span) => span !== chosen && (!chosen || span.end <= chosen.start || span.start >= chosen.end);
+  const spans = [...(chosen ? [chosen] : []), ...found.filter(apart)];
+  return pieces(passage, spans).map(({ text, span }) => {
+    if (!span) return text;
+    return make("mark", { class: span === chosen ? "chosen" : "faint" }, text);
+  });
+}

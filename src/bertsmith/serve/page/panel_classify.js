@@ -1,0 +1,73 @@
+// What kind of text is this? One text or a pair, by whatever the model was fine-tuned for.
+
+import { bars, spoken } from "./bars.js";
+import { field, make } from "./elements.js";
+
+const SINGLE = [
+  ["A dancer", "A stunning ballet dancer, and a film that never once loses its rhythm.", ""],
+  ["A long evening", "Two hours of beautiful pictures, and not one moment that I cared about.", ""],
+  ["Not bad", "Not bad at all: I laughed more than I had expected to.", ""],
+];
+const PAIRS = [
+  ["A pair", "A man is playing the guitar on a stage.", "Someone is making music."],
+  ["Against", "The shop closes at six on Saturdays.", "You can buy bread there on Saturday night."],
+];
+// Labels of the pair tasks of GLUE, SNLI and SICK; a model of one score is one of those too (STS-B, SICK-R).
+const OF_PAIRS = /entail|contradict|equivalent|duplicate/i;
+
+export const classify = {
+  id: "classify",
+  title: "Classify",
+  group: "Ask",
+  abilities: ["classify", "score"],
+  lead: "A mood, a topic, or how two sentences stand to each other: whatever the model was fine-tuned to tell apart.",
+  absence: "Classifying takes a model that was fine-tuned on labelled texts: a task of GLUE, or a table of your own.",
+  remedy: ["bertsmith finetune sst2 --data glue/SST-2 --out runs/sst2", "bertsmith serve --model sst2=runs/sst2"],
+  build,
+};
+
+function build(desk) {
+  const first = field("Text", { lines: 2, maxlength: 5000 });
+  const second = field("Second text, for models of pairs", { lines: 2, maxlength: 5000 });
+  const set = ([, one, two]) => ((first.box.value = one), (second.box.value = two));
+  desk.inputs.append(first.root, second.root);
+  desk.tools([], [...SINGLE, ...PAIRS].map((example) => [example[0], () => set(example)]));
+  function starting() {
+    set(readsPairs(desk.model) ? PAIRS[0] : SINGLE[0]);
+    second.root.hidden = desk.model.pairs === false;
+  }
+  desk.chooser.box.addEventListener("change", starting);
+  starting();
+  function body() {
+    const [one, two] = [first.box.value, second.box.value];
+    if (!one.trim()) return "Write a text.";
+    return { texts: [two.trim() ? [one, two] : one] };
+  }
+  desk.live("classify", body, (reply) => show(desk.result, reply.results[0]));
+}
+
+function readsPairs({ abilities, labels, pairs }) {
+  return pairs ?? (!abilities.includes("classify") || labels.some((label) => OF_PAIRS.test(label)));
+}
+
+function show(result, found) {
+  if (found.score !== undefined) return showScore(result, found.score);
+  const entries = Object.entries(found.probabilities).sort(([, one], [, other]) => other - one);
+  const labels = found.labels ?? [found.label];
+  const said = labels.map(readable).join(", ") || "none of its labels";
+  const verdict = make("p", { class: "verdict" }, said);
+  const card = make("section", { class: "card" }, bars(entries.map(([label, share]) => [readable(label), share])));
+  result.replaceChildren(verdict, card);
+  return spoken(entries);
+}
+
+function showScore(result, score) {
+  const number = score.toFixed(2);
+  result.replaceChildren(
+    make("p", { class: "verdict" }, number),
+    make("p", { class: "lead" }, "The model gives one number, on the scale of its training data."),
+  );
+  return `Score ${number}`;
+}
+
+const readable = (label) => label.replaceAll("_", " ");

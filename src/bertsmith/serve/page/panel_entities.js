@@ -1,0 +1,63 @@
+// Names and other stretches, marked where they stand; or the tag of every word.
+
+import { pieces } from "./codepoints.js";
+import { choice, field, make, percent } from "./elements.js";
+
+const COLOURS = 6; // as many as style sheets name .tint-0, .tint-1 ...
+const EXAMPLES = [
+  ["A trip", "Alyssa flew from Atlanta to Miami with Delta, and met Marco Bianchi of the Red Cross in Rome."],
+  ["Science", "Marie Curie was born in Warsaw and won the Nobel Prize at the University of Paris."],
+  ["With emoji", "Off to London 🇬🇧 and then Paris 🗼 with the whole band!"],
+];
+
+export const entities = {
+  id: "entities",
+  title: "Find names",
+  group: "Ask",
+  abilities: ["tag"],
+  lead: "People, places, whatever the model was taught to mark, shown where they stand in your text.",
+  absence: "Marking names takes a model that was fine-tuned on tagged words, such as CoNLL-2003.",
+  remedy: ["bertsmith finetune ner --data conll/ --out runs/ner", "bertsmith serve --model ner=runs/ner"],
+  build,
+};
+
+function build(desk) {
+  const text = field("Text", { lines: 3, value: EXAMPLES[0][1], maxlength: 10000 });
+  const view = choice("Show", [["entities", "Names"], ["words", "Every word"]]);
+  const suit = () => (view.box.value = marksNames(desk.model) ? "entities" : "words");
+  desk.chooser.box.addEventListener("change", suit);
+  suit();
+  desk.inputs.append(text.root);
+  desk.tools([view.root], EXAMPLES.map(([name, value]) => [name, () => (text.box.value = value)]));
+  const body = () => (text.box.value.trim() ? { texts: [text.box.value] } : "Write a text.");
+  desk.live("tag", body, (reply, asked) => {
+    const spans = view.box.value === "words" ? tagged(reply.results[0]) : reply.results[0].entities;
+    return show(desk.result, asked.texts[0], spans, desk.model.labels);
+  });
+}
+
+const marksNames = ({ labels }) => labels.some((label) => /^[BIES]-/.test(label));
+const tagged = ({ words }) =>
+  words.filter(({ tag }) => tag !== "O").map(({ tag, ...word }) => ({ ...word, label: tag }));
+
+function show(result, text, spans, labels) {
+  const kinds = [...new Set(labels.map(kind))].filter((each) => each !== "O");
+  const tint = (label) => `tint-${Math.max(0, kinds.indexOf(kind(label))) % COLOURS}`;
+  const parts = pieces(text, spans).map(({ text: piece, span }) => {
+    if (!span) return piece;
+    const title = `${span.label}, ${percent(span.probability)}`;
+    return make("mark", { class: `entity ${tint(span.label)}`, title }, piece, make("small", {}, span.label));
+  });
+  result.replaceChildren(make("p", { class: "passage roomy" }, ...parts), legend(spans, tint));
+  return spans.length ? spans.map((span) => `${span.text}: ${span.label}`).join(", ") : "Nothing is marked.";
+}
+
+const kind = (label) => label.replace(/^[BIES]-/, "");
+
+function legend(spans, tint) {
+  const counts = new Map();
+  for (const { label } of spans) counts.set(label, (counts.get(label) ?? 0) + 1);
+  if (!counts.size) return make("p", { class: "lead" }, "Nothing is marked in this text.");
+  const entries = [...counts].map(([label, count]) => make("li", { class: tint(label) }, `${label} × ${count}`));
+  return make("ul", { class: "legend" }, ...entries);
+}

@@ -1,0 +1,162 @@
+// One word, many senses: the vectors of a word in several sentences, on a map.
+
+import { pieces } from "./codepoints.js";
+import { draw, field, make, withNumber } from "./elements.js";
+
+const EXAMPLES = [
+  [
+    "apple",
+    "She ate a green apple from the tree.\nHe peeled an apple and baked a pie.\n" +
+      "The apple and the pear are sweet fruits.\nApple released a new computer in March.\n" +
+      "Apple sold millions of phones last year.\nThe software runs on Apple computers.",
+  ],
+  [
+    "bank",
+    "They sat on the bank of the river.\nTrees grow on the north bank of the lake.\n" +
+      "The boat was pulled up on the muddy bank.\nThe bank lent him money to buy a house.\n" +
+      "She works for a large bank in the city.\nThe bank raised its interest rates.",
+  ],
+  [
+    "light",
+    "The light of the sun fell on the floor.\nShe turned off the light in the kitchen.\n" +
+      "The box was light enough to carry.\nA light rain fell in the morning.\nThey travel at the speed of light.",
+  ],
+];
+const MOST = 20;
+const MARGIN = 34; // pixels that keep the numbers inside the frame
+const NEAREST = 24; // pixels between two dots that can both be read
+const ROUNDS = 8; // of pushing dots apart
+
+export const senses = {
+  id: "senses",
+  title: "One word, many senses",
+  group: "Look inside",
+  abilities: ["look"],
+  lead:
+    "A word's vector depends on its sentence. " +
+    "Here are the last-layer vectors of one word, in the plane that spreads them most.",
+  absence: "Any model can do this.",
+  remedy: ["bertsmith serve --model tiny=models/bertsmith-tiny"],
+  build,
+};
+
+function build(desk) {
+  const word = field("Word", { value: EXAMPLES[0][0], maxlength: 100 });
+  const text = field("Sentences with it, one a line", { lines: 6, value: EXAMPLES[0][1], maxlength: 5000 });
+  desk.inputs.append(word.root, text.root);
+  desk.tools([], EXAMPLES.map(([name, lines]) => [name, () => ((word.box.value = name), (text.box.value = lines))]));
+  function body() {
+    const wanted = word.box.value.trim();
+    const lines = text.box.value.split("\n").map((line) => line.trim()).filter(Boolean);
+    if (!wanted) return "Write a word.";
+    const without = lines.findIndex((line) => !holds(line, wanted));
+    if (without >= 0) return `“${lines[without]}” has no “${wanted}”.`;
+    if (lines.length < 2) return `Write two sentences or more with “${wanted}”, one a line.`;
+    return lines.length > MOST ? `At most ${MOST} sentences, please.` : { word: wanted, sentences: lines };
+  }
+  desk.live("look/senses", body, (reply, asked) => show(desk.result, reply, asked), 350);
+}
+
+function holds(line, word) {
+  const literal = word.replace(/[\\^$.*+?()[\]{}|/-]/g, "\\$&");
+  return new RegExp(`(?<![\\p{L}\\p{N}])${literal}(?![\\p{L}\\p{N}])`, "iu").test(line);
+}
+
+function show(result, { points, similarity }, { sentences }) {
+  const span = extent(points.map(({ x }) => x));
+  const tone = ({ x }) => (x - span.low) / (span.high - span.low || 1);
+  const dots = points.map((point, number) => dot(number, tone(point), () => look(number)));
+  const rows = points.map((point, number) => row(number, textOf(point, sentences), tone(point), () => look(number)));
+  const threads = draw("g", { class: "threads" });
+  const name = { role: "img", "aria-label": "Map of the word's vectors" };
+  const map = draw("svg", { class: "map-of-senses", ...name }, threads, ...dots);
+  let looked = 0;
+
+  function look(chosen) {
+    looked = chosen;
+    rows.forEach((each, number) => each.setAttribute("aria-pressed", String(number === chosen)));
+    dots.forEach((each, number) => each.classList.toggle("lit", number === chosen));
+    rows.forEach((each, number) => (each.lastChild.textContent = similarity[chosen][number].toFixed(2)));
+    threads.replaceChildren(...points.flatMap((_, number) => thread(dots, chosen, number, similarity[chosen])));
+  }
+  const list = make("section", { class: "card senses" }, make("h3", {}, "Cosine to the chosen one"), ...rows);
+  result.replaceChildren(make("div", { class: "split" }, make("div", { class: "card map-frame" }, map), list));
+  function place() {
+    arrange(map, dots, points);
+    look(looked);
+  }
+  new ResizeObserver(place).observe(map);
+  place();
+  return `${points.length} places of the word.`;
+}
+
+function dot(number, tone, choose) {
+  const label = draw("text", { "text-anchor": "middle", dy: "0.35em" }, String(number + 1));
+  const group = draw("g", { class: "dot", mouseenter: choose, click: choose }, draw("circle", { r: 13 }), label);
+  return withNumber(group, "--tone", tone);
+}
+
+/** The sentence of a point, with the word in bold. */
+function textOf({ sentence, ...span }, sentences) {
+  return pieces(sentences[sentence], [span]).map((piece) => (piece.span ? make("b", {}, piece.text) : piece.text));
+}
+
+function row(number, text, tone, choose) {
+  const chip = withNumber(make("span", { class: "number toned" }, String(number + 1)), "--tone", tone);
+  const button = make("button", { type: "button", class: "sense", mouseenter: choose, focus: choose, click: choose });
+  button.append(chip, make("span", { class: "sense-text" }, ...text), make("span", { class: "bar-share" }));
+  return button;
+}
+
+const extent = (values) => ({ low: Math.min(...values), high: Math.max(...values) });
+
+/** Put the dots into the frame. */
+function arrange(map, dots, points) {
+  const { width, height } = map.getBoundingClientRect();
+  if (!width || !height) return;
+  map.setAttribute("viewBox", `0 0 ${width} ${height}`);
+  const spots = apart(placed(points, width, height));
+  spots.forEach(({ left, top }, number) => {
+    dots[number].setAttribute("transform", `translate(${left.toFixed(1)} ${top.toFixed(1)})`);
+    Object.assign(dots[number].dataset, { left, top });
+  });
+}
+
+/** Where the points come to lie, the same scale both ways, so that distances are true. */
+function placed(points, width, height) {
+  const [across, up] = [extent(points.map(({ x }) => x)), extent(points.map(({ y }) => y))];
+  const room = [width - 2 * MARGIN, height - 2 * MARGIN];
+  const scale = Math.min(room[0] / (across.high - across.low || 1), room[1] / (up.high - up.low || 1));
+  return points.map(({ x, y }) => ({
+    left: width / 2 + scale * (x - (across.low + across.high) / 2),
+    top: height / 2 - scale * (y - (up.low + up.high) / 2),
+  }));
+}
+
+/** The same spots, those that would hide each other pushed just so far that both can be read. */
+function apart(spots) {
+  for (let round = 0; round < ROUNDS; round += 1) {
+    for (const [number, one] of spots.entries()) {
+      for (const other of spots.slice(number + 1)) push(one, other);
+    }
+  }
+  return spots;
+}
+
+function push(one, other) {
+  const [across, down] = [other.left - one.left || 0.1, other.top - one.top];
+  const distance = Math.hypot(across, down);
+  const lack = Math.max(0, NEAREST - distance) / (2 * distance);
+  one.left -= lack * across;
+  one.top -= lack * down;
+  other.left += lack * across;
+  other.top += lack * down;
+}
+
+function thread(dots, from, to, row) {
+  if (from === to || dots[from].dataset.left === undefined) return [];
+  const { low, high } = extent(row.filter((_, number) => number !== from));
+  const [one, other] = [dots[from].dataset, dots[to].dataset];
+  const line = draw("line", { x1: one.left, y1: one.top, x2: other.left, y2: other.top });
+  return [withNumber(line, "--weight", (row[to] - low) / (high - low || 1))];
+}

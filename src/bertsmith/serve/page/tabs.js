@@ -1,0 +1,51 @@
+// Tabs as in the ARIA practices: one stop for Tab, arrows between them, the choice kept in the address.
+
+import { make, walkable } from "./elements.js";
+
+/** Put up the tabs; each entry has id, title, group and badge, and `fill(panel)` is called at its first showing. */
+export function putUpTabs(list, place, entries) {
+  const shown = new Set();
+  const made = entries.map((entry) => ({ entry, tab: tabOf(entry), panel: panelOf(entry) }));
+  for (const group of new Set(entries.map((entry) => entry.group))) {
+    const members = made.filter(({ entry }) => entry.group === group);
+    list.append(make("span", { class: "group", role: "presentation" }, group), ...members.map(({ tab }) => tab));
+  }
+  place.append(...made.map(({ panel }) => panel));
+  const reach = walkable(made.map(({ tab }) => tab));
+
+  function show(wanted) {
+    made.forEach((each, number) => {
+      const chosen = each === wanted;
+      each.tab.setAttribute("aria-selected", String(chosen));
+      each.panel.hidden = !chosen;
+      if (chosen) reach(number);
+    });
+    wanted.tab.scrollIntoView({ block: "nearest", inline: "center" });
+    document.title = `${wanted.entry.title} · bertsmith playground`;
+    if (shown.has(wanted)) return;
+    shown.add(wanted);
+    wanted.entry.fill(wanted.panel);
+  }
+  const named = () => made.find(({ entry }) => entry.id === location.hash.slice(1));
+  for (const each of made) {
+    each.tab.addEventListener("focus", () => choose(each));
+    each.tab.addEventListener("click", () => choose(each));
+  }
+  function choose(each) {
+    if (each.tab.getAttribute("aria-selected") === "true") return;
+    history.replaceState(null, "", `#${each.entry.id}`);
+    show(each);
+  }
+  addEventListener("hashchange", () => named() && show(named()));
+  show(named() ?? made[0]);
+}
+
+function tabOf({ id, title, badge }) {
+  const mark = badge ? make("span", { class: "badge" }, badge) : null;
+  return make("button", { type: "button", role: "tab", id: `tab-${id}`, "aria-controls": `panel-${id}` }, title, mark);
+}
+
+function panelOf({ id }) {
+  const role = { role: "tabpanel", "aria-labelledby": `tab-${id}` };
+  return make("section", { class: "panel", id: `panel-${id}`, ...role, hidden: true });
+}

@@ -1,0 +1,56 @@
+"""What a server is told when it starts: its models, who may ask, and how much it takes on at once."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from bertsmith.ground.errors import UserError
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much one request may ask, and how much may wait."""
+
+    body_bytes: int = 2 * 2**20
+    texts: int = 256
+    """Of one request; OpenAI takes 2,048 and text-embeddings-inference 32."""
+    characters: int = 50_000
+    """Of one text: some thirty pages, for questions about long passages."""
+    batch_tokens: int = 8192
+    """So many tokens of several requests go through a model together; 1 asks for each request alone."""
+    queue_tokens: int = 262_144
+    """So many may wait for a model; beyond them, and beyond what can be answered in time, comes a 429."""
+    queue_requests: int = 1024
+    """So many may wait for a model."""
+    open_requests: int = 4096
+    """So many may be anywhere between their first byte and their last, slow senders among them."""
+    request_seconds: float = 30.0
+    body_seconds: float = 10.0
+    """For a request's body to arrive."""
+    head_seconds: float = 10.0
+    """For a request's line and headers to arrive."""
+    drain_seconds: float = 60.0
+    """For accepted requests to finish after SIGTERM."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What to serve, and to whom."""
+
+    models: dict[str, Path]
+    """Folders by name; the first that can do what is asked answers where a request names none."""
+    device: str = "auto"
+    precision: Literal["fp32", "bf16"] = "fp32"
+    api_key: str = field(default="", repr=False)
+    """Empty: whoever reaches the port may ask."""
+    allow_origins: tuple[str, ...] = ()
+    """Web sites whose pages may ask; none but the server's own by default."""
+    limits: Limits = Limits()
+
+    def __post_init__(self) -> None:
+        if not self.models:
+            raise UserError("there is no model to serve", remedy="give --model NAME=FOLDER")
+        if "*" in self.allow_origins and not self.api_key:
+            what = "every web site could ask this server through its visitors' browsers"
+            remedy = "name the sites, or set an API key"
+            raise UserError(what, where="--allow-origin *", remedy=remedy)

@@ -1,0 +1,106 @@
+"""A real server with the project's own model and toy ones, and a real browser that looks at its page."""
+
+import shutil
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+
+from bertsmith.inference.default_model import DEFAULT_MODEL
+from bertsmith.serve.app import Application
+from bertsmith.serve.running import listen, server_of
+from bertsmith.serve.settings import Limits, Settings
+from tests.tuning import SHORT, tune
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+ARGUMENTS = (
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+)
+PATIENCE = 15_000
+"""Milliseconds; a busy machine is slow, a broken page is slower."""
+
+
+@dataclass
+class Visit:
+    """A page that is open, and what it should not have done."""
+
+    page: Page
+    address: str
+    complaints: list[str] = field(default_factory=list)
+    strangers: list[str] = field(default_factory=list)
+    openings: Iterator[int] = field(default_factory=count)
+
+    def open(self, panel: str) -> None:
+        """Show a panel as its link does, afresh."""
+        # Where nothing but the part behind # differs a browser stays on the page.
+        self.page.goto(f"{self.address}/?opening={next(self.openings)}#{panel}")
+        self.settle(panel)
+
+    def settle(self, panel: str) -> None:
+        """Wait until the panel shows a result."""
+        result = f"#panel-{panel} .result:not([aria-busy]) > *"
+        self.page.wait_for_selector(result if panel != "models" else "#panel-models table")
+
+    def text(self, selector: str) -> str:
+        """What is written there, once it is."""
+        return self.page.locator(selector).first.inner_text()
+
+
+def tuned_models(toy: Path, place: Path) -> dict[str, Path]:
+    """The project's own model, and a toy one of each kind of task."""
+    lessons = {"squad2": (), "sst2": (), "wnut17": (), "stsb": SHORT}  # any number of stars will do
+    runs = {name: tune(name, toy, place, *settings).folder for name, settings in lessons.items()}
+    return {"default": DEFAULT_MODEL, **runs}
+
+
+@contextmanager
+def served(models: dict[str, Path], **settings: str) -> Iterator[str]:
+    """The address of a server of these models."""
+    application = Application(Settings(models=models, device="cpu", **settings))
+    listening: socket.socket = listen("127.0.0.1", 0)
+    server = server_of(application, Limits())
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+@contextmanager
+def browsing() -> Iterator[Browser]:
+    """A browser with a profile of its own."""
+    if CHROMIUM is None:
+        pytest.skip("no chromium here: make browser installs it")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=list(ARGUMENTS))
+        yield browser
+        browser.close()
+
+
+def visit(context: BrowserContext, address: str) -> Visit:
+    """A fresh page that notes every complaint of the console and every request to somewhere else."""
+    context.set_default_timeout(PATIENCE)
+    seen = Visit(context.new_page(), address)
+    home = urlsplit(address).netloc
+
+    def requested(url: str) -> None:
+        if urlsplit(url).netloc != home:
+            seen.strangers.append(url)
+
+    seen.page.on("request", lambda request: requested(request.url))
+    seen.page.on("pageerror", lambda error: seen.complaints.append(str(error)))
+    seen.page.on(
+        "console",
+        lambda said: seen.complaints.append(said.text) if said.type in ("error", "warning") else None,
+    )
+    return seen

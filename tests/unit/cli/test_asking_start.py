@@ -1,0 +1,80 @@
+"""How soon a question is answered: help without torch, and an answer not much later than torch itself."""
+
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import bertsmith
+from tests.command_line import bertsmith as command
+
+SOURCE = Path(bertsmith.__file__).parents[1]
+VERBS = ("fill", "next", "answer", "classify", "tag", "compare", "embed")
+FILL = ("-m", "bertsmith", "fill", "Paris is the [MASK] of France.")
+
+
+def python(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """What a fresh interpreter answers to these arguments."""
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
+    return subprocess.run(
+        [sys.executable, *arguments], env=environment, capture_output=True, text=True, check=True
+    )
+
+
+def cpu_seconds(*arguments: str) -> float:
+    """User and system time of a fresh interpreter with these arguments."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    python(*arguments)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return (after.ru_utime + after.ru_stime) - (before.ru_utime + before.ru_stime)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_each_verb_teaches_by_example(verb, capsys):
+    told = command(capsys, verb, "--help")
+    assert told.code == 0
+    assert f"Example: bertsmith {verb}" in told.out
+    assert "--model" in told.out and "--json" in told.out
+
+
+def test_help_of_no_verb_imports_torch():
+    program = (
+        "import sys\n"
+        "from bertsmith.cli.app import main\n"
+        f"for verb in {VERBS}:\n"
+        "    sys.argv = ['bertsmith', verb, '--help']\n"
+        "    try: main()\n"
+        "    except SystemExit: pass\n"
+        "print('torch loaded:', 'torch' in sys.modules)\n"
+    )
+    assert python("-c", program).stdout.endswith("torch loaded: False\n")
+
+
+def test_a_mask_is_filled_without_what_only_training_needs():
+    heavy = (
+        "torch._dynamo",
+        "bertsmith.recipe.schema",
+        "sympy",
+        "matplotlib",
+        "bertsmith.training",
+        "bertsmith.tasks.batches",
+    )
+    program = (
+        "import sys\n"
+        "from bertsmith.cli.app import main\n"
+        f"sys.argv = ['bertsmith', *{FILL[2:]!r}]\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        f"print([name for name in {heavy} if name in sys.modules])\n"
+    )
+    told = python("-c", program).stdout.splitlines()
+    assert "capital" in told[1] and told[-1] == "[]"
+
+
+def test_a_cold_start_costs_at_most_half_as_much_again_as_importing_torch():
+    rounds = [(cpu_seconds(*FILL), cpu_seconds("-c", "import torch")) for _ in range(2)]
+    best_fill, best_torch = (min(times) for times in zip(*rounds, strict=True))
+    assert best_fill <= 1.5 * best_torch

@@ -1,0 +1,163 @@
+"""What a step does to the weights: its rate, its dropout, its loss, and the update of plain AdamW."""
+
+from copy import deepcopy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from bertsmith.finetuning.loop import Due, tuning_steps
+from bertsmith.finetuning.material import read_material
+from bertsmith.finetuning.recipes import finetuning_recipe
+from bertsmith.finetuning.setup import set_up
+from bertsmith.ground.seeds import key_of
+from bertsmith.tasks.batches import ShuffledBatches
+from bertsmith.tasks.catalogue import task_named
+from bertsmith.training.parallel import ALONE
+from bertsmith.training.steps import Caution, Learner
+from tests.toy_tasks import write_rows
+from tests.tuning import Notebook, toy_assignment, tune
+from tests.unit.tasks.made_sets import made_set
+
+TEN_STEPS = ("run.epochs=1", "optim.peak_lr=1e-3")
+
+
+def nothing_is_due(_: int) -> Due:
+    return Due()
+
+
+# ---- the rate of each step
+
+
+@pytest.mark.parametrize(
+    ("warmup_share", "expected"),
+    [
+        (0.0, {1: 1e-3, 2: 0.9e-3, 10: 0.1e-3}),
+        (0.2, {1: 0.0, 2: 0.5e-3, 3: 1e-3, 4: 0.875e-3, 10: 0.125e-3}),
+    ],
+)
+def test_the_first_step_begins_the_schedule_and_the_last_one_stands_before_its_end(
+    model, tmp_path, warmup_share, expected
+):
+    notebook = Notebook()
+    tune("sst2", model, tmp_path, *TEN_STEPS, f"optim.warmup_share={warmup_share}", notebook=notebook)
+    rates = {line["step"]: line["learning_rate"] for line in notebook.lines}
+    assert list(rates) == list(range(1, 11))
+    assert {step: rates[step] for step in expected} == pytest.approx(expected, abs=1e-12)
+
+
+# ---- the dropout of each step
+
+
+class Drawing(nn.Module):
+    """An objective that keeps what it draws, as a dropout would."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1))
+        self.draws = []
+
+    def forward(self, batch, shares_1):
+        self.draws.append(torch.rand(()).item())
+        loss = self.weight.sum() * shares_1[0]
+        return loss, loss.detach()[None]
+
+
+def draws_of_four_steps(seed, first=0):
+    """What is drawn in the steps from `first` on."""
+    objective = Drawing()
+    learner = Learner(
+        objective, torch.optim.AdamW(objective.parameters()), ALONE, "fp32", 1.0, Caution("off")
+    )
+    settings = {"examples_per_step": 3, "seed": seed, "micro_tokens": 10_000, "multiple": 1}
+    batches = ShuffledBatches(made_set("classify", items=12), **settings)
+    recipe = finetuning_recipe(task_named("sst2"), ["run.epochs=1", f"run.seed={seed}"])
+    assert list(tuning_steps(learner, batches, recipe, first=first, due_after=nothing_is_due))
+    return objective.draws
+
+
+def drawn(seed, step):
+    return torch.rand((), generator=torch.Generator().manual_seed(key_of(seed, "dropout", step, 0))).item()
+
+
+@pytest.mark.parametrize("seed", [0, 7])
+def test_each_step_drops_by_its_own_number_whatever_was_drawn_before(seed):
+    expected = [drawn(seed, step) for step in range(4)]
+    assert len(set(expected)) == 4
+    assert draws_of_four_steps(seed) == expected
+    assert draws_of_four_steps(seed, first=2) == expected[2:]
+
+
+# ---- three steps against plain torch
+
+PEAK, CLIP, EPS, BETAS = 1e-2, 0.05, 1e-3, (0.8, 0.95)
+THREE_STEPS = (
+    *("run.epochs=1", "run.examples=14", "run.micro_tokens=40", "optim.warmup_share=0"),
+    *(f"optim.peak_lr={PEAK}", f"optim.clip_norm={CLIP}", f"optim.eps={EPS}"),
+    *(f"optim.beta1={BETAS[0]}", f"optim.beta2={BETAS[1]}", "optim.weight_decay=0.1"),
+)
+"""Settings far from the defaults, so that none of them can be left out unnoticed."""
+
+
+def lopsided_sst2(folder):
+    """Forty sentences, a quarter of them positive, in steps of 14, 14 and 12."""
+    rows = [[f"the cat {number}", int(number % 4 == 0)] for number in range(40)]
+    write_rows(folder / "train.tsv", [["sentence", "label"], *rows])
+    return torch.tensor([40 / 2 / 30, 40 / 2 / 10])
+
+
+def lopsided_wnut17(folder):
+    """Forty sentences of one to five words, the last of which is a place."""
+    lengths = [1 + number % 5 for number in range(40)]
+    blocks = ["the\tO\n" * (length - 1) + "london\tB-location\n" for length in lengths]
+    (folder / "wnut17train.conll").write_text("\n".join(blocks))
+    words, weights = sum(lengths), torch.zeros(13)
+    weights[task_named("wnut17").labels.index("O")] = words / 2 / (words - 40)
+    weights[task_named("wnut17").labels.index("B-location")] = words / 2 / 40
+    return weights
+
+
+def plain_loss(scorer, micros, kind, weights_C):
+    """The mean over all targets of a step, however they were packed, each with the weight of its class."""
+    scores = [scorer(micro.inputs) for micro in micros]
+    if kind == "tag":
+        scores = [each[micro.rows_P] for each, micro in zip(scores, micros, strict=True)]
+    targets = torch.cat([micro.targets for micro in micros])
+    return functional.cross_entropy(torch.cat(scores), targets, weight=weights_C)
+
+
+def plain_adamw(scorer):
+    matrices = [each for each in scorer.parameters() if each.dim() > 1]
+    vectors = [each for each in scorer.parameters() if each.dim() <= 1]
+    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=PEAK, betas=BETAS, eps=EPS)
+
+
+@pytest.mark.parametrize("balance", ["equal", "balanced"])
+@pytest.mark.parametrize(
+    ("name", "kind", "write"), [("sst2", "classify", lopsided_sst2), ("wnut17", "tag", lopsided_wnut17)]
+)
+def test_three_steps_are_those_of_plain_adamw_with_clipping(model, tmp_path, name, kind, write, balance):
+    assignment = toy_assignment(name, model, tmp_path, *THREE_STEPS, f"head.class_weights={balance}")
+    weights_C = write(assignment.data) if balance == "balanced" else write(assignment.data).fill_(1.0)
+    run = set_up(assignment, read_material(assignment.task, assignment.data, skip_bad=False))
+    run.learner.objective.eval()  # no dropout
+    scorer = deepcopy(run.learner.objective.scorer)
+    optimizer, norms = plain_adamw(scorer), []
+    steps = tuning_steps(run.learner, run.batches, run.recipe, first=0, due_after=nothing_is_due)
+    for number, step in enumerate(steps):
+        assert len(step.items.micros) > 1
+        optimizer.zero_grad()
+        loss = plain_loss(scorer, step.items.micros, kind, weights_C)
+        loss.backward()
+        norms.append(nn.utils.clip_grad_norm_(scorer.parameters(), CLIP).item())
+        optimizer.param_groups[0]["lr"] = optimizer.param_groups[1]["lr"] = PEAK * (3 - number) / 3
+        optimizer.step()
+        assert step.outcome.gradient_norm == pytest.approx(norms[-1], rel=1e-3)
+        assert step.outcome.sums[0] / step.items.count == pytest.approx(loss.item(), rel=1e-4)
+    assert len(norms) == 3 and max(norms) > 2 * CLIP
+    for (parameter, ours), theirs in zip(
+        run.learner.objective.scorer.named_parameters(), scorer.parameters(), strict=True
+    ):
+        assert (ours - theirs).abs().max() < 1e-3 * PEAK, parameter

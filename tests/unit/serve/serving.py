@@ -1,0 +1,148 @@
+"""Servers to test: tiny models of every kind, in this process or behind a real port."""
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+import torch
+
+from bertsmith.model.family import new_network
+from bertsmith.model.weights import Model, write_model
+from bertsmith.recipe.finetuning import AnswersSection, TextSection
+from bertsmith.serve.app import Application
+from bertsmith.serve.running import listen, server_of
+from bertsmith.serve.settings import Limits, Settings
+from bertsmith.tasks.task_file import TaskNote, write_task_note
+from tests.tiny import tiny_shape
+from tests.toy_folder import toy_vocabulary, write_toy_folder
+
+Found = TypeVar("Found")
+TAGS = ("O", "B-PER", "I-PER", "B-LOC")
+
+
+def write_folders(place: Path) -> dict[str, Path]:
+    """A folder of each kind of model, with lively heads that nobody trained."""
+    write_toy_folder(place / "toy")
+    text = TextSection(longest=64, step=32, longest_question=16)
+    pairs = TaskNote(task="stsb", kind="regress", metrics=(), pairs=True, text=text)
+    answers = AnswersSection(null_threshold=0.0)
+    span = TaskNote(task="squad2", kind="span", metrics=(), text=text, answers=answers)
+    return {
+        "toy": place / "toy",
+        "mood": _write(place / "mood", {"classify": 2}, labels=("cold", "warm")),
+        "topics": _write(
+            place / "topics",
+            {"classify": 3},
+            labels=("a", "b", "c"),
+            problem_type="multi_label_classification",
+        ),
+        "alike": _write(place / "alike", {"classify": 1}, note=pairs),
+        "names": _write(place / "names", {"tag": 4}, labels=TAGS),
+        "reader": _write(place / "reader", {"span": 2}, note=span),
+    }
+
+
+def _write(
+    folder: Path,
+    heads: dict[str, int],
+    *,
+    labels: tuple[str, ...] = (),
+    note: TaskNote | None = None,
+    **extras: Any,
+) -> Path:
+    shape = tiny_shape(vocabulary=len(toy_vocabulary()), positions=64)
+    network = new_network(shape, {"pooler": 0, **heads}, torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        for parameter in network.heads.parameters():
+            parameter.normal_(0, 0.5, generator=torch.Generator().manual_seed(len(parameter)))
+    write_toy_folder(folder)
+    named = {"id2label": {str(number): label for number, label in enumerate(labels)}} if labels else {}
+    write_model(folder, Model(network, {**named, **extras}))
+    if note:
+        write_task_note(folder, note)
+    return folder
+
+
+def application_of(folders: dict[str, Path], *, limits: Limits | None = None, **more: Any) -> Application:
+    """A server over these folders."""
+    return Application(Settings(models=folders, limits=limits or Limits(), device="cpu", **more))
+
+
+def talk(application: Application, say: Callable[[httpx.AsyncClient], Awaitable[Found]]) -> Found:
+    """What comes of talking to an application in this process."""
+
+    async def main() -> Found:
+        transport = httpx.ASGITransport(application)
+        async with httpx.AsyncClient(transport=transport, base_url="http://here", timeout=60) as client:
+            return await say(client)
+
+    return asyncio.run(main())
+
+
+def post(application: Application, path: str, body: Any, **options: Any) -> httpx.Response:
+    """The reply to one request."""
+    content = json.dumps(body).encode()  # not httpx' own way, which cannot spell half characters
+    headers = {"content-type": "application/json", **options.pop("headers", {})}
+    return talk(application, lambda client: client.post(path, content=content, headers=headers, **options))
+
+
+def get(application: Application, path: str, **options: Any) -> httpx.Response:
+    """The reply to one request."""
+    return talk(application, lambda client: client.get(path, **options))
+
+
+def error_of(reply: httpx.Response) -> str:
+    """The one line of a failure, once its form was looked at."""
+    error = reply.json()["error"]
+    assert set(error) == {"message", "type", "request_id"}
+    assert error["request_id"] == reply.headers["x-request-id"]
+    assert "\n" not in error["message"]
+    assert "Traceback" not in reply.text
+    return str(error["message"])
+
+
+class Slowly:
+    """In place of a queue's way of asking: waits until it is let go, and counts."""
+
+    def __init__(self, application: Application, model: str) -> None:
+        self._queue = application.models[model].queue
+        self._ask = self._queue._ask
+        self.may_go = threading.Event()
+        self.batches: list[int] = []
+        self._queue._ask = self
+
+    def __call__(self, kind: Any, inputs: Any) -> list[Any]:
+        self.batches.append(len(inputs))
+        assert self.may_go.wait(30)
+        return self._ask(kind, inputs)
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    """Wait for something to come true."""
+    for _ in range(1000):
+        if holds():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it never came true")
+
+
+@contextmanager
+def live(application: Application, limits: Limits | None = None) -> Iterator[str]:
+    """The address of an application behind a real port."""
+    with listen("127.0.0.1", 0) as listening:
+        server = server_of(application, limits or Limits())
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+        thread.start()
+        while not server.started:
+            time.sleep(0.01)
+        try:
+            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join(30)

@@ -1,0 +1,298 @@
+"""Requests of many people go through a model together, and each gets its own answer."""
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bertsmith.ground.errors import UserError
+from bertsmith.serve.batching import BatchQueue, Kind, ask_parts
+from bertsmith.serve.refusals import Refusal
+from bertsmith.serve.settings import Limits
+from tests.unit.serve.serving import Slowly, application_of, error_of, post, talk, until
+
+ONE, OTHER = Kind("one"), Kind("other")
+WORDS = [
+    "the",
+    "cat",
+    "sits",
+    "on",
+    "a",
+    "mat",
+    "and",
+    "my",
+    "dog",
+    "runs",
+    "in",
+    "cold",
+    "rain",
+    "by",
+    "tea",
+]
+LIMITS = Limits(batch_tokens=10, queue_tokens=40, queue_requests=8)
+
+
+class Model:
+    """Doubles numbers; refuses those below zero, and breaks at 666."""
+
+    def __init__(self):
+        self.asked = []
+
+    def __call__(self, kind, inputs):
+        self.asked.append((kind, list(inputs)))
+        for number, each in enumerate(inputs):
+            if each < 0:
+                raise UserError("is negative", where=f"text {number}")
+            if each == 666:
+                raise RuntimeError(f"secret {each}")
+        return [2 * each for each in inputs]
+
+
+def run(say, *, limits=LIMITS, watch=lambda batch: None):
+    """What comes of talking to a queue; and what its model was asked."""
+    model = Model()
+
+    async def main():
+        with ThreadPoolExecutor(1) as thread:
+            return await say(BatchQueue(model, thread, limits=limits, watch=watch))
+
+    return asyncio.run(main()), model.asked
+
+
+def test_those_that_wait_are_asked_together_within_the_budget():
+    async def say(queue):
+        return await asyncio.gather(*(queue.answers(ONE, [number], [3]) for number in range(7)))
+
+    answers, asked = run(say)
+    assert answers == [[2 * number] for number in range(7)]
+    assert [inputs for _, inputs in asked] == [[0, 1, 2], [3, 4, 5], [6]]
+
+
+def test_the_oldest_goes_first_and_takes_along_its_own_kind():
+    async def say(queue):
+        kinds = [ONE, OTHER, ONE, OTHER]
+        waits = [queue.answers(kind, [number], [1]) for number, kind in enumerate(kinds)]
+        return await asyncio.gather(*waits)
+
+    _, asked = run(say)
+    assert asked == [(ONE, [0, 2]), (OTHER, [1, 3])]
+
+
+def test_a_small_request_slips_past_one_that_does_not_fit_any_more():
+    async def say(queue):
+        sizes = [6, 6, 4]
+        return await asyncio.gather(*(queue.answers(ONE, [size], [size]) for size in sizes))
+
+    _, asked = run(say)
+    assert [inputs for _, inputs in asked] == [[6, 4], [6]]
+
+
+def test_a_long_request_goes_in_parts():
+    async def say(queue):
+        return await queue.answers(ONE, list(range(9)), [4] * 9)
+
+    answers, asked = run(say)
+    assert answers == [2 * number for number in range(9)]
+    assert [len(inputs) for _, inputs in asked] == [2, 2, 2, 2, 1]
+
+
+def test_a_budget_of_one_token_asks_for_each_alone():
+    async def say(queue):
+        return await asyncio.gather(*(queue.answers(ONE, [number], [3]) for number in range(4)))
+
+    _, asked = run(say, limits=Limits(batch_tokens=1))
+    assert [inputs for _, inputs in asked] == [[0], [1], [2], [3]]
+
+
+def test_one_bad_request_harms_no_other_and_is_told_by_its_own_number():
+    async def say(queue):
+        waits = [queue.answers(ONE, inputs, [1] * len(inputs)) for inputs in ([1, 2], [3, -4], [5])]
+        return await asyncio.gather(*waits, return_exceptions=True)
+
+    (first, bad, last), _ = run(say)
+    assert (first, last) == ([2, 4], [10])
+    assert isinstance(bad, Refusal)
+    assert (bad.status, bad.message) == (422, "text 1: is negative")
+
+
+def test_the_number_of_a_bad_text_counts_from_the_start_of_its_request():
+    async def say(queue):
+        return await queue.answers(ONE, [1, 2, 3, 4, -5], [5] * 5)
+
+    with pytest.raises(Refusal, match="text 4: is negative"):
+        run(say)
+
+
+@given(st.lists(st.lists(st.integers(-2, 20), min_size=1, max_size=4), min_size=1, max_size=12))
+def test_halving_gives_every_part_what_it_would_get_alone(parts):
+    model = Model()
+    together = ask_parts(model, ONE, parts)
+    alone = [ask_parts(model, ONE, [part])[0] for part in parts]
+    assert [str(each) for each in together] == [str(each) for each in alone]
+
+
+def test_a_fault_reaches_those_who_asked_and_the_next_are_served():
+    async def say(queue):
+        first = await asyncio.gather(
+            queue.answers(ONE, [666], [1]), queue.answers(ONE, [1], [1]), return_exceptions=True
+        )
+        return first, await queue.answers(ONE, [1], [1])
+
+    (faults, after), _ = run(say)
+    assert [type(fault) for fault in faults] == [RuntimeError, RuntimeError]
+    assert after == [2]
+
+
+def test_what_is_not_begun_is_taken_out_when_nobody_waits_any_more():
+    async def say(queue):
+        tasks = [asyncio.create_task(queue.answers(ONE, [number], [6])) for number in range(4)]
+        await asyncio.sleep(0)
+        tasks[2].cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        return queue.tokens, queue.requests
+
+    left, asked = run(say)
+    assert left == (0, 0)
+    assert [inputs for _, inputs in asked] == [[0], [1], [3]]
+
+
+@pytest.mark.parametrize(("sizes", "taken"), [([10] * 9, 4), ([1] * 12, 8)])
+def test_a_full_queue_refuses_and_says_when_to_come_again(sizes, taken):
+    async def say(queue):
+        waits = [queue.answers(ONE, [1], [size]) for size in sizes]
+        return await asyncio.gather(*waits, return_exceptions=True)
+
+    found, _ = run(say)
+    refused = [each for each in found if isinstance(each, Refusal)]
+    assert len(found) - len(refused) == taken
+    assert {each.status for each in refused} == {429}
+    assert all(int(each.headers["Retry-After"]) >= 1 for each in refused)
+
+
+def test_a_request_that_could_never_be_taken_is_too_large():
+    async def say(queue):
+        await queue.answers(ONE, [1] * 5, [10] * 5)
+
+    with pytest.raises(Refusal, match="has 50 tokens; this server takes 40") as told:
+        run(say)
+    assert told.value.status == 413
+
+
+def test_what_could_not_be_answered_in_time_is_refused_at_once():
+    async def say(queue):
+        queue._measure(10.0)  # tokens a second; half of 4 s is room for 20
+        waits = [queue.answers(ONE, [1], [10]) for _ in range(4)]
+        return await asyncio.gather(*waits, return_exceptions=True)
+
+    found, _ = run(say, limits=Limits(batch_tokens=10, queue_tokens=1000, request_seconds=4))
+    assert [isinstance(each, Refusal) for each in found] == [False, False, True, True]
+    assert found[2].headers["Retry-After"] == "2"
+
+
+def test_every_batch_is_told_to_those_who_measure():
+    seen = []
+
+    async def say(queue):
+        await asyncio.gather(*(queue.answers(ONE, [number], [3]) for number in range(4)))
+
+    run(say, watch=seen.append)
+    assert [(batch.requests, batch.tokens) for batch in seen] == [(3, 9), (1, 3)]
+    assert all(batch.seconds >= 0 and min(batch.waited) >= 0 for batch in seen)
+
+
+# ---- through HTTP
+
+
+def some_texts(count):
+    return [" ".join(WORDS[number % 5 : number % 5 + 1 + number % 11]) for number in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("model", "path", "body_of"),
+    [
+        ("mood", "/classify", lambda text: {"texts": [text]}),
+        ("names", "/tag", lambda text: {"texts": [text]}),
+        ("toy", "/fill", lambda text: {"text": f"{text} [MASK]"}),
+        ("reader", "/answer", lambda text: {"question": "where is it?", "passage": text}),
+        ("toy", "/next", lambda text: {"first": text, "second": "it is cold"}),
+        ("toy", "/embed", lambda text: {"inputs": text}),
+    ],
+)
+def test_many_at_once_get_what_each_gets_alone(model, path, body_of, folders):
+    served = {model: folders[model]}
+    together, alone = application_of(served), application_of(served, limits=Limits(batch_tokens=1))
+    bodies = [body_of(text) for text in some_texts(24)]
+
+    async def say(client):
+        return await asyncio.gather(*(client.post(path, json=body) for body in bodies))
+
+    found, expected = talk(together, say), talk(alone, say)
+    assert {reply.status_code for reply in [*found, *expected]} == {200}
+    for ours, theirs in zip(found, expected, strict=True):
+        assert _flat(ours.json()) == pytest.approx(_flat(theirs.json()), abs=2e-5)
+
+
+def _flat(value):
+    """All numbers and strings of a reply, in order."""
+    if isinstance(value, dict):
+        return [part for each in value.values() for part in _flat(each)]
+    if isinstance(value, list):
+        return [part for each in value for part in _flat(each)]
+    return [value] if isinstance(value, (int, float)) and not isinstance(value, bool) else []
+
+
+def test_texts_and_pairs_that_meet_are_asked_apart(folders):
+    application = application_of({"mood": folders["mood"]})
+    slow = Slowly(application, "mood")
+    forms = ["cat", ["cat", "dog"], "tea", ["tea", "sun"]]
+
+    async def say(client):
+        tasks = [
+            asyncio.create_task(client.post("/classify", json={"texts": [form]})) for form in ["a", *forms]
+        ]
+        await until(lambda: application.models["mood"].queue.requests + sum(slow.batches) == 5)
+        slow.may_go.set()
+        return await asyncio.gather(*tasks)
+
+    assert {reply.status_code for reply in talk(application, say)} == {200}
+    assert len(slow.batches) <= 4  # nothing was refused and asked again
+
+
+def test_requests_that_meet_share_a_batch(folders):
+    application = application_of({"mood": folders["mood"]})
+    slow = Slowly(application, "mood")
+
+    async def say(client):
+        first = asyncio.create_task(client.post("/classify", json={"texts": ["cat"]}))
+        await until(lambda: slow.batches == [1])
+        tasks = [asyncio.create_task(client.post("/classify", json={"texts": [text]})) for text in WORDS]
+        await until(lambda: application.models["mood"].queue.requests == len(WORDS))
+        slow.may_go.set()
+        return await asyncio.gather(first, *tasks)
+
+    assert {reply.status_code for reply in talk(application, say)} == {200}
+    assert slow.batches == [1, len(WORDS)]
+
+
+def test_the_crowd_before_a_slow_model_is_told_to_come_again(folders):
+    limits = Limits(queue_requests=3)
+    application = application_of({"mood": folders["mood"]}, limits=limits)
+    slow = Slowly(application, "mood")
+
+    async def say(client):
+        first = asyncio.create_task(client.post("/classify", json={"texts": ["cat"]}))
+        await until(lambda: slow.batches == [1])
+        tasks = [asyncio.create_task(client.post("/classify", json={"texts": ["cat"]})) for _ in range(8)]
+        await until(lambda: sum(task.done() for task in tasks) == 5)
+        slow.may_go.set()
+        return await asyncio.gather(first, *tasks)
+
+    replies = talk(application, say)
+    refused = [reply for reply in replies if reply.status_code == 429]
+    assert [reply.status_code for reply in replies].count(200) == 4
+    assert len(refused) == 5
+    assert all(int(reply.headers["retry-after"]) >= 1 for reply in refused)
+    assert "too many requests are waiting" in error_of(refused[0])
+    assert post(application, "/classify", {"texts": ["cat"]}).status_code == 200

@@ -1,0 +1,179 @@
+"""Clients of OpenAI and of text-embeddings-inference work as they are."""
+
+import base64
+import math
+
+import httpx
+import numpy as np
+import openai
+import pytest
+
+import bertsmith
+from tests.unit.serve.serving import application_of, error_of, post
+
+TEXTS = ["the warm sun", "my dog runs in the rain", "tea"]
+
+
+@pytest.fixture(scope="module")
+def toy(folders):
+    return bertsmith.load(folders["toy"])
+
+
+@pytest.fixture(scope="module")
+def client(address):
+    with openai.OpenAI(base_url=f"{address}/v1", api_key="any", max_retries=0) as client:
+        yield client
+
+
+def unit(vectors):
+    rows = np.asarray(vectors, dtype=np.float64)
+    return rows / np.linalg.norm(rows, axis=-1, keepdims=True)
+
+
+# ---- OpenAI
+
+
+def test_the_openai_client_embeds(client, toy):
+    reply = client.embeddings.create(model="toy", input=TEXTS)  # asks for base64 by itself
+    assert [each.index for each in reply.data] == [0, 1, 2]
+    found = np.array([each.embedding for each in reply.data])
+    assert np.allclose(found, unit(toy.embed(TEXTS)), atol=1e-5)
+    assert reply.model == "toy"
+    assert reply.usage.prompt_tokens == sum(len(toy.tokenizer.encode(text)) for text in TEXTS)
+
+
+def test_the_openai_client_takes_numbers_and_fewer_of_them(client, toy):
+    reply = client.embeddings.create(model="toy", input="tea", encoding_format="float", dimensions=8)
+    assert np.allclose(reply.data[0].embedding, unit(toy.embed(["tea"])[:, :8])[0], atol=1e-5)
+
+
+def test_the_openai_client_may_send_tokens(client, toy):
+    ids = [toy.tokenizer.encode(text).ids[1:-1] for text in TEXTS]
+    several = client.embeddings.create(model="toy", input=ids)
+    one = client.embeddings.create(model="toy", input=ids[1])
+    expected = unit(toy.embed(TEXTS))
+    assert np.allclose([each.embedding for each in several.data], expected, atol=1e-5)
+    assert np.allclose(one.data[0].embedding, expected[1], atol=1e-5)
+
+
+def test_the_openai_client_lists_models(client, folders):
+    assert [model.id for model in client.models.list()] == list(folders)
+
+
+def test_the_openai_client_understands_our_failures(client):
+    with pytest.raises(openai.NotFoundError, match="there is no model 'gpt'"):
+        client.embeddings.create(model="gpt", input="tea")
+    with pytest.raises(openai.UnprocessableEntityError, match="text 0 is empty"):
+        client.embeddings.create(model="toy", input=" ")
+    with pytest.raises(openai.UnprocessableEntityError, match="no token has id 999999"):
+        client.embeddings.create(model="toy", input=[999999])
+    with pytest.raises(openai.UnprocessableEntityError, match="vectors have 64, not 65"):
+        client.embeddings.create(model="toy", input="tea", dimensions=65)
+
+
+def test_base64_is_of_little_endian_floats(application, toy):
+    body = {"input": "tea", "encoding_format": "base64", "user": "me", "unknown": 1}
+    (each,) = post(application, "/v1/embeddings", body).json()["data"]
+    found = np.frombuffer(base64.b64decode(each["embedding"]), "<f4")
+    assert np.allclose(found, unit(toy.embed(["tea"]))[0], atol=1e-6)
+
+
+# ---- text-embeddings-inference
+
+
+class TeiClient:
+    """What people write who talk to text-embeddings-inference."""
+
+    def __init__(self, address):
+        self.http = httpx.Client(base_url=address)
+
+    def __call__(self, path, **body):
+        reply = self.http.post(path, json=body, headers={"Content-Type": "application/json"})
+        reply.raise_for_status()
+        return reply.json()
+
+
+@pytest.fixture(scope="module")
+def tei(address):
+    client = TeiClient(address)
+    with client.http:
+        yield client
+
+
+def test_embed_takes_one_text_or_several(tei, toy):
+    expected = unit(toy.embed(TEXTS))
+    assert np.allclose(tei("/embed", inputs=TEXTS), expected, atol=1e-5)
+    assert np.allclose(tei("/embed", inputs=TEXTS[0]), expected[:1], atol=1e-5)
+    plain = tei("/embed", inputs=TEXTS, normalize=False, truncate=True)
+    assert np.allclose(plain, toy.embed(TEXTS).numpy(), atol=1e-5)
+
+
+def test_embed_cuts_long_texts_only_where_that_is_asked_for(tei, toy, application):
+    long = "cat " * 500
+    found = tei("/embed", inputs=long, truncate=True)
+    assert np.allclose(found, unit(toy.embed([long], truncate=True)), atol=1e-5)
+    told = error_of(post(application, "/embed", {"inputs": ["tea", long]}))
+    assert "text 1 has 502 tokens but the model toy takes 128" in told
+
+
+def test_embed_refuses_the_name_of_a_prompt(application):
+    reply = post(application, "/embed", {"inputs": "tea", "prompt_name": "query"})
+    assert reply.status_code == 422
+    assert "these models have no prompts" in error_of(reply)
+
+
+def test_predict_gives_every_class_the_best_first(tei, folders):
+    bert = bertsmith.load(folders["mood"])
+    (one,), (two,) = bert.classify(["the sun"]), bert.classify([("snow", "rain")])
+    found = tei("/predict", inputs="the sun")
+    assert [each["label"] for each in found] == sorted(
+        one.probabilities, key=lambda label: -one.probabilities[label]
+    )
+    assert {each["label"]: each["score"] for each in found} == pytest.approx(one.probabilities, abs=1e-5)
+    pair = tei("/predict", inputs=["snow", "rain"])
+    assert {each["label"]: each["score"] for each in pair} == pytest.approx(two.probabilities, abs=1e-5)
+    batch = tei("/predict", inputs=[["the sun"], ["tea"]])
+    assert [each["label"] for each in batch[0]] == [each["label"] for each in found]
+    assert len(batch) == 2
+
+
+def test_raw_scores_lead_to_the_probabilities(tei, folders):
+    raw = {each["label"]: each["score"] for each in tei("/predict", inputs="the sun", raw_scores=True)}
+    total = sum(math.exp(score) for score in raw.values())
+    (expected,) = bertsmith.load(folders["mood"]).classify(["the sun"])
+    assert {label: math.exp(score) / total for label, score in raw.items()} == pytest.approx(
+        expected.probabilities, abs=1e-5
+    )
+    raw = {
+        each["label"]: each["score"]
+        for each in tei("/predict", inputs="tea", raw_scores=True, model="topics")
+    }
+    (expected,) = bertsmith.load(folders["topics"]).classify(["tea"])
+    assert {label: 1 / (1 + math.exp(-score)) for label, score in raw.items()} == pytest.approx(
+        expected.probabilities, abs=1e-5
+    )
+    (number,) = tei("/predict", inputs=["sun", "tea"], raw_scores=True, model="alike")
+    assert number["score"] == pytest.approx(
+        bertsmith.load(folders["alike"]).score([("sun", "tea")])[0], abs=1e-5
+    )
+
+
+def test_rerank_asks_a_model_that_gives_pairs_a_number(tei, folders):
+    expected = bertsmith.load(folders["alike"]).score([("the sun", text) for text in TEXTS])
+    found = tei("/rerank", query="the sun", texts=TEXTS, raw_scores=True)
+    assert [each["score"] for each in found] == pytest.approx(sorted(expected, reverse=True), abs=1e-5)
+    assert [each["index"] for each in found] == sorted(range(3), key=lambda number: -expected[number])
+    assert set(found[0]) == {"index", "score"}
+    shares = tei("/rerank", query="the sun", texts=TEXTS, return_text=True)
+    assert [each["text"] for each in shares] == [TEXTS[each["index"]] for each in shares]
+    assert [each["score"] for each in shares] == pytest.approx(
+        [1 / (1 + math.exp(-each["score"])) for each in found], abs=1e-5
+    )
+
+
+def test_rerank_goes_by_the_cosine_where_no_model_judges_pairs(folders, toy):
+    application = application_of({"toy": folders["toy"]})
+    found = post(application, "/rerank", {"query": "the sun", "texts": TEXTS}).json()
+    query, *rows = unit(toy.embed(["the sun", *TEXTS]))
+    expected = [float(query @ row) for row in rows]
+    assert [each["score"] for each in found] == pytest.approx(sorted(expected, reverse=True), abs=1e-5)

@@ -1,0 +1,151 @@
+"""Our own routes say what the models say, in the agreed shapes."""
+
+import pytest
+
+import bertsmith
+from bertsmith.inference.looking import see_attention, see_senses, see_tokens
+from tests.unit.serve.serving import error_of, get, post
+
+SMILE = "\N{SLIGHTLY SMILING FACE}"
+
+
+def test_the_models_are_listed_with_what_they_can_do(application, folders):
+    listed = get(application, "/models").json()["models"]
+    assert [model["name"] for model in listed] == list(folders)
+    toy, mood = listed[:2]
+    assert toy["abilities"] == ["fill", "next", "embed", "look"]
+    assert (toy["layers"], toy["heads"], toy["width"], toy["longest"]) == (2, 4, 64, 128)
+    assert toy["loaded"] is True
+    assert mood["labels"] == ["cold", "warm"]
+    assert "classify" in mood["abilities"]
+
+
+def test_masks_are_filled_where_they_stand(application, folders):
+    text = f"{SMILE} the [MASK] sits on the [MASK] ."
+    reply = post(application, "/fill", {"text": text, "top": 3}).json()
+    expected = bertsmith.load(folders["toy"]).fill(text, top=3)
+    assert reply["model"] == "toy"
+    assert [text[mask["start"] : mask["end"]] for mask in reply["masks"]] == ["[MASK]", "[MASK]"]
+    assert [[guess["token"] for guess in mask["guesses"]] for mask in reply["masks"]] == [
+        [guess.token for guess in mask] for mask in expected
+    ]
+    found = [guess["probability"] for mask in reply["masks"] for guess in mask["guesses"]]
+    assert found == pytest.approx([guess.probability for mask in expected for guess in mask], abs=1e-5)
+
+
+def test_a_second_text_follows_or_not(application, folders):
+    reply = post(application, "/next", {"first": "we got some time", "second": "should we get tea?"}).json()
+    expected = bertsmith.load(folders["toy"]).next_sentence("we got some time", "should we get tea?")
+    assert reply["follows"] == expected.follows
+    assert reply["probability"] == pytest.approx(expected.probability, abs=1e-5)
+
+
+def test_texts_have_classes(application, folders):
+    reply = post(application, "/classify", {"texts": ["the sun", "snow and rain"]}).json()
+    expected = bertsmith.load(folders["mood"]).classify(["the sun", "snow and rain"])
+    assert reply["model"] == "mood"
+    assert [each["label"] for each in reply["results"]] == [each.label for each in expected]
+    for found, each in zip(reply["results"], expected, strict=True):
+        assert set(found) == {"label", "probability", "probabilities"}
+        assert found["probabilities"] == pytest.approx(each.probabilities, abs=1e-5)
+
+
+def test_texts_have_several_labels_where_the_model_gives_several(application, folders):
+    reply = post(application, "/classify", {"texts": ["the sun"], "model": "topics"}).json()
+    (expected,) = bertsmith.load(folders["topics"]).classify(["the sun"])
+    (result,) = reply["results"]
+    assert set(result) == {"labels", "probabilities"}
+    assert result["labels"] == list(expected.labels)
+
+
+def test_pairs_have_a_number_where_the_model_gives_numbers(application, folders):
+    pair = ["the sun", "the warm sun"]
+    reply = post(application, "/classify", {"texts": [pair], "model": "alike"}).json()
+    expected = bertsmith.load(folders["alike"]).score([tuple(pair)])
+    assert [each["score"] for each in reply["results"]] == pytest.approx(expected, abs=1e-5)
+
+
+def test_words_are_tagged_and_make_up_entities(application, folders):
+    text = f"{SMILE} my dog runs in London"
+    (result,) = post(application, "/tag", {"texts": [text]}).json()["results"]
+    bert = bertsmith.load(folders["names"])
+    (words,) = bert.tag([text])
+    assert [(word["text"], word["tag"]) for word in result["words"]] == [
+        (word.word, word.tag) for word in words
+    ]
+    assert all(text[word["start"] : word["end"]] == word["text"] for word in result["words"])
+    expected = bert.entities(text)
+    assert [(each["label"], each["text"], each["start"]) for each in result["entities"]] == [
+        (each.type, each.text, each.start) for each in expected
+    ]
+    assert [each["probability"] for each in result["entities"]] == pytest.approx(
+        [each.probability for each in expected], abs=1e-5
+    )
+
+
+def test_a_passage_answers(application, folders):
+    question, passage = "where is the cat?", f"{SMILE} the cat sits under the tree and the dog sleeps. " * 12
+    reply = post(application, "/answer", {"question": question, "passage": passage, "best": 4}).json()
+    expected = bertsmith.load(folders["reader"]).answer(question, passage, best=4)
+    assert [(each["text"], each["start"], each["end"]) for each in reply["answers"]] == [
+        (each.text, each.start, each.end) for each in expected
+    ]
+    for each in reply["answers"]:
+        assert each["text"] == passage[each["start"] : each["end"]] or each["start"] == -1
+    assert reply["no_answer"] == (reply["answers"][0]["text"] == "")
+    assert 0 <= reply["no_answer_probability"] <= 1
+
+
+def test_texts_are_compared_each_with_each(application, folders):
+    texts = ["the sun", "the warm sun", "a dog"]
+    reply = post(application, "/compare", {"texts": texts}).json()
+    vectors = bertsmith.load(folders["toy"]).embed(texts).double()
+    unit = vectors / vectors.norm(dim=1, keepdim=True)
+    assert sum(reply["similarity"], []) == pytest.approx((unit @ unit.T).flatten().tolist(), abs=1e-5)
+
+
+def test_tokens_are_shown_with_a_masking(application, folders):
+    body = {"first": "the cat sits on the mat", "second": "it sleeps", "seed": 5}
+    reply = post(application, "/look/tokens", body).json()
+    expected = see_tokens(bertsmith.load(folders["toy"]), body["first"], body["second"], seed=5)
+    assert [(each["text"], each["segment"], each["masking"], each["shown"]) for each in reply["tokens"]] == [
+        (each.text, each.segment, each.masking, each.shown) for each in expected.tokens
+    ]
+    assert set(reply["tokens"][0]) == {
+        "text", "id", "segment", "position", "start", "end", "masking", "shown",
+    }  # fmt: skip
+
+
+def test_attention_is_shown_for_every_layer_and_head(application, folders):
+    reply = post(application, "/look/attention", {"first": "the cat sits"}).json()
+    expected = see_attention(bertsmith.load(folders["toy"]), "the cat sits")
+    assert (reply["layers"], reply["heads"], len(reply["tokens"])) == (2, 4, 5)
+    assert reply["weights"][1][2][0] == pytest.approx(expected.weights[1, 2, 0].tolist(), abs=1e-4)
+
+
+def test_attention_of_a_long_text_is_refused(application):
+    assert "too many for this view" in error_of(post(application, "/look/attention", {"first": "cat " * 80}))
+
+
+def test_a_word_has_its_senses(application, folders):
+    sentences = ["an apple and a cat", "the dog eats an apple"]
+    reply = post(application, "/look/senses", {"word": "apple", "sentences": sentences}).json()
+    expected = see_senses(bertsmith.load(folders["toy"]), "apple", sentences)
+    assert [(each["sentence"], each["start"], each["end"]) for each in reply["points"]] == [
+        (each.sentence, each.start, each.end) for each in expected.points
+    ]
+    assert reply["similarity"][0][1] == pytest.approx(float(expected.similarity[0, 1]), abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("word", "sentences", "message"),
+    [
+        (" ", ["a cat"], "word: is empty"),
+        ("dog", ["a cat"], "no sentence holds 'dog'"),
+        ("a", ["a " * 40, "a " * 40], "stands 80 times"),
+    ],
+)
+def test_a_word_without_senses_is_told(word, sentences, message, application):
+    reply = post(application, "/look/senses", {"word": word, "sentences": sentences})
+    assert reply.status_code == 422
+    assert message in error_of(reply)

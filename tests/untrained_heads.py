@@ -1,0 +1,33 @@
+"""Model folders with task heads that nobody trained, but that tell texts apart."""
+
+from pathlib import Path
+
+import torch
+
+import bertsmith
+from bertsmith.model.family import new_network
+from bertsmith.model.weights import Model, write_model
+from bertsmith.tasks.task_file import TaskNote, write_task_note
+from tests.tiny import tiny_shape
+from tests.toy_folder import toy_vocabulary, write_toy_folder
+
+
+def untrained(
+    folder: Path, heads: dict[str, int], *, note: TaskNote | None = None, **extras
+) -> bertsmith.Bert:
+    """A folder with lively heads that nobody trained."""
+    shape = tiny_shape(vocabulary=len(toy_vocabulary()), positions=64)
+    network = new_network(shape, {"pooler": 0, **heads}, torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        for parameter in network.heads.parameters():
+            parameter.normal_(0, 0.5, generator=torch.Generator().manual_seed(len(parameter)))
+    write_toy_folder(folder)
+    write_model(folder, Model(network, extras))
+    if note:
+        write_task_note(folder, note)
+    return bertsmith.load(folder)
+
+
+def numbered_labels(*labels: str) -> dict[str, dict[str, str]]:
+    """What a config.json says of a head's outputs."""
+    return {"id2label": {str(number): label for number, label in enumerate(labels)}}
