@@ -198,8 +198,10 @@ async def _load(address, terminate):
                 await asyncio.sleep(0.01 if reply.status_code == 200 else 0.1)
             except httpx.ConnectError:
                 outcomes.append("refused")
-            except httpx.RemoteProtocolError:  # hung up before any of the reply: it was never accepted
-                outcomes.append("refused")
+            except (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError):
+                outcomes.append(
+                    "refused"
+                )  # hung up before any of the reply: the log tells whether it was lost
 
     async def end():
         while outcomes.count(200) < 40 and time.monotonic() - begin < 15:
