@@ -8,10 +8,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-pytest.importorskip("playwright", reason="make setup installs it")
-pytest.importorskip("uvicorn", reason="make setup installs it")
-
 from playwright.sync_api import Browser, Page, Route, expect
 
 from tests.browser.playground import Visit, browsing, served, tuned_models, visit

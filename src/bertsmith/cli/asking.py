@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from typer import Option, echo
 
@@ -27,6 +27,10 @@ ModelOption = Annotated[
 JsonOption = Annotated[bool, Option("--json", help="Print JSON, for machines.")]
 TruncateOption = Annotated[
     bool, Option("--truncate", help="Cut texts that are too long for the model; else they are refused.")
+]
+PoolingOption = Annotated[
+    Literal["mean", "cls", "max"],
+    Option("--pooling", help="What stands for a text: the mean, first or largest of its tokens' vectors."),
 ]
 
 BAR_WIDTH = 30

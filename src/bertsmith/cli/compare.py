@@ -1,12 +1,13 @@
 """`bertsmith compare`: how near texts are to each other."""
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
-from typer import Argument, Option
+from typer import Argument
 
 from bertsmith.cli.asking import (
     JsonOption,
     ModelOption,
+    PoolingOption,
     TruncateOption,
     bar,
     console,
@@ -25,10 +26,7 @@ NEAR, FAR = 0.8, 0.5
 
 def compare(
     texts: Annotated[list[str], Argument(metavar="A B [C...]", help="Two texts or more.")],
-    pooling: Annotated[
-        Literal["mean", "cls", "max"],
-        Option(help="What stands for a text: the mean, first or largest of its tokens' vectors."),
-    ] = "mean",
+    pooling: PoolingOption = "mean",
     model: ModelOption = None,
     truncate: TruncateOption = False,
     as_json: JsonOption = False,

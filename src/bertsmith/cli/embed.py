@@ -3,13 +3,14 @@
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option, echo
 
 from bertsmith.cli.asking import (
     JsonOption,
     ModelOption,
+    PoolingOption,
     TruncateOption,
     imports_left_alone,
     naming,
@@ -28,10 +29,7 @@ if TYPE_CHECKING:
 def embed(
     source: Annotated[Path, Argument(metavar="FILE", help="One text a line; - reads the standard input.")],
     out: Annotated[Path, Option(metavar="FILE", help="The .npy file to write [texts, width], in fp32.")],
-    pooling: Annotated[
-        Literal["mean", "cls", "max"],
-        Option(help="What stands for a text: the mean, first or largest of its tokens' vectors."),
-    ] = "mean",
+    pooling: PoolingOption = "mean",
     model: ModelOption = None,
     truncate: TruncateOption = False,
     as_json: JsonOption = False,

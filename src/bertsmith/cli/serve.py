@@ -1,11 +1,14 @@
 """`bertsmith serve`: models behind an HTTP port, with a page to play on."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Option, echo
 
 from bertsmith.ground.errors import UserError
+
+if TYPE_CHECKING:
+    from bertsmith.serve.settings import Settings
 
 DEFAULT_NAME = "default"
 
@@ -46,10 +49,6 @@ def serve(
 
     bertsmith serve --model sst2=runs/sst2 --model qa=runs/squad2 --port 8000
     """
-    from bertsmith.serve.app import Application  # torch loads here, not for --help
-    from bertsmith.serve.journal import write_json_lines
-    from bertsmith.serve.running import listen
-    from bertsmith.serve.running import serve as run
     from bertsmith.serve.settings import Limits, Settings
 
     limits = Limits(
@@ -69,12 +68,20 @@ def serve(
         allow_origins=tuple(allow_origin or ()),
         limits=limits,
     )
+    _serve_at(host, port, settings)
+
+
+def _serve_at(host: str, port: int, settings: "Settings") -> None:
+    from bertsmith.serve.app import Application  # torch loads here, not for --help
+    from bertsmith.serve.journal import write_json_lines
+    from bertsmith.serve.running import listen, serve
+
     with listen(host, port) as listening:
         application = Application(settings)
         shown = f"[{host}]" if ":" in host else host
         echo(f"http://{shown}:{listening.getsockname()[1]} serves {', '.join(settings.models)}", err=True)
         write_json_lines()
-        run(application, listening, limits=limits)
+        serve(application, listening, limits=settings.limits)
 
 
 def named_folders(given: list[str]) -> dict[str, Path]:
