@@ -1,7 +1,7 @@
 """Fine-tuning beside a loop of transformers, on the same examples, interleaved; or to the end, with scores.
 
     python bench/finetuning_speed.py sst2 --data glue/SST-2 --model minilm-l6 --sample 10000
-    python bench/finetuning_speed.py mrpc --data glue/MRPC --model minilm-l6 --scores --seeds 3
+    python bench/finetuning_speed.py mrpc --data glue/MRPC --model minilm-l6 --scores --seeds 0 1 2
     python bench/finetuning_speed.py squad --data squad/ --model gte-small --device cuda
 
 The peer is AutoModelFor... with SDPA, fused AdamW, bf16 autocast where the machine has it, and batches that
@@ -75,7 +75,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=20, help="steps in a round")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--scores", action="store_true", help="train to the end and judge")
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--peers", nargs="*", default=["grouped", "random"], choices=["grouped", "random"])
     parser.add_argument("--set", nargs="*", default=[], help="settings of the recipe")
     return parser.parse_args()
@@ -282,7 +282,7 @@ def rounded(length: int, multiple: int) -> int:
 
 def compare_scores(options: argparse.Namespace, recipe: FinetuningRecipe, material: Material) -> None:
     found: dict[str, list[tuple[float, float]]] = {}
-    for seed in range(options.seeds):
+    for seed in options.seeds:
         for name in ("ours", *options.peers):
             run = ours_to_the_end if name == "ours" else peer_to_the_end
             score, seconds = run(name, seed, options, recipe, material)

@@ -16,7 +16,7 @@ from bertsmith.training.parallel import (
     TORCHRUN,
     World,
     accumulating,
-    clip_gradients,
+    gradient_norm,
     share_work,
     start_world,
     stop_world,
@@ -59,7 +59,7 @@ def gradients(world: World, how: str, model_type: str) -> tuple[dict[str, list[f
     """Every gradient, whole, and their norm, in double precision."""
     objective = share_work(TinyObjective(model_type).double(), world, how)
     learn(objective, world)
-    norm = clip_gradients(objective.parameters(), 1e-3)
+    norm = gradient_norm(objective.parameters())
     named = {name.removeprefix("module."): each.grad for name, each in objective.named_parameters()}
     return {name: whole(gradient).flatten().tolist() for name, gradient in named.items()}, float(norm)
 

@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from bertsmith.model.attention_rule import EVERYTHING, AttentionRule
 from bertsmith.model.grouped_attention import grouped_attention
+from bertsmith.model.product_attention import product_attention, products_take
 from bertsmith.model.varlen_attention import (
     efficient_attention,
     efficient_takes,
@@ -33,6 +34,8 @@ def packed_attention(
         return flash_attention(query_THK, key_THK, value_THK, layout, rule)
     if query_THK.is_cuda and efficient_takes(query_THK, rule):
         return efficient_attention(query_THK, key_THK, value_THK, layout, rule)
+    if products_take(query_THK, layout):
+        return product_attention(query_THK, key_THK, value_THK, layout, rule)
     return grouped_attention(query_THK, key_THK, value_THK, layout, rule)
 
 

@@ -11,11 +11,6 @@ from torch import Tensor
 
 from bertsmith.model.dropping import drawn_below, real_share
 
-MKL: bool = torch._C.has_mkl
-"""Without it (on ARM) torch computes a batch of small products one after the other, and the kernel wins."""
-WIDEST_FOR_PRODUCTS = 128
-"""Written out, dropout costs one pass and not two, but all scores are kept in memory."""
-
 
 class Operands(NamedTuple):
     """What attention is computed from."""
@@ -79,10 +74,7 @@ class DenseAttention:
         return to_query.add_(more_to_query), to_key.add_(more_to_key), to_value
 
     def _suits_fused_kernel(self) -> bool:
-        """Whether this is for a CPU, and not a case that a batch of MKL's small products does faster."""
-        query = self.operands.query_GHNK
-        quick_products = MKL and self.stream is not None and query.shape[2] <= WIDEST_FOR_PRODUCTS
-        return query.device.type == "cpu" and not quick_products
+        return self.operands.query_GHNK.device.type == "cpu"
 
     def _fused(self, bias: Tensor | None) -> tuple[Tensor, Tensor]:
         mixed: tuple[Tensor, Tensor] = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
@@ -164,3 +156,13 @@ def lowest(dtype: torch.dtype) -> float:
 def lowered(hidden: Tensor, dtype: torch.dtype) -> Tensor:
     """The bias that hides keys."""
     return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, lowest(dtype))
+
+
+def unseen(length: int, *, causal: bool, window: int, device: torch.device) -> Tensor | None:
+    """Which keys a rule hides from a query of one sequence [N, N], or None where it sees all."""
+    if not causal and (window < 0 or window >= length - 1):
+        return None
+    place_N = torch.arange(length, device=device)
+    distance_NN = place_N[:, None] - place_N[None, :]
+    later = distance_NN < 0 if causal else torch.zeros_like(distance_NN, dtype=torch.bool)
+    return later if window < 0 else later | (distance_NN.abs() > window)

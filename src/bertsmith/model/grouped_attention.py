@@ -10,14 +10,14 @@ fake and a backward of its own.
 
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from bertsmith.model.attention_rule import AttentionRule
-from bertsmith.model.dense_attention import DenseAttention, Operands, Saved, exact_type, lowered
+from bertsmith.model.dense_attention import DenseAttention, Operands, Saved, exact_type, lowered, unseen
+from bertsmith.model.length_groups import groups_by_length
 from bertsmith.packed import Layout
 
 LARGEST_SEED = 2**63 - 1
@@ -63,7 +63,7 @@ class _Group:
 
     def hidden(self, *, causal: bool, window: int, device: torch.device) -> Tensor | None:
         """Which keys a query may not see [G or 1, 1, N, N], or None where it sees all."""
-        unseen_NN = _unseen(self.width, causal=causal, window=window, device=device)
+        unseen_NN = unseen(self.width, causal=causal, window=window, device=device)
         if self.real is None:
             return None if unseen_NN is None else unseen_NN[None, None]
         filler = torch.ones(self.sequences * self.width, dtype=torch.bool, device=device)
@@ -192,15 +192,6 @@ def _bias(
     return None if hidden is None else lowered(hidden, dtype)
 
 
-def _unseen(length: int, *, causal: bool, window: int, device: torch.device) -> Tensor | None:
-    if not causal and (window < 0 or window >= length - 1):
-        return None
-    place_N = torch.arange(length, device=device)
-    distance_NN = place_N[:, None] - place_N[None, :]
-    later = distance_NN < 0 if causal else torch.zeros_like(distance_NN, dtype=torch.bool)
-    return later if window < 0 else later | (distance_NN.abs() > window)
-
-
 def _groups(starts: Tensor, query_THK: Tensor, *, filler: bool) -> list[_Group]:
     offsets = starts.cpu().numpy().astype(np.int64)
     assert offsets[-1] == len(query_THK), f"the layout covers {offsets[-1]} of {len(query_THK)} rows"
@@ -213,29 +204,8 @@ def _groups_of(starts_as_bytes: bytes, group_scores: int, device: torch.device) 
     """Sequences by length; cached because every layer of a forward pass asks for the same."""
     offsets = np.frombuffer(starts_as_bytes, dtype=np.int64)
     lengths = np.diff(offsets)
-    found, counts = np.unique(lengths[lengths > 0], return_counts=True)
-    edges = _cheapest_edges(found, counts, group_scores)
-    members = [(lengths > low) & (lengths <= high) for low, high in pairwise(edges)]
+    members = groups_by_length(lengths, group_scores)
     return [_group(offsets[:-1][each], lengths[each], device) for each in members]
-
-
-def _cheapest_edges(lengths: np.ndarray, counts: np.ndarray, group_scores: int) -> list[int]:
-    """Between which lengths to cut, so that filler and groups together cost least; 0 comes first.
-
-    A group of G sequences up to the length N costs G * N * N + `group_scores` scores of a head.
-    """
-    if not group_scores:
-        return [0, *lengths.tolist()]
-    before = np.append(0, np.cumsum(counts))
-    costs, cuts = np.zeros(len(lengths) + 1, np.int64), np.zeros(len(lengths) + 1, np.int64)
-    for end, length in enumerate(lengths, start=1):
-        ways = costs[:end] + (before[end] - before[:end]) * length * length + group_scores
-        cuts[end] = np.argmin(ways)
-        costs[end] = ways[cuts[end]]
-    edges = [len(lengths)]
-    while edges[-1]:
-        edges.append(int(cuts[edges[-1]]))
-    return [0, *(int(lengths[edge - 1]) for edge in reversed(edges) if edge)]
 
 
 def _group(firsts_G: np.ndarray, lengths_G: np.ndarray, device: torch.device) -> _Group:

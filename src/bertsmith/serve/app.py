@@ -128,6 +128,8 @@ def _model(model: ServedModel) -> ModelReply:
         name=model.name,
         abilities=list(facts.abilities),
         labels=list(facts.labels),
+        mask=facts.mask,
+        pairs=facts.takes_pairs,
         loaded=model.is_loaded,
         layers=facts.layers,
         heads=facts.heads,

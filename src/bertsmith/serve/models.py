@@ -28,6 +28,8 @@ class Facts:
 
     abilities: tuple[str, ...]
     labels: tuple[str, ...]
+    mask: str | None
+    """How a mask is written."""
     takes_pairs: bool
     several_labels: bool
     """Whether a text may have any number of them."""
@@ -150,6 +152,7 @@ def facts_of(bert: Bert, folder: Path) -> Facts:
     return Facts(
         abilities=tuple(bert.abilities),
         labels=labels_of(bert),
+        mask=_mask_of(bert),
         takes_pairs=bert.tuned is None or bert.tuned.note.pairs,
         several_labels=_gives_several_labels(bert),
         layers=shape.layers,
@@ -158,6 +161,13 @@ def facts_of(bert: Bert, folder: Path) -> Facts:
         longest=shape.positions,
         modified=int(folder.stat().st_mtime),
     )
+
+
+def _mask_of(bert: Bert) -> str | None:
+    try:
+        return bert.tokenizer.mask_token
+    except UserError:  # a tokenizer need not have one
+        return None
 
 
 def _gives_several_labels(bert: Bert) -> bool:

@@ -260,6 +260,8 @@ class ModelReply(BaseModel):
     name: str
     abilities: list[str]
     labels: list[str]
+    mask: str | None = Field(description="How a mask is written; null where the model has none.")
+    pairs: bool = Field(description="Whether it takes pairs of texts.")
     loaded: bool
     layers: int
     heads: int

@@ -125,15 +125,10 @@ def accumulating(module: nn.Module, *, last: bool) -> AbstractContextManager[Non
     return nullcontext()
 
 
-def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float | Literal["off"]) -> Tensor:
-    """The norm of all gradients over all processes; a larger one than `max_norm` is scaled down to it."""
-    trained = [parameter for parameter in parameters if parameter.grad is not None]
-    norm = nn.utils.get_total_norm([parameter.grad for parameter in trained if parameter.grad is not None])
-    if isinstance(norm, DTensor):
-        norm = norm.full_tensor()
-    if max_norm != "off":
-        nn.utils.clip_grads_with_norm_(trained, max_norm, norm)
-    return norm
+def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
+    """The norm of all gradients over all processes."""
+    norm = nn.utils.get_total_norm([each.grad for each in parameters if each.grad is not None])
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
 
 def _copied(module: nn.Module, world: World) -> nn.Module:

@@ -13,12 +13,14 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from bertsmith.ground.seeds import key_of
-from bertsmith.training.parallel import World, accumulating, clip_gradients
+from bertsmith.training.parallel import World, accumulating, gradient_norm
 from bertsmith.training.step_graphs import RecordedMicro, StepGraphs
 
 NORMS_REMEMBERED = 128
 NORMS_NEEDED = 32
 """A median of fewer gradient norms than this says nothing yet, so no step is called a spike."""
+CLIP_EPSILON = 1e-6
+"""Added to the norm as torch's own clipping does."""
 
 
 Precision = Literal["fp32", "bf16"]
@@ -105,12 +107,15 @@ class Learner:
         return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
 
     @property
+    def fused(self) -> bool:
+        """Whether the update takes a factor for all gradients, and a word to leave it out."""
+        whole = not any(isinstance(parameter, DTensor) for parameter in self.parameters())
+        return whole and isinstance(self.optimizer, torch.optim.AdamW)
+
+    @property
     def unwatched(self) -> bool:
         """Whether the GPU can leave out a bad update by itself, so that nobody has to wait for the norm."""
-        on_gpu = self.world.device.type == "cuda"
-        whole = not any(isinstance(parameter, DTensor) for parameter in self.parameters())
-        adam = isinstance(self.optimizer, torch.optim.AdamW)
-        return on_gpu and whole and adam and self.caution.spike_factor == "off"
+        return self.world.device.type == "cuda" and self.fused and self.caution.spike_factor == "off"
 
 
 def take_step(
@@ -194,11 +199,23 @@ def _shares(learner: Learner, work: StepWork) -> Tensor:
 
 
 def _gradients(learner: Learner, micros: Sequence[Micro], shares: Tensor) -> Tensor:
-    """Give every parameter its gradient, clipped; the norm before that, and the objective's sums."""
+    """Give every parameter its gradient, to be clipped; its norm before that, and the objective's sums."""
     learner.optimizer.zero_grad(set_to_none=True)
     sums = _backward(learner, micros, shares.to(learner.world.device, non_blocking=True))
-    norm = clip_gradients(learner.parameters(), learner.clip_norm)
+    norm = gradient_norm(learner.parameters())
+    if learner.clip_norm != "off":
+        _clip(learner, norm, learner.clip_norm)
     return torch.cat((norm[None].to(sums), sums))
+
+
+def _clip(learner: Learner, norm: Tensor, largest: float) -> None:
+    """See to it that the update takes gradients of the largest norm, where theirs is larger."""
+    if learner.fused:
+        # What a gradient scaler would set: the fused update divides by it, which spares a pass of its own.
+        divisor = ((norm + CLIP_EPSILON) / largest).clamp(min=1.0)
+        learner.optimizer.grad_scale = divisor.float()  # type: ignore[attr-defined]
+    else:
+        nn.utils.clip_grads_with_norm_(learner.parameters(), largest, norm)
 
 
 def _backward(learner: Learner, micros: Sequence[Micro], shares: Tensor) -> Tensor:

@@ -2,9 +2,11 @@ import numpy as np
 import pytest
 import torch
 
-from bertsmith.model.attention import explain_attention, packed_attention, reference_attention
+from bertsmith.model.attention import explain_attention, reference_attention
 from bertsmith.model.attention_rule import AttentionRule
-from bertsmith.model.grouped_attention import _cheapest_edges
+from bertsmith.model.grouped_attention import grouped_attention
+from bertsmith.model.length_groups import cheapest_edges
+from bertsmith.model.product_attention import product_attention, products_take
 from tests.attention_cases import (
     LENGTHS,
     RULES,
@@ -15,15 +17,21 @@ from tests.attention_cases import (
     sequences_agree_by_chance,
 )
 
+
+@pytest.fixture(params=[grouped_attention, product_attention], ids=["grouped", "products"])
+def form(request):
+    return request.param
+
+
 every_rule = pytest.mark.parametrize("rule", RULES, ids=str)
 
 
 @every_rule
-def test_the_grouped_form_equals_the_reference_forward_and_backward_in_float64(rule):
+def test_each_form_equals_the_reference_forward_and_backward_in_float64(form, rule):
     layout = layout_of(LENGTHS)
     projected, (query, key, value) = operands(sum(LENGTHS), dtype=torch.float64)
     upstream = torch.randn(query.shape, dtype=torch.float64)
-    fast, plain = (form(query, key, value, layout, rule) for form in (packed_attention, reference_attention))
+    fast, plain = (each(query, key, value, layout, rule) for each in (form, reference_attention))
     (fast_gradient,) = torch.autograd.grad(fast, projected, upstream, retain_graph=True)
     (plain_gradient,) = torch.autograd.grad(plain, projected, upstream)
     assert torch.allclose(fast, plain, atol=1e-13, rtol=0)
@@ -32,77 +40,75 @@ def test_the_grouped_form_equals_the_reference_forward_and_backward_in_float64(r
 
 @every_rule
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-6), (torch.bfloat16, 2e-2)])
-def test_the_grouped_form_keeps_the_precision_of_its_operands(rule, dtype, tolerance):
+def test_each_form_keeps_the_precision_of_its_operands(form, rule, dtype, tolerance):
     layout = layout_of(LENGTHS)
     _, (query, key, value) = operands(sum(LENGTHS), dtype=dtype)
-    fast = packed_attention(query, key, value, layout, rule)
+    fast = form(query, key, value, layout, rule)
     exact = reference_attention(query.double(), key.double(), value.double(), layout, rule)
     assert fast.dtype == dtype
     assert (fast.double() - exact).abs().max() < tolerance
 
 
 @pytest.mark.parametrize("rule", [*RULES, AttentionRule(dropout=0.3), AttentionRule(True, 1, 0.3)], ids=str)
-def test_the_gradient_is_the_derivative_of_the_forward_pass(rule):
+def test_the_gradient_is_the_derivative_of_the_forward_pass(form, rule):
     layout = layout_of([3, 5, 3, 1, 5])
 
     def attend(query, key, value):
         torch.manual_seed(11)
-        return packed_attention(query, key, value, layout, rule)
+        return form(query, key, value, layout, rule)
 
     operand = [torch.randn(17, 2, 4, dtype=torch.float64, requires_grad=True) for _ in range(3)]
     assert torch.autograd.gradcheck(attend, operand)
 
 
-def test_sequences_of_no_tokens_that_pad_the_layout_change_nothing():
+def test_sequences_of_no_tokens_that_pad_the_layout_change_nothing(form):
     _, (query, key, value) = operands(38)
-    short = packed_attention(query, key, value, layout_of([7, 31]), AttentionRule())
-    padded = packed_attention(query, key, value, layout_of([7, 31, 0, 0, 0]), AttentionRule())
+    short = form(query, key, value, layout_of([7, 31]), AttentionRule())
+    padded = form(query, key, value, layout_of([7, 31, 0, 0, 0]), AttentionRule())
     assert torch.equal(short, padded)
 
 
-def test_a_layout_that_leaves_rows_out_is_a_mistake_of_ours():
+def test_a_layout_that_leaves_rows_out_is_a_mistake_of_ours(form):
     _, (query, key, value) = operands(40)
     with pytest.raises(AssertionError, match="the layout covers 38 of 40 rows"):
-        packed_attention(query, key, value, layout_of([7, 31]), AttentionRule())
+        form(query, key, value, layout_of([7, 31]), AttentionRule())
 
 
-def test_not_a_number_in_one_sequence_stays_there():
+def test_not_a_number_in_one_sequence_stays_there(form):
     layout = layout_of(LENGTHS)
     _, (query, key, value) = operands(sum(LENGTHS))
-    clean = packed_attention(query, key, value, layout, AttentionRule())
+    clean = form(query, key, value, layout, AttentionRule())
     poison = torch.zeros_like(value)
     poison[7:38] = float("nan")
-    poisoned = packed_attention(query + poison, key + poison, value + poison, layout, AttentionRule())
+    poisoned = form(query + poison, key + poison, value + poison, layout, AttentionRule())
     assert poisoned[7:38].isnan().all()
     assert torch.equal(poisoned[:7], clean[:7]) and torch.equal(poisoned[38:], clean[38:])
 
 
-def test_dropout_drops_its_share_and_scales_what_it_keeps():
+def test_dropout_drops_its_share_and_scales_what_it_keeps(form):
     torch.manual_seed(5)
-    whole, dropped, _ = kept_probabilities(packed_attention, 64, 40, 0.1, "cpu", torch.float32)
+    whole, dropped, _ = kept_probabilities(form, 64, 40, 0.1, "cpu", torch.float32)
     kept = dropped != 0
     assert abs(1 - kept.float().mean().item() - 0.1) < 0.003
     assert torch.allclose(dropped[kept], whole[kept] / 0.9, atol=1e-6)
     assert sequences_agree_by_chance(dropped, 64, 0.1)
 
 
-def test_dropout_is_reproducible_from_its_seed_and_differs_without_it():
+def test_dropout_is_reproducible_from_its_seed_and_differs_without_it(form):
     _, operand = operands(64)
     layout, rule = layout_of([64]), AttentionRule(dropout=0.5)
 
     def attend(seed):
         torch.manual_seed(seed)
-        return packed_attention(*operand, layout, rule)
+        return form(*operand, layout, rule)
 
     assert torch.equal(attend(1), attend(1))
     assert not torch.equal(attend(1), attend(2))
 
 
-def test_the_backward_pass_drops_what_the_forward_pass_dropped():
+def test_the_backward_pass_drops_what_the_forward_pass_dropped(form):
     torch.manual_seed(5)
-    whole, dropped, (projected, value, _) = kept_probabilities(
-        packed_attention, 16, 3, 0.375, "cpu", torch.float64
-    )
+    whole, dropped, (projected, value, _) = kept_probabilities(form, 16, 3, 0.375, "cpu", torch.float64)
     factor = (dropped != 0).double() / 0.625
     explicit = explicit_attention(projected[:, 0], projected[:, 1], value, 16, factor)
     upstream = torch.randn_like(dropped)
@@ -130,12 +136,12 @@ def test_the_operator_passes_torchs_own_check_of_custom_operators():
 
 def test_sequences_of_like_length_share_a_group_where_that_is_cheaper():
     lengths, counts = np.array([3, 4, 5, 60, 61, 300]), np.array([5, 1, 1, 3, 1, 1])
-    assert _cheapest_edges(lengths, counts, 2000) == [0, 5, 61, 300]
-    assert _cheapest_edges(lengths, counts, 0) == [0, 3, 4, 5, 60, 61, 300]
-    assert _cheapest_edges(lengths, counts, 10**9) == [0, 300]
+    assert cheapest_edges(lengths, counts, 2000) == [0, 5, 61, 300]
+    assert cheapest_edges(lengths, counts, 0) == [0, 3, 4, 5, 60, 61, 300]
+    assert cheapest_edges(lengths, counts, 10**9) == [0, 300]
 
 
-def test_not_a_number_stays_in_its_sequence_where_others_share_its_group():
+def test_not_a_number_stays_in_its_sequence_where_others_share_its_group(form):
     layout, rule = layout_of([30, 28, 30, 25]), AttentionRule(dropout=0.1)
     _, (query, key, value) = operands(113)
     poison = torch.zeros_like(value)
@@ -143,8 +149,23 @@ def test_not_a_number_stays_in_its_sequence_where_others_share_its_group():
 
     def attend(added):
         torch.manual_seed(1)
-        return packed_attention(query + added, key + added, value + added, layout, rule)
+        return form(query + added, key + added, value + added, layout, rule)
 
     clean, poisoned = attend(torch.zeros_like(value)), attend(poison)
     assert torch.equal(poisoned[:30], clean[:30]) and torch.equal(poisoned[58:], clean[58:])
     assert poisoned[30:58].isnan().all() and not clean.isnan().any()
+
+
+def test_products_are_for_short_sequences_where_mkl_is(monkeypatch):
+    _, (query, _, _) = operands(38)
+    for has_mkl in (True, False):
+        monkeypatch.setattr("bertsmith.model.product_attention.MKL", has_mkl)
+        assert products_take(query, layout_of([7, 31])) == has_mkl
+        assert not products_take(query, layout_of([500]))
+
+
+def test_each_form_gives_the_same_without_a_gradient(form):
+    _, operand = operands(38)
+    with torch.no_grad():
+        plain = form(*operand, layout_of([7, 31]), AttentionRule())
+    assert torch.equal(plain, form(*operand, layout_of([7, 31]), AttentionRule()).detach())

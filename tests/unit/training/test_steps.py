@@ -57,11 +57,12 @@ def learner_of(
     clip_norm: float | str = "off",
     caution: Caution | None = None,
     world: World = ALONE,
+    algorithm: str = "adamw",
 ) -> Learner:
     shape = tiny_shape(layers=2, dropout=dropout, attention_dropout=dropout)
     network = new_network(shape, HEADS, torch.Generator().manual_seed(0))
     objective = PretrainingObjective(network.train(), "nsp")
-    optimizer = build_optimizer(objective, OptimSection())
+    optimizer = build_optimizer(objective, OptimSection(algorithm=algorithm))
     return Learner(objective, optimizer, world, "fp32", clip_norm, caution or Caution("off"))
 
 
@@ -157,17 +158,27 @@ def test_the_learning_rate_is_that_of_the_step(batches):
     assert "model.network.encoder.embeddings.words.weight" in changed(before, contents(learner))
 
 
-def test_gradients_are_clipped_and_the_norm_told_is_the_one_before(batches):
-    learner = learner_of(clip_norm=0.25)
-    outcome = step(learner, batches)
-    assert outcome.gradient_norm > 1
-    assert nn.utils.get_total_norm(gradients(learner)).item() == pytest.approx(0.25, rel=1e-4)
+@pytest.mark.parametrize("algorithm", ["adamw", "lamb"])
+def test_gradients_are_clipped_and_the_norm_told_is_the_one_before(batches, algorithm):
+    learner, unclipped = (learner_of(clip_norm=limit, algorithm=algorithm) for limit in (0.25, "off"))
+    outcomes = [step(each, batches) for each in (learner, unclipped)]
+    norm = outcomes[0].gradient_norm
+    assert norm > 0.25 and norm == outcomes[1].gradient_norm
+    # Adam's first moment is a tenth of the gradient that the update took.
+    for clipped, whole in zip(first_moments(learner), first_moments(unclipped), strict=True):
+        assert torch.allclose(clipped, whole * (0.25 / norm), rtol=1e-4, atol=1e-9)
 
 
-def test_no_clipping_leaves_gradients_as_they_are(batches):
-    learner = learner_of(clip_norm="off")
-    outcome = step(learner, batches)
-    assert nn.utils.get_total_norm(gradients(learner)).item() == pytest.approx(outcome.gradient_norm)
+@pytest.mark.parametrize("algorithm", ["adamw", "lamb"])
+def test_a_gradient_within_the_norm_is_left_as_it_is(batches, algorithm):
+    learner, unclipped = (learner_of(clip_norm=limit, algorithm=algorithm) for limit in (1e6, "off"))
+    for each in (learner, unclipped):
+        step(each, batches)
+    assert all(map(torch.equal, first_moments(learner), first_moments(unclipped)))
+
+
+def first_moments(learner: Learner) -> list[Tensor]:
+    return [learner.optimizer.state[parameter]["exp_avg"] for parameter in learner.parameters()]
 
 
 # ---- what is skipped
