@@ -10,7 +10,7 @@ export PYTHONPATH := $(CURDIR)/src
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 # One torch thread per worker: more would fight over the same cores.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal --cov --cov-report=term
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal
 INSTALL := $(BIN)/python -m pip install --quiet -c constraints.txt
 
 .DEFAULT_GOAL := help
@@ -37,8 +37,8 @@ lint: setup ## style, types and the architecture
 test: lint ## the checks, then every behaviour on small counts
 	$(PYTEST)
 
-test-all: lint ## the checks, then every behaviour on full counts
-	$(PYTEST) --full
+test-all: lint ## the checks, then every behaviour on full counts, with the lines that no test reaches
+	$(PYTEST) --full --cov --cov-report=term
 
 # A machine with a GPU has a torch of its own, so nothing is installed here.
 test-gpu: ## the tests that need a CUDA GPU, with the environment at hand

@@ -153,9 +153,13 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--clients", type=int, default=500)
     parser.add_argument("--shares", type=float, nargs="*", default=[0.7, 2.0], help="of the capacity")
     parser.add_argument("--batch-tokens", type=int, default=8192)
-    parser.add_argument("--queue-requests", type=int, default=150)
+    parser.add_argument("--queue-requests", type=int, help="that may wait; without it a third of the clients")
     parser.add_argument("--out", type=Path, help="write what was measured as JSON")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.queue_requests is None:
+        # As many may be at work as wait, and somebody must be left to be refused.
+        options.queue_requests = max(1, options.clients // 3)
+    return options
 
 
 # ---- texts and requests
@@ -250,7 +254,7 @@ class Bench:
     expected: Sequence[Sequence[float]]
 
     async def saturate(self, address: tuple[str, int], name: str, seconds: float) -> Round:
-        """All clients ask again as soon as they are answered; those told to wait do so for a moment."""
+        """As many clients as may wait ask again as soon as they are answered."""
         made = Round(name, seconds)
         end = time.monotonic() + seconds
         # Few enough to be let in, more than enough for full batches.

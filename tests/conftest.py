@@ -1,6 +1,7 @@
 """Two tiers of counts (`--full`), and GPU tests that say why they are skipped."""
 
 import os
+import shutil
 import signal
 import tempfile
 
@@ -15,14 +16,18 @@ def pytest_configure(config: pytest.Config) -> None:
     # A shell that starts the tests in the background has Ctrl-C ignored in them and in all they start.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     # What a run keeps for later runs must not outlive the tests, nor come from the user's own.
-    os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="bertsmith-tests-")
+    # A worker's is inside that of the process that started it, which clears up after a killed worker too.
+    place = os.environ["XDG_CACHE_HOME"] if hasattr(config, "workerinput") else None
+    cache = tempfile.mkdtemp(prefix="bertsmith-tests-", dir=place)
+    os.environ["XDG_CACHE_HOME"] = cache
+    config.add_cleanup(lambda: shutil.rmtree(cache, ignore_errors=True))
     if not config.pluginmanager.hasplugin("hypothesispytest"):  # a machine that only runs the GPU tests
         return
     from hypothesis import HealthCheck, settings
 
     patient = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
     # The quick tier shows every run the same examples; the full tier looks for new ones.
-    settings.register_profile("quick", max_examples=100, derandomize=True, **patient)
+    settings.register_profile("quick", max_examples=50, derandomize=True, **patient)
     settings.register_profile("full", max_examples=5000, derandomize=False, **patient)
     settings.load_profile("full" if config.getoption("--full") else "quick")
 

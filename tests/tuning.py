@@ -1,6 +1,7 @@
 """Fine-tuning runs on toy tasks, small enough for a test."""
 
-from collections.abc import Iterator
+import fcntl
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,25 @@ def toy_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model") / "toy"
     write_toy_folder(folder)
     return folder
+
+
+@pytest.fixture(scope="session", name="lesson")
+def shared_lesson(
+    tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
+) -> Callable[..., Path]:
+    """Gives the run of a toy lesson, learned once for all workers of the tests; not to be changed."""
+    base = tmp_path_factory.getbasetemp()
+    place = (base.parent if hasattr(pytestconfig, "workerinput") else base) / "lessons"
+    place.mkdir(exist_ok=True)
+
+    def learned(name: str, *settings: str) -> Path:
+        with (place / "lock").open("w") as guard:
+            fcntl.flock(guard, fcntl.LOCK_EX)
+            if not (place / "toy").exists():
+                write_toy_folder(place / "toy")
+            return tune(name, place / "toy", place, *settings).folder  # a finished one is only looked up
+
+    return learned
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -3,7 +3,7 @@
 import shutil
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
@@ -17,7 +17,7 @@ from bertsmith.inference.default_model import DEFAULT_MODEL
 from bertsmith.serve.app import Application
 from bertsmith.serve.running import listen, server_of
 from bertsmith.serve.settings import Limits, Settings
-from tests.tuning import SHORT, tune
+from tests.tuning import SHORT
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 ARGUMENTS = (
@@ -54,10 +54,10 @@ class Visit:
         return self.page.locator(selector).first.inner_text()
 
 
-def tuned_models(toy: Path, place: Path) -> dict[str, Path]:
+def tuned_models(lesson: Callable[..., Path]) -> dict[str, Path]:
     """The project's own model, and a toy one of each kind of task."""
     lessons = {"squad2": (), "sst2": (), "wnut17": (), "stsb": SHORT}  # any number of stars will do
-    runs = {name: tune(name, toy, place, *settings).folder for name, settings in lessons.items()}
+    runs = {name: lesson(name, *settings) for name, settings in lessons.items()}
     return {"default": DEFAULT_MODEL, **runs}
 
 

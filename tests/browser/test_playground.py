@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from playwright.sync_api import Browser, Page, Route, expect
 
 from tests.browser.playground import Visit, browsing, served, tuned_models, visit
-from tests.tuning import quickly, toy_model  # noqa: F401
+from tests.tuning import quickly, shared_lesson, toy_model  # noqa: F401
 
 PANELS = (
     "fill",
@@ -25,12 +25,12 @@ PANELS = (
     "senses",
     "models",
 )
-DESK = {"viewport": {"width": 1200, "height": 860}, "reduced_motion": "reduce"}
-LOOKS = {
-    "light": {**DESK, "color_scheme": "light"},
-    "dark": {**DESK, "color_scheme": "dark"},
+DESK = {"viewport": {"width": 1200, "height": 860}, "reduced_motion": "reduce", "color_scheme": "light"}
+WINDOWS = {
+    "desk": DESK,
     "phone": {**DESK, "viewport": {"width": 360, "height": 740}, "is_mobile": True, "has_touch": True},
 }
+THEMES = ("light", "dark")
 
 
 @pytest.fixture(scope="module")
@@ -40,14 +40,14 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="module")
-def address(browser: Browser, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with served(tuned_models(model, tmp_path_factory.mktemp("playground"))) as where:
+def address(browser: Browser, lesson: Callable[..., Path]) -> Iterator[str]:
+    with served(tuned_models(lesson)) as where:
         yield where
 
 
 @pytest.fixture(scope="module")
 def opened(browser: Browser, address: str) -> Iterator[Visit]:
-    with browser.new_context(**LOOKS["light"]) as context:
+    with browser.new_context(**DESK) as context:
         yield visit(context, address)
 
 
@@ -224,7 +224,7 @@ def test_the_senses_of_a_word_lie_apart_on_the_map(seen: Visit) -> None:
 def test_only_what_the_models_can_do_is_shown_and_the_rest_named_with_its_command(
     browser: Browser, model: Path
 ) -> None:
-    with served({"toy": model}) as where, browser.new_context(**LOOKS["light"]) as context:
+    with served({"toy": model}) as where, browser.new_context(**DESK) as context:
         seen = visit(context, where)
         seen.open("models")
         assert [tab.get_attribute("id") for tab in seen.page.get_by_role("tab").all()] == [
@@ -240,7 +240,7 @@ def test_only_what_the_models_can_do_is_shown_and_the_rest_named_with_its_comman
 def test_a_server_with_a_key_asks_for_it_once(browser: Browser, model: Path) -> None:
     with (
         served({"toy": model}, api_key="sesame") as where,
-        browser.new_context(**LOOKS["light"]) as context,
+        browser.new_context(**DESK) as context,
     ):
         seen = visit(context, where)
         seen.page.goto(where)
@@ -347,19 +347,22 @@ def test_the_theme_follows_the_system_until_it_is_chosen_and_is_remembered(
         assert seen.page.evaluate(ground) == light
 
 
-@pytest.mark.parametrize("look", LOOKS)
+@pytest.mark.parametrize("window", WINDOWS)
 def test_every_panel_fits_its_window_and_has_its_picture_taken(
-    browser: Browser, address: str, tmp_path: Path, look: str
+    browser: Browser, address: str, tmp_path: Path, window: str
 ) -> None:
-    with browser.new_context(**LOOKS[look]) as context:
+    with browser.new_context(**WINDOWS[window]) as context:
         seen = visit(context, address)
         seen.page.goto(address)
         for panel in PANELS:
             seen.page.locator(f"#tab-{panel}").click()
             seen.settle(panel)
-            assert seen.page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, panel
-            seen.page.screenshot(path=tmp_path / f"{panel}.png", full_page=True)
-        assert len(list(tmp_path.glob("*.png"))) == len(PANELS)
+            for theme in THEMES:
+                seen.page.emulate_media(color_scheme=theme)
+                assert seen.page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, panel
+                seen.page.screenshot(path=tmp_path / f"{panel}-{theme}.png", full_page=True)
+            light, dark = ((tmp_path / f"{panel}-{theme}.png").read_bytes() for theme in THEMES)
+            assert light != dark, panel
         assert seen.complaints == []
         assert seen.strangers == []
 

@@ -125,7 +125,7 @@ def test_where_the_main_process_fails_the_others_end_without_a_word():
 
 def is_unwatched(world: World, how: str) -> bool:
     objective = share_work(TinyObjective(), world, how)
-    optimizer = torch.optim.AdamW(objective.parameters())
+    optimizer = torch.optim.AdamW(objective.parameters(), fused=True)
     on_gpu = replace(world, device=torch.device("cuda"))
     return Learner(objective, optimizer, on_gpu, "bf16", 1.0, Caution("off")).unwatched
 

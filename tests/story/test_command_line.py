@@ -12,16 +12,17 @@ import transformers
 import bertsmith
 from bertsmith.model.family import new_network, published_names
 from tests.bundle_writer import write_bundle
+from tests.command_line import bertsmith as bertsmith_here
 from tests.tiny import tiny_config, tiny_shape
 from tests.toy_folder import toy_vocabulary
 
 
-def bertsmith_command(*words, cwd=None):
+def bertsmith_command(*words):
+    """A command in a process of its own, as a shell starts it."""
     return subprocess.run(
         [sys.executable, "-m", "bertsmith", *map(str, words)],
         capture_output=True,
         text=True,
-        cwd=cwd,
         timeout=120,
     )
 
@@ -94,40 +95,40 @@ def test_a_tensorflow_checkpoint_becomes_a_model_folder_with_the_same_weights(ch
     assert transformers.AutoTokenizer.from_pretrained(tmp_path / "out")("the dog")["input_ids"][0] == 2
 
 
-def test_the_import_tells_a_person_what_it_wrote(checkpoint, tmp_path):
+def test_the_import_tells_a_person_what_it_wrote(checkpoint, capsys, tmp_path):
     source, _ = checkpoint
-    done = bertsmith_command("import-tf", source, tmp_path / "out")
-    assert done.returncode == 0, done.stderr
-    assert "BertForPreTraining" in done.stdout and "global_step" in done.stdout
+    done = bertsmith_here(capsys, "import-tf", source, tmp_path / "out")
+    assert done.code == 0, done.err
+    assert "BertForPreTraining" in done.out and "global_step" in done.out
 
 
-def test_an_import_never_writes_into_a_folder_that_holds_something(checkpoint, tmp_path):
+def test_an_import_never_writes_into_a_folder_that_holds_something(checkpoint, capsys, tmp_path):
     source, _ = checkpoint
-    done = bertsmith_command("import-tf", source, source)
-    assert done.returncode == 2 and "is there already; name a new folder" in done.stderr
+    done = bertsmith_here(capsys, "import-tf", source, source)
+    assert done.code == 2 and "is there already; name a new folder" in done.err
 
 
-def test_a_corrupted_checkpoint_is_refused_by_its_checksum_and_writes_nothing(checkpoint, tmp_path):
+def test_a_corrupted_checkpoint_is_refused_by_its_checksum_and_writes_nothing(checkpoint, capsys, tmp_path):
     source, _ = checkpoint
     data = source / "bert_model.ckpt.data-00000-of-00001"
     held = bytearray(data.read_bytes())
     held[len(held) // 2] ^= 1
     data.write_bytes(held)
-    done = bertsmith_command("import-tf", source, tmp_path / "out")
-    assert done.returncode == 2
-    assert "checksum" in done.stderr and len(done.stderr.strip().splitlines()) == 1
+    done = bertsmith_here(capsys, "import-tf", source, tmp_path / "out")
+    assert done.code == 2
+    assert "checksum" in done.err and len(done.err.strip().splitlines()) == 1
     assert not (tmp_path / "out").exists()
 
 
-def test_a_layer_that_is_missing_is_named(checkpoint, tmp_path):
+def test_a_layer_that_is_missing_is_named(checkpoint, capsys, tmp_path):
     source, _ = checkpoint
     config = json.loads((source / "bert_config.json").read_text()) | {"num_hidden_layers": 5}
     (source / "bert_config.json").write_text(json.dumps(config))
-    done = bertsmith_command("import-tf", source, tmp_path / "out")
-    assert done.returncode == 2 and "bert.encoder.layer.3" in done.stderr
+    done = bertsmith_here(capsys, "import-tf", source, tmp_path / "out")
+    assert done.code == 2 and "bert.encoder.layer.3" in done.err
     assert not (tmp_path / "out").exists()
 
 
-def test_a_folder_that_is_no_checkpoint_is_refused_in_one_line(tmp_path):
-    done = bertsmith_command("import-tf", tmp_path, tmp_path / "out")
-    assert done.returncode == 2 and len(done.stderr.strip().splitlines()) == 1
+def test_a_folder_that_is_no_checkpoint_is_refused_in_one_line(capsys, tmp_path):
+    done = bertsmith_here(capsys, "import-tf", tmp_path, tmp_path / "out")
+    assert done.code == 2 and len(done.err.strip().splitlines()) == 1

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from bertsmith.cli.asking import (
+    DeviceOption,
     JsonOption,
     ModelOption,
+    PrecisionOption,
     bars,
     console,
     highlighted,
@@ -39,6 +41,8 @@ def answer(
     text: Annotated[str, Option(metavar="TEXT", help="The passage itself, in place of a file.")] = "",
     best: Annotated[int, Option(min=1, help="How many answers to print.")] = 3,
     model: ModelOption = None,
+    device: DeviceOption = "auto",
+    precision: PrecisionOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
     """Answer a question from a passage, in the passage's own words.
@@ -51,7 +55,7 @@ def answer(
     Example: bertsmith answer "Who wrote it?" --text "Emma was written by Jane Austen." --model runs/squad2
     """
     written = passage_of(passage, text)
-    bert = open_model(model, "answer")
+    bert = open_model(model, "answer", device=device, precision=precision)
     with naming(lambda _: "the question and its passage"):
         ((*found,),) = bert.answers_each([(question, written)], best=best)
     if as_json:

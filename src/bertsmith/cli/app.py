@@ -29,6 +29,8 @@ from bertsmith.cli.vocab import vocab
 from bertsmith.ground.errors import UserError
 
 USER_MISTAKE = 2
+PIPE_CLOSED = 141
+"""What a shell reports of cat or grep when their reader has seen enough: 128 and the number of SIGPIPE."""
 
 # Plain help and plain tracebacks: rich would double the time of `bertsmith --help`.
 app = Typer(
@@ -80,9 +82,18 @@ def bertsmith(
 
 
 def main() -> None:
-    """Run the command line; exit 0 when done, 2 for the user's mistake, 130 on Ctrl-C, 1 for our bug."""
+    """Run the command line; exit 0 when done, 2 for the user's mistake, 130 on Ctrl-C, 1 for our bug.
+
+    Where a reader closes the pipe early (`| head -1`) it ends without a word, with 141 as other Unix tools.
+    """
     try:
         app(prog_name="bertsmith")
     except UserError as error:
         print(f"bertsmith: {error.line()}", file=sys.stderr)
         sys.exit(USER_MISTAKE)
+    except SystemExit as ending:
+        # Typer, and rich where it prints, end with 1 then, which scripts with pipefail take for a failure of
+        # ours. Taking SIGPIPE as it comes would end `serve`, too, at the first client that hangs up.
+        if isinstance(ending.__context__, BrokenPipeError):
+            sys.exit(PIPE_CLOSED)
+        raise

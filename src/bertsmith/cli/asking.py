@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 from typer import Option, echo
 
@@ -18,11 +18,18 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-    from bertsmith.inference.bert import Bert
+    from bertsmith.inference.bert import Bert, Precision
 
 ModelOption = Annotated[
     Path | None,
     Option("--model", metavar="FOLDER", help="Model or run folder; without it the small own model."),
+]
+DeviceOption = Annotated[
+    str, Option("--device", help="Where to compute: auto (a GPU if there is one), cpu, cuda, cuda:1, ...")
+]
+# The names stand in inference, beside torch, which help must not wait for: a wrong one is told what there is.
+PrecisionOption = Annotated[
+    str, Option("--precision", help="Of the weights, as bertsmith.load takes it; a wrong name lists them.")
 ]
 JsonOption = Annotated[bool, Option("--json", help="Print JSON, for machines.")]
 TruncateOption = Annotated[
@@ -60,13 +67,13 @@ PURPOSES = {
 """For each ability what it is, and how to get a model that has it."""
 
 
-def open_model(folder: Path | None, *abilities: str) -> "Bert":
+def open_model(folder: Path | None, *abilities: str, device: str, precision: str) -> "Bert":
     """The model of a folder, or the project's own, if it has one of these abilities."""
     with imports_left_alone():
         from bertsmith.inference.bert import load
 
     place = DEFAULT_MODEL if folder is None else folder.expanduser()
-    bert = load(place)
+    bert = load(place, device=device, precision=cast("Precision", precision))  # which refuses any other
     if not set(abilities) & set(bert.abilities):
         does, remedy = PURPOSES[abilities[0]]
         what = f"this model cannot {does}; it can {', '.join(bert.abilities)}"

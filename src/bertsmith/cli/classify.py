@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option, echo
 
 from bertsmith.cli.asking import (
+    DeviceOption,
     JsonOption,
     ModelOption,
+    PrecisionOption,
     TruncateOption,
     bars,
     console,
@@ -25,7 +27,7 @@ from bertsmith.ground.errors import UserError
 
 if TYPE_CHECKING:
     from bertsmith.inference.bert import Bert
-    from bertsmith.inference.engine import Text
+    from bertsmith.inference.reading import Text
     from bertsmith.inference.replies import Classification
 
 
@@ -37,6 +39,8 @@ def classify(
         Option("--input", metavar="FILE", help="Instead, one text a line, a tab in a pair; - reads stdin."),
     ] = None,
     model: ModelOption = None,
+    device: DeviceOption = "auto",
+    precision: PrecisionOption = "auto",
     truncate: TruncateOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -55,7 +59,7 @@ def classify(
     if (text is None) == (source is None) or (source is not None and second is not None):
         remedy = "give a text, a text with --second, or --input FILE"
         raise UserError("it is not clear what to classify", remedy=remedy)
-    bert = open_model(model, "classify", "score")
+    bert = open_model(model, "classify", "score", device=device, precision=precision)
     if source is not None:
         classify_lines(bert, source.expanduser(), truncate=truncate, as_json=as_json)
     elif text is not None:

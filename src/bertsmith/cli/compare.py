@@ -5,9 +5,11 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument
 
 from bertsmith.cli.asking import (
+    DeviceOption,
     JsonOption,
     ModelOption,
     PoolingOption,
+    PrecisionOption,
     TruncateOption,
     bar,
     console,
@@ -28,6 +30,8 @@ def compare(
     texts: Annotated[list[str], Argument(metavar="A B [C...]", help="Two texts or more.")],
     pooling: PoolingOption = "mean",
     model: ModelOption = None,
+    device: DeviceOption = "auto",
+    precision: PrecisionOption = "auto",
     truncate: TruncateOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -40,7 +44,7 @@ def compare(
     """
     if len(texts) < 2:
         raise UserError("one text has nothing to be compared with", remedy="give two texts or more")
-    bert = open_model(model, "embed")
+    bert = open_model(model, "embed", device=device, precision=precision)
     with naming(lambda number: f"text {number + 1}"):
         vectors = bert.embed(texts, pooling=pooling, truncate=truncate)
     unit = vectors.double() / vectors.double().norm(dim=1, keepdim=True)

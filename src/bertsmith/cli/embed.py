@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option, echo
 
 from bertsmith.cli.asking import (
+    DeviceOption,
     JsonOption,
     ModelOption,
     PoolingOption,
+    PrecisionOption,
     TruncateOption,
     imports_left_alone,
     naming,
@@ -31,6 +33,8 @@ def embed(
     out: Annotated[Path, Option(metavar="FILE", help="The .npy file to write [texts, width], in fp32.")],
     pooling: PoolingOption = "mean",
     model: ModelOption = None,
+    device: DeviceOption = "auto",
+    precision: PrecisionOption = "auto",
     truncate: TruncateOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -49,7 +53,7 @@ def embed(
     source, out = source.expanduser(), out.expanduser()
     if source.is_file() and out.exists() and source.samefile(out):
         raise UserError("is the input itself", where=str(out), remedy="name another place for the vectors")
-    bert = open_model(model, "embed")
+    bert = open_model(model, "embed", device=device, precision=precision)
     width = bert.model.network.shape.width
     rows = write_vectors(out, vectors_of(bert, source, pooling=pooling, truncate=truncate), width=width)
     if as_json:

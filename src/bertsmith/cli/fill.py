@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from bertsmith.cli.asking import (
+    DeviceOption,
     JsonOption,
     ModelOption,
+    PrecisionOption,
     TruncateOption,
     bars,
     console,
@@ -46,6 +48,8 @@ def fill(
         int, Option(min=0, metavar="N", help="Instead, put N tokens at the end, one at a time.")
     ] = 0,
     model: ModelOption = None,
+    device: DeviceOption = "auto",
+    precision: PrecisionOption = "auto",
     truncate: TruncateOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -63,7 +67,7 @@ def fill(
     """
     if extend and together:
         raise UserError("--extend and --together exclude each other", remedy="leave one of them out")
-    bert = open_model(model, "fill")
+    bert = open_model(model, "fill", device=device, precision=precision)
     with naming(lambda _: "the text"):
         if extend:
             show_extended(bert, text, extend, as_json=as_json)

@@ -6,8 +6,10 @@ from typing import Annotated
 from typer import Argument
 
 from bertsmith.cli.asking import (
+    DeviceOption,
     JsonOption,
     ModelOption,
+    PrecisionOption,
     TruncateOption,
     bars,
     console,
@@ -21,6 +23,8 @@ def next_sentence(
     first: Annotated[str, Argument(metavar="A", help="A sentence, or several.")],
     second: Annotated[str, Argument(metavar="B", help="What may follow it.")],
     model: ModelOption = None,
+    device: DeviceOption = "auto",
+    precision: PrecisionOption = "auto",
     truncate: TruncateOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -31,7 +35,7 @@ def next_sentence(
 
     Example: bertsmith next "We got some time." "Should we get some coffee?"
     """
-    bert = open_model(model, "next")
+    bert = open_model(model, "next", device=device, precision=precision)
     with naming(lambda _: "the pair"):
         found = bert.next_sentence(first, second, truncate=truncate)
     if as_json:

@@ -1,13 +1,15 @@
 """`bertsmith serve`: models behind an HTTP port, with a page to play on."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, cast
 
 from typer import Option, echo
 
+from bertsmith.cli.asking import DeviceOption, PrecisionOption
 from bertsmith.ground.errors import UserError
 
 if TYPE_CHECKING:
+    from bertsmith.inference.bert import Precision
     from bertsmith.serve.settings import Settings
 
 DEFAULT_NAME = "default"
@@ -22,8 +24,8 @@ def serve(
         str, Option(help="Address to listen at; 0.0.0.0 for every one of this machine.")
     ] = "127.0.0.1",
     port: Annotated[int, Option(min=0, max=65535, help="Port to listen at; 0 for any free one.")] = 8000,
-    device: Annotated[str, Option(help="auto, cpu or cuda.")] = "auto",
-    precision: Annotated[Literal["fp32", "bf16"], Option(help="Of the weights.")] = "fp32",
+    device: DeviceOption = "auto",
+    precision: PrecisionOption = "fp32",
     api_key: Annotated[
         str,
         Option(envvar="BERTSMITH_API_KEY", help="Key that callers must send; better given as a variable."),
@@ -63,7 +65,7 @@ def serve(
     settings = Settings(
         models=named_folders(model or []),
         device=device,
-        precision=precision,
+        precision=cast("Precision", precision),  # a model refuses any other as it is opened
         api_key=api_key,
         allow_origins=tuple(allow_origin or ()),
         limits=limits,

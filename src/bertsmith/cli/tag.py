@@ -7,8 +7,10 @@ from typer import Argument
 
 from bertsmith.cli.asking import (
     COLOURS,
+    DeviceOption,
     JsonOption,
     ModelOption,
+    PrecisionOption,
     bar,
     console,
     highlighted,
@@ -29,6 +31,8 @@ OUTSIDE = "O"
 def tag(
     text: Annotated[str, Argument(metavar="TEXT", help="A sentence, or a longer text.")],
     model: ModelOption = None,
+    device: DeviceOption = "auto",
+    precision: PrecisionOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
     """Tag the words of a text.
@@ -38,7 +42,7 @@ def tag(
 
     Example: bertsmith tag "She lives in Zürich." --model runs/ner
     """
-    bert = open_model(model, "tag")
+    bert = open_model(model, "tag", device=device, precision=precision)
     with naming(lambda _: "the text"):
         (words,) = bert.tag([text])
     entities = bert.entities_of(text, words)

@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertsmith.ground.errors import UserError
-from bertsmith.inference.engine import WINDOW_TEXTS, Engine, Text, listed
+from bertsmith.inference.engine import WINDOW_TEXTS, Engine, listed
 from bertsmith.inference.pairs import listed_pairs
+from bertsmith.inference.reading import Text
 from bertsmith.inference.replies import Choice, Classification, Entity, TaggedWord
 from bertsmith.inference.task_model import TaskModel, task_model_of
 from bertsmith.inference.tuned import Tuned
@@ -169,7 +170,7 @@ class Asker:
         """Stop at what is no text, at empty ones, and at long ones where nothing says what to do."""
         for first in range(0, len(texts), WINDOW_TEXTS):
             some = texts[first : first + WINDOW_TEXTS]
-            self.engine.encode(some, truncate=truncate or self.tuned, first=first)
+            self.engine.reader.encode(some, truncate=truncate or self.tuned, first=first)
 
     def _refuse_other_form(self, examples: Sequence[TextExample]) -> None:
         for example in examples:
@@ -198,8 +199,7 @@ def asker_of(model: Model, engine: Engine, head: str, tuned: Tuned | None) -> As
     own = tuned if tuned is not None and tuned.note.head_name == head else None
     asked = own or Tuned(stranger_note(model, head))
     _refuse_unfit(model, asked)
-    # No autocast: the weights have the precision that was asked for.
-    return Asker(task_model_of(model.network, asked, engine, "fp32"), engine, own is not None)
+    return Asker(task_model_of(engine.network, asked, engine), engine, own is not None)
 
 
 def stranger_note(model: Model, head: str) -> TaskNote:

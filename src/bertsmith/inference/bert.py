@@ -4,15 +4,16 @@ import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, overload
+from typing import TYPE_CHECKING, Literal, get_args, overload
 
 import torch
 from torch import Tensor
 
 from bertsmith.ground.errors import UserError
 from bertsmith.ground.files import atomic_folder
+from bertsmith.inference.answering import eight_bit_network, fastest_precision, quick_network
 from bertsmith.inference.default_model import DEFAULT_MODEL
-from bertsmith.inference.engine import Engine, Text
+from bertsmith.inference.engine import Engine
 from bertsmith.inference.filling import (
     Extension,
     Filling,
@@ -24,6 +25,7 @@ from bertsmith.inference.filling import (
     refuse_unless_count,
 )
 from bertsmith.inference.pairs import listed_pairs
+from bertsmith.inference.reading import Reader, Text
 from bertsmith.inference.replies import Choice, Classification, Entity, TaggedWord
 from bertsmith.inference.tuned import Tuned, read_tuned, tuned_files, write_tuned
 from bertsmith.model.encoder import first_of_rows, largest_of_rows, mean_of_rows
@@ -39,11 +41,11 @@ if TYPE_CHECKING:
     from bertsmith.tasks.answers import QuestionAnswer
 
 Pooling = Literal["mean", "cls", "max"]
-Precision = Literal["fp32", "bf16"]
+Precision = Literal["auto", "fp32", "bf16", "int8"]
 POOLS = {"mean": mean_of_rows, "cls": first_of_rows, "max": largest_of_rows}
 HEADS = {"fill": "mlm", "next": "nsp", "tag": "tag", "answer": "span", "choose": "choice"}
 """What some abilities take; `classify` and `score` share a head, `embed` and `look` take none."""
-PRECISIONS: dict[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
+PRECISIONS = get_args(Precision)
 
 MOST_SPARE_ROWS = 128
 """Embedding matrices are rounded up for speed; more spare rows than this speak of another vocabulary."""
@@ -64,19 +66,25 @@ def load(
 ) -> "Bert":
     """Open a Hugging Face model folder, ours or anyone's, or that of a run; without a name the project's own.
 
+    Precisions: fp32 is exact, bf16 faster where the machine has it, and auto takes bf16 just there; int8
+    rounds the products of a CPU to 8 bits, for which it is calibrated while it is opened.
+
     Example: bertsmith.load("path/to/model-folder", device="cuda", precision="bf16")
     """
-    if precision not in tuple(PRECISIONS):
+    if precision not in PRECISIONS:
         raise UserError(f"unknown precision {precision!r}", remedy=f"choose one of {', '.join(PRECISIONS)}")
-    _usable(device)
+    chosen = fastest_precision(_usable(device)) if precision == "auto" else precision
     _refuse_unless_folder(Path(folder).expanduser())
     folder = model_folder(Path(folder).expanduser())
-    model, tuned = read_model(folder, dtype=PRECISIONS[precision]), read_tuned(folder)
+    model, tuned = (
+        read_model(folder, dtype=torch.bfloat16 if chosen == "bf16" else torch.float32),
+        read_tuned(folder),
+    )
     tokenizer = Tokenizer.load(folder)
     refuse_other_vocabulary(model, tokenizer, where=str(folder))
     for note in _worth_telling(model, tuned):
         log.warning("%s: %s", folder, note)
-    return Bert(model, tokenizer, device=device, tuned=tuned)
+    return Bert(model, tokenizer, device=device, tuned=tuned, int8=chosen == "int8")
 
 
 def model_folder(folder: Path) -> Path:
@@ -104,12 +112,20 @@ class Bert:
     """A trained encoder with its tokenizer."""
 
     def __init__(
-        self, model: Model, tokenizer: Tokenizer, *, device: str = "auto", tuned: Tuned | None = None
+        self,
+        model: Model,
+        tokenizer: Tokenizer,
+        *,
+        device: str = "auto",
+        tuned: Tuned | None = None,
+        int8: bool = False,
     ) -> None:
         chosen = _usable(device)
         self.model, self.tokenizer, self.tuned = model, tokenizer, tuned
         self._askers: dict[str, Asker] = {}
-        self.engine = Engine(model.network.to(chosen).eval(), tokenizer, chosen)
+        network, reader = model.network.to(chosen).eval(), Reader(tokenizer, model.network.shape.positions)
+        quick = eight_bit_network(network, reader, chosen) if int8 else quick_network(network, chosen)
+        self.engine = Engine(quick, reader, chosen)
 
     @property
     def heads(self) -> tuple[str, ...]:
@@ -136,7 +152,7 @@ class Bert:
         """For each text, its states after the embeddings and after each layer [layers + 1, tokens, width]."""
 
         def states(batch: PackedBatch) -> list[Tensor]:
-            layers_LTD = torch.stack(self.model.network.encoder.hidden_states(batch)).float().cpu()
+            layers_LTD = torch.stack(self.engine.network.encoder.hidden_states(batch)).float().cpu()
             return [each.transpose(0, 1).clone() for each in unpack(layers_LTD.transpose(0, 1), batch.layout)]
 
         return list(self.engine.answer_each(texts, states, truncate=truncate))
@@ -146,11 +162,11 @@ class Bert:
         if pooling not in tuple(POOLS):
             raise UserError(f"unknown pooling {pooling!r}", remedy=f"choose one of {', '.join(POOLS)}")
 
-        def vectors(batch: PackedBatch) -> list[Tensor]:
-            return list(POOLS[pooling](self.model.network(batch), batch.layout).float().cpu())
+        def vectors(batch: PackedBatch) -> Tensor:
+            return POOLS[pooling](self.engine.network(batch), batch.layout)
 
-        found = list(self.engine.answer_each(texts, vectors, truncate=truncate))
-        return torch.stack(found) if found else torch.empty(0, self.model.network.shape.width)
+        found = self.engine.vectors(texts, vectors, truncate=truncate)
+        return torch.cat(found) if found else torch.empty(0, self.model.network.shape.width)
 
     def fill(self, text: str, *, top: int = 5, truncate: bool = False) -> list[list[Guess]]:
         """For each mask of the text the most probable tokens, each mask by itself."""
@@ -187,7 +203,7 @@ class Bert:
     ) -> list[NextSentence]:
         """For each pair whether its second text follows the first."""
         self._need("nsp", "to say whether one sentence follows another")
-        network = self.model.network
+        network = self.engine.network
         next_label = member_of(network.shape.model_type).next_label
 
         def shares(batch: PackedBatch) -> list[float]:

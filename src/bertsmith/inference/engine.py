@@ -5,78 +5,94 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
+from torch import Tensor
 
 from bertsmith.ground.errors import UserError
 from bertsmith.ground.progress import progress_bar
+from bertsmith.inference.reading import Numbers, Reader, Sequences, Text
 from bertsmith.model.network import Network
-from bertsmith.packed import PackedBatch, pack, split_by_budget
-from bertsmith.text.tokenizer import Encoded, Tokenizer, truncate_longest_first
+from bertsmith.packed import PackedBatch
+from bertsmith.text.tokenizer import Encoded, Tokenizer
 
-Text = str | tuple[str, str]
 Answer = TypeVar("Answer")
 Given = TypeVar("Given")
+Advance = Callable[[int], None]
 
-BATCH_TOKENS = 8192
+BATCH_TOKENS = {"cpu": 2048, "cuda": 65_536}
+"""A CPU wants the states of a batch to stay in its cache; a GPU wants to be filled."""
+USUAL_BATCH_TOKENS = 8192
 WINDOW_TEXTS = 4096
 """Texts are sorted by length within such a window: equal lengths meet in one batch, memory stays bounded."""
 
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """A network and its tokenizer on one device."""
+    """A network and what reads texts for it, on one device."""
 
     network: Network
-    tokenizer: Tokenizer
+    reader: Reader
     device: torch.device
 
-    def encode(
-        self, texts: Sequence[Text], *, truncate: bool, allow_special: tuple[str, ...] = (), first: int = 0
-    ) -> list[Encoded]:
-        """Tokens of each text; an empty or too long one is refused by its number, counted from `first`."""
-        encoded = self.tokenizer.encode_many(texts, allow_special=allow_special, first=first)
-        for number, (text, each) in enumerate(zip(texts, encoded, strict=True), start=first):
-            _refuse_empty(text, each, where=f"text {number}")
-        return [self._fitted(each, number, truncate) for number, each in enumerate(encoded, start=first)]
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """What cuts texts into tokens."""
+        return self.reader.tokenizer
 
     def answer_each(
         self, texts: Iterable[Text], answer: Callable[[PackedBatch], Sequence[Answer]], *, truncate: bool
     ) -> Iterator[Answer]:
         """What `answer` says of each text of a packed batch, in the order of the texts."""
-        several = listed(texts)
-        with progress_bar("reading texts", len(several)) as advance:
-            for first in range(0, len(several), WINDOW_TEXTS):
-                encoded = self.encode(several[first : first + WINDOW_TEXTS], truncate=truncate, first=first)
-                yield from self.answer_encoded(encoded, answer, advance)
+        for sequences, advance in self._windows(texts, truncate=truncate):
+            yield from self._answers(sequences, answer, advance)
 
     def answer_encoded(
         self,
         encoded: Sequence[Encoded],
         answer: Callable[[PackedBatch], Sequence[Answer]],
-        advance: Callable[[int], None] = lambda _texts: None,
+        advance: Advance = lambda _texts: None,
     ) -> list[Answer]:
         """What `answer` says of each encoded text, in their order."""
-        by_length = sorted(range(len(encoded)), key=lambda number: len(encoded[number]))
-        groups = split_by_budget([len(encoded[number]) for number in by_length], BATCH_TOKENS)
+        return self._answers(Sequences.of(encoded), answer, advance) if encoded else []
+
+    def vectors(
+        self, texts: Iterable[Text], answer: Callable[[PackedBatch], Tensor], *, truncate: bool
+    ) -> list[Tensor]:
+        """A row for each text of what `answer` says of packed batches, on the CPU, by windows of texts."""
+        found = []
+        for sequences, advance in self._windows(texts, truncate=truncate):
+            numbers, rows = [], []
+            for some, batch in self._batches(sequences, advance):
+                numbers.append(torch.from_numpy(some))
+                rows.append(answer(batch))
+            in_order = torch.cat(numbers).argsort()
+            found.append(torch.cat(rows).float().cpu()[in_order])  # the one wait for a GPU
+        return found
+
+    def _windows(self, texts: Iterable[Text], *, truncate: bool) -> Iterator[tuple[Sequences, Advance]]:
+        several = listed(texts)
+        with progress_bar("reading texts", len(several)) as advance:
+            for first in range(0, len(several), WINDOW_TEXTS):
+                window = several[first : first + WINDOW_TEXTS]
+                yield self.reader.read(window, truncate=truncate, first=first), advance
+
+    def _answers(
+        self, sequences: Sequences, answer: Callable[[PackedBatch], Sequence[Answer]], advance: Advance
+    ) -> list[Answer]:
         answers: dict[int, Answer] = {}
-        with torch.no_grad():  # not inference_mode: people train probes on what comes out
-            for group in groups:
-                numbers = [by_length[place] for place in group]
-                batch = self._batch([encoded[number] for number in numbers])
-                answers |= dict(zip(numbers, answer(batch), strict=True))
-                advance(len(group))
-        return [answers[number] for number in range(len(encoded))]
+        for numbers, batch in self._batches(sequences, advance):
+            answers |= dict(zip(numbers.tolist(), answer(batch), strict=True))
+        return [answers[number] for number in range(len(answers))]
 
-    def _batch(self, encoded: Sequence[Encoded]) -> PackedBatch:
-        return pack([each.ids for each in encoded], [each.segments for each in encoded]).to(self.device)
+    def _batches(self, sequences: Sequences, advance: Advance) -> Iterator[tuple[Numbers, PackedBatch]]:
+        for numbers, batch in sequences.batches(batch_tokens(self.device)):
+            with torch.no_grad():  # not inference_mode: people train probes on what comes out
+                yield numbers, batch.to(self.device)
+            advance(len(numbers))
 
-    def _fitted(self, encoded: Encoded, number: int, truncate: bool) -> Encoded:
-        limit = self.network.shape.positions
-        if len(encoded) <= limit:
-            return encoded
-        if truncate:
-            return truncate_longest_first(encoded, limit)
-        what = f"has {len(encoded)} tokens but the model takes {limit}"
-        raise UserError(what, where=f"text {number}", remedy="shorten it, split it, or pass truncate=True")
+
+def batch_tokens(device: torch.device) -> int:
+    """How many tokens to compute at once."""
+    return BATCH_TOKENS.get(device.type, USUAL_BATCH_TOKENS)
 
 
 def listed(texts: Iterable[Given]) -> list[Given]:
@@ -85,12 +101,3 @@ def listed(texts: Iterable[Given]) -> list[Given]:
         what = f"a list of texts is expected, not {type(texts).__name__}"
         raise UserError(what, remedy='write ["..."], also for a single text')
     return list(texts)
-
-
-def _refuse_empty(text: Text, encoded: Encoded, *, where: str) -> None:
-    parts = (text,) if isinstance(text, str) else text
-    if not all(part.strip() for part in parts):
-        raise UserError("is empty", where=where, remedy="drop it or give it some words")
-    if not set(range(len(parts))) <= set(encoded.sequence):
-        remedy = "drop it: its characters are all control or invisible ones"
-        raise UserError("has no token that the model can read", where=where, remedy=remedy)

@@ -74,7 +74,7 @@ def encode_masked(engine: Engine, texts: Sequence[str], *, truncate: bool, first
             raise UserError(what, where=f"text {number}", remedy="a text with masks is a str")
     mask = engine.tokenizer.mask_token
     # The one door through which a special token written in a text is taken for one.
-    encoded = engine.encode(texts, truncate=truncate, allow_special=(mask,), first=first)
+    encoded = engine.reader.encode(texts, truncate=truncate, allow_special=(mask,), first=first)
     for number, each in enumerate(encoded, start=first):
         if engine.tokenizer.mask_id not in each.ids:
             remedy = f"write {mask} where a token is wanted"
@@ -143,7 +143,7 @@ def _opened(engine: Engine, text: str, count: int) -> tuple[list[int], list[int]
     mask, limit = engine.tokenizer.mask_token, engine.network.shape.positions
     if isinstance(text, str) and mask in text:
         raise UserError(f"the text has a {mask} already", remedy="fill it first, or leave it out")
-    (encoded,), stop = engine.encode([text], truncate=False), engine.tokenizer.encode(".")
+    (encoded,), stop = engine.reader.encode([text], truncate=False), engine.tokenizer.encode(".")
     # Before the end of a text stands a full stop, says every model: let the sentence seem to go on.
     goes_on = [
         engine.tokenizer.mask_id,

@@ -106,7 +106,7 @@ def see_attention(bert: Bert, first: str, second: str | None = None) -> Attentio
     encoded = _encode(bert, first, second)
     batch = pack([encoded.ids], [encoded.segments]).to(bert.engine.device)
     with torch.no_grad():
-        maps = bert.model.network.encoder.attention_maps(batch)
+        maps = bert.engine.network.encoder.attention_maps(batch)
     weights_LHNN = torch.stack([layer[0] for layer in maps]).float().cpu()
     return Attention(tuple(bert.tokenizer.token(number) for number in encoded.ids), weights_LHNN)
 
@@ -114,14 +114,14 @@ def see_attention(bert: Bert, first: str, second: str | None = None) -> Attentio
 def see_senses(bert: Bert, word: str, sentences: Iterable[str]) -> Senses:
     """Where a word stands in sentences, and how near its contextual vectors are to each other."""
     several = listed(sentences)
-    encoded = bert.engine.encode(several, truncate=False)
+    encoded = bert.engine.reader.encode(several, truncate=False)
     places = [(number, *span) for number, text in enumerate(several) for span in _found(word, text)]
     if not places:
         remedy = f"write sentences in which {word!r} stands as a word"
         raise UserError(f"no sentence holds {word!r}", remedy=remedy)
 
     def states(batch: PackedBatch) -> list[Tensor]:
-        return [each.float().cpu() for each in unpack(bert.model.network(batch), batch.layout)]
+        return [each.float().cpu() for each in unpack(bert.engine.network(batch), batch.layout)]
 
     hidden = bert.engine.answer_encoded(encoded, states)
     vectors_MD = torch.stack([_vector(encoded[at], hidden[at], span) for at, *span in places]).double()
@@ -132,7 +132,7 @@ def see_senses(bert: Bert, word: str, sentences: Iterable[str]) -> Senses:
 
 
 def _encode(bert: Bert, first: str, second: str | None) -> Encoded:
-    (encoded,) = bert.engine.encode([first if second is None else (first, second)], truncate=False)
+    (encoded,) = bert.engine.reader.encode([first if second is None else (first, second)], truncate=False)
     return encoded
 
 

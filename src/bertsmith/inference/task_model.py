@@ -15,7 +15,7 @@ from bertsmith.ground.errors import UserError
 from bertsmith.ground.progress import progress_bar
 from bertsmith.ground.seeds import key_of
 from bertsmith.inference.bert import load
-from bertsmith.inference.engine import Engine
+from bertsmith.inference.engine import Engine, batch_tokens
 from bertsmith.inference.tuned import MIX_FILE, Tuned
 from bertsmith.model.heads import OutputHead
 from bertsmith.model.network import Network
@@ -29,7 +29,6 @@ from bertsmith.tasks.task_file import TaskNote
 from bertsmith.text.tokenizer import Tokenizer
 from bertsmith.training.steps import autocast
 
-BATCH_TOKENS = 16_384
 GPU_MULTIPLE = 64
 
 
@@ -63,27 +62,25 @@ class TaskModel:
     def _scored(self, encoded: EncodedSet) -> Iterator[tuple[NDArray[np.float32], NDArray[np.int64]]]:
         multiple = GPU_MULTIPLE if self.device.type == "cuda" else 1
         with progress_bar("judging", encoded.items) as advance:
-            for batch, items in ordered_batches(encoded, micro_tokens=BATCH_TOKENS, multiple=multiple):
+            for batch, items in ordered_batches(
+                encoded, micro_tokens=batch_tokens(self.device), multiple=multiple
+            ):
                 with autocast(self.device, self.precision):
                     scores = self.objective.scores(batch.to(self.device))
                 yield scores.float().cpu().numpy(), items
                 advance(len(items))
 
 
-def open_task_model(
-    folder: Path, *, device: str = "auto", precision: Literal["fp32", "bf16"] = "fp32"
-) -> TaskModel:
+def open_task_model(folder: Path, *, device: str = "auto") -> TaskModel:
     """The fine-tuned model of a run folder or of the model folder in it."""
     bert = load(folder, device=device)
     if bert.tuned is None:
         remedy = "give the folder of a `bertsmith finetune` run"
         raise UserError("was not fine-tuned here: it has no task.json", where=str(folder), remedy=remedy)
-    return task_model_of(bert.model.network, bert.tuned, bert.engine, precision)
+    return task_model_of(bert.engine.network, bert.tuned, bert.engine)
 
 
-def task_model_of(
-    network: Network, tuned: Tuned, engine: Engine, precision: Literal["fp32", "bf16"]
-) -> TaskModel:
+def task_model_of(network: Network, tuned: Tuned, engine: Engine) -> TaskModel:
     """A network that is asked as it was fine-tuned."""
     note = tuned.note
     if tuned.reads_raw:
@@ -92,7 +89,8 @@ def task_model_of(
     if isinstance(scorer, FrozenMixScorer):
         _load_mix(scorer, tuned.mix)
     objective = TaskObjective(scorer.to(engine.device), note.kind, span_over=note.head.span_over).eval()
-    return TaskModel(objective, engine.tokenizer, note, engine.device, precision)
+    # No autocast: the weights have the precision that was asked for.
+    return TaskModel(objective, engine.tokenizer, note, engine.device, "fp32")
 
 
 def _load_mix(scorer: FrozenMixScorer, mix: Mapping[str, Tensor]) -> None:

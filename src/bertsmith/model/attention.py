@@ -34,7 +34,7 @@ def packed_attention(
         return flash_attention(query_THK, key_THK, value_THK, layout, rule)
     if query_THK.is_cuda and efficient_takes(query_THK, rule):
         return efficient_attention(query_THK, key_THK, value_THK, layout, rule)
-    if products_take(query_THK, layout):
+    if products_take(query_THK, layout, rule):
         return product_attention(query_THK, key_THK, value_THK, layout, rule)
     return grouped_attention(query_THK, key_THK, value_THK, layout, rule)
 

@@ -148,7 +148,7 @@ class FeedForward(nn.Module):
         super().__init__()
         self.expand = nn.Linear(width, inner)
         self.contract = nn.Linear(inner, width)
-        self.activation = ACTIVATIONS[activation]
+        self.activation_name, self.activation = activation, ACTIVATIONS[activation]
 
     def forward(self, hidden_TD: Tensor) -> Tensor:
         output_TD: Tensor = self.contract(self.activation(self.expand(hidden_TD)))

@@ -10,6 +10,7 @@ fake and a backward of its own.
 
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -76,13 +77,36 @@ def grouped_attention(
     query_THK: Tensor, key_THK: Tensor, value_THK: Tensor, layout: Layout, rule: AttentionRule
 ) -> Tensor:
     """Each token's mix of the values of its own sequence."""
+    # Called as an operator, it makes torch load its compiler (1.5 s): only where something traces or learns.
+    if not (torch.is_grad_enabled() or torch.compiler.is_compiling() or rule.dropout):
+        return _mix_for_good(Operands(query_THK, key_THK, value_THK), layout.starts_S1, rule)
     # The backward pass must drop what the forward dropped: both draw from this seed.
     seed = torch.randint(LARGEST_SEED, (), device=query_THK.device) if rule.dropout else None
     operands = (query_THK, key_THK, value_THK, layout.starts_S1, seed)
-    # Called as an operator, it makes torch load its compiler (1.5 s): only where something traces or learns.
-    plainly = not (torch.is_grad_enabled() or torch.compiler.is_compiling())
-    mixed_THK: Tensor = (_mix if plainly else _forward)(*operands, rule.causal, rule.window, rule.dropout)[0]
+    mixed_THK: Tensor = _forward(*operands, rule.causal, rule.window, rule.dropout)[0]
     return mixed_THK
+
+
+def _mix_for_good(operands_THK: Operands, starts: Tensor, rule: AttentionRule) -> Tensor:
+    """The mix alone, where nobody will ask for a gradient."""
+    choices = _Choices(rule.causal, rule.window, 0.0, None)
+    groups = _groups(starts, operands_THK.query_GHNK, filler=False)
+    parts = []
+    for group in groups:
+        operands = Operands(*map(group.gather, operands_THK))
+        parts.append(choices.problem(group, operands).forward()[0].transpose(1, 2).flatten(0, 1))
+    if _side_by_side(groups):  # sorted by length, as an engine's batches are
+        return torch.cat(parts)
+    mixed_THK = torch.empty_like(operands_THK.value_GHNK)
+    for group, part in zip(groups, parts, strict=True):
+        mixed_THK[group.rows] = part
+    return mixed_THK
+
+
+def _side_by_side(groups: list[_Group]) -> bool:
+    """Whether the rows of all groups lie one after the other."""
+    rows = [group.rows for group in groups if isinstance(group.rows, slice)]
+    return len(rows) == len(groups) and all(one.stop == other.start for one, other in pairwise(rows))
 
 
 def _mix(  # noqa: PLR0913 - an operator takes tensors and numbers, not our dataclasses

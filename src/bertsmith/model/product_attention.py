@@ -1,9 +1,9 @@
-"""Attention over groups of like length as batches of plain products: for short sequences where MKL does them.
+"""Attention with dropout as batches of plain products: for short sequences where MKL computes them.
 
-Shapes: T packed tokens, H heads, K head width; in one group G sequences of N rows, filler included; X rows of
-all groups and heads, in the order (group, sequence, head, row); X1 of one group.
+Shapes: T packed tokens, H heads, K head width; in one group G sequences of N rows, filler included, B = G * H
+of them for each head; X rows of all groups and heads, in the order (group, sequence, head, row).
 
-torch's fused CPU kernel knows no dropout and reads a long way for few tokens; MKL and oneDNN do a batch of
+torch's fused CPU kernel knows no dropout and has to be asked twice for it, while MKL and oneDNN do a batch of
 small products at once. All groups are laid out by one copy and laid back by another, so that a group costs
 little more than its products.
 """
@@ -26,14 +26,14 @@ MKL: bool = torch._C.has_mkl
 """Without it (on ARM) torch computes a batch of small products one after the other."""
 WIDEST = 128
 """Of longer sequences the fused kernel spares more, as it keeps no scores in memory."""
-GROUP_COST = 300_000
+GROUP_COST = 100_000
 """What a group costs by itself, in scores of all heads that could be computed instead."""
 
 
-def products_take(query_THK: Tensor, layout: Layout) -> bool:
+def products_take(query_THK: Tensor, layout: Layout, rule: AttentionRule) -> bool:
     """Whether this form is the fastest for these sequences."""
-    plain = query_THK.device.type == "cpu" and not torch.compiler.is_compiling()
-    return MKL and plain and 0 < layout.longest <= WIDEST
+    eager_cpu = query_THK.device.type == "cpu" and not torch.compiler.is_compiling()
+    return MKL and eager_cpu and rule.dropout > 0 and 0 < layout.longest <= WIDEST
 
 
 def product_attention(

@@ -91,8 +91,11 @@ class BatchQueue:
 
     @property
     def is_full(self) -> bool:
-        """Whether not even a short request would be taken."""
-        return self._room() <= 0
+        """Whether a request as long as those that wait would not be taken."""
+        # Where less room is left, a shorter one might still slip in; but to find out it must be parsed and
+        # encoded, and most are then refused at the full price of it.
+        usual = self.tokens / len(self._waiting) if self._waiting else 0.0
+        return self._room() <= usual
 
     def retry_seconds(self) -> int:
         """When there should be room again, by the measured speed."""

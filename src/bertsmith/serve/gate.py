@@ -5,7 +5,6 @@ import re
 import secrets
 import time
 import uuid
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,12 +46,28 @@ class Visit:
         """Send a part of the reply, with the request's id in its head."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            headers = MutableHeaders(scope=message)
-            headers["x-request-id"] = self.request_id
-            headers["x-content-type-options"] = "nosniff"
-            headers.setdefault("cache-control", "no-store")
+            add_common_headers(MutableHeaders(scope=message), self.request_id)
         self.is_answered = message["type"] == "http.response.body" and not message.get("more_body", False)
         await self.send(message)
+
+    def ending(self) -> "Ending":
+        """How it ended, now that it has."""
+        seconds = time.monotonic() - self.begin
+        return Ending(
+            self.request_id, self.scope["method"], self.route, self.status, seconds=seconds, note=self.note
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a request ended, for log and counts."""
+
+    request_id: str
+    method: str
+    route: str
+    status: int
+    seconds: float
+    note: dict[str, Any] = field(default_factory=dict)
 
 
 class Gate:
@@ -71,7 +86,8 @@ class Gate:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        visit = Visit(scope, send, request_id_of(headers), self._route(scope["path"]))
+        given_id = headers.get("x-request-id", "")
+        visit = Visit(scope, send, request_id_of(given_id), self.route_of(scope["path"]))
         scope[REQUEST_ID] = visit.request_id
         self.open_requests += 1
         try:
@@ -82,16 +98,26 @@ class Gate:
             visit.status = HUNG_UP
         finally:
             self.open_requests -= 1
-            self._record(visit)
+            self.record(visit.ending())
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether a question would be refused whatever it asks."""
+        too_many = self.open_requests > self._settings.limits.open_requests
+        return too_many or self._service.models.are_full
+
+    def retry_seconds(self) -> int:
+        """When there should be room again."""
+        return self._service.models.retry_seconds()
 
     async def _answer(self, visit: Visit, receive: Receive, headers: Headers) -> None:
         self._refuse_closed(visit)
+        if visit.scope["method"] == "POST" and self.is_crowded:  # even before the key: it must cost little
+            raise crowded(self.retry_seconds())
         self._refuse_unknown(visit, headers)
         if visit.scope["method"] != "POST":
             await self._let_answer(visit, whole_body(b""), receive)
             return
-        if self.open_requests > self._settings.limits.open_requests or self._service.models.are_full:
-            raise crowded(self._service.models.retry_seconds())
         body = await read_body(receive, headers, limits=self._settings.limits)
         await self._let_answer(visit, whole_body(body), receive)
 
@@ -137,30 +163,37 @@ class Gate:
             message = "send the API key as Authorization: Bearer KEY"
             raise Refusal(401, message, headers={"WWW-Authenticate": "Bearer"})
 
-    def _route(self, path: str) -> str:
+    def route_of(self, path: str) -> str:
+        """The route of a path, by the name it has in log and counts."""
         if path.startswith("/page/"):
             return "/page"
         return path if path in self.routes else ELSEWHERE
 
-    def _record(self, visit: Visit) -> None:
-        seconds = time.monotonic() - visit.begin
-        self._metrics.request(visit.route, visit.status, seconds)
+    def record(self, ending: Ending) -> None:
+        """Count a request that has ended, and leave a line in the log."""
+        self._metrics.request(ending.route, ending.status, ending.seconds)
         log_request(
             {
-                "request_id": visit.request_id,
-                "method": visit.scope["method"],
-                "route": visit.route,
-                "status": visit.status,
-                "seconds": round(seconds, 4),
-                **visit.note,
+                "request_id": ending.request_id,
+                "method": ending.method,
+                "route": ending.route,
+                "status": ending.status,
+                "seconds": round(ending.seconds, 4),
+                **ending.note,
             }
         )
 
 
-def request_id_of(headers: Headers, fresh: Callable[[], uuid.UUID] = uuid.uuid4) -> str:
-    """The id that the request brought, if it is a harmless one, or a new one."""
-    given = headers.get("x-request-id", "")
-    return given if GOOD_ID.fullmatch(given) else fresh().hex
+def request_id_of(given: str) -> str:
+    """The id that a request brought, if it is a harmless one, or a new one."""
+    return given if GOOD_ID.fullmatch(given) else uuid.uuid4().hex
+
+
+def add_common_headers(headers: MutableHeaders, request_id: str) -> None:
+    """Put into a reply's head what every reply carries."""
+    headers["x-request-id"] = request_id
+    headers["x-content-type-options"] = "nosniff"
+    headers.setdefault("cache-control", "no-store")
 
 
 async def _run(app: ASGIApp, visit: Visit, body: Receive) -> None:

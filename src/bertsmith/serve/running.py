@@ -10,6 +10,7 @@ import uvicorn
 from bertsmith.ground.errors import UserError
 from bertsmith.serve.app import Application
 from bertsmith.serve.connections import FLUSH_SECONDS, impatient
+from bertsmith.serve.doorway import Doorway
 from bertsmith.serve.settings import Limits
 
 LINGER_SECONDS = 1.0
@@ -46,7 +47,7 @@ def server_of(application: Application, limits: Limits) -> "DrainingServer":
     """A server that is still to be run."""
     config = uvicorn.Config(
         application,
-        http=impatient(limits.head_seconds),
+        http=impatient(limits.head_seconds, Doorway(application.gate)),
         ws="none",
         lifespan="on",
         backlog=BACKLOG,

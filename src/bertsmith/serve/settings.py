@@ -2,9 +2,12 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING
 
 from bertsmith.ground.errors import UserError
+
+if TYPE_CHECKING:
+    from bertsmith.inference.bert import Precision
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +43,7 @@ class Settings:
     models: dict[str, Path]
     """Folders by name; the first that can do what is asked answers where a request names none."""
     device: str = "auto"
-    precision: Literal["fp32", "bf16"] = "fp32"
+    precision: "Precision" = "fp32"
     api_key: str = field(default="", repr=False)
     """Empty: whoever reaches the port may ask."""
     allow_origins: tuple[str, ...] = ()

@@ -110,7 +110,7 @@ class Learner:
     def fused(self) -> bool:
         """Whether the update takes a factor for all gradients, and a word to leave it out."""
         whole = not any(isinstance(parameter, DTensor) for parameter in self.parameters())
-        return whole and isinstance(self.optimizer, torch.optim.AdamW)
+        return whole and all(group.get("fused") for group in self.optimizer.param_groups)
 
     @property
     def unwatched(self) -> bool:

@@ -29,25 +29,18 @@ TEXTS = ["the sun is warm", "My dog runs.", "cold!"]
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("asking")
-    write_toy_folder(folder / "toy")
-    return folder
+def sst2(lesson):
+    return bertsmith.load(lesson("sst2"))
 
 
 @pytest.fixture(scope="module")
-def sst2(place):
-    return bertsmith.load(tune("sst2", place / "toy", place).folder)
+def tagger(lesson):
+    return bertsmith.load(lesson("wnut17") / "model")
 
 
 @pytest.fixture(scope="module")
-def tagger(place):
-    return bertsmith.load(tune("wnut17", place / "toy", place).folder / "model")
-
-
-@pytest.fixture(scope="module")
-def reader(place):
-    return bertsmith.load(tune("squad2", place / "toy", place).folder)
+def reader(lesson):
+    return bertsmith.load(lesson("squad2"))
 
 
 def strangers(folder: Path, kind: str, **changes) -> bertsmith.Bert:
@@ -84,10 +77,10 @@ def test_a_long_text_follows_the_rule_of_the_fine_tuned_folder(sst2):
         ("sst2", ("text.long_texts=windows",)),
     ],
 )
-def test_every_head_says_what_prediction_from_files_says(name, settings, place, tmp_path):
-    folder = tune(name, place / "toy", tmp_path, *BARELY, *settings).folder
-    said = ask([folder], tmp_path / "data" / name, split="dev", device="cpu")
-    bert = bertsmith.load(folder)
+def test_every_head_says_what_prediction_from_files_says(name, settings, folder, tmp_path):
+    run = tune(name, folder, tmp_path, *BARELY, *settings).folder
+    said = ask([run], tmp_path / "data" / name, split="dev", device="cpu")
+    bert = bertsmith.load(run)
     found = bert.classify([example.texts for example in said.examples])
     assert np.ptp(said.outcome.scores[:, 0]) > 1e-4
     assert np.allclose([list(each.probabilities.values()) for each in found], said.outcome.scores, atol=1e-6)
@@ -96,13 +89,13 @@ def test_every_head_says_what_prediction_from_files_says(name, settings, place, 
     assert again == found
 
 
-def test_a_raw_run_is_opened_without_a_word_of_the_pooler_that_it_passes_by(place, tmp_path, caplog):
-    folder = tune("sst2", place / "toy", tmp_path, *BARELY, "head.cls=raw").folder
+def test_a_raw_run_is_opened_without_a_word_of_the_pooler_that_it_passes_by(folder, tmp_path, caplog):
+    run = tune("sst2", folder, tmp_path, *BARELY, "head.cls=raw").folder
     caplog.clear()
-    assert bertsmith.load(folder).classify(TEXTS)
+    assert bertsmith.load(run).classify(TEXTS)
     assert "pooler" not in caplog.text
-    (folder / "model" / "task.json").unlink()
-    bertsmith.load(folder)
+    (run / "model" / "task.json").unlink()
+    bertsmith.load(run)
     assert "freshly initialised, so train before use: pooler" in caplog.text
 
 
@@ -151,8 +144,8 @@ def test_a_single_output_without_a_task_file_is_a_number(tmp_path):
     assert bert.score([]) == []
 
 
-def test_half_precision_is_close(place, sst2):
-    half = bertsmith.load(place / "runs" / "sst2", precision="bf16")
+def test_half_precision_is_close(lesson, sst2):
+    half = bertsmith.load(lesson("sst2"), precision="bf16")
     for rough, exact in zip(half.classify(TEXTS), sst2.classify(TEXTS), strict=True):
         assert rough.probabilities == pytest.approx(exact.probabilities, abs=0.05)
 
@@ -273,7 +266,7 @@ def test_an_answer_is_cut_from_the_passage_to_the_letter(reader):
     assert found.text == passage[found.start : found.end] == "Lo\u0301ndon"
 
 
-def test_no_answer_is_said_by_the_stored_threshold(reader, place, tmp_path):
+def test_no_answer_is_said_by_the_stored_threshold(reader, tmp_path):
     found = reader.answer("where is the cat?", "the boy and the dog walks")
     assert (found.text, found.start, found.end) == ("", -1, -1)
     assert found.null_odds > reader.tuned.note.answers.null_threshold
@@ -357,9 +350,9 @@ def test_a_fine_tuned_folder_tells_its_abilities(sst2, tagger, reader, tmp_path)
     assert untrained(tmp_path, {"classify": 1}, note=note).abilities[0] == "score"
 
 
-def test_a_mix_of_layers_is_an_ability_too(place, tmp_path):
-    folder = tune("rte", place / "toy", tmp_path, *BARELY, "head.encoder=frozen-mix").folder
-    assert "classify" in bertsmith.load(folder).abilities
+def test_a_mix_of_layers_is_an_ability_too(folder, tmp_path):
+    run = tune("rte", folder, tmp_path, *BARELY, "head.encoder=frozen-mix").folder
+    assert "classify" in bertsmith.load(run).abilities
 
 
 # ---- what is refused, and what is kept
@@ -376,9 +369,9 @@ def test_a_mix_of_layers_is_an_ability_too(place, tmp_path):
         (lambda b: b.choose([("a", "b")]), "no choice head, which it takes to choose among texts"),
     ],
 )
-def test_a_folder_without_the_head_is_refused_with_those_that_are_there(place, ask_it, said):
+def test_a_folder_without_the_head_is_refused_with_those_that_are_there(bert, ask_it, said):
     with pytest.raises(UserError) as caught:
-        ask_it(bertsmith.load(place / "toy"))
+        ask_it(bert)
     assert said in str(caught.value) and "heads here: pooler, mlm, nsp" in str(caught.value)
 
 
@@ -467,19 +460,19 @@ def test_a_missing_mix_is_named(sst2, tmp_path):
         bertsmith.load(tmp_path)
 
 
-def test_saving_keeps_how_a_model_is_asked_and_nothing_of_another(sst2, place, tmp_path):
+def test_saving_keeps_how_a_model_is_asked_and_nothing_of_another(sst2, bert, tmp_path):
     sst2.save(tmp_path)
     again = bertsmith.load(tmp_path)
     assert again.tuned.note == sst2.tuned.note
     assert [astuple(each) for each in again.classify(TEXTS)] == [
         astuple(each) for each in sst2.classify(TEXTS)
     ]
-    bertsmith.load(place / "toy").save(tmp_path)
+    bert.save(tmp_path)
     assert bertsmith.load(tmp_path).tuned is None
 
 
-def test_a_folder_with_its_own_model_is_not_taken_for_a_run(place, sst2, tmp_path):
-    bertsmith.load(place / "toy").save(tmp_path)
+def test_a_folder_with_its_own_model_is_not_taken_for_a_run(bert, sst2, tmp_path):
+    bert.save(tmp_path)
     sst2.save(tmp_path / "model")
     assert bertsmith.load(tmp_path).heads == ("pooler", "mlm", "nsp")
     (tmp_path / "config.json").unlink()

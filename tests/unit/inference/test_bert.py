@@ -14,21 +14,9 @@ from bertsmith.model.weights import Model, write_model
 from tests.oracles import saved_oracle
 from tests.tiny import tiny_network, tiny_shape
 from tests.tokenizer_makers import albert_unigram, byte_bpe, modern_bpe
-from tests.toy_folder import SPECIALS, write_toy_folder
+from tests.toy_folder import SPECIALS
 
 TEXTS = ["My dog is cute.", ("A boy plays in the snow.", "A boy is outside."), "Tea!"]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    place = tmp_path_factory.mktemp("demo") / "model"
-    write_toy_folder(place)
-    return place
-
-
-@pytest.fixture(scope="module")
-def bert(folder):
-    return bertsmith.load(folder)
 
 
 def test_hidden_states_are_unpadded_and_equal_transformers(folder, bert):
@@ -45,7 +33,7 @@ def test_hidden_states_are_unpadded_and_equal_transformers(folder, bert):
 def test_answers_keep_the_order_of_the_texts_whatever_the_batches(bert, monkeypatch):
     texts = [" ".join(["snow"] * (n * 7 % 40 + 1)) for n in range(50)]
     whole = bert.embed(texts)
-    monkeypatch.setattr(engine_room, "BATCH_TOKENS", 30)
+    monkeypatch.setitem(engine_room.BATCH_TOKENS, "cpu", 30)
     monkeypatch.setattr(engine_room, "WINDOW_TEXTS", 8)
     assert torch.allclose(bert.embed(texts), whole, atol=1e-5)
     for bad, said in (("", "text 50: is empty"), ("\ud800", "text 50: character 0 is half a surrogate")):
@@ -102,7 +90,7 @@ def test_a_filling_stands_in_the_text_as_it_was_written(bert):
 def test_many_texts_are_filled_as_one_by_one(bert, monkeypatch):
     texts = ["snow " * (n % 7) + "[MASK] " * (n % 3 + 1) for n in range(20)]
     expected = [bert.fill(text, top=3) for text in texts]
-    monkeypatch.setattr(engine_room, "BATCH_TOKENS", 30)
+    monkeypatch.setitem(engine_room.BATCH_TOKENS, "cpu", 30)
     monkeypatch.setattr(filling_room, "WINDOW_TEXTS", 8)
     monkeypatch.setattr(filling_room, "MASKS_AT_ONCE", 2)
     for found, alone in zip(bert.fill_each(texts, top=3), expected, strict=True):
@@ -382,7 +370,7 @@ def test_saving_over_another_model_leaves_nothing_of_it(bert, tmp_path):
 
 
 def test_an_unknown_precision_is_refused(folder):
-    with pytest.raises(UserError, match="unknown precision 'fp8'; choose one of fp32, bf16"):
+    with pytest.raises(UserError, match="unknown precision 'fp8'; choose one of auto, fp32, bf16, int8"):
         bertsmith.load(folder, precision="fp8")
 
 

@@ -11,21 +11,8 @@ from bertsmith.ground.errors import UserError
 from bertsmith.inference.looking import see_attention, see_senses, see_tokens
 from bertsmith.text.tokenizer import Tokenizer
 from tests.tokenizer_makers import uncased_wordpiece
-from tests.toy_folder import write_toy_folder
 
 FIRST, SECOND = "The dog plays in the snow, zap!", "My cat sits under a tree."
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    place = tmp_path_factory.mktemp("looking") / "model"
-    write_toy_folder(place)
-    return place
-
-
-@pytest.fixture(scope="module")
-def bert(folder):
-    return bertsmith.load(folder)
 
 
 # ---- tokens

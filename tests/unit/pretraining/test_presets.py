@@ -56,11 +56,11 @@ def test_a_preset_takes_two_steps(name, store, tmp_path):
 # ---- the published sizes, on torch's device that holds no numbers
 
 
-def in_full_size(recipe: Recipe, store: TokenStore) -> Network:
-    """The preset's network with its published vocabulary, without memory."""
+def in_full_size(recipe: Recipe, store: TokenStore, *, layers: int) -> Network:
+    """So many layers of the preset's network with its published vocabulary, without memory."""
     heads = head_outputs(begin(small(recipe.name), store).network)
     vocabulary = PUBLISHED_VOCABULARY[recipe.model.type]
-    shape = replace(shape_of(recipe.model, store.tokenizer()), vocabulary=vocabulary)
+    shape = replace(shape_of(recipe.model, store.tokenizer()), vocabulary=vocabulary, layers=layers)
     if recipe.model.type == "roberta":
         shape = replace(shape, pad_id=1)  # the published tokenizer's
     with torch.device("meta"):
@@ -90,7 +90,8 @@ def theirs_in_full_size(recipe: Recipe) -> nn.Module:
 @each_preset
 def test_a_preset_in_its_published_size_has_as_many_weights_as_in_transformers(name, store):
     recipe = load_recipe(name)
-    assert parameters(in_full_size(recipe, store)) == parameters(theirs_in_full_size(recipe))
+    ours = in_full_size(recipe, store, layers=recipe.model.layers)
+    assert parameters(ours) == parameters(theirs_in_full_size(recipe))
 
 
 def batch_without_numbers(recipe: Recipe, store: TokenStore, cache) -> PretrainingBatch:
@@ -99,9 +100,10 @@ def batch_without_numbers(recipe: Recipe, store: TokenStore, cache) -> Pretraini
 
 
 @each_preset
-def test_a_preset_in_its_published_size_goes_forward_and_backward(name, store, tmp_path):
+def test_a_preset_in_its_published_size_goes_forward_and_backward(name, store, tmp_path, full):
     recipe = load_recipe(name)
-    network = in_full_size(recipe, store).train()
+    layers = recipe.model.layers if full else 2  # one layer is as large as the other
+    network = in_full_size(recipe, store, layers=layers).train()
     objective = PretrainingObjective(network, pair_head_of(recipe))
     batch = batch_without_numbers(recipe, store, tmp_path)
     loss, sums = objective(batch, torch.ones(2, device="meta"))

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -130,6 +131,12 @@ async def until(holds: Callable[[], bool]) -> None:
             return
         await asyncio.sleep(0.01)
     raise AssertionError("it never came true")
+
+
+def connected(address: str) -> socket.socket:
+    """A line to a server, without any client's ways."""
+    host, port = address.removeprefix("http://").split(":")
+    return socket.create_connection((host, int(port)), timeout=20)
 
 
 @contextmanager

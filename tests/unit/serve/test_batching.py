@@ -171,6 +171,18 @@ def test_a_full_queue_refuses_and_says_when_to_come_again(sizes, taken):
     assert all(int(each.headers["Retry-After"]) >= 1 for each in refused)
 
 
+def test_a_queue_without_room_for_a_usual_request_is_full_though_a_short_one_is_taken():
+    async def say(queue):
+        waits = [asyncio.create_task(queue.answers(ONE, [1], [size])) for size in (8, 8, 8, 8, 2)]
+        await asyncio.sleep(0)
+        was_full = queue.is_full
+        await asyncio.gather(*waits)
+        return was_full, queue.is_full
+
+    seen, _ = run(say, limits=Limits(batch_tokens=10, queue_tokens=39))
+    assert seen == (True, False)
+
+
 def test_a_request_that_could_never_be_taken_is_too_large():
     async def say(queue):
         await queue.answers(ONE, [1] * 5, [10] * 5)

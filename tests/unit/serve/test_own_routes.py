@@ -4,7 +4,9 @@ import pytest
 
 import bertsmith
 from bertsmith.inference.looking import see_attention, see_senses, see_tokens
-from tests.unit.serve.serving import error_of, get, post
+from bertsmith.text.tokenizer import Tokenizer
+from tests.toy_folder import write_toy_folder
+from tests.unit.serve.serving import application_of, error_of, get, post
 
 SMILE = "\N{SLIGHTLY SMILING FACE}"
 
@@ -18,6 +20,26 @@ def test_the_models_are_listed_with_what_they_can_do(application, folders):
     assert toy["loaded"] is True
     assert mood["labels"] == ["cold", "warm"]
     assert "classify" in mood["abilities"]
+
+
+def test_the_models_are_listed_with_their_mask_and_whether_they_take_pairs(application):
+    listed = {model["name"]: model for model in get(application, "/models").json()["models"]}
+    assert listed["toy"]["mask"] == "[MASK]"
+    assert listed["alike"]["pairs"] is True
+    assert listed["reader"]["pairs"] is False  # its note says so: a question and a passage are no two texts
+    assert listed["mood"]["pairs"] is True  # no note says which
+
+
+def test_a_model_without_a_mask_says_so(tmp_path):
+    write_toy_folder(tmp_path / "whole")
+    Tokenizer.load(tmp_path / "whole").save(tmp_path / "bare")
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / "whole" / name).rename(tmp_path / "bare" / name)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        file = tmp_path / "bare" / name
+        file.write_text(file.read_text().replace("[MASK]", "[other]").replace("mask_token", "other_token"))
+    (model,) = get(application_of({"bare": tmp_path / "bare"}), "/models").json()["models"]
+    assert model["mask"] is None
 
 
 def test_masks_are_filled_where_they_stand(application, folders):

@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -18,14 +17,9 @@ from bertsmith.ground.errors import UserError
 from bertsmith.serve.running import listen
 from bertsmith.serve.settings import Limits
 from tests.command_line import mistake
-from tests.unit.serve.serving import Slowly, application_of, live
+from tests.unit.serve.serving import Slowly, application_of, connected, live
 
 BODY = json.dumps({"texts": ["the cat"]}).encode()
-
-
-def connected(address):
-    host, port = address.removeprefix("http://").split(":")
-    return socket.create_connection((host, int(port)), timeout=20)
 
 
 def head(length, *more):

@@ -1,0 +1,48 @@
+"""The network that answers: as it was read, or made quicker where weights need not change any more."""
+
+import numpy as np
+import torch
+
+from bertsmith.ground.errors import UserError
+from bertsmith.inference.reading import Reader
+from bertsmith.model.frozen_block import freezable_blocks, int8_network, packed_network
+from bertsmith.model.network import Network
+from bertsmith.model.packed_linear import has_bf16_products
+from bertsmith.packed import PackedBatch
+
+CALIBRATION_TEXTS = 64
+CALIBRATION_WORDS = (4, 48)
+CALIBRATION_SEED = 0
+
+
+def fastest_precision(device: torch.device) -> str:
+    """bf16 where the machine has products for it, else fp32, which is faster than imitating them."""
+    fast = device.type == "cuda" or (device.type == "cpu" and has_bf16_products())
+    return "bf16" if fast else "fp32"
+
+
+def quick_network(network: Network, device: torch.device) -> Network:
+    """The network as it answers fastest on a device."""
+    return packed_network(network) if device.type == "cpu" else network
+
+
+def eight_bit_network(network: Network, reader: Reader, device: torch.device) -> Network:
+    """The fp32 network with 8-bit products, calibrated on texts of the vocabulary."""
+    if device.type != "cpu":
+        raise UserError("int8 is for a CPU", where="precision", remedy=f"take bf16 on {device.type}")
+    if not freezable_blocks(network):
+        what = f"int8 is for layers as in BERT, and those of {network.shape.model_type} are others"
+        raise UserError(what, where="precision", remedy="take bf16 or fp32")
+    rest = torch.bfloat16 if fastest_precision(device) == "bf16" else torch.float32
+    return int8_network(network, _calibration_batch(reader), rest)
+
+
+def _calibration_batch(reader: Reader) -> PackedBatch:
+    """Texts of random words of the vocabulary, of many lengths, always the same."""
+    chance, tokenizer = np.random.default_rng(CALIBRATION_SEED), reader.tokenizer
+    ordinary = sorted(set(range(tokenizer.vocabulary_size)) - tokenizer.special_ids - set(tokenizer.gaps))
+    drawn = (chance.choice(ordinary, chance.integers(*CALIBRATION_WORDS)) for _ in range(CALIBRATION_TEXTS))
+    texts = [tokenizer.decode(ids) for ids in drawn]
+    sequences = reader.read([text for text in texts if text.strip()], truncate=True, first=0)
+    ((_, batch),) = sequences.batches(int(sequences.starts_S1[-1]))
+    return batch
