@@ -115,7 +115,7 @@ class Round:
 def main() -> None:
     options = parse()
     route = ROUTES[options.route]
-    bert = bertsmith.load(options.model, device=options.device)
+    bert = bertsmith.load(options.model, device=options.device, precision=options.precision)
     texts = list(texts_of(bert, DISTINCT))
     expected = route.offline(bert, texts)
     requests = [request_bytes(route.path, route.body(text)) for text in texts]
@@ -148,6 +148,7 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--model", type=Path, default=DEFAULT_MODEL)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--precision", default="fp32", help="in bf16, batches of other shapes differ by more")
     parser.add_argument("--route", default="next", choices=ROUTES)
     parser.add_argument("--seconds", type=float, default=20.0, help="of each round")
     parser.add_argument("--clients", type=int, default=500)
@@ -191,6 +192,7 @@ def server(
 ) -> Iterator[tuple[tuple[str, int], subprocess.Popen[str]]]:
     """The address and the process of a server; its log goes to a file that is read at the end."""
     command = [sys.executable, "-m", "bertsmith", "serve", "--port", "0", "--device", options.device]
+    command += ["--precision", options.precision]
     command += ["--model", f"m={options.model}", "--batch-tokens", str(batch_tokens)]
     command += ["--queue-requests", str(options.queue_requests)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:

@@ -25,7 +25,7 @@ def serve(
     ] = "127.0.0.1",
     port: Annotated[int, Option(min=0, max=65535, help="Port to listen at; 0 for any free one.")] = 8000,
     device: DeviceOption = "auto",
-    precision: PrecisionOption = "fp32",
+    precision: PrecisionOption = "auto",
     api_key: Annotated[
         str,
         Option(envvar="BERTSMITH_API_KEY", help="Key that callers must send; better given as a variable."),

@@ -43,7 +43,7 @@ class Settings:
     models: dict[str, Path]
     """Folders by name; the first that can do what is asked answers where a request names none."""
     device: str = "auto"
-    precision: "Precision" = "fp32"
+    precision: "Precision" = "auto"
     api_key: str = field(default="", repr=False)
     """Empty: whoever reaches the port may ask."""
     allow_origins: tuple[str, ...] = ()
