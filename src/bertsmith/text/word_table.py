@@ -15,6 +15,7 @@ LONGEST_KEY = 23
 MARGIN = 32
 """How many bytes must follow the last word in a text, for keys are read whole."""
 CAPACITY = 1 << 19  # words, in about 50 MB; 150 MB of English have as many different ones
+USUAL_BYTES = 32  # for each word; texts without a space could be words of any length, and fill the memory
 
 Bytes = NDArray[np.uint8]
 Numbers = NDArray[np.int64]
@@ -50,7 +51,7 @@ class WordTable:
 
     def find(self, text: Bytes, starts: Numbers, *, lengths: Numbers) -> Found:
         """What is known of these words of a text."""
-        if self._keys.size >= self._capacity:
+        if self._keys.size >= self._capacity or self._bytes >= USUAL_BYTES * self._capacity:
             self._forget()
         words = self._find(_keys(text, starts, lengths=lengths))
         words[lengths > LONGEST_KEY] = -1
@@ -69,6 +70,7 @@ class WordTable:
         self._ids = _Growing(1, self._id_type)
         self._slots = np.full(_FIRST_SLOTS, -1, np.int32)  # by hash: the number of a word, or -1
         self._long: dict[bytes, int] = {}
+        self._bytes = 0
 
     def _find(self, keys: Keys) -> NDArray[np.int32]:
         """The numbers of the words with these keys; -1 where unknown."""
@@ -102,6 +104,7 @@ class WordTable:
 
     def _append(self, words: list[bytes]) -> None:
         coded = [self._encode(word) for word in words]
+        self._bytes += sum(map(len, words))
         counts = np.array([len(entry.ids) for entry in coded], np.int64)
         self._offsets.extend(self._ids.size + np.cumsum(counts) - counts)
         self._counts.extend(counts)

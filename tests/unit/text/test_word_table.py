@@ -84,3 +84,11 @@ def test_a_full_table_starts_again(counting, asked) -> None:
     look_up(table, [b"one", b"two", b"three"])
     look_up(table, [b"one"])
     assert asked == [b"one", b"two", b"three", b"one"]
+
+
+def test_a_table_that_long_words_have_filled_starts_again(counting, asked) -> None:
+    table = WordTable(counting, id_type="uint16", capacity=10)
+    long = [b"a" * 200, b"b" * 200]
+    look_up(table, [b"one", *long])
+    look_up(table, [b"one", long[0]])
+    assert asked == [b"one", *long, b"one", long[0]]
