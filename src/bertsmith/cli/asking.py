@@ -27,9 +27,12 @@ ModelOption = Annotated[
 DeviceOption = Annotated[
     str, Option("--device", help="Where to compute: auto (a GPU if there is one), cpu, cuda, cuda:1, ...")
 ]
-# The names stand in inference, beside torch, which help must not wait for: a wrong one is told what there is.
+# A test holds these names to those of inference, beside torch, which help must not wait for.
 PrecisionOption = Annotated[
-    str, Option("--precision", help="Of the weights, as bertsmith.load takes it; a wrong name lists them.")
+    str,
+    Option(
+        "--precision", help="auto (bf16 where the machine is made for it, else fp32), fp32, bf16, int8 (CPU)."
+    ),
 ]
 JsonOption = Annotated[bool, Option("--json", help="Print JSON, for machines.")]
 TruncateOption = Annotated[

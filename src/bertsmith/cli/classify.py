@@ -46,8 +46,8 @@ def classify(
 ) -> None:
     """Classify a text or a pair, or thousands of them from a file.
 
-    One text gets a picture of all classes. A file gets a line for each of its lines, as soon as there are
-    some: label, probability and text with tabs between them, or JSON lines with the probabilities of all
+    One text gets a picture of all classes. A file gets a line for each of its lines, in pieces of up to
+    2,048: label, probability and text with tabs between them, or JSON lines with the probabilities of all
     labels. A model for numbers, such as one for STS-B, gives a number instead.
 
     Example: bertsmith classify "A stunning ballet dancer." --model runs/sst2

@@ -48,7 +48,7 @@ def compare(
     with naming(lambda number: f"text {number + 1}"):
         vectors = bert.embed(texts, pooling=pooling, truncate=truncate)
     unit = vectors.double() / vectors.double().norm(dim=1, keepdim=True)
-    similarity: list[list[float]] = (unit @ unit.T).tolist()
+    similarity: list[list[float]] = (unit @ unit.T).clamp(-1.0, 1.0).tolist()
     if as_json:
         say_json({"similarity": similarity})
         return

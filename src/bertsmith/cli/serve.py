@@ -74,6 +74,13 @@ def serve(
 
 
 def _serve_at(host: str, port: int, settings: "Settings") -> None:
+    try:
+        import fastapi  # noqa: F401 - whether the extra is there at all
+        import prometheus_client  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ImportError as error:
+        remedy = "pip install -e '.[serve]'"
+        raise UserError(f"serving needs {error.name}, which is not installed", remedy=remedy) from error
     from bertsmith.serve.app import Application  # torch loads here, not for --help
     from bertsmith.serve.journal import write_json_lines
     from bertsmith.serve.running import listen, serve

@@ -1,5 +1,7 @@
 """The network that answers: as it was read, or made quicker where weights need not change any more."""
 
+import logging
+
 import numpy as np
 import torch
 
@@ -7,12 +9,27 @@ from bertsmith.ground.errors import UserError
 from bertsmith.inference.reading import Reader
 from bertsmith.model.frozen_block import freezable_blocks, int8_network, packed_network
 from bertsmith.model.network import Network
-from bertsmith.model.packed_linear import has_bf16_products
+from bertsmith.model.packed_linear import can_pack, has_bf16_products, has_int8_products
 from bertsmith.packed import PackedBatch
 
 CALIBRATION_TEXTS = 64
 CALIBRATION_WORDS = (4, 48)
 CALIBRATION_SEED = 0
+
+log = logging.getLogger("bertsmith")
+
+
+def usable_precision(asked: str, device: torch.device) -> str:
+    """The precision to take for the one that was asked for; tells where a CPU is not made for it."""
+    fastest = fastest_precision(device)
+    if asked == "auto":
+        return fastest
+    if asked == "bf16" and device.type == "cpu" and fastest != "bf16":
+        log.warning("this CPU has no bf16 products and would imitate them, many times slower: fp32 is taken")
+        return fastest
+    if asked == "int8" and device.type == "cpu" and not has_int8_products():
+        log.warning("this CPU has no 8-bit products (VNNI or AMX): int8 is slower on it than fp32")
+    return asked
 
 
 def fastest_precision(device: torch.device) -> str:
@@ -30,6 +47,8 @@ def eight_bit_network(network: Network, reader: Reader, device: torch.device) ->
     """The fp32 network with 8-bit products, calibrated on texts of the vocabulary."""
     if device.type != "cpu":
         raise UserError("int8 is for a CPU", where="precision", remedy=f"take bf16 on {device.type}")
+    if not can_pack(torch.float32):
+        raise UserError("this torch comes without oneDNN", where="precision", remedy="take fp32")
     if not freezable_blocks(network):
         what = f"int8 is for layers as in BERT, and those of {network.shape.model_type} are others"
         raise UserError(what, where="precision", remedy="take bf16 or fp32")

@@ -41,6 +41,9 @@ CLASS_KINDS: dict[str, Kind] = {
 OTHER_KINDS: dict[str, Kind] = {"tag": "tag", "span": "span", "choice": "choice"}
 """Heads that are asked in one way only."""
 
+PAIR_WANTED = "give two texts: a tuple, or --second or a tab at the command line"
+TEXT_WANTED = "give one text: a str, without --second or a tab at the command line"
+
 
 @dataclass(frozen=True, slots=True)
 class Asker:
@@ -177,7 +180,7 @@ class Asker:
             if isinstance(example.texts, str) == self.note.pairs:
                 forms = ("is one text", "pairs") if self.note.pairs else ("is a pair", "single texts")
                 what = f"{forms[0]}, but this model was fine-tuned on {forms[1]}"
-                remedy = "a pair is a tuple of two" if self.note.pairs else "a text is a str"
+                remedy = PAIR_WANTED if self.note.pairs else TEXT_WANTED
                 raise UserError(what, where=example.where, remedy=remedy)
 
     def _outcome(self, examples: Sequence[Example]) -> Outcome:

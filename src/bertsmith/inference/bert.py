@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bertsmith.ground.errors import UserError
 from bertsmith.ground.files import atomic_folder
-from bertsmith.inference.answering import eight_bit_network, fastest_precision, quick_network
+from bertsmith.inference.answering import eight_bit_network, quick_network, usable_precision
 from bertsmith.inference.default_model import DEFAULT_MODEL
 from bertsmith.inference.engine import Engine
 from bertsmith.inference.filling import (
@@ -73,7 +73,7 @@ def load(
     """
     if precision not in PRECISIONS:
         raise UserError(f"unknown precision {precision!r}", remedy=f"choose one of {', '.join(PRECISIONS)}")
-    chosen = fastest_precision(_usable(device)) if precision == "auto" else precision
+    chosen = usable_precision(precision, _usable(device))
     _refuse_unless_folder(Path(folder).expanduser())
     folder = model_folder(Path(folder).expanduser())
     model, tuned = (

@@ -6,6 +6,7 @@ Shapes: S sequences, S1 = S + 1 boundaries, T tokens.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from threading import Lock
 
 import numpy as np
 import torch
@@ -69,6 +70,7 @@ class Reader:
         self.tokenizer, self.longest = tokenizer, longest
         self._met = 0
         self._fast: FastEncoder | None = None
+        self._lock = Lock()  # the fast encoder learns words as it meets them
 
     def read(self, texts: Sequence[Text], *, truncate: bool, first: int) -> Sequences:
         """The sequences of texts; an empty or too long one is refused by its number, from `first` on."""
@@ -90,9 +92,12 @@ class Reader:
 
     def _read_quickly(self, texts: list[str], *, truncate: bool) -> Sequences | None:
         """The sequences of single texts; nothing where one of them is to be refused."""
-        self._fast = self._fast or FastEncoder(self.tokenizer)
+        if not all(map(str.strip, texts)):
+            return None
         try:
-            found = self._fast.encode_many(texts)
+            with self._lock:
+                self._fast = self._fast or FastEncoder(self.tokenizer)
+                found = self._fast.encode_many(texts)
         except UserError:
             return None
         frame = _Frame.of(self.tokenizer)

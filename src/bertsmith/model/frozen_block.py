@@ -5,6 +5,7 @@ Shapes: T packed tokens, R of them that are wanted, I inputs, H heads, K head wi
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass
 
 import torch
@@ -70,8 +71,9 @@ def int8_network(network: Network, batch: PackedBatch, dtype: torch.dtype) -> Ne
     with _watched([linear for block in blocks for linear in linears_of(block)]) as seen, torch.no_grad():
         network(batch)
     linears = [_int8_linears(block, seen, dtype) for block in blocks]
-    network.to(dtype)
-    return _with_blocks(network, [FrozenBlock(*each) for each in zip(blocks, linears, strict=True)])
+    rest = deepcopy(network).to(dtype)  # the one that was read is what `save` writes
+    frozen = [FrozenBlock(*each) for each in zip(freezable_blocks(rest), linears, strict=True)]
+    return _with_blocks(rest, frozen)
 
 
 def _int8_linears(

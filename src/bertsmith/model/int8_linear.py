@@ -46,22 +46,23 @@ class InputRange:
 
     def steps(self) -> Steps:
         """Unsigned steps over the whole range: for what an activation gives, most of it on one side of 0."""
-        lowest = min(self.lowest, 0.0)
-        size = max(self.highest - lowest, LEAST) / 255
+        lowest, highest = min(self.lowest, 0.0), max(self.highest, 0.0)
+        size = max(highest - lowest, LEAST) / 255
         return Steps(size, round(-lowest / size), torch.uint8)
 
 
 class Int8Linear:
     """A linear layer that rounds its inputs, or takes them rounded, and can give its activation rounded."""
 
-    def __init__(self, linear: nn.Linear, *, steps: Steps, per_input_I: Tensor, to: Steps | None) -> None:
+    def __init__(
+        self, weight_OI: Tensor, bias_O: Tensor | None, *, steps: Steps, per_input_I: Tensor, to: Steps | None
+    ) -> None:
         """`per_input_I`: steps in a unit of each input; `to`: the steps in which an activation is given."""
-        weight_OI = linear.weight.detach().float() / (per_input_I.float() * steps.size)
         self._scales_O = weight_OI.abs().amax(1).clamp(min=LEAST / 127) / 127
         whole_OI = (weight_OI / self._scales_O[:, None]).round().to(torch.int8)
         self._weight = torch.ops.onednn.qlinear_prepack(whole_OI, None)
         self._zeros_O = torch.zeros(len(whole_OI), dtype=torch.int32)
-        self._bias = None if linear.bias is None else linear.bias.detach().float()
+        self._bias = None if bias_O is None else bias_O.detach().float()
         self._steps, self._per_input_I, self._to = steps, per_input_I, to
 
     def __call__(self, values_TI: Tensor) -> Tensor:
@@ -102,14 +103,18 @@ def smoothed_linear(
 ) -> Int8Linear:
     """A linear layer that rounds its inputs, each by a step of its own."""
     largest_I = seen.largest_I.clamp(min=LEAST)
-    by_weight_I = linear.weight.detach().float().abs().amax(0).clamp(min=LEAST)
+    weight_OI = linear.weight.detach().float()
+    by_weight_I = weight_OI.abs().amax(0).clamp(min=LEAST)
     alike_I = largest_I**SMOOTHING / by_weight_I ** (1 - SMOOTHING)
     steps = Steps(float((largest_I / alike_I).max()) / 127, 0, torch.int8)
-    # Rounded to the precision it is applied in: the weights then make up for just that.
-    return Int8Linear(linear, steps=steps, per_input_I=(1 / (alike_I * steps.size)).to(dtype), to=to)
+    per_input_I = (1 / (alike_I * steps.size)).to(dtype)
+    # The weights make up for the factors as they are applied, rounded to this precision.
+    adjusted_OI = weight_OI / (per_input_I.float() * steps.size)
+    return Int8Linear(adjusted_OI, linear.bias, steps=steps, per_input_I=per_input_I, to=to)
 
 
 def linear_after_activation(linear: nn.Linear, steps: Steps, dtype: torch.dtype) -> Int8Linear:
     """A linear layer that takes its inputs as they were rounded after an activation."""
     per_input_I = torch.full((linear.in_features,), 1 / steps.size, dtype=dtype)
-    return Int8Linear(linear, steps=steps, per_input_I=per_input_I, to=None)
+    weight_OI = linear.weight.detach().float()
+    return Int8Linear(weight_OI, linear.bias, steps=steps, per_input_I=per_input_I, to=None)

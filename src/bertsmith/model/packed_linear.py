@@ -28,6 +28,11 @@ def has_bf16_products() -> bool:
     return bool(torch._C._has_mkldnn and torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
+def has_int8_products() -> bool:
+    """Whether this CPU multiplies 8-bit numbers four at a time; without that, fp32 is faster."""
+    return bool(torch.cpu._is_vnni_supported())
+
+
 @dataclass(frozen=True, slots=True)
 class Activation:
     """What comes after a linear layer, by name and as a function."""

@@ -54,7 +54,8 @@ def test_every_verb_tells_which_precisions_there_are(verb, folders, capsys):
     assert f"unknown precision 'fp3'; choose one of {', '.join(PRECISIONS)}" in told
 
 
-def test_the_precision_that_is_named_is_the_one_that_answers(folders, capsys):
+def test_the_precision_that_is_named_is_the_one_that_answers(folders, capsys, monkeypatch):
+    monkeypatch.setattr("bertsmith.inference.answering.has_bf16_products", lambda: True)
     words = ("next", "a cat runs in the rain", "my dog", "--model", folders / "plain", "--device", "cpu")
     found = {
         precision: json.loads(bertsmith(capsys, *words, "--json", "--precision", precision).out)

@@ -1,5 +1,7 @@
 """Reading many texts quickly gives what reading them one by one gives, and refuses the same."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 import torch
@@ -7,10 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import bertsmith
+from bertsmith.cli.asking import PrecisionOption
 from bertsmith.ground.errors import UserError
 from bertsmith.inference import reading
-from bertsmith.inference.answering import eight_bit_network, fastest_precision
+from bertsmith.inference.answering import eight_bit_network, fastest_precision, usable_precision
+from bertsmith.inference.bert import PRECISIONS
 from bertsmith.inference.reading import Reader, Sequences
+from bertsmith.model.frozen_block import FrozenBlock
 from bertsmith.text.tokenizer import Tokenizer
 from tests.tiny import tiny_network
 from tests.tokenizer_makers import byte_bpe
@@ -82,6 +87,28 @@ def test_both_ways_refuse_a_text_by_its_number(toy, texts, words):
             reader.read(texts, truncate=False, first=7)
 
 
+def test_several_threads_may_read_at_once(toy):
+    reader = quick(toy)
+    texts = [[f"{chr(97 + n % 26)}{chr(97 + n // 26)}{m} cat" for n in range(200)] for m in range(6)]
+    with ThreadPoolExecutor(6) as threads:
+        found = list(threads.map(lambda some: reader.read(some, truncate=True, first=0), texts))
+    for some, each in zip(texts, found, strict=True):
+        assert same(each, Sequences.of(reader.encode(some, truncate=True)))
+
+
+@pytest.mark.parametrize("blank", [" ", "\n", "\u3000"])
+def test_blank_texts_are_refused_whatever_was_read_before(bytes_of_roberta, blank):
+    with pytest.raises(UserError, match="text 1: is empty"):
+        quick(bytes_of_roberta).read(["a", blank], truncate=True, first=0)
+
+
+def test_a_cpu_is_asked_with_packed_weights(tmp_path):
+    write_toy_folder(tmp_path)
+    bert = bertsmith.load(tmp_path, device="cpu")
+    assert all(isinstance(block, FrozenBlock) for block in bert.engine.network.encoder.blocks)
+    assert not any(isinstance(block, FrozenBlock) for block in bert.model.network.encoder.blocks)
+
+
 @given(lengths=st.lists(st.integers(1, 9), min_size=1, max_size=30), budget=st.integers(1, 20))
 def test_batches_hold_every_sequence_once_sorted_and_within_the_budget(lengths, budget):
     starts = np.append(0, np.cumsum(lengths))
@@ -130,3 +157,19 @@ def test_the_fastest_precision_is_half_where_the_machine_has_it(monkeypatch, tmp
         assert fastest_precision(torch.device("cpu")) == expected
     write_toy_folder(tmp_path)
     assert bertsmith.load(tmp_path, device="cpu", precision="auto").embed(["a cat"]).dtype == torch.float32
+
+
+def test_a_cpu_that_is_not_made_for_a_precision_says_so(monkeypatch, caplog):
+    for name in ("has_bf16_products", "has_int8_products"):
+        monkeypatch.setattr(f"bertsmith.inference.answering.{name}", lambda: False)
+    cpu = torch.device("cpu")
+    assert usable_precision("bf16", cpu) == "fp32" and "fp32 is taken" in caplog.text
+    assert usable_precision("int8", cpu) == "int8" and "int8 is slower on it than fp32" in caplog.text
+    caplog.clear()
+    assert [usable_precision(each, cpu) for each in ("auto", "fp32")] == ["fp32", "fp32"]
+    assert usable_precision("bf16", torch.device("cuda")) == "bf16" and not caplog.text
+
+
+def test_help_names_every_precision():
+    (option,) = PrecisionOption.__metadata__
+    assert all(name in option.help for name in PRECISIONS)

@@ -136,6 +136,37 @@ def test_what_is_beyond_the_steps_is_cut_off_and_not_turned_around():
         assert steps.whole(torch.tensor([300.0, -300.0])).tolist() == ends
 
 
+def test_inputs_that_come_rounded_are_not_scaled_again(stream):
+    linear, values = nn.Linear(32, 16, bias=False), torch.rand(40, 32, generator=stream)
+    steps = Steps(0.0123, 0, torch.uint8)
+    made = linear_after_activation(linear, steps, torch.bfloat16)
+    whole = (values / steps.size).round()
+    with torch.no_grad():
+        exact = linear(whole * steps.size)
+    slope = float((made(whole.to(torch.uint8)).float() * exact).sum() / exact.square().sum())
+    assert slope == pytest.approx(1.0, abs=8e-4)
+
+
+@pytest.mark.parametrize("range_", [(-5.0, -1.0), (0.5, 3.0), (-0.17, 9.0)])
+def test_the_zero_of_steps_is_one_of_them(range_):
+    assert 0 <= InputRange(*range_, torch.ones(1)).steps().zero <= 255
+
+
+def test_shared_layers_are_calibrated_on_all_their_uses():
+    network = tiny_network("albert", heads={})
+    with torch.no_grad():
+        exact = network(BATCH)
+        found = int8_network(network, BATCH, torch.float32)(BATCH)
+    assert torch.cosine_similarity(found, exact).min() > 0.998
+
+
+def test_the_network_that_was_read_keeps_its_precision_and_its_weights():
+    network = tiny_network()
+    before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+    int8_network(network, BATCH, torch.bfloat16)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in network.state_dict().items())
+
+
 def test_a_network_in_eight_bits_stays_near_and_takes_what_else_it_has_in_another_precision():
     network = tiny_network()
     with torch.no_grad():
