@@ -1,5 +1,6 @@
 """Routes for clients that exist: OpenAI's embeddings, and text-embeddings-inference."""
 
+import asyncio
 import base64
 import math
 from collections.abc import Callable, Sequence
@@ -27,7 +28,7 @@ from bertsmith.serve.compatible_shapes import (
 from bertsmith.serve.models import ServedModel
 from bertsmith.serve.own_routes import classified, unit
 from bertsmith.serve.refusals import Refusal, refusal_of
-from bertsmith.serve.service import Answered, Question, Service
+from bertsmith.serve.service import Answered, Question, Service, refuse_too_long
 
 SMALLEST_SHARE = 1e-30
 """Below it a probability has no logarithm worth telling."""
@@ -131,8 +132,10 @@ async def _texts_of(
     if len(lists) > most:
         raise Refusal(413, f"{len(lists)} inputs in one request; this server takes {most}")
     tokenizer = (await model.opened()).tokenizer
+    # Before they are read back, which takes a while for each of them; nobody else must wait for that.
+    refuse_too_long([len(ids) for ids in lists], model)
     try:
-        return [tokenizer.decode(ids) for ids in lists]
+        return await asyncio.to_thread(lambda: [tokenizer.decode(ids) for ids in lists])
     except UserError as error:
         raise refusal_of(error) from error
 

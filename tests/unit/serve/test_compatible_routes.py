@@ -56,6 +56,12 @@ def test_the_openai_client_may_send_tokens(client, toy):
     assert np.allclose(one.data[0].embedding, expected[1], atol=1e-5)
 
 
+def test_more_token_ids_than_the_model_takes_are_refused_before_they_are_read_back(client, monkeypatch):
+    monkeypatch.setattr(bertsmith.Tokenizer, "decode", lambda *_: pytest.fail("was read back"))
+    with pytest.raises(openai.UnprocessableEntityError, match="text 0 has 5000 tokens"):
+        client.embeddings.create(model="toy", input=[5] * 5000)
+
+
 def test_the_openai_client_lists_models(client, folders):
     assert [model.id for model in client.models.list()] == list(folders)
 
