@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args, overload
 
@@ -123,9 +124,15 @@ class Bert:
         chosen = _usable(device)
         self.model, self.tokenizer, self.tuned = model, tokenizer, tuned
         self._askers: dict[str, Asker] = {}
-        network, reader = model.network.to(chosen).eval(), Reader(tokenizer, model.network.shape.positions)
-        quick = eight_bit_network(network, reader, chosen) if int8 else quick_network(network, chosen)
-        self.engine = Engine(quick, reader, chosen)
+        self._device, self._reader = chosen, Reader(tokenizer, model.network.shape.positions)
+        network = model.network.to(chosen).eval()
+        if int8:
+            self.engine = Engine(eight_bit_network(network, self._reader, chosen), self._reader, chosen)
+
+    @cached_property
+    def engine(self) -> Engine:
+        """What answers: made at the first question, as fine-tuning asks none."""
+        return Engine(quick_network(self.model.network, self._device), self._reader, self._device)
 
     @property
     def heads(self) -> tuple[str, ...]:
@@ -145,7 +152,7 @@ class Bert:
 
     def __repr__(self) -> str:
         shape = self.model.network.shape
-        size = f"{shape.layers} layers of width {shape.width} on {self.engine.device}"
+        size = f"{shape.layers} layers of width {shape.width} on {self._device}"
         return f"<Bert {shape.model_type}, {size}, heads: {', '.join(self.heads) or 'none'}>"
 
     def hidden_states(self, texts: Iterable[Text], *, truncate: bool = False) -> list[Tensor]:
