@@ -262,6 +262,62 @@ def test_what_the_server_refuses_is_said_in_one_line(opened: Visit) -> None:
     expect(opened.page.locator("#panel-attention .note")).to_be_empty()
 
 
+LONG_LINE = "[MASK] apple " * 4000
+PASTED = {
+    "fill": ("Text", LONG_LINE, "50000"),
+    "answer": ("Passage", LONG_LINE, "50000"),
+    "classify": ("Text", LONG_LINE, "50000"),
+    "entities": ("Text", LONG_LINE, "50000"),
+    "next": ("A", LONG_LINE, "50000"),
+    "compare": ("Sentences", f"{LONG_LINE}\n{LONG_LINE}", "50000"),
+    "tokens": ("A", "word " * 1000, "takes 512"),
+    "attention": ("A", "word " * 200, "202 tokens"),
+    "senses": ("Sentences with it, one a line", f"{LONG_LINE}\n{LONG_LINE}", "8000 times"),
+}
+"""By panel: the field, more than it takes, and a part of what the server says of it."""
+
+
+@pytest.mark.parametrize("panel", PASTED)
+def test_a_long_paste_is_kept_whole_and_the_server_says_why_it_is_too_much(opened: Visit, panel: str) -> None:
+    label, text, reason = PASTED[panel]
+    opened.open(panel)
+    box = opened.page.locator(f"#panel-{panel}").get_by_label(label, exact=True)
+    box.fill(text)
+    assert box.input_value() == text
+    note = opened.page.locator(f"#panel-{panel} .note.wrong")
+    expect(note).to_contain_text(reason)
+    assert "\n" not in note.inner_text()
+
+
+def test_a_word_that_is_too_long_gets_a_hint_and_stays_whole(seen: Visit) -> None:
+    seen.open("senses")
+    box = seen.page.get_by_label("Word", exact=True)
+    box.fill("x" * 100_000)
+    expect(seen.page.locator("#panel-senses .note")).to_have_text("A word of at most 100 characters, please.")
+    assert box.input_value() == "x" * 100_000
+
+
+def test_a_hint_goes_at_once_when_there_is_something_to_read(seen: Visit) -> None:
+    seen.open("answer")
+    box, note = seen.page.get_by_label("Passage"), seen.page.locator("#panel-answer .note")
+    box.fill("")
+    expect(note).to_have_text("Write or paste a passage.")
+    held: list[Route] = []
+    seen.page.route("**/answer", lambda route: held.append(route))
+    paste = """box => {
+        box.value = "the boy walks under paris ".repeat(200);
+        box.dispatchEvent(new Event("input", { bubbles: true }));
+        return document.querySelector("#panel-answer .note").textContent;
+    }"""
+    with seen.page.expect_request("**/answer"):
+        assert box.evaluate(paste) == "Reading …"
+    expect(note).to_have_text("Reading …")
+    expect(seen.page.locator("#panel-answer .result")).to_have_attribute("aria-busy", "true")
+    held[0].continue_()
+    seen.settle("answer")
+    expect(note).to_be_empty()
+
+
 def test_a_busy_server_is_said_to_be_with_when_to_try_again(opened: Visit) -> None:
     opened.open("fill")
     error = {"error": {"message": "too much is waiting\nsecond line", "type": "busy", "request_id": "1"}}
@@ -325,6 +381,26 @@ def test_arrow_keys_walk_through_the_tabs_and_focus_can_be_seen(seen: Visit) -> 
     assert [tab.get_attribute("tabindex") for tab in tabs.all()].count("0") == 1
 
 
+@pytest.mark.parametrize("window", WINDOWS)
+def test_tab_starts_at_the_skip_link_whichever_panel_the_page_opens_with(
+    browser: Browser, address: str, window: str
+) -> None:
+    with browser.new_context(**WINDOWS[window]) as context:
+        seen = visit(context, address)
+        seen.open("senses")
+        for stop in (".skip", "#theme", "#tab-senses"):
+            seen.page.keyboard.press("Tab")
+            expect(seen.page.locator(stop)).to_be_focused()
+
+
+def test_the_tab_of_the_panel_that_a_phone_opens_is_in_view(browser: Browser, address: str) -> None:
+    with browser.new_context(**WINDOWS["phone"]) as context:
+        seen = visit(context, address)
+        for panel in (PANELS[0], PANELS[-1], PANELS[4]):
+            seen.open(panel)
+            expect(seen.page.locator(f"#tab-{panel}")).to_be_in_viewport(ratio=1)
+
+
 def test_every_field_and_button_has_a_name(seen: Visit) -> None:
     nameless = """() => [...document.querySelectorAll("input, textarea, select, button")].filter((each) =>
         !(each.labels?.[0] ?? each).textContent.trim() && !each.getAttribute("aria-label")).length"""
@@ -365,6 +441,31 @@ def test_every_panel_fits_its_window_and_has_its_picture_taken(
             assert light != dark, panel
         assert seen.complaints == []
         assert seen.strangers == []
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+def test_the_matrix_stays_in_sight_beside_words_without_an_end(
+    browser: Browser, address: str, window: str
+) -> None:
+    ends = """name => {
+        const text = document.createRange();
+        text.selectNodeContents(name);
+        const cell = name.closest("tr").cells[1];
+        return text.getBoundingClientRect().right - cell.getBoundingClientRect().left;
+    }"""
+    with browser.new_context(**WINDOWS[window]) as context:
+        seen = visit(context, address)
+        seen.open("compare")
+        seen.page.get_by_label("Sentences", exact=True).fill("\n".join(letter * 300 for letter in "xyz"))
+        expect(seen.page.locator("#panel-compare .nearest")).to_contain_text("xxx")
+        frame = seen.page.locator("#panel-compare .wide")
+        assert frame.evaluate("frame => frame.scrollWidth - frame.clientWidth") <= 0
+        for name in seen.page.locator("#panel-compare .numbered").all():
+            assert name.evaluate(ends) <= 0
+        frame.scroll_into_view_if_needed()
+        for cell in seen.page.locator("#panel-compare tbody td").all():
+            expect(cell).to_be_in_viewport(ratio=1)
+        assert seen.page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
 
 
 # ---- code points and UTF-16

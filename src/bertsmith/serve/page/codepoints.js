@@ -19,6 +19,11 @@ export function slice(text, start, end) {
   return text.slice(units[start], units[end]);
 }
 
+/** The text, or its beginning where it would fill lines of its own. */
+export function brief(text, most = 80) {
+  return unitIndices(text).length - 1 > most ? `${slice(text, 0, most - 1)}…` : text;
+}
+
 /** The text with what stands between two code points replaced. */
 export function replace(text, start, end, by) {
   const units = unitIndices(text);

@@ -50,7 +50,11 @@ export class Desk {
         if (!signal.aborted) this.spoken.textContent = show(reply, body) ?? "";
       });
     };
-    this.refresh = latest(work, pause);
+    const again = latest(work, pause);
+    this.refresh = (how) => {
+      if (typeof question() !== "string") this.#reading();
+      again(how);
+    };
     this.inputs.addEventListener("input", () => this.refresh());
     this.chooser.box.addEventListener("change", () => this.refresh({ now: true }));
     this.refresh({ now: true });
@@ -75,6 +79,12 @@ export class Desk {
     this.#say(line, "note");
     this.result.removeAttribute("aria-busy");
     this.result.replaceChildren();
+  }
+
+  /** Take back what was said of the input before; an older result dims, and where there is none a line tells. */
+  #reading() {
+    this.#say(this.result.hasChildNodes() ? "" : "Reading …", "note");
+    this.result.setAttribute("aria-busy", "true");
   }
 
   #say(line, look) {

@@ -37,8 +37,8 @@ export const answer = {
 };
 
 function build(desk) {
-  const question = field("Question", { value: EXAMPLES[0][1], maxlength: 1000 });
-  const passage = field("Passage", { lines: 5, value: EXAMPLES[0][2], maxlength: 20000 });
+  const question = field("Question", { value: EXAMPLES[0][1] });
+  const passage = field("Passage", { lines: 5, value: EXAMPLES[0][2] });
   desk.inputs.append(question.root, passage.root);
   desk.tools(
     [],

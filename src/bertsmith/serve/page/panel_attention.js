@@ -24,8 +24,8 @@ export const attention = {
 };
 
 function build(desk) {
-  const first = field("A", { lines: 2, value: EXAMPLES[0][1], maxlength: 400 });
-  const second = field("B, if there is one", { lines: 2, value: "", maxlength: 400 });
+  const first = field("A", { lines: 2, value: EXAMPLES[0][1] });
+  const second = field("B, if there is one", { lines: 2, value: "" });
   desk.inputs.append(make("div", { class: "pair" }, first.root, second.root));
   desk.tools([], EXAMPLES.map(([name, one, two]) => [name, () => ((first.box.value = one), (second.box.value = two))]));
   const chosen = { layer: 1, head: 0, token: 10 };

@@ -27,8 +27,8 @@ export const classify = {
 };
 
 function build(desk) {
-  const first = field("Text", { lines: 2, maxlength: 5000 });
-  const second = field("Second text, for models of pairs", { lines: 2, maxlength: 5000 });
+  const first = field("Text", { lines: 2 });
+  const second = field("Second text, for models of pairs", { lines: 2 });
   const set = ([, one, two]) => ((first.box.value = one), (second.box.value = two));
   desk.inputs.append(first.root, second.root);
   desk.tools([], [...SINGLE, ...PAIRS].map((example) => [example[0], () => set(example)]));

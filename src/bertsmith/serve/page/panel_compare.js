@@ -1,5 +1,6 @@
 // How alike are sentences? The cosine of their mean vectors, as a heat map.
 
+import { brief } from "./codepoints.js";
 import { field, heated, make } from "./elements.js";
 
 const EXAMPLES = [
@@ -28,7 +29,7 @@ export const compare = {
 };
 
 function build(desk) {
-  const text = field("Sentences", { lines: 5, value: EXAMPLES[0][1], maxlength: 10000 });
+  const text = field("Sentences", { lines: 5, value: EXAMPLES[0][1] });
   desk.inputs.append(text.root);
   desk.tools([], EXAMPLES.map(([name, value]) => [name, () => (text.box.value = value)]));
   function body() {
@@ -49,7 +50,7 @@ function show(result, similarity, texts) {
     const cells = row.map((value, j) => cell(value, heat(value), `${texts[i]} – ${texts[j]}`));
     const number = make("span", { class: "number" }, String(i + 1));
     const name = make("span", { class: "numbered" }, number, make("span", {}, texts[i]));
-    return make("tr", {}, make("th", { scope: "row" }, name), ...cells);
+    return make("tr", {}, make("th", { scope: "row", title: texts[i] }, name), ...cells);
   });
   const head = make("thead", {}, make("tr", {}, make("td"), ...columns));
   const table = make("table", { class: "heat" }, head, make("tbody", {}, ...rows));
@@ -66,5 +67,6 @@ function cell(value, heat, title) {
 function nearest(similarity, texts) {
   const pairs = texts.flatMap((_, i) => texts.slice(i + 1).map((__, k) => [similarity[i][i + 1 + k], i, i + 1 + k]));
   const [value, i, j] = pairs.reduce((best, pair) => (pair[0] > best[0] ? pair : best));
-  return make("p", { class: "lead nearest" }, `Closest: “${texts[i]}” and “${texts[j]}”, ${value.toFixed(2)}.`);
+  const [one, other] = [brief(texts[i]), brief(texts[j])];
+  return make("p", { class: "lead nearest" }, `Closest: “${one}” and “${other}”, ${value.toFixed(2)}.`);
 }

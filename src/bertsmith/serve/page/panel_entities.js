@@ -22,7 +22,7 @@ export const entities = {
 };
 
 function build(desk) {
-  const text = field("Text", { lines: 3, value: EXAMPLES[0][1], maxlength: 10000 });
+  const text = field("Text", { lines: 3, value: EXAMPLES[0][1] });
   const view = choice("Show", [["entities", "Names"], ["words", "Every word"]]);
   const suit = () => (view.box.value = marksNames(desk.model) ? "entities" : "words");
   desk.chooser.box.addEventListener("change", suit);

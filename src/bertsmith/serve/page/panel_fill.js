@@ -27,7 +27,7 @@ export const fill = {
 
 function build(desk) {
   const maskOf = () => desk.model.mask ?? "[MASK]";
-  const text = field("Text", { lines: 2, value: "", maxlength: 5000 });
+  const text = field("Text", { lines: 2, value: "" });
   const set = (value) => {
     text.box.value = value;
     desk.refresh({ now: true });

@@ -33,8 +33,8 @@ export const next = {
 };
 
 function build(desk) {
-  const first = field("A", { lines: 2, value: EXAMPLES[0][1], maxlength: 2000 });
-  const second = field("B", { lines: 2, value: EXAMPLES[0][2], maxlength: 2000 });
+  const first = field("A", { lines: 2, value: EXAMPLES[0][1] });
+  const second = field("B", { lines: 2, value: EXAMPLES[0][2] });
   desk.inputs.append(make("div", { class: "pair" }, first.root, second.root));
   desk.tools([], EXAMPLES.map(([name, one, two]) => [name, () => ((first.box.value = one), (second.box.value = two))]));
   const talk = make("section", { class: "card talk", "aria-label": "A dialogue to click through" });

@@ -1,6 +1,6 @@
 // One word, many senses: the vectors of a word in several sentences, on a map.
 
-import { pieces } from "./codepoints.js";
+import { brief, pieces } from "./codepoints.js";
 import { draw, field, make, withNumber } from "./elements.js";
 
 const EXAMPLES = [
@@ -23,6 +23,7 @@ const EXAMPLES = [
   ],
 ];
 const MOST = 20;
+const LONGEST_WORD = 100; // characters
 const MARGIN = 34; // pixels that keep the numbers inside the frame
 const NEAREST = 24; // pixels between two dots that can both be read
 const ROUNDS = 8; // of pushing dots apart
@@ -41,16 +42,17 @@ export const senses = {
 };
 
 function build(desk) {
-  const word = field("Word", { value: EXAMPLES[0][0], maxlength: 100 });
-  const text = field("Sentences with it, one a line", { lines: 6, value: EXAMPLES[0][1], maxlength: 5000 });
+  const word = field("Word", { value: EXAMPLES[0][0] });
+  const text = field("Sentences with it, one a line", { lines: 6, value: EXAMPLES[0][1] });
   desk.inputs.append(word.root, text.root);
   desk.tools([], EXAMPLES.map(([name, lines]) => [name, () => ((word.box.value = name), (text.box.value = lines))]));
   function body() {
     const wanted = word.box.value.trim();
     const lines = text.box.value.split("\n").map((line) => line.trim()).filter(Boolean);
     if (!wanted) return "Write a word.";
+    if (wanted.length > LONGEST_WORD) return `A word of at most ${LONGEST_WORD} characters, please.`;
     const without = lines.findIndex((line) => !holds(line, wanted));
-    if (without >= 0) return `“${lines[without]}” has no “${wanted}”.`;
+    if (without >= 0) return `“${brief(lines[without])}” has no “${wanted}”.`;
     if (lines.length < 2) return `Write two sentences or more with “${wanted}”, one a line.`;
     return lines.length > MOST ? `At most ${MOST} sentences, please.` : { word: wanted, sentences: lines };
   }

@@ -27,8 +27,8 @@ export const tokens = {
 };
 
 function build(desk) {
-  const first = field("A", { lines: 2, value: EXAMPLES[0][1], maxlength: 1000 });
-  const second = field("B, if there is one", { lines: 2, value: EXAMPLES[0][2], maxlength: 1000 });
+  const first = field("A", { lines: 2, value: EXAMPLES[0][1] });
+  const second = field("B, if there is one", { lines: 2, value: EXAMPLES[0][2] });
   let seed = Math.floor(Math.random() * 1e6);
   const redraw = () => ((seed += 1), desk.refresh({ now: true }));
   const button = make("button", { type: "button", click: redraw }, "Draw another masking");

@@ -20,7 +20,7 @@ export function putUpTabs(list, place, entries) {
       each.panel.hidden = !chosen;
       if (chosen) reach(number);
     });
-    wanted.tab.scrollIntoView({ block: "nearest", inline: "center" });
+    centre(wanted.tab, list.parentElement);
     document.title = `${wanted.entry.title} · bertsmith playground`;
     if (shown.has(wanted)) return;
     shown.add(wanted);
@@ -38,6 +38,12 @@ export function putUpTabs(list, place, entries) {
   }
   addEventListener("hashchange", () => named() && show(named()));
   show(named() ?? made[0]);
+}
+
+/** Move the strip of tabs sideways; scrollIntoView would also move where the Tab key starts. */
+function centre(tab, strip) {
+  const [wanted, frame] = [tab, strip].map((each) => each.getBoundingClientRect());
+  strip.scrollLeft += wanted.left + wanted.width / 2 - (frame.left + frame.width / 2);
 }
 
 function tabOf({ id, title, badge }) {
