@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Literal, get_args, overload
 
 import torch
@@ -124,6 +125,7 @@ class Bert:
         chosen = _usable(device)
         self.model, self.tokenizer, self.tuned = model, tokenizer, tuned
         self._askers: dict[str, Asker] = {}
+        self._lock = Lock()  # to make a way of asking changes the network
         self._device, self._reader = chosen, Reader(tokenizer, model.network.shape.positions)
         network = model.network.to(chosen).eval()
         if int8:
@@ -295,8 +297,9 @@ class Bert:
         from bertsmith.inference.asking import asker_of  # at the top it would be a circle: it opens folders
 
         self._need(head, purpose)
-        if head not in self._askers:
-            self._askers[head] = asker_of(self.model, self.engine, head, self.tuned)
+        with self._lock:
+            if head not in self._askers:
+                self._askers[head] = asker_of(self.model, self.engine, head, self.tuned)
         return self._askers[head]
 
     def _need(self, head: str, purpose: str) -> None:
