@@ -13,7 +13,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from bertsmith import __version__
 from bertsmith.serve.compatible_routes import openai_routes, tei_routes
-from bertsmith.serve.gate import REQUEST_ID, Gate
+from bertsmith.serve.desk import REQUEST_ID, Desk
+from bertsmith.serve.gate import Gate
 from bertsmith.serve.metrics import Metrics
 from bertsmith.serve.models import Models, ServedModel
 from bertsmith.serve.own_routes import look_routes, own_routes
@@ -51,7 +52,7 @@ class Application:
             for route in router.routes
             if isinstance(route, APIRoute)
         ]
-        self.gate = Gate(api, self.service, settings=settings, metrics=metrics)
+        self.gate = Gate(Desk(api, asking), self.service, settings=settings, metrics=metrics)
         self.gate.routes = frozenset([*routes, "/", "/openapi.json"])
         self._entry: ASGIApp = self.gate
         if settings.allow_origins:

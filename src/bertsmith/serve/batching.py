@@ -40,6 +40,8 @@ class Kind:
 
 Ask = Callable[[Kind, Sequence[Any]], list[Any]]
 """The answer to each input."""
+Result = list[Any] | BaseException
+"""The answers to a piece, or what went wrong with it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -111,6 +113,8 @@ class BatchQueue:
             self._tokens += piece.tokens
         self._wake()
         try:
+            if len(pieces) == 1:  # as nearly always
+                return await pieces[0].answers
             found = await asyncio.gather(*(piece.answers for piece in pieces))
         finally:
             for piece in pieces:
@@ -151,24 +155,52 @@ class BatchQueue:
         return bound - self.tokens
 
     def _wake(self) -> None:
-        if self._worker is None or self._worker.done():
+        if self._waiting and (self._worker is None or self._worker.done()):
             self._worker = asyncio.create_task(self._work())
+            self._worker.add_done_callback(self._go_on)
+
+    def _go_on(self, _: asyncio.Task[None]) -> None:
+        """Whatever ended a worker before its time, those who still wait get another."""
+        self._wake()
 
     async def _work(self) -> None:
         """Ask until nothing waits."""
         while batch := self._next_batch():
-            begin = time.monotonic()
-            waited = tuple(begin - piece.arrived for piece in batch)
-            parts = [piece.inputs for piece in batch]
-            asked = asyncio.get_running_loop().run_in_executor(
-                self._executor, ask_parts, self._ask, batch[0].kind, parts
-            )
-            await asyncio.wait({asked})  # whatever it raises is for those who asked
-            seconds = time.monotonic() - begin
-            _hand_over(batch, asked)
-            tokens = sum(piece.tokens for piece in batch)
+            try:
+                await self._answer(batch)
+            finally:
+                _drop(batch)
+
+    async def _answer(self, batch: Sequence[Piece]) -> None:
+        begin = time.monotonic()
+        waited = tuple(begin - piece.arrived for piece in batch)
+        results = await self._results(batch)
+        seconds = time.monotonic() - begin
+        _hand_over(batch, results)
+        tokens = sum(piece.tokens for piece in batch)
+        if all(isinstance(result, list) for result in results):  # what is refused takes no time at all
             self._measure(tokens / max(seconds, 1e-6))
-            self._watch(Batch(batch[0].kind, len(batch), tokens, seconds, waited))
+        self._watch(Batch(batch[0].kind, len(batch), tokens, seconds, waited))
+
+    async def _results(self, batch: Sequence[Piece]) -> list[Result]:
+        """The answers to each piece, or what went wrong with it."""
+        asked = await self._asked(batch)
+        failure = asked.exception()
+        if failure is None:
+            return [*asked.result()]
+        if len(batch) == 1:
+            return [failure]
+        # A fault does not tell whose it is, and the others must not suffer for it.
+        return [result for piece in batch for result in await self._results([piece])]
+
+    async def _asked(self, batch: Sequence[Piece]) -> asyncio.Future[list[list[Any] | UserError]]:
+        """What became of asking for these together; whatever it raises is for those who asked."""
+        parts = [piece.inputs for piece in batch]
+        asked = asyncio.get_running_loop().run_in_executor(
+            self._executor, ask_parts, self._ask, batch[0].kind, parts
+        )
+        await asyncio.wait({asked})
+        return asked
 
     def _next_batch(self) -> list[Piece]:
         """The oldest piece and all others of its kind that fit beside it; those left keep their places."""
@@ -206,9 +238,7 @@ def ask_parts(ask: Ask, kind: Kind, parts: Sequence[Sequence[Any]]) -> list[list
     return [[next(given) for _ in part] for part in parts]
 
 
-def _hand_over(batch: Sequence[Piece], asked: asyncio.Future[list[list[Any] | UserError]]) -> None:
-    failure = asked.exception()
-    results = [failure] * len(batch) if failure else asked.result()
+def _hand_over(batch: Sequence[Piece], results: Sequence[Result]) -> None:
     for piece, result in zip(batch, results, strict=True):
         if piece.answers.done():  # nobody waits any more
             continue
@@ -218,6 +248,13 @@ def _hand_over(batch: Sequence[Piece], asked: asyncio.Future[list[list[Any] | Us
             piece.answers.set_exception(result)
         else:
             piece.answers.set_result(result)
+
+
+def _drop(batch: Sequence[Piece]) -> None:
+    """Let nobody wait for what was taken out of the line and will not be answered any more."""
+    for piece in batch:
+        if not piece.answers.done():
+            piece.answers.set_exception(RuntimeError("the batch came to no end"))
 
 
 def _numbered(error: UserError, first: int) -> UserError:

@@ -1,21 +1,26 @@
 """HTTP connections that slow or silent clients cannot hold open."""
 
 import asyncio
-from collections.abc import Iterable
-from typing import ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from bertsmith.serve.gate import CUT
+from bertsmith.serve.plain import Plain, PlainCycle, RawHeaders, plain_request
+
+if TYPE_CHECKING:
+    from uvicorn._types import HTTPScope
 
 FLUSH_SECONDS = 60.0
 """For a reply to be read, once its connection is to be closed."""
 
 
 class Door(Protocol):
-    """Where requests may be refused before they are parsed."""
+    """Where requests may be refused before anybody wakes for them."""
 
-    def turn_away(self, data: bytes, headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
-        """The refusal of a whole request, with these headers too; nothing where it is to be parsed."""
+    def turn_away(self, asked: Plain, headers: RawHeaders) -> bytes | None:
+        """The refusal of a request, with these headers too; nothing where it is to be looked at."""
 
 
 def impatient(head_seconds: float, door: Door) -> type[H11Protocol]:
@@ -30,21 +35,41 @@ class TimedProtocol(H11Protocol):
     door: ClassVar[Door]
     _deadline: asyncio.TimerHandle | None = None
     _flushing: asyncio.TimerHandle | None = None
+    _held: bytes = b""
+    """What came while a plain request was at work."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to wait for the first request."""
         super().connection_made(transport)
+        self.app_state = {**self.app_state, CUT: transport.abort}
         self._start_clock()
 
     def data_received(self, data: bytes) -> None:
         """Take what has come; a request whose head is complete stops the clock."""
-        if self._is_between_requests():
-            if self._has_turned_away(data):
-                return
-            self._start_clock()
-        super().data_received(data)
-        if not self._is_between_requests():
+        if isinstance(self.cycle, PlainCycle) and not self.cycle.response_complete:
+            self._held += data  # the next request has to wait
+            self.flow.pause_reading()
+            return
+        asked = plain_request(data) if self._is_blank() else None
+        if asked is None:
+            super().data_received(data)
+        elif not self._has_turned_away(asked):
+            self._begin(asked)
+        if asked is None and self._is_blank():  # it was the rest of a request that is answered
             self._stop_clock()
+            self._wait_for_another()
+        elif asked is None and self._is_between_requests():
+            self._start_clock()
+        else:
+            self._stop_clock()
+
+    def on_response_complete(self) -> None:
+        """Go on with what has come meanwhile."""
+        super().on_response_complete()
+        self._watch_closing()
+        held, self._held = self._held, b""
+        if held and not self.transport.is_closing():
+            self.data_received(held)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Wait for nothing any more."""
@@ -54,26 +79,82 @@ class TimedProtocol(H11Protocol):
         super().connection_lost(exc)
 
     def timeout_keep_alive_handler(self) -> None:
-        """Close an idle connection, and cut it off where the last reply is never read."""
+        """Close an idle connection."""
         super().timeout_keep_alive_handler()
-        # Otherwise it would stay for ever, closing, with the reply in memory.
-        self._flushing = self.loop.call_later(FLUSH_SECONDS, self.transport.abort)
+        self._watch_closing()
 
-    def _has_turned_away(self, data: bytes) -> bool:
-        """Whether it was a whole request, and is refused."""
-        # Whoever does not read the refusals goes the long way, which waits for its reader.
-        if not self._is_blank() or self.flow.write_paused or self.transport.is_closing():
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is no HTTP, and close."""
+        super().send_400_response(msg)
+        self._watch_closing()
+
+    def shutdown(self) -> None:
+        """Close, once a request that is at work is answered."""
+        super().shutdown()
+        self._watch_closing()
+
+    def _watch_closing(self) -> None:
+        """Cut off a line that is to be closed, where its last reply is never read."""
+        # Otherwise it would stay for ever, closing, with the reply in memory.
+        if self.transport.is_closing() and self._flushing is None:
+            self._flushing = self.loop.call_later(FLUSH_SECONDS, self.transport.abort)
+
+    def _wait_for_another(self) -> None:
+        """Leave an idle line open for as long as after any reply."""
+        self._unset_keepalive_if_required()
+        self.timeout_keep_alive_task = self.loop.call_later(
+            self.timeout_keep_alive, self.timeout_keep_alive_handler
+        )
+
+    def _has_turned_away(self, asked: Plain) -> bool:
+        """Whether a request is refused."""
+        if self.flow.write_paused:  # whoever does not read refusals goes the long way, which waits for them
             return False
-        reply = self.door.turn_away(data, self.server_state.default_headers)
+        reply = self.door.turn_away(asked, self.server_state.default_headers)
         if reply is None:
             return False
-        self._stop_clock()
         self.transport.write(reply)
         self.on_response_complete()
         return True
 
+    def _begin(self, asked: Plain) -> None:
+        """Let the app answer, as the parent class does with a request that it has parsed."""
+        self._unset_keepalive_if_required()
+        self.scope = cast(
+            "HTTPScope", {**asked.scope(), **self._line_scope(), "state": self.app_state.copy()}
+        )
+        cycle = PlainCycle(
+            scope=self.scope,
+            conn=self.conn,
+            transport=self.transport,
+            flow=self.flow,
+            logger=self.logger,
+            access_logger=self.access_logger,
+            access_log=self.access_log,
+            default_headers=self.server_state.default_headers,
+            message_event=asyncio.Event(),
+            on_response=self.on_response_complete,
+        )
+        cycle.begin(asked.body)
+        self.cycle = cycle
+        task = self.loop.create_task(cycle.run_asgi(self.app))
+        task.add_done_callback(self.tasks.discard)
+        self.tasks.add(task)
+
+    def _line_scope(self) -> dict[str, Any]:
+        return {
+            "type": "http",
+            "asgi": {"version": self.asgi_version, "spec_version": "2.3"},
+            "server": self.server,
+            "client": self.client,
+            "scheme": self.scheme,
+            "root_path": self.root_path,
+        }
+
     def _is_blank(self) -> bool:
-        """Whether nothing of a request has come yet."""
+        """Whether nothing of a request has come yet, and one may come."""
+        if not self._is_between_requests() or self.transport.is_closing():
+            return False
         waits = self.conn.our_state is h11.IDLE and self.conn.their_state is h11.IDLE
         return waits and not self.conn.trailing_data[0]
 

@@ -8,12 +8,14 @@ import uuid
 from dataclasses import dataclass, field
 from typing import Any
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from bertsmith.serve.bodies import CLOSE, Gone, read_body, whole_body
+from bertsmith.serve.desk import REQUEST_ID
 from bertsmith.serve.journal import log_failure, log_request
 from bertsmith.serve.metrics import Metrics
+from bertsmith.serve.plain import RawHeaders
 from bertsmith.serve.refusals import OUR_FAULT, Refusal, crowded, error_reply
 from bertsmith.serve.service import NOTE, Service
 from bertsmith.serve.settings import Settings
@@ -25,8 +27,8 @@ ALWAYS_OPEN = ("/health", "/ready", "/", "/page")
 """For the machinery that watches a server, and for the page, which holds nothing of anyone."""
 WHILE_DRAINING = ("/health", "/ready", "/metrics")
 ELSEWHERE = "elsewhere"
-REQUEST_ID = "bertsmith.request_id"
-"""Where the id stands in a request's scope."""
+CUT = "bertsmith.cut"
+"""Where a request's state holds the way to cut its line off at once."""
 
 
 @dataclass(slots=True)
@@ -40,15 +42,21 @@ class Visit:
     begin: float = field(default_factory=time.monotonic)
     note: dict[str, Any] = field(default_factory=dict)
     status: int = 0
+    """Of the reply, once its head is on its way."""
+    is_sending: bool = False
     is_answered: bool = False
 
     async def pass_on(self, message: Message) -> None:
         """Send a part of the reply, with the request's id in its head."""
-        if message["type"] == "http.response.start":
-            self.status = message["status"]
-            add_common_headers(MutableHeaders(scope=message), self.request_id)
-        self.is_answered = message["type"] == "http.response.body" and not message.get("more_body", False)
+        is_start = message["type"] == "http.response.start"
+        if is_start:
+            message["headers"] = with_common_headers(message["headers"], self.request_id)
+        self.is_sending = True  # and stays so where it is given up
         await self.send(message)
+        self.is_sending = False
+        if is_start:
+            self.status = message["status"]
+        self.is_answered = not is_start and not message.get("more_body", False)
 
     def ending(self) -> "Ending":
         """How it ended, now that it has."""
@@ -91,9 +99,7 @@ class Gate:
         scope[REQUEST_ID] = visit.request_id
         self.open_requests += 1
         try:
-            await self._answer(visit, receive, headers)
-        except Refusal as refusal:
-            await error_reply(refusal, visit.request_id)(scope, receive, visit.pass_on)
+            await self._answer_or_refuse(visit, receive, headers)
         except Gone:
             visit.status = HUNG_UP
         finally:
@@ -109,6 +115,17 @@ class Gate:
     def retry_seconds(self) -> int:
         """When there should be room again."""
         return self._service.models.retry_seconds()
+
+    async def _answer_or_refuse(self, visit: Visit, receive: Receive, headers: Headers) -> None:
+        try:
+            await self._answer(visit, receive, headers)
+        except Refusal as refusal:
+            reply = error_reply(refusal, visit.request_id)
+            try:
+                async with asyncio.timeout(self._settings.limits.request_seconds):
+                    await reply(visit.scope, receive, visit.pass_on)
+            except TimeoutError:
+                await _cut_off(visit, receive)
 
     async def _answer(self, visit: Visit, receive: Receive, headers: Headers) -> None:
         self._refuse_closed(visit)
@@ -130,22 +147,24 @@ class Gate:
         try:
             await asyncio.wait({answer, hung_up}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
             if visit.is_answered:
-                await asyncio.wait({answer})
+                await _ended(answer)
         finally:
             has_gone = hung_up.done()
             for task in (answer, hung_up):
                 task.cancel()
-        await asyncio.wait({answer})
+        await _ended(answer)
         if answer.cancelled():
-            self._give_up(visit, has_gone=has_gone)
+            await self._give_up(visit, line, has_gone=has_gone)
         elif failure := answer.exception():
             log_failure(failure, visit.request_id)
             if not visit.status:
                 raise Refusal(500, OUR_FAULT)
 
-    def _give_up(self, visit: Visit, *, has_gone: bool) -> None:
+    async def _give_up(self, visit: Visit, line: Receive, *, has_gone: bool) -> None:
         if has_gone:
             raise Gone
+        if visit.is_sending:
+            await _cut_off(visit, line)
         if not visit.status:
             raise Refusal(504, f"no answer within {self._settings.limits.request_seconds:g} s")
 
@@ -189,15 +208,28 @@ def request_id_of(given: str) -> str:
     return given if GOOD_ID.fullmatch(given) else uuid.uuid4().hex
 
 
-def add_common_headers(headers: MutableHeaders, request_id: str) -> None:
-    """Put into a reply's head what every reply carries."""
-    headers["x-request-id"] = request_id
-    headers["x-content-type-options"] = "nosniff"
-    headers.setdefault("cache-control", "no-store")
+def with_common_headers(headers: RawHeaders, request_id: str) -> RawHeaders:
+    """The headers of a reply, and those that every reply carries."""
+    common = [*headers, (b"x-request-id", request_id.encode()), (b"x-content-type-options", b"nosniff")]
+    is_kept = any(name == b"cache-control" for name, _ in headers)
+    return common if is_kept else [*common, (b"cache-control", b"no-store")]
 
 
 async def _run(app: ASGIApp, visit: Visit, body: Receive) -> None:
     await app(visit.scope, body, visit.pass_on)
+
+
+async def _cut_off(visit: Visit, line: Receive) -> None:
+    """Give up a line on which nobody reads: it would hold its replies in memory for ever."""
+    if cut := visit.scope.get("state", {}).get(CUT):
+        cut()
+        await _until_hung_up(line)
+    raise Gone
+
+
+async def _ended(task: asyncio.Task[None]) -> None:
+    if not task.done():  # to wait costs a turn of the loop even for what is done
+        await asyncio.wait({task})
 
 
 async def _until_hung_up(line: Receive) -> None:

@@ -28,7 +28,10 @@ class JsonLines(logging.Formatter):
 
 def log_request(facts: dict[str, Any]) -> None:
     """Note how a request ended."""
-    log.info("request", extra={"facts": facts})
+    # Not by `info`, which walks the stack for a caller that is always the same.
+    if log.isEnabledFor(logging.INFO):
+        where = (log.name, logging.INFO, __file__, 0)
+        log.handle(log.makeRecord(*where, "request", (), None, extra={"facts": facts}))
 
 
 def log_failure(failure: BaseException, request_id: str) -> None:

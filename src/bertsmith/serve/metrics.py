@@ -29,6 +29,7 @@ class Metrics:
         self._waiting_tokens = self._gauge("waiting_tokens", "Tokens in line", ["model"])
         self._loaded = self._gauge("model_loaded", "Whether the weights are in memory", ["model"])
         self._open = self._gauge("open_requests", "Requests between first byte and last", [])
+        self._ended: dict[tuple[str, int], tuple[Counter, Histogram]] = {}
 
     def _counter(self, name: str, about: str, labels: list[str]) -> Counter:
         return Counter(name, about, labels, namespace=OURS, registry=self._registry)
@@ -45,8 +46,14 @@ class Metrics:
 
     def request(self, route: str, status: int, seconds: float) -> None:
         """Count a request that has ended."""
-        self._requests.labels(route, str(status)).inc()
-        self._seconds.labels(route).observe(seconds)
+        if (route, status) not in self._ended:  # to look labels up takes longer than to count
+            self._ended[route, status] = (
+                self._requests.labels(route, str(status)),
+                self._seconds.labels(route),
+            )
+        count, times = self._ended[route, status]
+        count.inc()
+        times.observe(seconds)
 
     def batch(self, model: str, batch: Batch) -> None:
         """Count a batch that a model has done."""
@@ -54,8 +61,9 @@ class Metrics:
         self._batch_seconds.labels(model, question).observe(batch.seconds)
         self._batch_requests.labels(model, question).observe(batch.requests)
         self._batch_tokens.labels(model, question).observe(batch.tokens)
+        waited = self._waited.labels(model)
         for seconds in batch.waited:
-            self._waited.labels(model).observe(seconds)
+            waited.observe(seconds)
 
     def reply(self, models: Models, open_requests: int) -> Response:
         """All counts, in Prometheus' text format."""

@@ -1,6 +1,7 @@
 """A server on a port: slow senders are cut off, and SIGTERM lets accepted requests finish."""
 
 import asyncio
+import gc
 import socket
 import time
 from types import FrameType
@@ -40,6 +41,9 @@ def listen(host: str, port: int) -> socket.socket:
 
 def serve(application: Application, listening: socket.socket, *, limits: Limits) -> None:
     """Answer requests until SIGTERM or Ctrl-C."""
+    # What is here by now stays; the search for garbage would otherwise go through all of it, again and again.
+    gc.collect()
+    gc.freeze()
     server_of(application, limits).run(sockets=[listening])
 
 

@@ -91,7 +91,7 @@ def token_counts(bert: Bert, question: Question) -> list[int]:
     if question.kind.question == "fill":  # the one question in which the mask is more than its characters
         masks = (bert.tokenizer.mask_token,)
         return [len(each) for each in bert.tokenizer.encode_many(question.texts, allow_special=masks)]
-    return [len(each) for each in bert.tokenizer.closed.encode_batch(list(question.texts))]
+    return [len(each) for each in bert.tokenizer.closed.encode_batch_fast(list(question.texts))]
 
 
 def refuse_too_much(texts: Sequence[str | tuple[str, str]], limits: Limits) -> None:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import httpx
 import torch
+from uvicorn.server import ServerState
 
 from bertsmith.model.family import new_network
 from bertsmith.model.weights import Model, write_model
@@ -153,3 +154,47 @@ def live(application: Application, limits: Limits | None = None) -> Iterator[str
         finally:
             server.should_exit = True
             thread.join(30)
+
+
+class Wire(asyncio.Transport):
+    """Keeps what is written."""
+
+    def __init__(self) -> None:
+        super().__init__({"peername": ("127.0.0.1", 1), "sockname": ("127.0.0.1", 2)})
+        self.written = b""
+        self.is_cut = self.is_aborted = False
+
+    def write(self, data: Any) -> None:
+        self.written += data
+
+    def is_closing(self) -> bool:
+        return self.is_cut
+
+    def close(self) -> None:
+        self.is_cut = True
+
+    def abort(self) -> None:
+        self.is_cut = self.is_aborted = True
+
+    def pause_reading(self) -> None:
+        pass
+
+    resume_reading = pause_reading
+
+
+def on_a_line(application: Application, say: Callable[[Any, Wire], Awaitable[None]]) -> None:
+    """Talk to the protocol of a line."""
+
+    async def main() -> None:
+        config = server_of(application, Limits(head_seconds=0.1)).config
+        config.load()
+        protocol = config.http_protocol_class(config=config, server_state=ServerState(), app_state={})
+        wire = Wire()
+        protocol.connection_made(wire)
+        try:
+            await say(protocol, wire)
+        finally:
+            protocol.connection_lost(None)  # otherwise a task would wait for its reader for ever
+            await asyncio.gather(*protocol.tasks)
+
+    asyncio.run(main())

@@ -1,6 +1,7 @@
 """Requests of many people go through a model together, and each gets its own answer."""
 
 import asyncio
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -133,16 +134,58 @@ def test_halving_gives_every_part_what_it_would_get_alone(parts):
     assert [str(each) for each in together] == [str(each) for each in alone]
 
 
-def test_a_fault_reaches_those_who_asked_and_the_next_are_served():
+def test_a_fault_reaches_whoever_made_it_and_nobody_else():
     async def say(queue):
-        first = await asyncio.gather(
-            queue.answers(ONE, [666], [1]), queue.answers(ONE, [1], [1]), return_exceptions=True
-        )
-        return first, await queue.answers(ONE, [1], [1])
+        waits = [queue.answers(ONE, inputs, [1]) for inputs in ([1], [666], [-2], [3])]
+        return await asyncio.gather(*waits, return_exceptions=True), await queue.answers(ONE, [4], [1])
 
-    (faults, after), _ = run(say)
-    assert [type(fault) for fault in faults] == [RuntimeError, RuntimeError]
-    assert after == [2]
+    ((first, fault, refused, last), after), asked = run(say)
+    assert (first, last, after) == ([2], [6], [8])
+    assert (type(fault), type(refused)) == (RuntimeError, Refusal)
+    assert [inputs for _, inputs in asked] == [[1, 666, -2, 3], [1], [666], [-2], [3], [4]]
+
+
+@pytest.mark.parametrize("bad", [[-1], [666], [1, -1]])
+def test_only_what_is_answered_tells_how_fast_a_model_is(bad):
+    async def say(queue):
+        queue._measure(10.0)
+        await asyncio.gather(queue.answers(ONE, bad, [3] * len(bad)), return_exceptions=True)
+        return queue._tokens_per_second
+
+    speed, _ = run(say)
+    assert speed == 10.0
+
+
+def test_those_in_line_are_served_though_whoever_measures_fails():
+    def watch(batch):
+        raise ValueError(batch)
+
+    async def say(queue):
+        waits = asyncio.gather(*(queue.answers(ONE, [number], [6]) for number in range(4)))
+        return await asyncio.wait_for(waits, 5)
+
+    answers, _ = run(say, watch=watch)
+    assert answers == [[0], [2], [4], [6]]
+
+
+def test_nobody_waits_for_a_model_that_was_closed():
+    free = threading.Event()
+
+    async def say(queue):
+        queue._executor.submit(free.wait, 30)
+        waits = asyncio.gather(
+            *(queue.answers(ONE, [number], [6]) for number in range(3)), return_exceptions=True
+        )
+        await asyncio.sleep(0.01)
+        queue._executor.shutdown(wait=False, cancel_futures=True)
+        try:
+            return await asyncio.wait_for(waits, 5)
+        finally:
+            free.set()
+
+    found, asked = run(say)
+    assert [type(each) for each in found] == [RuntimeError] * 3
+    assert not asked
 
 
 def test_what_is_not_begun_is_taken_out_when_nobody_waits_any_more():

@@ -14,12 +14,11 @@ import httpx
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from uvicorn.server import ServerState
 
-from bertsmith.serve.doorway import Doorway, plain_request
-from bertsmith.serve.running import server_of
+from bertsmith.serve.doorway import Doorway
+from bertsmith.serve.plain import plain_request
 from bertsmith.serve.settings import Limits
-from tests.unit.serve.serving import Slowly, application_of, connected, get, live, post
+from tests.unit.serve.serving import Slowly, application_of, connected, get, live, on_a_line, post, until
 
 TEXT = {"texts": ["a cat"]}
 BODY = b'{"texts":["a cat"]}'
@@ -100,7 +99,10 @@ def test_what_is_taken_for_one_whole_request_is_one(line, fields, ends, body):
     head, content, end = (server.next_event() for _ in range(3))
     assert isinstance(head, h11.Request) and isinstance(end, h11.EndOfMessage)
     assert (bytes(content.data), server.trailing_data[0]) == (body, b"")
-    assert head.target.partition(b"?")[0].decode() == found.path
+    assert (head.target.partition(b"?")[0].decode(), list(head.headers)) == (
+        found.path,
+        found.scope()["headers"],
+    )
     assert dict(head.headers).get(b"x-request-id", b"").decode("latin-1") == found.given_id
 
 
@@ -172,7 +174,7 @@ def test_whoever_is_sent_away_is_counted_and_logged(mood, monkeypatch, caplog):
     monkeypatch.setattr(type(mood.gate), "is_crowded", property(lambda gate: True))
     sent = request(b"X-Request-Id: abc", body=b"no JSON, and nobody looks")
     with caplog.at_level(logging.INFO, "bertsmith.serve"):
-        reply = Doorway(mood.gate).turn_away(sent, [(b"date", b"now")])
+        reply = Doorway(mood.gate).turn_away(plain_request(sent), [(b"date", b"now")])
     assert reply.startswith(b"HTTP/1.1 429 Too Many Requests\r\ndate: now\r\n")
     (line,) = caplog.records
     assert (line.facts["request_id"], line.facts["route"], line.facts["status"]) == ("abc", "/classify", 429)
@@ -181,7 +183,7 @@ def test_whoever_is_sent_away_is_counted_and_logged(mood, monkeypatch, caplog):
 
 def test_an_id_of_one_letter_stands_where_it_belongs(mood, monkeypatch):
     monkeypatch.setattr(type(mood.gate), "is_crowded", property(lambda gate: True))
-    reply = Doorway(mood.gate).turn_away(request(b"X-Request-Id: i"), [])
+    reply = Doorway(mood.gate).turn_away(plain_request(request(b"X-Request-Id: i")), [])
     head, _, body = reply.partition(b"\r\n\r\n")
     assert b"\r\nx-request-id: i\r\n" in head
     assert json.loads(body)["error"]["request_id"] == "i"
@@ -190,56 +192,15 @@ def test_an_id_of_one_letter_stands_where_it_belongs(mood, monkeypatch):
 
 def test_nobody_is_sent_away_by_the_bytes_while_there_is_room_or_the_server_drains(mood, monkeypatch):
     door = Doorway(mood.gate)
-    assert door.turn_away(request(), []) is None
+    assert door.turn_away(plain_request(request()), []) is None
     monkeypatch.setattr(type(mood.gate), "is_crowded", property(lambda gate: True))
-    assert door.turn_away(request(), []) is not None
+    assert door.turn_away(plain_request(request()), []) is not None
     mood.drain()
-    assert door.turn_away(request(), []) is None
+    assert door.turn_away(plain_request(request()), []) is None
     assert post(mood, "/classify", TEXT).status_code == 503
 
 
 # ---- lines
-
-
-class Wire(asyncio.Transport):
-    """Keeps what is written."""
-
-    def __init__(self):
-        super().__init__({"peername": ("127.0.0.1", 1), "sockname": ("127.0.0.1", 2)})
-        self.written = b""
-        self.is_cut = False
-
-    def write(self, data):
-        self.written += data
-
-    def is_closing(self):
-        return self.is_cut
-
-    def close(self):
-        self.is_cut = True
-
-    def pause_reading(self):
-        pass
-
-    abort, resume_reading = close, pause_reading
-
-
-def on_a_line(application, say):
-    """Talk to the protocol of a line."""
-
-    async def main():
-        config = server_of(application, Limits(head_seconds=0.1)).config
-        config.load()
-        protocol = config.http_protocol_class(config=config, server_state=ServerState(), app_state={})
-        wire = Wire()
-        protocol.connection_made(wire)
-        try:
-            await say(protocol, wire)
-        finally:
-            protocol.connection_lost(None)  # otherwise a task would wait for its reader for ever
-            await asyncio.gather(*protocol.tasks)
-
-    asyncio.run(main())
 
 
 @pytest.fixture
@@ -273,6 +234,21 @@ def test_whoever_does_not_read_refusals_makes_the_server_keep_none(full):
             protocol.data_received(request())
         await asyncio.sleep(0.05)
         assert wire.written.count(b"HTTP/1.1 429 ") <= 1
+
+    on_a_line(full, say)
+
+
+def test_the_rest_of_a_refused_request_leaves_its_line_open_for_the_next(full):
+    async def say(protocol, wire):
+        protocol.timeout_keep_alive = 0.4
+        whole = request()
+        protocol.data_received(whole[: -len(BODY)])
+        await until(lambda: b" 429 " in wire.written)
+        protocol.data_received(BODY)
+        await asyncio.sleep(0.2)  # longer than a head may take
+        assert not wire.is_cut
+        await asyncio.sleep(0.4)
+        assert wire.is_cut
 
     on_a_line(full, say)
 

@@ -1,0 +1,106 @@
+"""Whoever does not read replies cannot keep a line, or what was written on it, for ever."""
+
+import asyncio
+import json
+import logging
+
+import pytest
+
+from bertsmith.serve import connections
+from bertsmith.serve.settings import Limits
+from tests.unit.serve.serving import application_of, on_a_line, until
+
+BODY = json.dumps({"texts": ["a cat"]}).encode()
+LENGTH = len(BODY)
+LIMITS = Limits(request_seconds=0.1)
+
+
+def request(*fields, length=LENGTH):
+    lines = ("POST /classify HTTP/1.1", "Host: here", "Content-Type: application/json", *fields)
+    return "\r\n".join([*lines, f"Content-Length: {length}", "", ""]).encode()
+
+
+@pytest.fixture
+def mood(folders):
+    return application_of({"mood": folders["mood"]}, limits=LIMITS)
+
+
+def statuses(caplog):
+    return [each.facts["status"] for each in caplog.records if each.name == "bertsmith.serve"]
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [[request() + BODY], [request(), BODY], [request("Connection: close") + BODY], [request(length=10**9)]],
+    ids=["whole", "parts", "close", "refused"],
+)
+def test_a_line_on_which_nobody_reads_is_cut_off_and_the_log_says_so(sent, mood, caplog):
+    async def say(protocol, wire):
+        protocol.pause_writing()
+        for part in sent:
+            protocol.data_received(part)
+        await until(lambda: wire.is_aborted)
+
+    with caplog.at_level(logging.INFO):
+        on_a_line(mood, say)
+    assert statuses(caplog) == [499]
+    assert not [each for each in caplog.records if each.levelno >= logging.ERROR]
+    assert mood.gate.open_requests == 0
+
+
+def test_a_reply_that_is_read_late_but_in_time_arrives(folders, caplog):
+    mood = application_of({"mood": folders["mood"]})
+
+    async def say(protocol, wire):
+        protocol.pause_writing()
+        protocol.data_received(request() + BODY)
+        await asyncio.sleep(0.2)
+        assert not wire.written
+        protocol.resume_writing()
+        await until(lambda: wire.written.startswith(b"HTTP/1.1 200 "))
+
+    with caplog.at_level(logging.INFO):
+        on_a_line(mood, say)
+    assert statuses(caplog) == [200]
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        request("Connection: close") + BODY,
+        request(length=10**9),
+        request("Transfer-Encoding: chunked").replace(b"Content-Length", b"X") + b"no length\r\n",
+    ],
+    ids=["asked", "refused", "no HTTP"],
+)
+def test_a_line_that_is_closed_is_cut_off_where_the_last_reply_is_never_read(sent, mood, monkeypatch):
+    monkeypatch.setattr(connections, "FLUSH_SECONDS", 0.05)
+
+    async def say(protocol, wire):
+        protocol.data_received(sent)
+        await until(lambda: wire.is_aborted)
+
+    on_a_line(mood, say)
+
+
+def test_a_plain_request_whose_reply_closes_the_line_is_no_exception(mood, monkeypatch):
+    monkeypatch.setattr(connections, "FLUSH_SECONDS", 0.05)
+
+    async def say(protocol, wire):
+        mood.drain()
+        protocol.data_received(request() + BODY)
+        await until(lambda: wire.is_aborted)
+
+    on_a_line(mood, say)
+
+
+def test_nor_is_a_line_that_the_server_closes_when_it_stops(mood, monkeypatch):
+    monkeypatch.setattr(connections, "FLUSH_SECONDS", 0.05)
+
+    async def say(protocol, wire):
+        protocol.data_received(request() + BODY)
+        await until(lambda: b"HTTP/1.1 " in wire.written)
+        protocol.shutdown()
+        await until(lambda: wire.is_aborted)
+
+    on_a_line(mood, say)
