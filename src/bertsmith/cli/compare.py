@@ -44,11 +44,12 @@ def compare(
     """
     if len(texts) < 2:
         raise UserError("one text has nothing to be compared with", remedy="give two texts or more")
+    from bertsmith.inference.similarity import cosines
+
     bert = open_model(model, "embed", device=device, precision=precision)
     with naming(lambda number: f"text {number + 1}"):
         vectors = bert.embed(texts, pooling=pooling, truncate=truncate)
-    unit = vectors.double() / vectors.double().norm(dim=1, keepdim=True)
-    similarity: list[list[float]] = (unit @ unit.T).clamp(-1.0, 1.0).tolist()
+    similarity: list[list[float]] = cosines(vectors).tolist()
     if as_json:
         say_json({"similarity": similarity})
         return

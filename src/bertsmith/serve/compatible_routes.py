@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from bertsmith.ground.errors import UserError
 from bertsmith.inference.replies import Classification
+from bertsmith.inference.similarity import unit
 from bertsmith.serve.batching import Kind
 from bertsmith.serve.compatible_shapes import (
     EmbedAsk,
@@ -26,7 +27,7 @@ from bertsmith.serve.compatible_shapes import (
     Usage,
 )
 from bertsmith.serve.models import ServedModel
-from bertsmith.serve.own_routes import classified, unit
+from bertsmith.serve.own_routes import classified
 from bertsmith.serve.refusals import Refusal, refusal_of
 from bertsmith.serve.service import Answered, Question, Service, refuse_too_long
 

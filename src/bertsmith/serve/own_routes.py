@@ -6,9 +6,9 @@ from dataclasses import asdict
 
 import numpy as np
 from fastapi import APIRouter
-from numpy.typing import NDArray
 
 from bertsmith.inference.replies import Classification
+from bertsmith.inference.similarity import cosines
 from bertsmith.serve.asking import FilledMask, TaggedText
 from bertsmith.serve.batching import Kind
 from bertsmith.serve.refusals import Refusal
@@ -52,9 +52,6 @@ MOST_SHOWN_TOKENS = 64
 MOST_OCCURRENCES = 64
 """Of a word: all are compared with each other, and a map of more is a cloud."""
 WEIGHT_DIGITS = 4
-SMALLEST_LENGTH = 1e-12
-
-Numbers = NDArray[np.float64]
 
 
 def own_routes(service: Service) -> APIRouter:
@@ -158,20 +155,6 @@ def refuse_many_occurrences(ask: SensesAsk) -> None:
     if found > MOST_OCCURRENCES:
         message = f"the word stands {found} times in the sentences; at most {MOST_OCCURRENCES} are shown"
         raise Refusal(422, message)
-
-
-def cosines(vectors: Sequence[Sequence[float]]) -> Numbers:
-    """The cosine of each two vectors."""
-    rows = unit(vectors)
-    return np.clip(rows @ rows.T, -1.0, 1.0)
-
-
-def unit(vectors: Sequence[Sequence[float]] | Numbers) -> Numbers:
-    """The vectors with a length of 1; one of zeros stays as it is."""
-    rows = np.asarray(vectors, dtype=np.float64)
-    lengths = np.linalg.norm(rows, axis=-1, keepdims=True)
-    made: Numbers = rows / np.maximum(lengths, SMALLEST_LENGTH)
-    return made
 
 
 def as_text(sent: TextOrPair) -> str | tuple[str, str]:
