@@ -20,12 +20,13 @@ import random
 import signal
 import subprocess
 import sys
-import threading
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -124,7 +125,8 @@ def main() -> None:
     rounds: list[tuple[str, Round]] = []
     capacities = {}
     for batching, tokens in (("on", options.batch_tokens), ("off", 1)):
-        with server(options, tokens) as (address, _):
+        with server(options, tokens) as served:
+            address = served.address
             asyncio.run(bench.saturate(address, "warm-up", min(5, options.seconds)))
             before = asyncio.run(bench.saturate(address, "capacity", options.seconds))
             offered = [
@@ -186,64 +188,98 @@ def request_bytes(path: str, body: dict[str, Any]) -> bytes:
     return "\r\n".join([*lines, f"Content-Length: {len(content)}", "", ""]).encode() + content
 
 
+@dataclass
+class Served:
+    """A server at work, and its log."""
+
+    address: tuple[str, int]
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    def lines(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.log.read_text().splitlines() if line.startswith("{")]
+
+
 @contextmanager
-def server(
-    options: argparse.Namespace, batch_tokens: int
-) -> Iterator[tuple[tuple[str, int], subprocess.Popen[str]]]:
-    """The address and the process of a server; its log goes to a file that is read at the end."""
+def server(options: argparse.Namespace, batch_tokens: int) -> Iterator[Served]:
+    """A server whose log goes to a file: nobody has to wake for it meanwhile."""
     command = [sys.executable, "-m", "bertsmith", "serve", "--port", "0", "--device", options.device]
     command += ["--precision", options.precision]
     command += ["--model", f"m={options.model}", "--batch-tokens", str(batch_tokens)]
     command += ["--queue-requests", str(options.queue_requests)]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None
-        first = process.stderr.readline()
-        if not first.startswith("http"):
-            sys.exit(first + process.stderr.read())
-        log: list[str] = []
-        process.log = log  # type: ignore[attr-defined]
-        reader = threading.Thread(target=lambda: log.extend(process.stderr or ()))
-        reader.start()
-        port = int(first.split()[0].rsplit(":", 1)[1])
-        try:
-            yield ("127.0.0.1", port), process
-        finally:
-            process.send_signal(signal.SIGTERM)
-            process.wait(90)
-            reader.join()
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "server.log"
+        with log.open("wb") as written, subprocess.Popen(command, stderr=written) as process:
+            try:
+                yield Served(("127.0.0.1", port_of(process, log)), process, log)
+            finally:
+                process.send_signal(signal.SIGTERM)
+                process.wait(90)
+
+
+def port_of(process: subprocess.Popen[bytes], log: Path) -> int:
+    """The port that a server says it listens on."""
+    while "\n" not in (text := log.read_text()) and process.poll() is None:
+        time.sleep(0.1)
+    first = text.partition("\n")[0]
+    if not first.startswith("http"):
+        sys.exit(log.read_text())
+    return int(first.split()[0].rsplit(":", 1)[1])
 
 
 # ---- load
 
 
-class Client:
-    """One connection, opened again when the server has closed it."""
+class Client(asyncio.Protocol):
+    """One connection, opened again when the server has closed it; it has one request at a time."""
 
     def __init__(self, address: tuple[str, int]) -> None:
         self._address = address
-        self._line: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+        self._line: asyncio.Transport | None = None
+        self._received = b""
+        self._reply: asyncio.Future[tuple[int, bytes]] | None = None
 
     async def ask(self, request: bytes) -> tuple[int, bytes]:
         """Status and body of the reply; no status where the connection ended without one."""
-        try:
-            if self._line is None or self._line[0].at_eof():
-                self._line = await asyncio.open_connection(*self._address)
-            self._line[1].write(request)
-            head = await self._line[0].readuntil(b"\r\n\r\n")
-        except (OSError, asyncio.IncompleteReadError):
-            self.close()
-            return NO_REPLY, b""
+        loop = asyncio.get_running_loop()
+        if self._line is None:
+            try:
+                await loop.create_connection(lambda: self, *self._address)
+            except OSError:
+                return NO_REPLY, b""
+        assert self._line is not None, "set when the connection was made"
+        self._reply = loop.create_future()
+        self._line.write(request)
+        return await self._reply
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._line = transport
+
+    def data_received(self, data: bytes) -> None:
+        self._received += data
+        head, end, body = self._received.partition(b"\r\n\r\n")
+        if not end:
+            return
         lowered = head.lower()
-        length = int(lowered.split(b"content-length:")[1].split(b"\r\n")[0])
-        body = await self._line[0].readexactly(length)
-        if b"connection: close" in lowered:
-            self.close()
-        return int(head.split()[1]), body
+        if len(body) == int(lowered.split(b"content-length:")[1].split(b"\r\n")[0]):
+            self._received = b""
+            if b"connection: close" in lowered:
+                self.close()
+            self._end(int(head[9:12]), body)
+
+    def connection_lost(self, _: Exception | None) -> None:
+        self._line, self._received = None, b""
+        self._end(NO_REPLY, b"")
 
     def close(self) -> None:
         if self._line is not None:
-            self._line[1].close()
+            self._line.close()
         self._line = None
+
+    def _end(self, status: int, body: bytes) -> None:
+        if self._reply is not None and not self._reply.done():
+            self._reply.set_result((status, body))
 
 
 @dataclass
@@ -370,12 +406,11 @@ def judged(batching: str, made: Round, capacities: dict[str, float], bench: Benc
 
 def drained(options: argparse.Namespace, bench: Bench, capacity: float) -> bool:
     """Whether SIGTERM in the middle of the load loses nothing that was accepted."""
-    with server(options, options.batch_tokens) as (address, process):
-        made = asyncio.run(
-            bench.offer(address, 0.7, 0.7 * capacity, lambda: process.send_signal(signal.SIGTERM))
-        )
-        code = process.wait(90)
-    lines = [json.loads(line) for line in process.log if line.startswith("{")]  # type: ignore[attr-defined]
+    with server(options, options.batch_tokens) as served:
+        stop = partial(served.process.send_signal, signal.SIGTERM)
+        made = asyncio.run(bench.offer(served.address, 0.7, 0.7 * capacity, stop))
+        code = served.process.wait(90)
+        lines = served.lines()
     logged = Counter(line["status"] for line in lines if line.get("route") == bench.route.path)
     held = code == 0 and logged[200] == made.count(200) and set(logged) <= {200, 429, 503}
     held &= bench.wrong(made) == 0

@@ -63,5 +63,5 @@ def _calibration_batch(reader: Reader) -> PackedBatch:
     drawn = (chance.choice(ordinary, chance.integers(*CALIBRATION_WORDS)) for _ in range(CALIBRATION_TEXTS))
     texts = [tokenizer.decode(ids) for ids in drawn]
     sequences = reader.read([text for text in texts if text.strip()], truncate=True, first=0)
-    ((_, batch),) = sequences.batches(int(sequences.starts_S1[-1]))
+    ((_, batch),) = sequences.batches(sequences.tokens)
     return batch

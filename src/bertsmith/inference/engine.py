@@ -1,15 +1,18 @@
 """The engine behind every use of a trained encoder: texts in, packed batches through, answers in order."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from bertsmith.ground.errors import UserError
 from bertsmith.ground.progress import progress_bar
 from bertsmith.inference.reading import Numbers, Reader, Sequences, Text
+from bertsmith.inference.streams import in_streams, streams_for
 from bertsmith.model.network import Network
 from bertsmith.packed import PackedBatch
 from bertsmith.text.tokenizer import Encoded, Tokenizer
@@ -60,11 +63,8 @@ class Engine:
         """A row for each text of what `answer` says of packed batches, on the CPU, by windows of texts."""
         found = []
         for sequences, advance in self._windows(texts, truncate=truncate):
-            numbers, rows = [], []
-            for some, batch in self._batches(sequences, advance):
-                numbers.append(torch.from_numpy(some))
-                rows.append(answer(batch))
-            in_order = torch.cat(numbers).argsort()
+            numbers, rows = zip(*self._each_batch(sequences, answer, advance), strict=True)
+            in_order = torch.from_numpy(np.concatenate(numbers)).argsort()
             found.append(torch.cat(rows).float().cpu()[in_order])  # the one wait for a GPU
         return found
 
@@ -79,20 +79,42 @@ class Engine:
         self, sequences: Sequences, answer: Callable[[PackedBatch], Sequence[Answer]], advance: Advance
     ) -> list[Answer]:
         answers: dict[int, Answer] = {}
-        for numbers, batch in self._batches(sequences, advance):
-            answers |= dict(zip(numbers.tolist(), answer(batch), strict=True))
+        for numbers, found in self._each_batch(sequences, answer, advance):
+            answers |= dict(zip(numbers.tolist(), found, strict=True))
         return [answers[number] for number in range(len(answers))]
 
-    def _batches(self, sequences: Sequences, advance: Advance) -> Iterator[tuple[Numbers, PackedBatch]]:
-        for numbers, batch in sequences.batches(batch_tokens(self.device)):
+    def _each_batch(
+        self, sequences: Sequences, answer: Callable[[PackedBatch], Answer], advance: Advance
+    ) -> Iterator[tuple[Numbers, Answer]]:
+        """What `answer` says of each batch, with the numbers of its sequences."""
+
+        def answered(numbered: tuple[Numbers, PackedBatch]) -> tuple[Numbers, Answer]:
+            numbers, batch = numbered
             with torch.no_grad():  # not inference_mode: people train probes on what comes out
-                yield numbers, batch.to(self.device)
+                return numbers, answer(batch.to(self.device))
+
+        cut = cut_for(sequences.tokens, self.device)
+        for numbers, found in in_streams(answered, sequences.batches(cut.tokens), streams=cut.streams):
+            yield numbers, found
             advance(len(numbers))
 
 
-def batch_tokens(device: torch.device) -> int:
-    """How many tokens to compute at once."""
-    return BATCH_TOKENS.get(device.type, USUAL_BATCH_TOKENS)
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How many tokens go into a batch, and how many batches are computed at once."""
+
+    tokens: int
+    streams: int
+
+
+def cut_for(tokens: int, device: torch.device) -> Cut:
+    """How to cut so many tokens: batches that fill the device, and all streams with as much to do."""
+    most = BATCH_TOKENS.get(device.type, USUAL_BATCH_TOKENS)
+    streams = streams_for(tokens, device)
+    if streams == 1:
+        return Cut(most, 1)
+    rounds = math.ceil(tokens / (streams * most))
+    return Cut(math.ceil(tokens / (streams * rounds)), streams)
 
 
 def listed(texts: Iterable[Given]) -> list[Given]:

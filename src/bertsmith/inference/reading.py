@@ -43,10 +43,18 @@ class Sequences:
         segments = np.fromiter(chain.from_iterable(each.segments for each in encoded), np.int64, total)
         return cls(tokens, segments, starts_S1)
 
+    @property
+    def tokens(self) -> int:
+        """How many there are."""
+        return int(self.starts_S1[-1])
+
     def batches(self, budget: int) -> Iterator[tuple[Numbers, PackedBatch]]:
-        """Batches of like length within the token budget, each with the numbers of its sequences."""
+        """Batches of like length within the token budget, each with the numbers of its sequences.
+
+        The longest come first: where several are computed at once, none of them is still at it at the end.
+        """
         lengths_S = np.diff(self.starts_S1)
-        by_length = np.argsort(lengths_S, kind="stable")
+        by_length = np.argsort(-lengths_S, kind="stable")
         for group in split_by_budget(lengths_S[by_length].tolist(), budget):
             numbers = by_length[group[0] : group[-1] + 1]
             yield numbers, self._batch(numbers, lengths_S[numbers])

@@ -15,12 +15,13 @@ from bertsmith.ground.errors import UserError
 from bertsmith.ground.progress import progress_bar
 from bertsmith.ground.seeds import key_of
 from bertsmith.inference.bert import load
-from bertsmith.inference.engine import Engine, batch_tokens
+from bertsmith.inference.engine import Engine, cut_for
+from bertsmith.inference.streams import in_streams
 from bertsmith.inference.tuned import MIX_FILE, Tuned
 from bertsmith.model.heads import OutputHead
 from bertsmith.model.network import Network
-from bertsmith.tasks.batches import ordered_batches, scores_in_order
-from bertsmith.tasks.encoded import EncodedSet
+from bertsmith.tasks.batches import Numbers, ordered_batches, scores_in_order
+from bertsmith.tasks.encoded import EncodedSet, TaskBatch
 from bertsmith.tasks.encoding import encode_split
 from bertsmith.tasks.examples import Example
 from bertsmith.tasks.objective import NetworkScorer, TaskObjective, freeze_encoder
@@ -54,21 +55,24 @@ class TaskModel:
         """The raw scores of a split, in its order."""
         was_training = self.objective.training
         self.objective.eval()
-        with torch.no_grad():
-            scores = scores_in_order(encoded, self._scored(encoded))
+        scores = scores_in_order(encoded, self._scored(encoded))
         self.objective.train(was_training)
         return scores
 
-    def _scored(self, encoded: EncodedSet) -> Iterator[tuple[NDArray[np.float32], NDArray[np.int64]]]:
+    def _scored(self, encoded: EncodedSet) -> Iterator[tuple[NDArray[np.float32], Numbers]]:
         multiple = GPU_MULTIPLE if self.device.type == "cuda" else 1
+        cut = cut_for(len(encoded.tokens_T), self.device)
+        batches = ordered_batches(encoded, micro_tokens=cut.tokens, multiple=multiple)
         with progress_bar("judging", encoded.items) as advance:
-            for batch, items in ordered_batches(
-                encoded, micro_tokens=batch_tokens(self.device), multiple=multiple
-            ):
-                with autocast(self.device, self.precision):
-                    scores = self.objective.scores(batch.to(self.device))
-                yield scores.float().cpu().numpy(), items
+            for scores, items in in_streams(self._scores, batches, streams=cut.streams):
+                yield scores, items
                 advance(len(items))
+
+    def _scores(self, numbered: tuple[TaskBatch, Numbers]) -> tuple[NDArray[np.float32], Numbers]:
+        batch, items = numbered
+        # Both hold for one thread only, and this may be any.
+        with torch.no_grad(), autocast(self.device, self.precision):
+            return self.objective.scores(batch.to(self.device)).float().cpu().numpy(), items
 
 
 def open_task_model(folder: Path, *, device: str = "auto") -> TaskModel:

@@ -110,7 +110,7 @@ def test_a_cpu_is_asked_with_packed_weights(tmp_path):
 
 
 @given(lengths=st.lists(st.integers(1, 9), min_size=1, max_size=30), budget=st.integers(1, 20))
-def test_batches_hold_every_sequence_once_sorted_and_within_the_budget(lengths, budget):
+def test_batches_hold_every_sequence_once_longest_first_and_within_the_budget(lengths, budget):
     starts = np.append(0, np.cumsum(lengths))
     tokens = np.arange(starts[-1])
     met = []
@@ -123,7 +123,7 @@ def test_batches_hold_every_sequence_once_sorted_and_within_the_budget(lengths, 
             assert batch.segments_T[begin:end].tolist() == (expected % 2).tolist()
             assert batch.positions_T[begin:end].tolist() == list(range(end - begin))
     assert sorted(met) == list(range(len(lengths)))
-    assert [lengths[number] for number in met] == sorted(lengths)
+    assert [lengths[number] for number in met] == sorted(lengths, reverse=True)
 
 
 def test_eight_bits_answer_nearly_the_same(tmp_path):

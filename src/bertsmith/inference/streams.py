@@ -1,0 +1,79 @@
+"""Several batches at once on a CPU, each on one core.
+
+The threads that share one product wait for each other after every step of it, the slowest sets the pace, and
+whatever else the machine does holds up all of them. Batches of their own have nothing to wait for.
+"""
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
+from threading import Barrier, Lock
+from typing import TypeVar
+
+import torch
+
+Given = TypeVar("Given")
+Done = TypeVar("Done")
+
+LEAST_TOKENS = 256
+"""Of a batch for one core: with fewer, its weights are fetched for too little."""
+
+_making = Lock()
+
+
+def streams_for(tokens: int, device: torch.device) -> int:
+    """How many batches to compute at once; one where there is too little for every core."""
+    threads = torch.get_num_threads() if device.type == "cpu" else 1
+    return threads if tokens >= threads * LEAST_TOKENS else 1
+
+
+def in_streams(work: Callable[[Given], Done], batches: Iterable[Given], *, streams: int) -> Iterator[Done]:
+    """What `work` makes of each batch, in their order; no more of them wait than keep all streams at work."""
+    if streams == 1:
+        yield from map(work, batches)
+        return
+    workers = _workers_of(streams)
+    begun: deque[Future[Done]] = deque()
+    try:
+        for batch in batches:
+            begun.append(workers.submit(work, batch))
+            if len(begun) > 2 * streams:
+                yield begun.popleft().result()
+        while begun:
+            yield begun.popleft().result()
+    finally:
+        for each in begun:
+            each.cancel()
+
+
+def _workers_of(streams: int) -> ThreadPoolExecutor:
+    with _making:
+        return _workers(streams)
+
+
+@cache
+def _workers(streams: int) -> ThreadPoolExecutor:
+    """Threads that compute alone, kept for the next time."""
+    workers = ThreadPoolExecutor(streams, thread_name_prefix="stream", initializer=_take_one_core)
+    all_there = Barrier(streams)
+    list(workers.map(lambda _: all_there.wait(), range(streams)))
+    # torch takes what a thread sets for itself as what later threads begin with.
+    torch.set_num_threads(streams)
+    return workers
+
+
+def _take_one_core() -> None:
+    torch.get_num_threads()  # at the first call a thread takes over what others have set
+    torch.set_num_threads(1)
+
+
+def _forget_workers() -> None:
+    """A forked process has none of the threads, and must not wait for them."""
+    global _making  # noqa: PLW0603
+    _making = Lock()
+    _workers.cache_clear()
+
+
+os.register_at_fork(after_in_child=_forget_workers)

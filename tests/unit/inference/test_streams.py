@@ -1,0 +1,114 @@
+import multiprocessing
+import threading
+import time
+
+import pytest
+import torch
+
+from bertsmith.inference.engine import BATCH_TOKENS, cut_for
+from bertsmith.inference.streams import LEAST_TOKENS, in_streams, streams_for
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def two_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def doubled(number):
+    return 2 * number
+
+
+@pytest.mark.parametrize("streams", [1, 2, 3])
+def test_what_comes_out_is_in_the_order_of_what_went_in(streams):
+    def work(number):
+        time.sleep(0.002 * (number % 3))
+        return doubled(number)
+
+    assert list(in_streams(work, range(20), streams=streams)) == [2 * number for number in range(20)]
+
+
+def test_batches_are_at_work_at_the_same_time(two_threads):
+    both_at_work = threading.Barrier(2, timeout=20)
+    assert len(list(in_streams(lambda _: both_at_work.wait(), range(4), streams=2))) == 4
+
+
+def test_a_batch_has_one_core(two_threads):
+    assert set(in_streams(lambda _: torch.get_num_threads(), range(8), streams=2)) == {1}
+
+
+def test_a_batch_that_is_cut_again_waits_for_no_other(two_threads):
+    def work(_):
+        streams = streams_for(10**6, CPU)
+        return list(in_streams(doubled, range(3), streams=streams))
+
+    assert list(in_streams(work, range(8), streams=2)) == [[0, 2, 4]] * 8
+
+
+def test_no_more_batches_are_made_than_keep_the_streams_at_work():
+    made = []
+
+    def batches():
+        for number in range(100):
+            made.append(number)
+            yield number
+
+    found = in_streams(doubled, batches(), streams=2)
+    assert next(found) == 0
+    assert len(made) <= 6
+    found.close()
+
+
+def test_a_fault_comes_out_and_what_has_not_begun_stays_undone():
+    begun = []
+
+    def work(number):
+        begun.append(number)
+        if number == 3:
+            raise ValueError("three")
+        time.sleep(0.01)
+
+    with pytest.raises(ValueError, match="three"):
+        list(in_streams(work, range(100), streams=2))
+    assert len(begun) < 12
+    assert list(in_streams(doubled, [5], streams=2)) == [10]
+
+
+def test_threads_that_begin_later_have_as_many_cores_as_before(two_threads):
+    list(in_streams(doubled, range(8), streams=2))
+    seen = []
+    later = threading.Thread(target=lambda: seen.append(torch.get_num_threads()))
+    later.start()
+    later.join()
+    assert (torch.get_num_threads(), seen) == (2, [2])
+
+
+def test_a_forked_process_does_not_wait_for_the_threads_of_its_parent():
+    list(in_streams(doubled, range(8), streams=2))
+    forked = multiprocessing.get_context("fork").Process(
+        target=lambda: list(in_streams(doubled, range(8), streams=2))
+    )
+    forked.start()
+    forked.join(30)
+    ended = forked.exitcode
+    forked.kill()
+    assert ended == 0
+
+
+def test_too_few_tokens_stay_one_batch_that_all_cores_share(two_threads):
+    assert cut_for(2 * LEAST_TOKENS - 1, CPU).streams == 1
+    assert cut_for(2 * LEAST_TOKENS, CPU).streams == 2
+    assert cut_for(10**6, torch.device("cuda")).streams == 1
+
+
+@pytest.mark.parametrize("tokens", [600, 4000, 4097, 5000, 123_456])
+def test_every_stream_has_as_much_to_do(tokens, two_threads):
+    cut = cut_for(tokens, CPU)
+    assert cut.tokens <= BATCH_TOKENS["cpu"]
+    batches = -(-tokens // cut.tokens)
+    assert batches % 2 == 0
+    assert batches * cut.tokens - tokens < batches
