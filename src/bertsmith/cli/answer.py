@@ -21,6 +21,7 @@ from bertsmith.cli.asking import (
 from bertsmith.cli.text_lines import STANDARD_INPUT
 from bertsmith.ground.errors import UserError
 from bertsmith.ground.files import read_text
+from bertsmith.inference.facts import answer_facts, is_decided_by_threshold
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -31,6 +32,11 @@ AROUND = 300
 """Characters of the passage that are shown on each side of the answer."""
 ANSWER_STYLE = "bold reverse green"
 NO_ANSWER = "no answer in the passage"
+BY_THRESHOLD = {
+    False: "No answer, though one is more probable: the model's no-answer threshold decided.",
+    True: "An answer, though no answer is more probable: the model's no-answer threshold decided.",
+}
+"""Why the first is not the most probable one, by whether it is an answer."""
 
 
 def answer(
@@ -48,7 +54,8 @@ def answer(
     """Answer a question from a passage, in the passage's own words.
 
     Prints the passage with the answer highlighted and the next best ones below. A passage of any length is
-    read in windows. A model for SQuAD 2.0 may also say that the passage holds no answer.
+    read in windows. A model for SQuAD 2.0 may also say that the passage holds no answer; where its threshold
+    for that decides against what is more probable, a line below says so.
 
     Example: bertsmith answer "Why did Alyssa go to Miami?" --passage story.txt --model runs/squad2
 
@@ -59,12 +66,14 @@ def answer(
     with naming(lambda _: "the question and its passage"):
         ((*found,),) = bert.answers_each([(question, written)], best=best)
     if as_json:
-        say_json(facts_of(found))
+        say_json(answer_facts(found))
         return
     screen = console()
     screen.print(excerpt(written, found[0]))
     for line in bars((each.probability, each.text or NO_ANSWER) for each in found):
         screen.print(line)
+    if is_decided_by_threshold(found[0]):
+        screen.print(BY_THRESHOLD[bool(found[0].text)], style="dim")
 
 
 def passage_of(file: Path | None, text: str) -> str:
@@ -77,16 +86,6 @@ def passage_of(file: Path | None, text: str) -> str:
     if file == STANDARD_INPUT:
         return sys.stdin.read()
     return read_text(file.expanduser(), remedy="give a text file in UTF-8")
-
-
-def facts_of(found: "list[QuestionAnswer]") -> dict[str, object]:
-    """The answers as a JSON object; offsets count code points."""
-    answers = [
-        {"text": each.text, "start": each.start, "end": each.end, "probability": each.probability}
-        for each in found
-    ]
-    none = next((guess.probability for guess in found[0].nbest if not guess.text), None)
-    return {"answers": answers, "no_answer": not found[0].text, "no_answer_probability": none}
 
 
 def excerpt(passage: str, found: "QuestionAnswer") -> "Text":

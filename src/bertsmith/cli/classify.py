@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -24,6 +23,7 @@ from bertsmith.cli.asking import (
 )
 from bertsmith.cli.text_lines import line_name, pieces_of, reading_bar
 from bertsmith.ground.errors import UserError
+from bertsmith.inference.facts import class_facts
 
 if TYPE_CHECKING:
     from bertsmith.inference.bert import Bert
@@ -78,7 +78,7 @@ def said_of(bert: "Bert", texts: "Sequence[Text]", *, truncate: bool) -> "list[C
 def show(found: "Classification | float", *, as_json: bool) -> None:
     """Print what is said of one text."""
     if as_json:
-        say_json(facts_of(found))
+        say_json(class_facts(found))
     elif isinstance(found, float):
         echo(f"{found:.4f}")
     else:
@@ -98,7 +98,7 @@ def classify_lines(bert: "Bert", source: Path, *, truncate: bool, as_json: bool)
                 several = said_of(bert, texts, truncate=truncate)
             for number, (line, found) in enumerate(zip(piece.texts, several, strict=True), piece.first):
                 if as_json:
-                    say_json({"line": number, **facts_of(found)})
+                    say_json({"line": number, **class_facts(found)})
                 else:
                     echo(f"{plainly(found)}\t{line}")
             advance(piece.size)
@@ -108,11 +108,6 @@ def text_or_pair(line: str) -> "Text":
     """What stands in a line: a text, or two with a tab between them."""
     first, tab, second = line.partition("\t")
     return (first, second) if tab else first
-
-
-def facts_of(found: "Classification | float") -> dict[str, object]:
-    """What is said of a text, as a JSON object."""
-    return {"score": found} if isinstance(found, float) else asdict(found)
 
 
 def plainly(found: "Classification | float") -> str:

@@ -1,7 +1,6 @@
 """`bertsmith fill`: what stands behind a mask."""
 
 import math
-import re
 import time
 from dataclasses import asdict
 from statistics import median
@@ -23,10 +22,12 @@ from bertsmith.cli.asking import (
     say_json,
 )
 from bertsmith.ground.errors import UserError
+from bertsmith.inference.facts import mask_facts
 
 if TYPE_CHECKING:
     from bertsmith.inference.bert import Bert
     from bertsmith.inference.filling import Extension, Filling, Guess
+    from bertsmith.text.tokenizer import Tokenizer
 
 BEAM = 10
 MASK_STYLE, OTHER_MASK_STYLE, NEW_STYLE = "bold reverse", "dim", "bold green"
@@ -76,19 +77,17 @@ def fill(
             show_fillings(found, as_json=as_json)
         else:
             guesses = bert.fill(text, top=top, truncate=truncate)
-            show_guesses(text, guesses, mask=bert.tokenizer.mask_token, as_json=as_json)
+            show_guesses(text, guesses, tokenizer=bert.tokenizer, as_json=as_json)
 
 
-def show_guesses(text: str, guesses: "list[list[Guess]]", *, mask: str, as_json: bool) -> None:
+def show_guesses(text: str, guesses: "list[list[Guess]]", *, tokenizer: "Tokenizer", as_json: bool) -> None:
     """Print the tokens for each mask."""
+    from bertsmith.inference.filling import mask_places
+
     # Where a long text was cut, masks at its end have no guesses.
-    places = [match.span() for match in re.finditer(re.escape(mask), text)][: len(guesses)]
+    places = mask_places(text, tokenizer)[: len(guesses)]
     if as_json:
-        masks = [
-            {"start": start, "end": end, "guesses": [asdict(guess) for guess in each]}
-            for (start, end), each in zip(places, guesses, strict=True)
-        ]
-        say_json({"masks": masks})
+        say_json({"masks": mask_facts(places, guesses)})
         return
     screen = console()
     for number, each in enumerate(guesses):

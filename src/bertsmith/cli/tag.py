@@ -1,6 +1,5 @@
 """`bertsmith tag`: the words of a text with their tags, and the names among them."""
 
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument
@@ -18,6 +17,7 @@ from bertsmith.cli.asking import (
     open_model,
     say_json,
 )
+from bertsmith.inference.facts import tag_facts
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -47,7 +47,7 @@ def tag(
         (words,) = bert.tag([text])
     entities = bert.entities_of(text, words)
     if as_json:
-        say_json({"words": [asdict(word) for word in words], "entities": [asdict(each) for each in entities]})
+        say_json(tag_facts(words, entities))
         return
     screen = console()
     for line in word_lines(words):

@@ -135,12 +135,14 @@ class Asker:
         shares = [float(share) for share in probabilities_C]
         best = int(probabilities_C.argmax())
         labels = self.note.labels
-        several = tuple(label for label, share in zip(labels, shares, strict=True) if share >= 0.5)
+        likely = tuple(label for label, share in zip(labels, shares, strict=True) if share >= 0.5)
+        is_several = self.note.kind == "multilabel"
         return Classification(
             label=labels[best],
             probability=shares[best],
             probabilities=dict(zip(labels, shares, strict=True)),
-            labels=several if self.note.kind == "multilabel" else (labels[best],),
+            labels=likely if is_several else (labels[best],),
+            is_several=is_several,
         )
 
     def _tagged(self, word: Word, probabilities_C: Numbers) -> TaggedWord:

@@ -14,7 +14,7 @@ from bertsmith.ground.errors import UserError
 from bertsmith.ground.progress import progress_bar
 from bertsmith.inference.engine import WINDOW_TEXTS, Engine, listed
 from bertsmith.packed import PackedBatch
-from bertsmith.text.tokenizer import Encoded
+from bertsmith.text.tokenizer import Encoded, Tokenizer
 
 MASKS_AT_ONCE = 256
 """Scores of a whole vocabulary for each of them: 30 MB with 30,000 tokens, however many masks a batch has."""
@@ -80,6 +80,19 @@ def encode_masked(engine: Engine, texts: Sequence[str], *, truncate: bool, first
             remedy = f"write {mask} where a token is wanted"
             raise UserError(f"has no {mask}", where=f"text {number}", remedy=remedy)
     return [Masked(text, each, _places(engine, each)) for text, each in zip(texts, encoded, strict=True)]
+
+
+def mask_places(text: str, tokenizer: Tokenizer) -> list[tuple[int, int]]:
+    """Where the masks of a text stand, without the space that some tokenizers count to them."""
+    encoded = tokenizer.encode(text, allow_special=(tokenizer.mask_token,))
+    offsets = zip(encoded.ids, encoded.offsets, strict=True)
+    spans = (span for token, span in offsets if token == tokenizer.mask_id)
+    return [_without_spaces(text, *span) for span in spans]
+
+
+def _without_spaces(text: str, start: int, end: int) -> tuple[int, int]:
+    before = len(text[start:end]) - len(text[start:end].lstrip())
+    return start + before, start + len(text[start:end].rstrip())
 
 
 def _places(engine: Engine, encoded: Encoded) -> list[int]:

@@ -15,6 +15,8 @@ class Classification:
     """Of every label; they add up to 1 unless a text may have several labels."""
     labels: tuple[str, ...]
     """The one label; where a text may have several, all with a probability of at least 0.5."""
+    is_several: bool = False
+    """Whether a text may have any number of them."""
 
 
 @dataclass(frozen=True, slots=True)

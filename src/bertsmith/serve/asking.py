@@ -4,45 +4,15 @@ Answers are plain data where a tensor would otherwise outlive its batch.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from bertsmith.inference.bert import Bert
-from bertsmith.inference.filling import Guess
+from bertsmith.inference.facts import Facts, answer_facts, mask_facts, tag_facts
+from bertsmith.inference.filling import mask_places
 from bertsmith.inference.looking import see_attention, see_senses, see_tokens
-from bertsmith.inference.replies import TaggedWord
 from bertsmith.serve.batching import Kind
-from bertsmith.tasks.tag_schemes import scheme_of, spans_of
 
 Many = Callable[[Bert, Sequence[Any], tuple[Any, ...]], list[Any]]
-
-
-@dataclass(frozen=True, slots=True)
-class FilledMask:
-    """A mask of a text and what may stand in its place."""
-
-    start: int
-    end: int
-    guesses: list[Guess]
-
-
-@dataclass(frozen=True, slots=True)
-class FoundEntity:
-    """A stretch of a text, what it is, and the mean probability of its words' tags."""
-
-    text: str
-    start: int
-    end: int
-    label: str
-    probability: float
-
-
-@dataclass(frozen=True, slots=True)
-class TaggedText:
-    """The words of a text and what they make up together."""
-
-    words: list[TaggedWord]
-    entities: list[FoundEntity]
 
 
 def ask(bert: Bert, kind: Kind, inputs: Sequence[Any]) -> list[Any]:
@@ -50,41 +20,15 @@ def ask(bert: Bert, kind: Kind, inputs: Sequence[Any]) -> list[Any]:
     return MANY_FORMS[kind.question](bert, inputs, kind.options)
 
 
-def _fill(bert: Bert, texts: Sequence[str], options: tuple[Any, ...]) -> list[list[FilledMask]]:
+def _fill(bert: Bert, texts: Sequence[str], options: tuple[Any, ...]) -> list[list[Facts]]:
     (top,) = options
-    found = bert.fill_each(texts, top=top)
-    return [
-        [FilledMask(*place, guesses) for place, guesses in zip(mask_places(bert, text), masks, strict=True)]
-        for text, masks in zip(texts, found, strict=True)
-    ]
+    found = zip(texts, bert.fill_each(texts, top=top), strict=True)
+    return [mask_facts(mask_places(text, bert.tokenizer), guesses) for text, guesses in found]
 
 
-def mask_places(bert: Bert, text: str) -> list[tuple[int, int]]:
-    """Where the masks of a text stand, without the space that some tokenizers count to them."""
-    mask, tokenizer = bert.tokenizer.mask_token, bert.tokenizer
-    encoded = tokenizer.encode(text, allow_special=(mask,))
-    offsets = zip(encoded.ids, encoded.offsets, strict=True)
-    starts = [text.index(mask, start) for number, (start, _) in offsets if number == tokenizer.mask_id]
-    return [(start, start + len(mask)) for start in starts]
-
-
-def _tag(bert: Bert, texts: Sequence[str], _options: tuple[Any, ...]) -> list[TaggedText]:
-    labels = labels_of(bert)
-    return [
-        TaggedText(words, entities_of(text, words, labels))
-        for text, words in zip(texts, bert.tag(texts), strict=True)
-    ]
-
-
-def entities_of(text: str, words: Sequence[TaggedWord], labels: Sequence[str]) -> list[FoundEntity]:
-    """The stretches that the words' tags mark; none where the labels mark no stretches."""
-    found = []
-    for span in spans_of([word.tag for word in words], scheme_of([labels])):
-        inside = words[span.first : span.end]
-        start, end = inside[0].start, inside[-1].end
-        probability = sum(word.probability for word in inside) / len(inside)
-        found.append(FoundEntity(text[start:end], start, end, span.type, probability))
-    return found
+def _tag(bert: Bert, texts: Sequence[str], _options: tuple[Any, ...]) -> list[Facts]:
+    found = zip(texts, bert.tag(texts), strict=True)
+    return [tag_facts(words, bert.entities_of(text, words)) for text, words in found]
 
 
 def labels_of(bert: Bert) -> tuple[str, ...]:
@@ -114,9 +58,9 @@ def _next(bert: Bert, pairs: Sequence[tuple[str, str]], _options: tuple[Any, ...
     return bert.next_sentences(pairs)
 
 
-def _answer(bert: Bert, pairs: Sequence[tuple[str, str]], options: tuple[Any, ...]) -> list[Any]:
+def _answer(bert: Bert, pairs: Sequence[tuple[str, str]], options: tuple[Any, ...]) -> list[Facts]:
     (best,) = options
-    return bert.answers_each(pairs, best=best)
+    return [answer_facts(found) for found in bert.answers_each(pairs, best=best)]
 
 
 def _look_at_tokens(bert: Bert, pairs: Sequence[Any], options: tuple[Any, ...]) -> list[Any]:

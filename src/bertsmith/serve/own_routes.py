@@ -2,14 +2,12 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import asdict
 
 import numpy as np
 from fastapi import APIRouter
 
-from bertsmith.inference.replies import Classification
+from bertsmith.inference.facts import class_facts
 from bertsmith.inference.similarity import cosines
-from bertsmith.serve.asking import FilledMask, TaggedText
 from bertsmith.serve.batching import Kind
 from bertsmith.serve.refusals import Refusal
 from bertsmith.serve.service import Answered, Question, Service
@@ -19,33 +17,23 @@ from bertsmith.serve.shapes import (
     AttentionReply,
     ClassifyAsk,
     ClassifyReply,
-    ClassReply,
     CompareAsk,
     CompareReply,
-    EntityReply,
     FillAsk,
     FillReply,
-    GuessReply,
-    LabelsReply,
     LookAsk,
-    MaskReply,
     NextAsk,
     NextReply,
     PointReply,
-    ScoreReply,
     SensesAsk,
     SensesReply,
-    SpanReply,
     TagAsk,
-    TaggedReply,
     TagReply,
     TextOrPair,
     TokenReply,
     TokensAsk,
     TokensReply,
-    WordReply,
 )
-from bertsmith.tasks.answers import QuestionAnswer
 
 MOST_SHOWN_TOKENS = 64
 """Attention grows with the square of the length, times layers, times heads."""
@@ -62,7 +50,7 @@ def own_routes(service: Service) -> APIRouter:
     async def fill(ask: FillAsk) -> FillReply:
         """The most probable tokens for each mask of a text."""
         found = await service.ask(Question(Kind("fill", (ask.top,)), [ask.text], [ask.text], ask.model))
-        return FillReply(model=found.model, masks=[_mask(each) for each in found.answers[0]])
+        return FillReply(model=found.model, masks=found.answers[0])
 
     @router.post("/next")
     async def next_sentence(ask: NextAsk) -> NextReply:
@@ -76,21 +64,21 @@ def own_routes(service: Service) -> APIRouter:
     async def classify(ask: ClassifyAsk) -> ClassifyReply:
         """The class of each text, its classes, or its number, by the kind of model."""
         found = await classified(service, [as_text(each) for each in ask.texts], model=ask.model)
-        several = service.models[found.model].facts.several_labels
-        return ClassifyReply(model=found.model, results=[_class(each, several) for each in found.answers])
+        results = [class_facts(each) for each in found.answers]
+        return ClassifyReply.model_validate({"model": found.model, "results": results})
 
     @router.post("/tag")
     async def tag(ask: TagAsk) -> TagReply:
         """The tag of each word, and the stretches that tags mark, such as names."""
         found = await service.ask(Question(Kind("tag"), ask.texts, ask.texts, ask.model))
-        return TagReply(model=found.model, results=[_tagged(each) for each in found.answers])
+        return TagReply(model=found.model, results=found.answers)
 
     @router.post("/answer")
     async def answer(ask: AnswerAsk) -> AnswerReply:
         """What the passage answers, to the letter; a long passage is read in windows."""
         pairs = [(ask.question, ask.passage)]
         found = await service.ask(Question(Kind("answer", (ask.best,)), pairs, pairs, ask.model))
-        return _answers(found.model, found.answers[0])
+        return AnswerReply(model=found.model, **found.answers[0])
 
     @router.post("/compare")
     async def compare(ask: CompareAsk) -> CompareReply:
@@ -165,33 +153,3 @@ def as_text(sent: TextOrPair) -> str | tuple[str, str]:
 def _look(kind: Kind, ask: LookAsk, *, most_tokens: int | None = None) -> Question:
     text = ask.first if ask.second is None else (ask.first, ask.second)
     return Question(kind, [(ask.first, ask.second)], [text], ask.model, most_tokens=most_tokens)
-
-
-def _mask(mask: FilledMask) -> MaskReply:
-    guesses = [GuessReply(token=guess.token, probability=guess.probability) for guess in mask.guesses]
-    return MaskReply(start=mask.start, end=mask.end, guesses=guesses)
-
-
-def _class(found: Classification | float, several: bool) -> ClassReply | LabelsReply | ScoreReply:
-    if isinstance(found, float):
-        return ScoreReply(score=found)
-    if several:
-        return LabelsReply(labels=list(found.labels), probabilities=found.probabilities)
-    return ClassReply(label=found.label, probability=found.probability, probabilities=found.probabilities)
-
-
-def _tagged(found: TaggedText) -> TaggedReply:
-    words = [
-        WordReply(text=each.word, start=each.start, end=each.end, tag=each.tag, probability=each.probability)
-        for each in found.words
-    ]
-    return TaggedReply(words=words, entities=[EntityReply(**asdict(each)) for each in found.entities])
-
-
-def _answers(model: str, found: Sequence[QuestionAnswer]) -> AnswerReply:
-    spans = [
-        SpanReply(text=each.text, start=each.start, end=each.end, probability=each.probability)
-        for each in found
-    ]
-    none = next((guess.probability for guess in found[0].nbest if not guess.text), None)
-    return AnswerReply(model=model, answers=spans, no_answer=not found[0].text, no_answer_probability=none)

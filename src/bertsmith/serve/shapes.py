@@ -175,6 +175,9 @@ class AnswerReply(Reply):
     answers: list[SpanReply]
     no_answer: bool
     no_answer_probability: float | None
+    decided_by_threshold: bool = Field(
+        description="Whether something else is more probable, but the model's no-answer threshold decided."
+    )
 
 
 class CompareAsk(Ask):

@@ -14,6 +14,7 @@ from bertsmith.recipe.finetuning import AnswersSection, TextSection
 from bertsmith.tasks.task_file import TaskNote
 from tests.command_line import bertsmith, mistake
 from tests.toy_folder import write_toy_folder
+from tests.unit.serve.serving import application_of, post
 from tests.untrained_heads import numbered_labels, untrained
 
 TEXT = TextSection(longest=48, longest_question=16)
@@ -135,9 +136,26 @@ def test_that_there_is_no_answer_is_an_answer(capsys, folders):
     found = said(capsys, *asked)
     assert found["no_answer"] and found["answers"][0]["start"] == -1
     assert found["answers"][0]["probability"] == found["no_answer_probability"]
-    passage, first, second = shown(capsys, *asked)
+    passage, first, second, *_ = shown(capsys, *asked)
     assert passage == PASSAGE
     assert first.endswith("no answer in the passage") and second.split("  ")[-1].strip() in PASSAGE
+
+
+@pytest.mark.parametrize(
+    ("folder", "told"), [("no-answers", "No answer, though"), ("answers", "An answer, ")]
+)
+def test_that_the_threshold_decided_against_the_most_probable_is_told(capsys, folders, folder, told):
+    decided = 0
+    for passage in ("my dog", PASSAGE, "the cat sleeps", "snow and rain, sun and tea"):
+        asked = ("answer", "where?", "--text", passage, "--model", folders / folder, "--best", 20)
+        found = said(capsys, *asked)
+        best = max(each["probability"] for each in found["answers"])
+        assert found["decided_by_threshold"] == (found["answers"][0]["probability"] < best)
+        *_, last = shown(capsys, *asked)
+        is_told = last.startswith(told) and last.endswith("no-answer threshold decided.")
+        assert is_told == found["decided_by_threshold"]
+        decided += is_told
+    assert decided
 
 
 def test_the_answer_is_highlighted_among_its_neighbours():
@@ -182,13 +200,13 @@ def test_words_stand_in_columns_and_entities_are_named_in_place(capsys, folders)
     text = "my dog runs \N{FIRE} in london, the cat sleeps"
     found = said(capsys, "tag", text, "--model", folders / "names")
     assert [text[word["start"] : word["end"]] for word in found["words"]] == [
-        word["word"] for word in found["words"]
+        word["text"] for word in found["words"]
     ]
     entities = package.load(folders / "names").entities(text)
     assert [each["text"] for each in found["entities"]] == [each.text for each in entities]
     assert entities
     *lines, empty, marked = shown(capsys, "tag", text, "--model", folders / "names")
-    assert [line.split()[0] for line in lines] == [word["word"] for word in found["words"]]
+    assert [line.split()[0] for line in lines] == [word["text"] for word in found["words"]]
     assert [line.split()[1] for line in lines] == [word["tag"] for word in found["words"]]
     plain = [line.replace("\N{FIRE}", "xx") for line in lines]  # two columns wide
     assert len({line.index("%") for line in plain}) == 1
@@ -200,6 +218,40 @@ def test_tags_that_mark_no_stretches_are_words_alone(capsys, folders):
     lines = shown(capsys, "tag", "my dog runs", "--model", folders / "words")
     assert len(lines) == 3
     assert said(capsys, "tag", "my dog runs", "--model", folders / "words")["entities"] == []
+
+
+# ---- one shape
+
+
+@pytest.mark.parametrize(
+    ("folder", "words", "path", "body"),
+    [
+        ("plain", ("fill", "the [MASK] \N{FIRE} [MASK]"), "/fill", {"text": "the [MASK] \N{FIRE} [MASK]"}),
+        ("plain", ("next", "a cat", "a dog"), "/next", {"first": "a cat", "second": "a dog"}),
+        ("classes", ("classify", "my dog"), "/classify", {"texts": ["my dog"]}),
+        ("several", ("classify", "my dog"), "/classify", {"texts": ["my dog"]}),
+        ("numbers", ("classify", "a", "--second", "b"), "/classify", {"texts": [["a", "b"]]}),
+        ("names", ("tag", "my dog in london"), "/tag", {"texts": ["my dog in london"]}),
+        ("answers", ("answer", "?", "--text", PASSAGE), "/answer", {"question": "?", "passage": PASSAGE}),
+        ("plain", ("compare", "a cat", "a dog"), "/compare", {"texts": ["a cat", "a dog"]}),
+    ],
+)  # fmt: skip
+def test_json_is_that_of_the_server(capsys, folders, folder, words, path, body):
+    here = said(capsys, *words, "--model", folders / folder, "--precision", "fp32", "--device", "cpu")
+    application = application_of({"it": folders / folder}, precision="fp32")
+    reply = post(application, path, body).json()
+    assert reply.pop("model") == "it"
+    there = reply["results"][0] if "results" in reply else reply
+    assert here == approximately(there)
+
+
+def approximately(value):
+    """A JSON value whose numbers need not agree to the last digit."""
+    if isinstance(value, dict):
+        return {key: approximately(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [approximately(each) for each in value]
+    return pytest.approx(value, abs=1e-5) if isinstance(value, float) else value
 
 
 # ---- compare

@@ -116,6 +116,7 @@ def test_a_passage_answers(application, folders):
         assert each["text"] == passage[each["start"] : each["end"]] or each["start"] == -1
     assert reply["no_answer"] == (reply["answers"][0]["text"] == "")
     assert 0 <= reply["no_answer_probability"] <= 1
+    assert reply["decided_by_threshold"] is False  # a threshold of 0 is the greater probability
 
 
 def test_texts_are_compared_each_with_each(application, folders):

@@ -25,6 +25,8 @@ const EXAMPLES = [
   ],
 ];
 
+const BY_THRESHOLD = "This is not the most probable: the model's threshold for no answer decided.";
+
 export const answer = {
   id: "answer",
   title: "Find the answer",
@@ -63,7 +65,9 @@ function show(result, reply, passage) {
   point(reply.no_answer ? null : found[0]);
   const list = make("div", { class: "candidates" }, ...rows);
   const others = make("section", { class: "card" }, make("h3", {}, "Best answers"), list);
-  result.replaceChildren(verdict(reply, found), make("div", { class: "split" }, text, rows.length ? others : null));
+  const split = make("div", { class: "split" }, text, rows.length ? others : null);
+  const why = reply.decided_by_threshold ? [make("p", { class: "note" }, BY_THRESHOLD)] : [];
+  result.replaceChildren(verdict(reply, found), ...why, split);
   return reply.no_answer ? "The passage does not say." : `The answer: ${found[0]?.text}`;
 }
 
