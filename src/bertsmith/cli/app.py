@@ -24,6 +24,7 @@ from bertsmith.cli.predict import predict
 from bertsmith.cli.pretrain import pretrain
 from bertsmith.cli.recipe import recipe
 from bertsmith.cli.serve import serve
+from bertsmith.cli.stopping import sigterm_as_interrupt
 from bertsmith.cli.tag import tag
 from bertsmith.cli.vocab import vocab
 from bertsmith.ground.errors import UserError
@@ -82,12 +83,15 @@ def bertsmith(
 
 
 def main() -> None:
-    """Run the command line; exit 0 when done, 2 for the user's mistake, 130 on Ctrl-C, 1 for our bug.
+    """Run the command line; exit 0 when done, 2 for the user's mistake, 130 if stopped, 1 for our bug.
+
+    SIGTERM stops it as Ctrl-C does: with one line, and nothing half-written.
 
     Where a reader closes the pipe early (`| head -1`) it ends without a word, with 141 as other Unix tools.
     """
     try:
-        app(prog_name="bertsmith")
+        with sigterm_as_interrupt():
+            app(prog_name="bertsmith")
     except UserError as error:
         print(f"bertsmith: {error.line()}", file=sys.stderr)
         sys.exit(USER_MISTAKE)
@@ -96,4 +100,11 @@ def main() -> None:
         # ours. Taking SIGPIPE as it comes would end `serve`, too, at the first client that hangs up.
         if isinstance(ending.__context__, BrokenPipeError):
             sys.exit(PIPE_CLOSED)
+        if _is_interrupt(ending):
+            print("bertsmith: stopped", file=sys.stderr)
         raise
+
+
+def _is_interrupt(ending: SystemExit) -> bool:
+    """Whether Typer made this end from an interrupt that no verb has told of."""
+    return ending.__context__ is not None and isinstance(ending.__context__.__cause__, KeyboardInterrupt)

@@ -2,8 +2,10 @@
 
 import os
 import resource
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -98,11 +100,46 @@ def test_a_user_error_is_one_line_and_exit_code_2(exit_code_of, capsys) -> None:
     assert told.out == ""
 
 
-def test_an_interrupt_exits_130_without_a_traceback(exit_code_of, capsys) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stop_is_one_line_and_exit_code_130(exit_code_of, capsys, number) -> None:
     def verb() -> None:
-        raise KeyboardInterrupt
+        os.kill(os.getpid(), number)
+
+    before = signal.getsignal(signal.SIGTERM)
+    assert exit_code_of("verb", verb=verb) == 130
+    assert capsys.readouterr().err == "bertsmith: stopped\n"
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_second_sigterm_does_not_cut_the_cleaning_up_short(exit_code_of, capsys) -> None:
+    def verb() -> None:
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
+            print("cleaned up")
 
     assert exit_code_of("verb", verb=verb) == 130
+    assert capsys.readouterr().out == "cleaned up\n"
+
+
+def test_a_forked_worker_ends_at_sigterm_as_ever(exit_code_of, capsys) -> None:
+    endings = []
+
+    def verb() -> None:
+        reading, writing = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.write(writing, b".")
+            for _ in range(200):
+                time.sleep(0.05)
+            os._exit(1)
+        os.read(reading, 1)  # Python forgets signals that come amid a fork
+        os.kill(child, signal.SIGTERM)
+        endings.append(os.waitpid(child, 0)[1])
+
+    assert exit_code_of("verb", verb=verb) == 0
+    assert [os.WIFSIGNALED(each) and os.WTERMSIG(each) for each in endings] == [signal.SIGTERM]
     assert capsys.readouterr().err == ""
 
 

@@ -3,6 +3,11 @@
 import gzip
 import io
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -183,6 +188,24 @@ def test_what_goes_wrong_leaves_no_half_file_and_the_old_one_whole(
         assert complaint in mistake(capsys, *words)
     assert (tmp_path / "v.npy").read_bytes() == b"old"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["texts.txt", "v.npy"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stop_leaves_no_half_file(folders, tmp_path, number):
+    command = [sys.executable, "-m", "bertsmith", "embed", "-", "--out", tmp_path / "v.npy"]
+    with subprocess.Popen(
+        [*command, "--model", folders / "plain"],
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(Path(package.__file__).parents[1])},
+    ) as asked:
+        while not list(tmp_path.iterdir()):  # until the file is begun
+            assert asked.poll() is None
+            time.sleep(0.05)
+        asked.send_signal(number)
+        told = asked.stderr.read()
+    assert (asked.returncode, told) == (130, b"bertsmith: stopped\n")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_input_is_not_overwritten(capsys, folders, file):
