@@ -1,5 +1,7 @@
 """`bertsmith serve`: models behind an HTTP port, with a page to play on."""
 
+import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
@@ -13,12 +15,19 @@ if TYPE_CHECKING:
     from bertsmith.serve.settings import Settings
 
 DEFAULT_NAME = "default"
+MODEL_NAME = re.compile(r"[\w./-]+")
+"""What can stand in a URL, a log and a list without quotes."""
+NAMING = "write NAME=FOLDER, such as sst2=runs/sst2, with letters, digits, . _ / or - in the name"
 
 
 def serve(
     model: Annotated[
         list[str] | None,
-        Option("--model", metavar="NAME=FOLDER", help="A model and its name, repeatable; else the own one."),
+        Option(
+            "--model",
+            metavar="[NAME=]FOLDER",
+            help="A model, repeatable; its name is the folder's unless given. Else the own one.",
+        ),
     ] = None,
     host: Annotated[
         str, Option(help="Address to listen at; 0.0.0.0 for every one of this machine.")
@@ -45,11 +54,14 @@ def serve(
 ) -> None:
     """Serve models over HTTP, with a page to play on.
 
-    Examples:
+    Example: bertsmith serve
 
-    bertsmith serve
+    Example: bertsmith serve --model runs/sst2 --model qa=runs/squad2 --port 8000
 
-    bertsmith serve --model sst2=runs/sst2 --model qa=runs/squad2 --port 8000
+    Example: BERTSMITH_API_KEY=secret bertsmith serve --model runs/sst2 --host 0.0.0.0
+
+    Example: curl localhost:8000/classify -H "Authorization: Bearer secret" -H "Content-Type:
+    application/json" -d '{"texts": ["A warm day."], "model": "sst2"}'
     """
     from bertsmith.serve.settings import Limits, Settings
 
@@ -101,11 +113,21 @@ def named_folders(given: list[str]) -> dict[str, Path]:
         return {DEFAULT_NAME: DEFAULT_MODEL}
     folders: dict[str, Path] = {}
     for each in given:
-        name, equals, folder = each.partition("=")
-        if not (name and equals and folder):
-            remedy = "write NAME=FOLDER, such as sst2=runs/sst2"
-            raise UserError(f"is {each!r}", where="--model", remedy=remedy)
+        name, folder = _named(each)
         if name in folders:
-            raise UserError(f"the name {name} is given twice", where="--model", remedy="name each once")
-        folders[name] = Path(folder).expanduser()
+            remedy = f"give one of them another: --model NAME={folder}"
+            raise UserError(f"two models are called {name}", where="--model", remedy=remedy)
+        folders[name] = folder
     return folders
+
+
+def _named(given: str) -> tuple[str, Path]:
+    name, equals, folder = given.partition("=")
+    whole = Path(given).expanduser()
+    if not equals or whole.is_dir():  # a folder's name may hold an equals sign
+        name, folder = Path(os.path.normpath(whole.absolute())).name, given
+    if not folder:
+        raise UserError(f"is {given!r}", where="--model", remedy=NAMING)
+    if not MODEL_NAME.fullmatch(name):
+        raise UserError(f"{name!r} is no name for a model", where=f"--model {given}", remedy=NAMING)
+    return name, Path(folder).expanduser()

@@ -52,7 +52,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         if not self.models:
-            raise UserError("there is no model to serve", remedy="give --model NAME=FOLDER")
+            raise UserError("there is no model to serve", remedy="give --model FOLDER")
         if "*" in self.allow_origins and not self.api_key:
             what = "every web site could ask this server through its visitors' browsers"
             remedy = "name the sites, or set an API key"

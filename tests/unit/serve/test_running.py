@@ -9,14 +9,16 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from pathlib import Path
 
 import httpx
 import pytest
 
+from bertsmith.cli.serve import named_folders
 from bertsmith.ground.errors import UserError
 from bertsmith.serve.running import listen
 from bertsmith.serve.settings import Limits
-from tests.command_line import mistake
+from tests.command_line import bertsmith, mistake
 from tests.unit.serve.serving import Slowly, application_of, connected, live
 
 BODY = json.dumps({"texts": ["the cat"]}).encode()
@@ -148,14 +150,43 @@ def test_a_taken_port_is_told():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--model", "toy"), "--model: is 'toy'; write NAME=FOLDER"),
-        (("--model", "a=x", "--model", "a=y"), "the name a is given twice"),
+        (("--model", "toy"), "toy: there is no such folder"),
+        (("--model", "a="), "--model: is 'a='; write NAME=FOLDER"),
+        (("--model", ""), "--model: is ''; write NAME=FOLDER"),
+        (("--model", "=toy"), "--model =toy: '' is no name for a model; write NAME=FOLDER"),
+        (("--model", "runs/my model"), "'my model' is no name for a model; write NAME=FOLDER, such as"),
+        (("--model", "a=x", "--model", "a=y"), "two models are called a; give one of them another"),
+        (("--model", "x/a", "--model", "y/a/"), "two models are called a; give one of them another: --model"),
         (("--model", "a=/nowhere"), "/nowhere: there is no such folder"),
         (("--allow-origin", "*"), "every web site could ask"),
     ],
 )
 def test_mistakes_of_the_operator_are_one_line(words, message, capsys):
     assert message in mistake(capsys, "serve", "--port", "0", *words)
+
+
+def test_a_model_without_a_name_is_called_as_its_folder(tmp_path, monkeypatch):
+    (tmp_path / "run" / "lr=3").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "run")
+    given = ["runs/sst2/", "qa=runs/squad2", "org/name=there=is", ".", "~/ner"]
+    monkeypatch.setenv("HOME", "/home/me")
+    assert named_folders(given) == {
+        "sst2": Path("runs/sst2"),
+        "qa": Path("runs/squad2"),
+        "org/name": Path("there=is"),
+        "run": Path(),
+        "ner": Path("/home/me/ner"),
+    }
+    with pytest.raises(UserError, match="'lr=3' is no name for a model"):
+        named_folders([str(tmp_path / "run" / "lr=3")])
+
+
+def test_help_teaches_keys_hosts_several_models_and_a_request(capsys):
+    told = " ".join(bertsmith(capsys, "serve", "--help").out.split())
+    assert "Example: bertsmith serve --model runs/sst2 --model qa=runs/squad2" in told
+    assert "BERTSMITH_API_KEY=" in told and "--host 0.0.0.0" in told
+    request = told[told.index("Example: curl localhost:8000/classify") :]
+    assert "Authorization: Bearer" in request and '{"texts": ["A warm day."]' in request
 
 
 def test_sigterm_under_load_loses_no_accepted_request(folders):
