@@ -4,9 +4,12 @@ import pytest
 
 import bertsmith
 from bertsmith.inference.looking import see_attention, see_senses, see_tokens
+from bertsmith.recipe.finetuning import TextSection
+from bertsmith.tasks.task_file import TaskNote
 from bertsmith.text.tokenizer import Tokenizer
 from tests.toy_folder import write_toy_folder
 from tests.unit.serve.serving import application_of, error_of, get, post
+from tests.untrained_heads import untrained
 
 SMILE = "\N{SLIGHTLY SMILING FACE}"
 
@@ -85,6 +88,47 @@ def test_pairs_have_a_number_where_the_model_gives_numbers(application, folders)
     reply = post(application, "/classify", {"texts": [pair], "model": "alike"}).json()
     expected = bertsmith.load(folders["alike"]).score([tuple(pair)])
     assert [each["score"] for each in reply["results"]] == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.fixture
+def one_form(tmp_path):
+    """Folders that were fine-tuned on single texts, or on pairs."""
+    labels = ("bad", "good")
+    note = TaskNote(task="sst2", kind="classify", metrics=(), labels=labels, text=TextSection(longest=64))
+    untrained(tmp_path / "single", {"classify": 2}, note=note)
+    untrained(tmp_path / "pairs", {"classify": 2}, note=note.model_copy(update={"pairs": True}))
+    return {name: tmp_path / name for name in ("single", "pairs")}
+
+
+@pytest.mark.parametrize("order", [("single", "pairs"), ("pairs", "single")])
+@pytest.mark.parametrize(("text", "expected"), [("the sun", "single"), (["the sun", "the snow"], "pairs")])
+def test_texts_go_to_the_first_model_that_takes_their_form(one_form, order, text, expected):
+    application = application_of({name: one_form[name] for name in order})
+    reply = post(application, "/classify", {"texts": [text]})
+    assert (reply.status_code, reply.json()["model"]) == (200, expected)
+
+
+@pytest.mark.parametrize(
+    ("there", "text", "message"),
+    [
+        (
+            "single",
+            ["the sun", "the snow"],
+            "no model here classifies pairs of texts; bertsmith finetune mrpc",
+        ),
+        ("pairs", "the sun", "no model here classifies single texts; bertsmith finetune sst2 makes one"),
+    ],
+)
+def test_a_form_that_no_model_takes_is_told(one_form, there, text, message):
+    reply = post(application_of({there: one_form[there]}), "/classify", {"texts": [text]})
+    assert reply.status_code == 422
+    assert message in error_of(reply)
+
+
+def test_a_model_that_is_named_answers_for_itself(one_form):
+    body = {"texts": [["the sun", "the snow"]], "model": "single"}
+    reply = post(application_of(one_form), "/classify", body)
+    assert "is a pair, but this model was fine-tuned on single texts" in error_of(reply)
 
 
 def test_words_are_tagged_and_make_up_entities(application, folders):
