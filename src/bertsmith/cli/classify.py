@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     from bertsmith.inference.replies import Classification
 
 
+PATIENCE_SECONDS = 0.1
+"""Lines that are typed, or written by a program now and then, are answered before the next ones come."""
+
+
 def classify(
     text: Annotated[str | None, Argument(metavar="[TEXT]", help="The text.")] = None,
     second: Annotated[str | None, Option(metavar="TEXT", help="The second text of a pair.")] = None,
@@ -47,8 +51,8 @@ def classify(
     """Classify a text or a pair, or thousands of them from a file.
 
     One text gets a picture of all classes. A file gets a line for each of its lines, in pieces of up to
-    2,048: label, probability and text with tabs between them, or JSON lines with the probabilities of all
-    labels. A model for numbers, such as one for STS-B, gives a number instead.
+    2,048, or as they come where they come slowly: label, probability and text with tabs between them, or JSON
+    lines with the probabilities of all labels. A model for numbers, such as one for STS-B, gives a number.
 
     Example: bertsmith classify "A stunning ballet dancer." --model runs/sst2
 
@@ -92,7 +96,7 @@ def classify_lines(bert: "Bert", source: Path, *, truncate: bool, as_json: bool)
     """Print what is said of each line of a file, piece by piece."""
     # Where the lines themselves run over the screen, a bar would only be in their way.
     with nullcontext(_unseen) if sys.stdout.isatty() else reading_bar(source) as advance:
-        for piece in pieces_of(source):
+        for piece in pieces_of(source, patience=PATIENCE_SECONDS):
             texts = [text_or_pair(line) for line in piece.texts]
             with naming(partial(line_name, source, piece.first)):
                 several = said_of(bert, texts, truncate=truncate)

@@ -1,11 +1,14 @@
 """Files of texts, one a line, read piece by piece."""
 
+import io
+import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from select import select
+from typing import BinaryIO, cast
 
 from bertsmith.ground.errors import UserError
 from bertsmith.ground.files import COMPRESSED_SUFFIXES, open_text_bytes
@@ -15,6 +18,7 @@ STANDARD_INPUT = Path("-")
 MOST_LINES, MOST_BYTES = 2048, 1 << 22
 """Of one piece: enough to sort by length, little enough for any memory."""
 LONGEST_LINE = 1 << 24
+CHUNK_BYTES = 1 << 17
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +32,19 @@ class Piece:
     """In bytes."""
 
 
-def pieces_of(source: Path) -> Iterator[Piece]:
-    """The lines of a file, or of the standard input where it is called -, in pieces of bounded size."""
+def pieces_of(source: Path, *, patience: float = math.inf) -> Iterator[Piece]:
+    """The lines of a file, or of the standard input where it is called -, in pieces of bounded size.
+
+    A piece waits for its next line no longer than `patience` seconds, which matters where lines come slowly.
+    """
     with _opened(source) as stream:
+        lines = _Lines(stream, patience)
         first = 1
-        while (piece := _read(stream, source, first)).texts:
+        while (piece := _read(lines, source, first)).texts:
             yield piece
             first += len(piece.texts)
+    if first == 1:
+        raise UserError("holds no text", where=name_of(source), remedy="write one text a line")
 
 
 def reading_bar(source: Path) -> AbstractContextManager[Callable[[int], None]]:
@@ -57,11 +67,54 @@ def _opened(source: Path) -> AbstractContextManager[BinaryIO]:
     return nullcontext(sys.stdin.buffer) if source == STANDARD_INPUT else open_text_bytes(source)
 
 
-def _read(stream: BinaryIO, source: Path, first: int) -> Piece:
+class _Lines:
+    """The lines of a stream as they come: unlike its own `readline`, it knows whether one is here."""
+
+    def __init__(self, stream: BinaryIO, patience: float) -> None:
+        self._stream, self._patience = stream, patience
+        self._held = bytearray()
+        self._searched = 0
+        self._is_over = False
+
+    def next(self) -> bytes:
+        """The next line with its end, or all of it that is not too long; nothing at the end."""
+        while not self._is_here():
+            self._receive()
+        end = self._held.find(b"\n", self._searched) + 1 or min(len(self._held), LONGEST_LINE + 1)
+        line = bytes(self._held[:end])
+        del self._held[:end]
+        self._searched = 0
+        return line
+
+    def is_soon(self) -> bool:
+        """Whether the next line, or the end, is here before patience is."""
+        while not self._is_here():
+            if not self._is_readable():
+                return False
+            self._receive()
+        return True
+
+    def _is_here(self) -> bool:
+        if self._is_over or self._held.find(b"\n", self._searched) >= 0:
+            return True
+        self._searched = len(self._held)
+        return len(self._held) > LONGEST_LINE
+
+    def _is_readable(self) -> bool:
+        return math.isinf(self._patience) or bool(select([self._stream], [], [], self._patience)[0])
+
+    def _receive(self) -> None:
+        # As much as a stream holds for itself, or more: then `select` sees all that is still to come.
+        chunk = cast(io.BufferedIOBase, self._stream).read1(CHUNK_BYTES)
+        self._held += chunk
+        self._is_over = not chunk
+
+
+def _read(lines: _Lines, source: Path, first: int) -> Piece:
     texts: list[str] = []
     size = 0
-    while len(texts) < MOST_LINES and size < MOST_BYTES:
-        line = stream.readline(LONGEST_LINE + 1)
+    while len(texts) < MOST_LINES and size < MOST_BYTES and (not texts or lines.is_soon()):
+        line = lines.next()
         if not line:
             break
         size += len(line)

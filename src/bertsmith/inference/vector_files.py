@@ -8,7 +8,6 @@ import numpy as np
 from numpy.lib import format as npy
 from torch import Tensor
 
-from bertsmith.ground.errors import UserError
 from bertsmith.ground.files import atomic_path
 
 
@@ -21,8 +20,6 @@ def write_vectors(target: Path, chunks: Iterable[Tensor], *, width: int) -> int:
         for chunk in chunks:
             file.write(chunk.numpy().astype("<f4").tobytes())
             rows += len(chunk)
-        if not rows:
-            raise UserError("there is no text to make a vector of", remedy="give a file with a text a line")
         file.seek(0)
         _write_header(file, (rows, width))
         assert file.tell() == begin, "numpy leaves room in a header for the rows to grow"

@@ -3,10 +3,12 @@
 import gzip
 import io
 import json
+import math
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,6 +27,7 @@ from tests.command_line import bertsmith, mistake
 from tests.toy_folder import write_toy_folder
 from tests.untrained_heads import numbered_labels, untrained
 
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(package.__file__).parents[1])}
 TEXTS = ["the sun is warm", "my dog runs.", "cold!", "a cat \u2028 sleeps", "tea"]
 
 
@@ -58,17 +61,24 @@ def read(path: Path) -> list[str]:
 
 
 @given(
-    lines=st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\n\r\ufeff"), max_size=8)),
+    lines=st.lists(
+        st.text(st.characters(codec="utf-8", exclude_characters="\n\r\ufeff"), max_size=8), min_size=1
+    ),
     lines_at_once=st.integers(1, 4),
     bytes_at_once=st.integers(1, 20),
+    chunk=st.integers(1, 5),
+    patience=st.sampled_from([0.0, math.inf]),
 )
-def test_pieces_are_small_and_together_the_file(tmp_path_factory, lines, lines_at_once, bytes_at_once):
+def test_pieces_are_small_and_together_the_file(
+    tmp_path_factory, lines, lines_at_once, bytes_at_once, chunk, patience
+):
     path = tmp_path_factory.getbasetemp() / "lines.txt"
     path.write_bytes("".join(f"{line}\n" for line in lines).encode())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(text_lines, "MOST_LINES", lines_at_once)
         patch.setattr(text_lines, "MOST_BYTES", bytes_at_once)
-        pieces = list(pieces_of(path))
+        patch.setattr(text_lines, "CHUNK_BYTES", chunk)
+        pieces = list(pieces_of(path, patience=patience))
     assert [text for piece in pieces for text in piece.texts] == lines
     assert sum(piece.size for piece in pieces) == path.stat().st_size
     assert all(len(piece.texts) <= lines_at_once for piece in pieces)
@@ -77,12 +87,38 @@ def test_pieces_are_small_and_together_the_file(tmp_path_factory, lines, lines_a
     ]
 
 
-def test_a_file_is_read_no_further_than_it_is_used(small_pieces, monkeypatch):
+def test_a_file_is_read_little_further_than_it_is_used(small_pieces, monkeypatch):
     stream = io.BytesIO(b"a line\n" * 100)
     monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=stream))
+    monkeypatch.setattr(text_lines, "CHUNK_BYTES", 20)
     pieces = pieces_of(Path("-"))
     assert next(pieces).texts == ["a line"] * 2
-    assert stream.tell() == 14
+    assert stream.tell() == 20
+
+
+def test_lines_that_come_slowly_are_not_waited_for(monkeypatch):
+    reading, writing = os.pipe()
+    with os.fdopen(reading, "rb") as stream, os.fdopen(writing, "wb", buffering=0) as writer:
+        monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=stream))
+        pieces = pieces_of(Path("-"), patience=0.05)
+        writer.write(b"one\ntwo\nthr")
+        assert next(pieces).texts == ["one", "two"]  # half a line holds up none
+        writer.write(b"ee\n")
+        assert next(pieces) == text_lines.Piece(["three"], 3, 6)
+        writer.write(b"four")
+        writer.close()
+        assert [piece.texts for piece in pieces] == [["four"]]
+
+
+def test_a_patient_reader_waits_for_a_whole_piece(small_pieces, monkeypatch):
+    reading, writing = os.pipe()
+    with os.fdopen(reading, "rb") as stream, os.fdopen(writing, "wb", buffering=0) as writer:
+        monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=stream))
+        writer.write(b"one\n")
+        later = threading.Timer(0.3, writer.write, [b"two\nthree\n"])
+        later.start()
+        assert next(pieces_of(Path("-"))).texts == ["one", "two"]
+        later.join()
 
 
 def test_marks_carriage_returns_and_a_missing_last_newline_are_no_text(tmp_path):
@@ -138,6 +174,33 @@ def test_a_bad_line_is_told_by_file_and_line_after_those_before_it(capsys, folde
     assert len(told.out.removesuffix("\n").split("\n")) == 4
 
 
+def test_a_line_that_is_typed_is_answered_before_the_next_one(folders):
+    command = [sys.executable, "-m", "bertsmith", "classify", "--input", "-"]
+    with subprocess.Popen(
+        [*command, "--model", folders / "classes"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=ENVIRONMENT,
+    ) as asked:
+        guard = threading.Timer(60, asked.kill)
+        guard.start()
+        for text in (b"the sun\n", b"my dog\n"):
+            asked.stdin.write(text)
+            asked.stdin.flush()
+            assert asked.stdout.readline().endswith(b"\t" + text)
+        asked.stdin.close()
+        assert asked.wait() == 0
+        guard.cancel()
+
+
+@pytest.mark.parametrize("words", [("classify", "--input"), ("embed", "--out", "v.npy")])
+def test_a_file_without_a_text_is_refused(capsys, folders, file, words, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    file.write_bytes(b"")
+    line = mistake(capsys, *words, file, "--model", folders / "classes")
+    assert line == f"bertsmith: {file}: holds no text; write one text a line"
+
+
 @pytest.mark.parametrize("words", [(), ("a text", "--input", "x"), ("--input", "x", "--second", "y")])
 def test_either_a_text_or_a_file_is_classified(capsys, folders, words):
     line = mistake(capsys, "classify", *words, "--model", folders / "classes")
@@ -182,7 +245,7 @@ def test_what_goes_wrong_leaves_no_half_file_and_the_old_one_whole(
     words = ("embed", file, "--model", folders / "plain", "--out", tmp_path / "v.npy")
     for text, complaint in (
         ("one\ntwo\nthree\n\n", "texts.txt:4: is empty"),
-        ("", "there is no text to make a vector of"),
+        ("", "texts.txt: holds no text"),
     ):
         file.write_text(text)
         assert complaint in mistake(capsys, *words)
@@ -197,7 +260,7 @@ def test_a_stop_leaves_no_half_file(folders, tmp_path, number):
         [*command, "--model", folders / "plain"],
         stdin=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": str(Path(package.__file__).parents[1])},
+        env=ENVIRONMENT,
     ) as asked:
         while not list(tmp_path.iterdir()):  # until the file is begun
             assert asked.poll() is None
