@@ -59,7 +59,7 @@ def embed(
     if as_json:
         say_json({"texts": rows, "width": width, "out": str(out)})
     else:
-        echo(f"{rows:,} vectors of width {width} -> {out}")
+        echo(f"{rows:,} {'vector' if rows == 1 else 'vectors'} of width {width} -> {out}")
 
 
 def vectors_of(bert: "Bert", source: Path, *, pooling: "Pooling", truncate: bool) -> "Iterator[Tensor]":

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from textwrap import shorten
 from threading import Lock
 from typing import TYPE_CHECKING, Literal, get_args, overload
 
@@ -47,6 +48,15 @@ Precision = Literal["auto", "fp32", "bf16", "int8"]
 POOLS = {"mean": mean_of_rows, "cls": first_of_rows, "max": largest_of_rows}
 HEADS = {"fill": "mlm", "next": "nsp", "tag": "tag", "answer": "span", "choose": "choice"}
 """What some abilities take; `classify` and `score` share a head, `embed` and `look` take none."""
+MADE_BY = {
+    "mlm": "bertsmith pretrain",
+    "nsp": "bertsmith pretrain",
+    "classify": "bertsmith finetune sst2 (stsb for numbers, custom for a table of your own)",
+    "tag": "bertsmith finetune ner (tags for columns of your own)",
+    "span": "bertsmith finetune squad2",
+    "choice": "bertsmith finetune swag",
+}
+"""The commands that train heads; some have many others of their kind."""
 PRECISIONS = get_args(Precision)
 
 MOST_SPARE_ROWS = 128
@@ -309,7 +319,8 @@ class Bert:
         if head not in member_of(model_type).heads:
             what = f"{model_type} models have no {head} head, which it takes {purpose}"
             raise UserError(what, remedy="take a model of another family")
-        remedy = f"load a folder that was saved with it (heads here: {', '.join(self.heads) or 'none'})"
+        make = f"make one with {MADE_BY[head]}, or " if head in MADE_BY else ""
+        remedy = f"{make}load a folder that was saved with it (heads here: {', '.join(self.heads) or 'none'})"
         raise UserError(f"this model has no {lacking} head, which it takes {purpose}", remedy=remedy)
 
     def _lacking(self, head: str) -> str:
@@ -334,7 +345,7 @@ def _usable(device: str) -> torch.device:
     try:
         chosen = torch.empty(0, device=name).device
     except (RuntimeError, AssertionError, TypeError, NotImplementedError) as error:
-        reason = str(error).splitlines()[0][:80]
+        reason = shorten(str(error).splitlines()[0], 80, placeholder=" ...")
         remedy = "choose auto, cpu, or cuda where there is a GPU"
         raise UserError(f"cannot use the device {device!r} ({reason})", remedy=remedy) from error
     if chosen.type == "meta":

@@ -4,6 +4,7 @@ Shapes: P masks, V vocabulary.
 """
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -20,6 +21,8 @@ MASKS_AT_ONCE = 256
 """Scores of a whole vocabulary for each of them: 30 MB with 30,000 tokens, however many masks a batch has."""
 CLOSING = frozenset(".,;:!?%)]}")
 """What follows a word without a space."""
+LIKE_A_MASK = re.compile(r"[\[<({]mask[\])}>]|_{2,}", re.IGNORECASE)
+"""What people write for a mask that is not the model's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +80,16 @@ def encode_masked(engine: Engine, texts: Sequence[str], *, truncate: bool, first
     encoded = engine.reader.encode(texts, truncate=truncate, allow_special=(mask,), first=first)
     for number, each in enumerate(encoded, start=first):
         if engine.tokenizer.mask_id not in each.ids:
-            remedy = f"write {mask} where a token is wanted"
+            place = _meant_for_a_mask(texts[number - first], mask)
+            remedy = f"write {mask} {f'in place of {place}' if place else 'where a token is wanted'}"
             raise UserError(f"has no {mask}", where=f"text {number}", remedy=remedy)
     return [Masked(text, each, _places(engine, each)) for text, each in zip(texts, encoded, strict=True)]
+
+
+def _meant_for_a_mask(text: str, mask: str) -> str:
+    """What looks like a mask of another model or of paper; nothing where nothing does."""
+    found = LIKE_A_MASK.search(text)
+    return found[0] if found and found[0] != mask else ""
 
 
 def mask_places(text: str, tokenizer: Tokenizer) -> list[tuple[int, int]]:

@@ -159,8 +159,11 @@ class _Frame:
 
 def _refuse_empty(text: Text, encoded: Encoded, *, where: str) -> None:
     parts = (text,) if isinstance(text, str) else text
-    if not all(part.strip() for part in parts):
+    empty = [place for place, part in zip(("first", "second"), parts, strict=False) if not part.strip()]
+    if empty and isinstance(text, str):
         raise UserError("is empty", where=where, remedy="drop it or give it some words")
+    if empty:
+        raise UserError(f"its {empty[0]} text is empty", where=where, remedy="give it some words")
     if not set(range(len(parts))) <= set(encoded.sequence):
         remedy = "drop it: its characters are all control or invisible ones"
         raise UserError("has no token that the model can read", where=where, remedy=remedy)

@@ -221,6 +221,12 @@ def test_vectors_of_all_lines_are_written_in_order(capsys, folders, file, small_
         assert np.allclose(found, expected, atol=1e-5)
 
 
+def test_one_vector_is_told_as_one(capsys, folders, file, tmp_path):
+    file.write_text("a cat\n")
+    told = bertsmith(capsys, "embed", file, "--model", folders / "plain", "--out", tmp_path / "v.npy")
+    assert told.out == f"1 vector of width 64 -> {tmp_path / 'v.npy'}\n"
+
+
 def test_texts_come_from_the_standard_input_too(capsys, folders, tmp_path, monkeypatch):
     monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO("\n".join(TEXTS).encode())))
     words = ("embed", "-", "--model", folders / "plain", "--out", tmp_path / "v.npy", "--json")

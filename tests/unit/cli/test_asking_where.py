@@ -2,12 +2,14 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import torch
 
 import bertsmith as package
 from bertsmith.cli.app import main
@@ -44,6 +46,14 @@ def folders(tmp_path_factory):
 def test_every_verb_asks_on_the_device_that_is_named(verb, folders, capsys):
     told = mistake(capsys, verb, *WORDS[verb], "--model", folders / "plain", "--device", "abacus")
     assert "cannot use the device 'abacus'" in told
+
+
+def test_what_torch_says_of_a_device_is_cut_between_words(folders, capsys):
+    told = mistake(capsys, "fill", "a [MASK]", "--model", folders / "plain", "--device", "gpu")
+    reason = re.search(r"cannot use the device 'gpu' \((.*) \.\.\.\); choose auto, cpu, or cuda", told)[1]
+    with pytest.raises(RuntimeError) as whole:
+        torch.empty(0, device="gpu")
+    assert str(whole.value).startswith(f"{reason} ")
 
 
 @pytest.mark.parametrize("verb", [*WORDS, "serve"])

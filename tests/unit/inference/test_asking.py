@@ -1,6 +1,7 @@
 """Fine-tuned folders in people's hands: classes, numbers, tags, entities, answers, choices."""
 
 import math
+import re
 from dataclasses import astuple
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from bertsmith.finetuning.using import ask
 from bertsmith.ground.errors import UserError
 from bertsmith.inference.words import words_of_texts
 from bertsmith.recipe.finetuning import TextSection
+from bertsmith.tasks.catalogue import task_named
 from bertsmith.tasks.task_file import TaskNote, write_task_note
 from tests.oracles import saved_oracle
 from tests.tokenizer_makers import MAKERS
@@ -375,6 +377,22 @@ def test_a_folder_without_the_head_is_refused_with_those_that_are_there(bert, as
     with pytest.raises(UserError) as caught:
         ask_it(bert)
     assert said in str(caught.value) and "heads here: pooler, mlm, nsp" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("ask_it", "head"),
+    [
+        (lambda b: b.classify(["a"]), "classify"),
+        (lambda b: b.tag(["a"]), "tag"),
+        (lambda b: b.answer("a", "b"), "span"),
+        (lambda b: b.choose([("a", "b")]), "choice"),
+    ],
+)
+def test_a_folder_without_the_head_names_the_command_that_makes_one(bert, ask_it, head):
+    with pytest.raises(UserError) as caught:
+        ask_it(bert)
+    task = re.search(r"; make one with bertsmith finetune (\w+)", str(caught.value))[1]
+    assert task_named(task).kind == head
 
 
 @pytest.mark.parametrize(

@@ -214,7 +214,7 @@ def test_roberta_takes_pairs_with_its_own_separators(tmp_path):
     states = roberta.hidden_states([("one snow", "two rain")])[0]
     assert states.shape[1] == len(roberta.tokenizer.encode_pair("one snow", "two rain"))
     assert len(roberta.fill("one <mask> snow", top=2)[0]) == 2
-    with pytest.raises(UserError, match="has no <mask>; write <mask> where"):
+    with pytest.raises(UserError, match=r"has no <mask>; write <mask> in place of \[MASK\]"):
         roberta.fill("one [MASK] snow")
 
 
@@ -230,7 +230,7 @@ def test_roberta_takes_pairs_with_its_own_separators(tmp_path):
         ),
         (lambda b: b.embed(["fine", ""]), "text 1: is empty"),
         (lambda b: b.embed(["fine", " \n"]), "text 1: is empty"),
-        (lambda b: b.embed([("fine", "")]), "text 0: is empty"),
+        (lambda b: b.embed([("fine", "")]), "text 0: its second text is empty; give it some words"),
         (
             lambda b: b.embed([("a", "b", "c")]),
             "text 0: is tuple, neither a text nor a pair; a text is a str",
@@ -253,7 +253,7 @@ def test_roberta_takes_pairs_with_its_own_separators(tmp_path):
         (lambda b: b.fill("a [MASK]", top=0), "top is 0"),
         (lambda b: b.fill("[MASK] " * 200), "text 0: has 202 tokens"),
         (lambda b: b.fill_jointly("a [MASK]", top=5, beam=2), "a beam of 2 cannot give 5 fillings"),
-        (lambda b: b.next_sentence("", "b"), "text 0: is empty"),
+        (lambda b: b.next_sentence("", "b"), "text 0: its first text is empty"),
     ],
 )
 def test_bad_input_gets_one_clear_line(bert, ask, said):
