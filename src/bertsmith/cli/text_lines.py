@@ -87,7 +87,7 @@ class _Lines:
         return line
 
     def is_soon(self) -> bool:
-        """Whether the next line, or the end, is here before patience is."""
+        """Whether the next line, or the end, is here before patience ends."""
         while not self._is_here():
             if not self._is_readable():
                 return False

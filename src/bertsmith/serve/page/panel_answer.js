@@ -66,7 +66,7 @@ function show(result, reply, passage) {
   const list = make("div", { class: "candidates" }, ...rows);
   const others = make("section", { class: "card" }, make("h3", {}, "Best answers"), list);
   const split = make("div", { class: "split" }, text, rows.length ? others : null);
-  const why = reply.decided_by_threshold ? [make("p", { class: "note" }, BY_THRESHOLD)] : [];
+  const why = reply.decided_by_threshold ? [make("p", { class: "why" }, BY_THRESHOLD)] : [];
   result.replaceChildren(verdict(reply, found), ...why, split);
   return reply.no_answer ? "The passage does not say." : `The answer: ${found[0]?.text}`;
 }
