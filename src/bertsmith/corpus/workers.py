@@ -6,16 +6,22 @@ The results are the same for any crew: items are cut before, and no worker knows
 import importlib
 import multiprocessing
 import os
+import signal
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import cycle
-from typing import Any, Generic, Literal, TypeVar
+from multiprocessing import resource_tracker
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from bertsmith.ground.errors import UserError
-from bertsmith.ground.processes import deaf_children, leave_with_the_parent
+from bertsmith.ground.processes import leave_with_the_parent
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -52,7 +58,7 @@ def results_in_order(
     """The result for each item, in the order of the items; close it to send the workers home."""
     if crew.engine == "ray":
         return _on_ray(items, job, crew)
-    return _here(items, job) if crew.workers == 1 else _on_pool(items, job, crew)
+    return _here(items, job) if crew.workers == 1 else _on_processes(items, job, crew)
 
 
 def _here(items: Iterable[Item], job: Job[Item, Result]) -> Generator[Result, None, None]:
@@ -73,43 +79,96 @@ def _in_order(
         yield finish(begun.popleft())
 
 
-# --- a pool of processes ---
-
-_tools: Any = None
-_work: Callable[[Any, Any], Any]
+# --- processes of this machine ---
 
 
-def _on_pool(items: Iterable[Item], job: Job[Item, Result], crew: Crew) -> Generator[Result, None, None]:
-    # Spawned, not forked: the libraries below have threads, which a fork would leave without their locks.
-    context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(crew.workers, mp_context=context, initializer=_move_in, initargs=(job,))
+def _on_processes(items: Iterable[Item], job: Job[Item, Result], crew: Crew) -> Generator[Result, None, None]:
+    workers: list[_Worker] = []
+    idle: SimpleQueue[_Worker] = SimpleQueue()
+    threads = ThreadPoolExecutor(crew.workers)  # each waits for one worker
 
-    def begin(item: Item) -> Future[Result]:
-        with deaf_children():
-            return pool.submit(_use_tools, item)
+    def work(item: Item) -> Any:
+        worker = idle.get()
+        try:
+            return worker.work(item)
+        finally:
+            idle.put(worker)  # even a dead one: nobody may wait for it in vain
 
     try:
+        for _ in range(crew.workers):
+            workers.append(_Worker(job))
+            idle.put(workers[-1])
         yield from _in_order(
             items,
-            begin,
+            lambda item: threads.submit(work, item),
             finish=lambda future: future.result(),
             at_once=crew.items_at_once,
         )
-    except BrokenProcessPool as error:
-        raise UserError("a worker process died", remedy=FEWER_WORKERS) from error
     finally:
-        pool.shutdown(cancel_futures=True)
+        for worker in workers:
+            worker.end()
+        threads.shutdown(cancel_futures=True)
 
 
-def _move_in(job: Job[Any, Any]) -> None:
-    """Make a process a worker: the tools are made, and it ends with its parent."""
-    global _tools, _work
+class _Worker:
+    """A process with a line of its own, on which it takes an item and says what came of it.
+
+    In a pool of `concurrent.futures` all write into one pipe: the death of one in the middle of a result
+    leaves the reader, and then everybody, waiting for ever. A line of one's own ends with its process.
+    """
+
+    def __init__(self, job: Job[Any, Any]) -> None:
+        # Spawned, not forked: the libraries below have threads, which a fork would leave without their locks.
+        context = multiprocessing.get_context("spawn")
+        self._line, theirs = context.Pipe()
+        self._process = context.Process(target=_work_on, args=(job, theirs), daemon=True)
+        with _deaf_to_stops():
+            self._process.start()
+        theirs.close()
+
+    def work(self, item: Any) -> Any:
+        """What came of an item."""
+        try:
+            self._line.send(item)
+            found = self._line.recv()
+        except (EOFError, OSError) as error:
+            self._process.join()
+            raise UserError("a worker process died", remedy=FEWER_WORKERS) from error
+        if isinstance(found, UserError):
+            raise found
+        return found
+
+    def end(self) -> None:
+        """End the process at once: it holds nothing that could be lost."""
+        self._process.kill()
+        self._process.join()
+
+
+@contextmanager
+def _deaf_to_stops() -> Iterator[None]:
+    """Processes that are started inside leave it to their parent to stop: many stop a whole group at once."""
+    resource_tracker.ensure_running()  # the first process would start it, and its start ends the deafness
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _work_on(job: Job[Any, Any], line: "Connection[Any, Any]") -> None:
+    """Work on what comes until nothing can come any more."""
     leave_with_the_parent()
-    _tools, _work = job.make_tools(job.materials), job.work
+    tools = job.make_tools(job.materials)
+    with suppress(EOFError, BrokenPipeError):
+        while True:
+            line.send(_result(job, line.recv(), tools))
 
 
-def _use_tools(item: Any) -> Any:
-    return _work(item, _tools)
+def _result(job: Job[Item, Result], item: Item, tools: Any) -> Result | UserError:
+    try:
+        return job.work(item, tools)
+    except UserError as error:
+        return error
 
 
 # --- Ray ---

@@ -1,6 +1,8 @@
 """Crews: results in the order of the items, few items under way, and mistakes that come through."""
 
+import multiprocessing
 import os
+import signal
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -26,6 +28,10 @@ def die_at_three(number: int, _: str) -> int:
     if number == 3:
         os._exit(9)
     return number
+
+
+def answer_at_length(number: int, _: str) -> bytes:
+    return bytes(50_000_000) if number == 3 else b""
 
 
 def read_process(_: int, __: str) -> int:
@@ -72,6 +78,28 @@ def test_a_mistake_of_the_user_comes_through_whole(workers: int) -> None:
 def test_a_worker_that_dies_is_told() -> None:
     with pytest.raises(UserError, match="a worker process died; use fewer --workers"):
         list(results_in_order(range(20), job(die_at_three), Crew(2)))
+
+
+def test_a_worker_that_is_killed_in_the_middle_of_its_result_is_told_too() -> None:
+    with (
+        pytest.raises(UserError, match="a worker process died"),
+        closing(results_in_order(range(20), job(answer_at_length), Crew(2))) as results,
+    ):
+        for _ in range(3):
+            next(results)
+        for worker in multiprocessing.active_children():
+            os.kill(worker.pid, signal.SIGKILL)
+        list(results)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_workers_leave_it_to_their_parent_to_stop(number: int) -> None:
+    with closing(results_in_order(range(20), job(double_slowly), Crew(2))) as results:
+        first = next(results)
+        for worker in multiprocessing.active_children():
+            os.kill(worker.pid, number)
+        rest = list(results)
+    assert [first, *rest] == [(2 * number, "HAMMER") for number in range(20)]
 
 
 def test_one_worker_is_this_very_process() -> None:
