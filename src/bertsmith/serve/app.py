@@ -1,10 +1,9 @@
 """The whole server as one ASGI application."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 
 from fastapi import APIRouter, FastAPI, Request
-from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
@@ -19,12 +18,12 @@ from bertsmith.serve.metrics import Metrics
 from bertsmith.serve.models import Models, ServedModel
 from bertsmith.serve.own_routes import look_routes, own_routes
 from bertsmith.serve.page_files import page_routes
-from bertsmith.serve.refusals import OUR_FAULT, Refusal, error_reply, validation_line
+from bertsmith.serve.refusals import OUR_FAULT, Refusal, error_reply
 from bertsmith.serve.service import Service
 from bertsmith.serve.settings import Settings
 from bertsmith.serve.shapes import ModelReply, ModelsReply, StatusReply, errors_of
 
-ASKING_FAILS = (401, 404, 408, 413, 422, 429, 500, 503, 504)
+ASKING_FAILS = (401, 404, 408, 413, 415, 422, 429, 500, 503, 504)
 WATCHING_FAILS = (401, 503)
 ABOUT = (
     "What trained BERTs say of texts. Offsets count Unicode code points. Every reply carries x-request-id; "
@@ -46,14 +45,10 @@ class Application:
             api.include_router(router, responses=errors_of(*ASKING_FAILS))
         api.include_router(watching, responses=errors_of(*WATCHING_FAILS))
         api.include_router(page_routes())
-        routes = [
-            route.path
-            for router in (*asking, watching)
-            for route in router.routes
-            if isinstance(route, APIRoute)
-        ]
+        api.state.paths = paths_by_method((*asking, watching))
+        routes = [path for paths in api.state.paths.values() for path in paths]
         self.gate = Gate(Desk(api, asking), self.service, settings=settings, metrics=metrics)
-        self.gate.routes = frozenset([*routes, "/", "/openapi.json"])
+        self.gate.routes = frozenset(routes)
         self._entry: ASGIApp = self.gate
         if settings.allow_origins:
             self._entry = _for_origins(self.gate, settings.allow_origins)
@@ -65,6 +60,17 @@ class Application:
     def drain(self) -> None:
         """From now on finish what was accepted, and accept nothing more."""
         self.gate.is_draining = True
+
+
+def paths_by_method(routers: Iterable[APIRouter]) -> dict[str, list[str]]:
+    """What there is to ask for, beside the page's own files."""
+    found: dict[str, list[str]] = {"POST": [], "GET": ["/", "/openapi.json"]}
+    for router in routers:
+        for route in router.routes:
+            assert isinstance(route, APIRoute)
+            for method in route.methods or ():
+                found[method].append(route.path)
+    return found
 
 
 def _api(service: Service) -> FastAPI:
@@ -83,7 +89,6 @@ def _api(service: Service) -> FastAPI:
         redoc_url=None,
     )
     api.add_exception_handler(Refusal, _refused)
-    api.add_exception_handler(RequestValidationError, _invalid)
     api.add_exception_handler(HTTPException, _unrouted)
     api.add_exception_handler(Exception, _broken)
     return api
@@ -157,16 +162,16 @@ async def _refused(request: Request, failure: Exception) -> Response:
     return _told(request, failure)
 
 
-async def _invalid(request: Request, failure: Exception) -> Response:
-    assert isinstance(failure, RequestValidationError)
-    return _told(request, Refusal(422, validation_line(list(failure.errors()))))
-
-
 async def _unrouted(request: Request, failure: Exception) -> Response:
     assert isinstance(failure, HTTPException)
-    if failure.status_code == 400:  # how the framework calls bytes that are no JSON at all
-        return _told(request, Refusal(422, "the body is not JSON"))
-    return _told(request, Refusal(failure.status_code, failure.detail, headers=dict(failure.headers or {})))
+    headers = dict(failure.headers or {})
+    if failure.status_code == 404:
+        there = "; ".join(f"{method} {', '.join(paths)}" for method, paths in request.app.state.paths.items())
+        return _told(request, Refusal(404, f"there is no such path here; there are {there}"))
+    if failure.status_code == 405:
+        methods = " or ".join(sorted(headers["Allow"].split(", ")))
+        return _told(request, Refusal(405, f"this path takes {methods}", headers=headers))
+    return _told(request, Refusal(failure.status_code, failure.detail, headers=headers))
 
 
 async def _broken(request: Request, failure: Exception) -> Response:

@@ -1,25 +1,30 @@
-"""The usual way of a question: from its body straight to its route.
+"""The way of a question: from its body straight to its route.
 
-The framework describes the routes, and looks at whatever is odd; but what it does around each request costs
-several times what the route itself does, and on a small machine that time is missing for the model.
+The framework describes the routes, and answers all else; but what it does around each request costs several
+times what the route itself does, and on a small machine that time is missing for the model. What it does with
+a body that is wrong in a million places, which is to tell of each, would take minutes.
 """
 
 import json
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, get_type_hints
+from typing import Any, NoReturn, get_type_hints
 
 from fastapi import APIRouter
 from fastapi.routing import APIRoute
-from pydantic import BaseModel, TypeAdapter
+from pydantic import BaseModel, TypeAdapter, ValidationError
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from bertsmith.serve.bodies import whole_body
+from bertsmith.serve.mistakes import Schema, complaint, mistake
+from bertsmith.serve.plain import RawHeaders
 from bertsmith.serve.refusals import Refusal, error_reply
 
 REQUEST_ID = "bertsmith.request_id"
 """Where the id stands in a request's scope."""
 JSON_BODY = (b"content-type", b"application/json")
+LONG_BODY = 2**16
+"""Bytes from which on a body is looked through before it is checked: the check notes every single mistake."""
+NOT_JSON = 'the body is not sent as JSON; add -H "Content-Type: application/json"'
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,15 +33,20 @@ class Errand:
 
     run: Callable[[Any], Awaitable[Any]]
     ask: type[BaseModel]
+    schema: Schema
+    """Of what is asked, as the OpenAPI document shows it."""
     reply: TypeAdapter[Any]
     skips_none: bool
 
-    def question(self, body: bytes) -> BaseModel | None:
-        """What a body asks; nothing where something is wrong with it."""
+    def question(self, body: bytes) -> BaseModel:
+        """What a body asks."""
+        content = parsed(body)
+        if len(body) > LONG_BODY and (wrong := mistake(self.schema, content)):
+            raise Refusal(422, wrong)
         try:
-            return self.ask.model_validate(json.loads(body))
-        except (ValueError, RecursionError):  # no JSON, no UTF-8, or not what the route takes
-            return None
+            return self.ask.model_validate(content)
+        except ValidationError as error:
+            raise Refusal(422, mistake(self.schema, content) or complaint(error)) from error
 
     def written(self, reply: Any) -> bytes:
         """The body of a reply."""
@@ -44,7 +54,7 @@ class Errand:
 
 
 class Desk:
-    """An app, and a short way to some of its routes for requests with nothing odd about them."""
+    """An app, and a short way to those of its routes that take a JSON object."""
 
     def __init__(self, app: ASGIApp, routers: Iterable[APIRouter]) -> None:
         self._app = app
@@ -58,12 +68,9 @@ class Desk:
             await self._app(scope, receive, send)
             return
         body = (await receive())["body"]
-        question = errand.question(body)
-        if question is None:  # the framework knows how to say why
-            await self._app(scope, whole_body(body), send)
-            return
         try:
-            reply = errand.written(await errand.run(question))
+            refuse_other_kinds(scope["headers"])
+            reply = errand.written(await errand.run(errand.question(body)))
         except Refusal as refusal:
             await error_reply(refusal, scope[REQUEST_ID])(scope, receive, send)
             return
@@ -72,7 +79,7 @@ class Desk:
         await send({"type": "http.response.body", "body": reply})
 
     def _errand(self, scope: Scope) -> Errand | None:
-        if scope["type"] != "http" or scope["method"] != "POST" or JSON_BODY not in scope["headers"]:
+        if scope["type"] != "http" or scope["method"] != "POST":
             return None
         return self._errands.get(scope["path"])
 
@@ -82,4 +89,33 @@ def errand_of(route: APIRoute) -> Errand:
     kinds = get_type_hints(route.endpoint)
     reply = TypeAdapter(kinds.pop("return"))
     (ask,) = kinds.values()
-    return Errand(route.endpoint, ask, reply, route.response_model_exclude_none)
+    return Errand(route.endpoint, ask, ask.model_json_schema(), reply, route.response_model_exclude_none)
+
+
+def refuse_other_kinds(headers: RawHeaders) -> None:
+    """Stop at a body that is not said to be JSON."""
+    # A page of another site can have its visitors' browsers send forms and plain texts, JSON only with leave.
+    if JSON_BODY in headers:  # as nearly always
+        return
+    given = next((value for name, value in headers if name == b"content-type"), b"")
+    kind = given.partition(b";")[0].strip().lower()
+    if kind != JSON_BODY[1] and not (kind.startswith(b"application/") and kind.endswith(b"+json")):
+        raise Refusal(415, NOT_JSON)
+
+
+def parsed(body: bytes) -> Any:
+    """What a body holds, if it is JSON."""
+    try:
+        return json.loads(body)
+    except json.JSONDecodeError as error:
+        _refuse_broken(body, f"it breaks at line {error.lineno}, column {error.colno}")
+    except UnicodeDecodeError:
+        _refuse_broken(body, "it is not UTF-8")
+    except ValueError:
+        _refuse_broken(body, "a number in it is too long")
+    except RecursionError:
+        _refuse_broken(body, "its brackets are nested too deeply")
+
+
+def _refuse_broken(body: bytes, reason: str) -> NoReturn:
+    raise Refusal(422, f"the body is not JSON: {reason}" if body else "the body is empty; send a JSON object")

@@ -1,7 +1,5 @@
 """Every way a request can fail: a status, a kind for programs, and one line for people."""
 
-from typing import Any
-
 from starlette.responses import JSONResponse, Response
 
 from bertsmith.ground.errors import UserError
@@ -16,6 +14,7 @@ KINDS = {
     405: "method_not_allowed",
     408: "body_too_slow",
     413: "too_large",
+    415: "unsupported_media_type",
     422: "invalid_request",
     429: "overloaded",
     500: "internal",
@@ -59,12 +58,3 @@ def one_line(text: str) -> str:
     # A JSON string may hold half a surrogate pair, which has no UTF-8 form.
     plain = " ".join(text.encode("utf-8", "replace").decode("utf-8").split())
     return plain if len(plain) <= LONGEST_MESSAGE else f"{plain[:LONGEST_MESSAGE]} ..."
-
-
-def validation_line(errors: list[dict[str, Any]]) -> str:
-    """What is wrong with a body, by the first thing that is; never what was sent."""
-    first = errors[0]
-    place = ".".join(str(part) for part in first["loc"] if part != "body")
-    if first["type"] == "json_invalid":
-        return "the body is not JSON"
-    return f"{place or 'the body'}: {first['msg']}"

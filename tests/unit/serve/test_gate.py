@@ -37,32 +37,44 @@ def test_a_harmless_request_id_comes_back_and_any_other_is_replaced(application)
     ("path", "body", "status", "message"),
     [
         ("/fill", {"text": "no mask"}, 422, "text 0: has no [MASK]"),
-        ("/fill", {"text": "[MASK]", "top": "5"}, 422, "top: Input should be a valid integer"),
-        ("/fill", {"text": "[MASK]", "top": 0}, 422, "top: Input should be greater than or equal to 1"),
-        ("/fill", {"text": "[MASK]", "tpo": 5}, 422, "tpo: Extra inputs are not permitted"),
-        ("/fill", {}, 422, "text: Field required"),
-        ("/fill", [], 422, "the body: Input should be a valid dictionary"),
+        ("/fill", {"text": "[MASK]", "top": "5"}, 422, "top: expected a whole number from 1 to 100, got "),
+        ("/fill", {"text": "[MASK]", "top": 0}, 422, "top: expected a whole number from 1 to 100"),
+        ("/fill", {"text": "[MASK]", "tpo": 5}, 422, "tpo: there is no such field; there are model, text"),
+        ("/fill", {}, 422, "text: is missing; expected a string"),
+        ("/fill", [], 422, "the body: expected a JSON object with text, got an empty list"),
         ("/fill", {"text": "[MASK]", "model": "mood"}, 422, "the model mood cannot fill; it can classify"),
         ("/fill", {"text": "[MASK]", "model": "x\ny"}, 404, "there is no model 'x\\ny' here"),
-        ("/classify", {"texts": []}, 422, "texts: List should have at least 1 item"),
+        ("/classify", {"texts": []}, 422, "texts: expected a list of strings or lists of 2"),
         ("/classify", {"texts": ["cat", " \t"]}, 422, "text 1 is empty"),
         ("/classify", {"texts": ["\u200b\u0007"]}, 422, "text 0: has no token that the model can read"),
         ("/classify", {"texts": ["cat " * 100]}, 422, "text 0 has 102 tokens but the model mood takes 64"),
         ("/classify", {"texts": ["cat"], "model": "alike"}, 422, "text 0: is one text, but this model"),
         ("/classify", {"texts": ["a \ud800"]}, 422, "text 0 holds half a character"),
         ("/fill", {"text": "[MASK] \udfff"}, 422, "text 0 holds half a character"),
-        ("/fill", {"text": "[MASK]", "\ud800": 1}, 422, "the body: Input should be a valid string"),
-        ("/compare", {"texts": ["cat"]}, 422, "texts: List should have at least 2 items"),
+        ("/fill", {"text": "[MASK]", "\ud800": 1}, 422, "?: there is no such field"),
+        ("/compare", {"texts": ["cat"]}, 422, "texts: expected a list of 2 or more strings, got a list of 1"),
         ("/classify", {"texts": ["cat"] * 300}, 413, "300 texts in one request; this server takes 256"),
         ("/tag", {"texts": ["x" * 60_000]}, 413, "text 0 has 60000 characters; this server takes 50000"),
-        ("/nowhere", {}, 404, "Not Found"),
-        ("/health", {}, 405, "Method Not Allowed"),
+        ("/nowhere", {}, 404, "there is no such path here; there are POST /fill, /next, "),
+        ("/health", {}, 405, "this path takes GET"),
     ],
 )  # fmt: skip
 def test_every_mistake_is_told_in_one_line(path, body, status, message, application):
     reply = post(application, path, body)
     assert reply.status_code == status
     assert message in error_of(reply)
+
+
+def test_a_path_that_takes_another_method_names_it(application):
+    reply = get(application, "/fill")
+    assert (reply.status_code, reply.headers["allow"]) == (405, "POST")
+    assert error_of(reply) == "this path takes POST"
+
+
+def test_what_there_is_instead_of_a_path_that_is_not_is_said_whole(application):
+    told = error_of(get(application, "/nowhere"))
+    paths = get(application, "/openapi.json").json()["paths"]
+    assert set(paths) < set(told.replace(",", " ").replace(";", " ").split())
 
 
 def test_what_no_model_can_do_is_told(folders):
@@ -337,7 +349,7 @@ def test_answers_are_not_kept_by_caches(application):
 
 def test_the_document_names_every_failure_and_loads_nothing_from_elsewhere(application):
     document = get(application, "/openapi.json").json()
-    assert {"200", "401", "413", "422", "429", "503", "504"} <= set(
+    assert {"200", "401", "413", "415", "422", "429", "503", "504"} <= set(
         document["paths"]["/fill"]["post"]["responses"]
     )
     assert get(application, "/docs").status_code == get(application, "/redoc").status_code == 404
