@@ -7,6 +7,7 @@ import asyncio
 import math
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
@@ -54,6 +55,8 @@ class Piece:
     """The number of the first input in its request."""
     tokens: int
     answers: asyncio.Future[list[Any]]
+    request: object
+    """The same for all parts of one request."""
     arrived: float = field(default_factory=time.monotonic)
 
 
@@ -77,14 +80,15 @@ class BatchQueue:
     ) -> None:
         self._ask, self._executor, self._limits, self._watch = ask, executor, limits, watch
         self._waiting: dict[Piece, None] = {}  # in the order of their arrival
+        self._parts: Counter[object] = Counter()  # how many pieces wait, by their requests
         self._tokens = 0
         self._worker: asyncio.Task[None] | None = None
         self._tokens_per_second = 0.0
 
     @property
     def requests(self) -> int:
-        """How many pieces wait."""
-        return len(self._waiting)
+        """How many requests wait, with all of them or with parts."""
+        return len(self._parts)
 
     @property
     def tokens(self) -> int:
@@ -93,7 +97,7 @@ class BatchQueue:
 
     @property
     def is_full(self) -> bool:
-        """Whether a request as long as those that wait would not be taken."""
+        """Whether a request as long as the pieces that wait would not be taken."""
         # Where less room is left, a shorter one might still slip in; but to find out it must be parsed and
         # encoded, and most are then refused at the full price of it.
         usual = self.tokens / len(self._waiting) if self._waiting else 0.0
@@ -110,6 +114,7 @@ class BatchQueue:
         self._admit(pieces)
         for piece in pieces:
             self._waiting[piece] = None
+            self._parts[piece.request] += 1
             self._tokens += piece.tokens
         self._wake()
         try:
@@ -123,7 +128,7 @@ class BatchQueue:
 
     def _pieces(self, kind: Kind, inputs: Sequence[Any], tokens: Sequence[int]) -> list[Piece]:
         """A long request goes in parts, so that others are not kept waiting for all of it."""
-        loop = asyncio.get_running_loop()
+        loop, request = asyncio.get_running_loop(), object()
         return [
             Piece(
                 kind,
@@ -131,6 +136,7 @@ class BatchQueue:
                 group[0],
                 sum(tokens[number] for number in group),
                 loop.create_future(),
+                request,
             )
             for group in split_by_budget(tokens, self._limits.batch_tokens)
         ]
@@ -147,7 +153,7 @@ class BatchQueue:
 
     def _room(self) -> float:
         """Tokens that may still come."""
-        if len(self._waiting) >= self._limits.queue_requests:
+        if self.requests >= self._limits.queue_requests:
             return 0
         in_time = self._tokens_per_second * self._limits.request_seconds * LONGEST_WAIT or math.inf
         # One batch may always wait: there would be nothing to measure otherwise.
@@ -180,7 +186,8 @@ class BatchQueue:
         tokens = sum(piece.tokens for piece in batch)
         if all(isinstance(result, list) for result in results):  # what is refused takes no time at all
             self._measure(tokens / max(seconds, 1e-6))
-        self._watch(Batch(batch[0].kind, len(batch), tokens, seconds, waited))
+        requests = len({piece.request for piece in batch})
+        self._watch(Batch(batch[0].kind, requests, tokens, seconds, waited))
 
     async def _results(self, batch: Sequence[Piece]) -> list[Result]:
         """The answers to each piece, or what went wrong with it."""
@@ -218,6 +225,9 @@ class BatchQueue:
         if piece in self._waiting:
             del self._waiting[piece]
             self._tokens -= piece.tokens
+            self._parts[piece.request] -= 1
+            if not self._parts[piece.request]:
+                del self._parts[piece.request]
 
     def _measure(self, speed: float) -> None:
         before = self._tokens_per_second or speed

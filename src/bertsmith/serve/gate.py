@@ -11,7 +11,7 @@ from typing import Any
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from bertsmith.serve.bodies import CLOSE, Gone, read_body, whole_body
+from bertsmith.serve.bodies import CLOSE, Bodies, Gone, NoRoom, whole_body
 from bertsmith.serve.desk import REQUEST_ID
 from bertsmith.serve.journal import log_failure, log_request
 from bertsmith.serve.metrics import Metrics
@@ -83,6 +83,7 @@ class Gate:
 
     def __init__(self, app: ASGIApp, service: Service, *, settings: Settings, metrics: Metrics) -> None:
         self._app, self._service, self._settings, self._metrics = app, service, settings, metrics
+        self.bodies = Bodies(settings.limits)
         self.open_requests = 0
         self.is_draining = False
         self.routes: frozenset[str] = frozenset()
@@ -135,8 +136,11 @@ class Gate:
         if visit.scope["method"] != "POST":
             await self._let_answer(visit, whole_body(b""), receive)
             return
-        body = await read_body(receive, headers, limits=self._settings.limits)
-        await self._let_answer(visit, whole_body(body), receive)
+        try:
+            async with self.bodies.reading(receive, headers) as body:
+                await self._let_answer(visit, whole_body(body), receive)
+        except NoRoom:
+            raise crowded(self.retry_seconds()) from None
 
     async def _let_answer(self, visit: Visit, body: Receive, line: Receive) -> None:
         """Let the app answer while its time lasts and the line to whoever asked holds."""

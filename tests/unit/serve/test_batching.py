@@ -156,6 +156,16 @@ def test_only_what_is_answered_tells_how_fast_a_model_is(bad):
     assert speed == 10.0
 
 
+def test_the_measured_speed_follows_the_model_slowly():
+    async def say(queue):
+        for speed in (10.0, 20.0, 20.0):
+            queue._measure(speed)
+        return queue._tokens_per_second
+
+    speed, _ = run(say)
+    assert speed == pytest.approx(0.8 * (0.8 * 10 + 0.2 * 20) + 0.2 * 20)
+
+
 def test_those_in_line_are_served_though_whoever_measures_fails():
     def watch(batch):
         raise ValueError(batch)
@@ -212,6 +222,31 @@ def test_a_full_queue_refuses_and_says_when_to_come_again(sizes, taken):
     assert len(found) - len(refused) == taken
     assert {each.status for each in refused} == {429}
     assert all(int(each.headers["Retry-After"]) >= 1 for each in refused)
+
+
+def test_a_request_in_many_parts_is_one_of_those_that_wait():
+    async def say(queue):
+        waits = [queue.answers(ONE, [1] * size, [10] * size) for size in (6, 6, 1)]
+        tasks = [asyncio.create_task(each) for each in waits]
+        await asyncio.sleep(0)
+        counts = [queue.requests]
+        found = await asyncio.gather(*tasks, return_exceptions=True)
+        return [*counts, queue.requests], [isinstance(each, Refusal) for each in found]
+
+    seen, _ = run(say, limits=Limits(batch_tokens=10, queue_tokens=1000, queue_requests=2))
+    assert seen == ([2, 0], [False, False, True])
+
+
+def test_a_request_waits_until_its_last_part_is_begun():
+    counts = []
+
+    async def say(queue):
+        queue._watch = lambda batch: counts.append((queue.requests, batch.requests))
+        await queue.answers(ONE, [1, 2, 3], [6, 9, 4])  # the first and the last part fit into one batch
+
+    _, asked = run(say)
+    assert asked == [(ONE, [1, 3]), (ONE, [2])]
+    assert counts == [(1, 1), (0, 1)]
 
 
 def test_a_queue_without_room_for_a_usual_request_is_full_though_a_short_one_is_taken():
