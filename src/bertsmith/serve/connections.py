@@ -153,10 +153,8 @@ class TimedProtocol(H11Protocol):
 
     def _is_blank(self) -> bool:
         """Whether nothing of a request has come yet, and one may come."""
-        if not self._is_between_requests() or self.transport.is_closing():
-            return False
-        waits = self.conn.our_state is h11.IDLE and self.conn.their_state is h11.IDLE
-        return waits and not self.conn.trailing_data[0]
+        # Behind a refusal the body may still be to come: then their side is not idle, whatever it looks like.
+        return self.conn.their_state is h11.IDLE and not self.conn.trailing_data[0]
 
     def _is_between_requests(self) -> bool:
         return self.cycle is None or self.cycle.response_complete

@@ -1,4 +1,4 @@
-"""Whoever does not read replies cannot keep a line, or what was written on it, for ever."""
+"""Whoever does not read replies cannot keep a line for ever, what comes on one is taken for what it is."""
 
 import asyncio
 import json
@@ -8,7 +8,7 @@ import pytest
 
 from bertsmith.serve import connections
 from bertsmith.serve.settings import Limits
-from tests.unit.serve.serving import application_of, on_a_line, until
+from tests.unit.serve.serving import Slowly, application_of, on_a_line, until
 
 BODY = json.dumps({"texts": ["a cat"]}).encode()
 LENGTH = len(BODY)
@@ -104,3 +104,51 @@ def test_nor_is_a_line_that_the_server_closes_when_it_stops(mood, monkeypatch):
         await until(lambda: wire.is_aborted)
 
     on_a_line(mood, say)
+
+
+# ---- where a request may begin
+
+
+def test_a_body_that_looks_like_a_request_is_none_though_its_own_was_answered(mood):
+    async def say(protocol, wire):
+        inner = request() + BODY
+        protocol.data_received(request(length=len(inner)).replace(b"/classify", b"/nowhere"))
+        protocol.data_received(inner)
+        await until(lambda: b"HTTP/1.1 404 " in wire.written)
+        await asyncio.sleep(0.05)
+        assert wire.written.count(b"HTTP/1.1 ") == 1
+
+    on_a_line(mood, say)
+
+
+def test_nor_is_one_whose_head_was_refused_before_it_came(mood, monkeypatch):
+    monkeypatch.setattr(type(mood.gate), "is_crowded", property(lambda gate: True))
+
+    async def say(protocol, wire):
+        inner = request() + BODY
+        protocol.data_received(request(length=len(inner)))
+        await until(lambda: b"HTTP/1.1 429 " in wire.written)
+        protocol.data_received(inner)
+        await asyncio.sleep(0.05)
+        assert wire.written.count(b"HTTP/1.1 ") == 1
+
+    on_a_line(mood, say)
+
+
+def test_a_request_behind_one_that_is_at_work_waits_for_its_turn(folders):
+    application = application_of({"mood": folders["mood"]})
+    slow = Slowly(application, "mood")
+
+    async def say(protocol, wire):
+        protocol.data_received(request())
+        protocol.data_received(BODY)
+        await until(lambda: slow.batches == [1])
+        protocol.data_received(request(length=2) + b"{}")
+        await asyncio.sleep(0.05)
+        assert not wire.written
+        slow.may_go.set()
+        await until(lambda: wire.written.count(b"HTTP/1.1 ") == 2)
+        first, second = wire.written.split(b"HTTP/1.1 ")[1:]
+        assert (first[:3], second[:3]) == (b"200", b"422")
+
+    on_a_line(application, say)

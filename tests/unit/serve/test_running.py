@@ -16,7 +16,8 @@ import pytest
 
 from bertsmith.cli.serve import named_folders
 from bertsmith.ground.errors import UserError
-from bertsmith.serve.running import listen
+from bertsmith.serve import running
+from bertsmith.serve.running import listen, server_of
 from bertsmith.serve.settings import Limits
 from tests.command_line import bertsmith, mistake
 from tests.unit.serve.serving import Slowly, application_of, connected, live
@@ -142,6 +143,41 @@ def test_a_taken_port_is_told():
             UserError, match=rf"127\.0\.0\.1:{port}: cannot listen .*; choose another with --host and --port"
         ):
             listen("127.0.0.1", port)
+
+
+# ---- draining
+
+
+def seconds_to_drain(application, drain_seconds, *, busy_seconds):
+    """How long a server waits after a signal for a request that takes so long."""
+    server = server_of(application, Limits(drain_seconds=drain_seconds))
+    server.started = True
+
+    async def main():
+        application.gate.open_requests = 1
+        asyncio.get_running_loop().call_later(busy_seconds, setattr, application.gate, "open_requests", 0)
+        begin = time.monotonic()
+        server.handle_exit(signal.SIGTERM, None)
+        while not server.should_exit:
+            await asyncio.sleep(0.01)
+        return time.monotonic() - begin
+
+    return asyncio.run(asyncio.wait_for(main(), 10))
+
+
+@pytest.mark.parametrize(
+    ("drain_seconds", "busy_seconds", "least", "most"),
+    [(0.5, 5.0, 0.5, 2.0), (5.0, 0.3, 0.3, 2.0), (5.0, 0.0, 0.1, 2.0)],
+    ids=["a request without an end", "a request that ends", "nothing"],
+)
+def test_a_server_waits_for_accepted_requests_but_only_so_long(
+    drain_seconds, busy_seconds, least, most, folders, monkeypatch
+):
+    monkeypatch.setattr(running, "LINGER_SECONDS", 0.1)
+    application = application_of({"mood": folders["mood"]})
+    waited = seconds_to_drain(application, drain_seconds, busy_seconds=busy_seconds)
+    assert least <= waited < most
+    assert application.gate.is_draining
 
 
 # ---- the command

@@ -1,0 +1,106 @@
+"""What is weighed before it waits: where tokens are counted, how many, and which model has room."""
+
+import asyncio
+import logging
+import threading
+
+import pytest
+
+from bertsmith.serve import service
+from bertsmith.serve.settings import Limits
+from tests.unit.serve.serving import Slowly, application_of, post, talk, until
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    """By which threads tokens are counted: the server's own, or others."""
+    own, threads = service.token_counts, []
+
+    def counts(bert, question):
+        threads.append("own" if threading.current_thread() is threading.main_thread() else "other")
+        return own(bert, question)
+
+    monkeypatch.setattr(service, "token_counts", counts)
+    return threads
+
+
+@pytest.mark.parametrize(
+    ("texts", "thread"),
+    [
+        (["x" * 3999], "own"),
+        (["x" * 4000], "other"),
+        (["x" * 2000, "x" * 1999], "own"),
+        (["x" * 2000, ["x" * 1000, "x" * 1000]], "other"),
+    ],
+)
+def test_the_tokens_of_long_texts_are_counted_where_nobody_has_to_wait_for_it(
+    texts, thread, folders, counted
+):
+    post(application_of({"mood": folders["mood"]}), "/classify", {"texts": texts})
+    assert counted == [thread]
+
+
+@pytest.mark.parametrize(("words", "tokens"), [(10, 12), (62, 64), (63, 64), (500, 64)])
+def test_a_text_that_loses_its_end_counts_for_what_is_left_of_it(words, tokens, folders, caplog):
+    application = application_of({"toy": folders["toy"]})
+    longest = application.models["toy"].facts.longest
+    with caplog.at_level(logging.INFO, "bertsmith.serve"):
+        reply = post(application, "/embed", {"inputs": "cat " * (words + longest - 64), "truncate": True})
+    assert reply.status_code == 200
+    assert caplog.records[-1].facts["tokens"] == tokens + longest - 64
+
+
+# ---- several models
+
+
+@pytest.fixture
+def two(folders):
+    limits = Limits(queue_requests=1)
+    return application_of({"mood": folders["mood"], "toy": folders["toy"]}, limits=limits)
+
+
+def test_a_model_without_room_keeps_nobody_from_another(two):
+    slow = Slowly(two, "mood")
+
+    async def say(client):
+        asks = [asyncio.create_task(client.post("/classify", json={"texts": ["cat"]}))]
+        await until(lambda: slow.batches == [1])
+        asks.append(asyncio.create_task(client.post("/classify", json={"texts": ["cat"]})))
+        await until(lambda: two.models["mood"].queue.is_full)
+        assert not two.models.are_full
+        others = [
+            await client.post("/fill", json={"text": "a [MASK]"}),
+            await client.post("/classify", json={"texts": ["cat"]}),
+        ]
+        slow.may_go.set()
+        return [*others, *await asyncio.gather(*asks)]
+
+    assert [reply.status_code for reply in talk(two, say)] == [200, 429, 200, 200]
+
+
+def test_models_are_full_once_each_of_them_is(two):
+    slows = [Slowly(two, "mood"), Slowly(two, "toy")]
+    bodies = [("/classify", {"texts": ["cat"]}), ("/fill", {"text": "a [MASK]"})]
+
+    async def say(client):
+        asks = []
+        for slow, (path, body) in zip(slows, bodies, strict=True):
+            asks.append(asyncio.create_task(client.post(path, json=body)))
+            await until(lambda slow=slow: slow.batches == [1])
+            asks.append(asyncio.create_task(client.post(path, json=body)))
+        await until(lambda: all(model.queue.is_full for model in two.models))
+        assert two.models.are_full
+        for slow in slows:
+            slow.may_go.set()
+        await asyncio.gather(*asks)
+        assert not two.models.are_full
+
+    talk(two, say)
+
+
+def test_whoever_is_sent_away_may_come_when_the_first_model_has_room(two):
+    for name, seconds in (("mood", 20), ("toy", 7)):
+        queue = two.models[name].queue
+        queue._measure(10.0)
+        queue._tokens = 10 * seconds
+    assert two.models.retry_seconds() == two.gate.retry_seconds() == 7
