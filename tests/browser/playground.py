@@ -24,6 +24,24 @@ ARGUMENTS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
 )
+PANELS = (
+    "fill",
+    "answer",
+    "classify",
+    "entities",
+    "next",
+    "compare",
+    "tokens",
+    "attention",
+    "senses",
+    "models",
+)
+DESK = {"viewport": {"width": 1200, "height": 860}, "reduced_motion": "reduce", "color_scheme": "light"}
+WINDOWS = {
+    "desk": DESK,
+    "phone": {**DESK, "viewport": {"width": 360, "height": 740}, "is_mobile": True, "has_touch": True},
+}
+THEMES = ("light", "dark")
 PATIENCE = 15_000
 """Milliseconds; a busy machine is slow, a broken page is slower."""
 

@@ -1,0 +1,49 @@
+"""One browser, one server and one page for all tests of the playground."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser
+
+from tests.browser.playground import DESK, Visit, browsing, served, tuned_models, visit
+from tests.tiny_runs import without_pictures
+from tests.tuning import shared_lesson, toy_model  # noqa: F401
+
+
+@pytest.fixture(scope="package")
+def browser() -> Iterator[Browser]:
+    with browsing() as opened:
+        yield opened
+
+
+@pytest.fixture(scope="package")
+def models(lesson: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Tuned without pictures, and with encodings kept away from the user's own."""
+    with pytest.MonkeyPatch.context() as patch, without_pictures():
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        return tuned_models(lesson)
+
+
+@pytest.fixture(scope="package")
+def address(browser: Browser, models: dict[str, Path]) -> Iterator[str]:
+    with served(models) as where:
+        yield where
+
+
+@pytest.fixture(scope="package")
+def opened(browser: Browser, address: str) -> Iterator[Visit]:
+    with browser.new_context(**DESK) as context:
+        made = visit(context, address)
+        made.page.goto(address)  # whichever test comes first here
+        yield made
+
+
+@pytest.fixture
+def seen(opened: Visit) -> Iterator[Visit]:
+    """The page; whatever a test does with it, nothing may go wrong and nothing may leave this machine."""
+    opened.complaints.clear()
+    yield opened
+    opened.page.unroute_all()
+    assert opened.complaints == []
+    assert opened.strangers == []
