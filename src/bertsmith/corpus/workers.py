@@ -28,6 +28,8 @@ Result = TypeVar("Result")
 Engine = Literal["pool", "ray"]
 
 FEWER_WORKERS = "use fewer --workers if memory ran out"
+FAULT = 1
+"""How a Python process ends whose fault nobody caught."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +135,8 @@ class _Worker:
             found = self._line.recv()
         except (EOFError, OSError) as error:
             self._process.join()
+            if self._process.exitcode == FAULT:
+                raise UserError("a worker process failed", remedy="its own message stands above") from error
             raise UserError("a worker process died", remedy=FEWER_WORKERS) from error
         if isinstance(found, UserError):
             raise found

@@ -30,6 +30,10 @@ def die_at_three(number: int, _: str) -> int:
     return number
 
 
+def break_at_three(number: int, _: str) -> float:
+    return 1 / (number - 3)
+
+
 def answer_at_length(number: int, _: str) -> bytes:
     return bytes(50_000_000) if number == 3 else b""
 
@@ -78,6 +82,12 @@ def test_a_mistake_of_the_user_comes_through_whole(workers: int) -> None:
 def test_a_worker_that_dies_is_told() -> None:
     with pytest.raises(UserError, match="a worker process died; use fewer --workers"):
         list(results_in_order(range(20), job(die_at_three), Crew(2)))
+
+
+def test_a_fault_in_a_worker_is_told_with_where_it_is(capfd) -> None:
+    with pytest.raises(UserError, match="a worker process failed; its own message stands above"):
+        list(results_in_order(range(20), job(break_at_three), Crew(2)))
+    assert "ZeroDivisionError" in capfd.readouterr().err
 
 
 def test_a_worker_that_is_killed_in_the_middle_of_its_result_is_told_too() -> None:
