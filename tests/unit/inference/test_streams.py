@@ -105,7 +105,7 @@ def test_too_few_tokens_stay_one_batch_that_all_cores_share(two_threads):
     assert cut_for(10**6, torch.device("cuda")).streams == 1
 
 
-@pytest.mark.parametrize("tokens", [600, 4000, 4097, 5000, 123_456])
+@pytest.mark.parametrize("tokens", [1100, 4000, 4097, 5000, 123_456])
 def test_every_stream_has_as_much_to_do(tokens, two_threads):
     cut = cut_for(tokens, CPU)
     assert cut.tokens <= BATCH_TOKENS["cpu"]
