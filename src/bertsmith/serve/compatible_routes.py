@@ -83,9 +83,7 @@ def tei_routes(service: Service) -> APIRouter:
         """The classes of a text or pair with their scores, the best first."""
         texts = _predicted_texts(ask.inputs)
         found = await classified(service, texts, model=ask.model, cut_long=bool(ask.truncate))
-        several = service.models[found.model].facts.several_labels
-        form = (_log_odds if several else _log_share) if ask.raw_scores else float
-        results = [_predictions(each, form) for each in found.answers]
+        results = [_predictions(each, is_raw=bool(ask.raw_scores)) for each in found.answers]
         is_batch = isinstance(ask.inputs, list) and isinstance(ask.inputs[0], list)
         return results if is_batch else results[0]
 
@@ -148,9 +146,12 @@ def _predicted_texts(inputs: str | list[str] | list[list[str]]) -> list[str | tu
     return [each[0] if len(each) == 1 else (each[0], each[1]) for each in several]
 
 
-def _predictions(found: Classification | float, form: Callable[[float], float]) -> list[Prediction]:
+def _predictions(found: Classification | float, *, is_raw: bool) -> list[Prediction]:
     if isinstance(found, float):
-        return [Prediction(score=_sigmoid(found) if form is float else found, label=SINGLE_LABEL)]
+        return [Prediction(score=found if is_raw else _sigmoid(found), label=SINGLE_LABEL)]
+    form: Callable[[float], float] = float
+    if is_raw:
+        form = _log_odds if found.is_several else _log_share
     shares = found.probabilities.items()
     scored = [Prediction(score=form(share), label=label) for label, share in shares]
     return sorted(scored, key=lambda each: -each.score)

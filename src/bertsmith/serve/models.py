@@ -31,8 +31,8 @@ class Facts:
     mask: str | None
     """How a mask is written."""
     takes_pairs: bool
-    several_labels: bool
-    """Whether a text may have any number of them."""
+    takes_single: bool
+    """A model that nobody here fine-tuned takes both."""
     layers: int
     heads: int
     width: int
@@ -154,7 +154,7 @@ def facts_of(bert: Bert, folder: Path) -> Facts:
         labels=labels_of(bert),
         mask=_mask_of(bert),
         takes_pairs=bert.tuned is None or bert.tuned.note.pairs,
-        several_labels=_gives_several_labels(bert),
+        takes_single=bert.tuned is None or not bert.tuned.note.pairs,
         layers=shape.layers,
         heads=shape.heads,
         width=shape.width,
@@ -168,9 +168,3 @@ def _mask_of(bert: Bert) -> str | None:
         return bert.tokenizer.mask_token
     except UserError:  # a tokenizer need not have one
         return None
-
-
-def _gives_several_labels(bert: Bert) -> bool:
-    if bert.tuned is not None:
-        return bert.tuned.note.kind == "multilabel"
-    return bert.model.extras.get("problem_type") == "multi_label_classification"

@@ -128,34 +128,27 @@ async def classified(
     service: Service, texts: Sequence[str | tuple[str, str]], *, model: str | None, cut_long: bool = False
 ) -> Answered:
     """The class of each text, or its number where the model gives numbers."""
-    able = await _judge(service, texts[0], model)
+    able = _judge(service, texts[0], model)
     ability = "classify" if "classify" in able.facts.abilities else "score"
     # Single texts and pairs are not asked together: the models take one form at a time.
     kind = Kind(ability, (cut_long, isinstance(texts[0], str)))
     return await service.ask(Question(kind, texts, texts, able.name, cut_long))
 
 
-async def _judge(service: Service, text: str | tuple[str, str], name: str | None) -> ServedModel:
+def _judge(service: Service, text: str | tuple[str, str], name: str | None) -> ServedModel:
     """The model of this name, or without one the first, that gives classes or numbers to such texts."""
     named = service.models.able(name, "classify", "score")  # refuses where there is none at all
     if name is not None:
         return named
     is_single = isinstance(text, str)
     for model in service.models:
-        if {"classify", "score"} & set(model.facts.abilities) and await _takes(model, is_single=is_single):
+        takes_it = model.facts.takes_single if is_single else model.facts.takes_pairs
+        if takes_it and {"classify", "score"} & set(model.facts.abilities):
             return model
     wanted = "single texts" if is_single else "pairs of texts"
     makes = "sst2" if is_single else "mrpc"
     remedy = f"bertsmith finetune {makes} makes one, and --model FOLDER adds it"
     raise Refusal(422, f"no model here classifies {wanted}; {remedy}")
-
-
-async def _takes(model: ServedModel, *, is_single: bool) -> bool:
-    """Whether a model was made for single texts, or for pairs; one that nobody here fine-tuned takes both."""
-    if not (is_single and model.facts.takes_pairs):
-        return is_single or model.facts.takes_pairs
-    tuned = (await model.opened()).tuned
-    return tuned is None or not tuned.note.pairs
 
 
 def refuse_many_occurrences(ask: SensesAsk) -> None:
