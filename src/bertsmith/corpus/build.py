@@ -22,9 +22,10 @@ from bertsmith.corpus.prepare import (
 )
 from bertsmith.corpus.readers import Block, find_sources, read_blocks, size_on_disk
 from bertsmith.corpus.store_writer import StorePlan, StoreWriter, writing_store
-from bertsmith.corpus.workers import Crew, Job, results_in_order
+from bertsmith.corpus.workers import Crew, results_in_order
 from bertsmith.ground.errors import UserError
 from bertsmith.ground.files import COMPRESSED_SUFFIXES, refuse_if_taken
+from bertsmith.ground.processes import Job
 from bertsmith.ground.progress import progress_bar
 from bertsmith.text.added_words import with_words, words_for
 from bertsmith.text.sentences import check_language

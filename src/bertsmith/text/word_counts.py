@@ -4,10 +4,8 @@ Documents come in batches; a fixed number of batches makes a task, and the count
 order of the input. So neither the number of workers nor their speed has a say in the result.
 """
 
-import multiprocessing
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -15,7 +13,7 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from bertsmith.ground.processes import deaf_children, leave_with_the_parent
+from bertsmith.ground.processes import Job, results_of_processes
 from bertsmith.ground.seeds import key_of, uniforms
 from bertsmith.text.words import WordCutter
 
@@ -52,13 +50,12 @@ class WordCounts:
 class _Task(Generic[Batch]):
     first_batch: int
     batches: list[Batch]
-    counting: Counting[Batch]
 
 
 def count_words(batches: Iterable[Batch], counting: Counting[Batch], *, workers: int = 1) -> WordCounts:
     """The words of all batches; past the limit of distinct words the rarest so far are forgotten."""
     total = WordCounts({}, {})
-    with closing(_in_order(_tasks(batches, counting), workers)) as parts:
+    with closing(_counts_of_tasks(batches, counting, workers=workers)) as parts:
         for part in parts:
             total.documents += part.documents
             total.held_out_documents += part.held_out_documents
@@ -94,39 +91,32 @@ def _added(words: dict[str, int], more: dict[str, int]) -> dict[str, int]:
     return words
 
 
-def _tasks(batches: Iterable[Batch], counting: Counting[Batch]) -> Iterator[_Task[Batch]]:
-    supply = iter(batches)
-    first = 0
-    while taken := list(islice(supply, counting.batches_per_task)):
-        yield _Task(first, taken, counting)
-        first += len(taken)
-
-
-def _in_order(tasks: Iterator[_Task[Batch]], workers: int) -> Generator[WordCounts, None, None]:
+def _counts_of_tasks(
+    batches: Iterable[Batch], counting: Counting[Batch], *, workers: int
+) -> Generator[WordCounts, None, None]:
     """The counts of each task in order; only as many tasks as there are workers are held in memory."""
+    tasks = _tasks(batches, counting.batches_per_task)
     start = list(islice(tasks, 2))
     tasks = chain(start, tasks)
     if workers == 1 or len(start) < 2:  # starting processes would take longer
-        yield from map(_count, tasks)
-        return
-    # Not forked: the library's threads do not survive that.
-    context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=leave_with_the_parent)
-    try:
-        running: deque[Future[WordCounts]] = deque()
-        for task in tasks:
-            with deaf_children():
-                running.append(pool.submit(_count, task))
-            if len(running) > workers:
-                yield running.popleft().result()
-        while running:
-            yield running.popleft().result()
-    finally:
-        pool.shutdown(cancel_futures=True)
+        return (_count(task, counting) for task in tasks)
+    job: Job[_Task[Batch], WordCounts] = Job(_as_it_came, counting, _count)
+    return results_of_processes(tasks, job, workers=workers, at_once=workers + 1)
 
 
-def _count(task: _Task[Batch]) -> WordCounts:
-    counting = task.counting
+def _tasks(batches: Iterable[Batch], batches_per_task: int) -> Iterator[_Task[Batch]]:
+    supply = iter(batches)
+    first = 0
+    while taken := list(islice(supply, batches_per_task)):
+        yield _Task(first, taken)
+        first += len(taken)
+
+
+def _as_it_came(counting: Counting[Batch]) -> Counting[Batch]:
+    return counting
+
+
+def _count(task: _Task[Batch], counting: Counting[Batch]) -> WordCounts:
     learned, held_out = Counter[str](), Counter[str]()
     documents = held_out_documents = 0
     for number, batch in enumerate(task.batches, task.first_batch):

@@ -22,6 +22,7 @@ app = Typer()
 app.command()(vocab)
 
 PROGRAM = "from typer import run; from bertsmith.cli.vocab import vocab; run(vocab)"
+A_MEGABYTE = f"{PARAGRAPH}\n".encode() * 1600
 
 
 def run(*arguments: str | Path) -> str:
@@ -108,20 +109,25 @@ def test_of_some_documents_one_at_least_is_held_out(tmp_path: Path) -> None:
     assert json.loads(printed)["held_out_documents"] == 1
 
 
+# Alone, it reads once there is more than a pipe holds; workers are at it past two tasks of 32 megabytes.
+@pytest.mark.parametrize(("workers", "megabytes"), [("1", 3), ("2", 75)])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_stop_is_one_line_and_leaves_nothing_behind(tmp_path: Path, number: int) -> None:
+def test_a_stop_is_one_line_and_leaves_nothing_behind(
+    tmp_path: Path, number: int, workers: str, megabytes: int
+) -> None:
     running = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, "-", "--out", str(tmp_path / "vocab"), "--workers", "1"],
+        [sys.executable, "-c", PROGRAM, "-", "--out", str(tmp_path / "vocab"), "--workers", workers],
         env=os.environ | {"PYTHONPATH": str(Path(vocab.__code__.co_filename).parents[2])},
         stdin=subprocess.PIPE,
         stderr=subprocess.PIPE,
+        start_new_session=True,
     )
     assert running.stdin and running.stderr
     with suppress(BrokenPipeError), running.stdin as text:
-        for written in range(10_000):  # without end: a read that began before the signal must not wait
-            text.write(PARAGRAPH.encode() * 100)
-            if written == 40:  # more than a pipe holds: they read
-                running.send_signal(number)
+        for written in range(1000):  # without end: a read that began before the signal must not wait
+            text.write(A_MEGABYTE)
+            if written == megabytes:
+                os.killpg(running.pid, number)  # as a terminal does: to the workers, too
     told = running.stderr.read().decode()
     assert (running.wait(), told) == (130, "bertsmith: stopped; nothing was written\n")
     assert list(tmp_path.iterdir()) == []

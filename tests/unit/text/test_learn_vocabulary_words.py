@@ -1,10 +1,15 @@
 """Words are cut as the library cuts them, and their counts never depend on who counted."""
 
+import itertools
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -51,6 +56,12 @@ def split_at_blank_lines(batch: str) -> list[str]:
 
 def refuse(batch: str) -> list[str]:
     raise UserError("is no text", where=batch, remedy="give text")
+
+
+def open_slowly(mark: Path) -> list[str]:
+    time.sleep(0.5)
+    mark.touch()
+    return ["word"]
 
 
 def counts_of(batches: list[str], *, workers: int, distinct_words: int = 1000) -> WordCounts:
@@ -115,6 +126,27 @@ def test_a_complaint_about_a_batch_arrives_whole(workers: int) -> None:
     with pytest.raises(UserError, match="a.txt: is no text; give text") as caught:
         count_words(["a.txt", "b.txt"], counting, workers=workers)
     assert caught.value.remedy == "give text"
+
+
+def test_a_worker_that_is_killed_is_told() -> None:
+    def batches() -> Iterator[str]:
+        yield from MANY
+        os.kill(multiprocessing.active_children()[0].pid, signal.SIGKILL)
+        yield from itertools.cycle(MANY)
+
+    counting = Counting(split_at_blank_lines, BertWords("uncased"), batches_per_task=1)
+    with pytest.raises(UserError, match="a worker process died; use fewer --workers if memory ran out"):
+        count_words(batches(), counting, workers=2)
+
+
+def test_no_more_tasks_than_workers_and_one_are_held(tmp_path) -> None:
+    def batches() -> Iterator[Path]:
+        for number in range(6):
+            assert number < 3 or (tmp_path / str(number - 3)).exists()
+            yield tmp_path / str(number)
+
+    counting = Counting(open_slowly, BertWords("uncased"), batches_per_task=1)
+    assert count_words(batches(), counting, workers=2).documents == 6
 
 
 ENDLESS = """
