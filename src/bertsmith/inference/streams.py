@@ -5,14 +5,15 @@ whatever else the machine does holds up all of them. Batches of their own have n
 """
 
 import os
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from threading import Barrier, Lock
 from typing import TypeVar
 
 import torch
+
+from bertsmith.ground.processes import finished_in_order
 
 Given = TypeVar("Given")
 Done = TypeVar("Done")
@@ -35,17 +36,12 @@ def in_streams(work: Callable[[Given], Done], batches: Iterable[Given], *, strea
         yield from map(work, batches)
         return
     workers = _workers_of(streams)
-    begun: deque[Future[Done]] = deque()
-    try:
-        for batch in batches:
-            begun.append(workers.submit(work, batch))
-            if len(begun) > 2 * streams:
-                yield begun.popleft().result()
-        while begun:
-            yield begun.popleft().result()
-    finally:
-        for each in begun:
-            each.cancel()
+    yield from finished_in_order(
+        batches,
+        lambda batch: workers.submit(work, batch),
+        finish=lambda begun: begun.result(),
+        at_once=2 * streams,
+    )
 
 
 def _workers_of(streams: int) -> ThreadPoolExecutor:
