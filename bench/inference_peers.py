@@ -176,9 +176,10 @@ def with_openvino(precision: str, *, streams: bool = False) -> Callable[[Path, s
 
         def forward(arrays: dict[str, Any]) -> np.ndarray:
             request = free.get()
-            hidden = np.array(next(iter(request.infer(arrays).values())))
-            free.put(request)
-            return hidden
+            try:
+                return np.array(next(iter(request.infer(arrays).values())))
+            finally:
+                free.put(request)
 
         return pooled(forward, folder, at_once=at_once)
 

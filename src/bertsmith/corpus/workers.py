@@ -5,6 +5,8 @@ The results are the same for any crew: items are cut before, and no worker knows
 
 import importlib
 import os
+import signal
+import threading
 from collections.abc import Generator, Iterable
 from dataclasses import dataclass
 from itertools import cycle
@@ -79,6 +81,7 @@ def _import_ray() -> Any:
 def _start_ray(ray: Any, crew: Crew) -> None:
     """Join the cluster that RAY_ADDRESS names, or start Ray on this machine alone."""
     quiet = {"log_to_driver": False, "logging_level": "error"}
+    before = signal.getsignal(signal.SIGTERM)
     if address := os.environ.get("RAY_ADDRESS"):
         try:
             ray.init(address=address, **quiet)
@@ -87,6 +90,8 @@ def _start_ray(ray: Any, crew: Crew) -> None:
             raise UserError(f"no Ray cluster answers ({error})", where=address, remedy=remedy) from error
     else:
         ray.init(num_cpus=crew.workers, include_dashboard=False, **quiet)
+    if threading.current_thread() is threading.main_thread():  # only there Ray puts a handler of its own
+        signal.signal(signal.SIGTERM, before)
 
 
 def _hire(ray: Any, job: Job[Any, Any], crew: Crew) -> list[Any]:

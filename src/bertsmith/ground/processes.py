@@ -3,6 +3,7 @@
 The results are the same for any number of processes: no worker knows of another.
 """
 
+import atexit
 import multiprocessing
 import os
 import signal
@@ -104,6 +105,8 @@ class _Worker:
         with _deaf_to_stops():
             self._process.start()
         theirs.close()
+        # For whoever forgets to send it home: at its own exit, Python asks it to stop and waits for that.
+        atexit.register(self.end)
 
     def take(self, job: Job[Any, Any]) -> None:
         """Say what is to be done: not at the start, which waits for ever for a process that dies over it."""
@@ -133,6 +136,7 @@ class _Worker:
         """End the process at once: it holds nothing that could be lost."""
         self._process.kill()
         self._process.join()
+        atexit.unregister(self.end)
 
 
 @contextmanager

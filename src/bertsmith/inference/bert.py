@@ -30,6 +30,7 @@ from bertsmith.inference.filling import (
 from bertsmith.inference.pairs import listed_pairs
 from bertsmith.inference.reading import Reader, Text
 from bertsmith.inference.replies import Choice, Classification, Entity, TaggedWord
+from bertsmith.inference.streams import make_ready
 from bertsmith.inference.tuned import Tuned, read_tuned, tuned_files, write_tuned
 from bertsmith.model.encoder import first_of_rows, largest_of_rows, mean_of_rows
 from bertsmith.model.family import member_of
@@ -133,6 +134,7 @@ class Bert:
         int8: bool = False,
     ) -> None:
         chosen = _usable(device)
+        make_ready(chosen)
         self.model, self.tokenizer, self.tuned = model, tokenizer, tuned
         self._askers: dict[str, Asker] = {}
         self._lock = Lock()  # to make a way of asking changes the network

@@ -17,8 +17,8 @@ from bertsmith.inference.engine import WINDOW_TEXTS, Engine, listed
 from bertsmith.packed import PackedBatch
 from bertsmith.text.tokenizer import Encoded, Tokenizer
 
-MASKS_AT_ONCE = 256
-"""Scores of a whole vocabulary for each of them: 30 MB with 30,000 tokens, however many masks a batch has."""
+MASKS_AT_ONCE = 64
+"""Scores of a whole vocabulary for each of them: 8 MB a core with 30,000 tokens, however many masks."""
 CLOSING = frozenset(".,;:!?%)]}")
 """What follows a word without a space."""
 LIKE_A_MASK = re.compile(r"[\[<({]mask[\])}>]|_{2,}", re.IGNORECASE)

@@ -5,6 +5,7 @@ whatever else the machine does holds up all of them. Batches of their own have n
 """
 
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -24,9 +25,22 @@ LEAST_TOKENS = 512
 _making = Lock()
 
 
+def make_ready(device: torch.device) -> None:
+    """Have the threads of a CPU ready.
+
+    As they begin, every thread that meets torch for the first time would be left with one core, so it is
+    better done when a model is opened than while requests are at work.
+    """
+    if (streams := streams_for(sys.maxsize, device)) > 1:
+        _workers_of(streams)
+
+
 def streams_for(tokens: int, device: torch.device) -> int:
     """How many batches to compute at once; one where there is too little for every core."""
-    threads = torch.get_num_threads() if device.type == "cpu" else 1
+    if device.type != "cpu":
+        return 1
+    with _making:  # for a thread that asks torch for the first time
+        threads = torch.get_num_threads()
     return threads if tokens >= threads * LEAST_TOKENS else 1
 
 
@@ -54,9 +68,16 @@ def _workers(streams: int) -> ThreadPoolExecutor:
     """Threads that compute alone, kept for the next time."""
     workers = ThreadPoolExecutor(streams, thread_name_prefix="stream", initializer=_take_one_core)
     all_there = Barrier(streams)
-    list(workers.map(lambda _: all_there.wait(), range(streams)))
-    # torch takes what a thread sets for itself as what later threads begin with.
-    torch.set_num_threads(streams)
+    try:
+        for each in [workers.submit(all_there.wait) for _ in range(streams)]:
+            each.result()
+    except RuntimeError:  # the machine gives no more threads
+        all_there.abort()
+        workers.shutdown()
+        raise
+    finally:
+        # torch takes what a thread sets for itself as what later threads begin with.
+        torch.set_num_threads(streams)
     return workers
 
 

@@ -55,9 +55,10 @@ class TaskModel:
         """The raw scores of a split, in its order."""
         was_training = self.objective.training
         self.objective.eval()
-        scores = scores_in_order(encoded, self._scored(encoded))
-        self.objective.train(was_training)
-        return scores
+        try:
+            return scores_in_order(encoded, self._scored(encoded))
+        finally:
+            self.objective.train(was_training)
 
     def _scored(self, encoded: EncodedSet) -> Iterator[tuple[NDArray[np.float32], Numbers]]:
         multiple = GPU_MULTIPLE if self.device.type == "cuda" else 1

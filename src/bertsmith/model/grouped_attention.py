@@ -18,7 +18,7 @@ from torch import Tensor
 
 from bertsmith.model.attention_rule import AttentionRule
 from bertsmith.model.dense_attention import DenseAttention, Operands, Saved, exact_type, lowered, unseen
-from bertsmith.model.length_groups import groups_by_length
+from bertsmith.model.length_groups import KEPT_PLANS, groups_by_length
 from bertsmith.packed import Layout
 
 LARGEST_SEED = 2**63 - 1
@@ -223,7 +223,7 @@ def _groups(starts: Tensor, query_THK: Tensor, *, filler: bool) -> list[_Group]:
     return _groups_of(offsets.tobytes(), group_scores, query_THK.device)
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=KEPT_PLANS)
 def _groups_of(starts_as_bytes: bytes, group_scores: int, device: torch.device) -> list[_Group]:
     """Sequences by length; cached because every layer of a forward pass asks for the same."""
     offsets = np.frombuffer(starts_as_bytes, dtype=np.int64)

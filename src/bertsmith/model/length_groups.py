@@ -1,8 +1,12 @@
 """Which sequences of a packed row to compute together, by their lengths."""
 
+import os
 from itertools import pairwise
 
 import numpy as np
+
+KEPT_PLANS = 16 + 2 * (os.cpu_count() or 1)
+"""All layers of a pass ask for the same plan, and on a CPU as many passes are at work as there are cores."""
 
 
 def groups_by_length(lengths: np.ndarray, group_scores: int) -> list[np.ndarray]:

@@ -19,7 +19,7 @@ from torch import Tensor
 from bertsmith.model.attention_rule import AttentionRule
 from bertsmith.model.dense_attention import lowered, unseen
 from bertsmith.model.dropping import drawn_below, real_share
-from bertsmith.model.length_groups import groups_by_length
+from bertsmith.model.length_groups import KEPT_PLANS, groups_by_length
 from bertsmith.packed import Layout
 
 MKL: bool = torch._C.has_mkl
@@ -94,7 +94,7 @@ class _Plan:
         return chosen.view(*chosen.shape[:-2], -1, heads, chosen.shape[-1])
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=KEPT_PLANS)
 def _plan_of(starts_as_bytes: bytes, heads: int) -> _Plan:
     """The plan for some lengths; cached because every layer of a pass asks for the same."""
     offsets = np.frombuffer(starts_as_bytes, dtype=np.int64)

@@ -3,6 +3,7 @@
 import json
 import lzma
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -82,7 +83,9 @@ def test_the_store_does_not_depend_on_ray(tmp_path, vocabulary) -> None:
     pytest.importorskip("ray")
     several_sources(tmp_path)
     build(tmp_path, vocabulary, out="store-here", duplicates="exact")
+    handler = signal.getsignal(signal.SIGTERM)
     build(tmp_path, vocabulary, crew=Crew(2, "ray"), out="store-ray", duplicates="exact")
+    assert signal.getsignal(signal.SIGTERM) is handler
     assert content_of(tmp_path / "store-here") == content_of(tmp_path / "store-ray")
 
 

@@ -171,3 +171,31 @@ def test_workers_leave_with_a_parent_that_is_killed(tmp_path) -> None:
     assert running.stdout.readline() == b"begun\n"
     running.kill()
     running.communicate(timeout=30)  # the pipe ends with the last process that could write into it
+
+
+FORGOTTEN = """
+from bertsmith.ground.processes import Job, results_of_processes
+
+def keep(materials):
+    return materials
+
+def double(number, _):
+    return 2 * number
+
+if __name__ == "__main__":
+    results = results_of_processes(range(1000), Job(keep, None, double), workers=2, at_once=4)
+    print(next(results), flush=True)
+    raise SystemExit(3)
+"""
+
+
+def test_a_program_that_forgets_its_workers_ends_all_the_same(tmp_path) -> None:
+    (tmp_path / "forgotten.py").write_text(FORGOTTEN)
+    ended = subprocess.run(
+        [sys.executable, tmp_path / "forgotten.py"],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(it for it in sys.path if it)},
+        stdout=subprocess.PIPE,
+        timeout=60,
+        check=False,
+    )
+    assert (ended.returncode, ended.stdout) == (3, b"0\n")

@@ -5,8 +5,9 @@ import time
 import pytest
 import torch
 
+from bertsmith.inference import streams as streams_room
 from bertsmith.inference.engine import BATCH_TOKENS, cut_for
-from bertsmith.inference.streams import LEAST_TOKENS, in_streams, streams_for
+from bertsmith.inference.streams import LEAST_TOKENS, in_streams, make_ready, streams_for
 
 CPU = torch.device("cpu")
 
@@ -17,6 +18,11 @@ def two_threads():
     torch.set_num_threads(2)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def no_workers():
+    streams_room._workers.cache_clear()
 
 
 def doubled(number):
@@ -63,28 +69,78 @@ def test_no_more_batches_are_made_than_keep_the_streams_at_work():
     found.close()
 
 
-def test_a_fault_comes_out_and_what_has_not_begun_stays_undone():
-    begun = []
-
+def test_a_fault_comes_out_and_the_threads_serve_on():
     def work(number):
-        begun.append(number)
         if number == 3:
             raise ValueError("three")
-        time.sleep(0.01)
 
     with pytest.raises(ValueError, match="three"):
         list(in_streams(work, range(100), streams=2))
-    assert len(begun) < 12
     assert list(in_streams(doubled, [5], streams=2)) == [10]
 
 
-def test_threads_that_begin_later_have_as_many_cores_as_before(two_threads):
-    list(in_streams(doubled, range(8), streams=2))
+def count_of_a_new_thread():
     seen = []
     later = threading.Thread(target=lambda: seen.append(torch.get_num_threads()))
     later.start()
     later.join()
-    assert (torch.get_num_threads(), seen) == (2, [2])
+    return seen[0]
+
+
+def test_threads_that_begin_later_have_as_many_cores_as_before(two_threads, no_workers):
+    list(in_streams(doubled, range(8), streams=2))
+    assert (torch.get_num_threads(), count_of_a_new_thread()) == (2, 2)
+
+
+def test_threads_that_begin_meanwhile_have_as_many_cores_as_before(two_threads, no_workers, monkeypatch):
+    counts, asking = [], []
+
+    def take_one_core():
+        torch.get_num_threads()
+        torch.set_num_threads(1)
+        asking.append(threading.Thread(target=lambda: counts.append(streams_for(10**6, CPU))))
+        asking[-1].start()
+        time.sleep(0.05)
+
+    monkeypatch.setattr(streams_room, "_take_one_core", take_one_core)
+    make_ready(CPU)
+    for each in asking:
+        each.join()
+    assert counts == [2, 2]
+
+
+def test_a_machine_without_more_threads_gets_a_fault_and_not_a_hang(two_threads, no_workers, monkeypatch):
+    start, started = threading.Thread.start, []
+
+    def start_only_one(thread):
+        if started:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_only_one)
+    with pytest.raises(RuntimeError, match="can't start"):
+        make_ready(CPU)
+    monkeypatch.undo()
+    started[0].join(20)
+    assert not started[0].is_alive()
+    assert count_of_a_new_thread() == 2
+
+
+def learning(batch):
+    return [torch.is_grad_enabled()] * batch.layout.sequences
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_nothing_is_kept_for_a_backward_pass(bert, threads):
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        texts = ["The boy plays in the snow under the tree."] * 120
+        kept = bert.engine.answer_each(texts, learning, truncate=False)
+        assert set(kept) == {False}
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_a_forked_process_does_not_wait_for_the_threads_of_its_parent():
