@@ -382,7 +382,8 @@ def print_table(rounds: list[tuple[str, Round]], capacities: dict[str, float], b
         part = made.rate / capacities[batching]
         print(
             f"| {batching} | {made.name} | {sent} | {made.not_sent} "
-            f"| {good / sent:.2%} | {crowded / sent:.2%} | {sent - good - crowded} | {made.rate:.0f} | {part:.0%} | {times} | {bench.wrong(made)} |"
+            f"| {good / sent:.2%} | {crowded / sent:.2%} | {sent - good - crowded} "
+            f"| {made.rate:.0f} | {part:.0%} | {times} | {bench.wrong(made)} |"
         )
     print(f"batching on / off: {capacities['on'] / capacities['off']:.2f} times the capacity", flush=True)
 
