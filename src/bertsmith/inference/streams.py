@@ -5,6 +5,7 @@ whatever else the machine does holds up all of them. Batches of their own have n
 """
 
 import os
+import platform
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +22,9 @@ Done = TypeVar("Done")
 
 LEAST_TOKENS = 512
 """Of a batch for one core: of fewer, uneven halves leave a core idle for longer than sharing costs."""
+MOST_STREAMS = 2 if platform.machine().lower() in ("aarch64", "arm64") else sys.maxsize
+"""On ARM each product takes all cores whatever a thread sets: two of them side by side are still a gain on
+two cores, but many times many threads are none."""
 
 _making = Lock()
 
@@ -41,7 +45,8 @@ def streams_for(tokens: int, device: torch.device) -> int:
         return 1
     with _making:  # for a thread that asks torch for the first time
         threads = torch.get_num_threads()
-    return threads if tokens >= threads * LEAST_TOKENS else 1
+    enough = tokens >= threads * LEAST_TOKENS
+    return threads if enough and threads <= MOST_STREAMS else 1
 
 
 def in_streams(work: Callable[[Given], Done], batches: Iterable[Given], *, streams: int) -> Iterator[Done]:

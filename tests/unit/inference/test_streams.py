@@ -161,6 +161,11 @@ def test_too_few_tokens_stay_one_batch_that_all_cores_share(two_threads):
     assert cut_for(10**6, torch.device("cuda")).streams == 1
 
 
+def test_where_products_take_all_cores_many_cores_share_one_batch(two_threads, monkeypatch):
+    monkeypatch.setattr(streams_room, "MOST_STREAMS", 1)
+    assert cut_for(10**6, CPU).streams == 1
+
+
 @pytest.mark.parametrize("tokens", [1100, 4000, 4097, 5000, 123_456])
 def test_every_stream_has_as_much_to_do(tokens, two_threads):
     cut = cut_for(tokens, CPU)
