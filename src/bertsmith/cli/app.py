@@ -20,6 +20,7 @@ from bertsmith.cli.glue import glue
 from bertsmith.cli.import_tf import import_tf
 from bertsmith.cli.inspect import inspect
 from bertsmith.cli.next import next_sentence
+from bertsmith.cli.output import told_if_output_fails
 from bertsmith.cli.predict import predict
 from bertsmith.cli.pretrain import pretrain
 from bertsmith.cli.recipe import recipe
@@ -90,7 +91,7 @@ def main() -> None:
     Where a reader closes the pipe early (`| head -1`) it ends without a word, with 141 as other Unix tools.
     """
     try:
-        with sigterm_as_interrupt():
+        with sigterm_as_interrupt(), told_if_output_fails():
             app(prog_name="bertsmith")
     except UserError as error:
         print(f"bertsmith: {error.line()}", file=sys.stderr)

@@ -77,6 +77,31 @@ def test_the_precision_that_is_named_is_the_one_that_answers(folders, capsys, mo
     assert shares[0] == pytest.approx(shares[1], abs=0.02)
 
 
+# ---- an output that takes nothing
+
+
+@pytest.mark.parametrize(
+    ("form", "unbuffered"),
+    [((), ""), (("--json",), ""), (("--json",), "1"), (("--json", "--top", "2000"), "")],
+)
+def test_a_full_disk_behind_the_standard_output_is_told_in_one_line(form, unbuffered, folders):
+    command = [sys.executable, "-m", "bertsmith", "fill", "a [MASK]", *form, "--model", folders / "plain"]
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE), "PYTHONUNBUFFERED": unbuffered}
+    with Path("/dev/full").open("wb") as full:
+        asked = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, env=environment, check=False)
+    assert asked.stderr.decode() == (
+        "bertsmith: standard output: cannot be written (No space left on device); "
+        "make room where it goes, or send it elsewhere\n"
+    )
+    assert asked.returncode == 2
+
+
+def test_the_standard_output_is_itself_again_after_a_command(folders, capsys):
+    before = sys.stdout
+    bertsmith(capsys, "fill", "a [MASK]", "--model", folders / "plain")
+    assert sys.stdout is before
+
+
 # ---- a reader who leaves
 
 
