@@ -11,7 +11,7 @@ from select import select
 from typing import BinaryIO, cast
 
 from bertsmith.ground.errors import UserError
-from bertsmith.ground.files import COMPRESSED_SUFFIXES, open_text_bytes
+from bertsmith.ground.files import COMPRESSED_SUFFIXES, compression_of, open_text_bytes
 from bertsmith.ground.progress import progress_bar
 
 STANDARD_INPUT = Path("-")
@@ -19,6 +19,8 @@ MOST_LINES, MOST_BYTES = 2048, 1 << 22
 """Of one piece: enough to sort by length, little enough for any memory."""
 LONGEST_LINE = 1 << 24
 CHUNK_BYTES = 1 << 17
+UNPACKERS = {".gz": "zcat", ".bz2": "bzcat", ".xz": "xzcat", ".zst": "zstdcat"}
+"""What prints the text of a packed file, by its suffix."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,29 @@ def pieces_of(source: Path, *, patience: float = math.inf) -> Iterator[Piece]:
         raise UserError("holds no text", where=name_of(source), remedy="write one text a line")
 
 
+def standard_input() -> BinaryIO:
+    """The bytes of the standard input, where it is open."""
+    if sys.stdin is None:
+        raise UserError("is closed", where=name_of(STANDARD_INPUT), remedy="pipe the text in, or name a file")
+    return sys.stdin.buffer
+
+
+def refuse_packed(start: bytes, *, where: str) -> None:
+    """Stop at bytes that begin as those of a packed file do."""
+    if suffix := compression_of(start):
+        remedy = f"unpack it: {UNPACKERS[suffix]} FILE{suffix} | bertsmith ..."
+        raise UserError("is compressed", where=where, remedy=remedy)
+
+
+def text_of(written: bytes, *, where: str, encoding: str = "utf-8-sig") -> str:
+    """The text of UTF-8 bytes; some editors put a mark at the very start of a file, which is no text."""
+    try:
+        return written.decode(encoding)
+    except UnicodeDecodeError as error:
+        what = f"is not UTF-8 text (byte {error.start})"
+        raise UserError(what, where=where, remedy="convert the file to UTF-8") from error
+
+
 def reading_bar(source: Path) -> AbstractContextManager[Callable[[int], None]]:
     """A bar to advance by the bytes of each piece, whose end is known where the file's size says it."""
     measurable = source.is_file() and source.suffix.lower() not in COMPRESSED_SUFFIXES
@@ -64,7 +89,7 @@ def line_name(source: Path, first: int, number: int) -> str:
 
 
 def _opened(source: Path) -> AbstractContextManager[BinaryIO]:
-    return nullcontext(sys.stdin.buffer) if source == STANDARD_INPUT else open_text_bytes(source)
+    return nullcontext(standard_input()) if source == STANDARD_INPUT else open_text_bytes(source)
 
 
 class _Lines:
@@ -126,10 +151,7 @@ def _decoded(line: bytes, *, number: int, source: Path) -> str:
     where = f"{name_of(source)}:{number}"
     if len(line) > LONGEST_LINE:
         raise UserError(f"is over {LONGEST_LINE:,} bytes long", where=where, remedy="write one text a line")
-    try:
-        # Some editors put a mark at the very start of a file.
-        text = line.decode("utf-8-sig" if number == 1 else "utf-8")
-    except UnicodeDecodeError as error:
-        what = f"is not UTF-8 text (byte {error.start})"
-        raise UserError(what, where=where, remedy="convert the file to UTF-8") from error
+    if number == 1:
+        refuse_packed(line, where=name_of(source))
+    text = text_of(line, where=where, encoding="utf-8-sig" if number == 1 else "utf-8")
     return text.removesuffix("\n").removesuffix("\r")

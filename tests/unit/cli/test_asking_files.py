@@ -1,5 +1,6 @@
 """Files of texts through `bertsmith classify` and `bertsmith embed`."""
 
+import bz2
 import gzip
 import io
 import json
@@ -134,6 +135,24 @@ def test_a_line_that_is_no_text_is_told_by_its_number(tmp_path, monkeypatch):
     (tmp_path / "odd.txt").write_bytes(b"one\n" + b"x" * 11)
     with pytest.raises(package.UserError, match="odd.txt:2: is over 10 bytes long"):
         read(tmp_path / "odd.txt")
+
+
+@pytest.mark.parametrize(
+    ("pack", "remedy"), [(gzip.compress, "zcat FILE.gz"), (bz2.compress, "bzcat FILE.bz2")]
+)
+def test_packed_bytes_on_the_standard_input_are_told(monkeypatch, pack, remedy):
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(pack(b"a line\n" * 100))))
+    with pytest.raises(package.UserError) as refused:
+        read(Path("-"))
+    assert str(refused.value) == f"standard input: is compressed; unpack it: {remedy} | bertsmith ..."
+
+
+@pytest.mark.parametrize("words", [("classify", "--input", "-"), ("embed", "-", "--out", "v.npy")])
+def test_a_closed_standard_input_is_told_in_one_line(capsys, folders, monkeypatch, tmp_path, words):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.stdin", None)
+    line = mistake(capsys, *words, "--model", folders / "classes")
+    assert line == "bertsmith: standard input: is closed; pipe the text in, or name a file"
 
 
 # ---- classify
