@@ -1,6 +1,5 @@
 """`bertsmith answer`: what a passage answers to a question."""
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,7 +17,7 @@ from bertsmith.cli.asking import (
     open_model,
     say_json,
 )
-from bertsmith.cli.text_lines import STANDARD_INPUT
+from bertsmith.cli.text_lines import STANDARD_INPUT, name_of, refuse_packed, standard_input, text_of
 from bertsmith.ground.errors import UserError
 from bertsmith.ground.files import read_text
 from bertsmith.inference.facts import answer_facts, is_decided_by_threshold
@@ -32,11 +31,6 @@ AROUND = 300
 """Characters of the passage that are shown on each side of the answer."""
 ANSWER_STYLE = "bold reverse green"
 NO_ANSWER = "no answer in the passage"
-BY_THRESHOLD = {
-    False: "No answer, though one is more probable: the model's no-answer threshold decided.",
-    True: "An answer, though no answer is more probable: the model's no-answer threshold decided.",
-}
-"""Why the first is not the most probable one, by whether it is an answer."""
 
 
 def answer(
@@ -44,7 +38,9 @@ def answer(
     passage: Annotated[
         Path | None, Option(metavar="FILE", help="File of the passage; - reads the standard input.")
     ] = None,
-    text: Annotated[str, Option(metavar="TEXT", help="The passage itself, in place of a file.")] = "",
+    text: Annotated[
+        str | None, Option(metavar="TEXT", help="The passage itself, in place of a file.")
+    ] = None,
     best: Annotated[int, Option(min=1, help="How many answers to print.")] = 3,
     model: ModelOption = None,
     device: DeviceOption = "auto",
@@ -73,19 +69,37 @@ def answer(
     for line in bars((each.probability, each.text or NO_ANSWER) for each in found):
         screen.print(line)
     if is_decided_by_threshold(found[0]):
-        screen.print(BY_THRESHOLD[bool(found[0].text)], style="dim")
+        screen.print(by_threshold(found[0]), style="dim")
 
 
-def passage_of(file: Path | None, text: str) -> str:
+def by_threshold(found: "QuestionAnswer") -> str:
+    """Why this was answered, and what is more probable."""
+    likelier = max(found.nbest, key=lambda guess: guess.probability)
+    chosen = "An answer" if found.text else "No answer"
+    other = f"“{likelier.text}”" if likelier.text else "no answer"
+    return (
+        f"{chosen}, though {other} is more probable ({likelier.probability:.1%}): "
+        "the model's no-answer threshold decided."
+    )
+
+
+def passage_of(file: Path | None, text: str | None) -> str:
     """The passage: the text that was given, or that of a file."""
-    if (file is None) == (not text):
+    if text is not None and file is None:
+        return text
+    if file is None or text is not None:
         remedy = "say --passage FILE, --passage - for the standard input, or --text TEXT"
         raise UserError("one passage is wanted", remedy=remedy)
-    if file is None:
-        return text
     if file == STANDARD_INPUT:
-        return sys.stdin.read()
+        return passage_from_standard_input()
     return read_text(file.expanduser(), remedy="give a text file in UTF-8")
+
+
+def passage_from_standard_input() -> str:
+    """The passage that is piped in."""
+    written, where = standard_input().read(), name_of(STANDARD_INPUT)
+    refuse_packed(written, where=where)
+    return text_of(written, where=where)
 
 
 def excerpt(passage: str, found: "QuestionAnswer") -> "Text":

@@ -1,5 +1,6 @@
 """The verbs that ask a model, as people use them."""
 
+import gzip
 import io
 import json
 from types import SimpleNamespace
@@ -123,7 +124,7 @@ def test_a_passage_comes_from_a_file_the_standard_input_or_the_line_itself(
     asked = ("answer", "where is the cat?", "--model", folders / "answers")
     found = said(capsys, *asked, "--text", PASSAGE)
     assert said(capsys, *asked, "--passage", tmp_path / "story.txt") == found
-    monkeypatch.setattr("sys.stdin", io.StringIO(PASSAGE))
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(PASSAGE.encode())))
     assert said(capsys, *asked, "--passage", "-") == found
     assert len(found["answers"]) == 3 and not found["no_answer"]
     assert 0 < found["no_answer_probability"] < 1
@@ -149,11 +150,13 @@ def test_that_the_threshold_decided_against_the_most_probable_is_told(capsys, fo
     for passage in ("my dog", PASSAGE, "the cat sleeps", "snow and rain, sun and tea"):
         asked = ("answer", "where?", "--text", passage, "--model", folders / folder, "--best", 20)
         found = said(capsys, *asked)
-        best = max(each["probability"] for each in found["answers"])
-        assert found["decided_by_threshold"] == (found["answers"][0]["probability"] < best)
-        *_, last = shown(capsys, *asked)
+        best = max(found["answers"], key=lambda each: each["probability"])
+        assert found["decided_by_threshold"] == (found["answers"][0]["probability"] < best["probability"])
+        *_, last = shown(capsys, *asked[:-1], 1)  # where the more probable one is not printed
         is_told = last.startswith(told) and last.endswith("no-answer threshold decided.")
         assert is_told == found["decided_by_threshold"]
+        other = f"“{best['text']}”" if best["text"] else "no answer"
+        assert (f"though {other} is more probable ({best['probability']:.1%})" in last) == is_told
         decided += is_told
     assert decided
 
@@ -338,10 +341,27 @@ def test_mistakes_are_one_line_in_words_of_the_command_line(capsys, folders, wor
         (("why?", "--passage", "gone.txt"), "gone.txt: cannot be read"),
         ((" ", "--text", "so"), "the question: is empty"),
         (("why?", "--text", " \n"), "the passage: is empty"),
+        (("why?", "--text", ""), "the passage: is empty; give it some words"),
+        (("why?", "--text", "", "--passage", "x"), "one passage is wanted"),
     ],
 )
 def test_a_question_needs_one_passage(capsys, folders, words, complaint):
     assert complaint in mistake(capsys, "answer", *words, "--model", folders / "answers")
+
+
+@pytest.mark.parametrize(
+    ("stream", "complaint"),
+    [
+        (None, "standard input: is closed; pipe the text in, or name a file"),
+        (gzip.compress(b"so"), "standard input: is compressed; unpack it: zcat FILE.gz | bertsmith"),
+        (b"so \xff", "standard input: is not UTF-8 text (byte 3); convert"),
+    ],
+)
+def test_a_passage_that_cannot_be_read_is_told_in_one_line(capsys, folders, monkeypatch, stream, complaint):
+    given = None if stream is None else SimpleNamespace(buffer=io.BytesIO(stream))
+    monkeypatch.setattr("sys.stdin", given)
+    words = ("answer", "why?", "--passage", "-", "--model", folders / "answers")
+    assert complaint in mistake(capsys, *words)
 
 
 def test_a_long_text_is_cut_where_that_is_asked_for(capsys, folders):
