@@ -25,7 +25,7 @@ from bertsmith.cli.predict import predict
 from bertsmith.cli.pretrain import pretrain
 from bertsmith.cli.recipe import recipe
 from bertsmith.cli.serve import serve
-from bertsmith.cli.stopping import sigterm_as_interrupt
+from bertsmith.cli.stopping import stops_as_interrupt
 from bertsmith.cli.tag import tag
 from bertsmith.cli.vocab import vocab
 from bertsmith.ground.errors import UserError
@@ -86,12 +86,12 @@ def bertsmith(
 def main() -> None:
     """Run the command line; exit 0 when done, 2 for the user's mistake, 130 if stopped, 1 for our bug.
 
-    SIGTERM stops it as Ctrl-C does: with one line, and nothing half-written.
+    SIGTERM and a closed terminal stop it as Ctrl-C does: with one line, and nothing half-written.
 
     Where a reader closes the pipe early (`| head -1`) it ends without a word, with 141 as other Unix tools.
     """
     try:
-        with sigterm_as_interrupt(), told_if_output_fails():
+        with stops_as_interrupt(), told_if_output_fails():
             app(prog_name="bertsmith")
     except UserError as error:
         print(f"bertsmith: {error.line()}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""How a command ends that is told to stop: by Ctrl-C or SIGTERM, with one line."""
+"""How a command ends that is told to stop: by Ctrl-C, SIGTERM or a closed terminal, with one line."""
 
 import os
 import signal
@@ -9,12 +9,14 @@ from types import FrameType
 from typer import Exit, echo
 
 STOPPED = 130
+STOPS = (signal.SIGTERM, signal.SIGHUP)
+"""What is taken as Ctrl-C: the wish of a launcher, and a terminal that is closed."""
 
 
 @contextmanager
 def told_if_stopped() -> Iterator[None]:
-    """Ctrl-C and SIGTERM inside end the command with one line, once what was begun is cleaned up."""
-    with sigterm_as_interrupt():
+    """A stop inside ends the command with one line, once what was begun is cleaned up."""
+    with stops_as_interrupt():
         try:
             yield
         except KeyboardInterrupt:
@@ -23,12 +25,15 @@ def told_if_stopped() -> Iterator[None]:
 
 
 @contextmanager
-def sigterm_as_interrupt() -> Iterator[None]:
-    """While it is open, SIGTERM is taken as Ctrl-C, so that what was begun is cleaned up.
+def stops_as_interrupt() -> Iterator[None]:
+    """While it is open, SIGTERM and SIGHUP are taken as Ctrl-C, so that what was begun is cleaned up.
 
     What has a way of its own to stop, such as a training run or a server, puts its handler in place of it.
+    One that is ignored from the start stays so: nohup lets a command outlive its terminal.
     """
     owner = os.getpid()
+    before = {number: signal.getsignal(number) for number in STOPS}
+    heeded = [number for number in STOPS if before[number] is not signal.SIG_IGN]
 
     def heard(number: int, frame: FrameType | None) -> None:
         del frame  # wherever it is heard, it is an interrupt
@@ -36,11 +41,14 @@ def sigterm_as_interrupt() -> Iterator[None]:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
             return
-        signal.signal(number, signal.SIG_IGN)  # launchers repeat it, and cleaning up is not to be cut short
+        for each in heeded:  # launchers repeat it, and cleaning up is not to be cut short
+            signal.signal(each, signal.SIG_IGN)
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, heard)
+    for number in heeded:
+        signal.signal(number, heard)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number in heeded:
+            signal.signal(number, before[number])

@@ -6,7 +6,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -100,23 +101,45 @@ def test_a_user_error_is_one_line_and_exit_code_2(exit_code_of, capsys) -> None:
     assert told.out == ""
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@contextmanager
+def taken_by(handler: signal.Handlers, number: signal.Signals) -> Iterator[None]:
+    """While it is open, a signal is ignored or not, whatever these tests were started with."""
+    before = signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_stop_is_one_line_and_exit_code_130(exit_code_of, capsys, number) -> None:
     def verb() -> None:
         os.kill(os.getpid(), number)
 
-    before = signal.getsignal(signal.SIGTERM)
-    assert exit_code_of("verb", verb=verb) == 130
-    assert capsys.readouterr().err == "bertsmith: stopped\n"
-    assert signal.getsignal(signal.SIGTERM) is before
+    with taken_by(signal.SIG_DFL, signal.SIGHUP):
+        before = [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP)]
+        assert exit_code_of("verb", verb=verb) == 130
+        assert capsys.readouterr().err == "bertsmith: stopped\n"
+        assert [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP)] == before
 
 
-def test_a_second_sigterm_does_not_cut_the_cleaning_up_short(exit_code_of, capsys) -> None:
+def test_under_nohup_a_closed_terminal_stops_nothing(exit_code_of, capsys) -> None:
+    def verb() -> None:
+        os.kill(os.getpid(), signal.SIGHUP)
+        print("done")
+
+    with taken_by(signal.SIG_IGN, signal.SIGHUP):
+        assert exit_code_of("verb", verb=verb) == 0
+    assert capsys.readouterr().out == "done\n"
+
+
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGHUP])
+def test_a_second_stop_does_not_cut_the_cleaning_up_short(exit_code_of, capsys, second) -> None:
     def verb() -> None:
         try:
             os.kill(os.getpid(), signal.SIGTERM)
         finally:
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), second)
             print("cleaned up")
 
     assert exit_code_of("verb", verb=verb) == 130

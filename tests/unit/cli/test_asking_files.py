@@ -278,7 +278,16 @@ def test_what_goes_wrong_leaves_no_half_file_and_the_old_one_whole(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["texts.txt", "v.npy"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.fixture
+def hangups_heard():
+    """A process that is started here hears of a closed terminal, even if these tests do not."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("hangups_heard")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_stop_leaves_no_half_file(folders, tmp_path, number):
     command = [sys.executable, "-m", "bertsmith", "embed", "-", "--out", tmp_path / "v.npy"]
     with subprocess.Popen(
@@ -290,6 +299,7 @@ def test_a_stop_leaves_no_half_file(folders, tmp_path, number):
         while not list(tmp_path.iterdir()):  # until the file is begun
             assert asked.poll() is None
             time.sleep(0.05)
+        time.sleep(0.2)  # it is on the disk a moment before the command is bound to remove it
         asked.send_signal(number)
         told = asked.stderr.read()
     assert (asked.returncode, told) == (130, b"bertsmith: stopped\n")
