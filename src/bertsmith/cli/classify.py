@@ -52,7 +52,9 @@ def classify(
 
     One text gets a picture of all classes. A file gets a line for each of its lines, in pieces of up to
     2,048, or as they come where they come slowly: label, probability and text with tabs between them, or JSON
-    lines with the probabilities of all labels. A model for numbers, such as one for STS-B, gives a number.
+    lines with the probabilities of all labels. Several labels stand with commas between them, the most
+    probable first, whose probability it is; so it is where no label is probable enough to be named. A model
+    for numbers, such as one for STS-B, gives a number.
 
     Example: bertsmith classify "A stunning ballet dancer." --model runs/sst2
 
@@ -97,8 +99,9 @@ def classify_lines(bert: "Bert", source: Path, *, truncate: bool, as_json: bool)
     # Where the lines themselves run over the screen, a bar would only be in their way.
     with nullcontext(_unseen) if sys.stdout.isatty() else reading_bar(source) as advance:
         for piece in pieces_of(source, patience=PATIENCE_SECONDS):
-            texts = [text_or_pair(line) for line in piece.texts]
-            with naming(partial(line_name, source, piece.first)):
+            name = partial(line_name, source, piece.first)
+            texts = [text_or_pair(line, where=name(number)) for number, line in enumerate(piece.texts)]
+            with naming(name):
                 several = said_of(bert, texts, truncate=truncate)
             for number, (line, found) in enumerate(zip(piece.texts, several, strict=True), piece.first):
                 if as_json:
@@ -108,17 +111,21 @@ def classify_lines(bert: "Bert", source: Path, *, truncate: bool, as_json: bool)
             advance(piece.size)
 
 
-def text_or_pair(line: str) -> "Text":
+def text_or_pair(line: str, *, where: str) -> "Text":
     """What stands in a line: a text, or two with a tab between them."""
-    first, tab, second = line.partition("\t")
-    return (first, second) if tab else first
+    first, *others = line.split("\t")
+    if len(others) > 1:
+        remedy = "leave one text, or two with one tab between them (cut -f1,2 picks columns)"
+        raise UserError(f"has {1 + len(others)} columns, a pair has 2", where=where, remedy=remedy)
+    return (first, others[0]) if others else first
 
 
 def plainly(found: "Classification | float") -> str:
     """What is said of a text, as columns."""
     if isinstance(found, float):
         return f"{found:.6f}"
-    return f"{','.join(found.labels)}\t{found.probability:.6f}"
+    likeliest_first = sorted(found.labels, key=lambda label: -found.probabilities[label])
+    return f"{','.join(likeliest_first)}\t{found.probability:.6f}"
 
 
 def _unseen(_size: int) -> None:

@@ -189,11 +189,15 @@ def test_a_pair_gets_a_number_from_a_model_for_numbers(capsys, folders):
     assert float(shown(capsys, *words)[0]) == pytest.approx(expected, abs=1e-4)
 
 
-def test_a_text_of_several_classes_names_them_all(capsys, folders, tmp_path):
+def test_a_text_of_several_classes_names_them_all_the_most_probable_first(capsys, folders, tmp_path):
     (tmp_path / "texts.txt").write_text("the sun is warm\n")
     (line,) = shown(capsys, "classify", "--input", tmp_path / "texts.txt", "--model", folders / "several")
     (found,) = package.load(folders / "several").classify(["the sun is warm"])
-    assert line.split("\t")[0] == ",".join(found.labels)
+    labels, probability, _ = line.split("\t")
+    shares = [found.probabilities[label] for label in labels.split(",")]
+    assert sorted(labels.split(",")) == sorted(found.labels)
+    assert shares == sorted(shares, reverse=True) != [found.probabilities[label] for label in found.labels]
+    assert float(probability) == pytest.approx(shares[0], abs=1e-5)
 
 
 # ---- tag

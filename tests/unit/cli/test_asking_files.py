@@ -185,6 +185,12 @@ def test_a_tab_makes_a_pair_and_the_file_may_be_packed(capsys, folders, tmp_path
     assert found == pytest.approx(expected, abs=1e-5)
 
 
+def test_a_line_of_three_columns_is_no_pair(capsys, folders, file):
+    file.write_text("one\ttwo\none\ttwo\tthree\n")
+    line = mistake(capsys, "classify", "--input", file, "--model", folders / "numbers")
+    assert line.startswith(f"bertsmith: {file}:2: has 3 columns, a pair has 2; leave one text, or two with")
+
+
 def test_a_bad_line_is_told_by_file_and_line_after_those_before_it(capsys, folders, file, small_pieces):
     file.write_text("\n".join([*TEXTS, " ", "more"]))
     told = bertsmith(capsys, "classify", "--input", file, "--model", folders / "classes")
