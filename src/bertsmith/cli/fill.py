@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from bertsmith.inference.filling import Extension, Filling, Guess
     from bertsmith.text.tokenizer import Tokenizer
 
-BEAM = 10
+TOP, BEAM = 5, 10
 MASK_STYLE, OTHER_MASK_STYLE, NEW_STYLE = "bold reverse", "dim", "bold green"
 WHY_SLOW = (
     "Why so slow? Nothing can be kept from one token to the next. Each layer of a BERT lets every token look "
@@ -41,7 +41,9 @@ WHY_SLOW = (
 
 def fill(
     text: Annotated[str, Argument(metavar="TEXT", help="A text with [MASK] where a token is wanted.")],
-    top: Annotated[int, Option(min=1, help="How many tokens for each mask.")] = 5,
+    top: Annotated[
+        int | None, Option(min=1, show_default=str(TOP), help="How many tokens for each mask.")
+    ] = None,
     together: Annotated[
         bool, Option("--together", help="Fill several masks with tokens that fit each other.")
     ] = False,
@@ -68,15 +70,19 @@ def fill(
     """
     if extend and together:
         raise UserError("--extend and --together exclude each other", remedy="leave one of them out")
+    if extend and top is not None:
+        remedy = "leave one of them out: each new token is the most probable one"
+        raise UserError("--extend and --top exclude each other", remedy=remedy)
+    wanted = TOP if top is None else top
     bert = open_model(model, "fill", device=device, precision=precision)
     with naming(lambda _: "the text"):
         if extend:
             show_extended(bert, text, extend, as_json=as_json)
         elif together:
-            found = bert.fill_jointly(text, top=top, beam=max(top, BEAM), truncate=truncate)
+            found = bert.fill_jointly(text, top=wanted, beam=max(wanted, BEAM), truncate=truncate)
             show_fillings(found, as_json=as_json)
         else:
-            guesses = bert.fill(text, top=top, truncate=truncate)
+            guesses = bert.fill(text, top=wanted, truncate=truncate)
             show_guesses(text, guesses, tokenizer=bert.tokenizer, as_json=as_json)
 
 

@@ -80,10 +80,19 @@ def encode_masked(engine: Engine, texts: Sequence[str], *, truncate: bool, first
     encoded = engine.reader.encode(texts, truncate=truncate, allow_special=(mask,), first=first)
     for number, each in enumerate(encoded, start=first):
         if engine.tokenizer.mask_id not in each.ids:
-            place = _meant_for_a_mask(texts[number - first], mask)
-            remedy = f"write {mask} {f'in place of {place}' if place else 'where a token is wanted'}"
-            raise UserError(f"has no {mask}", where=f"text {number}", remedy=remedy)
+            raise _without_mask(engine, texts[number - first], where=f"text {number}")
     return [Masked(text, each, _places(engine, each)) for text, each in zip(texts, encoded, strict=True)]
+
+
+def _without_mask(engine: Engine, text: str, *, where: str) -> UserError:
+    """What to say of a text in which no mask was found, or none that was left by the cut of a long text."""
+    mask = engine.tokenizer.mask_token
+    if mask_places(text, engine.tokenizer):
+        what = f"was cut to the {engine.reader.longest} tokens that the model takes, which left no {mask}"
+        return UserError(what, where=where, remedy=f"shorten what stands before the {mask}")
+    place = _meant_for_a_mask(text, mask)
+    remedy = f"write {mask} {f'in place of {place}' if place else 'where a token is wanted'}"
+    return UserError(f"has no {mask}", where=where, remedy=remedy)
 
 
 def _meant_for_a_mask(text: str, mask: str) -> str:

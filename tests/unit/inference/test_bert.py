@@ -250,6 +250,11 @@ def test_roberta_takes_pairs_with_its_own_separators(tmp_path):
             "unknown pooling 'median'; choose one of mean, cls, max",
         ),
         (lambda b: b.fill("no mask here"), "text 0: has no [MASK]; write [MASK] where a token is wanted"),
+        (
+            lambda b: b.fill("snow " * 500 + "[MASK]", truncate=True),
+            "text 0: was cut to the 128 tokens that the model takes, which left no [MASK]; shorten",
+        ),
+        (lambda b: b.fill("snow " * 500, truncate=True), "text 0: has no [MASK]; write [MASK] where"),
         (lambda b: b.fill("a [MASK]", top=0), "top is 0"),
         (lambda b: b.fill("[MASK] " * 200), "text 0: has 202 tokens"),
         (lambda b: b.fill_jointly("a [MASK]", top=5, beam=2), "a beam of 2 cannot give 5 fillings"),
