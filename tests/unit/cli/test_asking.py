@@ -3,6 +3,7 @@
 import gzip
 import io
 import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -19,6 +20,7 @@ from tests.unit.serve.serving import application_of, post
 from tests.untrained_heads import numbered_labels, untrained
 
 TEXT = TextSection(longest=48, longest_question=16)
+GUIDE = Path(__file__).parents[3] / "docs" / "using.md"
 PASSAGE = "the cat sits in \N{SLIGHTLY SMILING FACE} paris, and the dog in london"
 
 
@@ -250,6 +252,32 @@ def test_json_is_that_of_the_server(capsys, folders, folder, words, path, body):
     assert reply.pop("model") == "it"
     there = reply["results"][0] if "results" in reply else reply
     assert here == approximately(there)
+
+
+@pytest.mark.parametrize(
+    ("folder", "name", "words"),
+    [
+        ("plain", "fill --together", ("fill", "The [MASK] sits [MASK].", "--together")),
+        ("plain", "fill --extend", ("fill", "The cat", "--extend", 1)),
+        ("classes", "classify --input", ("classify", "--input", "texts.txt")),
+        ("plain", "embed", ("embed", "texts.txt", "--out", "vectors.npy")),
+    ],
+)
+def test_json_of_its_own_is_as_the_guide_shows_it(
+    capsys, folders, tmp_path, monkeypatch, folder, name, words
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "texts.txt").write_text("my dog runs\n")
+    (row,) = [line for line in GUIDE.read_text().splitlines() if line.startswith(f"| `{name}` | `{{")]
+    shown_there = json.loads(row.split("`")[3])
+    assert shape(said(capsys, *words, "--model", folders / folder)) == shape(shown_there)
+
+
+def shape(value):
+    """A JSON value without its numbers and texts; of a list the first stands for all."""
+    if isinstance(value, dict):
+        return {key: shape(each) for key, each in value.items()}
+    return [shape(value[0])] if isinstance(value, list) else type(value)
 
 
 def approximately(value):
