@@ -41,8 +41,8 @@ CLASS_KINDS: dict[str, Kind] = {
 OTHER_KINDS: dict[str, Kind] = {"tag": "tag", "span": "span", "choice": "choice"}
 """Heads that are asked in one way only."""
 
-PAIR_WANTED = "give two texts: a tuple, or --second or a tab at the command line"
-TEXT_WANTED = "give one text: a str, without --second or a tab at the command line"
+PAIR_WANTED = "pass a tuple of two texts"
+TEXT_WANTED = "pass one str"
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from bertsmith.serve.compatible_shapes import (
     RerankAsk,
     Usage,
 )
+from bertsmith.serve.fields import Fields, each_of, one
 from bertsmith.serve.models import ServedModel
 from bertsmith.serve.own_routes import classified
 from bertsmith.serve.refusals import Refusal, refusal_of
@@ -52,8 +53,10 @@ def openai_routes(service: Service) -> APIRouter:
     async def embeddings(ask: EmbeddingsAsk) -> EmbeddingsReply:
         """A vector of length 1 for each input: the mean of its last states."""
         model = service.models.able(ask.model, "embed")
-        texts = await _texts_of(ask.input, model, most=service.limits.texts)
-        found = await _embedded(service, texts, model=model.name)
+        is_one = isinstance(ask.input, str) or isinstance(ask.input[0], int)
+        fields = one("input") if is_one else each_of("input")
+        texts = await _texts_of(ask.input, model, most=service.limits.texts, fields=fields)
+        found = await _embedded(service, texts, model=model.name, fields=fields)
         rows = unit(_shortened(found.answers, ask.dimensions))
         data = [
             EmbeddingContent(index=number, embedding=_written(row, ask.encoding_format))
@@ -72,8 +75,10 @@ def tei_routes(service: Service) -> APIRouter:
     @router.post("/embed")
     async def embed(ask: EmbedAsk) -> list[list[float]]:
         """A vector for each text: the mean of its last states, of length 1 unless `normalize` is off."""
+        is_one = isinstance(ask.inputs, str)
         texts = [ask.inputs] if isinstance(ask.inputs, str) else ask.inputs
-        found = await _embedded(service, texts, model=ask.model, cut_long=bool(ask.truncate))
+        fields = one("inputs") if is_one else each_of("inputs")
+        found = await _embedded(service, texts, model=ask.model, cut_long=bool(ask.truncate), fields=fields)
         rows = _shortened(found.answers, ask.dimensions)
         vectors: list[list[float]] = (unit(rows) if ask.normalize else rows).tolist()
         return vectors
@@ -82,9 +87,10 @@ def tei_routes(service: Service) -> APIRouter:
     async def predict(ask: PredictAsk) -> list[Prediction] | list[list[Prediction]]:
         """The classes of a text or pair with their scores, the best first."""
         texts = _predicted_texts(ask.inputs)
-        found = await classified(service, texts, model=ask.model, cut_long=bool(ask.truncate))
-        results = [_predictions(each, is_raw=bool(ask.raw_scores)) for each in found.answers]
         is_batch = isinstance(ask.inputs, list) and isinstance(ask.inputs[0], list)
+        fields = each_of("inputs") if is_batch else _inputs
+        found = await classified(service, texts, model=ask.model, cut_long=bool(ask.truncate), fields=fields)
+        results = [_predictions(each, is_raw=bool(ask.raw_scores)) for each in found.answers]
         return results if is_batch else results[0]
 
     @router.post("/rerank", response_model_exclude_none=True)
@@ -99,9 +105,25 @@ def tei_routes(service: Service) -> APIRouter:
 
 
 async def _embedded(
-    service: Service, texts: Sequence[str], *, model: str | None, cut_long: bool = False
+    service: Service, texts: Sequence[str], *, model: str | None, cut_long: bool = False, fields: Fields
 ) -> Answered:
-    return await service.ask(Question(Kind("embed", (cut_long,)), texts, texts, model, cut_long))
+    question = Question(Kind("embed", (cut_long,)), texts, texts, model, cut_long, fields=fields)
+    return await service.ask(question)
+
+
+def _inputs(_number: int) -> tuple[str, ...]:
+    """The only text or pair of a request for predictions."""
+    return "inputs", "inputs[0]", "inputs[1]"
+
+
+def _query_with_text(number: int) -> tuple[str, ...]:
+    """A text that is read together with the query."""
+    return f"query with texts[{number}]", "query", f"texts[{number}]"
+
+
+def _query_and_texts(number: int) -> tuple[str, ...]:
+    """The query and the texts, each read by itself."""
+    return (f"texts[{number - 1}]" if number else "query",)
 
 
 def _shortened(vectors: Sequence[Sequence[float]], dimensions: int | None) -> NDArray[np.float64]:
@@ -120,7 +142,7 @@ def _written(row: NDArray[np.float64], encoding: str) -> list[float] | str:
 
 
 async def _texts_of(
-    given: str | list[str] | list[int] | list[list[int]], model: ServedModel, *, most: int
+    given: str | list[str] | list[int] | list[list[int]], model: ServedModel, *, most: int, fields: Fields
 ) -> list[str]:
     """The inputs as texts; token ids are read back into the text that they spell."""
     if isinstance(given, str):
@@ -132,7 +154,7 @@ async def _texts_of(
         raise Refusal(413, f"{len(lists)} inputs in one request; this server takes {most}")
     tokenizer = (await model.opened()).tokenizer
     # Before they are read back, which takes a while for each of them; nobody else must wait for that.
-    refuse_too_long([len(ids) for ids in lists], model)
+    refuse_too_long([len(ids) for ids in lists], model, fields)
     try:
         return await asyncio.to_thread(lambda: [tokenizer.decode(ids) for ids in lists])
     except UserError as error:
@@ -163,10 +185,12 @@ async def _fitness(service: Service, ask: RerankAsk) -> list[float]:
     cut_long = bool(ask.truncate)
     if judge is not None:
         pairs = [(ask.query, text) for text in ask.texts]
-        question = Question(Kind("score", (cut_long, False)), pairs, pairs, judge.name, cut_long)
+        kind = Kind("score", (cut_long, False))
+        question = Question(kind, pairs, pairs, judge.name, cut_long, fields=_query_with_text)
         numbers = (await service.ask(question)).answers
         return [float(number) if ask.raw_scores else _sigmoid(number) for number in numbers]
-    found = await _embedded(service, [ask.query, *ask.texts], model=ask.model, cut_long=cut_long)
+    texts = [ask.query, *ask.texts]
+    found = await _embedded(service, texts, model=ask.model, cut_long=cut_long, fields=_query_and_texts)
     query, *rows = unit(found.answers)
     return [float(query @ row) for row in rows]
 

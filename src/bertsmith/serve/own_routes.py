@@ -9,6 +9,7 @@ from fastapi import APIRouter
 from bertsmith.inference.facts import class_facts
 from bertsmith.inference.similarity import cosines
 from bertsmith.serve.batching import Kind
+from bertsmith.serve.fields import TEXTS, Fields, each_of, one, two
 from bertsmith.serve.models import ServedModel
 from bertsmith.serve.refusals import Refusal
 from bertsmith.serve.service import Answered, Question, Service
@@ -50,14 +51,17 @@ def own_routes(service: Service) -> APIRouter:
     @router.post("/fill")
     async def fill(ask: FillAsk) -> FillReply:
         """The most probable tokens for each mask of a text."""
-        found = await service.ask(Question(Kind("fill", (ask.top,)), [ask.text], [ask.text], ask.model))
+        texts = [ask.text]
+        question = Question(Kind("fill", (ask.top,)), texts, texts, ask.model, fields=one("text"))
+        found = await service.ask(question)
         return FillReply(model=found.model, masks=found.answers[0])
 
     @router.post("/next")
     async def next_sentence(ask: NextAsk) -> NextReply:
         """Whether the second text follows the first."""
         pairs = [(ask.first, ask.second)]
-        found = await service.ask(Question(Kind("next"), pairs, pairs, ask.model))
+        fields = two("first", "second")
+        found = await service.ask(Question(Kind("next"), pairs, pairs, ask.model, fields=fields))
         (answer,) = found.answers
         return NextReply(model=found.model, follows=answer.follows, probability=answer.probability)
 
@@ -78,7 +82,10 @@ def own_routes(service: Service) -> APIRouter:
     async def answer(ask: AnswerAsk) -> AnswerReply:
         """What the passage answers, to the letter; a long passage is read in windows."""
         pairs = [(ask.question, ask.passage)]
-        found = await service.ask(Question(Kind("answer", (ask.best,)), pairs, pairs, ask.model))
+        fields = two("question", "passage")
+        found = await service.ask(
+            Question(Kind("answer", (ask.best,)), pairs, pairs, ask.model, fields=fields)
+        )
         return AnswerReply(model=found.model, **found.answers[0])
 
     @router.post("/compare")
@@ -115,7 +122,10 @@ def look_routes(service: Service) -> APIRouter:
         """Where the vectors of a word's occurrences lie, and how alike they are."""
         refuse_many_occurrences(ask)
         inputs = [(ask.word, ask.sentences)]
-        found = await service.ask(Question(Kind("look/senses"), inputs, ask.sentences, ask.model))
+        fields = each_of("sentences")
+        found = await service.ask(
+            Question(Kind("look/senses"), inputs, ask.sentences, ask.model, fields=fields)
+        )
         seen = found.answers[0]
         points = [PointReply.model_validate(each, from_attributes=True) for each in seen.points]
         similarity = np.asarray(seen.similarity, dtype=np.float64).tolist()
@@ -125,14 +135,20 @@ def look_routes(service: Service) -> APIRouter:
 
 
 async def classified(
-    service: Service, texts: Sequence[str | tuple[str, str]], *, model: str | None, cut_long: bool = False
+    service: Service,
+    texts: Sequence[str | tuple[str, str]],
+    *,
+    model: str | None,
+    cut_long: bool = False,
+    fields: Fields = TEXTS,
 ) -> Answered:
     """The class of each text, or its number where the model gives numbers."""
     able = _judge(service, texts[0], model)
+    refuse_other_form(texts, able, fields)
     ability = "classify" if "classify" in able.facts.abilities else "score"
     # Single texts and pairs are not asked together: the models take one form at a time.
     kind = Kind(ability, (cut_long, isinstance(texts[0], str)))
-    return await service.ask(Question(kind, texts, texts, able.name, cut_long))
+    return await service.ask(Question(kind, texts, texts, able.name, cut_long, fields=fields))
 
 
 def _judge(service: Service, text: str | tuple[str, str], name: str | None) -> ServedModel:
@@ -149,6 +165,18 @@ def _judge(service: Service, text: str | tuple[str, str], name: str | None) -> S
     makes = "sst2" if is_single else "mrpc"
     remedy = f"bertsmith finetune {makes} makes one, and --model FOLDER adds it"
     raise Refusal(422, f"no model here classifies {wanted}; {remedy}")
+
+
+def refuse_other_form(texts: Sequence[str | tuple[str, str]], model: ServedModel, fields: Fields) -> None:
+    """Stop at a pair or a single text where the model was fine-tuned on the other."""
+    for number, text in enumerate(texts):
+        if isinstance(text, str) and not model.facts.takes_single:
+            takes = "pairs; send [first, second]"
+        elif not isinstance(text, str) and not model.facts.takes_pairs:
+            takes = "single texts; send one string"
+        else:
+            continue
+        raise Refusal(422, f"{fields(number)[0]}: the model {model.name} takes {takes}")
 
 
 def refuse_many_occurrences(ask: SensesAsk) -> None:
@@ -169,4 +197,6 @@ def as_text(sent: TextOrPair) -> str | tuple[str, str]:
 
 def _look(kind: Kind, ask: LookAsk, *, most_tokens: int | None = None) -> Question:
     text = ask.first if ask.second is None else (ask.first, ask.second)
-    return Question(kind, [(ask.first, ask.second)], [text], ask.model, most_tokens=most_tokens)
+    fields = one("first") if ask.second is None else two("first", "second")
+    inputs = [(ask.first, ask.second)]
+    return Question(kind, inputs, [text], ask.model, most_tokens=most_tokens, fields=fields)

@@ -26,6 +26,9 @@ KINDS = {
 class Refusal(Exception):
     """A request that is not answered, and why."""
 
+    error: UserError | None = None
+    """What the model said, whose words for the place are not those of the request."""
+
     def __init__(
         self, status: int, message: str, *, kind: str = "", headers: dict[str, str] | None = None
     ) -> None:
@@ -37,7 +40,9 @@ class Refusal(Exception):
 
 def refusal_of(error: UserError) -> Refusal:
     """A mistake in what was sent, as the caller is told of it."""
-    return Refusal(422, error.line())
+    refusal = Refusal(422, error.line())
+    refusal.error = error
+    return refusal
 
 
 def crowded(seconds: int) -> Refusal:

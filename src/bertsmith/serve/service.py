@@ -7,10 +7,12 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
+from bertsmith.ground.errors import UserError
 from bertsmith.inference.bert import Bert
 from bertsmith.serve.batching import Kind
+from bertsmith.serve.fields import TEXTS, Fields
 from bertsmith.serve.models import Models, ServedModel
-from bertsmith.serve.refusals import Refusal
+from bertsmith.serve.refusals import Refusal, refusal_of
 from bertsmith.serve.settings import Limits
 
 NOTE: ContextVar[dict[str, Any]] = ContextVar("note")
@@ -40,6 +42,8 @@ class Question:
     """Whether a text that is too long for the model loses its end."""
     most_tokens: int | None = None
     """Where the answer grows faster than the text."""
+    fields: Fields = TEXTS
+    """Where the texts stand in the request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +63,7 @@ class Service:
 
     async def ask(self, question: Question) -> Answered:
         """The answers to a question, once its turn has come."""
-        refuse_too_much(question.texts, self.limits)
+        refuse_too_much(question, self.limits)
         model = self.models.able(question.model, question.kind.ability)
         note = NOTE.get({})
         note |= {"model": model.name, "texts": len(question.texts)}
@@ -69,7 +73,10 @@ class Service:
             message = f"{sum(tokens)} tokens are too many for this view, which takes {question.most_tokens}"
             raise Refusal(422, message)
         shares = tokens if len(tokens) == len(question.inputs) else [sum(tokens)]
-        answers = await model.queue.answers(question.kind, question.inputs, shares)
+        try:
+            answers = await model.queue.answers(question.kind, question.inputs, shares)
+        except Refusal as refusal:
+            raise in_words_of(question.fields, refusal) from refusal
         return Answered(model.name, answers, sum(tokens))
 
     async def _tokens(self, question: Question, model: ServedModel) -> list[int]:
@@ -82,7 +89,7 @@ class Service:
             return [min(length, model.facts.longest) for length in lengths]
         has_rule = question.kind.question in (*WINDOWED, *(TUNED if bert.tuned else ()))
         if not has_rule:
-            refuse_too_long(lengths, model)
+            refuse_too_long(lengths, model, question.fields)
         return lengths
 
 
@@ -94,32 +101,44 @@ def token_counts(bert: Bert, question: Question) -> list[int]:
     return [len(each) for each in bert.tokenizer.closed.encode_batch_fast(list(question.texts))]
 
 
-def refuse_too_much(texts: Sequence[str | tuple[str, str]], limits: Limits) -> None:
+def in_words_of(fields: Fields, refusal: Refusal) -> Refusal:
+    """The same refusal, with the place that a model complains of called as in the request."""
+    found = re.fullmatch(r"(text|question|passage) (\d+)", refusal.error.where) if refusal.error else None
+    if found is None or refusal.error is None:
+        return refusal
+    where = fields(int(found[2]))[0] if found[1] == "text" else found[1]
+    return refusal_of(UserError(refusal.error.what, where=where, remedy=refusal.error.remedy))
+
+
+def refuse_too_much(question: Question, limits: Limits) -> None:
     """Stop at more, longer, or emptier texts than the server takes."""
+    texts = question.texts
     if len(texts) > limits.texts:
         message = f"{len(texts)} texts in one request; this server takes {limits.texts}"
         raise Refusal(413, f"{message}; send the rest in further requests")
     for number, text in enumerate(texts):
-        for part in (text,) if isinstance(text, str) else text:
-            _refuse_unreadable(part, number, limits)
+        whole, *parts = question.fields(number)
+        pieces = ((whole, text),) if isinstance(text, str) else zip(parts, text, strict=True)
+        for name, piece in pieces:
+            _refuse_unreadable(piece, name, limits)
 
 
-def _refuse_unreadable(text: str, number: int, limits: Limits) -> None:
+def _refuse_unreadable(text: str, name: str, limits: Limits) -> None:
     if len(text) > limits.characters:
-        message = f"text {number} has {len(text)} characters; this server takes {limits.characters}"
+        message = f"{name}: has {len(text)} characters; this server takes {limits.characters}"
         raise Refusal(413, message)
     if not text.strip():
-        raise Refusal(422, f"text {number} is empty; drop it or give it some words")
+        raise Refusal(422, f"{name}: is empty; give it some words")
     if HALF_CHARACTER.search(text):
-        raise Refusal(422, f"text {number} holds half a character (a lone surrogate); send whole ones")
+        raise Refusal(422, f"{name}: holds half a character (a lone surrogate); send whole ones")
 
 
-def refuse_too_long(lengths: Sequence[int], model: ServedModel) -> None:
+def refuse_too_long(lengths: Sequence[int], model: ServedModel, fields: Fields) -> None:
     """Stop at texts that the model cannot take whole."""
     longest = model.facts.longest
     for number, length in enumerate(lengths):
         if length > longest:
-            message = f"text {number} has {length} tokens but the model {model.name} takes {longest}"
+            message = f"{fields(number)[0]}: has {length} tokens but the model {model.name} takes {longest}"
             raise Refusal(422, f"{message}; shorten or split it")
 
 

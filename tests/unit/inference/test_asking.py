@@ -136,7 +136,8 @@ def test_a_model_for_numbers_scores_pairs(tmp_path):
     assert found == pytest.approx(float(expected), abs=1e-5)
     with pytest.raises(UserError, match="gives a text a number, not a class; call score"):
         bert.classify([pair])
-    with pytest.raises(UserError, match="text 1: is one text, but this model was fine-tuned on pairs"):
+    wrong_form = "text 1: is one text, but this model was fine-tuned on pairs; pass a tuple of two texts$"
+    with pytest.raises(UserError, match=wrong_form):
         bert.score([pair, "the sun"])
 
 

@@ -58,7 +58,7 @@ def test_the_openai_client_may_send_tokens(client, toy):
 
 def test_more_token_ids_than_the_model_takes_are_refused_before_they_are_read_back(client, monkeypatch):
     monkeypatch.setattr(bertsmith.Tokenizer, "decode", lambda *_: pytest.fail("was read back"))
-    with pytest.raises(openai.UnprocessableEntityError, match="text 0 has 5000 tokens"):
+    with pytest.raises(openai.UnprocessableEntityError, match="input: has 5000 tokens"):
         client.embeddings.create(model="toy", input=[5] * 5000)
 
 
@@ -69,7 +69,7 @@ def test_the_openai_client_lists_models(client, folders):
 def test_the_openai_client_understands_our_failures(client):
     with pytest.raises(openai.NotFoundError, match="there is no model 'gpt'"):
         client.embeddings.create(model="gpt", input="tea")
-    with pytest.raises(openai.UnprocessableEntityError, match="text 0 is empty"):
+    with pytest.raises(openai.UnprocessableEntityError, match="input: is empty"):
         client.embeddings.create(model="toy", input=" ")
     with pytest.raises(openai.UnprocessableEntityError, match="no token has id 999999"):
         client.embeddings.create(model="toy", input=[999999])
@@ -119,7 +119,7 @@ def test_embed_cuts_long_texts_only_where_that_is_asked_for(tei, toy, applicatio
     found = tei("/embed", inputs=long, truncate=True)
     assert np.allclose(found, unit(toy.embed([long], truncate=True)), atol=1e-5)
     told = error_of(post(application, "/embed", {"inputs": ["tea", long]}))
-    assert "text 1 has 502 tokens but the model toy takes 128" in told
+    assert "inputs[1]: has 502 tokens but the model toy takes 128" in told
 
 
 def test_embed_refuses_the_name_of_a_prompt(application):

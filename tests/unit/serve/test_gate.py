@@ -36,7 +36,7 @@ def test_a_harmless_request_id_comes_back_and_any_other_is_replaced(application)
 @pytest.mark.parametrize(
     ("path", "body", "status", "message"),
     [
-        ("/fill", {"text": "no mask"}, 422, "text 0: has no [MASK]"),
+        ("/fill", {"text": "no mask"}, 422, "text: has no [MASK]"),
         ("/fill", {"text": "[MASK]", "top": "5"}, 422, "top: expected a whole number from 1 to 100, got "),
         ("/fill", {"text": "[MASK]", "top": 0}, 422, "top: expected a whole number from 1 to 100"),
         ("/fill", {"text": "[MASK]", "tpo": 5}, 422, "tpo: there is no such field; there are model, text"),
@@ -45,16 +45,16 @@ def test_a_harmless_request_id_comes_back_and_any_other_is_replaced(application)
         ("/fill", {"text": "[MASK]", "model": "mood"}, 422, "the model mood cannot fill; it can classify"),
         ("/fill", {"text": "[MASK]", "model": "x\ny"}, 404, "there is no model 'x\\ny' here"),
         ("/classify", {"texts": []}, 422, "texts: expected a list of strings or lists of 2"),
-        ("/classify", {"texts": ["cat", " \t"]}, 422, "text 1 is empty"),
-        ("/classify", {"texts": ["\u200b\u0007"]}, 422, "text 0: has no token that the model can read"),
-        ("/classify", {"texts": ["cat " * 100]}, 422, "text 0 has 102 tokens but the model mood takes 64"),
-        ("/classify", {"texts": ["cat"], "model": "alike"}, 422, "text 0: is one text, but this model"),
-        ("/classify", {"texts": ["a \ud800"]}, 422, "text 0 holds half a character"),
-        ("/fill", {"text": "[MASK] \udfff"}, 422, "text 0 holds half a character"),
+        ("/classify", {"texts": ["cat", " \t"]}, 422, "texts[1]: is empty"),
+        ("/classify", {"texts": ["\u200b\u0007"]}, 422, "texts[0]: has no token that the model can read"),
+        ("/classify", {"texts": ["cat " * 100]}, 422, "texts[0]: has 102 tokens but the model mood takes 64"),
+        ("/classify", {"texts": ["cat"], "model": "alike"}, 422, "texts[0]: the model alike takes pairs"),
+        ("/classify", {"texts": ["a \ud800"]}, 422, "texts[0]: holds half a character"),
+        ("/fill", {"text": "[MASK] \udfff"}, 422, "text: holds half a character"),
         ("/fill", {"text": "[MASK]", "\ud800": 1}, 422, "?: there is no such field"),
         ("/compare", {"texts": ["cat"]}, 422, "texts: expected a list of 2 or more strings, got a list of 1"),
         ("/classify", {"texts": ["cat"] * 300}, 413, "300 texts in one request; this server takes 256"),
-        ("/tag", {"texts": ["x" * 60_000]}, 413, "text 0 has 60000 characters; this server takes 50000"),
+        ("/tag", {"texts": ["x" * 60_000]}, 413, "texts[0]: has 60000 characters; this server takes 50000"),
         ("/nowhere", {}, 404, "there is no such path here; there are POST /fill, /next, "),
         ("/health", {}, 405, "this path takes GET"),
     ],
@@ -63,6 +63,52 @@ def test_every_mistake_is_told_in_one_line(path, body, status, message, applicat
     reply = post(application, path, body)
     assert reply.status_code == status
     assert message in error_of(reply)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        ("/fill", {"text": " "}, "text"),
+        ("/next", {"first": "", "second": "a"}, "first"),
+        ("/next", {"first": "a", "second": " "}, "second"),
+        ("/answer", {"question": "", "passage": "a"}, "question"),
+        ("/answer", {"question": "a", "passage": ""}, "passage"),
+        ("/classify", {"texts": [["a", "b"], ["a", ""]]}, "texts[1][1]"),
+        ("/look/tokens", {"first": "a", "second": ""}, "second"),
+        ("/look/attention", {"first": ""}, "first"),
+        ("/look/senses", {"word": "a", "sentences": ["a", ""]}, "sentences[1]"),
+        ("/v1/embeddings", {"input": ["a", ""]}, "input[1]"),
+        ("/embed", {"inputs": ""}, "inputs"),
+        ("/predict", {"inputs": ["a", ""]}, "inputs[1]"),
+        ("/predict", {"inputs": [["a"], [""]]}, "inputs[1]"),
+        ("/rerank", {"query": "", "texts": ["a"]}, "query"),
+        ("/rerank", {"query": "a", "texts": ["a", ""]}, "texts[1]"),
+        ("/rerank", {"query": "", "texts": ["a"], "model": "toy"}, "query"),
+        ("/rerank", {"query": "a", "texts": ["a", ""], "model": "toy"}, "texts[1]"),
+    ],
+)
+def test_an_empty_text_is_called_by_its_field(path, body, field, application):
+    assert error_of(post(application, path, body)) == f"{field}: is empty; give it some words"
+
+
+def test_what_a_model_complains_of_is_called_by_its_field(application):
+    told = error_of(post(application, "/next", {"first": "a", "second": "\u200b"}))
+    assert told.startswith("first with second: has no token")
+    told = error_of(post(application, "/look/senses", {"word": "a", "sentences": ["a", "\u200b"]}))
+    assert told.startswith("sentences[1]: has no token")
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/classify", {"texts": ["a"]}),
+        ("/predict", {"inputs": "a"}),
+        ("/predict", {"inputs": [["a", "b"], ["a"]]}),
+    ],
+)
+def test_what_the_model_takes_instead_is_told_in_words_of_the_request(path, body, application):
+    told = error_of(post(application, path, {**body, "model": "alike"}))
+    assert told.endswith(": the model alike takes pairs; send [first, second]")
 
 
 def test_a_path_that_takes_another_method_names_it(application):

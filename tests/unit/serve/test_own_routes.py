@@ -128,7 +128,7 @@ def test_a_form_that_no_model_takes_is_told(one_form, there, text, message):
 def test_a_model_that_is_named_answers_for_itself(one_form):
     body = {"texts": [["the sun", "the snow"]], "model": "single"}
     reply = post(application_of(one_form), "/classify", body)
-    assert "is a pair, but this model was fine-tuned on single texts" in error_of(reply)
+    assert error_of(reply) == "texts[0]: the model single takes single texts; send one string"
 
 
 def test_words_are_tagged_and_make_up_entities(application, folders):
