@@ -81,6 +81,20 @@ def test_a_text_is_classified_by_the_model_that_was_chosen(seen: Visit) -> None:
     expect(seen.page.locator("#panel-classify .verdict")).to_have_text(re.compile(r"^-?\d\.\d\d$"))
 
 
+def test_only_examples_that_the_model_takes_are_offered(seen: Visit) -> None:
+    seen.open("classify")
+    panel = seen.page.locator("#panel-classify")
+    chooser, note = panel.get_by_role("combobox", name="Model"), panel.locator(".note")
+    for model, offered, other in (("sst2", "Not bad", "A pair"), ("stsb", "A pair", "Not bad")):
+        chooser.select_option(model)
+        expect(panel.get_by_role("button", name=other)).to_be_hidden()
+        panel.get_by_role("button", name=offered).click()
+        seen.settle("classify")
+        expect(note).to_be_empty()
+    panel.get_by_label("Second text, for models of pairs").fill("")
+    expect(note).to_have_text("Write a second text: this model reads pairs.")
+
+
 def test_names_are_marked_in_place_behind_emoji(seen: Visit) -> None:
     seen.open("entities")
     seen.page.get_by_label("Text", exact=True).fill("the 🇬🇧 boy walks with 🐈‍⬛ and london under my tree")

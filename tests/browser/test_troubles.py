@@ -1,6 +1,7 @@
 """The playground where something is missing, too much, late or gone."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,23 @@ def test_a_server_with_a_key_asks_for_it_once(browser: Browser, model: Path) -> 
         seen.settle("fill")
 
 
+def test_no_key_is_no_mistake_and_a_wrong_one_is_said_to_be_wrong(browser: Browser, model: Path) -> None:
+    with (
+        served({"toy": model}, api_key="sesame") as where,
+        browser.new_context(**DESK) as context,
+    ):
+        seen = visit(context, where)
+        seen.page.goto(where)
+        box, opening = seen.page.get_by_label("This server asks for a key"), seen.page.locator("#opening")
+        expect(box).to_be_visible()
+        expect(opening).not_to_have_class(re.compile("wrong"))
+        expect(opening).not_to_contain_text("Bearer")
+        box.fill("simsim")
+        seen.page.get_by_role("button", name="Use it").click()
+        expect(opening).to_have_text("This key is not the right one: try another.")
+        expect(opening).to_have_class(re.compile("wrong"))
+
+
 # ---- what goes wrong
 
 
@@ -50,6 +68,53 @@ def test_what_the_server_refuses_is_said_in_one_line(opened: Visit) -> None:
     assert "\n" not in note.inner_text()
     opened.page.get_by_label("A", exact=True).fill("A word.")
     expect(opened.page.locator("#panel-attention .note")).to_be_empty()
+
+
+def test_after_a_refusal_no_older_result_is_shown_or_read_out(opened: Visit) -> None:
+    opened.open("fill")
+    spoken = opened.page.locator("#panel-fill [aria-live=polite]")
+    box, note = opened.page.get_by_label("Text", exact=True), opened.page.locator("#panel-fill .note")
+    expect(spoken).to_contain_text("Blank 1")
+    box.fill("word " * 700 + "[MASK]")
+    expect(note).to_contain_text(re.compile(r"^the text has 703 tokens but the model default takes 512"))
+    expect(spoken).to_be_empty()
+    expect(opened.page.locator("#panel-fill .result")).to_be_empty()
+
+
+def test_where_there_is_nothing_to_ask_no_older_result_is_read_out(seen: Visit) -> None:
+    seen.open("fill")
+    spoken = seen.page.locator("#panel-fill [aria-live=polite]")
+    expect(spoken).to_contain_text("Blank 1")
+    seen.page.get_by_label("Text", exact=True).fill("No blank.")
+    expect(spoken).to_be_empty()
+
+
+@pytest.mark.parametrize(
+    ("panel", "label", "line", "said"),
+    [
+        ("next", "B", "second: has 9 tokens", "B has 9 tokens"),
+        ("next", "B", "first with second: has 9 tokens", "A with B has 9 tokens"),
+        ("answer", "Question", "question: is empty", "the question is empty"),
+        ("entities", "Text", "texts[0]: has 9 tokens", "the text has 9 tokens"),
+        ("compare", "Sentences", "texts[1]: has 9 tokens", "text 2 has 9 tokens"),
+        ("classify", "Text", "texts[0][1]: is empty", "the second text is empty"),
+        ("classify", "Text", "texts: are many", "texts: are many"),
+    ],
+)
+def test_a_field_of_a_request_is_called_as_on_the_page(
+    opened: Visit, panel: str, label: str, line: str, said: str
+) -> None:
+    opened.open(panel)
+    error = {"error": {"message": line, "type": "invalid_request", "request_id": "1"}}
+    opened.page.route(
+        re.compile(r"/(next|answer|tag|compare|classify)$"),
+        lambda route: route.fulfill(
+            status=422, body=json.dumps(error), headers={"content-type": "application/json"}
+        ),
+    )
+    opened.page.locator(f"#panel-{panel}").get_by_label(label, exact=True).fill("One.\nTwo.")
+    expect(opened.page.locator(f"#panel-{panel} .note.wrong")).to_have_text(said)
+    opened.page.unroute_all()
 
 
 LONG_LINE = "[MASK] apple " * 4000

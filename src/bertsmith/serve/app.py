@@ -136,6 +136,7 @@ def _model(model: ServedModel) -> ModelReply:
         labels=list(facts.labels),
         mask=facts.mask,
         pairs=facts.takes_pairs,
+        single=facts.takes_single,
         loaded=model.is_loaded,
         layers=facts.layers,
         heads=facts.heads,

@@ -183,7 +183,8 @@ class Gate:
         given = headers.get("authorization", "")
         # Compared in constant time: how long it takes must not tell how much of a key is right.
         if not secrets.compare_digest(given.encode(), f"Bearer {key}".encode()):
-            message = "send the API key as Authorization: Bearer KEY"
+            fault = "the API key is wrong" if given else "this server asks for an API key"
+            message = f"{fault}; send it as Authorization: Bearer KEY"
             raise Refusal(401, message, headers={"WWW-Authenticate": "Bearer"})
 
     def route_of(self, path: str) -> str:

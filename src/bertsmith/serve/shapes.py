@@ -265,6 +265,7 @@ class ModelReply(BaseModel):
     labels: list[str]
     mask: str | None = Field(description="How a mask is written; null where the model has none.")
     pairs: bool = Field(description="Whether it takes pairs of texts.")
+    single: bool = Field(description="Whether it takes single texts.")
     loaded: bool
     layers: int
     heads: int

@@ -153,7 +153,9 @@ def test_a_key_opens_what_is_not_open_to_all(folders):
         assert get(application, path).status_code == 200
     wrong = post(application, "/classify", TEXT, headers={"authorization": "Bearer \u00fc".encode()})
     assert (wrong.status_code, wrong.headers["www-authenticate"]) == (401, "Bearer")
-    assert "Authorization: Bearer KEY" in error_of(wrong)
+    assert error_of(wrong) == "the API key is wrong; send it as Authorization: Bearer KEY"
+    missing = error_of(post(application, "/classify", TEXT))
+    assert missing == "this server asks for an API key; send it as Authorization: Bearer KEY"
     right = post(application, "/classify", TEXT, headers={"authorization": "Bearer se-cret"})
     assert right.status_code == 200
 

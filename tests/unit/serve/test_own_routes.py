@@ -31,6 +31,7 @@ def test_the_models_are_listed_with_their_mask_and_whether_they_take_pairs(appli
     assert listed["alike"]["pairs"] is True
     assert listed["reader"]["pairs"] is False  # its note says so: a question and a passage are no two texts
     assert listed["mood"]["pairs"] is True  # no note says which
+    assert [listed[name]["single"] for name in ("alike", "reader", "mood")] == [False, True, True]
 
 
 def test_a_model_without_a_mask_says_so(tmp_path):

@@ -12,7 +12,7 @@ import { modelsPanel } from "./panel_models.js";
 import { next } from "./panel_next.js";
 import { senses } from "./panel_senses.js";
 import { tokens } from "./panel_tokens.js";
-import { ask, Refusal, useKey } from "./server.js";
+import { ask, KeyWanted, Refusal, useKey } from "./server.js";
 import { putUpTabs } from "./tabs.js";
 
 const PANELS = [fill, answer, classify, entities, next, compare, tokens, attention, senses];
@@ -25,7 +25,7 @@ async function start() {
     putUp(models);
   } catch (error) {
     if (!(error instanceof Refusal)) throw error;
-    opening.classList.add("wrong");
+    opening.classList.toggle("wrong", !(error instanceof KeyWanted));
     opening.textContent = error.message;
   }
 }

@@ -22,7 +22,7 @@ export class Desk {
     return this.models.find(({ name }) => name === this.chooser.box.value);
   }
 
-  /** A row of controls, and after them buttons that set the fields: each example is [name, what to do]. */
+  /** A row of controls, and after them buttons that set the fields, which it returns: each is [name, what to do]. */
   tools(controls, entries) {
     const buttons = entries.map(([name, act]) => {
       const click = () => (act(), this.refresh?.({ now: true }));
@@ -30,6 +30,7 @@ export class Desk {
     });
     const group = make("div", { class: "examples", role: "group", "aria-label": "Examples" }, "Try", ...buttons);
     this.inputs.append(make("div", { class: "row" }, ...controls, group));
+    return buttons;
   }
 
   /** The server's reply for the chosen model. */
@@ -45,10 +46,11 @@ export class Desk {
     const work = async (signal) => {
       const body = question();
       if (typeof body === "string") return this.hint(body);
-      await this.try(async () => {
+      const answer = async () => {
         const reply = await this.ask(path, body, signal);
         if (!signal.aborted) this.spoken.textContent = show(reply, body) ?? "";
-      });
+      };
+      await this.try(answer, () => this.#clear());
     };
     const again = latest(work, pause);
     this.refresh = (how) => {
@@ -60,8 +62,8 @@ export class Desk {
     this.refresh({ now: true });
   }
 
-  /** Do this, with the panel marked as busy; what the server refuses is said in one line. */
-  async try(work) {
+  /** Do this, with the panel marked as busy; what the server refuses is said in one line, and undone. */
+  async try(work, undo = () => {}) {
     this.result.setAttribute("aria-busy", "true");
     try {
       await work();
@@ -70,6 +72,7 @@ export class Desk {
       if (error.name === "AbortError") return;
       if (!(error instanceof Refusal)) throw error;
       this.#say(error.message, "note wrong");
+      undo();
     }
     this.result.removeAttribute("aria-busy");
   }
@@ -78,7 +81,13 @@ export class Desk {
   hint(line) {
     this.#say(line, "note");
     this.result.removeAttribute("aria-busy");
+    this.#clear();
+  }
+
+  /** Take the result away, also from who hears it: it would be taken for that of what is asked now. */
+  #clear() {
     this.result.replaceChildren();
+    this.spoken.textContent = "";
   }
 
   /** Take back what was said of the input before; an older result dims, and where there is none a line tells. */
@@ -88,7 +97,6 @@ export class Desk {
   }
 
   #say(line, look) {
-    this.result.classList.toggle("stale", look.includes("wrong"));
     this.note.className = look;
     this.note.textContent = line;
   }

@@ -31,23 +31,28 @@ function build(desk) {
   const second = field("Second text, for models of pairs", { lines: 2 });
   const set = ([, one, two]) => ((first.box.value = one), (second.box.value = two));
   desk.inputs.append(first.root, second.root);
-  desk.tools([], [...SINGLE, ...PAIRS].map((example) => [example[0], () => set(example)]));
+  const examples = [...SINGLE, ...PAIRS];
+  const chips = desk.tools([], examples.map((example) => [example[0], () => set(example)]));
   function starting() {
+    const { pairs, single } = desk.model;
     set(readsPairs(desk.model) ? PAIRS[0] : SINGLE[0]);
-    second.root.hidden = desk.model.pairs === false;
+    second.root.hidden = !pairs;
+    chips.forEach((chip, place) => (chip.hidden = PAIRS.includes(examples[place]) ? !pairs : !single));
   }
   desk.chooser.box.addEventListener("change", starting);
   starting();
   function body() {
     const [one, two] = [first.box.value, second.box.value];
     if (!one.trim()) return "Write a text.";
+    if (!two.trim() && !desk.model.single) return "Write a second text: this model reads pairs.";
     return { texts: [two.trim() ? [one, two] : one] };
   }
   desk.live("classify", body, (reply) => show(desk.result, reply.results[0]));
 }
 
-function readsPairs({ abilities, labels, pairs }) {
-  return pairs ?? (!abilities.includes("classify") || labels.some((label) => OF_PAIRS.test(label)));
+function readsPairs({ abilities, labels, pairs, single }) {
+  if (!pairs || !single) return pairs;
+  return !abilities.includes("classify") || labels.some((label) => OF_PAIRS.test(label));
 }
 
 function show(result, found) {
