@@ -170,8 +170,11 @@ async def _unrouted(request: Request, failure: Exception) -> Response:
         there = "; ".join(f"{method} {', '.join(paths)}" for method, paths in request.app.state.paths.items())
         return _told(request, Refusal(404, f"there is no such path here; there are {there}"))
     if failure.status_code == 405:
-        methods = " or ".join(sorted(headers["Allow"].split(", ")))
-        return _told(request, Refusal(405, f"this path takes {methods}", headers=headers))
+        methods = sorted(headers["Allow"].split(", "))
+        if "GET" in methods:  # the desk makes one of the other
+            methods.append("HEAD")
+        headers["Allow"] = ", ".join(methods)
+        return _told(request, Refusal(405, f"this path takes {' or '.join(methods)}", headers=headers))
     return _told(request, Refusal(failure.status_code, failure.detail, headers=headers))
 
 

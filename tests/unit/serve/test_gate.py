@@ -5,6 +5,7 @@ import json
 import logging
 import shutil
 
+import httpx
 import pytest
 
 from bertsmith.ground.errors import UserError
@@ -115,6 +116,18 @@ def test_a_path_that_takes_another_method_names_it(application):
     reply = get(application, "/fill")
     assert (reply.status_code, reply.headers["allow"]) == (405, "POST")
     assert error_of(reply) == "this path takes POST"
+
+
+@pytest.mark.parametrize("path", ["/", "/health", "/ready", "/models", "/page/app.js"])
+def test_head_is_answered_where_get_is_without_a_body(path, address):
+    with httpx.Client(base_url=address) as client:
+        told, got = client.head(path), client.get(path)  # on one line: a body would spoil the second
+    assert (told.status_code, told.content) == (200, b"")
+    assert told.headers["content-length"] == got.headers["content-length"]
+
+
+def test_a_path_that_takes_get_names_head_too(application):
+    assert post(application, "/health", {}).headers["allow"] == "GET, HEAD"
 
 
 def test_what_there_is_instead_of_a_path_that_is_not_is_said_whole(application):
