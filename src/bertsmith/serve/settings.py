@@ -1,5 +1,6 @@
 """What a server is told when it starts: its models, who may ask, and how much it takes on at once."""
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -8,6 +9,11 @@ from bertsmith.ground.errors import UserError
 
 if TYPE_CHECKING:
     from bertsmith.inference.bert import Precision
+
+FOR_ALL = ("*", "null")
+"""Origins that any site can bring about: a page in a sandbox says null."""
+ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[a-z0-9._\[\]:-]+")
+"""As browsers write it (RFC 6454, section 6.2), with * for all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +59,14 @@ class Settings:
     def __post_init__(self) -> None:
         if not self.models:
             raise UserError("there is no model to serve", remedy="give --model FOLDER")
-        if "*" in self.allow_origins and not self.api_key:
+        for origin in self.allow_origins:
+            self._refuse_origin(origin)
+
+    def _refuse_origin(self, origin: str) -> None:
+        where = f"--allow-origin {origin}"
+        if not ORIGIN.fullmatch(origin):
+            remedy = "write scheme and host in small letters and nothing behind: https://site.example"
+            raise UserError("no browser names a site like this", where=where, remedy=remedy)
+        if origin in FOR_ALL and not self.api_key:
             what = "every web site could ask this server through its visitors' browsers"
-            remedy = "name the sites, or set an API key"
-            raise UserError(what, where="--allow-origin *", remedy=remedy)
+            raise UserError(what, where=where, remedy="name the sites, or set an API key")

@@ -195,6 +195,13 @@ def test_a_server_waits_for_accepted_requests_but_only_so_long(
         (("--model", "x/a", "--model", "y/a/"), "two models are called a; give one of them another: --model"),
         (("--model", "a=/nowhere"), "/nowhere: there is no such folder"),
         (("--allow-origin", "*"), "every web site could ask"),
+        (("--allow-origin", "null"), "--allow-origin null: every web site could ask"),
+        (
+            ("--allow-origin", "foo"),
+            "--allow-origin foo: no browser names a site like this; write scheme and",
+        ),
+        (("--allow-origin", "https://a.example/"), "no browser names a site like this"),
+        (("--allow-origin", "https://A.example"), "no browser names a site like this"),
     ],
 )
 def test_mistakes_of_the_operator_are_one_line(words, message, capsys):
