@@ -85,19 +85,20 @@ def misfit(schema: Schema, value: Any, place: Place) -> Misfit | None:
 
 
 def _misfit_of_all(schema: Schema, value: Any, place: Place) -> Misfit | None:
-    """The misfit of the option that is kept to the furthest: that is the one that was meant."""
+    """The misfit of the option that is kept to the furthest, or nearest in kind: that one was meant."""
     furthest: Misfit | None = None
     for option in schema["anyOf"]:
         found = misfit(option, value, place)
         if found is None:
             return None
-        if furthest is None or _numbers(found.place) > _numbers(furthest.place):
+        if furthest is None or _nearness(found) > _nearness(furthest):
             furthest = found
     return furthest if furthest and furthest.place != place else Misfit(place, schema, value)
 
 
-def _numbers(place: Place) -> tuple[int, ...]:
-    return tuple(part for part in place if isinstance(part, int))
+def _nearness(found: Misfit) -> tuple[tuple[int, ...], bool]:
+    reached = tuple(part for part in found.place if isinstance(part, int))
+    return reached, expected(found.schema).startswith(kind_of(found.value))
 
 
 def _fits(schema: Schema, value: Any) -> bool:

@@ -62,6 +62,7 @@ IDS = "whole numbers of at least 0"
         (CompareAsk, {"texts": ["a"]}, "texts: expected a list of 2 or more strings, got a list of 1"),
         (EmbeddingsAsk, {"input": ["a", None]}, "input[1]: expected a string, got null"),
         (EmbeddingsAsk, {"input": [1, "a"]}, "input[1]: expected a whole number of at least 0, got a string"),
+        (EmbeddingsAsk, {"input": [-1]}, "input[0]: expected a whole number of at least 0"),
         (EmbeddingsAsk, {"input": [[1, -1]]}, "input[0][1]: expected a whole number of at least 0"),
         (
             EmbeddingsAsk,
