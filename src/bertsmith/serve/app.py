@@ -69,7 +69,7 @@ def paths_by_method(routers: Iterable[APIRouter]) -> dict[str, list[str]]:
         for route in router.routes:
             assert isinstance(route, APIRoute)
             for method in route.methods or ():
-                found[method].append(route.path)
+                found[method].append(route.path_format)
     return found
 
 

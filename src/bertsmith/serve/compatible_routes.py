@@ -45,9 +45,12 @@ def openai_routes(service: Service) -> APIRouter:
     @router.get("/models")
     async def list_models() -> ModelList:
         """The models of this server."""
-        return ModelList(
-            data=[ListedModel(id=model.name, created=model.facts.modified) for model in service.models]
-        )
+        return ModelList(data=[_listed(model) for model in service.models])
+
+    @router.get("/models/{name:path}")
+    async def show_model(name: str) -> ListedModel:
+        """A model of this server; its name may hold slashes."""
+        return _listed(service.models.named(name))
 
     @router.post("/embeddings")
     async def embeddings(ask: EmbeddingsAsk) -> EmbeddingsReply:
@@ -102,6 +105,10 @@ def tei_routes(service: Service) -> APIRouter:
         return [Rank(index=number, score=scores[number], text=texts[number]) for number in order]
 
     return router
+
+
+def _listed(model: ServedModel) -> ListedModel:
+    return ListedModel(id=model.name, created=model.facts.modified)
 
 
 async def _embedded(

@@ -26,6 +26,8 @@ GOOD_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 ALWAYS_OPEN = ("/health", "/ready", "/", "/page")
 """For the machinery that watches a server, and for the page, which holds nothing of anyone."""
 WHILE_DRAINING = ("/health", "/ready", "/metrics")
+LISTED = "/v1/models"
+"""Behind it stands the name of a model, or whatever was taken for one."""
 ELSEWHERE = "elsewhere"
 CUT = "bertsmith.cut"
 """Where a request's state holds the way to cut its line off at once."""
@@ -191,6 +193,8 @@ class Gate:
         """The route of a path, by the name it has in log and counts."""
         if path.startswith("/page/"):
             return "/page"
+        if path.startswith(f"{LISTED}/"):
+            return f"{LISTED}/{{name}}"
         return path if path in self.routes else ELSEWHERE
 
     def record(self, ending: Ending) -> None:

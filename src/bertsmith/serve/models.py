@@ -21,6 +21,19 @@ Watch = Callable[[str, Batch], None]
 
 log = logging.getLogger("bertsmith.serve")
 
+DOES = {
+    "fill": "fill masks",
+    "next": "say whether one sentence follows another",
+    "classify": "classify texts",
+    "score": "give texts a number",
+    "tag": "tag words",
+    "answer": "answer questions",
+    "choose": "choose among texts",
+    "embed": "embed texts",
+    "look": "show its inside",
+}
+"""The abilities of a `Bert` in words."""
+
 
 @dataclass(frozen=True, slots=True)
 class Facts:
@@ -110,20 +123,24 @@ class Models:
 
     def able(self, name: str | None, *abilities: str) -> ServedModel:
         """The model of this name, or without one the first, that has one of these abilities."""
-        wanted = " or ".join(abilities)
+        wanted = " or ".join(DOES[ability] for ability in abilities)
         if name is None:
             found = [model for model in self if set(abilities) & set(model.facts.abilities)]
             if not found:
                 raise Refusal(422, f"no model here can {wanted}; one is added with --model NAME=FOLDER")
             return found[0]
+        model = self.named(name)
+        if not set(abilities) & set(model.facts.abilities):
+            can = ", ".join(DOES[each] for each in model.facts.abilities)
+            raise Refusal(422, f"the model {name} cannot {wanted}; it can {can}")
+        return model
+
+    def named(self, name: str) -> ServedModel:
+        """The model of this name."""
         if name not in self._models:
             message = f"there is no model {name!r} here; GET /models lists those there are"
             raise Refusal(404, message, kind="model_not_found")
-        model = self._models[name]
-        if not set(abilities) & set(model.facts.abilities):
-            can = ", ".join(model.facts.abilities)
-            raise Refusal(422, f"the model {name} cannot {wanted}; it can {can}")
-        return model
+        return self._models[name]
 
     def judge_of_pairs(self, name: str | None) -> ServedModel | None:
         """The model of this name, or without one the first, if it gives pairs of texts a number."""

@@ -9,7 +9,7 @@ import openai
 import pytest
 
 import bertsmith
-from tests.unit.serve.serving import application_of, error_of, post
+from tests.unit.serve.serving import application_of, error_of, get, post
 
 TEXTS = ["the warm sun", "my dog runs in the rain", "tea"]
 
@@ -64,6 +64,18 @@ def test_more_token_ids_than_the_model_takes_are_refused_before_they_are_read_ba
 
 def test_the_openai_client_lists_models(client, folders):
     assert [model.id for model in client.models.list()] == list(folders)
+
+
+def test_the_openai_client_is_shown_a_model(client, folders):
+    listed = {model.id: model for model in client.models.list()}
+    assert client.models.retrieve("mood") == listed["mood"]
+    with pytest.raises(openai.NotFoundError, match="there is no model 'gpt'"):
+        client.models.retrieve("gpt")
+
+
+def test_a_model_is_shown_whose_name_holds_a_slash(folders):
+    shown = get(application_of({"a/toy": folders["toy"]}), "/v1/models/a/toy")
+    assert (shown.status_code, shown.json()["id"]) == (200, "a/toy")
 
 
 def test_the_openai_client_understands_our_failures(client):

@@ -10,6 +10,7 @@ import pytest
 
 from bertsmith.ground.errors import UserError
 from bertsmith.serve.journal import JsonLines
+from bertsmith.serve.models import DOES
 from bertsmith.serve.settings import Limits, Settings
 from tests.toy_folder import write_toy_folder
 from tests.unit.serve.serving import Slowly, application_of, error_of, get, post, talk, until
@@ -43,7 +44,7 @@ def test_a_harmless_request_id_comes_back_and_any_other_is_replaced(application)
         ("/fill", {"text": "[MASK]", "tpo": 5}, 422, "tpo: there is no such field; there are model, text"),
         ("/fill", {}, 422, "text: is missing; expected a string"),
         ("/fill", [], 422, "the body: expected a JSON object with text, got an empty list"),
-        ("/fill", {"text": "[MASK]", "model": "mood"}, 422, "the model mood cannot fill; it can classify"),
+        ("/fill", {"text": "[MASK]", "model": "mood"}, 422, "the model mood cannot fill masks; it can "),
         ("/fill", {"text": "[MASK]", "model": "x\ny"}, 404, "there is no model 'x\\ny' here"),
         ("/classify", {"texts": []}, 422, "texts: expected a list of strings or lists of 2"),
         ("/classify", {"texts": ["cat", " \t"]}, 422, "texts[1]: is empty"),
@@ -139,7 +140,21 @@ def test_what_there_is_instead_of_a_path_that_is_not_is_said_whole(application):
 def test_what_no_model_can_do_is_told(folders):
     reply = post(mood_of(folders), "/answer", {"question": "who?", "passage": "me"})
     assert reply.status_code == 422
-    assert "no model here can answer" in error_of(reply)
+    assert "no model here can answer questions; " in error_of(reply)
+
+
+def test_what_a_model_can_do_instead_is_told_in_words(folders):
+    body = {"question": "who?", "passage": "me", "model": "toy"}
+    told = error_of(post(application_of({"toy": folders["toy"]}), "/answer", body))
+    assert told == (
+        "the model toy cannot answer questions; it can fill masks, say whether one sentence follows another, "
+        "embed texts, show its inside"
+    )
+
+
+def test_every_ability_has_its_words(folders):
+    can = {ability for model in application_of(folders).models for ability in model.facts.abilities}
+    assert can <= set(DOES)
 
 
 def test_a_fault_of_ours_is_told_without_its_inside(folders, caplog):
