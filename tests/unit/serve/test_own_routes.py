@@ -1,16 +1,20 @@
 """Our own routes say what the models say, in the agreed shapes."""
 
+from pathlib import Path
+
 import pytest
 
 import bertsmith
 from bertsmith.inference.looking import see_attention, see_senses, see_tokens
 from bertsmith.recipe.finetuning import TextSection
+from bertsmith.serve.shapes import AnswerAsk, FillAsk
 from bertsmith.tasks.task_file import TaskNote
 from bertsmith.text.tokenizer import Tokenizer
 from tests.toy_folder import write_toy_folder
 from tests.unit.serve.serving import application_of, error_of, get, post
 from tests.untrained_heads import untrained
 
+SERVING = Path(__file__).parents[3] / "docs" / "serving.md"
 SMILE = "\N{SLIGHTLY SMILING FACE}"
 
 
@@ -162,6 +166,19 @@ def test_a_passage_answers(application, folders):
     assert reply["no_answer"] == (reply["answers"][0]["text"] == "")
     assert 0 <= reply["no_answer_probability"] <= 1
     assert reply["decided_by_threshold"] is False  # a threshold of 0 is the greater probability
+
+
+@pytest.mark.parametrize(("ask", "field"), [(FillAsk, "top"), (AnswerAsk, "best")])
+def test_the_page_on_serving_tells_how_many_may_be_asked_for(ask, field):
+    bounds = ask.model_json_schema()["properties"][field]
+    assert f"`{field}` from {bounds['minimum']} to {bounds['maximum']}" in SERVING.read_text("utf-8")
+
+
+def test_a_model_without_a_threshold_gives_no_answer_no_probability(tmp_path):
+    untrained(tmp_path / "sure", {"span": 2})
+    body = {"question": "who runs?", "passage": "the dog runs"}
+    reply = post(application_of({"sure": tmp_path / "sure"}), "/answer", body).json()
+    assert (reply["no_answer"], reply["no_answer_probability"]) == (False, None)
 
 
 def test_texts_are_compared_each_with_each(application, folders):
