@@ -78,9 +78,8 @@ def tei_routes(service: Service) -> APIRouter:
     @router.post("/embed")
     async def embed(ask: EmbedAsk) -> list[list[float]]:
         """A vector for each text: the mean of its last states, of length 1 unless `normalize` is off."""
-        is_one = isinstance(ask.inputs, str)
         texts = [ask.inputs] if isinstance(ask.inputs, str) else ask.inputs
-        fields = one("inputs") if is_one else each_of("inputs")
+        fields = one("inputs") if isinstance(ask.inputs, str) else each_of("inputs")
         found = await _embedded(service, texts, model=ask.model, cut_long=bool(ask.truncate), fields=fields)
         rows = _shortened(found.answers, ask.dimensions)
         vectors: list[list[float]] = (unit(rows) if ask.normalize else rows).tolist()

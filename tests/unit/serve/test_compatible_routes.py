@@ -78,6 +78,12 @@ def test_a_model_is_shown_whose_name_holds_a_slash(folders):
     assert (shown.status_code, shown.json()["id"]) == (200, "a/toy")
 
 
+def test_the_names_that_are_asked_for_are_one_route_in_the_counts(application):
+    get(application, "/v1/models/whatever")
+    counts = get(application, "/metrics").text
+    assert 'route="/v1/models/{name}"' in counts and "whatever" not in counts
+
+
 def test_the_openai_client_understands_our_failures(client):
     with pytest.raises(openai.NotFoundError, match="there is no model 'gpt'"):
         client.embeddings.create(model="gpt", input="tea")
