@@ -13,6 +13,7 @@ from typer import Option, echo
 
 from bertsmith.ground.errors import UserError
 from bertsmith.inference.default_model import DEFAULT_MODEL
+from bertsmith.inference.facts import DOES
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -48,26 +49,17 @@ EIGHTHS = " ▏▎▍▌▋▊▉"
 COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red")
 
 OWN_MODEL = "leave --model out to ask the one that comes with bertsmith"
-PURPOSES = {
-    "fill": ("fill masks", OWN_MODEL),
-    "next": ("say whether one sentence follows another", OWN_MODEL),
-    "classify": (
-        "classify texts",
-        "make one with bertsmith finetune sst2 --data glue/SST-2 --out runs/sst2 (or custom, for a table of "
-        "your own), and say --model runs/sst2",
-    ),
-    "tag": (
-        "tag words",
-        "make one with bertsmith finetune ner --data conll2003/ --out runs/ner, and say --model runs/ner",
-    ),
-    "answer": (
-        "answer questions",
-        "make one with bertsmith finetune squad2 --data squad/ --out runs/squad2, and say --model "
-        "runs/squad2",
-    ),
-    "embed": ("embed texts", ""),
+MAKERS = {
+    "fill": OWN_MODEL,
+    "next": OWN_MODEL,
+    "classify": "make one with bertsmith finetune sst2 --data glue/SST-2 --out runs/sst2 (or custom, for a "
+    "table of your own), and say --model runs/sst2",
+    "tag": "make one with bertsmith finetune ner --data conll2003/ --out runs/ner, and say --model runs/ner",
+    "answer": "make one with bertsmith finetune squad2 --data squad/ --out runs/squad2, and say --model "
+    "runs/squad2",
+    "embed": "",
 }
-"""For each ability what it is, and how to get a model that has it."""
+"""For each ability how to get a model that has it."""
 
 
 def open_model(folder: Path | None, *abilities: str, device: str, precision: str) -> "Bert":
@@ -78,9 +70,9 @@ def open_model(folder: Path | None, *abilities: str, device: str, precision: str
     place = DEFAULT_MODEL if folder is None else folder.expanduser()
     bert = load(place, device=device, precision=cast("Precision", precision))  # which refuses any other
     if not set(abilities) & set(bert.abilities):
-        does, remedy = PURPOSES[abilities[0]]
-        what = f"this model cannot {does}; it can {', '.join(bert.abilities)}"
-        raise UserError(what, where=str(place), remedy=remedy)
+        can = ", ".join(DOES[each] for each in bert.abilities)
+        what = f"this model cannot {DOES[abilities[0]]}; it can {can}"
+        raise UserError(what, where=str(place), remedy=MAKERS[abilities[0]])
     return bert
 
 
@@ -112,8 +104,21 @@ def naming(name: Callable[[int], str]) -> Iterator[None]:
         if found is None:
             raise
         where = name(int(found[2])) if found[1] == "text" else f"the {found[1]}"
-        remedy = error.remedy.replace("pass truncate=True", "add --truncate")
-        raise UserError(error.what, where=where, remedy=remedy) from error
+        raise UserError(error.what, where=where, remedy=_at_the_command_line(error.remedy)) from error
+
+
+def _at_the_command_line(remedy: str) -> str:
+    """A remedy for Python in the words of the command line."""
+    from bertsmith.inference.asking import PAIR_WANTED, TEXT_WANTED
+
+    words = {
+        "pass truncate=True": "add --truncate",
+        PAIR_WANTED: "give the second text with --second, or behind a tab",
+        TEXT_WANTED: "leave out --second, or the tab",
+    }
+    for python, said in words.items():
+        remedy = remedy.replace(python, said)
+    return remedy
 
 
 def say_json(value: Any) -> None:

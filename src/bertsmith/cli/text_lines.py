@@ -3,6 +3,7 @@
 import io
 import math
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -37,7 +38,7 @@ class Piece:
 def pieces_of(source: Path, *, patience: float = math.inf) -> Iterator[Piece]:
     """The lines of a file, or of the standard input where it is called -, in pieces of bounded size.
 
-    A piece waits for its next line no longer than `patience` seconds, which matters where lines come slowly.
+    A piece is given `patience` seconds after its first line came, which matters where lines come slowly.
     """
     with _opened(source) as stream:
         lines = _Lines(stream, patience)
@@ -111,10 +112,14 @@ class _Lines:
         self._searched = 0
         return line
 
-    def is_soon(self) -> bool:
-        """Whether the next line, or the end, is here before patience ends."""
+    def patience_ends(self) -> float:
+        """The moment until which to wait for more lines, from now."""
+        return time.monotonic() + self._patience
+
+    def is_soon(self, end: float) -> bool:
+        """Whether the next line, or the end of all, is here before that moment."""
         while not self._is_here():
-            if not self._is_readable():
+            if not self._is_readable(end):
                 return False
             self._receive()
         return True
@@ -125,8 +130,10 @@ class _Lines:
         self._searched = len(self._held)
         return len(self._held) > LONGEST_LINE
 
-    def _is_readable(self) -> bool:
-        return math.isinf(self._patience) or bool(select([self._stream], [], [], self._patience)[0])
+    def _is_readable(self, end: float) -> bool:
+        if math.isinf(end):
+            return True
+        return bool(select([self._stream], [], [], max(0.0, end - time.monotonic()))[0])
 
     def _receive(self) -> None:
         # As much as a stream holds for itself, or more: then `select` sees all that is still to come.
@@ -137,11 +144,12 @@ class _Lines:
 
 def _read(lines: _Lines, source: Path, first: int) -> Piece:
     texts: list[str] = []
-    size = 0
-    while len(texts) < MOST_LINES and size < MOST_BYTES and (not texts or lines.is_soon()):
+    size, end = 0, math.inf
+    while len(texts) < MOST_LINES and size < MOST_BYTES and (not texts or lines.is_soon(end)):
         line = lines.next()
         if not line:
             break
+        end = end if texts else lines.patience_ends()
         size += len(line)
         texts.append(_decoded(line, number=first + len(texts), source=source))
     return Piece(texts, first, size)

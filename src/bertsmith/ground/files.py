@@ -9,8 +9,8 @@ import json
 import lzma
 import os
 import re
+import secrets
 import shutil
-import tempfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -32,12 +32,11 @@ def atomic_path(target: Path) -> Iterator[Path]:
     """A temporary path beside the target that takes the target's name only if the block succeeds."""
     with _told_if_it_cannot_be_written(target):
         target.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".partial", dir=target.parent)
-        os.close(handle)
-        temporary = Path(name)
+        temporary = _partial(target, target.parent)
         try:
+            temporary.touch(mode=0o600, exist_ok=False)  # private until it is complete
             yield temporary
-            temporary.chmod(0o666 & ~_umask())  # mkstemp makes it private; a model folder is meant to be read
+            temporary.chmod(0o666 & ~_umask())  # a model folder is meant to be read
             temporary.replace(target)
         finally:
             temporary.unlink(missing_ok=True)
@@ -53,8 +52,9 @@ def atomic_folder(target: Path, *, replaces: Sequence[str] = ()) -> Iterator[Pat
         # Inside a target that exists: beside it, it may be another disk (a mount, a link) or read-only.
         place = target if target.is_dir() else target.parent
         place.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".partial", dir=place))
+        temporary = _partial(target, place)
         try:
+            temporary.mkdir(mode=0o700)
             with _marked_as_in_use(temporary):
                 yield temporary
             _open_to_readers(temporary)
@@ -64,6 +64,11 @@ def atomic_folder(target: Path, *, replaces: Sequence[str] = ()) -> Iterator[Pat
                 temporary.rename(target)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _partial(target: Path, place: Path) -> Path:
+    """A name that is known before the file is there: at no moment would a stop leave it behind."""
+    return place / f".{target.name}.{secrets.token_hex(4)}.partial"
 
 
 def refuse_if_taken(folder: Path) -> None:
@@ -78,7 +83,7 @@ def refuse_if_taken(folder: Path) -> None:
 
 def _abandoned(target: Path) -> list[Path]:
     """The temporary folders of this target whose writers are gone."""
-    name = re.compile(rf"\.{re.escape(target.name)}\.[a-z0-9_]{{8}}\.partial")  # as tempfile spells it
+    name = re.compile(rf"\.{re.escape(target.name)}\.[0-9a-f]{{8}}\.partial")
     places = [place for place in (target, target.parent) if place.is_dir()]
     found = [path for place in places for path in place.iterdir() if name.fullmatch(path.name)]
     return [path for path in found if path.is_dir() and not _is_in_use(path)]
@@ -202,7 +207,9 @@ class _NamedReading(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         try:
-            return cast(io.BufferedIOBase, self._stream).readinto(buffer)
+            # What has come, not all that fits: who waits at the other end of a pipe may write slowly.
+            one_read = getattr(self._stream, "readinto1", cast(io.BufferedIOBase, self._stream).readinto)
+            return int(one_read(buffer))
         except _READING_ERRORS as error:
             raise _unreadable(self._path, error) from error
 

@@ -143,7 +143,7 @@ class _Worker:
 def _deaf_to_stops() -> Iterator[None]:
     """Processes that are started inside leave it to their parent to stop: many stop a whole group at once."""
     resource_tracker.ensure_running()  # the first process would start it, and its start ends the deafness
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
     try:
         yield
     finally:

@@ -14,6 +14,19 @@ if TYPE_CHECKING:
 
 Facts = dict[str, Any]
 
+DOES = {
+    "fill": "fill masks",
+    "next": "say whether one sentence follows another",
+    "classify": "classify texts",
+    "score": "give texts a number",
+    "tag": "tag words",
+    "answer": "answer questions",
+    "choose": "choose among texts",
+    "embed": "embed texts",
+    "look": "show its inside",
+}
+"""The abilities of a `Bert` in words."""
+
 
 def mask_facts(places: Sequence[tuple[int, int]], guesses: "Sequence[Sequence[Guess]]") -> list[Facts]:
     """The masks of a text, each with what may stand in its place."""

@@ -47,7 +47,12 @@ class Application:
         api.include_router(page_routes())
         api.state.paths = paths_by_method((*asking, watching))
         routes = [path for paths in api.state.paths.values() for path in paths]
-        self.gate = Gate(Desk(api, asking), self.service, settings=settings, metrics=metrics)
+        self.gate = Gate(
+            Desk(api, asking, most_texts=settings.limits.texts),
+            self.service,
+            settings=settings,
+            metrics=metrics,
+        )
         self.gate.routes = frozenset(routes)
         self._entry: ASGIApp = self.gate
         if settings.allow_origins:

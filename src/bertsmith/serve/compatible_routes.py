@@ -29,7 +29,7 @@ from bertsmith.serve.compatible_shapes import (
 from bertsmith.serve.fields import Fields, each_of, one
 from bertsmith.serve.models import ServedModel
 from bertsmith.serve.own_routes import classified
-from bertsmith.serve.refusals import Refusal, refusal_of
+from bertsmith.serve.refusals import Refusal, refusal_of, too_many
 from bertsmith.serve.service import Answered, Question, Service, refuse_too_long
 
 SMALLEST_SHARE = 1e-30
@@ -157,7 +157,7 @@ async def _texts_of(
         return [str(text) for text in given]
     lists = [given] if isinstance(given[0], int) else given
     if len(lists) > most:
-        raise Refusal(413, f"{len(lists)} inputs in one request; this server takes {most}")
+        raise too_many(len(lists), most=most)
     tokenizer = (await model.opened()).tokenizer
     # Before they are read back, which takes a while for each of them; nobody else must wait for that.
     refuse_too_long([len(ids) for ids in lists], model, fields)

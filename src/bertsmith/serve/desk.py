@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from bertsmith.serve.mistakes import Schema, complaint, mistake
 from bertsmith.serve.plain import RawHeaders
-from bertsmith.serve.refusals import Refusal, error_reply
+from bertsmith.serve.refusals import Refusal, error_reply, too_many
 
 REQUEST_ID = "bertsmith.request_id"
 """Where the id stands in a request's scope."""
@@ -38,11 +38,13 @@ class Errand:
     reply: TypeAdapter[Any]
     skips_none: bool
 
-    def question(self, body: bytes) -> BaseModel:
+    def question(self, body: bytes, *, most_texts: int) -> BaseModel:
         """What a body asks."""
         content = parsed(body)
-        if len(body) > LONG_BODY and (wrong := mistake(self.schema, content)):
-            raise Refusal(422, wrong)
+        if len(body) > LONG_BODY:
+            refuse_many(content, most_texts)
+            if wrong := mistake(self.schema, content):
+                raise Refusal(422, wrong)
         try:
             return self.ask.model_validate(content)
         except ValidationError as error:
@@ -56,8 +58,8 @@ class Errand:
 class Desk:
     """An app, and a short way to those of its routes that take a JSON object."""
 
-    def __init__(self, app: ASGIApp, routers: Iterable[APIRouter]) -> None:
-        self._app = app
+    def __init__(self, app: ASGIApp, routers: Iterable[APIRouter], *, most_texts: int) -> None:
+        self._app, self._most_texts = app, most_texts
         routes = [route for router in routers for route in router.routes if isinstance(route, APIRoute)]
         self._errands = {route.path: errand_of(route) for route in routes if route.methods == {"POST"}}
 
@@ -72,7 +74,8 @@ class Desk:
         body = (await receive())["body"]
         try:
             refuse_other_kinds(scope["headers"])
-            reply = errand.written(await errand.run(errand.question(body)))
+            question = errand.question(body, most_texts=self._most_texts)
+            reply = errand.written(await errand.run(question))
         except Refusal as refusal:
             await error_reply(refusal, scope[REQUEST_ID])(scope, receive, send)
             return
@@ -103,6 +106,14 @@ def refuse_other_kinds(headers: RawHeaders) -> None:
     kind = given.partition(b";")[0].strip().lower()
     if kind != JSON_BODY[1] and not (kind.startswith(b"application/") and kind.endswith(b"+json")):
         raise Refusal(415, NOT_JSON)
+
+
+def refuse_many(content: Any, most: int) -> None:
+    """Stop at more texts than are taken before any of them is looked at: it would hold up everybody else."""
+    lists = [each for each in content.values() if isinstance(each, list)] if isinstance(content, dict) else []
+    for values in lists:
+        if len(values) > most and not isinstance(values[0], int):  # whole numbers are the tokens of one text
+            raise too_many(len(values), most=most)
 
 
 def parsed(body: bytes) -> Any:

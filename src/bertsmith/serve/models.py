@@ -11,6 +11,7 @@ from typing import Any
 
 from bertsmith.ground.errors import UserError
 from bertsmith.inference.bert import Bert, load
+from bertsmith.inference.facts import DOES
 from bertsmith.serve.asking import ask, labels_of
 from bertsmith.serve.batching import Batch, BatchQueue, Kind
 from bertsmith.serve.refusals import Refusal
@@ -20,19 +21,6 @@ Watch = Callable[[str, Batch], None]
 """Told of each batch that a model has done."""
 
 log = logging.getLogger("bertsmith.serve")
-
-DOES = {
-    "fill": "fill masks",
-    "next": "say whether one sentence follows another",
-    "classify": "classify texts",
-    "score": "give texts a number",
-    "tag": "tag words",
-    "answer": "answer questions",
-    "choose": "choose among texts",
-    "embed": "embed texts",
-    "look": "show its inside",
-}
-"""The abilities of a `Bert` in words."""
 
 
 @dataclass(frozen=True, slots=True)

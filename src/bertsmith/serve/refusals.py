@@ -45,6 +45,12 @@ def refusal_of(error: UserError) -> Refusal:
     return refusal
 
 
+def too_many(count: int, *, most: int) -> Refusal:
+    """The refusal of more texts than a request may hold."""
+    message = f"{count} texts in one request; this server takes {most}; send the rest in further requests"
+    return Refusal(413, message)
+
+
 def crowded(seconds: int) -> Refusal:
     """That too much is waiting, and when to try again."""
     message = f"too many requests are waiting; try again in {seconds} s"

@@ -12,7 +12,7 @@ from bertsmith.inference.bert import Bert
 from bertsmith.serve.batching import Kind
 from bertsmith.serve.fields import TEXTS, Fields
 from bertsmith.serve.models import Models, ServedModel
-from bertsmith.serve.refusals import Refusal, refusal_of
+from bertsmith.serve.refusals import Refusal, refusal_of, too_many
 from bertsmith.serve.settings import Limits
 
 NOTE: ContextVar[dict[str, Any]] = ContextVar("note")
@@ -114,8 +114,7 @@ def refuse_too_much(question: Question, limits: Limits) -> None:
     """Stop at more, longer, or emptier texts than the server takes."""
     texts = question.texts
     if len(texts) > limits.texts:
-        message = f"{len(texts)} texts in one request; this server takes {limits.texts}"
-        raise Refusal(413, f"{message}; send the rest in further requests")
+        raise too_many(len(texts), most=limits.texts)
     for number, text in enumerate(texts):
         whole, *parts = question.fields(number)
         pieces = ((whole, text),) if isinstance(text, str) else zip(parts, text, strict=True)

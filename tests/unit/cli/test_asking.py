@@ -38,6 +38,7 @@ def folders(tmp_path_factory):
     kind = "multi_label_classification"
     untrained(place / "several", {"classify": 6}, problem_type=kind, **numbered_labels(*"abcdef"))
     untrained(place / "numbers", {"classify": 1}, note=note)
+    untrained(place / "single", {"classify": 1}, note=note.model_copy(update={"pairs": False}))
     untrained(place / "names", {"tag": 3}, **numbered_labels("O", "B-city", "I-city"))
     untrained(place / "words", {"tag": 2}, **numbered_labels("NOUN", "VERB"))
     untrained(place / "answers", {"span": 2}, note=always)
@@ -317,19 +318,22 @@ def test_a_bar_is_as_long_as_the_share():
 # ---- mistakes
 
 
+WHAT_IT_CAN = "it can fill masks, say whether one sentence follows another, embed texts, show its inside"
+
+
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
         (
             ("answer", "why?", "--text", "so"),
-            "cannot answer questions; it can fill, next, embed, look; make one",
+            f"cannot answer questions; {WHAT_IT_CAN}; make one",
         ),
         (("answer", "why?", "--text", "so"), "bertsmith finetune squad2"),
         (
             ("classify", "so"),
-            "cannot classify texts; it can fill, next, embed, look; make one with bertsmith",
+            f"cannot classify texts; {WHAT_IT_CAN}; make one with bertsmith",
         ),
-        (("tag", "so"), "cannot tag words; it can fill, next, embed, look; make one with bertsmith finetune"),
+        (("tag", "so"), f"cannot tag words; {WHAT_IT_CAN}; make one with bertsmith finetune"),
     ],
 )
 def test_what_the_own_model_cannot_do_it_says_with_what_it_can(capsys, words, complaint):
@@ -339,7 +343,7 @@ def test_what_the_own_model_cannot_do_it_says_with_what_it_can(capsys, words, co
 @pytest.mark.parametrize("verb", [("fill", "a [MASK]"), ("next", "a", "b")])
 def test_a_model_of_another_kind_points_to_the_own_one(capsys, folders, verb):
     line = mistake(capsys, *verb, "--model", folders / "classes")
-    assert "it can classify, embed, look; leave --model out" in line
+    assert "it can classify texts, embed texts, show its inside; leave --model out" in line
 
 
 @pytest.mark.parametrize(
@@ -371,6 +375,17 @@ def test_mistakes_are_one_line_in_words_of_the_command_line(capsys, folders, wor
 
 
 @pytest.mark.parametrize(
+    ("folder", "words", "remedy"),
+    [
+        ("single", ("a", "--second", "b"), "leave out --second, or the tab"),
+        ("numbers", ("a",), "give the second text with --second, or behind a tab"),
+    ],
+)
+def test_a_text_of_another_form_is_told_by_the_option(capsys, folders, folder, words, remedy):
+    assert mistake(capsys, "classify", *words, "--model", folders / folder).strip().endswith(remedy)
+
+
+@pytest.mark.parametrize(
     ("words", "complaint"),
     [
         (("why?",), "one passage is wanted; say --passage FILE"),
@@ -390,7 +405,7 @@ def test_a_question_needs_one_passage(capsys, folders, words, complaint):
     ("stream", "complaint"),
     [
         (None, "standard input: is closed; pipe the text in, or name a file"),
-        (gzip.compress(b"so"), "standard input: is compressed; unpack it: zcat FILE.gz | bertsmith"),
+        (gzip.compress(b"so", mtime=0), "standard input: is compressed; unpack it: zcat FILE.gz | bertsmith"),
         (b"so \xff", "standard input: is not UTF-8 text (byte 3); convert"),
     ],
 )

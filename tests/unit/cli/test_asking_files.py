@@ -111,6 +111,28 @@ def test_lines_that_come_slowly_are_not_waited_for(monkeypatch):
         assert [piece.texts for piece in pieces] == [["four"]]
 
 
+@pytest.mark.parametrize("door", ["standard input", "fifo"])
+def test_lines_that_keep_coming_are_given_all_the_same(tmp_path, monkeypatch, door):
+    os.mkfifo(tmp_path / "lines")
+    writer = threading.Thread(target=write_slowly, args=(tmp_path / "lines",))
+    writer.start()
+    source = tmp_path / "lines"
+    if door == "standard input":
+        monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=source.open("rb")))
+        source = Path("-")
+    pieces = [piece.texts for piece in pieces_of(source, patience=0.1)]
+    writer.join()
+    assert sum(pieces, []) == [str(number) for number in range(30)]
+    assert len(pieces) > 3
+
+
+def write_slowly(path):
+    with path.open("wb", buffering=0) as lines:
+        for number in range(30):
+            lines.write(b"%d\n" % number)
+            time.sleep(0.03)
+
+
 def test_a_patient_reader_waits_for_a_whole_piece(small_pieces, monkeypatch):
     reading, writing = os.pipe()
     with os.fdopen(reading, "rb") as stream, os.fdopen(writing, "wb", buffering=0) as writer:

@@ -1,6 +1,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -23,6 +24,21 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):
         raise RuntimeError
     assert read_json(target, remedy="") == {"a": 1}
     assert list(target.parent.iterdir()) == [target]
+
+
+@pytest.mark.parametrize(("atomic", "maker"), [(atomic_path, "touch"), (atomic_folder, "mkdir")])
+def test_a_stop_in_the_moment_of_making_leaves_nothing(tmp_path, monkeypatch, atomic, maker):
+    make = getattr(Path, maker)
+
+    def stopped_at_once(path, *args, **options):
+        make(path, *args, **options)
+        if path.suffix == ".partial":
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, maker, stopped_at_once)
+    with pytest.raises(KeyboardInterrupt), atomic(tmp_path / "target"):
+        pass
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_written_file_can_be_read_by_others(tmp_path):

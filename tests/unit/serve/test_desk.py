@@ -155,4 +155,10 @@ def test_a_long_body_that_is_wrong_never_meets_the_check_that_notes_every_mistak
 
     errand = Errand(None, Trap, EmbeddingsAsk.model_json_schema(), None, False)
     with pytest.raises(Refusal, match="input\\[40000\\]"):
-        errand.question(json.dumps({"input": [1] * 40_000 + ["x"]}).encode())
+        errand.question(json.dumps({"input": [1] * 40_000 + ["x"]}).encode(), most_texts=256)
+
+
+def test_too_many_texts_are_refused_before_any_is_looked_at():
+    errand = Errand(None, EmbeddingsAsk, {}, None, False)  # with an empty schema any look fails
+    with pytest.raises(Refusal, match="40000 texts in one request; this server takes 256"):
+        errand.question(json.dumps({"input": ["x"] * 40_000}).encode(), most_texts=256)
