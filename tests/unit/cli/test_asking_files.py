@@ -144,6 +144,21 @@ def test_a_patient_reader_waits_for_a_whole_piece(small_pieces, monkeypatch):
         later.join()
 
 
+def test_a_file_without_line_ends_is_given_up_before_all_of_it_is_read(monkeypatch):
+    stream = io.BytesIO(b"x" * 10_000)
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=stream))
+    monkeypatch.setattr(text_lines, "CHUNK_BYTES", 20)
+    monkeypatch.setattr(text_lines, "LONGEST_LINE", 50)
+    with pytest.raises(package.UserError, match="standard input:1: is over 50 bytes long"):
+        next(pieces_of(Path("-")))
+    assert stream.tell() <= 80
+
+
+def test_only_the_first_line_may_begin_with_a_mark(tmp_path):
+    (tmp_path / "marks.txt").write_text("\ufeffone\n\ufefftwo\n", encoding="utf-8")
+    assert read(tmp_path / "marks.txt") == ["one", "\ufefftwo"]
+
+
 def test_marks_carriage_returns_and_a_missing_last_newline_are_no_text(tmp_path):
     (tmp_path / "odd.txt").write_bytes(b"\xef\xbb\xbfone\r\ntwo\rthree\nfour")
     assert read(tmp_path / "odd.txt") == ["one", "two\rthree", "four"]
