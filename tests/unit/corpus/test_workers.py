@@ -3,7 +3,6 @@
 import multiprocessing
 import os
 import signal
-import time
 from collections.abc import Iterator
 from contextlib import closing
 
@@ -12,21 +11,7 @@ import pytest
 from bertsmith.corpus.workers import Crew, results_in_order
 from bertsmith.ground.errors import UserError
 from bertsmith.ground.processes import Job
-
-
-def double_slowly(number: int, tools: str) -> tuple[int, str]:
-    time.sleep(0.02 * (number % 3 == 0))
-    return 2 * number, tools
-
-
-def fail_at_seven(number: int, _: str) -> int:
-    if number == 7:
-        raise UserError("is no good", where=f"item {number}", remedy="mend it")
-    return number
-
-
-def read_process(_: int, __: str) -> int:
-    return os.getpid()
+from tests.worker_jobs import double_slowly, fail_at_seven, read_process
 
 
 def job(work) -> Job:

@@ -4,8 +4,6 @@ import itertools
 import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Generator, Iterable
@@ -15,17 +13,8 @@ import pytest
 
 from bertsmith.ground.errors import UserError
 from bertsmith.ground.processes import Job, results_of_processes
-
-
-def double_slowly(number: int, tools: str) -> tuple[int, str]:
-    time.sleep(0.02 * (number % 3 == 0))
-    return 2 * number, tools
-
-
-def fail_at_seven(number: int, _: str) -> int:
-    if number == 7:
-        raise UserError("is no good", where=f"item {number}", remedy="mend it")
-    return number
+from tests.scripts import started
+from tests.worker_jobs import double_slowly, fail_at_seven, read_process
 
 
 def die_at_three(number: int, _: str) -> int:
@@ -40,10 +29,6 @@ def break_at_three(number: int, _: str) -> float:
 
 def answer_at_length(number: int, _: str) -> bytes:
     return bytes(50_000_000) if number == 3 else b""
-
-
-def read_process(_: int, __: str) -> int:
-    return os.getpid()
 
 
 def work_for_ever(_: int, __: str) -> None:
@@ -161,12 +146,7 @@ if __name__ == "__main__":
 
 
 def test_workers_leave_with_a_parent_that_is_killed(tmp_path) -> None:
-    (tmp_path / "for_ever.py").write_text(FOR_EVER)
-    running = subprocess.Popen(
-        [sys.executable, tmp_path / "for_ever.py"],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(it for it in sys.path if it)},
-        stdout=subprocess.PIPE,
-    )
+    running = started(tmp_path, FOR_EVER)
     assert running.stdout
     assert running.stdout.readline() == b"begun\n"
     running.kill()
@@ -190,12 +170,6 @@ if __name__ == "__main__":
 
 
 def test_a_program_that_forgets_its_workers_ends_all_the_same(tmp_path) -> None:
-    (tmp_path / "forgotten.py").write_text(FORGOTTEN)
-    ended = subprocess.run(
-        [sys.executable, tmp_path / "forgotten.py"],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(it for it in sys.path if it)},
-        stdout=subprocess.PIPE,
-        timeout=60,
-        check=False,
-    )
-    assert (ended.returncode, ended.stdout) == (3, b"0\n")
+    running = started(tmp_path, FORGOTTEN)
+    printed, _ = running.communicate(timeout=60)
+    assert (running.returncode, printed) == (3, b"0\n")

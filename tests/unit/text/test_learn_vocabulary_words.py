@@ -19,6 +19,7 @@ from tokenizers import normalizers, pre_tokenizers
 from bertsmith.ground.errors import UserError
 from bertsmith.text.word_counts import Counting, WordCounts, count_words, held_out_of, without_rarest
 from bertsmith.text.words import BertWords, ByteWords, WordCutter
+from tests.scripts import started
 from tests.tokenizer_makers import PARAGRAPH
 
 any_text = st.lists(
@@ -168,14 +169,7 @@ if __name__ == "__main__":
 
 
 def test_an_interrupt_of_the_whole_group_is_the_parents_business(tmp_path) -> None:
-    (tmp_path / "endless.py").write_text(ENDLESS)
-    running = subprocess.Popen(
-        [sys.executable, tmp_path / "endless.py"],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(it for it in sys.path if it)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    )
+    running = started(tmp_path, ENDLESS, stderr=subprocess.PIPE, start_new_session=True)
     assert running.stdout
     assert running.stdout.readline() == b"begun\n"
     os.killpg(running.pid, signal.SIGINT)  # as a terminal does
