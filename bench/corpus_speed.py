@@ -29,8 +29,8 @@ from tokenizers import Tokenizer as Library
 from typer import Typer
 
 from bertsmith.cli.corpus import corpus
-from bertsmith.corpus.store import TokenStore
-from bertsmith.ground.files import open_text_bytes
+from bertsmith.core.files import open_text_bytes
+from bertsmith.corpus.token_store import TokenStore
 from bertsmith.text.fast_encoder import FastEncoder, smallest_id_type
 from bertsmith.text.tokenizer import Tokenizer
 
@@ -90,7 +90,7 @@ def compare_tokenisation(source: Path, vocab: Path) -> bool:
 
 def plain_library(tokenizer: Tokenizer) -> Library:
     """The library's own tokenizer, told like ours that special tokens in a text are ordinary characters."""
-    library = Library.from_str(tokenizer.blueprint.pipeline)
+    library = Library.from_str(tokenizer.spec.pipeline)
     library.encode_special_tokens = True
     return library
 

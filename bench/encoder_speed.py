@@ -19,10 +19,9 @@ from pathlib import Path
 import torch
 import transformers
 
-from bertsmith.model.family import new_network
-from bertsmith.model.network import Network
-from bertsmith.model.shape import Shape
-from bertsmith.model.weights import Model, write_model
+from bertsmith.model.encoder_config import EncoderConfig
+from bertsmith.model.model_folder import Model, write_model
+from bertsmith.model.network import Network, new_network
 from bertsmith.packed import PackedBatch, pack
 
 SORTED_BATCHES = 8
@@ -33,9 +32,9 @@ def main() -> None:
     options = parse()
     torch.manual_seed(0)
     layers, width, heads = SIZES[options.size]
-    shape = Shape(model_type="bert", vocabulary=30522, width=width, layers=layers, heads=heads,
+    config = EncoderConfig(model_type="bert", vocabulary=30522, width=width, layers=layers, heads=heads,
                   inner=4 * width, embedding_width=width, positions=512)  # fmt: skip
-    network = new_network(shape, {"pooler": 0}, torch.Generator().manual_seed(0))
+    network = new_network(config, {"pooler": 0}, torch.Generator().manual_seed(0))
     peer = same_weights_in_transformers(network)
     sequences = ragged(options.sequences, options.median)
     lengths = [len(sequence) for sequence in sequences]

@@ -15,10 +15,10 @@ from pathlib import Path
 
 from quiet import Quiet
 
-from bertsmith.finetuning.folder import Assignment
-from bertsmith.finetuning.job import FinetuningResult, finetune
-from bertsmith.finetuning.recipes import finetuning_recipe
-from bertsmith.finetuning.using import ask
+from bertsmith.finetuning.assignment import Assignment
+from bertsmith.finetuning.finetune import FinetuningResult, finetune
+from bertsmith.finetuning.predict import predict_labelled
+from bertsmith.finetuning.task_recipe import finetuning_recipe
 from bertsmith.tasks.catalogue import task_named
 
 FOLDERS = {
@@ -77,13 +77,11 @@ def tuned(name: str, seed: int, options: argparse.Namespace) -> FinetuningResult
     assignment = Assignment(task, recipe, options.model, data, run_folder(name, seed, options), True)
     started = time.perf_counter()
     result = finetune(assignment, Quiet())
-    measures = {
-        measure: round(100 * value, 2) for measure, value in next(iter(result.measures.values())).items()
-    }
+    metrics = {metric: round(100 * value, 2) for metric, value in next(iter(result.metrics.values())).items()}
     wall = time.perf_counter() - started
     rate = result.examples * recipe.run.epochs / result.seconds
     print(
-        f"{name} seed {seed}: {measures} in {wall:.0f} s, {result.steps} steps, {rate:.0f} examples/s",
+        f"{name} seed {seed}: {metrics} in {wall:.0f} s, {result.steps} steps, {rate:.0f} examples/s",
         flush=True,
     )
     return result
@@ -97,13 +95,13 @@ def print_table(results: dict[str, list[FinetuningResult]]) -> None:
     print(f"\n| {'task':8} | {'split':6} | {'measure':18} | mean  | spread | seconds a run |")
     print("|---|---|---|---|---|---|")
     for name, runs in results.items():
-        for split, measures in runs[0].measures.items():
-            for measure in [each for each in task_named(name).metrics if each in measures]:
-                values = [100 * run.measures[split][measure] for run in runs]
+        for split, metrics in runs[0].metrics.items():
+            for metric in [each for each in task_named(name).metrics if each in metrics]:
+                values = [100 * run.metrics[split][metric] for run in runs]
                 spread = statistics.stdev(values) if len(values) > 1 else 0.0
                 seconds = statistics.mean(run.seconds for run in runs)
                 print(
-                    f"| {name:8} | {split:6} | {measure:18} | {statistics.mean(values):5.2f} | {spread:6.2f} "
+                    f"| {name:8} | {split:6} | {metric:18} | {statistics.mean(values):5.2f} | {spread:6.2f} "
                     f"| {seconds:13.0f} |",
                     flush=True,
                 )
@@ -113,8 +111,8 @@ def print_ensemble(name: str, options: argparse.Namespace) -> None:
     data = options.data / FOLDERS[name]
     folders = [run_folder(name, seed, options) for seed in options.seeds]
     for title, members in [*((folder.name, [folder]) for folder in folders), ("ensemble", folders)]:
-        measures = ask(members, data, skip_bad=True).measures()
-        chosen = {measure: round(100 * measures[measure], 2) for measure in task_named(name).metrics}
+        metrics = predict_labelled(members, data, skip_bad=True).metrics()
+        chosen = {metric: round(100 * metrics[metric], 2) for metric in task_named(name).metrics}
         print(f"{name} {title}: {chosen}", flush=True)
 
 

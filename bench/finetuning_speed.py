@@ -24,22 +24,21 @@ import transformers
 from quiet import Quiet
 from torch import Tensor
 
-from bertsmith.finetuning.beginning import begin
-from bertsmith.finetuning.folder import Assignment
-from bertsmith.finetuning.job import finetune_on
-from bertsmith.finetuning.material import Material, encoded_sheet, note_of, read_material
-from bertsmith.finetuning.recipes import finetuning_recipe
-from bertsmith.finetuning.setup import filling_multiple, learner_and_model
-from bertsmith.recipe.finetuning import FinetuningRecipe
+from bertsmith.finetuning.assignment import Assignment
+from bertsmith.finetuning.finetune import build_trainer, filling_multiple, finetune_on
+from bertsmith.finetuning.initial_task_model import load_initial_task_model
+from bertsmith.finetuning.splits import TaskSplits, encoded_split, read_splits, task_config_of
+from bertsmith.finetuning.task_recipe import finetuning_recipe
+from bertsmith.model.torch_internals import has_bf16_products
+from bertsmith.recipe.finetuning_schema import FinetuningRecipe
 from bertsmith.tasks.batches import ShuffledBatches
 from bertsmith.tasks.catalogue import task_named
 from bertsmith.tasks.encoded import EncodedSet
-from bertsmith.tasks.judging import judged
-from bertsmith.tasks.outcome import outcome_of
-from bertsmith.tasks.task_file import TaskNote
-from bertsmith.training.parallel import start_world
-from bertsmith.training.steps import StepWork, launch_step, settle
-from bertsmith.training.tuning import tuning_rate
+from bertsmith.tasks.predictions import PredictedSplit
+from bertsmith.tasks.task_config import TaskConfig
+from bertsmith.training.distributed import start_world
+from bertsmith.training.schedules import learning_rate
+from bertsmith.training.trainer import Progress, StepInput, finish_step, launch_step
 
 GROUP_BATCHES = 50
 """The Trainer's length-grouped sampler sorts within groups of so many batches."""
@@ -56,11 +55,11 @@ def main() -> None:
     settings = [f"run.device={options.device}", f"run.precision={precision_of(options.device)}", *options.set]
     print(f"both in {precision_of(options.device)} on {options.device}", flush=True)
     recipe = finetuning_recipe(task, settings)
-    material = sampled(read_material(task, options.data, skip_bad=True), options.sample)
+    splits = sampled(read_splits(task, options.data, skip_bad=True), options.sample)
     if options.scores:
-        compare_scores(options, recipe, material)
+        compare_scores(options, recipe, splits)
     else:
-        compare_speed(options, recipe, material)
+        compare_speed(options, recipe, splits)
 
 
 def parse() -> argparse.Namespace:
@@ -83,29 +82,29 @@ def parse() -> argparse.Namespace:
 
 def precision_of(device: str) -> str:
     """bf16 where the machine computes in it; a CPU that only imitates it would be a hundred times slower."""
-    fast = device == "cuda" or torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    fast = device == "cuda" or has_bf16_products()
     return "bf16" if fast else "fp32"
 
 
-def sampled(material: Material, count: int) -> Material:
-    train = material.splits["train"]
+def sampled(splits: TaskSplits, count: int) -> TaskSplits:
+    train = splits.splits["train"]
     if not count or count >= len(train):
-        return material
-    places = np.random.default_rng(0).permutation(len(train))[:count]
-    splits = {**material.splits, "train": [train[place] for place in sorted(places)]}
-    return Material(material.task, splits, material.labels, material.skipped)
+        return splits
+    indices = np.random.default_rng(0).permutation(len(train))[:count]
+    fewer = {**splits.splits, "train": [train[index] for index in sorted(indices)]}
+    return TaskSplits(splits.task, fewer, splits.labels, splits.skipped)
 
 
 # ---- speed
 
 
-def compare_speed(options: argparse.Namespace, recipe: FinetuningRecipe, material: Material) -> None:
-    note = note_of(material, recipe)
-    beginning = begin(options.model, note, seed=0)
-    encoded = encoded_sheet(material.splits["train"], note, beginning.tokenizer).encoded
-    rounds = {"ours": our_steps(recipe, note, encoded, options)}
-    for manner in options.peers:
-        rounds[manner] = peer_steps(recipe, note, encoded, manner, options)
+def compare_speed(options: argparse.Namespace, recipe: FinetuningRecipe, splits: TaskSplits) -> None:
+    config = task_config_of(splits, recipe)
+    initial = load_initial_task_model(options.model, config, seed=0)
+    encoded = encoded_split(splits.splits["train"], config, initial.tokenizer).encoded
+    rounds = {"ours": our_steps(recipe, config, encoded, options)}
+    for mode in options.peers:
+        rounds[mode] = peer_steps(recipe, config, encoded, mode, options)
     for take in rounds.values():
         take(min(5, options.steps))
     rates: dict[str, list[float]] = {name: [] for name in rounds}
@@ -123,10 +122,10 @@ def compare_speed(options: argparse.Namespace, recipe: FinetuningRecipe, materia
 
 
 def our_steps(
-    recipe: FinetuningRecipe, note: TaskNote, encoded: EncodedSet, options: argparse.Namespace
+    recipe: FinetuningRecipe, config: TaskConfig, encoded: EncodedSet, options: argparse.Namespace
 ) -> Callable[[int], int]:
     world = start_world(recipe.run.device)
-    learner, _ = learner_and_model(begin(options.model, note, seed=0), note, recipe, world)
+    trainer, _ = build_trainer(load_initial_task_model(options.model, config, seed=0), config, recipe, world)
     batches = ShuffledBatches(
         encoded,
         examples_per_step=recipe.run.examples,
@@ -140,11 +139,11 @@ def our_steps(
         examples = 0
         for number in itertools.islice(numbers, count):
             items = batches.step(number)
-            work = StepWork(items.micros, (items.count,))
-            rate = tuning_rate(0.5, recipe.optim)
-            launched = launch_step(learner, work, learning_rate=rate, seed=(0, number))
+            rate = learning_rate(0.5, recipe.optim)
+            step = StepInput(items.micros, (items.count,), rate, Progress(number))
+            launched = launch_step(trainer, step)
             examples += items.examples
-        settle(learner, launched)
+        finish_step(trainer, launched)
         if world.device.type == "cuda":
             torch.cuda.synchronize()
         return examples
@@ -153,10 +152,10 @@ def our_steps(
 
 
 def peer_steps(
-    recipe: FinetuningRecipe, note: TaskNote, encoded: EncodedSet, manner: str, options: argparse.Namespace
+    recipe: FinetuningRecipe, config: TaskConfig, encoded: EncodedSet, mode: str, options: argparse.Namespace
 ) -> Callable[[int], int]:
-    peer = Peer(recipe, note, options, seed=0)
-    batches = peer.batches(encoded, manner, seed=0)
+    peer = Peer(recipe, config, options, seed=0)
+    batches = peer.batches(encoded, mode, seed=0)
     if options.device == "cuda":
         peer.compile_for(encoded)
 
@@ -176,12 +175,12 @@ class Peer:
     """A plain training loop over a model of transformers."""
 
     def __init__(
-        self, recipe: FinetuningRecipe, note: TaskNote, options: argparse.Namespace, *, seed: int
+        self, recipe: FinetuningRecipe, config: TaskConfig, options: argparse.Namespace, *, seed: int
     ) -> None:
         torch.manual_seed(seed)
-        self.recipe, self.note, self.device = recipe, note, options.device
-        labels = {} if note.kind == "span" else {"num_labels": note.outputs}
-        self.model = PEERS[note.kind].from_pretrained(
+        self.recipe, self.config, self.device = recipe, config, options.device
+        labels = {} if config.kind.name == "span" else {"num_labels": config.outputs}
+        self.model = PEERS[config.kind.name].from_pretrained(
             options.model, dtype=torch.float32, attn_implementation="sdpa", **labels
         )
         self.model.to(self.device).train()
@@ -199,7 +198,7 @@ class Peer:
     def compile_for(self, encoded: EncodedSet) -> None:
         """Compile once for each shape; the time for it is not measured."""
         self.forward = torch.compile(self.model, dynamic=False)
-        torch._dynamo.config.recompile_limit = 64
+        torch.compiler.config.recompile_limit = 64
         lengths = np.diff(encoded.starts_N1)
         widths = sorted({rounded(int(length), self.multiple) for length in lengths})
         for width in widths:
@@ -207,18 +206,18 @@ class Peer:
             batch = self.padded(encoded, np.resize(items, self.recipe.run.examples), width)
             self.learn(batch, rate=0.0)
 
-    def batches(self, encoded: EncodedSet, manner: str, *, seed: int) -> Iterator[dict[str, Tensor]]:
+    def batches(self, encoded: EncodedSet, mode: str, *, seed: int) -> Iterator[dict[str, Tensor]]:
         """Padded batches without end."""
         for epoch in itertools.count():
-            yield from self.epoch(encoded, manner, seed=1000 * seed + epoch)
+            yield from self.epoch(encoded, mode, seed=1000 * seed + epoch)
 
-    def epoch(self, encoded: EncodedSet, manner: str, *, seed: int) -> Iterator[dict[str, Tensor]]:
+    def epoch(self, encoded: EncodedSet, mode: str, *, seed: int) -> Iterator[dict[str, Tensor]]:
         """One pass through the examples."""
         lengths = np.diff(encoded.starts_N1)
         chance = np.random.default_rng(seed)
         order = chance.permutation(encoded.items)
         size = self.recipe.run.examples
-        if manner == "grouped":
+        if mode == "grouped":
             groups = [
                 order[first : first + GROUP_BATCHES * size]
                 for first in range(0, len(order), GROUP_BATCHES * size)
@@ -240,7 +239,7 @@ class Peer:
             mask[row, : end_row - begin_row] = 1
         batch = {"input_ids": ids, "token_type_ids": segments, "attention_mask": mask}
         targets = encoded.targets[items]
-        if self.note.kind == "span":
+        if self.config.kind.name == "span":
             batch |= {"start_positions": targets[:, 0], "end_positions": targets[:, 1]}
         else:
             batch["labels"] = targets
@@ -280,12 +279,12 @@ def rounded(length: int, multiple: int) -> int:
 # ---- scores
 
 
-def compare_scores(options: argparse.Namespace, recipe: FinetuningRecipe, material: Material) -> None:
+def compare_scores(options: argparse.Namespace, recipe: FinetuningRecipe, splits: TaskSplits) -> None:
     found: dict[str, list[tuple[float, float]]] = {}
     for seed in options.seeds:
         for name in ("ours", *options.peers):
             run = ours_to_the_end if name == "ours" else peer_to_the_end
-            score, seconds = run(name, seed, options, recipe, material)
+            score, seconds = run(name, seed, options, recipe, splits)
             found.setdefault(name, []).append((score, seconds))
             print(f"{options.task} seed {seed} {name}: {100 * score:.2f} in {seconds:.0f} s", flush=True)
     for name, results in found.items():
@@ -297,36 +296,36 @@ def compare_scores(options: argparse.Namespace, recipe: FinetuningRecipe, materi
 
 
 def ours_to_the_end(
-    name: str, seed: int, options: argparse.Namespace, recipe: FinetuningRecipe, material: Material
+    name: str, seed: int, options: argparse.Namespace, recipe: FinetuningRecipe, splits: TaskSplits
 ) -> tuple[float, float]:
     del name
     run = recipe.run.model_copy(update={"seed": seed, "evaluations": 1})
     seeded = recipe.model_copy(update={"run": run})
     with tempfile.TemporaryDirectory() as folder:
-        assignment = Assignment(
-            material.task, seeded, options.model, options.data, Path(folder) / "run", True
-        )
+        assignment = Assignment(splits.task, seeded, options.model, options.data, Path(folder) / "run", True)
         started = time.perf_counter()
-        result = finetune_on(material, assignment, Quiet())
+        result = finetune_on(splits, assignment, Quiet())
         seconds = time.perf_counter() - started
-    return result.measures["dev"][material.task.metrics[0]], seconds
+    return result.metrics["dev"][splits.task.metrics[0]], seconds
 
 
 def peer_to_the_end(
-    name: str, seed: int, options: argparse.Namespace, recipe: FinetuningRecipe, material: Material
+    name: str, seed: int, options: argparse.Namespace, recipe: FinetuningRecipe, splits: TaskSplits
 ) -> tuple[float, float]:
-    note = note_of(material, recipe)
-    tokenizer = begin(options.model, note, seed=0).tokenizer
-    train = encoded_sheet(material.splits["train"], note, tokenizer).encoded
-    dev = encoded_sheet(material.splits["dev"], note, tokenizer)
-    peer = Peer(recipe, note, options, seed=seed)
+    config = task_config_of(splits, recipe)
+    tokenizer = load_initial_task_model(options.model, config, seed=0).tokenizer
+    train = encoded_split(splits.splits["train"], config, tokenizer).encoded
+    dev = encoded_split(splits.splits["dev"], config, tokenizer)
+    peer = Peer(recipe, config, options, seed=seed)
     steps = -(-train.items // recipe.run.examples)
     total = int(recipe.run.epochs * steps)
     started = time.perf_counter()
     for number, batch in enumerate(itertools.islice(peer.batches(train, name, seed=seed), total)):
-        peer.learn(batch, rate=tuning_rate(number / total, recipe.optim))
-    outcome = outcome_of(note, dev.examples, dev.encoded, peer.logits(dev.encoded))
-    score = judged(note, dev.examples, dev.encoded, outcome)[note.metrics[0]]
+        peer.learn(batch, rate=learning_rate(number / total, recipe.optim))
+    logits = peer.logits(dev.encoded)
+    predictions = config.kind.predict(logits, dev.encoded, dev.examples, config.answers)
+    split = PredictedSplit(dev.examples, dev.encoded, predictions)
+    score = config.kind.evaluate(config.metrics, config.labels, split)[config.metrics[0]]
     return score, time.perf_counter() - started
 
 

@@ -23,10 +23,10 @@ import transformers
 from inference_peers import PEERS, Vectors
 
 import bertsmith
-from bertsmith.inference.answering import fastest_precision
-from bertsmith.model.family import new_network
-from bertsmith.model.shape import Shape
-from bertsmith.model.weights import Model, write_model
+from bertsmith.inference.precision import fastest_precision
+from bertsmith.model.encoder_config import EncoderConfig
+from bertsmith.model.model_folder import Model, write_model
+from bertsmith.model.network import new_network
 
 LEAST, MOST, MEAN, SIGMA = 5, 256, 40, 0.8
 COMPARED_TEXTS = 256
@@ -67,7 +67,7 @@ def random_folder(folder: Path, name: str, vocab: Path) -> Path:
     """A model folder of a published shape with random weights."""
     layers, width, heads = SHAPES[name]
     tokenizer = transformers.AutoTokenizer.from_pretrained(vocab)
-    shape = Shape(
+    config = EncoderConfig(
         model_type="bert",
         vocabulary=len(tokenizer),
         width=width,
@@ -77,7 +77,7 @@ def random_folder(folder: Path, name: str, vocab: Path) -> Path:
         embedding_width=width,
         positions=512,
     )
-    write_model(folder, Model(new_network(shape, {"pooler": 0}, torch.Generator().manual_seed(0))))
+    write_model(folder, Model(new_network(config, {"pooler": 0}, torch.Generator().manual_seed(0))))
     tokenizer.save_pretrained(folder)
     return folder
 

@@ -54,7 +54,7 @@ def with_transformers(dtype: torch.dtype) -> Callable[[Path, str], Vectors]:
     """SDPA, length-sorted batches padded to their longest; compiled on a GPU, padded to multiples of 32."""
 
     def make(folder: Path, device: str) -> Vectors:
-        imitated = not torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        imitated = not has_bf16()
         if dtype == torch.bfloat16 and device == "cpu" and imitated:
             raise NotImplementedError("this CPU only imitates bf16")
         model = transformers.AutoModel.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa")
@@ -75,7 +75,7 @@ def with_transformers(dtype: torch.dtype) -> Callable[[Path, str], Vectors]:
 def compiled_on_gpu(model: torch.nn.Module, folder: Path) -> Vectors:
     """The same on a GPU: batches padded to multiples of 32, compiled once for each of them."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    torch._dynamo.config.recompile_limit = 64
+    torch.compiler.config.recompile_limit = 64
     compiled = torch.compile(model, dynamic=False)
 
     def vectors(texts: list[str]) -> np.ndarray:
@@ -221,7 +221,9 @@ def with_sentence_transformers(folder: Path, device: str) -> Vectors:
 
 
 def has_bf16() -> bool:
-    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    from bertsmith.model.torch_internals import has_bf16_products
+
+    return has_bf16_products()
 
 
 def refuse_gpu(device: str) -> None:

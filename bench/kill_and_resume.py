@@ -26,15 +26,18 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from bertsmith.training.checkpoint_files import saved_steps, step_folder
+from bertsmith.training.checkpoint_storage import saved_steps, step_folder
 from bertsmith.training.journal import read_metrics
 
 RECIPE = "bert-tiny"
 SETTINGS = (
-    *("examples.stages=[{share=0.7, length=32, predictions=5}, {share=0.3, length=64, predictions=10}]",),
+    *(
+        "examples.stages=[{fraction=0.7, length=32, predictions=5}, "
+        "{fraction=0.3, length=64, predictions=10}]",
+    ),
     *(
         "batch.sequences=8",
-        "examples.held_out_share=0.1",
+        "examples.held_out_fraction=0.1",
         "optim.peak_lr=1e-3",
         "run.evaluation_sequences=32",
     ),

@@ -19,14 +19,13 @@ import torch
 import transformers
 
 from bertsmith.cli.pretrain import live_line
-from bertsmith.cli.watching import LineWatch
-from bertsmith.pretraining.course import Position
-from bertsmith.pretraining.loop import training_steps
-from bertsmith.pretraining.setup import Request, Run, set_up
-from bertsmith.pretraining.speed import flops_per_step, peak_of
+from bertsmith.cli.progress_display import LogProgress
+from bertsmith.pretraining.hardware import flops_per_step, peak_of
+from bertsmith.pretraining.pretrain import Request, Run, StepLoader, set_up
 from bertsmith.recipe.load import load_recipe
 from bertsmith.training.determinism import same_bits
-from bertsmith.training.parallel import start_world
+from bertsmith.training.distributed import start_world
+from bertsmith.training.trainer import Progress, training_steps
 
 WARM_UP_STEPS = 6
 PREDICTIONS = {128: 20, 512: 77}
@@ -58,7 +57,7 @@ def parse() -> argparse.Namespace:
 
 
 def compare(length: int, folder: Path, options: argparse.Namespace) -> None:
-    torch._dynamo.reset()  # a second length would make the peer's graph a dynamic, slower one
+    torch.compiler.reset()  # a second length would make the peer's graph a dynamic, slower one
     run = our_run(length, folder, options)
     contenders = {"ours": our_round(run, options)}
     if not options.alone:
@@ -79,7 +78,7 @@ def compare(length: int, folder: Path, options: argparse.Namespace) -> None:
 
 
 def our_run(length: int, folder: Path, options: argparse.Namespace) -> Run:
-    stage = f"[{{share = 1.0, length = {length}, predictions = {PREDICTIONS.get(length, length // 7)}}}]"
+    stage = f"[{{fraction = 1.0, length = {length}, predictions = {PREDICTIONS.get(length, length // 7)}}}]"
     settings = [
         f"examples.stages={stage}",
         f"batch.sequences={options.sequences}",
@@ -87,38 +86,41 @@ def our_run(length: int, folder: Path, options: argparse.Namespace) -> Run:
         f"run.deterministic={options.deterministic}",
     ]
     recipe = load_recipe(options.preset, settings)
-    run, _ = set_up(Request(recipe, options.store, folder), start_world(options.device), LineWatch(live_line))
+    run, _ = set_up(
+        Request(recipe, options.store, folder), start_world(options.device), LogProgress(live_line)
+    )
     return run
 
 
 def our_round(run: Run, options: argparse.Namespace) -> Callable[[int], tuple[int, float]]:
-    steps = training_steps(run.lesson, Position())
+    steps = training_steps(run.trainer, StepLoader(run), Progress())
 
     def take(count: int) -> tuple[int, float]:
         with same_bits(run.machine.deterministic):
             reports = list(itertools.islice(steps, count))
         wait_for(options.device)
-        return sum(report.tokens for report in reports), sum(report.waited_seconds for report in reports)
+        steps_taken = [report.step for report in reports]
+        return sum(step.tokens for step in steps_taken), sum(step.waited_seconds for step in steps_taken)
 
     return take
 
 
 def peer_round(run: Run, length: int, options: argparse.Namespace) -> Callable[[int], tuple[int, float]]:
-    shape, device = run.network.shape, options.device
-    config = transformers.BertConfig(
-        vocab_size=shape.vocabulary,
-        hidden_size=shape.width,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads,
-        intermediate_size=shape.inner,
+    config, device = run.network.config, options.device
+    theirs = transformers.BertConfig(
+        vocab_size=config.vocabulary,
+        hidden_size=config.width,
+        num_hidden_layers=config.layers,
+        num_attention_heads=config.heads,
+        intermediate_size=config.inner,
     )
     model = (
-        transformers.BertForPreTraining._from_config(config, attn_implementation="sdpa").to(device).train()
+        transformers.BertForPreTraining._from_config(theirs, attn_implementation="sdpa").to(device).train()
     )
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     compiled = torch.compile(model) if device == "cuda" else model
     sequences = max(1, options.peer_tokens // length)
-    ids = torch.randint(1000, shape.vocabulary, (sequences, length), device=device)
+    ids = torch.randint(1000, config.vocabulary, (sequences, length), device=device)
     labels = ids.masked_fill(torch.rand(sequences, length, device=device) >= 0.15, -100)
     pairs = torch.randint(0, 2, (sequences,), device=device)
     batch = {"input_ids": ids, "token_type_ids": torch.zeros_like(ids), "labels": labels}

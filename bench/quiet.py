@@ -1,14 +1,14 @@
-"""A watch over a run that keeps silent."""
+"""A progress callback that prints nothing."""
 
 
 class Quiet:
-    """Says nothing."""
+    """Prints nothing."""
 
-    def note(self, text: str) -> None:
-        """Leave the remark out."""
+    def on_message(self, text: str) -> None:
+        """Drop the message."""
 
-    def alert(self, text: str) -> None:
-        """Leave the remark out."""
+    def on_signal(self, text: str) -> None:
+        """Drop the message."""
 
-    def step(self, progress: float, values: dict[str, float]) -> None:
-        """Leave the numbers out."""
+    def on_step(self, progress: float, values: dict[str, float]) -> None:
+        """Drop the metrics."""

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import bertsmith
-from bertsmith.ground.files import write_json
+from bertsmith.core.files import write_json
 from bertsmith.inference.default_model import DEFAULT_MODEL
 
 DISTINCT = 400
@@ -176,7 +176,7 @@ def texts_of(bert: bertsmith.Bert, count: int) -> Iterator[str]:
     """Texts of 5 to 256 tokens, log-normal with a mean of 40."""
     chance = random.Random(0)
     pieces = {word: len(bert.tokenizer.encode(word)) - 2 for word in WORDS}
-    longest = min(256, bert.model.network.shape.positions - 32)  # the second text of a pair needs room
+    longest = min(256, bert.model.network.config.positions - 32)  # the second text of a pair needs room
     for _ in range(count):
         length = min(longest, max(5, round(chance.lognormvariate(math.log(40) - 0.32, 0.8))))
         words = [chance.choice(WORDS)]

@@ -27,7 +27,7 @@ from tokenizers import models, pre_tokenizers, trainers
 from bertsmith.cli.vocab import texts_of
 from bertsmith.corpus.readers import read_blocks
 from bertsmith.text.learn_vocabulary import VocabularySettings, learn_vocabulary
-from bertsmith.text.pipelines import bert_normalizer
+from bertsmith.text.tokenizer_files import bert_normalizer
 from bertsmith.text.word_counts import Counting, count_words, held_out_of
 
 HELD_OUT = 0.01
@@ -151,7 +151,7 @@ def lines_of(sources: list[Path], *, held_out: bool) -> Iterator[str]:
     """The lines of the documents that are held out, or of all the others."""
     for number, block in enumerate(read_blocks(sources)):
         texts = list(texts_of(block))
-        for text, is_apart in zip(texts, held_out_of(number, len(texts), share=HELD_OUT), strict=True):
+        for text, is_apart in zip(texts, held_out_of(number, len(texts), fraction=HELD_OUT), strict=True):
             if is_apart == held_out:
                 yield from text.split("\n")
 

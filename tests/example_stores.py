@@ -8,14 +8,14 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer as Library
 from tokenizers import models
 
-from bertsmith.corpus.store import TokenStore
-from bertsmith.corpus.store_writer import StorePlan, TokenisedDocuments, writing_store
-from bertsmith.examples.epoch import StageSource
-from bertsmith.examples.feed import StepBatches
-from bertsmith.examples.masking import Vocabulary, read_vocabulary
-from bertsmith.examples.pairs import Sentences
-from bertsmith.examples.template import read_templates
+from bertsmith.corpus.store_writer import TokenisedDocuments, writing_store
+from bertsmith.corpus.token_store import TokenStore
+from bertsmith.data.data_loader import StepBatches
+from bertsmith.data.epoch_index import StageSource
+from bertsmith.data.example_index import Sentences
+from bertsmith.data.masking import Vocabulary, read_vocabulary
 from bertsmith.recipe.schema import MaskingSection, Recipe
+from bertsmith.text.special_tokens import read_templates
 from bertsmith.text.tokenizer import Tokenizer
 from tests.tokenizer_makers import BERT_SPECIAL
 
@@ -53,7 +53,7 @@ def random_store(
     in_document = chance.integers(*sentences, documents, endpoint=True)
     in_sentence = chance.integers(*words, in_document.sum(), endpoint=True)
     tokens = chance.integers(len(BERT_SPECIAL), tokenizer.vocabulary_size, in_sentence.sum())
-    with writing_store(folder / "store", StorePlan(tokenizer)) as writer:
+    with writing_store(folder / "store", tokenizer) as writer:
         writer.add(TokenisedDocuments(tokens, in_sentence, in_document))
         writer.finish(settings={}, summary={})
     return TokenStore.open(folder / "store")
@@ -62,10 +62,10 @@ def random_store(
 def small_recipe(**sections) -> Recipe:
     """A recipe with steps of 8 sequences of at most 32 tokens, then of 48."""
     stages = [
-        {"share": 0.5, "length": 32, "predictions": 5},
-        {"share": 0.5, "length": 48, "predictions": 7},
+        {"fraction": 0.5, "length": 32, "predictions": 5},
+        {"fraction": 0.5, "length": 48, "predictions": 7},
     ]
-    defaults = {"examples": {"stages": stages, "held_out_share": 0.2}, "batch": {"sequences": 8}}
+    defaults = {"examples": {"stages": stages, "held_out_fraction": 0.2}, "batch": {"sequences": 8}}
     merged = {
         name: defaults.get(name, {}) | sections.get(name, {}) for name in defaults.keys() | sections.keys()
     }
@@ -90,14 +90,14 @@ def starts(lengths: list[int]) -> NDArray[np.int64]:
     return np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]).astype(np.int64)
 
 
-def places_of(lengths: list[list[int]]) -> list[list[list[int]]]:
-    """Documents of these sentence lengths whose tokens are their own places in the store."""
-    place, documents = 0, []
+def indexed_documents(lengths: list[list[int]]) -> list[list[list[int]]]:
+    """Documents of these sentence lengths whose tokens are their own indices in the store."""
+    index, documents = 0, []
     for document in lengths:
         documents.append([])
         for length in document:
-            documents[-1].append(list(range(place, place + length)))
-            place += length
+            documents[-1].append(list(range(index, index + length)))
+            index += length
     return documents
 
 
@@ -116,7 +116,7 @@ def recipe_named(name: str) -> Recipe:
     """One of these recipes."""
     sections = {key: dict(value) for key, value in RECIPES[name].items()}
     if "examples" in sections:
-        sections["examples"] |= {"held_out_share": 0.2, "stages": small_recipe().examples.stages}
+        sections["examples"] |= {"held_out_fraction": 0.2, "stages": small_recipe().examples.stages}
     return small_recipe(**sections)
 
 

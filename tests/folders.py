@@ -5,8 +5,8 @@ import json
 import pytest
 from safetensors.torch import load_file, save_file
 
-from bertsmith.ground.errors import UserError
-from bertsmith.model.weights import read_model
+from bertsmith.core.errors import UserError
+from bertsmith.model.model_folder import read_model
 
 
 def change_config(folder, **changes):

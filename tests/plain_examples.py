@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bertsmith.examples.pairs import WalkRules
-from bertsmith.ground.seeds import bits, key_of, sub_keys, uniforms
+from bertsmith.core.seeds import bits, key_of, sub_keys, uniforms
+from bertsmith.data.example_index import WalkRules
 
 Sentence = Sequence[int]
 Documents = dict[int, list[Sentence]]
@@ -75,7 +75,7 @@ def plain_walk(documents: Documents, rules: WalkRules, draws: KeyedWalk | FreeWa
 
 def plain_document(own: int, documents: Documents, *, rules: WalkRules, draws) -> list[Pair]:
     draw = draws.target(own)
-    target = between(2, rules.room, draw(1)) if draw(0) < rules.short_share else rules.room
+    target = between(2, rules.capacity, draw(1)) if draw(0) < rules.short_probability else rules.capacity
     document, found, chunk, place = documents[own], [], [], 0
     while place < len(document):
         chunk.append(document[place])
@@ -98,7 +98,7 @@ def plain_pair(
         return 0, (joined(chunk), [], 0)
     a_end = between(1, len(chunk) - 1, draw(0)) if len(chunk) >= 2 else 1
     first, second = joined(chunk[:a_end]), joined(chunk[a_end:])
-    is_negative = draw(1) < rules.negative_share
+    is_negative = draw(1) < rules.negative_probability
     if len(chunk) == 1 or (rules.kind == "nsp" and is_negative):
         return len(chunk) - a_end, (first, others(target - len(first)), 1)
     return 0, ((second, first, 1) if is_negative else (first, second, 0))
@@ -118,10 +118,10 @@ def plain_random_second(target: int, own: int, documents: Documents, draw: Draw)
     return tokens
 
 
-def plain_truncate(pair: Pair, *, room: int, key: int) -> Pair:
+def plain_truncate(pair: Pair, *, capacity: int, key: int) -> Pair:
     """Drop from the longer one, B on ties, in front or at the end."""
     parts, dropped = (list(pair[0]), list(pair[1])), [0, 0]
-    while len(parts[0]) + len(parts[1]) > room:
+    while len(parts[0]) + len(parts[1]) > capacity:
         which = 0 if len(parts[0]) > len(parts[1]) else 1
         word = int(bits(np.uint64(key), np.uint64((which << 32) + dropped[which] // 64)))
         in_front = word >> (dropped[which] % 64) & 1
@@ -133,7 +133,7 @@ def plain_truncate(pair: Pair, *, room: int, key: int) -> Pair:
 # ---- full sentences
 
 
-def plain_fill(documents: list[list[Sentence]], *, room: int, across: bool) -> list[list[list[int]]]:
+def plain_fill(documents: list[list[Sentence]], *, capacity: int, across: bool) -> list[list[list[int]]]:
     """Sequences as lists of document parts; a part after the first costs one separator."""
     sequences: list[list[list[int]]] = []
     parts: list[list[int]] = []
@@ -142,9 +142,9 @@ def plain_fill(documents: list[list[Sentence]], *, room: int, across: bool) -> l
             sequences, parts = [*sequences, parts], []
         is_new = True
         for sentence in document:
-            for piece in (sentence[at : at + room] for at in range(0, len(sentence), room)):
+            for piece in (sentence[at : at + capacity] for at in range(0, len(sentence), capacity)):
                 cost = len(piece) + (1 if parts and is_new else 0)
-                if parts and sum(map(len, parts)) + len(parts) - 1 + cost > room:
+                if parts and sum(map(len, parts)) + len(parts) - 1 + cost > capacity:
                     sequences, parts = [*sequences, parts], []
                 if not parts or is_new:
                     parts.append([])

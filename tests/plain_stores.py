@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-from bertsmith.corpus.store_format import SHARD_TOKENS
-from bertsmith.corpus.store_writer import StorePlan, TokenisedDocuments, writing_store
+from bertsmith.corpus.store_writer import TokenisedDocuments, writing_store
+from bertsmith.corpus.token_store import SHARD_TOKENS
 from bertsmith.text.tokenizer import Tokenizer
 
 
@@ -27,7 +27,7 @@ def write_store(
         document_lengths=np.array([len(document) for document in documents], np.int64),
         units=None if codes is None else np.array(codes, np.uint8),
     )
-    plan = StorePlan(tokenizer, with_units=units is not None, shard_tokens=shard_tokens)
-    with writing_store(folder, plan) as writer:
+    with_units = units is not None
+    with writing_store(folder, tokenizer, with_units=with_units, shard_tokens=shard_tokens) as writer:
         writer.add(tokenised)
         writer.finish(settings={}, summary={})

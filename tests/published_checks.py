@@ -14,16 +14,15 @@ from pathlib import Path
 
 import numpy as np
 
-from bertsmith.corpus.store import TokenStore
-from bertsmith.examples.epoch import make_epoch
-from bertsmith.examples.feed import Feed, StepAddress, StepBatches
-from bertsmith.examples.masking import Masker
-from bertsmith.examples.masking_units import Text
-from bertsmith.examples.pairs import WalkRules, walk_documents
-from bertsmith.examples.view import measure
-from bertsmith.ground.seeds import sub_keys
+from bertsmith.core.seeds import sub_keys
+from bertsmith.corpus.token_store import TokenStore
+from bertsmith.data.batch_inspection import batch_statistics
+from bertsmith.data.data_loader import PretrainingDataset, StepBatches, StepIndex
+from bertsmith.data.epoch_index import make_epoch_index
+from bertsmith.data.example_index import WalkRules, walk_documents
+from bertsmith.data.masking import Masker, Text
 from bertsmith.recipe.schema import MaskingSection, Recipe
-from bertsmith.text.units import UNIT_KINDS
+from bertsmith.text.lexicon import UNIT_KINDS
 from tests.example_stores import random_store, sentences_of, source_of, two_pieces
 from tests.plain_examples import FreeWalk, free, plain_ngrams, plain_walk, plain_whole_units
 
@@ -45,7 +44,7 @@ class Sample:
 
 def published(**sections) -> Recipe:
     """BERT's recipe at a length that suits small documents, with some values changed."""
-    stages = [{"share": 1.0, "length": LENGTH, "predictions": PREDICTIONS}]
+    stages = [{"fraction": 1.0, "length": LENGTH, "predictions": PREDICTIONS}]
     examples = {"stages": stages} | sections.pop("examples", {})
     return Recipe.model_validate({"examples": examples, **sections})
 
@@ -101,9 +100,9 @@ def _pooled(values: list[int], counts: Counter[int], least: int = 40) -> list[li
 
 def steps(recipe: Recipe, sample: Sample) -> Iterator[StepBatches]:
     """Steps that together have the wanted number of examples."""
-    feed = Feed(sample.store, recipe, micro_tokens=1 << 16, cache=sample.cache)
+    dataset = PretrainingDataset(sample.store, recipe, micro_tokens=1 << 16, cache=sample.cache)
     for number in range(-(-sample.examples // recipe.batch.sequences)):
-        yield feed.build(StepAddress(0, number))
+        yield dataset[StepIndex(0, number)]
 
 
 def masked_counts(recipe: Recipe, sample: Sample) -> float:
@@ -125,7 +124,7 @@ def masked_counts(recipe: Recipe, sample: Sample) -> float:
 def fates(recipe: Recipe, sample: Sample) -> float:
     """80 % shown as the mask, 10 % as a random token, 10 % as they are; the largest of these distances."""
     tokenizer = sample.store.tokenizer()
-    shares = measure(steps(recipe, sample), mask_id=tokenizer.mask_id)
+    shares = batch_statistics(steps(recipe, sample), mask_id=tokenizer.mask_id)
     by_chance = 0.1 / tokenizer.vocabulary_size  # a random token is the mask, or the right one, by chance
     return max(
         off_share(shares.as_mask, shares.predicted, 0.8 + by_chance),
@@ -155,7 +154,7 @@ def walked(recipe: Recipe, sample: Sample) -> list[tuple[list[int], list[int]]]:
     source, found, epoch = source_of(sample.store, recipe), [], 0
     begins = sample.store.sentence_starts[sample.store.document_starts[source.sentences.documents]]
     while sum(len(labels) for labels, _ in found) < sample.examples:
-        index = make_epoch(source, epoch).index
+        index = make_epoch_index(source, epoch).examples
         cuts = np.searchsorted(index.first_start, begins[1:])
         labels, whole = np.split(index.label, cuts), np.split(index.length, cuts)
         found += [(one.tolist(), other.tolist()) for one, other in zip(labels, whole, strict=True)]
@@ -165,10 +164,10 @@ def walked(recipe: Recipe, sample: Sample) -> list[tuple[list[int], list[int]]]:
 
 PUBLISHED_WALK = WalkRules(
     kind="nsp",
-    room=LENGTH - SPECIALS,
+    capacity=LENGTH - SPECIALS,
     specials=SPECIALS,
-    negative_share=0.5,
-    short_share=0.1,
+    negative_probability=0.5,
+    short_probability=0.1,
     seed=0,
     purpose=(),
 )
@@ -207,7 +206,12 @@ def short_targets(recipe: Recipe, sample: Sample) -> float:
     targets: list[int] = []
     while len(targets) < max(40_000, sample.examples):
         purpose = (len(targets),)
-        rules = replace(PUBLISHED_WALK, room=most, short_share=recipe.examples.short_share, purpose=purpose)
+        rules = replace(
+            PUBLISHED_WALK,
+            capacity=most,
+            short_probability=recipe.examples.short_probability,
+            purpose=purpose,
+        )
         index = walk_documents(sentences, rules)
         is_whole = (index.first_start % most == 0) & (index.label == 0)
         targets += (index.length[is_whole] - SPECIALS).tolist()
@@ -270,9 +274,9 @@ def _masked_places(masking: MaskingSection, unit: str, sizes: list[int], count: 
     lengths_S = np.full(count, len(pieces))
     keys_S = sub_keys(17, np.arange(count))
     text = Text(np.tile(pieces, count), lengths_S, lengths_S, lengths_S, keys_S)
-    masker = Masker(masking.model_copy(update={"unit": unit}), two_pieces(), most=len(pieces))
-    places_P = masker.masks(text, progress=0.0).places_P
-    by_sequence = np.split(places_P % len(pieces), np.searchsorted(places_P, np.cumsum(lengths_S)[:-1]))
+    masker = Masker(masking.model_copy(update={"unit": unit}), two_pieces(), max_predictions=len(pieces))
+    indices_P = masker.masks(text, progress=0.0).indices_P
+    by_sequence = np.split(indices_P % len(pieces), np.searchsorted(indices_P, np.cumsum(lengths_S)[:-1]))
     return (set(places.tolist()) for places in by_sequence)
 
 
@@ -290,10 +294,12 @@ def whole_entities(recipe: Recipe, sample: Sample) -> float:
         codes_X=codes_T[rows],
         next_codes_N=codes_T[starts + window],
     )
-    masker = Masker(recipe.masking.model_copy(update={"unit": "entity"}), two_pieces(), most=window)
-    places_P = masker.masks(text, progress=0.0).places_P
-    places_P = places_P[kinds[unit_T[rows[places_P]]] == UNIT_KINDS.index("entity")]
-    units, counts = np.unique(places_P // window * len(sizes) + unit_T[rows[places_P]], return_counts=True)
+    masker = Masker(
+        recipe.masking.model_copy(update={"unit": "entity"}), two_pieces(), max_predictions=window
+    )
+    indices_P = masker.masks(text, progress=0.0).indices_P
+    indices_P = indices_P[kinds[unit_T[rows[indices_P]]] == UNIT_KINDS.index("entity")]
+    units, counts = np.unique(indices_P // window * len(sizes) + unit_T[rows[indices_P]], return_counts=True)
     is_whole = counts == sizes[units % len(sizes)]
     return 0.0 if is_whole.all() and len(units) > sample.examples / 4 else math.inf
 

@@ -4,10 +4,9 @@ from dataclasses import replace
 
 import torch
 
-from bertsmith.model.family import FAMILY, new_network
-from bertsmith.model.network import Network
-from bertsmith.model.settings import Settings
-from bertsmith.model.shape import Shape
+from bertsmith.model.architectures.registry import ARCHITECTURES
+from bertsmith.model.encoder_config import ConfigReader, EncoderConfig
+from bertsmith.model.network import Network, new_network
 
 SIZES = {
     "vocab_size": 99,
@@ -34,15 +33,15 @@ def tiny_config(model_type: str) -> dict:
     return {"model_type": model_type, **common, **sizes, **OWN.get(model_type, {})}
 
 
-def tiny_shape(model_type: str = "bert", **changes) -> Shape:
-    """The shape of a tiny model."""
-    shape = FAMILY[model_type].read_shape(Settings(tiny_config(model_type), "tiny"))
-    if "width" in changes and shape.embedding_width == shape.width:
+def tiny_encoder_config(model_type: str = "bert", **changes) -> EncoderConfig:
+    """The encoder config of a tiny model."""
+    config = ARCHITECTURES[model_type].read_config(ConfigReader(tiny_config(model_type), "tiny"))
+    if "width" in changes and config.embedding_width == config.width:
         changes["embedding_width"] = changes["width"]
-    return replace(shape, **changes)
+    return replace(config, **changes)
 
 
 def tiny_network(model_type: str = "bert", heads: dict[str, int] | None = None, seed: int = 0) -> Network:
     """A tiny network with published initial weights, not yet trained, in evaluation mode."""
     chosen = {"pooler": 0, "mlm": 0, "nsp": 2} if heads is None else heads
-    return new_network(tiny_shape(model_type), chosen, torch.Generator().manual_seed(seed)).eval()
+    return new_network(tiny_encoder_config(model_type), chosen, torch.Generator().manual_seed(seed)).eval()

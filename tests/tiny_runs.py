@@ -15,14 +15,14 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from bertsmith.corpus.store import TokenStore
-from bertsmith.ground.files import read_json
-from bertsmith.objectives.pretraining import PretrainingObjective
-from bertsmith.pretraining.job import PretrainingResult, pretrain
+from bertsmith.core.files import read_json
+from bertsmith.corpus.token_store import TokenStore
+from bertsmith.objectives.pretraining_objective import PretrainingObjective
+from bertsmith.pretraining.pretrain import PretrainingResult, pretrain
 from bertsmith.recipe.load import load_recipe
 from bertsmith.recipe.schema import Recipe
 from bertsmith.text.tokenizer import Tokenizer
-from bertsmith.training.checkpoint_files import saved_steps, step_folder
+from bertsmith.training.checkpoint_storage import saved_steps, step_folder
 from bertsmith.training.journal import read_metrics
 from tests.plain_stores import write_store
 from tests.tokenizer_makers import wordpiece_pieces
@@ -34,8 +34,16 @@ WHERE = ["near the forge", "in the village", "by the river", "at the mill", "on 
 WORDS = ["the", ".", *WHO, *DOES, *WHAT, *(word for place in WHERE for word in place.split())]
 TINY = (
     *("model.layers=2", "model.width=32", "model.heads=2", "model.inner=64", "model.positions=64"),
-    *("batch.sequences=4", "examples.held_out_share=0.2", "optim.peak_lr=1e-3", "optim.warmup_share=0.1"),
-    *("examples.stages=[{share=0.5, length=24, predictions=4}, {share=0.5, length=32, predictions=5}]",),
+    *(
+        "batch.sequences=4",
+        "examples.held_out_fraction=0.2",
+        "optim.peak_lr=1e-3",
+        "optim.warmup_fraction=0.1",
+    ),
+    *(
+        "examples.stages=[{fraction=0.5, length=24, predictions=4}, "
+        "{fraction=0.5, length=32, predictions=5}]",
+    ),
     *("run.device=cpu", "run.evaluation_sequences=8", "run.evaluate_every_steps=5"),
     "run.log_every_steps=3",
 )
@@ -105,13 +113,13 @@ class Listener:
     lines: list[dict[str, Any]] = field(default_factory=list)
     alerts: list[str] = field(default_factory=list)
 
-    def note(self, text: str) -> None:
+    def on_message(self, text: str) -> None:
         self.notes.append(text)
 
-    def step(self, progress: float, values: dict[str, Any]) -> None:
+    def on_step(self, progress: float, values: dict[str, Any]) -> None:
         self.lines.append({"progress": progress, **values})
 
-    def alert(self, text: str) -> None:
+    def on_signal(self, text: str) -> None:
         self.alerts.append(text)
 
 
@@ -119,7 +127,7 @@ def run_tiny(
     store: TokenStore, out: Path, *overrides: str, listener: Listener | None = None
 ) -> PretrainingResult:
     """A tiny run from its start to its end, or on from where it was stopped."""
-    return pretrain(tiny_recipe(*overrides), store=store.folder, out=out, watch=listener or Listener())
+    return pretrain(tiny_recipe(*overrides), store=store.folder, out=out, callback=listener or Listener())
 
 
 def ask_to_stop() -> None:

@@ -7,11 +7,11 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
-from bertsmith.model.family import new_network
+from bertsmith.model.network import new_network
 from bertsmith.packed import PackedBatch, pack
-from bertsmith.training.checkpoint_tensors import model_tensors, moments_of
-from bertsmith.training.parallel import World, accumulating, share_work
-from tests.tiny import tiny_shape
+from bertsmith.training.checkpoint import model_tensors, moments_of
+from bertsmith.training.distributed import World, accumulating, share_work
+from tests.tiny import tiny_encoder_config
 
 SEQUENCES = [[2, 5, 6, 7, 3], [2, 8, 3], [2, 9, 10, 11, 12, 13, 3], [2, 14, 15, 3]]
 
@@ -21,10 +21,10 @@ class TinyObjective(nn.Module):
 
     def __init__(self, model_type: str = "bert", seed: int = 0) -> None:
         super().__init__()
-        shape = tiny_shape(model_type, layers=2)
+        config = tiny_encoder_config(model_type, layers=2)
         heads = {"mlm": 0, "pooler": 0, "sop" if model_type == "albert" else "nsp": 2}
         self.pair_head = list(heads)[2]
-        self.network = new_network(shape, heads, torch.Generator().manual_seed(seed)).eval()
+        self.network = new_network(config, heads, torch.Generator().manual_seed(seed)).eval()
 
     def forward(self, batch: PackedBatch) -> Tensor:
         hidden_TD = self.network(batch)

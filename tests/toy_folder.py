@@ -5,10 +5,10 @@ from pathlib import Path
 
 import torch
 
-from bertsmith.ground.files import write_json, write_text
-from bertsmith.model.family import new_network
-from bertsmith.model.shape import Shape
-from bertsmith.model.weights import Model, write_model
+from bertsmith.core.files import write_json, write_text
+from bertsmith.model.encoder_config import EncoderConfig
+from bertsmith.model.model_folder import Model, write_model
+from bertsmith.model.network import new_network
 
 SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 WORDS = """
@@ -21,7 +21,7 @@ tea the time to town tree under university walks warm was we were with year
 def write_toy_folder(folder: Path) -> None:
     """Write a model folder with a small WordPiece vocabulary and freshly initialised weights."""
     vocabulary = toy_vocabulary()
-    shape = Shape(
+    config = EncoderConfig(
         model_type="bert",
         vocabulary=len(vocabulary),
         width=64,
@@ -31,7 +31,7 @@ def write_toy_folder(folder: Path) -> None:
         embedding_width=64,
         positions=128,
     )
-    network = new_network(shape, {"pooler": 0, "mlm": 0, "nsp": 2}, torch.Generator().manual_seed(0))
+    network = new_network(config, {"pooler": 0, "mlm": 0, "nsp": 2}, torch.Generator().manual_seed(0))
     write_model(folder, Model(network))
     write_text(folder / "vocab.txt", "\n".join(vocabulary) + "\n")
     write_json(folder / "tokenizer_config.json", {"tokenizer_class": "BertTokenizer", "do_lower_case": True})

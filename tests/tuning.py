@@ -9,9 +9,9 @@ import pytest
 from safetensors.torch import load_file
 from torch import Tensor
 
-from bertsmith.finetuning.folder import Assignment
-from bertsmith.finetuning.job import FinetuningResult, finetune
-from bertsmith.finetuning.recipes import finetuning_recipe
+from bertsmith.finetuning.assignment import Assignment
+from bertsmith.finetuning.finetune import FinetuningResult, finetune
+from bertsmith.finetuning.task_recipe import finetuning_recipe
 from bertsmith.tasks.catalogue import task_named
 from bertsmith.tasks.objective import TaskObjective
 from bertsmith.tasks.task import Task
@@ -34,13 +34,13 @@ class Notebook:
         self.notes: list[str] = []
         self.lines: list[dict[str, Any]] = []
 
-    def note(self, text: str) -> None:
+    def on_message(self, text: str) -> None:
         self.notes.append(text)
 
-    def alert(self, text: str) -> None:
+    def on_signal(self, text: str) -> None:
         self.notes.append(text)
 
-    def step(self, progress: float, values: dict[str, Any]) -> None:
+    def on_step(self, progress: float, values: dict[str, Any]) -> None:
         self.lines.append({"progress": progress, **values})
 
 

@@ -5,26 +5,26 @@ from pathlib import Path
 import torch
 
 import bertsmith
-from bertsmith.model.family import new_network
-from bertsmith.model.weights import Model, write_model
-from bertsmith.tasks.task_file import TaskNote, write_task_note
-from tests.tiny import tiny_shape
+from bertsmith.model.model_folder import Model, write_model
+from bertsmith.model.network import new_network
+from bertsmith.tasks.task_config import TaskConfig, write_task_config
+from tests.tiny import tiny_encoder_config
 from tests.toy_folder import toy_vocabulary, write_toy_folder
 
 
 def untrained(
-    folder: Path, heads: dict[str, int], *, note: TaskNote | None = None, **extras
+    folder: Path, heads: dict[str, int], *, note: TaskConfig | None = None, **extras
 ) -> bertsmith.Bert:
     """A folder with lively heads that nobody trained."""
-    shape = tiny_shape(vocabulary=len(toy_vocabulary()), positions=64)
-    network = new_network(shape, {"pooler": 0, **heads}, torch.Generator().manual_seed(1))
+    config = tiny_encoder_config(vocabulary=len(toy_vocabulary()), positions=64)
+    network = new_network(config, {"pooler": 0, **heads}, torch.Generator().manual_seed(1))
     with torch.no_grad():
         for parameter in network.heads.parameters():
             parameter.normal_(0, 0.5, generator=torch.Generator().manual_seed(len(parameter)))
     write_toy_folder(folder)
     write_model(folder, Model(network, extras))
     if note:
-        write_task_note(folder, note)
+        write_task_config(folder / "task.json", note)
     return bertsmith.load(folder)
 
 

@@ -3,7 +3,7 @@
 import os
 import time
 
-from bertsmith.ground.errors import UserError
+from bertsmith.core.errors import UserError
 
 
 def double_slowly(number: int, tools: str) -> tuple[int, str]:

@@ -4,24 +4,24 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from bertsmith.ground.errors import UserError
-    from bertsmith.inference.bert import Bert, load
+    from bertsmith.core.errors import UserError
+    from bertsmith.inference.loaded_model import Bert, load
     from bertsmith.model.encoder import Encoder
     from bertsmith.packed import PackedBatch
     from bertsmith.text.tokenizer import Tokenizer
 
-from bertsmith.ground.version import VERSION as __version__
+from bertsmith.core.version import VERSION as __version__
 
 __all__ = ["Bert", "Encoder", "PackedBatch", "Tokenizer", "UserError", "__version__", "load"]
 
 # Resolved at first use, so that `import bertsmith` and `bertsmith --help` do not wait for torch.
 _HOMES = {
-    "Bert": "bertsmith.inference.bert",
+    "Bert": "bertsmith.inference.loaded_model",
     "Encoder": "bertsmith.model.encoder",
     "PackedBatch": "bertsmith.packed",
     "Tokenizer": "bertsmith.text.tokenizer",
-    "UserError": "bertsmith.ground.errors",
-    "load": "bertsmith.inference.bert",
+    "UserError": "bertsmith.core.errors",
+    "load": "bertsmith.inference.loaded_model",
 }
 
 

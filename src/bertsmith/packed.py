@@ -61,7 +61,7 @@ def pack(sequences: Sequence[Sequence[int]], segments: Sequence[Sequence[int]] =
     starts_S1[1:] = torch.tensor(lengths, dtype=torch.int32).cumsum(0)
     tokens_T = torch.tensor([token for sequence in sequences for token in sequence], dtype=torch.long)
     segments_T = torch.tensor([number for sequence in segments for number in sequence], dtype=torch.long)
-    positions_T = torch.tensor([place for length in lengths for place in range(length)], dtype=torch.long)
+    positions_T = torch.tensor([index for length in lengths for index in range(length)], dtype=torch.long)
     layout = Layout(starts_S1, max(lengths, default=0))
     return PackedBatch(tokens_T, segments_T if segments else torch.zeros_like(tokens_T), positions_T, layout)
 

@@ -15,8 +15,8 @@ from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 
 from bertsmith.inference.default_model import DEFAULT_MODEL
 from bertsmith.serve.app import Application
-from bertsmith.serve.running import listen, server_of
-from bertsmith.serve.settings import Limits, Settings
+from bertsmith.serve.server import listen, make_server
+from bertsmith.serve.server_config import Limits, ServerConfig
 from tests.tuning import SHORT
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -82,9 +82,9 @@ def tuned_models(lesson: Callable[..., Path]) -> dict[str, Path]:
 @contextmanager
 def served(models: dict[str, Path], **settings: str) -> Iterator[str]:
     """The address of a server of these models."""
-    application = Application(Settings(models=models, device="cpu", **settings))
+    application = Application(ServerConfig(models=models, device="cpu", **settings))
     listening: socket.socket = listen("127.0.0.1", 0)
-    server = server_of(application, Limits())
+    server = make_server(application, Limits())
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
     thread.start()
     try:

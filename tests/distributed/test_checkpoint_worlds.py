@@ -8,13 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from bertsmith.ground.errors import UserError
+from bertsmith.core.errors import UserError
 from bertsmith.packed import pack
 from bertsmith.recipe.schema import OptimSection
-from bertsmith.training.checkpoint import TrainingState, latest_state, load_state, save_state
-from bertsmith.training.checkpoint_tensors import moments_of
+from bertsmith.training.checkpoint import TrainingState, latest_state, load_state, moments_of, save_state
+from bertsmith.training.distributed import ALONE, World, share_work
 from bertsmith.training.optimizers import build_optimizer
-from bertsmith.training.parallel import ALONE, World, share_work
 from tests.tiny_training import TinyObjective, fingerprint, take_step, trained
 from tests.worlds import run_world
 

@@ -11,7 +11,8 @@ from torch import distributed
 
 import bertsmith
 from bertsmith.packed import pack
-from bertsmith.training.parallel import (
+from bertsmith.training.callbacks import StopRequested
+from bertsmith.training.distributed import (
     ALONE,
     TORCHRUN,
     World,
@@ -21,8 +22,7 @@ from bertsmith.training.parallel import (
     start_world,
     stop_world,
 )
-from bertsmith.training.signals import StopRequested
-from bertsmith.training.steps import Caution, Learner
+from bertsmith.training.trainer import GradientGuard, Trainer
 from tests.tiny_training import SEQUENCES, TinyObjective, learn, whole
 from tests.worlds import run_processes, run_world
 
@@ -109,9 +109,9 @@ def test_these_processes_run_the_code_under_test():
 
 def led(world: World) -> tuple[object, ...]:
     """What the processes get of an action that works, and how they end where one fails."""
-    answer = world.lead(lambda: f"of rank {world.rank}")
+    answer = world.on_main(lambda: f"of rank {world.rank}")
     try:
-        world.lead(lambda: Path("/dev/null/folder").mkdir())
+        world.on_main(lambda: Path("/dev/null/folder").mkdir())
     except NotADirectoryError as error:
         return answer, type(error)
     except SystemExit as ending:
@@ -127,7 +127,7 @@ def is_unwatched(world: World, how: str) -> bool:
     objective = share_work(TinyObjective(), world, how)
     optimizer = torch.optim.AdamW(objective.parameters(), fused=True)
     on_gpu = replace(world, device=torch.device("cuda"))
-    return Learner(objective, optimizer, on_gpu, "bf16", 1.0, Caution("off")).unwatched
+    return Trainer(objective, optimizer, on_gpu, "bf16", 1.0, GradientGuard("off")).runs_ahead
 
 
 def test_shards_of_weights_are_watched_and_copies_are_not():

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from bertsmith.corpus.store import TokenStore
-from bertsmith.ground.errors import UserError
-from bertsmith.training.checkpoint_files import saved_steps
+from bertsmith.core.errors import UserError
+from bertsmith.corpus.token_store import TokenStore
+from bertsmith.training.checkpoint_storage import saved_steps
 from tests.tiny_runs import Listener, differing, metrics_of, run_tiny, stop_at, tiny_store, without_pictures
 from tests.worlds import run_processes
 
@@ -20,7 +20,7 @@ EXACT = 1e-5
 STOPPED_AFTER = 4
 # Five sequences a step: one process has two of them, the other three. All held-out sequences are looked at.
 SETTINGS = ("model.dropout=0", "model.attention_dropout=0", "batch.sequences=5", "run.log_every_steps=1")
-SETTINGS += ("run.evaluation_sequences=1000", "run.evaluate_every_steps=4", "optim.warmup_share=0.2")
+SETTINGS += ("run.evaluation_sequences=1000", "run.evaluate_every_steps=4", "optim.warmup_fraction=0.2")
 
 
 @dataclass(frozen=True)

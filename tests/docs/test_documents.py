@@ -32,3 +32,12 @@ def test_every_relative_link_points_to_a_file(document):
 
 def test_the_readme_has_code_to_run():
     assert PYTHON.findall((ROOT / "README.md").read_text())
+
+
+def test_the_glossary_has_each_word_once_and_names_files_that_exist():
+    rows = re.findall(
+        r"(?m)^\| ([^|]+) \| [^|]+ \| `([^`]+)` \|$", (ROOT / "docs" / "glossary.md").read_text()
+    )
+    words = [word for word, _ in rows]
+    assert len(words) >= 80 and len(set(words)) == len(words)
+    assert [place for _, place in rows if not (ROOT / "src" / "bertsmith" / place).is_file()] == []

@@ -1,9 +1,8 @@
 import pytest
 import torch
 
-from bertsmith.model import attention
-from bertsmith.model.attention import packed_attention, reference_attention
-from bertsmith.model.attention_rule import AttentionRule
+from bertsmith.model.attention import AttentionRule, reference_attention
+from bertsmith.model.attention_kernels import KERNELS, packed_attention
 from tests.attention_cases import (
     LENGTHS,
     RULES,
@@ -37,14 +36,13 @@ def test_the_fast_form_equals_the_reference_forward_and_backward(rule, dtype, to
 
 def test_half_precision_takes_flash_and_single_takes_efficient(monkeypatch):
     taken = []
-    for name in ("flash_attention", "efficient_attention", "grouped_attention"):
-        original = getattr(attention, name)
+    for name, kernel in KERNELS.items():
 
-        def recorded(*arguments, original=original, name=name):
+        def recorded(*arguments, attend=kernel.attend, name=name):
             taken.append(name)
-            return original(*arguments)
+            return attend(*arguments)
 
-        monkeypatch.setattr(attention, name, recorded)
+        monkeypatch.setitem(KERNELS, name, kernel._replace(attend=recorded))
     layout = layout_of(LENGTHS, "cuda")
     for dtype, rule in (
         (torch.bfloat16, AttentionRule(window=4)),
@@ -55,7 +53,7 @@ def test_half_precision_takes_flash_and_single_takes_efficient(monkeypatch):
     ):
         _, operand = operands(sum(LENGTHS), width=64, device="cuda", dtype=dtype)
         packed_attention(*operand, layout, rule)
-    assert taken == ["flash_attention", "efficient_attention", *["grouped_attention"] * 3]
+    assert taken == ["flash", "efficient", *["grouped"] * 3]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)

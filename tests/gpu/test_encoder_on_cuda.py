@@ -3,12 +3,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch._dynamo.testing import CompileCounterWithBackend
 
+from bertsmith.model.architectures.registry import ARCHITECTURES
 from bertsmith.model.encoder import mean_of_rows
-from bertsmith.model.family import FAMILY, new_network
+from bertsmith.model.network import new_network
 from bertsmith.packed import pack
-from tests.tiny import tiny_shape
+from tests.compile_counter import CompileCounter
+from tests.tiny import tiny_encoder_config
 
 pytestmark = pytest.mark.gpu
 
@@ -20,17 +21,17 @@ def ragged(rng: random.Random, lengths: list[int]):
 
 
 def network_of(model_type: str, **changes):
-    shape = tiny_shape(model_type, width=128, heads=2, inner=256, **changes)
+    config = tiny_encoder_config(model_type, width=128, heads=2, inner=256, **changes)
     return new_network(
-        shape, {"mlm": 0, "classify": 3} | needed(model_type), torch.Generator().manual_seed(1)
+        config, {"mlm": 0, "classify": 3} | needed(model_type), torch.Generator().manual_seed(1)
     )
 
 
 def needed(model_type: str) -> dict[str, int]:
-    return {"pooler": 0} if "pooler" in FAMILY[model_type].heads else {}
+    return {"pooler": 0} if "pooler" in ARCHITECTURES[model_type].heads else {}
 
 
-@pytest.mark.parametrize("model_type", FAMILY)
+@pytest.mark.parametrize("model_type", ARCHITECTURES)
 def test_every_member_gives_on_cuda_what_it_gives_on_the_cpu(model_type):
     network, batch = network_of(model_type).eval(), ragged(random.Random(3), LENGTHS)
     with torch.no_grad():
@@ -43,9 +44,9 @@ def test_every_member_gives_on_cuda_what_it_gives_on_the_cpu(model_type):
 
 @pytest.mark.parametrize("model_type", ["bert", "electra", "modernbert"])
 def test_a_training_step_compiles_whole_and_at_most_twice_over_ragged_batches(model_type):
-    torch._dynamo.reset()
+    torch.compiler.reset()
     network = network_of(model_type, attention_dropout=0.0, dropout=0.0, head_dropout=0.0).cuda().train()
-    counter = CompileCounterWithBackend("inductor")
+    counter = CompileCounter("inductor")
 
     def loss_of(network, batch, rows):
         with torch.autocast("cuda", dtype=torch.bfloat16):
@@ -70,7 +71,7 @@ def test_a_training_step_compiles_whole_and_at_most_twice_over_ragged_batches(mo
 
 
 def test_a_compiled_step_with_dropout_is_reproducible_from_its_seed():
-    torch._dynamo.reset()
+    torch.compiler.reset()
     network, batch = network_of("bert").cuda().train(), ragged(random.Random(3), LENGTHS).to("cuda")
 
     @torch.compile(fullgraph=True)
@@ -88,7 +89,7 @@ def test_a_compiled_step_with_dropout_is_reproducible_from_its_seed():
 
 @pytest.mark.parametrize(("model_type", "half"), [("bert", True), ("modernbert", False)], ids=str)
 def test_static_shapes_run_as_a_cuda_graph(model_type, half):
-    torch._dynamo.reset()
+    torch.compiler.reset()
     network = network_of(model_type, attention_dropout=0.0, dropout=0.0, head_dropout=0.0).cuda().train()
 
     def loss_of(network, batch):
@@ -115,7 +116,7 @@ def test_static_shapes_run_as_a_cuda_graph(model_type, half):
 
 
 def test_single_precision_with_dropout_runs_beside_a_cuda_graph():
-    torch._dynamo.reset()
+    torch.compiler.reset()
     network, batch = network_of("bert").cuda().train(), ragged(random.Random(3), LENGTHS).to("cuda")
 
     @torch.compile(fullgraph=True, mode="reduce-overhead", dynamic=False)

@@ -6,9 +6,9 @@ from statistics import mean
 import pytest
 import torch
 
-from bertsmith.finetuning.material import read_material
-from bertsmith.finetuning.setup import Run, set_up
-from bertsmith.training.steps import Learner, StepWork, take_step
+from bertsmith.finetuning.finetune import Run, set_up
+from bertsmith.finetuning.splits import read_splits
+from bertsmith.training.trainer import Progress, StepInput, Trainer, take_step
 from tests.toy_tasks import TOYS
 from tests.tuning import quickly, toy_assignment, toy_model, tune
 
@@ -23,15 +23,14 @@ EPOCHS = {"stsb": 16}
 
 def run_of(name, model, place, *settings) -> Run:
     assignment = toy_assignment(name, model, place, *ON_GPU, *settings)
-    return set_up(assignment, read_material(assignment.task, assignment.data, skip_bad=False))
+    return set_up(assignment, read_splits(assignment.task, assignment.data, skip_bad=False))
 
 
-def losses_of(run: Run, learner: Learner, *, steps: int) -> list[float]:
+def losses_of(run: Run, trainer: Trainer, *, steps: int) -> list[float]:
     losses = []
     for number in range(steps):
         items = run.batches.step(number)
-        work = StepWork(items.micros, (items.count,))
-        outcome = take_step(learner, work, learning_rate=1e-3, seed=(0, number))
+        outcome = take_step(trainer, StepInput(items.micros, (items.count,), 1e-3, Progress(number)))
         losses.append(float(outcome.sums[0]) / items.count)
     return losses
 
@@ -39,16 +38,16 @@ def losses_of(run: Run, learner: Learner, *, steps: int) -> list[float]:
 @pytest.mark.parametrize("name", sorted(TOYS))
 def test_every_toy_task_learns_its_rule_from_recorded_steps(name, model, tmp_path):
     result = tune(name, model, tmp_path, *ON_GPU, f"run.epochs={EPOCHS.get(name, 10)}")
-    assert result.measures["dev"][toy_assignment(name, model, tmp_path).task.metrics[0]] > 0.9
+    assert result.metrics["dev"][toy_assignment(name, model, tmp_path).task.metrics[0]] > 0.9
 
 
 def test_recorded_steps_teach_what_ordinary_ones_do(model, tmp_path):
     recorded, ordinary = (run_of("sst2", model, tmp_path) for _ in range(2))
-    learner = ordinary.learner
-    plain = Learner(learner.objective, learner.optimizer, learner.world, "bf16", 1.0, learner.caution)
-    assert recorded.learner.graphs is not None
-    ours, theirs = losses_of(recorded, recorded.learner, steps=60), losses_of(ordinary, plain, steps=60)
-    assert recorded.learner.graphs._recordings
+    trainer = ordinary.trainer
+    plain = Trainer(trainer.objective, trainer.optimizer, trainer.world, "bf16", 1.0, trainer.guard)
+    assert recorded.trainer.graphs is not None
+    ours, theirs = losses_of(recorded, recorded.trainer, steps=60), losses_of(ordinary, plain, steps=60)
+    assert recorded.trainer.graphs._recordings
     # The same seed drops the same values in both; atomic additions in the tables' gradients may differ, and
     # what they change grows from step to step.
     assert ours[:30] == pytest.approx(theirs[:30], abs=0.02)
@@ -57,19 +56,19 @@ def test_recorded_steps_teach_what_ordinary_ones_do(model, tmp_path):
 
 def test_an_epoch_needs_few_recordings(model, tmp_path):
     run = run_of("sst2", model, tmp_path)
-    losses_of(run, run.learner, steps=2 * run.batches.steps_per_epoch)
-    assert 1 <= len(run.learner.graphs._recordings) <= 4
+    losses_of(run, run.trainer, steps=2 * run.batches.steps_per_epoch)
+    assert 1 <= len(run.trainer.graphs._recordings) <= 4
 
 
 def test_a_recorded_step_whose_gradient_is_no_number_changes_nothing(model, tmp_path):
     run = run_of("sst2", model, tmp_path)
-    losses_of(run, run.learner, steps=20)
-    kept = {name: each.clone() for name, each in run.learner.objective.named_parameters()}
-    broken = next(run.learner.objective.parameters())
+    losses_of(run, run.trainer, steps=20)
+    kept = {name: each.clone() for name, each in run.trainer.objective.named_parameters()}
+    broken = next(run.trainer.objective.parameters())
     with torch.no_grad():
         broken.fill_(math.nan)
     items = run.batches.step(1)
-    outcome = take_step(run.learner, StepWork(items.micros, (items.count,)), learning_rate=1e-3, seed=(0, 1))
+    outcome = take_step(run.trainer, StepInput(items.micros, (items.count,), 1e-3, Progress(1)))
     assert outcome.skipped == "not a number"
-    for name, each in run.learner.objective.named_parameters():
+    for name, each in run.trainer.objective.named_parameters():
         assert each is broken or torch.equal(each, kept[name])

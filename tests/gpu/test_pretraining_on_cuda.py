@@ -5,11 +5,11 @@ import math
 
 import pytest
 import torch
-from torch._dynamo.utils import counters
 
-from bertsmith.pretraining.setup import Request, set_up
+from bertsmith.pretraining.pretrain import Request, set_up
+from bertsmith.training.distributed import start_world
 from bertsmith.training.journal import read_metrics
-from bertsmith.training.parallel import start_world
+from tests.compile_counter import counters
 from tests.tiny_runs import (
     BeforeSteps,
     Listener,
@@ -32,7 +32,7 @@ def store(tmp_path_factory):
 
 
 def test_a_compiled_run_in_bf16_learns_and_compiles_once_for_both_lengths(store, tmp_path):
-    torch._dynamo.reset()
+    torch.compiler.reset()
     counters.clear()
     run_tiny(store, tmp_path / "run", *ON_GPU, "run.steps=60", "batch.sequences=16", "optim.peak_lr=3e-3")
     losses = [line["mlm_loss"] for line in read_metrics(tmp_path / "run") if line["kind"] == "held-out"]
@@ -90,7 +90,7 @@ def test_a_gradient_that_is_no_number_is_left_out_by_the_gpu_itself(store, tmp_p
     run, _ = set_up(
         Request(tiny_recipe(*settings), store.folder, tmp_path / "look"), start_world("cuda"), Listener()
     )
-    assert run.lesson.learner.unwatched
+    assert run.trainer.runs_ahead
     with BeforeSteps(act):
         run_tiny(store, tmp_path / "run", *settings)
     skipped = [

@@ -7,10 +7,10 @@ import pytest
 import torch
 import transformers
 
-from bertsmith.finetuning.job import finetune
-from bertsmith.inference.task_model import open_task_model
+from bertsmith.finetuning.finetune import finetune
+from bertsmith.inference.loaded_model import load_task_model
 from bertsmith.tasks.custom import CustomSpec, custom_task
-from bertsmith.tasks.reading import read_split
+from bertsmith.tasks.task import read_split
 from tests.tuning import SHORT, Notebook, quickly, toy_assignment, toy_model
 
 __all__ = ["quickly", "toy_model"]
@@ -63,12 +63,12 @@ def theirs(folder, kind, encoded, item):
 
 
 def ours(task_model, encoded, item):
-    scores = task_model.logits(encoded)
-    if encoded.kind == "span":
+    scores, kind = task_model.logits(encoded), task_model.config.kind.name
+    if kind == "span":
         return scores[encoded.starts_N1[item] : encoded.starts_N1[item + 1]]
-    if encoded.kind == "choice":
+    if kind == "choice":
         return scores[encoded.items_M1[item] : encoded.items_M1[item + 1]]
-    return scores if encoded.kind == "tag" else scores[item]
+    return scores if kind == "tag" else scores[item]
 
 
 @pytest.mark.parametrize("name", CLASSES)
@@ -76,19 +76,19 @@ def test_transformers_opens_the_folder_and_says_the_same(name, model, tmp_path):
     kind, labels = CLASSES[name]
     assignment = assignment_of(name, model, tmp_path)
     folder = finetune(assignment, Notebook()).folder / "model"
-    task_model = open_task_model(folder, device="cpu")
+    task_model = load_task_model(folder, device="cpu")
     encoded = task_model.encode(read_split(assignment.task, assignment.data, "dev", skip_bad=False).examples)
     scores, config = theirs(folder, kind, encoded, 0)
     expected = ours(task_model, encoded, 0)
-    if encoded.kind == "tag":
+    if encoded.unit == "word":
         length = encoded.starts_N1[1]
         asked = encoded.rows_P[encoded.rows_P < length]
         scores, expected = scores[asked], expected[: len(asked)]
     np.testing.assert_allclose(scores.reshape(expected.shape), expected, rtol=1e-4, atol=1e-5)
     assert np.ptp(expected) > 0 or expected.size == 1
     assert config.architectures[0] == f"BertFor{kind}"
-    if labels or encoded.kind == "tag":
-        assert config.id2label == (labels or dict(enumerate(task_model.note.labels)))
+    if labels or encoded.unit == "word":
+        assert config.id2label == (labels or dict(enumerate(task_model.config.labels)))
         assert config.label2id == {label: number for number, label in config.id2label.items()}
 
 
@@ -108,5 +108,5 @@ def test_the_config_says_which_loss_fits(name, problem, model, tmp_path):
 def test_the_tokenizer_of_the_folder_is_that_of_the_model(model, tmp_path):
     folder = finetune(toy_assignment("sst2", model, tmp_path, *SHORT), Notebook()).folder / "model"
     found = transformers.AutoTokenizer.from_pretrained(folder)("The cat plays.", "Under a tree!")
-    mine = open_task_model(folder, device="cpu").tokenizer.encode_pair("The cat plays.", "Under a tree!")
+    mine = load_task_model(folder, device="cpu").tokenizer.encode_pair("The cat plays.", "Under a tree!")
     assert (found["input_ids"], found["token_type_ids"]) == (list(mine.ids), list(mine.segments))

@@ -5,13 +5,13 @@ import random
 import pytest
 import torch
 
-from bertsmith.model.family import FAMILY
-from bertsmith.model.weights import read_model
+from bertsmith.model.architectures.registry import ARCHITECTURES
+from bertsmith.model.model_folder import read_model
 from bertsmith.packed import PackedBatch, pack, unpack
 from tests.oracles import CLASSES, saved_oracle
 
 FP32 = 2e-5
-every_member = pytest.mark.parametrize("model_type", FAMILY)
+every_member = pytest.mark.parametrize("model_type", ARCHITECTURES)
 LENGTHS = [5, 17, 512, 1, 5, 33]
 
 
@@ -202,4 +202,4 @@ def test_albert_shares_blocks_by_groups_as_in_transformers(layers, groups, inner
 
 
 def test_the_oracles_cover_the_whole_family():
-    assert set(CLASSES) == set(FAMILY)
+    assert set(CLASSES) == set(ARCHITECTURES)

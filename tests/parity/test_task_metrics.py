@@ -17,19 +17,20 @@ from sklearn import calibration as sklearn_calibration
 from sklearn import metrics as sklearn_metrics
 
 from bertsmith.tasks import metrics
-from bertsmith.tasks.calibration import reliability
-from bertsmith.tasks.examples import Answer, Question
-from bertsmith.tasks.number_errors import IN_OWN_UNIT
-from bertsmith.tasks.span_scores import span_scores
-from bertsmith.tasks.squad_scores import best_threshold, exact, f1, normalised, squad_scores
+from bertsmith.tasks.answers import best_threshold, exact, f1, normalised, squad_scores
+from bertsmith.tasks.example_types import Answer, Question
+from bertsmith.tasks.metrics import OF_CLASSES, OF_NUMBERS, reliability
+from bertsmith.tasks.tag_spans import span_scores
 
 CLOSE = 1e-9
 counts = st.integers(1, 30)
 pytestmark = pytest.mark.filterwarnings("ignore:A single label was found:UserWarning")
+METRICS = {metric.name: metric.compute for metric in (*OF_CLASSES, *OF_NUMBERS)}
+IN_OWN_UNIT = {metric.name for metric in OF_NUMBERS if not metric.in_percent}
 
 
 def both(values: st.SearchStrategy, dtype: type, *width: int) -> st.SearchStrategy:
-    """Golds and guesses of one length."""
+    """Labels and predictions of one length."""
     return counts.flatmap(
         lambda count: st.tuples(*[arrays(dtype, (count, *width), elements=values) for _ in range(2)])
     )
@@ -87,7 +88,7 @@ def test_matthews_is_scikit_learns(pair):
 @pytest.mark.parametrize(("ours", "theirs"), [("pearson", "pearsonr"), ("spearman", "spearmanr")])
 @given(pair=numbers)
 def test_correlations_are_scipys(ours, theirs, pair):
-    found = metrics.METRICS[ours](*pair)
+    found = METRICS[ours](*pair)
     if any((side == side[0]).all() for side in pair):
         assert found == 0.0
         return
@@ -102,20 +103,20 @@ def test_ranks_are_scipys(pair):
     assert metrics._ranks(pair[0]).tolist() == scipy_stats.rankdata(pair[0]).tolist()
 
 
-@given(st.sampled_from(sorted(metrics.METRICS.keys() - IN_OWN_UNIT)), both(st.floats(width=32), np.float32))
+@given(st.sampled_from(sorted(METRICS.keys() - IN_OWN_UNIT)), both(st.floats(width=32), np.float32))
 def test_no_measure_is_ever_nan_or_out_of_range(name, pair):
-    assert -1.0 <= metrics.METRICS[name](*pair) <= 1.0
+    assert -1.0 <= METRICS[name](*pair) <= 1.0
 
 
-@given(st.sampled_from(sorted(metrics.METRICS.keys() & IN_OWN_UNIT)), both(st.floats(width=32), np.float32))
+@given(st.sampled_from(sorted(METRICS.keys() & IN_OWN_UNIT)), both(st.floats(width=32), np.float32))
 def test_no_error_of_numbers_is_ever_nan_infinite_or_negative(name, pair):
-    assert 0.0 <= metrics.METRICS[name](*pair) < math.inf
+    assert 0.0 <= METRICS[name](*pair) < math.inf
 
 
 @given(numbers)
 def test_errors_of_numbers_are_those_of_scikit_learn(pair):
     for name in ("mean_absolute_error", "root_mean_squared_error"):
-        assert metrics.METRICS[name](*pair) == pytest.approx(getattr(sklearn_metrics, name)(*pair), abs=CLOSE)
+        assert METRICS[name](*pair) == pytest.approx(getattr(sklearn_metrics, name)(*pair), abs=CLOSE)
 
 
 @given(
@@ -125,10 +126,10 @@ def test_errors_of_numbers_are_those_of_scikit_learn(pair):
 )
 def test_reliability_is_scikit_learns_calibration_curve(raw, bins, data):
     probabilities = raw / raw.sum(1, keepdims=True)
-    golds = data.draw(arrays(np.int64, len(raw), elements=st.integers(0, raw.shape[1] - 1)))
-    sure, right = probabilities.max(1), probabilities.argmax(1) == golds
+    labels = data.draw(arrays(np.int64, len(raw), elements=st.integers(0, raw.shape[1] - 1)))
+    sure, right = probabilities.max(1), probabilities.argmax(1) == labels
     shares, means = sklearn_calibration.calibration_curve(right, sure, n_bins=bins)
-    found = reliability(probabilities, golds, bins=bins)
+    found = reliability(probabilities, labels, bins=bins)
     filled = found.counts_B > 0
     assert found.accuracies_B[filled] == pytest.approx(shares)
     assert found.confidences_B[filled] == pytest.approx(means)
@@ -142,27 +143,29 @@ tagged = st.lists(st.lists(st.tuples(WORDS, WORDS), min_size=1, max_size=9), min
 
 
 def two_readings(pairs: list[list[tuple[str, str]]]) -> tuple[list[list[str]], list[list[str]]]:
-    return [[gold for gold, _ in each] for each in pairs], [[guess for _, guess in each] for each in pairs]
+    return [[right for right, _ in each] for each in pairs], [
+        [predicted for _, predicted in each] for each in pairs
+    ]
 
 
 @pytest.mark.parametrize("scheme", ["iob1", "iob2", "bioes"])
 @given(pairs=tagged)
 def test_scores_of_any_tags_are_seqevals(scheme, pairs):
-    golds, guesses = two_readings(pairs)
-    found = span_scores(golds, guesses, scheme)
-    expected = seqeval.precision_recall_fscore_support(golds, guesses, average="micro", zero_division=0)
+    labels, predictions = two_readings(pairs)
+    found = span_scores(labels, predictions, scheme)
+    expected = seqeval.precision_recall_fscore_support(labels, predictions, average="micro", zero_division=0)
     assert (found.precision, found.recall, found.f1) == pytest.approx(expected[:3], abs=CLOSE)
 
 
 @given(tagged)
 def test_scores_of_each_type_are_seqevals(pairs):
-    golds, guesses = two_readings(pairs)
-    by_type = span_scores(golds, guesses, "bioes").by_type
+    labels, predictions = two_readings(pairs)
+    by_type = span_scores(labels, predictions, "bioes").by_type
     if not by_type:
         return
-    expected = seqeval.precision_recall_fscore_support(golds, guesses, average=None, zero_division=0)
+    expected = seqeval.precision_recall_fscore_support(labels, predictions, average=None, zero_division=0)
     for number, scores in enumerate(by_type.values()):
-        ours = (scores.precision, scores.recall, scores.f1, scores.golds)
+        ours = (scores.precision, scores.recall, scores.f1, scores.labels)
         assert ours == pytest.approx(tuple(column[number] for column in expected), abs=CLOSE)
 
 
@@ -172,18 +175,18 @@ def plain_words(text: str) -> list[str]:
     return re.sub(r"\b(?:the|an|a)\b", " ", kept).split()
 
 
-def plain_f1(gold: str, answer: str) -> float:
-    golds, left, shared = plain_words(gold), Counter(plain_words(answer)), 0
+def plain_f1(right: str, answer: str) -> float:
+    words, left, shared = plain_words(right), Counter(plain_words(answer)), 0
     size = left.total()
-    for word in golds:
+    for word in words:
         shared += left[word] > 0
         left[word] -= 1
-    if not golds or not size:
-        return float(not golds and not size)
-    return 2 * shared / (len(golds) + size)
+    if not words or not size:
+        return float(not words and not size)
+    return 2 * shared / (len(words) + size)
 
 
-def plain_best(questions: list[Question], spans: dict[str, str], odds: dict[str, float], measure) -> float:
+def plain_best(questions: list[Question], spans: dict[str, str], odds: dict[str, float], metric) -> float:
     """The best of all thresholds, each tried on all questions."""
     places = [-math.inf, *odds.values()]
     return max(
@@ -191,7 +194,7 @@ def plain_best(questions: list[Question], spans: dict[str, str], odds: dict[str,
             float(not each.answers)
             if odds[each.key] > place
             else max(
-                measure(gold, spans[each.key]) for gold in [answer.text for answer in each.answers] or [""]
+                metric(right, spans[each.key]) for right in [answer.text for answer in each.answers] or [""]
             )
             for each in questions
         )
@@ -204,7 +207,7 @@ def official_sweep(questions: list[Question], spans: dict[str, str], odds: dict[
     """The official walk over rising odds for F1, right where odds differ and spans have words."""
     score = best = sum(not each.answers for each in questions)
     for each in sorted(questions, key=lambda each: odds[each.key]):
-        score += max((plain_f1(gold.text, spans[each.key]) for gold in each.answers), default=-1)
+        score += max((plain_f1(right.text, spans[each.key]) for right in each.answers), default=-1)
         best = max(best, score)
     return 100 * best / len(questions)
 
@@ -222,24 +225,24 @@ distinct = st.lists(st.floats(-9, 9), min_size=MOST, max_size=MOST, unique=True)
 
 @st.composite
 def quizzes(draw, spans=phrases, odds=tied):
-    """Questions with up to three golds or none, a best span and null odds for each."""
-    golds = draw(st.lists(st.lists(wordy, max_size=3), min_size=1, max_size=MOST))
+    """Questions with up to three labels or none, a best span and null odds for each."""
+    labels = draw(st.lists(st.lists(wordy, max_size=3), min_size=1, max_size=MOST))
     questions = [
         Question(
             str(n), "?", "", tuple(Answer(text, 0) for text in texts), labelled=True, article="", where=""
         )
-        for n, texts in enumerate(golds)
+        for n, texts in enumerate(labels)
     ]
     chosen = {question.key: draw(spans) for question in questions}
     return questions, chosen, dict(zip(chosen, draw(odds), strict=False))
 
 
 @given(st.text() | phrases, st.text() | phrases)
-def test_squads_measures_of_any_texts_are_the_plain_ones(gold, answer):
-    assert normalised(gold) == " ".join(plain_words(gold))
-    assert exact(gold, answer) == float(plain_words(gold) == plain_words(answer))
-    assert f1(gold, answer) == pytest.approx(plain_f1(gold, answer))
-    assert f1(gold, gold) == exact(gold, gold) == 1.0
+def test_squads_metrics_of_any_texts_are_the_plain_ones(right, answer):
+    assert normalised(right) == " ".join(plain_words(right))
+    assert exact(right, answer) == float(plain_words(right) == plain_words(answer))
+    assert f1(right, answer) == pytest.approx(plain_f1(right, answer))
+    assert f1(right, right) == exact(right, right) == 1.0
 
 
 @pytest.mark.parametrize(("name", "plain"), [("exact", exact), ("f1", plain_f1)])
@@ -260,9 +263,9 @@ def test_the_best_f1_is_that_of_the_official_sweep(quiz):
 def test_the_whole_is_the_mean_of_questions_with_and_without_an_answer(quiz):
     questions, spans, _ = quiz
     scores = squad_scores(questions, spans)
-    for measure in ("exact", "f1"):
+    for metric in ("exact", "f1"):
         parts = [
-            scores.get(f"{part}_{measure}", 0.0) * scores.get(f"{part}_total", 0)
+            scores.get(f"{part}_{metric}", 0.0) * scores.get(f"{part}_total", 0)
             for part in ("HasAns", "NoAns")
         ]
-        assert sum(parts) / scores["total"] == pytest.approx(scores[measure])
+        assert sum(parts) / scores["total"] == pytest.approx(scores[metric])

@@ -13,20 +13,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import bertsmith
-from bertsmith.examples import pairs
-from bertsmith.examples.epoch import cut_steps, make_epoch
-from bertsmith.examples.feed import Feed, StepAddress, StepBatches, steps_ahead
-from bertsmith.examples.filling import FillRules, SplitText, fill_across_documents, fill_within_documents
-from bertsmith.examples.masking_choice import Units, choose_runs, choose_units
-from bertsmith.examples.pairs import WalkRules, walk_documents
-from bertsmith.examples.sequences import truncated_spans
-from bertsmith.examples.view import sequences_of
-from bertsmith.ground.seeds import sub_keys
+from bertsmith.core.seeds import sub_keys
+from bertsmith.data import example_index
+from bertsmith.data.batch_inspection import sequences_of
+from bertsmith.data.data_loader import PretrainingDataset, StepBatches, StepIndex, load_steps
+from bertsmith.data.epoch_index import cut_steps, make_epoch_index
+from bertsmith.data.example_index import (
+    FillRules,
+    SplitText,
+    WalkRules,
+    fill_across_documents,
+    fill_within_documents,
+    truncated_spans,
+    walk_documents,
+)
+from bertsmith.data.masking import Units, choose_runs, choose_units
 from bertsmith.recipe.schema import BatchSection
 from tests.example_stores import (
     RECIPES,
     digest,
-    places_of,
+    indexed_documents,
     random_store,
     recipe_named,
     sentences_of,
@@ -57,10 +63,10 @@ def walks(draw):
     members = draw(st.lists(st.sampled_from(everything), min_size=1, unique=True).map(sorted))
     rules = WalkRules(
         kind=draw(st.sampled_from(["nsp", "sop", "none"])),
-        room=draw(st.integers(4, 30)),
+        capacity=draw(st.integers(4, 30)),
         specials=3,
-        negative_share=draw(SHARES),
-        short_share=draw(SHARES),
+        negative_probability=draw(SHARES),
+        short_probability=draw(SHARES),
         seed=draw(st.integers(0, 1000)),
         purpose=("train", 128, draw(st.integers(0, 3))),
     )
@@ -80,14 +86,15 @@ def test_the_walk_and_its_truncation_are_the_published_ones(walk) -> None:
     index = walk_documents(sentences_of(lengths, members), rules)
     firsts = map(span, index.first_start.tolist(), index.first_length.tolist())
     seconds = map(span, index.second_start.tolist(), index.second_length.tolist())
-    documents = {number: places_of(lengths)[number] for number in members}
+    documents = {number: indexed_documents(lengths)[number] for number in members}
     expected = [pair for found in plain_walk(documents, rules, KeyedWalk(rules)) for pair in found]
     assert list(zip(firsts, seconds, index.label.tolist(), strict=True)) == expected
 
     keys = sub_keys(rules.seed, np.arange(len(index)))
-    spans = truncated_spans(index, room=rules.room, keys_S=keys)
+    spans = truncated_spans(index, capacity=rules.capacity, keys_S=keys)
     cut = [
-        plain_truncate(pair, room=rules.room, key=int(key)) for pair, key in zip(expected, keys, strict=True)
+        plain_truncate(pair, capacity=rules.capacity, key=int(key))
+        for pair, key in zip(expected, keys, strict=True)
     ]
     kept = [part for first, second, _ in cut for part in (first, second) if part]
     assert list(map(span, spans.starts_N.tolist(), spans.lengths_N.tolist())) == kept
@@ -100,7 +107,7 @@ def test_the_size_of_blocks_changes_no_walk(walk, block: int) -> None:
     lengths, members, rules = walk
     whole = walk_documents(sentences_of(lengths, members), rules)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pairs, "BLOCK_SENTENCES", block)
+        patch.setattr(example_index, "BLOCK_SENTENCES", block)
         blockwise = walk_documents(sentences_of(lengths, members), rules)
     for field in dataclasses.fields(whole):
         assert np.array_equal(getattr(whole, field.name), getattr(blockwise, field.name))
@@ -109,17 +116,19 @@ def test_the_size_of_blocks_changes_no_walk(walk, block: int) -> None:
 @given(walks(), st.booleans())
 def test_filling_is_the_plain_one(walk, across: bool) -> None:
     lengths, members, rules = walk
-    sentences, fill = sentences_of(lengths, members), FillRules(rules.room, 2)
+    sentences, fill = sentences_of(lengths, members), FillRules(rules.capacity, 2)
     index = (fill_across_documents if across else fill_within_documents)(sentences, fill)
     counts, starts, part_lengths = SplitText(sentences).parts(
         index.first_start, index.first_length.astype(np.int64)
     )
     parts = iter(map(span, starts.tolist(), part_lengths.tolist()))
     sequences = [[next(parts) for _ in range(count)] for count in counts.tolist()]
-    documents = places_of(lengths)
-    assert sequences == plain_fill([documents[number] for number in members], room=rules.room, across=across)
+    documents = indexed_documents(lengths)
+    assert sequences == plain_fill(
+        [documents[number] for number in members], capacity=rules.capacity, across=across
+    )
     assert index.length.tolist() == [sum(map(len, each)) + len(each) - 1 + 2 for each in sequences]
-    assert max(index.length.tolist()) <= rules.room + 2
+    assert max(index.length.tolist()) <= rules.capacity + 2
 
 
 @st.composite
@@ -170,7 +179,7 @@ def test_ngrams_are_chosen_as_published(case, longest: int) -> None:
     units, places = units_of(table, sub_keys(seed, np.arange(len(table))))
     units = dataclasses.replace(units, barred_U=np.zeros_like(units.barred_U))
     runs = np.where(np.arange(len(table)) % 2, 1, longest)  # every other sequence takes single units
-    chosen = choose_runs(units, np.array(budgets), longest_S=runs)
+    chosen = choose_runs(units, np.array(budgets), max_run_S=runs)
     expected: set[int] = set()
     for rows, budget, key, run in zip(places, budgets, units.keys_S, runs.tolist(), strict=True):
         order, draw = plain_order(len(rows), int(key)), keyed(int(key))
@@ -213,8 +222,8 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 every_recipe = pytest.mark.parametrize("name", RECIPES)
 
 
-def feed_of(store, cache: Path, name: str, **choices) -> Feed:
-    return Feed(store, recipe_named(name), cache=cache, **{"micro_tokens": 256, **choices})
+def dataset_of(store, cache: Path, name: str, **choices) -> PretrainingDataset:
+    return PretrainingDataset(store, recipe_named(name), cache=cache, **{"micro_tokens": 256, **choices})
 
 
 def content(step: StepBatches) -> list:
@@ -224,16 +233,15 @@ def content(step: StepBatches) -> list:
 
 @every_recipe
 def test_an_epoch_shows_each_example_once(store, cache, name: str) -> None:
-    plan = feed_of(store, cache, name).plan(0)
+    index = dataset_of(store, cache, name).stage_index(0)
     for epoch in range(2):
-        first = sum(plan.steps_in(earlier) for earlier in range(epoch))
-        spans = [plan.step(first + step) for step in range(plan.steps_in(epoch))]
-        assert all(span.epoch == epoch for span in spans)
-        shown = np.concatenate([plan.examples(span).numbers for span in spans])
-        dropped = plan.epoch(epoch).order[spans[-1].last :]
-        assert sorted([*shown.tolist(), *dropped.tolist()]) == list(range(len(plan.epoch(epoch).index)))
-        assert spans[0].first == 0
-        assert all(one.last == next.first for one, next in zip(spans, spans[1:], strict=False))
+        first = sum(index.steps_in(earlier) for earlier in range(epoch))
+        steps = [index.examples(first + step) for step in range(index.steps_in(epoch))]
+        assert all(step.epoch == epoch for step in steps)
+        shown = np.concatenate([step.numbers for step in steps])
+        order = index.epoch(epoch).order
+        assert shown.tolist() == order[: len(shown)].tolist()
+        assert sorted(order.tolist()) == list(range(len(index.epoch(epoch).examples)))
 
 
 @every_recipe
@@ -242,14 +250,14 @@ def test_an_epoch_shows_each_example_once(store, cache, name: str) -> None:
     world=st.integers(1, 5),
     micro_tokens=st.integers(128, 700),
     multiple=st.sampled_from([1, 8, 64]),
-    address=st.builds(StepAddress, st.integers(0, 1), st.integers(0, 40)),
+    address=st.builds(StepIndex, st.integers(0, 1), st.integers(0, 40)),
 )
 def test_ranks_and_micro_batches_only_divide_what_is_shown(
     store, cache, name: str, world, micro_tokens, multiple, address
 ) -> None:
-    whole = feed_of(store, cache, name, micro_tokens=1 << 20).build(address)
+    whole = dataset_of(store, cache, name, micro_tokens=1 << 20)[address]
     choices = {"micro_tokens": micro_tokens, "multiple": multiple, "world": world}
-    parts = [feed_of(store, cache, name, rank=rank, **choices).build(address) for rank in range(world)]
+    parts = [dataset_of(store, cache, name, rank=rank, **choices)[address] for rank in range(world)]
     assert [sequence for part in parts for sequence in content(part)] == content(whole)
     assert sum(part.masked for part in parts) == whole.masked
     assert len({len(part.micros) for part in parts}) == 1
@@ -260,48 +268,48 @@ def test_ranks_and_micro_batches_only_divide_what_is_shown(
 
 @every_recipe
 def test_a_resume_at_any_step_shows_what_a_straight_run_shows(store, tmp_path, name: str) -> None:
-    straight = feed_of(store, tmp_path / "straight", name)
-    steps = 2 * straight.plan(0).steps_in(0) + 2
-    shown = [content(straight.build(StepAddress(0, step))) for step in range(steps)]
+    straight = dataset_of(store, tmp_path / "straight", name)
+    steps = 2 * straight.stage_index(0).steps_in(0) + 2
+    shown = [content(straight[StepIndex(0, step)]) for step in range(steps)]
     for step in (0, 1, steps // 2, steps - 1):
-        resumed = feed_of(store, tmp_path / f"resumed at {step}", name)
-        assert content(resumed.build(StepAddress(0, step))) == shown[step]
+        resumed = dataset_of(store, tmp_path / f"resumed at {step}", name)
+        assert content(resumed[StepIndex(0, step)]) == shown[step]
 
 
 def test_workers_only_share_the_work(store, cache) -> None:
-    feed = feed_of(store, cache, "bert")
-    addresses = [StepAddress(0, step) for step in (3, 0, 1, 7, 30)]
-    alone = list(steps_ahead(feed, iter(addresses), workers=0, pin=False))
-    helped = list(steps_ahead(feed, iter(addresses), workers=2, pin=False))
-    assert [step.address for step in helped] == addresses
+    dataset = dataset_of(store, cache, "bert")
+    indices = [StepIndex(0, step) for step in (3, 0, 1, 7, 30)]
+    alone = list(load_steps(dataset, iter(indices), workers=0, pin=False))
+    helped = list(load_steps(dataset, iter(indices), workers=2, pin=False))
+    assert [step.index for step in helped] == indices
     assert [digest(step) for step in helped] == [digest(step) for step in alone]
 
 
 def test_starting_the_workers_draws_nothing_from_torch(store, cache) -> None:
     before = torch.get_rng_state()
-    list(steps_ahead(feed_of(store, cache, "bert"), [StepAddress(0, 0)], workers=0, pin=False))
+    list(load_steps(dataset_of(store, cache, "bert"), [StepIndex(0, 0)], workers=0, pin=False))
     assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_another_process_with_another_hash_seed_shows_the_same(store, cache, tmp_path) -> None:
     program = (
         "from pathlib import Path\n"
-        "from bertsmith.examples.feed import Feed, StepAddress\n"
+        "from bertsmith.data.data_loader import PretrainingDataset, StepIndex\n"
         "from tests.example_stores import digest, recipe_named\n"
-        f"feed = Feed(Path({str(store.folder)!r}), recipe_named('albert'), micro_tokens=256, "
-        f"cache=Path({str(tmp_path)!r}))\n"
-        "print(digest(feed.build(StepAddress(0, 5))))\n"
+        f"dataset = PretrainingDataset(Path({str(store.folder)!r}), recipe_named('albert'), "
+        f"micro_tokens=256, cache=Path({str(tmp_path)!r}))\n"
+        "print(digest(dataset[StepIndex(0, 5)]))\n"
     )
     roots = [str(Path(bertsmith.__file__).parents[1]), str(Path(__file__).parents[2])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(roots), "PYTHONHASHSEED": "12345"}
     answer = subprocess.run(
         [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
     )
-    here = feed_of(store, cache, "albert").build(StepAddress(0, 5))
+    here = dataset_of(store, cache, "albert")[StepIndex(0, 5)]
     assert answer.stdout.strip() == digest(here)
 
 
 def test_the_index_is_the_same_whenever_it_is_made(store) -> None:
-    one, other = (make_epoch(source_of(store, recipe_named("bert")), 3) for _ in range(2))
+    one, other = (make_epoch_index(source_of(store, recipe_named("bert")), 3) for _ in range(2))
     assert np.array_equal(one.order, other.order)
-    assert np.array_equal(one.index.second_start, other.index.second_start)
+    assert np.array_equal(one.examples.second_start, other.examples.second_start)

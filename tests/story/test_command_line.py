@@ -10,10 +10,10 @@ import torch
 import transformers
 
 import bertsmith
-from bertsmith.model.family import new_network, published_names
+from bertsmith.model.network import new_network, published_names
 from tests.bundle_writer import write_bundle
 from tests.command_line import bertsmith as bertsmith_here
-from tests.tiny import tiny_config, tiny_shape
+from tests.tiny import tiny_config, tiny_encoder_config
 from tests.toy_folder import toy_vocabulary
 
 
@@ -40,9 +40,8 @@ def test_the_demonstration_fills_a_mask_with_sense_and_judges_pairs():
 def checkpoint(tmp_path):
     """A TensorFlow 1 checkpoint of a tiny BERT with its pre-training heads, and the network behind it."""
     vocabulary = toy_vocabulary()
-    shape = tiny_shape(vocabulary=len(vocabulary))
-
-    network = new_network(shape, {"pooler": 0, "mlm": 0, "nsp": 2}, torch.Generator().manual_seed(5))
+    encoder_config = tiny_encoder_config(vocabulary=len(vocabulary))
+    network = new_network(encoder_config, {"pooler": 0, "mlm": 0, "nsp": 2}, torch.Generator().manual_seed(5))
     source = tmp_path / "uncased_tiny"
     source.mkdir()
     config = {key: value for key, value in tiny_config("bert").items() if key != "model_type"}
@@ -57,7 +56,7 @@ def variables(network) -> dict[str, np.ndarray]:
     """The network's weights under their TensorFlow names."""
     held = {}
     state = network.state_dict()
-    for ours, theirs in published_names(network.shape, {"pooler": 0, "mlm": 0, "nsp": 2}).items():
+    for ours, theirs in published_names(network.config, {"pooler": 0, "mlm": 0, "nsp": 2}).items():
         for name, part in zip(theirs, state[ours].chunk(len(theirs)), strict=True):
             held[tensorflow_name(name)] = tensorflow_layout(name, part.numpy())
     return held | {"global_step": np.array(9, dtype=np.int64)}

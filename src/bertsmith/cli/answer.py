@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from bertsmith.cli.asking import (
+from bertsmith.cli.model_options import (
     DeviceOption,
     JsonOption,
     ModelOption,
@@ -13,14 +13,14 @@ from bertsmith.cli.asking import (
     bars,
     console,
     highlighted,
-    naming,
+    naming_inputs,
     open_model,
-    say_json,
+    print_json,
 )
-from bertsmith.cli.text_lines import STANDARD_INPUT, name_of, refuse_packed, standard_input, text_of
-from bertsmith.ground.errors import UserError
-from bertsmith.ground.files import read_text
-from bertsmith.inference.facts import answer_facts, is_decided_by_threshold
+from bertsmith.cli.text_files import STANDARD_INPUT, check_unpacked, name_of, standard_input, text_of
+from bertsmith.core.errors import UserError
+from bertsmith.core.files import read_text
+from bertsmith.inference.outputs import answers_to_json, is_decided_by_threshold
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -59,10 +59,10 @@ def answer(
     """
     written = passage_of(passage, text)
     bert = open_model(model, "answer", device=device, precision=precision)
-    with naming(lambda _: "the question and its passage"):
+    with naming_inputs(lambda _: "the question and its passage"):
         ((*found,),) = bert.answers_each([(question, written)], best=best)
     if as_json:
-        say_json(answer_facts(found))
+        print_json(answers_to_json(found))
         return
     screen = console()
     screen.print(excerpt(written, found[0]))
@@ -74,7 +74,7 @@ def answer(
 
 def by_threshold(found: "QuestionAnswer") -> str:
     """Why this was answered, and what is more probable."""
-    likelier = max(found.nbest, key=lambda guess: guess.probability)
+    likelier = max(found.nbest, key=lambda candidate: candidate.probability)
     chosen = "An answer" if found.text else "No answer"
     other = f"“{likelier.text}”" if likelier.text else "no answer"
     return (
@@ -90,15 +90,10 @@ def passage_of(file: Path | None, text: str | None) -> str:
     if file is None or text is not None:
         remedy = "say --passage FILE, --passage - for the standard input, or --text TEXT"
         raise UserError("one passage is wanted", remedy=remedy)
-    if file == STANDARD_INPUT:
-        return passage_from_standard_input()
-    return read_text(file.expanduser(), remedy="give a text file in UTF-8")
-
-
-def passage_from_standard_input() -> str:
-    """The passage that is piped in."""
+    if file != STANDARD_INPUT:
+        return read_text(file.expanduser(), remedy="give a text file in UTF-8")
     written, where = standard_input().read(), name_of(STANDARD_INPUT)
-    refuse_packed(written, where=where)
+    check_unpacked(written, where=where)
     return text_of(written, where=where)
 
 

@@ -1,4 +1,4 @@
-"""The `bertsmith` command: one verb per file, registered here; mistakes of the user end as one line."""
+"""The `bertsmith` command: one verb per file, registered here; errors of the user end as one line."""
 
 import sys
 from typing import Annotated
@@ -20,17 +20,16 @@ from bertsmith.cli.glue import glue
 from bertsmith.cli.import_tf import import_tf
 from bertsmith.cli.inspect import inspect
 from bertsmith.cli.next import next_sentence
-from bertsmith.cli.output import told_if_output_fails
 from bertsmith.cli.predict import predict
 from bertsmith.cli.pretrain import pretrain
 from bertsmith.cli.recipe import recipe
 from bertsmith.cli.serve import serve
-from bertsmith.cli.stopping import stops_as_interrupt
+from bertsmith.cli.stdout_and_signals import reporting_output_errors, stops_as_interrupt
 from bertsmith.cli.tag import tag
 from bertsmith.cli.vocab import vocab
-from bertsmith.ground.errors import UserError
+from bertsmith.core.errors import UserError
 
-USER_MISTAKE = 2
+USER_ERROR = 2
 PIPE_CLOSED = 141
 """What a shell reports of cat or grep when their reader has seen enough: 128 and the number of SIGPIPE."""
 
@@ -76,7 +75,7 @@ def show_version(wanted: bool) -> None:
 
 @app.callback()
 def bertsmith(
-    version: Annotated[  # noqa: ARG001 - the callback answers it
+    version: Annotated[  # noqa: ARG001 - the callback prints it
         bool, Option("--version", callback=show_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
@@ -84,28 +83,24 @@ def bertsmith(
 
 
 def main() -> None:
-    """Run the command line; exit 0 when done, 2 for the user's mistake, 130 if stopped, 1 for our bug.
+    """Run the command line; exit 0 when done, 2 for the user's error, 130 if stopped, 1 for our bug.
 
     SIGTERM and a closed terminal stop it as Ctrl-C does: with one line, and nothing half-written.
 
-    Where a reader closes the pipe early (`| head -1`) it ends without a word, with 141 as other Unix tools.
+    Where a reader closes the pipe early (`| head -1`) it ends silently, with 141 as other Unix tools.
     """
     try:
-        with stops_as_interrupt(), told_if_output_fails():
+        with stops_as_interrupt(), reporting_output_errors():
             app(prog_name="bertsmith")
     except UserError as error:
         print(f"bertsmith: {error.line()}", file=sys.stderr)
-        sys.exit(USER_MISTAKE)
+        sys.exit(USER_ERROR)
     except SystemExit as ending:
         # Typer, and rich where it prints, end with 1 then, which scripts with pipefail take for a failure of
         # ours. Taking SIGPIPE as it comes would end `serve`, too, at the first client that hangs up.
         if isinstance(ending.__context__, BrokenPipeError):
             sys.exit(PIPE_CLOSED)
-        if _is_interrupt(ending):
+        # Typer makes an exit of an interrupt; where no verb has reported it, nothing was printed yet.
+        if isinstance(getattr(ending.__context__, "__cause__", None), KeyboardInterrupt):
             print("bertsmith: stopped", file=sys.stderr)
         raise
-
-
-def _is_interrupt(ending: SystemExit) -> bool:
-    """Whether Typer made this end from an interrupt that no verb has told of."""
-    return ending.__context__ is not None and isinstance(ending.__context__.__cause__, KeyboardInterrupt)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option, echo
 
-from bertsmith.cli.asking import (
+from bertsmith.cli.model_options import (
     DeviceOption,
     JsonOption,
     ModelOption,
@@ -17,22 +17,22 @@ from bertsmith.cli.asking import (
     TruncateOption,
     bars,
     console,
-    naming,
+    naming_inputs,
     open_model,
-    say_json,
+    print_json,
 )
-from bertsmith.cli.text_lines import line_name, pieces_of, reading_bar
-from bertsmith.ground.errors import UserError
-from bertsmith.inference.facts import class_facts
+from bertsmith.cli.text_files import line_name, pieces_of, reading_bar
+from bertsmith.core.errors import UserError
+from bertsmith.inference.outputs import classification_to_json
 
 if TYPE_CHECKING:
-    from bertsmith.inference.bert import Bert
-    from bertsmith.inference.reading import Text
-    from bertsmith.inference.replies import Classification
+    from bertsmith.inference.loaded_model import Bert
+    from bertsmith.inference.outputs import Classification
+    from bertsmith.inference.text_reader import Text
 
 
 PATIENCE_SECONDS = 0.1
-"""Lines that are typed, or written by a program now and then, are answered before the next ones come."""
+"""Lines that are typed, or written by a program now and then, are classified before the next ones come."""
 
 
 def classify(
@@ -50,7 +50,7 @@ def classify(
 ) -> None:
     """Classify a text or a pair, or thousands of them from a file.
 
-    One text gets a picture of all classes. A file gets a line for each of its lines, in pieces of up to
+    One text gets a bar for each class. A file gets a line for each of its lines, in pieces of up to
     2,048, or as they come where they come slowly: label, probability and text with tabs between them, or JSON
     lines with the probabilities of all labels. Several labels stand with commas between them, the most
     probable first, whose probability it is; so it is where no label is probable enough to be named. A model
@@ -69,45 +69,45 @@ def classify(
     if source is not None:
         classify_lines(bert, source.expanduser(), truncate=truncate, as_json=as_json)
     elif text is not None:
-        with naming(lambda _: "the text" if second is None else "the pair"):
-            (found,) = said_of(bert, [text if second is None else (text, second)], truncate=truncate)
+        with naming_inputs(lambda _: "the text" if second is None else "the pair"):
+            (found,) = predictions(bert, [text if second is None else (text, second)], truncate=truncate)
         show(found, as_json=as_json)
 
 
-def said_of(bert: "Bert", texts: "Sequence[Text]", *, truncate: bool) -> "list[Classification | float]":
-    """What the model says of each text: a class, or a number."""
+def predictions(bert: "Bert", texts: "Sequence[Text]", *, truncate: bool) -> "list[Classification | float]":
+    """What the model predicts for each text: a class, or a number."""
     if "score" in bert.abilities:
         return [*bert.score(texts, truncate=truncate)]
     return [*bert.classify(texts, truncate=truncate)]
 
 
 def show(found: "Classification | float", *, as_json: bool) -> None:
-    """Print what is said of one text."""
+    """Print the prediction for one text."""
     if as_json:
-        say_json(class_facts(found))
+        print_json(classification_to_json(found))
     elif isinstance(found, float):
         echo(f"{found:.4f}")
     else:
-        shares = sorted(((share, label) for label, share in found.probabilities.items()), reverse=True)
+        best_first = sorted(((each, label) for label, each in found.probabilities.items()), reverse=True)
         screen = console()
-        for line in bars(shares):
+        for line in bars(best_first):
             screen.print(line)
 
 
 def classify_lines(bert: "Bert", source: Path, *, truncate: bool, as_json: bool) -> None:
-    """Print what is said of each line of a file, piece by piece."""
+    """Print the prediction for each line of a file, piece by piece."""
     # Where the lines themselves run over the screen, a bar would only be in their way.
-    with nullcontext(_unseen) if sys.stdout.isatty() else reading_bar(source) as advance:
+    with nullcontext(lambda _size: None) if sys.stdout.isatty() else reading_bar(source) as advance:
         for piece in pieces_of(source, patience=PATIENCE_SECONDS):
             name = partial(line_name, source, piece.first)
             texts = [text_or_pair(line, where=name(number)) for number, line in enumerate(piece.texts)]
-            with naming(name):
-                several = said_of(bert, texts, truncate=truncate)
+            with naming_inputs(name):
+                several = predictions(bert, texts, truncate=truncate)
             for number, (line, found) in enumerate(zip(piece.texts, several, strict=True), piece.first):
                 if as_json:
-                    say_json({"line": number, **class_facts(found)})
+                    print_json({"line": number, **classification_to_json(found)})
                 else:
-                    echo(f"{plainly(found)}\t{line}")
+                    echo(f"{as_columns(found)}\t{line}")
             advance(piece.size)
 
 
@@ -120,13 +120,9 @@ def text_or_pair(line: str, *, where: str) -> "Text":
     return (first, others[0]) if others else first
 
 
-def plainly(found: "Classification | float") -> str:
-    """What is said of a text, as columns."""
+def as_columns(found: "Classification | float") -> str:
+    """The prediction for a text, with tabs in it."""
     if isinstance(found, float):
         return f"{found:.6f}"
     likeliest_first = sorted(found.labels, key=lambda label: -found.probabilities[label])
     return f"{','.join(likeliest_first)}\t{found.probability:.6f}"
-
-
-def _unseen(_size: int) -> None:
-    """Advances no bar."""

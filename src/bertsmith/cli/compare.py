@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument
 
-from bertsmith.cli.asking import (
+from bertsmith.cli.model_options import (
     DeviceOption,
     JsonOption,
     ModelOption,
@@ -13,11 +13,11 @@ from bertsmith.cli.asking import (
     TruncateOption,
     bar,
     console,
-    naming,
+    naming_inputs,
     open_model,
-    say_json,
+    print_json,
 )
-from bertsmith.ground.errors import UserError
+from bertsmith.core.errors import UserError
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -44,14 +44,14 @@ def compare(
     """
     if len(texts) < 2:
         raise UserError("one text has nothing to be compared with", remedy="give two texts or more")
-    from bertsmith.inference.similarity import cosines
+    from bertsmith.inference.vectors import cosines
 
     bert = open_model(model, "embed", device=device, precision=precision)
-    with naming(lambda number: f"text {number + 1}"):
+    with naming_inputs(lambda number: f"text {number + 1}"):
         vectors = bert.embed(texts, pooling=pooling, truncate=truncate)
     similarity: list[list[float]] = cosines(vectors).tolist()
     if as_json:
-        say_json({"similarity": similarity})
+        print_json({"similarity": similarity})
         return
     screen = console()
     if len(texts) == 2:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Argument, Option, echo
 
-from bertsmith.cli.stopping import told_if_stopped
+from bertsmith.cli.stdout_and_signals import reporting_stops
 
 if TYPE_CHECKING:
-    from bertsmith.corpus.build import CorpusReport
+    from bertsmith.corpus.build_store import CorpusReport
 
 OTHER_RULES = "those of a related language are used, or of English"
 
@@ -78,10 +78,9 @@ def corpus(
     Example: bertsmith corpus web.jsonl --vocab vocab/ --out store/ --drop-junk --duplicates near
     --exclude glue/RTE/dev.tsv
     """
-    from bertsmith.corpus.build import build_store
+    from bertsmith.corpus.build_store import CorpusSettings, build_store
     from bertsmith.corpus.clean import Cleaning
-    from bertsmith.corpus.prepare import CorpusSettings
-    from bertsmith.corpus.workers import Crew
+    from bertsmith.corpus.workers import Workers
     from bertsmith.text.sentences import check_language, has_rules
 
     settings = CorpusSettings(
@@ -98,13 +97,13 @@ def corpus(
     )
     if sentences == "split" and not has_rules(check_language(language)):
         echo(f"bertsmith: {language} has no rules for sentences of its own; {OTHER_RULES}", err=True)
-    with told_if_stopped():
+    with reporting_stops():
         report = build_store(
             sources,
             out.expanduser(),
             vocabulary=vocab.expanduser(),
             settings=settings,
-            crew=Crew(workers, engine),
+            workers=Workers(workers, engine),
         )
     show = show_json if as_json else show_table
     show(report)
@@ -136,6 +135,6 @@ def show_table(report: "CorpusReport") -> None:
     for reason, count in report.dropped.items():
         table.add_row("dropped", f"{count:,} {reason}")
     for name, texts in report.task_files.items():
-        looked_for = f"{texts['texts']:,} texts of {name}, {texts['too_short']:,} more are too short to tell"
-        table.add_row("looked for", looked_for)
+        searched = f"{texts['texts']:,} texts of {name}, {texts['too_short']:,} more are too short to tell"
+        table.add_row("searched for", searched)
     Console(highlight=False, markup=False, emoji=False).print(table)

@@ -2,7 +2,7 @@
 
 from typer import echo
 
-GUESSES = 4
+TOP = 4
 
 
 def demo() -> None:
@@ -10,18 +10,18 @@ def demo() -> None:
 
     Example: bertsmith demo
     """
-    from bertsmith.inference.bert import load  # torch loads here, not for --help
+    from bertsmith.inference.loaded_model import load
 
     bert = load(device="cpu")
-    shape = bert.model.network.shape
+    config = bert.model.network.config
     parameters = sum(each.numel() for each in bert.model.network.parameters())
-    echo(f"bertsmith-tiny: {shape.layers} layers, width {shape.width}, {parameters:,} parameters,")
+    echo(f"bertsmith-tiny: {config.layers} layers, width {config.width}, {parameters:,} parameters,")
     echo("pre-trained by this code in five minutes on one GPU. It knows a little of the world.")
 
     for masked in ("Paris is the [MASK] of France.", "The cat sat on the [MASK]."):
-        echo(f"\n>>> bert.fill({masked!r}, top={GUESSES})")
-        for guesses in bert.fill(masked, top=GUESSES):
-            echo("    " + "  ".join(f"{guess.token} {guess.probability:.3f}" for guess in guesses))
+        echo(f"\n>>> bert.fill({masked!r}, top={TOP})")
+        for candidates in bert.fill(masked, top=TOP):
+            echo("    " + "  ".join(f"{each.token} {each.probability:.3f}" for each in candidates))
 
     for first, second in (
         ("We got some time.", "Should we get some coffee?"),
@@ -34,9 +34,9 @@ def demo() -> None:
     text = "My dog is cute."
     encoded = bert.tokenizer.encode(text)
     tokens = (bert.tokenizer.token(number) for number in encoded.ids)
-    places = zip(tokens, encoded.offsets, strict=True)
+    offsets = zip(tokens, encoded.offsets, strict=True)
     echo(f"\n>>> bert.tokenizer.encode({text!r})")
-    echo("    " + "  ".join(f"{token}@{start}-{end}" for token, (start, end) in places))
+    echo("    " + "  ".join(f"{token}@{start}-{end}" for token, (start, end) in offsets))
 
     texts: list[str | tuple[str, str]] = [text, ("A boy plays in the snow.", "A boy is outside.")]
     echo(f"\n>>> bert.hidden_states({texts!r})")

@@ -7,25 +7,25 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option, echo
 
-from bertsmith.cli.asking import (
+from bertsmith.cli.model_options import (
     DeviceOption,
     JsonOption,
     ModelOption,
     PoolingOption,
     PrecisionOption,
     TruncateOption,
-    imports_left_alone,
-    naming,
+    naming_inputs,
     open_model,
-    say_json,
+    print_json,
+    without_garbage_collection,
 )
-from bertsmith.cli.text_lines import line_name, pieces_of, reading_bar
-from bertsmith.ground.errors import UserError
+from bertsmith.cli.text_files import line_name, pieces_of, reading_bar
+from bertsmith.core.errors import UserError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from bertsmith.inference.bert import Bert, Pooling
+    from bertsmith.inference.loaded_model import Bert, Pooling
 
 
 def embed(
@@ -47,17 +47,17 @@ def embed(
 
     Example: zcat texts.gz | bertsmith embed - --out vectors.npy --pooling cls --truncate
     """
-    with imports_left_alone():
-        from bertsmith.inference.vector_files import write_vectors
+    with without_garbage_collection():
+        from bertsmith.inference.vectors import write_vectors
 
     source, out = source.expanduser(), out.expanduser()
     if source.is_file() and out.exists() and source.samefile(out):
         raise UserError("is the input itself", where=str(out), remedy="name another place for the vectors")
     bert = open_model(model, "embed", device=device, precision=precision)
-    width = bert.model.network.shape.width
+    width = bert.model.network.config.width
     rows = write_vectors(out, vectors_of(bert, source, pooling=pooling, truncate=truncate), width=width)
     if as_json:
-        say_json({"texts": rows, "width": width, "out": str(out)})
+        print_json({"texts": rows, "width": width, "out": str(out)})
     else:
         echo(f"{rows:,} {'vector' if rows == 1 else 'vectors'} of width {width} -> {out}")
 
@@ -66,7 +66,7 @@ def vectors_of(bert: "Bert", source: Path, *, pooling: "Pooling", truncate: bool
     """The vectors of a file's lines, piece by piece."""
     with reading_bar(source) as advance:
         for piece in pieces_of(source):
-            with naming(partial(line_name, source, piece.first)):
+            with naming_inputs(partial(line_name, source, piece.first)):
                 vectors = bert.embed(piece.texts, pooling=pooling, truncate=truncate)
             yield vectors
             advance(piece.size)

@@ -11,10 +11,10 @@ def evaluate(
     model: Annotated[Path, Argument(metavar="RUN", help="Folder of a `bertsmith finetune` run.")],
     data: Annotated[Path, Option(help="A labelled file, or the task's folder.")],
     split: Annotated[str, Option(help="Which split of the folder; without it dev.")] = "",
-    skip_bad: Annotated[bool, Option("--skip-bad", help="Leave bad lines out and count them.")] = False,
+    skip_bad: Annotated[bool, Option("--skip-bad", help="Skip bad lines and count them.")] = False,
     as_json: Annotated[bool, Option("--json", help="Print JSON, for machines.")] = False,
 ) -> None:
-    """Judge a fine-tuned model by its task's official measures.
+    """Evaluate a fine-tuned model by its task's official metrics.
 
     Examples:
 
@@ -22,20 +22,17 @@ def evaluate(
 
     bertsmith evaluate runs/mnli --data glue/MNLI --split dev-mismatched
     """
-    from bertsmith.finetuning.using import ask  # torch loads here, not for --help
-    from bertsmith.tasks.number_errors import measure_text
+    from bertsmith.finetuning.predict import predict_labelled
+    from bertsmith.tasks.kinds.registry import metric_named
 
-    said = ask([model.expanduser()], data.expanduser(), split=split, skip_bad=skip_bad)
-    measures = said.measures()
-    for remark in said.remarks:
-        echo(remark, err=True)
+    file = predict_labelled([model.expanduser()], data.expanduser(), split=split, skip_bad=skip_bad)
+    metrics = file.metrics()
+    for warning in file.warnings:
+        echo(warning, err=True)
     if as_json:
-        echo(json.dumps({"examples": len(said.examples), "skipped": said.skipped, "measures": measures}))
+        echo(json.dumps({"examples": len(file.examples), "skipped": file.skipped, "measures": metrics}))
         return
-    echo(f"{said.task.title}, {len(said.examples):,} examples" + _skipped(said.skipped))
-    for name, value in measures.items():
-        echo(f"  {name.replace('_', ' ')}: {measure_text(name, value)}")
-
-
-def _skipped(count: int) -> str:
-    return f" ({count:,} bad lines left out)" if count else ""
+    skipped = f" ({file.skipped:,} bad lines skipped)" if file.skipped else ""
+    echo(f"{file.task.title}, {len(file.examples):,} examples{skipped}")
+    for name, value in metrics.items():
+        echo(f"  {name.replace('_', ' ')}: {metric_named(name).text(value)}")

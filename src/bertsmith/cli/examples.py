@@ -1,4 +1,4 @@
-"""`bertsmith examples`: what the model is shown, and what the recipe's random draws come to."""
+"""`bertsmith examples`: what the model is shown, and what the recipe's random choices come to."""
 
 import json
 from bisect import bisect_left, bisect_right
@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option, echo
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-    from bertsmith.examples.plan import StagePlan
-    from bertsmith.examples.view import Shares, ShownSequence, UnitShares
+    from bertsmith.data.batch_inspection import BatchStatistics, ShownSequence, UnitStatistics
+    from bertsmith.data.epoch_index import StageIndex
     from bertsmith.recipe.schema import Recipe, Unit
     from bertsmith.text.tokenizer import Tokenizer
 
@@ -24,11 +24,16 @@ BARS, BAR_WIDTH = 10, 40
 LABELS = ("position", "segment", "token", "target")
 LABEL_WIDTH = 10
 SEGMENT_COLOURS = ("cyan", "magenta")
+PAIR_LABELS = {
+    "nsp": ("B follows A (label 0)", "B is random (label 1)"),
+    "sop": ("A and B in order (label 0)", "A and B swapped, or B random (label 1)"),
+}
+"""What the labels 0 and 1 of a pair mean, by `examples.pairs`."""
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
-    """Which examples to look at."""
+class ExamplesRequest:
+    """Which examples to show, and over how many to count."""
 
     store: Path
     stage: int
@@ -38,16 +43,16 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """The examples, and shares over more of them."""
+class ExamplesReport:
+    """The examples, and statistics over more of them."""
 
     recipe: "Recipe"
     tokenizer: "Tokenizer"
     stage: int
     in_epoch: int
     sequences: list["ShownSequence"]
-    shares: "Shares"
-    units: dict["Unit", "UnitShares"]
+    statistics: "BatchStatistics"
+    units: dict["Unit", "UnitStatistics"]
 
 
 def examples(
@@ -62,128 +67,121 @@ def examples(
     ] = None,
     as_json: Annotated[bool, Option("--json", help="Print one JSON object, for machines.")] = False,
 ) -> None:
-    """Look at what the model is shown.
+    """Show what the model is trained on.
 
-    Prints examples of a step token by token: position, segment, what the model sees, and what it must guess.
-    Below stand the shares that the draws came to over many examples: predicted tokens, what they were
-    replaced by, random or swapped pairs, and lengths.
+    Prints examples of a step token by token: position, segment, what the model sees and must predict.
+    Below stand the fractions that the random choices came to over many examples: predicted tokens, what they
+    were replaced by, random or swapped pairs, and lengths.
 
     Example: bertsmith examples bert-base --store store/ --show 5
     """
     from bertsmith.recipe.load import load_recipe  # heavy parts load here, not for --help
 
-    question = Question(store.expanduser(), stage, step, show, over)
-    answer = look(load_recipe(recipe, overrides or []), question)
+    request = ExamplesRequest(store.expanduser(), stage, step, show, over)
+    report = build_report(load_recipe(recipe, overrides or []), request)
     if as_json:
-        echo(to_json(answer))
+        echo(to_json(report))
     else:
-        print_answer(answer)
+        print_report(report)
 
 
-def look(recipe: "Recipe", question: Question) -> Answer:
-    """The examples that were asked for."""
-    from bertsmith.corpus.store import TokenStore
-    from bertsmith.examples.feed import Feed, StepAddress
-    from bertsmith.examples.view import measure, measure_units, sequences_of
-    from bertsmith.ground.errors import UserError
+def build_report(recipe: "Recipe", request: ExamplesRequest) -> ExamplesReport:
+    """The examples of the requested step, and statistics over the beginning of the first epoch."""
+    from bertsmith.core.errors import UserError
+    from bertsmith.corpus.token_store import TokenStore
+    from bertsmith.data.batch_inspection import batch_statistics, sequences_of, unit_statistics
+    from bertsmith.data.data_loader import PretrainingDataset, StepIndex
 
-    store, stages = TokenStore.open(question.store), len(recipe.examples.stages)
+    store, stages = TokenStore.open(request.store), len(recipe.examples.stages)
     store.verify()
-    if question.stage >= stages:
-        raise UserError(
-            f"the recipe has no stage {question.stage}", remedy=f"it has {stages}, counted from 0"
-        )
-    with TemporaryDirectory() as cache:
+    if request.stage >= stages:
+        raise UserError(f"the recipe has no stage {request.stage}", remedy=f"it has {stages}, counted from 0")
+    with TemporaryDirectory() as cache:  # a run keeps its indices in its folder; here is no run
         micro_tokens = max(stage.length for stage in recipe.examples.stages) * 64
-        feed = Feed(store, recipe, micro_tokens=micro_tokens, cache=Path(cache))
-        plan = feed.plan(question.stage)
-        refuse_step_beyond_the_run(recipe, question, plan)
-        shown = feed.build(StepAddress(question.stage, question.step))
-        wanted = -(-question.over // len(list(sequences_of(shown))))
+        dataset = PretrainingDataset(store, recipe, micro_tokens=micro_tokens, cache=Path(cache))
+        plan = dataset.stage_index(request.stage)
+        check_step(recipe, request, plan)
+        shown = dataset[StepIndex(request.stage, request.step)]
+        wanted = -(-request.over // len(list(sequences_of(shown))))
         steps = min(plan.steps_in(0), wanted)
-        counted = [feed.build(StepAddress(question.stage, number)) for number in range(steps)]
+        counted = [dataset[StepIndex(request.stage, number)] for number in range(steps)]
         tokenizer = store.tokenizer()
         mask_id = tokenizer.mask_id if recipe.examples.objective == "masked" else -1
-        shares, units = measure(counted, mask_id=mask_id), measure_units(feed, counted)
-        sequences = list(islice(sequences_of(shown), question.show))
-        return Answer(recipe, tokenizer, question.stage, len(plan.epoch(0).index), sequences, shares, units)
+        statistics, units = batch_statistics(counted, mask_id=mask_id), unit_statistics(dataset, counted)
+        sequences = list(islice(sequences_of(shown), request.show))
+        in_epoch = len(plan.epoch(0).examples)
+        return ExamplesReport(recipe, tokenizer, request.stage, in_epoch, sequences, statistics, units)
 
 
-def refuse_step_beyond_the_run(recipe: "Recipe", question: Question, plan: "StagePlan") -> None:
-    """Nothing, if training comes to the step: each epoch on the way to it would have to be made."""
-    from bertsmith.ground.errors import UserError
+def check_step(recipe: "Recipe", request: ExamplesRequest, plan: "StageIndex") -> None:
+    """Raise if training never comes to the step: each epoch on the way to it would have to be made."""
+    from bertsmith.core.errors import UserError
 
     if recipe.run.budget == "minutes":  # nobody knows how many steps there will be
         return
-    tokens = -(-int(plan.epoch(0).index.length.sum()) // plan.steps_in(0))
-    steps = steps_of_stage(recipe, question.stage, tokens_in_step=tokens)
-    if question.step >= steps:
+    tokens = -(-int(plan.epoch(0).examples.length.sum()) // plan.steps_in(0))
+    steps = steps_of_stage(recipe, request.stage, tokens_in_step=tokens)
+    if request.step >= steps:
         about = "about " if recipe.run.budget == "tokens" else ""
         remedy = f"it has {about}{steps:,} steps, counted from 0"
-        raise UserError(f"stage {question.stage} has no step {question.step:,}", remedy=remedy)
+        raise UserError(f"stage {request.stage} has no step {request.step:,}", remedy=remedy)
 
 
 def steps_of_stage(recipe: "Recipe", stage: int, *, tokens_in_step: int) -> int:
     """How many steps training takes in a stage, where its budget is not one of time."""
-    from bertsmith.pretraining.course import Course, Position
+    from bertsmith.pretraining.budget import Budget
+    from bertsmith.training.trainer import Progress
 
     def stage_of(step: int) -> int:
-        return Course(recipe).entered(Position(step=step, tokens=step * tokens_in_step)).stage
+        return Budget(recipe).enter_stage(Progress(step=step, tokens=step * tokens_in_step)).stage
 
     run = recipe.run
     steps = range(run.steps if run.budget == "steps" else -(-run.tokens // tokens_in_step))
     return bisect_right(steps, stage, key=stage_of) - bisect_left(steps, stage, key=stage_of)
 
 
-def to_json(answer: Answer) -> str:
-    """The answer as one JSON object."""
-    sequences = [_sequence_facts(answer.tokenizer, sequence) for sequence in answer.sequences]
-    lengths = dict(sorted(Counter(answer.shares.lengths.tolist()).items()))
-    shares = asdict(answer.shares) | {"lengths": lengths}
-    shares |= {"sequences": answer.shares.sequences, "tokens": answer.shares.tokens}
-    shares |= {"units": {unit: asdict(counts) for unit, counts in answer.units.items()}}
-    facts = {"recipe": answer.recipe.name, "stage": answer.stage, "examples_in_epoch": answer.in_epoch}
-    return json.dumps({**facts, "examples": sequences, "shares": shares}, ensure_ascii=False)
-
-
-def _sequence_facts(tokenizer: "Tokenizer", sequence: "ShownSequence") -> dict[str, Any]:
-    pieces = [tokenizer.token(number) for number in sequence.tokens]
-    targets = {str(place): tokenizer.token(number) for place, number in sequence.targets.items()}
-    return asdict(sequence) | {"pieces": pieces, "target_pieces": targets}
+def to_json(report: ExamplesReport) -> str:
+    """The report as one JSON object."""
+    token, statistics = report.tokenizer.token, report.statistics
+    sequences = []
+    for sequence in report.sequences:
+        pieces = [token(number) for number in sequence.tokens]
+        targets = {str(index): token(number) for index, number in sequence.targets.items()}
+        sequences.append(asdict(sequence) | {"pieces": pieces, "target_pieces": targets})
+    shares = asdict(statistics) | {
+        "lengths": dict(sorted(Counter(statistics.lengths.tolist()).items())),
+        "sequences": statistics.sequences,
+        "tokens": statistics.tokens,
+        "units": {unit: asdict(counts) for unit, counts in report.units.items()},
+    }
+    summary = {"recipe": report.recipe.name, "stage": report.stage, "examples_in_epoch": report.in_epoch}
+    return json.dumps({**summary, "examples": sequences, "shares": shares}, ensure_ascii=False)
 
 
 # ---- for people
 
 
-def print_answer(answer: Answer) -> None:
-    """Print the examples token by token, then the shares."""
+def print_report(report: ExamplesReport) -> None:
+    """Print the examples token by token, then the statistics."""
     from rich.console import Console
 
     console = Console(highlight=False, markup=False, emoji=False)
-    for number, sequence in enumerate(answer.sequences, start=1):
-        console.print(f"Example {number}: {_headline(answer.recipe, sequence)}", style="bold")
-        print_sequence(console, answer.tokenizer, sequence)
-    print_shares(console, answer)
-
-
-def _headline(recipe: "Recipe", sequence: "ShownSequence") -> str:
-    meanings = {
-        "nsp": ("B follows A (label 0)", "B is random (label 1)"),
-        "sop": ("A and B in order (label 0)", "A and B swapped, or B random (label 1)"),
-    }
-    counts = f"{len(sequence.tokens)} tokens, {len(sequence.targets)} to predict"
-    if sequence.pair_label is None:
-        return counts
-    return f"{counts}; {meanings[recipe.examples.pairs][sequence.pair_label]}"
+    for number, sequence in enumerate(report.sequences, start=1):
+        headline = f"{len(sequence.tokens)} tokens, {len(sequence.targets)} to predict"
+        if sequence.pair_label is not None:
+            headline += f"; {PAIR_LABELS[report.recipe.examples.pairs][sequence.pair_label]}"
+        console.print(f"Example {number}: {headline}", style="bold")
+        print_sequence(console, report.tokenizer, sequence)
+    print_statistics(console, report)
 
 
 def print_sequence(console: "Console", tokenizer: "Tokenizer", sequence: "ShownSequence") -> None:
     """Print position, segment, token and target one below the other, in as many strips as it takes."""
     from rich.cells import cell_len
 
-    columns = [_column(tokenizer, sequence, place) for place in range(len(sequence.tokens))]
     strip, used = _empty_strip(), LABEL_WIDTH
-    for column in columns:
+    for index in range(len(sequence.tokens)):
+        column = _column(tokenizer, sequence, index)
         width = max(cell_len(text) for text, _ in column) + 1
         if used + width > console.width and used > LABEL_WIDTH:
             _print_strip(console, strip)
@@ -195,13 +193,13 @@ def print_sequence(console: "Console", tokenizer: "Tokenizer", sequence: "ShownS
     _print_strip(console, strip)
 
 
-def _column(tokenizer: "Tokenizer", sequence: "ShownSequence", place: int) -> list[tuple[str, str]]:
+def _column(tokenizer: "Tokenizer", sequence: "ShownSequence", index: int) -> list[tuple[str, str]]:
     """The four texts of a token, and their colours."""
-    token, target = sequence.tokens[place], sequence.targets.get(place)
-    segment = sequence.segments[place]
+    token, target = sequence.tokens[index], sequence.targets.get(index)
+    segment = sequence.segments[index]
     colour = "dim" if token in tokenizer.special_ids else SEGMENT_COLOURS[segment % 2]
     return [
-        (str(sequence.positions[place]), "dim"),
+        (str(sequence.positions[index]), "dim"),
         (str(segment), SEGMENT_COLOURS[segment % 2]),
         (tokenizer.token(token), colour if target is None else "bold yellow"),
         ("" if target is None else tokenizer.token(target), "bold green"),
@@ -220,63 +218,56 @@ def _print_strip(console: "Console", strip: list["Text"]) -> None:
     console.print()
 
 
-def print_shares(console: "Console", answer: Answer) -> None:
-    """Print what the draws came to, beside what the recipe says."""
+def print_statistics(console: "Console", report: ExamplesReport) -> None:
+    """Print what the random choices came to, beside what the recipe says, and a histogram of lengths."""
     from rich.table import Table
 
     table = Table.grid(padding=(0, 2))
-    for label, text in _share_lines(answer):
+    for label, text in _statistics_lines(report):
         table.add_row(label, text)
     console.print(table)
     console.print("\nLengths in tokens")
-    for line in _bars(answer.shares.lengths.tolist()):
-        console.print(line, style="cyan")
+    lengths = report.statistics.lengths.tolist()
+    step = -(-max(lengths) // BARS)
+    counts = Counter((length - 1) // step for length in lengths)
+    for number in range(BARS):
+        bar = "█" * round(BAR_WIDTH * counts[number] / max(counts.values()))
+        first, last = number * step + 1, min((number + 1) * step, max(lengths))
+        fraction = counts[number] / len(lengths)
+        console.print(f"{first:>4}-{last:<4} {bar:<{BAR_WIDTH}} {fraction:6.2%}", style="cyan")
 
 
-def _share_lines(answer: Answer) -> list[tuple[str, str]]:
-    shares, recipe = answer.shares, answer.recipe
-    masking, stage = recipe.masking, recipe.examples.stages[answer.stage]
-    lines = [
-        ("counted over", f"{shares.sequences:,} of {answer.in_epoch:,} examples, {shares.tokens:,} tokens")
-    ]
-    predicted = f"{shares.predicted / shares.tokens:.2%} of the tokens"
-    if recipe.examples.objective == "masked" and shares.predicted:
-        lines.append(
-            ("predicted", f"{predicted} (rate {masking.rate:.0%}, at most {stage.predictions} a sequence)")
-        )
-        shown = [shares.as_mask, shares.as_random, shares.unchanged]
-        parts = [f"{count / shares.predicted:.2%}" for count in shown]
+def _statistics_lines(report: ExamplesReport) -> list[tuple[str, str]]:
+    counted, recipe = report.statistics, report.recipe
+    masking, stage = recipe.masking, recipe.examples.stages[report.stage]
+    over = f"{counted.sequences:,} of {report.in_epoch:,} examples, {counted.tokens:,} tokens"
+    lines = [("counted over", over)]
+    predicted = f"{counted.predicted / counted.tokens:.2%} of the tokens"
+    if recipe.examples.objective == "masked" and counted.predicted:
+        limits = f"rate {masking.rate:.0%}, at most {stage.predictions} a sequence"
+        lines.append(("predicted", f"{predicted} ({limits})"))
+        shown = [counted.as_mask, counted.as_random, counted.unchanged]
+        parts = [f"{count / counted.predicted:.2%}" for count in shown]
         lines.append(("shown as", f"the mask {parts[0]}, another token {parts[1]}, what they are {parts[2]}"))
     else:
         lines.append(("predicted", predicted))
     names = {"phrase": "phrases", "entity": "entities"}
-    for unit, counts in answer.units.items():
+    for unit, counts in report.units.items():
         found = f"{counts.whole:,} of {counts.found:,} are predicted whole, {counts.in_part:,} in part"
         lines.append((names[unit], found))
-    if shares.pairs:
-        lines.append(("pairs", _pair_line(recipe, shares.negatives / shares.pairs)))
+    if counted.pairs:
+        lines.append(("pairs", _pair_line(recipe, counted.negatives / counted.pairs)))
     return lines
 
 
-def _pair_line(recipe: "Recipe", share: float) -> str:
-    asked = recipe.examples.negative_share
+def _pair_line(recipe: "Recipe", fraction: float) -> str:
+    """How many pairs are negatives, and why there are more than the recipe says."""
+    wanted = recipe.examples.negative_probability
     what = "have a random B" if recipe.examples.pairs == "nsp" else "are swapped or have a random B"
-    line = f"{share:.2%} {what}; the recipe asks for {asked:.0%}"
-    if share <= asked or asked == 1:
+    line = f"{fraction:.2%} {what}; the recipe says {wanted:.0%}"
+    if fraction <= wanted or wanted == 1:
         return line
-    single = (share - asked) / (1 - asked)
+    # The walk of the published code: a chunk of one sentence gets a random partner, whatever was sampled.
+    single = (fraction - wanted) / (1 - wanted)
     why = f"about {single:.0%} of the examples begin with a sentence that has no other after it to be B"
     return f"{line}, but {why}: it reaches the target length alone or is the document's last"
-
-
-def _bars(lengths: list[int]) -> list[str]:
-    """A histogram in text, a line for each range of lengths."""
-    step = -(-max(lengths) // BARS)
-    counts = [0] * BARS
-    for length in lengths:
-        counts[(length - 1) // step] += 1
-    return [
-        f"{number * step + 1:>4}-{min((number + 1) * step, max(lengths)):<4} "
-        f"{'█' * round(BAR_WIDTH * count / max(counts)):<{BAR_WIDTH}} {count / len(lengths):6.2%}"
-        for number, count in enumerate(counts)
-    ]

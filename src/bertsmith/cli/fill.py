@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from bertsmith.cli.asking import (
+from bertsmith.cli.model_options import (
     DeviceOption,
     JsonOption,
     ModelOption,
@@ -17,16 +17,16 @@ from bertsmith.cli.asking import (
     bars,
     console,
     highlighted,
-    naming,
+    naming_inputs,
     open_model,
-    say_json,
+    print_json,
 )
-from bertsmith.ground.errors import UserError
-from bertsmith.inference.facts import mask_facts
+from bertsmith.core.errors import UserError
+from bertsmith.inference.outputs import masks_to_json
 
 if TYPE_CHECKING:
-    from bertsmith.inference.bert import Bert
-    from bertsmith.inference.filling import Extension, Filling, Guess
+    from bertsmith.inference.fill_mask import Candidate, Extension, Filling
+    from bertsmith.inference.loaded_model import Bert
     from bertsmith.text.tokenizer import Tokenizer
 
 TOP, BEAM = 5, 10
@@ -75,38 +75,40 @@ def fill(
         raise UserError("--extend and --top exclude each other", remedy=remedy)
     wanted = TOP if top is None else top
     bert = open_model(model, "fill", device=device, precision=precision)
-    with naming(lambda _: "the text"):
+    with naming_inputs(lambda _: "the text"):
         if extend:
             show_extended(bert, text, extend, as_json=as_json)
         elif together:
             found = bert.fill_jointly(text, top=wanted, beam=max(wanted, BEAM), truncate=truncate)
             show_fillings(found, as_json=as_json)
         else:
-            guesses = bert.fill(text, top=wanted, truncate=truncate)
-            show_guesses(text, guesses, tokenizer=bert.tokenizer, as_json=as_json)
+            candidates = bert.fill(text, top=wanted, truncate=truncate)
+            show_candidates(text, candidates, tokenizer=bert.tokenizer, as_json=as_json)
 
 
-def show_guesses(text: str, guesses: "list[list[Guess]]", *, tokenizer: "Tokenizer", as_json: bool) -> None:
+def show_candidates(
+    text: str, candidates: "list[list[Candidate]]", *, tokenizer: "Tokenizer", as_json: bool
+) -> None:
     """Print the tokens for each mask."""
-    from bertsmith.inference.filling import mask_places
+    from bertsmith.inference.fill_mask import mask_offsets
 
-    # Where a long text was cut, masks at its end have no guesses.
-    places = mask_places(text, tokenizer)[: len(guesses)]
+    # Where a long text was cut, masks at its end have no candidates.
+    offsets = mask_offsets(text, tokenizer)[: len(candidates)]
     if as_json:
-        say_json({"masks": mask_facts(places, guesses)})
+        print_json({"masks": masks_to_json(offsets, candidates)})
         return
     screen = console()
-    for number, each in enumerate(guesses):
-        styles = [MASK_STYLE if place == number else OTHER_MASK_STYLE for place in range(len(places))]
-        screen.print(highlighted(text, [(*span, style) for span, style in zip(places, styles, strict=True)]))
-        for line in bars((guess.probability, guess.token) for guess in each):
+    for number, of_mask in enumerate(candidates):
+        styles = [MASK_STYLE if index == number else OTHER_MASK_STYLE for index in range(len(offsets))]
+        screen.print(highlighted(text, [(*span, style) for span, style in zip(offsets, styles, strict=True)]))
+        for line in bars((each.probability, each.token) for each in of_mask):
             screen.print(line)
 
 
 def show_fillings(fillings: "list[Filling]", *, as_json: bool) -> None:
     """Print the texts with all masks filled."""
     if as_json:
-        say_json({"fillings": [asdict(each) for each in fillings]})
+        print_json({"fillings": [asdict(each) for each in fillings]})
         return
     screen = console()
     for line in bars((math.exp(each.log_probability), each.text) for each in fillings):
@@ -127,7 +129,7 @@ def show_extended(bert: "Bert", text: str, count: int, *, as_json: bool) -> None
             {"token": each.token, "probability": each.probability, "tokens_read": each.tokens, "ms": spent}
             for each, spent in added
         ]
-        say_json({"text": longer, "added": tokens, "ms_per_token": median(spent for _, spent in added)})
+        print_json({"text": longer, "added": tokens, "ms_per_token": median(spent for _, spent in added)})
         return
     screen = console()
     screen.print(highlighted(longer, [(len(text), len(longer), NEW_STYLE)]))

@@ -4,19 +4,19 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Exit, Option, echo
 
-from bertsmith.cli.stopping import STOPPED
-from bertsmith.cli.watching import duration, watching
-from bertsmith.ground.errors import UserError
+from bertsmith.cli.progress_display import duration, progress_display
+from bertsmith.cli.stdout_and_signals import STOPPED
+from bertsmith.core.errors import UserError
 from bertsmith.recipe.toml_text import value_text
 
 if TYPE_CHECKING:
-    from bertsmith.finetuning.folder import Assignment
-    from bertsmith.finetuning.job import FinetuningResult
-    from bertsmith.studies.cells import Spread, Stopped
+    from bertsmith.finetuning.assignment import Assignment
+    from bertsmith.finetuning.finetune import FinetuningResult
+    from bertsmith.studies.sweep import Stopped
     from bertsmith.tasks.task import Task
 
 OWN = "custom"
@@ -25,7 +25,7 @@ OWN = "custom"
 def finetune(
     task: Annotated[str, Argument(metavar="TASK", help="sst2, mnli, squad2, ner ... or custom.")],
     data: Annotated[Path, Option(help="The task's folder, or your own file.")],
-    out: Annotated[Path, Option(help="Run folder; a run found there goes on.")],
+    out: Annotated[Path, Option(help="Run folder; a run found there resumes.")],
     model: Annotated[Path | None, Option(help="Model folder; without it the small own one.")] = None,
     text: Annotated[str, Option(help="custom: column of the text.")] = "",
     second: Annotated[str, Option(help="custom: column of the second text of a pair.")] = "",
@@ -35,14 +35,14 @@ def finetune(
     key: Annotated[str, Option("--id", help="custom: column of the ids.")] = "",
     dev: Annotated[Path | None, Option(help="custom: the development file.")] = None,
     dev_share: Annotated[
-        float | None, Option(min=0, max=0.9, help="custom: else this share of the data, by the ids; 0.1.")
+        float | None, Option(min=0, max=0.9, help="custom: else this fraction of the data, by the ids; 0.1.")
     ] = None,
     epochs: Annotated[float | None, Option(help="Passes through the training data (run.epochs).")] = None,
     lr: Annotated[float | None, Option(help="Peak learning rate (optim.peak_lr).")] = None,
     seed: Annotated[int | None, Option(help="Seed (run.seed).")] = None,
     seeds: Annotated[int, Option(min=1, help="So many runs, from --seed (0) on, and their spread.")] = 1,
     grid: Annotated[bool, Option("--grid", help="The paper's grid of settings.")] = False,
-    skip_bad: Annotated[bool, Option("--skip-bad", help="Leave bad lines out and count them.")] = False,
+    skip_bad: Annotated[bool, Option("--skip-bad", help="Skip bad lines and count them.")] = False,
     settings: Annotated[
         list[str] | None, Option("--set", metavar="KEY=VALUE", help="Any other setting, repeatable.")
     ] = None,
@@ -60,8 +60,8 @@ def finetune(
 
     bertsmith finetune mrpc --model MODEL --data glue/MRPC --out runs/mrpc --seeds 5
     """
-    from bertsmith.finetuning.folder import Assignment  # torch loads here, not for --help
-    from bertsmith.finetuning.recipes import finetuning_recipe
+    from bertsmith.finetuning.assignment import Assignment
+    from bertsmith.finetuning.task_recipe import finetuning_recipe
     from bertsmith.inference.default_model import DEFAULT_MODEL
 
     given = {"run.epochs": epochs, "optim.peak_lr": lr, "run.seed": seed}
@@ -73,7 +73,7 @@ def finetune(
     start = DEFAULT_MODEL if model is None else model.expanduser()
     assignment = Assignment(chosen, recipe, start, data.expanduser(), out.expanduser(), skip_bad)
     if grid:
-        _refuse_what_the_grid_sets(overrides, seeds)
+        _check_grid(overrides, seeds)
     if grid or seeds > 1:
         _run_many(assignment, seeds=seeds, as_json=as_json)
     else:
@@ -89,22 +89,22 @@ def live_line(values: dict[str, float]) -> str:
 def show(result: "FinetuningResult", *, as_json: bool) -> None:
     """Print how a run ended."""
     if as_json:
-        facts = {"folder": str(result.folder), "seconds": result.seconds, "measures": result.measures}
-        echo(json.dumps({**facts, "finished": result.finished}))
+        summary = {"folder": str(result.folder), "seconds": result.seconds, "measures": result.metrics}
+        echo(json.dumps({**summary, "finished": result.finished}))
         return
     if not result.finished:
-        echo(f"stopped after {result.steps:,} steps; give the same command again to go on ({result.folder})")
+        echo(f"stopped after {result.steps:,} steps; give the same command again to resume ({result.folder})")
         return
-    for split, measures in result.measures.items():
-        for name, value in measures.items():
-            echo(f"  {split} {name.replace('_', ' ')}: {_told_value(name, value)}")
+    for split, metrics in result.metrics.items():
+        for name, value in metrics.items():
+            echo(f"  {split} {name.replace('_', ' ')}: {_metric_text(name, value)}")
     echo(f"{result.examples:,} examples, {result.steps:,} steps, {duration(result.seconds)}")
     echo(f"model: {result.folder / 'model'}")
 
 
 @dataclass(frozen=True, slots=True)
 class _OwnTable:
-    """What was said of one's own table; empty where nothing was."""
+    """The options about one's own table; empty where none was given."""
 
     text: str
     second: str
@@ -135,21 +135,27 @@ def _published_task(name: str, own: _OwnTable) -> "Task":
 def _own_task(own: _OwnTable, data: Path) -> "Task":
     from bertsmith.tasks.custom import CustomSpec, custom_task, has_own_dev
 
-    _refuse_half_a_table(own)
-    kind: Any = own.kind or "classify"
-    spec = CustomSpec(own.text, own.label, second=own.second, kind=kind, key=own.key)
+    _check_table(own)
+    spec = CustomSpec(own.text, own.label, second=own.second, key=own.key)
+    if own.kind:
+        spec = replace(spec, kind=own.kind)
     if own.separator:
         spec = replace(spec, separator=own.separator)
+    # The development set is a file that is named, one that lies beside the data, or a fraction of the data.
     if own.dev is not None:
-        return custom_task(replace(spec, dev_share=0.0, dev=str(_found(own.dev).resolve())))
+        _check_no_dev_share(own, "--dev names the development file")
+        dev = own.dev.expanduser()
+        if not dev.is_file():
+            raise UserError("no such file", where=f"--dev {dev}", remedy="name a table as --data is")
+        return custom_task(replace(spec, dev_fraction=0.0, dev=str(dev.resolve())))
     if has_own_dev(data):
-        _refuse_a_second_dev(own, f"{data} has a development file of its own")
-        return custom_task(replace(spec, dev_share=0.0))
-    return custom_task(spec if own.dev_share is None else replace(spec, dev_share=own.dev_share))
+        _check_no_dev_share(own, f"{data} has a development file of its own")
+        return custom_task(replace(spec, dev_fraction=0.0))
+    return custom_task(spec if own.dev_share is None else replace(spec, dev_fraction=own.dev_share))
 
 
-def _refuse_half_a_table(own: _OwnTable) -> None:
-    """Stop where something is missing, or is said that has no effect."""
+def _check_table(own: _OwnTable) -> None:
+    """Raise where an option is missing, or is given that has no effect."""
     if not (own.text and own.label):
         what = "a task of your own needs the names of its columns"
         remedy = (
@@ -157,30 +163,25 @@ def _refuse_half_a_table(own: _OwnTable) -> None:
             "passages `squad` (docs/finetuning.md says how their files look)"
         )
         raise UserError(what, remedy=remedy)
-    if own.kind not in ("", "classify", "multilabel", "regress"):
-        remedy = "choose classify, multilabel or regress"
+    from bertsmith.tasks.kinds.registry import TEXT_KINDS
+
+    if own.kind and own.kind not in TEXT_KINDS:
+        remedy = f"choose one of {', '.join(TEXT_KINDS)}"
         raise UserError(f"unknown kind {own.kind!r}", where="--kind", remedy=remedy)
-    if own.separator and own.kind != "multilabel":
-        remedy = "leave it out, or add --kind multilabel"
+    if own.separator and not (own.kind and TEXT_KINDS[own.kind].many_labels):
+        many = [name for name, kind in TEXT_KINDS.items() if kind.many_labels]
+        remedy = f"leave it out, or add --kind {' or '.join(many)}"
         raise UserError("a text has one label, which nothing parts", where="--separator", remedy=remedy)
-    if own.dev is not None:
-        _refuse_a_second_dev(own, "--dev names the development file")
 
 
-def _refuse_a_second_dev(own: _OwnTable, what: str) -> None:
+def _check_no_dev_share(own: _OwnTable, what: str) -> None:
     if own.dev_share is not None:
         raise UserError(what, where="--dev-share", remedy="leave it out")
 
 
-def _found(file: Path) -> Path:
-    file = file.expanduser()
-    if not file.is_file():
-        raise UserError("no such file", where=f"--dev {file}", remedy="name a table as --data is")
-    return file
-
-
-def _refuse_what_the_grid_sets(overrides: Sequence[str], seeds: int) -> None:
-    from bertsmith.studies.cells import GRID
+def _check_grid(overrides: Sequence[str], seeds: int) -> None:
+    """Raise where a setting is given of which the grid has values of its own."""
+    from bertsmith.studies.sweep import GRID
 
     if seeds > 1:
         what, remedy = "the grid's runs have one seed", "give --grid or --seeds; --seed sets the grid's"
@@ -192,10 +193,10 @@ def _refuse_what_the_grid_sets(overrides: Sequence[str], seeds: int) -> None:
 
 
 def _run_one(assignment: "Assignment", *, as_json: bool) -> None:
-    from bertsmith.finetuning.job import finetune as job
+    from bertsmith.finetuning.finetune import finetune as job
 
-    with watching(live_line, as_json=as_json) as watch:
-        result = job(assignment, watch)
+    with progress_display(live_line, as_json=as_json) as callback:
+        result = job(assignment, callback)
     show(result, as_json=as_json)
     if not result.finished:
         raise Exit(STOPPED)
@@ -203,12 +204,12 @@ def _run_one(assignment: "Assignment", *, as_json: bool) -> None:
 
 def _run_many(assignment: "Assignment", *, seeds: int, as_json: bool) -> None:
     """Run the seeds, or the paper's grid where there is only one."""
-    from bertsmith.studies.cells import Stopped, over_grid, over_seeds, run_cells
+    from bertsmith.studies.sweep import Stopped, over_grid, over_seeds, run_trials
 
     cells = over_seeds(assignment, seeds) if seeds > 1 else over_grid(assignment)
     try:
-        with watching(live_line, as_json=as_json) as watch:
-            results = run_cells(cells, watch)
+        with progress_display(live_line, as_json=as_json) as callback:
+            results = run_trials(cells, callback)
     except Stopped as stopped:
         show_stop(stopped, as_json=as_json)
         raise Exit(STOPPED) from None
@@ -218,43 +219,37 @@ def _run_many(assignment: "Assignment", *, seeds: int, as_json: bool) -> None:
 
 def show_stop(stopped: "Stopped", *, as_json: bool) -> None:
     """Print in which run a study was stopped."""
-    told = f"stopped in {stopped}; give the same command again to go on"
-    echo(json.dumps({"finished": False, "stopped_in": str(stopped)}) if as_json else told)
+    line = f"stopped in {stopped}; give the same command again to resume"
+    echo(json.dumps({"finished": False, "stopped_in": str(stopped)}) if as_json else line)
 
 
 def show_many(results: "dict[str, FinetuningResult]", *, as_json: bool) -> None:
     """Print what each run came to, which one did best, and how the runs spread."""
-    from bertsmith.studies.cells import best_of, plain_spreads, spreads_of
+    from bertsmith.studies.sweep import best_of, plain_spreads, spreads_of
 
     best, spreads = best_of(results), spreads_of(list(results.values()))
     if as_json:
-        runs = {name: result.measures for name, result in results.items()}
-        told = {"finished": True, "runs": runs, "best": best, "spreads": plain_spreads(spreads)}
-        echo(json.dumps(told))
+        runs = {name: result.metrics for name, result in results.items()}
+        summary = {"finished": True, "runs": runs, "best": best, "spreads": plain_spreads(spreads)}
+        echo(json.dumps(summary))
         return
     for name, result in results.items():
-        echo(f"{name}: {_told(result)}")
+        line = "finished; there is no development set"
+        if result.metrics:  # of its first split: the others stand in the run's own folder
+            split, metrics = next(iter(result.metrics.items()))
+            line = f"{split} {', '.join(f'{each} {_metric_text(each, metrics[each])}' for each in metrics)}"
+        echo(f"{name}: {line}")
     for split, held in spreads.items():
         for name, spread in held.items():
-            echo(f"{split} {name.replace('_', ' ')}: {_spread(name, spread)}")
+            values = (spread.mean, spread.median, spread.deviation)
+            mean, median, deviation = (_metric_text(name, value) for value in values)
+            line = f"mean {mean}, median {median}, deviation {deviation} over {spread.runs} runs"
+            echo(f"{split} {name.replace('_', ' ')}: {line}")
     if best:
         echo(f"best: {best} ({results[best].folder})")
 
 
-def _told(result: "FinetuningResult") -> str:
-    for split, measures in result.measures.items():
-        told = (f"{name} {_told_value(name, value)}" for name, value in measures.items())
-        return f"{split} {', '.join(told)}"
-    return "finished; there is no development set"
+def _metric_text(name: str, value: float) -> str:
+    from bertsmith.tasks.kinds.registry import metric_named
 
-
-def _spread(name: str, spread: "Spread") -> str:
-    values = (spread.mean, spread.median, spread.deviation)
-    mean, median, deviation = (_told_value(name, value) for value in values)
-    return f"mean {mean}, median {median}, deviation {deviation} over {spread.runs} runs"
-
-
-def _told_value(name: str, value: float) -> str:
-    from bertsmith.tasks.number_errors import measure_text  # numpy loads here, not for --help
-
-    return measure_text(name, value)
+    return metric_named(name).text(value)

@@ -34,18 +34,18 @@ def import_tf(
     from bertsmith.interchange.tensorflow import import_checkpoint  # torch loads here, not for --help
 
     report = import_checkpoint(source.expanduser(), out.expanduser(), gelu=gelu)
-    if as_json:
-        echo(to_json(report))
-    else:
+    if not as_json:
         show(report)
-
-
-def to_json(report: "ImportReport") -> str:
-    """The report as one JSON object."""
-    names = {"skipped": list(report.skipped), "unknown": list(report.unknown)}
-    facts = {"architecture": report.architecture, "parameters": report.parameters}
-    facts |= {"with_tokenizer": report.with_tokenizer}
-    return json.dumps({"out": str(report.out), **facts, **names})
+        return
+    summary = {
+        "out": str(report.out),
+        "architecture": report.architecture,
+        "parameters": report.parameters,
+        "with_tokenizer": report.with_tokenizer,
+        "skipped": list(report.skipped),
+        "unknown": list(report.unknown),
+    }
+    echo(json.dumps(summary))
 
 
 def show(report: "ImportReport") -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Argument, Option, echo
 
-from bertsmith.ground.errors import UserError
+from bertsmith.core.errors import UserError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -42,13 +42,13 @@ def inspect(
     key: Annotated[str, Option("--id", metavar="COLUMN", help="The column of the ids.")] = "",
     dev: Annotated[Path | None, Option(metavar="FILE", help="The development file, if there is one.")] = None,
     dev_share: Annotated[
-        float, Option(min=0, max=0.9, help="Else this share of FILE, chosen by the ids, as finetune does.")
+        float, Option(min=0, max=0.9, help="Else this fraction of FILE, chosen by the ids, as finetune does.")
     ] = 0.1,
     task: Annotated[str, Option(metavar="TASK", help="A task of the papers instead, such as wnli.")] = "",
     data: Annotated[Path | None, Option(metavar="FOLDER", help="Its folder.")] = None,
     as_json: Annotated[bool, Option("--json", help="Print one JSON object, for machines.")] = False,
 ) -> None:
-    """Look at a data set before training on it.
+    """Inspect a data set before training on it.
 
     Prints the balance of the labels, lengths in words, copies, what a constant answer would get, how the
     development set differs from the training set, and how many of its texts stand in the training set too,
@@ -62,11 +62,11 @@ def inspect(
     from bertsmith.tasks.inspection import inspect_files
 
     if task:
-        question = _published(task, data or file)
+        task_and_files = _published(task, data or file)
     else:
         spec = CustomSpec(text, label, second=second, kind=kind, separator=separator, key=key)
-        question = _own(replace(spec, dev_share=dev_share), file, dev)
-    found = inspect_files(*question)
+        task_and_files = _own(replace(spec, dev_fraction=dev_share), file, dev)
+    found = inspect_files(*task_and_files)
     if as_json:
         echo(json.dumps(asdict(found), ensure_ascii=False))
     else:
@@ -87,13 +87,13 @@ def _own(spec: "CustomSpec", file: Path | None, dev: Path | None) -> tuple["Task
 
     if file is None or not (spec.text and spec.label):
         remedy = "say FILE --text COLUMN --label COLUMN, or --task TASK --data FOLDER"
-        raise UserError("it is not said what to look at", remedy=remedy)
+        raise UserError("no data set was named", remedy=remedy)
     file = file.expanduser()
     if dev is not None or has_own_dev(file):
-        task = custom_task(replace(spec, dev_share=0.0))
+        task = custom_task(replace(spec, dev_fraction=0.0))
         return task, {"train": file, "dev": dev.expanduser() if dev else file}
-    places = {"train": file, "dev": file} if spec.dev_share else {"train": file}
-    return custom_task(spec), places
+    # One file for both: the task itself parts its examples by their ids.
+    return custom_task(spec), {"train": file, "dev": file} if spec.dev_fraction else {"train": file}
 
 
 def show(found: "Inspection") -> None:
@@ -105,7 +105,9 @@ def show(found: "Inspection") -> None:
     console.print(_findings_table(found))
     for overlap in found.overlaps:
         for shared in overlap.shown:
-            console.print(f"\n{_short(shared.text)}", soft_wrap=True)
+            text = shared.text
+            short = text if len(text) <= SHOWN_CHARACTERS else text[: SHOWN_CHARACTERS - 3] + "..."
+            console.print(f"\n{short}", soft_wrap=True)
             console.print(f"  train {shared.train_label}  {shared.train_where}", soft_wrap=True)
             console.print(f"  dev   {shared.dev_label}  {shared.dev_where}", soft_wrap=True)
 
@@ -114,49 +116,45 @@ def _table(*headings: str) -> "Table":
     from rich.table import Table
 
     table = Table(box=None, padding=(0, 2, 0, 0), show_header=any(headings))
-    for place, heading in enumerate(headings):
-        table.add_column(heading, justify="right" if place and any(headings) else "left", overflow="fold")
+    for index, heading in enumerate(headings):
+        table.add_column(heading, justify="right" if index and any(headings) else "left", overflow="fold")
     return table
 
 
 def _splits_table(splits: Sequence["SplitFacts"]) -> "Table":
     table = _table("split", *(split.name for split in splits))
-    for fact in ("examples", "unlabelled", "skipped", "copies", "contradictions"):
-        table.add_row(fact, *(f"{getattr(split, fact):,}" for split in splits))
+    for count in ("examples", "unlabelled", "skipped", "copies", "contradictions"):
+        table.add_row(count, *(f"{getattr(split, count):,}" for split in splits))
     for words, quantile in QUANTILES.items():
         table.add_row(words, *(f"{getattr(split.words, quantile):,}" for split in splits))
-    for spread in (
-        ("smallest", "mean", "largest", "deviation") if any(split.numbers for split in splits) else ()
-    ):
-        numbers = (split.numbers for split in splits)
-        table.add_row(
-            f"{spread} number", *(f"{getattr(each, spread):.3g}" if each else "" for each in numbers)
-        )
-    _add_labels(table, splits)
+    numbers = [split.numbers for split in splits]
+    for spread in ("smallest", "mean", "largest", "deviation") if any(numbers) else ():
+        values = (f"{getattr(each, spread):.3g}" if each else "" for each in numbers)
+        table.add_row(f"{spread} number", *values)
+    counts = [{each.label: f"{each.count:,} ({each.share:.1%})" for each in split.labels} for split in splits]
+    labels = list(dict.fromkeys(label for each in counts for label in each))
+    for label in labels[:SHOWN_LABELS]:
+        table.add_row(f"label {label}", *(each.get(label, "0") for each in counts))
+    if len(labels) > SHOWN_LABELS:
+        table.add_row(f"... and {len(labels) - SHOWN_LABELS:,} more labels")
     return table
 
 
-def _add_labels(table: "Table", splits: Sequence["SplitFacts"]) -> None:
-    shares = [{each.label: f"{each.count:,} ({each.share:.1%})" for each in split.labels} for split in splits]
-    labels = list(dict.fromkeys(label for each in shares for label in each))
-    for label in labels[:SHOWN_LABELS]:
-        table.add_row(f"label {label}", *(each.get(label, "0") for each in shares))
-    if len(labels) > SHOWN_LABELS:
-        table.add_row(f"... and {len(labels) - SHOWN_LABELS:,} more labels")
-
-
 def _findings_table(found: "Inspection") -> "Table":
+    from bertsmith.tasks.kinds.registry import kind_named
+
+    numeric = kind_named(found.kind).numeric
     table = _table("", "")
     table.add_row("", "")
     for split in found.splits:
         if split.first_skipped:
             table.add_row(f"first skipped in {split.name}", split.first_skipped)
     if (baseline := found.baseline) is not None:
-        measure = "root mean squared error" if found.kind == "regress" else "accuracy"
+        metric = "root mean squared error" if numeric else "accuracy"
         dev = "" if baseline.dev is None else f", {baseline.dev:.3f} on dev"
-        table.add_row("constant answer", f"{baseline.says!r}: {measure} {baseline.train:.3f} on train{dev}")
+        table.add_row("constant answer", f"{baseline.says!r}: {metric} {baseline.train:.3f} on train{dev}")
     if (shift := found.shift) is not None:
-        unit = "standard deviations" if found.kind == "regress" else "of the labels"
+        unit = "standard deviations" if numeric else "of the labels"
         table.add_row(
             "train to dev",
             f"shift {shift.labels:.3f} {unit}, median {shift.median_words:+} words, "
@@ -175,7 +173,3 @@ def _overlap_line(overlap: "Overlap") -> str:
         f"with another label only; pairs: {overlap.pairs_same_label:,} same label, "
         f"{overlap.pairs_other_label:,} another; copying the label is right in {overlap.copying_accuracy:.1%}"
     )
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= SHOWN_CHARACTERS else text[: SHOWN_CHARACTERS - 3] + "..."

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from typer import Argument
 
-from bertsmith.cli.asking import (
+from bertsmith.cli.model_options import (
     DeviceOption,
     JsonOption,
     ModelOption,
@@ -13,9 +13,9 @@ from bertsmith.cli.asking import (
     TruncateOption,
     bars,
     console,
-    naming,
+    naming_inputs,
     open_model,
-    say_json,
+    print_json,
 )
 
 
@@ -30,17 +30,17 @@ def next_sentence(
 ) -> None:
     """Say whether B follows A.
 
-    Asks the head of BERT's second pre-training task, next sentence prediction: half of the pairs it was
+    Uses the head of BERT's second pre-training task, next sentence prediction: half of the pairs it was
     shown stood together in a document, the others did not.
 
     Example: bertsmith next "We got some time." "Should we get some coffee?"
     """
     bert = open_model(model, "next", device=device, precision=precision)
-    with naming(lambda _: "the pair"):
+    with naming_inputs(lambda _: "the pair"):
         found = bert.next_sentence(first, second, truncate=truncate)
     if as_json:
-        say_json(asdict(found))
+        print_json(asdict(found))
         return
-    shares = [(found.probability, "B follows A"), (1 - found.probability, "B stands elsewhere")]
-    for line in bars(sorted(shares, reverse=True)):
+    both = [(found.probability, "B follows A"), (1 - found.probability, "B stands elsewhere")]
+    for line in bars(sorted(both, reverse=True)):
         console().print(line)

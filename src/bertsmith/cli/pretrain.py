@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Exit, Option, echo
 
-from bertsmith.cli.stopping import STOPPED
-from bertsmith.cli.watching import duration, watching
-from bertsmith.ground.errors import UserError
+from bertsmith.cli.progress_display import duration, progress_display
+from bertsmith.cli.stdout_and_signals import STOPPED
+from bertsmith.core.errors import UserError
 from bertsmith.recipe.toml_text import value_text
 
 if TYPE_CHECKING:
-    from bertsmith.pretraining.job import PretrainingResult
+    from bertsmith.pretraining.pretrain import PretrainingResult
 
 
 def pretrain(
     recipe: Annotated[str, Argument(metavar="RECIPE", help="A preset (bert-base) or a TOML file.")],
     store: Annotated[Path, Option(help="Token store made by `bertsmith corpus`.")],
-    out: Annotated[Path, Option(help="Run folder; a run found there goes on.")],
-    start_from: Annotated[str, Option("--from", metavar="MODEL", help="Go on from this model folder.")] = "",
+    out: Annotated[Path, Option(help="Run folder; a run found there resumes.")],
+    start_from: Annotated[str, Option("--from", metavar="MODEL", help="Continue from this model.")] = "",
     add_words: Annotated[str, Option(metavar="FILE", help="Words added to that model's vocabulary.")] = "",
     steps: Annotated[int | None, Option(help="Budget in steps (run.steps).")] = None,
     minutes: Annotated[float | None, Option(help="Budget in minutes (run.minutes).")] = None,
@@ -31,7 +31,7 @@ def pretrain(
 ) -> None:
     """Pre-train an encoder.
 
-    A run that was stopped (Ctrl-C, SIGTERM, a crash) goes on when the same command is given again. All
+    A run that was stopped (Ctrl-C, SIGTERM, a crash) resumes when the same command is given again. All
     settings with their published values: bertsmith recipe show bert-base
 
     Examples:
@@ -44,12 +44,12 @@ def pretrain(
 
     torchrun --nproc-per-node 8 -m bertsmith pretrain bert-base --store store/ --out runs/base
     """
-    from bertsmith.pretraining.job import pretrain as job  # torch loads here, not for --help
+    from bertsmith.pretraining.pretrain import pretrain as job
     from bertsmith.recipe.load import load_recipe
 
     chosen = load_recipe(recipe, [*_shorthands(start_from, add_words, steps, minutes), *(settings or [])])
-    with watching(live_line, as_json=as_json) as watch:
-        result = job(chosen, store=store.expanduser(), out=out.expanduser(), watch=watch)
+    with progress_display(live_line, as_json=as_json) as callback:
+        result = job(chosen, store=store.expanduser(), out=out.expanduser(), callback=callback)
     if result.main_process:
         show(result, as_json=as_json)
     if result.state == "stopped":
@@ -58,7 +58,11 @@ def pretrain(
 
 def _shorthands(start_from: str, add_words: str, steps: int | None, minutes: float | None) -> list[str]:
     """Each flag as the recipe key it stands for."""
-    _refuse_budgets(steps, minutes)
+    if steps is not None and minutes is not None:
+        raise UserError("a run has one budget", where="--steps and --minutes", remedy="give one of them")
+    for option, budget in (("--steps", steps), ("--minutes", minutes)):
+        if budget is not None and not 0 < budget < inf:
+            raise UserError(f"{budget} is no budget", where=option, remedy="give a number above 0")
     given = {
         "start.model": start_from or None,
         "start.add_words": add_words or None,
@@ -67,14 +71,6 @@ def _shorthands(start_from: str, add_words: str, steps: int | None, minutes: flo
         "run.budget": "steps" if steps is not None else "minutes" if minutes is not None else None,
     }
     return [f"{key}={value_text(value)}" for key, value in given.items() if value is not None]
-
-
-def _refuse_budgets(steps: int | None, minutes: float | None) -> None:
-    if steps is not None and minutes is not None:
-        raise UserError("a run has one budget", where="--steps and --minutes", remedy="give one of them")
-    for option, budget in (("--steps", steps), ("--minutes", minutes)):
-        if budget is not None and not 0 < budget < inf:
-            raise UserError(f"{budget} is no budget", where=option, remedy="give a number above 0")
 
 
 def live_line(values: dict[str, Any]) -> str:
@@ -93,30 +89,37 @@ def live_line(values: dict[str, Any]) -> str:
 
 def show(result: "PretrainingResult", *, as_json: bool) -> None:
     """Print how the run ended."""
-    facts = {"state": result.state, "folder": str(result.folder), "steps": result.steps}
     if as_json:
-        numbers = {"tokens": result.tokens, "seconds": round(result.seconds, 1), "held_out": result.held_out}
-        echo(json.dumps({**facts, **numbers, "saved_step": result.saved_step}))
+        summary = {
+            "state": result.state,
+            "folder": str(result.folder),
+            "steps": result.steps,
+            "tokens": result.tokens,
+            "seconds": round(result.seconds, 1),
+            "held_out": result.held_out,
+            "saved_step": result.saved_step,
+        }
+        echo(json.dumps(summary))
         return
-    from bertsmith.pretraining.card import held_out_rows
+    from bertsmith.pretraining.pretrained_model import held_out_rows
 
     spent = f"{result.steps:,} steps and {result.tokens:,} tokens ({duration(result.seconds)})"
     echo(f"{result.state} after {spent}")
     for name, value in held_out_rows(result.held_out):
         echo(f"  held-out {name}: {value}")
     if result.state == "stopped":
-        echo(_where_it_goes_on(result))
+        echo(_how_to_resume(result))
         return
     echo(f"model: {result.folder / 'model'}")
     if (result.folder / "curves.png").is_file():  # without matplotlib there are none
         echo(f"curves: {result.folder / 'curves.png'}")
 
 
-def _where_it_goes_on(result: "PretrainingResult") -> str:
+def _how_to_resume(result: "PretrainingResult") -> str:
     """What the same command would do; steps without a usable gradient are not saved."""
     if result.saved_step == result.steps:
-        return f"saved; give the same command again to go on ({result.folder})"
+        return f"saved; give the same command again to resume ({result.folder})"
     why = "not saved, for the last steps had no usable gradient"
     if result.saved_step:
-        return f"{why}; the same command goes on from step {result.saved_step:,} ({result.folder})"
+        return f"{why}; the same command resumes from step {result.saved_step:,} ({result.folder})"
     return f"{why}; nothing was saved before: the same command starts again at step 0 ({result.folder})"

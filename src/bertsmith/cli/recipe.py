@@ -6,7 +6,7 @@ from typing import Annotated
 
 from typer import Argument, Option, Typer, echo
 
-recipe = Typer(no_args_is_help=True, rich_markup_mode=None, help="Look at presets and recipe files.")
+recipe = Typer(no_args_is_help=True, rich_markup_mode=None, help="Show presets and recipe files.")
 
 AsJson = Annotated[bool, Option("--json", help="Print one JSON object, for machines.")]
 
@@ -31,8 +31,8 @@ def show(
 
     loaded = load_recipe_with_origins(name, overrides or [])
     if as_json:
-        facts = (asdict(setting) for setting in settings_of(loaded))
-        echo(json.dumps({fact.pop("key"): fact for fact in facts}, ensure_ascii=False))
+        settings = (asdict(setting) for setting in settings_of(loaded))
+        echo(json.dumps({each.pop("key"): each for each in settings}, ensure_ascii=False))
     else:
         echo(annotated_text(loaded), nl=False)
 
@@ -49,8 +49,8 @@ def list_presets(as_json: AsJson = False) -> None:
 
     summaries = preset_summaries()
     if as_json:
-        facts = (asdict(summary) for summary in summaries)
-        echo(json.dumps({fact.pop("name"): fact for fact in facts}, ensure_ascii=False))
+        plain = (asdict(summary) for summary in summaries)
+        echo(json.dumps({each.pop("name"): each for each in plain}, ensure_ascii=False))
         return
     widest = max(len(each.name) for each in summaries)
     for each in summaries:

@@ -1,4 +1,4 @@
-"""`bertsmith serve`: models behind an HTTP port, with a page to play on."""
+"""`bertsmith serve`: models behind an HTTP port, with a playground."""
 
 import os
 import re
@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 from typer import Option, echo
 
-from bertsmith.cli.asking import DeviceOption, PrecisionOption
-from bertsmith.ground.errors import UserError
+from bertsmith.cli.model_options import DeviceOption, PrecisionOption
+from bertsmith.core.errors import UserError
 
 if TYPE_CHECKING:
-    from bertsmith.inference.bert import Precision
-    from bertsmith.serve.settings import Settings
+    from bertsmith.inference.loaded_model import Precision
+    from bertsmith.serve.server_config import ServerConfig
 
 DEFAULT_NAME = "default"
 MODEL_NAME = re.compile(r"[\w./-]+")
@@ -37,22 +37,20 @@ def serve(
     precision: PrecisionOption = "auto",
     api_key: Annotated[
         str,
-        Option(envvar="BERTSMITH_API_KEY", help="Key that callers must send; better given as a variable."),
+        Option(envvar="BERTSMITH_API_KEY", help="Key that clients must send; better given as a variable."),
     ] = "",
     allow_origin: Annotated[
-        list[str] | None, Option(metavar="ORIGIN", help="Web site whose pages may ask, repeatable.")
+        list[str] | None, Option(metavar="ORIGIN", help="Web site whose pages may send requests, repeatable.")
     ] = None,
     timeout: Annotated[float, Option(min=0.1, help="Seconds for a request to be answered.")] = 30.0,
-    batch_tokens: Annotated[
-        int, Option(min=1, help="Tokens that are asked together; 1 turns it off.")
-    ] = 8192,
+    batch_tokens: Annotated[int, Option(min=1, help="Tokens of a batch; 1 turns batching off.")] = 8192,
     queue_tokens: Annotated[int, Option(min=1, help="Tokens that may wait for a model.")] = 262_144,
     queue_requests: Annotated[int, Option(min=1, help="Requests that may wait for a model.")] = 1024,
     body_bytes: Annotated[int, Option(min=1, help="Longest body of a request.")] = 2_097_152,
     texts: Annotated[int, Option(min=1, help="Most texts of a request.")] = 256,
     characters: Annotated[int, Option(min=1, help="Longest text of a request.")] = 50_000,
 ) -> None:
-    """Serve models over HTTP, with a page to play on.
+    """Serve models over HTTP, with a playground.
 
     Example: bertsmith serve
 
@@ -63,7 +61,7 @@ def serve(
     Example: curl localhost:8000/classify -H "Authorization: Bearer secret" -H "Content-Type:
     application/json" -d '{"texts": ["A warm day."], "model": "sst2"}'
     """
-    from bertsmith.serve.settings import Limits, Settings
+    from bertsmith.serve.server_config import Limits, ServerConfig
 
     limits = Limits(
         body_bytes=body_bytes,
@@ -74,7 +72,7 @@ def serve(
         queue_requests=queue_requests,
         request_seconds=timeout,
     )
-    settings = Settings(
+    config = ServerConfig(
         models=named_folders(model or []),
         device=device,
         precision=cast("Precision", precision),  # a model refuses any other as it is opened
@@ -82,27 +80,27 @@ def serve(
         allow_origins=tuple(allow_origin or ()),
         limits=limits,
     )
-    _serve_at(host, port, settings)
+    _serve_at(host, port, config)
 
 
-def _serve_at(host: str, port: int, settings: "Settings") -> None:
+def _serve_at(host: str, port: int, config: "ServerConfig") -> None:
     try:
         import fastapi  # noqa: F401 - whether the extra is there at all
         import prometheus_client  # noqa: F401
         import uvicorn  # noqa: F401
     except ImportError as error:
-        remedy = "pip install -e '.[serve]'"
+        remedy = "pip install ."
         raise UserError(f"serving needs {error.name}, which is not installed", remedy=remedy) from error
     from bertsmith.serve.app import Application  # torch loads here, not for --help
-    from bertsmith.serve.journal import write_json_lines
-    from bertsmith.serve.running import listen, serve
+    from bertsmith.serve.monitoring import write_json_lines
+    from bertsmith.serve.server import listen, serve
 
     with listen(host, port) as listening:
-        application = Application(settings)
+        application = Application(config)
         shown = f"[{host}]" if ":" in host else host
-        echo(f"http://{shown}:{listening.getsockname()[1]} serves {', '.join(settings.models)}", err=True)
+        echo(f"http://{shown}:{listening.getsockname()[1]} serves {', '.join(config.models)}", err=True)
         write_json_lines()
-        serve(application, listening, limits=settings.limits)
+        serve(application, listening, limits=config.limits)
 
 
 def named_folders(given: list[str]) -> dict[str, Path]:

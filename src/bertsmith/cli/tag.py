@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument
 
-from bertsmith.cli.asking import (
+from bertsmith.cli.model_options import (
     COLOURS,
     DeviceOption,
     JsonOption,
@@ -13,16 +13,16 @@ from bertsmith.cli.asking import (
     bar,
     console,
     highlighted,
-    naming,
+    naming_inputs,
     open_model,
-    say_json,
+    print_json,
 )
-from bertsmith.inference.facts import tag_facts
+from bertsmith.inference.outputs import tags_to_json
 
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from bertsmith.inference.replies import Entity, TaggedWord
+    from bertsmith.inference.outputs import Entity, TaggedWord
 
 OUTSIDE = "O"
 """The tag of a word that is part of nothing (IOB)."""
@@ -43,11 +43,11 @@ def tag(
     Example: bertsmith tag "She lives in Zürich." --model runs/ner
     """
     bert = open_model(model, "tag", device=device, precision=precision)
-    with naming(lambda _: "the text"):
+    with naming_inputs(lambda _: "the text"):
         (words,) = bert.tag([text])
     entities = bert.entities_of(text, words)
     if as_json:
-        say_json(tag_facts(words, entities))
+        print_json(tags_to_json(words, entities))
         return
     screen = console()
     for line in word_lines(words):
@@ -77,7 +77,8 @@ def word_lines(words: "list[TaggedWord]") -> "list[Text]":
 
 def with_entities(text: str, entities: "list[Entity]") -> "Text":
     """The text with each stretch in the colour of its type, the type behind it in brackets."""
-    colours = {kind: COLOURS[place % len(COLOURS)] for place, kind in enumerate(_types(entities))}
+    types = sorted({each.type for each in entities})
+    colours = {kind: COLOURS[index % len(COLOURS)] for index, kind in enumerate(types)}
     drawn, end = highlighted("", []), 0
     for each in entities:
         drawn.append(text[end : each.start])
@@ -85,7 +86,3 @@ def with_entities(text: str, entities: "list[Entity]") -> "Text":
         drawn.append(f" [{each.type}]", colours[each.type])
         end = each.end
     return drawn.append(text[end:])
-
-
-def _types(entities: "list[Entity]") -> list[str]:
-    return sorted({each.type for each in entities})

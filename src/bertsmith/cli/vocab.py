@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Argument, Option, echo
 
-from bertsmith.cli.stopping import told_if_stopped
-from bertsmith.ground.errors import UserError
+from bertsmith.cli.stdout_and_signals import reporting_stops
+from bertsmith.core.errors import UserError
 
 if TYPE_CHECKING:
     from bertsmith.corpus.readers import Block
@@ -36,7 +36,7 @@ def vocab(  # noqa: PLR0913 - the options of a command
     ] = 1000,
     min_count: Annotated[int, Option(min=1, help="Join only pairs of pieces seen this often.")] = 2,
     held_out: Annotated[
-        float, Option(min=0.0, max=0.5, help="Share of documents to judge by, not learned from.")
+        float, Option(min=0.0, max=0.5, help="Fraction of documents to evaluate on, not learned from.")
     ] = 0.01,
     text_format: Annotated[
         Literal["auto", "text", "jsonl", "parquet", "wiki"], Option("--format", help="Format of the text.")
@@ -57,21 +57,21 @@ def vocab(  # noqa: PLR0913 - the options of a command
 
     Example: bertsmith vocab corpus/*.txt.xz --size 30522 --out vocab/
     """
+    from bertsmith.core.files import check_not_taken
+    from bertsmith.core.progress import progress_bar
     from bertsmith.corpus.readers import find_sources, read_blocks, size_on_disk
-    from bertsmith.ground.files import refuse_if_taken
-    from bertsmith.ground.progress import progress_bar
     from bertsmith.text.learn_vocabulary import VocabularySettings, learn_vocabulary
     from bertsmith.text.word_counts import Counting, count_words
 
     started = time.monotonic()
     out = out.expanduser()
-    refuse_if_taken(out)
+    check_not_taken(out)
     case: Literal["uncased", "cased"] = "cased" if cased else "uncased"
     settings = VocabularySettings(size, kind, case, characters=alphabet, unused=unused, min_count=min_count)
     files = find_sources(sources)
     blocks = read_blocks(files, format=text_format, field=field, errors=encoding_errors)
     counting = Counting(texts_of, settings.cutter(), held_out=held_out)
-    with told_if_stopped():
+    with reporting_stops():
         with progress_bar("counting words", size_on_disk(files)) as advance:
             counts = count_words(watched(blocks, advance), counting, workers=workers)
         if not counts.documents:

@@ -10,25 +10,25 @@ from typing import Literal
 
 import numpy as np
 
-from bertsmith.corpus.characters import LETTER, SPACE, SYMBOL, Codes, class_table, codes_of
+from bertsmith.core.errors import UserError
 from bertsmith.corpus.documents import Document, tidied
-from bertsmith.ground.errors import UserError
+from bertsmith.corpus.word_hashes import LETTER, SPACE, SYMBOL, class_table, codes_of
 
 DropReason = Literal[
     "short", "junk: few letters", "junk: symbols", "junk: long words", "junk: repeated lines", "junk: lists"
 ]
 
-LEAST_LETTERS = 0.6  # of all characters but spaces; prose has above 0.85, a table of numbers under 0.4
-MOST_SYMBOLS = 0.1  # of all characters but spaces; Gopher allows as many hashes and ellipses for each word
+MIN_LETTERS = 0.6  # of all characters but spaces; prose has above 0.85, a table of numbers under 0.4
+MAX_SYMBOLS = 0.1  # of all characters but spaces; Gopher allows as many hashes and ellipses for each word
 SYMBOLS_AMONG_PUNCTUATION = "#*@\\_{}"  # Unicode counts them as punctuation
 LONG_WORD = (
     50  # of ASCII: addresses, encoded bytes. Scripts without spaces have longer ones and are not ASCII
 )
-MOST_IN_LONG_WORDS = 0.3  # of all characters but spaces
-MOST_REPEATED_LINES = 0.3  # Gopher: lines that stood before, of all lines
-MOST_REPEATED_CHARACTERS = 0.2  # Gopher: their characters, of all characters
-MOST_LIST_LINES = 0.9  # Gopher: lines that begin with a bullet; here also rows of a table
-LEAST_LIST = 3  # lines; fewer are no list
+MAX_IN_LONG_WORDS = 0.3  # of all characters but spaces
+MAX_REPEATED_LINES = 0.3  # Gopher: lines that stood before, of all lines
+MAX_REPEATED_CHARACTERS = 0.2  # Gopher: their characters, of all characters
+MAX_LIST_LINES = 0.9  # Gopher: lines that begin with a bullet; here also rows of a table
+MIN_LIST = 3  # lines; fewer are no list
 BULLETS = ("- ", "* ", "•", "‣", "▪", "●", "◦", "·", "|")
 
 
@@ -65,36 +65,24 @@ def repaired(text: str) -> str:
 
 def junk_reason(text: str) -> DropReason | None:
     """Why a text is no prose, or None."""
-    return _junk_characters(text) or _junk_lines(text.split("\n"))
-
-
-def _junk_characters(text: str) -> DropReason | None:
-    codes = codes_of(text)
+    codes, lines = codes_of(text), text.split("\n")
     counts = np.bincount(class_table().take(codes), minlength=SYMBOL + 1)
     total = len(codes) - counts[SPACE]
-    if counts[LETTER] < LEAST_LETTERS * total:
+    if counts[LETTER] < MIN_LETTERS * total:
         return "junk: few letters"
-    if counts[SYMBOL] + sum(map(text.count, SYMBOLS_AMONG_PUNCTUATION)) > MOST_SYMBOLS * total:
+    if counts[SYMBOL] + sum(map(text.count, SYMBOLS_AMONG_PUNCTUATION)) > MAX_SYMBOLS * total:
         return "junk: symbols"
-    if _in_long_words(codes) > MOST_IN_LONG_WORDS * total:
-        return "junk: long words"
-    return None
-
-
-def _in_long_words(codes: Codes) -> int:
+    # A long word is a stretch of visible ASCII; whatever else there is breaks it.
     breaks = np.flatnonzero((codes <= ord(" ")) | (codes > ord("~")))
     lengths = np.diff(breaks, prepend=-1, append=len(codes)) - 1
-    return int(lengths[lengths >= LONG_WORD].sum())
-
-
-def _junk_lines(lines: list[str]) -> DropReason | None:
+    if lengths[lengths >= LONG_WORD].sum() > MAX_IN_LONG_WORDS * total:
+        return "junk: long words"
     repeats = {line: count - 1 for line, count in Counter(lines).items() if count > 1}
     repeated_characters = sum(len(line) * count for line, count in repeats.items())
-    if sum(repeats.values()) > MOST_REPEATED_LINES * len(
-        lines
-    ) or repeated_characters > MOST_REPEATED_CHARACTERS * sum(map(len, lines)):
+    too_many_lines = sum(repeats.values()) > MAX_REPEATED_LINES * len(lines)
+    if too_many_lines or repeated_characters > MAX_REPEATED_CHARACTERS * sum(map(len, lines)):
         return "junk: repeated lines"
     listed = sum(line.startswith(BULLETS) or line.count("|") >= 2 for line in lines)
-    if len(lines) >= LEAST_LIST and listed > MOST_LIST_LINES * len(lines):
+    if len(lines) >= MIN_LIST and listed > MAX_LIST_LINES * len(lines):
         return "junk: lists"
     return None

@@ -5,22 +5,28 @@ without punctuation; a text of 8 to 12 words must occur whole; shorter ones occu
 In a script without spaces, where a character is a word, a run has as many characters as 13 words take.
 """
 
+import csv
+import io
+import json
+import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bertsmith.corpus.task_strings import task_strings
-from bertsmith.corpus.words import Hashes, Words, run_hash, run_hashes, words_of
+from bertsmith.core.errors import UserError
+from bertsmith.core.files import COMPRESSED_SUFFIXES, open_text_bytes
+from bertsmith.corpus.parquet import parquet_strings
+from bertsmith.corpus.word_hashes import Hashes, Words, run_hash, run_hashes, words_of
 
 Numbers = NDArray[np.int64]
 
 RUN_WORDS = 13  # Brown et al. 2020, appendix C: N is at most 13
-SHORTEST_WORDS = 8  # and at least 8
+MIN_WORDS = 8  # and at least 8
 _TEXTS_AT_ONCE = 4096
 
 
@@ -41,7 +47,7 @@ class TaskTexts:
     texts: tuple[str, ...]
     file_of_text: NDArray[np.int32]
     runs: dict[int, "_Runs"]
-    beginnings: "_Beginnings"
+    prefixes: "_Prefixes"
 
     @classmethod
     def read(cls, paths: Sequence[Path]) -> "TaskTexts":
@@ -49,23 +55,25 @@ class TaskTexts:
         found = _Found()
         files = tuple(found.add(path) for path in paths)
         file_of_text = np.repeat(np.arange(len(files), dtype=np.int32), [file.texts for file in files])
-        return cls(files, tuple(found.texts), file_of_text, found.runs(), found.beginnings())
+        runs = {}
+        for length in sorted(found.runs):
+            hashes, texts, firsts = map(np.concatenate, zip(*found.runs[length], strict=True))
+            ascending, order = np.unique(hashes, return_index=True)  # of equal runs the first counts
+            runs[length] = _Runs(ascending, texts[order].astype(np.int32), firsts[order].astype(np.int32))
+        prefixes = np.concatenate([np.empty(0, np.uint64), *found.prefixes])
+        return cls(files, tuple(found.texts), file_of_text, runs, _Prefixes.of(prefixes))
 
     def match(self, text: str) -> str | None:
         """The name of the file whose text occurs first in this text, if any does."""
         words = words_of(text)
-        places = self.beginnings.places(words.hashes)
-        return next((name for place in places if (name := self._owner(words, place))), None)
-
-    def _owner(self, words: Words, place: int) -> str | None:
-        """The file that has a run that stands at this place, if any has."""
-        for length, runs in self.runs.items():
-            if place + length > len(words):
-                continue
-            run = runs.find(run_hash(words.hashes[place : place + length]))
-            # Equal hashes are no proof; equal words are.
-            if run and words.run(place, length) == words_of(self.texts[run.text]).run(run.first, length):
-                return self.files[int(self.file_of_text[run.text])].name
+        for index in self.prefixes.indices(words.hashes):
+            for length, runs in self.runs.items():
+                if index + length > len(words):
+                    continue
+                run = runs.find(run_hash(words.hashes[index : index + length]))
+                # Equal hashes are no proof; equal words are.
+                if run and words.run(index, length) == words_of(self.texts[run.text]).run(run.first, length):
+                    return self.files[int(self.file_of_text[run.text])].name
         return None
 
 
@@ -82,12 +90,6 @@ class _Runs:
     texts: NDArray[np.int32]
     firsts: NDArray[np.int32]
 
-    @classmethod
-    def of(cls, hashes: Hashes, texts: Numbers, firsts: Numbers) -> "_Runs":
-        """An index of these runs; of equal ones the first counts."""
-        ascending, order = np.unique(hashes, return_index=True)
-        return cls(ascending, texts[order].astype(np.int32), firsts[order].astype(np.int32))
-
     def find(self, run: np.uint64) -> _Run | None:
         """Where the run with this hash stands, if there is one."""
         at = int(np.searchsorted(self.hashes, run))
@@ -97,29 +99,30 @@ class _Runs:
 
 
 @dataclass(frozen=True, slots=True)
-class _Beginnings:
+class _Prefixes:
     """The first words of all runs of all lengths: the one thing that every text is searched for."""
 
     hashes: Hashes
-    maybe: NDArray[np.bool_]  # by the upper bits of a hash: whether any beginning has them
+    maybe: NDArray[np.bool_]  # by the upper bits of a hash: whether any prefix has them
 
     @classmethod
-    def of(cls, hashes: Hashes) -> "_Beginnings":
-        """An index of these hashes of SHORTEST_WORDS words."""
+    def of(cls, hashes: Hashes) -> "_Prefixes":
+        """An index of these hashes of MIN_WORDS words."""
+        # 16 slots or more for each, so that few runs of other texts find theirs taken; 64 MiB at most.
         slots = 1 << int(np.clip(16 * len(hashes), 1 << 12, 1 << 26) - 1).bit_length()
         maybe = np.zeros(slots, bool)
         maybe[_upper_bits(hashes, slots)] = True
         return cls(np.unique(hashes), maybe)
 
-    def places(self, words: Hashes) -> list[int]:
+    def indices(self, words: Hashes) -> list[int]:
         """Where in a text a run may begin."""
-        if len(words) < SHORTEST_WORDS or not len(self.hashes):
+        if len(words) < MIN_WORDS or not len(self.hashes):
             return []
-        hashes = run_hashes(words, SHORTEST_WORDS)
+        hashes = run_hashes(words, MIN_WORDS)
         # One look into a table rules out nearly all; a binary search for each would be slower.
-        places = np.flatnonzero(self.maybe.take(_upper_bits(hashes, len(self.maybe))))
-        nearest = np.searchsorted(self.hashes, hashes[places]).clip(max=len(self.hashes) - 1)
-        return [int(place) for place in places[self.hashes[nearest] == hashes[places]]]
+        indices = np.flatnonzero(self.maybe.take(_upper_bits(hashes, len(self.maybe))))
+        nearest = np.searchsorted(self.hashes, hashes[indices]).clip(max=len(self.hashes) - 1)
+        return [int(index) for index in indices[self.hashes[nearest] == hashes[indices]]]
 
 
 def _upper_bits(hashes: Hashes, slots: int) -> Numbers:
@@ -131,19 +134,21 @@ class _Found:
 
     def __init__(self) -> None:
         self.texts: list[str] = []
-        self._runs: dict[int, list[tuple[Hashes, Numbers, Numbers]]] = defaultdict(list)
-        self._beginnings: list[Hashes] = []
+        self.runs: dict[int, list[tuple[Hashes, Numbers, Numbers]]] = defaultdict(list)  # by length
+        self.prefixes: list[Hashes] = []
 
     def add(self, path: Path) -> TaskFile:
         """Gather the texts of a file; how many were long enough."""
         strings = [" ".join(string.split("\n")) for string in task_strings(path)]
         before = len(self.texts)
         for start in range(0, len(strings), _TEXTS_AT_ONCE):
-            self._add(strings[start : start + _TEXTS_AT_ONCE])
+            self._add_lines(strings[start : start + _TEXTS_AT_ONCE])
         used = len(self.texts) - before
         return TaskFile(str(path), used, len(strings) - used)
 
-    def _add(self, strings: list[str]) -> None:
+    def _add_lines(self, strings: list[str]) -> None:
+        # Many texts as the lines of one, so that all their words are hashed at once; a run that begins on one
+        # line and ends on another is no run of a text.
         words = words_of("\n".join(strings))
         lines = words.lines()
         counts = np.bincount(lines, minlength=len(strings))
@@ -152,28 +157,90 @@ class _Found:
         begins = np.cumsum(counts) - counts
         for length in sorted(set(lengths.tolist()) - {0}):
             owners = lines[: len(lines) - length + 1]
-            places = np.flatnonzero((lengths[owners] == length) & (lines[length - 1 :] == owners))
-            owners = owners[places]
-            hashes = run_hashes(words.hashes, length)[places]
-            self._runs[length].append((hashes, numbers[owners], places - begins[owners]))
-            self._beginnings.append(run_hashes(words.hashes, SHORTEST_WORDS)[places])
+            indices = np.flatnonzero((lengths[owners] == length) & (lines[length - 1 :] == owners))
+            owners = owners[indices]
+            hashes = run_hashes(words.hashes, length)[indices]
+            self.runs[length].append((hashes, numbers[owners], indices - begins[owners]))
+            self.prefixes.append(run_hashes(words.hashes, MIN_WORDS)[indices])
         self.texts += [string for string, length in zip(strings, lengths, strict=True) if length]
-
-    def runs(self) -> dict[int, _Runs]:
-        """The index of all runs gathered, shortest first."""
-        parts = {length: zip(*self._runs[length], strict=True) for length in sorted(self._runs)}
-        return {length: _Runs.of(*map(np.concatenate, columns)) for length, columns in parts.items()}
-
-    def beginnings(self) -> _Beginnings:
-        """The index of the first words of all runs gathered."""
-        return _Beginnings.of(np.concatenate([np.empty(0, np.uint64), *self._beginnings]))
 
 
 def _run_lengths(words: Words, lines: Numbers, counts: Numbers) -> Numbers:
     """For each text the length of its runs: 13 words, or all of a text of 8 to 12; 0 if it is too short."""
+    # A text of which more than half is in a script without spaces is counted in that script's characters.
     characters = words.characters_per_word()
     scales = np.ones(len(counts), np.int64)
     for scale in np.unique(characters[characters > 1]).tolist():
         alike = np.bincount(lines, weights=characters == scale, minlength=len(counts))
         scales[2 * alike > counts] = scale
-    return np.where(counts < SHORTEST_WORDS * scales, 0, np.minimum(counts, RUN_WORDS * scales))
+    return np.where(counts < MIN_WORDS * scales, 0, np.minimum(counts, RUN_WORDS * scales))
+
+
+_LETTER = re.compile(r"[^\W\d_]")
+_NOT_SPACE = re.compile(r"\S")
+
+
+def task_strings(path: Path) -> list[str]:
+    """The different strings of a task's file that hold a letter, in the order of their first appearance."""
+    name = path.with_suffix("") if path.suffix.lower() in COMPRESSED_SUFFIXES else path
+    suffix = name.suffix.lower()
+    if suffix in (".parquet", ".pq"):
+        strings = parquet_strings(path)
+    else:
+        with open_text_bytes(path) as file:
+            content = file.read()
+        try:
+            text = content.decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            line = content.count(b"\n", 0, error.start) + 1
+            what = f"is not UTF-8 text (byte {error.start})"
+            raise UserError(what, where=f"{path}:{line}", remedy="convert it to UTF-8 (iconv)") from error
+        strings = _BY_SUFFIX.get(suffix, _cells)(text, str(path))
+    return list(dict.fromkeys(string for string in strings if _LETTER.search(string)))
+
+
+def _cells(text: str, where: str) -> Iterator[str]:
+    """Lines of plain text, and cells where tabs part a line; in GLUE's tables a quote is a character."""
+    del where  # any text is a table of one column
+    for line in text.split("\n"):
+        yield from line.split("\t")
+
+
+def _quoted_cells(text: str, where: str) -> Iterator[str]:
+    rows = csv.reader(io.StringIO(text, newline=""))
+    try:
+        for row in rows:
+            yield from row
+    except csv.Error as error:
+        remedy = "mend the line, or save the table as TSV"
+        raise UserError(f"is not CSV ({error})", where=f"{where}:{rows.line_num}", remedy=remedy) from error
+
+
+def _json_strings(text: str, where: str) -> Iterator[str]:
+    """Strings of one JSON value or of many, one a line."""
+    decoder, start = json.JSONDecoder(), 0
+    while (found := _NOT_SPACE.search(text, start)) is not None:
+        start = found.start()
+        try:
+            value, end = decoder.raw_decode(text, start)
+        except (ValueError, RecursionError) as error:
+            line = text.count("\n", 0, start) + 1
+            what, remedy = f"is not valid JSON ({error})", "mend the file or leave it out"
+            raise UserError(what, where=f"{where}:{line}", remedy=remedy) from error
+        # The leaves of the value from left to right, by a stack of what is still to be opened.
+        waiting: list[Any] = [value]
+        while waiting:
+            value = waiting.pop()
+            if isinstance(value, str):
+                yield value
+            elif isinstance(value, dict | list):
+                waiting.extend(reversed(value.values() if isinstance(value, dict) else value))
+        start = end
+
+
+_BY_SUFFIX: dict[str, Callable[[str, str], Iterator[str]]] = {
+    ".csv": _quoted_cells,
+    ".json": _json_strings,
+    ".jsonl": _json_strings,
+    ".ndjson": _json_strings,
+}

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from bertsmith.ground.errors import UserError
+from bertsmith.core.errors import UserError
+from bertsmith.core.unicode import lone_surrogate
 
-DOCUMENT_BYTES = (
-    4 << 20
-)  # of UTF-8: a longer document is cut at line ends into several, so that memory stays flat
+# Of UTF-8: a longer document is cut at line ends into several, so that memory stays flat.
+DOCUMENT_BYTES = 4 << 20
 
 Layout = Literal["text", "jsonl", "parquet", "wiki"]
 EncodingErrors = Literal["strict", "replace"]
@@ -52,8 +52,15 @@ def documents_of(block: Block) -> Iterator[Document]:
     for text, line in _TEXTS[block.reading.layout](block):
         where = f"{block.source}:{line}"
         # No character takes more than four bytes: most texts need no second look.
-        pieces = [text] if len(text) * 4 <= DOCUMENT_BYTES else _pieces(text)
-        yield from (Document(piece, where) for piece in pieces)
+        if len(text) * 4 <= DOCUMENT_BYTES:
+            yield Document(text, where)
+            continue
+        rest = text.encode("utf-8")
+        while rest:
+            end = end_of_piece(rest, DOCUMENT_BYTES)
+            if piece := rest[:end].decode("utf-8").strip():
+                yield Document(piece, where)
+            rest = rest[end:]
 
 
 def tidied(text: str) -> str:
@@ -71,15 +78,6 @@ def end_of_piece(content: bytes | bytearray, limit: int) -> int:
     while content[limit] & 0xC0 == 0x80 and limit > 1:  # inside a character of several bytes
         limit -= 1
     return limit
-
-
-def _pieces(text: str) -> Iterator[str]:
-    rest = text.encode("utf-8")
-    while rest:
-        end = end_of_piece(rest, DOCUMENT_BYTES)
-        if piece := rest[:end].decode("utf-8").strip():
-            yield piece
-        rest = rest[end:]
 
 
 def _plain_texts(block: Block) -> Iterator[tuple[str, int]]:
@@ -103,8 +101,10 @@ def _wiki_texts(block: Block) -> Iterator[tuple[str, int]]:
     for number, line in enumerate(_lines(block), block.first_line):
         if line.startswith("<doc ") or line == "</doc>":
             if page and page.lines:
-                yield page.text(), page.first_line
-            page = None if line == "</doc>" else _Page(_title(line), number, [])
+                yield "\n".join(page.lines), page.first_line
+            title = re.search(r'title="(.*)"\s*>$', line)
+            name = html.unescape(title[1]).strip() if title else ""
+            page = None if line == "</doc>" else _Page(name, number, [])
         elif page:
             page.add(line)
         elif line:
@@ -113,7 +113,7 @@ def _wiki_texts(block: Block) -> Iterator[tuple[str, int]]:
                 "stands outside <doc ...> and </doc>", where=f"{block.source}:{number}", remedy=remedy
             )
     if page and page.lines:
-        yield page.text(), page.first_line
+        yield "\n".join(page.lines), page.first_line
 
 
 @dataclass(slots=True)
@@ -127,16 +127,9 @@ class _Page:
         if text and (self.lines or text != self.title):
             self.lines.append(text)
 
-    def text(self) -> str:
-        return "\n".join(self.lines)
-
-
-def _title(opening: str) -> str:
-    found = re.search(r'title="(.*)"\s*>$', opening)
-    return html.unescape(found[1]).strip() if found else ""
-
 
 def _jsonl_texts(block: Block) -> Iterator[tuple[str, int]]:
+    # Cut at line feeds alone: a JSON string may hold U+2028 and other separators as they are.
     for number, line in enumerate(_decoded(block).split("\n"), block.first_line):
         if line and not line.isspace():
             value = _field_of(line, block.reading, f"{block.source}:{number}")
@@ -155,24 +148,17 @@ def _field_of(line: str, reading: Reading, where: str) -> str:
         remedy = f"choose one of its fields with --field: {', '.join(record) or 'it has none'}"
         raise UserError(f"has no field {reading.field!r}", where=where, remedy=remedy)
     value = record[reading.field]
-    if value is None:
+    if value is None:  # a record without text, as exported tables have them
         return ""
     if not isinstance(value, str):
         raise UserError(
             f"field {reading.field!r} is no text", where=where, remedy="choose another with --field"
         )
-    return _without_lone_surrogates(value, reading, where)
-
-
-def _without_lone_surrogates(text: str, reading: Reading, where: str) -> str:
-    """The text; JSON can spell half of a character (\\ud83d), which no file can hold."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
+    if fault := lone_surrogate(value):
         if reading.errors == "strict":
-            raise UserError("spells half a character", where=where, remedy=_REPLACE) from error
-        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return text
+            raise UserError(fault, where=where, remedy=_REPLACE)
+        value = value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return value
 
 
 def _parquet_texts(block: Block) -> Iterator[tuple[str, int]]:

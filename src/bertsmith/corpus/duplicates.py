@@ -1,9 +1,10 @@
 """Documents that were seen before: word for word, or nearly.
 
 Near duplicates are found as in Lee et al. 2022 and FineWeb (Penedo et al. 2024): MinHash over runs of five
-words, and bands of it as keys. Two texts with a share s of their runs in common meet in a band with a chance
-of 1 - (1 - s**8)**16, which is 95 % at 0.8 and 6 % at 0.5; those that meet are duplicates if their signatures
-agree to NEAR_SIMILARITY. Workers make fingerprints and signatures; one filter decides, in order of arrival.
+words, and bands of it as keys. Two texts with a fraction s of their runs in common meet in a band with
+probability 1 - (1 - s**8)**16, which is 95 % at 0.8 and 6 % at 0.5; those that meet are duplicates if their
+signatures agree to NEAR_SIMILARITY. Workers make fingerprints and signatures; one filter decides, in order of
+arrival.
 """
 
 import hashlib
@@ -14,8 +15,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from bertsmith.corpus.words import run_hashes, words_of
-from bertsmith.ground.seeds import bits, key_of
+from bertsmith.core.seeds import bits, key_of
+from bertsmith.corpus.word_hashes import run_hashes, words_of
 
 DuplicateKind = Literal["none", "exact", "near"]
 Signature = NDArray[np.uint64]
@@ -35,7 +36,14 @@ def exact_fingerprint(text: str) -> bytes:
 
 def near_signature(text: str) -> Signature:
     """What is compared to find near duplicates: a key for each band, then the low bytes of all 128 minima."""
-    minima = _minima(_runs(text))
+    words = words_of(text)
+    if len(words):
+        hashes = run_hashes(words.hashes, min(RUN_WORDS, len(words)))
+        runs = (hashes >> np.uint64(32)).astype(np.uint32)
+    else:  # nothing but punctuation: only its own copy is a duplicate
+        runs = np.frombuffer(exact_fingerprint(text), np.dtype("<u4"))
+    minima = _minima(runs)
+    # A band's key is a hash of its eight minima; 0 would mean a free slot to the filter.
     rows = bits(np.arange(_HASHES, dtype=np.uint64), minima.astype(np.uint64)).reshape(BANDS, ROWS)
     keys = np.maximum(rows.sum(axis=1, dtype=np.uint64), np.uint64(1))
     return np.concatenate([keys, minima.astype(np.uint8).view(np.uint64)])
@@ -52,14 +60,6 @@ def _minima(runs: NDArray[np.uint32]) -> NDArray[np.uint32]:
     return minima
 
 
-def _runs(text: str) -> NDArray[np.uint32]:
-    words = words_of(text)
-    if not len(words):  # nothing but punctuation: only its own copy is a duplicate
-        return np.frombuffer(exact_fingerprint(text), np.dtype("<u4"))
-    hashes = run_hashes(words.hashes, min(RUN_WORDS, len(words)))
-    return (hashes >> np.uint64(32)).astype(np.uint32)
-
-
 @cache
 def _permutations() -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
     """The factors (odd, so that each is a permutation of all 32-bit numbers) and offsets of the hashes."""
@@ -73,7 +73,8 @@ class DuplicateFilter:
     def __init__(self, kind: DuplicateKind) -> None:
         self._kind = kind
         self._fingerprints: set[bytes] = set()
-        self._near = _NearIndex()
+        self._first_with = _FirstSeen()
+        self._sketches: list[bytes] = []
 
     def is_duplicate(self, fingerprint: bytes, signature: Signature | None = None) -> bool:
         """Whether such a document came before; if not, it is remembered. Only "near" needs the signature."""
@@ -81,34 +82,26 @@ class DuplicateFilter:
             return False
         if fingerprint in self._fingerprints:
             return True
-        if self._kind == "near" and not self._is_new(signature):
-            return True
+        if self._kind == "near":
+            if signature is None:
+                raise ValueError("near duplicates need a signature")
+            if self._is_near_duplicate(signature):
+                return True
         self._fingerprints.add(fingerprint)
         return False
 
-    def _is_new(self, signature: Signature | None) -> bool:
-        if signature is None:
-            raise ValueError("near duplicates need a signature")
-        return self._near.remember(signature)
-
-
-class _NearIndex:
-    """Signatures that can be found by any of their bands."""
-
-    def __init__(self) -> None:
-        self._first_with = _FirstSeen()
-        self._sketches: list[bytes] = []
-
-    def remember(self, signature: Signature) -> bool:
-        """Keep a signature unless one like it is there; whether it was kept."""
-        keys, sketch = signature[:BANDS].tolist(), signature[BANDS:].tobytes()
+    def _is_near_duplicate(self, signature: Signature) -> bool:
+        """Whether a signature like this one is there; if not, it is remembered by its bands."""
+        keys, sketch = signature[:BANDS].tolist(), signature[BANDS:]
         met = {number for key in keys if (number := self._first_with.get(key)) is not None}
-        if any(_agreement(self._sketches[number], sketch) >= NEAR_SIMILARITY for number in met):
-            return False
+        for number in met:
+            other = np.frombuffer(self._sketches[number], np.uint8)
+            if np.count_nonzero(other == sketch.view(np.uint8)) / len(other) >= NEAR_SIMILARITY:
+                return True
         for key in keys:
             self._first_with.add(key, len(self._sketches))
-        self._sketches.append(sketch)
-        return True
+        self._sketches.append(sketch.tobytes())
+        return False
 
 
 class _FirstSeen:
@@ -132,8 +125,13 @@ class _FirstSeen:
             return
         self._keys[slot], self._numbers[slot] = key, number
         self._used += 1
+        # At most two thirds full, so that the way to a free slot stays short.
         if 3 * self._used > 2 * len(self._keys):
-            self._grow()
+            keys, numbers = self._keys, self._numbers
+            self._empty(slots=2 * len(keys))
+            for old_key, old_number in zip(keys, numbers, strict=True):
+                if old_key:
+                    self.add(old_key, old_number)
 
     def _slot(self, key: int) -> int:
         """The slot that holds a key, or the free one where it belongs."""
@@ -142,19 +140,7 @@ class _FirstSeen:
             slot = (slot + 1) % len(keys)
         return slot
 
-    def _grow(self) -> None:
-        keys, numbers = self._keys, self._numbers
-        self._empty(slots=2 * len(keys))
-        for key, number in zip(keys, numbers, strict=True):
-            if key:
-                self.add(key, number)
-
     def _empty(self, slots: int) -> None:
         self._keys, self._numbers = array("Q", bytes(8 * slots)), array("I", bytes(4 * slots))
         self._shift = 65 - slots.bit_length()  # the upper bits of a key name its first slot
         self._used = 0
-
-
-def _agreement(one: bytes, other: bytes) -> float:
-    same = np.frombuffer(one, np.uint8) == np.frombuffer(other, np.uint8)
-    return float(np.count_nonzero(same)) / len(one)

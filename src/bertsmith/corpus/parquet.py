@@ -5,8 +5,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from bertsmith.core.errors import UserError
 from bertsmith.corpus.documents import Block, Reading
-from bertsmith.ground.errors import UserError
 
 _ROWS_AT_ONCE = 256  # a batch: some hundred kilobytes of prose
 
@@ -46,6 +46,7 @@ def text_batches(file: Any, path: Path, column: str) -> Iterator[list[bytes]]:
         raise UserError(
             f"column {column!r} is no text", where=str(path), remedy="choose another with --field"
         )
+    # As bytes: text that is not UTF-8 is found by who decodes it, and named with its row.
     for batch in file.iter_batches(batch_size=_ROWS_AT_ONCE, columns=[column]):
         yield [text or b"" for text in batch.column(0).cast(large_binary()).to_pylist()]
 

@@ -15,15 +15,86 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Literal
 
-from bertsmith.corpus.cutting import Stream, cut_blocks
-from bertsmith.corpus.documents import Block, Document, EncodingErrors, Layout, Reading, documents_of
+from bertsmith.core.errors import UserError
+from bertsmith.core.files import COMPRESSED_SUFFIXES, compression_of, open_text_bytes
+from bertsmith.corpus.documents import (
+    DOCUMENT_BYTES,
+    Block,
+    Document,
+    EncodingErrors,
+    Layout,
+    Reading,
+    documents_of,
+    end_of_piece,
+)
 from bertsmith.corpus.parquet import parquet_blocks
-from bertsmith.ground.errors import UserError
-from bertsmith.ground.files import COMPRESSED_SUFFIXES, compression_of, open_text_bytes
+
+RECORD_BYTES = 64 << 20  # a JSON line or a wiki page beyond this is a file of another kind, or a broken one
+
+_BORDERS: dict[Layout, re.Pattern[bytes]] = {
+    "text": re.compile(rb"\n[ \t\r\f\v]*\n"),
+    "jsonl": re.compile(rb"\n"),
+    "wiki": re.compile(rb"\n</doc>[ \t\r]*\n"),
+}
+_FIRST_STEP = 1 << 16  # bytes read beyond a block to find its border; doubled while there is none
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """An open file, what was read of it already, what it is called and where in it that text begins."""
+
+    file: BinaryIO
+    start: bytes
+    source: str
+    first_byte: int = 0
+
+
+def cut_blocks(stream: Stream, reading: Reading, *, block_bytes: int) -> Iterator[Block]:
+    """The blocks of a stream: each ends at the first border between documents after block_bytes."""
+    line, byte, read = 1, stream.first_byte, 0
+    held = bytearray(stream.start)
+    while True:
+        held += stream.file.read(max(block_bytes - len(held), 0))
+        if not held:
+            return
+        end = _end_of_block(stream, held, reading.layout, block_bytes)
+        content = bytes(held[:end])
+        del held[:end]
+        try:
+            position = os.lseek(stream.file.fileno(), 0, os.SEEK_CUR)
+        except OSError:  # a pipe has none
+            position = 0
+        yield Block(content, stream.source, line, byte, reading, file_bytes=position - read)
+        line, byte, read = line + content.count(b"\n"), byte + len(content), position
+
+
+def _end_of_block(stream: Stream, held: bytearray, layout: Layout, block_bytes: int) -> int:
+    """Where the block that starts with the held bytes ends; holds more if that is needed to tell."""
+    limit = DOCUMENT_BYTES if layout == "text" else RECORD_BYTES
+    step = _FIRST_STEP
+    while not (border := _BORDERS[layout].search(held, block_bytes)):
+        if len(held) > block_bytes + limit:
+            if layout != "text":
+                what = f"has no end of a record within {RECORD_BYTES >> 20} MiB"
+                raise UserError(
+                    what, where=stream.source, remedy="check the file, or choose another --format"
+                )
+            # A giant document would hold up the whole stream in memory: the block ends before it, and if the
+            # block is nothing else, the giant itself is cut.
+            earlier = [border.end() for border in _BORDERS["text"].finditer(held, 0, block_bytes)]
+            return earlier[-1] if earlier else end_of_piece(held, DOCUMENT_BYTES)
+        more = stream.file.read(step)
+        if not more:
+            return len(held)
+        held += more
+        step *= 2
+    return border.end()
+
 
 __all__ = ["Block", "Document", "TextFormat", "documents_of", "find_sources", "read_blocks", "size_on_disk"]
 
@@ -50,7 +121,26 @@ def find_sources(paths: Sequence[str]) -> list[Path]:
     """The files that the paths name: files, folders, glob patterns, "-" for standard input."""
     if not paths:
         raise UserError("no text was named", remedy="name files, folders, patterns, or - for standard input")
-    return [source for path in paths for source in _sources(path)]
+    sources = []
+    for path in paths:
+        source = Path(path).expanduser()
+        if source == STANDARD_INPUT or (source.exists() and not source.is_dir()):
+            sources.append(source)
+            continue
+        if source.is_dir():
+            found, what = _below(source), "is a folder without text that can be known by its name"
+        else:
+            what = "no such file, and nothing matches it as a pattern"
+            # Not Path.glob, which refuses absolute patterns and finds hidden files.
+            matches = map(Path, glob.glob(str(source), recursive=True))  # noqa: PTH207
+            found = {file for match in matches for file in (_below(match) if match.is_dir() else [match])}
+        if not found:
+            remedy = (
+                f"name the files themselves; folders are searched for {' '.join(_LAYOUTS)}, packed or not"
+            )
+            raise UserError(what, where=path, remedy=remedy)
+        sources += sorted(found)
+    return sources
 
 
 def size_on_disk(sources: Sequence[Path]) -> int:
@@ -68,99 +158,57 @@ def read_blocks(
 ) -> Iterator[Block]:
     """The blocks of all files in order, each of whole documents and about block_bytes of text."""
     for source in sources:
-        layout = _layout_by_name(source) if format == "auto" else format
+        layout = (
+            _LAYOUTS.get(_without_compression(source).suffix.lower(), "text") if format == "auto" else format
+        )
         if layout == "parquet":
-            reading = Reading(layout, field, errors)
-            yield from parquet_blocks(_seekable(source), reading, block_bytes=block_bytes)
+            if source == STANDARD_INPUT or source.suffix.lower() in COMPRESSED_SUFFIXES:
+                what = "Parquet is read from its end, which needs a plain file"
+                raise UserError(what, where=str(source), remedy="unpack it into a file first")
+            yield from parquet_blocks(source, Reading(layout, field, errors), block_bytes=block_bytes)
             continue
-        with _opened(source) as file:
+        is_standard_input = source == STANDARD_INPUT
+        with nullcontext(sys.stdin.buffer) if is_standard_input else open_text_bytes(source) as file:
             stream = _started(file, str(source), block_bytes)
-            layout = _layout_by_start(stream.start) or layout if format == "auto" else layout
+            if format == "auto":
+                found = (name for name, pattern in _STARTS.items() if pattern.match(stream.start))
+                layout = next(found, layout)
             yield from cut_blocks(stream, Reading(layout, field, errors), block_bytes=block_bytes)
-
-
-def _sources(path: str) -> list[Path]:
-    place = Path(path).expanduser()
-    if place == STANDARD_INPUT:
-        return [STANDARD_INPUT]
-    if place.is_dir():
-        found, what = _below(place), "is a folder without text that can be known by its name"
-    elif place.exists():
-        return [place]
-    else:
-        found, what = _matching(str(place)), "no such file, and nothing matches it as a pattern"
-    if not found:
-        remedy = f"name the files themselves; folders are searched for {' '.join(_LAYOUTS)}, packed or not"
-        raise UserError(what, where=path, remedy=remedy)
-    return sorted(found)
-
-
-def _matching(pattern: str) -> set[Path]:
-    # Not Path.glob, which refuses absolute patterns and finds hidden files.
-    matches = map(Path, glob.glob(pattern, recursive=True))  # noqa: PTH207
-    return {file for match in matches for file in (_below(match) if match.is_dir() else [match])}
 
 
 def _below(folder: Path) -> set[Path]:
     """The files below a folder whose names say that they hold text; hidden ones are left alone."""
 
-    def refuse(error: OSError) -> None:
+    def raise_unreadable(error: OSError) -> None:
         what = f"cannot be read ({error.strerror})"
         raise UserError(what, where=str(error.filename), remedy="check its rights") from error
 
     found = set()
-    for place, folders, names in os.walk(folder, onerror=refuse):
+    for parent, folders, names in os.walk(folder, onerror=raise_unreadable):
         folders[:] = [name for name in folders if not name.startswith(".")]
-        found |= {Path(place, name) for name in names if _is_text_name(name)}
+        for name in (name for name in names if not name.startswith(".")):
+            bare = _without_compression(Path(name))
+            if bare.suffix.lower() in _LAYOUTS or re.fullmatch(r"wiki_\d+", bare.name):  # WikiExtractor's
+                found.add(Path(parent, name))
     return found
-
-
-def _is_text_name(name: str) -> bool:
-    if name.startswith("."):
-        return False
-    bare = _without_compression(Path(name))
-    made_by_wikiextractor = re.fullmatch(r"wiki_\d+", bare.name) is not None
-    return made_by_wikiextractor or bare.suffix.lower() in _LAYOUTS
 
 
 def _without_compression(path: Path) -> Path:
     return path.with_suffix("") if path.suffix.lower() in COMPRESSED_SUFFIXES else path
 
 
-def _layout_by_name(source: Path) -> Layout:
-    return _LAYOUTS.get(_without_compression(source).suffix.lower(), "text")
-
-
-def _layout_by_start(start: bytes) -> Layout | None:
-    return next((layout for layout, pattern in _STARTS.items() if pattern.match(start)), None)
-
-
-def _seekable(source: Path) -> Path:
-    if source == STANDARD_INPUT or source.suffix.lower() in COMPRESSED_SUFFIXES:
-        what = "Parquet is read from its end, which needs a plain file"
-        raise UserError(what, where=str(source), remedy="unpack it into a file first")
-    return source
-
-
-def _opened(source: Path) -> AbstractContextManager[BinaryIO]:
-    return nullcontext(sys.stdin.buffer) if source == STANDARD_INPUT else open_text_bytes(source)
-
-
 def _started(file: BinaryIO, source: str, block_bytes: int) -> Stream:
     """The stream after a look at its first bytes, which tell some files that hold no UTF-8 text."""
     name = "standard input" if source == str(STANDARD_INPUT) else source
     start = file.read(max(block_bytes, 64))
-    if kind := _not_text(start):
-        raise UserError(f"is {kind[0]}", where=name, remedy=kind[1])
+    what, remedy = "", ""
+    if compression_of(start):
+        what, remedy = "is compressed inside", "unpack it first"
+    elif start.startswith((b"\xff\xfe", b"\xfe\xff")):
+        what, remedy = "is UTF-16 text", "convert it: iconv -f UTF-16 -t UTF-8"
+    elif start.startswith(b"PAR1"):
+        what, remedy = "is a Parquet file", "say --format parquet"
+    if what:
+        raise UserError(what, where=name, remedy=remedy)
     mark = len(_BYTE_ORDER_MARK) if start.startswith(_BYTE_ORDER_MARK) else 0
     return Stream(file, start[mark:], name, mark)
-
-
-def _not_text(start: bytes) -> tuple[str, str] | None:
-    if compression_of(start):
-        return "compressed inside", "unpack it first"
-    if start.startswith((b"\xff\xfe", b"\xfe\xff")):
-        return "UTF-16 text", "convert it: iconv -f UTF-16 -t UTF-8"
-    if start.startswith(b"PAR1"):
-        return "a Parquet file", "say --format parquet"
-    return None

@@ -9,7 +9,9 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from bertsmith.corpus.store_format import (
+from bertsmith.core.arrays import GrowingNpy
+from bertsmith.core.files import atomic_folder, check_not_taken, sha256_of, write_json
+from bertsmith.corpus.token_store import (
     DOCUMENT_STARTS,
     MANIFEST,
     SENTENCE_STARTS,
@@ -20,10 +22,9 @@ from bertsmith.corpus.store_format import (
     Manifest,
     shard_name,
 )
-from bertsmith.ground.files import atomic_folder, refuse_if_taken, sha256_of, write_json
 from bertsmith.text.fast_encoder import smallest_id_type
+from bertsmith.text.lexicon import UNIT_KINDS
 from bertsmith.text.tokenizer import Tokenizer
-from bertsmith.text.units import UNIT_KINDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,7 @@ class TokenisedDocuments:
         """The documents that are wanted."""
         if wanted.all():
             return self
+        # A document's flag, given to its sentences and then to their tokens.
         sentences = np.repeat(wanted, self.document_lengths)
         tokens = np.repeat(sentences, self.sentence_lengths)
         return TokenisedDocuments(
@@ -49,37 +51,35 @@ class TokenisedDocuments:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class StorePlan:
-    """What must be known before the first token is written."""
-
-    tokenizer: Tokenizer
-    with_units: bool = False
-    shard_tokens: int = SHARD_TOKENS
-
-
 class StoreWriter:
     """Appends documents to the files of a store and, at the end, states them in a manifest."""
 
-    def __init__(self, folder: Path, plan: StorePlan) -> None:
-        self._folder, self._plan = folder, plan
-        self._vocabulary = plan.tokenizer.vocabulary_size
+    def __init__(self, folder: Path, tokenizer: Tokenizer, *, with_units: bool, shard_tokens: int) -> None:
+        self._folder, self._tokenizer = folder, tokenizer
+        self._vocabulary, self._shard_tokens = tokenizer.vocabulary_size, shard_tokens
         self._type = smallest_id_type(self._vocabulary)
-        self._tokens = _ShardFiles(folder, "tokens", size=plan.shard_tokens)
-        self._units = _ShardFiles(folder, "units", size=plan.shard_tokens) if plan.with_units else None
-        self._sentence_starts = _GrowingArray(folder / SENTENCE_STARTS)
-        self._document_starts = _GrowingArray(folder / DOCUMENT_STARTS)
+        self._tokens = _ShardFiles(folder, "tokens", size=shard_tokens)
+        self._units = _ShardFiles(folder, "units", size=shard_tokens) if with_units else None
+        self._sentence_starts = _RunningSums(folder / SENTENCE_STARTS)
+        self._document_starts = _RunningSums(folder / DOCUMENT_STARTS)
         self.token_counts = np.zeros(self._vocabulary, np.int64)
 
     def add(self, documents: TokenisedDocuments) -> None:
         """Append documents; none of them, and none of their sentences, is empty."""
-        self._check(documents)
-        self._tokens.append(documents.tokens.astype(np.dtype(self._type).newbyteorder("<"), copy=False))
-        if self._units is not None and documents.units is not None:
-            self._units.append(documents.units)
-        self._sentence_starts.append_lengths(documents.sentence_lengths)
-        self._document_starts.append_lengths(documents.document_lengths)
-        self.token_counts += np.bincount(documents.tokens, minlength=self._vocabulary)
+        tokens, units = documents.tokens, documents.units
+        assert documents.sentence_lengths.min(initial=1) > 0, "an empty sentence"
+        assert documents.document_lengths.min(initial=1) > 0, "an empty document"
+        assert documents.sentence_lengths.sum() == len(tokens)
+        assert documents.document_lengths.sum() == len(documents.sentence_lengths)
+        assert tokens.max(initial=0) < self._vocabulary
+        assert (units is None) == (self._units is None)
+        self._tokens.append(tokens.astype(np.dtype(self._type).newbyteorder("<"), copy=False))
+        if self._units is not None and units is not None:
+            assert len(units) == len(tokens)
+            self._units.append(units)
+        self._sentence_starts.append(documents.sentence_lengths)
+        self._document_starts.append(documents.document_lengths)
+        self.token_counts += np.bincount(tokens, minlength=self._vocabulary)
 
     @property
     def tokens(self) -> int:
@@ -94,21 +94,26 @@ class StoreWriter:
     @property
     def documents(self) -> int:
         """How many documents were written so far."""
-        return self._document_starts.count - 1
+        return self._document_starts.count
 
     def finish(self, *, settings: Mapping[str, Any], summary: Mapping[str, Any]) -> None:
         """Close the files and write the manifest."""
         self.close()
-        self._plan.tokenizer.save(self._folder / TOKENIZER)
+        self._tokenizer.save(self._folder / TOKENIZER)
         np.save(self._folder / TOKEN_COUNTS, self.token_counts)
         files = sorted(path for path in self._folder.rglob("*") if path.is_file())
-        entries = {path.relative_to(self._folder).as_posix(): _entry(path) for path in files}
+        entries = {
+            path.relative_to(self._folder).as_posix(): FileEntry(
+                bytes=path.stat().st_size, sha256=sha256_of(path)
+            )
+            for path in files
+        }
         manifest = Manifest(
             tokenizer=entries[f"{TOKENIZER}/tokenizer.json"].sha256,
             vocabulary=self._vocabulary,
             token_type=self._type,
-            units=list(UNIT_KINDS) if self._plan.with_units else [],
-            shard_tokens=self._plan.shard_tokens,
+            units=[] if self._units is None else list(UNIT_KINDS),
+            shard_tokens=self._shard_tokens,
             documents=self.documents,
             sentences=self.sentences,
             tokens=self.tokens,
@@ -116,6 +121,7 @@ class StoreWriter:
             summary=dict(summary),
             files=entries,
         )
+        # Last, so that a folder with a manifest is a whole store.
         write_json(self._folder / MANIFEST, manifest.model_dump())
 
     def close(self) -> None:
@@ -124,22 +130,15 @@ class StoreWriter:
             if file is not None:
                 file.close()
 
-    def _check(self, documents: TokenisedDocuments) -> None:
-        assert documents.sentence_lengths.min(initial=1) > 0, "an empty sentence"
-        assert documents.document_lengths.min(initial=1) > 0, "an empty document"
-        assert documents.sentence_lengths.sum() == len(documents.tokens)
-        assert documents.document_lengths.sum() == len(documents.sentence_lengths)
-        assert documents.tokens.max(initial=0) < self._vocabulary
-        assert (documents.units is not None) == self._plan.with_units
-        assert documents.units is None or len(documents.units) == len(documents.tokens)
-
 
 @contextmanager
-def writing_store(folder: Path, plan: StorePlan) -> Iterator[StoreWriter]:
+def writing_store(
+    folder: Path, tokenizer: Tokenizer, *, with_units: bool = False, shard_tokens: int = SHARD_TOKENS
+) -> Iterator[StoreWriter]:
     """A writer whose files appear under `folder` only if the block, which must `finish` it, succeeds."""
-    refuse_if_taken(folder)
+    check_not_taken(folder)
     with atomic_folder(folder) as temporary:
-        writer = StoreWriter(temporary, plan)
+        writer = StoreWriter(temporary, tokenizer, with_units=with_units, shard_tokens=shard_tokens)
         try:
             yield writer
         finally:
@@ -156,10 +155,14 @@ class _ShardFiles:
 
     def append(self, values: NDArray[Any]) -> None:
         while len(values):
-            room = self._size - self._written % self._size
-            self._open_file().write(np.ascontiguousarray(values[:room]).data)
-            self._written += min(room, len(values))
-            values = values[room:]
+            if self._file is None:
+                name = shard_name(self._written // self._size)
+                self._file = (self._folder / f"{name}.{self._suffix}").open("xb")
+            remaining = self._size - self._written % self._size
+            self._file.write(np.ascontiguousarray(values[:remaining]).data)
+            self._written += min(remaining, len(values))
+            values = values[remaining:]
+            # A full file is closed at once: the next one is made only if there is a value for it.
             if self._written % self._size == 0:
                 self.close()
 
@@ -168,42 +171,23 @@ class _ShardFiles:
             self._file.close()
             self._file = None
 
-    def _open_file(self) -> BinaryIO:
-        if self._file is None:
-            number = self._written // self._size
-            self._file = (self._folder / f"{shard_name(number)}.{self._suffix}").open("xb")
-        return self._file
 
-
-class _GrowingArray:
-    """An .npy file of running sums whose length becomes known when it is closed."""
+class _RunningSums:
+    """An .npy file of starts: running sums of lengths, from 0 on."""
 
     def __init__(self, path: Path) -> None:
-        self._file: BinaryIO = path.open("xb")
-        self.count, self.last = 0, 0
-        self._write_header()
-        self._append(np.zeros(1, np.int64))
+        self._file, self.last = GrowingNpy(path, "<i8"), 0
+        self._file.append(np.zeros(1, np.int64))
 
-    def append_lengths(self, lengths: NDArray[np.int64]) -> None:
+    @property
+    def count(self) -> int:
+        return self._file.rows - 1
+
+    def append(self, lengths: NDArray[np.int64]) -> None:
         if len(lengths):
-            self._append(self.last + np.cumsum(lengths))
+            ends = self.last + np.cumsum(lengths)
+            self._file.append(ends)
+            self.last = int(ends[-1])
 
     def close(self) -> None:
-        if not self._file.closed:
-            self._file.seek(0)
-            self._write_header()
-            self._file.close()
-
-    def _append(self, values: NDArray[np.int64]) -> None:
-        self._file.write(values.astype("<i8", copy=False).data)
-        self.count += len(values)
-        self.last = int(values[-1])
-
-    def _write_header(self) -> None:
-        # numpy leaves room in the header for the length to grow, so that it can be written over in place.
-        facts = {"descr": "<i8", "fortran_order": False, "shape": (self.count,)}
-        np.lib.format.write_array_header_1_0(self._file, facts)
-
-
-def _entry(path: Path) -> FileEntry:
-    return FileEntry(bytes=path.stat().st_size, sha256=sha256_of(path))
+        self._file.close()

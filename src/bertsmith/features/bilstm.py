@@ -4,6 +4,8 @@ Shapes: T packed tokens, S sequences, D width of what comes in, W width of one d
 (the two texts of each pair), N longest part; C outputs.
 """
 
+from typing import Literal
+
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
@@ -12,8 +14,8 @@ from bertsmith.features.mix import LayerMix
 from bertsmith.model.encoder import largest_of_rows, mean_of_rows
 from bertsmith.model.network import Network
 from bertsmith.packed import Layout, PackedBatch
-from bertsmith.tasks.examples import Kind
 
+Reads = Literal["sentence", "tokens"]
 LAYERS = 2
 """Devlin et al. 2018, 5.3."""
 
@@ -27,39 +29,48 @@ class PackedBiLstm(nn.Module):
 
     def forward(self, values_TD: Tensor, layout: Layout) -> Tensor:
         """Both directions' states of each row [T, 2W]."""
-        rows_T, sizes = _first_rows_first(layout)
-        rows_T = rows_T.to(values_TD.device)
-        states: Tensor = self.lstm(PackedSequence(values_TD[rows_T], sizes))[0].data
+        # An LSTM wants all first rows, that of the longest sequence before the others, then all second ones,
+        # and how many there are of each; ranks by length keep the order the same within each such group.
+        starts_S1 = layout.starts_S1.cpu().long()
+        lengths_S = starts_S1.diff()
+        ranks_S = lengths_S.argsort(descending=True, stable=True).argsort()
+        steps_T = torch.arange(int(starts_S1[-1])) - starts_S1[:-1].repeat_interleave(lengths_S)
+        keys_T = steps_T * len(lengths_S) + ranks_S.repeat_interleave(lengths_S)
+        rows_T = keys_T.argsort().to(values_TD.device)
+        states: Tensor = self.lstm(PackedSequence(values_TD[rows_T], steps_T.bincount()))[0].data
         return states[rows_T.argsort()]
-
-
-def _first_rows_first(layout: Layout) -> tuple[Tensor, Tensor]:
-    """The order that an LSTM wants, and how many rows there are of each place: all first rows, that of the
-    longest sequence before the others, then all second ones."""
-    starts_S1 = layout.starts_S1.cpu().long()
-    lengths_S = starts_S1.diff()
-    ranks_S = lengths_S.argsort(descending=True, stable=True).argsort()
-    places_T = torch.arange(int(starts_S1[-1])) - starts_S1[:-1].repeat_interleave(lengths_S)
-    keys_T = places_T * len(lengths_S) + ranks_S.repeat_interleave(lengths_S)
-    return keys_T.argsort(), places_T.bincount()
 
 
 class FrozenMixScorer(nn.Module):
     """Scores from a frozen encoder: all its layers mixed, then BiLSTMs, then one linear layer."""
 
     def __init__(
-        self, network: Network, outputs: int, *, kind: Kind, separator: int | None, stream: torch.Generator
+        self, network: Network, outputs: int, *, reads: Reads, separator: int | None, stream: torch.Generator
     ) -> None:
-        """The separator is the token that ends the first text of a pair; None where a text stands alone."""
+        """`reads` is that of the task's head (`tasks.kinds.kind`).
+
+        The separator is the token that ends the first text of a pair; None where a text stands alone.
+        """
         super().__init__()
         self.network = network.requires_grad_(False).eval()
-        shape = network.shape
+        width, dropout = network.config.width, network.config.head_dropout
         self.mix = LayerMix(len(network.encoder.order) + 1)
-        self.dropout = nn.Dropout(shape.head_dropout)
-        self.reader = _reader(shape.width, kind, separator=separator, dropout=shape.head_dropout)
+        self.dropout = nn.Dropout(dropout)
+        self.reader: TokenReader | TextReader | PairReader
+        if reads == "tokens":
+            self.reader = TokenReader(width, dropout=dropout)
+        elif separator is None:
+            self.reader = TextReader(width, dropout=dropout)
+        else:
+            self.reader = PairReader(width, separator=separator, dropout=dropout)
         self.output = nn.Linear(self.reader.outputs, outputs)
-        for part in (self.reader, self.output):
-            _draw(part, stream)
+        with torch.no_grad():
+            for parameter in (*self.reader.parameters(), *self.output.parameters()):
+                if parameter.dim() > 1:  # uniform within 1 / sqrt(inputs of a unit)
+                    bound = parameter.shape[1] ** -0.5
+                    parameter.uniform_(-bound, bound, generator=stream)
+                else:
+                    parameter.zero_()
         self.to(network.encoder.embeddings.words.weight)
 
     def forward(self, inputs: PackedBatch) -> Tensor:
@@ -123,27 +134,6 @@ class PairReader(nn.Module):
         return _pooled(again_TD, parts).view(inputs.layout.sequences, -1)
 
 
-def _reader(
-    width: int, kind: Kind, *, separator: int | None, dropout: float
-) -> TokenReader | TextReader | PairReader:
-    if kind in ("tag", "span"):
-        return TokenReader(width, dropout=dropout)
-    if separator is None:
-        return TextReader(width, dropout=dropout)
-    return PairReader(width, separator=separator, dropout=dropout)
-
-
-def _draw(module: nn.Module, stream: torch.Generator) -> None:
-    """Draw matrices uniformly within 1 / sqrt(inputs of a unit) from the stream; biases are 0."""
-    with torch.no_grad():
-        for parameter in module.parameters():
-            if parameter.dim() > 1:
-                bound = parameter.shape[1] ** -0.5
-                parameter.uniform_(-bound, bound, generator=stream)
-            else:
-                parameter.zero_()
-
-
 def _parts_of_pairs(inputs: PackedBatch, separator: int) -> Layout:
     """The layout in which each text of a pair is a sequence; the second is empty where there is none.
 
@@ -165,9 +155,9 @@ def _found_in_partner(states_TD: Tensor, parts: Layout) -> Tensor:
     """For each token, the mix of the other text's states that it attends to; 0 without a partner."""
     starts_G = parts.starts_S1[:-1].long()
     lengths_G = parts.starts_S1.diff().long()
-    place_N = torch.arange(int(lengths_G.max()), device=states_TD.device)
-    real_GN = place_N < lengths_G[:, None]
-    rows_GN = (starts_G[:, None] + place_N).clamp(max=len(states_TD) - 1)
+    column_N = torch.arange(int(lengths_G.max()), device=states_TD.device)
+    real_GN = column_N < lengths_G[:, None]
+    rows_GN = (starts_G[:, None] + column_N).clamp(max=len(states_TD) - 1)
     padded_GND = states_TD[rows_GN] * real_GN[..., None]
     partners_G = torch.arange(len(lengths_G), device=states_TD.device) ^ 1
     partner_GND = padded_GND[partners_G]

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import torch
 
-from bertsmith.ground.processes import finished_in_order
+from bertsmith.core.processes import finished_in_order
 
 Given = TypeVar("Given")
 Done = TypeVar("Done")
@@ -30,10 +30,10 @@ _making = Lock()
 
 
 def make_ready(device: torch.device) -> None:
-    """Have the threads of a CPU ready.
+    """Start the threads of a CPU.
 
-    As they begin, every thread that meets torch for the first time would be left with one core, so it is
-    better done when a model is opened than while requests are at work.
+    While they start, every thread that meets torch for the first time would be left with one core, so it is
+    better done when a model is opened than while requests are running.
     """
     if (streams := streams_for(sys.maxsize, device)) > 1:
         _workers_of(streams)
@@ -43,7 +43,9 @@ def streams_for(tokens: int, device: torch.device) -> int:
     """How many batches to compute at once; one where there is too little for every core."""
     if device.type != "cpu":
         return 1
-    with _making:  # for a thread that asks torch for the first time
+    # Not while workers are being made: for that moment torch's own setting is 1, and a thread that reads it
+    # for the first time keeps what it read.
+    with _making:
         threads = torch.get_num_threads()
     enough = tokens >= threads * LEAST_TOKENS
     return threads if enough and threads <= MOST_STREAMS else 1
@@ -55,6 +57,8 @@ def in_streams(work: Callable[[Given], Done], batches: Iterable[Given], *, strea
         yield from map(work, batches)
         return
     workers = _workers_of(streams)
+    # Twice as many as there are streams: who finishes early finds the next batch laid out, and of a long
+    # input only so many batches are in memory.
     yield from finished_in_order(
         batches,
         lambda batch: workers.submit(work, batch),
@@ -72,6 +76,7 @@ def _workers_of(streams: int) -> ThreadPoolExecutor:
 def _workers(streams: int) -> ThreadPoolExecutor:
     """Threads that compute alone, kept for the next time."""
     workers = ThreadPoolExecutor(streams, thread_name_prefix="stream", initializer=_take_one_core)
+    # A pool starts a thread only when none is idle: all of them have to wait for the last one.
     all_there = Barrier(streams)
     try:
         for each in [workers.submit(all_there.wait) for _ in range(streams)]:
@@ -94,7 +99,7 @@ def _take_one_core() -> None:
 def _forget_workers() -> None:
     """A forked process has none of the threads, and must not wait for them."""
     global _making  # noqa: PLW0603
-    _making = Lock()
+    _making = Lock()  # whoever held the old one at the fork is not there to release it
     _workers.cache_clear()
 
 

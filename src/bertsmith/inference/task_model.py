@@ -1,8 +1,7 @@
-"""A fine-tuned model that is asked as it was trained: examples in, what it says of them out."""
+"""A fine-tuned model that predicts as it was trained: examples in, predictions out."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -10,46 +9,44 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from bertsmith.core.errors import UserError
+from bertsmith.core.progress import progress_bar
+from bertsmith.core.seeds import key_of
 from bertsmith.features.bilstm import FrozenMixScorer
-from bertsmith.ground.errors import UserError
-from bertsmith.ground.progress import progress_bar
-from bertsmith.ground.seeds import key_of
-from bertsmith.inference.bert import load
-from bertsmith.inference.engine import Engine, cut_for
+from bertsmith.inference.engine import Engine, batching_for
+from bertsmith.inference.finetuned_folder import MIX_FILE, FinetunedTask
 from bertsmith.inference.streams import in_streams
-from bertsmith.inference.tuned import MIX_FILE, Tuned
 from bertsmith.model.heads import OutputHead
 from bertsmith.model.network import Network
-from bertsmith.tasks.batches import Numbers, ordered_batches, scores_in_order
-from bertsmith.tasks.encoded import EncodedSet, TaskBatch
-from bertsmith.tasks.encoding import encode_split
-from bertsmith.tasks.examples import Example
+from bertsmith.tasks.batches import Numbers, TaskBatch, ordered_batches, scores_in_order
+from bertsmith.tasks.encoded import EncodedSet
+from bertsmith.tasks.example_types import Example
 from bertsmith.tasks.objective import NetworkScorer, TaskObjective, freeze_encoder
-from bertsmith.tasks.outcome import Outcome, outcome_of
-from bertsmith.tasks.task_file import TaskNote
+from bertsmith.tasks.predictions import Predictions
+from bertsmith.tasks.task_config import TaskConfig
 from bertsmith.text.tokenizer import Tokenizer
-from bertsmith.training.steps import autocast
+from bertsmith.training.trainer import autocast
 
 GPU_MULTIPLE = 64
 
 
 @dataclass(frozen=True, slots=True)
 class TaskModel:
-    """A scorer with what it takes to ask it."""
+    """A scorer, its tokenizer and its task config."""
 
     objective: TaskObjective
     tokenizer: Tokenizer
-    note: TaskNote
+    config: TaskConfig
     device: torch.device
     precision: Literal["fp32", "bf16"]
 
     def encode(self, examples: Sequence[Example]) -> EncodedSet:
         """The examples as the model takes them."""
-        return encode_split(self.note.kind, examples, self.note.labels, self.tokenizer, self.note.text)
+        return self.config.kind.encode(examples, self.config.labels, self.tokenizer, self.config.text)
 
-    def outcome(self, examples: Sequence[Example], encoded: EncodedSet) -> Outcome:
-        """What the model says of these examples."""
-        return outcome_of(self.note, examples, encoded, self.logits(encoded))
+    def predict(self, examples: Sequence[Example], encoded: EncodedSet) -> Predictions:
+        """What the model predicts of these examples."""
+        return self.config.kind.predict(self.logits(encoded), encoded, examples, self.config.answers)
 
     def logits(self, encoded: EncodedSet) -> NDArray[np.float32]:
         """The raw scores of a split, in its order."""
@@ -61,41 +58,34 @@ class TaskModel:
             self.objective.train(was_training)
 
     def _scored(self, encoded: EncodedSet) -> Iterator[tuple[NDArray[np.float32], Numbers]]:
+        """The scores of each batch, with the numbers of its items; one at a time, so that memory holds."""
+
+        def scores(numbered: tuple[TaskBatch, Numbers]) -> tuple[NDArray[np.float32], Numbers]:
+            batch, items = numbered
+            # no_grad and autocast hold for one thread only, and this may be any of the streams.
+            with torch.no_grad(), autocast(self.device, self.precision):
+                return self.objective.scores(batch.to(self.device)).float().cpu().numpy(), items
+
         multiple = GPU_MULTIPLE if self.device.type == "cuda" else 1
-        cut = cut_for(len(encoded.tokens_T), self.device)
+        cut = batching_for(len(encoded.tokens_T), self.device)
         batches = ordered_batches(encoded, micro_tokens=cut.tokens, multiple=multiple)
-        with progress_bar("judging", encoded.items) as advance:
-            for scores, items in in_streams(self._scores, batches, streams=cut.streams):
-                yield scores, items
+        with progress_bar("predicting", encoded.items) as advance:
+            for found, items in in_streams(scores, batches, streams=cut.streams):
+                yield found, items
                 advance(len(items))
 
-    def _scores(self, numbered: tuple[TaskBatch, Numbers]) -> tuple[NDArray[np.float32], Numbers]:
-        batch, items = numbered
-        # Both hold for one thread only, and this may be any.
-        with torch.no_grad(), autocast(self.device, self.precision):
-            return self.objective.scores(batch.to(self.device)).float().cpu().numpy(), items
 
-
-def open_task_model(folder: Path, *, device: str = "auto") -> TaskModel:
-    """The fine-tuned model of a run folder or of the model folder in it."""
-    bert = load(folder, device=device)
-    if bert.tuned is None:
-        remedy = "give the folder of a `bertsmith finetune` run"
-        raise UserError("was not fine-tuned here: it has no task.json", where=str(folder), remedy=remedy)
-    return task_model_of(bert.engine.network, bert.tuned, bert.engine)
-
-
-def task_model_of(network: Network, tuned: Tuned, engine: Engine) -> TaskModel:
-    """A network that is asked as it was fine-tuned."""
-    note = tuned.note
-    if tuned.reads_raw:
-        leave_pooler_out(network, note.head_name)
-    scorer = scorer_of(network, note, engine.tokenizer, seed=0)
+def task_model_of(network: Network, finetuned: FinetunedTask, engine: Engine) -> TaskModel:
+    """A network that predicts as it was fine-tuned to."""
+    config = finetuned.config
+    if finetuned.skips_pooler:
+        leave_pooler_out(network, config.head_name)
+    scorer = scorer_of(network, config, engine.tokenizer, seed=0)
     if isinstance(scorer, FrozenMixScorer):
-        _load_mix(scorer, tuned.mix)
-    objective = TaskObjective(scorer.to(engine.device), note.kind, span_over=note.head.span_over).eval()
+        _load_mix(scorer, finetuned.mix)
+    objective = TaskObjective(scorer.to(engine.device), config.kind, config.head).eval()
     # No autocast: the weights have the precision that was asked for.
-    return TaskModel(objective, engine.tokenizer, note, engine.device, "fp32")
+    return TaskModel(objective, engine.tokenizer, config, engine.device, "fp32")
 
 
 def _load_mix(scorer: FrozenMixScorer, mix: Mapping[str, Tensor]) -> None:
@@ -104,13 +94,10 @@ def _load_mix(scorer: FrozenMixScorer, mix: Mapping[str, Tensor]) -> None:
     given = {name: tensor.shape for name, tensor in mix.items()}
     if wanted != given:
         name = min(wanted.items() ^ given.items())[0]
-        what = f"does not fit task.json: {name} is {_shape(given, name)}, not {_shape(wanted, name)}"
+        there, expected = (list(each[name]) if name in each else "missing" for each in (given, wanted))
+        what = f"does not fit task.json: {name} is {there}, not {expected}"
         raise UserError(what, where=MIX_FILE, remedy="copy the whole folder again, or fine-tune again")
     scorer.load_state_dict({**scorer.state_dict(), **mix})
-
-
-def _shape(shapes: Mapping[str, Sequence[int]], name: str) -> str:
-    return str(list(shapes[name])) if name in shapes else "missing"
 
 
 def leave_pooler_out(network: Network, name: str) -> bool:
@@ -124,16 +111,18 @@ def leave_pooler_out(network: Network, name: str) -> bool:
 
 
 def scorer_of(
-    network: Network, note: TaskNote, tokenizer: Tokenizer, *, seed: int, fresh: tuple[str, ...] = ()
+    network: Network, config: TaskConfig, tokenizer: Tokenizer, *, seed: int, fresh: tuple[str, ...] = ()
 ) -> nn.Module:
     """What gives a network's scores for a task: its own head, or a mix of a frozen encoder's layers."""
-    if note.head.encoder == "frozen-mix":
+    if config.head.encoder == "frozen-mix":
         stream = torch.Generator().manual_seed(key_of(seed, "mix"))
-        separator = tokenizer.sep_id if note.pairs else None
-        return FrozenMixScorer(network, note.outputs, kind=note.kind, separator=separator, stream=stream)
-    if note.head.encoder == "frozen-linear":
+        separator = tokenizer.sep_id if config.pairs else None
+        return FrozenMixScorer(
+            network, config.outputs, reads=config.kind.head.reads, separator=separator, stream=stream
+        )
+    if config.head.encoder == "frozen-linear":
         freeze_encoder(network, fresh=fresh)
-    return NetworkScorer(network, note.head_name)
+    return NetworkScorer(network, config.head_name)
 
 
 def mix_state(scorer: FrozenMixScorer) -> dict[str, Tensor]:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bertsmith.ground.errors import UserError
+from bertsmith.core.errors import UserError
 from bertsmith.interchange.crc32c import crc32c, masked
 
 _FOOTER_BYTES = 48
@@ -38,7 +38,7 @@ _REMEDY = "download the checkpoint again, with all its .index and .data files"
 
 
 class _Malformed(Exception):
-    """The file in hand breaks its format, or uses a part unknown here; `_blaming` adds which file it is."""
+    """A file breaks its format, or uses a part unknown here; `_errors_name` adds which file it is."""
 
     def __init__(self, what: str, remedy: str = _REMEDY) -> None:
         self.remedy = remedy
@@ -64,12 +64,14 @@ class Bundle:
     def __init__(self, prefix: Path) -> None:
         self._prefix = prefix
         self._index = Path(f"{prefix}.index")
-        with _blaming(self._index):
-            records = _table(_read_index(self._index))
+        with _errors_name(self._index):
+            if self._index.stat().st_size > _LARGEST_INDEX_BYTES:
+                raise _Malformed("is too large for a checkpoint index")
+            records = _table(self._index.read_bytes())
             self._shards = _shard_count(records)
-            self._entries = {
-                _name(key): _entry(key, value) for key, value in records.items() if _is_variable(key)
-            }
+            # The header has the empty name; keys that start with a zero byte are pieces of partitioned ones.
+            names = [key for key in records if key != b"" and not key.startswith(b"\0")]
+            self._entries = {_name(key): _entry(key, records[key]) for key in names}
 
     def names(self) -> tuple[str, ...]:
         """The names of all variables, sorted."""
@@ -82,11 +84,19 @@ class Bundle:
     def tensor(self, name: str) -> NDArray[Any]:
         """The values of a variable, its checksum verified; bfloat16 comes as float32."""
         entry = self._find(name)
-        with _blaming(self._index):
+        with _errors_name(self._index):
             _check_readable(name, entry, self._shards)
         data = Path(f"{self._prefix}.data-{entry.shard:05d}-of-{self._shards:05d}")
-        with _blaming(data):
-            return _values(entry, _read_raw(data, name, entry))
+        with _errors_name(data):
+            if entry.offset < 0 or entry.offset + entry.size > data.stat().st_size:
+                raise _Malformed(f"ends before the bytes of {name!r}: it is truncated")
+            raw = np.fromfile(data, np.uint8, count=entry.size, offset=entry.offset)
+            if masked(crc32c(raw)) != entry.checksum:
+                raise _Malformed(f"is damaged: the checksum of {name!r} does not match its bytes")
+        values: NDArray[Any] = raw.view(_DTYPES[entry.dtype])
+        if entry.dtype == _BFLOAT16:  # the upper half of a float32
+            values = (values.astype(np.uint32) << 16).view(np.float32)
+        return values.reshape(entry.shape)
 
     def _find(self, name: str) -> _Entry:
         if name not in self._entries:
@@ -95,8 +105,8 @@ class Bundle:
 
 
 @contextmanager
-def _blaming(file: Path) -> Iterator[None]:
-    """Whatever goes wrong inside is reported as this file's fault, with what to do about it."""
+def _errors_name(file: Path) -> Iterator[None]:
+    """Inside, whatever goes wrong is reported as an error of this file, with what to do about it."""
     try:
         yield
     except _Malformed as error:
@@ -105,13 +115,14 @@ def _blaming(file: Path) -> Iterator[None]:
         raise UserError(f"cannot be read ({error.strerror})", where=str(file), remedy=_REMEDY) from error
 
 
-# The variables: the header, the entries, the bytes.
+# The variables: the header and the entries.
 
 
 def _shard_count(records: dict[bytes, bytes]) -> int:
     """The number of data files, from a header this reader understands."""
     if b"" not in records:
         raise _Malformed("is no TensorFlow checkpoint index: it has no header")
+    # BundleHeaderProto: 1 is num_shards, 2 the byte order, 3 a VersionDef whose field 2 is min_consumer.
     header = _Message(records[b""])
     if header.integer(2) != 0:
         raise _Malformed("was written on a big-endian machine", "save it again on a little-endian one")
@@ -124,11 +135,6 @@ def _shard_count(records: dict[bytes, bytes]) -> int:
     return header.integer(1)
 
 
-def _is_variable(key: bytes) -> bool:
-    """Whether a record is a variable: not the header, and not a piece of a partitioned variable."""
-    return key != b"" and not key.startswith(b"\0")
-
-
 def _name(key: bytes) -> str:
     try:
         return key.decode()
@@ -138,22 +144,21 @@ def _name(key: bytes) -> str:
 
 def _entry(key: bytes, value: bytes) -> _Entry:
     """One variable's record, with a shape that can be true."""
+    # BundleEntryProto: 1 dtype, 2 shape, 3 shard, 4 offset, 5 size, 6 checksum, 7 slices. A shape repeats its
+    # field 2 for each dimension, whose field 1 is the size.
     message = _Message(value)
     dimensions = [dimension for shape in message.messages(2) for dimension in shape.messages(2)]
     shape = tuple(dimension.integer(1) for dimension in dimensions[: _MOST_DIMENSIONS + 1])
-    if len(shape) > _MOST_DIMENSIONS or min(shape, default=0) < 0 or _too_large(shape):
+    # A zero among the dimensions must not hide that another is absurd: numpy would still overflow.
+    elements = math.prod(max(size, 1) for size in shape)
+    if len(shape) > _MOST_DIMENSIONS or min(shape, default=0) < 0 or elements > _MOST_ELEMENTS:
         raise _Malformed(f"gives the variable {_name(key)!r} an impossible shape")
     dtype, shard, offset, size, checksum = (message.integer(field) for field in (1, 3, 4, 5, 6))
     return _Entry(dtype, shape, shard, offset, size, checksum, slices=len(message.messages(7)))
 
 
-def _too_large(shape: tuple[int, ...]) -> bool:
-    # A zero among the dimensions must not hide that another is absurd: numpy would still overflow.
-    return math.prod(max(size, 1) for size in shape) > _MOST_ELEMENTS
-
-
 def _check_readable(name: str, entry: _Entry, shards: int) -> None:
-    """Refuse what this reader cannot give, and entries that contradict themselves."""
+    """Reject what this reader cannot read, and entries that contradict themselves."""
     if entry.slices:
         raise _Malformed(
             f"stores {name!r} in slices, as a partitioned variable", "save it without a partitioner"
@@ -169,37 +174,22 @@ def _check_readable(name: str, entry: _Entry, shards: int) -> None:
         raise _Malformed(f"puts {name!r} into data file {entry.shard} of {shards}")
 
 
-def _read_raw(data: Path, name: str, entry: _Entry) -> NDArray[np.uint8]:
-    """A variable's bytes, as they were when they were written."""
-    if entry.offset < 0 or entry.offset + entry.size > data.stat().st_size:
-        raise _Malformed(f"ends before the bytes of {name!r}: it is truncated")
-    raw = np.fromfile(data, np.uint8, count=entry.size, offset=entry.offset)
-    if masked(crc32c(raw)) != entry.checksum:
-        raise _Malformed(f"is damaged: the checksum of {name!r} does not match its bytes")
-    return raw
-
-
-def _values(entry: _Entry, raw: NDArray[np.uint8]) -> NDArray[Any]:
-    values: NDArray[Any] = raw.view(_DTYPES[entry.dtype])
-    if entry.dtype == _BFLOAT16:  # the upper half of a float32
-        values = (values.astype(np.uint32) << 16).view(np.float32)
-    return values.reshape(entry.shape)
-
-
 # The table: footer, blocks, records.
-
-
-def _read_index(index: Path) -> bytes:
-    if index.stat().st_size > _LARGEST_INDEX_BYTES:
-        raise _Malformed("is too large for a checkpoint index")
-    return index.read_bytes()
 
 
 def _table(table: bytes) -> dict[bytes, bytes]:
     """All records of a LevelDB table."""
+    footer = table[-_FOOTER_BYTES:]
+    if len(footer) < _FOOTER_BYTES or int.from_bytes(footer[-8:], "little") != _MAGIC:
+        raise _Malformed(
+            "is no TensorFlow checkpoint index, or is truncated: its last bytes are not the footer's"
+        )
+    # The footer holds two handles of two numbers: of the meta block, unused, and of the block of blocks.
+    _, at = _varint(footer, 0)
+    _, at = _varint(footer, at)
     records: dict[bytes, bytes] = {}
     last: bytes | None = None
-    for _, handle in _records(_block(table, _index_handle(table))):
+    for _, handle in _records(_block(table, footer[at:])):
         for key, value in _records(_block(table, handle)):
             # Sorted keys also mean that no record is taken twice, however often an index names its block.
             if last is not None and key <= last:
@@ -208,19 +198,6 @@ def _table(table: bytes) -> dict[bytes, bytes]:
             if len(records) > _MOST_VARIABLES:
                 raise _Malformed(f"has more than {_MOST_VARIABLES} records")
     return records
-
-
-def _index_handle(table: bytes) -> bytes:
-    """The handle of the block of blocks, from the footer; that of the unused meta block stands before it."""
-    footer = table[-_FOOTER_BYTES:]
-    if len(footer) < _FOOTER_BYTES or int.from_bytes(footer[-8:], "little") != _MAGIC:
-        raise _Malformed(
-            "is no TensorFlow checkpoint index, or is truncated: its last bytes are not the footer's"
-        )
-    at = 0
-    for _ in range(2):
-        _, at = _varint(footer, at)
-    return footer[at:]
 
 
 def _block(table: bytes, handle: bytes) -> bytes:
@@ -286,8 +263,19 @@ class _Message:
         at = 0
         while at < len(raw):
             tag, at = _varint(raw, at)
-            value, at = _field_value(raw, at, tag & 7)
-            self._fields.setdefault(tag >> 3, []).append(value)
+            number, wire_type = tag >> 3, tag & 7
+            value: int | bytes
+            if wire_type == 0:
+                value, at = _varint(raw, at)
+            elif wire_type == 2:
+                size, at = _varint(raw, at)
+                value, at = _take(raw, at, size), at + size
+            elif wire_type in (1, 5):  # fixed64 and fixed32: checksums are the latter
+                size = 8 if wire_type == 1 else 4
+                value, at = int.from_bytes(_take(raw, at, size), "little"), at + size
+            else:
+                raise _Malformed(f"is damaged: it has a field of unknown wire type {wire_type}")
+            self._fields.setdefault(number, []).append(value)
 
     def integer(self, field: int) -> int:
         """A number; varints are read as the two's complement of int64."""
@@ -304,53 +292,30 @@ class _Message:
         return [_Message(value) for value in values if isinstance(value, bytes)]
 
 
-def _field_value(raw: bytes, at: int, wire_type: int) -> tuple[int | bytes, int]:
-    """A field's value in one of protobuf's wire types, and where the next field starts."""
-    if wire_type == 0:
-        return _varint(raw, at)
-    if wire_type == 2:
-        size, at = _varint(raw, at)
-        return _take(raw, at, size), at + size
-    if wire_type in (1, 5):
-        size = 8 if wire_type == 1 else 4
-        return int.from_bytes(_take(raw, at, size), "little"), at + size
-    raise _Malformed(f"is damaged: it has a field of unknown wire type {wire_type}")
-
-
 def _decompress_snappy(data: bytes) -> bytes:
     """The content of a block that TensorFlow wrote with snappy compression."""
     length, at = _varint(data, 0)
     content = bytearray()
+    # A claimed length is no reason to go on: a few bytes can ask for copies without end.
     while at < len(data) and len(content) <= min(length, _LARGEST_INDEX_BYTES):
-        tag = data[at]
-        if tag & 3 == 0:
-            literal, at = _snappy_literal(data, at)
-            content += literal
+        tag, at = data[at], at + 1
+        if tag & 3 == 0:  # literal bytes; lengths over 60 stand in one to four bytes of their own
+            short = tag >> 2
+            extra = max(short - 59, 0)
+            size = 1 + (int.from_bytes(_take(data, at, extra), "little") if extra else short)
+            content += _take(data, at + extra, size)
+            at += extra + size
+            continue
+        if tag & 3 == 1:  # a short copy: three bits of size, eleven of how far back
+            size, offset, at = 4 + (tag >> 2 & 7), tag >> 5 << 8 | _take(data, at, 1)[0], at + 1
         else:
-            size, offset, at = _snappy_copy(data, at)
-            if not 0 < offset <= len(content):
-                raise _Malformed("is damaged: a compressed block refers to bytes before its start")
-            start = len(content) - offset
-            repeated = bytes(content[start : start + size])
-            content += (repeated * (size // len(repeated) + 1))[:size]  # a copy may overlap itself
+            width = 2 if tag & 3 == 2 else 4
+            size, offset, at = 1 + (tag >> 2), int.from_bytes(_take(data, at, width), "little"), at + width
+        if not 0 < offset <= len(content):
+            raise _Malformed("is damaged: a compressed block refers to bytes before its start")
+        start = len(content) - offset
+        repeated = bytes(content[start : start + size])
+        content += (repeated * (size // len(repeated) + 1))[:size]  # a copy may overlap itself
     if len(content) != length:
         raise _Malformed("is damaged: a compressed block has not the length it claims")
     return bytes(content)
-
-
-def _snappy_literal(data: bytes, at: int) -> tuple[bytes, int]:
-    """The literal bytes of the element here; lengths over 60 stand in one to four bytes of their own."""
-    short = data[at] >> 2
-    extra = max(short - 59, 0)
-    size = 1 + (int.from_bytes(_take(data, at + 1, extra), "little") if extra else short)
-    start = at + 1 + extra
-    return _take(data, start, size), start + size
-
-
-def _snappy_copy(data: bytes, at: int) -> tuple[int, int, int]:
-    """How many bytes to copy, from how far back, and where the next element starts."""
-    tag = data[at]
-    if tag & 3 == 1:
-        return 4 + (tag >> 2 & 7), tag >> 5 << 8 | _take(data, at + 1, 1)[0], at + 2
-    width = 2 if tag & 3 == 2 else 4
-    return 1 + (tag >> 2), int.from_bytes(_take(data, at + 1, width), "little"), at + 1 + width

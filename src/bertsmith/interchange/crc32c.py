@@ -24,7 +24,9 @@ _NARROWEST_ROW = 4
 def crc32c(data: bytes | NDArray[Any]) -> int:
     """The CRC-32C of the bytes of a buffer."""
     raw = np.frombuffer(data, np.uint8) if isinstance(data, bytes) else data.reshape(-1).view(np.uint8)
-    width = _row_width(raw.size)
+    # The widest row, a power of two, of which a message this long fills a first chunk.
+    fitting = raw.size // (_REMAINDER_ROWS + _CHUNK_ROWS)
+    width = min(_WIDEST_ROW, 1 << fitting.bit_length() >> 1)
     if width < _NARROWEST_ROW:
         return _bytewise(raw.tobytes(), 0xFFFFFFFF) ^ 0xFFFFFFFF
     rows = _fold_chunks(raw, width)
@@ -37,12 +39,6 @@ def crc32c(data: bytes | NDArray[Any]) -> int:
 def masked(crc: int) -> int:
     """The checksum as TensorFlow and LevelDB store it: rotated and shifted, so that it is no CRC of a CRC."""
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
-
-
-def _row_width(size: int) -> int:
-    """The widest row, a power of two, of which a message this long fills a first chunk."""
-    fitting = size // (_REMAINDER_ROWS + _CHUNK_ROWS)
-    return min(_WIDEST_ROW, 1 << fitting.bit_length() >> 1)
 
 
 def _fold_chunks(raw: NDArray[np.uint8], width: int) -> NDArray[np.uint32]:

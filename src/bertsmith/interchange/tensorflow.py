@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bertsmith.ground.errors import UserError
-from bertsmith.ground.files import read_json
-from bertsmith.ground.progress import progress_bar
-from bertsmith.inference.bert import Bert, refuse_other_vocabulary
+from bertsmith.core.errors import UserError
+from bertsmith.core.files import read_json
+from bertsmith.core.progress import progress_bar
+from bertsmith.inference.loaded_model import Bert, check_vocabulary
 from bertsmith.interchange.bundle import Bundle
-from bertsmith.model.weights import model_from_tensors, write_model
+from bertsmith.model.model_folder import model_from_tensors, write_model
 from bertsmith.text.tokenizer import Tokenizer
 
 Gelu = Literal["published", "erf", "tanh"]
@@ -22,7 +22,7 @@ Gelu = Literal["published", "erf", "tanh"]
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A published checkpoint: a Hugging Face config, float32 tensors, and the variables left behind."""
+    """A published checkpoint: a Hugging Face config, float32 tensors, and the variables not among them."""
 
     config: dict[str, Any]
     tensors: dict[str, Tensor]
@@ -33,7 +33,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class ImportReport:
-    """What an import wrote, and the variables it left behind."""
+    """What an import wrote, and the variables it did not."""
 
     out: Path
     architecture: str
@@ -52,14 +52,19 @@ def import_checkpoint(source: Path, out: Path, *, gelu: Gelu = "published") -> I
     with_tokenizer = checkpoint.vocabulary is not None and checkpoint.vocabulary.name == "vocab.txt"
     if with_tokenizer:
         tokenizer = Tokenizer.load(source if source.is_dir() else source.parent)
-        refuse_other_vocabulary(model, tokenizer, where=str(source))
+        check_vocabulary(model, tokenizer, where=str(source))
         Bert(model, tokenizer, device="cpu").save(out)
     else:
         write_model(out, model)
     parameters = sum(parameter.numel() for parameter in model.network.parameters())
-    left_behind = {"skipped": checkpoint.skipped, "unknown": checkpoint.unknown}
-    architecture = checkpoint.config["architectures"][0]
-    return ImportReport(out, architecture, parameters, with_tokenizer, **left_behind)
+    return ImportReport(
+        out,
+        architecture=checkpoint.config["architectures"][0],
+        parameters=parameters,
+        with_tokenizer=with_tokenizer,
+        skipped=checkpoint.skipped,
+        unknown=checkpoint.unknown,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +72,7 @@ class _Family:
     """What tells BERT and ALBERT apart."""
 
     names: dict[str, str]  # pattern of a TensorFlow variable -> the Hugging Face tensor it becomes
-    architectures: dict[
-        str, tuple[str, ...]
-    ]  # class -> the tensors that show it, the most telling class first
+    architectures: dict[str, tuple[str, ...]]  # class -> the tensors that show it, richest class first
     defaults: dict[str, Any]  # what Google's code takes for a key its config leaves out
     constants: dict[str, Any]  # what Google's code has fixed and Hugging Face asks for
     published_gelu: str
@@ -177,6 +180,7 @@ _ALBERT = _Family(
     published_gelu="tanh",
 )
 
+_VOCABULARIES = ("vocab.txt", "vocab_chinese.txt", "30k-clean.model", "30k-clean.vocab")
 _HF_GELU = {"erf": "gelu", "tanh": "gelu_new"}
 _HF_LEAVES = {"kernel": "weight", "weights": "weight", "gamma": "weight", "beta": "bias"}
 _MATRICES = ("/kernel", "output_weights", "_embeddings")
@@ -196,6 +200,7 @@ def read_checkpoint(source: Path, *, gelu: Gelu = "published") -> Checkpoint:
     prefix = _find_prefix(source)
     published = _read_config(prefix.parent)
     bundle = Bundle(prefix)
+    # A checkpoint saved while training holds two moments of each weight, under its name with a suffix.
     skipped = tuple(name for name in bundle.names() if _TRAINING_STATE.search(name))
     family = _ALBERT if any("/group_0/" in name for name in bundle.names()) else _BERT
     variables = _variables(family, sorted(set(bundle.names()) - set(skipped)), prefix)
@@ -205,8 +210,10 @@ def read_checkpoint(source: Path, *, gelu: Gelu = "published") -> Checkpoint:
             tensors[target] = _tensor(bundle, name, prefix)
             advance(1)
     unknown = sorted(set(bundle.names()) - set(skipped) - set(variables.values()))
+    beside = (prefix.parent / name for name in _VOCABULARIES)
+    vocabulary = next((path for path in beside if path.is_file()), None)
     config = _config(family, published, tensors, gelu)
-    return Checkpoint(config, tensors, _find_vocabulary(prefix.parent), skipped, tuple(unknown))
+    return Checkpoint(config, tensors, vocabulary, skipped, tuple(unknown))
 
 
 # The files.
@@ -238,12 +245,6 @@ def _read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def _find_vocabulary(folder: Path) -> Path | None:
-    """The vocabulary that was published beside a checkpoint, if there is one."""
-    names = ("vocab.txt", "vocab_chinese.txt", "30k-clean.model", "30k-clean.vocab")
-    return next((folder / name for name in names if (folder / name).is_file()), None)
-
-
 # The variables.
 
 
@@ -251,29 +252,22 @@ def _variables(family: _Family, names: list[str], prefix: Path) -> dict[str, str
     """The TensorFlow variable that becomes each Hugging Face tensor."""
     variables: dict[str, str] = {}
     for name in names:
-        target = _target(family, name)
+        bare = name.removeprefix(_HUB_SCOPE)
+        matches = ((re.fullmatch(pattern, bare), template) for pattern, template in family.names.items())
+        expanded = next((match.expand(template) for match, template in matches if match), None)
+        if expanded is None:
+            continue
+        module, _, leaf = expanded.rpartition(".")
+        target = f"{module}.{_HF_LEAVES.get(leaf, leaf)}"
         if target in variables:
-            both = f"{variables[target]!r} and {name!r}"
-            raise UserError(
-                f"{both} would both become {target!r}", where=str(prefix), remedy="save only one of them"
-            )
-        if target is not None:
-            variables[target] = name
+            what = f"{variables[target]!r} and {name!r} would both become {target!r}"
+            raise UserError(what, where=str(prefix), remedy="save only one of them")
+        variables[target] = name
     if not variables:
         remedy = "only checkpoints of Google's BERT and ALBERT code for TensorFlow 1 can be read"
-        raise UserError(
-            f"holds no variable of BERT or ALBERT, only {names[:3]}", where=str(prefix), remedy=remedy
-        )
+        what = f"holds no variable of BERT or ALBERT, only {names[:3]}"
+        raise UserError(what, where=str(prefix), remedy=remedy)
     return variables
-
-
-def _target(family: _Family, name: str) -> str | None:
-    """The Hugging Face name of a variable, if it is a part of the model."""
-    for pattern, template in family.names.items():
-        if match := re.fullmatch(pattern, name.removeprefix(_HUB_SCOPE)):
-            module, _, leaf = match.expand(template).rpartition(".")
-            return f"{module}.{_HF_LEAVES.get(leaf, leaf)}"
-    return None
 
 
 def _tensor(bundle: Bundle, name: str, prefix: Path) -> Tensor:
@@ -281,9 +275,8 @@ def _tensor(bundle: Bundle, name: str, prefix: Path) -> Tensor:
     shape = bundle.shape(name)
     if name.endswith(_MATRICES) and (len(shape) != 2 or 0 in shape):
         remedy = "download the checkpoint again, or save it with Google's BERT code"
-        raise UserError(
-            f"{name!r} has the shape {shape}, which is no matrix", where=str(prefix), remedy=remedy
-        )
+        what = f"{name!r} has the shape {shape}, which is no matrix"
+        raise UserError(what, where=str(prefix), remedy=remedy)
     tensor = torch.from_numpy(bundle.tensor(name).astype(np.float32, copy=False))
     return tensor.T.contiguous() if name.endswith("/kernel") else tensor
 
@@ -299,14 +292,11 @@ def _config(
     config |= family.constants | {"vocab_size": published["vocab_size"]}
     if config["hidden_act"] == "gelu":
         config["hidden_act"] = _HF_GELU[family.published_gelu if gelu == "published" else gelu]
-    config["architectures"] = [_architecture(family, tensors)]
+    # The richest class whose heads the checkpoint has; the bare model, which shows by nothing, comes last.
+    fitting = (name for name, shown_by in family.architectures.items() if tensors.keys() >= set(shown_by))
+    config["architectures"] = [next(fitting)]
     if "classifier.weight" in tensors:
         labels = [f"LABEL_{index}" for index in range(len(tensors["classifier.weight"]))]
         config["id2label"] = {str(index): label for index, label in enumerate(labels)}
         config["label2id"] = {label: index for index, label in enumerate(labels)}
     return config
-
-
-def _architecture(family: _Family, tensors: dict[str, Tensor]) -> str:
-    """The Hugging Face class whose heads the checkpoint has."""
-    return next(name for name, shown_by in family.architectures.items() if tensors.keys() >= set(shown_by))

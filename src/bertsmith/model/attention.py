@@ -1,48 +1,45 @@
-"""Packed attention: one signature, several forms that agree.
+"""Packed attention written plainly: what it computes, for whom, and the reference for every kernel.
 
 Shapes: T packed tokens, H heads, K head width, N tokens of one sequence.
 
-`packed_attention` takes the fastest form for the device, the precision and the rule. `reference_attention` is
-the plain one that every other is tested against, and `explain_attention` also gives the probabilities.
+The fast forms, and which of them is taken when, stand in `attention_kernels.py`.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from bertsmith.model.attention_rule import EVERYTHING, AttentionRule
-from bertsmith.model.grouped_attention import grouped_attention
-from bertsmith.model.product_attention import product_attention, products_take
-from bertsmith.model.varlen_attention import (
-    efficient_attention,
-    efficient_takes,
-    flash_attention,
-    flash_takes,
-)
 from bertsmith.packed import Layout
 
+EVERYTHING = -1
+"""The window of a rule that sees the whole sequence."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionRule:
+    """Who may look at whom inside a sequence, and the dropout on the probabilities.
+
+    A rule is static data that a compiled graph can be specialised on. Dropout therefore samples from torch's
+    generator of the device, like every other dropout of a network: seed that, and the step is reproducible.
+    """
+
+    causal: bool = False
+    window: int = EVERYTHING
+    """How far each token sees to either side."""
+    dropout: float = 0.0
+
+
 Attend = Callable[[Tensor, Tensor, Tensor, Layout, AttentionRule], Tensor]
-
-
-def packed_attention(
-    query_THK: Tensor, key_THK: Tensor, value_THK: Tensor, layout: Layout, rule: AttentionRule
-) -> Tensor:
-    """Each token's mix of the values of its own sequence, by the fastest form that fits."""
-    if query_THK.is_cuda and flash_takes(query_THK):
-        return flash_attention(query_THK, key_THK, value_THK, layout, rule)
-    if query_THK.is_cuda and efficient_takes(query_THK, rule):
-        return efficient_attention(query_THK, key_THK, value_THK, layout, rule)
-    if products_take(query_THK, layout, rule):
-        return product_attention(query_THK, key_THK, value_THK, layout, rule)
-    return grouped_attention(query_THK, key_THK, value_THK, layout, rule)
+"""The one signature of packed attention: query, key and value [T, H, K], the layout, the rule."""
 
 
 def reference_attention(
     query_THK: Tensor, key_THK: Tensor, value_THK: Tensor, layout: Layout, rule: AttentionRule
 ) -> Tensor:
-    """The same mix written plainly, one sequence after the other."""
+    """Each token's mix of the values of its own sequence, one sequence after the other."""
     mixed_THK, _ = explain_attention(query_THK, key_THK, value_THK, layout, rule)
     return mixed_THK
 
@@ -63,9 +60,9 @@ def explain_attention(
 def _probabilities(query_NHK: Tensor, key_NHK: Tensor, rule: AttentionRule) -> Tensor:
     scores_HNN: Tensor = torch.einsum("qhd,khd->hqk", query_NHK, key_NHK) / query_NHK.shape[-1] ** 0.5
     if scores_HNN.dtype in (torch.bfloat16, torch.float16):
-        scores_HNN = scores_HNN.float()
-    place = torch.arange(query_NHK.shape[0], device=query_NHK.device)
-    distance_NN = place[:, None] - place[None, :]
+        scores_HNN = scores_HNN.float()  # half precision cannot hold a softmax over many keys
+    index_N = torch.arange(query_NHK.shape[0], device=query_NHK.device)
+    distance_NN = index_N[:, None] - index_N[None, :]
     hidden_NN = torch.zeros_like(distance_NN, dtype=torch.bool)
     if rule.causal:
         hidden_NN |= distance_NN < 0

@@ -1,36 +1,21 @@
-"""The encoder: packed tokens in, packed hidden states out. Every member is composed of these parts.
+"""The encoder: packed tokens in, packed hidden states out. Every architecture is composed of these.
 
 Shapes: T packed tokens, R of them that are wanted, H heads, K head width, D model width, E embedding width,
 S sequences.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from bertsmith.model.arm_gelu import gelu
-from bertsmith.model.attention import Attend, explain_attention, packed_attention
-from bertsmith.model.attention_rule import AttentionRule
-from bertsmith.model.dropping import Dropout
+from bertsmith.model.attention import Attend, AttentionRule, explain_attention
+from bertsmith.model.attention_kernels import packed_attention
+from bertsmith.model.elementwise import ACTIVATIONS, Dropout
 from bertsmith.packed import Layout, PackedBatch
-
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    # "gelu" is the erf form, of the paper and the 2018 checkpoints; the tanh form came with a later release.
-    "gelu": gelu,
-    "gelu_new": partial(functional.gelu, approximate="tanh"),
-    "gelu_pytorch_tanh": partial(functional.gelu, approximate="tanh"),
-    "relu": functional.relu,
-    "silu": functional.silu,
-    "swish": functional.silu,
-    "tanh": torch.tanh,
-}
-
 
 Rows = Tensor | slice
 """Which packed rows are wanted: their numbers [R], or all."""
@@ -128,6 +113,7 @@ class SelfAttention(nn.Module):
         self.project = nn.Linear(width, 3 * width, bias=bias)
         self.output = nn.Linear(width, width, bias=bias)
         self.rotary = rotary
+        # Only training drops out. Both rules are static, as a compiled graph is specialised on them.
         self.training_rule, self.rule = rule, replace(rule, dropout=0.0)
 
     def forward(self, hidden_TD: Tensor, batch: PackedBatch, attend: Attend, rows: Rows = ALL) -> Tensor:
@@ -137,6 +123,7 @@ class SelfAttention(nn.Module):
             query_THK, key_THK = self.rotary(query_THK, key_THK, batch.positions_T)
         rule = self.training_rule if self.training else self.rule
         mixed_THK = attend(query_THK, key_THK, value_THK, batch.layout, rule)
+        # Every row is a key and a value for the wanted ones; from here on only these are computed.
         output_RD: Tensor = self.output(mixed_THK.flatten(1)[rows])
         return output_RD
 
@@ -180,7 +167,7 @@ class Norms:
 
 
 class Block(nn.Module):
-    """The parts of one layer; what it does with them is up to the norm's place."""
+    """The parts of one layer; what it does with them depends on where the norms stand."""
 
     def __init__(
         self, attention: SelfAttention, feed_forward: nn.Module, norms: Norms, *, dropout: float
@@ -236,8 +223,8 @@ class Encoder(nn.Module):
     def forward(self, batch: PackedBatch, attend: Attend = packed_attention, *, rows: Rows = ALL) -> Tensor:
         """The last layer's states of the wanted rows [R, D]; the others are spared most of that layer."""
         hidden_TD = self.embeddings(batch)
-        for place, number in enumerate(self.order, start=1):
-            wanted = rows if place == len(self.order) else ALL
+        for layer, number in enumerate(self.order, start=1):
+            wanted = rows if layer == len(self.order) else ALL
             if self.recompute and self.training:
                 inputs = (hidden_TD, batch, attend, wanted)
                 hidden_TD = checkpoint(self.blocks[number], *inputs, use_reentrant=False)

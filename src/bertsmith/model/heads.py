@@ -8,7 +8,7 @@ from typing import Literal
 from torch import Tensor, nn
 from torch.nn import functional
 
-from bertsmith.model.encoder import ACTIVATIONS
+from bertsmith.model.elementwise import ACTIVATIONS
 
 Reads = Literal["tokens", "sentence", "pooled"]
 """What a head is given: every token's state, the encoder's sentence state, or the pooler's output."""
@@ -29,7 +29,7 @@ class Pooler(nn.Module):
 
 
 class Transform(nn.Module):
-    """A dense layer, an activation and, where the member has one, a LayerNorm."""
+    """A dense layer, an activation and, where the architecture has one, a LayerNorm."""
 
     def __init__(self, dense: nn.Linear, activation: str, norm: nn.LayerNorm | None = None) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class MaskedLanguageHead(nn.Module):
 
 
 class OutputHead(nn.Module):
-    """Dropout and a linear layer, behind the member's own transform where it has one."""
+    """Dropout and a linear layer, behind the architecture's own transform where it has one."""
 
     def __init__(
         self, output: nn.Linear, *, reads: Reads, dropout: float, transform: Transform | None = None,

@@ -1,20 +1,25 @@
-"""An encoder together with the heads that stand on it."""
+"""An encoder together with the heads that stand on it, and how one of any architecture is made."""
 
+import math
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor, nn
 
+from bertsmith.core.errors import UserError
+from bertsmith.model.architecture import Architecture, HeadSpec, InitialRule, Names, with_prefix
+from bertsmith.model.architectures.registry import architecture_of
 from bertsmith.model.encoder import ALL, Encoder
-from bertsmith.model.shape import Shape
+from bertsmith.model.encoder_config import EncoderConfig
 from bertsmith.packed import Layout, PackedBatch
 
 
 class Network(nn.Module):
     """One encoder and its heads by name: pooler, mlm, nsp, sop, classify, tag, span, choice, replaced."""
 
-    def __init__(self, shape: Shape, encoder: Encoder, heads: Mapping[str, nn.Module]) -> None:
+    def __init__(self, config: EncoderConfig, encoder: Encoder, heads: Mapping[str, nn.Module]) -> None:
         super().__init__()
-        self.shape = shape
+        self.config = config
         self.encoder = encoder
         self.heads = nn.ModuleDict(heads)
 
@@ -58,3 +63,76 @@ class Network(nn.Module):
         words_VE = self.encoder.embeddings.words.weight
         scores_PV: Tensor = self.heads["mlm"](hidden_PD, words_VE)
         return scores_PV
+
+
+def build_network(config: EncoderConfig, heads: Mapping[str, int]) -> Network:
+    """A network whose weights are still to be filled; `heads` gives each head's number of outputs."""
+    architecture = architecture_of(config.model_type)
+    modules = {name: _head_spec(architecture, name).build(config, outputs) for name, outputs in heads.items()}
+    return Network(config, architecture.build_encoder(config), modules)
+
+
+def new_network(config: EncoderConfig, heads: Mapping[str, int], generator: torch.Generator) -> Network:
+    """A network with the architecture's published initial weights, sampled from the generator."""
+    network = build_network(config, heads)
+    initialise(network, architecture_of(config.model_type).initial(config), generator)
+    return network
+
+
+def initialise(module: nn.Module, rule: InitialRule, generator: torch.Generator) -> None:
+    """Sample every matrix, set biases to 0 and LayerNorm scales to 1, in the order of the parameters."""
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            if parameter.dim() < 2:
+                parameter.fill_(0.0 if name.endswith("bias") else 1.0)
+                continue
+            std = rule.std(name)
+            if math.isinf(rule.cut):
+                nn.init.normal_(parameter, 0.0, std, generator=generator)
+            else:
+                ends = (-rule.cut * std, rule.cut * std)
+                nn.init.trunc_normal_(parameter, 0.0, std, *ends, generator=generator)
+
+
+def add_fresh_head(network: Network, name: str, outputs: int, generator: torch.Generator) -> list[str]:
+    """Put a newly initialised head, and what it stands on, on a network that lacks them; their names."""
+    architecture = architecture_of(network.config.model_type)
+    head = _head_spec(architecture, name).build(network.config, outputs)
+    initialise(head, architecture.initial(network.config), generator)
+    # Sampled in fp32 on the CPU, then moved: the same weights whatever the device and precision.
+    like = network.encoder.embeddings.words.weight
+    network.heads[name] = head.to(device=like.device, dtype=like.dtype)
+    return [name, *add_missing_supports(network, generator)]
+
+
+def add_missing_supports(network: Network, generator: torch.Generator) -> list[str]:
+    """Initialise what heads stand on where it is missing (a classifier without its pooler); their names."""
+    architecture = architecture_of(network.config.model_type)
+    needed = {support for head in network.heads for support in _head_spec(architecture, head).needs}
+    return [
+        name
+        for support in sorted(needed - set(network.heads))
+        for name in add_fresh_head(network, support, 0, generator)
+    ]
+
+
+def published_names(config: EncoderConfig, heads: Mapping[str, int]) -> Names:
+    """Every parameter of the network -> its published names, in the form with the architecture's prefix."""
+    architecture = architecture_of(config.model_type)
+    names = {
+        f"encoder.{ours}": theirs
+        for ours, theirs in with_prefix(architecture.encoder_names(config), architecture.prefix).items()
+    }
+    for head in heads:
+        names |= {
+            f"heads.{head}.{ours}": theirs
+            for ours, theirs in _head_spec(architecture, head).names(config).items()
+        }
+    return names
+
+
+def _head_spec(architecture: Architecture, head: str) -> HeadSpec:
+    if head not in architecture.heads:
+        remedy = f"it has {', '.join(architecture.heads)}"
+        raise UserError(f"{architecture.model_type} has no {head!r} head", remedy=remedy)
+    return architecture.heads[head]

@@ -3,7 +3,7 @@
 Shapes: T packed tokens, H heads, K head width; in one group G sequences of N rows, filler included, B = G * H
 of them for each head; X rows of all groups and heads, in the order (group, sequence, head, row).
 
-torch's fused CPU kernel knows no dropout and has to be asked twice for it, while MKL and oneDNN do a batch of
+torch's fused CPU kernel knows no dropout and has to run twice for it, while MKL and oneDNN do a batch of
 small products at once. All groups are laid out by one copy and laid back by another, so that a group costs
 little more than its products.
 """
@@ -16,13 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bertsmith.model.attention_rule import AttentionRule
-from bertsmith.model.dense_attention import lowered, unseen
-from bertsmith.model.dropping import drawn_below, real_share
-from bertsmith.model.length_groups import KEPT_PLANS, groups_by_length
+from bertsmith.model.attention import AttentionRule
+from bertsmith.model.elementwise import bernoulli_mask, real_probability
+from bertsmith.model.grouped_attention import CACHED_PLANS, groups_by_length, lowered, unseen
+from bertsmith.model.torch_internals import has_mkl, softmax_backward
 from bertsmith.packed import Layout
 
-MKL: bool = torch._C.has_mkl
+MKL = has_mkl()
 """Without it (on ARM) torch computes a batch of small products one after the other."""
 WIDEST = 128
 """Of longer sequences the fused kernel spares more, as it keeps no scores in memory."""
@@ -94,7 +94,7 @@ class _Plan:
         return chosen.view(*chosen.shape[:-2], -1, heads, chosen.shape[-1])
 
 
-@lru_cache(maxsize=KEPT_PLANS)
+@lru_cache(maxsize=CACHED_PLANS)
 def _plan_of(starts_as_bytes: bytes, heads: int) -> _Plan:
     """The plan for some lengths; cached because every layer of a pass asks for the same."""
     offsets = np.frombuffer(starts_as_bytes, dtype=np.int64)
@@ -102,27 +102,24 @@ def _plan_of(starts_as_bytes: bytes, heads: int) -> _Plan:
     groups: list[_Group] = []
     there, real, first = [], [], 0
     for members in groups_by_length(lengths, GROUP_COST // heads):
-        rows_GHN, real_GHN = _rows_of(offsets[:-1][members], lengths[members], heads)
-        filler = None if real_GHN.all() else torch.from_numpy(~real_GHN[:, :1, None, :])
-        place = slice(first, first + rows_GHN.size)
-        groups.append(_Group(rows_GHN.shape[0], rows_GHN.shape[2], place, filler))
+        firsts_G, lengths_G = offsets[:-1][members], lengths[members]
+        index_N = np.arange(lengths_G.max())
+        real_GN = index_N < lengths_G[:, None]
+        # Filler repeats its sequence's first row, which is real and finite, and is hidden as a key.
+        token_GN = firsts_G[:, None] + np.where(real_GN, index_N, 0)
+        rows_GHN = token_GN[:, None, :] * heads + np.arange(heads)[:, None]
+        filler = None if real_GN.all() else torch.from_numpy(~real_GN[:, None, None, :])
+        span = slice(first, first + rows_GHN.size)
+        groups.append(_Group(len(firsts_G), len(index_N), span, filler))
         there.append(rows_GHN.ravel())
-        real.append(real_GHN.ravel())
-        first = place.stop
+        real.append(np.broadcast_to(real_GN[:, None, :], rows_GHN.shape).ravel())
+        first = span.stop
     there_X, real_X = np.concatenate(there), np.concatenate(real)
+    # The way back reads only real rows, each of which lies in exactly one group.
     back = np.empty(int(offsets[-1]) * heads, np.int64)
     back[there_X[real_X]] = np.flatnonzero(real_X)
     indices = (torch.from_numpy(each) for each in (there_X, back, np.flatnonzero(~real_X)))
     return _Plan(tuple(groups), *indices)
-
-
-def _rows_of(firsts_G: np.ndarray, lengths_G: np.ndarray, heads: int) -> tuple[np.ndarray, np.ndarray]:
-    """For each sequence, head and place its row among the packed rows and heads, and whether it is real."""
-    place_N = np.arange(lengths_G.max())
-    real_GN = place_N < lengths_G[:, None]
-    token_GN = firsts_G[:, None] + np.where(real_GN, place_N, 0)  # filler repeats its sequence's first row
-    rows_GHN = token_GN[:, None, :] * heads + np.arange(heads)[:, None]
-    return rows_GHN, np.broadcast_to(real_GN[:, None, :], rows_GHN.shape)
 
 
 class _Products(torch.autograd.Function):
@@ -134,17 +131,22 @@ class _Products(torch.autograd.Function):
     ) -> Tensor:
         laid_out_3XK = plan.lay_out(query, key, value)
         mixed_XK = torch.empty_like(laid_out_3XK[0])
-        kept = 1 / (1 - real_share(rule.dropout))
+        kept = 1 / (1 - real_probability(rule.dropout))
         saved = []
         for group in plan.groups:
             query_BNK, key_BNK, value_BNK = map(group.of, laid_out_3XK)
+            # With beta=0 the first operand is not read: this is a product and its scaling in one pass.
             scores_BNN = torch.baddbmm(
                 query_BNK.new_empty(1), query_BNK, key_BNK.mT, beta=0, alpha=_scale(query)
             )
-            shares_BNN = group.hide(scores_BNN, rule).softmax(-1)
-            dropped_BNN = _dropped(shares_BNN, rule)
-            saved += [shares_BNN, dropped_BNN]
-            _product(_kept(shares_BNN, dropped_BNN), value_BNK, kept, group.of(mixed_XK))
+            probabilities_BNN = group.hide(scores_BNN, rule).softmax(-1)
+            dropped_BNN = None
+            if rule.dropout:
+                shape, device = probabilities_BNN.shape, probabilities_BNN.device
+                dropped_BNN = bernoulli_mask(rule.dropout, shape, device)
+            # Kept for the backward pass, not computed again there: the sequences are short.
+            saved += [probabilities_BNN, dropped_BNN]
+            _product(_kept(probabilities_BNN, dropped_BNN), value_BNK, kept, group.of(mixed_XK))
         ctx.plan, ctx.rule = plan, rule
         ctx.save_for_backward(laid_out_3XK, *saved)
         return plan.lay_back(mixed_XK, query.shape[1])
@@ -153,20 +155,19 @@ class _Products(torch.autograd.Function):
     def backward(ctx: Any, gradient_THK: Tensor) -> tuple[Tensor | None, ...]:
         laid_out_3XK, *saved = ctx.saved_tensors
         plan, rule = ctx.plan, ctx.rule
+        # Filler carries a copy of a real row's gradient, which must not reach keys and values twice.
         gradient_XK = plan.lay_out(gradient_THK)[0].index_fill_(0, plan.filler_rows, 0.0)
         gradients_3XK = torch.empty_like(laid_out_3XK)
-        kept, scale = 1 / (1 - real_share(rule.dropout)), _scale(laid_out_3XK)
-        for group, shares_BNN, dropped_BNN in zip(plan.groups, saved[::2], saved[1::2], strict=True):
+        kept, scale = 1 / (1 - real_probability(rule.dropout)), _scale(laid_out_3XK)
+        for group, probabilities_BNN, dropped_BNN in zip(plan.groups, saved[::2], saved[1::2], strict=True):
             query_BNK, key_BNK, value_BNK = map(group.of, laid_out_3XK)
             to_query, to_key, to_value = map(group.of, gradients_3XK)
             gradient_BNK = group.of(gradient_XK)
-            _product(_kept(shares_BNN, dropped_BNN).mT, gradient_BNK, kept, to_value)
-            to_shares_BNN = torch.baddbmm(
+            _product(_kept(probabilities_BNN, dropped_BNN).mT, gradient_BNK, kept, to_value)
+            to_probabilities_BNN = torch.baddbmm(
                 query_BNK.new_empty(1), gradient_BNK, value_BNK.mT, beta=0, alpha=kept
             )
-            to_scores_BNN = torch._softmax_backward_data(
-                _kept(to_shares_BNN, dropped_BNN), shares_BNN, -1, shares_BNN.dtype
-            )
+            to_scores_BNN = softmax_backward(_kept(to_probabilities_BNN, dropped_BNN), probabilities_BNN)
             _product(to_scores_BNN, key_BNK, scale, to_query)
             _product(to_scores_BNN.mT, query_BNK, scale, to_key)
         return *plan.lay_back(gradients_3XK, gradient_THK.shape[1]), None, None
@@ -178,10 +179,6 @@ def _product(left: Tensor, right: Tensor, factor: float, out: Tensor) -> None:
 
 def _scale(values_K: Tensor) -> float:
     return float(values_K.shape[-1] ** -0.5)
-
-
-def _dropped(shares: Tensor, rule: AttentionRule) -> Tensor | None:
-    return drawn_below(rule.dropout, shares.shape, shares.device) if rule.dropout else None
 
 
 def _kept(values: Tensor, dropped: Tensor | None) -> Tensor:

@@ -6,9 +6,9 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from bertsmith.model.architectures.registry import ARCHITECTURES
 from bertsmith.recipe.load import LoadedRecipe, load_recipe, preset_names, preset_text
-from bertsmith.recipe.schema import Section
-from bertsmith.recipe.sizes import PUBLISHED_VOCABULARY, encoder_parameters
+from bertsmith.recipe.schema import ModelSection, Section
 from bertsmith.recipe.toml_text import toml_text
 
 
@@ -52,16 +52,28 @@ def annotated_text(loaded: LoadedRecipe) -> str:
 
 def preset_summaries() -> list[PresetSummary]:
     """All presets, smallest first within a family."""
-    found = [_summary_of(name) for name in preset_names()]
-    families = {name: number for number, name in enumerate(PUBLISHED_VOCABULARY)}
-    return sorted(found, key=lambda each: (families[load_recipe(each.name).model.type], each.parameters))
+    families: dict[str, list[PresetSummary]] = {model_type: [] for model_type in ARCHITECTURES}
+    for name in preset_names():
+        model = load_recipe(name).model
+        vocabulary = published_vocabulary(model.type)
+        first_line = preset_text(name).partition("\n")[0].removeprefix("# ")
+        summary = PresetSummary(name, encoder_parameters(model, vocabulary), vocabulary, first_line)
+        families[model.type].append(summary)
+    return [each for of in families.values() for each in sorted(of, key=lambda each: each.parameters)]
 
 
-def _summary_of(name: str) -> PresetSummary:
-    model = load_recipe(name).model
-    vocabulary = PUBLISHED_VOCABULARY[model.type]
-    first_line = preset_text(name).partition("\n")[0].removeprefix("# ")
-    return PresetSummary(name, encoder_parameters(model, vocabulary), vocabulary, first_line)
+def published_vocabulary(model_type: str) -> int:
+    """Entries of the vocabulary that an architecture was published with."""
+    pretraining = ARCHITECTURES[model_type].pretraining
+    assert pretraining is not None, "presets start from scratch"
+    return pretraining.vocabulary
+
+
+def encoder_parameters(model: ModelSection, vocabulary: int) -> int:
+    """The weights of the encoder and its pooler, by arithmetic alone: nothing is built."""
+    pretraining = ARCHITECTURES[model.type].pretraining
+    assert pretraining is not None, "presets start from scratch"
+    return pretraining.count_parameters(model.encoder_config(vocabulary))
 
 
 def _described(section: BaseModel, prefix: str) -> Iterator[tuple[str, Any, str]]:

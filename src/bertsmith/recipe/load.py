@@ -10,16 +10,28 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from bertsmith.ground.errors import UserError
-from bertsmith.ground.files import read_text
-from bertsmith.recipe.mistakes import explained
+from bertsmith.core.errors import UserError
+from bertsmith.core.files import read_text
 from bertsmith.recipe.schema import Recipe
 from bertsmith.recipe.toml_text import toml_text, value_text
+from bertsmith.recipe.validation_errors import user_error
 
 Tree = dict[str, Any]
 
 _PRESETS = files("bertsmith.recipe") / "presets"
 _SET = "--set"
+
+RENAMED_KEYS = {
+    "examples.negative_share": "examples.negative_probability",
+    "examples.short_share": "examples.short_probability",
+    "examples.held_out_share": "examples.held_out_fraction",
+    "examples.stages.share": "examples.stages.fraction",
+    "masking.levels.share": "masking.levels.fraction",
+    "optim.warmup_share": "optim.warmup_fraction",
+    "optim.decay": "optim.schedule",
+    "custom.dev_share": "custom.dev_fraction",
+}
+"""Keys as older recipe files, run folders and task files call them; only the new names are written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +70,13 @@ def load_recipe_with_origins(name_or_file: str | Path, overrides: Sequence[str] 
     for layer in [*_layers_of(name_or_file), *map(layer_of_override, overrides)]:
         merge(values, layer.values)
         fresh = dict.fromkeys(leaves(layer.values), layer.origin)
-        origins = {key: origin for key, origin in origins.items() if not _is_replaced(key, fresh)} | fresh
+        # Where a table takes the place of a value, the value's own key is gone with its origin.
+        replaced = {key for key in origins if any(f"{new}.".startswith(f"{key}.") for new in fresh)}
+        origins = {key: origin for key, origin in origins.items() if key not in replaced} | fresh
     try:
         return LoadedRecipe(Recipe.model_validate(values), origins)
     except ValidationError as error:
-        raise explained(error, values, origins) from error
+        raise user_error(error, values, origins) from error
 
 
 def preset_names() -> list[str]:
@@ -83,18 +97,20 @@ def _layers_of(name_or_file: str | Path) -> list[_Layer]:
     file = Path(name_or_file).expanduser()
     if not file.exists():
         raise UserError("is neither a preset nor a file", where=name, remedy=_preset_advice(name))
-    values = _parsed(read_text(file, remedy="name a recipe in TOML or a preset"), where=str(file))
+    text = read_text(file, remedy="name a recipe in TOML or a preset")
+    try:
+        values = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        # Not TOML, a number of thousands of digits, or endless nesting.
+        raise UserError(f"is not valid TOML ({error})", where=str(file), remedy="correct it there") from error
     base = values.pop("base", None)
-    return [*_layers_of_base(base, where=str(file)), _Layer(str(file), values)]
-
-
-def _layers_of_base(base: Any, *, where: str) -> list[_Layer]:
+    own = _Layer(str(file), with_new_names(values))
     if base is None:
-        return []
+        return [own]
     if base not in preset_names():
-        advice = _preset_advice(str(base))
-        raise UserError(f"base = {base!r} is no preset, and only a preset can be", where=where, remedy=advice)
-    return _layers_of_preset(base)
+        what, advice = f"base = {base!r} is no preset, and only a preset can be", _preset_advice(str(base))
+        raise UserError(what, where=str(file), remedy=advice)
+    return [*_layers_of_preset(base), own]
 
 
 def _layers_of_preset(name: str) -> list[_Layer]:
@@ -113,39 +129,43 @@ def _preset_advice(name: str) -> str:
     return f"did you mean {near[0]}?" if near else f"presets are {', '.join(known)}"
 
 
-def _parsed(text: str, *, where: str) -> Tree:
-    try:
-        return tomllib.loads(text)
-    except (
-        ValueError,
-        RecursionError,
-    ) as error:  # not TOML, a number of thousands of digits, endless nesting
-        raise UserError(f"is not valid TOML ({error})", where=where, remedy="mend that place") from error
-
-
 def layer_of_override(override: str) -> _Layer:
     """The values of one `a.b=c`."""
     key, equals, text = override.partition("=")
     if not (equals and key.strip()):
         remedy = f"write it as in {_SET} optim.peak_lr=3e-5"
         raise UserError(f"{override!r} is not key=value", where=_SET, remedy=remedy)
-    *path, last = key.strip().split(".")
-    values: Tree = {last: _override_value(text.strip())}
-    for part in reversed(path):
-        values = {part: values}
-    return _Layer(_SET, values)
-
-
-def _override_value(text: str) -> Any:
-    """The text as a TOML value, or as it is where it is a bare word."""
+    text = text.strip()
+    value: Any = text  # a bare word stays text, which spares people a second pair of quotes
     try:
         document = tomllib.loads(f"value = {text}")
+        if len(document) == 1:  # else the text holds a line end and other keys behind it
+            value = document["value"]
     except (ValueError, RecursionError) as error:
         if text.startswith(("[", "{", '"', "'")):
             remedy = "write a list as [1, 2] and a table as { a = 1 }, in quotes for the shell"
             raise UserError(f"{text} is not valid TOML ({error})", where=_SET, remedy=remedy) from error
-        return text
-    return document["value"] if len(document) == 1 else text
+    *path, last = key.strip().split(".")
+    values: Tree = {last: value}
+    for part in reversed(path):
+        values = {part: values}
+    return _Layer(_SET, with_new_names(values))
+
+
+def with_new_names(tree: Mapping[str, Any], around: str = "") -> Tree:
+    """The values, as tables or under dotted keys, with new names; next to its new name an old one stays."""
+    named: Tree = {}
+    for key, value in tree.items():
+        dotted = f"{around}{key}"
+        new = RENAMED_KEYS.get(dotted, dotted).removeprefix(around)
+        named[key if new in tree else new] = _with_new_names_inside(value, f"{dotted}.")
+    return named
+
+
+def _with_new_names_inside(value: Any, around: str) -> Any:
+    if isinstance(value, Mapping):
+        return with_new_names(value, around)
+    return [_with_new_names_inside(each, around) for each in value] if isinstance(value, list) else value
 
 
 def merge(values: Tree, more: Mapping[str, Any]) -> None:
@@ -156,10 +176,6 @@ def merge(values: Tree, more: Mapping[str, Any]) -> None:
             merge(held, value)
         else:
             values[key] = value
-
-
-def _is_replaced(key: str, fresh: Mapping[str, str]) -> bool:
-    return any(f"{new}.".startswith(f"{key}.") for new in fresh)
 
 
 def leaves(tree: Mapping[str, Any]) -> dict[str, Any]:
@@ -183,11 +199,20 @@ def recipe_text(recipe: Recipe) -> str:
     return toml_text(recipe.model_dump())
 
 
-def differences(a: Recipe, b: Recipe) -> list[str]:
-    """For each dotted key on which the recipes differ, one line with the value in `a` and in `b`."""
-    ours, theirs = leaves(a.model_dump()), leaves(b.model_dump())
-    return [
-        f"{key}: {value_text(ours[key])} against {value_text(theirs[key])}"
-        for key in ours
-        if ours[key] != theirs[key]
-    ]
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A dotted key on which two sets of values differ; None stands for a key that one of them has not."""
+
+    key: str
+    before: Any
+    now: Any
+
+    def __str__(self) -> str:
+        before, now = ("nothing" if each is None else value_text(each) for each in (self.before, self.now))
+        return f"{self.key}: {before} there, {now} now"
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Difference]:
+    """Each dotted key on which two trees of values differ, in their order."""
+    old, new = leaves(before), leaves(now)
+    return [Difference(key, old.get(key), new.get(key)) for key in new | old if old.get(key) != new.get(key)]

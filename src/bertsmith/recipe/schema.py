@@ -1,36 +1,44 @@
 """Every setting of a pre-training run, with its published source: frozen, complete, unknown keys refused."""
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-Share = Annotated[float, Field(ge=0, le=1)]
+from bertsmith.core.errors import UserError
+from bertsmith.model.architectures.registry import ARCHITECTURES
+from bertsmith.model.encoder_config import ConfigReader, EncoderConfig
+
+Fraction = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=1)]
 Off = Literal["off"]
 Unit = Literal["token", "word", "ngram", "phrase", "entity"]
 
 
+class RuleError(ValueError):
+    """A broken rule between keys: what is wrong, the keys it is about, and what to do."""
+
+    def __init__(self, what: str, *, keys: tuple[str, ...], remedy: str = "") -> None:
+        self.what, self.keys, self.remedy = what, keys, remedy
+        super().__init__(what)
+
+
 class Section(BaseModel):
-    """A part of a recipe; a broken rule between keys says what is wrong and, behind "; ", what to do."""
+    """A part of a recipe."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
 
-# What the config.json of a member has no word for: any other value would be lost when the model is saved.
-_NO_WORD_FOR: dict[str, dict[str, Any]] = {
-    "bert": {"embedding_width": "width", "task_types": 0},
-    "roberta": {"embedding_width": "width", "task_types": 0},
-    "albert": {"task_types": 0},
-    "distilbert": {"segments": 0, "embedding_width": "width", "task_types": 0, "norm_eps": 1e-12},
-    "ernie": {"embedding_width": "width"},
-}
+if TYPE_CHECKING:
+    ModelType = str
+else:  # the registry decides, so that a new architecture is one file and one line there
+    ModelType = Literal[tuple(ARCHITECTURES)]
 
 
 class ModelSection(Section):
     """The architecture; the defaults are BERT-Base (Devlin et al. 2018)."""
 
-    type: Literal["bert", "roberta", "albert", "distilbert", "ernie", "electra", "modernbert"] = "bert"
-    """Member of the family; electra and modernbert only go on from a model folder (start.model)."""
+    type: ModelType = "bert"
+    """Architecture; electra and modernbert only resume from a model folder (start.model)."""
     layers: Count = 12
     """Transformer layers."""
     width: Count = 768
@@ -49,46 +57,68 @@ class ModelSection(Section):
     """ERNIE 2.0's task embeddings; 0 leaves them out."""
     activation: Literal["gelu", "gelu_new"] = "gelu"
     """gelu: the erf form of BERT's first release; gelu_new: the tanh form of its later code and of ALBERT."""
-    dropout: Share = 0.1
+    dropout: Fraction = 0.1
     """After embeddings, attention and feed-forward."""
-    attention_dropout: Share = 0.1
+    attention_dropout: Fraction = 0.1
     """On attention probabilities."""
-    norm_eps: Annotated[float, Field(gt=0)] = 1e-12
+    norm_eps: Annotated[float, Field(gt=0, lt=1e30)] = 1e-12
     """Inside LayerNorm: 1e-12 in BERT, 1e-5 in RoBERTa."""
-    initial_std: Annotated[float, Field(gt=0)] = 0.02
+    initial_std: Annotated[float, Field(gt=0, lt=1e30)] = 0.02
     """Standard deviation of the initial weights."""
 
     @model_validator(mode="after")
     def heads_divide_width(self) -> "ModelSection":
         if self.width % self.heads:
-            raise ValueError(
-                f"model.heads = {self.heads} does not divide model.width = {self.width}; "
-                "make the width a multiple of the heads: BERT's is 64 times as large"
+            raise RuleError(
+                f"model.heads = {self.heads} does not divide model.width = {self.width}",
+                keys=("model.heads", "model.width"),
+                remedy="make the width a multiple of the heads: BERT's is 64 times as large",
             )
         return self
 
     @model_validator(mode="after")
     def can_be_saved(self) -> "ModelSection":
-        for key, fixed in _NO_WORD_FOR.get(self.type, {}).items():
-            value = getattr(self, key)
-            if value != fixed and (key, value) != ("embedding_width", self.width):
-                raise ValueError(
-                    f"model.{key} = {value} would be lost in a saved model of model.type = {self.type}; "
-                    f"set model.{key} to {fixed}"
-                )
-        if self.segments == 0 and self.type in ("bert", "roberta", "albert", "ernie"):
-            raise ValueError(
-                f"model.segments = 0 would be lost in a saved model of model.type = {self.type}; "
-                "set model.segments to 1 or more"
-            )
+        architecture = ARCHITECTURES[self.type]
+        if architecture.pretraining is None:
+            return self
+        if self.segments < architecture.pretraining.min_segments:
+            raise self._lost("segments", f"{architecture.pretraining.min_segments} or more")
+        # What comes back from the config.json that would be written, which lacks some keys.
+        config = self.encoder_config(architecture.pretraining.vocabulary)
+        try:
+            saved = architecture.read_config(ConfigReader(architecture.write_config(config), "config.json"))
+        except UserError as error:  # a size beyond what any file may hold
+            what = f"a saved model of model.type = {self.type} could not be opened: {error.what}"
+            raise RuleError(what, keys=("model.type",), remedy=error.remedy) from error
+        for key in [each for each in type(self).model_fields if each != "type"]:
+            if getattr(saved, key) != getattr(config, key):
+                raise self._lost(key, "width" if key == "embedding_width" else getattr(saved, key))
         return self
+
+    def _lost(self, key: str, kept: object) -> RuleError:
+        what = f"model.{key} = {getattr(self, key)} would be lost in a saved model"
+        return RuleError(
+            f"{what} of model.type = {self.type}",
+            keys=(f"model.{key}", "model.type"),
+            remedy=f"set model.{key} to {kept}",
+        )
+
+    def encoder_config(self, vocabulary: int, **own: int) -> EncoderConfig:
+        """The config of a new encoder; `own` replaces what a recipe has no key for (`pad_id`)."""
+        pretraining = ARCHITECTURES[self.type].pretraining
+        assert pretraining is not None, "a recipe rejects what cannot start from scratch"
+        values = self.model_dump(exclude={"type", "embedding_width"}) | own
+        width = self.width if self.embedding_width == "width" else self.embedding_width
+        return pretraining.config_class(
+            model_type=self.type, vocabulary=vocabulary, embedding_width=width, **values
+        )
 
 
 class StartSection(Section):
     """What the run begins with."""
 
     model: str = "scratch"
-    """scratch, or a model folder to go on from: its architecture replaces the model section."""
+    """scratch, or a model folder to continue from: its architecture replaces the model section."""
     add_words: str = "none"
     """A file of words, one a line, that were added to that model's vocabulary, or none."""
 
@@ -96,8 +126,8 @@ class StartSection(Section):
 class Stage(Section):
     """A part of the run with its own sequence length."""
 
-    share: Annotated[float, Field(gt=0, le=1, examples=[0.9])]
-    """Share of the run's steps."""
+    fraction: Annotated[float, Field(gt=0, le=1, examples=[0.9])]
+    """Fraction of the run's steps."""
     length: Annotated[int, Field(ge=8, examples=[128])]
     """Longest sequence in tokens, special tokens counted."""
     predictions: Annotated[Count, Field(examples=[20])]
@@ -112,48 +142,48 @@ class ExamplesSection(Section):
     pairs: Literal["nsp", "sop", "full-sentences", "doc-sentences", "none"] = "nsp"
     """nsp: next-sentence pairs (BERT); sop: sentence order (ALBERT); full-sentences and doc-sentences: filled
     to the length across or within documents (RoBERTa); none: BERT's walk with one segment a sequence."""
-    negative_share: Share = 0.5
+    negative_probability: Fraction = 0.5
     """Probability of a random second segment (nsp) or a swapped pair (sop)."""
-    short_share: Share = 0.1
+    short_probability: Fraction = 0.1
     """Probability that a document is walked with a random shorter target length."""
     stages: tuple[Stage, ...] = (
-        Stage(share=0.9, length=128, predictions=20),
-        Stage(share=0.1, length=512, predictions=77),
+        Stage(fraction=0.9, length=128, predictions=20),
+        Stage(fraction=0.1, length=512, predictions=77),
     )
     """Sequence lengths over the run: 90 % of the steps at 128, the last 10 % at 512 (BERT)."""
-    held_out_share: Annotated[float, Field(gt=0, lt=0.5)] = 0.005
-    """Share of documents kept for evaluation, chosen by a hash of their number, never trained on."""
+    held_out_fraction: Annotated[float, Field(gt=0, lt=0.5)] = 0.005
+    """Fraction of documents kept for evaluation, chosen by a hash of their number, never trained on."""
 
     @model_validator(mode="after")
     def stages_cover_the_run(self) -> "ExamplesSection":
-        if abs(sum(stage.share for stage in self.stages) - 1) > 1e-6:
-            raise ValueError("the shares of examples.stages must add up to 1")
+        if abs(sum(stage.fraction for stage in self.stages) - 1) > 1e-6:
+            raise RuleError("the fractions of examples.stages must add up to 1", keys=("examples.stages",))
         return self
 
 
 class Level(Section):
-    """One of ERNIE's masking levels and its share of the sequences, or of the run."""
+    """One of ERNIE's masking levels and its fraction of the sequences, or of the run."""
 
     unit: Annotated[Unit, Field(examples=["token"])]
-    share: Annotated[float, Field(gt=0, le=1, examples=[0.5])]
+    fraction: Annotated[float, Field(gt=0, le=1, examples=[0.5])]
 
 
 class MaskingSection(Section):
-    """Which tokens the model must guess (Devlin et al. 2018, 3.1)."""
+    """Which tokens the model must predict (Devlin et al. 2018, 3.1)."""
 
     rate: Annotated[float, Field(gt=0, lt=1)] = 0.15
-    """Share of tokens to predict."""
-    as_mask: Share = 0.8
-    """Of those, share shown as the mask token."""
-    as_random: Share = 0.1
-    """Of those, share shown as a random token; the rest is shown as it is."""
+    """Fraction of tokens to predict."""
+    as_mask: Fraction = 0.8
+    """Of those, the fraction shown as the mask token."""
+    as_random: Fraction = 0.1
+    """Of those, the fraction shown as a random token; the rest is shown as it is."""
     unit: Unit = "token"
     """What is chosen whole: a token, a word, one to `longest_ngram` words (ALBERT), a phrase or an entity."""
     longest_ngram: Count = 3
     """Longest run of words of unit ngram; a run of n words is drawn with probability proportional to 1/n."""
     levels: tuple[Level, ...] = ()
-    """ERNIE's several units, written as [{unit="token", share=0.5}, {unit="entity", share=0.5}]; empty means
-    `unit` alone."""
+    """ERNIE's several units, written as [{unit="token", fraction=0.5}, {unit="entity", fraction=0.5}]; empty
+    means `unit` alone."""
     levels_by: Literal["mix", "stage"] = "mix"
     """mix: each sequence draws its level; stage: the levels follow each other over the run."""
     count: Literal["rounded", "stochastic"] = "rounded"
@@ -167,11 +197,14 @@ class MaskingSection(Section):
     """How many fixed versions static masking makes (BERT's dupe_factor)."""
 
     @model_validator(mode="after")
-    def shares_fit(self) -> "MaskingSection":
+    def fractions_fit(self) -> "MaskingSection":
         if self.as_mask + self.as_random > 1 + 1e-9:
-            raise ValueError("masking.as_mask + masking.as_random must not exceed 1")
-        if self.levels and abs(sum(level.share for level in self.levels) - 1) > 1e-6:
-            raise ValueError("the shares of masking.levels must add up to 1")
+            raise RuleError(
+                "masking.as_mask + masking.as_random must not exceed 1",
+                keys=("masking.as_mask", "masking.as_random"),
+            )
+        if self.levels and abs(sum(level.fraction for level in self.levels) - 1) > 1e-6:
+            raise RuleError("the fractions of masking.levels must add up to 1", keys=("masking.levels",))
         return self
 
 
@@ -189,7 +222,7 @@ class BatchSection(Section):
 
 
 class OptimSection(Section):
-    """The optimiser and its schedule; the defaults are BERT's (optimization.py)."""
+    """The optimiser and its learning-rate schedule; the defaults are BERT's (optimization.py)."""
 
     algorithm: Literal["adamw", "lamb"] = "adamw"
     """Adam with decoupled weight decay, or LAMB (ALBERT)."""
@@ -207,11 +240,22 @@ class OptimSection(Section):
     """BERT's published code has none ("mostly an oversight"); RoBERTa has it."""
     clip_norm: Annotated[float, Field(gt=0)] | Off = 1.0
     """Largest global gradient norm."""
-    warmup_share: Share = 0.01
-    """Share of the run with a rising learning rate: 10,000 of 1,000,000 steps in BERT."""
-    decay: Literal["google", "continuous", "constant"] = "google"
-    """google: a line from step 0 to the end, taken up after the warm-up, so the rate jumps there; continuous:
-    a line from the end of the warm-up; constant: no decay."""
+    warmup_fraction: Fraction = 0.01
+    """Fraction of the run with a rising learning rate: 10,000 of 1,000,000 steps in BERT."""
+    schedule: Literal["google", "linear", "slanted", "constant"] = "google"
+    """After the warm-up. google: a line that counts from step 0, so the rate jumps where it takes over;
+    linear: a line from the end of the warm-up; slanted: linear from 1/32 of the peak and back (Howard &
+    Ruder 2018); constant: no decay."""
+    layer_decay: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Each layer's learning rate as a multiple of the one above it."""
+    head_lr_factor: Annotated[float, Field(gt=0)] = 1.0
+    """The heads' learning rate as a multiple of the encoder's."""
+
+    @field_validator("schedule", mode="before")
+    @classmethod
+    def read_former_value(cls, schedule: object) -> object:
+        """Pre-training recipes called the linear schedule continuous."""
+        return "linear" if schedule == "continuous" else schedule
 
 
 class RunSection(Section):
@@ -244,7 +288,7 @@ class RunSection(Section):
     log_every_steps: Count = 10
     """How often metrics are written."""
     evaluate_every_steps: Count | Literal["auto"] = "auto"
-    """How often the held-out documents are looked at; auto is ten times in a run, and at both its ends."""
+    """How often the held-out documents are evaluated; auto is ten times in a run, and at both its ends."""
     evaluation_sequences: Count | Literal["auto"] = "auto"
     """How many held-out sequences; auto is 2,048 on a GPU and 128 on a CPU."""
     save_every_steps: Count = 1000
@@ -278,20 +322,25 @@ class Recipe(Section):
     def parts_fit(self) -> "Recipe":
         longest = max(stage.length for stage in self.examples.stages)
         if longest > self.model.positions:
-            raise ValueError(
-                f"examples.stages ask for {longest} tokens but model.positions = {self.model.positions}; "
-                "give the model more positions or make the stages shorter"
+            raise RuleError(
+                f"examples.stages ask for {longest} tokens but model.positions = {self.model.positions}",
+                keys=("examples.stages", "model.positions"),
+                remedy="give the model more positions or make the stages shorter",
             )
-        if self.model.type in ("electra", "modernbert") and self.start.model == "scratch":
-            raise ValueError(
-                f"model.type = {self.model.type} cannot start from scratch; "
-                "set start.model to a model folder to go on from"
+        architecture = ARCHITECTURES[self.model.type]
+        if architecture.pretraining is None and self.start.model == "scratch":
+            raise RuleError(
+                f"model.type = {self.model.type} cannot start from scratch",
+                keys=("model.type",),
+                remedy="set start.model to a model folder to continue from",
             )
-        if self.model.type in ("roberta", "distilbert") and self.examples.pairs in ("nsp", "sop"):
-            raise ValueError(
-                f"model.type = {self.model.type} has no head for examples.pairs = nsp or sop; "
-                "set examples.pairs to full-sentences, doc-sentences or none"
+        if not architecture.has_pair_head() and self.examples.pairs in ("nsp", "sop"):
+            raise RuleError(
+                f"model.type = {self.model.type} has no head for examples.pairs = nsp or sop",
+                keys=("model.type", "examples.pairs"),
+                remedy="set examples.pairs to full-sentences, doc-sentences or none",
             )
         if self.examples.objective != "masked" and self.examples.pairs in ("nsp", "sop"):
-            raise ValueError("a one-sided objective has no sentence pairs; set examples.pairs to none")
+            what = "a one-sided objective has no sentence pairs"
+            raise RuleError(what, keys=("examples.objective",), remedy="set examples.pairs to none")
         return self

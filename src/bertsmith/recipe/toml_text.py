@@ -11,7 +11,7 @@ _COMMENT_COLUMN = 36
 
 
 def toml_text(tree: Mapping[str, Any], comments: Mapping[str, str] | None = None) -> str:
-    """The tree as a TOML document; `comments` gives some dotted keys a remark at the end of their line."""
+    """The tree as a TOML document; `comments` gives some dotted keys a comment at the end of their line."""
     return "\n".join(_lines(tree, (), comments or {})).lstrip("\n") + "\n"
 
 
@@ -37,8 +37,8 @@ def _lines(tree: Mapping[str, Any], path: tuple[str, ...], comments: Mapping[str
     for key, value in tree.items():
         if not isinstance(value, Mapping):
             line = f"{_key_text(key)} = {value_text(value)}"
-            remark = comments.get(".".join((*path, key)))
-            yield f"{line:<{_COMMENT_COLUMN}}  # {remark}" if remark else line
+            comment = comments.get(".".join((*path, key)))
+            yield f"{line:<{_COMMENT_COLUMN}}  # {comment}" if comment else line
     for key, value in tree.items():
         if isinstance(value, Mapping):
             inner = (*path, key)

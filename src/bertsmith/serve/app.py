@@ -1,4 +1,4 @@
-"""The whole server as one ASGI application."""
+"""The whole server as one ASGI application: the middleware around the framework's routes."""
 
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
@@ -11,182 +11,196 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from bertsmith import __version__
-from bertsmith.serve.compatible_routes import openai_routes, tei_routes
-from bertsmith.serve.desk import REQUEST_ID, Desk
-from bertsmith.serve.gate import Gate
-from bertsmith.serve.metrics import Metrics
-from bertsmith.serve.models import Models, ServedModel
-from bertsmith.serve.own_routes import look_routes, own_routes
-from bertsmith.serve.page_files import page_routes
-from bertsmith.serve.refusals import OUR_FAULT, Refusal, error_reply
+from bertsmith.serve.api_errors import INTERNAL_ERROR, ApiError, error_response
+from bertsmith.serve.json_route import JsonRoutes
+from bertsmith.serve.middleware import (
+    REQUEST_CONTEXT,
+    ApiKey,
+    BodyLimit,
+    Deadline,
+    Draining,
+    HeadAsGet,
+    LoadShedding,
+    RequestLog,
+    ServerStatus,
+)
+from bertsmith.serve.model_registry import ModelRegistry, ServedModel
+from bertsmith.serve.monitoring import Metrics
+from bertsmith.serve.openai_api import openai_routes
+from bertsmith.serve.playground import playground_routes
+from bertsmith.serve.routes import introspection_routes, prediction_routes
+from bertsmith.serve.schemas import ModelDescription, ModelsResponse, StatusResponse, error_responses
+from bertsmith.serve.server_config import ServerConfig
 from bertsmith.serve.service import Service
-from bertsmith.serve.settings import Settings
-from bertsmith.serve.shapes import ModelReply, ModelsReply, StatusReply, errors_of
+from bertsmith.serve.tei_api import tei_routes
 
-ASKING_FAILS = (401, 404, 408, 413, 415, 422, 429, 500, 503, 504)
-WATCHING_FAILS = (401, 503)
-ABOUT = (
-    "What trained BERTs say of texts. Offsets count Unicode code points. Every reply carries x-request-id; "
-    "every failure is an ErrorReply of one line."
+PREDICTION_ERRORS = (401, 404, 408, 413, 415, 422, 429, 500, 503, 504)
+OPERATION_ERRORS = (401, 503)
+DESCRIPTION = (
+    "What trained BERTs predict for texts. Offsets count Unicode code points. Every response carries "
+    "x-request-id; every failure is an ErrorResponse of one line."
 )
 
 
 class Application:
-    """The server: an ASGI application that can be asked to finish."""
+    """The server: an ASGI application over loaded models."""
 
-    def __init__(self, settings: Settings) -> None:
-        metrics = Metrics()
-        self.models = Models(settings, metrics.batch)
-        self.service = Service(self.models, settings.limits)
-        asking = _asking(self.service)
-        watching = _watching(self, metrics)
-        api = _api(self.service)
-        for router in asking:
-            api.include_router(router, responses=errors_of(*ASKING_FAILS))
-        api.include_router(watching, responses=errors_of(*WATCHING_FAILS))
-        api.include_router(page_routes())
-        api.state.paths = paths_by_method((*asking, watching))
-        routes = [path for paths in api.state.paths.values() for path in paths]
-        self.gate = Gate(
-            Desk(api, asking, most_texts=settings.limits.texts),
-            self.service,
-            settings=settings,
-            metrics=metrics,
+    def __init__(self, config: ServerConfig) -> None:
+        limits = config.limits
+        self.status, self.metrics = ServerStatus(), Metrics()
+        self.models = ModelRegistry(config, self.metrics.count_batch)
+        service = Service(self.models, limits)
+        predictions = (
+            prediction_routes(service),
+            introspection_routes(service),
+            openai_routes(service),
+            tei_routes(service),
         )
-        self.gate.routes = frozenset(routes)
-        self._entry: ASGIApp = self.gate
-        if settings.allow_origins:
-            self._entry = _for_origins(self.gate, settings.allow_origins)
+        operation = operation_routes(self)
+        self._api = _framework(self.models)
+        for router in predictions:
+            self._api.include_router(router, responses=error_responses(*PREDICTION_ERRORS))
+        self._api.include_router(operation, responses=error_responses(*OPERATION_ERRORS))
+        self._api.include_router(playground_routes())
+        routes = [route for router in (*predictions, operation) for route in api_routes(router)]
+        self._api.state.paths = paths_by_method(routes)
+
+        # From the inside out.
+        json_routes = JsonRoutes(HeadAsGet(self._api), routes)
+        self.body_limit = BodyLimit(Deadline(json_routes, limits), self.models, limits)
+        app: ASGIApp = ApiKey(self.body_limit, config.api_key) if config.api_key else self.body_limit
+        self.load_shedding = LoadShedding(app, self.status, self.models, limits)
+        self._entry: ASGIApp = RequestLog(
+            Draining(self.load_shedding, self.status),
+            self.status,
+            self.metrics,
+            limits=limits,
+            routes=frozenset(("/", "/openapi.json", *(route.path_format for route in routes))),
+        )
+        if config.allow_origins:
+            self._entry = CORSMiddleware(
+                self._entry,
+                allow_origins=config.allow_origins,
+                allow_methods=["GET", "POST"],
+                allow_headers=["authorization", "content-type", "x-request-id"],
+                expose_headers=["x-request-id", "retry-after"],
+            )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request."""
-        await self._entry(scope, receive, send)
-
-    def drain(self) -> None:
-        """From now on finish what was accepted, and accept nothing more."""
-        self.gate.is_draining = True
+        """Answer a request; start and stop with the server."""
+        await (self._entry if scope["type"] == "http" else self._api)(scope, receive, send)
 
 
-def paths_by_method(routers: Iterable[APIRouter]) -> dict[str, list[str]]:
-    """What there is to ask for, beside the page's own files."""
+def api_routes(router: APIRouter) -> list[APIRoute]:
+    """The routes of a router, which all are of the one kind."""
+    return [route for route in router.routes if isinstance(route, APIRoute)]
+
+
+def paths_by_method(routes: Iterable[APIRoute]) -> dict[str, list[str]]:
+    """The paths there are, beside the files of the playground."""
     found: dict[str, list[str]] = {"POST": [], "GET": ["/", "/openapi.json"]}
-    for router in routers:
-        for route in router.routes:
-            assert isinstance(route, APIRoute)
-            for method in route.methods or ():
-                found[method].append(route.path_format)
+    for route in routes:
+        for method in route.methods or ():
+            found[method].append(route.path_format)
     return found
 
 
-def _api(service: Service) -> FastAPI:
+def operation_routes(application: Application) -> APIRouter:
+    """Routes for those who operate the server."""
+    router = APIRouter()
+
+    @router.get("/health")
+    async def health() -> StatusResponse:
+        """Whether the process answers at all."""
+        return StatusResponse(status="ok")
+
+    @router.get("/ready")
+    async def ready() -> StatusResponse:
+        """Whether it takes requests."""
+        if application.status.is_draining:
+            raise ApiError(503, "this server is shutting down")
+        return StatusResponse(status="ok")
+
+    @router.get("/models")
+    async def models() -> ModelsResponse:
+        """What each model is and can do."""
+        return ModelsResponse(models=[_description(each) for each in application.models])
+
+    @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
+    async def metrics() -> Response:
+        """Metrics for Prometheus."""
+        return application.metrics.response(application.models, application.status.open_requests)
+
+    return router
+
+
+def _description(model: ServedModel) -> ModelDescription:
+    info = model.info
+    return ModelDescription(
+        name=model.name,
+        abilities=list(info.abilities),
+        labels=list(info.labels),
+        mask=info.mask,
+        pairs=info.takes_pairs,
+        single=info.takes_single,
+        loaded=model.is_loaded,
+        layers=info.layers,
+        heads=info.heads,
+        width=info.width,
+        longest=info.max_tokens,
+    )
+
+
+def _framework(models: ModelRegistry) -> FastAPI:
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
-        service.models.close()
+        models.close()
 
     # FastAPI's own pages of documentation load scripts from elsewhere.
     api = FastAPI(
         title="bertsmith",
         version=__version__,
-        description=ABOUT,
+        description=DESCRIPTION,
         lifespan=lifespan,
         docs_url=None,
         redoc_url=None,
     )
-    api.add_exception_handler(Refusal, _refused)
-    api.add_exception_handler(HTTPException, _unrouted)
-    api.add_exception_handler(Exception, _broken)
+    api.add_exception_handler(ApiError, _on_api_error)
+    api.add_exception_handler(HTTPException, _on_http_exception)
+    api.add_exception_handler(Exception, _on_exception)
     return api
 
 
-def _asking(service: Service) -> tuple[APIRouter, ...]:
-    """Routes for those who ask the models."""
-    return own_routes(service), look_routes(service), openai_routes(service), tei_routes(service)
+# ---- failures below the middleware, in the shape that the middleware gives to its own
 
 
-def _watching(application: Application, metrics: Metrics) -> APIRouter:
-    """Routes for those who look after the server."""
-    router = APIRouter()
-
-    @router.get("/health")
-    async def health() -> StatusReply:
-        """Whether the process answers at all."""
-        return StatusReply(status="ok")
-
-    @router.get("/ready")
-    async def ready() -> StatusReply:
-        """Whether it takes requests."""
-        if application.gate.is_draining:
-            raise Refusal(503, "this server is shutting down")
-        return StatusReply(status="ok")
-
-    @router.get("/models")
-    async def models() -> ModelsReply:
-        """What each model is and can do."""
-        return ModelsReply(models=[_model(each) for each in application.models])
-
-    @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
-    async def counts() -> Response:
-        """Counts for Prometheus."""
-        return metrics.reply(application.models, application.gate.open_requests)
-
-    return router
+async def _on_api_error(request: Request, failure: Exception) -> Response:
+    assert isinstance(failure, ApiError)
+    return _response(request, failure)
 
 
-def _model(model: ServedModel) -> ModelReply:
-    facts = model.facts
-    return ModelReply(
-        name=model.name,
-        abilities=list(facts.abilities),
-        labels=list(facts.labels),
-        mask=facts.mask,
-        pairs=facts.takes_pairs,
-        single=facts.takes_single,
-        loaded=model.is_loaded,
-        layers=facts.layers,
-        heads=facts.heads,
-        width=facts.width,
-        longest=facts.longest,
-    )
-
-
-def _for_origins(app: ASGIApp, origins: tuple[str, ...]) -> ASGIApp:
-    return CORSMiddleware(
-        app,
-        allow_origins=origins,
-        allow_methods=["GET", "POST"],
-        allow_headers=["authorization", "content-type", "x-request-id"],
-        expose_headers=["x-request-id", "retry-after"],
-    )
-
-
-# ---- failures, all in one shape; the gate gives those of its own the same
-
-
-async def _refused(request: Request, failure: Exception) -> Response:
-    assert isinstance(failure, Refusal)
-    return _told(request, failure)
-
-
-async def _unrouted(request: Request, failure: Exception) -> Response:
+async def _on_http_exception(request: Request, failure: Exception) -> Response:
     assert isinstance(failure, HTTPException)
     headers = dict(failure.headers or {})
     if failure.status_code == 404:
-        there = "; ".join(f"{method} {', '.join(paths)}" for method, paths in request.app.state.paths.items())
-        return _told(request, Refusal(404, f"there is no such path here; there are {there}"))
+        paths = "; ".join(
+            f"{method} {', '.join(several)}" for method, several in request.app.state.paths.items()
+        )
+        return _response(request, ApiError(404, f"there is no such path here; there are {paths}"))
     if failure.status_code == 405:
         methods = sorted(headers["Allow"].split(", "))
-        if "GET" in methods:  # the desk makes one of the other
+        if "GET" in methods:  # the middleware makes one of the other
             methods.append("HEAD")
         headers["Allow"] = ", ".join(methods)
-        return _told(request, Refusal(405, f"this path takes {' or '.join(methods)}", headers=headers))
-    return _told(request, Refusal(failure.status_code, failure.detail, headers=headers))
+        return _response(request, ApiError(405, f"this path takes {' or '.join(methods)}", headers=headers))
+    return _response(request, ApiError(failure.status_code, failure.detail, headers=headers))
 
 
-async def _broken(request: Request, failure: Exception) -> Response:
-    del failure  # the gate logs it
-    return _told(request, Refusal(500, OUR_FAULT))
+async def _on_exception(request: Request, failure: Exception) -> Response:
+    del failure  # the middleware logs it
+    return _response(request, ApiError(500, INTERNAL_ERROR))
 
 
-def _told(request: Request, refusal: Refusal) -> Response:
-    return error_reply(refusal, request.scope[REQUEST_ID])
+def _response(request: Request, error: ApiError) -> Response:
+    return error_response(error, request.scope[REQUEST_CONTEXT].request_id)

@@ -1,144 +1,169 @@
-"""From a checked request to its answers: choose the model, weigh the request, wait in line."""
+"""From a validated request to its predictions: choose the model, count tokens, wait in its queue."""
 
 import asyncio
-import re
-from collections.abc import Sequence
-from contextvars import ContextVar
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from bertsmith.ground.errors import UserError
-from bertsmith.inference.bert import Bert
-from bertsmith.serve.batching import Kind
-from bertsmith.serve.fields import TEXTS, Fields
-from bertsmith.serve.models import Models, ServedModel
-from bertsmith.serve.refusals import Refusal, refusal_of, too_many
-from bertsmith.serve.settings import Limits
-
-NOTE: ContextVar[dict[str, Any]] = ContextVar("note")
-"""What the log will say of the request at hand: numbers and names, never its texts."""
+from bertsmith.core.errors import UserError
+from bertsmith.core.unicode import lone_surrogate
+from bertsmith.inference.loaded_model import Bert
+from bertsmith.serve.api_errors import ApiError, too_many_texts
+from bertsmith.serve.batching import BatchKey
+from bertsmith.serve.middleware import LOG_FIELDS
+from bertsmith.serve.model_registry import ModelRegistry, ServedModel
+from bertsmith.serve.server_config import Limits
 
 WINDOWED = ("tag", "answer")
-"""Questions for which long texts are read in windows."""
-TUNED = ("classify", "score")
-"""Questions for which a fine-tuned folder says what becomes of long texts."""
-HALF_CHARACTER = re.compile("[\ud800-\udfff]")
-"""JSON can spell it, no text can hold it."""
+"""Operations for which long texts are read in windows."""
+FINE_TUNED = ("classify", "score")
+"""Operations for which a fine-tuned folder says what becomes of long texts."""
+TOKENIZED = ("fill", "next", *FINE_TUNED, "embed")
+"""Operations whose inputs are the texts: they go to the model with the tokens by which they were weighed."""
 LONG_CHARACTERS = 4000
-"""From here on, counting tokens would hold up the other requests and goes to a thread."""
+"""From here on, tokenising would hold up the other requests and goes to a thread."""
+
+FieldNames = Callable[[int], tuple[str, ...]]
+"""Where the text of this index stands in the request: the name of the whole, and of both parts of a pair."""
+
+
+def single_field(name: str) -> FieldNames:
+    """The only text of a request, which stands in this field."""
+    return lambda _index: (name,)
+
+
+def pair_of_fields(first: str, second: str) -> FieldNames:
+    """The only pair of a request, which stands in these fields."""
+    return lambda _index: (f"{first} with {second}", first, second)
+
+
+def list_field(name: str) -> FieldNames:
+    """Texts or pairs in a list."""
+
+    def names(index: int) -> tuple[str, ...]:
+        whole = f"{name}[{index}]"
+        return whole, f"{whole}[0]", f"{whole}[1]"
+
+    return names
+
+
+TEXTS = list_field("texts")
+"""As in most requests."""
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
-    """What a request asks of a model."""
+class PredictionRequest:
+    """What a request wants of a model."""
 
-    kind: Kind
+    key: BatchKey
     inputs: Sequence[Any]
-    """One for each answer."""
+    """One for each result."""
     texts: Sequence[str | tuple[str, str]]
     """All that is to be read, for its length."""
     model: str | None
-    cut_long: bool = False
+    truncate: bool = False
     """Whether a text that is too long for the model loses its end."""
-    most_tokens: int | None = None
-    """Where the answer grows faster than the text."""
-    fields: Fields = TEXTS
+    max_tokens: int | None = None
+    """Where the result grows faster than the text."""
+    fields: FieldNames = TEXTS
     """Where the texts stand in the request."""
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
-    """Which model answered, what, and how many tokens it read."""
+class Predictions:
+    """Which model predicted what, and how many tokens it read."""
 
     model: str
-    answers: list[Any]
+    results: list[Any]
     tokens: int
 
 
 class Service:
     """What all routes share."""
 
-    def __init__(self, models: Models, limits: Limits) -> None:
+    def __init__(self, models: ModelRegistry, limits: Limits) -> None:
         self.models, self.limits = models, limits
 
-    async def ask(self, question: Question) -> Answered:
-        """The answers to a question, once its turn has come."""
-        refuse_too_much(question, self.limits)
-        model = self.models.able(question.model, question.kind.ability)
-        note = NOTE.get({})
-        note |= {"model": model.name, "texts": len(question.texts)}
-        tokens = await self._tokens(question, model)
-        note["tokens"] = sum(tokens)
-        if question.most_tokens is not None and sum(tokens) > question.most_tokens:
-            message = f"{sum(tokens)} tokens are too many for this view, which takes {question.most_tokens}"
-            raise Refusal(422, message)
-        shares = tokens if len(tokens) == len(question.inputs) else [sum(tokens)]
+    async def predict(self, request: PredictionRequest) -> Predictions:
+        """The results of a request, once its turn has come."""
+        check_texts(request, self.limits)
+        model = self.models.with_ability(request.model, request.key.ability)
+        log_fields = LOG_FIELDS.get({})
+        log_fields |= {"model": model.name, "texts": len(request.texts)}
+        lengths, inputs = await self._read(request, model)
+        tokens = log_fields["tokens"] = sum(lengths)
+        if request.max_tokens is not None and tokens > request.max_tokens:
+            message = f"{tokens} tokens are too many for this view, which takes {request.max_tokens}"
+            raise ApiError(422, message)
+        weights = lengths if len(lengths) == len(inputs) else [tokens]
         try:
-            answers = await model.queue.answers(question.kind, question.inputs, shares)
-        except Refusal as refusal:
-            raise in_words_of(question.fields, refusal) from refusal
-        return Answered(model.name, answers, sum(tokens))
+            results = await model.queue.predict(request.key, inputs, weights)
+        except UserError as error:
+            raise ApiError(422, with_field_name(error, request.fields).line()) from error
+        return Predictions(model.name, results, tokens)
 
-    async def _tokens(self, question: Question, model: ServedModel) -> list[int]:
-        bert = await model.opened()
-        if sum(map(_characters, question.texts)) < LONG_CHARACTERS:
-            lengths = token_counts(bert, question)
+    async def _read(self, request: PredictionRequest, model: ServedModel) -> tuple[list[int], Sequence[Any]]:
+        """How many tokens each text has, and the inputs as the model takes them."""
+        bert = await model.loaded()
+        if sum(map(_characters, request.texts)) < LONG_CHARACTERS:
+            lengths, inputs = tokenized(bert, request)
         else:
-            lengths = await asyncio.to_thread(token_counts, bert, question)
-        if question.cut_long:
-            return [min(length, model.facts.longest) for length in lengths]
-        has_rule = question.kind.question in (*WINDOWED, *(TUNED if bert.tuned else ()))
+            lengths, inputs = await asyncio.to_thread(tokenized, bert, request)
+        if request.truncate:
+            return [min(length, model.info.max_tokens) for length in lengths], inputs
+        has_rule = request.key.operation in (*WINDOWED, *(FINE_TUNED if bert.finetuned else ()))
         if not has_rule:
-            refuse_too_long(lengths, model, question.fields)
-        return lengths
+            check_lengths(lengths, model, request.fields)
+        return lengths, inputs
 
 
-def token_counts(bert: Bert, question: Question) -> list[int]:
-    """How many tokens the model's tokenizer makes of each text."""
-    if question.kind.question == "fill":  # the one question in which the mask is more than its characters
-        masks = (bert.tokenizer.mask_token,)
-        return [len(each) for each in bert.tokenizer.encode_many(question.texts, allow_special=masks)]
-    return [len(each) for each in bert.tokenizer.closed.encode_batch_fast(list(question.texts))]
+def tokenized(bert: Bert, request: PredictionRequest) -> tuple[list[int], Sequence[Any]]:
+    """How many tokens each text has, and the inputs: with their tokens, if the model takes them so."""
+    if request.key.operation not in TOKENIZED:
+        counted = bert.tokenizer.closed.encode_batch_fast(list(request.texts))
+        return [len(each) for each in counted], request.inputs
+    # Filling is the one operation in which the mask is more than its characters.
+    masks = (bert.tokenizer.mask_token,) if request.key.operation == "fill" else ()
+    inputs = bert.reader.tokenize(request.texts, allow_special=masks)
+    return [len(each) for each in inputs], inputs
 
 
-def in_words_of(fields: Fields, refusal: Refusal) -> Refusal:
-    """The same refusal, with the place that a model complains of called as in the request."""
-    found = re.fullmatch(r"(text|question|passage) (\d+)", refusal.error.where) if refusal.error else None
-    if found is None or refusal.error is None:
-        return refusal
-    where = fields(int(found[2]))[0] if found[1] == "text" else found[1]
-    return refusal_of(UserError(refusal.error.what, where=where, remedy=refusal.error.remedy))
+def with_field_name(error: UserError, fields: FieldNames) -> UserError:
+    """The error of a model, with the input that it means called as in the request."""
+    if error.index is None:
+        return error
+    return replace(error, where=fields(error.index)[0] if error.field == "text" else error.field)
 
 
-def refuse_too_much(question: Question, limits: Limits) -> None:
-    """Stop at more, longer, or emptier texts than the server takes."""
-    texts = question.texts
+def check_texts(request: PredictionRequest, limits: Limits) -> None:
+    """Reject more, longer, or emptier texts than the server takes."""
+    texts = request.texts
     if len(texts) > limits.texts:
-        raise too_many(len(texts), most=limits.texts)
-    for number, text in enumerate(texts):
-        whole, *parts = question.fields(number)
-        pieces = ((whole, text),) if isinstance(text, str) else zip(parts, text, strict=True)
-        for name, piece in pieces:
-            _refuse_unreadable(piece, name, limits)
+        raise too_many_texts(len(texts), limit=limits.texts)
+    for index, text in enumerate(texts):
+        whole, *parts = request.fields(index)
+        named = ((whole, text),) if isinstance(text, str) else zip(parts, text, strict=True)
+        for name, each in named:
+            _check_text(each, name, limits)
 
 
-def _refuse_unreadable(text: str, name: str, limits: Limits) -> None:
+def _check_text(text: str, name: str, limits: Limits) -> None:
     if len(text) > limits.characters:
         message = f"{name}: has {len(text)} characters; this server takes {limits.characters}"
-        raise Refusal(413, message)
+        raise ApiError(413, message)
     if not text.strip():
-        raise Refusal(422, f"{name}: is empty; give it some words")
-    if HALF_CHARACTER.search(text):
-        raise Refusal(422, f"{name}: holds half a character (a lone surrogate); send whole ones")
+        raise ApiError(422, f"{name}: is empty; give it some words")
+    if lone_surrogate(text):
+        raise ApiError(422, f"{name}: holds half a character (a lone surrogate); send whole ones")
 
 
-def refuse_too_long(lengths: Sequence[int], model: ServedModel, fields: Fields) -> None:
-    """Stop at texts that the model cannot take whole."""
-    longest = model.facts.longest
-    for number, length in enumerate(lengths):
-        if length > longest:
-            message = f"{fields(number)[0]}: has {length} tokens but the model {model.name} takes {longest}"
-            raise Refusal(422, f"{message}; shorten or split it")
+def check_lengths(lengths: Sequence[int], model: ServedModel, fields: FieldNames) -> None:
+    """Reject texts that the model cannot take whole."""
+    max_tokens = model.info.max_tokens
+    for index, length in enumerate(lengths):
+        if length > max_tokens:
+            message = f"{fields(index)[0]}: has {length} tokens but the model {model.name} takes {max_tokens}"
+            raise ApiError(422, f"{message}; shorten or split it")
 
 
 def _characters(text: str | tuple[str, str]) -> int:

@@ -4,18 +4,24 @@ Shapes: N windows, T tokens, B best starts or ends of each window, L rows of the
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+import re
+import string
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bertsmith.examples.pairs import ranges
-from bertsmith.ground.progress import progress_bar
-from bertsmith.recipe.finetuning import AnswersSection
+from bertsmith.core.arrays import ranges
+from bertsmith.core.errors import UserError
+from bertsmith.core.progress import progress_bar
+from bertsmith.recipe.finetuning_schema import AnswersSection
 from bertsmith.tasks.encoded import EncodedSet, QuestionWindows
-from bertsmith.tasks.examples import Question
-from bertsmith.tasks.passages import NOWHERE
+from bertsmith.tasks.example_types import Question
+from bertsmith.tasks.question_windows import NOWHERE
 
 Numbers = NDArray[np.int64]
 Scores = NDArray[np.float64]
@@ -24,14 +30,14 @@ QUESTIONS_AT_ONCE = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Guess:
+class Candidate:
     """An answer that was considered; its text is empty where it is that there is none."""
 
     text: str
     start: int
     """First code point in the passage; -1 for no answer."""
     probability: float
-    """Its share among all that were considered."""
+    """Its probability among all that were considered."""
     start_score: float
     end_score: float
 
@@ -52,13 +58,13 @@ class QuestionAnswer:
     """As in the n-best list; 0 where no span is possible and none is no answer."""
     null_odds: float
     """Score of no answer less that of the best span, which counts as 0 where no span is possible."""
-    nbest: tuple[Guess, ...]
+    nbest: tuple[Candidate, ...]
     """Best first, no text twice; "no answer" is among them unless `null_threshold` is off."""
 
     @property
     def best_span(self) -> str:
         """What is answered if there must be an answer; empty where no span is possible."""
-        return next((guess.text for guess in self.nbest if guess.text), "")
+        return next((candidate.text for candidate in self.nbest if candidate.text), "")
 
 
 def answers_of(
@@ -73,12 +79,12 @@ def answers_of(
     "tuned" its best span is the answer.
     """
     assert encoded.windows is not None, "only windows of questions lead to answers"
-    judge = _Judge(encoded, encoded.windows, scores_T2.astype(np.float64), section)
+    chooser = _Chooser(encoded, encoded.windows, scores_T2.astype(np.float64), section)
     answers: list[QuestionAnswer] = []
     with progress_bar("choosing answers", len(questions)) as advance:
         for first in range(0, len(questions), QUESTIONS_AT_ONCE):
             some = questions[first : first + QUESTIONS_AT_ONCE]
-            answers += judge.answers(some, first)
+            answers += chooser.answers(some, first)
             advance(len(some))
     return answers
 
@@ -98,7 +104,7 @@ class _Span:
 
 
 @dataclass(frozen=True, slots=True)
-class _Candidates:
+class _Spans:
     """The spans that are possible in some windows: by question, then best first."""
 
     questions: Numbers
@@ -109,7 +115,7 @@ class _Candidates:
 
 
 @dataclass(frozen=True, slots=True)
-class _Judge:
+class _Chooser:
     """Chooses answers from scores."""
 
     encoded: EncodedSet
@@ -120,76 +126,75 @@ class _Judge:
     def answers(self, questions: Sequence[Question], first: int) -> Iterator[QuestionAnswer]:
         """The answers to questions that stand together, the first of which has this number."""
         numbers = np.arange(first, first + len(questions) + 1)
-        bounds = np.searchsorted(self.windows.questions_N, numbers)
-        found = self._candidates(int(bounds[0]), int(bounds[-1]))
-        places = np.searchsorted(found.questions, numbers)
+        windows = np.searchsorted(self.windows.questions_N, numbers)
+        found = self._candidates(int(windows[0]), int(windows[-1]))
+        bounds = np.searchsorted(found.questions, numbers)
         for row, question in enumerate(questions):
-            mine = slice(places[row], places[row + 1])
-            offsets, scores = found.offsets[mine].tolist(), found.scores[mine].tolist()
-            spans = _distinct_spans(question.passage, zip(offsets, scores, strict=True), self.section.best)
-            null = self._null(int(bounds[row]), int(bounds[row + 1]))
-            yield _answer(question.key, null, spans, self.section)
+            mine = slice(bounds[row], bounds[row + 1])
+            # Candidates come best first, and windows overlap: of equal texts the first is the one to keep.
+            spans: dict[str, _Span] = {}
+            for (start, end), scores in zip(
+                found.offsets[mine].tolist(), found.scores[mine].tolist(), strict=True
+            ):
+                text = question.passage[start:end]
+                if text and text not in spans:
+                    spans[text] = _Span(text, start, *scores)
+                    if len(spans) == self.section.best:
+                        break
+            # That there is no answer must hold in all windows, so the one that says it least speaks for it.
+            rows_N = self.encoded.starts_N1[windows[row] : windows[row + 1]]
+            null_row = rows_N[self.scores_T2[rows_N].sum(axis=1).argmin()]
+            null = _Span("", NOWHERE, *self.scores_T2[null_row].tolist())
+            yield _answer(question.key, null, list(spans.values()), self.section)
 
-    def _null(self, first: int, end: int) -> _Span:
-        """That there is no answer, with the scores of the window that says so least."""
-        rows_N = self.encoded.starts_N1[first:end]
-        row = rows_N[self.scores_T2[rows_N].sum(axis=1).argmin()]
-        start_score, end_score = self.scores_T2[row].tolist()
-        return _Span("", NOWHERE, start_score, end_score)
-
-    def _candidates(self, first: int, end: int) -> _Candidates:
+    def _candidates(self, first: int, end: int) -> _Spans:
         """The spans between the best starts and ends of these windows."""
         starts_NB, ends_NB = (self._best_rows(first, end, self.scores_T2[:, side]) for side in (0, 1))
+        # Overlapping windows show the same tokens. As in run_squad.py, a span counts only in the window that
+        # shows its start with most context; its end may stand anywhere in that window's passage.
+        may_start_NB = self.windows.best_T[starts_NB]
         may_end_NB = self.windows.offsets_T2[ends_NB, 0] != NOWHERE
         lengths_NBB = ends_NB[:, None, :] - starts_NB[:, :, None] + 1
         fits_NBB = (lengths_NBB >= 1) & (lengths_NBB <= self.section.longest)
-        fits_NBB &= self.windows.best_T[starts_NB][:, :, None] & may_end_NB[:, None, :]
+        fits_NBB &= may_start_NB[:, :, None] & may_end_NB[:, None, :]
         window, which_start, which_end = np.nonzero(fits_NBB)
         rows = starts_NB[window, which_start], ends_NB[window, which_end]
         scores = np.stack([self.scores_T2[rows[0], 0], self.scores_T2[rows[1], 1]], axis=1)
         offsets = [self.windows.offsets_T2[rows[0], 0], self.windows.offsets_T2[rows[1], 1]]
         questions = self.windows.questions_N[first + window]
+        # lexsort is stable: of equal scores the earlier window and the better start stay ahead.
         order = np.lexsort((-scores.sum(axis=1), questions))
-        return _Candidates(questions[order], np.stack(offsets, axis=1)[order], scores[order])
+        return _Spans(questions[order], np.stack(offsets, axis=1)[order], scores[order])
 
     def _best_rows(self, first: int, end: int, scores_T: Scores) -> Numbers:
         """The rows with the highest scores of each window, best first, on a tie the earlier one."""
-        starts_N, lengths_N = (
-            self.encoded.starts_N1[first:end],
-            np.diff(self.encoded.starts_N1[first : end + 1]),
-        )
-        places = ranges(np.zeros_like(lengths_N), lengths_N)
+        starts_N = self.encoded.starts_N1[first:end]
+        lengths_N = np.diff(self.encoded.starts_N1[first : end + 1])
+        columns = ranges(np.zeros_like(lengths_N), lengths_N)
         scores_NL = np.full((end - first, int(lengths_N.max(initial=0))), -np.inf)
-        scores_NL[np.repeat(np.arange(end - first), lengths_N), places] = scores_T[
-            ranges(starts_N, lengths_N)
-        ]
+        windows = np.repeat(np.arange(end - first), lengths_N)
+        scores_NL[windows, columns] = scores_T[ranges(starts_N, lengths_N)]
         best_NB = np.argsort(-scores_NL, axis=1, kind="stable")[:, : self.section.best]
         # Beyond the end of a short window stands its first row, which is in no passage.
         return starts_N[:, None] + np.where(best_NB < lengths_N[:, None], best_NB, 0)
 
 
-def _distinct_spans(
-    passage: str, candidates: Iterable[tuple[list[int], list[float]]], most: int
-) -> list[_Span]:
-    """The best candidates, each text once."""
-    spans: dict[str, _Span] = {}
-    for (start, end), scores in candidates:
-        text = passage[start:end]
-        if text and text not in spans:
-            spans[text] = _Span(text, start, *scores)
-            if len(spans) == most:
-                break
-    return list(spans.values())
-
-
 def _answer(key: str, null: _Span, spans: list[_Span], section: AnswersSection) -> QuestionAnswer:
+    """The answer from the spans, best first, and from the scores of there being none."""
     null_odds = null.score - (spans[0].score if spans else 0.0)
     threshold = section.null_threshold
     is_null = not spans or (not isinstance(threshold, str) and null_odds > threshold)
     chosen = null if is_null else spans[0]
     considered = spans if threshold == "off" else sorted([*spans, null], key=lambda span: -span.score)
-    nbest = _guesses(considered)
-    probabilities = (guess.probability for guess in nbest if guess.text == chosen.text)
+    # A softmax over what is considered, raised by the highest score so that nothing overflows.
+    highest = max((span.score for span in considered), default=0.0)
+    raised = [math.exp(span.score - highest) for span in considered]
+    total = sum(raised)
+    nbest = tuple(
+        Candidate(span.text, span.start, each / total, span.start_score, span.end_score)
+        for span, each in zip(considered, raised, strict=True)
+    )
+    probabilities = (candidate.probability for candidate in nbest if candidate.text == chosen.text)
     return QuestionAnswer(
         key=key,
         text=chosen.text,
@@ -202,11 +207,156 @@ def _answer(key: str, null: _Span, spans: list[_Span], section: AnswersSection) 
     )
 
 
-def _guesses(spans: Sequence[_Span]) -> tuple[Guess, ...]:
-    highest = max((span.score for span in spans), default=0.0)
-    shares = [math.exp(span.score - highest) for span in spans]
-    total = sum(shares)
-    return tuple(
-        Guess(span.text, span.start, share / total, span.start_score, span.end_score)
-        for span, share in zip(spans, shares, strict=True)
-    )
+SquadMetric = Literal["exact", "f1"]
+ScoreByKey = Mapping[str, float]
+"""By the keys of the questions that have an answer."""
+
+SQUAD_METRICS: tuple[SquadMetric, ...] = ("exact", "f1")
+ARTICLES = re.compile(r"\b(a|an|the)\b")
+WITHOUT_PUNCTUATION = str.maketrans("", "", string.punctuation)
+PERCENT = 100.0
+
+
+def normalised(text: str) -> str:
+    """The text in lower case without ASCII punctuation, English articles and superfluous space."""
+    return " ".join(ARTICLES.sub(" ", text.lower().translate(WITHOUT_PUNCTUATION)).split())
+
+
+def exact(right: str, answer: str) -> float:
+    """1.0 if both are the same once normalised, else 0.0."""
+    return float(normalised(right) == normalised(answer))
+
+
+def f1(right: str, answer: str) -> float:
+    """The F1 of the words they share, counted with repetitions; an empty text matches only an empty one."""
+    return _overlap(normalised(right).split(), normalised(answer).split())
+
+
+def _overlap(right: Sequence[str], predicted: Sequence[str]) -> float:
+    if not right or not predicted:
+        return float(right == predicted)
+    shared = (Counter(right) & Counter(predicted)).total()
+    if shared == 0:
+        return 0.0
+    precision, recall = shared / len(predicted), shared / len(right)
+    return 2 * precision * recall / (precision + recall)
+
+
+def squad_scores(
+    questions: Sequence[Question],
+    answers: Mapping[str, str],
+    null_odds: Mapping[str, float] | None = None,
+    threshold: float | None = None,
+) -> dict[str, float]:
+    """The numbers of the official script by their official names, and how many questions are `unanswered`.
+
+    With null odds come the best thresholds, for which `answers` must hold every question's best span; with a
+    threshold, questions whose odds are above it count as answered with "".
+    """
+    _check_labels(questions)
+    raw = _raw_scores(questions, answers)
+    scores = {
+        metric: _with_threshold(questions, raw[metric], null_odds, threshold) for metric in SQUAD_METRICS
+    }
+    groups = {
+        "": [question.key for question in questions],
+        "HasAns_": [question.key for question in questions if question.answers],
+        "NoAns_": [question.key for question in questions if not question.answers],
+    }
+    report: dict[str, float] = {}
+    for prefix, keys in groups.items():
+        if prefix and not keys:  # as in the official script: SQuAD 1.1 has no NoAns_
+            continue
+        for metric in SQUAD_METRICS:
+            total = sum(scores[metric].get(key, 0.0) for key in keys)
+            report[f"{prefix}{metric}"] = PERCENT * total / max(len(keys), 1)
+        report[f"{prefix}total"] = len(keys)
+    report["unanswered"] = sum(question.key not in answers for question in questions)
+    if null_odds is not None:
+        for metric in SQUAD_METRICS:
+            best, best_odds = _best_threshold(questions, raw[metric], null_odds)
+            report |= {f"best_{metric}": best, f"best_{metric}_thresh": best_odds}
+    return report
+
+
+def best_threshold(
+    questions: Sequence[Question],
+    answers: Mapping[str, str],
+    null_odds: Mapping[str, float],
+    metric: SquadMetric,
+) -> tuple[float, float]:
+    """The best score in percent that a threshold on the null odds gives, and the lowest such threshold.
+
+    The score is what `squad_scores` gives at this threshold. Not so in the official script: it stops between
+    questions of equal odds, which no threshold can; it names 0.0 where it is best to answer nothing, though
+    odds may be negative; and an answer that is only articles counts there as wrong where "" is right.
+    """
+    _check_labels(questions)
+    return _best_threshold(questions, _raw_scores(questions, answers)[metric], null_odds)
+
+
+def _best_threshold(
+    questions: Sequence[Question], scores: ScoreByKey, null_odds: Mapping[str, float]
+) -> tuple[float, float]:
+    answerable = {question.key for question in questions if question.answers}
+    odds = sorted((_odds_of(key, null_odds), key) for key in scores)
+    # At first nothing is answered; 0.0 stands for that, as in the official script, where it does it.
+    now = float(len(scores.keys() - answerable))
+    lowest = odds[0][0] if odds else 1.0
+    best, threshold = now, 0.0 if lowest > 0 else lowest - 1.0
+    for value, members in groupby(odds, key=lambda pair: pair[0]):
+        # To answer turns a sure 0 into the score, or for an unanswerable question a sure 1.
+        now += sum(scores[key] - (key not in answerable) for _, key in members)
+        if now > best:
+            best, threshold = now, value
+    return PERCENT * best / max(len(questions), 1), threshold
+
+
+def _check_labels(questions: Sequence[Question]) -> None:
+    for question in questions:
+        if not question.answers and not question.labelled:
+            raise UserError(
+                f"question {question.key} has no answer to compare with",
+                where=question.where,
+                remedy="evaluate a labelled file, such as dev-v1.1.json",
+            )
+
+
+def _raw_scores(questions: Sequence[Question], answers: Mapping[str, str]) -> dict[SquadMetric, ScoreByKey]:
+    """What each answer scores against the right answer that it matches best."""
+    same, overlap = {}, {}
+    for question in questions:
+        if question.key in answers:
+            candidate = normalised(answers[question.key])
+            # A right answer that is nothing but articles and punctuation does not count.
+            right = {normalised(answer.text) for answer in question.answers} - {""} or {""}
+            same[question.key] = float(candidate in right)
+            overlap[question.key] = max(_overlap(each.split(), candidate.split()) for each in right)
+    return {"exact": same, "f1": overlap}
+
+
+def _with_threshold(
+    questions: Sequence[Question],
+    scores: ScoreByKey,
+    null_odds: Mapping[str, float] | None,
+    threshold: float | None,
+) -> ScoreByKey:
+    if threshold is None:
+        return scores
+    if null_odds is None:
+        raise ValueError("a threshold needs null odds")
+    return {
+        question.key: float(not question.answers)
+        if _odds_of(question.key, null_odds) > threshold
+        else scores[question.key]
+        for question in questions
+        if question.key in scores
+    }
+
+
+def _odds_of(key: str, null_odds: Mapping[str, float]) -> float:
+    if key not in null_odds:
+        raise UserError(
+            f"question {key} has an answer, but no null odds", remedy="predict both with one model"
+        )
+    return null_odds[key]

@@ -3,8 +3,8 @@
 Shapes: T tokens, N sequences, M items, P tagged words, C classes of a whole set; S sequences of one batch.
 """
 
-from collections.abc import Iterable, Iterator
-from dataclasses import KW_ONLY, dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -13,13 +13,67 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bertsmith.ground.errors import UserError
-from bertsmith.ground.seeds import stream
+from bertsmith.core.errors import UserError
+from bertsmith.core.seeds import stream
 from bertsmith.packed import Layout, PackedBatch, split_by_budget
-from bertsmith.tasks.encoded import EncodedSet, TaskBatch
+from bertsmith.tasks.encoded import EncodedSet
+from bertsmith.tasks.kinds.kind import AnyKind
 
 Numbers = NDArray[np.int64]
 Weights = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class TaskBatch:
+    """Some items, packed; what has weight 0 only fills the shapes."""
+
+    inputs: PackedBatch
+    targets: Tensor
+    """As in EncodedSet, for the items (M), windows (S) or tagged words (P) of this batch."""
+    weights: Tensor
+    """One for each target: the weight of its class, or 0 for filler."""
+    rows_P: Tensor
+    """tag: packed rows that are asked about; otherwise empty."""
+    items_S: Tensor
+    """The item of each sequence, counted within the batch."""
+    passages_S2: Tensor
+    """span: first and past-the-last packed row of the passage of each sequence; otherwise empty."""
+
+    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> "TaskBatch":
+        """The same batch on another device."""
+        return self._mapped(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> "TaskBatch":
+        """The same batch in page-locked memory, from which a GPU copies in the background."""
+        return self._mapped(Tensor.pin_memory)
+
+    def tensors(self) -> list[Tensor]:
+        """All its tensors, in an order that is always the same."""
+        old = self.inputs
+        inputs = [old.tokens_T, old.segments_T, old.positions_T, old.layout.starts_S1]
+        return [*inputs, self.targets, self.weights, self.rows_P, self.items_S, self.passages_S2]
+
+    def sizes(self) -> tuple[tuple[int, ...], ...]:
+        """What a recorded step depends on: every shape, and the longest sequence."""
+        return (*(tuple(tensor.shape) for tensor in self.tensors()), (self.inputs.layout.longest,))
+
+    def _mapped(self, change: Callable[[Tensor], Tensor]) -> "TaskBatch":
+        old = self.inputs
+        inputs = replace(
+            old,
+            tokens_T=change(old.tokens_T),
+            segments_T=change(old.segments_T),
+            positions_T=change(old.positions_T),
+            layout=replace(old.layout, starts_S1=change(old.layout.starts_S1)),
+        )
+        return TaskBatch(
+            inputs,
+            targets=change(self.targets),
+            weights=change(self.weights),
+            rows_P=change(self.rows_P),
+            items_S=change(self.items_S),
+            passages_S2=change(self.passages_S2),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +110,10 @@ class ShuffledBatches:
 
     def step(self, number: int) -> StepItems:
         """The step of this number, counted from 0 through all epochs; the same whoever asks, and when."""
-        items = self._items(number)
+        epoch, index = divmod(number, self.steps_per_epoch)
+        order_M = _order_of_epoch(self.encoded.items, self.seed, epoch)
+        items = order_M[index * self.examples_per_step : (index + 1) * self.examples_per_step]
+        items = self._packer.by_length(items)  # a step's loss is a sum: the order within it is free
         micros = tuple(self._packer.pack(items[group]) for group in self._packer.groups(items))
         return StepItems(
             micros,
@@ -64,12 +121,6 @@ class ShuffledBatches:
             examples=len(items),
             tokens=int(self._packer.lengths_M[items].sum()),
         )
-
-    def _items(self, number: int) -> Numbers:
-        epoch, place = divmod(number, self.steps_per_epoch)
-        order_M = _order_of_epoch(self.encoded.items, self.seed, epoch)
-        items = order_M[place * self.examples_per_step : (place + 1) * self.examples_per_step]
-        return self._packer.by_length(items)
 
     @cached_property
     def _packer(self) -> "_Packer":
@@ -90,20 +141,26 @@ def scores_in_order(
     encoded: EncodedSet, scored: Iterable[tuple[NDArray[np.float32], Numbers]]
 ) -> NDArray[np.float32]:
     """Scores of `ordered_batches` in the order of the set: [M, C], tag [P, C], span [T, 2], choice [N]."""
+    counts = {
+        "item": encoded.items,
+        "sequence": len(encoded.starts_N1) - 1,
+        "token": len(encoded.tokens_T),
+        "word": len(encoded.rows_P),
+    }
     whole: NDArray[np.float32] | None = None
     for scores, items in scored:
-        places = _places_of_scores(encoded, items)
-        if whole is None:
-            whole = np.full((_count_of_scores(encoded), *scores.shape[1:]), np.nan, np.float32)
-        whole[places] = scores[: len(places)]  # filler stands at the end
+        rows = _score_rows(encoded, items)
+        if whole is None:  # only the first scores say how many outputs there are
+            whole = np.full((counts[encoded.unit], *scores.shape[1:]), np.nan, np.float32)
+        whole[rows] = scores[: len(rows)]  # filler stands at the end
     assert whole is not None, "a set has at least one item"
     return whole
 
 
-def balanced_weights(encoded: EncodedSet, classes: int) -> Weights:
+def balanced_weights(kind: AnyKind, encoded: EncodedSet, classes: int) -> Weights:
     """A weight for each class so that all classes weigh the same in sum, and an example 1 on average."""
-    if encoded.kind not in ("classify", "tag"):
-        what = f'head.class_weights = "balanced" means nothing for a task of the kind {encoded.kind}'
+    if not kind.has_class_weights:
+        what = f'head.class_weights = "balanced" means nothing for a task of the kind {kind.name}'
         raise UserError(what, remedy='set it to "equal"')
     labels = encoded.targets[encoded.targets >= 0].astype(np.int64)
     counts_C = np.bincount(labels, minlength=classes)
@@ -111,30 +168,21 @@ def balanced_weights(encoded: EncodedSet, classes: int) -> Weights:
     return np.where(counts_C > 0, len(labels) / present / np.maximum(counts_C, 1), 0.0).astype(np.float32)
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=4)  # a step asks for its epoch's order again and again
 def _order_of_epoch(items: int, seed: int, epoch: int) -> Numbers:
     return stream(seed, "task order", epoch).permutation(items)
 
 
-def _places_of_scores(encoded: EncodedSet, items: Numbers) -> Numbers:
+def _score_rows(encoded: EncodedSet, items: Numbers) -> Numbers:
     """Where the scores of these items stand in the whole set."""
-    if encoded.kind in ("classify", "multilabel", "regress"):
+    if encoded.unit == "item":
         return items
-    if encoded.kind == "choice":
+    if encoded.unit == "sequence":
         return _run_of(*_sequences_of(encoded, items))
     begins, ends = _tokens_of(encoded, items)
-    if encoded.kind == "span":
+    if encoded.unit == "token":
         return _run_of(begins, ends)
     return _run_of(*_words_between(encoded, begins, ends))
-
-
-def _count_of_scores(encoded: EncodedSet) -> int:
-    counts = {
-        "tag": len(encoded.rows_P),
-        "span": len(encoded.tokens_T),
-        "choice": len(encoded.starts_N1) - 1,
-    }
-    return counts.get(encoded.kind, encoded.items)
 
 
 # ---- from items to a batch
@@ -167,7 +215,7 @@ class _Packer:
         return items[np.argsort(self.lengths_M[items], kind="stable")]
 
     def groups(self, items: Numbers) -> list[list[int]]:
-        """The places of the items that share a batch, within the token budget."""
+        """The indices of the items that share a batch, within the token budget."""
         round_tokens = self.micro_tokens // self.multiple * self.multiple
         # Where batches are filled up, one token of filler is always there, so that all have the same parts.
         return split_by_budget(self.lengths_M[items].tolist(), round_tokens - int(self.fills))
@@ -178,34 +226,50 @@ class _Packer:
         firsts, pasts = _sequences_of(encoded, items)
         sequences_S = _run_of(firsts, pasts)
         inputs = self._inputs(items, sequences_S)
-        starts_S = inputs.layout.starts_S1[: len(sequences_S)].numpy()
         targets, rows_P = self._targets(items)
-        fillers = self._fillers(len(targets), len(inputs.tokens_T))
-        cleaned, weights = _cleaned(targets, self.class_weights_C)
+        if encoded.unit == "word":
+            # As many as tokens, where batches are filled up: then their sizes follow from one number, and a
+            # recorded or compiled step is found again. Otherwise one, where a batch would have no target.
+            fillers = len(inputs.tokens_T) - len(targets) if self.fills else int(len(targets) == 0)
+        else:
+            fillers = int(self.fills)
+        # No label: any valid class will do as the target, for its weight is 0.
+        known = ~np.isnan(targets) if targets.dtype.kind == "f" else targets >= 0
+        valid = np.where(known, targets, 0).astype(targets.dtype)
+        weights = np.asarray(known if known.ndim == 1 else known.all(-1), np.float32)
+        if self.class_weights_C is not None:
+            weights *= self.class_weights_C[valid]
         items_S = np.repeat(np.arange(len(items)), pasts - firsts)
-        is_span = encoded.kind == "span"
-        passages_S2 = encoded.passages_N2[sequences_S] + starts_S[:, None] if is_span else _no_rows(2)
+        # Passages are counted from their window's first row, but losses read packed rows.
+        has_passages = len(encoded.passages_N2) > 0
+        starts_S = inputs.layout.starts_S1[: len(sequences_S)].numpy()
+        passages_S2 = encoded.passages_N2[sequences_S] + starts_S[:, None] if has_passages else _no_rows(2)
         return TaskBatch(
             inputs,
-            targets=_filled(cleaned, fillers),
+            targets=_filled(valid, fillers),
             weights=_filled(weights, fillers),
-            rows_P=_filled(rows_P, fillers if encoded.kind == "tag" else 0),
+            rows_P=_filled(rows_P, fillers if encoded.unit == "word" else 0),
             items_S=torch.from_numpy(np.append(items_S, np.full(int(self.fills), len(items)))),
-            passages_S2=_filled(passages_S2, int(is_span and self.fills)),
+            passages_S2=_filled(passages_S2, int(has_passages and self.fills)),
         )
 
     def _inputs(self, items: Numbers, sequences_S: Numbers) -> PackedBatch:
+        """The tokens of these items; filler is one more sequence behind them, which nothing attends to."""
         encoded = self.encoded
         tokens_T = _run_of(*_tokens_of(encoded, items))
         lengths_S = encoded.starts_N1[sequences_S + 1] - encoded.starts_N1[sequences_S]
-        filler = _rounded_up(len(tokens_T) + 1, self.multiple) - len(tokens_T) if self.fills else 0
-        lengths_S = np.append(lengths_S, np.full(int(self.fills), filler))
+        filler = 0
+        if self.fills:  # up to the next multiple, at least one token
+            filler = -(-(len(tokens_T) + 1) // self.multiple) * self.multiple - len(tokens_T)
+            lengths_S = np.append(lengths_S, filler)
         starts_S1 = np.append(0, np.cumsum(lengths_S))
+        # Filler may be longer than any text; its positions start over, as no table has more of them.
+        positions_T = _run_of(np.zeros_like(lengths_S), lengths_S) % self.longest_text
         return PackedBatch(
             # Filler is made of the first word of the vocabulary, whatever it is: nobody reads its scores.
             tokens_T=_filled(encoded.tokens_T[tokens_T].astype(np.int64), filler),
             segments_T=_filled(encoded.segments_T[tokens_T].astype(np.int64), filler),
-            positions_T=torch.from_numpy(_run_of(np.zeros_like(lengths_S), lengths_S) % self.longest_text),
+            positions_T=torch.from_numpy(positions_T),
             layout=Layout(
                 torch.from_numpy(starts_S1.astype(np.int32)), max(self.longest_text, self.multiple)
             ),
@@ -214,30 +278,14 @@ class _Packer:
     def _targets(self, items: Numbers) -> tuple[NDArray[Any], Numbers]:
         """What is asked about these items and, of tags, in which packed rows."""
         encoded = self.encoded
-        if encoded.kind != "tag":
+        if encoded.unit != "word":
             return encoded.targets[items], _no_rows()
         begins_M, ends_M = _tokens_of(encoded, items)
         firsts_M, pasts_M = _words_between(encoded, begins_M, ends_M)
         words_P = _run_of(firsts_M, pasts_M)
+        # rows_P are rows of the whole set; each item's move to where its tokens stand in the batch.
         moved_M = np.cumsum(ends_M - begins_M) - ends_M
         return encoded.targets[words_P], encoded.rows_P[words_P] + np.repeat(moved_M, pasts_M - firsts_M)
-
-    def _fillers(self, targets: int, tokens: int) -> int:
-        """How many targets of weight 0 are added."""
-        if self.encoded.kind == "tag":
-            # As many as tokens, where batches are filled up: then their sizes follow from one number.
-            return tokens - targets if self.fills else int(targets == 0)
-        return int(self.fills)
-
-
-def _cleaned(targets: NDArray[Any], class_weights_C: Weights | None) -> tuple[NDArray[Any], Weights]:
-    """Targets with 0 where there is no label, and the weight of each, then 0 too."""
-    known = ~np.isnan(targets) if targets.dtype.kind == "f" else targets >= 0
-    cleaned = np.where(known, targets, 0).astype(targets.dtype)
-    weights = np.asarray(known if known.ndim == 1 else known.all(-1), np.float32)
-    if class_weights_C is not None:
-        weights *= class_weights_C[cleaned]
-    return cleaned, weights
 
 
 def _sequences_of(encoded: EncodedSet, items: Numbers) -> tuple[Numbers, Numbers]:
@@ -267,7 +315,3 @@ def _filled(values: NDArray[Any], count: int) -> Tensor:
 
 def _no_rows(*widths: int) -> Numbers:
     return np.zeros((0, *widths), np.int64)
-
-
-def _rounded_up(number: int, multiple: int) -> int:
-    return -(-number // multiple) * multiple

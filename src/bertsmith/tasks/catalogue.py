@@ -2,13 +2,13 @@
 
 from difflib import get_close_matches
 
-from bertsmith.ground.errors import UserError
-from bertsmith.tasks import choices, conll, glue, squad
+from bertsmith.core.errors import UserError
+from bertsmith.tasks import choice_tasks, conll, glue_tasks, squad
 from bertsmith.tasks.task import Task
 
 OWN = "custom"
 """The name of a task that a user's own table poses; `tasks.custom` makes it."""
-TASKS: tuple[Task, ...] = (*glue.TASKS, *squad.TASKS, *conll.TASKS, *choices.TASKS)
+TASKS: tuple[Task, ...] = (*glue_tasks.TASKS, *squad.TASKS, *conll.TASKS, *choice_tasks.TASKS)
 
 
 def task_named(name: str) -> Task:

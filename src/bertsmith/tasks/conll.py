@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bertsmith.ground.errors import UserError
-from bertsmith.tasks.examples import BadLine, TaggedExample
+from bertsmith.core.errors import UserError
+from bertsmith.tasks.example_types import BadLine, Reader, TaggedExample
+from bertsmith.tasks.kinds.tag import TAG
 from bertsmith.tasks.tables import CONVERT, NOT_UTF8, Row, is_torn, numbered_lines, rows_of
-from bertsmith.tasks.task import Reader, Split, Task
+from bertsmith.tasks.task import Split, Task
 
 CONLLU_COLUMNS: Mapping[str, int] = {"upos": 3, "xpos": 4, "feats": 5, "deprel": 7}
 """Columns of CoNLL-U that hold one tag for each word (universaldependencies.org/format.html)."""
@@ -178,7 +179,7 @@ def _columns_split(*stems: str, first: tuple[str, ...] = ()) -> Split:
 def _conllu_task(name: str, title: str, *, column: str, labels: tuple[str, ...] = ()) -> Task:
     read = conllu_reader(column)
     splits = {split: Split({f"{split}.conllu": read, f"*{split}.conllu": read}) for split in _SPLITS}
-    return Task(name, title, "tag", ("accuracy",), splits, labels=labels, folders=("ud", "UD_English-EWT"))
+    return Task(name, title, TAG, ("accuracy",), splits, labels=labels, folders=("ud", "UD_English-EWT"))
 
 
 _SPLITS = ("train", "dev", "test")
@@ -195,7 +196,7 @@ TASKS: tuple[Task, ...] = (
     Task(
         "ner",
         "CoNLL-2003 NER",
-        "tag",
+        TAG,
         metrics=("span_f1", "accuracy"),
         splits={
             "train": _columns_split("train", first=("eng.train",)),
@@ -209,7 +210,7 @@ TASKS: tuple[Task, ...] = (
     Task(
         "wnut17",
         "WNUT-17",
-        "tag",
+        TAG,
         metrics=("span_f1", "accuracy"),
         splits={
             "train": _columns_split("train", first=("wnut17train.conll",)),
@@ -223,5 +224,5 @@ TASKS: tuple[Task, ...] = (
     _conllu_task("xpos", "UD language-specific part of speech", column="xpos"),
     _conllu_task("feats", "UD features", column="feats"),
     _conllu_task("deprel", "UD relation to the head", column="deprel"),
-    Task("tags", "own tags", "tag", metrics=("accuracy", "macro_f1"), splits=_OWN_SPLITS),
+    Task("tags", "own tags", TAG, metrics=("accuracy", "macro_f1"), splits=_OWN_SPLITS),
 )

@@ -1,20 +1,20 @@
-"""Examples as tokens: a whole split laid end to end, and batches cut from it.
+"""Examples as tokens: a whole split laid end to end.
 
-Shapes: T tokens, N sequences, M items, P tagged words, C classes; S sequences of one batch.
-An item is what is learned and judged as one: a text, a tagged window, a question's window, or a question with
+Shapes: T tokens, N sequences, M items, P tagged words, C classes.
+An item is what is learned and scored as one: a text, a tagged window, a question's window, or a question with
 all its options. It has one sequence, but as many as there are options (choice) or windows of a long text.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from bertsmith.packed import PackedBatch
-from bertsmith.tasks.examples import Kind
+Unit = Literal["item", "sequence", "token", "word"]
+"""What has a row of scores: an item, each of its sequences, each token, or each tagged word's first piece."""
+NO_LABEL = -1
+"""Stands for the index of a label where there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class QuestionWindows:
 class EncodedSet:
     """A split of a task as tokens."""
 
-    kind: Kind
+    unit: Unit
     tokens_T: NDArray[np.int32]
     segments_T: NDArray[np.uint8]
     starts_N1: NDArray[np.int64]
@@ -43,7 +43,7 @@ class EncodedSet:
     """classify, choice: class [M]; regress: number [M]; multilabel: 0 or 1 [M, C]; tag: tag [P]; span: first
     and last row of the answer, counted from the window's first row [N, 2], (0, 0) where the window has none.
     -1 (or NaN) where there is no label. A label that training does not have is a number below -1 of its own,
-    in multilabel a column behind the C others: nobody can guess it, so it is judged as missed."""
+    in multilabel a column behind the C others: nobody can predict it, so it counts as missed."""
     rows_P: NDArray[np.int64]
     """tag: the row of each word's first piece in tokens_T, rising; otherwise empty."""
     words_P2: NDArray[np.int64]
@@ -60,56 +60,3 @@ class EncodedSet:
     def lengths_M(self) -> NDArray[np.int64]:
         """The tokens of each item."""
         return np.diff(self.starts_N1[self.items_M1])
-
-
-@dataclass(frozen=True, slots=True)
-class TaskBatch:
-    """Some items, packed; what has weight 0 only fills the shapes."""
-
-    inputs: PackedBatch
-    targets: Tensor
-    """As in EncodedSet, for the items (M), windows (S) or tagged words (P) of this batch."""
-    weights: Tensor
-    """One for each target: the weight of its class, or 0 for filler."""
-    rows_P: Tensor
-    """tag: packed rows that are asked about; otherwise empty."""
-    items_S: Tensor
-    """The item of each sequence, counted within the batch."""
-    passages_S2: Tensor
-    """span: first and past-the-last packed row of the passage of each sequence; otherwise empty."""
-
-    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> "TaskBatch":
-        """The same batch on another device."""
-        return self._mapped(lambda tensor: tensor.to(device, non_blocking=non_blocking))
-
-    def pin_memory(self) -> "TaskBatch":
-        """The same batch in page-locked memory, from which a GPU copies in the background."""
-        return self._mapped(Tensor.pin_memory)
-
-    def tensors(self) -> list[Tensor]:
-        """All its tensors, in an order that is always the same."""
-        old = self.inputs
-        inputs = [old.tokens_T, old.segments_T, old.positions_T, old.layout.starts_S1]
-        return [*inputs, self.targets, self.weights, self.rows_P, self.items_S, self.passages_S2]
-
-    def sizes(self) -> tuple[tuple[int, ...], ...]:
-        """What a recorded step depends on: every shape, and the longest sequence."""
-        return (*(tuple(tensor.shape) for tensor in self.tensors()), (self.inputs.layout.longest,))
-
-    def _mapped(self, change: Callable[[Tensor], Tensor]) -> "TaskBatch":
-        old = self.inputs
-        inputs = replace(
-            old,
-            tokens_T=change(old.tokens_T),
-            segments_T=change(old.segments_T),
-            positions_T=change(old.positions_T),
-            layout=replace(old.layout, starts_S1=change(old.layout.starts_S1)),
-        )
-        return TaskBatch(
-            inputs,
-            targets=change(self.targets),
-            weights=change(self.weights),
-            rows_P=change(self.rows_P),
-            items_S=change(self.items_S),
-            passages_S2=change(self.passages_S2),
-        )

@@ -12,11 +12,11 @@ from typing import Literal
 
 import numpy as np
 
-from bertsmith.ground.errors import UserError
-from bertsmith.tasks.examples import TEXT_KINDS, Kind, TextExample
-from bertsmith.tasks.labels import Label
-from bertsmith.tasks.reading import ReadSplit, has_split, read_split
-from bertsmith.tasks.task import Task
+from bertsmith.core.errors import UserError
+from bertsmith.tasks.example_types import TextExample
+from bertsmith.tasks.kinds.kind import AnyKind
+from bertsmith.tasks.tables import Label
+from bertsmith.tasks.task import ReadSplit, Task, has_split, read_split
 
 _SHOWN_PAIRS = 3
 
@@ -131,7 +131,7 @@ class Inspection:
     """Everything that was found."""
 
     task: str
-    kind: Kind
+    kind: str
     splits: tuple[SplitFacts, ...]
     baseline: Baseline | None
     overlaps: tuple[Overlap, ...]
@@ -140,7 +140,7 @@ class Inspection:
 
 def inspect_files(task: Task, places: Mapping[str, Path]) -> Inspection:
     """What the splits train and dev are like, each in its file or folder; bad lines are counted."""
-    if task.kind not in TEXT_KINDS:
+    if not task.kind.from_tables:
         what = f"{task.title} has no labelled texts to look at"
         raise UserError(what, remedy="inspect takes tasks of texts with a label or a number")
     # A split may be missing in a folder, but not a place; if all are, reading says what was looked for.
@@ -153,12 +153,12 @@ def inspect_splits(task: Task, splits: Mapping[str, ReadSplit]) -> Inspection:
     """What the splits are like; train and dev are set against each other."""
     facts = tuple(_facts(name, split, task.kind) for name, split in splits.items())
     train, dev = (_texts(splits[name]) if name in splits else [] for name in ("train", "dev"))
-    golds = [_label(example) for example in train if example.label is not None]
-    dev_golds = [_label(example) for example in dev if example.label is not None]
-    baseline = _baseline(task.kind, golds, dev_golds) if golds else None
-    overlaps = _overlaps(train, dev, _agreement(golds)) if train and dev else ()
+    labels = [_label(example) for example in train if example.label is not None]
+    dev_labels = [_label(example) for example in dev if example.label is not None]
+    baseline = _baseline(task.kind, labels, dev_labels) if labels else None
+    overlaps = _overlaps(train, dev, _agreement(labels)) if train and dev else ()
     shift = _shift(train, dev, task.kind) if train and dev else None
-    return Inspection(task.name, task.kind, facts, baseline, overlaps, shift)
+    return Inspection(task.name, task.kind.name, facts, baseline, overlaps, shift)
 
 
 def _texts(split: ReadSplit) -> list[TextExample]:
@@ -179,8 +179,7 @@ def spelled(label: Label) -> str:
 
 
 def _whole(example: TextExample) -> tuple[str, ...]:
-    texts = (example.texts,) if isinstance(example.texts, str) else example.texts
-    return tuple(" ".join(text.lower().split()) for text in texts)
+    return tuple(" ".join(text.lower().split()) for text in example.parts)
 
 
 def _first(example: TextExample) -> tuple[str, ...]:
@@ -191,38 +190,35 @@ def _words(example: TextExample) -> list[str]:
     return [word for text in _whole(example) for word in text.split()]
 
 
-def _facts(name: str, split: ReadSplit, kind: Kind) -> SplitFacts:
+def _facts(name: str, split: ReadSplit, kind: AnyKind) -> SplitFacts:
     examples = _texts(split)
-    golds = [_label(example) for example in examples if example.label is not None]
+    labels = [_label(example) for example in examples if example.label is not None]
     copies, contradictions = _copies(examples)
     bad = split.skipped[0] if split.skipped else None
     return SplitFacts(
         name=name,
         file=str(split.path),
         examples=len(examples),
-        unlabelled=len(examples) - len(golds),
+        unlabelled=len(examples) - len(labels),
         skipped=len(split.skipped),
         first_skipped=f"{bad.where}: {bad.what}" if bad else "",
-        labels=() if kind == "regress" else _balance(golds),
-        numbers=_spread(golds) if kind == "regress" and golds else None,
+        labels=() if kind.numeric else _balance(labels),
+        numbers=_spread(labels) if kind.numeric and labels else None,
         words=_lengths(examples),
         copies=copies,
         contradictions=contradictions,
     )
 
 
-def _balance(golds: Sequence[Label]) -> tuple[LabelShare, ...]:
-    counts = Counter(chain.from_iterable(_parts(gold) for gold in golds))
+def _balance(labels: Sequence[Label]) -> tuple[LabelShare, ...]:
+    parts = (label if isinstance(label, tuple) else (str(label),) for label in labels)
+    counts = Counter(chain.from_iterable(parts))
     ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    return tuple(LabelShare(label, count, count / len(golds)) for label, count in ranked)
+    return tuple(LabelShare(label, count, count / len(labels)) for label, count in ranked)
 
 
-def _parts(gold: Label) -> tuple[str, ...]:
-    return gold if isinstance(gold, tuple) else (str(gold),)
-
-
-def _spread(golds: Sequence[Label]) -> Spread:
-    numbers = np.array(golds, np.float64)
+def _spread(labels: Sequence[Label]) -> Spread:
+    numbers = np.array(labels, np.float64)
     return Spread(float(numbers.min()), float(numbers.mean()), float(numbers.max()), float(numbers.std()))
 
 
@@ -241,30 +237,32 @@ def _copies(examples: Sequence[TextExample]) -> tuple[int, int]:
     return copies, contradictions
 
 
-def _baseline(kind: Kind, golds: Sequence[Label], dev_golds: Sequence[Label]) -> Baseline:
-    if kind == "regress":
-        spread = _spread(golds)
-        errors = np.array(dev_golds, np.float64) - spread.mean
-        dev = float(np.sqrt(np.mean(errors**2))) if dev_golds else None
+def _baseline(kind: AnyKind, labels: Sequence[Label], dev_labels: Sequence[Label]) -> Baseline:
+    if kind.numeric:
+        spread = _spread(labels)
+        errors = np.array(dev_labels, np.float64) - spread.mean
+        dev = float(np.sqrt(np.mean(errors**2))) if dev_labels else None
         return Baseline(spelled(spread.mean), spread.deviation, dev)
-    counts = Counter(golds)
+    counts = Counter(labels)
     says = min(counts, key=lambda label: (-counts[label], spelled(label)))
-    right = sum(gold == says for gold in dev_golds)
-    return Baseline(spelled(says), counts[says] / len(golds), right / len(dev_golds) if dev_golds else None)
+    right = sum(label == says for label in dev_labels)
+    return Baseline(
+        spelled(says), counts[says] / len(labels), right / len(dev_labels) if dev_labels else None
+    )
 
 
-def _agreement(golds: Sequence[Label]) -> Callable[[Label, Label], bool]:
+def _agreement(labels: Sequence[Label]) -> Callable[[Label, Label], bool]:
     """When two labels say the same: if they are equal, or as numbers within a standard deviation."""
-    if not golds or not isinstance(golds[0], float):
+    if not labels or not isinstance(labels[0], float):
         return lambda one, other: one == other
-    near = _spread(golds).deviation
+    near = _spread(labels).deviation
     return lambda one, other: abs(float(str(one)) - float(str(other))) <= near
 
 
 def _overlaps(
     train: Sequence[TextExample], dev: Sequence[TextExample], agree: Callable[[Label, Label], bool]
 ) -> tuple[Overlap, ...]:
-    pairs = not isinstance(train[0].texts, str)
+    pairs = len(train[0].parts) > 1
     whole = _overlap("whole", _meetings(train, dev, _whole), len(dev), agree)
     return (whole, _overlap("first", _meetings(train, dev, _first), len(dev), agree)) if pairs else (whole,)
 
@@ -309,29 +307,30 @@ def _shown(
     for place in sorted(differing, key=lambda place: any(same[place]))[:_SHOWN_PAIRS]:
         example, others = meetings[place]
         other = others[same[place].index(False)]
-        texts = example.texts if isinstance(example.texts, tuple) else (example.texts,)
-        words = " | ".join(texts if text == "whole" else texts[:1])
+        words = " | ".join(example.parts if text == "whole" else example.parts[:1])
         labels = spelled(_label(other)), spelled(_label(example))
         shown.append(SharedText(words, other.where, labels[0], example.where, labels[1]))
     return tuple(shown)
 
 
-def _shift(train: Sequence[TextExample], dev: Sequence[TextExample], kind: Kind) -> Shift:
+def _shift(train: Sequence[TextExample], dev: Sequence[TextExample], kind: AnyKind) -> Shift:
     known = {word for example in train for word in _words(example)}
     words = [word for example in dev for word in _words(example)]
     unknown = sum(word not in known for word in words) / max(len(words), 1)
     longer = _lengths(dev).median - _lengths(train).median
-    golds, dev_golds = (
+    labels, dev_labels = (
         [_label(example) for example in examples if example.label is not None] for examples in (train, dev)
     )
-    labels = _label_shift(golds, dev_golds, kind) if golds and dev_golds else 0.0
-    return Shift(labels, unknown, longer)
+    shift = _label_shift(labels, dev_labels, kind) if labels and dev_labels else 0.0
+    return Shift(shift, unknown, longer)
 
 
-def _label_shift(golds: Sequence[Label], dev_golds: Sequence[Label], kind: Kind) -> float:
-    if kind == "regress":
-        spread = _spread(golds)
-        return (_spread(dev_golds).mean - spread.mean) / spread.deviation if spread.deviation else 0.0
-    counts, dev_counts = Counter(golds), Counter(dev_golds)
-    shares = (counts[gold] / len(golds) - dev_counts[gold] / len(dev_golds) for gold in counts | dev_counts)
+def _label_shift(labels: Sequence[Label], dev_labels: Sequence[Label], kind: AnyKind) -> float:
+    if kind.numeric:
+        spread = _spread(labels)
+        return (_spread(dev_labels).mean - spread.mean) / spread.deviation if spread.deviation else 0.0
+    counts, dev_counts = Counter(labels), Counter(dev_labels)
+    shares = (
+        counts[label] / len(labels) - dev_counts[label] / len(dev_labels) for label in counts | dev_counts
+    )
     return sum(map(abs, shares)) / 2

@@ -1,139 +1,186 @@
-"""Measures as fractions in 0..1, or -1..1 for correlations; what is undefined is 0.0, never NaN.
+"""Metrics as fractions in 0..1, or -1..1 for correlations; what is undefined is 0.0, never NaN.
 
-Errors of numbers are in the numbers' own unit (see `number_errors`).
+Errors of numbers are in the numbers' own unit, and less is better. Every metric says in its `Metric` record
+whether larger or smaller is better; the kinds of tasks (`tasks.kinds`) list which of them they have.
 
-Undefined are: any measure of no examples, F1 of a class that is neither there nor guessed, and a correlation
+Undefined are: any metric of no examples, F1 of a class that is neither there nor predicted, and a correlation
 where either side is constant (who always says the same has learned nothing) or not finite (who diverged).
 Shapes: M examples, C classes; classes come as ids [M], several labels of one example as 0 or 1 [M, C].
 """
 
-from collections.abc import Callable, Iterable, Mapping
-from types import MappingProxyType
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bertsmith.ground.errors import UserError
-from bertsmith.tasks.labels import NO_LABEL
-from bertsmith.tasks.number_errors import mean_absolute_error, root_mean_squared_error
+from bertsmith.core.errors import UserError
+from bertsmith.tasks.encoded import NO_LABEL
 
 Values = NDArray[Any]
-Metric = Callable[[Values, Values], float]
+PERCENT = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One number that says how right a model is."""
+
+    name: str
+    compute: Callable[[Values, Values], float] | None = None
+    """From labels and predictions; None where a kind computes several together (`Kind.evaluate`)."""
+    larger_is_better: bool = True
+    in_percent: bool = True
+    """Whether people read it in percent; otherwise in its own unit."""
+
+    def is_better(self, value: float, *, than: float) -> bool:
+        """Whether a value is better than another one; equal ones are not."""
+        return value > than if self.larger_is_better else value < than
+
+    def text(self, value: float) -> str:
+        """A value as people read it."""
+        return f"{PERCENT * value:.2f}" if self.in_percent else f"{value:.6g}"
+
 
 POSITIVE = 1
 """The class that F1 is about: the paraphrase of MRPC, the duplicate of QQP."""
 
 
-def accuracy(golds: Values, guesses: Values) -> float:
-    """The share of right guesses; of several labels, all must be right."""
-    right = golds == guesses
-    return _share(_count(right.all(axis=1) if right.ndim == 2 else right), len(right))
+def accuracy(labels: Values, predictions: Values) -> float:
+    """The fraction of right predictions; of several labels, all must be right."""
+    right = labels == predictions
+    return _fraction(_count(right.all(axis=1) if right.ndim == 2 else right), len(right))
 
 
-def f1(golds: Values, guesses: Values) -> float:
+def f1(labels: Values, predictions: Values) -> float:
     """The harmonic mean of precision and recall of class 1."""
-    return float(_f1_of_columns((golds == POSITIVE)[:, None], (guesses == POSITIVE)[:, None])[0])
+    return float(_f1_of_columns((labels == POSITIVE)[:, None], (predictions == POSITIVE)[:, None])[0])
 
 
-def macro_f1(golds: Values, guesses: Values) -> float:
-    """The plain mean of each class's F1; of ids, over those that are there or guessed."""
-    f1_C = _f1_of_columns(*_membership(golds, guesses))
+def macro_f1(labels: Values, predictions: Values) -> float:
+    """The plain mean of each class's F1; of ids, over those that are there or predicted."""
+    f1_C = _f1_of_columns(*_membership(labels, predictions))
     return float(f1_C.mean()) if len(f1_C) else 0.0
 
 
-def micro_f1(golds: Values, guesses: Values) -> float:
+def micro_f1(labels: Values, predictions: Values) -> float:
     """F1 over all decisions of all classes together."""
-    golds_MC, guesses_MC = _membership(golds, guesses)
-    return _share(2 * _count(golds_MC & guesses_MC), _count(golds_MC) + _count(guesses_MC))
+    labels_MC, predictions_MC = _membership(labels, predictions)
+    return _fraction(2 * _count(labels_MC & predictions_MC), _count(labels_MC) + _count(predictions_MC))
 
 
-def matthews(golds: Values, guesses: Values) -> float:
+def matthews(labels: Values, predictions: Values) -> float:
     """Matthews correlation; of more than two classes (as in GLUE's diagnostic set) after Gorodkin (2004)."""
-    golds_MC, guesses_MC = _membership(golds, guesses)
-    examples = len(golds_MC)
-    golds_C, guesses_C = golds_MC.sum(0, dtype=np.int64), guesses_MC.sum(0, dtype=np.int64)
-    together = float(_count(golds_MC & guesses_MC) * examples - golds_C @ guesses_C)
-    gold_spread = float(examples**2 - golds_C @ golds_C)
-    guess_spread = float(examples**2 - guesses_C @ guesses_C)
-    if gold_spread == 0 or guess_spread == 0:
+    labels_MC, predictions_MC = _membership(labels, predictions)
+    examples = len(labels_MC)
+    labels_C, predictions_C = labels_MC.sum(0, dtype=np.int64), predictions_MC.sum(0, dtype=np.int64)
+    together = float(_count(labels_MC & predictions_MC) * examples - labels_C @ predictions_C)
+    label_spread = float(examples**2 - labels_C @ labels_C)
+    prediction_spread = float(examples**2 - predictions_C @ predictions_C)
+    if label_spread == 0 or prediction_spread == 0:
         return 0.0
-    return _within_one(together / np.sqrt(gold_spread * guess_spread))
+    return _within_one(together / np.sqrt(label_spread * prediction_spread))
 
 
-def pearson(golds: Values, guesses: Values) -> float:
-    """How well a straight line maps golds to guesses."""
-    if _undefined(golds) or _undefined(guesses):
+def pearson(labels: Values, predictions: Values) -> float:
+    """How well a straight line maps labels to predictions."""
+    if _undefined(labels) or _undefined(predictions):
         return 0.0
-    golds_M, guesses_M = _centred(golds), _centred(guesses)
-    return _within_one(float(golds_M @ guesses_M / (np.linalg.norm(golds_M) * np.linalg.norm(guesses_M))))
+    labels_M, predictions_M = _centred(labels), _centred(predictions)
+    return _within_one(
+        float(labels_M @ predictions_M / (np.linalg.norm(labels_M) * np.linalg.norm(predictions_M)))
+    )
 
 
-def spearman(golds: Values, guesses: Values) -> float:
-    """How well golds and guesses agree in their order: Pearson of the ranks."""
-    if _undefined(golds) or _undefined(guesses):
+def spearman(labels: Values, predictions: Values) -> float:
+    """How well labels and predictions agree in their order: Pearson of the ranks."""
+    if _undefined(labels) or _undefined(predictions):
         return 0.0
-    return pearson(_ranks(golds), _ranks(guesses))
+    return pearson(_ranks(labels), _ranks(predictions))
 
 
-METRICS: Mapping[str, Metric] = MappingProxyType(
-    {
-        "accuracy": accuracy,
-        "f1": f1,
-        "macro_f1": macro_f1,
-        "micro_f1": micro_f1,
-        "matthews": matthews,
-        "pearson": pearson,
-        "spearman": spearman,
-        "mean_absolute_error": mean_absolute_error,
-        "root_mean_squared_error": root_mean_squared_error,
-    }
+def mean_absolute_error(labels: Values, predictions: Values) -> float:
+    """How far off a prediction is on average."""
+    return _finite(np.abs(_errors(labels, predictions)).mean()) if len(labels) else 0.0
+
+
+def root_mean_squared_error(labels: Values, predictions: Values) -> float:
+    """The same, large errors counting for more."""
+    return _finite(np.sqrt(np.square(_errors(labels, predictions)).mean())) if len(labels) else 0.0
+
+
+def _errors(labels: Values, predictions: Values) -> NDArray[np.float64]:
+    with np.errstate(invalid="ignore"):
+        errors: NDArray[np.float64] = predictions.astype(np.float64) - labels.astype(np.float64)
+    return errors
+
+
+def _finite(error: np.floating[Any]) -> float:
+    """The error; of a model that has diverged, the largest number, since JSON knows no infinity."""
+    return float(error) if np.isfinite(error) else sys.float_info.max
+
+
+ACCURACY = Metric("accuracy", accuracy)
+F1 = Metric("f1", f1)
+MACRO_F1 = Metric("macro_f1", macro_f1)
+MICRO_F1 = Metric("micro_f1", micro_f1)
+MATTHEWS = Metric("matthews", matthews)
+PEARSON = Metric("pearson", pearson)
+SPEARMAN = Metric("spearman", spearman)
+MEAN_ABSOLUTE_ERROR = Metric(
+    "mean_absolute_error", mean_absolute_error, larger_is_better=False, in_percent=False
 )
+ROOT_MEAN_SQUARED_ERROR = Metric(
+    "root_mean_squared_error", root_mean_squared_error, larger_is_better=False, in_percent=False
+)
+OF_CLASSES = (ACCURACY, F1, MACRO_F1, MICRO_F1, MATTHEWS)
+OF_NUMBERS = (SPEARMAN, PEARSON, MEAN_ABSOLUTE_ERROR, ROOT_MEAN_SQUARED_ERROR)
 
 
-def scores_of(names: Iterable[str], golds: Values, guesses: Values) -> dict[str, float]:
-    """The named measures, in the order of the names."""
-    if golds.shape != guesses.shape:
-        raise ValueError(f"golds {golds.shape} and guesses {guesses.shape} differ in shape")
-    if _lacks_labels(golds):
+def metric_in(metrics: Iterable[Metric], name: str) -> Metric:
+    """The metric of this name among some."""
+    known = {metric.name: metric for metric in metrics}
+    if name not in known:
+        raise UserError(f"there is no metric {name!r} here", remedy=f"take one of {', '.join(known)}")
+    return known[name]
+
+
+def compute_metrics(metrics: Iterable[Metric], labels: Values, predictions: Values) -> dict[str, float]:
+    """The value of each metric, in their order."""
+    if labels.shape != predictions.shape:
+        raise ValueError(f"labels {labels.shape} and predictions {predictions.shape} differ in shape")
+    # Numbers below -1 are labels that training does not have: they count, and are always missed.
+    unlabelled = np.isnan(labels) if labels.dtype.kind == "f" else labels == NO_LABEL
+    if unlabelled.any():
         raise UserError(
             "some examples have no label to compare with", remedy="evaluate a labelled split, like dev"
         )
-    return {name: _metric_named(name)(golds, guesses) for name in names}
-
-
-def _metric_named(name: str) -> Metric:
-    if name not in METRICS:
-        raise UserError(f"there is no measure {name!r}", remedy=f"take one of {', '.join(METRICS)}")
-    return METRICS[name]
-
-
-def _lacks_labels(golds: Values) -> bool:
-    # Numbers below -1 are labels that training does not have: they are judged, and always missed.
-    unlabelled = np.isnan(golds) if golds.dtype.kind == "f" else golds == NO_LABEL
-    return bool(unlabelled.any())
+    return {
+        metric.name: metric.compute(labels, predictions) for metric in metrics if metric.compute is not None
+    }
 
 
 def _count(mask: NDArray[np.bool_]) -> int:
     return int(np.count_nonzero(mask))
 
 
-def _share(part: int, whole: int) -> float:
+def _fraction(part: int, whole: int) -> float:
     return part / whole if whole else 0.0
 
 
-def _membership(golds: Values, guesses: Values) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Whether each example is, and is said to be, of each class [M, C]."""
-    if golds.ndim == 2:
-        return golds != 0, guesses != 0
-    classes_C = np.union1d(golds, guesses)
-    return golds[:, None] == classes_C, guesses[:, None] == classes_C
+def _membership(labels: Values, predictions: Values) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Whether each example is, and is predicted to be, of each class [M, C]."""
+    if labels.ndim == 2:
+        return labels != 0, predictions != 0
+    classes_C = np.union1d(labels, predictions)
+    return labels[:, None] == classes_C, predictions[:, None] == classes_C
 
 
-def _f1_of_columns(golds_MC: NDArray[np.bool_], guesses_MC: NDArray[np.bool_]) -> NDArray[np.float64]:
-    right_C = np.count_nonzero(golds_MC & guesses_MC, axis=0)
-    said_C = np.count_nonzero(golds_MC, axis=0) + np.count_nonzero(guesses_MC, axis=0)
-    f1_C: NDArray[np.float64] = 2 * right_C / np.maximum(said_C, 1)
+def _f1_of_columns(labels_MC: NDArray[np.bool_], predictions_MC: NDArray[np.bool_]) -> NDArray[np.float64]:
+    right_C = np.count_nonzero(labels_MC & predictions_MC, axis=0)
+    named_C = np.count_nonzero(labels_MC, axis=0) + np.count_nonzero(predictions_MC, axis=0)
+    f1_C: NDArray[np.float64] = 2 * right_C / np.maximum(named_C, 1)
     return f1_C
 
 
@@ -159,3 +206,33 @@ def _ranks(values: Values) -> NDArray[np.float64]:
 
 def _within_one(correlation: float) -> float:
     return float(np.clip(correlation, -1.0, 1.0))  # rounding may leave it an ulp outside
+
+
+@dataclass(frozen=True, slots=True)
+class Reliability:
+    """Confidence (the likeliest class's probability) and accuracy in bins of equal width."""
+
+    edges_B1: NDArray[np.float64]
+    """A confidence on an edge belongs to the bin below it."""
+    counts_B: NDArray[np.int64]
+    confidences_B: NDArray[np.float64]
+    """Means; 0.0 in empty bins."""
+    accuracies_B: NDArray[np.float64]
+    expected_error: float
+    """The mean distance of confidence and accuracy, each bin by its examples (Guo et al. 2017)."""
+
+
+def reliability(
+    probabilities_MC: NDArray[np.floating], labels_M: NDArray[np.int64], *, bins: int = 10
+) -> Reliability:
+    """The reliability diagram of these predictions and its expected calibration error."""
+    sure_M = probabilities_MC.max(1, initial=0.0).astype(np.float64)
+    right_M = np.argmax(probabilities_MC, 1) == labels_M
+    edges_B1 = np.linspace(0.0, 1.0, bins + 1)
+    bins_M = np.searchsorted(edges_B1[1:-1], sure_M)
+    counts_B = np.bincount(bins_M, minlength=bins)
+    filled_B = np.maximum(counts_B, 1)
+    confidences_B = np.bincount(bins_M, weights=sure_M, minlength=bins) / filled_B
+    accuracies_B = np.bincount(bins_M, weights=right_M, minlength=bins) / filled_B
+    error = float(np.abs(confidences_B - accuracies_B) @ counts_B) / max(len(labels_M), 1)
+    return Reliability(edges_B1, counts_B, confidences_B, accuracies_B, error)

@@ -3,37 +3,170 @@
 Shapes: Q questions, N windows, T tokens, X passage tokens of all windows.
 """
 
+import unicodedata
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bertsmith.examples.pairs import ranges
-from bertsmith.examples.template import Template, read_templates
-from bertsmith.ground.errors import UserError
-from bertsmith.recipe.finetuning import TextSection
-from bertsmith.tasks.encoded import EncodedSet, QuestionWindows
-from bertsmith.tasks.examples import Question
-from bertsmith.tasks.passages import NOWHERE, Passages, answer_pieces, read_passages
-from bertsmith.tasks.sequences import Laid, Pieces, lay_sequences, pieces_of, unbroken
-from bertsmith.tasks.windows import Windows, best_context, cut_windows
+from bertsmith.core.arrays import ranges
+from bertsmith.core.errors import UserError
+from bertsmith.core.progress import progress_bar
+from bertsmith.recipe.finetuning_schema import TextSection
+from bertsmith.tasks.encoded import NO_LABEL, EncodedSet, QuestionWindows
+from bertsmith.tasks.example_types import Question
+from bertsmith.tasks.text_encoding import (
+    Windows,
+    best_context,
+    cut_windows,
+    lay_sequences,
+    pieces_of,
+    unbroken,
+)
+from bertsmith.text.special_tokens import read_templates
 from bertsmith.text.tokenizer import Tokenizer
 
 Numbers = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+
+NOWHERE = -1
+"""Stands for an offset in a passage where there is none."""
+PASSAGES_AT_ONCE = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Passages:
+    """The distinct passages of questions."""
+
+    which_Q: Numbers
+    """The passage of each question."""
+    ids_X: NDArray[np.int32]
+    offsets_X2: Numbers
+    """First and past-the-last code point of each piece in its passage."""
+    starts_D: Numbers
+    """The first piece of each passage."""
+    lengths_D: Numbers
+    begins_D: Numbers
+    """Where each passage begins if the characters of all are laid end to end with one in between."""
+
+
+def read_passages(texts: Sequence[str], tokenizer: Tokenizer) -> Passages:
+    """The passage of each question; each distinct one is encoded once."""
+    numbers = {text: number for number, text in enumerate(dict.fromkeys(texts))}
+    distinct = list(numbers)
+    ids, offsets, lengths = [np.empty(0, np.int32)], [np.empty((0, 2), np.int64)], []
+    with progress_bar("encoding passages", len(distinct)) as advance:
+        for first in range(0, len(distinct), PASSAGES_AT_ONCE):
+            some = distinct[first : first + PASSAGES_AT_ONCE]
+            # The library itself: of all that Tokenizer.encode_many lists, only this is needed.
+            for encoding in tokenizer.closed.encode_batch(some, add_special_tokens=False):
+                ids.append(np.array(encoding.ids, np.int32))
+                offsets.append(np.array(encoding.offsets, np.int64).reshape(-1, 2))
+                lengths.append(len(encoding.ids))
+            advance(len(some))
+    lengths_D = np.array(lengths, np.int64)
+    # All passages as one text, so that offsets are tidied and searched at once; the line end between two
+    # keeps a mark or a space of one from being taken for its neighbour's.
+    begins_D1 = np.cumsum([0, *(len(text) + 1 for text in distinct)])
+    characters_C = np.frombuffer("".join(f"{text}\n" for text in distinct).encode("utf-32-le"), "<u4")
+    begins_X = np.repeat(begins_D1[:-1], lengths_D)[:, None]
+    offsets_X2 = _tidied(np.concatenate(offsets) + begins_X, characters_C) - begins_X
+    which_Q = np.array([numbers[text] for text in texts], np.int64)
+    starts_D = np.cumsum(lengths_D) - lengths_D
+    return Passages(which_Q, np.concatenate(ids), offsets_X2, starts_D, lengths_D, begins_D1[:-1])
+
+
+def answer_pieces(questions: Sequence[Question], passages: Passages) -> Numbers:
+    """First and last piece of each question's first answer, counted from its passage's first; or nowhere."""
+    answers_Q2 = np.full((len(questions), 2), NOWHERE, np.int64)
+    for row, question in enumerate(questions):
+        if question.answers:
+            answer = question.answers[0]  # the one that run_squad.py trains on
+            answers_Q2[row] = answer.start, answer.start + len(answer.text)
+    edges_Q2 = answers_Q2 + passages.begins_D[passages.which_Q][:, None]
+    starts_X, ends_X = (passages.offsets_X2 + np.repeat(passages.begins_D, passages.lengths_D)[:, None]).T
+    # Some normalisations exchange neighbouring marks; the order that is searched in must hold all the same.
+    rising_ends_X = np.maximum.accumulate(ends_X)
+    rising_starts_X = np.minimum.accumulate(starts_X[::-1])[::-1]
+    # The first piece that ends behind the answer's start, and the last that starts before its end: an answer
+    # that begins or ends inside of a piece gets the whole piece.
+    first_Q = np.searchsorted(rising_ends_X, edges_Q2[:, 0], side="right")
+    last_Q = np.searchsorted(rising_starts_X, edges_Q2[:, 1], side="left") - 1
+    pieces_Q2 = np.stack([first_Q, last_Q], axis=1) - passages.starts_D[passages.which_Q][:, None]
+    pieces_Q2[(answers_Q2[:, 0] == NOWHERE) | (last_Q < first_Q)] = NOWHERE
+    return pieces_Q2
+
+
+# --- from the library's offsets to what a reader would mark ---
+
+
+def _tidied(offsets_X2: Numbers, characters_C: NDArray[np.uint32]) -> Numbers:
+    """Pieces without the white space at their edges, with the marks after them that the tokenizer dropped.
+
+    ModernBERT's "Ġword" begins at the space, and an uncased BERT drops the U+0301 after the e of a café.
+    """
+    distinct, which_C = np.unique(characters_C, return_inverse=True)
+    characters = [chr(number) for number in distinct.tolist()]
+    is_space_C = np.array([each.isspace() for each in characters], np.bool_)[which_C]
+    is_mark_C = np.array([unicodedata.category(each)[0] == "M" for each in characters], np.bool_)[which_C]
+    starts_X, ends_X = offsets_X2.T
+    starts_X = np.minimum(_next_without(is_space_C)[starts_X], ends_X)
+    ends_X = np.maximum(_last_without(is_space_C)[ends_X], starts_X)
+    # Marks belong to the piece before them, but only up to where the next piece starts.
+    next_starts_X = np.append(starts_X[1:], len(characters_C))
+    with_marks_X = np.minimum(_next_without(is_mark_C)[ends_X], next_starts_X)
+    return np.stack([starts_X, np.maximum(ends_X, with_marks_X)], axis=1)
+
+
+def _next_without(mask_C: Mask) -> Numbers:
+    """For each offset, the end included, the first one from there on that the mask leaves out."""
+    offsets = np.where(np.append(mask_C, False), len(mask_C), np.arange(len(mask_C) + 1))
+    return np.minimum.accumulate(offsets[::-1])[::-1]
+
+
+def _last_without(mask_C: Mask) -> Numbers:
+    """For each offset, the end included, the one behind the last before it that the mask leaves out."""
+    behind = np.where(mask_C, 0, np.arange(1, len(mask_C) + 1))
+    return np.maximum.accumulate(np.concatenate([np.zeros(1, np.int64), behind]))
+
+
+# --- from questions and passages to windows ---
 
 
 def encode_questions(questions: Sequence[Question], tokenizer: Tokenizer, text: TextSection) -> EncodedSet:
     """Windows of a question and its passage; each window is an item."""
     template = read_templates(tokenizer).pair
     passages = read_passages([question.passage for question in questions], tokenizer)
-    asked = _asked(questions, tokenizer, text)
+    asked = pieces_of([question.question for question in questions], tokenizer)
+    asked = replace(asked, lengths_N=np.minimum(asked.lengths_N, text.longest_question))
     rooms_Q = text.longest - template.specials(2) - asked.lengths_N
-    _refuse_without_room(questions, rooms_Q)
-    windows = cut_windows(passages.lengths_D[passages.which_Q], rooms_Q, step=text.step)
-    laid = _laid(asked, passages, windows, template)
+    if (rooms_Q < 1).any():
+        index = int(rooms_Q.argmin())
+        raise UserError(
+            "the question leaves no room for its passage",
+            where=questions[index].where,
+            field="question",
+            index=index,
+            remedy="raise text.longest, or lower text.longest_question",
+        )
+    # Every window is a pair: the whole question, and a stretch of the passage.
+    lengths_Q = passages.lengths_D[passages.which_Q]
+    windows = cut_windows(lengths_Q, rooms_Q, step=text.step)
+    firsts_N = passages.starts_D[passages.which_Q[windows.texts_W]] + windows.firsts_W
+    starts_N2 = [asked.starts_N[windows.texts_W], len(asked.ids_X) + firsts_N]
+    lengths_N2 = [asked.lengths_N[windows.texts_W], windows.lengths_W]
+    stretches = unbroken(np.stack(starts_N2, axis=1), np.stack(lengths_N2, axis=1))
+    laid = lay_sequences(np.concatenate([asked.ids_X, passages.ids_X]), stretches, template)
+    # The way back from the rows of the passages to their characters.
     before_N = len(template.lead) + asked.lengths_N[windows.texts_W] + len(template.between)
+    rows_X = ranges(laid.starts_S1[:-1] + before_N, windows.lengths_W)
+    offsets_T2 = np.full((len(laid.tokens_T), 2), NOWHERE, np.int32)
+    offsets_T2[rows_X] = passages.offsets_X2[ranges(firsts_N, windows.lengths_W)]
+    best_T = np.zeros(len(laid.tokens_T), np.bool_)
+    best_T[rows_X] = best_context(windows, lengths_Q)
     return EncodedSet(
-        kind="span",
+        unit="token",
         tokens_T=laid.tokens_T,
         segments_T=laid.segments_T,
         starts_N1=laid.starts_S1,
@@ -42,32 +175,8 @@ def encode_questions(questions: Sequence[Question], tokenizer: Tokenizer, text: 
         rows_P=np.empty(0, np.int64),
         words_P2=np.empty((0, 2), np.int64),
         passages_N2=np.stack([before_N, before_N + windows.lengths_W], axis=1),
-        windows=_way_back(passages, windows, ranges(laid.starts_S1[:-1] + before_N, windows.lengths_W), laid),
+        windows=QuestionWindows(windows.texts_W, offsets_T2, best_T),
     )
-
-
-def _asked(questions: Sequence[Question], tokenizer: Tokenizer, text: TextSection) -> Pieces:
-    pieces = pieces_of([question.question for question in questions], tokenizer)
-    return Pieces(pieces.ids_X, pieces.starts_N, np.minimum(pieces.lengths_N, text.longest_question))
-
-
-def _refuse_without_room(questions: Sequence[Question], rooms_Q: Numbers) -> None:
-    if (rooms_Q < 1).any():
-        where = questions[int(rooms_Q.argmin())].where
-        remedy = "raise text.longest, or lower text.longest_question"
-        raise UserError("the question leaves no room for its passage", where=where, remedy=remedy)
-
-
-def _shown(passages: Passages, windows: Windows) -> Numbers:
-    """The first piece of each window."""
-    return passages.starts_D[passages.which_Q[windows.texts_W]] + windows.firsts_W
-
-
-def _laid(asked: Pieces, passages: Passages, windows: Windows, template: Template) -> Laid:
-    starts_N2 = [asked.starts_N[windows.texts_W], len(asked.ids_X) + _shown(passages, windows)]
-    lengths_N2 = [asked.lengths_N[windows.texts_W], windows.lengths_W]
-    stretches = unbroken(np.stack(starts_N2, axis=1), np.stack(lengths_N2, axis=1))
-    return lay_sequences(np.concatenate([asked.ids_X, passages.ids_X]), stretches, template)
 
 
 def _targets(
@@ -79,15 +188,8 @@ def _targets(
     has_answer_N = (
         (answers_N2[:, 0] != NOWHERE) & (inside_N2[:, 0] >= 0) & (inside_N2[:, 1] < windows.lengths_W)
     )
+    # As in run_squad.py, a window that cuts the answer is taught that it has none: row 0, [CLS], twice.
     targets_N2 = np.where(has_answer_N[:, None], before_N[:, None] + inside_N2, 0)
     is_known_Q = np.array([bool(question.answers) or question.labelled for question in questions], np.bool_)
-    targets_N2[~is_known_Q[windows.texts_W]] = -1
+    targets_N2[~is_known_Q[windows.texts_W]] = NO_LABEL
     return targets_N2
-
-
-def _way_back(passages: Passages, windows: Windows, rows_X: Numbers, laid: Laid) -> QuestionWindows:
-    offsets_T2 = np.full((len(laid.tokens_T), 2), NOWHERE, np.int32)
-    offsets_T2[rows_X] = passages.offsets_X2[ranges(_shown(passages, windows), windows.lengths_W)]
-    best_T = np.zeros(len(laid.tokens_T), np.bool_)
-    best_T[rows_X] = best_context(windows, passages.lengths_D[passages.which_Q])
-    return QuestionWindows(windows.texts_W, offsets_T2, best_T)

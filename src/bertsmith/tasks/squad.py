@@ -6,11 +6,12 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Literal
 
-from bertsmith.ground.errors import UserError
-from bertsmith.ground.files import open_text_bytes
-from bertsmith.tasks.examples import Answer, BadLine, Question
-from bertsmith.tasks.tables import Columns, Row, rows_of
-from bertsmith.tasks.task import Reader, Split, Task
+from bertsmith.core.errors import UserError
+from bertsmith.core.files import open_text_bytes
+from bertsmith.tasks.example_types import Answer, BadLine, Question, Reader
+from bertsmith.tasks.kinds.span import SPAN
+from bertsmith.tasks.tables import Columns, rows_of
+from bertsmith.tasks.task import Split, Task
 
 Unanswered = Literal["unknown", "impossible"]
 """What an empty list of answers says: nothing (SQuAD 1.1), or that the passage holds none (SQuAD 2.0)."""
@@ -40,8 +41,9 @@ def question_table_reader(unanswered: Unanswered) -> Reader:
             if isinstance(row, BadLine):
                 yield row
                 continue
-            if place == 0:
-                _refuse_without_passage(row)
+            if place == 0 and "passage" not in row.values and "context" not in row.values:
+                remedy = f"its columns are {', '.join(map(repr, row.values))}"
+                raise UserError("has no column 'passage' (or 'context')", where=row.where, remedy=remedy)
             entry = _entry_of_row(row.values, str(place))
             yield _question(entry, where=row.where, unanswered=unanswered)
 
@@ -78,12 +80,6 @@ def _json_of(path: Path) -> Any:
         return json.loads(content.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError
         raise UserError(f"is not valid JSON ({error})", where=str(path), remedy=_SHAPE) from error
-
-
-def _refuse_without_passage(row: Row) -> None:
-    if "passage" not in row.values and "context" not in row.values:
-        remedy = f"its columns are {', '.join(map(repr, row.values))}"
-        raise UserError("has no column 'passage' (or 'context')", where=row.where, remedy=remedy)
 
 
 def _entry_of_row(values: Mapping[str, Any], place: str) -> dict[str, Any]:
@@ -194,7 +190,7 @@ TASKS: tuple[Task, ...] = (
     Task(
         "squad",
         "SQuAD 1.1",
-        "span",
+        SPAN,
         metrics=_METRICS,
         splits=_splits("unknown", "-v1.1"),
         folders=("squad", "SQuAD", "squad1"),
@@ -203,7 +199,7 @@ TASKS: tuple[Task, ...] = (
     Task(
         "squad2",
         "SQuAD 2.0",
-        "span",
+        SPAN,
         metrics=_METRICS,
         splits=_splits("impossible", "-v2.0"),
         folders=("squad", "SQuAD", "squad2", "squad_v2"),
@@ -212,7 +208,7 @@ TASKS: tuple[Task, ...] = (
     Task(
         "triviaqa",
         "TriviaQA",
-        "span",
+        SPAN,
         metrics=_METRICS,
         splits=_triviaqa_splits(),
         folders=("triviaqa", "TriviaQA"),

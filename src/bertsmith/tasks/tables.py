@@ -10,15 +10,17 @@ All but parquet may be packed with gzip, bzip2, xz or Zstandard.
 
 import csv
 import json
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from bertsmith.ground.errors import UserError
-from bertsmith.ground.files import COMPRESSED_SUFFIXES, open_text_bytes
-from bertsmith.tasks.examples import BadLine
+from bertsmith.core.errors import UserError
+from bertsmith.core.files import COMPRESSED_SUFFIXES, open_text_bytes
+from bertsmith.tasks.example_types import BadLabel, BadLine, Example, Reader, TextExample, Undecided
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
@@ -80,7 +82,10 @@ def _tab_separated(path: Path, columns: Columns) -> Iterator[Row | BadLine]:
 
 def _comma_separated(path: Path, columns: Columns) -> Iterator[Row | BadLine]:
     csv.field_size_limit(_LONGEST_CELL)
-    reader = csv.reader(_torn_lines(path), strict=True)
+    # Bytes that are not UTF-8 become lone surrogates: none of them looks like a comma, a quote or a line end,
+    # so the records around them can still be told apart.
+    lines = (line.decode("utf-8", errors="surrogateescape") for _, line in numbered_lines(path))
+    reader = csv.reader(lines, strict=True)
     names: tuple[str, ...] = ()
     while True:
         where = f"{path}:{reader.line_num + 1}"  # where the record begins; a cell may hold line ends
@@ -151,17 +156,8 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
             yield number, line.removeprefix(_BYTE_ORDER_MARK) if number == 1 else line
 
 
-def _torn_lines(path: Path) -> Iterator[str]:
-    """The lines, with halves of characters in the place of bytes that are not UTF-8.
-
-    No such byte looks like a comma, a quote or a line end, so the records around it can still be told apart.
-    """
-    for _, line in numbered_lines(path):
-        yield line.decode("utf-8", errors="surrogateescape")
-
-
 def is_torn(cells: Sequence[str]) -> bool:
-    """Whether there are bytes that are not UTF-8, read as halves of characters."""
+    """Whether there are bytes that are not UTF-8, read as lone surrogates."""
     return any(not cell.isascii() and _TORN.search(cell) for cell in cells)
 
 
@@ -232,3 +228,165 @@ _BY_SUFFIX: dict[str, Callable[[Path, Columns], Iterator[Row | BadLine]]] = {
     ".pq": _parquet,
 }
 TABLE_SUFFIXES = (".tsv", ".txt", *_BY_SUFFIX)
+
+
+Label = str | float | tuple[str, ...]
+LabelRule = Callable[[Any], Label]
+"""From a cell to a label; a ValueError says what is wrong with the cell."""
+
+
+def one_of(labels: Sequence[str]) -> LabelRule:
+    """A rule for published classes, written as a word in any case or as the word's place."""
+    by_spelling = {str(place): word for place, word in enumerate(labels)}
+    by_spelling |= {word.lower(): word for word in labels}
+
+    def rule(cell: Any) -> str:
+        spelling = cell_text(cell).lower()
+        if spelling not in by_spelling:
+            raise ValueError(f"has the unknown label {cell!r}; the labels are {', '.join(by_spelling)}")
+        return by_spelling[spelling]
+
+    return rule
+
+
+def word(cell: Any) -> str:
+    """The cell itself as a class."""
+    return cell_text(cell)
+
+
+def number(cell: Any) -> float:
+    """The number in a cell."""
+    try:
+        value = float(cell)
+    except (TypeError, ValueError, OverflowError):
+        value = math.nan
+    if not math.isfinite(value) or isinstance(cell, bool):
+        raise ValueError(f"has {cell!r} where a number is expected")
+    return value
+
+
+def several(separator: str) -> LabelRule:
+    """A rule for any number of classes: a JSON list, or words parted by the separator."""
+
+    def rule(cell: Any) -> tuple[str, ...]:
+        parts = cell if isinstance(cell, list) else cell_text(cell).split(separator)
+        words = (cell_text(part) for part in parts)
+        return tuple(dict.fromkeys(each for each in words if each))
+
+    return rule
+
+
+def cell_text(cell: Any) -> str:
+    """A cell's content as text without spaces around it; what is missing is empty."""
+    if isinstance(cell, str):
+        return cell.strip()
+    if cell is None or (isinstance(cell, float) and math.isnan(cell)):
+        return ""
+    if isinstance(cell, bool):
+        return str(cell).lower()
+    if not isinstance(cell, int | float):
+        raise ValueError(f"has {cell!r} where a text or a number is expected")
+    return str(cell)
+
+
+_MEND, _FILL = "mend the line", "fill or remove the line"
+
+
+@dataclass(frozen=True, slots=True)
+class LabelColumn:
+    """Where the label stands and how it is read."""
+
+    name: str
+    rule: LabelRule
+    wanted: Literal["always", "if told"] = "always"
+    """if told: as in test sets, a file without the column or a row without a label is taken."""
+    untold: tuple[str, ...] = ("",)
+    """What stands in the place of a label that is kept secret."""
+    undecided: tuple[str, ...] = ()
+    """What stands there if the annotators disagreed."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextColumns:
+    """Which columns of a table make a text example."""
+
+    texts: tuple[str] | tuple[str, str]
+    label: LabelColumn
+    key: str = ""
+    """The column of the ids; where there is none, an example's id is its place, counted from 0."""
+    keyed: Literal["always", "if told"] = "if told"
+    """Whether a file without the column of the ids is refused."""
+    headless: tuple[str, ...] = ()
+    """The names of the columns where a file has no header."""
+    part: tuple[str, str] | None = None
+    """Column and value of the rows that belong to the split, where one file holds all splits."""
+
+
+def text_reader(columns: TextColumns) -> Reader:
+    """A reader of text examples from a table."""
+    label = (columns.label.name,) if columns.label.wanted == "always" else ()
+    part = columns.part[:1] if columns.part else ()
+    key = (columns.key,) if columns.keyed == "always" else ()
+    table = Columns((*columns.texts, *label, *part, *key), columns.headless)
+
+    def read(path: Path) -> Iterator[TextExample | BadLine]:
+        for place, row in enumerate(rows_of(path, table)):
+            if isinstance(row, BadLine):
+                yield row
+            elif columns.part is None or str(row.values[columns.part[0]]).strip() == columns.part[1]:
+                yield _example(row, columns, place)
+
+    return read
+
+
+def every_tenth(reader: Reader) -> Reader:
+    """A reader of every tenth line only: the development set of a file that comes without one."""
+
+    def read(path: Path) -> Iterator[Example | BadLine]:
+        return islice(reader(path), 9, None, 10)
+
+    return read
+
+
+def all_but_every_tenth(reader: Reader) -> Reader:
+    """A reader of what `every_tenth` leaves."""
+
+    def read(path: Path) -> Iterator[Example | BadLine]:
+        return (example for place, example in enumerate(reader(path)) if place % 10 != 9)
+
+    return read
+
+
+def _example(row: Row, columns: TextColumns, place: int) -> TextExample | BadLine:
+    try:
+        texts = [_text(row, column) for column in columns.texts]
+        if not any(map(str.strip, texts)):
+            return BadLine(f"has no text in {' and '.join(columns.texts)}", row.where, _FILL)
+        key = cell_text(row.values.get(columns.key)) or str(place)
+    except ValueError as error:
+        return BadLine(str(error), row.where, _MEND)
+    example = TextExample(key, texts[0] if len(texts) == 1 else (texts[0], texts[1]), None, row.where)
+    return _labelled(example, row, columns.label)
+
+
+def _text(row: Row, column: str) -> str:
+    cell = row.values[column]
+    return cell if isinstance(cell, str) else cell_text(cell)  # a text keeps the spaces around it
+
+
+def _labelled(example: TextExample, row: Row, column: LabelColumn) -> TextExample | BadLabel:
+    if column.wanted == "if told" and column.name not in row.values:
+        return example
+    cell = row.values.get(column.name)
+    try:
+        spelling = "" if isinstance(cell, list) else cell_text(cell)
+        if spelling in column.undecided:
+            what = f"has no gold label ({spelling}): the annotators disagreed"
+            return Undecided(what, row.where, "nothing is to be done", example)
+        if isinstance(cell, list) or spelling not in column.untold:
+            return replace(example, label=column.rule(cell))
+    except ValueError as error:
+        return BadLabel(str(error), row.where, _MEND, example)
+    if column.wanted == "always":
+        return BadLabel(f"has no label in {column.name!r}", row.where, _FILL, example)
+    return example

@@ -1,63 +1,163 @@
-"""Texts, pairs and choices as sequences; what is too long is cut, shown at both ends, or shown in windows.
+"""Texts as sequences of tokens: pieces, what is shown of long texts, and the special tokens around it.
 
-Shapes: M examples, K texts of each (1 or 2), S sequences, C classes.
+What is too long is cut, shown at both ends, or shown in overlapping windows (and `best_context` says which
+window shows a token best).
+Shapes: X pieces, N or U texts, W windows, S sequences of K texts each (1 or 2), M examples, T tokens.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Literal
+from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bertsmith.examples.template import Template, read_templates
-from bertsmith.ground.errors import UserError
-from bertsmith.recipe.finetuning import TextSection
-from bertsmith.tasks.encoded import EncodedSet
-from bertsmith.tasks.examples import ChoiceExample, Kind, TextExample
-from bertsmith.tasks.labels import NO_LABEL
-from bertsmith.tasks.sequences import Laid, Stretches, lay_sequences, pieces_of, unbroken
-from bertsmith.tasks.windows import cut_windows
+from bertsmith.core.arrays import ranges
+from bertsmith.core.progress import progress_bar
+from bertsmith.data.collate import lay_out
+from bertsmith.data.example_index import Spans
+from bertsmith.recipe.finetuning_schema import TextSection
+from bertsmith.tasks.encoded import NO_LABEL, EncodedSet, Unit
+from bertsmith.tasks.example_types import Example
+from bertsmith.text.fast_encoder import FastEncoder
+from bertsmith.text.special_tokens import Template, read_templates
 from bertsmith.text.tokenizer import Tokenizer
 
 Numbers = NDArray[np.int64]
 Targets = NDArray[np.int64] | NDArray[np.float32]
-TextKind = Literal["classify", "multilabel", "regress"]
 
-HEAD_SHARE = 4
+FRONT_PART = 4
 """Sun et al. 2019 (How to Fine-Tune BERT for Text Classification): of 510 tokens 128 from the front."""
+WORTH_A_TABLE = 1000
+"""Fewer texts are encoded before the fast encoder is made."""
+TEXTS_AT_ONCE = 1 << 14
+SEQUENCES_AT_ONCE = 1 << 13
+"""Laid out together; bounds the memory that the wide numbers in between take."""
 
 
-def encode_texts(
-    kind: TextKind,
-    examples: Sequence[TextExample],
-    labels: tuple[str, ...],
-    tokenizer: Tokenizer,
-    text: TextSection,
-) -> EncodedSet:
-    """Texts or pairs with their classes or numbers; each example is an item."""
-    targets = _TARGETS[kind](examples, labels)
-    pairs = [_as_tuple(example.texts) for example in examples]
-    _refuse_mixed(examples, pairs)
-    laid, sequences_M = _lay_texts(pairs, tokenizer, text)
-    return text_set(kind, laid, targets, sequences_M)
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """The pieces of many texts; texts that are equal share them."""
+
+    ids_X: NDArray[np.int32]
+    starts_N: Numbers
+    lengths_N: Numbers
 
 
-def encode_choices(examples: Sequence[ChoiceExample], tokenizer: Tokenizer, text: TextSection) -> EncodedSet:
-    """A sequence for each option; all options of an example are one item."""
-    if text.long_texts == "windows":
-        remedy = "set text.long_texts to truncate or head-tail"
-        raise UserError("options of a choice cannot be shown in windows", remedy=remedy)
-    targets_M = np.array([_right_option(example) for example in examples], np.int64)
-    pairs = [option for example in examples for option in example.options]
-    laid, _ = _lay_texts(pairs, tokenizer, text)
-    options_M = np.array([len(example.options) for example in examples], np.int64)
-    return text_set("choice", laid, targets_M, options_M)
+@dataclass(frozen=True, slots=True)
+class Stretches:
+    """What each sequence shows of its texts: of each a stretch of pieces, and a second one after it."""
+
+    starts_SK2: Numbers
+    lengths_SK2: Numbers
 
 
-def text_set(kind: Kind, laid: Laid, targets: Targets, sequences_M: Numbers) -> EncodedSet:
+@dataclass(frozen=True, slots=True)
+class Laid:
+    """Whole sequences, one after the other."""
+
+    tokens_T: NDArray[np.int32]
+    segments_T: NDArray[np.uint8]
+    starts_S1: Numbers
+
+
+def pieces_of(texts: Sequence[str], tokenizer: Tokenizer) -> Pieces:
+    """The pieces of texts, without special tokens; each distinct text is encoded once."""
+    numbers = {text: number for number, text in enumerate(dict.fromkeys(texts))}
+    distinct = list(numbers)
+    if len(distinct) < WORTH_A_TABLE:
+        listed = [each.ids for each in tokenizer.closed.encode_batch(distinct, add_special_tokens=False)]
+        lengths_D = np.array([len(ids) for ids in listed], np.int64)
+        ids_X = np.fromiter(chain.from_iterable(listed), np.int32, int(lengths_D.sum()))
+    else:
+        encoder, parts = FastEncoder(tokenizer), []
+        with progress_bar("encoding texts", len(distinct)) as advance:
+            for first in range(0, len(distinct), TEXTS_AT_ONCE):
+                parts.append(encoder.encode_many(distinct[first : first + TEXTS_AT_ONCE]))
+                advance(len(parts[-1].lengths))
+        ids_X = np.concatenate([part.ids for part in parts]).astype(np.int32)
+        lengths_D = np.concatenate([part.lengths for part in parts])
+    which_N = np.array([numbers[text] for text in texts], np.int64)
+    return Pieces(ids_X, (np.cumsum(lengths_D) - lengths_D)[which_N], lengths_D[which_N])
+
+
+def joined_pieces(pieces: Sequence[NDArray[np.int32]]) -> Pieces:
+    """The pieces of texts that were encoded one by one."""
+    lengths_N = np.array([len(each) for each in pieces], np.int64)
+    return Pieces(np.concatenate(pieces), np.cumsum(lengths_N) - lengths_N, lengths_N)
+
+
+def unbroken(starts_SK: Numbers, lengths_SK: Numbers) -> Stretches:
+    """One stretch of each text."""
+    nothing_SK = np.zeros_like(starts_SK)
+    return Stretches(np.stack([starts_SK, nothing_SK], -1), np.stack([lengths_SK, nothing_SK], -1))
+
+
+def lay_sequences(ids_X: NDArray[np.int32], stretches: Stretches, template: Template) -> Laid:
+    """The sequences with their special tokens and segments."""
+    tokens, segments = [np.empty(0, np.int32)], [np.empty(0, np.uint8)]
+    starts = [np.zeros(1, np.int64)]
+    for first in range(0, len(stretches.starts_SK2), SEQUENCES_AT_ONCE):
+        chosen = slice(first, first + SEQUENCES_AT_ONCE)
+        starts_SK2, lengths_SK2 = stretches.starts_SK2[chosen], stretches.lengths_SK2[chosen]
+        texts_X = ids_X[ranges(starts_SK2.ravel(), lengths_SK2.ravel())]
+        lengths_SK = lengths_SK2.sum(-1)
+        sequences, texts = lengths_SK.shape
+        # The pieces are already taken, so the spans need lengths only; where they begin says nothing.
+        spans = Spans(np.full(sequences, texts), np.zeros(lengths_SK.size, np.int64), lengths_SK.ravel())
+        rows = lay_out(texts_X.astype(np.int64), spans, template)
+        tokens.append(rows.tokens_T.astype(np.int32))
+        segments.append(rows.segments_T.astype(np.uint8))
+        starts.append(starts[-1][-1] + rows.starts_S1[1:])
+    return Laid(np.concatenate(tokens), np.concatenate(segments), np.concatenate(starts))
+
+
+LENGTH_WEIGHT = 100
+"""run_squad.py scores a token's context as min(left, right) + 0.01 * length; here in whole hundredths."""
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """Stretches of texts, in the order of the texts and from their beginnings to their ends."""
+
+    texts_W: Numbers
+    firsts_W: Numbers
+    """The first token of each window, counted from the beginning of its text."""
+    lengths_W: Numbers
+
+
+def cut_windows(lengths_U: Numbers, rooms_U: Numbers, *, step: int) -> Windows:
+    """Windows of at most `rooms_U` tokens that begin every `step` tokens until the end; at least one."""
+    steps_U = np.minimum(step, rooms_U)  # a larger step would jump over tokens
+    counts_U = 1 + np.maximum(0, -(-(lengths_U - rooms_U) // steps_U))
+    texts_W = np.repeat(np.arange(len(lengths_U)), counts_U)
+    firsts_W = ranges(np.zeros_like(counts_U), counts_U) * steps_U[texts_W]
+    return Windows(texts_W, firsts_W, np.minimum(rooms_U[texts_W], lengths_U[texts_W] - firsts_W))
+
+
+def best_context(windows: Windows, lengths_U: Numbers) -> NDArray[np.bool_]:
+    """For each token of each window whether it has its most context there; on a tie the first has it."""
+    lengths_X = np.repeat(windows.lengths_W, windows.lengths_W)
+    left_X = ranges(np.zeros_like(windows.lengths_W), windows.lengths_W)
+    scores_X = LENGTH_WEIGHT * np.minimum(left_X, lengths_X - 1 - left_X) + lengths_X
+    # The same token in several windows has one number here: its index in all texts laid end to end.
+    begins_U = np.cumsum(lengths_U) - lengths_U
+    tokens_X = ranges(begins_U[windows.texts_W] + windows.firsts_W, windows.lengths_W)
+    most = np.zeros(int(lengths_U.sum()), np.int64)
+    np.maximum.at(most, tokens_X, scores_X)
+    # Several windows may reach the most; windows are in order, so the smallest row is the first of them.
+    rivals = np.flatnonzero(scores_X == most[tokens_X])
+    winner = np.full(len(most), len(tokens_X))
+    np.minimum.at(winner, tokens_X[rivals], rivals)
+    best_X = np.zeros(len(tokens_X), np.bool_)
+    best_X[winner] = True  # every token of a text stands in some window
+    return best_X
+
+
+def text_set(unit: Unit, laid: Laid, targets: Targets, sequences_M: Numbers) -> EncodedSet:
     """Sequences of which each item has so many, where nothing is asked about single tokens."""
     return EncodedSet(
-        kind=kind,
+        unit=unit,
         tokens_T=laid.tokens_T,
         segments_T=laid.segments_T,
         starts_N1=laid.starts_S1,
@@ -72,16 +172,21 @@ def text_set(kind: Kind, laid: Laid, targets: Targets, sequences_M: Numbers) -> 
 # --- which pieces are shown ---
 
 
-def _lay_texts(
+def lay_texts(
     texts: Sequence[tuple[str, ...]], tokenizer: Tokenizer, text: TextSection
 ) -> tuple[Laid, Numbers]:
     """The sequences of texts or pairs, and how many each of them has."""
-    count = len(texts[0]) if texts else 1
     pieces = pieces_of([part for parts in texts for part in parts], tokenizer)
+    return lay_pieces(pieces, len(texts[0]) if texts else 1, tokenizer, text)
+
+
+def lay_pieces(pieces: Pieces, count: int, tokenizer: Tokenizer, text: TextSection) -> tuple[Laid, Numbers]:
+    """The sequences of so many texts each, and how many each example has."""
     starts_MK, lengths_MK = pieces.starts_N.reshape(-1, count), pieces.lengths_N.reshape(-1, count)
-    template = _template(tokenizer, count)
+    templates = read_templates(tokenizer)
+    template = templates.single if count == 1 else templates.pair
     room = text.longest - template.specials(count)
-    sequences_M = np.ones(len(texts), np.int64)
+    sequences_M = np.ones(len(starts_MK), np.int64)
     if text.long_texts == "windows":
         stretches, sequences_M = windowed(starts_MK, lengths_MK, room, step=text.step)
     elif text.long_texts == "head-tail":
@@ -96,6 +201,8 @@ def kept_lengths(lengths_MK: Numbers, room: int) -> Numbers:
     if lengths_MK.shape[1] == 1:
         return np.minimum(lengths_MK, room)
     first_M, second_M = lengths_MK.T
+    # Taking one piece after the other from the longer text ends with two equal halves, or with the shorter
+    # text whole; an odd room leaves the first text one piece more.
     kept_first_M = np.minimum(first_M, np.maximum(room - second_M, (room + 1) // 2))
     return np.stack([kept_first_M, np.minimum(second_M, room - kept_first_M)], axis=1)
 
@@ -103,7 +210,7 @@ def kept_lengths(lengths_MK: Numbers, room: int) -> Numbers:
 def both_ends(starts_MK: Numbers, lengths_MK: Numbers, room: int) -> Stretches:
     """Of what fits of a text that is too long, a quarter from its front and the rest from its end."""
     kept_MK = kept_lengths(lengths_MK, room)
-    front_MK = np.where(kept_MK < lengths_MK, -(-kept_MK // HEAD_SHARE), lengths_MK)
+    front_MK = np.where(kept_MK < lengths_MK, -(-kept_MK // FRONT_PART), lengths_MK)
     back_MK = kept_MK - front_MK
     starts_MK2 = np.stack([starts_MK, starts_MK + lengths_MK - back_MK], axis=-1)
     return Stretches(starts_MK2, np.stack([front_MK, back_MK], axis=-1))
@@ -117,6 +224,7 @@ def windowed(starts_MK: Numbers, lengths_MK: Numbers, room: int, *, step: int) -
     kept_MK = np.minimum(lengths_MK, room // 2)  # a shorter text that is long, too, leaves half of the room
     kept_MK[examples_M, long_M] = 0
     windows = cut_windows(lengths_MK[examples_M, long_M], room - kept_MK.sum(axis=1), step=step)
+    # Every sequence shows what its example shows of the shorter text, and one window of the longer.
     starts_SK, lengths_SK = starts_MK[windows.texts_W], kept_MK[windows.texts_W]
     sequences_S, long_S = np.arange(len(windows.texts_W)), long_M[windows.texts_W]
     starts_SK[sequences_S, long_S] += windows.firsts_W
@@ -124,81 +232,41 @@ def windowed(starts_MK: Numbers, lengths_MK: Numbers, room: int, *, step: int) -
     return unbroken(starts_SK, lengths_SK), np.bincount(windows.texts_W, minlength=len(lengths_MK))
 
 
-def _template(tokenizer: Tokenizer, texts: int) -> Template:
-    templates = read_templates(tokenizer)
-    return templates.single if texts == 1 else templates.pair
+def label_ids(given: Iterable[object], labels: Sequence[str]) -> Numbers:
+    """The id of each given label: -1 for None, and -2, -3, ... for those that are none of the labels.
 
-
-def _as_tuple(texts: str | tuple[str, str]) -> tuple[str, ...]:
-    return (texts,) if isinstance(texts, str) else texts
-
-
-def _refuse_mixed(examples: Sequence[TextExample], texts: Sequence[tuple[str, ...]]) -> None:
-    for example, parts in zip(examples, texts, strict=True):
-        if len(parts) != len(texts[0]):
-            what = f"has {len(parts)} texts where the first example has {len(texts[0])}"
-            raise UserError(what, where=example.where, remedy="give one text everywhere, or two everywhere")
-
-
-# --- what is to be said about them ---
-
-
-def label_numbers(given: Iterable[object], labels: Sequence[str]) -> Numbers:
-    """The number of each given label: -1 for None, and -2, -3, ... for those that are none of the labels.
-
-    Nobody can guess a negative number, so a label that training does not have is always judged as missed.
+    Nobody can predict a negative id, so a label that training does not have always counts as missed.
     """
-    numbers: dict[str | None, int] = {None: NO_LABEL, **{label: place for place, label in enumerate(labels)}}
+    numbers: dict[str | None, int] = {None: NO_LABEL, **{label: id for id, label in enumerate(labels)}}
     spelled = (None if label is None else str(label) for label in given)
     return np.array(
         [numbers.setdefault(label, len(labels) + NO_LABEL - len(numbers)) for label in spelled], np.int64
     )
 
 
-def _classes(examples: Sequence[TextExample], labels: tuple[str, ...]) -> Targets:
-    return label_numbers((example.label for example in examples), labels)
+MOST_LOOKED_AT = 1000
+"""So many of the examples that fill their sequence are looked at; the others are taken to be like them."""
 
 
-def _class_sets(examples: Sequence[TextExample], labels: tuple[str, ...]) -> Targets:
-    """A row for each example; labels that training does not have get columns of their own at the end."""
-    chosen = [_as_labels(example.label) for example in examples]
-    known = dict.fromkeys(labels) | dict.fromkeys(label for each in chosen for label in each)
-    columns = {label: column for column, label in enumerate(known)}
-    targets_MC = np.zeros((len(examples), len(columns)), np.int64)
-    for row, example in enumerate(examples):
-        targets_MC[row, [columns[label] for label in chosen[row]]] = 1
-        if example.label is None:
-            targets_MC[row] = NO_LABEL
-    return targets_MC
-
-
-def _as_labels(label: object) -> tuple[str, ...]:
-    if isinstance(label, tuple):
-        return label
-    return () if label is None else (str(label),)
-
-
-def _numbers(examples: Sequence[TextExample], _labels: tuple[str, ...]) -> Targets:
-    return np.array([_number(example) for example in examples], np.float32)
-
-
-def _number(example: TextExample) -> float:
-    if example.label is None:
-        return float("nan")
-    try:
-        return float(example.label)  # type: ignore[arg-type]  # a tuple is a TypeError like any other
-    except (TypeError, ValueError) as error:
-        what = f"{example.label!r} is no number"
-        raise UserError(what, where=example.where, remedy="write it as 2.5") from error
-
-
-def _right_option(example: ChoiceExample) -> int:
-    if example.label is None:
-        return -1
-    if not 0 <= example.label < len(example.options):
-        what = f"option {example.label} is right, but there are {len(example.options)}"
-        raise UserError(what, where=example.where, remedy="options are numbered from 0")
-    return example.label
-
-
-_TARGETS = {"classify": _classes, "multilabel": _class_sets, "regress": _numbers}
+def cut_fraction(
+    examples: Sequence[Example], encoded: EncodedSet, tokenizer: Tokenizer, text: TextSection
+) -> float:
+    """The fraction of examples of which not everything is shown; where windows show all of them, 0."""
+    if text.long_texts == "windows" or not examples[0].sequences:
+        return 0.0
+    # Only a full sequence may have been cut; whether it was is seen by encoding its texts again.
+    full_N = np.diff(encoded.starts_N1) >= text.longest
+    full = np.flatnonzero(np.logical_or.reduceat(full_N, encoded.items_M1[:-1]))
+    looked_at = full[:: -(-len(full) // MOST_LOOKED_AT) or 1]
+    if not len(looked_at):
+        return 0.0
+    templates = read_templates(tokenizer)
+    cut = 0
+    for index in looked_at:
+        sequences = examples[index].sequences
+        count = len(sequences[0])
+        template = templates.single if count == 1 else templates.pair
+        pieces = pieces_of([part for parts in sequences for part in parts], tokenizer)
+        longest = int(pieces.lengths_N.reshape(-1, count).sum(axis=1).max())
+        cut += template.specials(count) + longest > text.longest
+    return cut / len(looked_at) * len(full) / len(examples)

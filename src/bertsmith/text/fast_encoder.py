@@ -1,8 +1,12 @@
 """Token ids of much text: those of the `tokenizers` library, most of them remembered instead of computed.
 
 Natural text repeats its words, so texts are cut into words and each is looked up. That is exact only where
-no token, normalisation or pre-tokenisation reaches across a cut: `_choose` admits the pipelines of which that
-can be said, and with every other one a text goes to the library whole.
+no token, normalisation or pre-tokenisation reaches across a cut: `_choose_encoder` admits the pipelines of
+which that can be said, and with every other one a text goes to the library whole.
+
+Everything runs over whole arrays of bytes: many texts are joined by line feeds into one, the borders of all
+their words are found at once, and one table lookup (`word_table`) gives the ids of all words. Python sees a
+word only when it is new.
 """
 
 import json
@@ -44,7 +48,7 @@ class FastEncoder:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.id_type = smallest_id_type(tokenizer.vocabulary_size)
-        self._tokenizer, self._way = tokenizer, _choose(_Library(tokenizer))
+        self._tokenizer, self._encode_batch = tokenizer, _choose_encoder(_Library(tokenizer))
 
     def encode(self, text: str) -> NDArray[Any]:
         """The ids of a text, as of `Tokenizer.encode` between the tokens of the template."""
@@ -52,14 +56,18 @@ class FastEncoder:
 
     def encode_many(self, texts: Iterable[str]) -> EncodedTexts:
         """The ids of many texts in one row."""
-        return _joined([self._encode_some(batch) for batch in _batches(texts)])
-
-    def _encode_some(self, texts: list[str]) -> EncodedTexts:
-        try:
-            return self._way(texts) if texts else _listed([], self.id_type)
-        except UnicodeEncodeError:  # half a surrogate pair: the tokenizer knows how to say so
-            self._tokenizer.encode_many(texts)
-            raise
+        parts = []
+        for batch in _batches(texts):
+            try:
+                parts.append(self._encode_batch(batch) if batch else _listed([], self.id_type))
+            except UnicodeEncodeError:  # a lone surrogate: the tokenizer raises an error that names it
+                self._tokenizer.encode_many(batch)
+                raise
+        return EncodedTexts(
+            ids=np.concatenate([part.ids for part in parts]),
+            lengths=np.concatenate([part.lengths for part in parts]),
+            words=np.concatenate([part.words for part in parts]),
+        )
 
 
 def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
@@ -74,25 +82,7 @@ def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
     yield batch
 
 
-def _joined(parts: Sequence[EncodedTexts]) -> EncodedTexts:
-    return EncodedTexts(
-        ids=np.concatenate([part.ids for part in parts]),
-        lengths=np.concatenate([part.lengths for part in parts]),
-        words=np.concatenate([part.words for part in parts]),
-    )
-
-
-def _merged(first: EncodedTexts, second: EncodedTexts, *, is_first: Mask) -> EncodedTexts:
-    """The texts of two groups in one row, taken from the first where it says so."""
-    lengths, words = (np.empty(len(is_first), np.int64) for _ in range(2))
-    lengths[is_first], lengths[~is_first] = first.lengths, second.lengths
-    words[is_first], words[~is_first] = first.words, second.words
-    ids, of_first = np.empty(lengths.sum(), first.ids.dtype), np.repeat(is_first, lengths)
-    ids[of_first], ids[~of_first] = first.ids, second.ids
-    return EncodedTexts(ids, lengths, words)
-
-
-Way = Callable[[list[str]], EncodedTexts]
+EncodeBatch = Callable[[list[str]], EncodedTexts]
 
 
 class _Library:
@@ -127,12 +117,18 @@ def _listed(entries: Sequence[Entry], id_type: str) -> EncodedTexts:
     return EncodedTexts(ids, np.array(lengths, np.int64), np.array(words, np.int64))
 
 
-def _choose(library: _Library) -> Way:
+def _choose_encoder(library: _Library) -> EncodeBatch:
     """The fastest way to the ids of texts that is exact for this pipeline."""
+
+    # Runs of spaces, tokens of ModernBERT, never hold a space between two characters that are none.
+    def has_lone_space(name: str) -> bool:
+        return _has_space(name) and not (name.isspace() and len(name) > 1)
+
     match library.kind, library.normalizer["type"], _first_cut(library.pipeline["pre_tokenizer"]):
         case "WordPiece", "BertNormalizer", "BertPreTokenizer" if _keep_apart(library, _has_space):
             return _BertWords(library)
-        case "BPE", None | "NFC", "ByteLevel" if _keep_apart(library, _has_lone_space):
+        case "BPE", None | "NFC", "ByteLevel" if _keep_apart(library, has_lone_space):
+            # With dropout a word is encoded otherwise every time: there is nothing to remember.
             return library.encode_whole if library.pipeline["model"]["dropout"] else _SpacedWords(library)
     return library.encode_whole
 
@@ -164,11 +160,6 @@ def _has_space(name: str) -> bool:
     return any(character.isspace() for character in name)
 
 
-def _has_lone_space(name: str) -> bool:
-    # Runs of spaces, tokens of ModernBERT, never hold a space between two characters that are none.
-    return _has_space(name) and not (name.isspace() and len(name) > 1)
-
-
 def _is_plain(library: _Library) -> bool:
     """Whether nothing but one pre-tokenizer stands between the normalised text and the model."""
     return library.pipeline["pre_tokenizer"]["type"] != "Sequence" and all(
@@ -181,14 +172,15 @@ def _encode_words(table: WordTable, text: Bytes, borders: tuple[Mask, Mask]) -> 
     begins, ends = borders
     starts = np.flatnonzero(begins)
     found = table.find(text, starts, lengths=np.flatnonzero(ends) + 1 - starts)
+    # The margin's first line feed ends the last line; the others end nothing.
     line_ends = np.flatnonzero(text == _LINE_FEED)[: 1 - MARGIN]
-    places = np.searchsorted(starts, line_ends)
-    return EncodedTexts(found.ids, _sums_between(places, found.counts), _sums_between(places, found.words))
+    indices = np.searchsorted(starts, line_ends)
+    return EncodedTexts(found.ids, _sums_between(indices, found.counts), _sums_between(indices, found.words))
 
 
-def _sums_between(places: Numbers, values: Numbers) -> Numbers:
-    """The sum of the values from each place to the next, the first from the very beginning."""
-    sums: Numbers = np.diff(np.concatenate([[0], np.cumsum(values)]).take(places), prepend=0)
+def _sums_between(indices: Numbers, values: Numbers) -> Numbers:
+    """The sum of the values from each index to the next, the first from 0 on."""
+    sums: Numbers = np.diff(np.concatenate([[0], np.cumsum(values)]).take(indices), prepend=0)
     return sums
 
 
@@ -208,21 +200,33 @@ class _BertWords:
         self._library = library
         self._is_plain = _is_plain(library)
         self._cuts_chinese = self._is_plain and library.normalizer["handle_chinese_chars"]
-        self._kinds = _kinds_of_bytes(marks=punctuation if self._is_plain else "")
+        kinds = bytearray([_WORD] * 256)
+        kinds[_SPACE] = kinds[_LINE_FEED] = _GAP
+        for mark in punctuation.encode() if self._is_plain else b"":
+            kinds[mark] = _MARK
+        self._kinds = bytes(kinds)
         self._table = WordTable(self._encode_word, id_type=library.id_type)
 
     def __call__(self, texts: list[str]) -> EncodedTexts:
         lines = "\n".join(texts)
         if lines.count("\n") >= len(texts):  # to BERT a line feed inside a text is as good as a space
             lines = "\n".join([text.replace("\n", " ") for text in texts])
-        spelled = _bytes_of(lines)
-        text = np.frombuffer(spelled, np.uint8)
-        cuts = _cuts_around_chinese(text) if self._cuts_chinese else np.empty(0, np.int64)
-        borders = _borders(np.frombuffer(spelled.translate(self._kinds), np.uint8), cuts)
-        return _encode_words(self._table, text, borders)
+        raw = _bytes_of(lines)
+        text = np.frombuffer(raw, np.uint8)
+        kinds = np.frombuffer(raw.translate(self._kinds), np.uint8)
+        inside = kinds == _WORD
+        broken = np.ones(len(kinds), np.bool_)  # no word reaches from the byte before to this one
+        broken[1:] = ~inside[:-1]
+        if self._cuts_chinese:
+            broken[_cuts_around_chinese(text)] = True
+        # Words: marks by themselves, and runs of word bytes between cuts.
+        begins, ends = (kinds == _MARK for _ in range(2))
+        begins |= inside & broken
+        ends[:-1] |= inside[:-1] & (broken[1:] | ~inside[1:])
+        return _encode_words(self._table, text, (begins, ends))
 
-    def _encode_word(self, spelled: bytes) -> Entry:
-        word = spelled.decode()
+    def _encode_word(self, raw: bytes) -> Entry:
+        word = raw.decode()
         if not (self._is_plain and word.isascii() and word.isprintable()):
             return self._library.entry(word)
         # One plain word: the model alone, in a fifth of the time of the whole pipeline.
@@ -230,28 +234,8 @@ class _BertWords:
         return Entry([token.id for token in self._library.model.tokenize(word)], words=1)
 
 
-def _kinds_of_bytes(*, marks: str) -> bytes:
-    kinds = bytearray([_WORD] * 256)
-    kinds[_SPACE] = kinds[_LINE_FEED] = _GAP
-    for mark in marks.encode():
-        kinds[mark] = _MARK
-    return bytes(kinds)
-
-
-def _borders(kinds: Bytes, cuts: Numbers) -> tuple[Mask, Mask]:
-    """Where words begin, and where they end: marks by themselves, and runs of word bytes between cuts."""
-    inside = kinds == _WORD
-    broken = np.ones(len(kinds), np.bool_)  # no word reaches from the byte before to this one
-    broken[1:] = ~inside[:-1]
-    broken[cuts] = True
-    begins, ends = (kinds == _MARK for _ in range(2))
-    begins |= inside & broken
-    ends[:-1] |= inside[:-1] & (broken[1:] | ~inside[1:])
-    return begins, ends
-
-
 def _cuts_around_chinese(text: Bytes) -> Numbers:
-    """The places before and after the characters U+4E00 to U+9F7F, each of which is a word by itself."""
+    """The offsets before and after the characters U+4E00 to U+9F7F, each of which is a word by itself."""
     # Not all that BERT takes for Chinese: the library drops characters that its edition of Unicode does not
     # know, and joins what stands beside them. These are as old as Unicode, and most of any text.
     starts = np.flatnonzero((text >= 0xE4) & (text <= 0xE9))
@@ -283,28 +267,41 @@ class _SpacedWords:
         lines = "\n".join(texts)
         if lines.count("\n") < len(texts) and _is_certain(lines):
             return self._encode_lines(lines)
+        # Two groups: texts that can be cut, and texts that the library reads whole; then in one row again.
         certain = np.array(["\n" not in text and _is_certain(text) for text in texts])
         cut = [text for text, is_certain in zip(texts, certain, strict=True) if is_certain]
         whole = [text for text, is_certain in zip(texts, certain, strict=True) if not is_certain]
-        encoded_cut = self._encode_lines("\n".join(cut)) if cut else _listed([], self._library.id_type)
-        return _merged(encoded_cut, self._library.encode_whole(whole), is_first=certain)
+        by_words = self._encode_lines("\n".join(cut)) if cut else _listed([], self._library.id_type)
+        by_library = self._library.encode_whole(whole)
+        lengths, words = (np.empty(len(texts), np.int64) for _ in range(2))
+        lengths[certain], lengths[~certain] = by_words.lengths, by_library.lengths
+        words[certain], words[~certain] = by_words.words, by_library.words
+        ids, is_by_words = np.empty(lengths.sum(), by_words.ids.dtype), np.repeat(certain, lengths)
+        ids[is_by_words], ids[~is_by_words] = by_words.ids, by_library.ids
+        return EncodedTexts(ids, lengths, words)
 
     def _encode_lines(self, lines: str) -> EncodedTexts:
-        spelled = _bytes_of(lines)
-        text = np.frombuffer(spelled, np.uint8)
+        raw = _bytes_of(lines)
+        text = np.frombuffer(raw, np.uint8)
         line_feeds, begins = text == _LINE_FEED, text == _SPACE
         begins[0] = not line_feeds[0]
         begins[1:] |= line_feeds[:-1] & ~line_feeds[1:]
         if self._is_plain:
-            begins[1:] |= _meetings(np.frombuffer(spelled.translate(_ASCII_KINDS), np.uint8))
+            # Where punctuation meets a letter or digit: no match of the expression reaches over such a
+            # meeting, but for an apostrophe and what follows it ('s, 'll).
+            kinds = np.frombuffer(raw.translate(_ASCII_KINDS), np.uint8)
+            left, right = kinds[:-1], kinds[1:]
+            begins[1:] |= (left == _WORD) & ((right == _MARK) | (right == _APOSTROPHE))
+            begins[1:] |= (left == _MARK) & (right == _WORD)
         ends = ~line_feeds
         ends[:-1] &= begins[1:] | line_feeds[1:]
         return _encode_words(self._table, text, (begins, ends))
 
-    def _encode_word(self, spelled: bytes) -> Entry:
-        if not (self._is_plain and _ONE_WORD.fullmatch(spelled)):
-            return self._library.entry(spelled.decode())
-        tokens = self._library.model.tokenize(spelled.decode().replace(" ", "Ġ"))
+    def _encode_word(self, raw: bytes) -> Entry:
+        if not (self._is_plain and _ONE_WORD.fullmatch(raw)):
+            return self._library.entry(raw.decode())
+        # As with BERT's words, the model alone; it knows a space as "Ġ".
+        tokens = self._library.model.tokenize(raw.decode().replace(" ", "Ġ"))
         return Entry([token.id for token in tokens], words=1)
 
 
@@ -317,15 +314,6 @@ def _ascii_kinds() -> bytes:
 
 
 _ASCII_KINDS = _ascii_kinds()
-
-
-def _meetings(kinds: Bytes) -> Mask:
-    """For each byte but the first, whether punctuation meets a letter or digit there."""
-    # No match of the expression reaches over them, but for an apostrophe and what follows it ('s, 'll).
-    left, right = kinds[:-1], kinds[1:]
-    meetings: Mask = (left == _WORD) & ((right == _MARK) | (right == _APOSTROPHE))
-    meetings |= (left == _MARK) & (right == _WORD)
-    return meetings
 
 
 def _is_certain(text: str) -> bool:

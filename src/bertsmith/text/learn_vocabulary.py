@@ -13,15 +13,26 @@ from typing import Literal
 from tokenizers import Tokenizer as Library
 from tokenizers import pre_tokenizers
 
-from bertsmith.ground.errors import UserError
-from bertsmith.ground.progress import progress_bar
-from bertsmith.text.learn_pieces import Joining, Merge, Spelled, join_pairs, spell
-from bertsmith.text.merge_ranking import frequency_gain, likelihood_gain
-from bertsmith.text.pipelines import INSIDE, Case, bert_pipeline, roberta_pipeline
+from bertsmith.core.errors import UserError
+from bertsmith.core.progress import progress_bar
+from bertsmith.text.learn_merges import (
+    CharacterPieces,
+    Merge,
+    MergeRule,
+    frequency_gain,
+    learn_merges,
+    likelihood_gain,
+    split_characters,
+)
 from bertsmith.text.tokenizer import Tokenizer
-from bertsmith.text.tokenizer_files import USUAL_LONGEST_WORD
-from bertsmith.text.word_counts import WordCounts
-from bertsmith.text.words import BertWords, ByteWords, WordCutter
+from bertsmith.text.tokenizer_files import (
+    INSIDE,
+    USUAL_WORD_CHARACTERS,
+    Case,
+    bert_pipeline,
+    roberta_pipeline,
+)
+from bertsmith.text.word_counts import BertWords, ByteWords, WordCounts, WordCutter
 
 Kind = Literal["wordpiece", "wordpiece-frequency", "byte-bpe"]
 
@@ -67,7 +78,7 @@ class VocabularyReport:
     scored_on: Literal["held-out text", "the text it was learned from"]
     words: int  # those scored; a punctuation mark is a word
     tokens_per_word: float
-    unknown_rate: float  # share of words
+    unknown_rate: float  # fraction of words
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +95,14 @@ def learn_vocabulary(counts: WordCounts, settings: VocabularySettings) -> Learne
         raise UserError("there are no words to learn from", remedy="give more text, or hold out less of it")
     learn = _learn_byte_bpe if settings.kind == "byte-bpe" else _learn_wordpiece
     library, alphabet = learn(counts.learned, settings)
+    # Scored by the model on words, each once: the pipeline before it cuts text into these very words.
     scored = counts.held_out or counts.learned
-    tokens, unknown = _score(library, scored)
+    unknown_id = library.token_to_id("[UNK]")
+    tokens = unknown = 0
+    for word, count in scored.items():
+        cut = library.model.tokenize(word)
+        tokens += len(cut) * count
+        unknown += count * (cut[0].id == unknown_id)
     words = sum(scored.values())
     report = VocabularyReport(
         pieces=library.get_vocab_size(),
@@ -103,24 +120,25 @@ def learn_vocabulary(counts: WordCounts, settings: VocabularySettings) -> Learne
 
 
 def _learn_wordpiece(words: Mapping[str, int], settings: VocabularySettings) -> tuple[Library, int]:
-    within_limit = {word: count for word, count in words.items() if len(word) <= USUAL_LONGEST_WORD}
-    spelled = spell(within_limit, characters=settings.characters, inside=INSIDE)
+    # A longer word is unknown to the model whatever its pieces: it must have no say in them.
+    within_limit = {word: count for word, count in words.items() if len(word) <= USUAL_WORD_CHARACTERS}
+    characters = split_characters(within_limit, characters=settings.characters, inside=INSIDE)
     unused = [f"[unused{number}]" for number in range(settings.unused)]
-    start = ["[PAD]", *unused, "[UNK]", "[CLS]", "[SEP]", "[MASK]", *spelled.texts[1:]]
-    pieces, _ = _grow(start, spelled, settings=settings)
-    return bert_pipeline(_numbered(pieces), case=settings.case), len(spelled.texts) - 1
+    start = ["[PAD]", *unused, "[UNK]", "[CLS]", "[SEP]", "[MASK]", *characters.texts[1:]]
+    pieces, _ = _grow(start, characters, settings=settings)
+    return bert_pipeline(_numbered(pieces), case=settings.case), len(characters.texts) - 1
 
 
 def _learn_byte_bpe(words: Mapping[str, int], settings: VocabularySettings) -> tuple[Library, int]:
     bytes_as_characters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    spelled = spell(words, characters=len(bytes_as_characters), inside="")
-    pieces, merges = _grow([*_ROBERTA_SPECIAL, *bytes_as_characters], spelled, settings=settings)
+    characters = split_characters(words, characters=len(bytes_as_characters), inside="")
+    pieces, merges = _grow([*_ROBERTA_SPECIAL, *bytes_as_characters], characters, settings=settings)
     pairs = [(merge.left, merge.right) for merge in merges]
     return roberta_pipeline(_numbered(pieces), merges=pairs), len(bytes_as_characters)
 
 
 def _grow(
-    start: list[str], spelled: Spelled, *, settings: VocabularySettings
+    start: list[str], characters: CharacterPieces, *, settings: VocabularySettings
 ) -> tuple[list[str], list[Merge]]:
     """The pieces to start with and learned ones up to the size asked for, and the merges that made them."""
     if len(start) > settings.size:
@@ -132,9 +150,9 @@ def _grow(
         raise UserError(what, remedy=larger + fewer)
     pieces, merges = dict.fromkeys(start), []
     inside = "" if settings.kind == "byte-bpe" else INSIDE
-    joining = Joining(_GAINS[settings.kind], inside=inside, min_count=settings.min_count)
-    with progress_bar("joining pieces", settings.size - len(start)) as advance:
-        joined = join_pairs(spelled, joining)
+    rule = MergeRule(_GAINS[settings.kind], inside=inside, min_count=settings.min_count)
+    with progress_bar("learning merges", settings.size - len(start)) as advance:
+        joined = learn_merges(characters, rule)
         while len(pieces) < settings.size and (merge := next(joined, None)):
             merges.append(merge)
             advance(merge.joined not in pieces)
@@ -144,14 +162,3 @@ def _grow(
 
 def _numbered(pieces: list[str]) -> dict[str, int]:
     return {piece: number for number, piece in enumerate(pieces)}
-
-
-def _score(library: Library, words: Mapping[str, int]) -> tuple[int, int]:
-    """The tokens of these words and how many words are unknown, as the model cuts them."""
-    unknown_id = library.token_to_id("[UNK]")
-    tokens = unknown = 0
-    for word, count in words.items():
-        cut = library.model.tokenize(word)
-        tokens += len(cut) * count
-        unknown += count * (cut[0].id == unknown_id)
-    return tokens, unknown

@@ -4,7 +4,7 @@ import re
 
 from sentencex import segment  # type: ignore[import-untyped]
 
-from bertsmith.ground.errors import UserError
+from bertsmith.core.errors import UserError
 
 # Those for which sentencex 1.0 has rules of their own (a file each in its src/languages). For others it takes
 # the rules of a related language, and where it knows of none, those of English.

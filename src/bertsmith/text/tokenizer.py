@@ -8,24 +8,25 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from tokenizers import Encoding, Regex, models, pre_tokenizers
 from tokenizers import Tokenizer as Library
 
-from bertsmith.ground.errors import UserError
+from bertsmith.core.errors import UserError
+from bertsmith.core.unicode import lone_surrogate
 from bertsmith.text.tokenizer_files import (
     BERT_NAMES,
     FETCH_AGAIN,
     ROBERTA_NAMES,
     ROLES,
-    USUAL_LONGEST_WORD,
-    Blueprint,
+    USUAL_WORD_CHARACTERS,
     Settings,
+    TokenizerSpec,
     open_pipeline,
-    read_blueprint,
+    read_spec,
     token_name,
-    write_blueprint,
+    write_spec,
 )
 
 
@@ -45,76 +46,83 @@ class Encoded:
 def truncate_longest_first(encoded: Encoded, limit: int) -> Encoded:
     """At most `limit` tokens: the longer text, on a tie the second, loses its last token until they fit."""
     # Google's rule. The library's own truncation hands the odd token to the other text in some cases.
-    first, second, room = _lengths(encoded, limit)
-    if room < 0:
+    first, second, capacity = _lengths(encoded, limit)
+    if capacity < 0:
         raise UserError(f"{limit} tokens cannot hold the special tokens", remedy="allow longer sequences")
-    kept_first = min(first, max(room - second, (room + 1) // 2))
-    return _keep(encoded, first=kept_first, second=min(second, room - kept_first))
+    kept_first = min(first, max(capacity - second, (capacity + 1) // 2))
+    return _keep(encoded, first=kept_first, second=min(second, capacity - kept_first))
 
 
 def truncate_second(encoded: Encoded, limit: int) -> Encoded:
     """At most `limit` tokens, the second text losing its last ones."""
-    first, second, room = _lengths(encoded, limit)
-    if room < first:
+    first, second, capacity = _lengths(encoded, limit)
+    if capacity < first:
         what = f"the first text has {first} tokens and {limit} cannot hold them with the special ones"
         raise UserError(what, remedy="shorten the first text or allow longer sequences")
-    return _keep(encoded, first=first, second=min(second, room - first))
+    return _keep(encoded, first=first, second=min(second, capacity - first))
 
 
 class Tokenizer:
     """Encodes and decodes text; made by `load` or `from_library`, never changed after, picklable."""
 
-    def __init__(self, blueprint: Blueprint) -> None:
-        library = open_pipeline(blueprint)
+    def __init__(self, spec: TokenizerSpec) -> None:
+        library = open_pipeline(spec)
         vocabulary = library.get_vocab()
-        _check_ids(library, vocabulary, blueprint=blueprint)
-        self._roles = _find_roles(blueprint.settings, vocabulary)
-        self._special = _find_special(library, [*self._roles.values(), *_extra_special(blueprint.settings)])
+        _check_ids(library, vocabulary, spec=spec)
+        self._roles = _find_roles(spec.settings, vocabulary)
+        self._special = _find_special(library, self._roles, spec.settings)
+        self.special_ids: Final = frozenset(self._special.values())
+        """The ids that ordinary text never yields, and the unknown token's."""
         pipeline = _flag_special(library.to_str(), self._special)
-        self._blueprint = Blueprint(pipeline, self._roles | blueprint.settings, blueprint.where)
-        self._size = max(vocabulary.values()) + 1
-        self._gaps = tuple(sorted(set(range(self._size)) - set(vocabulary.values())))
-        self._closed = self._make_reader(frozenset())
-        self._readers = {frozenset[str](): self._closed}
+        self.spec: Final = TokenizerSpec(pipeline, self._roles | spec.settings, spec.where)
+        """What the tokenizer is built from."""
+        self.vocabulary_size: Final = max(vocabulary.values()) + 1
+        """How many rows an embedding needs: the highest id, added tokens included, plus one."""
+        self.gaps: Final = tuple(sorted(set(range(self.vocabulary_size)) - set(vocabulary.values())))
+        """The ids below the highest that no token has."""
+        self.closed: Final = self._make_reader(frozenset())
+        """The library's tokenizer that reads no special token out of a text."""
+        self._readers = {frozenset[str](): self.closed}
 
     @classmethod
-    def load(cls, folder: Path | str, *, longest_word: int = USUAL_LONGEST_WORD) -> "Tokenizer":
-        """The tokenizer of a model folder; longer words than `longest_word` are unknown (vocab.txt only)."""
-        return cls(read_blueprint(Path(folder).expanduser(), longest_word=longest_word))
+    def load(cls, folder: Path | str, *, max_word_characters: int = USUAL_WORD_CHARACTERS) -> "Tokenizer":
+        """The tokenizer of a model folder; longer words are unknown (vocab.txt only)."""
+        return cls(read_spec(Path(folder).expanduser(), max_word_characters=max_word_characters))
 
     @classmethod
     def from_library(cls, library: Library, *, settings: Mapping[str, Any] | None = None) -> "Tokenizer":
         """A tokenizer over one made with the library; settings are those of a tokenizer_config.json."""
-        return cls(Blueprint(library.to_str(), dict(settings or {})))
+        return cls(TokenizerSpec(library.to_str(), dict(settings or {})))
 
     def save(self, folder: Path | str) -> None:
         """Write the files that `load` here and AutoTokenizer of transformers open."""
-        write_blueprint(self._blueprint, Path(folder).expanduser())
+        write_spec(self.spec, Path(folder).expanduser())
 
-    def __reduce__(self) -> tuple[type["Tokenizer"], tuple[Blueprint]]:
+    def __reduce__(self) -> tuple[type["Tokenizer"], tuple[TokenizerSpec]]:
         # Not the library's own pickle, which forgets that special tokens are closed.
-        return Tokenizer, (self._blueprint,)
+        return Tokenizer, (self.spec,)
 
     def encode(self, text: str, *, allow_special: tuple[str, ...] = ()) -> Encoded:
         """One text between its template tokens; only special tokens named here are read out of the text."""
-        _refuse_lone_surrogates(text, where="text")
+        _check_text(text, where="text")
         return _encoded(self._reader(allow_special).encode(text))
 
     def encode_pair(self, first: str, second: str, *, allow_special: tuple[str, ...] = ()) -> Encoded:
         """Two texts in the template for pairs."""
-        _refuse_lone_surrogates(first, where="first text")
-        _refuse_lone_surrogates(second, where="second text")
+        _check_text(first, where="first text")
+        _check_text(second, where="second text")
         return _encoded(self._reader(allow_special).encode(first, second))
 
     def encode_many(
         self, texts: Iterable[str | tuple[str, str]], *, allow_special: tuple[str, ...] = (), first: int = 0
     ) -> list[Encoded]:
-        """Many texts and pairs, as one by one but on all cores; complaints number them from `first`."""
+        """Many texts and pairs, as one by one but on all cores; errors number them from `first`."""
         if isinstance(texts, str):
             raise UserError("a single text was given where several are expected", remedy='write ["..."]')
         listed = list(texts)
         for number, text in enumerate(listed, start=first):
-            _refuse_unless_text_or_pair(text, where=f"text {number}")
+            for part in text if isinstance(text, tuple) and len(text) == 2 else (text,):
+                _check_text(part, index=number)
         return [_encoded(encoding) for encoding in self._reader(allow_special).encode_batch(listed)]
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -122,53 +130,30 @@ class Tokenizer:
         numbers = [int(number) for number in ids]
         for number in numbers:
             self.token(number)
-        return self._closed.decode(numbers)
+        return self.closed.decode(numbers)
 
     def token(self, number: int) -> str:
         """The token with this id."""
-        token = self._closed.id_to_token(number) if 0 <= number < self._size else None
+        token = self.closed.id_to_token(number) if 0 <= number < self.vocabulary_size else None
         if token is None:
-            raise UserError(f"no token has id {number}", remedy=f"ids run from 0 to {self._size - 1}")
+            raise UserError(
+                f"no token has id {number}", remedy=f"ids run from 0 to {self.vocabulary_size - 1}"
+            )
         return token
 
     def id(self, token: str) -> int:
         """The id of this token."""
-        number = self._closed.token_to_id(token)
+        number = self.closed.token_to_id(token)
         if number is None:
             raise UserError(f"{token!r} is not in the vocabulary", remedy="encode it as text instead")
         return number
 
     def words_of(self, text: str) -> list[str]:
         """The normalised words that a text is cut into before they become pieces."""
-        library = self._closed
+        library = self.closed
         plain = library.normalizer.normalize_str(text) if library.normalizer else text
         parts = library.pre_tokenizer.pre_tokenize_str(plain) if library.pre_tokenizer else [(plain, (0, 0))]
         return [part for part, _ in parts]
-
-    @property
-    def closed(self) -> Library:
-        """The library's tokenizer that reads no special token out of a text."""
-        return self._closed
-
-    @property
-    def blueprint(self) -> Blueprint:
-        """What the tokenizer is built from."""
-        return self._blueprint
-
-    @property
-    def vocabulary_size(self) -> int:
-        """How many rows an embedding needs: the highest id, added tokens included, plus one."""
-        return self._size
-
-    @property
-    def gaps(self) -> tuple[int, ...]:
-        """The ids below the highest that no token has."""
-        return self._gaps
-
-    @property
-    def special_ids(self) -> frozenset[int]:
-        """The ids that ordinary text never yields, and the unknown token's."""
-        return frozenset(self._special.values())
 
     @property
     def mask_token(self) -> str:
@@ -203,7 +188,7 @@ class Tokenizer:
     def _role(self, role: str) -> str:
         if role not in self._roles:
             remedy = f"name its {role} in tokenizer_config.json"
-            raise UserError(f"this tokenizer has no {role}", where=self._blueprint.where, remedy=remedy)
+            raise UserError(f"this tokenizer has no {role}", where=self.spec.where, remedy=remedy)
         return self._roles[role]
 
     def _reader(self, allow_special: tuple[str, ...]) -> Library:
@@ -214,21 +199,33 @@ class Tokenizer:
 
     def _make_reader(self, allowed: frozenset[str]) -> Library:
         """The library's tokenizer that reads the allowed special tokens out of a text, and no others."""
-        if strangers := allowed - self._special.keys():
+        if unknown := allowed - self._special.keys():
             remedy = f"its special tokens are {' '.join(self._special)}"
-            raise UserError(f"{min(strangers)!r} is no special token of this tokenizer", remedy=remedy)
+            raise UserError(f"{min(unknown)!r} is no special token of this tokenizer", remedy=remedy)
         closed = {literal: number for literal, number in self._special.items() if literal not in allowed}
-        pipeline = _flag_special(self._blueprint.pipeline, closed)
-        library = open_pipeline(Blueprint(pipeline, {}, self._blueprint.where))
+        pipeline = _flag_special(self.spec.pipeline, closed)
+        library = open_pipeline(TokenizerSpec(pipeline, {}, self.spec.where))
         library.encode_special_tokens = True
         if not isinstance(library.model, models.Unigram):
             closed.pop(self._roles.get("unk_token", ""), None)  # text may well be unknown
-        _seal(library, closed, where=self._blueprint.where)
+        # With encode_special_tokens the library passes a literal on as text, but a model whose own vocabulary
+        # holds it may still pick it: ALBERT's unigram pieces "[CLS]" and "<pad>" have the best score of all.
+        leaks = [literal for literal, number in closed.items() if _leaks(library, literal, number)]
+        if leaks:
+            # No piece crosses a cut, so a cut after the first character of each literal is enough.
+            starts = "|".join(f"{re.escape(literal[0])}(?={re.escape(literal[1:])})" for literal in leaks)
+            cut = pre_tokenizers.Split(Regex(starts), behavior="isolated")
+            original = [library.pre_tokenizer] if library.pre_tokenizer else []
+            library.pre_tokenizer = pre_tokenizers.Sequence([*original, cut])
+        for literal in leaks:
+            if _leaks(library, literal, closed[literal]):
+                what = f"cannot keep the special token {literal!r} apart from text"
+                raise UserError(what, where=self.spec.where)
         return library
 
 
 def _lengths(encoded: Encoded, limit: int) -> tuple[int, int, int]:
-    """Tokens of the first text, of the second, and the room that the template leaves for both."""
+    """Tokens of the first text, of the second, and how many both may have beside the template."""
     first, second = encoded.sequence.count(0), encoded.sequence.count(1)
     return first, second, limit - (len(encoded) - first - second)
 
@@ -252,30 +249,21 @@ def _encoded(encoding: Encoding) -> Encoded:
     return Encoded(encoding.ids, encoding.type_ids, encoding.offsets, sequence)
 
 
-def _refuse_unless_text_or_pair(text: object, *, where: str) -> None:
-    parts = text if isinstance(text, tuple) and len(text) == 2 else (text,)
-    for part in parts:
-        _refuse_lone_surrogates(part, where=where)
-
-
-def _refuse_lone_surrogates(text: object, *, where: str) -> None:
+def _check_text(text: object, *, where: str = "", index: int | None = None) -> None:
     if not isinstance(text, str):
         what = f"is {type(text).__name__}, neither a text nor a pair"
-        raise UserError(what, where=where, remedy="a text is a str, a pair a tuple of two")
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        what = f"character {error.start} is half a surrogate pair ({text[error.start]!a})"
+        raise UserError(what, where=where, index=index, remedy="a text is a str, a pair a tuple of two")
+    if fault := lone_surrogate(text):
         remedy = "decode the source as UTF-8, or replace the character by U+FFFD"
-        raise UserError(what, where=where, remedy=remedy) from error
+        raise UserError(fault, where=where, index=index, remedy=remedy)
 
 
 # --- which tokens are special ---
 
 
-def _check_ids(library: Library, vocabulary: dict[str, int], *, blueprint: Blueprint) -> None:
+def _check_ids(library: Library, vocabulary: dict[str, int], *, spec: TokenizerSpec) -> None:
     numbers = set(vocabulary.values())
-    added = json.loads(blueprint.pipeline).get("added_tokens") or []
+    added = json.loads(spec.pipeline).get("added_tokens") or []
     fault = ""
     if len(numbers) < len(vocabulary):
         fault = "two pieces share an id"
@@ -285,7 +273,7 @@ def _check_ids(library: Library, vocabulary: dict[str, int], *, blueprint: Bluep
         # The library quietly numbers such a token afresh, and the model would read another one's embedding.
         fault = "an added token cannot have the id it states"
     if fault:
-        raise UserError(fault, where=blueprint.where, remedy=FETCH_AGAIN)
+        raise UserError(fault, where=spec.where, remedy=FETCH_AGAIN)
 
 
 def _find_roles(settings: Settings, vocabulary: dict[str, int]) -> dict[str, str]:
@@ -296,26 +284,21 @@ def _find_roles(settings: Settings, vocabulary: dict[str, int]) -> dict[str, str
     return {role: names[0] for role, names in present.items() if names}
 
 
-def _extra_special(settings: Settings) -> list[str]:
-    names = []
-    for key in ("additional_special_tokens", "extra_special_tokens"):
-        entries = settings.get(key) or []
-        if not isinstance(entries, list | dict):
-            raise UserError(
-                f"{key} is {entries!r}", where="tokenizer_config.json", remedy="write a list of tokens"
-            )
-        tokens = entries.values() if isinstance(entries, dict) else entries
-        names += [name for token in tokens if (name := token_name({key: token}, key))]
-    return names
-
-
-def _find_special(library: Library, names: list[str]) -> dict[str, int]:
+def _find_special(library: Library, roles: Mapping[str, str], settings: Settings) -> dict[str, int]:
     """The special tokens and their ids: declared so, added by the template, or named as such."""
     added = library.get_added_tokens_decoder()
     special = {token.content: number for number, token in added.items() if token.special}
     pair = library.encode("", "")
     template = [number for number, text in zip(pair.ids, pair.sequence_ids, strict=True) if text is None]
     special |= {str(library.id_to_token(number)): number for number in template}
+    names = list(roles.values())
+    for key in ("additional_special_tokens", "extra_special_tokens"):  # the second is transformers 5's
+        entries = settings.get(key) or []
+        if not isinstance(entries, list | dict):
+            what, remedy = f"{key} is {entries!r}", "write a list of tokens"
+            raise UserError(what, where="tokenizer_config.json", remedy=remedy)
+        tokens = entries.values() if isinstance(entries, dict) else entries
+        names += [name for token in tokens if (name := token_name({key: token}, key))]
     numbers = {name: library.token_to_id(name) for name in names}
     return special | {name: number for name, number in numbers.items() if number is not None}
 
@@ -336,36 +319,14 @@ def _flag_special(pipeline: str, special: Mapping[str, int]) -> str:
 # --- keeping special tokens out of ordinary text ---
 
 
-def _seal(library: Library, literals: Mapping[str, int], *, where: str) -> None:
-    """Keep the model from spelling these special tokens out of ordinary characters.
-
-    With encode_special_tokens the library passes the literal on as text, but a model whose own vocabulary
-    holds it may still pick it: ALBERT's unigram pieces "[CLS]" and "<pad>" have the best score there is.
-    """
-    leaks = [literal for literal, number in literals.items() if _leaks(library, literal, number)]
-    if not leaks:
-        return
-    # No piece crosses a cut, so a cut after the first character of each literal is enough.
-    starts = "|".join(f"{re.escape(literal[0])}(?={re.escape(literal[1:])})" for literal in leaks)
-    cut = pre_tokenizers.Split(Regex(starts), behavior="isolated")
-    original = [library.pre_tokenizer] if library.pre_tokenizer else []
-    library.pre_tokenizer = pre_tokenizers.Sequence([*original, cut])
-    for literal in leaks:
-        if _leaks(library, literal, literals[literal]):
-            raise UserError(f"cannot keep the special token {literal!r} apart from text", where=where)
-
-
 def _leaks(library: Library, literal: str, number: int) -> bool:
+    """Whether the model spells a special token out of ordinary characters."""
     # Asked of words, after normalisation: with lower-casing "<PAD>" in a text comes out as "<pad>".
-    surroundings = ("{}", "a{}a", "1{}1", ".{}.", " {} ")
-    words = (word for text in surroundings for word in _words(library, text.replace("{}", literal)))
+    texts = [around.replace("{}", literal) for around in ("{}", "a{}a", "1{}1", ".{}.", " {} ")]
+    words = texts
+    if library.pre_tokenizer is not None:
+        words = [word for text in texts for word, _ in library.pre_tokenizer.pre_tokenize_str(text)]
     tokens = (token for word in words for token in library.model.tokenize(word))
     # The unknown id alone tells nothing, odd characters have it too; but a unigram token says its text.
     whole = isinstance(library.model, models.Unigram)
     return any(token.id == number and (not whole or token.value == literal) for token in tokens)
-
-
-def _words(library: Library, text: str) -> list[str]:
-    if library.pre_tokenizer is None:
-        return [text]
-    return [word for word, _ in library.pre_tokenizer.pre_tokenize_str(text)]

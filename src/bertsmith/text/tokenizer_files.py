@@ -1,16 +1,16 @@
-"""The files a tokenizer is kept in: tokenizer.json, or vocab.txt, or vocab.json with merges.txt."""
+"""Tokenizer pipelines and their files: tokenizer.json, or vocab.txt, or vocab.json with merges.txt."""
 
 import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Library
 
-from bertsmith.ground.errors import UserError
-from bertsmith.ground.files import atomic_folder, read_json, read_text, write_json, write_text
+from bertsmith.core.errors import UserError
+from bertsmith.core.files import atomic_folder, read_json, read_text, write_json, write_text
 
 Settings = dict[str, Any]  # the contents of a tokenizer_config.json
 
@@ -31,7 +31,13 @@ ROBERTA_NAMES = {
     "eos_token": "</s>",
 }
 ROLES = tuple(ROBERTA_NAMES)
-USUAL_LONGEST_WORD = 100  # transformers' limit; Google's own tokenization.py says 200
+Case = Literal["uncased", "cased"]
+
+
+INSIDE = "##"  # BERT's mark of a piece that continues a word
+
+
+USUAL_WORD_CHARACTERS = 100  # transformers' limit; Google's own tokenization.py says 200
 FETCH_AGAIN = "fetch the tokenizer files again"
 TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
@@ -41,7 +47,7 @@ TOKENIZER_FILES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Blueprint:
+class TokenizerSpec:
     """What a tokenizer is built from: the text of a tokenizer.json, and its settings."""
 
     pipeline: str
@@ -49,15 +55,17 @@ class Blueprint:
     where: str = "tokenizer"
 
 
-def read_blueprint(folder: Path, *, longest_word: int) -> Blueprint:
+def read_spec(folder: Path, *, max_word_characters: int) -> TokenizerSpec:
     """The tokenizer kept in a folder, in the first of the three formats found there."""
     if not folder.is_dir():
         raise UserError("is not a folder", where=str(folder), remedy="give the folder of the tokenizer files")
-    settings = _read_settings(folder)
+    settings = _read_if_present(folder / "tokenizer_config.json")
+    if "added_tokens_decoder" not in settings:  # newer files say everything here; the map is a leftover then
+        settings |= _read_if_present(folder / "special_tokens_map.json")
     if (file := folder / "tokenizer.json").is_file():
-        return Blueprint(read_text(file, remedy=FETCH_AGAIN), settings, where=str(file))
+        return TokenizerSpec(read_text(file, remedy=FETCH_AGAIN), settings, where=str(file))
     if (file := folder / "vocab.txt").is_file():
-        return _from_vocab_txt(file, settings, longest_word=longest_word)
+        return _from_vocab_txt(file, settings, max_word_characters=max_word_characters)
     if (file := folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
         return _from_merges(file, settings)
     remedy = "put tokenizer.json, or vocab.txt, or vocab.json with merges.txt there"
@@ -66,20 +74,20 @@ def read_blueprint(folder: Path, *, longest_word: int) -> Blueprint:
     raise UserError("holds no tokenizer", where=str(folder), remedy=remedy)
 
 
-def write_blueprint(blueprint: Blueprint, folder: Path) -> None:
+def write_spec(spec: TokenizerSpec, folder: Path) -> None:
     """Write tokenizer.json, tokenizer_config.json and, for WordPiece, vocab.txt."""
-    library = open_pipeline(blueprint)
+    library = open_pipeline(spec)
     with atomic_folder(folder, replaces=TOKENIZER_FILES) as temporary:
         write_text(temporary / "tokenizer.json", library.to_str(pretty=True) + "\n")
-        write_json(temporary / "tokenizer_config.json", _complete_settings(library, blueprint.settings))
+        write_json(temporary / "tokenizer_config.json", _complete_settings(library, spec.settings))
         if lines := _vocab_txt_lines(library):
             write_text(temporary / "vocab.txt", "".join(f"{line}\n" for line in lines))
 
 
-def open_pipeline(blueprint: Blueprint) -> Library:
+def open_pipeline(spec: TokenizerSpec) -> Library:
     """The library's tokenizer, without the truncation and padding that a tokenizer.json may carry."""
     try:
-        library = Library.from_str(blueprint.pipeline)
+        library = Library.from_str(spec.pipeline)
         library.no_truncation()
         library.no_padding()
         # A fault that shows only at an unknown character should stop us now, not hours into a corpus.
@@ -88,10 +96,26 @@ def open_pipeline(blueprint: Blueprint) -> Library:
     except BaseException as error:  # the library raises bare Exception, and panics that are not even that
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        raise UserError(
-            f"is no usable tokenizer ({error})", where=blueprint.where, remedy=FETCH_AGAIN
-        ) from error
+        raise UserError(f"is no usable tokenizer ({error})", where=spec.where, remedy=FETCH_AGAIN) from error
     return library
+
+
+def bert_normalizer(case: Case) -> normalizers.Normalizer:
+    """BERT's normaliser: no control characters, CJK characters apart, uncased without case and accents."""
+    return normalizers.BertNormalizer(lowercase=case == "uncased", strip_accents=None)
+
+
+def bert_pipeline(vocabulary: dict[str, int], *, case: Case) -> Library:
+    """The pipeline of bert-base-uncased or bert-base-cased over a WordPiece vocabulary."""
+    settings = BERT_NAMES | {"do_lower_case": case == "uncased"}
+    return _wordpiece(vocabulary, settings, max_word_characters=USUAL_WORD_CHARACTERS)
+
+
+def roberta_pipeline(vocabulary: dict[str, int], *, merges: list[tuple[str, str]]) -> Library:
+    """The pipeline of roberta-base over a vocabulary of byte-level BPE."""
+    # The mask takes the space before it along, as a word of RoBERTa does.
+    mask = {"content": ROBERTA_NAMES["mask_token"], "lstrip": True}
+    return _byte_bpe(vocabulary, merges, settings=ROBERTA_NAMES | {"mask_token": mask})
 
 
 def token_name(settings: Settings, role: str) -> str | None:
@@ -105,13 +129,6 @@ def token_name(settings: Settings, role: str) -> str | None:
     return name or None
 
 
-def _read_settings(folder: Path) -> Settings:
-    settings = _read_if_present(folder / "tokenizer_config.json")
-    if "added_tokens_decoder" in settings:  # newer files say everything here; the map beside it is a leftover
-        return settings
-    return settings | _read_if_present(folder / "special_tokens_map.json")
-
-
 def _read_if_present(file: Path) -> Settings:
     return read_json(file, remedy=FETCH_AGAIN) if file.is_file() else {}
 
@@ -119,18 +136,7 @@ def _read_if_present(file: Path) -> Settings:
 # --- vocab.txt: WordPiece, as published with BERT ---
 
 
-def _from_vocab_txt(file: Path, settings: Settings, *, longest_word: int) -> Blueprint:
-    vocabulary = _read_vocab_txt(file)
-    settings = _name_special(settings, BERT_NAMES, vocabulary=vocabulary, file=file)
-    if settings.get("do_lower_case") is None:
-        settings["do_lower_case"] = not _looks_cased(vocabulary)
-    if longest_word != USUAL_LONGEST_WORD:  # transformers' BertTokenizer knows only 100
-        settings["tokenizer_class"] = "PreTrainedTokenizerFast"
-    library = _wordpiece(vocabulary, settings, longest_word=longest_word)
-    return Blueprint(library.to_str(), settings, where=str(file))
-
-
-def _read_vocab_txt(file: Path) -> dict[str, int]:
+def _from_vocab_txt(file: Path, settings: Settings, *, max_word_characters: int) -> TokenizerSpec:
     vocabulary: dict[str, int] = {}
     for number, line in enumerate(_read_lines(file), start=1):
         # White space after a piece is no part of it. A line of nothing else (published vocabularies hold
@@ -141,20 +147,22 @@ def _read_vocab_txt(file: Path) -> dict[str, int]:
             remedy = "restore the file; ids are line numbers"
             raise UserError(f"the line {fault}", where=f"{file}:{number}", remedy=remedy)
         vocabulary[piece] = number - 1
-    return vocabulary
+    settings = _name_special(settings, BERT_NAMES, vocabulary=vocabulary, file=file)
+    if settings.get("do_lower_case") is None:
+        # Cased if lower-casing would change any piece but special and [unused] ones: nothing else in the file
+        # tells, and lower-casing for a cased vocabulary silently loses every name. str.isupper would not do:
+        # the uncased vocabulary of BERT holds the letter ℝ, which has no lower case.
+        ordinary = (piece for piece in vocabulary if not re.fullmatch(r"\[.+\]|<.+>", piece))
+        settings["do_lower_case"] = all(piece == piece.lower() for piece in ordinary)
+    if max_word_characters != USUAL_WORD_CHARACTERS:  # transformers' BertTokenizer knows only 100
+        settings["tokenizer_class"] = "PreTrainedTokenizerFast"
+    library = _wordpiece(vocabulary, settings, max_word_characters=max_word_characters)
+    return TokenizerSpec(library.to_str(), settings, where=str(file))
 
 
-def _looks_cased(vocabulary: dict[str, int]) -> bool:
-    """Whether any piece but special and [unused] ones has a letter that lower-casing would change."""
-    # Nothing else in vocab.txt tells, and lower-casing for a cased vocabulary silently loses every name.
-    # str.isupper would be wrong: the uncased vocabulary of BERT holds the letter ℝ, which has no lower case.
-    ordinary = (piece for piece in vocabulary if not re.fullmatch(r"\[.+\]|<.+>", piece))
-    return any(piece != piece.lower() for piece in ordinary)
-
-
-def _wordpiece(vocabulary: dict[str, int], settings: Settings, *, longest_word: int) -> Library:
+def _wordpiece(vocabulary: dict[str, int], settings: Settings, *, max_word_characters: int) -> Library:
     unknown, cls, sep = (str(token_name(settings, role)) for role in ("unk_token", "cls_token", "sep_token"))
-    model = models.WordPiece(vocabulary, unk_token=unknown, max_input_chars_per_word=longest_word)
+    model = models.WordPiece(vocabulary, unk_token=unknown, max_input_chars_per_word=max_word_characters)
     library = Library(model)
     library.normalizer = normalizers.BertNormalizer(
         handle_chinese_chars=_switch(settings, "tokenize_chinese_chars") is not False,
@@ -162,7 +170,7 @@ def _wordpiece(vocabulary: dict[str, int], settings: Settings, *, longest_word: 
         lowercase=_switch(settings, "do_lower_case") is not False,
     )
     library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    library.decoder = decoders.WordPiece(prefix="##")
+    library.decoder = decoders.WordPiece(prefix=INSIDE)
     library.post_processor = processors.TemplateProcessing(
         single=[f"{cls}:0", "$A:0", f"{sep}:0"],
         pair=[f"{cls}:0", "$A:0", f"{sep}:0", "$B:1", f"{sep}:1"],
@@ -175,17 +183,7 @@ def _wordpiece(vocabulary: dict[str, int], settings: Settings, *, longest_word: 
 # --- vocab.json with merges.txt: byte-level BPE, as published with RoBERTa ---
 
 
-def _from_merges(file: Path, settings: Settings) -> Blueprint:
-    vocabulary = _read_vocab_json(file)
-    settings = _name_special(settings, ROBERTA_NAMES, vocabulary=vocabulary, file=file)
-    # The mask takes the space before it along, as a word of RoBERTa does ("Ġword").
-    if isinstance(settings["mask_token"], str):
-        settings["mask_token"] = {"content": settings["mask_token"], "lstrip": True}
-    merges = _read_merges(file.with_name("merges.txt"), vocabulary)
-    return Blueprint(_byte_bpe(vocabulary, merges, settings=settings).to_str(), settings, where=str(file))
-
-
-def _read_vocab_json(file: Path) -> dict[str, int]:
+def _from_merges(file: Path, settings: Settings) -> TokenizerSpec:
     vocabulary = read_json(file, remedy=FETCH_AGAIN)
     for piece, number in vocabulary.items():
         if type(number) is not int:
@@ -194,20 +192,20 @@ def _read_vocab_json(file: Path) -> dict[str, int]:
     if missing:
         fault = f"no piece has id {min(missing)}, though there are {len(vocabulary)} pieces"
         raise UserError(fault, where=str(file), remedy=FETCH_AGAIN)
-    return vocabulary
-
-
-def _read_merges(file: Path, vocabulary: dict[str, int]) -> list[tuple[str, str]]:
-    merges = []
-    for number, line in enumerate(_read_lines(file), start=1):
+    settings = _name_special(settings, ROBERTA_NAMES, vocabulary=vocabulary, file=file)
+    # The mask takes the space before it along, as a word of RoBERTa does ("Ġword").
+    if isinstance(settings["mask_token"], str):
+        settings["mask_token"] = {"content": settings["mask_token"], "lstrip": True}
+    merges, merges_file = [], file.with_name("merges.txt")
+    for number, line in enumerate(_read_lines(merges_file), start=1):
         if line.startswith("#version"):
             continue
         left, _, right = line.partition(" ")
         if not {left, right, left + right} <= vocabulary.keys():
             fault = f"{line[:60]!r} does not join two pieces of vocab.json into a third"
-            raise UserError(fault, where=f"{file}:{number}", remedy=FETCH_AGAIN)
+            raise UserError(fault, where=f"{merges_file}:{number}", remedy=FETCH_AGAIN)
         merges.append((left, right))
-    return merges
+    return TokenizerSpec(_byte_bpe(vocabulary, merges, settings=settings).to_str(), settings, where=str(file))
 
 
 def _byte_bpe(vocabulary: dict[str, int], merges: list[tuple[str, str]], *, settings: Settings) -> Library:
@@ -263,8 +261,18 @@ def _switch(settings: Settings, name: str) -> bool | None:
 
 def _add_tokens(library: Library, settings: Settings) -> None:
     """Declare the special tokens, and whatever tokenizer_config.json adds to the vocabulary."""
+    entries = settings.get("added_tokens_decoder") or {}
+    try:
+        if not isinstance(entries, dict):
+            raise TypeError
+        # In the order of their ids: the library numbers those outside the model as they come.
+        listed = [dict(entries[number]) for number in sorted(entries, key=int)]
+    except (TypeError, ValueError, IndexError) as error:
+        what = "added_tokens_decoder is malformed"
+        remedy = "write it as {id: {content: ...}}, or leave it out"
+        raise UserError(what, where="tokenizer_config.json", remedy=remedy) from error
     special = {name: settings[role] for role in ROLES if (name := token_name(settings, role))}
-    added = {name: entry for entry in _added_entries(settings) if (name := token_name(entry, "content"))}
+    added = {name: entry for entry in listed if (name := token_name(entry, "content"))}
     for name, entry in (special | added).items():
         flags = dict(entry) if isinstance(entry, dict) else {}
         flags["special"] = name in special or flags.get("special") is True
@@ -274,42 +282,23 @@ def _add_tokens(library: Library, settings: Settings) -> None:
         )
 
 
-def _added_entries(settings: Settings) -> list[Settings]:
-    entries = settings.get("added_tokens_decoder") or {}
-    try:
-        if not isinstance(entries, dict):
-            raise TypeError
-        return [dict(entries[number]) for number in sorted(entries, key=int)]
-    except (TypeError, ValueError, IndexError) as error:
-        remedy = "write it as {id: {content: ...}}, or leave it out"
-        raise UserError(
-            "added_tokens_decoder is malformed", where="tokenizer_config.json", remedy=remedy
-        ) from error
-
-
 # --- what is written beside tokenizer.json ---
 
 
 def _complete_settings(library: Library, settings: Settings) -> Settings:
     """The settings, with what AutoTokenizer of transformers needs to reopen the tokenizer."""
     names = {role: name for role in ROLES if (name := token_name(settings, role))}
-    return _class_settings(library, names) | settings | names
-
-
-def _class_settings(library: Library, names: Settings) -> Settings:
+    pipeline = json.loads(library.to_str())
+    model = pipeline["model"]
+    class_settings: Settings = {"tokenizer_class": "PreTrainedTokenizerFast"}  # opens tokenizer.json as it is
     # transformers 5 rebuilds its BertTokenizer and RobertaTokenizer from the settings and the vocabulary, and
     # passes over the rest of tokenizer.json: such a class is named only if that gives this very pipeline.
-    pipeline = json.loads(library.to_str())
-    rebuild = {"WordPiece": _rebuilt_as_bert, "BPE": _rebuilt_as_roberta}.get(pipeline["model"]["type"])
-    if (
-        rebuild
-        and BERT_NAMES.keys() <= names.keys()
-        and set(names.values()) <= pipeline["model"]["vocab"].keys()
-    ):
-        settings, rebuilt = rebuild(pipeline, names)
+    rebuild = {"WordPiece": _rebuilt_as_bert, "BPE": _rebuilt_as_roberta}.get(model["type"])
+    if rebuild and BERT_NAMES.keys() <= names.keys() and set(names.values()) <= model["vocab"].keys():
+        rebuilt_settings, rebuilt = rebuild(pipeline, names)
         if _parts(library) == _parts(rebuilt):
-            return settings
-    return {"tokenizer_class": "PreTrainedTokenizerFast"}  # opens tokenizer.json as it stands
+            class_settings = rebuilt_settings
+    return class_settings | settings | names
 
 
 def _rebuilt_as_bert(pipeline: Settings, names: Settings) -> tuple[Settings, Library]:
@@ -321,7 +310,7 @@ def _rebuilt_as_bert(pipeline: Settings, names: Settings) -> tuple[Settings, Lib
         "tokenize_chinese_chars": normalizer.get("handle_chinese_chars"),
     }
     vocabulary = pipeline["model"]["vocab"]
-    return settings, _wordpiece(vocabulary, settings | names, longest_word=USUAL_LONGEST_WORD)
+    return settings, _wordpiece(vocabulary, settings | names, max_word_characters=USUAL_WORD_CHARACTERS)
 
 
 def _rebuilt_as_roberta(pipeline: Settings, names: Settings) -> tuple[Settings, Library]:

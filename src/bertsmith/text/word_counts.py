@@ -2,20 +2,82 @@
 
 Documents come in batches; a fixed number of batches makes a task, and the counts of tasks are added in the
 order of the input. So neither the number of workers nor their speed has a say in the result.
+
+Words are cut exactly where the tokenizer will cut them, in two steps, so that much text is fast: `chunks`
+cuts at C speed where a word surely ends, and `words` does the rest, once for each distinct chunk.
 """
 
+import re
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import chain, islice
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
+from tokenizers import pre_tokenizers
 
-from bertsmith.ground.processes import Job, results_of_processes
-from bertsmith.ground.seeds import key_of, uniforms
-from bertsmith.text.words import WordCutter
+from bertsmith.core.processes import Job, results_of_processes
+from bertsmith.core.seeds import key_of, uniforms
+from bertsmith.text.tokenizer_files import Case, bert_normalizer
+
+_BERT = pre_tokenizers.BertPreTokenizer()
+_BYTE_LEVEL = pre_tokenizers.ByteLevel(add_prefix_space=False)
+_NORMALIZERS = {case: bert_normalizer(case) for case in ("uncased", "cased")}
+# Nearly all chunks are printable ASCII, for which both rules are short and the library is ten times slower.
+_PLAIN_BERT = re.compile("[0-9A-Za-z]+|[!-~]")
+_PLAIN_BYTES = re.compile(r"'(?:[stmd]|re|ve|ll)| ?[A-Za-z]+| ?[0-9]+| ?[!-/:-@\[-`{-~]+| +(?!\S)| +")
+# GPT-2's rule never looks back, and only white space can reach over a space: before a space that follows
+# anything else, a word ends.
+_BEFORE_LONE_SPACE = re.compile(r"(?<=\S)(?= )")
+
+
+class WordCutter(Protocol):
+    """From a text to chunks and from a chunk to words; the chunks' words are the text's words."""
+
+    def chunks(self, text: str) -> list[str]:
+        """Parts of a text that can be cut into words one by one."""
+
+    def words(self, chunk: str) -> list[str]:
+        """The words of a chunk, as the tokenizer's model will be given them."""
+
+
+@dataclass(frozen=True, slots=True)
+class BertWords:
+    """Words as BERT cuts them: at white space and around each punctuation mark and CJK character."""
+
+    case: Case
+
+    def chunks(self, text: str) -> list[str]:
+        """What stands between spaces and line ends."""
+        return text.replace("\n", " ").split(" ")
+
+    def words(self, chunk: str) -> list[str]:
+        """The normalised words of a chunk."""
+        if chunk.isascii() and chunk.isprintable():
+            return _PLAIN_BERT.findall(chunk.lower() if self.case == "uncased" else chunk)
+        normalised = _NORMALIZERS[self.case].normalize_str(chunk)
+        return [word for word, _ in _BERT.pre_tokenize_str(normalised)]
+
+
+@dataclass(frozen=True, slots=True)
+class ByteWords:
+    """Words as GPT-2 and RoBERTa cut them, a space before a word being part of it, their bytes as characters.
+
+    Each line is a text of its own: no word holds a line end.
+    """
+
+    def chunks(self, text: str) -> list[str]:
+        """What stands between spaces, with the space before it."""
+        return list(chain.from_iterable(map(_BEFORE_LONE_SPACE.split, text.split("\n"))))
+
+    def words(self, chunk: str) -> list[str]:
+        """The words of a chunk, "Ġ" standing for a space and so on."""
+        if chunk.isascii() and chunk.isprintable():
+            return [word.replace(" ", "Ġ") for word in _PLAIN_BYTES.findall(chunk)]
+        return [word for word, _ in _BYTE_LEVEL.pre_tokenize_str(chunk)]
+
 
 Batch = TypeVar("Batch")
 
@@ -31,7 +93,7 @@ class Counting(Generic[Batch]):
 
     documents_of: Callable[[Batch], Iterable[str]]  # a function that the workers can import
     cutter: WordCutter
-    held_out: float = 0.01  # share of documents not learned from
+    held_out: float = 0.01  # fraction of documents not learned from
     batches_per_task: int = 32  # of a megabyte: the larger, the fewer chunks are cut into words again
     distinct_words: int = DISTINCT_WORDS
 
@@ -54,13 +116,25 @@ class _Task(Generic[Batch]):
 
 def count_words(batches: Iterable[Batch], counting: Counting[Batch], *, workers: int = 1) -> WordCounts:
     """The words of all batches; past the limit of distinct words the rarest so far are forgotten."""
+    supply, size = iter(batches), counting.batches_per_task
+    groups = iter(lambda: list(islice(supply, size)), [])
+    tasks: Iterator[_Task[Batch]] = (_Task(size * number, group) for number, group in enumerate(groups))
+    start = list(islice(tasks, 2))
+    tasks = chain(start, tasks)
+    # Counts of each task in order; only as many tasks as there are workers are held in memory.
+    counted: Generator[WordCounts, None, None]
+    if workers == 1 or len(start) < 2:  # starting processes would take longer
+        counted = (_count(task, counting) for task in tasks)
+    else:
+        job: Job[_Task[Batch], WordCounts] = Job(_as_it_came, counting, _count)
+        counted = results_of_processes(tasks, job, workers=workers, at_once=workers + 1)
     total = WordCounts({}, {})
-    with closing(_counts_of_tasks(batches, counting, workers=workers)) as parts:
+    with closing(counted) as parts:
         for part in parts:
             total.documents += part.documents
             total.held_out_documents += part.held_out_documents
             total.learned = without_rarest(_added(total.learned, part.learned), limit=counting.distinct_words)
-            if len(total.held_out) < counting.distinct_words:  # enough to judge by
+            if len(total.held_out) < counting.distinct_words:  # enough to evaluate on
                 total.held_out = _added(total.held_out, part.held_out)
     return total
 
@@ -68,19 +142,19 @@ def count_words(batches: Iterable[Batch], counting: Counting[Batch], *, workers:
 def without_rarest(words: dict[str, int], *, limit: int) -> dict[str, int]:
     """The words as they are, or if they are more than the limit, at most half of it: the most frequent."""
     # Half, so that it does not happen with every task; by count alone, so that no word is preferred.
-    least = 1
+    min_count = 1
     kept = words
     while len(words) > limit and len(kept) > limit // 2:
-        least += 1
-        kept = {word: count for word, count in kept.items() if count >= least}
+        min_count += 1
+        kept = {word: count for word, count in kept.items() if count >= min_count}
     return kept
 
 
-def held_out_of(batch: int, documents: int, *, share: float, least: int = 0) -> list[bool]:
+def held_out_of(batch: int, documents: int, *, fraction: float, minimum: int = 0) -> list[bool]:
     """Which documents of a batch are held out: a draw by their number, the same in every run."""
     draws = uniforms(np.uint64(key_of(0, "held out", batch)), np.arange(documents, dtype=np.uint64))
-    is_chosen = draws < share
-    is_chosen[np.argsort(draws)[:least]] = True
+    is_chosen = draws < fraction
+    is_chosen[np.argsort(draws)[:minimum]] = True
     chosen: list[bool] = is_chosen.tolist()
     return chosen
 
@@ -89,27 +163,6 @@ def _added(words: dict[str, int], more: dict[str, int]) -> dict[str, int]:
     for word, count in more.items():
         words[word] = words.get(word, 0) + count
     return words
-
-
-def _counts_of_tasks(
-    batches: Iterable[Batch], counting: Counting[Batch], *, workers: int
-) -> Generator[WordCounts, None, None]:
-    """The counts of each task in order; only as many tasks as there are workers are held in memory."""
-    tasks = _tasks(batches, counting.batches_per_task)
-    start = list(islice(tasks, 2))
-    tasks = chain(start, tasks)
-    if workers == 1 or len(start) < 2:  # starting processes would take longer
-        return (_count(task, counting) for task in tasks)
-    job: Job[_Task[Batch], WordCounts] = Job(_as_it_came, counting, _count)
-    return results_of_processes(tasks, job, workers=workers, at_once=workers + 1)
-
-
-def _tasks(batches: Iterable[Batch], batches_per_task: int) -> Iterator[_Task[Batch]]:
-    supply = iter(batches)
-    first = 0
-    while taken := list(islice(supply, batches_per_task)):
-        yield _Task(first, taken)
-        first += len(taken)
 
 
 def _as_it_came(counting: Counting[Batch]) -> Counting[Batch]:
@@ -123,8 +176,8 @@ def _count(task: _Task[Batch], counting: Counting[Batch]) -> WordCounts:
         listed = list(counting.documents_of(batch))
         # Only in the first task, which knows that no other came before: tasks are counted apart.
         is_due = task.first_batch == 0 and not held_out_documents and counting.held_out > 0
-        least = int(is_due and documents + len(listed) >= ENOUGH_TO_SPARE_ONE)
-        apart = held_out_of(number, len(listed), share=counting.held_out, least=least)
+        minimum = int(is_due and documents + len(listed) >= ENOUGH_TO_SPARE_ONE)
+        apart = held_out_of(number, len(listed), fraction=counting.held_out, minimum=minimum)
         for text, is_apart in zip(listed, apart, strict=True):
             (held_out if is_apart else learned).update(counting.cutter.chunks(text))
         documents, held_out_documents = documents + len(listed), held_out_documents + sum(apart)

@@ -11,7 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-LONGEST_KEY = 23
+from bertsmith.core.arrays import ranges
+
+MAX_KEY_BYTES = 23
 MARGIN = 32
 """How many bytes must follow the last word in a text, for keys are read whole."""
 CAPACITY = 1 << 19  # words, in about 50 MB; 150 MB of English have as many different ones
@@ -24,7 +26,7 @@ Keys = NDArray[np.uint64]  # [3, words]
 _FACTORS = np.array([0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB], np.uint64)
 _FIRST_SLOTS = 1 << 16
 _SPARSENESS = 4  # slots for each word: few words then have to look into a second one
-_LENGTH_PLACE = np.uint64(56)  # the last byte of the third number
+_LENGTH_SHIFT = np.uint64(56)  # the last byte of the third number
 
 
 class Entry(NamedTuple):
@@ -50,22 +52,28 @@ class WordTable:
         self._forget()
 
     def find(self, text: Bytes, starts: Numbers, *, lengths: Numbers) -> Found:
-        """What is known of these words of a text."""
+        """The ids of these words of a text; those that are new are encoded."""
         if self._keys.size >= self._capacity or self._bytes >= USUAL_BYTES * self._capacity:
             self._forget()
+        # Equal keys are equal words, so a hit needs no comparison with the text. What misses goes through
+        # Python once and is a hit from then on.
         words = self._find(_keys(text, starts, lengths=lengths))
-        words[lengths > LONGEST_KEY] = -1
+        words[lengths > MAX_KEY_BYTES] = -1
         missing = np.flatnonzero(words < 0)
         if len(missing):
-            words[missing] = self._learn(text, starts[missing], lengths=lengths[missing])
+            raw, first, last = text.tobytes(), starts[missing], (starts + lengths)[missing]
+            missed = [raw[start:end] for start, end in zip(first.tolist(), last.tolist(), strict=True)]
+            fresh = [word for word in dict.fromkeys(missed) if word not in self._long]
+            numbers = {word: number for number, word in enumerate(fresh, self._keys.size)}
+            self._append(fresh)
+            self._long |= {word: number for word, number in numbers.items() if len(word) > MAX_KEY_BYTES}
+            words[missing] = [numbers[word] if word in numbers else self._long[word] for word in missed]
         counts = self._counts.values[0].take(words)
-        offsets = self._offsets.values[0].take(words) - (np.cumsum(counts) - counts)
-        places = np.repeat(offsets, counts)
-        places += np.arange(len(places))
-        return Found(self._ids.values[0].take(places), counts, self._words.values[0].take(words))
+        indices = ranges(self._offsets.values[0].take(words), counts)
+        return Found(self._ids.values[0].take(indices), counts, self._words.values[0].take(words))
 
     def _forget(self) -> None:
-        self._keys = _Growing(3, "uint64")  # a word's number is its place here and in the next three
+        self._keys = _Growing(3, "uint64")  # a word's number is its index here and in the next three
         self._offsets, self._counts, self._words = (_Growing(1, "int32") for _ in range(3))
         self._ids = _Growing(1, self._id_type)
         self._slots = np.full(_FIRST_SLOTS, -1, np.int32)  # by hash: the number of a word, or -1
@@ -76,11 +84,11 @@ class WordTable:
         """The numbers of the words with these keys; -1 where unknown."""
         slots = _hashes(keys, len(self._slots))
         words = self._slots.take(slots)
-        asking = np.flatnonzero(self._is_other(words, keys))
-        while len(asking):
-            slots[asking] = (slots[asking] + 1) % len(self._slots)
-            words[asking] = self._slots.take(slots[asking])
-            asking = asking[self._is_other(words[asking], keys[:, asking])]
+        pending = np.flatnonzero(self._is_other(words, keys))
+        while len(pending):
+            slots[pending] = (slots[pending] + 1) % len(self._slots)
+            words[pending] = self._slots.take(slots[pending])
+            pending = pending[self._is_other(words[pending], keys[:, pending])]
         return words
 
     def _is_other(self, words: NDArray[np.int32], keys: Keys) -> NDArray[np.bool_]:
@@ -88,19 +96,9 @@ class WordTable:
         if not self._keys.size:
             return np.zeros(len(words), np.bool_)
         pairs = zip(self._keys.values, keys, strict=True)
-        first, second, third = (known.take(words) != asked for known, asked in pairs)
+        first, second, third = (known.take(words) != wanted for known, wanted in pairs)
         other: NDArray[np.bool_] = (first | second | third) & (words >= 0)
         return other
-
-    def _learn(self, text: Bytes, starts: Numbers, *, lengths: Numbers) -> Numbers:
-        """The numbers of these words, of which the new ones are encoded."""
-        spelled, ends = text.tobytes(), starts + lengths
-        words = [spelled[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
-        fresh = [word for word in dict.fromkeys(words) if word not in self._long]
-        numbers = dict(zip(fresh, range(self._keys.size, self._keys.size + len(fresh)), strict=True))
-        self._append(fresh)
-        self._long |= {word: number for word, number in numbers.items() if len(word) > LONGEST_KEY}
-        return np.array([numbers[word] if word in numbers else self._long[word] for word in words])
 
     def _append(self, words: list[bytes]) -> None:
         coded = [self._encode(word) for word in words]
@@ -111,61 +109,54 @@ class WordTable:
         self._words.extend(np.array([entry.words for entry in coded], np.int64))
         self._ids.extend(np.fromiter(chain.from_iterable(entry.ids for entry in coded), self._id_type))
         lengths = np.array([len(word) for word in words], np.int64)
-        spelled = np.frombuffer(b"".join(words) + bytes(MARGIN), np.uint8)
-        keys = _keys(spelled, np.cumsum(lengths) - lengths, lengths=lengths)
-        keys[:, lengths > LONGEST_KEY] = 0
+        raw = np.frombuffer(b"".join(words) + bytes(MARGIN), np.uint8)
+        keys = _keys(raw, np.cumsum(lengths) - lengths, lengths=lengths)
+        keys[:, lengths > MAX_KEY_BYTES] = 0  # long words are in the dictionary and take no slot
         self._keys.extend(keys)
-        self._settle(np.arange(self._keys.size - len(words), self._keys.size))
-
-    def _settle(self, words: Numbers) -> None:
-        """Give these words a slot, and all words new ones if slots have become scarce."""
-        if self._keys.size * _SPARSENESS > len(self._slots):
+        pending = np.arange(self._keys.size - len(words), self._keys.size)
+        if self._keys.size * _SPARSENESS > len(self._slots):  # slots are scarce: all words get new ones
             size = 1 << (self._keys.size * _SPARSENESS).bit_length()
-            self._slots, words = np.full(size, -1, np.int32), np.arange(self._keys.size)
-        words = words[self._keys.values[2, words] > 0]  # not the long ones
-        slots = _hashes(self._keys.values[:, words], len(self._slots))
-        while len(words):
+            self._slots, pending = np.full(size, -1, np.int32), np.arange(self._keys.size)
+        pending = pending[self._keys.values[2, pending] > 0]
+        slots = _hashes(self._keys.values[:, pending], len(self._slots))
+        while len(pending):
             free = self._slots.take(slots) < 0
-            self._slots[slots[free]] = words[free]  # where several want one slot, the last of them gets it
-            left = self._slots.take(slots) != words
-            words, slots = words[left], (slots[left] + 1) % len(self._slots)
+            self._slots[slots[free]] = pending[free]  # where several want one slot, the last of them gets it
+            left = self._slots.take(slots) != pending
+            pending, slots = pending[left], (slots[left] + 1) % len(self._slots)
 
 
 class _Growing:
-    """Rows of values with room to grow at their end."""
+    """Rows of values with spare capacity at their end."""
 
     def __init__(self, rows: int, kind: str) -> None:
-        self._room, self.size = np.empty((rows, 1024), kind), 0
+        self._buffer, self.size = np.empty((rows, 1024), kind), 0
 
     @property
     def values(self) -> NDArray[Any]:
-        return self._room[:, : self.size]
+        return self._buffer[:, : self.size]
 
     def extend(self, values: NDArray[Any]) -> None:
         end = self.size + values.shape[-1]
-        if end > self._room.shape[1]:
-            more = np.empty((len(self._room), end), self._room.dtype)
-            self._room = np.concatenate([self.values, more], axis=1)
-        self._room[:, self.size : end] = values
+        if end > self._buffer.shape[1]:
+            more = np.empty((len(self._buffer), end), self._buffer.dtype)
+            self._buffer = np.concatenate([self.values, more], axis=1)
+        self._buffer[:, self.size : end] = values
         self.size = end
 
 
-def _key_masks() -> Keys:
-    """For each length of a word, the bits of the three numbers that its bytes take."""
-    covered = np.arange(24) < np.arange(LONGEST_KEY + 1)[:, None]
-    return np.ascontiguousarray(np.where(covered, 255, 0).astype(np.uint8).view("<u8").T, np.uint64)
-
-
-_MASKS = _key_masks()
+# For each length of a word, the bits of the three numbers that its bytes take.
+_COVERED = np.arange(24) < np.arange(MAX_KEY_BYTES + 1)[:, None]
+_MASKS = np.ascontiguousarray(np.where(_COVERED, 255, 0).astype(np.uint8).view("<u8").T, np.uint64)
 
 
 def _keys(text: Bytes, starts: Numbers, *, lengths: Numbers) -> Keys:
     """The keys of these words; those of words that are too long mean nothing."""
-    # The eight bytes from every place of the text on: a copy of eight times its size, and quicker by half.
+    # The eight bytes from every offset of the text on: a copy of eight times its size, and quicker by half.
     eights = np.ascontiguousarray(np.ndarray(len(text) - 7, "<u8", buffer=text, strides=(1,)))
-    kept = np.minimum(lengths, LONGEST_KEY)
+    kept = np.minimum(lengths, MAX_KEY_BYTES)
     keys = np.stack([eights.take(starts + 8 * row) & mask.take(kept) for row, mask in enumerate(_MASKS)])
-    keys[2] |= kept.astype(np.uint64) << _LENGTH_PLACE
+    keys[2] |= kept.astype(np.uint64) << _LENGTH_SHIFT
     return keys
 
 

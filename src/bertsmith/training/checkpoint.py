@@ -1,6 +1,6 @@
 """The resumable state of a run: saved whole or not at all, found again after a crash, loaded in any world.
 
-A state is a folder `step-00001000` with safetensors shares of weights and optimizer moments, `state.json`
+A state is a folder `step-00001000` with safetensors shards of weights and optimizer moments, `state.json`
 with everything else, and `checksums.json`. The optimizer's settings are not in it: they follow from the
 recipe and the step. In a run on several machines, all of them must see the folder.
 """
@@ -21,11 +21,13 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
+from torch.nn.parallel import DistributedDataParallel
 
-from bertsmith.ground.errors import UserError
-from bertsmith.ground.files import read_json
-from bertsmith.training.checkpoint_files import (
+from bertsmith.core.errors import UserError
+from bertsmith.core.files import read_json
+from bertsmith.training.checkpoint_storage import (
     STATE,
+    StateWriter,
     hidden,
     newest_sound_step,
     saved_steps,
@@ -33,15 +35,8 @@ from bertsmith.training.checkpoint_files import (
     step_folder,
     tidy,
 )
-from bertsmith.training.checkpoint_tensors import (
-    blank_moments,
-    bytes_of,
-    give_moments,
-    model_tensors,
-    moments_of,
-)
-from bertsmith.training.checkpoint_writer import StateWriter
-from bertsmith.training.parallel import ALONE, World
+from bertsmith.training.distributed import ALONE, World
+from bertsmith.training.trainer import Progress, Trainer
 
 FORMAT = 1
 ROOM_FOR_NAMES = 1_000
@@ -59,6 +54,18 @@ class TrainingState:
     """Time spent so far, without the waiting between two starts."""
     scalars: dict[str, Any] = field(default_factory=dict)
     """Whatever else the run must remember, as JSON."""
+
+    @classmethod
+    def at(cls, progress: Progress, scalars: Mapping[str, Any] = {}) -> "TrainingState":
+        """The state of a run that is so far, with what else its job must remember."""
+        scalars = {"position": asdict(progress), **scalars}
+        return cls(progress.step, progress.tokens, progress.seconds, scalars)
+
+    @property
+    def progress(self) -> Progress:
+        """How far the run was; fine-tuning runs of older versions wrote down their steps only."""
+        plain = {"step": self.step, "stage_step": self.step, "tokens": self.tokens, "seconds": self.seconds}
+        return Progress(**self.scalars.get("position", plain))
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +88,7 @@ def save_state(
     target = step_folder(folder, state.step)
     tensors = {**model_tensors(module), **moments_of(module, optimizer)}
     needed = bytes_of(tensors) + ROOM_FOR_NAMES * len(tensors)
-    _refuse_a_full_disk(target, needed, world)
+    _check_disk_space(target, needed, world)
     partial_folder = hidden(target, "partial")
     contents = {"format": FORMAT, "world_size": world.size, **asdict(state)}
     writer = StateWriter(partial_folder, partial(seal, partial_folder, contents))
@@ -94,12 +101,26 @@ def save_state(
         shutil.rmtree(partial_folder, ignore_errors=True)
 
 
+def save_checkpoint(
+    folder: Path, state: TrainingState, trainer: Trainer, *, keep_last: int, keep_at: Collection[int] = ()
+) -> None:
+    """Save a trainer's weights and moments with a state, and remove states that are not to be kept."""
+    module, optimizer, world = trainer.objective, trainer.optimizer, trainer.world
+    save_state(folder, state, module=module, optimizer=optimizer, world=world)
+    world.on_main(lambda: prune(folder, keep_last=keep_last, keep_at=keep_at))
+
+
+def load_checkpoint(saved: SavedState, trainer: Trainer) -> None:
+    """Put a saved state's weights and moments into a trainer; all processes call it."""
+    load_state(saved, trainer.objective, optimizer=trainer.optimizer, world=trainer.world)
+
+
 def latest_state(folder: Path, world: World = ALONE) -> SavedState | None:
     """The newest whole state, or nothing; called when a run starts, it also removes what a killed one left.
 
     The main process checks the files and decides; damaged states are reported and put aside.
     """
-    newest = world.lead(partial(_tidied_and_checked, folder))
+    newest = world.on_main(partial(_tidied_and_checked, folder))
     step = int(world.broadcast(float(-1 if newest is None else newest)))
     return None if step < 0 else _read_state(step_folder(folder, step))
 
@@ -110,7 +131,7 @@ def load_state(
     """Put a saved state's tensors into a module and its optimizer; all processes call it."""
     layouts = _layouts(saved.folder)
     weights = model_tensors(module)
-    _refuse_another_model(saved.folder, weights, layouts)
+    _check_same_model(saved.folder, weights, layouts)
     moments = blank_moments(module, optimizer, layouts)
     reader = HuggingFaceStorageReader(str(saved.folder))
     with _torch_warnings_off():
@@ -134,7 +155,7 @@ def _tidied_and_checked(folder: Path) -> int | None:
     return newest_sound_step(folder)
 
 
-def _refuse_a_full_disk(target: Path, needed: int, world: World) -> None:
+def _check_disk_space(target: Path, needed: int, world: World) -> None:
     """Stop all processes if there is no room; remains of an earlier attempt at this step do not count."""
     free = 0
     if world.main:
@@ -176,7 +197,7 @@ def _layouts(folder: Path) -> dict[str, TensorStorageMetadata]:
     return {name: layout for name, layout in held.items() if isinstance(layout, TensorStorageMetadata)}
 
 
-def _refuse_another_model(
+def _check_same_model(
     folder: Path, weights: Mapping[str, Tensor], layouts: Mapping[str, TensorStorageMetadata]
 ) -> None:
     saved = {name: tuple(layout.size) for name, layout in layouts.items() if name.startswith("model.")}
@@ -194,3 +215,68 @@ def _torch_warnings_off() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
         yield
+
+
+def model_tensors(module: nn.Module) -> dict[str, Tensor]:
+    """The weights and buffers of a module by their saved names, sharing its memory."""
+    return {f"model.{name}": tensor for name, tensor in _unwrapped(module).state_dict().items()}
+
+
+def moments_of(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """What the optimizer remembers of each parameter by its saved name, sharing its memory."""
+    return {
+        f"optimizer.{name}.{key}": value
+        for name, parameter in _parameters(module).items()
+        for key, value in optimizer.state.get(parameter, {}).items()
+    }
+
+
+def blank_moments(
+    module: nn.Module, optimizer: torch.optim.Optimizer, saved: Mapping[str, TensorStorageMetadata]
+) -> dict[str, Tensor]:
+    """Places for all saved moments: the optimizer's own where it has them, else new ones."""
+    own, parameters = moments_of(module, optimizer), _parameters(module)
+    return {
+        name: own[name] if name in own else _new_place(parameters[_split_name(name)[0]], layout)
+        for name, layout in saved.items()
+        if name.startswith("optimizer.")
+    }
+
+
+def give_moments(module: nn.Module, optimizer: torch.optim.Optimizer, moments: Mapping[str, Tensor]) -> None:
+    """Make these the optimizer's moments; it moves a step counter to where it wants it."""
+    trained = [each for group in optimizer.param_groups for each in group["params"]]
+    number_of = {parameter: number for number, parameter in enumerate(trained)}
+    parameters = _parameters(module)
+    state: dict[int, dict[str, Tensor]] = {}
+    for name, tensor in moments.items():
+        parameter, key = _split_name(name)
+        state.setdefault(number_of[parameters[parameter]], {})[key] = tensor
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def bytes_of(tensors: Mapping[str, Tensor]) -> int:
+    """How much room tensors take, all processes' shards together."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+
+
+def _unwrapped(module: nn.Module) -> nn.Module:
+    return module.module if isinstance(module, DistributedDataParallel) else module
+
+
+def _parameters(module: nn.Module) -> dict[str, nn.Parameter]:
+    inner = _unwrapped(module)
+    inner.state_dict()  # After a forward without backward, FSDP shows whole parameters; this folds them up.
+    return dict(inner.named_parameters())
+
+
+def _split_name(name: str) -> tuple[str, str]:
+    parameter, _, key = name.removeprefix("optimizer.").rpartition(".")
+    return parameter, key
+
+
+def _new_place(parameter: nn.Parameter, layout: TensorStorageMetadata) -> Tensor:
+    """An empty moment, sharded over the processes as its parameter is; a counter is everywhere."""
+    if layout.size == parameter.shape:
+        return torch.zeros_like(parameter, dtype=layout.properties.dtype, requires_grad=False)
+    return torch.zeros(layout.size, dtype=layout.properties.dtype)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bertsmith.ground.files import atomic_path
+from bertsmith.core.files import atomic_path
 from bertsmith.training.journal import Kind, read_metrics
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 CURVES_FILE = "curves.png"
 TRAINING, HELD_OUT, GREY = "#3b6fb6", "#d1495b", "#666666"
 SMOOTHING_SHARE = 0.02
-"""Width of the running mean over the training curve, as a share of its points."""
+"""Width of the running mean over the training curve, as a fraction of its points."""
 
 Entries = Sequence[Mapping[str, Any]]
 Numbers = NDArray[np.float64]

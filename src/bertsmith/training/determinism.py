@@ -6,6 +6,13 @@ from contextlib import contextmanager
 
 import torch
 
+from bertsmith.model.torch_internals import (
+    enable_onednn,
+    fill_new_memory,
+    new_memory_is_filled,
+    onednn_is_enabled,
+)
+
 
 @contextmanager
 def same_bits(wanted: bool) -> Iterator[None]:
@@ -27,12 +34,12 @@ def _settings() -> tuple[bool, bool, bool]:
     """Whether only deterministic algorithms are allowed, new memory is filled, and oneDNN is used."""
     return (
         torch.are_deterministic_algorithms_enabled(),
-        torch._C._get_deterministic_fill_uninitialized_memory(),
-        torch._C._get_mkldnn_enabled(),
+        new_memory_is_filled(),
+        onednn_is_enabled(),
     )
 
 
 def _set(deterministic: bool, filling: bool, onednn: bool) -> None:
     torch.use_deterministic_algorithms(deterministic)
-    torch._C._set_deterministic_fill_uninitialized_memory(filling)
-    torch._C._set_mkldnn_enabled(onednn)
+    fill_new_memory(filling)
+    enable_onednn(onednn)

@@ -18,9 +18,10 @@ from typing import Any, BinaryIO, Literal, Self
 
 import torch
 
-from bertsmith.ground.errors import UserError
-from bertsmith.ground.files import atomic_path, write_json, write_text
-from bertsmith.ground.version import VERSION
+from bertsmith.core.errors import UserError
+from bertsmith.core.files import atomic_path, write_json, write_text
+from bertsmith.core.version import VERSION
+from bertsmith.training.distributed import World
 
 METRICS_FILE = "metrics.jsonl"
 PACKAGE = Path(__file__).parent.parent
@@ -73,6 +74,28 @@ class Journal:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+class RunJournal:
+    """The journal of a run of any number of processes: the main one writes, and all end where it cannot."""
+
+    def __init__(self, folder: Path, world: World, *, resume_step: int) -> None:
+        self.world = world
+        self.journal = world.on_main(lambda: Journal.open(folder, resume_step=resume_step))
+
+    def write(self, kind: Kind, step: int, values: Mapping[str, float | int | str]) -> None:
+        """Append one line; all processes call it."""
+        journal = self.journal
+        self.world.on_main(lambda: journal.write(kind, step, values) if journal is not None else None)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.journal is not None:
+            self.journal.close()
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:

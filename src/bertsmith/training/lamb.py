@@ -1,6 +1,6 @@
 """LAMB (You et al. 2019) as ALBERT uses it: Adam whose step for each matrix is as long as the matrix.
 
-Everything is computed on what this process holds of a parameter: all of it, or under FSDP its share of the
+Everything is computed on what this process holds of a parameter: all of it, or under FSDP its shard of the
 rows. Only the norms need the other processes, and one small sum brings them together.
 """
 
@@ -11,6 +11,16 @@ import torch
 from torch import Tensor
 from torch.distributed import all_reduce
 from torch.distributed.tensor import DTensor, Shard
+
+from bertsmith.model.torch_internals import (
+    foreach_add_,
+    foreach_addcmul_,
+    foreach_div,
+    foreach_lerp_,
+    foreach_mul_,
+    foreach_norm,
+    foreach_sqrt,
+)
 
 
 class Lamb(torch.optim.Optimizer):
@@ -50,10 +60,10 @@ class Lamb(torch.optim.Optimizer):
     def _step(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
         weights = [_held(each) for each in parameters]
         updates = self._adam_updates(parameters, group)
-        torch._foreach_add_(updates, weights, alpha=group["weight_decay"])
+        foreach_add_(updates, weights, alpha=group["weight_decay"])
         if group["parts"]:
             _lengthen(updates, parameters, group["parts"])
-        torch._foreach_add_(weights, updates, alpha=-group["lr"])
+        foreach_add_(weights, updates, alpha=-group["lr"])
 
     def _adam_updates(self, parameters: list[Tensor], group: dict[str, Any]) -> list[Tensor]:
         """The running mean of the gradients over the root of that of their squares."""
@@ -61,22 +71,22 @@ class Lamb(torch.optim.Optimizer):
         gradients = [_held(each.grad) for each in parameters if each.grad is not None]
         means = [_held(self.state[each]["exp_avg"]) for each in parameters]
         squares = [_held(self.state[each]["exp_avg_sq"]) for each in parameters]
-        torch._foreach_lerp_(means, gradients, 1 - beta1)
-        torch._foreach_mul_(squares, beta2)
-        torch._foreach_addcmul_(squares, gradients, gradients, value=1 - beta2)
+        foreach_lerp_(means, gradients, 1 - beta1)
+        foreach_mul_(squares, beta2)
+        foreach_addcmul_(squares, gradients, gradients, value=1 - beta2)
         # m / c1 / (sqrt(v / c2) + eps), written so that no corrections (both 1) cost nothing.
         first, second = self._corrections(parameters, group)
-        roots = torch._foreach_sqrt(squares)
-        torch._foreach_add_(roots, group["eps"] * second**0.5)
-        updates = list(torch._foreach_div(means, roots))
+        roots = foreach_sqrt(squares)
+        foreach_add_(roots, group["eps"] * second**0.5)
+        updates = list(foreach_div(means, roots))
         if group["bias_correction"]:
-            torch._foreach_mul_(updates, second**0.5 / first)
+            foreach_mul_(updates, second**0.5 / first)
         return updates
 
     def _corrections(self, parameters: list[Tensor], group: dict[str, Any]) -> tuple[float, float]:
         """What the two running means are divided by for having started at 0."""
         steps = [self.state[each]["step"] for each in parameters]
-        torch._foreach_add_(steps, 1)
+        foreach_add_(steps, 1)
         if not group["bias_correction"]:
             return 1.0, 1.0
         beta1, beta2 = group["betas"]
@@ -100,7 +110,7 @@ def _lengthen(updates: Sequence[Tensor], parameters: Sequence[Tensor], parts: in
     of_weights_M, of_updates_M = _over_all_processes(norms_2M, parameters[0]).unbind()
     both_M = (of_weights_M > 0) & (of_updates_M > 0)
     ratios_M = torch.where(both_M, of_weights_M / of_updates_M, 1.0)
-    torch._foreach_mul_(update_pieces, list(ratios_M.unbind()))
+    foreach_mul_(update_pieces, list(ratios_M.unbind()))
 
 
 def _rows_of_parts(parameter: Tensor, parts: int) -> list[slice]:
@@ -121,18 +131,18 @@ def _first_row(parameter: Tensor) -> int:
     first, left = 0, parameter.shape[0]
     for dimension, placement in enumerate(parameter.placements):
         if isinstance(placement, Shard):
-            assert placement.dim == 0, "FSDP shares out rows"
-            # Sharding follows torch.chunk: equal shares rounded up, the last ones smaller or empty.
-            share = -(-left // parameter.device_mesh.size(dimension))
-            before = min(share * parameter.device_mesh.get_local_rank(dimension), left)
-            first, left = first + before, min(share, left - before)
+            assert placement.dim == 0, "FSDP shards rows"
+            # Sharding follows torch.chunk: equal shards rounded up, the last ones smaller or empty.
+            shard = -(-left // parameter.device_mesh.size(dimension))
+            before = min(shard * parameter.device_mesh.get_local_rank(dimension), left)
+            first, left = first + before, min(shard, left - before)
     return first
 
 
 def _norms(pieces: Sequence[Tensor]) -> Tensor:
     """The norm of each piece [M]; a process may hold no row of some."""
     held = [piece for piece in pieces if piece.numel()]
-    present = iter(torch._foreach_norm(held) if held else ())
+    present = iter(foreach_norm(held) if held else ())
     nothing = torch.zeros((), dtype=pieces[0].dtype, device=pieces[0].device)
     return torch.stack([next(present) if piece.numel() else nothing for piece in pieces])
 

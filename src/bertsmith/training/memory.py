@@ -8,8 +8,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from bertsmith.ground.errors import UserError
-from bertsmith.model.shape import Shape
+from bertsmith.core.errors import UserError
+from bertsmith.model.encoder_config import EncoderConfig
 
 FP32, BF16, INT64 = 4, 2, 8
 USABLE = 0.85
@@ -23,12 +23,12 @@ MOST_TOKENS = 1 << 22
 class TrainingLoad:
     """What decides the memory of a training step, but for its number of tokens."""
 
-    shape: Shape
+    config: EncoderConfig
     parameters: int
-    """Those that this process holds: all of them, or its share under FSDP."""
+    """Those that this process holds: all of them, or its shard under FSDP."""
     longest: int
     """Tokens of the longest sequence."""
-    predicted_share: float
+    predicted_fraction: float
     """Rows that are scored against the vocabulary, for each token."""
     device: Literal["cpu", "cuda"]
     precision: Literal["fp32", "bf16"]
@@ -63,8 +63,8 @@ def estimate_memory(load: TrainingLoad, tokens: int) -> MemoryEstimate:
         weights=load.parameters * (FP32 if load.precision == "fp32" else FP32 + BF16),
         gradients=load.parameters * FP32,
         optimizer=load.parameters * 2 * FP32,
-        activations=tokens * (_embeddings(load) + load.shape.layers * _kept_of_a_layer(load)),
-        scores=math.ceil(tokens * load.predicted_share) * _scored_row(load),
+        activations=tokens * (_embeddings(load) + load.config.layers * _kept_of_a_layer(load)),
+        scores=math.ceil(tokens * load.predicted_fraction) * _scored_row(load),
         working=tokens * _working(load),
     )
 
@@ -110,36 +110,36 @@ def _dropout_mark(load: TrainingLoad) -> int:
 
 def _embeddings(load: TrainingLoad) -> int:
     """Bytes for each token: three ids, the sum in front of the LayerNorm with its two statistics, dropout."""
-    return 3 * INT64 + load.shape.embedding_width * (FP32 + _dropout_mark(load)) + 2 * FP32
+    return 3 * INT64 + load.config.embedding_width * (FP32 + _dropout_mark(load)) + 2 * FP32
 
 
 def _kept_of_a_layer(load: TrainingLoad) -> int:
     # Recomputing keeps the input alone.
-    return load.shape.width * FP32 if load.recompute else _all_of_a_layer(load)
+    return load.config.width * FP32 if load.recompute else _all_of_a_layer(load)
 
 
 def _all_of_a_layer(load: TrainingLoad) -> int:
     """Bytes for each token that a post-norm layer keeps."""
-    width, inner, value = load.shape.width, load.shape.inner, _value(load)
+    width, inner, value = load.config.width, load.config.inner, _value(load)
     # Inputs of both sub-layers (2 D), query, key and value (3 D), their mix (D), before and after GELU (2 I).
     products = (6 * width + 2 * inner) * value
     # In fp32: both LayerNorms' inputs (2 D), means and deviations; each head's softmax denominator.
-    norms = 2 * (width + 2) * FP32 + load.shape.heads * FP32
+    norms = 2 * (width + 2) * FP32 + load.config.heads * FP32
     return products + norms + 2 * width * _dropout_mark(load)
 
 
 def _scored_row(load: TrainingLoad) -> int:
     """Bytes for each predicted row: the head's transform, then scores, their logarithms and a gradient."""
-    transform = 4 * load.shape.width * FP32
+    transform = 4 * load.config.width * FP32
     scores = 2 * FP32 if load.precision == "fp32" else 2 * FP32 + BF16
-    return transform + load.shape.vocabulary * scores
+    return transform + load.config.vocabulary * scores
 
 
 def _working(load: TrainingLoad) -> int:
     """Bytes for each token of the gradients on their way through a layer, and of a layer computed again."""
-    shape = load.shape
-    gradients = (2 * shape.inner + 4 * shape.width) * _value(load)
+    config = load.config
+    gradients = (2 * config.inner + 4 * config.width) * _value(load)
     again = _all_of_a_layer(load) if load.recompute else 0
     flash = load.device == "cuda" and load.precision == "bf16"
-    dense = 0 if flash or not shape.attention_dropout else DENSE_BUFFERS * shape.heads * load.longest * FP32
+    dense = 0 if flash or not config.attention_dropout else DENSE_BUFFERS * config.heads * load.longest * FP32
     return gradients + again + dense

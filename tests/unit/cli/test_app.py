@@ -188,5 +188,5 @@ def test_a_bug_keeps_its_traceback_and_exits_1() -> None:
 
 def test_the_package_names_what_it_offers() -> None:
     assert {"load", "Bert", "Encoder", "Tokenizer", "PackedBatch", "UserError"} <= set(dir(bertsmith))
-    assert bertsmith.UserError.__module__ == "bertsmith.ground.errors"
+    assert bertsmith.UserError.__module__ == "bertsmith.core.errors"
     assert not hasattr(bertsmith, "anvil")

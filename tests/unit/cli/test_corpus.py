@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 
 from bertsmith.cli.corpus import corpus
 from bertsmith.cli.vocab import vocab
-from bertsmith.corpus.store import TokenStore
-from bertsmith.ground.errors import UserError
+from bertsmith.core.errors import UserError
+from bertsmith.corpus.token_store import TokenStore
 from tests.tokenizer_makers import PARAGRAPH, uncased_wordpiece
 
 app = Typer(add_completion=False, rich_markup_mode=None)

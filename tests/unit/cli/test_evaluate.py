@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from bertsmith.finetuning.job import finetune
+from bertsmith.finetuning.finetune import finetune
 from bertsmith.tasks.custom import CustomSpec, custom_task
 from tests.command_line import bertsmith, mistake
 from tests.toy_folder import write_toy_folder
@@ -24,7 +24,7 @@ def test_a_labelled_file_is_judged_as_the_run_was(capsys, run):
     result, data = run
     told = bertsmith(capsys, "evaluate", result.folder, "--data", data / "dev.tsv")
     assert told.code == 0, told
-    accuracy = 100 * result.measures["dev"]["accuracy"]
+    accuracy = 100 * result.metrics["dev"]["accuracy"]
     assert told.out.splitlines() == ["SST-2, 40 examples", f"  accuracy: {accuracy:.2f}"]
 
 
@@ -35,7 +35,7 @@ def test_a_folder_is_judged_by_its_development_set(capsys, run, words):
     assert json.loads(told.out) == {
         "examples": 40,
         "skipped": 0,
-        "measures": pytest.approx(result.measures["dev"]),
+        "measures": pytest.approx(result.metrics["dev"], abs=1e-4),
     }
 
 
@@ -55,7 +55,7 @@ def test_bad_lines_stop_it_or_are_counted(capsys, run, tmp_path):
     file.write_text((run[1] / "dev.tsv").read_text() + "the cat\tlukewarm\n")
     assert "dev.tsv:42: has the unknown label" in mistake(capsys, "evaluate", run[0].folder, "--data", file)
     told = bertsmith(capsys, "evaluate", run[0].folder, "--data", file, "--skip-bad")
-    assert told.out.startswith("SST-2, 40 examples (1 bad lines left out)")
+    assert told.out.startswith("SST-2, 40 examples (1 bad lines skipped)")
 
 
 def test_mistakes_are_one_line(capsys, run, tmp_path):
@@ -78,7 +78,7 @@ def own(model, tmp_path_factory):
     place = tmp_path_factory.mktemp("own")
     rows = [f"the {'sun' if n % 2 else 'snow'} {n},{'hot' if n % 2 else 'icy'}" for n in range(60)]
     (place / "my.csv").write_text("\n".join(["text,label", *rows]) + "\n")
-    spec = custom_task(CustomSpec("text", "label", dev_share=0.2))
+    spec = custom_task(CustomSpec("text", "label", dev_fraction=0.2))
     plain = toy_assignment("sst2", model, place, *SHORT)
     return finetune(replace(plain, task=spec, data=place / "my.csv"), Notebook()), place / "my.csv"
 
@@ -88,7 +88,7 @@ def test_of_the_file_it_was_trained_from_the_part_held_back_is_judged(capsys, ow
     result, file = own
     told = bertsmith(capsys, "evaluate", result.folder / folder, "--data", file, "--json")
     summary = json.loads(told.out)
-    assert summary["measures"] == pytest.approx(result.measures["dev"])
+    assert summary["measures"] == pytest.approx(result.metrics["dev"], abs=1e-4)
     assert summary["examples"] == 60 - result.examples
     assert f"{file}: the model was trained from this file: only the part that was held back" in told.err
 
@@ -118,7 +118,7 @@ def test_labels_that_training_has_not_count_as_wrong_or_are_left_out(capsys, own
     assert json.loads(told.out)["measures"]["accuracy"] <= 2 / 3
     assert "1 examples have labels that training does not have and count as wrong" in told.err
     told = bertsmith(capsys, "evaluate", own[0].folder, "--data", file, "--skip-bad")
-    assert told.out.startswith("Custom, 2 examples (1 bad lines left out)")
+    assert told.out.startswith("Custom, 2 examples (1 bad lines skipped)")
 
 
 def test_a_file_of_strange_labels_alone_cannot_be_judged_without_them(capsys, own, tmp_path):
@@ -153,10 +153,10 @@ def test_rows_without_any_label_are_judged_where_there_may_be_several(capsys, mo
 
 def test_errors_of_numbers_are_told_in_their_own_unit(capsys, model, tmp_path):
     rows = [f"the {'sun' if n % 2 else 'snow'} {n},{90_000 + 1000 * (n % 2)}" for n in range(60)]
-    result = own_run(model, tmp_path, rows, CustomSpec("text", "label", kind="regress", dev_share=0.2))
+    result = own_run(model, tmp_path, rows, CustomSpec("text", "label", kind="regress", dev_fraction=0.2))
     told = bertsmith(capsys, "evaluate", result.folder, "--data", tmp_path / "my.csv")
     names = ["spearman", "pearson", "mean absolute error", "root mean squared error"]
     values = dict(line.strip().split(": ") for line in told.out.splitlines()[1:])
     assert list(values) == names
-    expected = result.measures["dev"]["mean_absolute_error"]
+    expected = result.metrics["dev"]["mean_absolute_error"]
     assert float(values["mean absolute error"]) == pytest.approx(expected, rel=1e-4)

@@ -9,11 +9,11 @@ from typer import Typer
 from typer.testing import CliRunner
 
 from bertsmith.cli.examples import examples
-from bertsmith.ground.errors import UserError
+from bertsmith.core.errors import UserError
 from tests.example_stores import random_store, wordpiece
 from tests.plain_stores import write_store
 
-SMALL = ["--set", "batch.sequences=8", "--set", "examples.held_out_share=0.2"]
+SMALL = ["--set", "batch.sequences=8", "--set", "examples.held_out_fraction=0.2"]
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def test_people_see_tokens_targets_and_shares(store: Path) -> None:
     assert "Example 2:" in text and "Example 3:" not in text
     for word in ("position", "segment", "[CLS]", "[MASK]", "target", "label", "shown as", "Lengths", "█"):
         assert word in text
-    assert "have a random B; the recipe asks for 50%, but" in " ".join(text.split())
+    assert "have a random B; the recipe says 50%, but" in " ".join(text.split())
     assert max(map(len, text.splitlines())) <= 90
 
 

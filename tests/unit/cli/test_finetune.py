@@ -8,9 +8,9 @@ import sys
 import pytest
 
 from bertsmith.cli.finetune import show, show_many
-from bertsmith.finetuning.job import FinetuningResult
-from bertsmith.ground.seeds import key_of
-from bertsmith.studies import cells
+from bertsmith.core.seeds import key_of
+from bertsmith.finetuning.finetune import FinetuningResult
+from bertsmith.studies import sweep
 from tests.command_line import bertsmith, mistake
 from tests.toy_tasks import sentence, sst2, warm_or_cold
 from tests.tuning import QUICK, quickly, stop_at, toy_model
@@ -135,7 +135,7 @@ def test_seeds_are_told_with_mean_median_and_deviation(give, tmp_path):
 
 
 def test_the_grid_is_told_with_its_best_run(give, tmp_path, monkeypatch):
-    monkeypatch.setattr(cells, "GRID", {"run.examples": (80, 160)})
+    monkeypatch.setattr(sweep, "GRID", {"run.examples": (80, 160)})
     words = [word for line in QUICK if "examples" not in line for word in ("--set", line)]
     told = give("sst2", "--data", sst2(tmp_path / "data"), "--grid", "--json", *words, "--epochs", "0.5")
     summary = json.loads(told.out.splitlines()[-1])
@@ -149,10 +149,10 @@ def test_a_stopped_run_exits_with_130_and_goes_on(give, tmp_path):
     with stop_at(1):
         told = give(*words)
     assert told.code == 130
-    assert "stopped after 2 steps; give the same command again to go on" in told.out
+    assert "stopped after 2 steps; give the same command again to resume" in told.out
     again = give(*words)
     assert again.code == 0
-    assert "goes on from step 2" in again.out
+    assert "resumes from step 2" in again.out
     assert "160 examples, 5 steps" in again.out
 
 

@@ -8,7 +8,7 @@ from typer import Typer
 from typer.testing import CliRunner
 
 from bertsmith.cli.inspect import inspect
-from bertsmith.ground.errors import UserError
+from bertsmith.core.errors import UserError
 
 app = Typer(add_completion=False, rich_markup_mode=None)
 app.command()(inspect)

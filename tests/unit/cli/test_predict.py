@@ -75,7 +75,7 @@ def test_bad_lines_are_counted(capsys, runs, new, tmp_path):
     new.write_text(new.read_text() + "a\tb\n")
     words = ("predict", runs["one"][0], "--input", new, "--out", tmp_path / "out.tsv")
     assert "new.tsv:4: has 2 columns where 1 are expected" in mistake(capsys, *words)
-    assert bertsmith(capsys, *words, "--skip-bad").out.endswith("1 bad lines were left out\n")
+    assert bertsmith(capsys, *words, "--skip-bad").out.endswith("1 bad lines were skipped\n")
 
 
 def test_mistakes_are_one_line_and_write_nothing(capsys, runs, new, tmp_path):

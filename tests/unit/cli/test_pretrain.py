@@ -15,10 +15,10 @@ from typer import Typer
 from typer.testing import CliRunner
 
 from bertsmith.cli.pretrain import live_line, pretrain, show
-from bertsmith.cli.watching import JsonWatch, LineWatch
-from bertsmith.corpus.store import TokenStore
-from bertsmith.ground.errors import UserError
-from bertsmith.pretraining.job import PretrainingResult
+from bertsmith.cli.progress_display import JsonProgress, LogProgress
+from bertsmith.core.errors import UserError
+from bertsmith.corpus.token_store import TokenStore
+from bertsmith.pretraining.pretrain import PretrainingResult
 from bertsmith.recipe.load import load_recipe
 from bertsmith.recipe.schema import Recipe
 from tests.tiny_runs import TINY, metrics_of, stop_at, tiny_recipe, tiny_store, without_pictures
@@ -95,10 +95,10 @@ def test_words_to_add_without_a_model_are_refused(store, tmp_path):
 @pytest.mark.parametrize(
     ("saved_step", "told"),
     [
-        (6, "saved; give the same command again to go on (run)"),
+        (6, "saved; give the same command again to resume (run)"),
         (
             4,
-            "last steps had no usable gradient; the same command goes on from step 4 (run)",
+            "last steps had no usable gradient; the same command resumes from step 4 (run)",
         ),
         (0, "nothing was saved before: the same command starts again at step 0 (run)"),
     ],
@@ -109,9 +109,9 @@ def test_a_stopped_run_says_where_the_same_command_would_go_on(capsys, saved_ste
     assert capsys.readouterr().out.splitlines()[-1].endswith(told)
 
 
-@pytest.mark.parametrize("watch", [JsonWatch(), LineWatch(live_line)])
-def test_an_alert_comes_at_once_and_to_stderr(capfd, watch):
-    watch.alert("stopping after this step")
+@pytest.mark.parametrize("callback", [JsonProgress(), LogProgress(live_line)])
+def test_an_alert_comes_at_once_and_to_stderr(capfd, callback):
+    callback.on_signal("stopping after this step")
     assert tuple(capfd.readouterr()) == ("", "\nstopping after this step\n")
 
 
@@ -145,7 +145,9 @@ def test_for_machines_every_line_is_an_object(store, tmp_path):
 
 
 def test_for_machines_a_number_that_is_none_is_null(capsys):
-    JsonWatch().step(0.5, {"step": 3, "loss": math.nan, "gradient_norm": math.inf, "mlm_accuracy": 0.25})
+    JsonProgress().on_step(
+        0.5, {"step": 3, "loss": math.nan, "gradient_norm": math.inf, "mlm_accuracy": 0.25}
+    )
     told = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
     assert told == {"progress": 0.5, "step": 3, "loss": None, "gradient_norm": None, "mlm_accuracy": 0.25}
 
@@ -155,10 +157,10 @@ def test_a_stopped_run_exits_with_130_and_goes_on_with_the_same_command(store, t
         result = run(store, tmp_path / "run", "--steps", "8")
     assert result.exit_code == 130
     assert "stopped after 3 steps" in result.stdout
-    assert "give the same command again to go on" in result.stdout
+    assert "give the same command again to resume" in result.stdout
     again = run(store, tmp_path / "run", "--steps", "8")
     assert again.exit_code == 0
-    assert "goes on from step 3" in again.stdout and "finished after 8 steps" in again.stdout
+    assert "resumes from step 3" in again.stdout and "finished after 8 steps" in again.stdout
     once_more = run(store, tmp_path / "run", "--steps", "8")
     assert once_more.exit_code == 0
     assert "is finished already: nothing is left to do" in once_more.stdout

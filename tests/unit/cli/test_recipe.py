@@ -4,7 +4,7 @@ import pytest
 from typer.testing import CliRunner
 
 from bertsmith.cli.recipe import recipe
-from bertsmith.ground.errors import UserError
+from bertsmith.core.errors import UserError
 from bertsmith.recipe.load import load_recipe, preset_names
 
 

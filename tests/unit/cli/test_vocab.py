@@ -14,7 +14,7 @@ from typer import Typer
 from typer.testing import CliRunner
 
 from bertsmith.cli.vocab import vocab
-from bertsmith.ground.errors import UserError
+from bertsmith.core.errors import UserError
 from bertsmith.text.tokenizer import Tokenizer
 from tests.tokenizer_makers import PARAGRAPH
 

@@ -3,9 +3,9 @@ import sys
 
 import pytest
 
+from bertsmith.core.errors import UserError
 from bertsmith.corpus.clean import Cleaning, clean_document, junk_reason
 from bertsmith.corpus.documents import Document
-from bertsmith.ground.errors import UserError
 
 PROSE = {
     "English": """The lighthouse stood on the rock for a hundred years before the storm of 1987 took it.

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bertsmith.corpus import decontaminate as room
+from bertsmith.core.errors import UserError
+from bertsmith.corpus import decontaminate as module
 from bertsmith.corpus.decontaminate import TaskTexts
-from bertsmith.corpus.words import words_of
-from bertsmith.ground.errors import UserError
+from bertsmith.corpus.word_hashes import words_of
 
 LONG = "It's a charming, funny and often affecting journey through the streets of old Lisbon at night."
 WHOLE = "Nobody in the village remembered the old stone bridge."
@@ -89,8 +89,8 @@ def test_equal_hashes_of_other_words_do_not_drop_a_document(tmp_path, monkeypatc
     def all_alike(words, count):
         return np.full(len(words) - count + 1, 7, np.uint64)
 
-    monkeypatch.setattr(room, "run_hashes", all_alike)
-    monkeypatch.setattr(room, "run_hash", lambda words: np.uint64(7))
+    monkeypatch.setattr(module, "run_hashes", all_alike)
+    monkeypatch.setattr(module, "run_hash", lambda words: np.uint64(7))
     texts = tasks(tmp_path, WHOLE)
     assert texts.match("Some nine words that stand nowhere in any task.") is None
     assert texts.match(WHOLE)

@@ -3,9 +3,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bertsmith.corpus import duplicates as room
+from bertsmith.core.seeds import stream
+from bertsmith.corpus import duplicates as module
 from bertsmith.corpus.duplicates import BANDS, DuplicateFilter, exact_fingerprint, near_signature
-from bertsmith.ground.seeds import stream
 
 WORDS = np.array([f"{first}{second}" for first in "bcdfghklmn" for second in ("a", "ei", "ou", "en", "ist")])
 
@@ -16,13 +16,13 @@ def prose(number: int, words: int = 300) -> list[str]:
 
 def with_changed_words(text: list[str], changes: int) -> list[str]:
     changed = list(text)
-    for place in np.linspace(0, len(text) - 1, changes).astype(int).tolist():
-        changed[place] = "other"
+    for index in np.linspace(0, len(text) - 1, changes).astype(int).tolist():
+        changed[index] = "other"
     return changed
 
 
 def similarity(one: list[str], other: list[str]) -> float:
-    """The true share of common runs of five words."""
+    """The true fraction of common runs of five words."""
     runs = [{tuple(text[at : at + 5]) for at in range(len(text) - 4)} for text in (one, other)]
     return len(runs[0] & runs[1]) / len(runs[0] | runs[1])
 
@@ -84,7 +84,7 @@ def test_short_texts_are_duplicates_only_of_themselves(pair):
     assert duplicates("near", *pair, *pair) == [False, False, True, True]
 
 
-def test_the_signature_estimates_the_share_of_common_runs():
+def test_the_signature_estimates_the_fraction_of_common_runs():
     estimates, truth = [], []
     for number in range(40):
         one = prose(number, words=200)
@@ -100,17 +100,17 @@ def test_the_signature_estimates_the_share_of_common_runs():
 @given(st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=1100))
 def test_minima_agree_with_one_hash_after_the_other(numbers):
     runs = np.array(numbers, np.uint32)
-    factors, offsets = room._permutations()
+    factors, offsets = module._permutations()
     expected = [
         min((factor * run + offset) % 2**32 for run in set(numbers))
         for factor, offset in zip(factors[:4, 0].tolist(), offsets[:4, 0].tolist(), strict=True)
     ]
-    assert room._minima(runs)[:4].tolist() == expected
+    assert module._minima(runs)[:4].tolist() == expected
 
 
 @given(st.lists(st.tuples(st.integers(1, 40), st.integers(0, 2**32 - 1)), max_size=3000))
 def test_the_table_of_keys_agrees_with_a_dictionary(pairs):
-    table, expected = room._FirstSeen(), {}
+    table, expected = module._FirstSeen(), {}
     for low, number in pairs:
         key = low << 58 | low  # many share their first slot
         assert table.get(key) == expected.get(key)
@@ -119,7 +119,7 @@ def test_the_table_of_keys_agrees_with_a_dictionary(pairs):
 
 
 def test_the_table_of_keys_grows_and_forgets_nothing():
-    table = room._FirstSeen()
+    table = module._FirstSeen()
     keys = list(set(stream(0, "keys").integers(1, 2**64, 20_000, dtype=np.uint64).tolist()))
     for number, key in enumerate(keys):
         table.add(key, number)

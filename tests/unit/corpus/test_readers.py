@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bertsmith.corpus import cutting
+from bertsmith.core.errors import UserError
+from bertsmith.corpus import readers
 from bertsmith.corpus.documents import DOCUMENT_BYTES
 from bertsmith.corpus.readers import documents_of, find_sources, read_blocks, size_on_disk
-from bertsmith.ground.errors import UserError
 
 
 def read(*paths, **options) -> list[str]:
@@ -294,7 +294,7 @@ def test_another_field_can_hold_the_text(tmp_path):
         ('{"body": "x", "id": 1}', "has no field 'text'; choose one of its fields with --field: body, id"),
         ('{"text": 3}', "field 'text' is no text"),
         ("[" * 100_000, "is not valid JSON"),
-        ('{"text": "\\ud83d"}', "spells half a character; say --encoding-errors replace"),
+        ('{"text": "\\ud83d"}', "character 0 is a lone surrogate ('\\ud83d'); say --encoding-errors replace"),
     ],
 )
 def test_a_bad_json_line_is_named(tmp_path, line, what):
@@ -313,7 +313,7 @@ def test_a_long_text_in_json_is_cut_too(tmp_path):
 
 
 def test_a_json_line_without_end_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(cutting, "RECORD_BYTES", 1 << 20)
+    monkeypatch.setattr(readers, "RECORD_BYTES", 1 << 20)
     path = written(tmp_path / "a.jsonl", "{" + " " * (4 << 20))
     assert complaint(path).startswith(f"{path}: has no end of a record within 1 MiB")
 

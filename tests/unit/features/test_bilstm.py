@@ -7,10 +7,11 @@ from hypothesis import strategies as st
 
 from bertsmith.features.bilstm import FrozenMixScorer, PackedBiLstm, PairReader
 from bertsmith.packed import Layout, pack
-from bertsmith.recipe.finetuning import TuningOptimSection
+from bertsmith.recipe.finetuning_schema import FinetuningOptimSection
 from bertsmith.tasks.batches import ShuffledBatches
+from bertsmith.tasks.kinds.registry import kind_named
 from bertsmith.tasks.objective import TaskObjective
-from bertsmith.training.tuning import build_tuning_optimizer
+from bertsmith.training.optimizers import build_optimizer
 from tests.tiny import tiny_network
 from tests.unit.tasks.made_sets import made_set
 
@@ -23,7 +24,9 @@ SEPARATOR = 3
 def scorer_for(kind, *, separator=None, outputs=2, seed=0):
     network = tiny_network(heads={"pooler": 0, "mlm": 0})
     stream = torch.Generator().manual_seed(seed)
-    return FrozenMixScorer(network, outputs, kind=kind, separator=separator, stream=stream)
+    return FrozenMixScorer(
+        network, outputs, reads=kind_named(kind).head.reads, separator=separator, stream=stream
+    )
 
 
 @given(lengths=st.lists(st.integers(0, 6), min_size=1, max_size=5).filter(any))
@@ -102,7 +105,7 @@ def test_only_the_mix_the_lstms_and_the_output_learn(kind, separator, rows):
     own = {name for name, _ in scorer.named_parameters() if not name.startswith("network.")}
     assert learned == own
     assert all(scorer.get_parameter(name).grad.abs().max() > 0 for name in own)
-    optimizer = build_tuning_optimizer(scorer, TuningOptimSection())
+    optimizer = build_optimizer(scorer, FinetuningOptimSection())
     optimizer.step()
     assert sum(len(group["params"]) for group in optimizer.param_groups) == len(own)
     assert all(torch.equal(a, b) for a, b in zip(before, scorer.network.parameters(), strict=True))
@@ -129,7 +132,7 @@ def test_micro_batches_and_filler_change_neither_loss_nor_gradient(separator):
     encoded, found = made_set("choice"), []
     for micro_tokens, multiple in ((10_000, 1), (48, 16)):
         objective = TaskObjective(
-            scorer_for("choice", separator=separator, outputs=1).double(), "choice"
+            scorer_for("choice", separator=separator, outputs=1).double(), kind_named("choice")
         ).eval()
         settings = {"examples_per_step": 12, "seed": 0, "micro_tokens": micro_tokens, "multiple": multiple}
         step = ShuffledBatches(encoded, **settings).step(0)

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from bertsmith.finetuning.job import finetune
-from bertsmith.ground.errors import UserError
+from bertsmith.core.errors import UserError
+from bertsmith.finetuning.finetune import finetune
 from tests.toy_folder import write_toy_folder
 from tests.tuning import SHORT, Notebook, stop_at, toy_assignment
 

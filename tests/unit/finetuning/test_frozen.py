@@ -7,10 +7,10 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from bertsmith.finetuning.using import ask
-from bertsmith.ground.errors import UserError
-from bertsmith.inference.bert import load
-from bertsmith.inference.tuned import Tuned, write_tuned
+from bertsmith.core.errors import UserError
+from bertsmith.finetuning.predict import predict_labelled
+from bertsmith.inference.finetuned_folder import FinetunedTask, write_finetuned
+from bertsmith.inference.loaded_model import load
 from tests.tiny_runs import differing
 from tests.tuning import SHORT, tune
 
@@ -24,12 +24,12 @@ LEARNS = {
 def test_the_rule_is_learned_on_an_encoder_that_stays_as_it_was(encoder, model, tmp_path):
     name, *settings = LEARNS[encoder]
     result = tune(name, model, tmp_path, *settings, f"head.encoder={encoder}")
-    (measures,) = result.measures.values()
-    assert next(iter(measures.values())) > 0.95
+    (metrics,) = result.metrics.values()
+    assert next(iter(metrics.values())) > 0.95
     before, after = (load(folder, device="cpu").model.network for folder in (model, result.folder / "model"))
     assert differing(dict(before.encoder.state_dict()), dict(after.encoder.state_dict())) == []
-    said = ask([result.folder], tmp_path / "data" / name, device="cpu")
-    assert said.measures() == pytest.approx(measures)
+    predicted = predict_labelled([result.folder], tmp_path / "data" / name, device="cpu")
+    assert predicted.metrics() == pytest.approx(metrics, rel=1e-4, abs=1e-4)
 
 
 def test_a_pooler_that_was_trained_stays_under_a_linear_head(model, tmp_path):
@@ -46,7 +46,7 @@ def test_what_a_mix_has_learned_stands_in_a_file_of_its_own(model, tmp_path):
     assert not [name for name in names if name.startswith("network.")]
     (folder / "mix.safetensors").unlink()
     with pytest.raises(UserError, match=r"mix\.safetensors"):
-        ask([folder], tmp_path / "data" / "rte", device="cpu")
+        predict_labelled([folder], tmp_path / "data" / "rte", device="cpu")
 
 
 @pytest.fixture
@@ -80,16 +80,16 @@ def test_a_mix_that_is_not_whole_is_refused(mixed, tmp_path, change, complaint):
     folder, mix = mixed
     save_file(change(mix), folder / "mix.safetensors")
     with pytest.raises(UserError, match=rf"mix\.safetensors: does not fit task\.json: {complaint}"):
-        ask([folder], tmp_path / "data" / "sst2", device="cpu")
+        predict_labelled([folder], tmp_path / "data" / "sst2", device="cpu")
 
 
 def test_a_mix_that_cannot_be_written_is_an_error_of_the_system(mixed):
     folder, mix = mixed
-    tuned = Tuned(load(folder, device="cpu").tuned.note, mix)
+    tuned = FinetunedTask(load(folder, device="cpu").finetuned.config, mix)
     (folder / "mix.safetensors").unlink()
     (folder / "mix.safetensors").mkdir()
     with pytest.raises(OSError, match="Is a directory"):
-        write_tuned(folder, tuned)
+        write_finetuned(folder, tuned)
 
 
 def test_a_mix_is_an_encoder_without_a_head_to_other_tools(model, tmp_path):
@@ -109,9 +109,11 @@ def test_a_mix_is_an_encoder_without_a_head_to_other_tools(model, tmp_path):
 
 def test_a_mix_is_asked_from_python_and_is_a_start_for_another_run(model, tmp_path):
     first = tune("sst2", model, tmp_path / "first", *SHORT, "head.encoder=frozen-mix").folder
-    said = ask([first], tmp_path / "first" / "data" / "sst2", device="cpu")
-    found = load(first, device="cpu").classify([said.examples[0].texts])
-    assert list(found[0].probabilities.values()) == pytest.approx(said.outcome.scores[0].tolist(), abs=1e-6)
+    predicted = predict_labelled([first], tmp_path / "first" / "data" / "sst2", device="cpu")
+    found = load(first, device="cpu").classify([predicted.examples[0].texts])
+    assert list(found[0].probabilities.values()) == pytest.approx(
+        predicted.predictions.scores[0].tolist(), abs=1e-5
+    )
     card = (tune("sst2", first, tmp_path / "second", *SHORT).folder / "card.md").read_text()
     assert "the head classify starts from fresh weights" in card
 
@@ -120,7 +122,7 @@ def test_a_mix_is_asked_from_python_and_is_a_start_for_another_run(model, tmp_pa
     ("setting", "complaint"),
     [
         ("head.cls=raw", "head.cls: a mix of all layers reads raw states already; leave it at pooled"),
-        ("head.fresh_layers=1", "layers that begin anew cannot stay frozen"),
+        ("head.fresh_layers=1", "layers with fresh weights cannot stay frozen"),
     ],
 )
 def test_settings_that_mean_nothing_to_a_mix_are_refused(model, tmp_path, setting, complaint):

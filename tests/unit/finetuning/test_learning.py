@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from bertsmith.finetuning.job import finetune
-from bertsmith.finetuning.material import read_material
-from bertsmith.finetuning.setup import set_up
-from bertsmith.ground.errors import UserError
+from bertsmith.core.errors import UserError
+from bertsmith.finetuning.finetune import finetune, set_up
+from bertsmith.finetuning.splits import read_splits
 from bertsmith.tasks.catalogue import task_named
 from bertsmith.tasks.custom import CustomSpec, custom_task
 from bertsmith.training.journal import read_metrics
@@ -33,7 +32,7 @@ def balanced_run(model, tmp_path, *settings):
     assignment = toy_assignment("sst2", model, tmp_path, *settings)
     rows = [["sentence", "label"], *([f"the cat {n}", int(n % 4 == 0)] for n in range(40))]
     write_rows(assignment.data / "train.tsv", rows)
-    return set_up(assignment, read_material(assignment.task, assignment.data, skip_bad=False))
+    return set_up(assignment, read_splits(assignment.task, assignment.data, skip_bad=False))
 
 
 def test_balanced_classes_weigh_the_same_in_sum(model, tmp_path):
@@ -67,13 +66,15 @@ def contrary(model, place, *settings):
 def test_the_last_weights_are_kept_unless_the_best_are_wanted(model, tmp_path):
     last = contrary(model, tmp_path / "last")
     best = contrary(model, tmp_path / "best", "run.keep=best")
-    exams = [line["accuracy"] for line in read_metrics(last.folder) if line["kind"] == "held-out"]
-    assert last.measures["dev"]["accuracy"] == exams[-1] < max(exams)
-    assert best.measures["dev"]["accuracy"] == max(exams)
-    step = 5 * (1 + exams.index(max(exams)))
+    evaluations = [line["accuracy"] for line in read_metrics(last.folder) if line["kind"] == "held-out"]
+    assert last.metrics["dev"]["accuracy"] == evaluations[-1] < max(evaluations)
+    assert best.metrics["dev"]["accuracy"] == max(evaluations)
+    step = 5 * (1 + evaluations.index(max(evaluations)))
     assert f"the weights of step {step} did best and were kept" in (best.folder / "card.md").read_text()
-    # The curve tells of each exam once, and of nothing that was only looked at again.
-    assert exams == [line["accuracy"] for line in read_metrics(best.folder) if line["kind"] == "held-out"]
+    # The curve tells of each evaluation once, and of nothing that was only looked at again.
+    assert evaluations == [
+        line["accuracy"] for line in read_metrics(best.folder) if line["kind"] == "held-out"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -94,7 +95,7 @@ def test_a_choice_by_the_development_set_needs_one(model, tmp_path, task, settin
 def test_without_a_development_set_there_are_no_measures(model, tmp_path):
     assignment = toy_assignment("sst2", model, tmp_path, *SHORT)
     (assignment.data / "dev.tsv").unlink()
-    assert finetune(assignment, Notebook()).measures == {}
+    assert finetune(assignment, Notebook()).metrics == {}
 
 
 @pytest.fixture
@@ -128,9 +129,9 @@ def surprising(tmp_path):
 
 def test_a_label_that_training_has_not_counts_as_wrong_and_is_told(surprising, model, caplog):
     plain = toy_assignment("sst2", model, surprising, *SHORT)
-    own = replace(plain, task=custom_task(CustomSpec("text", "label", dev_share=0)), data=surprising)
+    own = replace(plain, task=custom_task(CustomSpec("text", "label", dev_fraction=0)), data=surprising)
     result = finetune(own, Notebook())
-    assert result.measures["dev"]["accuracy"] <= 1 / 2
+    assert result.metrics["dev"]["accuracy"] <= 1 / 2
     (told,) = [line for line in caplog.messages if "training does not have" in line]
     assert told.startswith("dev: 1 examples have labels that training does not have and count as wrong")
     assert told.endswith(f"the first is '7' ({surprising / 'dev.csv'}:2)")
@@ -149,7 +150,7 @@ def test_a_tag_that_training_has_not_counts_as_wrong(model, tmp_path):
     dev.write_text("\n".join(lines) + "\n")
     result = finetune(replace(assignment, task=task), Notebook())
     total = sum(line[:1].isdigit() for line in lines)
-    assert 0.5 < result.measures["dev"]["accuracy"] <= 1 - len(words) / total
+    assert 0.5 < result.metrics["dev"]["accuracy"] <= 1 - len(words) / total
 
 
 def test_of_several_labels_one_that_training_has_not_is_an_error(model, tmp_path):
@@ -158,40 +159,40 @@ def test_of_several_labels_one_that_training_has_not_is_an_error(model, tmp_path
     (tmp_path / "dev.csv").write_text("text,label\nthe sun,sun\nthe moon,moon\n")
     plain = toy_assignment("sst2", model, tmp_path, *SHORT)
     own = replace(
-        plain, task=custom_task(CustomSpec("text", "label", kind="multilabel", dev_share=0)), data=tmp_path
+        plain, task=custom_task(CustomSpec("text", "label", kind="multilabel", dev_fraction=0)), data=tmp_path
     )
     result = finetune(own, Notebook())
-    assert result.measures["dev"]["micro_f1"] < 1
+    assert result.metrics["dev"]["micro_f1"] < 1
     assert "| moon |" in (result.folder / "errors-dev.md").read_text()
 
 
 def test_a_label_that_training_has_not_can_be_skipped(surprising):
-    task = custom_task(CustomSpec("text", "label", dev_share=0))
-    found = read_material(task, surprising, skip_bad=True)
+    task = custom_task(CustomSpec("text", "label", dev_fraction=0))
+    found = read_splits(task, surprising, skip_bad=True)
     assert [example.texts for example in found.splits["dev"]] == ["a dog"]
     assert [line.where for line in found.skipped] == [f"{surprising / 'dev.csv'}:2"]
 
 
 def test_a_task_without_training_data_says_what_to_do():
     with pytest.raises(UserError, match="has no training data of its own; fine-tune on mnli"):
-        read_material(task_named("diagnostic"), Path(), skip_bad=False)
+        read_splits(task_named("diagnostic"), Path(), skip_bad=False)
 
 
 def test_a_single_training_file_is_not_its_own_exam(model, tmp_path):
     assignment = toy_assignment("sst2", model, tmp_path)
-    found = read_material(assignment.task, assignment.data / "train.tsv", skip_bad=False)
+    found = read_splits(assignment.task, assignment.data / "train.tsv", skip_bad=False)
     assert set(found.splits) == {"train"}
 
 
 def test_a_tiny_table_is_learned_from_without_an_exam(tmp_path):
     file = tmp_path / "my.csv"
     file.write_text("text,label\n" + "".join(f"the cat {n},{n % 2}\n" for n in range(5)))
-    found = read_material(custom_task(CustomSpec("text", "label")), file, skip_bad=False)
+    found = read_splits(custom_task(CustomSpec("text", "label")), file, skip_bad=False)
     assert {name: len(examples) for name, examples in found.splits.items()} == {"train": 5}
 
 
 def test_a_table_that_is_not_parted_is_not_its_own_exam(tmp_path):
     file = tmp_path / "my.csv"
     file.write_text("text,label\n" + "".join(f"the cat {n},{n % 2}\n" for n in range(50)))
-    found = read_material(custom_task(CustomSpec("text", "label", dev_share=0)), file, skip_bad=False)
+    found = read_splits(custom_task(CustomSpec("text", "label", dev_fraction=0)), file, skip_bad=False)
     assert {name: len(examples) for name, examples in found.splits.items()} == {"train": 50}

@@ -3,14 +3,13 @@
 import numpy as np
 import pytest
 
-from bertsmith.finetuning.errors import errors_text, hardest_errors
-from bertsmith.recipe.finetuning import TextSection
+from bertsmith.recipe.finetuning_schema import TextSection
 from bertsmith.tasks.answers import QuestionAnswer
-from bertsmith.tasks.encoding import encode_split
-from bertsmith.tasks.examples import Answer, ChoiceExample, Question, TaggedExample, TextExample
-from bertsmith.tasks.outcome import Outcome
-from bertsmith.tasks.task_file import TaskNote
+from bertsmith.tasks.example_types import Answer, ChoiceExample, Question, TaggedExample, TextExample
+from bertsmith.tasks.predictions import PredictedSplit, Predictions, errors_table, hardest_errors
+from bertsmith.tasks.task_config import TaskConfig
 from bertsmith.text.tokenizer import Tokenizer
+from tests.unit.tasks.encoding_tools import encode_split
 
 TEXT = TextSection(longest=32)
 LABELS = {"tag": ("O", "B-location"), "classify": ("cold", "warm"), "multilabel": ("cold", "warm")}
@@ -18,15 +17,16 @@ LABELS = {"tag": ("O", "B-location"), "classify": ("cold", "warm"), "multilabel"
 
 @pytest.fixture
 def rows(model):
-    """The rows of errors-dev.md for examples of a kind and what was said of them."""
+    """The rows of errors-dev.md for examples of a kind and what is predicted of them."""
     tokenizer = Tokenizer.load(model)
 
     def listed(kind, examples, scores, answers=()):
         labels = LABELS.get(kind, ())
-        note = TaskNote(task="toy", kind=kind, metrics=(), labels=labels, text=TEXT)
+        config = TaskConfig(task="toy", kind=kind, metrics=(), labels=labels, text=TEXT)
         encoded = encode_split(kind, examples, labels, tokenizer, TEXT)
-        outcome = Outcome(np.array(scores, np.float32), tuple(answers))
-        return errors_text(hardest_errors(note, examples, encoded, outcome)).splitlines()[4:]
+        outcome = Predictions(np.array(scores, np.float32), tuple(answers))
+        split = PredictedSplit(examples, encoded, outcome)
+        return errors_table(hardest_errors(config.kind.errors(labels, split))).splitlines()[4:]
 
     return listed
 
@@ -44,20 +44,20 @@ def test_of_a_sentence_only_the_wrong_words_are_listed(rows):
     ]
 
 
-def question(key, *golds):
-    answers = tuple(Answer(gold, 0) for gold in golds)
+def question(key, *texts):
+    answers = tuple(Answer(text, 0) for text in texts)
     return Question(key, f"where is {key}?", "paris london", answers, True, "a", f"dev:{key}")
 
 
-def said(key, text, probability):
+def answered(key, text, probability):
     return QuestionAnswer(key, text, 0, len(text), 0.0, probability, 0.0, ())
 
 
 def test_of_answers_only_those_without_a_right_word_are_listed(rows):
     questions = [question("a", "paris"), question("b", "paris"), question("c"), question("d", "the paris")]
     questions += [question("e"), question("f", "paris", "london")]
-    answers = [said("a", "london", 0.5), said("b", "", 0.9), said("c", "paris", 0.7)]
-    answers += [said("d", "Paris london", 0.99), said("e", "", 0.99), said("f", "london", 0.99)]
+    answers = [answered("a", "london", 0.5), answered("b", "", 0.9), answered("c", "paris", 0.7)]
+    answers += [answered("d", "Paris london", 0.99), answered("e", "", 0.99), answered("f", "london", 0.99)]
     scores = np.zeros((40, 2))
     assert rows("span", questions, scores, answers) == [
         "| 0.90 | paris | no answer | where is b? | dev:b |",

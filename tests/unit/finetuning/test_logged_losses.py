@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from bertsmith.finetuning import job
+from bertsmith.finetuning import finetune
 from bertsmith.tasks.objective import TaskObjective
 from bertsmith.training.journal import read_metrics
 from tests.tuning import stop_at, tune
@@ -17,7 +17,7 @@ LINES = {4: range(4), 8: range(4, 8), 9: range(8, 9)}
 @pytest.fixture
 def losses(monkeypatch):
     """Sum of losses and sum of weights of each step in its order; tiny runs have one micro-batch each."""
-    monkeypatch.setattr(job, "LOGGED_LINES", 2)
+    monkeypatch.setattr(finetune, "LOGGED_LINES", 2)
     seen = []
 
     def keep(module, inputs, outputs):

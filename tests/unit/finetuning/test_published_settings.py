@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from bertsmith.finetuning.recipes import finetuning_recipe
-from bertsmith.recipe.finetuning import FinetuningRecipe
+from bertsmith.finetuning.task_recipe import finetuning_recipe
+from bertsmith.recipe.finetuning_schema import FinetuningRecipe
 from bertsmith.recipe.load import leaves
 from bertsmith.tasks.catalogue import OWN, TASKS
 from bertsmith.tasks.custom import CustomSpec, custom_task
@@ -27,6 +27,7 @@ DEFAULTS = {
     "head.class_weights": "equal",
     "head.fresh_layers": 0,
     # Warm-up over 10 %, all else as in pre-training: A.2 and optimization.py.
+    "optim.algorithm": "adamw",
     "optim.peak_lr": 3e-5,
     "optim.head_lr_factor": 1.0,
     "optim.beta1": 0.9,
@@ -35,7 +36,7 @@ DEFAULTS = {
     "optim.weight_decay": 0.01,
     "optim.bias_correction": True,
     "optim.clip_norm": 1.0,
-    "optim.warmup_share": 0.1,
+    "optim.warmup_fraction": 0.1,
     "optim.schedule": "linear",
     "optim.layer_decay": 1.0,
     "run.epochs": 3.0,
@@ -72,7 +73,7 @@ RACE = {  # Liu et al. 2019, table 10
     "text.longest": 512,
     "optim.peak_lr": 1e-5,
     "optim.weight_decay": 0.1,
-    "optim.warmup_share": 0.06,
+    "optim.warmup_fraction": 0.06,
     "run.epochs": 4.0,
     "run.examples": 16,
 }

@@ -2,15 +2,19 @@
 
 import pytest
 
-from bertsmith.ground.errors import UserError
+from bertsmith.core.errors import UserError
 from bertsmith.tasks.objective import TaskObjective
+from bertsmith.training.callbacks import StopRequested
 from bertsmith.training.journal import read_metrics
-from bertsmith.training.signals import StopRequested
-from bertsmith.training.steps import Learner
+from bertsmith.training.trainer import Trainer
 from tests.tiny_runs import BeforeSteps, ask_to_stop, differing, metrics_of
 from tests.tuning import Notebook, stop_at, tune, weights_of
 
-SETTINGS = ("run.epochs=0.9", "run.evaluations=3", "optim.layer_decay=0.9")  # 9 steps, exams after 3 and 6
+SETTINGS = (
+    "run.epochs=0.9",
+    "run.evaluations=3",
+    "optim.layer_decay=0.9",
+)  # 9 steps, evaluations after 3 and 6
 
 
 def lines_of(run):
@@ -32,12 +36,12 @@ def test_a_run_stopped_twice_ends_as_one_that_was_not(straight, model, tmp_path)
     notebook = Notebook()
     with stop_at(3):
         stopped = tune("sst2", model, tmp_path, *SETTINGS)
-    assert (stopped.finished, stopped.steps, stopped.measures) == (False, 4, {})
+    assert (stopped.finished, stopped.steps, stopped.metrics) == (False, 4, {})
     assert stopped.examples == 160
     with stop_at(1):
-        assert tune("sst2", model, tmp_path, *SETTINGS).steps == 6  # amid an exam
+        assert tune("sst2", model, tmp_path, *SETTINGS).steps == 6  # amid an evaluation
     ended = tune("sst2", model, tmp_path, *SETTINGS, notebook=notebook)
-    assert "goes on from step 6" in notebook.notes
+    assert "resumes from step 6" in notebook.notes
     assert ended.finished
     assert ended.seconds > stopped.seconds
     assert same(ended.folder, straight)
@@ -60,12 +64,12 @@ class LateWish(StopRequested):
 
 def test_a_stop_is_saved_whenever_it_comes(model, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr("bertsmith.finetuning.job.StopRequested", LateWish)
+        patch.setattr("bertsmith.finetuning.finetune.StopRequested", LateWish)
         stopped = tune("sst2", model, tmp_path, *SETTINGS)
     assert not stopped.finished
     notebook = Notebook()
     tune("sst2", model, tmp_path, *SETTINGS, notebook=notebook)
-    assert f"goes on from step {stopped.steps}" in notebook.notes
+    assert f"resumes from step {stopped.steps}" in notebook.notes
 
 
 def test_nothing_that_only_helps_to_go_on_stays_after_the_end(straight):
@@ -81,7 +85,7 @@ def test_a_stop_in_the_last_step_is_an_end(straight, model, tmp_path):
 
 
 def test_late_reports_as_on_a_gpu_change_nothing(straight, model, tmp_path, monkeypatch):
-    monkeypatch.setattr(Learner, "unwatched", True)
+    monkeypatch.setattr(Trainer, "runs_ahead", True)
     with stop_at(4):
         assert tune("sst2", model, tmp_path, *SETTINGS).steps == 5
     assert same(tune("sst2", model, tmp_path, *SETTINGS).folder, straight)
@@ -90,8 +94,8 @@ def test_late_reports_as_on_a_gpu_change_nothing(straight, model, tmp_path, monk
 class Impatient(Notebook):
     """Asks to stop when it hears of the fourth step, while the fifth is on its way."""
 
-    def step(self, progress, values):
-        super().step(progress, values)
+    def on_step(self, progress, values):
+        super().on_step(progress, values)
         if values["step"] == 4:
             ask_to_stop()
 
@@ -99,7 +103,7 @@ class Impatient(Notebook):
 def test_a_stop_that_comes_with_a_late_report_saves_no_step_under_anothers_number(
     straight, model, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(Learner, "unwatched", True)
+    monkeypatch.setattr(Trainer, "runs_ahead", True)
     stopped = tune("sst2", model, tmp_path, *SETTINGS, notebook=Impatient())
     assert (stopped.finished, stopped.steps) == (False, 6)
     assert same(tune("sst2", model, tmp_path, *SETTINGS).folder, straight)
@@ -143,14 +147,14 @@ BEST = ("run.keep=best", "run.epochs=1", "run.evaluations=5", "optim.peak_lr=0.5
 def test_the_best_weights_are_kept_through_an_interruption(model, tmp_path):
     notebook = Notebook()
     whole = tune("sst2", model, tmp_path / "whole", *BEST, notebook=notebook)
-    exams = [line["accuracy"] for line in read_metrics(whole.folder) if line["kind"] == "held-out"]
-    assert len(exams) == 5
-    assert whole.measures["dev"]["accuracy"] == max(exams)
+    evaluations = [line["accuracy"] for line in read_metrics(whole.folder) if line["kind"] == "held-out"]
+    assert len(evaluations) == 5
+    assert whole.metrics["dev"]["accuracy"] == max(evaluations)
     with stop_at(7):
         tune("sst2", model, tmp_path / "parts", *BEST)
     parts = tune("sst2", model, tmp_path / "parts", *BEST)
     assert same(parts.folder, whole.folder)
-    assert parts.measures == whole.measures
+    assert parts.metrics == whole.metrics
 
 
 def test_best_weights_that_are_gone_are_named(model, tmp_path):
@@ -158,7 +162,7 @@ def test_best_weights_that_are_gone_are_named(model, tmp_path):
         tune("sst2", model, tmp_path, *BEST)
     (file,) = (tmp_path / "runs" / "sst2").glob("best-*.safetensors")
     file.write_bytes(b"")
-    with pytest.raises(UserError, match=f"{file.name}: cannot be read, and the saved state needs it"):
+    with pytest.raises(UserError, match=f"{file.name}: .*; the saved state needs it"):
         tune("sst2", model, tmp_path, *BEST)
 
 

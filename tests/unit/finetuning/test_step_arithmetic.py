@@ -1,21 +1,21 @@
 """What a step does to the weights: its rate, its dropout, its loss, and the update of plain AdamW."""
 
 from copy import deepcopy
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
 
-from bertsmith.finetuning.loop import Due, tuning_steps
-from bertsmith.finetuning.material import read_material
-from bertsmith.finetuning.recipes import finetuning_recipe
-from bertsmith.finetuning.setup import set_up
-from bertsmith.ground.seeds import key_of
+from bertsmith.core.seeds import key_of
+from bertsmith.finetuning.finetune import next_step, set_up
+from bertsmith.finetuning.splits import read_splits
+from bertsmith.finetuning.task_recipe import finetuning_recipe
 from bertsmith.tasks.batches import ShuffledBatches
 from bertsmith.tasks.catalogue import task_named
-from bertsmith.training.parallel import ALONE
-from bertsmith.training.steps import Caution, Learner
+from bertsmith.training.distributed import ALONE
+from bertsmith.training.trainer import GradientGuard, Progress, Trainer, training_steps
 from tests.toy_tasks import write_rows
 from tests.tuning import Notebook, toy_assignment, tune
 from tests.unit.tasks.made_sets import made_set
@@ -23,25 +23,21 @@ from tests.unit.tasks.made_sets import made_set
 TEN_STEPS = ("run.epochs=1", "optim.peak_lr=1e-3")
 
 
-def nothing_is_due(_: int) -> Due:
-    return Due()
-
-
 # ---- the rate of each step
 
 
 @pytest.mark.parametrize(
-    ("warmup_share", "expected"),
+    ("warmup_fraction", "expected"),
     [
         (0.0, {1: 1e-3, 2: 0.9e-3, 10: 0.1e-3}),
         (0.2, {1: 0.0, 2: 0.5e-3, 3: 1e-3, 4: 0.875e-3, 10: 0.125e-3}),
     ],
 )
 def test_the_first_step_begins_the_schedule_and_the_last_one_stands_before_its_end(
-    model, tmp_path, warmup_share, expected
+    model, tmp_path, warmup_fraction, expected
 ):
     notebook = Notebook()
-    tune("sst2", model, tmp_path, *TEN_STEPS, f"optim.warmup_share={warmup_share}", notebook=notebook)
+    tune("sst2", model, tmp_path, *TEN_STEPS, f"optim.warmup_fraction={warmup_fraction}", notebook=notebook)
     rates = {line["step"]: line["learning_rate"] for line in notebook.lines}
     assert list(rates) == list(range(1, 11))
     assert {step: rates[step] for step in expected} == pytest.approx(expected, abs=1e-12)
@@ -58,22 +54,28 @@ class Drawing(nn.Module):
         self.weight = nn.Parameter(torch.zeros(1))
         self.draws = []
 
-    def forward(self, batch, shares_1):
+    def forward(self, batch, loss_scales_1):
         self.draws.append(torch.rand(()).item())
-        loss = self.weight.sum() * shares_1[0]
+        loss = self.weight.sum() * loss_scales_1[0]
         return loss, loss.detach()[None]
 
 
 def draws_of_four_steps(seed, first=0):
     """What is drawn in the steps from `first` on."""
     objective = Drawing()
-    learner = Learner(
-        objective, torch.optim.AdamW(objective.parameters()), ALONE, "fp32", 1.0, Caution("off")
+    trainer = Trainer(
+        objective,
+        torch.optim.AdamW(objective.parameters()),
+        ALONE,
+        "fp32",
+        1.0,
+        GradientGuard("off"),
+        seed=seed,
     )
     settings = {"examples_per_step": 3, "seed": seed, "micro_tokens": 10_000, "multiple": 1}
     batches = ShuffledBatches(made_set("classify", items=12), **settings)
     recipe = finetuning_recipe(task_named("sst2"), ["run.epochs=1", f"run.seed={seed}"])
-    assert list(tuning_steps(learner, batches, recipe, first=first, due_after=nothing_is_due))
+    assert list(training_steps(trainer, partial(next_step, batches, recipe), Progress(first)))
     return objective.draws
 
 
@@ -93,7 +95,7 @@ def test_each_step_drops_by_its_own_number_whatever_was_drawn_before(seed):
 
 PEAK, CLIP, EPS, BETAS = 1e-2, 0.05, 1e-3, (0.8, 0.95)
 THREE_STEPS = (
-    *("run.epochs=1", "run.examples=14", "run.micro_tokens=40", "optim.warmup_share=0"),
+    *("run.epochs=1", "run.examples=14", "run.micro_tokens=40", "optim.warmup_fraction=0"),
     *(f"optim.peak_lr={PEAK}", f"optim.clip_norm={CLIP}", f"optim.eps={EPS}"),
     *(f"optim.beta1={BETAS[0]}", f"optim.beta2={BETAS[1]}", "optim.weight_decay=0.1"),
 )
@@ -141,23 +143,24 @@ def plain_adamw(scorer):
 def test_three_steps_are_those_of_plain_adamw_with_clipping(model, tmp_path, name, kind, write, balance):
     assignment = toy_assignment(name, model, tmp_path, *THREE_STEPS, f"head.class_weights={balance}")
     weights_C = write(assignment.data) if balance == "balanced" else write(assignment.data).fill_(1.0)
-    run = set_up(assignment, read_material(assignment.task, assignment.data, skip_bad=False))
-    run.learner.objective.eval()  # no dropout
-    scorer = deepcopy(run.learner.objective.scorer)
+    run = set_up(assignment, read_splits(assignment.task, assignment.data, skip_bad=False))
+    run.trainer.objective.eval()  # no dropout
+    scorer = deepcopy(run.trainer.objective.scorer)
     optimizer, norms = plain_adamw(scorer), []
-    steps = tuning_steps(run.learner, run.batches, run.recipe, first=0, due_after=nothing_is_due)
-    for number, step in enumerate(steps):
-        assert len(step.items.micros) > 1
+    steps = training_steps(run.trainer, partial(next_step, run.batches, run.recipe), Progress())
+    for number, report in enumerate(steps):
+        micros = report.step.micros
+        assert len(micros) > 1
         optimizer.zero_grad()
-        loss = plain_loss(scorer, step.items.micros, kind, weights_C)
+        loss = plain_loss(scorer, micros, kind, weights_C)
         loss.backward()
         norms.append(nn.utils.clip_grad_norm_(scorer.parameters(), CLIP).item())
         optimizer.param_groups[0]["lr"] = optimizer.param_groups[1]["lr"] = PEAK * (3 - number) / 3
         optimizer.step()
-        assert step.outcome.gradient_norm == pytest.approx(norms[-1], rel=1e-3)
-        assert step.outcome.sums[0] / step.items.count == pytest.approx(loss.item(), rel=1e-4)
+        assert report.gradient_norm == pytest.approx(norms[-1], rel=1e-3)
+        assert report.sums[0] / report.step.counts[0] == pytest.approx(loss.item(), rel=1e-4)
     assert len(norms) == 3 and max(norms) > 2 * CLIP
     for (parameter, ours), theirs in zip(
-        run.learner.objective.scorer.named_parameters(), scorer.parameters(), strict=True
+        run.trainer.objective.scorer.named_parameters(), scorer.parameters(), strict=True
     ):
         assert (ours - theirs).abs().max() < 1e-3 * PEAK, parameter

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bertsmith.finetuning.using import ask
+from bertsmith.finetuning.predict import predict_labelled
 from tests.toy_tasks import TOYS
 from tests.tuning import tune
 
@@ -17,7 +17,7 @@ def test_a_toy_rule_is_learned_and_the_folder_says_the_same_again(name, model, t
         place = tmp_path / str(seed)
         settings = f"run.epochs={EPOCHS.get(name, FEW_EPOCHS)}", f"run.seed={seed}"
         result = tune(name, model, place, *settings)
-        measures = next(iter(result.measures.values()))
-        assert next(iter(measures.values())) > 0.95
-        said = ask([result.folder], place / "data" / name, split="dev", device="cpu")
-        assert said.measures() == pytest.approx(measures, abs=1e-4)
+        metrics = next(iter(result.metrics.values()))
+        assert next(iter(metrics.values())) > 0.95
+        predicted = predict_labelled([result.folder], place / "data" / name, split="dev", device="cpu")
+        assert predicted.metrics() == pytest.approx(metrics, abs=1e-4)

@@ -1,13 +1,13 @@
-"""Files without labels are no training and no exam: a run says so before its first step."""
+"""Files without labels are neither trained nor evaluated on: a run says so before its first step."""
 
 import csv
 import json
 
 import pytest
 
-from bertsmith.finetuning.job import finetune
-from bertsmith.finetuning.material import read_material
-from bertsmith.ground.errors import UserError
+from bertsmith.core.errors import UserError
+from bertsmith.finetuning.finetune import finetune
+from bertsmith.finetuning.splits import read_splits
 from tests.tuning import SHORT, Notebook, toy_assignment
 
 LABELLED = {
@@ -53,7 +53,7 @@ def test_training_without_labels_is_refused(model, tmp_path, name):
 def test_an_exam_without_labels_is_refused_before_the_first_step(model, tmp_path, name):
     assignment = toy_assignment(name, model, tmp_path, *SHORT)
     BARE[name](assignment.data / LABELLED[name][1])
-    with pytest.raises(UserError, match=rf"{LABELLED[name][1]}.*40 of 40 examples to judge the model by"):
+    with pytest.raises(UserError, match=rf"{LABELLED[name][1]}.*40 of 40 examples to evaluate have no label"):
         finetune(assignment, Notebook())
     assert not assignment.out.exists()
 
@@ -63,5 +63,5 @@ def test_some_training_examples_may_lack_a_label(model, tmp_path):
     file = assignment.data / "train.csv"
     first, *rest = file.read_text().splitlines()
     file.write_text("\n".join([first, rest[0].rpartition(",")[0] + ",", *rest[1:]]) + "\n")
-    found = read_material(assignment.task, assignment.data, skip_bad=False)
+    found = read_splits(assignment.task, assignment.data, skip_bad=False)
     assert [example.label is None for example in found.splits["train"]].count(True) == 1

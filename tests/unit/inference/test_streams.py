@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bertsmith.inference import streams as streams_room
-from bertsmith.inference.engine import BATCH_TOKENS, cut_for
+from bertsmith.inference.engine import BATCH_TOKENS, batching_for
 from bertsmith.inference.streams import LEAST_TOKENS, in_streams, make_ready, streams_for
 
 CPU = torch.device("cpu")
@@ -137,7 +137,7 @@ def test_nothing_is_kept_for_a_backward_pass(bert, threads):
     torch.set_num_threads(threads)
     try:
         texts = ["The boy plays in the snow under the tree."] * 120
-        kept = bert.engine.answer_each(texts, learning, truncate=False)
+        kept = bert.engine.predict_each(texts, learning, truncate=False)
         assert set(kept) == {False}
     finally:
         torch.set_num_threads(before)
@@ -156,19 +156,19 @@ def test_a_forked_process_does_not_wait_for_the_threads_of_its_parent():
 
 
 def test_too_few_tokens_stay_one_batch_that_all_cores_share(two_threads):
-    assert cut_for(2 * LEAST_TOKENS - 1, CPU).streams == 1
-    assert cut_for(2 * LEAST_TOKENS, CPU).streams == 2
-    assert cut_for(10**6, torch.device("cuda")).streams == 1
+    assert batching_for(2 * LEAST_TOKENS - 1, CPU).streams == 1
+    assert batching_for(2 * LEAST_TOKENS, CPU).streams == 2
+    assert batching_for(10**6, torch.device("cuda")).streams == 1
 
 
 def test_where_products_take_all_cores_many_cores_share_one_batch(two_threads, monkeypatch):
     monkeypatch.setattr(streams_room, "MOST_STREAMS", 1)
-    assert cut_for(10**6, CPU).streams == 1
+    assert batching_for(10**6, CPU).streams == 1
 
 
 @pytest.mark.parametrize("tokens", [1100, 4000, 4097, 5000, 123_456])
 def test_every_stream_has_as_much_to_do(tokens, two_threads):
-    cut = cut_for(tokens, CPU)
+    cut = batching_for(tokens, CPU)
     assert cut.tokens <= BATCH_TOKENS["cpu"]
     batches = -(-tokens // cut.tokens)
     assert batches % 2 == 0

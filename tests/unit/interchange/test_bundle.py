@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bertsmith.ground.errors import UserError
+from bertsmith.core.errors import UserError
 from bertsmith.interchange.bundle import Bundle
 from bertsmith.interchange.crc32c import crc32c
 from tests import bundle_writer as writer

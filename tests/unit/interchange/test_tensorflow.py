@@ -18,7 +18,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from bertsmith.ground.errors import UserError
+from bertsmith.core.errors import UserError
 from bertsmith.interchange.tensorflow import read_checkpoint
 from tests.bundle_writer import bfloat16, write_bundle
 

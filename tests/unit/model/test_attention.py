@@ -2,10 +2,8 @@ import numpy as np
 import pytest
 import torch
 
-from bertsmith.model.attention import explain_attention, reference_attention
-from bertsmith.model.attention_rule import AttentionRule
-from bertsmith.model.grouped_attention import grouped_attention
-from bertsmith.model.length_groups import cheapest_edges
+from bertsmith.model.attention import AttentionRule, explain_attention, reference_attention
+from bertsmith.model.grouped_attention import cheapest_edges, grouped_attention
 from bertsmith.model.product_attention import product_attention, products_take
 from tests.attention_cases import (
     LENGTHS,

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from bertsmith.ground.errors import UserError
-from bertsmith.model.weights import Model, read_model, write_model
+from bertsmith.core.errors import UserError
+from bertsmith.model.model_folder import Model, read_model, write_model
 from tests.folders import change_config, complaint, drop
 from tests.tiny import tiny_network
 
@@ -86,7 +86,7 @@ def test_a_modernbert_config_of_2024_means_the_same(tmp_path):
         local_rope_theta=10000.0,
         global_attn_every_n_layers=3,
     )
-    assert read_model(tmp_path).network.shape == network.shape
+    assert read_model(tmp_path).network.config == network.config
 
 
 def test_a_folder_that_is_none_is_refused(tmp_path):
@@ -120,7 +120,7 @@ def test_unexpected_weights_are_listed_by_name(folder):
     tensors = load_file(folder / "model.safetensors") | {"bert.adapter.down": torch.zeros(3)}
     save_file(tensors, folder / "model.safetensors")
     assert read_model(folder).notes == (
-        "weights that belong to no part of bert were left out: bert.adapter.down",
+        "weights that belong to no part of bert were skipped: bert.adapter.down",
     )
 
 
@@ -225,7 +225,7 @@ def test_labels_that_are_not_numbered_are_refused(folder, labels):
 
 
 def test_null_in_a_config_means_the_default(folder):
-    before = read_model(folder).network.shape
+    before = read_model(folder).network.config
     nulls = (
         "pad_token_id",
         "position_embedding_type",
@@ -234,7 +234,7 @@ def test_null_in_a_config_means_the_default(folder):
         "id2label",
     )
     change_config(folder, **dict.fromkeys(nulls))
-    assert read_model(folder).network.shape == before
+    assert read_model(folder).network.config == before
 
 
 def test_an_untied_encoder_without_masked_words_is_fine(tmp_path):

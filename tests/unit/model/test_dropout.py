@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from bertsmith.model.family import FAMILY, build_network
-from bertsmith.model.settings import Settings
+from bertsmith.model.architectures.registry import ARCHITECTURES
+from bertsmith.model.encoder_config import ConfigReader
+from bertsmith.model.network import build_network
 from bertsmith.packed import pack
 from tests.tiny import tiny_config
 
@@ -39,13 +40,13 @@ HEADS = {
     "distilbert": {"classify": (0, 0.13), "tag": (0, 0.11), "span": (0, 0.14), "choice": (0, 0.13)},
     "modernbert": {"classify": (0, 0.13), "tag": (0, 0.13), "span": (0, 0.13), "choice": (0, 0.13)},
 }  # fmt: skip
-every_member = pytest.mark.parametrize("model_type", FAMILY)
+every_member = pytest.mark.parametrize("model_type", ARCHITECTURES)
 
 
 def network_of(model_type: str, heads: dict[str, int]):
     config = tiny_config(model_type) | RATES[model_type]
-    shape = FAMILY[model_type].read_shape(Settings(config, "config.json"))
-    return build_network(shape, heads)
+    encoder_config = ARCHITECTURES[model_type].read_config(ConfigReader(config, "config.json"))
+    return build_network(encoder_config, heads)
 
 
 @every_member
@@ -69,14 +70,14 @@ def test_the_rates_in_the_heads_are_those_of_their_keys(model_type):
 
 @every_member
 def test_rates_come_back_from_the_config_they_are_written_to(model_type):
-    member = FAMILY[model_type]
-    shape = member.read_shape(Settings(tiny_config(model_type) | RATES[model_type], "config.json"))
-    assert member.read_shape(Settings(member.write_config(shape), "config.json")) == shape
+    member = ARCHITECTURES[model_type]
+    config = member.read_config(ConfigReader(tiny_config(model_type) | RATES[model_type], "config.json"))
+    assert member.read_config(ConfigReader(member.write_config(config), "config.json")) == config
 
 
 @every_member
 def test_every_dropout_is_on_the_way_of_the_forward_pass(model_type):
-    heads = {"classify": 2, "pooler": 0} if "pooler" in FAMILY[model_type].heads else {"classify": 2}
+    heads = {"classify": 2, "pooler": 0} if "pooler" in ARCHITECTURES[model_type].heads else {"classify": 2}
     network = network_of(model_type, heads).train()
     passed: dict[str, int] = {}
     for name, module in network.named_modules():

@@ -3,14 +3,14 @@
 import pytest
 import torch
 
-from bertsmith.model.family import FAMILY
+from bertsmith.model.architectures.registry import ARCHITECTURES
 from bertsmith.packed import pack
 from tests.tiny import tiny_network
 
 BATCH = pack([[5, 6, 7, 8], [9, 10], [11, 12, 13, 14, 15, 16]])
 ROWS = torch.tensor([8, 0, 3, 0, 11])
 
-members = pytest.mark.parametrize("model_type", FAMILY)
+members = pytest.mark.parametrize("model_type", ARCHITECTURES)
 
 
 @members
@@ -47,4 +47,4 @@ def test_a_sentence_head_says_the_same_of_the_rows_it_looks_at(model_type):
 
 
 def _supports(model_type: str) -> dict[str, int]:
-    return dict.fromkeys(FAMILY[model_type].heads["classify"].needs, 0)
+    return dict.fromkeys(ARCHITECTURES[model_type].heads["classify"].needs, 0)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bertsmith.corpus.store import TokenStore
+from bertsmith.corpus.token_store import TokenStore
 from tests.tiny_runs import run_tiny, tiny_store, without_pictures
 
 

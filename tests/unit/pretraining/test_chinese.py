@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 import bertsmith
 from bertsmith.cli.corpus import corpus
 from bertsmith.cli.vocab import vocab
-from bertsmith.corpus.store import TokenStore
+from bertsmith.corpus.token_store import TokenStore
 from tests.tiny_runs import run_tiny
 
 WHO = ["铁匠", "农夫", "面包师", "国王", "骑手"]

@@ -7,21 +7,20 @@ import torch
 import transformers
 from torch import nn
 
-from bertsmith.corpus.store import TokenStore
-from bertsmith.examples.batch import PretrainingBatch
-from bertsmith.examples.feed import Feed, StepAddress
-from bertsmith.model.family import build_network
-from bertsmith.model.network import Network
-from bertsmith.model.weights import head_outputs, read_model
-from bertsmith.objectives.pretraining import PretrainingObjective
-from bertsmith.pretraining.job import pretrain
-from bertsmith.pretraining.start import begin, pair_head_of, shape_of
+from bertsmith.corpus.token_store import TokenStore
+from bertsmith.data.data_loader import PretrainingDataset, StepIndex
+from bertsmith.data.micro_batches import PretrainingBatch
+from bertsmith.model.model_folder import head_outputs, read_model
+from bertsmith.model.network import Network, build_network
+from bertsmith.objectives.pretraining_objective import PretrainingObjective
+from bertsmith.pretraining.initial_model import build_initial_model, encoder_config_of, pair_head_of
+from bertsmith.pretraining.pretrain import pretrain
+from bertsmith.recipe.describe import published_vocabulary
 from bertsmith.recipe.load import load_recipe, preset_names
 from bertsmith.recipe.schema import Recipe
-from bertsmith.recipe.sizes import PUBLISHED_VOCABULARY
 from tests.tiny_runs import Listener, metrics_of
 
-SHORT = ("examples.stages=[{share=1.0, length=32, predictions=5}]", "examples.held_out_share=0.2")
+SHORT = ("examples.stages=[{fraction=1.0, length=32, predictions=5}]", "examples.held_out_fraction=0.2")
 FEW = ("batch.sequences=4", "batch.tokens=100", "run.evaluation_sequences=8", "run.device=cpu")
 SOON = ("run.steps=2", "run.budget=steps", "run.evaluate_every_steps=9")
 NARROW = ("model.layers=3", "model.width=32", "model.heads=2", "model.inner=64")
@@ -45,12 +44,12 @@ def small(name: str) -> Recipe:
 
 @each_preset
 def test_a_preset_takes_two_steps(name, store, tmp_path):
-    result = pretrain(small(name), store=store.folder, out=tmp_path / "run", watch=Listener())
+    result = pretrain(small(name), store=store.folder, out=tmp_path / "run", callback=Listener())
     assert (result.state, result.steps) == ("finished", 2)
     before, after = metrics_of(tmp_path / "run", "held-out")
     assert after["mlm_loss"] != before["mlm_loss"]
     assert ("pair_loss" in after) == (load_recipe(name).examples.pairs in ("nsp", "sop"))
-    assert read_model(tmp_path / "run" / "model").network.shape.model_type == load_recipe(name).model.type
+    assert read_model(tmp_path / "run" / "model").network.config.model_type == load_recipe(name).model.type
 
 
 # ---- the published sizes, on torch's device that holds no numbers
@@ -58,13 +57,13 @@ def test_a_preset_takes_two_steps(name, store, tmp_path):
 
 def in_full_size(recipe: Recipe, store: TokenStore, *, layers: int) -> Network:
     """So many layers of the preset's network with its published vocabulary, without memory."""
-    heads = head_outputs(begin(small(recipe.name), store).network)
-    vocabulary = PUBLISHED_VOCABULARY[recipe.model.type]
-    shape = replace(shape_of(recipe.model, store.tokenizer()), vocabulary=vocabulary, layers=layers)
+    heads = head_outputs(build_initial_model(small(recipe.name), store).network)
+    vocabulary = published_vocabulary(recipe.model.type)
+    config = replace(encoder_config_of(recipe.model, store.tokenizer()), vocabulary=vocabulary, layers=layers)
     if recipe.model.type == "roberta":
-        shape = replace(shape, pad_id=1)  # the published tokenizer's
+        config = replace(config, pad_id=1)  # the published tokenizer's
     with torch.device("meta"):
-        return build_network(shape, heads)
+        return build_network(config, heads)
 
 
 def parameters(module: nn.Module) -> int:
@@ -81,7 +80,7 @@ def theirs_in_full_size(recipe: Recipe) -> nn.Module:
         sizes = {"dim": model.width, "n_layers": model.layers, "n_heads": model.heads}
         sizes |= {"hidden_dim": model.inner}
     positions = model.positions + 2 * (model.type == "roberta")
-    vocabulary = PUBLISHED_VOCABULARY[model.type]
+    vocabulary = published_vocabulary(model.type)
     config, network = (getattr(transformers, each) for each in THEIR_CLASSES[model.type])
     with torch.device("meta"):
         return network(config(vocab_size=vocabulary, max_position_embeddings=positions, **sizes, **narrow))
@@ -95,8 +94,8 @@ def test_a_preset_in_its_published_size_has_as_many_weights_as_in_transformers(n
 
 
 def batch_without_numbers(recipe: Recipe, store: TokenStore, cache) -> PretrainingBatch:
-    feed = Feed(store, small(recipe.name), micro_tokens=256, multiple=8, cache=cache)
-    return feed.build(StepAddress(0, 0)).micros[0].to("meta")
+    feed = PretrainingDataset(store, small(recipe.name), micro_tokens=256, multiple=8, cache=cache)
+    return feed[StepIndex(0, 0)].micros[0].to("meta")
 
 
 @each_preset

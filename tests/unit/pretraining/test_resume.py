@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from bertsmith.corpus.store import TokenStore
-from bertsmith.ground.seeds import key_of
-from bertsmith.objectives.pretraining import PretrainingObjective
-from bertsmith.pretraining.setup import Request, set_up
-from bertsmith.training.checkpoint_files import saved_steps, step_folder
-from bertsmith.training.parallel import ALONE
+from bertsmith.core.seeds import key_of
+from bertsmith.corpus.token_store import TokenStore
+from bertsmith.objectives.pretraining_objective import PretrainingObjective
+from bertsmith.pretraining.pretrain import Request, set_up
+from bertsmith.training.checkpoint_storage import saved_steps, step_folder
+from bertsmith.training.distributed import ALONE
 from tests.tiny_runs import (
     BeforeSteps,
     Listener,
@@ -118,8 +118,8 @@ def test_steps_in_several_micro_batches_go_on_to_the_bit(store, tmp_path):
 def test_the_seconds_of_earlier_starts_count(store, tmp_path):
     with stop_at(2):
         seconds = run_tiny(store, tmp_path / "run").seconds
-    run, standing = set_up(Request(tiny_recipe(), store.folder, tmp_path / "run"), ALONE, Listener())
-    assert run.lesson.clock.before == standing.position.seconds == seconds > 0
+    _, state = set_up(Request(tiny_recipe(), store.folder, tmp_path / "run"), ALONE, Listener())
+    assert state.progress.seconds == seconds > 0
 
 
 def test_each_step_draws_its_own_dropout_whatever_start_it_is_in(store, tmp_path):

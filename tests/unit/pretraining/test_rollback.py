@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from bertsmith.ground.errors import UserError
-from bertsmith.objectives.pretraining import PretrainingObjective
-from bertsmith.training.checkpoint_files import saved_steps
+from bertsmith.core.errors import UserError
+from bertsmith.objectives.pretraining_objective import PretrainingObjective
+from bertsmith.training.checkpoint_storage import saved_steps
 from bertsmith.training.journal import read_metrics
-from bertsmith.training.steps import Learner
+from bertsmith.training.trainer import Trainer
 from tests.tiny_runs import BeforeSteps, Listener, last_state, run_tiny, stop_at, without_pictures
 
 CAREFUL = ("run.steps=10", "run.save_every_steps=2", "run.keep_last=9", "run.rollback_after=3")
@@ -22,7 +22,7 @@ def reports(request: pytest.FixtureRequest) -> Iterator[str]:
     """Every test twice: with reports after each step, and with reports one step late, as on a GPU."""
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "late":
-            patch.setattr(Learner, "unwatched", True)
+            patch.setattr(Trainer, "runs_ahead", True)
         yield request.param
 
 
@@ -56,7 +56,7 @@ def test_after_several_skipped_steps_the_saved_weights_are_taken_again(recovered
     run, listener = recovered
     assert events(run) == [*((step, "not a number") for step in (6, 7, 8)), (8, "4")]
     assert "step 6 was skipped: its gradient is not a number" in listener.notes
-    assert "the weights of step 4 were taken again; the data goes on" in listener.notes
+    assert "the weights of step 4 were loaded again; the data move on" in listener.notes
     assert listener.lines[-1]["skipped"] == 3
     assert all(tensor.isfinite().all() for tensor in last_state(run).values())
 
@@ -90,7 +90,12 @@ def test_a_good_step_in_between_does_not_make_it_go_on_for_ever(store, tmp_path)
 
 
 def test_a_rate_that_explodes_before_anything_was_saved_is_told(store, tmp_path):
-    exploding = ("optim.peak_lr=1e30", "optim.warmup_share=0", "optim.decay=constant", "run.rollback_after=2")
+    exploding = (
+        "optim.peak_lr=1e30",
+        "optim.warmup_fraction=0",
+        "optim.schedule=constant",
+        "run.rollback_after=2",
+    )
     with pytest.raises(UserError, match="2 steps in a row had no usable gradient"):
         run_tiny(store, tmp_path / "run", *exploding)
     assert events(tmp_path / "run") == [(2, "not a number")]

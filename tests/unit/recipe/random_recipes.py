@@ -56,7 +56,7 @@ def parts_of_a_whole(rest: st.SearchStrategy[dict[str, Any]]) -> st.SearchStrate
 
     def shared(parts: list[tuple[int, dict[str, Any]]]) -> list[dict[str, Any]]:
         total = sum(weight for weight, _ in parts)
-        return [{**table, "share": weight / total} for weight, table in parts]
+        return [{**table, "fraction": weight / total} for weight, table in parts]
 
     return st.lists(weighted, min_size=1, max_size=4).map(shared)
 

@@ -3,9 +3,9 @@ import sys
 
 import pytest
 
-from bertsmith.ground.errors import UserError
+from bertsmith.core.errors import UserError
 from bertsmith.recipe.describe import settings_of
-from bertsmith.recipe.load import load_recipe, load_recipe_with_origins
+from bertsmith.recipe.load import load_recipe, load_recipe_with_origins, recipe_text, with_new_names
 from bertsmith.recipe.schema import Level, Recipe, Stage
 
 
@@ -66,9 +66,9 @@ def test_a_mark_at_the_start_of_a_file_and_windows_line_ends_do_not_matter(file)
 
 def test_a_list_in_a_file_replaces_the_bases_list(file):
     mine = load_recipe(
-        file('base = "bert-base"\n[[examples.stages]]\nshare = 1\nlength = 64\npredictions = 10\n')
+        file('base = "bert-base"\n[[examples.stages]]\nfraction = 1\nlength = 64\npredictions = 10\n')
     )
-    assert mine.examples.stages == (Stage(share=1, length=64, predictions=10),)
+    assert mine.examples.stages == (Stage(fraction=1, length=64, predictions=10),)
 
 
 def test_a_file_cannot_stand_on_another_file(file):
@@ -128,14 +128,14 @@ def test_loading_a_preset_imports_no_torch():
         ("run.keep_at=[10, 20]", lambda recipe: recipe.run.keep_at, (10, 20)),
         ("optim={ peak_lr = 1, beta1 = 0.8 }", lambda recipe: recipe.optim.beta1, 0.8),
         (
-            "examples.stages=[{share=1, length=64, predictions=10}]",
+            "examples.stages=[{fraction=1, length=64, predictions=10}]",
             lambda recipe: recipe.examples.stages,
-            (Stage(share=1, length=64, predictions=10),),
+            (Stage(fraction=1, length=64, predictions=10),),
         ),
         (
-            "masking.levels=[{unit='word', share=0.5}, {unit='phrase', share=0.5}]",
+            "masking.levels=[{unit='word', fraction=0.5}, {unit='phrase', fraction=0.5}]",
             lambda recipe: recipe.masking.levels,
-            (Level(unit="word", share=0.5), Level(unit="phrase", share=0.5)),
+            (Level(unit="word", fraction=0.5), Level(unit="phrase", fraction=0.5)),
         ),
     ],
 )
@@ -158,7 +158,7 @@ def test_set_without_a_key_or_a_value_is_refused(override):
 
 
 def test_a_list_that_is_not_closed_is_not_taken_for_a_word():
-    assert "[{share=1 is not valid TOML" in refusal("bert-base", ["examples.stages=[{share=1"])
+    assert "[{fraction=1 is not valid TOML" in refusal("bert-base", ["examples.stages=[{fraction=1"])
 
 
 # ---- origins
@@ -182,7 +182,7 @@ def test_settings_list_every_key_with_value_and_description():
     settings = {setting.key: setting for setting in settings_of(load_recipe_with_origins("bert-tiny"))}
     assert settings["model.layers"].value == 2
     assert settings["model.layers"].description == "Transformer layers."
-    assert settings["examples.stages"].value[0] == {"share": 0.9, "length": 128, "predictions": 20}
+    assert settings["examples.stages"].value[0] == {"fraction": 0.9, "length": 128, "predictions": 20}
     assert settings["name"].origin == "preset bert-tiny"
     assert all(setting.description and "\n" not in setting.description for setting in settings.values())
 
@@ -214,24 +214,24 @@ def test_settings_list_every_key_with_value_and_description():
         (
             "masking.levels=['token', 'entity']",
             'masking.levels[0] = "token" is refused; '
-            'it should be a table such as { unit = "token", share = 0.5 }',
+            'it should be a table such as { unit = "token", fraction = 0.5 }',
         ),
         (
             "masking.levels=token",
             'masking.levels = "token" is refused; '
-            'it should be a list such as [{ unit = "token", share = 0.5 }, ...]',
+            'it should be a list such as [{ unit = "token", fraction = 0.5 }, ...]',
         ),
         (
             "examples.stages.0.length=9",
             'examples.stages = {"0": {"length": 9}} is refused; '
-            "it should be a list such as [{ share = 0.9, length = 128, predictions = 20 }, ...]",
+            "it should be a list such as [{ fraction = 0.9, length = 128, predictions = 20 }, ...]",
         ),
         (
-            "examples.stages=[{share=1, lenght=9, predictions=2}]",
+            "examples.stages=[{fraction=1, lenght=9, predictions=2}]",
             "unknown key examples.stages[0].lenght; did you mean examples.stages[0].length?",
         ),
         (
-            "examples.stages=[{share=1, length=9}]",
+            "examples.stages=[{fraction=1, length=9}]",
             "examples.stages[0].predictions is missing; say its value",
         ),
         (
@@ -239,7 +239,7 @@ def test_settings_list_every_key_with_value_and_description():
             "model.heads = 7 does not divide model.width = 768; "
             "make the width a multiple of the heads: BERT's is 64 times as large",
         ),
-        ("examples.stages=[]", "the shares of examples.stages must add up to 1"),
+        ("examples.stages=[]", "the fractions of examples.stages must add up to 1"),
     ],
 )
 def test_a_mistake_in_set_is_one_line_with_key_value_and_what_is_allowed(override, line):
@@ -307,3 +307,50 @@ def test_a_long_value_is_cut_short():
     line = refusal("bert-base", [f"run.keep_at={list(range(1000))}"])
     assert len(line) < 300
     assert len(refusal("bert-base", ["run.steps=" + "x" * 1000])) < 300
+
+
+# ---- keys that have been renamed
+
+
+OLD_NAMES = """
+[examples]
+negative_share = 0.4
+short_share = 0.2
+held_out_share = 0.05
+stages = [{ share = 0.5, length = 64, predictions = 10 }, { share = 0.5, length = 128, predictions = 20 }]
+
+[masking]
+levels = [{ unit = "token", share = 0.5 }, { unit = "word", share = 0.5 }]
+
+[optim]
+warmup_share = 0.03
+"""
+
+
+def test_a_recipe_with_the_old_names_of_keys_is_the_same_recipe(file):
+    new = (
+        OLD_NAMES.replace("negative_share", "negative_probability")
+        .replace("short_share", "short_probability")
+        .replace("share", "fraction")
+    )
+    assert load_recipe(file(OLD_NAMES)) == load_recipe(file(new))
+    assert "share" not in recipe_text(load_recipe(file(OLD_NAMES)))
+
+
+def test_an_override_may_use_the_old_name_and_goes_above_the_new_one(file):
+    written = file('base = "bert-base"\n[optim]\nwarmup_fraction = 0.2\n')
+    assert load_recipe(written, ["optim.warmup_share=0.3"]).optim.warmup_fraction == 0.3
+    loaded = load_recipe_with_origins(written, ["optim.warmup_share=0.3"])
+    assert loaded.origin("optim.warmup_fraction") == "--set"
+
+
+def test_old_and_new_name_of_a_key_in_one_table_are_told(file):
+    with pytest.raises(UserError, match="unknown key optim.warmup_share"):
+        load_recipe(file("[optim]\nwarmup_share = 0.1\nwarmup_fraction = 0.2\n"))
+
+
+def test_dotted_keys_of_an_old_run_folder_get_their_new_names():
+    assert with_new_names({"optim.warmup_share": 0.1, "run.seed": 3}) == {
+        "optim.warmup_fraction": 0.1,
+        "run.seed": 3,
+    }

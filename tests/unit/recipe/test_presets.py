@@ -6,12 +6,12 @@ from itertools import pairwise
 
 import pytest
 
-from bertsmith.ground.errors import UserError
-from bertsmith.model.family import build_network, member_of
-from bertsmith.model.settings import Settings
-from bertsmith.recipe.describe import preset_summaries
+from bertsmith.core.errors import UserError
+from bertsmith.model.architectures.registry import architecture_of
+from bertsmith.model.encoder_config import ConfigReader
+from bertsmith.model.network import build_network
+from bertsmith.recipe.describe import encoder_parameters, preset_summaries, published_vocabulary
 from bertsmith.recipe.load import leaves, load_recipe, preset_names, preset_text
-from bertsmith.recipe.sizes import PUBLISHED_VOCABULARY, encoder_parameters
 from tests.example_stores import wordpiece
 
 MODEL_CHANGES = [
@@ -44,24 +44,24 @@ ONE_STAGE = [(1.0, 512, 77)]
 BERT = {
     "model.type": "bert", "model.segments": 2, "model.activation": "gelu", "model.norm_eps": 1e-12,
     "model.dropout": 0.1, "model.attention_dropout": 0.1, "model.initial_std": 0.02, "model.positions": 512,
-    "examples.objective": "masked", "examples.pairs": "nsp", "examples.negative_share": 0.5,
-    "examples.short_share": 0.1, "examples.stages": TWO_STAGES,
+    "examples.objective": "masked", "examples.pairs": "nsp", "examples.negative_probability": 0.5,
+    "examples.short_probability": 0.1, "examples.stages": TWO_STAGES,
     "masking.rate": 0.15, "masking.as_mask": 0.8, "masking.as_random": 0.1, "masking.unit": "token",
     "masking.levels": [], "masking.count": "rounded", "masking.random_from": "vocabulary",
     "masking.masks": "dynamic", "masking.copies": 10,
     "batch.by": "sequences", "batch.sequences": 256,
     "optim.algorithm": "adamw", "optim.peak_lr": 1e-4, "optim.beta1": 0.9, "optim.beta2": 0.999,
     "optim.eps": 1e-6, "optim.weight_decay": 0.01, "optim.bias_correction": False, "optim.clip_norm": 1.0,
-    "optim.warmup_share": 0.01, "optim.decay": "google",
+    "optim.warmup_fraction": 0.01, "optim.schedule": "google",
     "run.budget": "steps", "run.steps": 1_000_000,
 }  # fmt: skip
 ROBERTA = BERT | {
     "model.type": "roberta", "model.segments": 1, "model.norm_eps": 1e-5,
-    "examples.pairs": "full-sentences", "examples.short_share": 0.0, "examples.stages": ONE_STAGE,
+    "examples.pairs": "full-sentences", "examples.short_probability": 0.0, "examples.stages": ONE_STAGE,
     "masking.count": "stochastic", "masking.random_from": "ordinary",
     "batch.sequences": 8192,
     "optim.peak_lr": 6e-4, "optim.beta2": 0.98, "optim.bias_correction": True, "optim.clip_norm": "off",
-    "optim.warmup_share": 24_000 / 500_000, "optim.decay": "continuous",
+    "optim.warmup_fraction": 24_000 / 500_000, "optim.schedule": "linear",
     "run.steps": 500_000,
 }  # fmt: skip
 ALBERT = BERT | {
@@ -70,28 +70,28 @@ ALBERT = BERT | {
     "examples.pairs": "sop", "examples.stages": [(1.0, 512, 20)],
     "masking.unit": "ngram", "masking.longest_ngram": 3, "masking.copies": 40,
     "batch.sequences": 4096,
-    "optim.algorithm": "lamb", "optim.peak_lr": 0.00176, "optim.warmup_share": 3_125 / 125_000,
+    "optim.algorithm": "lamb", "optim.peak_lr": 0.00176, "optim.warmup_fraction": 3_125 / 125_000,
     "run.steps": 125_000,
 }  # fmt: skip
 DISTILBERT = BERT | {
     "model.type": "distilbert", "model.segments": 0,
-    "examples.pairs": "doc-sentences", "examples.short_share": 0.0, "examples.stages": ONE_STAGE,
+    "examples.pairs": "doc-sentences", "examples.short_probability": 0.0, "examples.stages": ONE_STAGE,
     "batch.sequences": 4096,
     "optim.peak_lr": 5e-4, "optim.beta2": 0.98, "optim.weight_decay": 0.0, "optim.bias_correction": True,
-    "optim.clip_norm": 5.0, "optim.warmup_share": 0.05, "optim.decay": "continuous",
+    "optim.clip_norm": 5.0, "optim.warmup_fraction": 0.05, "optim.schedule": "linear",
     "run.budget": "tokens", "run.tokens": 10_000_000_000,
 }  # fmt: skip
 ERNIE = BERT | {
     "model.type": "ernie", "model.task_types": 0,
-    "examples.short_share": 0.15, "examples.stages": ONE_STAGE,
+    "examples.short_probability": 0.15, "examples.stages": ONE_STAGE,
     "masking.levels": [("token", 0.34), ("phrase", 0.33), ("entity", 0.33)], "masking.levels_by": "mix",
     "batch.by": "tokens", "batch.tokens": 65_536,
-    "optim.eps": 1e-8, "optim.bias_correction": True, "optim.warmup_share": 5_000 / 1_000_000,
+    "optim.eps": 1e-8, "optim.bias_correction": True, "optim.warmup_fraction": 5_000 / 1_000_000,
 }  # fmt: skip
 PUBLISHED = {
     **dict.fromkeys(["bert-tiny", "bert-mini", "bert-small", "bert-medium", "bert-base", "bert-large"], BERT),
     "roberta-base": ROBERTA,
-    "roberta-large": ROBERTA | {"optim.peak_lr": 4e-4, "optim.warmup_share": 30_000 / 500_000},
+    "roberta-large": ROBERTA | {"optim.peak_lr": 4e-4, "optim.warmup_fraction": 30_000 / 500_000},
     **dict.fromkeys(["albert-base", "albert-large", "albert-xlarge", "albert-xxlarge"], ALBERT),
     "distilbert": DISTILBERT,
     "ernie-base": ERNIE,
@@ -157,7 +157,7 @@ def test_a_preset_stands_on_at_most_one_other(name):
 @pytest.mark.parametrize(("name", "count"), COUNTS.items())
 def test_the_formula_gives_the_published_counts(name, count):
     model = load_recipe(name).model
-    assert encoder_parameters(model, PUBLISHED_VOCABULARY[model.type]) == count
+    assert encoder_parameters(model, published_vocabulary(model.type)) == count
 
 
 def test_the_formula_follows_the_vocabulary():
@@ -171,12 +171,12 @@ def test_the_formula_agrees_with_the_network_itself(name):
     model = load_recipe(name, ["model.positions=600"]).model
     with torch.device("meta"):
         network = build_network(
-            shape_of(model, vocabulary=1000), {} if name == "distilbert" else {"pooler": 0}
+            published_config_of(model, vocabulary=1000), {} if name == "distilbert" else {"pooler": 0}
         )
     assert encoder_parameters(model, 1000) == sum(each.numel() for each in network.parameters())
 
 
-def shape_of(model, *, vocabulary):
+def published_config_of(model, *, vocabulary):
     """The model section as a published config, read as such."""
     sizes = {"hidden_size": model.width, "num_hidden_layers": model.layers, "intermediate_size": model.inner}
     sizes |= {"num_attention_heads": model.heads, "type_vocab_size": model.segments, "vocab_size": vocabulary}
@@ -185,19 +185,19 @@ def shape_of(model, *, vocabulary):
         sizes |= {"dim": model.width, "n_layers": model.layers, "n_heads": model.heads}
         sizes |= {"hidden_dim": model.inner}
     config = {"model_type": model.type, "embedding_size": model.embedding_width, **sizes}
-    return member_of(model.type).read_shape(Settings(config, "config.json"))
+    return architecture_of(model.type).read_config(ConfigReader(config, "config.json"))
 
 
 @pytest.mark.parametrize("name", ["bert-tiny", "roberta-base", "albert-base", "distilbert", "ernie-base"])
 def test_a_model_that_a_recipe_may_ask_for_is_the_same_after_saving(name, tmp_path):
-    from bertsmith.pretraining.start import shape_of as asked_shape
+    from bertsmith.pretraining.initial_model import encoder_config_of
 
     tokenizer, models = wordpiece(tmp_path), accepted_changes(name)
     assert len(models) >= 10
     for change, model in models.items():
-        shape, member = asked_shape(model, tokenizer), member_of(model.type)
-        saved = {"model_type": model.type, **member.write_config(shape)}
-        assert member.read_shape(Settings(saved, "config.json")) == shape, change
+        config, member = encoder_config_of(model, tokenizer), architecture_of(model.type)
+        saved = {"model_type": model.type, **member.write_config(config)}
+        assert member.read_config(ConfigReader(saved, "config.json")) == config, change
 
 
 def accepted_changes(name):
@@ -205,7 +205,7 @@ def accepted_changes(name):
     models = {}
     for change in MODEL_CHANGES:
         with suppress(UserError):
-            short = "examples.stages=[{share=1, length=8, predictions=2}]"
+            short = "examples.stages=[{fraction=1, length=8, predictions=2}]"
             models[change] = load_recipe(name, [change, short]).model
     return models
 

@@ -14,14 +14,14 @@ import httpx
 import torch
 from uvicorn.server import ServerState
 
-from bertsmith.model.family import new_network
-from bertsmith.model.weights import Model, write_model
-from bertsmith.recipe.finetuning import AnswersSection, TextSection
+from bertsmith.model.model_folder import Model, write_model
+from bertsmith.model.network import new_network
+from bertsmith.recipe.finetuning_schema import AnswersSection, TextSection
 from bertsmith.serve.app import Application
-from bertsmith.serve.running import listen, server_of
-from bertsmith.serve.settings import Limits, Settings
-from bertsmith.tasks.task_file import TaskNote, write_task_note
-from tests.tiny import tiny_shape
+from bertsmith.serve.server import listen, make_server
+from bertsmith.serve.server_config import Limits, ServerConfig
+from bertsmith.tasks.task_config import TaskConfig, write_task_config
+from tests.tiny import tiny_encoder_config
 from tests.toy_folder import toy_vocabulary, write_toy_folder
 
 Found = TypeVar("Found")
@@ -32,9 +32,9 @@ def write_folders(place: Path) -> dict[str, Path]:
     """A folder of each kind of model, with lively heads that nobody trained."""
     write_toy_folder(place / "toy")
     text = TextSection(longest=64, step=32, longest_question=16)
-    pairs = TaskNote(task="stsb", kind="regress", metrics=(), pairs=True, text=text)
+    pairs = TaskConfig(task="stsb", kind="regress", metrics=(), pairs=True, text=text)
     answers = AnswersSection(null_threshold=0.0)
-    span = TaskNote(task="squad2", kind="span", metrics=(), text=text, answers=answers)
+    span = TaskConfig(task="squad2", kind="span", metrics=(), text=text, answers=answers)
     return {
         "toy": place / "toy",
         "mood": _write(place / "mood", {"classify": 2}, labels=("cold", "warm")),
@@ -55,11 +55,11 @@ def _write(
     heads: dict[str, int],
     *,
     labels: tuple[str, ...] = (),
-    note: TaskNote | None = None,
+    note: TaskConfig | None = None,
     **extras: Any,
 ) -> Path:
-    shape = tiny_shape(vocabulary=len(toy_vocabulary()), positions=64)
-    network = new_network(shape, {"pooler": 0, **heads}, torch.Generator().manual_seed(1))
+    config = tiny_encoder_config(vocabulary=len(toy_vocabulary()), positions=64)
+    network = new_network(config, {"pooler": 0, **heads}, torch.Generator().manual_seed(1))
     with torch.no_grad():
         for parameter in network.heads.parameters():
             parameter.normal_(0, 0.5, generator=torch.Generator().manual_seed(len(parameter)))
@@ -67,13 +67,16 @@ def _write(
     named = {"id2label": {str(number): label for number, label in enumerate(labels)}} if labels else {}
     write_model(folder, Model(network, {**named, **extras}))
     if note:
-        write_task_note(folder, note)
+        write_task_config(folder / "task.json", note)
     return folder
 
 
 def application_of(folders: dict[str, Path], *, limits: Limits | None = None, **more: Any) -> Application:
     """A server over these folders."""
-    return Application(Settings(models=folders, limits=limits or Limits(), device="cpu", **more))
+    # Not auto: a CPU with bf16 would round more than the tests allow.
+    return Application(
+        ServerConfig(models=folders, limits=limits or Limits(), device="cpu", precision="fp32", **more)
+    )
 
 
 def talk(application: Application, say: Callable[[httpx.AsyncClient], Awaitable[Found]]) -> Found:
@@ -110,19 +113,19 @@ def error_of(reply: httpx.Response) -> str:
 
 
 class Slowly:
-    """In place of a queue's way of asking: waits until it is let go, and counts."""
+    """In place of a queue's model: waits until it is let go, and counts."""
 
     def __init__(self, application: Application, model: str) -> None:
         self._queue = application.models[model].queue
-        self._ask = self._queue._ask
+        self._predict = self._queue._predict
         self.may_go = threading.Event()
         self.batches: list[int] = []
-        self._queue._ask = self
+        self._queue._predict = self
 
-    def __call__(self, kind: Any, inputs: Any) -> list[Any]:
+    def __call__(self, key: Any, inputs: Any) -> list[Any]:
         self.batches.append(len(inputs))
         assert self.may_go.wait(30)
-        return self._ask(kind, inputs)
+        return self._predict(key, inputs)
 
 
 async def until(holds: Callable[[], bool]) -> None:
@@ -144,7 +147,7 @@ def connected(address: str) -> socket.socket:
 def live(application: Application, limits: Limits | None = None) -> Iterator[str]:
     """The address of an application behind a real port."""
     with listen("127.0.0.1", 0) as listening:
-        server = server_of(application, limits or Limits())
+        server = make_server(application, limits or Limits())
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         thread.start()
         while not server.started:
@@ -186,7 +189,7 @@ def on_a_line(application: Application, say: Callable[[Any, Wire], Awaitable[Non
     """Talk to the protocol of a line."""
 
     async def main() -> None:
-        config = server_of(application, Limits(head_seconds=0.1)).config
+        config = make_server(application, Limits(head_seconds=0.1)).config
         config.load()
         protocol = config.http_protocol_class(config=config, server_state=ServerState(), app_state={})
         wire = Wire()

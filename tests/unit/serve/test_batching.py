@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bertsmith.ground.errors import UserError
-from bertsmith.serve.batching import BatchQueue, Kind, ask_parts
-from bertsmith.serve.refusals import Refusal
-from bertsmith.serve.settings import Limits
+from bertsmith.core.errors import UserError
+from bertsmith.serve.api_errors import ApiError
+from bertsmith.serve.batching import BatchKey, BatchQueue, predict_parts
+from bertsmith.serve.server_config import Limits
 from tests.unit.serve.serving import Slowly, application_of, error_of, post, talk, until
 
-ONE, OTHER = Kind("one"), Kind("other")
+ONE, OTHER = BatchKey("one"), BatchKey("other")
 WORDS = [
     "the",
     "cat",
@@ -45,26 +45,26 @@ class Model:
         self.asked.append((kind, list(inputs)))
         for number, each in enumerate(inputs):
             if each < 0:
-                raise UserError("is negative", where=f"text {number}")
+                raise UserError("is negative", index=number)
             if each == 666:
                 raise RuntimeError(f"secret {each}")
         return [2 * each for each in inputs]
 
 
-def run(say, *, limits=LIMITS, watch=lambda batch: None):
+def run(say, *, limits=LIMITS, on_batch=lambda report: None):
     """What comes of talking to a queue; and what its model was asked."""
     model = Model()
 
     async def main():
         with ThreadPoolExecutor(1) as thread:
-            return await say(BatchQueue(model, thread, limits=limits, watch=watch))
+            return await say(BatchQueue(model, thread, limits=limits, on_batch=on_batch))
 
     return asyncio.run(main()), model.asked
 
 
 def test_those_that_wait_are_asked_together_within_the_budget():
     async def say(queue):
-        return await asyncio.gather(*(queue.answers(ONE, [number], [3]) for number in range(7)))
+        return await asyncio.gather(*(queue.predict(ONE, [number], [3]) for number in range(7)))
 
     answers, asked = run(say)
     assert answers == [[2 * number] for number in range(7)]
@@ -74,7 +74,7 @@ def test_those_that_wait_are_asked_together_within_the_budget():
 def test_the_oldest_goes_first_and_takes_along_its_own_kind():
     async def say(queue):
         kinds = [ONE, OTHER, ONE, OTHER]
-        waits = [queue.answers(kind, [number], [1]) for number, kind in enumerate(kinds)]
+        waits = [queue.predict(kind, [number], [1]) for number, kind in enumerate(kinds)]
         return await asyncio.gather(*waits)
 
     _, asked = run(say)
@@ -84,7 +84,7 @@ def test_the_oldest_goes_first_and_takes_along_its_own_kind():
 def test_a_small_request_slips_past_one_that_does_not_fit_any_more():
     async def say(queue):
         sizes = [6, 6, 4]
-        return await asyncio.gather(*(queue.answers(ONE, [size], [size]) for size in sizes))
+        return await asyncio.gather(*(queue.predict(ONE, [size], [size]) for size in sizes))
 
     _, asked = run(say)
     assert [inputs for _, inputs in asked] == [[6, 4], [6]]
@@ -92,7 +92,7 @@ def test_a_small_request_slips_past_one_that_does_not_fit_any_more():
 
 def test_a_long_request_goes_in_parts():
     async def say(queue):
-        return await queue.answers(ONE, list(range(9)), [4] * 9)
+        return await queue.predict(ONE, list(range(9)), [4] * 9)
 
     answers, asked = run(say)
     assert answers == [2 * number for number in range(9)]
@@ -101,7 +101,7 @@ def test_a_long_request_goes_in_parts():
 
 def test_a_budget_of_one_token_asks_for_each_alone():
     async def say(queue):
-        return await asyncio.gather(*(queue.answers(ONE, [number], [3]) for number in range(4)))
+        return await asyncio.gather(*(queue.predict(ONE, [number], [3]) for number in range(4)))
 
     _, asked = run(say, limits=Limits(batch_tokens=1))
     assert [inputs for _, inputs in asked] == [[0], [1], [2], [3]]
@@ -109,47 +109,47 @@ def test_a_budget_of_one_token_asks_for_each_alone():
 
 def test_one_bad_request_harms_no_other_and_is_told_by_its_own_number():
     async def say(queue):
-        waits = [queue.answers(ONE, inputs, [1] * len(inputs)) for inputs in ([1, 2], [3, -4], [5])]
+        waits = [queue.predict(ONE, inputs, [1] * len(inputs)) for inputs in ([1, 2], [3, -4], [5])]
         return await asyncio.gather(*waits, return_exceptions=True)
 
     (first, bad, last), _ = run(say)
     assert (first, last) == ([2, 4], [10])
-    assert isinstance(bad, Refusal)
-    assert (bad.status, bad.message) == (422, "text 1: is negative")
+    assert isinstance(bad, UserError)
+    assert (bad.index, bad.what) == (1, "is negative")
 
 
 def test_the_number_of_a_bad_text_counts_from_the_start_of_its_request():
     async def say(queue):
-        return await queue.answers(ONE, [1, 2, 3, 4, -5], [5] * 5)
+        return await queue.predict(ONE, [1, 2, 3, 4, -5], [5] * 5)
 
-    with pytest.raises(Refusal, match="text 4: is negative"):
+    with pytest.raises(UserError, match="text 4: is negative"):
         run(say)
 
 
 @given(st.lists(st.lists(st.integers(-2, 20), min_size=1, max_size=4), min_size=1, max_size=12))
 def test_halving_gives_every_part_what_it_would_get_alone(parts):
     model = Model()
-    together = ask_parts(model, ONE, parts)
-    alone = [ask_parts(model, ONE, [part])[0] for part in parts]
+    together = predict_parts(model, ONE, parts)
+    alone = [predict_parts(model, ONE, [part])[0] for part in parts]
     assert [str(each) for each in together] == [str(each) for each in alone]
 
 
 def test_a_fault_reaches_whoever_made_it_and_nobody_else():
     async def say(queue):
-        waits = [queue.answers(ONE, inputs, [1]) for inputs in ([1], [666], [-2], [3])]
-        return await asyncio.gather(*waits, return_exceptions=True), await queue.answers(ONE, [4], [1])
+        waits = [queue.predict(ONE, inputs, [1]) for inputs in ([1], [666], [-2], [3])]
+        return await asyncio.gather(*waits, return_exceptions=True), await queue.predict(ONE, [4], [1])
 
     ((first, fault, refused, last), after), asked = run(say)
     assert (first, last, after) == ([2], [6], [8])
-    assert (type(fault), type(refused)) == (RuntimeError, Refusal)
+    assert (type(fault), type(refused)) == (RuntimeError, UserError)
     assert [inputs for _, inputs in asked] == [[1, 666, -2, 3], [1], [666], [-2], [3], [4]]
 
 
 @pytest.mark.parametrize("bad", [[-1], [666], [1, -1]])
 def test_only_what_is_answered_tells_how_fast_a_model_is(bad):
     async def say(queue):
-        queue._measure(10.0)
-        await asyncio.gather(queue.answers(ONE, bad, [3] * len(bad)), return_exceptions=True)
+        queue._measure_speed(10.0)
+        await asyncio.gather(queue.predict(ONE, bad, [3] * len(bad)), return_exceptions=True)
         return queue._tokens_per_second
 
     speed, _ = run(say)
@@ -159,7 +159,7 @@ def test_only_what_is_answered_tells_how_fast_a_model_is(bad):
 def test_the_measured_speed_follows_the_model_slowly():
     async def say(queue):
         for speed in (10.0, 20.0, 20.0):
-            queue._measure(speed)
+            queue._measure_speed(speed)
         return queue._tokens_per_second
 
     speed, _ = run(say)
@@ -167,14 +167,14 @@ def test_the_measured_speed_follows_the_model_slowly():
 
 
 def test_those_in_line_are_served_though_whoever_measures_fails():
-    def watch(batch):
-        raise ValueError(batch)
+    def on_batch(report):
+        raise ValueError(report)
 
     async def say(queue):
-        waits = asyncio.gather(*(queue.answers(ONE, [number], [6]) for number in range(4)))
+        waits = asyncio.gather(*(queue.predict(ONE, [number], [6]) for number in range(4)))
         return await asyncio.wait_for(waits, 5)
 
-    answers, _ = run(say, watch=watch)
+    answers, _ = run(say, on_batch=on_batch)
     assert answers == [[0], [2], [4], [6]]
 
 
@@ -184,7 +184,7 @@ def test_nobody_waits_for_a_model_that_was_closed():
     async def say(queue):
         queue._executor.submit(free.wait, 30)
         waits = asyncio.gather(
-            *(queue.answers(ONE, [number], [6]) for number in range(3)), return_exceptions=True
+            *(queue.predict(ONE, [number], [6]) for number in range(3)), return_exceptions=True
         )
         await asyncio.sleep(0.01)
         queue._executor.shutdown(wait=False, cancel_futures=True)
@@ -200,7 +200,7 @@ def test_nobody_waits_for_a_model_that_was_closed():
 
 def test_what_is_not_begun_is_taken_out_when_nobody_waits_any_more():
     async def say(queue):
-        tasks = [asyncio.create_task(queue.answers(ONE, [number], [6])) for number in range(4)]
+        tasks = [asyncio.create_task(queue.predict(ONE, [number], [6])) for number in range(4)]
         await asyncio.sleep(0)
         tasks[2].cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -214,11 +214,11 @@ def test_what_is_not_begun_is_taken_out_when_nobody_waits_any_more():
 @pytest.mark.parametrize(("sizes", "taken"), [([10] * 9, 4), ([1] * 12, 8)])
 def test_a_full_queue_refuses_and_says_when_to_come_again(sizes, taken):
     async def say(queue):
-        waits = [queue.answers(ONE, [1], [size]) for size in sizes]
+        waits = [queue.predict(ONE, [1], [size]) for size in sizes]
         return await asyncio.gather(*waits, return_exceptions=True)
 
     found, _ = run(say)
-    refused = [each for each in found if isinstance(each, Refusal)]
+    refused = [each for each in found if isinstance(each, ApiError)]
     assert len(found) - len(refused) == taken
     assert {each.status for each in refused} == {429}
     assert all(int(each.headers["Retry-After"]) >= 1 for each in refused)
@@ -226,12 +226,12 @@ def test_a_full_queue_refuses_and_says_when_to_come_again(sizes, taken):
 
 def test_a_request_in_many_parts_is_one_of_those_that_wait():
     async def say(queue):
-        waits = [queue.answers(ONE, [1] * size, [10] * size) for size in (6, 6, 1)]
+        waits = [queue.predict(ONE, [1] * size, [10] * size) for size in (6, 6, 1)]
         tasks = [asyncio.create_task(each) for each in waits]
         await asyncio.sleep(0)
         counts = [queue.requests]
         found = await asyncio.gather(*tasks, return_exceptions=True)
-        return [*counts, queue.requests], [isinstance(each, Refusal) for each in found]
+        return [*counts, queue.requests], [isinstance(each, ApiError) for each in found]
 
     seen, _ = run(say, limits=Limits(batch_tokens=10, queue_tokens=1000, queue_requests=2))
     assert seen == ([2, 0], [False, False, True])
@@ -241,8 +241,8 @@ def test_a_request_waits_until_its_last_part_is_begun():
     counts = []
 
     async def say(queue):
-        queue._watch = lambda batch: counts.append((queue.requests, batch.requests))
-        await queue.answers(ONE, [1, 2, 3], [6, 9, 4])  # the first and the last part fit into one batch
+        queue._on_batch = lambda batch: counts.append((queue.requests, batch.requests))
+        await queue.predict(ONE, [1, 2, 3], [6, 9, 4])  # the first and the last part fit into one batch
 
     _, asked = run(say)
     assert asked == [(ONE, [1, 3]), (ONE, [2])]
@@ -251,7 +251,7 @@ def test_a_request_waits_until_its_last_part_is_begun():
 
 def test_a_queue_without_room_for_a_usual_request_is_full_though_a_short_one_is_taken():
     async def say(queue):
-        waits = [asyncio.create_task(queue.answers(ONE, [1], [size])) for size in (8, 8, 8, 8, 2)]
+        waits = [asyncio.create_task(queue.predict(ONE, [1], [size])) for size in (8, 8, 8, 8, 2)]
         await asyncio.sleep(0)
         was_full = queue.is_full
         await asyncio.gather(*waits)
@@ -263,21 +263,21 @@ def test_a_queue_without_room_for_a_usual_request_is_full_though_a_short_one_is_
 
 def test_a_request_that_could_never_be_taken_is_too_large():
     async def say(queue):
-        await queue.answers(ONE, [1] * 5, [10] * 5)
+        await queue.predict(ONE, [1] * 5, [10] * 5)
 
-    with pytest.raises(Refusal, match="has 50 tokens; this server takes 40") as told:
+    with pytest.raises(ApiError, match="has 50 tokens; this server takes 40") as told:
         run(say)
     assert told.value.status == 413
 
 
 def test_what_could_not_be_answered_in_time_is_refused_at_once():
     async def say(queue):
-        queue._measure(10.0)  # tokens a second; half of 4 s is room for 20
-        waits = [queue.answers(ONE, [1], [10]) for _ in range(4)]
+        queue._measure_speed(10.0)  # tokens a second; half of 4 s is room for 20
+        waits = [queue.predict(ONE, [1], [10]) for _ in range(4)]
         return await asyncio.gather(*waits, return_exceptions=True)
 
     found, _ = run(say, limits=Limits(batch_tokens=10, queue_tokens=1000, request_seconds=4))
-    assert [isinstance(each, Refusal) for each in found] == [False, False, True, True]
+    assert [isinstance(each, ApiError) for each in found] == [False, False, True, True]
     assert found[2].headers["Retry-After"] == "2"
 
 
@@ -285,9 +285,9 @@ def test_every_batch_is_told_to_those_who_measure():
     seen = []
 
     async def say(queue):
-        await asyncio.gather(*(queue.answers(ONE, [number], [3]) for number in range(4)))
+        await asyncio.gather(*(queue.predict(ONE, [number], [3]) for number in range(4)))
 
-    run(say, watch=seen.append)
+    run(say, on_batch=seen.append)
     assert [(batch.requests, batch.tokens) for batch in seen] == [(3, 9), (1, 3)]
     assert all(batch.seconds >= 0 and min(batch.waited) >= 0 for batch in seen)
 

@@ -13,7 +13,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from bertsmith.serve.settings import Limits
+from bertsmith.serve.server_config import Limits
 from tests.unit.serve.hostile import hostile_requests
 from tests.unit.serve.serving import application_of, live
 
@@ -52,7 +52,7 @@ def test_hostile_requests_are_refused_and_no_more(folders, full):
         assert client.post("/classify", json={"texts": ["cat"]}).status_code == 200
     assert {200, 404, 405, 413, 422} <= set(seen)
     assert grown < 150
-    assert application.gate.open_requests == 0
+    assert application.status.open_requests == 0
     assert all(model.queue.tokens == 0 for model in application.models)
 
 

@@ -7,20 +7,20 @@ import threading
 import pytest
 
 from bertsmith.serve import service
-from bertsmith.serve.settings import Limits
+from bertsmith.serve.server_config import Limits
 from tests.unit.serve.serving import Slowly, application_of, post, talk, until
 
 
 @pytest.fixture
 def counted(monkeypatch):
     """By which threads tokens are counted: the server's own, or others."""
-    own, threads = service.token_counts, []
+    own, threads = service.tokenized, []
 
     def counts(bert, question):
         threads.append("own" if threading.current_thread() is threading.main_thread() else "other")
         return own(bert, question)
 
-    monkeypatch.setattr(service, "token_counts", counts)
+    monkeypatch.setattr(service, "tokenized", counts)
     return threads
 
 
@@ -43,11 +43,11 @@ def test_the_tokens_of_long_texts_are_counted_where_nobody_has_to_wait_for_it(
 @pytest.mark.parametrize(("words", "tokens"), [(10, 12), (62, 64), (63, 64), (500, 64)])
 def test_a_text_that_loses_its_end_counts_for_what_is_left_of_it(words, tokens, folders, caplog):
     application = application_of({"toy": folders["toy"]})
-    longest = application.models["toy"].facts.longest
+    longest = application.models["toy"].info.max_tokens
     with caplog.at_level(logging.INFO, "bertsmith.serve"):
         reply = post(application, "/embed", {"inputs": "cat " * (words + longest - 64), "truncate": True})
     assert reply.status_code == 200
-    assert caplog.records[-1].facts["tokens"] == tokens + longest - 64
+    assert caplog.records[-1].fields["tokens"] == tokens + longest - 64
 
 
 # ---- several models
@@ -101,6 +101,43 @@ def test_models_are_full_once_each_of_them_is(two):
 def test_whoever_is_sent_away_may_come_when_the_first_model_has_room(two):
     for name, seconds in (("mood", 20), ("toy", 7)):
         queue = two.models[name].queue
-        queue._measure(10.0)
+        queue._measure_speed(10.0)
         queue._tokens = 10 * seconds
-    assert two.models.retry_seconds() == two.gate.retry_seconds() == 7
+    assert two.models.retry_seconds() == two.models.retry_seconds() == 7
+
+
+# ---- tokens
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/fill", {"text": "the [MASK] sits", "model": "toy"}),
+        ("/next", {"first": "the cat", "second": "it is cold", "model": "toy"}),
+        ("/embed", {"inputs": ["cat", "the dog"], "model": "toy"}),
+        ("/classify", {"texts": ["cat", "the dog"], "model": "mood"}),
+        ("/classify", {"texts": [["cat", "dog"]], "model": "alike"}),
+    ],
+)
+def test_texts_are_tokenised_once(path, body, folders, monkeypatch):
+    application = application_of({name: folders[name] for name in ("toy", "mood", "alike")})
+    first = post(application, path, body)  # also loads the model, which tokenises texts of its own
+    calls = []
+    for tokenizer in [model.load().tokenizer for model in application.models]:
+        readers = {key: Counting(each, calls) for key, each in tokenizer._readers.items()}
+        monkeypatch.setattr(tokenizer, "_readers", readers)
+        monkeypatch.setattr(tokenizer, "closed", readers[frozenset()])
+    assert post(application, path, body).content == first.content
+    assert len(calls) == 1
+
+
+class Counting:
+    """A tokenizer of the library that notes when it gets texts of a request, which always come as a batch."""
+
+    def __init__(self, library, calls):
+        self._library, self._calls = library, calls
+
+    def __getattr__(self, name):
+        if name.startswith("encode_batch"):
+            self._calls.append(name)
+        return getattr(self._library, name)

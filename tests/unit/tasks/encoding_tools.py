@@ -5,7 +5,10 @@ from pathlib import Path
 from hypothesis import strategies as st
 
 from bertsmith.tasks.encoded import EncodedSet
-from bertsmith.tasks.examples import Answer, Question, TaggedExample, TextExample
+from bertsmith.tasks.example_types import Answer, Question, TaggedExample, TextExample
+from bertsmith.tasks.kinds.registry import kind_named
+from bertsmith.tasks.predictions import PredictedSplit, Predictions
+from bertsmith.tasks.task_config import TaskConfig
 from bertsmith.text.tokenizer import Tokenizer
 from tests.tokenizer_makers import MAKERS, PARAGRAPH
 
@@ -37,6 +40,16 @@ spaces = st.sampled_from([" ", "  ", "\n", "\u00a0", " \t "])
 def load_every(folder: Path) -> dict[str, Tokenizer]:
     """A small tokenizer of every kind, by the name of its kind."""
     return {maker.__name__: Tokenizer.load(maker(folder / maker.__name__)) for maker in MAKERS}
+
+
+def encode_split(kind, examples, labels, tokenizer, text) -> EncodedSet:
+    """The examples as the kind of this name encodes them."""
+    return kind_named(kind).encode(examples, labels, tokenizer, text)
+
+
+def evaluated(config: TaskConfig, examples, encoded, predictions: Predictions) -> dict[str, float]:
+    """The task's metrics of these predictions."""
+    return config.kind.evaluate(config.metrics, config.labels, PredictedSplit(examples, encoded, predictions))
 
 
 def text_example(texts: str | tuple[str, str], label: object = None, where: str = "here:1") -> TextExample:

@@ -1,13 +1,11 @@
 """Encoded sets of every kind, made by hand: the first token of a sequence is its number."""
 
-from typing import get_args
-
 import numpy as np
 
 from bertsmith.tasks.encoded import EncodedSet
-from bertsmith.tasks.examples import Kind
+from bertsmith.tasks.kinds.registry import KINDS as BY_NAME
 
-KINDS = get_args(Kind)
+KINDS = tuple(BY_NAME)
 CLASSES = 3
 WORDS = 99
 
@@ -25,7 +23,7 @@ def made_set(kind: str, seed: int = 0, *, items: int = 12, unlabelled: float = 0
     rows_T = np.arange(starts_N1[-1])
     rows_P = rows_T[(draw.random(len(rows_T)) < 0.4) & ~np.isin(rows_T, starts_N1)]
     return EncodedSet(
-        kind=kind,
+        unit=BY_NAME[kind].unit,
         tokens_T=tokens_T.astype(np.int32),
         segments_T=(rows_T >= np.repeat(middles_N, lengths_N)).astype(np.uint8),
         starts_N1=starts_N1,

@@ -7,13 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bertsmith.recipe.finetuning import AnswersSection, TextSection
+from bertsmith.recipe.finetuning_schema import AnswersSection, TextSection
 from bertsmith.tasks.answers import QuestionAnswer, answers_of
 from bertsmith.tasks.encoded import EncodedSet
-from bertsmith.tasks.encoding import encode_split
-from bertsmith.tasks.examples import Question
+from bertsmith.tasks.example_types import Question
 from bertsmith.text.tokenizer import Tokenizer
-from tests.unit.tasks.encoding_tools import kinds, question, spaces, words
+from tests.unit.tasks.encoding_tools import encode_split, kinds, question, spaces, words
 
 PASSAGE = "The iron is hot, hammers it again"
 
@@ -77,17 +76,17 @@ def check(answer: QuestionAnswer, spans: list[tuple], null: float, threshold: st
     says_none = not spans or (not isinstance(threshold, str) and null - best > threshold)
     assert (answer.text, answer.start) == (("", -1) if says_none else spans[0][:2])
     assert answer.end == answer.start + len(answer.text)
-    given = [(guess.text, guess.start, guess.start_score, guess.end_score) for guess in answer.nbest]
-    assert [guess for guess in given if guess[0]] == spans
+    given = [(each.text, each.start, each.start_score, each.end_score) for each in answer.nbest]
+    assert [each for each in given if each[0]] == spans
     assert given.count(("", -1, *given_null(answer))) == (threshold != "off")
-    totals = [guess[2] + guess[3] for guess in given]
+    totals = [each[2] + each[3] for each in given]
     assert totals == sorted(totals, reverse=True)
     shares = [math.exp(total) for total in totals]
-    assert [guess.probability for guess in answer.nbest] == pytest.approx([it / sum(shares) for it in shares])
+    assert [each.probability for each in answer.nbest] == pytest.approx([it / sum(shares) for it in shares])
 
 
 def given_null(answer: QuestionAnswer) -> tuple[float, float]:
-    nulls = [(guess.start_score, guess.end_score) for guess in answer.nbest if not guess.text]
+    nulls = [(each.start_score, each.end_score) for each in answer.nbest if not each.text]
     return nulls[0] if nulls else (0.0, 0.0)
 
 
@@ -101,13 +100,13 @@ def test_where_the_scores_point_to_the_gold_the_answer_is_the_gold(
     for word, gap in zip(words, gaps, strict=False):
         starts.append(len(passage))
         passage += word + gap
-    gold = passage[starts[first] : starts[last] + len(words[last])]
-    asked = question(passage, [(gold, starts[first])])
+    right = passage[starts[first] : starts[last] + len(words[last])]
+    asked = question(passage, [(right, starts[first])])
     encoded = encode([asked], tokenizers[kind], longest=4000)
     scores = np.zeros((len(encoded.tokens_T), 2), np.float32)
     scores[encoded.targets[0, 0], 0] = scores[encoded.targets[0, 1], 1] = 9
     (answer,) = answers_of([asked], encoded, scores, AnswersSection(longest=4000))
-    assert (answer.text, answer.start, answer.end) == (gold, starts[first], starts[first] + len(gold))
+    assert (answer.text, answer.start, answer.end) == (right, starts[first], starts[first] + len(right))
     assert answer.score == 18
 
 
@@ -147,7 +146,7 @@ def test_no_answer_carries_its_own_score_and_probability(uncased) -> None:
     (answer,) = answers_of([asked], encoded, scores, AnswersSection(null_threshold=0.0))
     assert (answer.text, answer.start, answer.end, answer.score, answer.null_odds) == ("", -1, -1, 4.0, 2.0)
     assert answer.probability == pytest.approx(1 / (1 + math.exp(-2)))
-    assert [guess.text for guess in answer.nbest] == ["", "iron"]
+    assert [each.text for each in answer.nbest] == ["", "iron"]
 
 
 @pytest.mark.parametrize(("threshold", "probability"), [("off", 0.0), (0.0, 1.0), (9.0, 1.0)])

@@ -8,8 +8,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bertsmith.ground.errors import UserError
+from bertsmith.core.errors import UserError
 from bertsmith.tasks.batches import ShuffledBatches, balanced_weights, ordered_batches, scores_in_order
+from bertsmith.tasks.kinds.classify import CLASSIFY
+from bertsmith.tasks.kinds.regress import REGRESS
 from tests.unit.tasks.made_sets import KINDS, made_set
 
 
@@ -93,9 +95,9 @@ def told_by_batch(micro, encoded):
     real = micro.weights > 0
     targets = micro.targets[real].tolist()
     starts = micro.inputs.layout.starts_S1
-    if encoded.kind == "tag":
+    if encoded.unit == "word":
         return list(zip(micro.inputs.tokens_T[micro.rows_P[real]].tolist(), targets, strict=True))
-    if encoded.kind == "span":
+    if encoded.unit == "token":
         passages = (micro.passages_S2 - starts[:-1, None])[real].tolist()
         return list(zip(passages, targets, strict=True))
     counts = torch.bincount(micro.items_S)[: len(targets)].tolist()
@@ -103,11 +105,11 @@ def told_by_batch(micro, encoded):
 
 
 def told_by_set(numbers, encoded):
-    if encoded.kind == "tag":
+    if encoded.unit == "word":
         owners = np.searchsorted(encoded.starts_N1, encoded.rows_P, side="right") - 1
         words = [word for number in numbers for word in np.flatnonzero(owners == number)]
         return [(encoded.tokens_T[encoded.rows_P[word]], encoded.targets[word]) for word in words]
-    if encoded.kind == "span":
+    if encoded.unit == "token":
         return [(encoded.passages_N2[each].tolist(), encoded.targets[each].tolist()) for each in numbers]
     items = [item for item in range(encoded.items) if encoded.items_M1[item] in numbers]
     items.sort(key=lambda item: numbers.index(encoded.items_M1[item]))
@@ -161,7 +163,7 @@ def test_a_target_weighs_what_its_class_weighs(kind):
 
 def test_balanced_classes_weigh_the_same_in_sum():
     encoded = made_set("classify", items=50)
-    weights_C = balanced_weights(encoded, 4)
+    weights_C = balanced_weights(CLASSIFY, encoded, 4)
     known = encoded.targets[encoded.targets >= 0]
     sums = np.bincount(known, minlength=4) * weights_C
     assert sums[:3] == pytest.approx(len(known) / 3) and weights_C[3] == 0
@@ -170,7 +172,7 @@ def test_balanced_classes_weigh_the_same_in_sum():
 
 def test_balanced_weights_of_numbers_are_refused():
     with pytest.raises(UserError, match="regress"):
-        balanced_weights(made_set("regress"), 1)
+        balanced_weights(REGRESS, made_set("regress"), 1)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -201,8 +203,8 @@ def numbered(kind, batch):
 def numbered_set(encoded):
     tokens_T = encoded.tokens_T.astype(np.float32)
     sums_N = np.add.reduceat(tokens_T, encoded.starts_N1[:-1])
-    if encoded.kind == "tag":
+    if encoded.unit == "word":
         return tokens_T[encoded.rows_P][:, None]
-    if encoded.kind == "span":
+    if encoded.unit == "token":
         return np.stack((tokens_T, tokens_T), -1)
-    return sums_N if encoded.kind == "choice" else np.add.reduceat(sums_N, encoded.items_M1[:-1])[:, None]
+    return sums_N if encoded.unit == "sequence" else np.add.reduceat(sums_N, encoded.items_M1[:-1])[:, None]

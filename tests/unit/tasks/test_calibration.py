@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from bertsmith.tasks.calibration import reliability
+from bertsmith.tasks.metrics import reliability
 
 
 def two_classes(*of_first: float) -> np.ndarray:

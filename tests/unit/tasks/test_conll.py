@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bertsmith.ground.errors import UserError
+from bertsmith.core.errors import UserError
 from bertsmith.tasks.conll import TASKS, conllu_reader, read_columns, read_tagged_rows
-from bertsmith.tasks.examples import BadLine
-from bertsmith.tasks.reading import labels_of, read_split
+from bertsmith.tasks.example_types import BadLine
+from bertsmith.tasks.task import labels_of, read_split
 
 NER = """-DOCSTART- -X- -X- O
 

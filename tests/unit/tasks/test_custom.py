@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from bertsmith.ground.errors import UserError
+from bertsmith.core.errors import UserError
 from bertsmith.tasks.custom import CustomSpec, custom_task, has_own_dev
-from bertsmith.tasks.examples import TextExample
-from bertsmith.tasks.reading import has_split, labels_of, read_split
+from bertsmith.tasks.example_types import TextExample
+from bertsmith.tasks.task import has_split, labels_of, read_split
 
 WHOLE = 0.0
 
@@ -33,38 +33,38 @@ def read(spec: CustomSpec, data: Path, split: str = "train") -> list[TextExample
 )
 def test_a_text_and_a_label_in_any_format(tmp_path, name, content) -> None:
     (tmp_path / name).write_text(content)
-    (example,) = read(CustomSpec("review", "stars", key="id", dev_share=WHOLE), tmp_path / name)
+    (example,) = read(CustomSpec("review", "stars", key="id", dev_fraction=WHOLE), tmp_path / name)
     assert (example.key, example.texts, example.label) == ("7", "Good, really", "5")
 
 
 def test_pairs_have_a_second_text(tmp_path) -> None:
     path = table(tmp_path / "my.csv", "a,b,same", "x,y,yes")
-    (example,) = read(CustomSpec("a", "same", second="b", dev_share=WHOLE), path)
+    (example,) = read(CustomSpec("a", "same", second="b", dev_fraction=WHOLE), path)
     assert example.texts == ("x", "y")
 
 
 def test_classes_come_from_the_file_and_numbers_are_in_their_order(tmp_path) -> None:
     path = table(tmp_path / "my.csv", "text,stars", "a,10", "b,9", "c,2", "d,10")
-    spec = CustomSpec("text", "stars", dev_share=WHOLE)
+    spec = CustomSpec("text", "stars", dev_fraction=WHOLE)
     assert labels_of(custom_task(spec), read(spec, path)) == ("2", "9", "10")
 
 
 def test_several_labels_are_parted_by_the_separator(tmp_path) -> None:
     path = table(tmp_path / "my.csv", "text,topics", "a,war;peace", "b,", "c,peace; peace")
-    spec = CustomSpec("text", "topics", kind="multilabel", separator=";", dev_share=WHOLE)
+    spec = CustomSpec("text", "topics", kind="multilabel", separator=";", dev_fraction=WHOLE)
     assert [example.label for example in read(spec, path)] == [("war", "peace"), (), ("peace",)]
     assert labels_of(custom_task(spec), read(spec, path)) == ("peace", "war")
 
 
 def test_several_labels_may_be_a_json_list(tmp_path) -> None:
     path = table(tmp_path / "my.jsonl", json.dumps({"text": "a", "topics": ["war, old", 3]}))
-    (example,) = read(CustomSpec("text", "topics", kind="multilabel", dev_share=WHOLE), path)
+    (example,) = read(CustomSpec("text", "topics", kind="multilabel", dev_fraction=WHOLE), path)
     assert example.label == ("war, old", "3")
 
 
 def test_numbers_are_read_as_numbers(tmp_path) -> None:
     path = table(tmp_path / "my.csv", "text,score", "a,2.5", "b,-1")
-    spec = CustomSpec("text", "score", kind="regress", dev_share=WHOLE)
+    spec = CustomSpec("text", "score", kind="regress", dev_fraction=WHOLE)
     assert [example.label for example in read(spec, path)] == [2.5, -1.0]
 
 
@@ -72,14 +72,14 @@ def test_numbers_are_read_as_numbers(tmp_path) -> None:
 def test_what_is_no_number_is_told(tmp_path, cell) -> None:
     path = table(tmp_path / "my.csv", "text,score", f"a,{cell}")
     with pytest.raises(UserError, match=f"my.csv:2: has '{cell}' where a number is expected"):
-        read(CustomSpec("text", "score", kind="regress", dev_share=WHOLE), path)
+        read(CustomSpec("text", "score", kind="regress", dev_fraction=WHOLE), path)
 
 
 @pytest.mark.parametrize(("row", "what"), [("a,", "has no label in 'label'"), (" ,x", "has no text in text")])
 def test_an_empty_cell_is_told(tmp_path, row, what) -> None:
     path = table(tmp_path / "my.csv", "text,label", row)
     with pytest.raises(UserError, match=f"my.csv:2: {what}"):
-        read(CustomSpec("text", "label", dev_share=WHOLE), path)
+        read(CustomSpec("text", "label", dev_fraction=WHOLE), path)
 
 
 def test_a_file_to_predict_needs_no_labels(tmp_path) -> None:
@@ -89,7 +89,7 @@ def test_a_file_to_predict_needs_no_labels(tmp_path) -> None:
 
 def test_a_share_of_one_file_is_kept_for_development(tmp_path) -> None:
     path = table(tmp_path / "my.csv", "text,label", *(f"text {n},{n % 2}" for n in range(1000)))
-    spec = CustomSpec("text", "label", dev_share=0.2)
+    spec = CustomSpec("text", "label", dev_fraction=0.2)
     train, dev = ({example.key for example in read(spec, path, split)} for split in ("train", "dev"))
     assert not train & dev
     assert len(train | dev) == 1000
@@ -98,7 +98,7 @@ def test_a_share_of_one_file_is_kept_for_development(tmp_path) -> None:
 
 def test_which_part_an_example_belongs_to_depends_on_its_id_alone(tmp_path) -> None:
     rows = [f"{n},text {n},{n % 2}" for n in range(300)]
-    spec = CustomSpec("text", "label", key="id", dev_share=0.3)
+    spec = CustomSpec("text", "label", key="id", dev_fraction=0.3)
     one = table(tmp_path / "one.csv", "id,text,label", *rows)
     other = table(tmp_path / "other.csv", "id,text,label", *reversed(rows[:200]))
     kept = {example.key for example in read(spec, one, "dev")}
@@ -107,7 +107,7 @@ def test_which_part_an_example_belongs_to_depends_on_its_id_alone(tmp_path) -> N
 
 def test_a_file_named_train_is_parted_as_any_other(tmp_path) -> None:
     path = table(tmp_path / "train.csv", "text,label", *(f"text {n},{n % 2}" for n in range(100)))
-    spec = CustomSpec("text", "label", dev_share=0.3)
+    spec = CustomSpec("text", "label", dev_fraction=0.3)
     for data in (path, tmp_path):
         assert len(read(spec, data, "train")) + len(read(spec, data, "dev")) == 100
 
@@ -117,7 +117,7 @@ def test_a_folder_may_bring_its_own_development_file(tmp_path) -> None:
     assert not has_own_dev(tmp_path)
     table(tmp_path / "validation.csv", "text,label", "c,x")
     assert has_own_dev(tmp_path)
-    spec = CustomSpec("text", "label", dev_share=WHOLE)
+    spec = CustomSpec("text", "label", dev_fraction=WHOLE)
     assert len(read(spec, tmp_path, "train")) == 2
     assert [example.texts for example in read(spec, tmp_path, "dev")] == ["c"]
 
@@ -137,21 +137,21 @@ def parts(path: Path, **changes: object) -> tuple[list[TextExample], list[TextEx
 @pytest.mark.parametrize("rows", [10, 12, 20])
 def test_a_small_file_holds_back_at_least_one_row(tmp_path, rows) -> None:
     path = table(tmp_path / "my.csv", "text,label", *(f"text {n},{n % 2}" for n in range(rows)))
-    train, dev = parts(path, dev_share=0.0001)
+    train, dev = parts(path, dev_fraction=0.0001)
     assert (len(train), len(dev)) == (rows - 1, 1)
 
 
 @pytest.mark.parametrize("rows", [2, 5, 9])
 def test_a_tiny_file_is_trained_on_as_a_whole(tmp_path, rows) -> None:
     path = table(tmp_path / "my.csv", "text,label", *(f"text {n},{n % 2}" for n in range(rows)))
-    train, dev = parts(path, dev_share=0.9)
+    train, dev = parts(path, dev_fraction=0.9)
     assert (len(train), len(dev)) == (rows, 0)
 
 
 def test_the_last_example_of_a_class_is_not_held_back(tmp_path) -> None:
     labels = ["common"] * 60 + [f"rare {n}" for n in range(20)] + ["twice"] * 2
     path = table(tmp_path / "my.csv", "text,label", *(f"text {n},{label}" for n, label in enumerate(labels)))
-    train, dev = parts(path, dev_share=0.8)
+    train, dev = parts(path, dev_fraction=0.8)
     assert {example.label for example in train} == set(labels)
     assert len(dev) > 30 and {example.label for example in dev} <= {"common", "twice"}
 
@@ -159,7 +159,7 @@ def test_the_last_example_of_a_class_is_not_held_back(tmp_path) -> None:
 def test_of_several_labels_none_is_left_without_an_example(tmp_path) -> None:
     cells = [f"{'a b c d'[2 * (n % 4)]};only {n}" if n % 5 == 0 else "a;b" for n in range(40)]
     path = table(tmp_path / "my.csv", "text,label", *(f"text {n},{cell}" for n, cell in enumerate(cells)))
-    train, dev = parts(path, kind="multilabel", separator=";", dev_share=0.7)
+    train, dev = parts(path, kind="multilabel", separator=";", dev_fraction=0.7)
     assert {label for example in train for label in example.label} == {
         label for cell in cells for label in cell.split(";")
     }
@@ -169,7 +169,7 @@ def test_of_several_labels_none_is_left_without_an_example(tmp_path) -> None:
 def test_a_development_file_may_lie_elsewhere(tmp_path) -> None:
     train = table(tmp_path / "my.csv", "text,label", "a,x", "b,y")
     dev = table(tmp_path / "held.jsonl", '{"text": "c", "label": "x"}')
-    spec = CustomSpec("text", "label", dev_share=WHOLE, dev=str(dev))
+    spec = CustomSpec("text", "label", dev_fraction=WHOLE, dev=str(dev))
     assert len(read(spec, train, "train")) == 2
     (held,) = read(spec, train, "dev")
     assert (held.texts, held.where) == ("c", f"{dev}:1")
@@ -177,7 +177,7 @@ def test_a_development_file_may_lie_elsewhere(tmp_path) -> None:
 
 def test_a_column_of_ids_that_is_not_there_is_told_but_not_needed_for_predictions(tmp_path) -> None:
     path = table(tmp_path / "my.csv", "text,label", "a,x", "b,y")
-    spec = CustomSpec("text", "label", key="number", dev_share=WHOLE)
+    spec = CustomSpec("text", "label", key="number", dev_fraction=WHOLE)
     with pytest.raises(UserError, match="no column 'number'; its columns are 'text', 'label'"):
         read(spec, path)
     assert [example.key for example in read(spec, path, "test")] == ["0", "1"]
@@ -185,25 +185,25 @@ def test_a_column_of_ids_that_is_not_there_is_told_but_not_needed_for_prediction
 
 def test_of_several_labels_an_empty_cell_says_that_there_are_none_in_any_split(tmp_path) -> None:
     path = table(tmp_path / "new.csv", "text,topics", "a,war", "b,")
-    spec = CustomSpec("text", "topics", kind="multilabel", dev_share=WHOLE)
+    spec = CustomSpec("text", "topics", kind="multilabel", dev_fraction=WHOLE)
     assert [example.label for example in read(spec, path, "test")] == [("war",), ()]
 
 
 @pytest.mark.parametrize("kind", ["classify", "multilabel", "regress"])
 def test_a_file_without_the_column_of_labels_has_none(tmp_path, kind) -> None:
     path = table(tmp_path / "new.csv", "text", "a", "b")
-    spec = CustomSpec("text", "topics", kind=kind, dev_share=WHOLE)
+    spec = CustomSpec("text", "topics", kind=kind, dev_fraction=WHOLE)
     assert [example.label for example in read(spec, path, "test")] == [None, None]
 
 
 @pytest.mark.parametrize("kind", ["classify", "regress"])
 def test_an_empty_cell_of_a_file_to_predict_is_no_label(tmp_path, kind) -> None:
     path = table(tmp_path / "new.csv", "text,stars", "a,5", "b,")
-    spec = CustomSpec("text", "stars", kind=kind, dev_share=WHOLE)
+    spec = CustomSpec("text", "stars", kind=kind, dev_fraction=WHOLE)
     assert [example.label is None for example in read(spec, path, "test")] == [False, True]
 
 
 def test_a_number_too_large_for_any_float_is_a_bad_line(tmp_path) -> None:
     path = table(tmp_path / "my.jsonl", '{"text": "a", "price": 1' + 400 * "0" + "}")
     with pytest.raises(UserError, match=r"my\.jsonl:1: has 1000.* where a number is expected"):
-        read(CustomSpec("text", "price", kind="regress", dev_share=WHOLE), path)
+        read(CustomSpec("text", "price", kind="regress", dev_fraction=WHOLE), path)

@@ -2,12 +2,12 @@
 
 import pytest
 
-from bertsmith.recipe.finetuning import TextSection
-from bertsmith.tasks.cut_texts import MOST_LOOKED_AT, cut_share
-from bertsmith.tasks.encoding import encode_split
-from bertsmith.tasks.examples import ChoiceExample, TaggedExample, TextExample
+from bertsmith.recipe.finetuning_schema import TextSection
+from bertsmith.tasks.example_types import ChoiceExample, TaggedExample, TextExample
+from bertsmith.tasks.text_encoding import MOST_LOOKED_AT, cut_fraction
 from bertsmith.text.tokenizer import Tokenizer
 from tests.toy_folder import write_toy_folder
+from tests.unit.tasks.encoding_tools import encode_split
 
 LONGEST = 12
 
@@ -24,7 +24,7 @@ def share_of_cut_examples(tokenizer):
     def share(examples, kind="classify", **settings):
         text = TextSection(longest=LONGEST, **settings)
         encoded = encode_split(kind, examples, ("0", "1"), tokenizer, text)
-        return cut_share(examples, encoded, tokenizer, text)
+        return cut_fraction(examples, encoded, tokenizer, text)
 
     return share
 

@@ -4,8 +4,9 @@ import json
 
 import pytest
 
-from bertsmith.recipe.finetuning import TextSection
+from bertsmith.recipe.finetuning_schema import TextSection
 from bertsmith.tasks.encoding_cache import encoding_key
+from bertsmith.tasks.kinds.classify import CLASSIFY
 from bertsmith.text.tokenizer import Tokenizer
 from tests.toy_folder import toy_vocabulary
 from tests.unit.tasks.encoding_tools import text_example
@@ -18,7 +19,7 @@ def key(folder, words, *, lower_case):
     config = {"tokenizer_class": "BertTokenizer", "do_lower_case": lower_case}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     tokenizer = Tokenizer.load(folder)
-    return encoding_key("classify", [text_example("The sun", "hot")], ("hot",), tokenizer, TextSection())
+    return encoding_key(CLASSIFY, [text_example("The sun", "hot")], ("hot",), tokenizer, TextSection())
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ from torch import nn
 
 from bertsmith.model.encoder import mean_of_rows
 from bertsmith.tasks.batches import ShuffledBatches
+from bertsmith.tasks.kinds.registry import KINDS as BY_NAME
 from bertsmith.tasks.objective import TaskObjective
 from tests.unit.tasks.made_sets import CLASSES, KINDS, WORDS, made_set
 
@@ -35,7 +36,7 @@ def test_losses_of_rounded_scores_are_not_rounded_again(kind):
     settings = {"examples_per_step": encoded.items, "seed": 0, "micro_tokens": 10_000, "multiple": 1}
     (batch,) = ShuffledBatches(encoded, **settings).step(0).micros
     rounded, exact = (
-        TaskObjective(RoundedScorer(kind, dtype), kind) for dtype in (torch.bfloat16, torch.float32)
+        TaskObjective(RoundedScorer(kind, dtype), BY_NAME[kind]) for dtype in (torch.bfloat16, torch.float32)
     )
     assert rounded.scorer(batch.inputs).dtype == torch.bfloat16
     (loss, sums), (exact_loss, exact_sums) = (each(batch, torch.ones(1)) for each in (rounded, exact))

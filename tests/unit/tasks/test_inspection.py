@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from bertsmith.ground.errors import UserError
+from bertsmith.core.errors import UserError
 from bertsmith.tasks.catalogue import task_named
-from bertsmith.tasks.examples import BadLine, TextExample
+from bertsmith.tasks.example_types import BadLine, TextExample
 from bertsmith.tasks.inspection import Inspection, inspect_files, inspect_splits
-from bertsmith.tasks.labels import Label
-from bertsmith.tasks.reading import ReadSplit
-from bertsmith.tasks.task import Task
+from bertsmith.tasks.kinds.registry import kind_named
+from bertsmith.tasks.tables import Label
+from bertsmith.tasks.task import ReadSplit, Task
 
 Rows = list[tuple[str | tuple[str, str], Label | None]]
 
@@ -21,7 +21,7 @@ def split_of(name: str, rows: Rows, *skipped: BadLine) -> ReadSplit:
 
 
 def inspected(train: Rows, dev: Rows, kind: str = "classify") -> Inspection:
-    task = Task("custom", "Custom", kind, (), {})  # type: ignore[arg-type]
+    task = Task("custom", "Custom", kind_named(kind), (), {})
     splits = {"train": split_of("train", train), "dev": split_of("dev", dev)}
     return inspect_splits(task, {name: split for name, split in splits.items() if split.examples})
 
@@ -118,7 +118,7 @@ def test_shift_compares_labels_words_and_lengths() -> None:
 
 def test_skipped_lines_are_counted_and_the_first_is_shown() -> None:
     bad = BadLine("has 1 columns", "train:9", "mend it")
-    task = Task("custom", "Custom", "classify", (), {})
+    task = Task("custom", "Custom", kind_named("classify"), (), {})
     (facts,) = inspect_splits(task, {"train": split_of("train", [("a", "x")], bad)}).splits
     assert (facts.skipped, facts.first_skipped) == (1, "train:9: has 1 columns")
 

@@ -7,22 +7,19 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
-from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 
 from bertsmith.model.encoder import mean_of_rows
-from bertsmith.model.family import new_network
+from bertsmith.model.network import new_network
 from bertsmith.packed import Layout
+from bertsmith.recipe.finetuning_schema import HeadSection
 from bertsmith.tasks.batches import ShuffledBatches
-from bertsmith.tasks.objective import (
-    NetworkScorer,
-    TaskObjective,
-    freeze_encoder,
-    logsumexp_of_rows,
-    mark_sizes_as_changing,
-)
-from tests.tiny import tiny_network, tiny_shape
+from bertsmith.tasks.kinds.registry import KINDS as BY_NAME
+from bertsmith.tasks.losses import logsumexp_of_rows
+from bertsmith.tasks.objective import NetworkScorer, TaskObjective, freeze_encoder, mark_sizes_as_changing
+from tests.compile_counter import CompileCounter
+from tests.tiny import tiny_encoder_config, tiny_network
 from tests.unit.tasks.made_sets import CLASSES, KINDS, WORDS, made_set
 
 OUTPUTS = {"classify": CLASSES, "multilabel": CLASSES, "tag": CLASSES, "span": 2, "regress": 1, "choice": 1}
@@ -110,7 +107,7 @@ def test_loss_and_gradient_are_those_of_a_plain_padded_computation(kind, span_ov
         scorer = TableScorer(kind)
         weights = None if weights_C is None else weights_C.numpy()
         step = step_of(encoded, micro_tokens=micro_tokens, multiple=multiple, weights_C=weights)
-        loss, sums = summed(TaskObjective(scorer, kind, span_over=span_over), step)
+        loss, sums = summed(TaskObjective(scorer, BY_NAME[kind], HeadSection(span_over=span_over)), step)
         (gradient,) = torch.autograd.grad(loss, scorer.table.weight)
         double_weights = None if weights_C is None else weights_C.double()
         expected = plain_loss(kind, span_over, scorer.table, encoded, double_weights)
@@ -123,7 +120,8 @@ def test_loss_and_gradient_are_those_of_a_plain_padded_computation(kind, span_ov
 def test_spans_over_the_passage_lose_less_than_over_all_rows():
     step, scorer = step_of(made_set("span")), TableScorer("span")
     over_all, over_passage = (
-        summed(TaskObjective(scorer, "span", span_over=rows), step)[0] for rows in ("all", "passage")
+        summed(TaskObjective(scorer, BY_NAME["span"], HeadSection(span_over=rows)), step)[0]
+        for rows in ("all", "passage")
     )
     assert over_passage < over_all - 0.05
 
@@ -135,7 +133,7 @@ def heads_for(kind):
 def network_objective(kind, **kwargs):
     heads = heads_for(kind)
     network = tiny_network("bert", heads).double()
-    return TaskObjective(NetworkScorer(network, list(heads)[1]), kind, **kwargs).eval()
+    return TaskObjective(NetworkScorer(network, list(heads)[1]), BY_NAME[kind], HeadSection(**kwargs)).eval()
 
 
 @pytest.mark.parametrize(("kind", "span_over"), CASES)
@@ -167,7 +165,7 @@ def test_scores_do_not_depend_on_what_else_is_in_the_batch(kind):
 @pytest.mark.parametrize("kind", ["classify", "multilabel", "tag", "span", "choice"])
 def test_right_guesses_are_counted(kind):
     encoded, scorer = made_set(kind, unlabelled=0.0), TableScorer(kind)
-    objective, batch = TaskObjective(scorer, kind), step_of(encoded).micros[0]
+    objective, batch = TaskObjective(scorer, BY_NAME[kind]), step_of(encoded).micros[0]
     right = replace(batch, targets=best_targets(kind, objective.scores(batch), batch))
     assert objective(right, ONE)[1][1] == batch.weights.sum()
     wrong = right.targets.clone()
@@ -187,7 +185,9 @@ def best_targets(kind, scores, batch):
 
 def test_the_loss_is_in_fp32_under_bf16():
     heads = heads_for("classify")
-    objective = TaskObjective(NetworkScorer(tiny_network("bert", heads), "classify"), "classify").eval()
+    objective = TaskObjective(
+        NetworkScorer(tiny_network("bert", heads), "classify"), BY_NAME["classify"]
+    ).eval()
     batch = step_of(made_set("classify")).micros[0]
     with torch.autocast("cpu", torch.bfloat16):
         loss, sums = objective(batch, ONE)
@@ -199,22 +199,22 @@ def test_the_loss_is_in_fp32_under_bf16():
     ("kind", "span_over"), [("classify", "all"), ("tag", "all"), ("choice", "all"), ("span", "passage")]
 )
 def test_one_graph_of_a_loss_serves_all_sizes(kind, span_over):
-    assert_compiles_once(TaskObjective(TableScorer(kind), kind, span_over=span_over))
+    assert_compiles_once(TaskObjective(TableScorer(kind), BY_NAME[kind], HeadSection(span_over=span_over)))
 
 
 def test_one_graph_of_a_network_serves_all_sizes():
-    shape = tiny_shape("bert", layers=1)
-    network = new_network(shape, heads_for("classify"), torch.Generator().manual_seed(0)).double()
-    assert_compiles_once(TaskObjective(NetworkScorer(network.eval(), "classify"), "classify"))
+    config = tiny_encoder_config("bert", layers=1)
+    network = new_network(config, heads_for("classify"), torch.Generator().manual_seed(0)).double()
+    assert_compiles_once(TaskObjective(NetworkScorer(network.eval(), "classify"), BY_NAME["classify"]))
 
 
 def assert_compiles_once(objective):
-    torch._dynamo.reset()
-    counter = CompileCounterWithBackend("aot_eager")
+    torch.compiler.reset()
+    counter = CompileCounter("aot_eager")
     compiled = torch.compile(objective._plain, fullgraph=True, backend=counter)
     for seed, items in enumerate((4, 9, 2)):
         for batch in step_of(
-            made_set(objective.kind, seed, items=items), micro_tokens=64, multiple=16
+            made_set(objective.kind.name, seed, items=items), micro_tokens=64, multiple=16
         ).micros:
             mark_sizes_as_changing(batch)
             loss, sums = compiled(batch, ONE)
@@ -230,7 +230,7 @@ def assert_compiles_once(objective):
 def test_a_frozen_encoder_neither_learns_nor_drops_anything():
     network = tiny_network("bert", heads_for("classify"))
     freeze_encoder(network)
-    objective = TaskObjective(NetworkScorer(network, "classify"), "classify").train()
+    objective = TaskObjective(NetworkScorer(network, "classify"), BY_NAME["classify"]).train()
     assert not network.encoder.training and not network.encoder.blocks[0].attention.training
     assert network.heads["classify"].training
     objective(step_of(made_set("classify")).micros[0], ONE)[0].backward()

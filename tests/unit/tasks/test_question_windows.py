@@ -7,11 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bertsmith.ground.errors import UserError
-from bertsmith.recipe.finetuning import TextSection
-from bertsmith.tasks.encoding import encode_split
+from bertsmith.core.errors import UserError
+from bertsmith.recipe.finetuning_schema import TextSection
 from bertsmith.text.tokenizer import truncate_second
-from tests.unit.tasks.encoding_tools import DROPPED, kinds, question, rows_of, spaces, words
+from tests.unit.tasks.encoding_tools import DROPPED, encode_split, kinds, question, rows_of, spaces, words
 from tests.unit.tasks.test_windows import plain_best, plain_windows
 
 passages = st.lists(words.map(" ".join) | spaces | st.sampled_from(DROPPED), max_size=4).map("".join)
@@ -87,12 +86,12 @@ def test_the_target_covers_exactly_the_gold(kind, tokenizers, words, gaps, data)
     for word, gap in zip(words, gaps, strict=False):
         starts.append(len(passage))
         passage += word + gap
-    gold = passage[starts[first] : starts[last] + len(words[last])]
-    asked = question(passage, [(gold, starts[first]), ("another", 0)])
+    right = passage[starts[first] : starts[last] + len(words[last])]
+    asked = question(passage, [(right, starts[first]), ("another", 0)])
     encoded = encode_split("span", [asked], (), tokenizers[kind], section(4000))
     begin, end = encoded.targets[0].tolist()
     offsets = encoded.windows.offsets_T2
-    assert passage[offsets[begin, 0] : offsets[end, 1]] == gold
+    assert passage[offsets[begin, 0] : offsets[end, 1]] == right
     assert offsets[begin, 0] == starts[first]
 
 
@@ -153,9 +152,9 @@ def test_a_question_that_leaves_no_room_is_refused_with_its_place(uncased) -> No
 
 def test_many_questions_about_one_passage_find_each_its_own_answer(uncased) -> None:
     passage = "the iron is hot, hammers it"
-    golds = ["the", "iron is", "hot", ","]
+    texts = ["the", "iron is", "hot", ","]
     questions = [question("a café", [("café", 2)])]
-    questions += [question(passage, [(gold, passage.index(gold))]) for gold in golds]
+    questions += [question(passage, [(right, passage.index(right))]) for right in texts]
     encoded = encode_split("span", questions, (), uncased, section())
     for number, asked in enumerate(questions):
         begin, end = (encoded.starts_N1[number] + encoded.targets[number]).tolist()

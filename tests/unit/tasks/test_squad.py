@@ -8,17 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bertsmith.ground.errors import UserError
-from bertsmith.tasks.examples import Answer, BadLine
-from bertsmith.tasks.reading import read_split
+from bertsmith.core.errors import UserError
+from bertsmith.tasks.example_types import Answer, BadLine
 from bertsmith.tasks.squad import TASKS, question_table_reader, squad_reader
+from bertsmith.tasks.task import read_split
 
 PASSAGE = "The cat sat on the mat. The dog sat on the log."
 
 
 def entry(key: str = "q1", *answers: tuple[str, int], **more) -> dict:
-    golds = [{"text": text, "answer_start": start} for text, start in answers]
-    return {"id": key, "question": "Where?", "answers": golds, **more}
+    entries = [{"text": text, "answer_start": start} for text, start in answers]
+    return {"id": key, "question": "Where?", "answers": entries, **more}
 
 
 def squad(*entries, passage: str = PASSAGE) -> dict:
@@ -66,11 +66,11 @@ def test_an_answer_that_is_not_in_its_passage_is_a_bad_line(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "gold",
+    "given",
     [{"answer_start": 3}, {"text": "", "answer_start": 3}, {"text": "cat", "answer_start": "x"}, "cat", None],
 )
-def test_an_answer_without_text_or_with_a_strange_start_is_a_bad_line(tmp_path, gold):
-    (bad,) = read(tmp_path, squad({"id": "q", "question": "Where?", "answers": [gold]}))
+def test_an_answer_without_text_or_with_a_strange_start_is_a_bad_line(tmp_path, given):
+    (bad,) = read(tmp_path, squad({"id": "q", "question": "Where?", "answers": [given]}))
     assert isinstance(bad, BadLine)
 
 
@@ -175,9 +175,9 @@ def test_json_lines_may_have_several_answers(tmp_path):
 
 
 def test_the_parquet_files_of_the_hub_are_read(tmp_path):
-    golds = [{"text": ["cat"], "answer_start": [4]}, {"text": [], "answer_start": []}]
+    entries = [{"text": ["cat"], "answer_start": [4]}, {"text": [], "answer_start": []}]
     columns = {"id": ["a", "b"], "title": ["T", "T"], "context": [PASSAGE] * 2, "question": ["Who?"] * 2}
-    table = pyarrow.table({**columns, "answers": golds})
+    table = pyarrow.table({**columns, "answers": entries})
     pyarrow.parquet.write_table(table, tmp_path / "validation-00000-of-00001.parquet")
     first, second = read_split(task("squad2"), tmp_path, "dev", skip_bad=False).examples
     assert (first.answers, first.article) == ((Answer("cat", 4),), "T")

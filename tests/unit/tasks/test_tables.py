@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bertsmith.ground.errors import UserError
-from bertsmith.tasks.examples import BadLine
+from bertsmith.core.errors import UserError
+from bertsmith.tasks.example_types import BadLine
 from bertsmith.tasks.tables import ANY_COLUMNS, Columns, Row, rows_of
 
 

@@ -4,10 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bertsmith.ground.errors import UserError
-from bertsmith.recipe.finetuning import TextSection
-from bertsmith.tasks.encoding import encode_split
-from tests.unit.tasks.encoding_tools import DROPPED, KINDS, WORDS, kinds, rows_of, sentence
+from bertsmith.core.errors import UserError
+from bertsmith.recipe.finetuning_schema import TextSection
+from tests.unit.tasks.encoding_tools import DROPPED, KINDS, WORDS, encode_split, kinds, rows_of, sentence
 from tests.unit.tasks.test_windows import plain_best, plain_windows
 
 every_kind = pytest.mark.parametrize("kind", KINDS)

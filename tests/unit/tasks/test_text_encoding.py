@@ -5,13 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bertsmith.ground.errors import UserError
-from bertsmith.recipe.finetuning import TextSection
-from bertsmith.tasks.encoding import encode_split
-from bertsmith.tasks.examples import ChoiceExample
+from bertsmith.core.errors import UserError
+from bertsmith.recipe.finetuning_schema import TextSection
+from bertsmith.tasks.example_types import ChoiceExample
 from bertsmith.tasks.text_encoding import both_ends, windowed
 from bertsmith.text.tokenizer import Encoded, truncate_longest_first
-from tests.unit.tasks.encoding_tools import DROPPED, kinds, rows_of, spaces, text_example, words
+from tests.unit.tasks.encoding_tools import DROPPED, encode_split, kinds, rows_of, spaces, text_example, words
 
 any_text = st.lists(words.map(" ".join) | spaces | st.sampled_from(DROPPED), max_size=4).map("".join)
 
@@ -155,7 +154,7 @@ def test_texts_among_pairs_are_refused(uncased) -> None:
 
 def test_half_a_surrogate_pair_is_named_with_its_place(uncased) -> None:
     examples = [text_example(("a", "b")), text_example(("a", "b\ud83d"), where="here:2")]
-    with pytest.raises(UserError, match=r"here:2: character 1 is half a surrogate pair"):
+    with pytest.raises(UserError, match=r"here:2: character 1 is a lone surrogate"):
         encode_split("classify", examples, (), uncased, section(8))
 
 

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bertsmith.tasks.windows import best_context, cut_windows
+from bertsmith.tasks.text_encoding import best_context, cut_windows
 
 sizes = st.lists(st.tuples(st.integers(0, 60), st.integers(1, 20)), max_size=6)
 

@@ -9,7 +9,7 @@ import pytest
 from tokenizers import AddedToken, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Library
 
-from bertsmith.ground.errors import UserError
+from bertsmith.core.errors import UserError
 from bertsmith.text.fast_encoder import FastEncoder, smallest_id_type
 from bertsmith.text.tokenizer import Tokenizer
 from tests.tokenizer_makers import MAKERS, PARAGRAPH, byte_bpe, uncased_wordpiece, wordpiece_pieces
@@ -165,7 +165,7 @@ def test_no_texts_give_no_ids(tmp_path: Path) -> None:
 @pytest.mark.parametrize("maker", MAKERS)
 def test_half_a_surrogate_pair_is_refused(maker: Callable[[Path], Path], tmp_path: Path) -> None:
     encoder = FastEncoder(Tokenizer.load(maker(tmp_path)))
-    with pytest.raises(UserError, match="text 1: character 5 is half a surrogate pair"):
+    with pytest.raises(UserError, match="text 1: character 5 is a lone surrogate"):
         encoder.encode_many(["hot", "iron \ud800"])
 
 

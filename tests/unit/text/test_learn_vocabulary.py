@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import transformers
 
-from bertsmith.ground.errors import UserError
+from bertsmith.core.errors import UserError
 from bertsmith.text.learn_vocabulary import LearnedVocabulary, VocabularySettings, learn_vocabulary
 from bertsmith.text.tokenizer import Tokenizer
 from bertsmith.text.word_counts import Counting, count_words

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bertsmith.ground.errors import UserError
+from bertsmith.core.errors import UserError
 from bertsmith.text.sentences import check_language, has_rules, spaced_sentences
 
 snippets = st.sampled_from(

@@ -10,7 +10,7 @@ import pytest
 from tokenizers import Tokenizer as Library
 from tokenizers import models, pre_tokenizers
 
-from bertsmith.ground.errors import UserError
+from bertsmith.core.errors import UserError
 from bertsmith.text.tokenizer import Encoded, Tokenizer, truncate_longest_first, truncate_second
 from tests.tokenizer_makers import (
     MAKERS,

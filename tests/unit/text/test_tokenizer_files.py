@@ -10,7 +10,7 @@ import transformers
 from tokenizers import Tokenizer as Library
 from tokenizers import models, pre_tokenizers
 
-from bertsmith.ground.errors import UserError
+from bertsmith.core.errors import UserError
 from bertsmith.text.tokenizer import Tokenizer
 from tests.tokenizer_makers import (
     BERT_SPECIAL,
@@ -144,7 +144,7 @@ def test_white_space_after_a_piece_is_dropped_as_transformers_does(tmp_path: Pat
 def test_a_word_longer_than_the_limit_is_unknown(tmp_path: Path) -> None:
     folder = write_vocab(tmp_path, [*BERT_SPECIAL, "a", "##a"])
     assert Tokenizer.load(folder).encode("a" * 101).ids == [2, 1, 3]
-    assert len(Tokenizer.load(folder, longest_word=200).encode("a" * 101)) == 103
+    assert len(Tokenizer.load(folder, max_word_characters=200).encode("a" * 101)) == 103
 
 
 def test_truncation_and_padding_in_tokenizer_json_are_switched_off(tmp_path: Path) -> None:
@@ -367,7 +367,7 @@ def test_settings_that_came_with_a_tokenizer_are_saved_with_it(tmp_path: Path) -
 
 def test_a_longer_limit_for_words_survives_saving_for_transformers_too(tmp_path: Path) -> None:
     folder = write_vocab(tmp_path, [*BERT_SPECIAL, "a", "##a"])
-    Tokenizer.load(folder, longest_word=200).save(tmp_path / "copy")
+    Tokenizer.load(folder, max_word_characters=200).save(tmp_path / "copy")
     expected = [2, 5, *[6] * 149, 3]
     assert Tokenizer.load(tmp_path / "copy").encode("a" * 150).ids == expected
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "copy")

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bertsmith.text.word_table import LONGEST_KEY, MARGIN, Entry, Found, WordTable
+from bertsmith.text.word_table import MARGIN, MAX_KEY_BYTES, Entry, Found, WordTable
 
 any_word = st.binary(min_size=1, max_size=40) | st.sampled_from([b"a", b"a\0", b"\0", b"a" * 23, b"a" * 24])
 
@@ -61,7 +61,7 @@ def test_the_words_inside_are_counted_for_each() -> None:
 
 def test_a_word_is_encoded_once(counting, asked) -> None:
     table = WordTable(counting, id_type="uint16")
-    long = b"a" * (LONGEST_KEY + 1)
+    long = b"a" * (MAX_KEY_BYTES + 1)
     for words in ([b"iron", b"hot", b"iron"], [b"hot", long, long], [long, b"iron"]):
         look_up(table, words)
     assert asked == [b"iron", b"hot", long]

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import nn
 
-from bertsmith.ground.errors import UserError
+from bertsmith.core.errors import UserError
 from bertsmith.training.checkpoint import TrainingState, latest_state, load_state, prune, save_state
-from bertsmith.training.parallel import ALONE
+from bertsmith.training.distributed import ALONE
 from tests.tiny_training import fingerprint, take_step, trained
 from tests.worlds import start
 
@@ -28,7 +28,7 @@ WIDE = 200_000
 DiskUsage = namedtuple("DiskUsage", "total used free")
 
 
-def learner(value: float = 0.0, width: int = 3) -> tuple[nn.Module, torch.optim.Optimizer]:
+def trainer(value: float = 0.0, width: int = 3) -> tuple[nn.Module, torch.optim.Optimizer]:
     """A module whose every weight is `value`, after one step with learning rate 0."""
     module = nn.Linear(width, 2)
     for parameter in module.parameters():
@@ -41,7 +41,7 @@ def learner(value: float = 0.0, width: int = 3) -> tuple[nn.Module, torch.optim.
 
 def save(folder: Path, step: int, width: int = 3) -> None:
     """Save a state whose every weight is the number of its step."""
-    module, optimizer = learner(float(step), width)
+    module, optimizer = trainer(float(step), width)
     state = TrainingState(step, tokens=10 * step, seconds=step / 8)
     save_state(folder, state, module=module, optimizer=optimizer, world=ALONE)
 
@@ -52,7 +52,7 @@ def names(folder: Path) -> list[str]:
 
 def weights_are(folder: Path, value: float, width: int = 3) -> bool:
     """Whether the newest state says this step and has this value in every weight."""
-    module, optimizer = learner(-1.0, width)
+    module, optimizer = trainer(-1.0, width)
     saved = latest_state(folder)
     load_state(saved, module, optimizer=optimizer, world=ALONE)
     return saved.state.step == value and all(bool((each == value).all()) for each in module.parameters())
@@ -91,7 +91,7 @@ def test_a_state_from_before_the_first_step_takes_moments_away(tmp_path):
     fresh = torch.optim.AdamW(module.parameters())
     state = TrainingState(0, tokens=0, seconds=0.0)
     save_state(tmp_path, state, module=module, optimizer=fresh, world=ALONE)
-    other, optimizer = learner()
+    other, optimizer = trainer()
     load_state(latest_state(tmp_path), other, optimizer=optimizer, world=ALONE)
     assert not optimizer.state
     assert torch.equal(other.weight, module.weight)
@@ -112,7 +112,7 @@ def test_other_kinds_of_numbers_are_saved_too(tmp_path, dtype):
 
 def test_moments_are_loaded_into_the_memory_they_had(tmp_path):
     save(tmp_path, 5)
-    module, optimizer = learner()
+    module, optimizer = trainer()
     before = optimizer.state[module.weight]["exp_avg"]
     load_state(latest_state(tmp_path), module, optimizer=optimizer, world=ALONE)
     assert optimizer.state[module.weight]["exp_avg"] is before
@@ -162,7 +162,7 @@ def test_there_is_no_latest_state_before_the_first(tmp_path):
 
 def test_a_step_saved_again_replaces_the_earlier_one(tmp_path):
     save(tmp_path, 1)
-    module, optimizer = learner(1.0)
+    module, optimizer = trainer(1.0)
     again = TrainingState(1, tokens=77, seconds=0.0)
     save_state(tmp_path, again, module=module, optimizer=optimizer, world=ALONE)
     assert names(tmp_path) == ["step-00000001"]
@@ -339,7 +339,7 @@ def test_an_interrupted_save_leaves_nothing(tmp_path, monkeypatch):
 
 def test_a_state_of_another_model_is_refused(tmp_path):
     save(tmp_path, 1, width=3)
-    module, optimizer = learner(width=4)
+    module, optimizer = trainer(width=4)
     with pytest.raises(
         UserError, match=r"another model: model.weight is \(2, 3\) in it and \(2, 4\) in this run"
     ):
@@ -376,7 +376,7 @@ def save_for_ever(conversation, folder: Path) -> None:
     step = 0 if found is None else found.state.step
     while True:
         step += 1
-        module, optimizer = learner(float(step), WIDE)
+        module, optimizer = trainer(float(step), WIDE)
         conversation.send(("writing", step, time.monotonic()))
         state = TrainingState(step, tokens=10 * step, seconds=step / 8)
         save_state(folder, state, module=module, optimizer=optimizer, world=ALONE)

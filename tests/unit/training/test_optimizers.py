@@ -125,3 +125,24 @@ def test_a_reloaded_optimizer_goes_on_bit_for_bit(algorithm, bias_correction):
     take_steps(resumed, second, range(3, 6))
     for name, parameter in resumed.named_parameters():
         assert torch.equal(parameter, straight.get_parameter(name)), name
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.01])
+@pytest.mark.parametrize("model_type", ["bert", "albert", "modernbert"])
+def test_matrices_first_is_the_order_in_which_pretraining_sums_its_gradient_norm(model_type, weight_decay):
+    module = tiny_network(model_type, {"mlm": 0})
+    optimizer = build_optimizer(module, OptimSection(weight_decay=weight_decay), order="matrices first")
+    decayed, exempt = [], []
+    for owner in module.modules():
+        for name, parameter in owner.named_parameters(recurse=False):
+            spared = isinstance(owner, nn.LayerNorm) or "bias" in name
+            (exempt if spared else decayed).append(parameter)
+    expected = list(dict.fromkeys([*decayed, *exempt]))
+    found = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    assert [id(each) for each in found] == [id(each) for each in expected]
+
+
+def test_parameters_stand_as_defined_within_one_learning_rate_and_decay():
+    module = tiny_network(heads={"pooler": 0, "classify": 2})
+    (group,) = build_optimizer(module, OptimSection(weight_decay=0.0)).param_groups
+    assert [id(each) for each in group["params"]] == [id(each) for each in module.parameters()]

@@ -1,6 +1,6 @@
 // The playground: ask for the models, then put up the panels that they can fill.
 
-import { Desk } from "./desk.js";
+import { PanelFrame } from "./panel_frame.js";
 import { field, make } from "./elements.js";
 import { answer } from "./panel_answer.js";
 import { attention } from "./panel_attention.js";
@@ -12,7 +12,7 @@ import { modelsPanel } from "./panel_models.js";
 import { next } from "./panel_next.js";
 import { senses } from "./panel_senses.js";
 import { tokens } from "./panel_tokens.js";
-import { ask, KeyWanted, Refusal, useKey } from "./server.js";
+import { ask, KeyWanted, ApiError, useKey } from "./server.js";
 import { putUpTabs } from "./tabs.js";
 
 const PANELS = [fill, answer, classify, entities, next, compare, tokens, attention, senses];
@@ -24,7 +24,7 @@ async function start() {
     opening.remove();
     putUp(models);
   } catch (error) {
-    if (!(error instanceof Refusal)) throw error;
+    if (!(error instanceof ApiError)) throw error;
     opening.classList.toggle("wrong", !(error instanceof KeyWanted));
     opening.textContent = error.message;
   }
@@ -36,7 +36,7 @@ function putUp(models) {
   const present = PANELS.filter((panel) => able(panel).length);
   const entries = present.map((panel) => ({
     ...panel,
-    fill: (root) => panel.build(new Desk(root, panel, able(panel))),
+    fill: (root) => panel.build(new PanelFrame(root, panel, able(panel))),
   }));
   const missing = PANELS.filter((panel) => !present.includes(panel));
   document.getElementById("summary").textContent = `playground · ${models.map(({ name }) => name).join(", ")}`;

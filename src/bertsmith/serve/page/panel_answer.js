@@ -38,11 +38,11 @@ export const answer = {
   build,
 };
 
-function build(desk) {
+function build(frame) {
   const question = field("Question", { value: EXAMPLES[0][1] });
   const passage = field("Passage", { lines: 5, value: EXAMPLES[0][2] });
-  desk.inputs.append(question.root, passage.root);
-  desk.tools(
+  frame.inputs.append(question.root, passage.root);
+  frame.tools(
     [],
     EXAMPLES.map(([name, asked, read]) => [name, () => ((question.box.value = asked), (passage.box.value = read))]),
   );
@@ -51,7 +51,7 @@ function build(desk) {
     if (!asked.trim()) return "Write a question.";
     return read.trim() ? { question: asked, passage: read, best: 5 } : "Write or paste a passage.";
   }
-  desk.live("answer", body, (reply, asked) => show(desk.result, reply, asked.passage), 350);
+  frame.live("answer", body, (reply, asked) => show(frame.result, reply, asked.passage), 350);
 }
 
 function show(result, reply, passage) {

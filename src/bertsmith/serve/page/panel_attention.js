@@ -19,24 +19,24 @@ export const attention = {
     "Every head of every layer decides, for each token, which tokens to read from. " +
     "Choose a head, then a token on the left.",
   absence: "Any model can do this.",
-  remedy: ["bertsmith serve --model tiny=models/bertsmith-tiny"],
+  remedy: ["bertsmith serve"],
   build,
 };
 
-function build(desk) {
+function build(frame) {
   const first = field("A", { lines: 2, value: EXAMPLES[0][1] });
   const second = field("B, if there is one", { lines: 2, value: "" });
-  desk.inputs.append(make("div", { class: "pair" }, first.root, second.root));
-  desk.tools([], EXAMPLES.map(([name, one, two]) => [name, () => ((first.box.value = one), (second.box.value = two))]));
+  frame.inputs.append(make("div", { class: "pair" }, first.root, second.root));
+  frame.tools([], EXAMPLES.map(([name, one, two]) => [name, () => ((first.box.value = one), (second.box.value = two))]));
   const chosen = { layer: 1, head: 0, token: 10 };
   function body() {
     if (!first.box.value.trim()) return "Write a text.";
     return { first: first.box.value, second: second.box.value.trim() ? second.box.value : null };
   }
-  desk.live("look/attention", body, (reply) => show(desk, reply, chosen), 350);
+  frame.live("look/attention", body, (reply) => show(frame, reply, chosen), 350);
 }
 
-function show(desk, reply, chosen) {
+function show(frame, reply, chosen) {
   const settle = (name, count) => (chosen[name] = Math.min(chosen[name], count - 1));
   settle("layer", reply.layers);
   settle("head", reply.heads);
@@ -55,7 +55,7 @@ function show(desk, reply, chosen) {
   const controls = make("div", { class: "row" }, layer.root, head.root);
   const overview = make("section", { class: "card" }, make("h3", {}, "All heads"), grid.root);
   const close = make("section", { class: "card close" }, controls, lines.root);
-  desk.result.replaceChildren(make("div", { class: "split attention" }, close, overview));
+  frame.result.replaceChildren(make("div", { class: "split attention" }, close, overview));
   turnTo({});
   return `${reply.tokens.length} tokens, ${reply.layers} layers of ${reply.heads} heads.`;
 }

@@ -26,28 +26,28 @@ export const classify = {
   build,
 };
 
-function build(desk) {
+function build(frame) {
   const first = field("Text", { lines: 2 });
   const second = field("Second text, for models of pairs", { lines: 2 });
   const set = ([, one, two]) => ((first.box.value = one), (second.box.value = two));
-  desk.inputs.append(first.root, second.root);
+  frame.inputs.append(first.root, second.root);
   const examples = [...SINGLE, ...PAIRS];
-  const chips = desk.tools([], examples.map((example) => [example[0], () => set(example)]));
+  const chips = frame.tools([], examples.map((example) => [example[0], () => set(example)]));
   function starting() {
-    const { pairs, single } = desk.model;
-    set(readsPairs(desk.model) ? PAIRS[0] : SINGLE[0]);
+    const { pairs, single } = frame.model;
+    set(readsPairs(frame.model) ? PAIRS[0] : SINGLE[0]);
     second.root.hidden = !pairs;
     chips.forEach((chip, place) => (chip.hidden = PAIRS.includes(examples[place]) ? !pairs : !single));
   }
-  desk.chooser.box.addEventListener("change", starting);
+  frame.chooser.box.addEventListener("change", starting);
   starting();
   function body() {
     const [one, two] = [first.box.value, second.box.value];
     if (!one.trim()) return "Write a text.";
-    if (!two.trim() && !desk.model.single) return "Write a second text: this model reads pairs.";
+    if (!two.trim() && !frame.model.single) return "Write a second text: this model reads pairs.";
     return { texts: [two.trim() ? [one, two] : one] };
   }
-  desk.live("classify", body, (reply) => show(desk.result, reply.results[0]));
+  frame.live("classify", body, (reply) => show(frame.result, reply.results[0]));
 }
 
 function readsPairs({ abilities, labels, pairs, single }) {

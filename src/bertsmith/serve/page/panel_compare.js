@@ -24,20 +24,20 @@ export const compare = {
   abilities: ["embed"],
   lead: "One sentence a line. Each becomes a vector, and the darker a cell, the closer the two point the same way.",
   absence: "Any model can do this.",
-  remedy: ["bertsmith serve --model tiny=models/bertsmith-tiny"],
+  remedy: ["bertsmith serve"],
   build,
 };
 
-function build(desk) {
+function build(frame) {
   const text = field("Sentences", { lines: 5, value: EXAMPLES[0][1] });
-  desk.inputs.append(text.root);
-  desk.tools([], EXAMPLES.map(([name, value]) => [name, () => (text.box.value = value)]));
+  frame.inputs.append(text.root);
+  frame.tools([], EXAMPLES.map(([name, value]) => [name, () => (text.box.value = value)]));
   function body() {
     const texts = text.box.value.split("\n").map((line) => line.trim()).filter(Boolean);
     if (texts.length < 2) return "Write two sentences or more, one a line.";
     return texts.length > MOST ? `At most ${MOST} sentences, please.` : { texts };
   }
-  desk.live("compare", body, (reply, { texts }) => show(desk.result, reply.similarity, texts), 350);
+  frame.live("compare", body, (reply, { texts }) => show(frame.result, reply.similarity, texts), 350);
 }
 
 function show(result, similarity, texts) {

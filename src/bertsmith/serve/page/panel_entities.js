@@ -21,18 +21,18 @@ export const entities = {
   build,
 };
 
-function build(desk) {
+function build(frame) {
   const text = field("Text", { lines: 3, value: EXAMPLES[0][1] });
   const view = choice("Show", [["entities", "Names"], ["words", "Every word"]]);
-  const suit = () => (view.box.value = marksNames(desk.model) ? "entities" : "words");
-  desk.chooser.box.addEventListener("change", suit);
+  const suit = () => (view.box.value = marksNames(frame.model) ? "entities" : "words");
+  frame.chooser.box.addEventListener("change", suit);
   suit();
-  desk.inputs.append(text.root);
-  desk.tools([view.root], EXAMPLES.map(([name, value]) => [name, () => (text.box.value = value)]));
+  frame.inputs.append(text.root);
+  frame.tools([view.root], EXAMPLES.map(([name, value]) => [name, () => (text.box.value = value)]));
   const body = () => (text.box.value.trim() ? { texts: [text.box.value] } : "Write a text.");
-  desk.live("tag", body, (reply, asked) => {
+  frame.live("tag", body, (reply, asked) => {
     const spans = view.box.value === "words" ? tagged(reply.results[0]) : reply.results[0].entities;
-    return show(desk.result, asked.texts[0], spans, desk.model.labels);
+    return show(frame.result, asked.texts[0], spans, frame.model.labels);
   });
 }
 

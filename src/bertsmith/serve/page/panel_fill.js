@@ -21,21 +21,21 @@ export const fill = {
     "Hide a word and BERT guesses it from both sides. " +
     "Type, press a word to hide it, or press a guess to put it in.",
   absence: "Guessing hidden words takes a pre-trained model with its masked-language head.",
-  remedy: ["bertsmith serve --model tiny=models/bertsmith-tiny"],
+  remedy: ["bertsmith serve"],
   build,
 };
 
-function build(desk) {
-  const maskOf = () => desk.model.mask ?? "[MASK]";
+function build(frame) {
+  const maskOf = () => frame.model.mask ?? "[MASK]";
   const text = field("Text", { lines: 2, value: "" });
   const set = (value) => {
     text.box.value = value;
-    desk.refresh({ now: true });
+    frame.refresh({ now: true });
   };
   const insert = make("button", { type: "button", click: () => insertMask(text.box, maskOf(), set) }, "Insert a blank");
-  desk.inputs.append(text.root);
+  frame.inputs.append(text.root);
   const start = (value) => (text.box.value = value.replaceAll("[MASK]", maskOf()));
-  desk.tools([insert], EXAMPLES.map(([name, value]) => [name, () => start(value)]));
+  frame.tools([insert], EXAMPLES.map(([name, value]) => [name, () => start(value)]));
   start(EXAMPLES[0][1]);
 
   function question() {
@@ -47,13 +47,13 @@ function build(desk) {
     const change = (...how) => text.box.value === asked.text && set(replace(asked.text, ...how));
     const put = (mask, token) => change(...joined(asked.text, mask, token));
     const cards = reply.masks.map((mask, number) => guesses(mask, number, (token) => put(mask, token)));
-    desk.result.replaceChildren(
+    frame.result.replaceChildren(
       sentence(asked.text, reply.masks, (first, end) => change(first, end, maskOf())),
       make("div", { class: "cards" }, ...cards),
     );
     return reply.masks.map((mask, number) => `Blank ${number + 1}: ${spoken(pairs(mask))}`).join(". ");
   }
-  desk.live("fill", question, show, 200);
+  frame.live("fill", question, show, 200);
 }
 
 const pairs = (mask) => mask.guesses.map(({ token, probability }) => [token, probability]);

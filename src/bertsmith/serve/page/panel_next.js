@@ -28,23 +28,23 @@ export const next = {
     "In pre-training, half of the pairs were neighbours in a text and half were strangers. " +
     "The model still tells them apart.",
   absence: "This takes a pre-trained model with its next-sentence head.",
-  remedy: ["bertsmith serve --model tiny=models/bertsmith-tiny"],
+  remedy: ["bertsmith serve"],
   build,
 };
 
-function build(desk) {
+function build(frame) {
   const first = field("A", { lines: 2, value: EXAMPLES[0][1] });
   const second = field("B", { lines: 2, value: EXAMPLES[0][2] });
-  desk.inputs.append(make("div", { class: "pair" }, first.root, second.root));
-  desk.tools([], EXAMPLES.map(([name, one, two]) => [name, () => ((first.box.value = one), (second.box.value = two))]));
+  frame.inputs.append(make("div", { class: "pair" }, first.root, second.root));
+  frame.tools([], EXAMPLES.map(([name, one, two]) => [name, () => ((first.box.value = one), (second.box.value = two))]));
   const talk = make("section", { class: "card talk", "aria-label": "A dialogue to click through" });
-  desk.result.after(talk);
+  frame.result.after(talk);
   function body() {
     const asked = { first: first.box.value, second: second.box.value };
     return asked.first.trim() && asked.second.trim() ? asked : "Write both sentences.";
   }
-  desk.live("next", body, (reply) => show(desk.result, reply));
-  converse(desk, talk);
+  frame.live("next", body, (reply) => show(frame.result, reply));
+  converse(frame, talk);
 }
 
 function show(result, { follows, probability }) {
@@ -61,7 +61,7 @@ function gauge(probability) {
 }
 
 /** At each turn two lines to choose from, with the chance that each follows what was said last. */
-function converse(desk, place) {
+function converse(frame, place) {
   const said = make("ol", { class: "said", "aria-live": "polite" });
   const choices = make("div", { class: "choices" });
   const note = make("p", { class: "lead" }, HOW_TO);
@@ -74,8 +74,8 @@ function converse(desk, place) {
   }
   async function say(before, line, turn) {
     for (const button of choices.children) button.disabled = true;
-    await desk.try(async () => {
-      const { follows, probability } = await desk.ask("next", { first: before, second: line });
+    await frame.try(async () => {
+      const { follows, probability } = await frame.ask("next", { first: before, second: line });
       const mark = make("span", { class: follows ? "chance" : "chance stray" }, percent(probability));
       said.append(make("li", {}, line, " ", mark));
       offer(line, turn + 1);

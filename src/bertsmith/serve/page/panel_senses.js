@@ -37,15 +37,15 @@ export const senses = {
     "A word's vector depends on its sentence. " +
     "Here are the last-layer vectors of one word, in the plane that spreads them most.",
   absence: "Any model can do this.",
-  remedy: ["bertsmith serve --model tiny=models/bertsmith-tiny"],
+  remedy: ["bertsmith serve"],
   build,
 };
 
-function build(desk) {
+function build(frame) {
   const word = field("Word", { value: EXAMPLES[0][0] });
   const text = field("Sentences with it, one a line", { lines: 6, value: EXAMPLES[0][1] });
-  desk.inputs.append(word.root, text.root);
-  desk.tools([], EXAMPLES.map(([name, lines]) => [name, () => ((word.box.value = name), (text.box.value = lines))]));
+  frame.inputs.append(word.root, text.root);
+  frame.tools([], EXAMPLES.map(([name, lines]) => [name, () => ((word.box.value = name), (text.box.value = lines))]));
   function body() {
     const wanted = word.box.value.trim();
     const lines = text.box.value.split("\n").map((line) => line.trim()).filter(Boolean);
@@ -56,7 +56,7 @@ function build(desk) {
     if (lines.length < 2) return `Write two sentences or more with “${wanted}”, one a line.`;
     return lines.length > MOST ? `At most ${MOST} sentences, please.` : { word: wanted, sentences: lines };
   }
-  desk.live("look/senses", body, (reply, asked) => show(desk.result, reply, asked), 350);
+  frame.live("look/senses", body, (reply, asked) => show(frame.result, reply, asked), 350);
 }
 
 function holds(line, word) {

@@ -22,23 +22,23 @@ export const tokens = {
     "Text becomes pieces of words; each piece is the sum of three vectors. " +
     "In training 15 % of them are chosen to be guessed: of these 80 % are hidden, 10 % swapped, 10 % left alone.",
   absence: "Any model can do this.",
-  remedy: ["bertsmith serve --model tiny=models/bertsmith-tiny"],
+  remedy: ["bertsmith serve"],
   build,
 };
 
-function build(desk) {
+function build(frame) {
   const first = field("A", { lines: 2, value: EXAMPLES[0][1] });
   const second = field("B, if there is one", { lines: 2, value: EXAMPLES[0][2] });
   let seed = Math.floor(Math.random() * 1e6);
-  const redraw = () => ((seed += 1), desk.refresh({ now: true }));
+  const redraw = () => ((seed += 1), frame.refresh({ now: true }));
   const button = make("button", { type: "button", click: redraw }, "Draw another masking");
-  desk.inputs.append(make("div", { class: "pair" }, first.root, second.root));
-  desk.tools([button], EXAMPLES.map(([name, one, two]) => [name, () => ((first.box.value = one), (second.box.value = two))]));
+  frame.inputs.append(make("div", { class: "pair" }, first.root, second.root));
+  frame.tools([button], EXAMPLES.map(([name, one, two]) => [name, () => ((first.box.value = one), (second.box.value = two))]));
   function body() {
     if (!first.box.value.trim()) return "Write a text.";
     return { first: first.box.value, second: second.box.value.trim() ? second.box.value : null, seed };
   }
-  desk.live("look/tokens", body, (reply) => show(desk.result, reply.tokens));
+  frame.live("look/tokens", body, (reply) => show(frame.result, reply.tokens));
 }
 
 function show(result, seen) {

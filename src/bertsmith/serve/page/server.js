@@ -3,18 +3,18 @@
 const LETTERED = { first: "A", second: "B", "first with second": "A with B" };
 
 /** What went wrong, in one line to show. */
-export class Refusal extends Error {}
+export class ApiError extends Error {}
 
 /** That nothing is answered without a key, and none was given yet. */
-export class KeyWanted extends Refusal {}
+export class KeyWanted extends ApiError {}
 
 /** The reply to a GET, or to a POST where there is a body. */
 export async function ask(path, body, signal) {
   const reply = await send(path, body, signal);
   const content = await contentOf(reply);
   if (reply.status === 401) refuseKey();
-  if (!reply.ok) throw new Refusal(complaint(reply, content, body));
-  if (content === null) throw new Refusal(`the server's reply to ${path} is no JSON`);
+  if (!reply.ok) throw new ApiError(complaint(reply, content, body));
+  if (content === null) throw new ApiError(`the server's reply to ${path} is no JSON`);
   return content;
 }
 
@@ -25,7 +25,7 @@ export function useKey(key) {
 
 function refuseKey() {
   document.dispatchEvent(new CustomEvent("keywanted"));
-  if (sessionStorage.getItem("key")) throw new Refusal("This key is not the right one: try another.");
+  if (sessionStorage.getItem("key")) throw new ApiError("This key is not the right one: try another.");
   throw new KeyWanted("Whoever started this server knows its key.");
 }
 
@@ -40,7 +40,7 @@ async function send(path, body, signal) {
     return await fetch(path, { method, headers, body: body && JSON.stringify(body), signal });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new Refusal("the server does not answer: is bertsmith serve still running?");
+    throw new ApiError("the server does not answer: is bertsmith serve still running?");
   }
 }
 

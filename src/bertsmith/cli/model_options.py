@@ -1,0 +1,159 @@
+"""What the verbs that predict have in common: their options, the model itself, and bars of probabilities."""
+
+import gc
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+
+from typer import Option, echo
+
+from bertsmith.core.errors import Remedy, UserError
+from bertsmith.inference.default_model import DEFAULT_MODEL
+from bertsmith.inference.outputs import ABILITIES
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
+
+    from bertsmith.inference.loaded_model import Bert, Precision
+
+ModelOption = Annotated[
+    Path | None,
+    Option("--model", metavar="FOLDER", help="Model or run folder; without it the small own model."),
+]
+DeviceOption = Annotated[
+    str, Option("--device", help="Where to compute: auto (a GPU if there is one), cpu, cuda, cuda:1, ...")
+]
+# A test holds these names to those of inference, beside torch, which help must not wait for.
+PrecisionOption = Annotated[
+    str,
+    Option(
+        "--precision", help="auto (bf16 where the machine is made for it, else fp32), fp32, bf16, int8 (CPU)."
+    ),
+]
+JsonOption = Annotated[bool, Option("--json", help="Print JSON, for machines.")]
+TruncateOption = Annotated[
+    bool, Option("--truncate", help="Cut texts that are too long for the model; else they are rejected.")
+]
+PoolingOption = Annotated[
+    Literal["mean", "cls", "max"],
+    Option("--pooling", help="What stands for a text: the mean, first or largest of its tokens' vectors."),
+]
+
+BAR_WIDTH = 30
+EIGHTHS = " ▏▎▍▌▋▊▉"
+COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red")
+
+OWN_MODEL = "leave --model out to use the one that comes with bertsmith"
+HOW_TO_GET = {
+    "fill": OWN_MODEL,
+    "next": OWN_MODEL,
+    "classify": "make one with bertsmith finetune sst2 --data glue/SST-2 --out runs/sst2 (or custom, for a "
+    "table of your own), and say --model runs/sst2",
+    "tag": "make one with bertsmith finetune ner --data conll2003/ --out runs/ner, and say --model runs/ner",
+    "answer": "make one with bertsmith finetune squad2 --data squad/ --out runs/squad2, and say --model "
+    "runs/squad2",
+    "embed": "",
+}
+"""For each ability how to get a model that has it."""
+REMEDIES: dict[str, str] = {
+    Remedy.TRUNCATE: "shorten it, split it, or add --truncate",
+    Remedy.PASS_PAIR: "give the second text with --second, or behind a tab",
+    Remedy.PASS_TEXT: "leave out --second, or the tab",
+}
+"""Remedies of the Python API in the words of the command line."""
+
+
+def open_model(folder: Path | None, *abilities: str, device: str, precision: str) -> "Bert":
+    """The model of a folder, or the project's own, if it has one of these abilities."""
+    with without_garbage_collection():
+        from bertsmith.inference.loaded_model import load
+
+    chosen = DEFAULT_MODEL if folder is None else folder.expanduser()
+    bert = load(chosen, device=device, precision=cast("Precision", precision))  # which rejects any other
+    if not set(abilities) & set(bert.abilities):
+        can = ", ".join(ABILITIES[each] for each in bert.abilities)
+        what = f"this model cannot {ABILITIES[abilities[0]]}; it can {can}"
+        raise UserError(what, where=str(chosen), remedy=HOW_TO_GET[abilities[0]])
+    return bert
+
+
+@contextmanager
+def without_garbage_collection() -> Iterator[None]:
+    """While it is open nothing is searched for garbage, and what is imported never will be.
+
+    Of the hundred thousands of objects that come with torch none is garbage, and looking for it takes a
+    quarter of the time of a short command, most of it at the end.
+    """
+    if "torch" in sys.modules or not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+@contextmanager
+def naming_inputs(name: Callable[[int], str]) -> Iterator[None]:
+    """While it is open, errors speak of the command line: the name of the text, the option."""
+    try:
+        yield
+    except UserError as error:
+        if error.index is None:
+            raise
+        where = name(error.index) if error.field == "text" else f"the {error.field}"
+        remedy = REMEDIES.get(error.remedy, error.remedy)
+        raise replace(error, where=where, remedy=remedy) from error
+
+
+def print_json(value: Any) -> None:
+    """Print a value as one line of JSON."""
+    echo(json.dumps(value, ensure_ascii=False))
+
+
+# ---- for people
+
+
+def console() -> "Console":
+    """Where bars and tables are printed; text is taken as it is."""
+    from rich.console import Console
+
+    return Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
+
+
+def bar(fraction: float) -> str:
+    """A fraction from 0 to 1 as a bar of fixed width, to an eighth of a character."""
+    eighths = round(8 * BAR_WIDTH * min(max(fraction, 0.0), 1.0))
+    drawn = "█" * (eighths // 8) + (EIGHTHS[eighths % 8] if eighths % 8 else "")
+    return drawn.ljust(BAR_WIDTH)
+
+
+def bars(probabilities: Iterable[tuple[float, str]]) -> "list[Text]":
+    """A line with a bar for each probability and what it is of; the first one stands out."""
+    from rich.text import Text
+
+    lines = []
+    for number, (value, what) in enumerate(probabilities):
+        style = "bold green" if number == 0 else ""
+        bar_style = "green" if number == 0 else "cyan"
+        lines.append(
+            Text.assemble((f"  {value:6.1%} ", style), (bar(value), bar_style), ("  ", ""), (what, style))
+        )
+    return lines
+
+
+def highlighted(text: str, stretches: Sequence[tuple[int, int, str]]) -> "Text":
+    """The text with stretches of it, from their first to past their last character, in a style."""
+    from rich.text import Text
+
+    drawn = Text(text)
+    for start, end, style in stretches:
+        drawn.stylize(style, start, end)
+    return drawn

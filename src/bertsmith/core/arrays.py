@@ -1,0 +1,58 @@
+"""Arrays that several rooms make in the same way: ranges of indices, and .npy files that grow."""
+
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.lib import format as npy
+from numpy.typing import NDArray
+
+Numbers = NDArray[np.int64]
+
+
+def ranges(first: NDArray[Any], count: NDArray[Any]) -> Numbers:
+    """For each first number and count: first, first + 1, ..., one range after the other."""
+    # What has to be added to 0, 1, 2, ... is the same for a whole range.
+    numbers: Numbers = np.repeat(first - (np.cumsum(count, dtype=np.int64) - count), count)
+    numbers += np.arange(len(numbers))
+    return numbers
+
+
+class GrowingNpy:
+    """An .npy file to which rows are appended; how many there are is written into its header at the end."""
+
+    def __init__(self, path: Path, dtype: str, *, row_shape: tuple[int, ...] = ()) -> None:
+        self.rows = 0
+        self._dtype, self._row_shape = np.dtype(dtype), row_shape
+        self._file = path.open("wb")
+        self._write_header()
+        self._data_start = self._file.tell()
+
+    def append(self, rows: NDArray[Any]) -> None:
+        """Write these rows behind those that are there."""
+        assert rows.shape[1:] == self._row_shape
+        self._file.write(np.ascontiguousarray(rows, self._dtype).data)
+        self.rows += len(rows)
+
+    def close(self) -> None:
+        """Complete the file; nothing can be appended after."""
+        if not self._file.closed:
+            self._file.seek(0)
+            self._write_header()
+            assert self._file.tell() == self._data_start
+            self._file.close()
+
+    def _write_header(self) -> None:
+        # numpy pads a header so that the number of rows can grow, and the header be written over in place.
+        shape = (self.rows, *self._row_shape)
+        header = {"descr": npy.dtype_to_descr(self._dtype), "fortran_order": False, "shape": shape}
+        npy.write_array_header_1_0(self._file, header)
+
+    def __enter__(self) -> "GrowingNpy":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

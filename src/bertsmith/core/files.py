@@ -1,0 +1,289 @@
+"""Writing files so that a half-written one cannot exist, and reading them, packed or not, without riddles."""
+
+import bz2
+import gzip
+import hashlib
+import io
+import json
+import lzma
+import os
+import re
+import secrets
+import shutil
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+from bertsmith.core.errors import UserError
+from bertsmith.core.locks import is_in_use, marked_in_use
+
+_COMPRESSED_STARTS = {
+    rb"\x1f\x8b": ".gz",
+    rb"BZh[1-9](1AY&SY|\x17rE8P\x90)": ".bz2",  # the three letters alone could begin a text
+    rb"\xfd7zXZ\x00": ".xz",
+    rb"\x28\xb5\x2f\xfd": ".zst",
+}
+
+
+@contextmanager
+def atomic_path(target: Path) -> Iterator[Path]:
+    """A temporary path beside the target that takes the target's name only if the block succeeds."""
+    with _reporting_write_errors(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        # Beside the target, and so on the same disk: only there is a rename one step, all or nothing.
+        temporary = _partial(target, target.parent)
+        try:
+            temporary.touch(mode=0o600, exist_ok=False)  # private until it is complete
+            yield temporary
+            temporary.chmod(0o666 & ~_umask())  # a model folder is meant to be read
+            temporary.replace(target)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def atomic_folder(target: Path, *, replaces: Sequence[str] = ()) -> Iterator[Path]:
+    """A temporary folder that becomes the target, or whose files move into it, only if the block succeeds.
+
+    A target that exists loses the files of the patterns in `replaces` that were not written anew.
+    """
+    with _reporting_write_errors(target):
+        # Inside a target that exists: beside it, it may be another disk (a mount, a link) or read-only.
+        parent = target if target.is_dir() else target.parent
+        parent.mkdir(parents=True, exist_ok=True)
+        temporary = _partial(target, parent)
+        try:
+            temporary.mkdir(mode=0o700)  # private until it is complete
+            # The mark ends with this process, however it ends: `check_not_taken` removes what has none.
+            with marked_in_use(temporary):
+                yield temporary
+            temporary.chmod(0o777 & ~_umask())
+            for file in temporary.rglob("*"):
+                file.chmod((0o777 if file.is_dir() else 0o666) & ~_umask())
+            if target.is_dir():
+                _move_into(target, temporary, replaces)
+            else:
+                temporary.rename(target)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _partial(target: Path, parent: Path) -> Path:
+    """A name that is known before the file is there: at no moment would a stop leave it behind."""
+    return parent / f".{target.name}.{secrets.token_hex(4)}.partial"
+
+
+def check_not_taken(folder: Path) -> None:
+    """Raise if anything stands where a folder is to be written; what killed programs left is removed."""
+    with _reporting_write_errors(folder):
+        name = re.compile(rf"\.{re.escape(folder.name)}\.[0-9a-f]{{8}}\.partial")
+        # Both of the folders in which `atomic_folder` may have begun.
+        for parent in [each for each in (folder, folder.parent) if each.is_dir()]:
+            for path in [each for each in parent.iterdir() if name.fullmatch(each.name) and each.is_dir()]:
+                if not is_in_use(path):
+                    shutil.rmtree(path, ignore_errors=True)
+        if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+            remedy = "choose another --out, or remove it first"
+            raise UserError("is there already", where=str(folder), remedy=remedy)
+
+
+def _move_into(target: Path, fresh: Path, replaces: Sequence[str]) -> None:
+    """Move files into a folder that exists, and remove what they replace under other names."""
+    # The large files first: config.json must not speak of weights that did not arrive.
+    files = sorted(fresh.iterdir(), key=lambda file: -file.stat().st_size)
+    for file in files:
+        file.replace(target / file.name)
+    written = {file.name for file in files}
+    for old in (file for pattern in replaces for file in target.glob(pattern)):
+        if old.name not in written:
+            old.unlink()
+
+
+def write_text(target: Path, text: str) -> None:
+    """Write a UTF-8 text file whole or not at all."""
+    with atomic_path(target) as temporary:
+        temporary.write_bytes(text.encode("utf-8"))
+
+
+def write_json(target: Path, value: Any) -> None:
+    """Write a value as readable JSON, whole or not at all."""
+    write_text(target, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def read_text(source: Path, *, remedy: str) -> str:
+    """The text of a UTF-8 file; the remedy is what to do if it is missing or not text."""
+    try:
+        # From bytes: a lone carriage return stays what it is. Some editors put a mark at the very start.
+        return source.read_bytes().decode("utf-8-sig")
+    except OSError as error:
+        raise UserError(f"cannot be read ({error.strerror})", where=str(source), remedy=remedy) from error
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"is not UTF-8 text (byte {error.start})", where=str(source), remedy=remedy
+        ) from error
+
+
+def read_json(source: Path, *, remedy: str) -> dict[str, Any]:
+    """The object in a JSON file."""
+    try:
+        value = json.loads(read_text(source, remedy=remedy))
+    except (ValueError, RecursionError) as error:
+        # Not JSON, a number of thousands of digits, or endless nesting.
+        raise UserError(f"is not valid JSON ({error})", where=str(source), remedy=remedy) from error
+    if not isinstance(value, dict):
+        raise UserError("holds no JSON object", where=str(source), remedy=remedy)
+    return value
+
+
+def open_text_bytes(path: Path) -> BinaryIO:
+    """The bytes of a file, unpacked if it is named .gz, .bz2, .xz or .zst; reading errors name the file."""
+    opener = _OPENERS.get(path.suffix.lower(), _open_plain)
+    try:
+        if opener is not _open_plain and path.is_file() and path.stat().st_size == 0:
+            raise EOFError("it is empty")
+        stream = opener(path)
+    except _READING_ERRORS as error:
+        raise _unreadable(path, error) from error
+    return io.BufferedReader(_NamedReading(path, stream), 1 << 17)
+
+
+def sha256_of(path: Path) -> str:
+    """The SHA-256 of a file's bytes, in hexadecimal."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
+def compression_of(start: bytes) -> str:
+    """The suffix that belongs to a compressed file that starts with these bytes; nothing if it is none."""
+    return next((suffix for magic, suffix in _COMPRESSED_STARTS.items() if re.match(magic, start)), "")
+
+
+class _NamedReading(io.RawIOBase):
+    """A stream whose reading errors name the file."""
+
+    def __init__(self, path: Path, stream: BinaryIO) -> None:
+        self._path, self._stream = path, stream
+
+    def readable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+    def readinto(self, buffer: Any) -> int:
+        try:
+            # What has come, not all that fits: who waits at the other end of a pipe may write slowly.
+            one_read = getattr(self._stream, "readinto1", cast(io.BufferedIOBase, self._stream).readinto)
+            return int(one_read(buffer))
+        except _READING_ERRORS as error:
+            raise _unreadable(self._path, error) from error
+
+    def close(self) -> None:
+        self._stream.close()
+        super().close()
+
+
+class _ChunkReading(io.RawIOBase):
+    """A stream of the chunks that are made from a file."""
+
+    def __init__(self, file: BinaryIO, chunks: Iterator[bytes]) -> None:
+        self._file, self._chunks = file, chunks
+        self._ready = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self._file.fileno()
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._ready:
+            chunk = next(self._chunks, None)
+            if chunk is None:
+                return 0
+            self._ready = memoryview(chunk)
+        count = min(len(buffer), len(self._ready))
+        buffer[:count], self._ready = self._ready[:count], self._ready[count:]
+        return count
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+def _open_zstd(path: Path) -> BinaryIO:
+    try:
+        import zstandard
+    except ImportError as error:
+        remedy = "pip install 'bertsmith[data]'"
+        raise UserError("reading .zst needs zstandard", where=str(path), remedy=remedy) from error
+    # A window as large as `zstd --long=31` makes; the library alone would refuse such files.
+    unpacker = zstandard.ZstdDecompressor(max_window_size=1 << 31)
+    file = path.open("rb")
+    return cast(BinaryIO, _ChunkReading(file, _zstd_chunks(file, unpacker, zstandard.ZstdError)))
+
+
+def _zstd_chunks(file: BinaryIO, unpacker: Any, zstd_error: type[Exception]) -> Iterator[bytes]:
+    # The library's own stream ends without an error where a file was cut off, so frames are followed here.
+    frame = None
+    packed = file.read(_ZSTD_READ_BYTES)
+    while packed:
+        frame = frame or unpacker.decompressobj()
+        try:
+            yield frame.decompress(packed)
+        except zstd_error as error:
+            raise OSError(str(error)) from error
+        # Behind the end of a frame another one may begin, as `cat a.zst b.zst` makes it.
+        packed, frame = (frame.unused_data, None) if frame.eof else (b"", frame)
+        packed = packed or file.read(_ZSTD_READ_BYTES)
+    if frame is not None:
+        raise EOFError("it ends in the middle")
+
+
+def _open_plain(path: Path) -> BinaryIO:
+    file = path.open("rb")
+    if suffix := compression_of(file.peek(16)):
+        file.close()
+        remedy = f"give it a name that ends in {suffix}"
+        raise UserError("is compressed, but its name does not say so", where=str(path), remedy=remedy)
+    return file
+
+
+def _unreadable(path: Path, error: BaseException) -> UserError:
+    if isinstance(error, OSError) and error.strerror:
+        what = f"cannot be read ({error.strerror})"
+        return UserError(what, where=str(path), remedy="check its name and rights")
+    remedy = "fetch or pack it again, or give it the suffix that belongs to it"
+    return UserError(f"is not a whole {path.suffix} file ({error})", where=str(path), remedy=remedy)
+
+
+_ZSTD_READ_BYTES = 1 << 14  # packed; it may unpack to hundreds of times as much
+_READING_ERRORS = (OSError, EOFError, zlib.error, lzma.LZMAError)
+_OPENERS: dict[str, Callable[[Path], Any]] = {
+    ".gz": gzip.GzipFile,
+    ".bz2": bz2.BZ2File,
+    ".xz": lzma.LZMAFile,
+    ".zst": _open_zstd,
+}
+COMPRESSED_SUFFIXES = tuple(_OPENERS)
+
+
+@contextmanager
+def _reporting_write_errors(target: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        remedy = "choose a place that can be written"
+        raise UserError(f"cannot be written ({reason})", where=str(target), remedy=remedy) from error
+
+
+def _umask() -> int:
+    current = os.umask(0)  # the system tells it only to who sets another
+    os.umask(current)
+    return current

@@ -1,0 +1,54 @@
+"""Random draws as pure functions of what they are for (seed, purpose, number), never of what came before.
+
+A key names a purpose; a counter numbers the draws under it. Any draw can be made alone, in any order, in any
+process, and whole arrays of them at once.
+"""
+
+import hashlib
+
+import numpy as np
+from numpy.typing import NDArray
+
+Words = NDArray[np.uint64]
+
+# splitmix64 (Steele, Lea and Flood 2014): the odd step between states, and the two factors of its mixing.
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_FIRST_MIX = np.uint64(0xBF58476D1CE4E5B9)
+_SECOND_MIX = np.uint64(0x94D049BB133111EB)
+
+
+def key_of(seed: int, *parts: int | str) -> int:
+    """A 64-bit key for this seed and purpose; different parts give unrelated keys."""
+    # A number from an array must not give another key than the same number from Python.
+    plain = [part if isinstance(part, str) else int(part) for part in (int(seed), *parts)]
+    spelled = repr(plain)
+    return int.from_bytes(hashlib.blake2b(spelled.encode(), digest_size=8).digest(), "little")
+
+
+def stream(seed: int, *parts: int | str) -> np.random.Generator:
+    """A generator of its own for this seed and purpose."""
+    return np.random.Generator(np.random.Philox(key=key_of(seed, *parts)))
+
+
+def sub_keys(key: int, numbers: NDArray[np.integer]) -> Words:
+    """One key for each number (a document, an example) under a key."""
+    # The constant keeps the counters of sub-keys apart from those of draws under the same key.
+    return bits(np.uint64(key), numbers.astype(np.uint64) ^ np.uint64(0x5851F42D4C957F2D))
+
+
+def bits(keys: Words | np.uint64, counters: Words | np.uint64) -> Words:
+    """64 random bits for each key and counter, broadcast against each other."""
+    with np.errstate(over="ignore"):  # arithmetic modulo 2**64 is the point
+        return _mixed(_mixed(np.asarray(counters, np.uint64) * _GOLDEN) + np.asarray(keys, np.uint64))
+
+
+def uniforms(keys: Words | np.uint64, counters: Words | np.uint64) -> NDArray[np.float64]:
+    """A number in [0, 1) for each key and counter, from the upper 53 of its bits."""
+    return (bits(keys, counters) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def _mixed(words: Words) -> Words:
+    words = (words + _GOLDEN).astype(np.uint64)
+    words = (words ^ (words >> np.uint64(30))) * _FIRST_MIX
+    words = (words ^ (words >> np.uint64(27))) * _SECOND_MIX
+    return words ^ (words >> np.uint64(31))

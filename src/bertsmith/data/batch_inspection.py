@@ -1,0 +1,127 @@
+"""Batches taken apart again: single sequences to show, and statistics of what the recipe sampled."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bertsmith.data.data_loader import PretrainingDataset, StepBatches
+from bertsmith.data.example_index import Numbers
+from bertsmith.data.masking import stored_units, uncut_units
+from bertsmith.recipe.schema import Unit
+
+
+@dataclass(frozen=True, slots=True)
+class ShownSequence:
+    """One sequence as the model sees it, and what it must say about it."""
+
+    tokens: list[int]
+    segments: list[int]
+    positions: list[int]
+    targets: dict[int, int]
+    """The id to predict at each position that has one."""
+    pair_label: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class BatchStatistics:
+    """What was counted over some sequences."""
+
+    lengths: Numbers
+    predicted: int
+    as_mask: int
+    as_random: int
+    unchanged: int
+    pairs: int
+    negatives: int
+    """Pairs of label 1: random or swapped."""
+
+    @property
+    def sequences(self) -> int:
+        """How many sequences were counted."""
+        return len(self.lengths)
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens they have, special ones included."""
+        return int(self.lengths.sum())
+
+
+@dataclass(frozen=True, slots=True)
+class UnitStatistics:
+    """What became of the phrases or entities that truncation has not cut."""
+
+    found: int
+    whole: int
+    """All their tokens are to be predicted."""
+    in_part: int
+    """Some of their tokens are."""
+
+
+def sequences_of(step: StepBatches) -> Iterator[ShownSequence]:
+    """The sequences of a step in their order, without fillers."""
+    for micro in step.micros:
+        inputs = micro.inputs
+        bounds = list(inputs.layout.bounds())[:-1]  # the last sequence is filler
+        for number, (start, end) in enumerate(bounds):
+            rows_P = micro.masked_rows_P
+            here_P = (rows_P >= start) & (rows_P < end) & (micro.masked_weights_P > 0)
+            predicted = (rows_P[here_P] - start).tolist()
+            yield ShownSequence(
+                tokens=inputs.tokens_T[start:end].tolist(),
+                segments=inputs.segments_T[start:end].tolist(),
+                positions=inputs.positions_T[start:end].tolist(),
+                targets=dict(zip(predicted, micro.masked_ids_P[here_P].tolist(), strict=True)),
+                pair_label=int(micro.pair_labels_S[number]) if micro.pair_weights_S[number] > 0 else None,
+            )
+
+
+def batch_statistics(steps: Iterable[StepBatches], *, mask_id: int) -> BatchStatistics:
+    """Counts over all sequences of these steps."""
+    lengths, predicted, as_mask, unchanged, pairs, negatives = [], 0, 0, 0, 0, 0
+    for micro in (micro for step in steps for micro in step.micros):
+        starts_S1 = micro.inputs.layout.starts_S1.numpy().astype(np.int64)
+        lengths.append(np.diff(starts_S1)[:-1])  # the last sequence is filler
+        is_predicted_P = micro.masked_weights_P > 0
+        shown = micro.inputs.tokens_T[micro.masked_rows_P[is_predicted_P]]
+        is_mask = shown == mask_id
+        predicted += len(shown)
+        as_mask += int(is_mask.sum())
+        # A random token can be the very one it replaces: that counts as unchanged, which it is to the model.
+        unchanged += int((~is_mask & (shown == micro.masked_ids_P[is_predicted_P])).sum())
+        pairs += int(micro.pair_weights_S.sum())
+        negatives += int((micro.pair_labels_S * micro.pair_weights_S).sum())
+    as_random = predicted - as_mask - unchanged
+    return BatchStatistics(
+        np.concatenate(lengths), predicted, as_mask, as_random, unchanged, pairs, negatives
+    )
+
+
+def unit_statistics(dataset: PretrainingDataset, steps: Sequence[StepBatches]) -> dict[Unit, UnitStatistics]:
+    """What became of the units of each kind that only the store knows, in steps of this dataset."""
+    if dataset.recipe.examples.objective != "masked":
+        return {}
+    statistics = {}
+    for unit in stored_units(dataset.recipe.masking):
+        fraction_U = np.concatenate([_predicted_fractions(dataset, step, unit) for step in steps])
+        whole, touched = int((fraction_U == 1).sum()), int((fraction_U > 0).sum())
+        statistics[unit] = UnitStatistics(len(fraction_U), whole, in_part=touched - whole)
+    return statistics
+
+
+def _predicted_fractions(dataset: PretrainingDataset, step: StepBatches, unit: Unit) -> NDArray[np.float64]:
+    """The fraction of the tokens to predict in each uncut unit of a step."""
+    collator = dataset.collator(step.index.stage)
+    assert collator.masker is not None
+    # A batch no longer knows its units, so the step's examples are laid out once more: the same rows again.
+    sequences, text = collator.lay_out(collator.index.examples(step.index.step))
+    starts_U, ends_U = uncut_units(text, unit, boundaries=collator.masker.vocabulary.boundaries)
+    is_predicted = []
+    for micro in step.micros:
+        is_predicted_T = np.zeros(len(micro.inputs.tokens_T), np.bool_)
+        is_predicted_T[micro.masked_rows_P[micro.masked_weights_P > 0].numpy()] = True
+        is_predicted.append(is_predicted_T[: int(micro.inputs.layout.starts_S1[-2])])
+    before_X1 = np.append(0, np.cumsum(np.concatenate(is_predicted)[sequences.text_rows_X]))
+    counts_U: Numbers = before_X1[ends_U] - before_X1[starts_U]
+    return counts_U / (ends_U - starts_U)

@@ -1,0 +1,197 @@
+"""Collating: from the examples of a step to micro-batches of packed tokens and their targets.
+
+    StepExamples -> PackedSequences (special tokens around the text) -> Targets (masking) -> PretrainingBatch
+
+Shapes: X tokens of text, T all tokens, N spans of text, S sequences, S1 = S + 1 boundaries,
+P predicted tokens.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from bertsmith.core.arrays import ranges
+from bertsmith.data.epoch_index import StageIndex, StepExamples
+from bertsmith.data.example_index import Numbers, Spans
+from bertsmith.data.masking import Masker, Text, stored_units
+from bertsmith.data.micro_batches import MicroShape, PretrainingBatch
+from bertsmith.packed import Layout, PackedBatch
+from bertsmith.text.special_tokens import Inserted, Template
+
+
+@dataclass(frozen=True, slots=True)
+class PackedSequences:
+    """Sequences laid out one after the other, and in which rows their text stands."""
+
+    tokens_T: Numbers
+    segments_T: Numbers
+    positions_T: Numbers
+    starts_S1: Numbers
+    text_rows_X: Numbers
+    text_lengths_S: Numbers
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """The labels of laid out sequences: predicted tokens in the order of their rows, and pairs."""
+
+    rows_P: Numbers
+    ids_P: Numbers
+    pair_labels_S: Numbers
+    pair_weight: float
+
+
+@dataclass(frozen=True)
+class Collator:
+    """Lays out the sequences of a stage and finds their targets."""
+
+    index: StageIndex
+    masker: Masker | None
+    """None where the objective is one-sided and nothing is masked."""
+
+    def collate(self, examples: StepExamples, *, progress: float) -> tuple[PackedSequences, Targets]:
+        """The sequences of these examples as the model sees them, and their targets."""
+        recipe = self.index.source.recipe
+        sequences, text = self.lay_out(examples)
+        if self.masker is None:
+            assert recipe.examples.objective != "masked"
+            rows_P, ids_P = neighbours(sequences, recipe.examples.objective)
+        else:
+            masks = self.masker.masks(text, progress=progress)
+            rows_P, ids_P = sequences.text_rows_X[masks.indices_P], text.tokens_X[masks.indices_P]
+            sequences.tokens_T[rows_P] = masks.shown_P
+        pair_weight = float(recipe.examples.pairs in ("nsp", "sop"))
+        return sequences, Targets(rows_P, ids_P, examples.index.label.astype(np.int64), pair_weight)
+
+    def lay_out(self, examples: StepExamples) -> tuple[PackedSequences, Text]:
+        """The sequences of these examples as they are before masking, and their text alone."""
+        source, store = self.index.source, self.index.source.store
+        spans = source.spans(examples.epoch, examples.numbers, examples.index)
+        text_X = store.gather(spans.starts_N, spans.lengths_N)
+        sequences = lay_out(text_X, spans, source.template)
+        if source.recipe.model.segments < 2:  # RoBERTa and DistilBERT know one segment, whatever is tokenized
+            sequences.segments_T[:] = 0
+        codes_X, next_codes_N = None, None
+        if self.masker is not None and stored_units(self.masker.masking):
+            codes_X = store.gather_units(spans.starts_N, spans.lengths_N)
+            # The token behind a span tells whether truncation has cut the unit at its end: it then continues
+            # there. The store's last token has none behind it.
+            behind_N = spans.starts_N + spans.lengths_N
+            exists_N = (behind_N < store.tokens).astype(np.int64)
+            next_codes_N = np.zeros(len(behind_N), np.uint8)
+            next_codes_N[exists_N == 1] = store.gather_units(behind_N, exists_N)
+        text = Text(
+            tokens_X=text_X,
+            span_lengths_N=spans.lengths_N,
+            lengths_S=sequences.text_lengths_S,
+            whole_lengths_S=np.diff(sequences.starts_S1),
+            keys_S=source.keys("mask", examples.epoch, examples.numbers),
+            codes_X=codes_X,
+            next_codes_N=next_codes_N,
+        )
+        return sequences, text
+
+
+def lay_out(text_X: Numbers, spans: Spans, template: Template) -> PackedSequences:
+    """The sequences with their special tokens, segments and positions."""
+    # All at once, without a loop over sequences: the special tokens before each span are a gap of known size,
+    # so running sums of gaps and lengths give the row at which each span begins.
+    last_S = np.cumsum(spans.counts_S) - 1
+    first_S = last_S - spans.counts_S + 1
+    is_first_N = np.zeros(len(spans.starts_N), np.bool_)
+    is_first_N[first_S] = True
+    gap_N = np.where(is_first_N, len(template.lead) + len(template.tail), len(template.between))
+    gap_N[:1] = len(template.lead)
+    begin_N = np.cumsum(gap_N) + np.cumsum(spans.lengths_N) - spans.lengths_N
+    end_S = begin_N[last_S] + spans.lengths_N[last_S] + len(template.tail)
+    starts_S1 = np.concatenate([[0], end_S])
+    total = int(starts_S1[-1])
+    sequences = PackedSequences(
+        tokens_T=np.empty(total, np.int64),
+        segments_T=np.empty(total, np.int64),
+        positions_T=np.arange(total) - np.repeat(starts_S1[:-1], np.diff(starts_S1)),
+        starts_S1=starts_S1,
+        text_rows_X=ranges(begin_N, spans.lengths_N),
+        text_lengths_S=np.add.reduceat(spans.lengths_N, first_S),
+    )
+    segment_N = np.where(is_first_N, *template.text_segments)
+    sequences.tokens_T[sequences.text_rows_X] = text_X
+    sequences.segments_T[sequences.text_rows_X] = np.repeat(segment_N, spans.lengths_N)
+    _insert(sequences, template.lead, starts_S1[:-1])
+    _insert(sequences, template.between, begin_N[~is_first_N] - len(template.between))
+    _insert(sequences, template.tail, end_S - len(template.tail))
+    return sequences
+
+
+def _insert(sequences: PackedSequences, inserted: Inserted, at: Numbers) -> None:
+    for offset, (token, segment) in enumerate(zip(inserted.ids, inserted.segments, strict=True)):
+        sequences.tokens_T[at + offset] = token
+        sequences.segments_T[at + offset] = segment
+
+
+def neighbours(
+    sequences: PackedSequences, objective: Literal["left-to-right", "right-to-left"]
+) -> tuple[Numbers, Numbers]:
+    """The rows that have a neighbour on the side that is predicted, and the neighbour's id."""
+    has_neighbour_T = np.ones(len(sequences.tokens_T), np.bool_)
+    if objective == "left-to-right":
+        has_neighbour_T[sequences.starts_S1[1:] - 1] = False
+        step = 1
+    else:
+        has_neighbour_T[sequences.starts_S1[:-1]] = False
+        step = -1
+    rows_P = np.flatnonzero(has_neighbour_T)
+    return rows_P, sequences.tokens_T[rows_P + step]
+
+
+def micro_batches(
+    sequences: PackedSequences, targets: Targets, *, sizes: list[int], shape: MicroShape
+) -> Iterator[PretrainingBatch]:
+    """The sequences as micro-batches of these sizes, each with one filler sequence at its end."""
+    ends = np.cumsum(sizes).tolist()
+    for first, last in pairwise([0, *ends]):
+        begin, end = sequences.starts_S1[[first, last]].tolist()
+        # At least one token of filler, so that a batch always has its filler sequence and one shape fewer.
+        total = _rounded_up(end - begin + 1, shape.multiple)
+        filler = total - (end - begin)
+        rows = slice(begin, end)
+        starts_S1 = np.append(sequences.starts_S1[first : last + 1] - begin, total)
+        inputs = PackedBatch(
+            tokens_T=_filled(sequences.tokens_T[rows], np.full(filler, shape.pad_id)),
+            segments_T=_filled(sequences.segments_T[rows], np.zeros(filler, np.int64)),
+            # The filler sequence may be longer than the table of positions is: it starts again at 0.
+            positions_T=_filled(sequences.positions_T[rows], np.arange(filler) % shape.length),
+            layout=Layout(torch.from_numpy(starts_S1.astype(np.int32)), shape.longest),
+        )
+        # Targets are in the order of their rows, so those of a micro-batch lie side by side.
+        predicted = slice(*np.searchsorted(targets.rows_P, [begin, end]).tolist())
+        rows_P, ids_P = targets.rows_P[predicted] - begin, targets.ids_P[predicted]
+        unused = np.zeros(_rounded_up(max(len(rows_P), 1), shape.multiple) - len(rows_P), np.int64)
+        labels_S = targets.pair_labels_S[first:last]
+        yield PretrainingBatch(
+            inputs,
+            masked_rows_P=_filled(rows_P, unused),
+            masked_ids_P=_filled(ids_P, unused),
+            masked_weights_P=_weights(1.0, len(rows_P), len(unused)),
+            pair_labels_S=_filled(labels_S, np.zeros(1, np.int64)),
+            pair_weights_S=_weights(targets.pair_weight, len(labels_S), 1),
+        )
+
+
+def _filled(values: Numbers, filler: Numbers) -> torch.Tensor:
+    return torch.from_numpy(np.concatenate([values, filler]))
+
+
+def _weights(weight: float, count: int, fillers: int) -> torch.Tensor:
+    weights: NDArray[np.float32] = np.zeros(count + fillers, np.float32)
+    weights[:count] = weight
+    return torch.from_numpy(weights)
+
+
+def _rounded_up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple

@@ -1,0 +1,211 @@
+"""The data loader of pre-training: the batches of a step, built from its index alone.
+
+    StepIndex -> PretrainingDataset -> StepBatches
+
+The dataset is a pure function of the step's index. So worker processes may build steps ahead of time, a
+resumed run needs no state but the number of its step, and every rank finds its own slice of the same step.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from bertsmith.core.errors import UserError
+from bertsmith.corpus.token_store import TokenStore
+from bertsmith.data.collate import Collator, micro_batches
+from bertsmith.data.epoch_index import Split, StageIndex, StageSource
+from bertsmith.data.masking import Masker, Vocabulary, read_vocabulary, stored_units
+from bertsmith.data.micro_batches import MicroShape, PretrainingBatch, micro_sizes, slices_of_ranks
+from bertsmith.recipe.schema import Recipe
+from bertsmith.text.special_tokens import Templates, read_templates
+
+# In bytes; a tensor can be read in place only from a multiple of its element's size.
+_ALIGNMENT = 8
+
+
+@dataclass(frozen=True, slots=True)
+class StepIndex:
+    """A step of a stage, counted from the stage's start, and how far the run has come, from 0 to 1.
+
+    The progress matters only to masking levels that follow each other over the run.
+    """
+
+    stage: int
+    step: int
+    progress: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class StepBatches:
+    """All that one process sees in a step; the counts are those of this process."""
+
+    index: StepIndex
+    micros: tuple[PretrainingBatch, ...]
+    masked: float
+    """Predicted tokens."""
+    pairs: float
+    """Sequences with a pair label."""
+    tokens: int
+    """Tokens of examples."""
+    filler: int
+    """Tokens that only fill shapes."""
+    sequences: int
+
+    def pin_memory(self) -> "StepBatches":
+        """The same step in page-locked memory."""
+        micros = tuple(micro.pin_memory() for micro in self.micros)
+        return StepBatches(self.index, micros, *self._counts())
+
+    def _counts(self) -> tuple[float, float, int, int, int]:
+        return self.masked, self.pairs, self.tokens, self.filler, self.sequences
+
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+        # As one tensor: a loader's worker hands every tensor over in a file of its own, and files run out.
+        # As bytes: ids, offsets and weights are of several types, and each must arrive as it was sent.
+        parts: list[Tensor] = []
+        types: list[dict[str, tuple[torch.dtype, int]]] = []
+        for micro in self.micros:
+            tensors = micro.tensors()
+            types.append({name: (tensor.dtype, len(tensor)) for name, tensor in tensors.items()})
+            for tensor in tensors.values():
+                raw = tensor.contiguous().view(torch.uint8)
+                parts.append(torch.nn.functional.pad(raw, (0, -len(raw) % _ALIGNMENT)))
+        longest = self.micros[0].inputs.layout.longest
+        return _unpickled_step, (self.index, torch.cat(parts), types, longest, self._counts())
+
+
+@dataclass(frozen=True)
+class PretrainingDataset(Dataset[StepBatches]):
+    """The steps of a run as one process of `world` sees them; can be pickled to loader workers."""
+
+    store: TokenStore | Path
+    recipe: Recipe
+    _: KW_ONLY
+    micro_tokens: int
+    """Most tokens in one micro-batch, filler included."""
+    cache: Path
+    """Folder for the indexes of epochs."""
+    rank: int = 0
+    world: int = 1
+    multiple: int = 64
+    """Numbers of tokens and of predicted tokens in a micro-batch are multiples of it."""
+    split: Split = "train"
+    _collators: dict[int, Collator] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if stored_units(self.recipe.masking) and not self.opened_store.has_units:
+            remedy = "make the store with `bertsmith corpus --lexicon FILE`"
+            what = "knows no phrases or entities, which the recipe's masking asks for"
+            raise UserError(what, where=str(self.opened_store.folder), remedy=remedy)
+        assert self._vocabulary  # read here once, not in every worker
+
+    def __getitem__(self, index: StepIndex) -> StepBatches:
+        """This process's part of a step."""
+        collator = self.collator(index.stage)
+        lengths = [stage.length for stage in self.recipe.examples.stages]
+        length, pad_id = lengths[index.stage], self._vocabulary.pad_id
+        shape = MicroShape(self.micro_tokens, self.multiple, length, pad_id, recipe_length=max(lengths))
+        if shape.capacity < length:
+            needed = -(-(length + 1) // self.multiple) * self.multiple
+            what = f"batch.micro_tokens = {self.micro_tokens} cannot hold a sequence of {length} tokens"
+            raise UserError(what, remedy=f"allow {needed} or more")
+        examples = collator.index.examples(index.step)
+        slices = slices_of_ranks(len(examples.numbers), self.world)
+        # Every rank computes the sizes of all: no word between them, and the same number of micro-batches.
+        lengths_by_rank = [examples.index.length[each].astype(np.int64) for each in slices]
+        sizes = micro_sizes(lengths_by_rank, self.rank, capacity=shape.capacity)
+        sequences, targets = collator.collate(examples.part(slices[self.rank]), progress=index.progress)
+        micros = tuple(micro_batches(sequences, targets, sizes=sizes, shape=shape))
+        return StepBatches(
+            index,
+            micros,
+            masked=float(len(targets.rows_P)),
+            pairs=targets.pair_weight * len(targets.pair_labels_S),
+            tokens=len(sequences.tokens_T),
+            filler=sum(len(micro.inputs.tokens_T) for micro in micros) - len(sequences.tokens_T),
+            sequences=len(targets.pair_labels_S),
+        )
+
+    def stage_index(self, stage: int) -> StageIndex:
+        """The index of a stage's examples."""
+        return self.collator(stage).index
+
+    def collator(self, stage: int) -> Collator:
+        """What makes batches of a stage's examples."""
+        if stage not in self._collators:
+            vocabulary, store = self._vocabulary, self.opened_store
+            source = StageSource(store, self.recipe, vocabulary.templates, number=stage, split=self.split)
+            masked, masker = vocabulary.masked, None
+            if masked is not None:
+                masker = Masker(self.recipe.masking, masked, max_predictions=source.stage.predictions)
+            self._collators[stage] = Collator(StageIndex(source, cache=self.cache), masker)
+        return self._collators[stage]
+
+    @cached_property
+    def opened_store(self) -> TokenStore:
+        """The store that the text comes from."""
+        return self.store if isinstance(self.store, TokenStore) else TokenStore.open(self.store)
+
+    @cached_property
+    def _vocabulary(self) -> "_Vocabulary":
+        tokenizer, is_masked = self.opened_store.tokenizer(), self.recipe.examples.objective == "masked"
+        masked = read_vocabulary(tokenizer, self.recipe.masking) if is_masked else None
+        return _Vocabulary(read_templates(tokenizer), tokenizer.pad_id, masked)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_collators": {}}  # open indexes stay here: they would be copied whole
+
+
+@dataclass(frozen=True, slots=True)
+class _Vocabulary:
+    """What batches must know about the tokenizer."""
+
+    templates: Templates
+    pad_id: int
+    masked: Vocabulary | None
+
+
+def load_steps(
+    dataset: PretrainingDataset, indices: Iterable[StepIndex], *, workers: int, pin: bool
+) -> Iterator[StepBatches]:
+    """The steps with these indices, in order; workers build them while the caller is busy with others."""
+    loader = DataLoader(
+        dataset,
+        batch_size=None,  # an item is a whole step already
+        sampler=indices,
+        num_workers=workers,
+        pin_memory=pin,
+        collate_fn=_unchanged,
+        generator=torch.Generator(),  # else starting the loader would draw from the generator of dropout
+    )
+    yield from loader
+
+
+def _unchanged(step: Any) -> Any:
+    return step
+
+
+def _unpickled_step(
+    index: StepIndex,
+    flat: Tensor,
+    types: Sequence[Mapping[str, tuple[torch.dtype, int]]],
+    longest: int,
+    counts: tuple[Any, ...],
+) -> StepBatches:
+    """The step that `StepBatches.__reduce__` took apart; its tensors are views of the bytes."""
+    micros, start = [], 0
+    for names in types:
+        tensors = {}
+        for name, (dtype, length) in names.items():
+            size = length * dtype.itemsize
+            tensors[name] = flat[start : start + size].view(dtype)
+            start += size + -size % _ALIGNMENT
+        micros.append(PretrainingBatch.from_tensors(tensors, longest=longest))
+    return StepBatches(index, tuple(micros), *counts)

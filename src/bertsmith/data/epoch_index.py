@@ -1,0 +1,308 @@
+"""Which examples a step shows: a pure function of (store, recipe, seed, step), looked up in an epoch's index.
+
+An epoch has an index (its examples, their shuffled order, where each step starts), because the walk that
+makes the examples depends on its own draws: no single example could be found without it. An index is made
+when it is first needed, kept on disk, and made again, identically, if it is missing.
+"""
+
+import json
+import shutil
+from contextlib import suppress
+from dataclasses import dataclass, fields
+from functools import cached_property
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bertsmith.core.errors import UserError
+from bertsmith.core.files import atomic_folder, read_json, write_json
+from bertsmith.core.locks import locked
+from bertsmith.core.seeds import Words, bits, key_of, sub_keys
+from bertsmith.corpus.token_store import TokenStore
+from bertsmith.data.example_index import (
+    ExampleIndex,
+    FillRules,
+    Numbers,
+    Sentences,
+    Spans,
+    SplitText,
+    WalkRules,
+    fill_across_documents,
+    fill_within_documents,
+    truncated_spans,
+    walk_documents,
+)
+from bertsmith.recipe.schema import BatchSection, Recipe, Stage
+from bertsmith.text.special_tokens import Template, Templates
+
+Split = Literal["train", "held-out"]
+
+# Not run.seed: runs that differ in their seed are evaluated on the same documents.
+_HELD_OUT_KEY = np.uint64(key_of(0, "held-out documents"))
+
+
+def split_documents(split: Split, *, count: int, held_out_fraction: float) -> NDArray[np.int64]:
+    """The numbers of the documents of a split, ascending; two documents or more leave none of them empty."""
+    # By the document's own hash, not by a count: a document's split does not depend on the others.
+    hashes = bits(_HELD_OUT_KEY, np.arange(count, dtype=np.uint64))
+    held_out: NDArray[np.bool_] = hashes < np.uint64(int(held_out_fraction * 2.0**64))
+    if count >= 2 and not held_out.any():
+        held_out[hashes.argmin()] = True
+    if held_out.all():
+        held_out[hashes.argmax()] = False
+    documents = np.flatnonzero(held_out if split == "held-out" else ~held_out)
+    if not len(documents):
+        remedy = "make a store of at least two documents: an empty line divides them"
+        raise UserError("the store's only document is trained on and none is left to hold out", remedy=remedy)
+    return documents
+
+
+@dataclass(frozen=True, slots=True)
+class EpochIndex:
+    """The examples of an epoch, the order they are shown in, and where in it each step starts."""
+
+    examples: ExampleIndex
+    order: Numbers
+    step_starts: Numbers
+    """One more than there are steps: the last entry is where the last step ends."""
+
+
+class StageSource:
+    """What the examples of a stage are made of; everything follows from it and the number of the epoch."""
+
+    def __init__(
+        self,
+        store: TokenStore,
+        recipe: Recipe,
+        templates: Templates,
+        *,
+        number: int = 0,
+        split: Split = "train",
+    ) -> None:
+        """Of the recipe's stage with this number."""
+        self.store, self.recipe, self.split = store, recipe, split
+        self.stage: Stage = recipe.examples.stages[number]
+        is_pair = recipe.examples.pairs in ("nsp", "sop")
+        self.template: Template = templates.pair if is_pair else templates.single
+        self.specials = self.template.specials(2 if is_pair else 1)
+        """Special tokens in a sequence, separators between documents not counted."""
+        self.text_capacity = self.stage.length - self.specials
+        """Most tokens of text in a sequence."""
+        # Runs that differ in their seed are evaluated on the same held-out examples.
+        self.seed = recipe.run.seed if split == "train" else 0
+        earlier = [stage.length for stage in recipe.examples.stages[:number]]
+        is_again = split == "train" and self.stage.length in earlier
+        self.again: tuple[int, ...] = (number,) if is_again else ()
+        """The stage's number, where an earlier one of the same length would be trained on a second time."""
+
+    def purpose(self, epoch: int) -> tuple[int | str, ...]:
+        """What tells the draws of an epoch from others; static masks come back, in all stages alike."""
+        masking = self.recipe.masking
+        if masking.masks == "static":
+            return (self.split, self.stage.length, epoch % masking.copies)
+        return (self.split, self.stage.length, epoch, *self.again)
+
+    def keys(self, what: str, epoch: int, numbers: Numbers) -> Words:
+        """A key for each of these examples: its draws depend on nothing else."""
+        return sub_keys(key_of(self.seed, what, *self.purpose(epoch)), numbers)
+
+    @cached_property
+    def sentences(self) -> Sentences:
+        """The documents of the split."""
+        starts = self.store.document_starts
+        fraction = self.recipe.examples.held_out_fraction
+        documents = split_documents(self.split, count=len(starts) - 1, held_out_fraction=fraction)
+        return Sentences(self.store.sentence_starts, starts, documents)
+
+    @cached_property
+    def _split_text(self) -> SplitText:
+        return SplitText(self.sentences)
+
+    def spans(self, epoch: int, numbers: Numbers, examples: ExampleIndex) -> Spans:
+        """The text of examples with these numbers."""
+        if self.recipe.examples.pairs == "full-sentences":
+            lengths = examples.first_length.astype(np.int64)
+            return Spans(*self._split_text.parts(examples.first_start, lengths))
+        keys_S = self.keys("truncate", epoch, numbers)
+        return truncated_spans(examples, capacity=self.text_capacity, keys_S=keys_S)
+
+
+def make_epoch_index(source: StageSource, epoch: int) -> EpochIndex:
+    """The examples of an epoch in their random order, cut into steps."""
+    settings = source.recipe.examples
+    if settings.pairs == "full-sentences":
+        index = fill_across_documents(source.sentences, FillRules(source.text_capacity, source.specials))
+    elif settings.pairs == "doc-sentences":
+        index = fill_within_documents(source.sentences, FillRules(source.text_capacity, source.specials))
+    else:
+        rules = WalkRules(
+            kind=settings.pairs,
+            capacity=source.text_capacity,
+            specials=source.specials,
+            negative_probability=settings.negative_probability,
+            short_probability=settings.short_probability,
+            seed=source.seed,
+            purpose=source.purpose(epoch),
+        )
+        index = walk_documents(source.sentences, rules)
+    # The order's key names the epoch itself: static masks bring the same examples back in another order.
+    key = key_of(source.seed, "order", source.split, source.stage.length, epoch, *source.again)
+    order = np.argsort(bits(np.uint64(key), np.arange(len(index), dtype=np.uint64)), kind="stable")
+    starts = cut_steps(index.length[order].astype(np.int64), source.recipe.batch)
+    if source.split == "held-out" and starts[-1] < len(order):
+        starts = np.append(starts, len(order))  # evaluation takes what there is
+    return EpochIndex(index, order, starts)
+
+
+def cut_steps(lengths: Numbers, batch: BatchSection) -> Numbers:
+    """Where each whole step starts and the last one ends; what is left at the end makes no step."""
+    if batch.by == "sequences":
+        return np.arange(0, len(lengths) + 1, batch.sequences)
+    ends = np.cumsum(lengths, dtype=np.int64)
+    starts, used = [0], 0
+    while starts[-1] < len(lengths):
+        cut = max(int(np.searchsorted(ends, used + batch.tokens, side="right")), starts[-1] + 1)
+        if cut == len(lengths) and ends[-1] - used < batch.tokens:
+            break
+        starts.append(cut)
+        used = int(ends[cut - 1])
+    return np.array(starts, np.int64)
+
+
+INDEX_FORMAT = 1
+"""Part of an index's name: to be raised when the same settings come to mean other examples."""
+
+EPOCHS_KEPT = 4
+"""How many indexes stay on disk. At any time one is read, or two while workers cross from epoch to epoch."""
+
+# Recipe keys under the names they had when the first indexes were written: those stay valid.
+_NAMES_IN_DIGEST = {
+    "negative_probability": "negative_share",
+    "short_probability": "short_share",
+    "held_out_fraction": "held_out_share",
+}
+
+_INDEX_ARRAYS = tuple(each.name for each in fields(ExampleIndex))
+_ARRAYS = (*_INDEX_ARRAYS, "order", "step_starts")
+_DELETE = "delete it: it will be made again"
+
+
+@dataclass(frozen=True, slots=True)
+class StepExamples:
+    """The examples of a step, or some of them, in the order they are shown."""
+
+    epoch: int
+    numbers: Numbers
+    index: ExampleIndex
+
+    def part(self, rows: slice) -> "StepExamples":
+        """Some neighbours among these examples."""
+        return StepExamples(self.epoch, self.numbers[rows], self.index.rows(rows))
+
+
+class StageIndex:
+    """The steps of one stage of a recipe, counted from 0, through as many epochs as it takes."""
+
+    def __init__(self, source: StageSource, *, cache: Path) -> None:
+        self.source = source
+        recipe = source.recipe
+        examples = recipe.examples.model_dump(exclude={"objective", "stages"})
+        # The folder's name differs wherever the examples, their order or the steps do, and nowhere else: runs
+        # that only mask or train otherwise share their indexes.
+        settings = {
+            "format": INDEX_FORMAT,
+            "store": source.store.hash,
+            "seed": source.seed,
+            "examples": {_NAMES_IN_DIGEST.get(key, key): value for key, value in examples.items()},
+            "specials": source.specials,
+            "copies": recipe.masking.copies if recipe.masking.masks == "static" else "dynamic",
+            "batch": recipe.batch.model_dump(exclude={"micro_tokens"}),
+        }
+        digest = blake2b(json.dumps(settings, sort_keys=True).encode(), digest_size=6).hexdigest()
+        name = "-".join(map(str, (source.split, source.stage.length, *source.again, digest)))
+        self._folder = cache / name
+        self._steps: list[int] = []
+        self._open: tuple[int, EpochIndex] | None = None
+
+    def examples(self, step: int) -> StepExamples:
+        """The examples of a step; no step crosses epochs."""
+        epoch = 0
+        while step >= self.steps_in(epoch):
+            step -= self.steps_in(epoch)
+            epoch += 1
+        index = self.epoch(epoch)
+        first, last = index.step_starts[step : step + 2].tolist()
+        numbers = np.asarray(index.order[first:last], np.int64)
+        return StepExamples(epoch, numbers, index.examples.rows(numbers))
+
+    def steps_in(self, epoch: int) -> int:
+        """How many steps an epoch has; known from its summary, long after its arrays are cleared away."""
+        while len(self._steps) <= epoch:
+            summary = self._summary_file(len(self._steps))
+            if not summary.is_file():
+                self._read_or_make(len(self._steps))
+            steps = read_json(summary, remedy=_DELETE).get("steps")
+            if not isinstance(steps, int) or steps < 1:
+                what = "does not say how many steps the epoch has"
+                raise UserError(what, where=str(summary), remedy=_DELETE)
+            self._steps.append(steps)
+        return self._steps[epoch]
+
+    def epoch(self, number: int) -> EpochIndex:
+        """The index of an epoch, made if it is not on disk."""
+        if self._open is None or self._open[0] != number:
+            self._open = number, self._read_or_make(number)
+        return self._open[1]
+
+    def _read_or_make(self, number: int) -> EpochIndex:
+        # Loader workers and ranks all come here at once: one makes the index, the others wait for it at the
+        # lock and find it there. It is looked for again behind the lock, and read outside of it.
+        folder = self._epoch_folder(number)
+        while True:
+            if not self._is_there(number):
+                with locked(self._folder / "lock"):
+                    if not self._is_there(number):
+                        self._make(number)
+            with suppress(FileNotFoundError):  # another process, further on, has just cleared it away
+                index = ExampleIndex(*(_read_array(folder, name) for name in _INDEX_ARRAYS))
+                return EpochIndex(index, _read_array(folder, "order"), _read_array(folder, "step_starts"))
+
+    def _is_there(self, number: int) -> bool:
+        files = [self._epoch_folder(number) / f"{name}.npy" for name in _ARRAYS]
+        return all(file.is_file() for file in [*files, self._summary_file(number)])
+
+    def _make(self, number: int) -> None:
+        epoch = make_epoch_index(self.source, number)
+        if len(epoch.step_starts) < 2:
+            batch, length = self.source.recipe.batch, self.source.stage.length
+            size = f"batch.{batch.by} = {batch.sequences if batch.by == 'sequences' else batch.tokens}"
+            what = f"gives {len(epoch.examples)} examples of at most {length} tokens, not enough for {size}"
+            remedy = "add text, or make steps smaller"
+            raise UserError(what, where=str(self.source.store.folder), remedy=remedy)
+        with atomic_folder(self._epoch_folder(number)) as temporary:
+            for name in _ARRAYS:
+                array = getattr(epoch.examples if name in _INDEX_ARRAYS else epoch, name)
+                np.save(temporary / f"{name}.npy", array)
+        write_json(self._summary_file(number), {"steps": len(epoch.step_starts) - 1})
+        # Its summary stays: a resumed run must know how many steps the epoch had.
+        shutil.rmtree(self._epoch_folder(number - EPOCHS_KEPT), ignore_errors=True)
+
+    def _epoch_folder(self, epoch: int) -> Path:
+        return self._folder / f"epoch-{epoch:05d}"
+
+    def _summary_file(self, epoch: int) -> Path:
+        return self._folder / f"epoch-{epoch:05d}.json"
+
+
+def _read_array(folder: Path, name: str) -> NDArray[Any]:
+    try:
+        # As a plain array: indexing a np.memmap costs more.
+        return np.asarray(np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False))
+    except FileNotFoundError:
+        raise
+    except (ValueError, OSError, EOFError) as error:
+        what = f"{name}.npy cannot be read ({error})"
+        raise UserError(what, where=str(folder), remedy=_DELETE) from error

@@ -1,0 +1,143 @@
+"""What a fine-tuning run was asked to do, as its folder remembers it, and whether it may resume there."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from bertsmith.core.errors import UserError
+from bertsmith.core.files import read_json, sha256_of, write_json
+from bertsmith.inference.loaded_model import model_folder
+from bertsmith.model.tensor_files import WEIGHT_FILES
+from bertsmith.recipe.finetuning_schema import FinetuningRecipe
+from bertsmith.recipe.load import Difference, differences, leaves, with_new_names
+from bertsmith.recipe.toml_text import toml_text
+from bertsmith.tasks.example_types import Example
+from bertsmith.tasks.task import Task
+from bertsmith.text.tokenizer_files import TOKENIZER_FILES
+from bertsmith.training.run_folder import RunFolder
+
+ASSIGNMENT = "assignment.json"
+RESULT = "result.json"
+MOST_DIFFERENCES = 6
+MODEL_FILES, EXAMPLES = "model_files", "examples"
+"""Under these keys of the assignment are hashes: of the initial model's files, and of what was read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """What was asked for."""
+
+    task: Task
+    recipe: FinetuningRecipe
+    model: Path
+    data: Path
+    out: Path
+    skip_bad: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """What a run found in the folder must agree with to be resumed, the examples aside."""
+        return {
+            "recipe": leaves(self.recipe.model_dump(mode="json")),
+            "custom": dict(self.task.custom),
+            "model": str(self.model.resolve()),
+            MODEL_FILES: _hashes_of_files(model_folder(self.model)),
+            "data": str(self.data.resolve()),
+        }
+
+
+def finetuning_folder(out: Path) -> RunFolder:
+    """The folder of a fine-tuning run; its result is the last thing that it writes."""
+    return RunFolder(out, ASSIGNMENT, RESULT)
+
+
+def check_same_run(assignment: Assignment) -> None:
+    """Raise if the folder holds a run with another assignment, or something that is no run."""
+    folder = finetuning_folder(assignment.out)
+    folder.check_no_unknown_files()
+    if folder.begun:
+        _check_same_assignment(read_json(folder.config, remedy="give --out a new folder"), assignment)
+
+
+def check_same_examples(folder: RunFolder, hashes: Mapping[str, str]) -> None:
+    """Raise if the folder holds a run that read other examples, by the hash of each split."""
+    if folder.begun:
+        begun_with = read_json(folder.config, remedy="give --out a new folder").get(EXAMPLES, {})
+        if changed := [name for name in hashes | begun_with if hashes.get(name) != begun_with.get(name)]:
+            what = f"holds a run on other examples: the data have changed since ({', '.join(changed)})"
+            remedy = "give --out a new folder, or take the change back"
+            raise UserError(what, where=str(folder.path), remedy=remedy)
+
+
+def hashes_of(splits: Mapping[str, Sequence[Example]]) -> dict[str, str]:
+    """A hash of each split's examples, wherever in a file they stand."""
+    return {name: _hash_of_examples(examples) for name, examples in splits.items()}
+
+
+def write_assignment(folder: RunFolder, assignment: Assignment, hashes: Mapping[str, str]) -> None:
+    """Write down what the run is asked to do; with this file the run has begun."""
+    folder.remove_partial_files()
+    write_json(folder.config, {**assignment.to_json(), EXAMPLES: hashes})
+
+
+def recipe_toml(recipe: FinetuningRecipe) -> str:
+    """The recipe as complete TOML."""
+    return toml_text(recipe.model_dump())
+
+
+def _check_same_assignment(known: dict[str, Any], assignment: Assignment) -> None:
+    before = with_new_names({key: value for key, value in known.items() if key != EXAMPLES})
+    before["recipe"] = _recipe_as_written_today(before.get("recipe", {}))
+    if changed := differences(before, assignment.to_json()):
+        listed = "; ".join(map(_described, changed[:MOST_DIFFERENCES]))
+        more = len(changed) - MOST_DIFFERENCES
+        listed += f"; and {more} more" if more > 0 else ""
+        remedy = "give --out a new folder, or take the change back"
+        raise UserError(f"holds another run: {listed}", where=str(assignment.out), remedy=remedy)
+
+
+def _recipe_as_written_today(leaf_values: dict[str, Any]) -> dict[str, Any]:
+    """The recipe of an assignment, which an older version may have written without some of today's keys."""
+    sections: dict[str, Any] = {}
+    for key, value in with_new_names(leaf_values).items():
+        section, _, name = key.partition(".")
+        if name:
+            sections.setdefault(section, {})[name] = value
+        else:
+            sections[key] = value
+    try:
+        return leaves(FinetuningRecipe.model_validate(sections).model_dump(mode="json"))
+    except ValidationError:
+        return leaf_values  # whatever it is, it is another recipe
+
+
+def _described(change: Difference) -> str:
+    if change.key.startswith(f"{MODEL_FILES}."):
+        return f"{change.key.removeprefix(f'{MODEL_FILES}.')} of the model has changed since"
+    return str(replace(change, key=change.key.removeprefix("recipe.")))
+
+
+def _hashes_of_files(model: Path) -> dict[str, str]:
+    """A hash of each file that decides the initial model of a run."""
+    patterns = ("config.json", *WEIGHT_FILES, *TOKENIZER_FILES)
+    files = sorted({file for pattern in patterns for file in model.glob(pattern)})
+    return {file.name: _hash_of_file(file, file.stat().st_size, file.stat().st_mtime_ns) for file in files}
+
+
+@cache
+def _hash_of_file(file: Path, _size: int, _changed: int) -> str:
+    """The hash of a file; the runs of a study share their model, and it is read for the first one only."""
+    return sha256_of(file)
+
+
+def _hash_of_examples(examples: Sequence[Example]) -> str:
+    digest = hashlib.sha256()
+    for example in examples:
+        # What is only kept at hand (tokens) is no part of what an example is.
+        names = [field.name for field in fields(example) if field.compare and field.name != "where"]
+        digest.update(repr([getattr(example, name) for name in names]).encode())
+    return digest.hexdigest()

@@ -1,0 +1,168 @@
+"""How right a model is on the development sets; SQuAD 2.0: from which null score on there is no answer."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from bertsmith.core.seeds import stream
+from bertsmith.finetuning.splits import EncodedSplit
+from bertsmith.finetuning.target_scaler import TargetScaler
+from bertsmith.inference.task_model import TaskModel
+from bertsmith.tasks.answers import QuestionAnswer, best_threshold, squad_scores
+from bertsmith.tasks.example_types import Question
+from bertsmith.tasks.kinds.kind import AnyKind
+from bertsmith.tasks.predictions import PredictedSplit, Predictions
+from bertsmith.tasks.task_config import TaskConfig
+
+SPLITS = 5
+MARGIN = 1.0
+"""By so much the threshold is above all null odds, where every question is best answered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """What a model predicts of each development set, and how right it is."""
+
+    config: TaskConfig
+    """As the model is to predict: with the null threshold that was tuned on the first set, if any."""
+    predictions: dict[str, Predictions]
+    metrics: dict[str, dict[str, float]]
+
+    @property
+    def deciding(self) -> dict[str, float]:
+        """The metrics on the set that decides."""
+        return next(iter(self.metrics.values()))
+
+
+def evaluate(
+    model: TaskModel, splits: Mapping[str, EncodedSplit], *, scaler: TargetScaler | None = None
+) -> Evaluation:
+    """Evaluate the model on each split; a null threshold that is to be tuned is tuned on the first.
+
+    The scaler is that of targets which the model learns and does not yet predict as they are.
+    """
+    config = model.config
+    first, parts = next(iter(splits), ""), parts_of_first(config.kind, splits)
+    predictions: dict[str, Predictions] = {}
+    for name, split in splits.items():
+        if name in parts:  # nothing is predicted twice
+            whole = splits[first].encoded
+            predictions[name] = config.kind.subset(predictions[first], whole, parts[name])
+        else:
+            found = model.predict(split.examples, split.encoded)
+            predictions[name] = (
+                found if scaler is None else Predictions(scaler.inverse_transform(found.scores))
+            )
+    if config.answers.null_threshold == "tuned" and splits:
+        threshold = tuned_threshold(_questions_of(splits[first]), predictions[first].answers)
+        config = with_threshold(config, threshold)
+        # Until now every question was answered with its best span.
+        predictions = {name: _with_answers(config, splits[name], each) for name, each in predictions.items()}
+    metrics = {}
+    for name, split in splits.items():
+        predicted = PredictedSplit(split.examples, split.encoded, predictions[name])
+        metrics[name] = config.kind.evaluate(config.metrics, config.labels, predicted)
+    return Evaluation(config, predictions, metrics)
+
+
+def parts_of_first(kind: AnyKind, splits: Mapping[str, EncodedSplit]) -> dict[str, list[int]]:
+    """The splits whose examples the first one has, too (RACE's schools), with their indices in it."""
+    if not splits or not kind.has_subsets:
+        return {}
+    first, *others = splits
+    indices = {example: index for index, example in enumerate(splits[first].examples)}
+    return {
+        name: [indices[example] for example in splits[name].examples]
+        for name in others
+        if indices.keys() >= set(splits[name].examples)
+    }
+
+
+def with_threshold(config: TaskConfig, threshold: float) -> TaskConfig:
+    """The config with this null threshold."""
+    return config.model_copy(
+        update={"answers": config.answers.model_copy(update={"null_threshold": threshold})}
+    )
+
+
+def tuning_report(
+    model: TaskModel, splits: Mapping[str, EncodedSplit], evaluation: Evaluation
+) -> dict[str, Any]:
+    """How the null threshold was tuned on the first split, and how well that carries over."""
+    name, split = next(iter(splits.items()))
+    best_spans = _with_answers(model.config, split, evaluation.predictions[name])
+    threshold = evaluation.config.answers.null_threshold
+    assert isinstance(threshold, float)
+    return threshold_report(_questions_of(split), best_spans.answers, threshold=threshold)
+
+
+def _questions_of(split: EncodedSplit) -> list[Question]:
+    return [example for example in split.examples if isinstance(example, Question)]
+
+
+def _with_answers(config: TaskConfig, split: EncodedSplit, predictions: Predictions) -> Predictions:
+    """The answers that the same scores come to under another threshold."""
+    return config.kind.predict(predictions.scores, split.encoded, split.examples, config.answers)
+
+
+# ---- the null threshold
+
+
+@dataclass(frozen=True, slots=True)
+class ThresholdTrial:
+    """The threshold of one half of the articles, and what it gives on the other, in percent."""
+
+    threshold: float
+    tuned_f1: float
+    zero_f1: float
+    """With threshold 0 on the same half."""
+    tuned_exact: float
+    zero_exact: float
+
+
+def tuned_threshold(questions: Sequence[Question], answers: Sequence[QuestionAnswer]) -> float:
+    """The threshold that gives the best F1 on these questions, in the middle of all that give it."""
+    odds = {answer.key: answer.null_odds for answer in answers}
+    texts = {answer.key: answer.text for answer in answers}
+    _, least = best_threshold(questions, texts, odds, "f1")
+    # Any number up to the next odds decides these questions alike; the middle is safest for others.
+    above = min((each for each in odds.values() if each > least), default=least + 2 * MARGIN)
+    middle = (least + above) / 2
+    return middle if middle < above else least  # neighbouring floats have no middle
+
+
+def threshold_trials(
+    questions: Sequence[Question], answers: Sequence[QuestionAnswer], *, splits: int = SPLITS
+) -> list[ThresholdTrial]:
+    """Tune on one half of the articles and evaluate on the other, over several random halves."""
+    pairs = list(zip(questions, answers, strict=True))
+    articles = sorted({question.article for question in questions})
+    trials = []
+    for number in range(splits):
+        # By article, not by question: questions about one passage are too alike to test each other.
+        order = stream(0, "threshold halves", number).permutation(len(articles))
+        first = {articles[index] for index in order[: len(articles) // 2]}
+        tuning = [pair for pair in pairs if pair[0].article in first]
+        others = [pair for pair in pairs if pair[0].article not in first]
+        if not tuning or not others:
+            continue
+        threshold = tuned_threshold([question for question, _ in tuning], [answer for _, answer in tuning])
+        scores = []
+        for each in (threshold, 0.0):
+            texts = {answer.key: "" if answer.null_odds > each else answer.text for _, answer in others}
+            scores.append(squad_scores([question for question, _ in others], texts))
+        tuned, zero = scores
+        trials.append(ThresholdTrial(threshold, tuned["f1"], zero["f1"], tuned["exact"], zero["exact"]))
+    return trials
+
+
+def threshold_report(
+    questions: Sequence[Question], answers: Sequence[QuestionAnswer], *, threshold: float
+) -> dict[str, Any]:
+    """The tuned threshold, each trial and their means, for thresholds.json; answers are best spans."""
+    trials = threshold_trials(questions, answers)
+    names = [field.name for field in fields(ThresholdTrial)]
+    mean = {name: float(np.mean([getattr(trial, name) for trial in trials])) for name in names if trials}
+    return {"tuned": threshold, "halves": [asdict(trial) for trial in trials], "mean": mean}

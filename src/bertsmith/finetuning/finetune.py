@@ -1,0 +1,526 @@
+"""The fine-tuning job: from a trained encoder and a task's files to a model that does the task.
+
+Read from top to bottom: what was asked for, how a run is set up, the loop over its steps, what is done after
+a step (metrics, evaluation, checkpoints), and the finished model.
+"""
+
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import islice
+from math import log2
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bertsmith.core.errors import UserError
+from bertsmith.core.files import atomic_path, read_json, write_json
+from bertsmith.finetuning.assignment import (
+    RESULT,
+    Assignment,
+    check_same_examples,
+    check_same_run,
+    finetuning_folder,
+    hashes_of,
+    write_assignment,
+)
+from bertsmith.finetuning.evaluation import Evaluation, evaluate, parts_of_first, tuning_report
+from bertsmith.finetuning.finetuned_model import Finished, write_results
+from bertsmith.finetuning.initial_task_model import InitialTaskModel, load_initial_task_model
+from bertsmith.finetuning.splits import EncodedSplit, TaskSplits, encoded_split, read_splits, task_config_of
+from bertsmith.finetuning.target_scaler import TargetScaler, fit_target_scaler
+from bertsmith.finetuning.task_recipe import (
+    describe_target_scaler,
+    total_steps,
+    warn_of_cut_texts,
+    warn_of_few_steps,
+    warn_of_no_development_set,
+)
+from bertsmith.inference.task_model import TaskModel, scorer_of
+from bertsmith.model.attention_kernels import flash_fits
+from bertsmith.model.tensor_files import read_safetensors, write_safetensors
+from bertsmith.recipe.finetuning_schema import FinetuningRecipe
+from bertsmith.tasks.batches import ShuffledBatches, balanced_weights
+from bertsmith.tasks.encoded import EncodedSet
+from bertsmith.tasks.objective import TaskObjective
+from bertsmith.tasks.task_config import TaskConfig
+from bertsmith.training.callbacks import ProgressCallback, StopRequested
+from bertsmith.training.checkpoint import TrainingState, latest_state, load_checkpoint, save_checkpoint
+from bertsmith.training.cuda_graphs import recording_of
+from bertsmith.training.distributed import World, start_world
+from bertsmith.training.journal import RunJournal
+from bertsmith.training.optimizers import build_optimizer
+from bertsmith.training.run_folder import RunFolder
+from bertsmith.training.schedules import learning_rate, without_short_warmup
+from bertsmith.training.trainer import (
+    Cadence,
+    Clock,
+    GradientGuard,
+    Progress,
+    StepInput,
+    StepReport,
+    Trainer,
+    training_steps,
+)
+
+LOGGED_LINES = 200
+"""About so many lines of metrics in a run."""
+SECONDS_BETWEEN_STATES = 300.0
+CPU_HALF_MULTIPLE = 32
+"""A CPU's half-precision products are compiled for each shape (oneDNN); 10 % of a step where all differ."""
+LEAST_MULTIPLE, LARGEST_MULTIPLE = 64, 512
+SIZES_OF_STEPS = 24
+"""Into so many parts the tokens of a usual step are counted: few sizes to record, and little filler."""
+FORWARD_AND_BACKWARD = 3
+"""A token that is trained on costs as much as so many that are evaluated: backward takes twice as long."""
+
+
+# ---- from the command to the result
+
+
+@dataclass(frozen=True, slots=True)
+class FinetuningResult:
+    """How a run ended."""
+
+    folder: Path
+    finished: bool
+    metrics: dict[str, dict[str, float]]
+    """For each split that it was evaluated on."""
+    seconds: float
+    steps: int
+    examples: int
+    """Training examples, each counted once."""
+
+
+def finetune(assignment: Assignment, callback: ProgressCallback) -> FinetuningResult:
+    """Fine-tune as the assignment says; a run found in its folder resumes or, if finished, is reported."""
+    folder = finetuning_folder(assignment.out)
+    check_same_run(assignment)
+    splits = read_splits(assignment.task, assignment.data, skip_bad=assignment.skip_bad)
+    if folder.finished:
+        check_same_examples(folder, hashes_of(splits.splits))
+        return _finished_before(folder, callback)
+    return finetune_on(splits, assignment, callback)
+
+
+def finetune_on(splits: TaskSplits, assignment: Assignment, callback: ProgressCallback) -> FinetuningResult:
+    """Fine-tune on examples that were read before."""
+    folder, hashes = finetuning_folder(assignment.out), hashes_of(splits.splits)
+    check_same_run(assignment)
+    with folder.locked(), StopRequested(callback.on_signal) as stop:
+        check_same_examples(folder, hashes)
+        if folder.finished:
+            return _finished_before(folder, callback)
+        clock = Clock()  # loading and encoding count as time spent
+        _report_splits(splits, callback)
+        run = set_up(assignment, splits)
+        for note in run.notes:
+            callback.on_message(note)
+        write_assignment(folder, assignment, hashes)
+        state = restore(run)
+        if state.progress.step:
+            callback.on_message(f"resumes from step {state.progress.step:,}")
+            clock = replace(clock, before=state.progress.seconds)
+        with RunJournal(folder.path, run.trainer.world, resume_step=state.progress.step) as journal:
+            session = _Session(run, state, journal, callback, clock)
+            if not session.train(stop):
+                return FinetuningResult(folder.path, False, {}, clock(), state.progress.step, run.examples)
+            session.finish()
+    return _result_of(folder)
+
+
+def _report_splits(splits: TaskSplits, callback: ProgressCallback) -> None:
+    for name, examples in splits.splits.items():
+        callback.on_message(f"{name}: {len(examples):,} examples")
+    if splits.skipped:
+        first = splits.skipped[0].where
+        callback.on_message(f"{len(splits.skipped):,} bad lines were skipped, the first at {first}")
+
+
+def _finished_before(folder: RunFolder, callback: ProgressCallback) -> FinetuningResult:
+    callback.on_message(f"{folder.path} is finished already: nothing is left to do")
+    _remove_states(folder)  # a process may have been killed between its result and this
+    return _result_of(folder)
+
+
+def _result_of(folder: RunFolder) -> FinetuningResult:
+    result = read_json(folder.path / RESULT, remedy="remove the folder and run again")
+    values = (result[key] for key in ("measures", "seconds", "steps", "examples"))
+    return FinetuningResult(folder.path, True, *values)
+
+
+# ---- setting up a run
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What stays the same from a run's first step to its last."""
+
+    assignment: Assignment
+    trainer: Trainer
+    model: TaskModel
+    """The network that is trained, as it predicts."""
+    batches: ShuffledBatches
+    evaluation_splits: Mapping[str, EncodedSplit]
+    """The deciding one first."""
+    examples: int
+    """For training, each counted once."""
+    notes: tuple[str, ...]
+    """What the user should know before the first step."""
+    scaler: TargetScaler | None = None
+    """Of the targets, where they are a user's own numbers."""
+
+    @property
+    def recipe(self) -> FinetuningRecipe:
+        """How it is done."""
+        return self.assignment.recipe
+
+    @property
+    def folder(self) -> RunFolder:
+        """Where it is written."""
+        return finetuning_folder(self.assignment.out)
+
+
+def set_up(assignment: Assignment, splits: TaskSplits) -> Run:
+    """The run of an assignment, before its first step; nothing is written yet."""
+    recipe, config = assignment.recipe, task_config_of(splits, assignment.recipe)
+    _check_development_set(splits, recipe)
+    world = _single_process(recipe)
+    initial = load_initial_task_model(assignment.model, config, seed=recipe.run.seed)
+    encoded = {
+        name: encoded_split(examples, config, initial.tokenizer, cache=cache_folder())
+        for name, examples in splits.splits.items()
+    }
+    trainer, model = build_trainer(initial, config, recipe, world)
+    train, scaler = encoded["train"], fit_target_scaler(splits.task, encoded["train"].encoded)
+    if scaler is not None and initial.kept:
+        scaler.take_out_of(model.objective.scorer)
+    train_set = train.encoded
+    if scaler is not None:
+        train_set = replace(train_set, targets=scaler.transform(train_set.targets))
+    balanced = config.head.class_weights == "balanced"
+    batches = ShuffledBatches(
+        train_set,
+        examples_per_step=recipe.run.examples,
+        seed=recipe.run.seed,
+        micro_tokens=recipe.run.micro_tokens,
+        multiple=filling_multiple(train_set, recipe, world.device),
+        class_weights_C=balanced_weights(config.kind, train_set, len(config.labels)) if balanced else None,
+    )
+    warnings = (
+        *warn_of_no_development_set(assignment, splits),
+        *warn_of_cut_texts(train, config, initial.tokenizer),
+        *warn_of_few_steps(batches, recipe),
+        *describe_target_scaler(scaler),
+    )
+    return Run(
+        assignment,
+        trainer,
+        model,
+        batches=batches,
+        evaluation_splits={name: encoded[name] for name in splits.evaluation_names},
+        examples=len(splits.splits["train"]),
+        notes=(*initial.notes, *warnings),
+        scaler=scaler,
+    )
+
+
+def build_trainer(
+    initial: InitialTaskModel, config: TaskConfig, recipe: FinetuningRecipe, world: World
+) -> tuple[Trainer, TaskModel]:
+    """What is trained, and the same network as it predicts."""
+    gpu = world.device.type == "cuda"
+    precision = ("bf16" if gpu else "fp32") if recipe.run.precision == "auto" else recipe.run.precision
+    network, seed = initial.network, recipe.run.seed
+    scorer = scorer_of(network, config, initial.tokenizer, seed=seed, fresh=initial.fresh)
+    objective = TaskObjective(scorer.to(world.device), config.kind, config.head).train()
+    wanted = recipe.run.compile == "on" or (recipe.run.compile == "auto" and gpu)
+    if wanted and config.head.encoder != "frozen-mix":  # an LSTM is no part of a graph
+        objective.compile_whole()
+    optimizer = build_optimizer(scorer, recipe.optim)
+    # A step is recorded as a CUDA graph only with flash attention: other kernels read lengths on the CPU.
+    flash = (
+        gpu and precision == "bf16" and flash_fits(network.config.width // network.config.heads, world.device)
+    )
+    recordable = objective.compiled and flash and recipe.optim.algorithm == "adamw"
+    graphs = recording_of(optimizer, world.device) if recordable else None
+    clip_norm, guard = recipe.optim.clip_norm, GradientGuard("off")
+    trainer = Trainer(objective, optimizer, world, precision, clip_norm, guard, graphs, seed)
+    return trainer, TaskModel(objective, initial.tokenizer, config, world.device, precision)
+
+
+def cache_folder() -> Path:
+    """Where encoded splits are kept between runs."""
+    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(root) / "bertsmith" / "encodings"
+
+
+def filling_multiple(encoded: EncodedSet, recipe: FinetuningRecipe, device: torch.device) -> int:
+    """To multiples of this many tokens the steps are filled up, where a new shape costs time; or 1."""
+    if device.type != "cuda":
+        return CPU_HALF_MULTIPLE if recipe.run.precision == "bf16" else 1
+    tokens = recipe.run.examples * len(encoded.tokens_T) / encoded.items
+    return min(max(LEAST_MULTIPLE, int(2 ** round(log2(tokens / SIZES_OF_STEPS)))), LARGEST_MULTIPLE)
+
+
+def _single_process(recipe: FinetuningRecipe) -> World:
+    world = start_world(recipe.run.device)
+    if world.size > 1:
+        what = f"fine-tuning runs in one process, and {world.size} were started"
+        raise UserError(what, remedy="start it without torchrun")
+    return world
+
+
+def _check_development_set(splits: TaskSplits, recipe: FinetuningRecipe) -> None:
+    """Raise where a setting needs a development set and there is none."""
+    needs = {
+        "run.keep": (recipe.run.keep == "best", "last"),
+        "answers.null_threshold": (recipe.answers.null_threshold == "tuned", "0.0"),
+    }
+    for key, (needed, instead) in needs.items():
+        if needed and not splits.evaluation_names:
+            what = "needs a development set, and there is none"
+            raise UserError(what, where=key, remedy=f"add its file, or --set {key}={instead}")
+
+
+# ---- the loop
+
+
+@dataclass(frozen=True, slots=True)
+class _Session:
+    """One start of a run: what it works on, and where it writes what happens."""
+
+    run: Run
+    state: "RunState"
+    journal: RunJournal
+    callback: ProgressCallback
+    clock: Clock
+
+    def train(self, stop: StopRequested) -> bool:
+        """Take the steps that remain; False where somebody asked to stop before the last one."""
+        run, state = self.run, self.state
+        workload = workload_of(run)
+        deciding_split = dict(islice(run.evaluation_splits.items(), 1))
+        cadence = Cadence(
+            stop,
+            run.trainer.world,
+            # Nothing is due then: `finish` evaluates all splits and writes the model.
+            ends=lambda progress: progress.step == workload.steps,
+            evaluates=lambda progress: progress.step in workload.evaluation_steps,
+            save_every_seconds=SECONDS_BETWEEN_STATES,
+            saved_seconds=self.clock.before,
+        )
+        steps = training_steps(
+            run.trainer,
+            partial(next_step, run.batches, run.recipe),
+            state.progress,
+            clock=self.clock,
+            due_after=cadence.due_after,
+        )
+        for report in steps:
+            state.progress = report.progress
+            if report.skipped:
+                self.callback.on_message(
+                    f"step {state.progress.step} was skipped: its gradient is {report.skipped}"
+                )
+            else:
+                state.loss_sum += float(report.sums[0])
+                state.loss_count += report.step.counts[0]
+            if state.progress.step % max(1, workload.steps // LOGGED_LINES) == 0 or (
+                state.progress.step == workload.steps
+            ):
+                self._log(report, workload)
+            if report.due.evaluation:
+                self._evaluate(deciding_split)
+            if report.due.saving:
+                save(run, state, seconds=self.clock())
+                cadence.saved_seconds = self.clock()
+            if report.due.stopping:
+                return False
+        return True
+
+    def _log(self, report: StepReport, workload: "Workload") -> None:
+        """Write a line of metrics and begin to sum up anew."""
+        state, step, seconds = self.state, report.progress.step, report.progress.seconds
+        values = {
+            "loss": state.loss_sum / max(state.loss_count, 1e-9),
+            "learning_rate": report.step.learning_rate,
+            "gradient_norm": report.gradient_norm,
+            "epoch": step / self.run.batches.steps_per_epoch,
+            "seconds": round(seconds, 3),
+        }
+        state.loss_sum = state.loss_count = 0.0
+        self.journal.write("train", step, values)
+        remaining = seconds * workload.remaining_after(step)
+        self.callback.on_step(step / workload.steps, {"step": step, "eta_seconds": remaining, **values})
+
+    def _evaluate(self, splits: Mapping[str, EncodedSplit]) -> Evaluation:
+        """How right the model is now; the weights are remembered if they are the best and are to be kept."""
+        run, state = self.run, self.state
+        found = evaluate(run.model, splits, scaler=run.scaler)
+        if found.metrics:
+            self.journal.write("held-out", state.progress.step, found.deciding)
+            if run.recipe.run.keep == "best":
+                remember_best(run, state, found.deciding[found.config.metrics[0]])
+        return found
+
+    def finish(self) -> None:
+        """Evaluate on all splits, with the best weights where these are kept, and write the results."""
+        run, state = self.run, self.state
+        found, notes = self._evaluate(run.evaluation_splits), run.notes
+        if state.best is not None and state.best.step != state.progress.step:
+            run.trainer.objective.load_state_dict(state.best.weights)
+            found = evaluate(run.model, run.evaluation_splits, scaler=run.scaler)
+            notes = (*notes, f"the weights of step {state.best.step:,} did best and were kept")
+        if found.config != run.model.config:
+            report = tuning_report(run.model, run.evaluation_splits, found)
+            write_json(run.folder.path / "thresholds.json", report)
+        if run.scaler is not None:
+            run.scaler.fold_into(run.model.objective.scorer)
+        finished = Finished(
+            assignment=run.assignment,
+            model=replace(run.model, config=found.config),
+            notes=notes,
+            splits=run.evaluation_splits,
+            found=found,
+            steps=state.progress.step,
+            seconds=self.clock(),
+            examples=run.examples,
+        )
+        write_results(run.folder, finished)
+        _remove_states(run.folder)
+
+
+def next_step(batches: ShuffledBatches, recipe: FinetuningRecipe, progress: Progress) -> StepInput | None:
+    """What the next step learns from, or None after the last: a pure function of seed and step."""
+    steps = total_steps(batches, recipe)
+    if progress.step >= steps:
+        return None
+    items = batches.step(progress.step)
+    rate = learning_rate(progress.step / steps, without_short_warmup(recipe.optim, steps=steps))
+    return StepInput(items.micros, (items.count,), rate, progress)
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """The work of a run in evaluated tokens, so that the time of its end can be predicted."""
+
+    steps: int
+    one_step: float
+    evaluation_steps: frozenset[int]
+    """After which steps the development set is evaluated, the end aside."""
+    one_evaluation: int
+    end: int
+    """All evaluations after the last step."""
+
+    def remaining_after(self, step: int) -> float:
+        """What remains after a step, its own evaluation included, as a multiple of what was done."""
+        evaluations = sum(number < step for number in self.evaluation_steps)
+        done = step * self.one_step + evaluations * self.one_evaluation
+        in_between = len(self.evaluation_steps) * self.one_evaluation
+        return (self.steps * self.one_step + in_between + self.end - done) / done
+
+
+def workload_of(run: Run) -> Workload:
+    """The work of a run."""
+    steps, times = total_steps(run.batches, run.recipe), run.recipe.run.evaluations
+    parts = parts_of_first(run.model.config.kind, run.evaluation_splits)
+    tokens = [
+        len(split.encoded.tokens_T) for name, split in run.evaluation_splits.items() if name not in parts
+    ]
+    return Workload(
+        steps=steps,
+        one_step=FORWARD_AND_BACKWARD * len(run.batches.encoded.tokens_T) / run.batches.steps_per_epoch,
+        evaluation_steps=frozenset(round(steps * number / times) for number in range(1, times)),
+        one_evaluation=tokens[0] if tokens else 0,
+        end=sum(tokens),
+    )
+
+
+# ---- checkpoints
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    """The weights that did best on the development set so far."""
+
+    value: float
+    step: int
+    weights: dict[str, Tensor]
+
+
+@dataclass
+class RunState:
+    """What changes from step to step beside the weights, and is saved with them."""
+
+    progress: Progress = field(default_factory=Progress)
+    loss_sum: float = 0.0
+    """Since the last line of metrics, as the count; saved too, so that a resume changes no line."""
+    loss_count: float = 0.0
+    best: Best | None = None
+    """Only where the best weights are kept."""
+
+
+def restore(run: Run) -> RunState:
+    """The state that was saved last, its tensors put into the trainer; or that of a new run."""
+    saved = latest_state(run.folder.checkpoints)
+    if saved is None:
+        return RunState()
+    load_checkpoint(saved, run.trainer)
+    scalars = saved.state.scalars
+    best = _read_best(run.folder, scalars["best"]) if "best" in scalars else None
+    loss_sum, loss_count = scalars["loss"]
+    return RunState(saved.state.progress, loss_sum, loss_count, best)
+
+
+def save(run: Run, state: RunState, *, seconds: float) -> None:
+    """Save the state of this step in place of the one before."""
+    folder, best, progress = run.folder, state.best, state.progress
+    scalars: dict[str, Any] = {"loss": [state.loss_sum, state.loss_count]}
+    if best is not None:
+        _write_best(folder, best)
+        scalars["best"] = {"value": best.value, "step": best.step}
+    saved = TrainingState.at(replace(progress, seconds=seconds), scalars)
+    save_checkpoint(folder.checkpoints, saved, run.trainer, keep_last=1)
+    _remove_best_but(folder, best.step if best is not None else 0)
+
+
+def remember_best(run: Run, state: RunState, value: float) -> None:
+    """Keep a copy of the weights if no earlier ones did as well."""
+    metric = run.model.config.deciding_metric
+    if state.best is None or metric.is_better(value, than=state.best.value):
+        tensors = run.trainer.objective.state_dict()
+        weights = {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
+        state.best = Best(value, state.progress.step, weights)
+
+
+def _best_file(folder: RunFolder, step: int) -> Path:
+    return folder.path / f"best-{step}.safetensors"
+
+
+def _write_best(folder: RunFolder, best: Best) -> None:
+    if not _best_file(folder, best.step).is_file():
+        with atomic_path(_best_file(folder, best.step)) as temporary:
+            write_safetensors(temporary, best.weights)
+
+
+def _read_best(folder: RunFolder, saved: dict[str, Any]) -> Best:
+    file = _best_file(folder, saved["step"])
+    weights = read_safetensors(file, remedy="the saved state needs it: remove the run folder and start again")
+    return Best(saved["value"], saved["step"], weights)
+
+
+def _remove_best_but(folder: RunFolder, step: int) -> None:
+    for file in folder.path.glob("best-*.safetensors"):
+        if file != _best_file(folder, step):
+            file.unlink()
+
+
+def _remove_states(folder: RunFolder) -> None:
+    """Remove the resumable states of a run that is finished."""
+    shutil.rmtree(folder.checkpoints, ignore_errors=True)
+    _remove_best_but(folder, 0)

@@ -1,0 +1,121 @@
+"""What a fine-tuning run begins with: a trained encoder with the head of the task on it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from bertsmith.core.errors import UserError
+from bertsmith.core.seeds import key_of
+from bertsmith.inference.loaded_model import load
+from bertsmith.inference.task_model import leave_pooler_out
+from bertsmith.model.architectures.registry import architecture_of
+from bertsmith.model.heads import OutputHead
+from bertsmith.model.model_folder import Model
+from bertsmith.model.network import Network, add_fresh_head, initialise
+from bertsmith.tasks.task_config import TaskConfig
+from bertsmith.text.tokenizer import Tokenizer
+
+MIX_NOTE = (
+    "a mix of all layers and a BiLSTM learn: bertsmith finds them in mix.safetensors; to other tools the "
+    "folder is an encoder without a head"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class InitialTaskModel:
+    """A network that has the task's head and no other (none under a mix), and what there is to know of it."""
+
+    network: Network
+    tokenizer: Tokenizer
+    fresh: tuple[str, ...]
+    """Heads with fresh weights."""
+    kept: bool
+    """Whether the task's head is the folder's own."""
+    notes: tuple[str, ...]
+
+
+def load_initial_task_model(folder: Path, config: TaskConfig, *, seed: int) -> InitialTaskModel:
+    """The encoder of a model folder with the head that the config asks for, its own or a fresh one."""
+    bert = load(folder, device="cpu")
+    network, stream = bert.model.network, torch.Generator().manual_seed(key_of(seed, "task head"))
+    _check_text_length(network, config, where=str(folder))
+    if config.head.encoder == "frozen-mix":
+        _leave_bare(bert.model, config)
+        return InitialTaskModel(network, bert.tokenizer, fresh=(), kept=False, notes=(MIX_NOTE,))
+    kept, fresh = _put_head(bert.model, config, stream)
+    notes = [f"the head {config.head_name} of the folder is kept"] if kept else []
+    notes += [f"the head {name} starts from fresh weights" for name in fresh]
+    if config.head.fresh_layers:
+        notes.append(_renew_layers(network, config, stream))
+    return InitialTaskModel(network, bert.tokenizer, fresh, kept, tuple(notes))
+
+
+def _leave_bare(model: Model, config: TaskConfig) -> None:
+    """Take every head off but a trained pooler: what a mix learns has no head, and a random one misleads."""
+    if config.head.cls == "raw":
+        remedy = "leave it at pooled"
+        raise UserError("a mix of all layers reads raw states already", where="head.cls", remedy=remedy)
+    if config.head.fresh_layers:
+        raise _frozen_anew(config)
+    for name in set(model.network.heads) - ({"pooler"} - set(model.untrained)):
+        del model.network.heads[name]
+
+
+def _put_head(model: Model, config: TaskConfig, stream: torch.Generator) -> tuple[bool, tuple[str, ...]]:
+    """Put the task's head on; whether it is the folder's own, and the names of heads with fresh weights."""
+    network = model.network
+    kept = _keep_own_head(model, config)
+    drawn = [] if kept else add_fresh_head(network, config.head_name, config.outputs, stream)
+    if config.head.cls == "raw" and not leave_pooler_out(network, config.head_name):
+        what = f"the {config.head_name} head of {network.config.model_type} reads raw states already"
+        raise UserError(what, where="head.cls", remedy="leave it at pooled")
+    fresh = dict.fromkeys([*drawn, *model.untrained])
+    return kept, tuple(name for name in fresh if name in network.heads)
+
+
+def _keep_own_head(model: Model, config: TaskConfig) -> bool:
+    """Take every head off that the task has no use for; whether the task's own is left."""
+    network, name = model.network, config.head_name
+    member = architecture_of(network.config.model_type)
+    if name not in member.heads:
+        what = f"{member.model_type} has no head for {config.kind.name} tasks"
+        raise UserError(what, remedy="take a model of another family")
+    kept = name in network.heads and _fits(model, config)
+    wanted = {*member.heads[name].needs, *([name] if kept else [])}
+    for other in set(network.heads) - wanted:
+        del network.heads[other]
+    return kept
+
+
+def _fits(model: Model, config: TaskConfig) -> bool:
+    """Whether the folder's own head answers the same question: as many outputs, the same labels."""
+    head = model.network.heads[config.head_name]
+    if not isinstance(head, OutputHead) or head.output.out_features != config.outputs:
+        return False
+    return not config.labels or model.labels() == config.labels
+
+
+def _renew_layers(network: Network, config: TaskConfig, stream: torch.Generator) -> str:
+    """Give the last layers fresh weights (Zhang et al. 2021)."""
+    blocks, count = network.encoder.blocks, config.head.fresh_layers
+    if config.head.encoder != "tuned":
+        raise _frozen_anew(config)
+    if count > len(blocks):
+        what = f"the model has {len(blocks)} layers of its own, not {count}"
+        raise UserError(what, where="head.fresh_layers", remedy=f"choose at most {len(blocks)}")
+    rule = architecture_of(network.config.model_type).initial(network.config)
+    for block in list(blocks)[len(blocks) - count :]:
+        initialise(block, rule, stream)
+    return f"the last {count} layers start from fresh weights"
+
+
+def _frozen_anew(config: TaskConfig) -> UserError:
+    what = f"layers with fresh weights cannot stay frozen (head.encoder = {config.head.encoder})"
+    return UserError(what, where="head.fresh_layers", remedy="leave it at 0, or tune the encoder")
+
+
+def _check_text_length(network: Network, config: TaskConfig, *, where: str) -> None:
+    if config.text.longest > network.config.positions:
+        what = f"takes {network.config.positions} tokens, and text.longest = {config.text.longest}"
+        raise UserError(what, where=where, remedy=f"--set text.longest={network.config.positions}")

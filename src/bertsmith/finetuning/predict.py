@@ -1,0 +1,223 @@
+"""Predictions of a fine-tuned model, or of several together, over a file, and how right they are."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean
+
+from bertsmith.core.errors import UserError
+from bertsmith.core.files import read_json
+from bertsmith.finetuning.assignment import ASSIGNMENT, finetuning_folder
+from bertsmith.finetuning.evaluation import with_threshold
+from bertsmith.finetuning.splits import (
+    names_file,
+    split_named,
+    warn_of_unknown_labels,
+    without_unknown_labels,
+)
+from bertsmith.inference.loaded_model import load_task_model
+from bertsmith.inference.task_model import TaskModel
+from bertsmith.tasks.catalogue import task_named
+from bertsmith.tasks.custom import CustomSpec, custom_task
+from bertsmith.tasks.encoded import EncodedSet
+from bertsmith.tasks.encoding_cache import encoding_key
+from bertsmith.tasks.example_types import Example
+from bertsmith.tasks.glue_leaderboard import submission_file, write_submission
+from bertsmith.tasks.kinds.registry import TEXT_KINDS
+from bertsmith.tasks.predictions import PredictedSplit, Predictions, average_scores
+from bertsmith.tasks.task import ReadSplit, Task, has_split, read_for_prediction, read_split
+from bertsmith.tasks.task_config import TaskConfig
+
+FURTHER_TASKS = {"mnli": ("diagnostic",)}
+"""Tasks without training data, and what a model must have been trained for to be asked."""
+MOST_RUNS = 6
+ONLY_HELD_BACK = "the model was trained from this file: only the part that was held back is evaluated"
+TRAINED_ON = "the model was trained on these very examples: this says nothing of new ones"
+
+
+@dataclass(frozen=True, slots=True)
+class FilePredictions:
+    """What one model, or several together, predict of a file."""
+
+    config: TaskConfig
+    task: Task
+    split: str
+    examples: Sequence[Example]
+    encoded: EncodedSet
+    predictions: Predictions
+    skipped: int
+    path: Path
+    """The file that was read; the folder where several files make the split."""
+    warnings: tuple[str, ...] = ()
+    """What the user should know of how they are evaluated."""
+
+    @property
+    def predicted(self) -> PredictedSplit[Example]:
+        """The examples with their predictions."""
+        return PredictedSplit(self.examples, self.encoded, self.predictions)
+
+    def metrics(self) -> dict[str, float]:
+        """How right they are."""
+        return self.config.kind.evaluate(self.config.metrics, self.config.labels, self.predicted)
+
+
+def task_of(config: TaskConfig) -> Task:
+    """The task that a model was fine-tuned for."""
+    if config.custom:
+        # The development file of the run is not the one of the data that are asked about.
+        return custom_task(CustomSpec(**{**config.custom, "dev": ""}))  # type: ignore[arg-type]
+    return task_named(config.task)
+
+
+def predict_labelled(
+    folders: Sequence[Path], data: Path, *, split: str = "", skip_bad: bool = False, device: str = "auto"
+) -> FilePredictions:
+    """What the models of these folders predict of a file, or of a split of a data folder: the members' mean.
+
+    They are to be evaluated by the labels of the file: of the one that the first model was trained from, only
+    the part that was held back is taken.
+    """
+    members = _Members.open(folders, device=device)
+    task, chosen = _asked_for(members.config, data, split)
+    warnings = []
+    if not split and _is_own_file(folders[0], task, data):
+        held = chosen != "train" and has_split(task, data, "dev") and bool(task.custom.get("dev_fraction"))
+        chosen = "dev" if held else chosen
+        warnings.append(f"{data}: {ONLY_HELD_BACK if held else TRAINED_ON}")
+    read = read_split(task, data, chosen, skip_bad=skip_bad)
+    if skip_bad:
+        kept, strange = without_unknown_labels(read.examples, members.config.labels)
+        if not kept:
+            remedy = "leave --skip-bad out, then they count as wrong"
+            raise UserError("has no label that the model knows", where=str(read.path), remedy=remedy)
+        read = replace(read, examples=tuple(kept), skipped=(*read.skipped, *strange))
+    if warning := warn_of_unknown_labels(members.config.kind, read.examples, members.config.labels):
+        warnings.append(warning)
+    return replace(members.predict(task, chosen, read), warnings=tuple(warnings))
+
+
+def predict(
+    folders: Sequence[Path], data: Path, *, split: str = "", skip_bad: bool = False, device: str = "auto"
+) -> FilePredictions:
+    """As `predict_labelled`, for predictions of all examples, whatever their labels are."""
+    members = _Members.open(folders, device=device)
+    task, chosen = _asked_for(members.config, data, split)
+    return members.predict(task, chosen, read_for_prediction(task, data, chosen, skip_bad=skip_bad))
+
+
+@dataclass(frozen=True, slots=True)
+class _Members:
+    """Models that predict together."""
+
+    folders: Sequence[Path]
+    models: Sequence[TaskModel]
+
+    @classmethod
+    def open(cls, folders: Sequence[Path], *, device: str) -> "_Members":
+        for folder in folders:
+            _check_finished(folder)
+        return cls(folders, [load_task_model(folder, device=device) for folder in folders])
+
+    @property
+    def config(self) -> TaskConfig:
+        return self.models[0].config
+
+    def predict(self, task: Task, split: str, read: ReadSplit) -> FilePredictions:
+        """What they predict of these examples: what the mean of their scores comes to."""
+        examples = read.examples
+        _check_same_question(self.folders, self.models, examples)
+        config = self.config.model_copy(update={"metrics": task.metrics})
+        # Each member was tuned to its own null threshold; the mean score has the mean of them.
+        thresholds = [model.config.answers.null_threshold for model in self.models]
+        if numbers := [threshold for threshold in thresholds if isinstance(threshold, float)]:
+            config = with_threshold(config, fmean(numbers))
+        encoded = self.models[0].encode(examples)
+        predictions = self.models[0].predict(examples, encoded)
+        if len(self.models) > 1:
+            others = [model.predict(examples, model.encode(examples)) for model in self.models[1:]]
+            mean = average_scores([predictions, *others])
+            predictions = config.kind.predict_together(mean, encoded, examples, config.answers)
+        skipped = len(read.skipped)
+        return FilePredictions(config, task, split, examples, encoded, predictions, skipped, read.path)
+
+
+def _check_finished(folder: Path) -> None:
+    """Stop where there is no model yet, or where the folder holds several runs."""
+    if (folder / "config.json").exists() or (finetuning_folder(folder).model / "config.json").exists():
+        return
+    if (folder / ASSIGNMENT).is_file():
+        remedy = "give its `bertsmith finetune` command again, and it resumes"
+        raise UserError("this run is not finished: it has no model yet", where=str(folder), remedy=remedy)
+    found = [file for depth in ("*", "*/*") for file in folder.glob(f"{depth}/{ASSIGNMENT}")]
+    if runs := sorted(str(file.parent.relative_to(folder)) for file in found):
+        more = ", ..." if len(runs) > MOST_RUNS else ""
+        remedy = f"name one of {', '.join(runs[:MOST_RUNS])}{more}"
+        raise UserError("holds several runs", where=str(folder), remedy=remedy)
+
+
+def _is_own_file(folder: Path, task: Task, data: Path) -> bool:
+    """Whether a model was trained from this file."""
+    # A model may be named by its run folder, or by the model folder inside of it.
+    files = [each / ASSIGNMENT for each in (folder, folder.resolve().parent)]
+    known = next((file for file in files if file.is_file()), None)
+    if known is None or not data.is_file():
+        return False
+    trained = Path(str(read_json(known, remedy="mend or remove it").get("data", "")))
+    file = data.resolve()
+    return file == trained or (file.parent == trained and names_file(task, "train", file))
+
+
+def write_predictions(out: Path, file: FilePredictions) -> list[Path]:
+    """Write the predictions in the form that the kind's tools read; the files written."""
+    separator = str(file.config.custom.get("separator", ","))
+    return file.config.kind.write_predictions(out, file.config.labels, file.predicted, separator=separator)
+
+
+def write_official(folder: Path, file: FilePredictions) -> Path:
+    """Write the TSV that the GLUE site takes."""
+    submission_file(file.task, file.split)  # it takes no other tasks, and they have other predictions
+    kind = TEXT_KINDS[file.config.kind.name]
+    keys = [example.key for example in file.examples]
+    predictions = dict(zip(keys, kind.predicted_labels(file.config.labels, file.predicted), strict=True))
+    return write_submission(folder, file.task, split=file.split, predictions=predictions)
+
+
+def _asked_for(config: TaskConfig, data: Path, split: str) -> tuple[Task, str]:
+    """The task whose file this is, and the split: the development set of a folder, or what a name says.
+
+    Any other file is one to predict, whose labels are read where it has some.
+    """
+    own = task_of(config)
+    tasks = [own, *(task_named(name) for name in FURTHER_TASKS.get(config.task, ()))]
+    for task in tasks:
+        if data.is_dir():
+            for name in (split,) if split else ("dev", "test"):
+                if has_split(task, data, name):
+                    return task, name
+        elif not split and (named := split_named(task, data)):
+            return task, named
+    return own, split or ("test" if "test" in own.splits else "dev")
+
+
+def _check_same_question(
+    folders: Sequence[Path], models: Sequence[TaskModel], examples: Sequence[Example]
+) -> None:
+    """Stop where the members of an ensemble do not answer the same question."""
+
+    def question(config: TaskConfig) -> tuple[object, ...]:
+        return config.kind, config.labels, config.pairs, config.kind.ensemble_settings(config.answers)
+
+    def encoding(model: TaskModel) -> str:
+        config = model.config
+        return encoding_key(config.kind, examples[:1], config.labels, model.tokenizer, config.text)
+
+    first = models[0]
+    for folder, model in zip(folders, models, strict=True):
+        if question(model.config) != question(first.config):
+            what = f"was not fine-tuned for the same task and labels as {folders[0]}"
+            raise UserError(what, where=str(folder), remedy="leave it out of the ensemble")
+        # Scores of tokens can only be averaged where all members have the same tokens.
+        if first.config.kind.head.reads == "tokens" and encoding(model) != encoding(first):
+            what = f"cuts texts otherwise than {folders[0]}"
+            remedy = "put models with one vocabulary and the same text settings together"
+            raise UserError(what, where=str(folder), remedy=remedy)

@@ -1,0 +1,168 @@
+"""What a run learns from and is evaluated on: the task's splits, read, named and as tokens."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import compress
+from pathlib import Path
+
+from bertsmith.core.errors import UserError
+from bertsmith.recipe.finetuning_schema import FinetuningRecipe
+from bertsmith.tasks.encoded import EncodedSet
+from bertsmith.tasks.encoding_cache import cached_encoding, encoding_key
+from bertsmith.tasks.example_types import BadLine, Example
+from bertsmith.tasks.kinds.kind import AnyKind
+from bertsmith.tasks.task import Task, has_name, has_split, labels_of, read_split
+from bertsmith.tasks.task_config import TaskConfig
+from bertsmith.text.tokenizer import Tokenizer
+
+UNLABELLED = "test"
+"""Splits whose names begin so have no labels in the published collections: they are for predictions."""
+
+log = logging.getLogger("bertsmith")
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedSplit:
+    """A split as examples and as tokens."""
+
+    examples: Sequence[Example]
+    encoded: EncodedSet
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSplits:
+    """The splits of a task, read."""
+
+    task: Task
+    splits: Mapping[str, Sequence[Example]]
+    labels: tuple[str, ...]
+    skipped: tuple[BadLine, ...]
+
+    @property
+    def evaluation_names(self) -> list[str]:
+        """The splits that a run is evaluated on, the deciding one first."""
+        return [name for name in self.splits if name != "train"]
+
+
+def read_splits(task: Task, data: Path, *, skip_bad: bool) -> TaskSplits:
+    """The training split and every further split with labels that is there."""
+    if "train" not in task.splits:
+        what = f"{task.title} has no training data of its own"
+        raise UserError(what, remedy="fine-tune on mnli, then evaluate that run on its file")
+    splits: dict[str, Sequence[Example]] = {}
+    skipped: list[BadLine] = []
+    for name in ["train", *_evaluation_splits(task, data)]:
+        read = read_split(task, data, name, skip_bad=skip_bad)
+        splits[name] = read.examples
+        skipped += read.skipped
+    _check_labels(splits)
+    labels = labels_of(task, splits["train"])
+    for name in [name for name in splits if name != "train"]:
+        if skip_bad:
+            splits[name], unknown = without_unknown_labels(splits[name], labels)
+            skipped += unknown
+        if message := warn_of_unknown_labels(task.kind, splits[name], labels):
+            _warn_once(f"{name}: {message}")
+    return TaskSplits(task, {name: read for name, read in splits.items() if read}, labels, tuple(skipped))
+
+
+def _check_labels(splits: Mapping[str, Sequence[Example]]) -> None:
+    """Raise where there is nothing to learn from, or something that cannot be evaluated."""
+    for name, examples in splits.items():
+        bare = [example for example in examples if not example.is_labelled]
+        if name == "train" and len(bare) == len(examples):
+            what, remedy = "no training example has a label", "name a file with labels"
+            raise UserError(what, where=examples[0].where, remedy=remedy)
+        if name != "train" and bare:
+            what = f"{len(bare):,} of {len(examples):,} examples to evaluate have no label"
+            remedy = "add the labels, or take the development file away"
+            raise UserError(f"{what}; this is the first", where=bare[0].where, remedy=remedy)
+
+
+def split_named(task: Task, file: Path) -> str | None:
+    """The split that a file belongs to by its name, if any."""
+    if task.custom.get("dev_fraction"):  # which part an example belongs to is decided inside of the file
+        return None
+    return next((split for split in task.splits if names_file(task, split, file)), None)
+
+
+def names_file(task: Task, split: str, file: Path) -> bool:
+    """Whether a file has one of the names of a split."""
+    return any(has_name(file, pattern) for pattern in task.splits[split].files)
+
+
+def _evaluation_splits(task: Task, data: Path) -> list[str]:
+    """The splits to evaluate on; a single file has none but by its name, or where it is parted."""
+    names = [name for name in task.splits if name != "train" and not name.startswith(UNLABELLED)]
+    if data.is_file() and not (task.custom.get("dev_fraction") or task.custom.get("dev")):
+        return [name for name in names if names_file(task, name, data)]
+    return [name for name in names if has_split(task, data, name)]
+
+
+def without_unknown_labels(
+    examples: Sequence[Example], labels: tuple[str, ...]
+) -> tuple[Sequence[Example], list[BadLine]]:
+    """The examples whose labels occur in training, and a line for each of the others."""
+    known = set(labels)
+    is_known = [known.issuperset(example.label_names) for example in examples]
+    kept = list(compress(examples, is_known))
+    unknown = [
+        BadLine("has a label that training has not", example.where, "mend the label")
+        for example, is_one in zip(examples, is_known, strict=True)
+        if not is_one
+    ]
+    return kept, unknown
+
+
+def warn_of_unknown_labels(kind: AnyKind, examples: Sequence[Example], labels: tuple[str, ...]) -> str:
+    """What is to be said of labels that training does not have; nothing where there are none."""
+    known = set(labels)
+    unknown = [
+        (label, example) for example in examples for label in example.label_names if label not in known
+    ]
+    if not unknown:
+        return ""
+    label, example = unknown[0]
+    if kind.unit == "word":
+        what = f"{len(unknown):,} words have tags"
+    else:
+        what = f"{len({example.key for _, example in unknown}):,} examples have labels"
+    first = f"the first is {label!r} ({example.where})"
+    return f"{what} that training does not have and count as wrong; {first}"
+
+
+@cache
+def _warn_once(message: str) -> None:
+    log.warning("%s", message)
+
+
+def task_config_of(splits: TaskSplits, recipe: FinetuningRecipe) -> TaskConfig:
+    """What the finished folder will say of itself."""
+    task = splits.task
+    return TaskConfig(
+        task=task.name,
+        kind=task.kind,
+        metrics=task.metrics,
+        labels=splits.labels,
+        pairs=task.kind.has_pairs(splits.splits["train"]),
+        text=recipe.text,
+        head=recipe.head,
+        answers=recipe.answers,
+        custom=dict(task.custom),
+    )
+
+
+def encoded_split(
+    examples: Sequence[Example], config: TaskConfig, tokenizer: Tokenizer, *, cache: Path | None = None
+) -> EncodedSplit:
+    """A split as tokens, from the cache where it was encoded before."""
+
+    def make() -> EncodedSet:
+        return config.kind.encode(examples, config.labels, tokenizer, config.text)
+
+    if cache is None:
+        return EncodedSplit(examples, make())
+    key = encoding_key(config.kind, examples, config.labels, tokenizer, config.text)
+    return EncodedSplit(examples, cached_encoding(cache, key, config.kind, make))

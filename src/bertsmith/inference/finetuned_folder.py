@@ -1,0 +1,57 @@
+"""What a fine-tuned model folder holds beside a model: its task config, and weights without a name."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from bertsmith.core.errors import UserError
+from bertsmith.model.tensor_files import read_safetensors, write_safetensors
+
+if TYPE_CHECKING:
+    from bertsmith.tasks.task_config import TaskConfig
+
+TASK_FILE = "task.json"
+MIX_FILE = "mix.safetensors"
+"""The weights on top of a frozen encoder, which no published class has a name for."""
+FINETUNED_FILES = (TASK_FILE, MIX_FILE)
+"""What `write_finetuned` may write."""
+
+
+@dataclass(frozen=True, slots=True)
+class FinetunedTask:
+    """The task that a model was fine-tuned for, and the weights that its network has no place for."""
+
+    config: "TaskConfig"
+    mix: dict[str, Tensor] = field(default_factory=dict)
+    """What was learned on top of a frozen encoder (head.encoder = frozen-mix); otherwise empty."""
+
+    @property
+    def skips_pooler(self) -> bool:
+        """Whether its head reads the last state and not the pooler's output."""
+        return self.config.head.cls == "raw"
+
+
+def read_finetuned(folder: Path) -> FinetunedTask | None:
+    """The task of the model of this folder, or nothing where it was not fine-tuned here."""
+    if not (folder / TASK_FILE).is_file():
+        return None
+    from bertsmith.tasks.task_config import read_task_config  # pydantic, which a plain model needs not
+
+    config = read_task_config(folder / TASK_FILE)
+    if config.head.encoder != "frozen-mix":
+        return FinetunedTask(config)
+    file, remedy = folder / MIX_FILE, "copy the whole folder again, or fine-tune again"
+    if not file.is_file():
+        raise UserError("is missing, and task.json speaks of it", where=str(file), remedy=remedy)
+    return FinetunedTask(config, read_safetensors(file, remedy=remedy))
+
+
+def write_finetuned(folder: Path, finetuned: FinetunedTask) -> None:
+    """Put it into a model folder that is being written."""
+    from bertsmith.tasks.task_config import write_task_config
+
+    write_task_config(folder / TASK_FILE, finetuned.config)
+    if finetuned.mix:
+        write_safetensors(folder / MIX_FILE, finetuned.mix)

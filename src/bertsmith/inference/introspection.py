@@ -1,0 +1,204 @@
+"""What goes on inside: the tokens a model is shown, what its heads attend to, how a word's vectors differ.
+
+Shapes: N tokens, L layers, H heads, M occurrences of a word, D width.
+"""
+
+import re
+import unicodedata
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bertsmith.core.errors import UserError
+from bertsmith.core.seeds import key_of
+from bertsmith.data.masking import Masker, Text, read_vocabulary
+from bertsmith.inference.loaded_model import Bert
+from bertsmith.inference.text_reader import as_list
+from bertsmith.packed import PackedBatch, pack, unpack
+from bertsmith.recipe.schema import MaskingSection
+from bertsmith.text.tokenizer import Encoded
+
+NOWHERE = -1
+UNSPACED = ("CJK", "HIRAGANA", "KATAKANA", "THAI", "LAO", "KHMER", "MYANMAR")
+"""How Unicode names the letters of scripts that put no space between words."""
+
+MaskedAs = Literal["", "mask", "random", "kept"]
+
+
+@dataclass(frozen=True, slots=True)
+class InspectedToken:
+    """A token with what its three embeddings are looked up by, and what masking did to it."""
+
+    text: str
+    id: int
+    segment: int
+    position: int
+    start: int
+    """First code point in its own text; -1, as `end`, for a token that the template put there."""
+    end: int
+    masking: MaskedAs
+    """Empty where it is not to be predicted; else whether a mask, a random token or itself is shown."""
+    shown: str
+    """The token that the model sees in its place."""
+
+
+@dataclass(frozen=True, slots=True)
+class InspectedTokens:
+    """The tokens of a text or a pair, in order."""
+
+    tokens: tuple[InspectedToken, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """What each token attends to, in every head of every layer."""
+
+    tokens: tuple[str, ...]
+    weights: Tensor
+    """[L, H, N, N]: from the token of the row to that of the column; rows add up to 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class SensePoint:
+    """A word where it stands, and its point on the map."""
+
+    sentence: int
+    start: int
+    end: int
+    x: float
+    y: float
+
+
+@dataclass(frozen=True, slots=True)
+class Senses:
+    """A word in several sentences: its contextual vectors on a plane, and their cosines."""
+
+    points: tuple[SensePoint, ...]
+    similarity: Tensor
+    """[M, M]"""
+
+
+def inspect_tokens(bert: Bert, first: str, second: str | None = None, *, seed: int) -> InspectedTokens:
+    """The tokens of a text or a pair, with a fresh masking as published: 15 %, of these 80-10-10."""
+    encoded = _encode(bert, first, second)
+    masked = _masked(bert, encoded, seed)
+    token = bert.tokenizer.token
+    seen = []
+    for index, number in enumerate(encoded.ids):
+        start, end = encoded.offsets[index] if encoded.sequence[index] >= 0 else (NOWHERE, NOWHERE)
+        shown = masked.get(index, number)
+        masking: MaskedAs = "kept" if shown == number else "random"
+        if index not in masked:
+            masking = ""
+        elif shown == bert.tokenizer.mask_id:
+            masking = "mask"
+        seen.append(
+            InspectedToken(
+                token(number), number, encoded.segments[index], index, start, end, masking, token(shown)
+            )
+        )
+    return InspectedTokens(tuple(seen))
+
+
+def inspect_attention(bert: Bert, first: str, second: str | None = None) -> Attention:
+    """What every token of a text or a pair attends to."""
+    encoded = _encode(bert, first, second)
+    batch = pack([encoded.ids], [encoded.segments]).to(bert.engine.device)
+    with torch.no_grad():
+        maps = bert.engine.network.encoder.attention_maps(batch)
+    weights_LHNN = torch.stack([layer[0] for layer in maps]).float().cpu()
+    return Attention(tuple(bert.tokenizer.token(number) for number in encoded.ids), weights_LHNN)
+
+
+def inspect_senses(bert: Bert, word: str, sentences: Iterable[str]) -> Senses:
+    """Where a word stands in sentences, and how near its contextual vectors are to each other."""
+    several = as_list(sentences)
+    encoded = bert.engine.reader.encode(several, truncate=False)
+    occurrences = [(number, *span) for number, text in enumerate(several) for span in _found(word, text)]
+    if not occurrences:
+        remedy = f"write sentences in which {word!r} stands as a word"
+        raise UserError(f"no sentence holds {word!r}", remedy=remedy)
+
+    def states(batch: PackedBatch) -> list[Tensor]:
+        return [each.float().cpu() for each in unpack(bert.engine.network(batch), batch.layout)]
+
+    hidden = bert.engine.predict_encoded(encoded, states)
+    vectors_MD = torch.stack([_vector(encoded[at], hidden[at], span) for at, *span in occurrences]).double()
+    similarity_MM = torch.nn.functional.cosine_similarity(vectors_MD[:, None], vectors_MD[None], dim=-1)
+    plane = _plane(vectors_MD).tolist()
+    points = [SensePoint(*each, x, y) for each, (x, y) in zip(occurrences, plane, strict=True)]
+    return Senses(tuple(points), similarity_MM.float())
+
+
+def _encode(bert: Bert, first: str, second: str | None) -> Encoded:
+    (encoded,) = bert.engine.reader.encode([first if second is None else (first, second)], truncate=False)
+    return encoded
+
+
+# ---- masking
+
+
+def _masked(bert: Bert, encoded: Encoded, seed: int) -> dict[int, int]:
+    """The indices of the tokens to predict, and what is shown there."""
+    rows = [row for row, sequence in enumerate(encoded.sequence) if sequence >= 0]
+    spans = [encoded.sequence.count(number) for number in sorted({0, *encoded.sequence} - {NOWHERE})]
+    masking = MaskingSection()  # its defaults are the published numbers
+    text = Text(
+        tokens_X=np.array([encoded.ids[row] for row in rows]),
+        span_lengths_N=np.array(spans),
+        lengths_S=np.array([len(rows)]),
+        whole_lengths_S=np.array([len(encoded)]),
+        keys_S=np.array([key_of(seed, "look")], np.uint64),
+    )
+    masker = Masker(masking, read_vocabulary(bert.tokenizer, masking), max_predictions=len(rows))
+    masks = masker.masks(text, progress=0.0)
+    return {
+        rows[index]: shown
+        for index, shown in zip(masks.indices_P.tolist(), masks.shown_P.tolist(), strict=True)
+    }
+
+
+# ---- senses
+
+
+def _found(word: str, text: str) -> Iterator[tuple[int, int]]:
+    """Where the word stands in the text by itself, in upper or lower case."""
+    wanted = word.strip() if isinstance(word, str) else ""
+    if not wanted:
+        raise UserError("no word was given", remedy="name the word whose senses are wanted")
+    before = r"(?<!\w)" if _is_spaced(wanted[0]) else ""
+    after = r"(?!\w)" if _is_spaced(wanted[-1]) else ""
+    for match in re.finditer(before + re.escape(wanted) + after, text, re.IGNORECASE):
+        yield match.span()
+
+
+def _is_spaced(letter: str) -> bool:
+    return not unicodedata.name(letter, "").startswith(UNSPACED)
+
+
+def _vector(encoded: Encoded, hidden_ND: Tensor, span: list[int]) -> Tensor:
+    """The mean of the last states of a word's pieces."""
+    first, last = span
+    rows = [
+        row
+        for row, (start, end) in enumerate(encoded.offsets)
+        if encoded.sequence[row] >= 0 and start < last and end > first
+    ]
+    if not rows:
+        raise UserError("the word has no token that the model can read", remedy="take another word")
+    return hidden_ND[rows].mean(0)
+
+
+def _plane(vectors_MD: Tensor) -> Tensor:
+    """The vectors on their two principal axes [M, 2]; each axis points to its farthest vector."""
+    centred_MD = vectors_MD - vectors_MD.mean(0)
+    axes_UM, sizes_M, _ = torch.linalg.svd(centred_MD, full_matrices=False)
+    points = torch.zeros(len(vectors_MD), 2, dtype=vectors_MD.dtype)
+    kept = min(2, len(sizes_M))
+    points[:, :kept] = (axes_UM * sizes_M)[:, :kept]
+    farthest = points.gather(0, points.abs().argmax(0, keepdim=True))
+    return points * torch.where(farthest < 0, -1.0, 1.0)

@@ -1,0 +1,376 @@
+"""The object people hold: a trained encoder with its tokenizer, and what it can do with texts."""
+
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from textwrap import shorten
+from threading import Lock
+from typing import TYPE_CHECKING, Literal, get_args, overload
+
+import torch
+from torch import Tensor
+
+from bertsmith.core.errors import UserError
+from bertsmith.core.files import atomic_folder
+from bertsmith.inference.default_model import DEFAULT_MODEL
+from bertsmith.inference.engine import Engine
+from bertsmith.inference.fill_mask import (
+    Candidate,
+    Extension,
+    Filling,
+    check_count,
+    encode_masked,
+    extend_text,
+    fill_each_mask,
+    fill_jointly,
+)
+from bertsmith.inference.finetuned_folder import (
+    FINETUNED_FILES,
+    FinetunedTask,
+    read_finetuned,
+    write_finetuned,
+)
+from bertsmith.inference.outputs import Choice, Classification, Entity, TaggedWord
+from bertsmith.inference.precision import fast_network, quantized_network, usable_precision
+from bertsmith.inference.streams import make_ready
+from bertsmith.inference.text_reader import Reader, Text, TextInput, TokenizedText, as_pairs
+from bertsmith.model.architectures.registry import architecture_of
+from bertsmith.model.encoder import first_of_rows, largest_of_rows, mean_of_rows
+from bertsmith.model.model_folder import Model, read_model, write_model
+from bertsmith.model.tensor_files import WEIGHT_FILES
+from bertsmith.packed import PackedBatch, unpack
+from bertsmith.text.tokenizer import Tokenizer
+from bertsmith.text.tokenizer_files import TOKENIZER_FILES
+
+if TYPE_CHECKING:
+    from bertsmith.inference.predictor import Predictor, Sentence
+    from bertsmith.inference.task_model import TaskModel
+    from bertsmith.tasks.answers import QuestionAnswer
+
+Pooling = Literal["mean", "cls", "max"]
+Precision = Literal["auto", "fp32", "bf16", "int8"]
+POOLS = {"mean": mean_of_rows, "cls": first_of_rows, "max": largest_of_rows}
+HEADS = {"fill": "mlm", "next": "nsp", "tag": "tag", "answer": "span", "choose": "choice"}
+"""What some abilities take; `classify` and `score` share a head, `embed` and `look` take none."""
+MADE_BY = {
+    "mlm": "bertsmith pretrain",
+    "nsp": "bertsmith pretrain",
+    "classify": "bertsmith finetune sst2 (stsb for numbers, custom for a table of your own)",
+    "tag": "bertsmith finetune ner (tags for columns of your own)",
+    "span": "bertsmith finetune squad2",
+    "choice": "bertsmith finetune swag",
+}
+"""The commands that train heads; some have many others of their kind."""
+PRECISIONS = get_args(Precision)
+
+MOST_SPARE_ROWS = 128
+"""Embedding matrices are rounded up for speed; more spare rows than this speak of another vocabulary."""
+
+log = logging.getLogger("bertsmith")
+
+
+@dataclass(frozen=True, slots=True)
+class NextSentence:
+    """Whether the second text follows the first, and how sure the model is that it does."""
+
+    follows: bool
+    probability: float
+
+
+def load(
+    folder: Path | str = DEFAULT_MODEL, *, device: str = "auto", precision: Precision = "fp32"
+) -> "Bert":
+    """Open a Hugging Face model folder, ours or anyone's, or that of a run; without a name the project's own.
+
+    Precisions: fp32 is exact, bf16 faster where the machine has it, and auto takes bf16 just there; int8
+    rounds the products of a CPU to 8 bits, for which it is calibrated while it is opened.
+
+    Example: bertsmith.load("path/to/model-folder", device="cuda", precision="bf16")
+    """
+    if precision not in PRECISIONS:
+        raise UserError(f"unknown precision {precision!r}", remedy=f"choose one of {', '.join(PRECISIONS)}")
+    chosen = usable_precision(precision, _usable_device(device))
+    folder = Path(folder).expanduser()
+    if folder.is_file():
+        remedy = f"give the folder that holds it, {folder.parent}"
+        raise UserError("is a file, not a model folder", where=str(folder), remedy=remedy)
+    if not folder.is_dir():
+        remedy = "give the path of a folder on this machine: bertsmith opens folders and downloads nothing"
+        raise UserError("there is no such folder", where=str(folder), remedy=remedy)
+    folder = model_folder(folder)
+    model = read_model(folder, dtype=torch.bfloat16 if chosen == "bf16" else torch.float32)
+    finetuned, tokenizer = read_finetuned(folder), Tokenizer.load(folder)
+    check_vocabulary(model, tokenizer, where=str(folder))
+    # The last note tells of a pooler without weights, which matters only where something reads it.
+    skipped = finetuned is not None and finetuned.skips_pooler and model.untrained == ("pooler",)
+    for note in model.notes[:-1] if skipped else model.notes:
+        log.warning("%s: %s", folder, note)
+    return Bert(model, tokenizer, device=device, finetuned=finetuned, int8=chosen == "int8")
+
+
+def model_folder(folder: Path) -> Path:
+    """The model folder that is meant: the one of this name, or the one in the folder of a run."""
+    inner = folder / "model"
+    named_run = not (folder / "config.json").exists() and (inner / "config.json").exists()
+    return inner if named_run else folder
+
+
+def load_task_model(folder: Path, *, device: str = "auto") -> "TaskModel":
+    """The fine-tuned model of a run folder or of the model folder in it."""
+    bert = load(folder, device=device)
+    if bert.finetuned is None:
+        remedy = "give the folder of a `bertsmith finetune` run"
+        raise UserError("was not fine-tuned here: it has no task.json", where=str(folder), remedy=remedy)
+    from bertsmith.inference.task_model import task_model_of  # it imports what only training needs
+
+    return task_model_of(bert.engine.network, bert.finetuned, bert.engine)
+
+
+def check_vocabulary(model: Model, tokenizer: Tokenizer, *, where: str) -> None:
+    """Stop where the tokenizer can give ids that the model has no embedding for."""
+    rows, entries = model.network.config.vocabulary, tokenizer.vocabulary_size
+    if entries > rows:
+        what = f"the tokenizer has {entries} entries but the model {rows} embedding rows"
+        raise UserError(what, where=where, remedy="put the tokenizer there that the model was trained with")
+    if rows - entries > MOST_SPARE_ROWS:
+        log.warning("%s: %d of the model's %d embedding rows have no token", where, rows - entries, rows)
+    segments = 1 + max(tokenizer.encode_pair("a", "a").segments, default=0)
+    if segments > model.network.config.segments > 1:
+        what = f"the tokenizer numbers {segments} segments but the model has {model.network.config.segments}"
+        raise UserError(what, where=where, remedy="put the tokenizer there that the model was trained with")
+
+
+class Bert:
+    """A trained encoder with its tokenizer."""
+
+    def __init__(
+        self,
+        model: Model,
+        tokenizer: Tokenizer,
+        *,
+        device: str = "auto",
+        finetuned: FinetunedTask | None = None,
+        int8: bool = False,
+    ) -> None:
+        chosen = _usable_device(device)
+        make_ready(chosen)
+        self.model, self.tokenizer, self.finetuned = model, tokenizer, finetuned
+        self._predictors: dict[str, Predictor] = {}
+        self._lock = Lock()  # making a predictor changes the network
+        self._device, self.reader = chosen, Reader(tokenizer, model.network.config.positions)
+        network = model.network.to(chosen).eval()
+        if int8:
+            self.engine = Engine(quantized_network(network, self.reader, chosen), self.reader, chosen)
+
+    @cached_property
+    def engine(self) -> Engine:
+        """What predicts: made at the first prediction, for fine-tuning makes none."""
+        return Engine(fast_network(self.model.network, self._device), self.reader, self._device)
+
+    @property
+    def heads(self) -> tuple[str, ...]:
+        """The heads that the folder brought."""
+        return tuple(head for head in self.model.network.heads if head not in self.model.untrained)
+
+    @property
+    def abilities(self) -> tuple[str, ...]:
+        """What this model can do: of fill, next, classify, score, tag, answer, choose, embed, look."""
+        able = {ability for ability, head in HEADS.items() if not self._lacking(head)}
+        if not self._lacking("classify"):
+            from bertsmith.inference.predictor import text_ability
+
+            able |= text_ability(self.model, self.finetuned)
+        order = ("fill", "next", "classify", "score", "tag", "answer", "choose")
+        return *(ability for ability in order if ability in able), "embed", "look"
+
+    def __repr__(self) -> str:
+        config = self.model.network.config
+        size = f"{config.layers} layers of width {config.width} on {self._device}"
+        return f"<Bert {config.model_type}, {size}, heads: {', '.join(self.heads) or 'none'}>"
+
+    def hidden_states(self, texts: Iterable[Text], *, truncate: bool = False) -> list[Tensor]:
+        """For each text, its states after the embeddings and after each layer [layers + 1, tokens, width]."""
+
+        def states(batch: PackedBatch) -> list[Tensor]:
+            layers_LTD = torch.stack(self.engine.network.encoder.hidden_states(batch)).float().cpu()
+            return [each.transpose(0, 1).clone() for each in unpack(layers_LTD.transpose(0, 1), batch.layout)]
+
+        return list(self.engine.predict_each(texts, states, truncate=truncate))
+
+    def embed(
+        self,
+        texts: Iterable[TextInput],
+        *,
+        pooling: Pooling = "mean",
+        truncate: bool = False,
+    ) -> Tensor:
+        """One vector for each text [texts, width]: the mean, first or largest of its last states."""
+        if pooling not in tuple(POOLS):
+            raise UserError(f"unknown pooling {pooling!r}", remedy=f"choose one of {', '.join(POOLS)}")
+
+        def vectors(batch: PackedBatch) -> Tensor:
+            return POOLS[pooling](self.engine.network(batch), batch.layout)
+
+        found = self.engine.vectors(texts, vectors, truncate=truncate)
+        return torch.cat(found) if found else torch.empty(0, self.model.network.config.width)
+
+    def fill(self, text: str, *, top: int = 5, truncate: bool = False) -> list[list[Candidate]]:
+        """For each mask of the text the most probable tokens, each mask by itself."""
+        (candidates,) = self.fill_each([text], top=top, truncate=truncate)
+        return candidates
+
+    def fill_each(
+        self, texts: Iterable[str | TokenizedText], *, top: int = 5, truncate: bool = False
+    ) -> list[list[list[Candidate]]]:
+        """For each text and each of its masks the most probable tokens."""
+        self._need("mlm", "to fill masks")
+        return fill_each_mask(self.engine, texts, top=top, truncate=truncate)
+
+    def fill_jointly(
+        self, text: str, *, top: int = 5, beam: int = 10, truncate: bool = False
+    ) -> list[Filling]:
+        """The most probable fillings of all masks together: each sees what was put into those before it."""
+        self._need("mlm", "to fill masks")
+        (masked,) = encode_masked(self.engine, [text], truncate=truncate)
+        return fill_jointly(self.engine, masked, top, beam)
+
+    def extend(self, text: str, *, count: int) -> Iterator[Extension]:
+        """The text with one token more each time, each at the price of reading all of it again."""
+        self._need("mlm", "to extend texts")
+        return extend_text(self.engine, text, count)
+
+    def next_sentence(self, first: str, second: str, *, truncate: bool = False) -> NextSentence:
+        """Whether the second text follows the first."""
+        (answer,) = self.next_sentences([(first, second)], truncate=truncate)
+        return answer
+
+    def next_sentences(
+        self, pairs: Iterable[tuple[str, str] | TokenizedText], *, truncate: bool = False
+    ) -> list[NextSentence]:
+        """For each pair whether its second text follows the first."""
+        self._need("nsp", "to say whether one sentence follows another")
+        network = self.engine.network
+        next_label = architecture_of(network.config.model_type).next_label
+
+        def probabilities(batch: PackedBatch) -> list[float]:
+            probabilities_S2 = network.sentence_scores("nsp", batch).float().softmax(-1)
+            return [float(each) for each in probabilities_S2[:, next_label].cpu()]
+
+        found = self.engine.predict_each(as_pairs(pairs), probabilities, truncate=truncate)
+        return [NextSentence(probability > 0.5, probability) for probability in found]
+
+    def classify(self, texts: Iterable[TextInput], *, truncate: bool = False) -> list[Classification]:
+        """The class of each text or pair, or its classes where it may have several.
+
+        A fine-tuned folder has its own rule for long texts, and `truncate` adds nothing to it.
+        """
+        return self._predictor("classify", "to classify texts").classify(texts, truncate=truncate)
+
+    def score(self, texts: Iterable[TextInput], *, truncate: bool = False) -> list[float]:
+        """The number that a model for regression gives each text or pair; long texts as in `classify`."""
+        return self._predictor("classify", "to score texts").score(texts, truncate=truncate)
+
+    def tag(self, sentences: "Iterable[Sentence]") -> list[list[TaggedWord]]:
+        """The tag of each word; a sentence is a string, or a list of words. Long ones are read in windows."""
+        return self._predictor("tag", "to tag words").tag(sentences)
+
+    def entities(self, text: str) -> list[Entity]:
+        """The stretches of a text that a tagger marks, such as names."""
+        (found,) = self.entities_each([text])
+        return found
+
+    def entities_each(self, texts: Iterable[str]) -> list[list[Entity]]:
+        """The stretches of each text that a tagger marks."""
+        return self._predictor("tag", "to find entities").entities(texts)
+
+    def entities_of(self, text: str, words: Sequence[TaggedWord]) -> list[Entity]:
+        """The stretches that the tags of a text's words mark; none where the model's tags mark none."""
+        return self._predictor("tag", "to find entities").entities_of(text, words)
+
+    @overload
+    def answer(self, question: str, passage: str) -> "QuestionAnswer": ...
+
+    @overload
+    def answer(self, question: str, passage: str, *, best: Literal[1]) -> "QuestionAnswer": ...
+
+    @overload
+    def answer(
+        self, question: str, passage: str, *, best: int
+    ) -> "QuestionAnswer | list[QuestionAnswer]": ...
+
+    def answer(
+        self, question: str, passage: str, *, best: int = 1
+    ) -> "QuestionAnswer | list[QuestionAnswer]":
+        """What the passage answers, to the letter, or a list with the next `best` - 1 after it.
+
+        A long passage is read in windows. Where it holds no answer, by the folder's threshold, `text` is
+        empty and `start` is -1.
+        """
+        (found,) = self.answers_each([(question, passage)], best=best)
+        return found[0] if best == 1 else found
+
+    def answers_each(
+        self, questions: Iterable[tuple[str, str]], *, best: int = 1
+    ) -> "list[list[QuestionAnswer]]":
+        """For each question and its passage the answer, and the next `best` - 1 after it."""
+        check_count("best", best)
+        found = self._predictor("span", "to answer questions").answers(questions)
+        return [each[:best] for each in found]
+
+    def choose(self, options: Iterable[tuple[str, str]], *, truncate: bool = False) -> Choice:
+        """Which of several pairs is right; long pairs as in `classify`."""
+        return self._predictor("choice", "to choose among texts").choose(options, truncate=truncate)
+
+    def save(self, folder: Path | str) -> None:
+        """Write a model folder that `load` and the Hugging Face tools open."""
+        replaces = (*WEIGHT_FILES, *TOKENIZER_FILES, *FINETUNED_FILES)
+        with atomic_folder(Path(folder).expanduser(), replaces=replaces) as fresh:
+            write_model(fresh, self.model)
+            self.tokenizer.save(fresh)
+            if self.finetuned:
+                write_finetuned(fresh, self.finetuned)
+
+    def _predictor(self, head: str, purpose: str) -> "Predictor":
+        from bertsmith.inference.predictor import build_predictor
+
+        self._need(head, purpose)
+        with self._lock:
+            if head not in self._predictors:
+                self._predictors[head] = build_predictor(self.model, self.engine, head, self.finetuned)
+        return self._predictors[head]
+
+    def _need(self, head: str, purpose: str) -> None:
+        if not (lacking := self._lacking(head)):
+            return
+        model_type = self.model.network.config.model_type
+        if head not in architecture_of(model_type).heads:
+            what = f"{model_type} models have no {head} head, which it takes {purpose}"
+            raise UserError(what, remedy="take a model of another family")
+        make = f"make one with {MADE_BY[head]}, or " if head in MADE_BY else ""
+        remedy = f"{make}load a folder that was saved with it (heads here: {', '.join(self.heads) or 'none'})"
+        raise UserError(f"this model has no {lacking} head, which it takes {purpose}", remedy=remedy)
+
+    def _lacking(self, head: str) -> str:
+        """The head whose absence keeps this one from predicting: itself or one that it stands on, if any."""
+        if self.finetuned is not None and self.finetuned.mix and self.finetuned.config.head_name == head:
+            return ""  # a mix of layers predicts in its place
+        plan = architecture_of(self.model.network.config.model_type).heads.get(head)
+        skips_pooler = self.finetuned is not None and self.finetuned.skips_pooler
+        needed = (head, *(() if plan is None or skips_pooler else plan.needs))
+        return next((each for each in needed if each not in self.heads), "")
+
+
+def _usable_device(device: str) -> torch.device:
+    """The device of this name, if this machine has it."""
+    name = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    try:
+        chosen = torch.empty(0, device=name).device
+    except (RuntimeError, AssertionError, TypeError, NotImplementedError) as error:
+        reason = shorten(str(error).splitlines()[0], 80, placeholder=" ...")
+        remedy = "choose auto, cpu, or cuda where there is a GPU"
+        raise UserError(f"cannot use the device {device!r} ({reason})", remedy=remedy) from error
+    if chosen.type == "meta":
+        raise UserError("the meta device computes nothing", remedy="choose auto, cpu or cuda")
+    return chosen

@@ -1,0 +1,128 @@
+"""What a task model predicts for texts, as people read it and as JSON."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+
+@dataclass(frozen=True, slots=True)
+class Classification:
+    """The class of a text, or its classes where it may have any number of them."""
+
+    label: str
+    """The most probable one."""
+    probability: float
+    """Of that label."""
+    probabilities: dict[str, float]
+    """Of every label; they add up to 1 unless a text may have several labels."""
+    labels: tuple[str, ...]
+    """The one label; where a text may have several, all with a probability of at least 0.5."""
+    is_several: bool = False
+    """Whether a text may have any number of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaggedWord:
+    """A word of a sentence and its tag."""
+
+    word: str
+    tag: str
+    start: int
+    """First code point in the sentence; a sentence given in words counts as joined by single spaces."""
+    end: int
+    """Past the last code point."""
+    probability: float
+
+
+@dataclass(frozen=True, slots=True)
+class Entity:
+    """A stretch of a text, and what it is."""
+
+    type: str
+    text: str
+    """text[start:end], to the letter."""
+    start: int
+    end: int
+    probability: float
+    """The mean of its words' probabilities."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Which of several pairs is right."""
+
+    index: int
+    """Counted from 0."""
+    probabilities: tuple[float, ...]
+    """Of each pair; they add up to 1."""
+
+
+if TYPE_CHECKING:
+    from bertsmith.inference.fill_mask import Candidate
+    from bertsmith.tasks.answers import QuestionAnswer
+
+Json = dict[str, Any]
+
+ABILITIES = {
+    "fill": "fill masks",
+    "next": "say whether one sentence follows another",
+    "classify": "classify texts",
+    "score": "give texts a number",
+    "tag": "tag words",
+    "answer": "answer questions",
+    "choose": "choose among texts",
+    "embed": "embed texts",
+    "look": "show its inside",
+}
+"""The abilities of a `Bert` in words."""
+
+
+def masks_to_json(
+    offsets: Sequence[tuple[int, int]], candidates: "Sequence[Sequence[Candidate]]"
+) -> list[Json]:
+    """The masks of a text, each with the candidates for it."""
+    return [
+        {
+            "start": start,
+            "end": end,
+            "guesses": [{"token": each.token, "probability": each.probability} for each in of_mask],
+        }
+        for (start, end), of_mask in zip(offsets, candidates, strict=True)
+    ]
+
+
+def classification_to_json(found: Classification | float) -> Json:
+    """The class of a text, its classes where it may have any number of them, or its number."""
+    if isinstance(found, float):
+        return {"score": found}
+    if found.is_several:
+        return {"labels": list(found.labels), "probabilities": found.probabilities}
+    return {"label": found.label, "probability": found.probability, "probabilities": found.probabilities}
+
+
+def tags_to_json(words: Sequence[TaggedWord], entities: Sequence[Entity]) -> Json:
+    """The words of a text with their tags, and what they make up together."""
+    return {
+        "words": [{"text": word.word, "tag": word.tag, **_span_to_json(word)} for word in words],
+        "entities": [{"text": each.text, "label": each.type, **_span_to_json(each)} for each in entities],
+    }
+
+
+def answers_to_json(found: "Sequence[QuestionAnswer]") -> Json:
+    """The answer to a question and what else was considered, the best first."""
+    none = next((candidate.probability for candidate in found[0].nbest if not candidate.text), None)
+    return {
+        "answers": [{"text": each.text, **_span_to_json(each)} for each in found],
+        "no_answer": not found[0].text,
+        "no_answer_probability": none,
+        "decided_by_threshold": is_decided_by_threshold(found[0]),
+    }
+
+
+def is_decided_by_threshold(answer: "QuestionAnswer") -> bool:
+    """Whether something else was more probable, but the model's threshold for no answer decided."""
+    return any(candidate.probability > answer.probability for candidate in answer.nbest)
+
+
+def _span_to_json(found: "TaggedWord | Entity | QuestionAnswer") -> Json:
+    return {"start": found.start, "end": found.end, "probability": found.probability}

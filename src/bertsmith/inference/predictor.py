@@ -1,0 +1,325 @@
+"""What a task head predicts for texts: classes, numbers, tags, answers, choices.
+
+Shapes: M texts, C classes, P tagged words.
+"""
+
+import unicodedata
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bertsmith.core.errors import Remedy, UserError
+from bertsmith.inference.engine import WINDOW_TEXTS, Engine
+from bertsmith.inference.finetuned_folder import FinetunedTask
+from bertsmith.inference.outputs import Choice, Classification, Entity, TaggedWord
+from bertsmith.inference.task_model import TaskModel, task_model_of
+from bertsmith.inference.text_reader import Text, TextInput, as_list, as_pairs
+from bertsmith.model.model_folder import Model, head_outputs
+from bertsmith.recipe.finetuning_schema import TextSection
+from bertsmith.tasks.answers import QuestionAnswer
+from bertsmith.tasks.example_types import ChoiceExample, Example, Question, TaggedExample, TextExample
+from bertsmith.tasks.kinds.kind import AnyKind
+from bertsmith.tasks.kinds.registry import kinds_of_head
+from bertsmith.tasks.predictions import Predictions
+from bertsmith.tasks.question_windows import read_passages
+from bertsmith.tasks.tag_spans import scheme_of, spans_of
+from bertsmith.tasks.task_config import TaskConfig
+from bertsmith.text.tokenizer import Tokenizer
+
+Sentence = str | Sequence[str]
+"""A sentence as it is written, or its words."""
+Numbers = NDArray[np.float32]
+
+NAMED_TAGS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """A word as it is written, and its code points in the text."""
+
+    text: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Predictor:
+    """A task head, and the engine that reads texts for it."""
+
+    model: TaskModel
+    engine: Engine
+    finetuned: bool
+    """Whether task.json says how; then its rule for long texts holds, and texts have the form it says."""
+
+    @property
+    def config(self) -> TaskConfig:
+        """The labels, the rule for long texts and the rest of task.json."""
+        return self.model.config
+
+    def classify(self, texts: Iterable[TextInput], *, truncate: bool) -> list[Classification]:
+        """The class of each text, or its classes."""
+        if self.config.kind.ability != "classify":
+            raise UserError("this model gives a text a number, not a class", remedy="call score")
+        labels, many_labels = self.config.labels, self.config.kind.many_labels
+        found = []
+        for row_C in self._text_scores(texts, truncate):
+            probabilities = [float(each) for each in row_C]
+            best = int(row_C.argmax())
+            likely = tuple(label for label, each in zip(labels, probabilities, strict=True) if each >= 0.5)
+            found.append(
+                Classification(
+                    label=labels[best],
+                    probability=probabilities[best],
+                    probabilities=dict(zip(labels, probabilities, strict=True)),
+                    labels=likely if many_labels else (labels[best],),
+                    is_several=many_labels,
+                )
+            )
+        return found
+
+    def score(self, texts: Iterable[TextInput], *, truncate: bool) -> list[float]:
+        """The number of each text."""
+        if self.config.kind.ability != "score":
+            raise UserError("this model gives a text a class, not a number", remedy="call classify")
+        return [float(number) for number in self._text_scores(texts, truncate)]
+
+    def tag(self, sentences: Iterable[Sentence]) -> list[list[TaggedWord]]:
+        """The tag of each word of each sentence, long sentences being read in windows."""
+        several = as_list(sentences)
+        written = [_written(sentence, number) for number, sentence in enumerate(several)]
+        self._check_readable(written)
+        words = [
+            cut if isinstance(sentence, str) else joined_words(sentence)
+            for sentence, cut in zip(several, words_of_texts(written, self.engine.tokenizer), strict=True)
+        ]
+        examples = [
+            TaggedExample(str(number), tuple(word.text for word in each), None, number, "")
+            for number, each in enumerate(words)
+        ]
+        if not examples:
+            return []
+        encoded = self.model.encode(examples)
+        scores_PC = self.model.predict(examples, encoded).scores
+        tagged: list[list[TaggedWord]] = [[] for _ in words]
+        # Windows and batches come in any order: back to sentence by sentence, word by word.
+        for row in np.lexsort((encoded.words_P2[:, 1], encoded.words_P2[:, 0])).tolist():
+            sentence, number = encoded.words_P2[row].tolist()
+            word, best = words[sentence][number], int(scores_PC[row].argmax())
+            label, probability = self.config.labels[best], float(scores_PC[row, best])
+            tagged[sentence].append(TaggedWord(word.text, label, word.start, word.end, probability))
+        return tagged
+
+    def entities(self, texts: Iterable[str]) -> list[list[Entity]]:
+        """The stretches of each text that its words' tags mark."""
+        scheme = scheme_of([self.config.labels])
+        if not any(spans_of([label], scheme) for label in self.config.labels):
+            named = ", ".join(self.config.labels[:NAMED_TAGS])
+            what = f"the tags of this model mark no stretches of words (they are {named} ...)"
+            raise UserError(what, remedy="call tag")
+        several = as_list(texts)
+        for number, text in enumerate(several):
+            if not isinstance(text, str):
+                what = f"is {type(text).__name__}, not a text"
+                raise UserError(what, index=number, remedy="a text with entities is a str")
+        tagged = zip(several, self.tag(several), strict=True)
+        return [self.entities_of(text, words) for text, words in tagged]
+
+    def entities_of(self, text: str, words: Sequence[TaggedWord]) -> list[Entity]:
+        """The stretches that the tags of a text's words mark."""
+        entities = []
+        for span in spans_of([word.tag for word in words], scheme_of([self.config.labels])):
+            of_span = words[span.first : span.end]
+            start, end = of_span[0].start, of_span[-1].end
+            probability = sum(word.probability for word in of_span) / len(of_span)
+            entities.append(Entity(span.type, text[start:end], start, end, probability))
+        return entities
+
+    def answers(self, questions: Iterable[tuple[str, str]]) -> list[list[QuestionAnswer]]:
+        """To each question about its passage the answer, then what else was considered, best first."""
+        pairs = as_pairs(questions)
+        for number, pair in enumerate(pairs):
+            for name, text in zip(("question", "passage"), pair, strict=True):
+                if isinstance(text, str) and not text.strip():
+                    raise UserError("is empty", field=name, index=number, remedy="give it some words")
+        self._check_readable(pairs)
+        examples = [
+            Question(str(number), *pair, answers=(), labelled=False, article="", where="")
+            for number, pair in enumerate(pairs)
+        ]
+        return [[answer, *_others(answer)] for answer in self._predict(examples).answers] if examples else []
+
+    def choose(self, options: Iterable[tuple[str, str]], *, truncate: bool) -> Choice:
+        """The most probable of these pairs."""
+        pairs = as_pairs(options)
+        if len(pairs) < 2:
+            raise UserError(f"a choice among {len(pairs)} is none", remedy="give at least two pairs")
+        self._check_readable(pairs, truncate=truncate)
+        probabilities = self._predict([ChoiceExample("0", tuple(pairs), None, "")]).scores
+        return Choice(int(probabilities.argmax()), tuple(map(float, probabilities)))
+
+    def _text_scores(self, texts: Iterable[TextInput], truncate: bool) -> Numbers | list[Numbers]:
+        """Probabilities [M, C], or numbers [M]."""
+        several = as_list(texts)
+        examples: list[TextExample] = []
+        for first in range(0, len(several), WINDOW_TEXTS):
+            tokenized = self.engine.reader.tokenize(several[first : first + WINDOW_TEXTS], first=first)
+            self.engine.reader.check(tokenized, truncate=truncate or self.finetuned, first=first)
+            for number, each in enumerate(tokenized, start=first):
+                # With their tokens, so as not to tokenise them again; arrays are smaller than lists.
+                pieces = tuple(np.array(part, np.int32) for part in each.pieces())
+                examples.append(TextExample(str(number), each.text, None, "", pieces))
+        if self.finetuned:
+            takes_pairs = self.config.pairs
+            forms = ("is one text", "pairs") if takes_pairs else ("is a pair", "single texts")
+            for index, example in enumerate(examples):
+                if isinstance(example.texts, str) == takes_pairs:
+                    what = f"{forms[0]}, but this model was fine-tuned on {forms[1]}"
+                    remedy = Remedy.PASS_PAIR if takes_pairs else Remedy.PASS_TEXT
+                    raise UserError(what, index=index, remedy=remedy)
+        return self._predict(examples).scores if examples else []
+
+    def _check_readable(self, texts: Sequence[Text], *, truncate: bool = True) -> None:
+        """Stop at what is no text, at empty ones, and at long ones where nothing says what to do."""
+        for first in range(0, len(texts), WINDOW_TEXTS):
+            some = texts[first : first + WINDOW_TEXTS]
+            self.engine.reader.encode(some, truncate=truncate or self.finetuned, first=first)
+
+    def _predict(self, examples: Sequence[Example]) -> Predictions:
+        return self.model.predict(examples, self.model.encode(examples))
+
+
+def text_ability(model: Model, finetuned: FinetunedTask | None) -> set[str]:
+    """Whether a head for texts gives classes or numbers; nothing where it gives neither."""
+    if finetuned is not None and finetuned.config.head_name == "classify":
+        return {finetuned.config.kind.ability}
+    try:
+        return {default_config(model, "classify").kind.ability}
+    except UserError:  # several numbers for a text
+        return set()
+
+
+def build_predictor(model: Model, engine: Engine, head: str, finetuned: FinetunedTask | None) -> Predictor:
+    """The predictor of a head: as its folder was fine-tuned, or as heads of its kind usually are used."""
+    own = finetuned if finetuned is not None and finetuned.config.head_name == head else None
+    task = own or FinetunedTask(default_config(model, head))
+    # A task.json that somebody changed may speak of another model.
+    config, positions, mix = task.config, model.network.config.positions, task.mix.get("output.weight")
+    outputs = head_outputs(model.network)[config.head_name] if mix is None else len(mix)
+    what = ""
+    if config.outputs != outputs:
+        what = f"names {config.outputs} outputs, but the head has {outputs}"
+    elif config.text.longest > positions:
+        what = f"has text.longest = {config.text.longest}, but the model takes {positions} tokens"
+    if what:
+        raise UserError(what, where="task.json", remedy="put the file back that the run wrote")
+    return Predictor(task_model_of(engine.network, task, engine), engine, own is not None)
+
+
+def default_config(model: Model, head: str) -> TaskConfig:
+    """The config of a head without a task.json: labels by config.json, windows as in run_squad.py."""
+    outputs, positions = head_outputs(model.network)[head], model.network.config.positions
+    kind = _kind(model, head, outputs)
+    longest = kind.usual_length(positions)
+    usual = TextSection()
+    text = TextSection(longest=longest, longest_question=min(usual.longest_question, longest // 2))
+    labels = model.labels() or tuple(f"LABEL_{number}" for number in range(outputs))
+    named = labels if kind.min_labels else ()
+    return TaskConfig(task=head, kind=kind, metrics=(), labels=named, text=text)
+
+
+def _kind(model: Model, head: str, outputs: int) -> AnyKind:
+    """The kind of a head without a task.json: by its name, how many numbers it gives, and `problem_type`."""
+    usual, *others = kinds_of_head(head)
+    if not others:
+        return usual
+    numeric = next((kind for kind in others if kind.numeric), usual)
+    if outputs == 1:
+        return numeric
+    problem_type = str(model.extras.get("problem_type"))
+    kind = next((kind for kind in others if kind.problem_type == problem_type), usual)
+    if kind is numeric:
+        what = f"this model gives a text {outputs} numbers"
+        raise UserError(what, remedy="take one that gives a single number")
+    return kind
+
+
+def _others(answer: QuestionAnswer) -> list[QuestionAnswer]:
+    """What else was considered, as answers of their own."""
+    return [
+        replace(
+            answer,
+            text=other.text,
+            start=other.start,
+            end=other.start + len(other.text),
+            score=other.start_score + other.end_score,
+            probability=other.probability,
+        )
+        for other in answer.nbest
+        if other.text != answer.text
+    ]
+
+
+def _written(sentence: object, index: int) -> str:
+    """A sentence as one string; words that are given apart are joined by spaces."""
+    if isinstance(sentence, str):
+        return sentence
+    if not isinstance(sentence, list | tuple):
+        what = f"is {type(sentence).__name__}, neither a sentence nor its words"
+        raise UserError(what, index=index, remedy="a sentence is a str, or a list of words")
+    for number, word in enumerate(sentence):
+        if not isinstance(word, str) or not word.strip():
+            what = f"word {number} is {'empty' if isinstance(word, str) else type(word).__name__}"
+            raise UserError(what, index=index, remedy="a word is a str with something in it")
+    return " ".join(sentence)
+
+
+# ---- the words of a text, cut where its tokenizer cuts
+
+
+def words_of_texts(texts: Sequence[str], tokenizer: Tokenizer) -> list[list[Word]]:
+    """The words of each text; what the tokenizer drops (white space, control characters) is in none."""
+    passages = read_passages(texts, tokenizer)  # knows each piece's characters, dropped accents included
+    encodings = tokenizer.closed.encode_batch(list(texts), add_special_tokens=False)
+    found = []
+    for text, encoding, which in zip(texts, encodings, passages.which_Q.tolist(), strict=True):
+        first, count = int(passages.starts_D[which]), int(passages.lengths_D[which])
+        offsets = passages.offsets_X2[first : first + count].tolist()
+        spans = _spans(text, zip(encoding.word_ids, offsets, strict=True))
+        found.append([Word(text[start:end], start, end) for start, end in spans])
+    return found
+
+
+def joined_words(words: Sequence[str]) -> list[Word]:
+    """Words and their offsets where they are written with single spaces between them."""
+    found, start = [], 0
+    for word in words:
+        found.append(Word(word, start, start + len(word)))
+        start += len(word) + 1
+    return found
+
+
+def _spans(text: str, pieces: Iterable[tuple[int | None, list[int]]]) -> list[list[int]]:
+    spans: list[list[int]] = []
+    last: int | None = None
+    for word, (start, end) in pieces:
+        if start == end:  # a piece of white space
+            continue
+        if spans and (word == last or not _is_border(text, spans[-1][1], start)):
+            spans[-1][1] = max(spans[-1][1], end)
+        else:
+            spans.append([start, end])
+        last = word
+    return spans
+
+
+def _is_border(text: str, end: int, start: int) -> bool:
+    """Whether a word may end and another start here: RoBERTa's rule would cut around every accent."""
+    if start != end:
+        return start > end  # one character that became several words belongs to the first
+    return not (_is_mark(text[start]) or (_is_mark(text[end - 1]) and text[start].isalnum()))
+
+
+def _is_mark(character: str) -> bool:
+    return unicodedata.category(character).startswith("M")

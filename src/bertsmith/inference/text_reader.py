@@ -1,0 +1,214 @@
+"""Texts as the engine takes them: all their tokens in one row, from which batches are cut.
+
+Shapes: S sequences, S1 = S + 1 boundaries, T tokens.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from threading import Lock
+from typing import TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from bertsmith.core.arrays import ranges
+from bertsmith.core.errors import Remedy, UserError
+from bertsmith.packed import Layout, PackedBatch, split_by_budget
+from bertsmith.text.fast_encoder import FastEncoder
+from bertsmith.text.special_tokens import read_templates
+from bertsmith.text.tokenizer import Encoded, Tokenizer, truncate_longest_first
+
+Text = str | tuple[str, str]
+Given = TypeVar("Given")
+Numbers = NDArray[np.int64]
+
+WORTH_A_TABLE = 256
+"""So many texts are read by the library before the fast encoder, which remembers words, is made."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizedText:
+    """A text with its tokens, none of them cut off: whoever has to know its length tokenises it but once."""
+
+    text: Text
+    encoded: Encoded
+
+    def __len__(self) -> int:
+        return len(self.encoded)
+
+    def pieces(self) -> tuple[list[int], ...]:
+        """The tokens of the text, or of each of both, without special ones."""
+        ids, sequence = self.encoded.ids, self.encoded.sequence
+        parts = range(1 if isinstance(self.text, str) else 2)
+        return tuple([id for id, own in zip(ids, sequence, strict=True) if own == part] for part in parts)
+
+
+TextInput = str | tuple[str, str] | TokenizedText
+Pair = TypeVar("Pair", bound=tuple[str, str] | TokenizedText)
+
+
+@dataclass(frozen=True, slots=True)
+class Sequences:
+    """Many sequences in one row."""
+
+    tokens_T: Numbers
+    segments_T: Numbers
+    starts_S1: Numbers
+
+    @classmethod
+    def of(cls, encoded: Sequence[Encoded]) -> "Sequences":
+        """The sequences of texts that were encoded one by one."""
+        starts_S1 = np.zeros(len(encoded) + 1, np.int64)
+        np.cumsum([len(each) for each in encoded], out=starts_S1[1:])
+        total = int(starts_S1[-1])
+        tokens = np.fromiter(chain.from_iterable(each.ids for each in encoded), np.int64, total)
+        segments = np.fromiter(chain.from_iterable(each.segments for each in encoded), np.int64, total)
+        return cls(tokens, segments, starts_S1)
+
+    @property
+    def tokens(self) -> int:
+        """How many there are."""
+        return int(self.starts_S1[-1])
+
+    def batches(self, budget: int) -> Iterator[tuple[Numbers, PackedBatch]]:
+        """Batches of like length within the token budget, each with the numbers of its sequences.
+
+        The longest come first: where several are computed at once, none of them is still at it at the end.
+        """
+        lengths_S = np.diff(self.starts_S1)
+        by_length = np.argsort(-lengths_S, kind="stable")
+        for group in split_by_budget(lengths_S[by_length].tolist(), budget):
+            numbers = by_length[group[0] : group[-1] + 1]
+            lengths = lengths_S[numbers]
+            rows_T = ranges(self.starts_S1[numbers], lengths)
+            starts = np.append(0, np.cumsum(lengths))
+            # The tokens stand in one row without padding; positions count anew at the start of each sequence.
+            positions_T = np.arange(len(rows_T)) - np.repeat(starts[:-1], lengths)
+            batch = PackedBatch(
+                tokens_T=torch.from_numpy(self.tokens_T[rows_T]),
+                segments_T=torch.from_numpy(self.segments_T[rows_T]),
+                positions_T=torch.from_numpy(positions_T),
+                layout=Layout(torch.from_numpy(starts.astype(np.int32)), int(lengths.max())),
+            )
+            yield numbers, batch
+
+
+class Reader:
+    """A tokenizer that reads many texts, and rejects those that a model cannot take."""
+
+    def __init__(self, tokenizer: Tokenizer, longest: int) -> None:
+        self.tokenizer, self.longest = tokenizer, longest
+        self._met = 0
+        self._fast: FastEncoder | None = None
+        self._lock = Lock()  # the fast encoder learns words as it meets them
+
+    def read(self, texts: Sequence[TextInput], *, truncate: bool, first: int) -> Sequences:
+        """The sequences of texts; an empty or too long one is rejected by its index, from `first` on."""
+        self._met += len(texts)
+        if self._met >= WORTH_A_TABLE and all(isinstance(text, str) for text in texts):
+            quickly = self._read_quickly([str(text) for text in texts], truncate=truncate)
+            if quickly is not None:
+                return quickly
+        # Pairs, the first few texts, and texts of which one cannot be taken: this says which, and why.
+        return Sequences.of(self.encode(texts, truncate=truncate, first=first))
+
+    def tokenize(
+        self, texts: Sequence[TextInput], *, allow_special: tuple[str, ...] = (), first: int = 0
+    ) -> list[TokenizedText]:
+        """Each text with its tokens, whatever they are."""
+        raw = [text for text in texts if not isinstance(text, TokenizedText)]
+        if len(raw) == len(texts):
+            encoded = self.tokenizer.encode_many(raw, allow_special=allow_special, first=first)
+            return [TokenizedText(text, each) for text, each in zip(raw, encoded, strict=True)]
+        return [
+            text
+            if isinstance(text, TokenizedText)
+            else self.tokenize([text], allow_special=allow_special, first=number)[0]
+            for number, text in enumerate(texts, start=first)
+        ]
+
+    def check(self, tokenized: Sequence[TokenizedText], *, truncate: bool, first: int = 0) -> None:
+        """Reject as `read` does."""
+        for number, each in enumerate(tokenized, start=first):
+            _check_not_empty(each.text, each.encoded, number)
+        for number, each in enumerate(tokenized, start=first):
+            if len(each) > self.longest and not truncate:
+                what = f"has {len(each)} tokens but the model takes {self.longest}"
+                raise UserError(what, index=number, remedy=Remedy.TRUNCATE)
+
+    def encode(
+        self,
+        texts: Sequence[TextInput],
+        *,
+        truncate: bool,
+        allow_special: tuple[str, ...] = (),
+        first: int = 0,
+    ) -> list[Encoded]:
+        """Tokens of each text with their offsets in it; rejects as `read` does."""
+        tokenized, longest = self.tokenize(texts, allow_special=allow_special, first=first), self.longest
+        self.check(tokenized, truncate=truncate, first=first)
+        found = [each.encoded for each in tokenized]
+        return [each if len(each) <= longest else truncate_longest_first(each, longest) for each in found]
+
+    def _read_quickly(self, texts: list[str], *, truncate: bool) -> Sequences | None:
+        """The sequences of single texts; nothing where one of them is to be rejected."""
+        if not all(map(str.strip, texts)):
+            return None
+        # Here and not above: a command for a single text need not wait for the schema of recipes.
+        from bertsmith.data.collate import lay_out
+        from bertsmith.data.example_index import Spans
+
+        try:
+            with self._lock:
+                self._fast = self._fast or FastEncoder(self.tokenizer)
+                found = self._fast.encode_many(texts)
+        except UserError:
+            return None
+        template = read_templates(self.tokenizer).single
+        room = self.longest - template.specials(1)
+        lengths = found.lengths.astype(np.int64)
+        if lengths.min() == 0 or (lengths.max() > room and not truncate):
+            return None
+        first = np.cumsum(lengths) - lengths
+        lengths = np.minimum(lengths, room)  # a long text loses its end, as truncate_longest_first does it
+        text = found.ids[ranges(first, lengths)].astype(np.int64)
+        laid_out = lay_out(text, Spans(np.ones_like(lengths), first, lengths), template)
+        return Sequences(laid_out.tokens_T, laid_out.segments_T, laid_out.starts_S1)
+
+
+def _check_not_empty(text: Text, encoded: Encoded, index: int) -> None:
+    parts = (text,) if isinstance(text, str) else text
+    empty = [which for which, part in zip(("first", "second"), parts, strict=False) if not part.strip()]
+    if empty and isinstance(text, str):
+        raise UserError("is empty", index=index, remedy="drop it or give it some words")
+    if empty:
+        raise UserError(f"its {empty[0]} text is empty", index=index, remedy="give it some words")
+    if not set(range(len(parts))) <= set(encoded.sequence):
+        remedy = "drop it: its characters are all control or invisible ones"
+        raise UserError("has no token that the model can read", index=index, remedy=remedy)
+
+
+def as_list(texts: Iterable[Given]) -> list[Given]:
+    """All texts; an error where a single one is given in place of several."""
+    if isinstance(texts, str) or not isinstance(texts, Iterable):
+        what = f"a list of texts is expected, not {type(texts).__name__}"
+        raise UserError(what, remedy='write ["..."], also for a single text')
+    return list(texts)
+
+
+def as_pairs(pairs: Iterable[Pair]) -> list[Pair]:
+    """All pairs; an error names the index of what is none."""
+    several = as_list(pairs)
+    for number, given in enumerate(several):
+        pair: object = given.text if isinstance(given, TokenizedText) else given
+        if not isinstance(pair, tuple) or len(pair) != 2:
+            kind = type(pair).__name__
+            what = (
+                "is one text, not a pair"
+                if isinstance(pair, str)
+                else f"is {kind}, neither a text nor a pair"
+            )
+            raise UserError(what, index=number, remedy="a pair is a tuple of two texts")
+    return several

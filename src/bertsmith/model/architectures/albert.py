@@ -1,0 +1,136 @@
+"""ALBERT (Lan et al. 2019): factorised embeddings, shared layers, sentence-order prediction."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from bertsmith.model.architecture import (
+    Architecture,
+    HeadSpec,
+    Names,
+    Pretraining,
+    always,
+    constant_std,
+    pair_of,
+)
+from bertsmith.model.architectures import bert
+from bertsmith.model.encoder_config import MOST_LAYERS, ConfigReader, EncoderConfig
+
+if TYPE_CHECKING:
+    from bertsmith.model.encoder import Encoder
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlbertConfig(EncoderConfig):
+    """A config with groups of layers that share one set of weights."""
+
+    groups: int = 1
+    blocks_per_group: int = 1
+
+    def order(self) -> list[int]:
+        """Which block each step runs: layers in a row share a group, a group runs its blocks in turn."""
+        # In floating point, as transformers does it: whole numbers would differ where groups divide unevenly.
+        of_layer = [int(layer / (self.layers / self.groups)) for layer in range(self.layers)]
+        return [
+            group * self.blocks_per_group + block
+            for group in of_layer
+            for block in range(self.blocks_per_group)
+        ]
+
+
+def read_config(reader: ConfigReader) -> AlbertConfig:
+    """BERT's config with the embedding width and the sharing."""
+    rates = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "hidden_act": "gelu_new"}
+    common = bert.read_config(ConfigReader(rates | dict(reader.values), reader.where, reader.used))
+    values = {**vars(common), "embedding_width": reader.size("embedding_size", 128)}
+    values["head_dropout"] = reader.rate("classifier_dropout_prob", 0.1)
+    groups = reader.size("num_hidden_groups", 1, most=common.layers)
+    return AlbertConfig(
+        **values,
+        groups=groups,
+        blocks_per_group=reader.size("inner_group_num", 1, most=MOST_LAYERS // groups),
+    )
+
+
+def write_config(config: EncoderConfig) -> dict[str, Any]:
+    """BERT's config with ALBERT's keys."""
+    assert isinstance(config, AlbertConfig)
+    written = bert.write_config(config)
+    written["classifier_dropout_prob"] = written.pop("classifier_dropout")
+    written["embedding_size"] = config.embedding_width
+    written["num_hidden_groups"], written["inner_group_num"] = config.groups, config.blocks_per_group
+    return written
+
+
+def count_parameters(config: EncoderConfig) -> int:
+    """The weights of the encoder and its pooler: shared blocks count once."""
+    assert isinstance(config, AlbertConfig)
+    blocks = config.groups * config.blocks_per_group * bert.count_block(config)
+    widen, pooler = bert.dense(config.embedding_width, config.width), bert.dense(config.width, config.width)
+    return bert.count_embeddings(config) + widen + blocks + pooler
+
+
+def build_encoder(config: EncoderConfig) -> "Encoder":
+    """Narrow embeddings, widened, and as many blocks as there are different ones."""
+    from torch import nn
+
+    from bertsmith.model.encoder import Encoder
+
+    assert isinstance(config, AlbertConfig)
+    embeddings = bert.build_embeddings(config, widen=nn.Linear(config.embedding_width, config.width))
+    blocks = [bert.build_block(config) for _ in range(config.groups * config.blocks_per_group)]
+    return Encoder(embeddings, blocks, order=config.order())
+
+
+def encoder_names(config: EncoderConfig) -> Names:
+    """Encoder weights as ALBERT's checkpoints call them."""
+    assert isinstance(config, AlbertConfig)
+    names = bert.embedding_names(config) | pair_of("embeddings.widen", "encoder.embedding_hidden_mapping_in")
+    for number in range(config.groups * config.blocks_per_group):
+        group, block = divmod(number, config.blocks_per_group)
+        ours, theirs = f"blocks.{number}", f"encoder.albert_layer_groups.{group}.albert_layers.{block}"
+        projections = (f"{theirs}.attention.{part}" for part in ("query", "key", "value"))
+        names |= {
+            **pair_of(f"{ours}.attention.project", *projections),
+            **pair_of(f"{ours}.attention.output", f"{theirs}.attention.dense"),
+            **pair_of(f"{ours}.attention_norm", f"{theirs}.attention.LayerNorm"),
+            **pair_of(f"{ours}.feed_forward.expand", f"{theirs}.ffn"),
+            **pair_of(f"{ours}.feed_forward.contract", f"{theirs}.ffn_output"),
+            **pair_of(f"{ours}.feed_forward_norm", f"{theirs}.full_layer_layer_norm"),
+        }
+    return names
+
+
+HEADS = {
+    "pooler": HeadSpec(bert.build_pooler, always(pair_of("dense", "albert.pooler"))),
+    "mlm": bert.masked_language_head("predictions.dense", "predictions.LayerNorm", "predictions.bias"),
+    "sop": bert.linear_head("sop_classifier.classifier", reads="pooled", outputs=2),
+    "classify": bert.linear_head("classifier", reads="pooled"),
+    "tag": bert.linear_head("classifier", reads="tokens"),
+    "span": bert.linear_head("qa_outputs", reads="tokens", outputs=2, rate=bert.no_rate),
+    "choice": bert.linear_head("classifier", reads="pooled", outputs=1),
+}
+
+ALBERT = Architecture(
+    model_type="albert",
+    read_config=read_config,
+    write_config=write_config,
+    build_encoder=build_encoder,
+    encoder_names=encoder_names,
+    prefix="albert.",
+    heads=HEADS,
+    classes={
+        "AlbertForPreTraining": ("pooler", "mlm", "sop"),
+        "AlbertForMaskedLM": ("mlm",),
+        "AlbertForSequenceClassification": ("pooler", "classify"),
+        "AlbertForTokenClassification": ("tag",),
+        "AlbertForQuestionAnswering": ("span",),
+        "AlbertForMultipleChoice": ("pooler", "choice"),
+        "AlbertModel": ("pooler",),
+    },
+    initial=constant_std,
+    tied={
+        "predictions.decoder.weight": "albert.embeddings.word_embeddings.weight",
+        "predictions.decoder.bias": "predictions.bias",
+    },
+    pretraining=Pretraining(30_000, count_parameters, AlbertConfig),  # SentencePiece
+)

@@ -1,0 +1,282 @@
+"""BERT (Devlin et al. 2018): post-norm blocks, learned positions, segments, masked LM, next sentence."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from bertsmith.model.architecture import (
+    Architecture,
+    HeadSpec,
+    Names,
+    Pretraining,
+    always,
+    constant_std,
+    pair_of,
+)
+from bertsmith.model.encoder_config import MOST_LAYERS, ConfigReader, EncoderConfig
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from bertsmith.model.encoder import Embeddings, Encoder, PostNormBlock
+    from bertsmith.model.heads import MaskedLanguageHead, OutputHead, Pooler, Reads
+
+# ---- config.json
+
+
+def read_config(reader: ConfigReader) -> EncoderConfig:
+    """The config in a config.json with BERT's keys."""
+    reader.require("position_embedding_type", "absolute", "absolute")
+    reader.require("is_decoder", False, False)
+    reader.require("add_cross_attention", False, False)
+    width = reader.size("hidden_size")
+    return EncoderConfig(
+        model_type=str(reader.values["model_type"]),
+        vocabulary=reader.size("vocab_size"),
+        width=width,
+        layers=reader.size("num_hidden_layers", most=MOST_LAYERS),
+        heads=reader.size("num_attention_heads"),
+        inner=reader.size("intermediate_size"),
+        embedding_width=width,
+        positions=reader.size("max_position_embeddings"),
+        segments=reader.size("type_vocab_size", 2),
+        activation=reader.activation("hidden_act", "gelu"),
+        norm_eps=reader.number("layer_norm_eps", 1e-12),
+        dropout=reader.rate("hidden_dropout_prob", 0.1),
+        attention_dropout=reader.rate("attention_probs_dropout_prob", 0.1),
+        head_dropout=reader.rate("classifier_dropout", reader.rate("hidden_dropout_prob", 0.1)),
+        initial_std=reader.number("initializer_range", 0.02),
+        pad_id=reader.size("pad_token_id", 0, least=0),
+    )
+
+
+def write_config(config: EncoderConfig) -> dict[str, Any]:
+    """The config.json with BERT's keys of a config."""
+    return {
+        "model_type": config.model_type,
+        "vocab_size": config.vocabulary,
+        "hidden_size": config.width,
+        "num_hidden_layers": config.layers,
+        "num_attention_heads": config.heads,
+        "intermediate_size": config.inner,
+        "max_position_embeddings": config.positions,
+        "type_vocab_size": config.segments,
+        "hidden_act": config.activation,
+        "layer_norm_eps": config.norm_eps,
+        "hidden_dropout_prob": config.dropout,
+        "attention_probs_dropout_prob": config.attention_dropout,
+        "classifier_dropout": config.head_dropout,
+        "initializer_range": config.initial_std,
+        "pad_token_id": config.pad_id,
+    }
+
+
+def count_parameters(config: EncoderConfig) -> int:
+    """The weights of BERT's encoder and pooler, by arithmetic."""
+    return count_embeddings(config) + config.layers * count_block(config) + dense(config.width, config.width)
+
+
+def count_embeddings(config: EncoderConfig) -> int:
+    """The weights of the tables and their LayerNorm."""
+    rows = config.vocabulary + config.positions + config.segments + config.task_types
+    return (rows + 2) * config.embedding_width
+
+
+def count_block(config: EncoderConfig) -> int:
+    """The weights of one layer: four products of attention, two of the feed-forward, two LayerNorms."""
+    width, inner = config.width, config.inner
+    return 4 * dense(width, width) + dense(width, inner) + dense(inner, width) + 4 * width
+
+
+def dense(inputs: int, outputs: int) -> int:
+    """The weights of a linear layer with its bias."""
+    return inputs * outputs + outputs
+
+
+# ---- the parts
+
+
+def build_encoder(config: EncoderConfig) -> "Encoder":
+    """An encoder of BERT's parts."""
+    from bertsmith.model.encoder import Encoder
+
+    blocks = [build_block(config) for _ in range(config.layers)]
+    return Encoder(build_embeddings(config), blocks, order=range(config.layers))
+
+
+def build_embeddings(
+    config: EncoderConfig, *, first_position: int = 0, widen: "nn.Linear | None" = None
+) -> "Embeddings":
+    """Word, position and segment tables, and task types where the config has them."""
+    from torch import nn
+
+    from bertsmith.model.encoder import Embeddings, PositionTable, SegmentTable, TaskTypeTable
+
+    width = config.embedding_width
+    added: dict[str, PositionTable | SegmentTable | TaskTypeTable] = {
+        "position": PositionTable(config.positions, width, first=first_position)
+    }
+    if config.segments:
+        added["segment"] = SegmentTable(config.segments, width)
+    if config.task_types:
+        added["task_type"] = TaskTypeTable(config.task_types, width)
+    words = nn.Embedding(config.vocabulary, width)
+    norm = nn.LayerNorm(width, eps=config.norm_eps)
+    return Embeddings(words, added, norm=norm, dropout=config.dropout, widen=widen)
+
+
+def build_block(config: EncoderConfig) -> "PostNormBlock":
+    """One post-norm layer."""
+    from torch import nn
+
+    from bertsmith.model.attention import AttentionRule
+    from bertsmith.model.encoder import FeedForward, Norms, PostNormBlock, SelfAttention
+
+    rule = AttentionRule(dropout=config.attention_dropout)
+    attention = SelfAttention(config.width, config.heads, rule=rule)
+    feed_forward = FeedForward(config.width, config.inner, config.activation)
+    norms = Norms(*(nn.LayerNorm(config.width, eps=config.norm_eps) for _ in range(2)))
+    return PostNormBlock(attention, feed_forward, norms, dropout=config.dropout)
+
+
+# ---- the names of the published weights
+
+
+def encoder_names(config: EncoderConfig) -> Names:
+    """Encoder weights as BERT's checkpoints call them."""
+    names = embedding_names(config)
+    for number in range(config.layers):
+        names |= block_names(f"blocks.{number}", f"encoder.layer.{number}")
+    return names
+
+
+def embedding_names(config: EncoderConfig) -> Names:
+    """The tables and their LayerNorm."""
+    names: Names = {"embeddings.words.weight": ("embeddings.word_embeddings.weight",)}
+    names["embeddings.added.position.weight"] = ("embeddings.position_embeddings.weight",)
+    if config.segments:
+        names["embeddings.added.segment.weight"] = ("embeddings.token_type_embeddings.weight",)
+    if config.task_types:
+        names["embeddings.added.task_type.weight"] = ("embeddings.task_type_embeddings.weight",)
+    return names | pair_of("embeddings.norm", "embeddings.LayerNorm")
+
+
+def block_names(ours: str, theirs: str) -> Names:
+    """One layer."""
+    projections = (f"{theirs}.attention.self.{part}" for part in ("query", "key", "value"))
+    return {
+        **pair_of(f"{ours}.attention.project", *projections),
+        **pair_of(f"{ours}.attention.output", f"{theirs}.attention.output.dense"),
+        **pair_of(f"{ours}.attention_norm", f"{theirs}.attention.output.LayerNorm"),
+        **pair_of(f"{ours}.feed_forward.expand", f"{theirs}.intermediate.dense"),
+        **pair_of(f"{ours}.feed_forward.contract", f"{theirs}.output.dense"),
+        **pair_of(f"{ours}.feed_forward_norm", f"{theirs}.output.LayerNorm"),
+    }
+
+
+# ---- heads
+
+
+def pooler_head(prefix: str) -> HeadSpec:
+    """BERT's pooler, stored with the encoder."""
+    return HeadSpec(build_pooler, always(pair_of("dense", f"{prefix}pooler.dense")))
+
+
+def build_pooler(config: EncoderConfig, _: int) -> "Pooler":
+    """A dense tanh layer on the sentence row."""
+    from bertsmith.model.heads import Pooler
+
+    return Pooler(config.width)
+
+
+def masked_language_head(dense: str, norm: str, bias: str) -> HeadSpec:
+    """The masked-LM head under an architecture's names; the transform ends in the embedding width."""
+    names = {**pair_of("transform.dense", dense), **pair_of("transform.norm", norm), "bias": (bias,)}
+    return HeadSpec(build_masked_language_head, always(names))
+
+
+def build_masked_language_head(config: EncoderConfig, _: int) -> "MaskedLanguageHead":
+    """Dense, activation, LayerNorm, then the word embeddings as decoder."""
+    from torch import nn
+
+    from bertsmith.model.heads import MaskedLanguageHead, Transform
+
+    dense = nn.Linear(config.width, config.embedding_width)
+    norm = nn.LayerNorm(config.embedding_width, eps=config.norm_eps)
+    return MaskedLanguageHead(Transform(dense, config.activation, norm), config.vocabulary)
+
+
+def head_rate(config: EncoderConfig) -> float:
+    """The dropout before a task's output layer."""
+    return config.head_dropout
+
+
+def no_rate(_: EncoderConfig) -> float:
+    """No dropout."""
+    return 0.0
+
+
+def linear_head(
+    name: str, *, reads: "Reads", outputs: int = 0, rate: Callable[[EncoderConfig], float] = head_rate
+) -> HeadSpec:
+    """Dropout and one linear layer; `outputs` 0 leaves their number to the task."""
+
+    def build(config: EncoderConfig, wanted: int) -> "OutputHead":
+        from torch import nn
+
+        from bertsmith.model.heads import OutputHead
+
+        return OutputHead(nn.Linear(config.width, outputs or wanted), reads=reads, dropout=rate(config))
+
+    return HeadSpec(build, always(pair_of("output", name)), needs=("pooler",) if reads == "pooled" else ())
+
+
+def pretraining_and_task_heads(prefix: str) -> dict[str, HeadSpec]:
+    """The heads of BERT and of those that kept them (ERNIE)."""
+    return {
+        "pooler": pooler_head(prefix),
+        "mlm": masked_language_head(
+            "cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm", "cls.predictions.bias"
+        ),
+        "nsp": linear_head("cls.seq_relationship", reads="pooled", outputs=2, rate=no_rate),
+        "classify": linear_head("classifier", reads="pooled"),
+        "tag": linear_head("classifier", reads="tokens"),
+        "span": linear_head("qa_outputs", reads="tokens", outputs=2, rate=no_rate),
+        "choice": linear_head("classifier", reads="pooled", outputs=1),
+    }
+
+
+def published_classes(name: str) -> dict[str, tuple[str, ...]]:
+    """The published classes of BERT and of those that kept its heads."""
+    return {
+        f"{name}ForPreTraining": ("pooler", "mlm", "nsp"),
+        f"{name}ForMaskedLM": ("mlm",),
+        f"{name}ForNextSentencePrediction": ("pooler", "nsp"),
+        f"{name}ForSequenceClassification": ("pooler", "classify"),
+        f"{name}ForTokenClassification": ("tag",),
+        f"{name}ForQuestionAnswering": ("span",),
+        f"{name}ForMultipleChoice": ("pooler", "choice"),
+        f"{name}Model": ("pooler",),
+    }
+
+
+def tied_names(prefix: str) -> dict[str, str]:
+    """The decoder of the masked-LM head is the word embedding table."""
+    return {
+        "cls.predictions.decoder.weight": f"{prefix}embeddings.word_embeddings.weight",
+        "cls.predictions.decoder.bias": "cls.predictions.bias",
+    }
+
+
+BERT = Architecture(
+    model_type="bert",
+    read_config=read_config,
+    write_config=write_config,
+    build_encoder=build_encoder,
+    encoder_names=encoder_names,
+    prefix="bert.",
+    heads=pretraining_and_task_heads("bert."),
+    classes=published_classes("Bert"),
+    initial=constant_std,
+    tied=tied_names("bert."),
+    pretraining=Pretraining(30_522, count_parameters),  # uncased English WordPiece
+)

@@ -1,0 +1,149 @@
+"""DistilBERT (Sanh et al. 2019): half of BERT's layers, no segments, no pooler, its own config keys."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from bertsmith.model.architecture import (
+    Architecture,
+    HeadSpec,
+    Names,
+    Pretraining,
+    always,
+    constant_std,
+    pair_of,
+)
+from bertsmith.model.architectures import bert
+from bertsmith.model.encoder_config import MOST_LAYERS, ConfigReader, EncoderConfig
+
+if TYPE_CHECKING:
+    from bertsmith.model.heads import OutputHead
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistilBertConfig(EncoderConfig):
+    """A config with other dropouts before the task heads."""
+
+    head_dropout: float = 0.2
+    span_dropout: float = 0.1
+
+
+def span_rate(config: EncoderConfig) -> float:
+    """The dropout before the span head."""
+    assert isinstance(config, DistilBertConfig)
+    return config.span_dropout
+
+
+def body_rate(config: EncoderConfig) -> float:
+    """The encoder's own dropout."""
+    return config.dropout
+
+
+def read_config(reader: ConfigReader) -> DistilBertConfig:
+    """The config in a config.json with DistilBERT's keys."""
+    width = reader.size("dim", 768)
+    dropout = reader.rate("dropout", 0.1)
+    return DistilBertConfig(
+        model_type="distilbert",
+        vocabulary=reader.size("vocab_size", 30522),
+        width=width,
+        layers=reader.size("n_layers", 6, most=MOST_LAYERS),
+        heads=reader.size("n_heads", 12),
+        inner=reader.size("hidden_dim", 3072),
+        embedding_width=width,
+        positions=reader.size("max_position_embeddings", 512),
+        segments=0,
+        activation=reader.activation("activation", "gelu"),
+        dropout=dropout,
+        attention_dropout=reader.rate("attention_dropout", 0.1),
+        head_dropout=reader.rate("seq_classif_dropout", 0.2),
+        span_dropout=reader.rate("qa_dropout", 0.1),
+        initial_std=reader.number("initializer_range", 0.02),
+        pad_id=reader.size("pad_token_id", 0, least=0),
+    )
+
+
+def write_config(config: EncoderConfig) -> dict[str, Any]:
+    """The config.json with DistilBERT's keys."""
+    assert isinstance(config, DistilBertConfig)
+    return {
+        "model_type": "distilbert",
+        "vocab_size": config.vocabulary,
+        "dim": config.width,
+        "n_layers": config.layers,
+        "n_heads": config.heads,
+        "hidden_dim": config.inner,
+        "max_position_embeddings": config.positions,
+        "activation": config.activation,
+        "dropout": config.dropout,
+        "attention_dropout": config.attention_dropout,
+        "seq_classif_dropout": config.head_dropout,
+        "qa_dropout": config.span_dropout,
+        "initializer_range": config.initial_std,
+        "pad_token_id": config.pad_id,
+    }
+
+
+def count_parameters(config: EncoderConfig) -> int:
+    """The weights of the encoder: BERT's without a pooler."""
+    return bert.count_embeddings(config) + config.layers * bert.count_block(config)
+
+
+def encoder_names(config: EncoderConfig) -> Names:
+    """Encoder weights as DistilBERT's checkpoints call them."""
+    names = bert.embedding_names(config)
+    for number in range(config.layers):
+        ours, theirs = f"blocks.{number}", f"transformer.layer.{number}"
+        projections = (f"{theirs}.attention.{part}_lin" for part in ("q", "k", "v"))
+        names |= {
+            **pair_of(f"{ours}.attention.project", *projections),
+            **pair_of(f"{ours}.attention.output", f"{theirs}.attention.out_lin"),
+            **pair_of(f"{ours}.attention_norm", f"{theirs}.sa_layer_norm"),
+            **pair_of(f"{ours}.feed_forward.expand", f"{theirs}.ffn.lin1"),
+            **pair_of(f"{ours}.feed_forward.contract", f"{theirs}.ffn.lin2"),
+            **pair_of(f"{ours}.feed_forward_norm", f"{theirs}.output_layer_norm"),
+        }
+    return names
+
+
+def _sentence_head(outputs: int = 0) -> HeadSpec:
+    """A ReLU layer of its own in place of the pooler."""
+
+    def build(config: EncoderConfig, wanted: int) -> "OutputHead":
+        from torch import nn
+
+        from bertsmith.model.heads import OutputHead, Transform
+
+        transform = Transform(nn.Linear(config.width, config.width), "relu")
+        layer = nn.Linear(config.width, outputs or wanted)
+        return OutputHead(layer, reads="sentence", dropout=config.head_dropout, transform=transform)
+
+    names = pair_of("transform.dense", "pre_classifier") | pair_of("output", "classifier")
+    return HeadSpec(build, always(names))
+
+
+DISTILBERT = Architecture(
+    model_type="distilbert",
+    read_config=read_config,
+    write_config=write_config,
+    build_encoder=bert.build_encoder,
+    encoder_names=encoder_names,
+    prefix="distilbert.",
+    heads={
+        "mlm": bert.masked_language_head("vocab_transform", "vocab_layer_norm", "vocab_projector.bias"),
+        "classify": _sentence_head(),
+        "tag": bert.linear_head("classifier", reads="tokens", rate=body_rate),
+        "span": bert.linear_head("qa_outputs", reads="tokens", outputs=2, rate=span_rate),
+        "choice": _sentence_head(outputs=1),
+    },
+    classes={
+        "DistilBertForMaskedLM": ("mlm",),
+        "DistilBertForSequenceClassification": ("classify",),
+        "DistilBertForTokenClassification": ("tag",),
+        "DistilBertForQuestionAnswering": ("span",),
+        "DistilBertForMultipleChoice": ("choice",),
+        "DistilBertModel": (),
+    },
+    initial=constant_std,
+    tied={"vocab_projector.weight": "distilbert.embeddings.word_embeddings.weight"},
+    pretraining=Pretraining(30_522, count_parameters, DistilBertConfig, min_segments=0),  # BERT's vocabulary
+)

@@ -1,0 +1,143 @@
+"""ELECTRA (Clark et al. 2020): BERT's encoder, narrow embeddings in some sizes, two new heads."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from bertsmith.model.architecture import Architecture, HeadSpec, Names, always, constant_std, pair_of
+from bertsmith.model.architectures import bert
+from bertsmith.model.encoder_config import ConfigReader, EncoderConfig
+
+if TYPE_CHECKING:
+    from bertsmith.model.encoder import Encoder
+    from bertsmith.model.heads import MaskedLanguageHead, OutputHead
+
+
+@dataclass(frozen=True, kw_only=True)
+class ElectraConfig(EncoderConfig):
+    """A config with another dropout before the choice."""
+
+    choice_dropout: float = 0.1
+
+
+def read_config(reader: ConfigReader) -> ElectraConfig:
+    """BERT's config with the embedding width; the summary in front of a choice only as published."""
+    for key, published in {
+        "summary_type": "first",
+        "summary_use_proj": True,
+        "summary_activation": "gelu",
+    }.items():
+        reader.require(key, published, published)
+    values = {**vars(bert.read_config(reader)), "embedding_width": reader.size("embedding_size", 128)}
+    return ElectraConfig(**values, choice_dropout=reader.rate("summary_last_dropout", 0.1))
+
+
+def write_config(config: EncoderConfig) -> dict[str, Any]:
+    """BERT's config with the embedding width."""
+    assert isinstance(config, ElectraConfig)
+    own = {"embedding_size": config.embedding_width, "summary_last_dropout": config.choice_dropout}
+    return bert.write_config(config) | own
+
+
+def build_encoder(config: EncoderConfig) -> "Encoder":
+    """BERT's encoder; embeddings are widened only where the sizes differ."""
+    from torch import nn
+
+    from bertsmith.model.encoder import Encoder
+
+    differ = config.embedding_width != config.width
+    widen = nn.Linear(config.embedding_width, config.width) if differ else None
+    blocks = [bert.build_block(config) for _ in range(config.layers)]
+    return Encoder(bert.build_embeddings(config, widen=widen), blocks, order=range(config.layers))
+
+
+def encoder_names(config: EncoderConfig) -> Names:
+    """BERT's names and the widening layer."""
+    widening = pair_of("embeddings.widen", "embeddings_project")
+    return bert.encoder_names(config) | (widening if config.embedding_width != config.width else {})
+
+
+def _build_generator(config: EncoderConfig, _: int) -> "MaskedLanguageHead":
+    from torch import nn
+
+    from bertsmith.model.heads import MaskedLanguageHead, Transform
+
+    # The generator's transform is an erf GELU whatever the encoder's activation.
+    norm = nn.LayerNorm(config.embedding_width, eps=config.norm_eps)
+    transform = Transform(nn.Linear(config.width, config.embedding_width), "gelu", norm)
+    return MaskedLanguageHead(transform, config.vocabulary)
+
+
+def _build_discriminator(config: EncoderConfig, _: int) -> "OutputHead":
+    from torch import nn
+
+    from bertsmith.model.heads import OutputHead, Transform
+
+    transform = Transform(nn.Linear(config.width, config.width), config.activation)
+    return OutputHead(nn.Linear(config.width, 1), reads="tokens", dropout=0.0, transform=transform)
+
+
+def _build_classifier(config: EncoderConfig, outputs: int) -> "OutputHead":
+    from torch import nn
+
+    from bertsmith.model.heads import OutputHead, Transform
+
+    transform = Transform(nn.Linear(config.width, config.width), "gelu")
+    rates = {"dropout": config.head_dropout, "dropout_before": config.head_dropout}
+    return OutputHead(nn.Linear(config.width, outputs), reads="sentence", transform=transform, **rates)
+
+
+def _build_choice(config: EncoderConfig, _: int) -> "OutputHead":
+    from torch import nn
+
+    from bertsmith.model.heads import OutputHead, Transform
+
+    assert isinstance(config, ElectraConfig)
+    transform = Transform(nn.Linear(config.width, config.width), "gelu")
+    rates = {"dropout": config.choice_dropout}
+    return OutputHead(nn.Linear(config.width, 1), reads="sentence", transform=transform, **rates)
+
+
+_GENERATOR_NAMES: Names = {
+    **pair_of("transform.dense", "generator_predictions.dense"),
+    **pair_of("transform.norm", "generator_predictions.LayerNorm"),
+    "bias": ("generator_lm_head.bias",),
+}
+
+
+def _two_layer_names(dense: str, output: str) -> Callable[[EncoderConfig], Names]:
+    return always(pair_of("transform.dense", dense) | pair_of("output", output))
+
+
+HEADS = {
+    "mlm": HeadSpec(_build_generator, always(_GENERATOR_NAMES)),
+    "replaced": HeadSpec(
+        _build_discriminator,
+        _two_layer_names("discriminator_predictions.dense", "discriminator_predictions.dense_prediction"),
+    ),
+    "classify": HeadSpec(_build_classifier, _two_layer_names("classifier.dense", "classifier.out_proj")),
+    "tag": bert.linear_head("classifier", reads="tokens"),
+    "span": bert.linear_head("qa_outputs", reads="tokens", outputs=2, rate=bert.no_rate),
+    "choice": HeadSpec(_build_choice, _two_layer_names("sequence_summary.summary", "classifier")),
+}
+
+ELECTRA = Architecture(
+    model_type="electra",
+    read_config=read_config,
+    write_config=write_config,
+    build_encoder=build_encoder,
+    encoder_names=encoder_names,
+    prefix="electra.",
+    heads=HEADS,
+    classes={
+        "ElectraForPreTraining": ("replaced",),
+        "ElectraForMaskedLM": ("mlm",),
+        "ElectraForSequenceClassification": ("classify",),
+        "ElectraForTokenClassification": ("tag",),
+        "ElectraForQuestionAnswering": ("span",),
+        "ElectraForMultipleChoice": ("choice",),
+        "ElectraModel": (),
+    },
+    initial=constant_std,
+    tied={"generator_lm_head.weight": "electra.embeddings.word_embeddings.weight"},
+)

@@ -1,0 +1,23 @@
+"""The one list of architectures; importing it does not load torch."""
+
+from bertsmith.core.errors import UserError
+from bertsmith.model.architecture import Architecture
+from bertsmith.model.architectures.albert import ALBERT
+from bertsmith.model.architectures.bert import BERT
+from bertsmith.model.architectures.distilbert import DISTILBERT
+from bertsmith.model.architectures.electra import ELECTRA
+from bertsmith.model.architectures.ernie import ERNIE
+from bertsmith.model.architectures.modernbert import MODERNBERT
+from bertsmith.model.architectures.roberta import ROBERTA
+
+ARCHITECTURES: dict[str, Architecture] = {
+    each.model_type: each for each in (BERT, ROBERTA, ALBERT, DISTILBERT, ERNIE, ELECTRA, MODERNBERT)
+}
+
+
+def architecture_of(model_type: str, *, where: str = "") -> Architecture:
+    """The architecture of this name."""
+    if model_type not in ARCHITECTURES:
+        remedy = f"bertsmith knows {', '.join(ARCHITECTURES)}"
+        raise UserError(f"unknown model_type {model_type!r}", where=where, remedy=remedy)
+    return ARCHITECTURES[model_type]

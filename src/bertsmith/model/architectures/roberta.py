@@ -1,0 +1,102 @@
+"""RoBERTa (Liu et al. 2019): BERT without segments or next sentence; positions count from the pad id on."""
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from bertsmith.model.architecture import Architecture, HeadSpec, InitialRule, Pretraining, always, pair_of
+from bertsmith.model.architectures import bert
+from bertsmith.model.encoder_config import ConfigReader, EncoderConfig
+
+if TYPE_CHECKING:
+    from bertsmith.model.encoder import Encoder
+    from bertsmith.model.heads import OutputHead
+
+
+@dataclass(frozen=True, kw_only=True)
+class RobertaConfig(EncoderConfig):
+    """A config whose padding id comes second in the vocabulary."""
+
+    pad_id: int = 1
+
+
+def first_position(config: EncoderConfig) -> int:
+    """The row of the first token in the position table (fairseq: padding id + 1)."""
+    return config.pad_id + 1
+
+
+def read_config(reader: ConfigReader) -> EncoderConfig:
+    """BERT's config, less the position rows that no token uses."""
+    values = vars(bert.read_config(reader)) | {"pad_id": reader.size("pad_token_id", 1, least=0)}
+    config = RobertaConfig(**values)
+    return replace(config, positions=config.positions - first_position(config))
+
+
+def write_config(config: EncoderConfig) -> dict[str, Any]:
+    """BERT's config with RoBERTa's count of positions."""
+    rows = config.positions + first_position(config)
+    return bert.write_config(config) | {"max_position_embeddings": rows}
+
+
+def count_parameters(config: EncoderConfig) -> int:
+    """The weights of BERT's encoder and pooler, and of the position rows that no token uses."""
+    return bert.count_parameters(config) + first_position(config) * config.embedding_width
+
+
+def build_encoder(config: EncoderConfig) -> "Encoder":
+    """BERT's encoder with shifted positions."""
+    from bertsmith.model.encoder import Encoder
+
+    embeddings = bert.build_embeddings(config, first_position=first_position(config))
+    blocks = [bert.build_block(config) for _ in range(config.layers)]
+    return Encoder(embeddings, blocks, order=range(config.layers))
+
+
+def _build_classifier(config: EncoderConfig, outputs: int) -> "OutputHead":
+    from torch import nn
+
+    from bertsmith.model.heads import OutputHead, Transform
+
+    # RoBERTa classifies from the raw sentence row through a layer of its own; its pooler was never trained.
+    transform = Transform(nn.Linear(config.width, config.width), "tanh")
+    layer = nn.Linear(config.width, outputs)
+    rates = {"dropout": config.head_dropout, "dropout_before": config.head_dropout}
+    return OutputHead(layer, reads="sentence", transform=transform, **rates)
+
+
+HEADS = {
+    "pooler": bert.pooler_head("roberta."),
+    "mlm": bert.masked_language_head("lm_head.dense", "lm_head.layer_norm", "lm_head.bias"),
+    "classify": HeadSpec(
+        _build_classifier,
+        always(pair_of("transform.dense", "classifier.dense") | pair_of("output", "classifier.out_proj")),
+    ),
+    "tag": bert.linear_head("classifier", reads="tokens"),
+    "span": bert.linear_head("qa_outputs", reads="tokens", outputs=2, rate=bert.no_rate),
+    "choice": bert.linear_head("classifier", reads="pooled", outputs=1),
+}
+
+ROBERTA = Architecture(
+    model_type="roberta",
+    read_config=read_config,
+    write_config=write_config,
+    build_encoder=build_encoder,
+    encoder_names=bert.encoder_names,
+    prefix="roberta.",
+    heads=HEADS,
+    classes={
+        "RobertaForMaskedLM": ("mlm",),
+        "RobertaForSequenceClassification": ("classify",),
+        "RobertaForTokenClassification": ("tag",),
+        "RobertaForQuestionAnswering": ("span",),
+        "RobertaForMultipleChoice": ("pooler", "choice"),
+        "RobertaModel": ("pooler",),
+    },
+    # fairseq samples from the whole normal distribution.
+    initial=lambda config: InitialRule(std=lambda _name: config.initial_std, cut=math.inf),
+    tied={
+        "lm_head.decoder.weight": "roberta.embeddings.word_embeddings.weight",
+        "lm_head.decoder.bias": "lm_head.bias",
+    },
+    pretraining=Pretraining(50_265, count_parameters, RobertaConfig),  # byte-level BPE, with special tokens
+)

@@ -1,0 +1,110 @@
+"""The fast forms of packed attention and when each is taken: a new kernel is a file and a line in `KERNELS`.
+
+Shapes: T packed tokens, H heads, K head width.
+
+Every form has the signature of `attention.reference_attention` and is tested against it. Those for a CPU and
+for everything else have files of their own; the two variable-length kernels that ship with torch for CUDA,
+flash and efficient, need only the few lines here. `torch.nn.attention.varlen` takes no dropout; the flash
+operator below it does (from torch's CUDA generator), so the operators are called directly. They differentiate
+by themselves.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from bertsmith.model.attention import EVERYTHING, Attend, AttentionRule
+from bertsmith.model.grouped_attention import grouped_attention
+from bertsmith.model.product_attention import product_attention, products_take
+from bertsmith.model.torch_internals import (
+    PackedSequences,
+    efficient_attention_varlen,
+    flash_attention_varlen,
+)
+from bertsmith.packed import Layout
+
+WIDEST_FLASH_HEAD = 256
+
+
+def flash_takes(query_THK: Tensor, _layout: Layout, _rule: AttentionRule) -> bool:
+    """Whether the flash kernel can run this query: half precision, Ampere or newer, a head width it knows."""
+    half = query_THK.dtype in (torch.bfloat16, torch.float16)
+    return query_THK.is_cuda and half and flash_fits(query_THK.shape[-1], query_THK.device)
+
+
+def flash_fits(head_width: int, device: torch.device) -> bool:
+    """Whether the flash kernel takes heads of this width on this GPU, in half precision."""
+    fits = head_width % 8 == 0 and head_width <= WIDEST_FLASH_HEAD
+    return fits and torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def flash_attention(
+    query_THK: Tensor, key_THK: Tensor, value_THK: Tensor, layout: Layout, rule: AttentionRule
+) -> Tensor:
+    """Flash attention over packed sequences; a window of -1 sees everything, as in ours."""
+    # The kernel rejects a causal flag together with a window: a window that ends at the query says the same.
+    after = 0 if rule.causal else rule.window
+    return flash_attention_varlen(
+        (query_THK, key_THK, value_THK),
+        PackedSequences(layout.starts_S1, layout.longest),
+        dropout=rule.dropout,
+        causal=rule.causal and rule.window == EVERYTHING,
+        window=(rule.window, after),
+    )
+
+
+def efficient_takes(query_THK: Tensor, _layout: Layout, rule: AttentionRule) -> bool:
+    """Whether the efficient kernel can run this: not double precision, no window, no dropout, aligned heads.
+
+    Its dropout over packed sequences is wrong in torch 2.11: every sequence gets the same mask, and the
+    backward pass another one than the forward.
+    """
+    if not query_THK.is_cuda or rule.dropout or rule.window != EVERYTHING:
+        return False
+    single = query_THK.dtype in (torch.float32, torch.bfloat16, torch.float16)
+    return single and query_THK.shape[-1] % 8 == 0
+
+
+def efficient_attention(
+    query_THK: Tensor, key_THK: Tensor, value_THK: Tensor, layout: Layout, rule: AttentionRule
+) -> Tensor:
+    """Memory-efficient attention over packed sequences, for fp32 and for GPUs without flash."""
+    operands_1THK = (query_THK[None], key_THK[None], value_THK[None])
+    packed = PackedSequences(layout.starts_S1, layout.longest)
+    return efficient_attention_varlen(operands_1THK, packed, causal=rule.causal)[0]
+
+
+# ---- which form computes what
+
+
+class Kernel(NamedTuple):
+    """One form of attention."""
+
+    takes: Callable[[Tensor, Layout, AttentionRule], bool]
+    """Whether it can compute this query and rule, and is the fastest left that can."""
+    attend: Attend
+
+
+KERNELS = {
+    # CUDA, half precision, Ampere or newer: the variable-length kernel inside torch.
+    "flash": Kernel(flash_takes, flash_attention),
+    # CUDA, single precision or an older GPU, without dropout or window.
+    "efficient": Kernel(efficient_takes, efficient_attention),
+    # CPU with MKL, training on short sequences: one pass of products where the fused kernel needs two.
+    "products": Kernel(products_take, product_attention),
+    # Everything else, also under torch.compile: sequences of like length are one dense problem.
+    "grouped": Kernel(lambda *_: True, grouped_attention),
+}
+"""In order of preference: the first that takes a query computes it."""
+
+
+def packed_attention(
+    query_THK: Tensor, key_THK: Tensor, value_THK: Tensor, layout: Layout, rule: AttentionRule
+) -> Tensor:
+    """Each token's mix of the values of its own sequence, by the fastest form that fits."""
+    for kernel in KERNELS.values():
+        if kernel.takes(query_THK, layout, rule):
+            return kernel.attend(query_THK, key_THK, value_THK, layout, rule)
+    raise AssertionError("the last kernel takes everything")

@@ -1,0 +1,127 @@
+"""The numbers of an encoder as frozen data, and the reader of the config.json they come from."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from bertsmith.core.errors import UserError
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderConfig:
+    """Sizes, activation and rates of an encoder; the defaults are those of BERT (Devlin et al. 2018)."""
+
+    model_type: str
+    vocabulary: int
+    width: int
+    layers: int
+    heads: int
+    inner: int
+    """Width inside the feed-forward layer."""
+    embedding_width: int
+    """ALBERT and ELECTRA keep narrow embeddings and widen them; elsewhere equal to `width`."""
+    positions: int
+    """The longest text the model takes, in tokens."""
+    segments: int = 2
+    task_types: int = 0
+    """ERNIE's task embeddings; 0 where there are none."""
+    activation: str = "gelu"
+    norm_eps: float = 1e-12
+    dropout: float = 0.1
+    attention_dropout: float = 0.1
+    head_dropout: float = 0.1
+    """Before the output layer of a task head."""
+    initial_std: float = 0.02
+    pad_id: int = 0
+
+
+ACTIVATION_NAMES = ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu", "swish", "tanh")
+"""What config.json may call an activation; `elementwise.py` has the functions."""
+LARGEST_SIZE = 2**24
+"""No size in any published config comes near it; a larger one is a broken or hostile file."""
+MOST_LAYERS = 1024
+LARGEST_NUMBER = 1e30
+
+
+@dataclass(slots=True)
+class ConfigReader:
+    """The keys of one config.json, and which of them were read."""
+
+    values: Mapping[str, Any]
+    where: str
+    used: set[str] = field(default_factory=set)
+
+    def size(self, key: str, default: int | None = None, *, least: int = 1, most: int = LARGEST_SIZE) -> int:
+        """A whole number within bounds; without a default the key must be there."""
+        value = self._get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            raise self._wrong(key, f"is {value!r}", f"a whole number from {least} to {most} is expected")
+        return value
+
+    def number(self, key: str, default: float) -> float:
+        """A non-negative number."""
+        value = self._get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < LARGEST_NUMBER:
+            raise self._wrong(key, f"is {value!r}", "a non-negative number is expected")
+        return float(value)
+
+    def rate(self, key: str, default: float) -> float:
+        """A fraction such as a dropout rate, from 0 to 1."""
+        value = self.number(key, default)
+        if value > 1:
+            raise self._wrong(key, f"is {value!r}", "a rate from 0 to 1 is expected")
+        return value
+
+    def word(self, key: str, default: str, *, choices: tuple[str, ...]) -> str:
+        """One of the given words."""
+        value = self._get(key, default)
+        if value not in choices:
+            raise self._wrong(key, f"is {value!r}", f"known: {', '.join(choices)}")
+        return str(value)
+
+    def activation(self, key: str, default: str) -> str:
+        """The name of an activation; a bare "gelu" is the erf form."""
+        return self.word(key, default, choices=ACTIVATION_NAMES)
+
+    def switch(self, key: str, default: bool) -> bool:
+        """True or false."""
+        value = self._get(key, default)
+        if not isinstance(value, bool):
+            raise self._wrong(key, f"is {value!r}", "true or false is expected")
+        return value
+
+    def table(self, key: str) -> Mapping[str, Any]:
+        """An object, empty where the file has none."""
+        value = self._get(key, None)
+        if value is not None and not isinstance(value, dict):
+            raise self._wrong(key, f"is {value!r}", "an object is expected")
+        return value or {}
+
+    def texts(self, key: str) -> tuple[str, ...]:
+        """A list of words, empty where the file has none."""
+        value = self._get(key, None)
+        if value is not None and not (
+            isinstance(value, list) and all(isinstance(each, str) for each in value)
+        ):
+            raise self._wrong(key, f"is {value!r}", "a list of words is expected")
+        return tuple(value or ())
+
+    def rest(self) -> dict[str, Any]:
+        """The keys nobody read: labels, notes of other tools."""
+        return {key: value for key, value in self.values.items() if key not in self.used}
+
+    def require(self, key: str, default: Any, wanted: Any) -> None:
+        """Stop at a setting that would make another model than the one we build."""
+        value = self._get(key, default)
+        if value != wanted:
+            raise self._wrong(key, f"is {value!r}", f"only {wanted!r} is supported")
+
+    def _get(self, key: str, default: Any) -> Any:
+        """The value, or the default where there is none; null is none, as in published files."""
+        self.used.add(key)
+        value = self.values.get(key)
+        return default if value is None else value
+
+    def _wrong(self, key: str, what: str, remedy: str) -> UserError:
+        what = "is missing" if self.values.get(key) is None else what
+        return UserError(f"{key} {what}", where=self.where, remedy=remedy)

@@ -1,0 +1,214 @@
+"""Model folders: a network from `config.json` and its weights under their published names, and back."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from bertsmith.core.errors import UserError
+from bertsmith.core.files import atomic_folder, read_json, write_json
+from bertsmith.model.architecture import Architecture, published_in
+from bertsmith.model.architectures.registry import architecture_of
+from bertsmith.model.checkpoint_names import canonical_tensors
+from bertsmith.model.encoder_config import ConfigReader, EncoderConfig
+from bertsmith.model.heads import OutputHead
+from bertsmith.model.network import (
+    Network,
+    add_missing_supports,
+    build_network,
+    published_names,
+)
+from bertsmith.model.tensor_files import WEIGHT_FILES, read_tensors, write_tensors
+
+SHARD_BYTES = 5_000_000_000
+NOT_KEPT = {
+    *("architectures", "dtype", "torch_dtype", "transformers_version", "model_type", "num_labels"),
+    *("_name_or_path", "auto_map"),
+}
+"""Keys of a config.json that speak of the file, not of the model, or lead to someone's code."""
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A network as it comes from a model folder."""
+
+    network: Network
+    extras: dict[str, Any] = field(default_factory=dict)
+    """What config.json says beyond the config, labels among it; written back as it was."""
+    notes: tuple[str, ...] = ()
+    """What the reader of the folder should know: weights that belong nowhere, a pooler that is not there."""
+    untrained: tuple[str, ...] = ()
+    """Heads that the folder lacked and that were freshly initialised."""
+
+    def labels(self) -> tuple[str, ...]:
+        """The names of a task head's outputs, in order."""
+        by_number = self.extras.get("id2label") or {}
+        return tuple(str(by_number[number]) for number in sorted(by_number, key=int))
+
+
+def read_model(folder: Path, *, dtype: torch.dtype = torch.float32) -> Model:
+    """The network of a Hugging Face model folder, ours or anyone's."""
+    if not folder.is_dir():
+        raise UserError("is not a folder", where=str(folder), remedy="give the folder that holds config.json")
+    remedy = "a model folder holds config.json, weights and tokenizer files"
+    config_json = read_json(folder / "config.json", remedy=remedy)
+    return model_from_tensors(config_json, read_tensors(folder), where=folder, dtype=dtype)
+
+
+def model_from_tensors(
+    config_json: Mapping[str, Any],
+    tensors: Iterable[tuple[str, Tensor]],
+    *,
+    where: Path,
+    dtype: torch.dtype = torch.float32,
+) -> Model:
+    """The network of a config.json's contents and tensors under their published names."""
+    reader = ConfigReader(config_json, str(where / "config.json"))
+    if config_json.get("model_type") is None:
+        remedy = 'add "model_type": "bert", or what the model is'
+        raise UserError("has no model_type", where=reader.where, remedy=remedy)
+    architecture = architecture_of(str(config_json["model_type"]), where=reader.where)
+    config = _read_config(architecture, reader)
+    checkpoint = canonical_tensors(tensors, architecture, config, where)
+    # A tagger and a classifier have the same published names: the class that config.json names tells which.
+    expected = [head for name in reader.texts("architectures") for head in architecture.classes.get(name, ())]
+    heads = checkpoint.heads(expected)
+    names = published_names(config, heads)
+    checkpoint.check_complete(published_in(names))
+    # On the meta device a network has sizes but takes no memory: the sizes are compared before any is taken.
+    with torch.device("meta"), _NothingInitialised():
+        network = build_network(config, heads)
+    network.load_state_dict(checkpoint.assembled(names, network.state_dict(), dtype), assign=True)
+    _check_settings(reader, heads)
+    fresh = add_missing_supports(network, torch.Generator().manual_seed(0))
+    extras = {key: value for key, value in reader.rest().items() if key not in NOT_KEPT}
+    notes = []
+    if unused := checkpoint.unused(names):
+        notes.append(f"weights that belong to no part of {architecture.model_type} were skipped: {unused}")
+    if fresh:
+        notes.append(f"not in the folder and freshly initialised, so train before use: {', '.join(fresh)}")
+    return Model(network.eval(), extras, tuple(notes), tuple(fresh))
+
+
+def write_model(folder: Path, model: Model, *, shard_bytes: int = SHARD_BYTES) -> None:
+    """Store a network so that `read_model` and transformers open it.
+
+    A new folder appears whole or not at all; in one that exists, weights are replaced before config.json.
+    """
+    network = model.network
+    config, heads = network.config, head_outputs(network)
+    architecture = architecture_of(config.model_type)
+    for one, other in combinations(sorted(heads), 2):
+        if architecture.names_of_head(one, config) & architecture.names_of_head(other, config):
+            what = f"the heads {one} and {other} of {architecture.model_type} go by the same published names"
+            raise UserError(what, remedy="remove one of them and save again")
+    ours = network.state_dict()
+    tensors: dict[str, Tensor] = {}
+    for name, theirs in published_names(config, heads).items():
+        # Clones: a file must not store one memory twice, nor the rest of a view's memory.
+        parts = [part.clone() for part in ours[name].detach().cpu().contiguous().chunk(len(theirs))]
+        tensors |= dict(zip(theirs, parts, strict=True))
+    classes = _published_classes(architecture, config, set(heads))
+    if classes == [_bare_class(architecture)]:  # the prefix tells an encoder from its heads: here are none
+        tensors = {name.removeprefix(architecture.prefix): tensor for name, tensor in tensors.items()}
+    config_json = {
+        **model.extras,
+        **_label_keys(model, heads),
+        **architecture.write_config(config),
+        "dtype": str(next(network.parameters()).dtype).removeprefix("torch."),
+        "architectures": classes,
+    }
+    with atomic_folder(folder, replaces=WEIGHT_FILES) as fresh:
+        write_json(fresh / "config.json", config_json)
+        write_tensors(fresh, tensors, shard_bytes)
+
+
+def head_outputs(network: Network) -> dict[str, int]:
+    """The heads of a network and the number of their outputs (0 where the head is no output layer)."""
+    return {
+        name: head.output.out_features if isinstance(head, OutputHead) else 0
+        for name, head in network.heads.items()
+    }
+
+
+# ---- reading
+
+
+class _NothingInitialised(TorchFunctionMode):
+    """Modules come without initial weights: to sample them on the meta device, torch loads its compiler."""
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        named = kwargs or {}
+        initialises = getattr(function, "__module__", "") == torch.nn.init.__name__
+        return named["tensor"] if initialises else function(*args, **named)
+
+
+def _read_config(architecture: Architecture, reader: ConfigReader) -> EncoderConfig:
+    config = architecture.read_config(reader)
+    if config.width % config.heads:
+        what = f"{config.heads} attention heads do not divide a width of {config.width}"
+        raise UserError(what, where=reader.where, remedy="correct the two numbers")
+    if config.positions < 1:
+        what = "max_position_embeddings leaves no position"
+        raise UserError(what, where=reader.where, remedy="correct it")
+    return config
+
+
+def _check_settings(reader: ConfigReader, heads: Mapping[str, int]) -> None:
+    """Stop at settings that do not fit the heads found: an untied decoder, labels of another number."""
+    if "mlm" in heads:
+        reader.require("tie_word_embeddings", True, True)
+    labels = reader.values.get("id2label") or {}
+    if not isinstance(labels, dict) or not all(str(number).isdecimal() for number in labels):
+        what = f"id2label is {labels!r}"
+        raise UserError(what, where=reader.where, remedy='write it as {"0": "first label", ...}')
+    outputs = heads.get("classify") or heads.get("tag")
+    if outputs and labels and len(labels) != outputs:
+        what = f"id2label names {len(labels)} labels but the head has {outputs} outputs"
+        raise UserError(what, where=reader.where, remedy="name each output once")
+
+
+# ---- writing
+
+
+def _published_classes(architecture: Architecture, config: EncoderConfig, heads: set[str]) -> list[str]:
+    """The published classes that together name these heads, the ones that settle doubts first."""
+    names = {head: architecture.names_of_head(head, config) for head in architecture.heads}
+
+    def rank(name: str) -> tuple[bool, int]:
+        held = architecture.classes[name]
+        doubtful = any(names[head] & names[other] for head in held for other in names if other != head)
+        return (not doubtful, -len(held))
+
+    chosen: list[str] = []
+    left = set(heads)
+    # A class may also name a pooler that is not there: readers initialise one, as for any such folder.
+    fitting = [name for name, held in architecture.classes.items() if set(held) <= heads | {"pooler"}]
+    for name in sorted(fitting, key=rank):
+        if left & set(architecture.classes[name]) and not (chosen and name == _bare_class(architecture)):
+            chosen.append(name)
+            left -= set(architecture.classes[name])
+    return chosen or [_bare_class(architecture)]
+
+
+def _bare_class(architecture: Architecture) -> str:
+    return next(name for name in architecture.classes if name.endswith("Model"))
+
+
+def _label_keys(model: Model, heads: Mapping[str, int]) -> dict[str, Any]:
+    """id2label and its inverse for a task head without labels: readers take its size from them."""
+    outputs = heads.get("classify") or heads.get("tag")
+    if not outputs or len(model.labels()) == outputs:
+        return {}
+    labels = [f"LABEL_{number}" for number in range(outputs)]
+    return {
+        "id2label": {str(number): label for number, label in enumerate(labels)},
+        "label2id": {label: number for number, label in enumerate(labels)},
+    }

@@ -1,0 +1,202 @@
+"""Every private or undocumented name of torch that bertsmith uses, under a name that says what it does.
+
+torch may change any of these in a minor version. `pyproject.toml` caps the versions that were tried, and
+`tests/unit/model/test_torch_internals.py` names what another one broke, also for the kernels of a GPU.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.backends import mkl, mkldnn
+
+# ---- what this build and this CPU can do
+
+
+def has_mkl() -> bool:
+    """Whether torch computes with MKL here."""
+    return bool(mkl.is_available())  # type: ignore[no-untyped-call]
+
+
+def has_onednn() -> bool:
+    """Whether torch computes with oneDNN here."""
+    return bool(mkldnn.is_available())  # type: ignore[no-untyped-call]
+
+
+def onednn_is_enabled() -> bool:
+    """Whether oneDNN may compute, which torch itself gives up on some CPUs."""
+    return bool(torch._C._get_mkldnn_enabled())
+
+
+def enable_onednn(enabled: bool) -> None:
+    """Let oneDNN compute, or not."""
+    torch._C._set_mkldnn_enabled(enabled)
+
+
+def new_memory_is_filled() -> bool:
+    """Whether deterministic mode fills memory that was not written yet."""
+    return bool(torch._C._get_deterministic_fill_uninitialized_memory())
+
+
+def fill_new_memory(filled: bool) -> None:
+    """Let deterministic mode fill memory that was not written yet, or not."""
+    torch._C._set_deterministic_fill_uninitialized_memory(filled)
+
+
+def has_bf16_products() -> bool:
+    """Whether this CPU multiplies in bf16; one that emulates it is a hundred times slower."""
+    return has_onednn() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def has_int8_products() -> bool:
+    """Whether this CPU multiplies 8-bit numbers four at a time (VNNI); without that, fp32 is faster."""
+    return bool(torch.cpu._is_vnni_supported())
+
+
+# ---- attention
+
+
+class PackedSequences(NamedTuple):
+    """Where packed sequences start [S + 1], and the length of the longest."""
+
+    starts_S1: Tensor
+    longest: int
+
+
+def flash_attention_for_cpu(
+    query: Tensor, key: Tensor, value: Tensor, *, causal: bool, bias: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """The mix of dense sequences and the logarithm of each softmax's denominator; no dropout."""
+    mixed: tuple[Tensor, Tensor] = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        query, key, value, 0.0, causal, attn_mask=bias
+    )
+    return mixed
+
+
+def flash_attention_for_cpu_backward(
+    operands: tuple[Tensor, Tensor, Tensor],
+    saved: tuple[Tensor, Tensor, Tensor],
+    *,
+    causal: bool,
+    bias: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of (query, key, value), given (gradient, mix, denominators)."""
+    gradient, mixed, normalisers = saved
+    gradients: tuple[Tensor, Tensor, Tensor]
+    gradients = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+        gradient, *operands, mixed, normalisers, 0.0, causal, attn_mask=bias
+    )
+    return gradients
+
+
+def softmax_backward(gradient: Tensor, probabilities: Tensor) -> Tensor:
+    """The gradient of the scores whose softmax over the last axis these probabilities are."""
+    return torch._softmax_backward_data(gradient, probabilities, -1, probabilities.dtype)
+
+
+def flash_attention_varlen(
+    operands: tuple[Tensor, Tensor, Tensor],
+    packed: PackedSequences,
+    *,
+    dropout: float,
+    causal: bool,
+    window: tuple[int, int],
+) -> Tensor:
+    """Flash attention over packed sequences on CUDA; a window of -1 to a side sees everything there."""
+    starts, longest = packed
+    mixed_THK: Tensor = torch.ops.aten._flash_attention_forward(
+        *(*operands, starts, starts, longest, longest, dropout, causal, False),
+        window_size_left=window[0],
+        window_size_right=window[1],
+    )[0]
+    return mixed_THK
+
+
+def efficient_attention_varlen(
+    operands: tuple[Tensor, Tensor, Tensor], packed: PackedSequences, *, causal: bool
+) -> Tensor:
+    """Memory-efficient attention over packed sequences on CUDA [1, T, H, K]; no dropout, no window."""
+    starts, longest = packed
+    mixed_1THK: Tensor = torch.ops.aten._efficient_attention_forward(
+        *operands, None, starts, starts, longest, longest, 0.0, int(causal), True
+    )[0]
+    return mixed_1THK
+
+
+# ---- oneDNN's linear layers, for weights that do not change any more
+
+
+def pack_linear_weight(weight_OI: Tensor) -> Tensor:
+    """The weight as oneDNN reads it fastest."""
+    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight_OI)
+    return packed
+
+
+def packed_linear(
+    values_TI: Tensor, weight: Tensor, bias_O: Tensor | None, activation: str = "none", form: str = ""
+) -> Tensor:
+    """The product with a packed weight, with an activation computed on the way out."""
+    product: Tensor = torch.ops.mkldnn._linear_pointwise(values_TI, weight, bias_O, activation, [], form)
+    return product
+
+
+def packed_linear_plus(
+    values_TI: Tensor, residual_TO: Tensor, weight: Tensor, bias_O: Tensor | None
+) -> Tensor:
+    """The product with a packed weight, with a residual added on the way out."""
+    added: Tensor = torch.ops.mkldnn._linear_pointwise.binary(values_TI, residual_TO, weight, bias_O, "add")
+    return added
+
+
+def pack_int8_weight(weight_OI: Tensor) -> Tensor:
+    """An 8-bit weight as oneDNN reads it fastest."""
+    packed: Tensor = torch.ops.onednn.qlinear_prepack(weight_OI, None)
+    return packed
+
+
+class Quantized(NamedTuple):
+    """8-bit values with the size of a step and the value that stands for 0."""
+
+    values_TI: Tensor
+    scale: float
+    zero: int
+
+
+class QuantizedWeight(NamedTuple):
+    """A packed 8-bit weight with a scale and a zero for each output, and the bias."""
+
+    weight: Tensor
+    scales_O: Tensor
+    zeros_O: Tensor
+    bias_O: Tensor | None
+
+
+def int8_linear(
+    inputs: Quantized,
+    weight: QuantizedWeight,
+    output: tuple[float, int, torch.dtype],
+    activation: str = "none",
+    form: str = "",
+) -> Tensor:
+    """The product of 8-bit values in the output's (scale, zero, type), activated on the way out."""
+    product: Tensor = torch.ops.onednn.qlinear_pointwise(*inputs, *weight, *output, activation, [], form)
+    return product
+
+
+# ---- the compiler
+
+
+def mark_dynamic(tensor: Tensor) -> None:
+    """Tell the compiler that the first size differs from call to call, before it takes it for a constant."""
+    torch._dynamo.maybe_mark_dynamic(tensor, 0)
+
+
+# ---- one operation over a list of tensors, in one kernel on a GPU
+
+foreach_add_ = torch._foreach_add_
+foreach_addcmul_ = torch._foreach_addcmul_
+foreach_div = torch._foreach_div
+foreach_lerp_ = torch._foreach_lerp_
+foreach_mul_ = torch._foreach_mul_
+foreach_norm = torch._foreach_norm
+foreach_sqrt = torch._foreach_sqrt

@@ -1,0 +1,208 @@
+"""How a recipe runs on the machine at hand: what "auto" comes to, what it needs, and what it chose."""
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from bertsmith.core.errors import UserError
+from bertsmith.model.network import Network
+from bertsmith.recipe.schema import Recipe, Stage
+from bertsmith.training.distributed import World
+from bertsmith.training.memory import TrainingLoad, estimate_memory, gibibytes, largest_micro_batch
+
+CPU_MICRO_TOKENS = 8_192
+GPU_MICRO_TOKENS = 65_536
+"""Larger forward passes are not faster any more."""
+CPU_MICRO_OPERATIONS = 4e11
+"""Some seconds on a few slow cores: a wish to stop is heard only between two passes."""
+GPU_LOADER_WORKERS = 4
+GPU_EVALUATION_SEQUENCES, CPU_EVALUATION_SEQUENCES = 2048, 128
+"""A look at the held-out documents should take seconds: twelve of them must fit into a run of minutes."""
+GPU_MULTIPLE, CPU_MULTIPLE = 64, 8
+"""Token counts are rounded up to these by a filler sequence: matrix units like round numbers."""
+
+MEMORY_OF_LINUX = Path("/proc/meminfo")
+
+Precision = Literal["fp32", "bf16"]
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """The answers to a recipe's "auto"s."""
+
+    precision: Precision
+    compiled: bool
+    deterministic: bool
+    micro_tokens: int
+    multiple: int
+    loader_workers: int
+    evaluation_sequences: int
+    notes: tuple[str, ...]
+
+
+def fit_machine(
+    recipe: Recipe, network: Network, world: World, *, micro_tokens_before: int | None = None
+) -> Machine:
+    """What "auto" means here; raises where the recipe cannot fit into memory.
+
+    A resumed run keeps its micro-batches where they still fit: other ones would round differently.
+    """
+    run, on_gpu = recipe.run, world.device.type == "cuda"
+    precision: Precision = run.precision if run.precision != "auto" else "bf16" if on_gpu else "fp32"
+    workers = run.loader_workers if run.loader_workers != "auto" else _workers(world) if on_gpu else 0
+    load = _load(recipe, network, world, precision)
+    wanted = micro_tokens_before or (GPU_MICRO_TOKENS if on_gpu else _cpu_micro_tokens(network, load))
+    micro_tokens, memory = _micro_tokens(recipe, load, world, wanted)
+    compiled = run.compile == "on" or (run.compile == "auto" and on_gpu)
+    deterministic = run.deterministic == "on" or (run.deterministic == "auto" and not on_gpu)
+    place = f"{world.size} process{'es' if world.size > 1 else ''} on {world.device.type}"
+    how = f"{place}, {precision}, {'compiled' if compiled else 'not compiled'}"
+    bits = "the same bits each time" if deterministic else "last bits may differ from run to run"
+    return Machine(
+        precision=precision,
+        compiled=compiled,
+        deterministic=deterministic,
+        micro_tokens=micro_tokens,
+        multiple=GPU_MULTIPLE if on_gpu else CPU_MULTIPLE,
+        loader_workers=workers,
+        evaluation_sequences=_evaluation_sequences(recipe, world),
+        notes=(f"{how}; {bits}", memory),
+    )
+
+
+def choices(recipe: Recipe) -> list[str]:
+    """Where sources disagree or the recipe deviates, what it does, in words."""
+    batch, optim = recipe.batch, recipe.optim
+    size = (
+        f"{batch.sequences:,} sequences a step"
+        if batch.by == "sequences"
+        else f"{batch.tokens:,} tokens a step (a deviation: published are sequences)"
+    )
+    adam = f"{optim.algorithm} {'with' if optim.bias_correction else 'without'} bias correction"
+    masking = f"{recipe.masking.masks} masks by {recipe.masking.unit}, {recipe.masking.count} count"
+    return [
+        f"{recipe.name}: {size}, pairs {recipe.examples.pairs}, {masking}",
+        f"{adam}, {optim.schedule} learning-rate line, {recipe.model.activation}",
+    ]
+
+
+def _evaluation_sequences(recipe: Recipe, world: World) -> int:
+    if recipe.run.evaluation_sequences != "auto":
+        return recipe.run.evaluation_sequences
+    return GPU_EVALUATION_SEQUENCES if world.device.type == "cuda" else CPU_EVALUATION_SEQUENCES
+
+
+def _workers(world: World) -> int:
+    return max(1, min(GPU_LOADER_WORKERS, (os.cpu_count() or 1) // world.size - 1))
+
+
+def _load(recipe: Recipe, network: Network, world: World, precision: Precision) -> TrainingLoad:
+    hungriest = max(recipe.examples.stages, key=lambda stage: stage.length)
+    parameters = sum(parameter.numel() for parameter in network.parameters())
+    shared = world.size if recipe.run.parallel == "fsdp" else 1
+    return TrainingLoad(
+        config=network.config,
+        parameters=parameters // shared,
+        longest=hungriest.length,
+        predicted_fraction=_predicted_fraction(recipe, hungriest),
+        device="cuda" if world.device.type == "cuda" else "cpu",
+        precision=precision,
+        recompute=recipe.run.recompute,
+    )
+
+
+def _predicted_fraction(recipe: Recipe, stage: Stage) -> float:
+    if recipe.examples.objective != "masked":
+        return 1.0
+    return min(recipe.masking.rate * 1.2, stage.predictions / stage.length * 1.2)
+
+
+def _micro_tokens(recipe: Recipe, load: TrainingLoad, world: World, wanted: int) -> tuple[int, str]:
+    """Tokens in one forward pass, and a line about the memory that this takes."""
+    free = _free_bytes(world)
+    if recipe.batch.micro_tokens == "auto":
+        # A sequence never goes without its filler.
+        least = load.longest + max(GPU_MULTIPLE, CPU_MULTIPLE)
+        fitting = max(least, min(wanted, largest_micro_batch(load, free_bytes=free)))
+        tokens = _least(fitting, world)  # a step has as many forward passes on every rank
+    else:
+        tokens = recipe.batch.micro_tokens
+    needed = estimate_memory(load, tokens).total
+    if needed > free:
+        what = f"{tokens} tokens need about {gibibytes(needed)}, and {gibibytes(free)} are free"
+        remedy = "set batch.micro_tokens to auto, or run.recompute to true"
+        raise UserError(what, where="batch.micro_tokens", remedy=remedy)
+    return (
+        tokens,
+        f"memory: about {gibibytes(needed)} of {gibibytes(free)}, for {tokens:,} tokens in a forward pass",
+    )
+
+
+def _cpu_micro_tokens(network: Network, load: TrainingLoad) -> int:
+    """As many tokens, a power of two, as a CPU gets through in seconds."""
+    predicted = round(load.longest * load.predicted_fraction)
+    operations = flops_per_step(network, tokens=load.longest, sequences=1, predicted=predicted)
+    affordable = int(CPU_MICRO_OPERATIONS / operations * load.longest)
+    return min(CPU_MICRO_TOKENS, 1 << max(0, affordable.bit_length() - 1))
+
+
+def _least(number: int, world: World) -> int:
+    """The smallest of the ranks' numbers."""
+    return int(min(world.sum([float(number) if rank == world.rank else 0.0 for rank in range(world.size)])))
+
+
+def _free_bytes(world: World) -> int:
+    if world.device.type == "cuda":
+        return torch.cuda.mem_get_info(world.device)[0]
+    # What Linux could hand out; what it calls free leaves out all that only caches files.
+    if MEMORY_OF_LINUX.is_file():
+        known = dict(line.split(":", 1) for line in MEMORY_OF_LINUX.read_text().splitlines())
+        return int(known["MemAvailable"].split()[0]) * 1024
+    pages = os.sysconf("SC_PHYS_PAGES") if "SC_PHYS_PAGES" in os.sysconf_names else 1 << 22
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+PEAK_FLOPS = {
+    # Dense bf16 with fp32 accumulation, from the vendors' data sheets.
+    "H200": 989e12,
+    "H100 PCIe": 756e12,
+    "H100": 989e12,
+    "B200": 2250e12,
+    "A100": 312e12,
+    "L40S": 362e12,
+    "L4": 121e12,
+    "A10": 125e12,
+    "RTX 4090": 165e12,
+    "RTX 3090": 71e12,
+}
+"""By words of torch's name for the GPU; longer names first where one begins with another."""
+
+
+def flops_per_step(network: Network, *, tokens: int, sequences: int, predicted: int) -> float:
+    """Multiplications and additions of a forward and a backward pass; recomputation is not counted."""
+    config = network.config
+    width, of_queries = config.width, 3 * config.width**2
+    of_rest = width**2 + 2 * width * config.inner
+    # The last layer mixes all tokens, but continues with predicted ones and, for pairs, one of each sequence.
+    wanted = predicted + (sequences if {"nsp", "sop"} & set(network.heads) else 0)
+    weights = config.layers * of_queries * tokens + of_rest * ((config.layers - 1) * tokens + wanted)
+    pairs = config.layers * tokens * (tokens / max(1, sequences))
+    words = (width * config.embedding_width + config.embedding_width * config.vocabulary) * predicted
+    # A weight costs 2 operations forward and 4 backward; scores and mix cost 4 x width a pair of tokens.
+    return 6 * (weights + words) + 12 * width * pairs
+
+
+def peak_of(device: torch.device) -> float | None:
+    """The published bf16 peak of this GPU, or None where it is not known."""
+    if device.type != "cuda":
+        return None
+    return peak_by_name(torch.cuda.get_device_name(device))
+
+
+def peak_by_name(name: str) -> float | None:
+    """The published bf16 peak of the GPU of this name; an L40 is no L4, and an RTX A1000 no A100."""
+    return next((peak for known, peak in PEAK_FLOPS.items() if re.search(rf"\b{known}\b", name)), None)

@@ -1,0 +1,177 @@
+"""What a run begins with: a freshly drawn network, or one from a model folder with what it lacks."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from pydantic import ValidationError
+from torch import nn
+
+from bertsmith.core.errors import UserError
+from bertsmith.core.files import read_json
+from bertsmith.core.seeds import key_of
+from bertsmith.corpus.token_store import TokenStore, tokenizer_hash
+from bertsmith.model.architectures.registry import architecture_of
+from bertsmith.model.encoder_config import ConfigReader, EncoderConfig
+from bertsmith.model.heads import MaskedLanguageHead
+from bertsmith.model.model_folder import read_model
+from bertsmith.model.network import Network, add_fresh_head, new_network
+from bertsmith.objectives.pretraining_objective import PairHead
+from bertsmith.recipe.schema import ModelSection, Recipe
+from bertsmith.recipe.validation_errors import user_error
+from bertsmith.text.extend_vocabulary import new_words, read_words, with_words
+from bertsmith.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class InitialModel:
+    """A network to train, with what the user should know of it."""
+
+    network: Network
+    notes: tuple[str, ...] = ()
+
+
+def pair_head_of(recipe: Recipe) -> PairHead:
+    """Which sentence-pair head the recipe trains."""
+    return recipe.examples.pairs if recipe.examples.pairs in ("nsp", "sop") else "none"
+
+
+def build_initial_model(recipe: Recipe, store: TokenStore) -> InitialModel:
+    """The network that the recipe asks for, for the store's vocabulary."""
+    stream = torch.Generator().manual_seed(key_of(recipe.run.seed, "initial weights"))
+    if recipe.start.model == "scratch":
+        config = encoder_config_of(recipe.model, store.tokenizer())
+        return InitialModel(new_network(config, _heads(recipe), stream))
+    return _adapted(recipe, store, stream)
+
+
+def encoder_config_of(model: ModelSection, tokenizer: Tokenizer) -> EncoderConfig:
+    """The encoder config of a new network for this vocabulary."""
+    return model.encoder_config(tokenizer.vocabulary_size, pad_id=tokenizer.pad_id)
+
+
+def with_true_model(recipe: Recipe) -> Recipe:
+    """The recipe with the true architecture: that of the model folder it starts from, where there is one."""
+    if recipe.start.model == "scratch":
+        _check_words_have_a_model(recipe)
+        return recipe
+    folder = Path(recipe.start.model).expanduser()
+    config_json = read_json(folder / "config.json", remedy="give --from a model folder")
+    config = architecture_of(str(config_json.get("model_type")), where=str(folder)).read_config(
+        ConfigReader(config_json, str(folder / "config.json"))
+    )
+    values = {**recipe.model_dump(), "model": model_section_of(config).model_dump()}
+    try:
+        return Recipe.model_validate(values)
+    except ValidationError as error:
+        raise user_error(error, values, {f"model.{key}": str(folder) for key in values["model"]}) from error
+
+
+def model_section_of(config: EncoderConfig) -> ModelSection:
+    """The recipe's words for a model folder's encoder config, so that a run's recipe.toml tells the truth."""
+    return ModelSection.model_validate(
+        {
+            "type": config.model_type,
+            "embedding_width": "width" if config.embedding_width == config.width else config.embedding_width,
+            "activation": "gelu" if config.activation == "gelu" else "gelu_new",
+            **{
+                name: getattr(config, name)
+                for name in ("layers", "width", "heads", "inner", "positions", "segments", "task_types")
+            },
+            **{
+                name: getattr(config, name)
+                for name in ("dropout", "attention_dropout", "norm_eps", "initial_std")
+            },
+        }
+    )
+
+
+def _check_words_have_a_model(recipe: Recipe) -> None:
+    if recipe.start.add_words != "none":
+        what = "words are added to the vocabulary of a model, and this run starts from scratch"
+        where = f"--add-words {recipe.start.add_words}"
+        raise UserError(what, where=where, remedy="give --from that model's folder, or leave the words out")
+
+
+def _heads(recipe: Recipe) -> dict[str, int]:
+    pair = pair_head_of(recipe)
+    if pair == "none":
+        return {"mlm": 0}
+    plans = architecture_of(recipe.model.type).heads
+    if pair not in plans:
+        what = f"{recipe.model.type} has no {pair} head"
+        raise UserError(what, where="recipe: examples.pairs", remedy="choose full-sentences or another model")
+    return {**{support: 0 for support in plans[pair].needs}, "mlm": 0, pair: 2}
+
+
+def _adapted(recipe: Recipe, store: TokenStore, stream: torch.Generator) -> InitialModel:
+    folder = Path(recipe.start.model).expanduser()
+    model, tokenizer = read_model(folder), Tokenizer.load(folder)
+    notes = list(model.notes)
+    if recipe.start.add_words != "none":
+        words = read_words(Path(recipe.start.add_words).expanduser())
+        extended = with_words(tokenizer, words)
+        notes.append(grow_for_words(model.network, tokenizer, extended, words))
+        tokenizer = extended
+    _check_same_vocabulary(tokenizer, store, recipe)
+    wanted = _heads(recipe)
+    for unwanted in set(model.network.heads) - set(wanted):
+        del model.network.heads[unwanted]
+    for head, outputs in wanted.items():
+        if head not in model.network.heads or head in model.untrained:
+            notes.append(f"the head {head} is not in the folder: it starts from fresh weights")
+            if head not in model.network.heads:
+                add_fresh_head(model.network, head, outputs, stream)
+    return InitialModel(model.network, tuple(dict.fromkeys(notes)))
+
+
+def _check_same_vocabulary(tokenizer: Tokenizer, store: TokenStore, recipe: Recipe) -> None:
+    if tokenizer_hash(tokenizer) != store.tokenizer_hash:
+        what = f"the store was tokenised with another vocabulary than {recipe.start.model}'s"
+        source = "--vocab (and --add-words) of that model"
+        raise UserError(what, where=str(store.folder), remedy=f"make the store again with {source}")
+
+
+def grow_for_words(network: Network, before: Tokenizer, after: Tokenizer, words: Sequence[str]) -> str:
+    """Give each new word the mean of its former pieces' embeddings; a note of what was done."""
+    fresh = new_words(before, words)
+    if after.vocabulary_size > network.config.vocabulary:
+        _grow(network, after.vocabulary_size)
+    table_VE = network.encoder.embeddings.words.weight
+    bias_V = _decoder_bias(network)
+    with torch.no_grad():
+        for word in fresh:
+            pieces = [number for number in before.encode(word).ids if number not in before.special_ids]
+            rows = torch.tensor(pieces or [before.unknown_id])
+            table_VE[after.id(word)] = table_VE[rows].mean(0)
+            if bias_V is not None:
+                bias_V[after.id(word)] = bias_V[rows].mean()
+    behind = after.vocabulary_size - before.vocabulary_size
+    return (
+        f"{len(fresh)} words added, {len(fresh) - behind} of them in [unused] slots, {behind} behind the end"
+    )
+
+
+def _grow(network: Network, entries: int) -> None:
+    words = network.encoder.embeddings.words
+    longer = nn.Embedding(entries, words.embedding_dim)
+    longer.to(words.weight)
+    with torch.no_grad():
+        longer.weight.zero_()
+        longer.weight[: words.num_embeddings] = words.weight
+    network.encoder.embeddings.words = longer
+    bias_V = _decoder_bias(network)
+    if bias_V is not None:
+        longer_bias = bias_V.new_zeros(entries)
+        longer_bias[: bias_V.shape[0]] = bias_V.detach()
+        network.heads["mlm"].bias = nn.Parameter(longer_bias)
+    network.config = replace(network.config, vocabulary=entries)
+
+
+def _decoder_bias(network: Network) -> nn.Parameter | None:
+    if "mlm" not in network.heads:
+        return None
+    head = network.heads["mlm"]
+    assert isinstance(head, MaskedLanguageHead)
+    return head.bias

@@ -1,0 +1,595 @@
+"""The pre-training job: from a recipe, a store and a folder to a model, through any interruptions.
+
+Read from top to bottom: what was asked for, how a run is set up or resumed, the loop over its steps, what
+is done after a step (metrics, evaluation, checkpoints, rollbacks), and the finished model.
+"""
+
+import itertools
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from bertsmith.core.errors import UserError
+from bertsmith.core.files import read_json, write_json, write_text
+from bertsmith.corpus.token_store import TokenStore
+from bertsmith.data.data_loader import PretrainingDataset, StepBatches, StepIndex, load_steps
+from bertsmith.model.encoder import Block
+from bertsmith.model.network import Network
+from bertsmith.objectives.pretraining_objective import Counts, PretrainingObjective, attention_of
+from bertsmith.pretraining.budget import Budget
+from bertsmith.pretraining.hardware import Machine, choices, fit_machine, flops_per_step, peak_of
+from bertsmith.pretraining.held_out import (
+    METRICS,
+    HeldOutSet,
+    evaluate,
+    held_out_set,
+    means_of,
+    unigram_entropy,
+)
+from bertsmith.pretraining.initial_model import build_initial_model, pair_head_of, with_true_model
+from bertsmith.pretraining.pretrained_model import (
+    RunFacts,
+    check_weights_are_finite,
+    whole_network,
+    write_results,
+)
+from bertsmith.recipe.load import differences, load_recipe, recipe_text
+from bertsmith.recipe.schema import Recipe
+from bertsmith.training.callbacks import ProgressCallback, StopRequested
+from bertsmith.training.checkpoint import (
+    SavedState,
+    TrainingState,
+    latest_state,
+    load_checkpoint,
+    save_checkpoint,
+)
+from bertsmith.training.curves import draw_curves
+from bertsmith.training.determinism import same_bits
+from bertsmith.training.distributed import World, share_work, start_world, stop_world
+from bertsmith.training.journal import METRICS_FILE, RunJournal, read_metrics, write_versions
+from bertsmith.training.optimizers import build_optimizer
+from bertsmith.training.run_folder import RunFolder
+from bertsmith.training.schedules import pretraining_rate
+from bertsmith.training.trainer import (
+    Cadence,
+    Clock,
+    Due,
+    GradientGuard,
+    Progress,
+    StepInput,
+    StepReport,
+    Trainer,
+    training_steps,
+)
+
+EVALUATIONS = 10
+"""How often an "auto" run is evaluated on the held-out documents between its two ends."""
+SECONDS_BETWEEN_PLOTS = 60.0
+STORE_FILE, PLANS = "store.json", "plans"
+FREE_KEYS = {
+    f"run.{key}"
+    for key in (
+        *("loader_workers", "log_every_steps", "evaluate_every_steps", "evaluation_sequences", "device"),
+        *("save_every_steps", "save_every_minutes", "keep_last", "keep_at", "parallel"),
+    )
+}
+"""What may change when a run resumes: none of these touches what is learned, beyond rounding."""
+
+
+# ---- from the command to the result
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What was asked for."""
+
+    recipe: Recipe
+    store: Path
+    out: Path
+
+
+@dataclass(frozen=True, slots=True)
+class PretrainingResult:
+    """How a run ended."""
+
+    folder: Path
+    state: Literal["finished", "stopped"]
+    steps: int
+    tokens: int
+    seconds: float
+    held_out: dict[str, float]
+    saved_step: int
+    """Where the same command would resume, or 0."""
+    main_process: bool
+
+
+def pretrain(recipe: Recipe, *, store: Path, out: Path, callback: ProgressCallback) -> PretrainingResult:
+    """Pre-train as the recipe says; a run found in `out` resumes where it was saved last."""
+    world, folder = start_world(recipe.run.device), run_folder(out)
+    try:
+        true_recipe, opened = with_true_model(recipe), TokenStore.open(store)
+        world.on_main(lambda: _check_same_run(folder, true_recipe, opened))
+        if folder.finished:
+            return _finished_before(folder, world, callback)
+        # A function of its own, so that the network shared by the processes is gone before they disconnect:
+        # what gloo still holds for it is otherwise freed with Python's lock held, and may wait for ever.
+        return _run_to_its_end(Request(recipe, store, out), folder, world, callback)
+    finally:
+        stop_world(world)
+
+
+def _run_to_its_end(
+    request: Request, folder: RunFolder, world: World, callback: ProgressCallback
+) -> PretrainingResult:
+    on_signal = callback.on_signal if world.main else lambda _: None
+    with folder.locked(world), StopRequested(on_signal) as stop:
+        run, state = set_up(request, world, callback)
+        with (
+            same_bits(run.machine.deterministic),
+            RunJournal(folder.path, world, resume_step=state.progress.step) as journal,
+        ):
+            ending = _train(run, state, journal, stop)
+            _finish(run, state, journal, ending)
+    progress = state.progress
+    return PretrainingResult(
+        folder=folder.path,
+        state=ending,
+        steps=progress.step,
+        tokens=progress.tokens,
+        seconds=progress.seconds,
+        held_out=state.held_out,
+        saved_step=state.saved_step,
+        main_process=world.main,
+    )
+
+
+def run_folder(out: Path) -> RunFolder:
+    """The folder of a pre-training run; its model is the last thing that it writes."""
+    early = frozenset({STORE_FILE, "versions.json", "source.sha256"})
+    return RunFolder(out, "recipe.toml", "model/config.json", early_files=early, caches=(PLANS,))
+
+
+def _check_same_run(folder: RunFolder, recipe: Recipe, store: TokenStore) -> None:
+    """Raise if the folder holds a run with another recipe or store, or something that is no run."""
+    folder.check_no_unknown_files()
+    if not folder.begun:
+        return
+    found = differences(load_recipe(folder.config).model_dump(), recipe.model_dump())
+    if changed := [each for each in found if each.key not in FREE_KEYS]:
+        what = f"the run there has another recipe: {'; '.join(map(str, changed))}"
+        remedy = "give --out a new folder, or take the change back"
+        raise UserError(what, where=str(folder.config), remedy=remedy)
+    store_file = folder.path / STORE_FILE
+    if read_json(store_file, remedy="start the run anew in another folder").get("hash") != store.hash:
+        what = "the run there was started with another store"
+        remedy = f"give --store the same folder as before, not {store.folder}"
+        raise UserError(what, where=str(store_file), remedy=remedy)
+
+
+def _finished_before(folder: RunFolder, world: World, callback: ProgressCallback) -> PretrainingResult:
+    """What a finished run came to; nothing is done."""
+    newest = {line["kind"]: line for line in read_metrics(folder.path)}
+    if not newest.keys() >= {"train", "held-out"}:
+        remedy = "restore it from model/, or train anew in another folder"
+        where = str(folder.path / METRICS_FILE)
+        raise UserError("is gone or empty, though the run is finished", where=where, remedy=remedy)
+    last, held_out = newest["train"], newest["held-out"]
+    if world.main:
+        callback.on_message(f"{folder.path} is finished already: nothing is left to do")
+    return PretrainingResult(
+        folder=folder.path,
+        state="finished",
+        steps=last["step"],
+        tokens=last["tokens"],
+        seconds=last["seconds"],
+        held_out={name: held_out[name] for name in METRICS if name in held_out},
+        saved_step=last["step"],
+        main_process=world.main,
+    )
+
+
+# ---- setting up a run, or resuming one
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What stays the same from a run's first step to its last."""
+
+    recipe: Recipe
+    store: TokenStore
+    folder: RunFolder
+    network: Network
+    trainer: Trainer
+    budget: Budget
+    machine: Machine
+    train_data: PretrainingDataset
+    held_out_data: PretrainingDataset
+    callback: ProgressCallback
+    notes: tuple[str, ...]
+    held_out_sets: dict[int, HeldOutSet] = field(default_factory=dict)
+    """What each stage is evaluated on, built when it is first needed."""
+
+    @property
+    def world(self) -> World:
+        """The processes that share the run."""
+        return self.trainer.world
+
+    def report(self, text: str) -> None:
+        """Tell the user, once."""
+        if self.world.main:
+            self.callback.on_message(text)
+
+
+@dataclass
+class RunState:
+    """What changes from step to step beside the weights; what cannot be found again is saved with them."""
+
+    progress: Progress = field(default_factory=Progress)
+    window: "MetricsWindow" = field(default_factory=lambda: MetricsWindow())
+    held_out: dict[str, float] = field(default_factory=dict)
+    """The last held-out metrics."""
+    saved_step: int = 0
+    """The newest saved step, or 0."""
+    plotted_seconds: float = 0.0
+    """The run's seconds when its curves were last drawn."""
+    rolled_back_to: int = -1
+    """The step whose saved weights were loaded again last."""
+
+
+def set_up(request: Request, world: World, callback: ProgressCallback) -> tuple[Run, RunState]:
+    """The run that was asked for, new or as it was saved last; the folder was checked before."""
+    recipe, store = with_true_model(request.recipe), TokenStore.open(request.store)
+    folder = run_folder(request.out)
+    initial = build_initial_model(recipe, store)
+    saved = latest_state(folder.checkpoints, world)
+    micro_tokens = None if saved is None else int(saved.state.scalars["micro_tokens"])
+    machine = fit_machine(recipe, initial.network, world, micro_tokens_before=micro_tokens)
+    loading: dict[str, Any] = {"rank": world.rank, "world": world.size, "cache": folder.path / PLANS}
+    loading |= {"micro_tokens": machine.micro_tokens, "multiple": machine.multiple}
+    train = PretrainingDataset(store, recipe, split="train", **loading)
+    held_out = PretrainingDataset(store, held_out_recipe(recipe, machine), split="held-out", **loading)
+    world.on_main(store.verify)
+    world.on_main(lambda: _check_every_stage_has_a_step(train, held_out))
+    world.on_main(lambda: _begin_folder(folder, recipe, store))
+    trainer = _build_trainer(recipe, initial.network, machine, world)
+    state = RunState() if saved is None else _restore(saved, trainer)
+    notes = (*initial.notes, *choices(recipe), *machine.notes)
+    run = Run(
+        recipe,
+        store,
+        folder,
+        initial.network,
+        trainer,
+        Budget(recipe),
+        machine,
+        train,
+        held_out,
+        callback,
+        notes,
+    )
+    for note in notes:
+        run.report(note)
+    if saved is not None:
+        run.report(f"resumes from step {saved.state.step:,}")
+    elif any(folder.checkpoints.glob("step-*.damaged")):
+        run.report("no saved state is whole: the run starts again at step 0")
+    return run, state
+
+
+def held_out_recipe(recipe: Recipe, machine: Machine) -> Recipe:
+    """The recipe for held-out examples: one step holds all of them, however many ranks share it."""
+    batch = recipe.batch.model_copy(update={"by": "sequences", "sequences": machine.evaluation_sequences})
+    return recipe.model_copy(update={"batch": batch})
+
+
+def _check_every_stage_has_a_step(*datasets: PretrainingDataset) -> None:
+    """Raise where a stage has no step, before the folder holds a run that more text would not fit to."""
+    for dataset in datasets:
+        for stage in range(len(dataset.recipe.examples.stages)):
+            dataset.stage_index(stage).steps_in(0)
+
+
+def _begin_folder(folder: RunFolder, recipe: Recipe, store: TokenStore) -> None:
+    """Write down what the run is asked to do; the recipe comes last, for it says that a run is there."""
+    folder.remove_partial_files()
+    write_versions(folder.path)
+    write_json(folder.path / STORE_FILE, {"hash": store.hash, "tokens": store.tokens})
+    write_text(folder.config, recipe_text(recipe))
+
+
+def _build_trainer(recipe: Recipe, network: Network, machine: Machine, world: World) -> Trainer:
+    attend = attention_of(recipe.examples.objective)
+    objective = PretrainingObjective(network.to(world.device).train(), pair_head_of(recipe), attend=attend)
+    network.encoder.recompute = recipe.run.recompute
+    sharded = world.size > 1 and recipe.run.parallel == "fsdp"
+    if machine.compiled and not sharded:
+        objective.compile_whole()
+    if machine.compiled and sharded:  # weights are gathered between the blocks, outside any graph
+        for block in (module for module in network.modules() if isinstance(module, Block)):
+            block.compile(fullgraph=True)
+    wrapped = share_work(objective, world, recipe.run.parallel)
+    return Trainer(
+        wrapped,
+        build_optimizer(wrapped, recipe.optim, order="matrices first"),
+        world,
+        machine.precision,
+        recipe.optim.clip_norm,
+        GradientGuard(recipe.run.spike_factor),
+        seed=recipe.run.seed,
+    )
+
+
+def _restore(saved: SavedState, trainer: Trainer) -> RunState:
+    """Weights and moments put into the trainer, and the rest of the state as it was saved."""
+    load_checkpoint(saved, trainer)
+    scalars = saved.state.scalars
+    trainer.guard.norms.extend(scalars["norms"])
+    # Saved sums are those of all ranks: one of them takes them over, or they would count several times.
+    window = MetricsWindow(**scalars["window"]) if trainer.world.main else MetricsWindow()
+    progress = saved.state.progress
+    return RunState(progress, window, scalars["held_out"], progress.step)
+
+
+# ---- the loop
+
+
+def _train(
+    run: Run, state: RunState, journal: RunJournal, stop: StopRequested
+) -> Literal["finished", "stopped"]:
+    """Take the steps that remain of the budget, or those until somebody asks to stop."""
+    if state.progress.step == 0:
+        _evaluate(run, state, journal)
+    clock = Clock(state.progress.seconds)
+    cadence = _cadence(run, state.progress, stop)
+    # Ranks must agree on when a budget in minutes ends.
+    by_time = run.recipe.run.budget == "minutes"
+    steps = training_steps(
+        run.trainer,
+        StepLoader(run),
+        state.progress,
+        clock=(lambda: run.world.broadcast(clock())) if by_time else clock,
+        due_after=cadence.due_after,
+    )
+    for report in steps:
+        state.progress = report.progress
+        state.window.add(report)
+        if report.skipped:
+            _handle_skipped_step(run, state, journal, report)
+        if state.progress.step % run.recipe.run.log_every_steps == 0 or run.budget.spent(state.progress):
+            _log(run, state, journal, report)
+        if report.due.evaluation:
+            _evaluate(run, state, journal)
+        if report.due.saving:
+            _save(run, state, cadence)
+        if report.due.stopping:
+            return "stopped"
+    return "finished"
+
+
+class StepLoader:
+    """Gives the trainer what the next step learns from, built ahead by loader processes."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self._part: tuple[int, float] | None = None
+        self._ahead: Iterator[StepBatches] = iter(())
+
+    def __call__(self, progress: Progress) -> StepInput | None:
+        """The input of the step that follows, or None where the budget is spent."""
+        run, trainer = self.run, self.run.trainer
+        if run.budget.spent(progress):
+            return None
+        progress = run.budget.enter_stage(progress)
+        self._turn_to(run.budget.address(progress))
+        asked = time.monotonic()
+        batches = next(self._ahead)
+        waited = time.monotonic() - asked
+        masked, pairs, tokens = trainer.world.sum([batches.masked, batches.pairs, float(batches.tokens)])
+        rate = pretraining_rate(run.budget.fraction(progress), run.recipe.optim)
+        counts = Counts(masked, pairs)
+        return StepInput(batches.micros, counts, rate, progress, int(tokens), batches, waited)
+
+    def _turn_to(self, address: StepIndex) -> None:
+        """Start another loader where the stage or the masking level changes: it cannot foresee that."""
+        if self._part == (address.stage, address.progress):
+            return
+        self._part = address.stage, address.progress
+        following = (replace(address, step=step) for step in itertools.count(address.step))
+        pin = self.run.world.device.type == "cuda"
+        workers = self.run.machine.loader_workers
+        self._ahead = load_steps(self.run.train_data, following, workers=workers, pin=pin)
+
+
+def _cadence(run: Run, progress: Progress, stop: StopRequested) -> Cadence:
+    """Evaluation ten times a run or as the recipe says, saving by steps and by the clock; both at the end."""
+    settings, fraction = run.recipe.run, run.budget.fraction(progress)
+
+    def evaluates(progress: Progress) -> bool:
+        nonlocal fraction
+        before, fraction = fraction, run.budget.fraction(progress)
+        if settings.evaluate_every_steps == "auto":
+            return int(fraction * EVALUATIONS) > int(before * EVALUATIONS)
+        return progress.step % settings.evaluate_every_steps == 0
+
+    return Cadence(
+        stop,
+        run.world,
+        ends=run.budget.spent,
+        at_the_end=Due(evaluation=True, saving=True),
+        evaluates=evaluates,
+        saves=lambda after: after.step % settings.save_every_steps == 0 or after.step in settings.keep_at,
+        save_every_seconds=60 * settings.save_every_minutes,
+        saved_seconds=progress.seconds,
+    )
+
+
+# ---- metrics
+
+
+@dataclass
+class MetricsWindow:
+    """What was seen since the last line of metrics; saved too, so that a resume changes no line.
+
+    Its fields are keys of state.json in saved checkpoints.
+    """
+
+    sums: list[float] = field(default_factory=lambda: [0.0] * 4)
+    masked: float = 0.0
+    pairs: float = 0.0
+    tokens: int = 0
+    sequences: int = 0
+    waited: float = 0.0
+    since: float = 0.0
+    """The run's seconds at the last line."""
+
+    def add(self, report: StepReport) -> None:
+        """Add one step."""
+        batches: StepBatches = report.step.batches
+        if not report.skipped:
+            pairs = zip(self.sums, report.sums.tolist(), strict=True)
+            self.sums = [old + new for old, new in pairs]
+            self.masked += batches.masked
+            self.pairs += batches.pairs
+        self.tokens += report.step.tokens
+        self.sequences += batches.sequences
+        self.waited += report.step.waited_seconds
+
+    def metrics(self, world: World, report: StepReport) -> dict[str, Any]:
+        """The line of metrics over all ranks."""
+        passed = max(report.progress.seconds - self.since, 1e-9)
+        return {
+            **means_of(world, self.sums, Counts(self.masked, self.pairs)),
+            "learning_rate": report.step.learning_rate,
+            "gradient_norm": report.gradient_norm,
+            "tokens": report.progress.tokens,
+            "seconds": round(report.progress.seconds, 3),
+            "tokens_per_second": round(self.tokens / passed, 1),
+            "input_wait": round(self.waited / passed, 5),
+            "skipped": report.progress.skipped,
+        }
+
+    def over_all_ranks(self, world: World) -> "MetricsWindow":
+        """What all ranks together have seen, for a checkpoint; sequences and waiting stay this rank's."""
+        *sums, masked, pairs = world.sum([*self.sums, self.masked, self.pairs])
+        return replace(self, sums=sums, masked=masked, pairs=pairs)
+
+
+def _log(run: Run, state: RunState, journal: RunJournal, report: StepReport) -> None:
+    """Write a line of metrics and begin a new window."""
+    window, progress = state.window, report.progress
+    values = window.metrics(run.world, report)
+    peak = peak_of(run.world.device)
+    if peak is not None and window.tokens:
+        size = run.world.size
+        sequences, predicted = window.sequences * size, int(window.masked * size)
+        flops = flops_per_step(run.network, tokens=window.tokens, sequences=sequences, predicted=predicted)
+        seconds = window.tokens / values["tokens_per_second"]
+        values["mfu"] = round(flops / seconds / (peak * size), 4)
+    state.window = MetricsWindow(since=progress.seconds)
+    journal.write("train", progress.step, values)
+    if run.world.main:
+        shown = {"step": progress.step, "eta_seconds": run.budget.seconds_remaining(progress), **values}
+        run.callback.on_step(run.budget.fraction(progress), shown)
+
+
+def _evaluate(run: Run, state: RunState, journal: RunJournal) -> None:
+    """Evaluate on the held-out documents; once a minute, and at the end, the curves are drawn, too."""
+    progress = state.progress
+    if progress.stage not in run.held_out_sets:
+        run.held_out_sets[progress.stage] = held_out_set(run.held_out_data, progress.stage, run.world)
+    state.held_out = evaluate(run.trainer, run.held_out_sets[progress.stage])
+    numbers = {"stage": progress.stage, "tokens": progress.tokens, "seconds": round(progress.seconds, 3)}
+    journal.write("held-out", progress.step, {**state.held_out, **numbers})
+    waited = progress.seconds - state.plotted_seconds
+    due = waited >= SECONDS_BETWEEN_PLOTS or run.budget.spent(progress)
+    if progress.step and run.world.broadcast(float(due)) > 0:  # the main process's clock decides for all
+        _plot(run, state)
+
+
+def _plot(run: Run, state: RunState) -> None:
+    entropy = unigram_entropy(run.store.token_counts)
+    run.world.on_main(lambda: draw_curves(run.folder.path, unigram_entropy=entropy))
+    state.plotted_seconds = state.progress.seconds
+
+
+# ---- checkpoints
+
+
+def _save(run: Run, state: RunState, cadence: Cadence) -> None:
+    progress, settings = state.progress, run.recipe.run
+    # Amid skipped steps the weights may be what is wrong: the state from before them stays the latest.
+    if state.saved_step == progress.step or progress.skipped_in_a_row:
+        return
+    scalars = {
+        "window": asdict(state.window.over_all_ranks(run.world)),
+        "norms": list(run.trainer.guard.norms),
+        "held_out": state.held_out,
+        "micro_tokens": run.machine.micro_tokens,  # other micro-batches would round differently
+    }
+    saved, keep_last, keep_at = TrainingState.at(progress, scalars), settings.keep_last, settings.keep_at
+    save_checkpoint(run.folder.checkpoints, saved, run.trainer, keep_last=keep_last, keep_at=keep_at)
+    state.saved_step, cadence.saved_seconds = progress.step, progress.seconds
+
+
+def _handle_skipped_step(run: Run, state: RunState, journal: RunJournal, report: StepReport) -> None:
+    """The stated rule: a bad step is skipped; after several in a row the last saved weights come back."""
+    step, row = state.progress.step, state.progress.skipped_in_a_row
+    journal.write("event", step, {"skipped": report.skipped, "norm": report.gradient_norm})
+    if report.skipped == "taken back":
+        run.report(f"step {step} was taken back with the weights: it had been launched already")
+        return
+    run.report(f"step {step} was skipped: its gradient is {report.skipped}")
+    if row % run.recipe.run.rollback_after == 0:
+        _roll_back(run, state, journal)
+
+
+def _roll_back(run: Run, state: RunState, journal: RunJournal) -> None:
+    """Load the last saved weights; the data move on, for the same batches would lead to the same place."""
+    step, row = state.progress.step, state.progress.skipped_in_a_row
+    saved = latest_state(run.folder.checkpoints, run.world)
+    if saved is None or saved.state.step == state.rolled_back_to:
+        what = f"{row} steps in a row had no usable gradient, and there is no other state to go back to"
+        raise UserError(what, where=f"step {step}", remedy="lower optim.peak_lr or raise run.spike_factor")
+    state.rolled_back_to = saved.state.step
+    load_checkpoint(saved, run.trainer)
+    run.trainer.guard.rollbacks += 1  # a step that is pending was computed from the weights before
+    journal.write("event", step, {"rolled_back_to": saved.state.step})
+    run.report(f"the weights of step {saved.state.step} were loaded again; the data move on")
+
+
+# ---- the end
+
+
+def _finish(run: Run, state: RunState, journal: RunJournal, ending: Literal["finished", "stopped"]) -> None:
+    """Write the model and its card, or draw how far a stopped run has come."""
+    step = state.progress.step
+    if ending == "stopped":
+        journal.write("event", step, {"state": ending})
+        _plot(run, state)
+        return
+    network = whole_network(run.trainer.objective, run.network)
+    run.world.on_main(lambda: check_weights_are_finite(network, where=str(run.folder.path)))
+    journal.write("event", step, {"state": ending})
+    facts, tokenizer = _run_facts(run, state), run.store.tokenizer()
+    run.world.on_main(lambda: write_results(run.folder.path, run.recipe, network, tokenizer, facts))
+
+
+def _run_facts(run: Run, state: RunState) -> RunFacts:
+    progress, device = state.progress, run.world.device
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+    manifest = run.store.manifest
+    return RunFacts(
+        steps=progress.step,
+        tokens=progress.tokens,
+        seconds=progress.seconds,
+        skipped=progress.skipped,
+        device=f"{run.world.size} x {name}",
+        corpus={key: getattr(manifest, key) for key in ("documents", "sentences", "tokens")},
+        held_out=state.held_out,
+        unigram_entropy=unigram_entropy(run.store.token_counts),
+        notes=run.notes,
+    )

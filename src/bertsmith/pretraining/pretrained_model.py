@@ -1,0 +1,167 @@
+"""The end of a pre-training run: a model folder that any tool opens, with a card of the run's own facts."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
+from bertsmith.core.errors import UserError
+from bertsmith.core.files import atomic_folder, write_text
+from bertsmith.model.model_folder import Model, head_outputs, write_model
+from bertsmith.model.network import Network, build_network
+from bertsmith.model.tensor_files import WEIGHT_FILES
+from bertsmith.recipe.schema import Recipe, Unit
+from bertsmith.text.tokenizer import Tokenizer
+from bertsmith.training.model_card import card_text, facts_block, table_block
+
+PAIRS = {
+    "nsp": "next-sentence prediction",
+    "sop": "sentence-order prediction",
+    "full-sentences": "full sentences across documents, no pairs",
+    "doc-sentences": "full sentences within documents, no pairs",
+    "none": "single segments, no pairs",
+}
+
+CHOSEN: dict[Unit, str] = {
+    "token": "chosen one by one",
+    "word": "chosen as whole words",
+    "ngram": "chosen as runs of words",
+    "phrase": "chosen as whole phrases",
+    "entity": "chosen as whole entities",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RunFacts:
+    """What happened in a run."""
+
+    steps: int
+    tokens: int
+    seconds: float
+    skipped: int
+    device: str
+    corpus: dict[str, Any]
+    """Counts from the store's manifest."""
+    held_out: dict[str, float]
+    """The last held-out evaluation."""
+    unigram_entropy: float
+    notes: tuple[str, ...] = ()
+
+
+def model_card(recipe: Recipe, network: Network, facts: RunFacts) -> str:
+    """The card as Markdown."""
+    config = network.config
+    parameters = sum(parameter.numel() for parameter in network.parameters())
+    sizes = (
+        f"{config.layers} layers, width {config.width}, {config.heads} heads, {config.vocabulary:,} entries"
+    )
+    introduction = (
+        f"A {config.model_type} encoder ({sizes}; {parameters:,} parameters) with the heads "
+        f"{', '.join(network.heads)}, pre-trained with bertsmith. Opens in bertsmith and in transformers."
+    )
+    entropy = (
+        "unigram entropy (a model that knows only frequencies), nats",
+        f"{facts.unigram_entropy:.4f}",
+    )
+    results = [*held_out_rows(facts.held_out), entropy]
+    blocks = [
+        facts_block(_data(recipe, facts), heading="Data"),
+        facts_block(_training(recipe, facts), heading="Training"),
+        table_block(("measure", "value"), results, heading="Held-out results"),
+    ]
+    caveat = "The model reflects its corpus, mistakes and prejudices included. Try it on your own data first."
+    return card_text(recipe.name, introduction, blocks, caveat=caveat)
+
+
+def held_out_rows(held_out: Mapping[str, float]) -> list[tuple[str, str]]:
+    """Held-out results in words: what was measured, and the value."""
+    names = {name: name.replace("_", " ") for name in held_out}
+    names |= {"pair_majority": "pair accuracy of always giving the commoner answer"}
+    return [
+        (names[name], f"{value:,}" if isinstance(value, int) else f"{value:.4f}")
+        for name, value in held_out.items()
+    ]
+
+
+def _data(recipe: Recipe, facts: RunFacts) -> list[str]:
+    examples = recipe.examples
+    lengths = ", then ".join(
+        f"{stage.length} for {stage.fraction:.0%} of the run" for stage in examples.stages
+    )
+    counts = ", ".join(f"{value:,} {name}" for name, value in facts.corpus.items() if isinstance(value, int))
+    return [
+        f"Corpus: {counts}; {examples.held_out_fraction:.2%} of the documents held out.",
+        f"Sequences: {PAIRS[examples.pairs]}; longest {lengths}.",
+        f"Objective: {_objective(recipe)}.",
+    ]
+
+
+def _objective(recipe: Recipe) -> str:
+    masking, objective = recipe.masking, recipe.examples.objective
+    if objective != "masked":
+        return f"{objective}; every token is predicted"
+    kept = 1 - masking.as_mask - masking.as_random
+    shown = f"{masking.as_mask:.0%} masked, {masking.as_random:.0%} random, {kept:.0%} kept"
+    units = [level.unit for level in masking.levels] or [masking.unit]
+    chosen = " or ".join(CHOSEN[unit] for unit in units)
+    return f"masked; {masking.rate:.0%} of the tokens, {chosen}, of these {shown} ({masking.masks} masks)"
+
+
+def _training(recipe: Recipe, facts: RunFacts) -> list[str]:
+    optim, batch = recipe.optim, recipe.batch
+    size = f"{batch.sequences:,} sequences" if batch.by == "sequences" else f"{batch.tokens:,} tokens"
+    start = "from scratch" if recipe.start.model == "scratch" else "from another model folder"
+    return [
+        f"{facts.steps:,} steps, {facts.tokens:,} tokens, {facts.seconds / 60:.1f} minutes on "
+        f"{facts.device}; {facts.skipped} steps skipped; {start}.",
+        f"{optim.algorithm}, peak learning rate {optim.peak_lr:g}, {optim.schedule} decay, "
+        f"warm-up {optim.warmup_fraction:.1%}, weight decay {optim.weight_decay:g}, {size} a step.",
+        *facts.notes,
+        "Every setting: `recipe.toml`; every measurement: `metrics.jsonl`.",
+    ]
+
+
+def whole_network(objective: nn.Module, network: Network) -> Network:
+    """A plain copy of the network on the CPU, put together from what each process holds; all must call it."""
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    state = get_model_state_dict(objective, options=options)
+    prefix = "network."
+    weights = {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
+    with torch.device("meta"):
+        plain = build_network(network.config, head_outputs(network))
+    if weights:  # only the main process is given them
+        plain.load_state_dict(weights, assign=True)
+    return plain.eval()
+
+
+def check_weights_are_finite(network: Network, *, where: str) -> None:
+    """Raise if a weight is not a number: a run may end amid steps that were skipped for that."""
+    broken = [name for name, tensor in network.state_dict().items() if not bool(tensor.isfinite().all())]
+    if broken:
+        remedy = "lower optim.peak_lr and start again in a new folder"
+        raise UserError(
+            f"the run ended with weights that are no numbers: {broken[0]}", where=where, remedy=remedy
+        )
+
+
+def write_model_folder(target: Path, network: Network, tokenizer: Tokenizer, extras: dict[str, str]) -> None:
+    """Write weights, tokenizer and the given texts as one folder that appears whole."""
+    with atomic_folder(target, replaces=WEIGHT_FILES) as fresh:
+        write_model(fresh, Model(network))
+        tokenizer.save(fresh)
+        for name, text in extras.items():
+            write_text(fresh / name, text)
+
+
+def write_results(
+    folder: Path, recipe: Recipe, network: Network, tokenizer: Tokenizer, facts: RunFacts
+) -> None:
+    """Write the finished model of a run and its card."""
+    card = model_card(recipe, network, facts)
+    write_text(folder / "card.md", card)
+    texts = {name: (folder / name).read_text(encoding="utf-8") for name in ("recipe.toml", "metrics.jsonl")}
+    write_model_folder(folder / "model", network, tokenizer, {**texts, "card.md": card})

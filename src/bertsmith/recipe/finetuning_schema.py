@@ -1,0 +1,110 @@
+"""Every setting of a fine-tuning run, with its published source: frozen, complete, unknown keys refused."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from bertsmith.recipe.schema import Count, Fraction, OptimSection, RuleError, Section
+
+
+class TextSection(Section):
+    """How texts become sequences."""
+
+    longest: Annotated[int, Field(ge=8)] = 128
+    """Longest sequence in tokens, special tokens counted: 128 for GLUE, 384 for SQuAD."""
+    long_texts: Literal["truncate", "head-tail", "windows"] = "truncate"
+    """What becomes of longer texts: their beginning (BERT), beginning and end (Sun et al. 2019: a quarter
+    from the front), or overlapping windows whose scores are averaged."""
+    step: Count = 128
+    """Tokens between the beginnings of two windows (run_squad.py's doc_stride; others mean the overlap)."""
+    longest_question: Count = 64
+    """A question is cut to so many tokens."""
+    context: Literal["sentence", "document"] = "sentence"
+    """What a tagged word sees: its sentence, or as much of its document as fits (Devlin et al. 2018, 5.3)."""
+
+
+class HeadSection(Section):
+    """What stands on the encoder."""
+
+    cls: Literal["pooled", "raw"] = "pooled"
+    """The sentence's vector: through the pooler (run_classifier.py), or the last state (the paper)."""
+    span_over: Literal["all", "passage"] = "all"
+    """Where an answer may begin: anywhere (run_squad.py), or in the passage and at the first token only."""
+    encoder: Literal["tuned", "frozen-linear", "frozen-mix"] = "tuned"
+    """Everything is tuned; or the encoder stays as it is under a linear head; or under a learned mix of all
+    its layers with a two-layer BiLSTM on top (the feature-based use: ELMo; Devlin et al. 2018, 5.3)."""
+    class_weights: Literal["equal", "balanced"] = "equal"
+    """balanced: each class weighs as much as any other, however frequent."""
+    fresh_layers: Annotated[int, Field(ge=0)] = 0
+    """So many of the last layers begin anew (Zhang et al. 2021)."""
+
+
+class FinetuningOptimSection(OptimSection):
+    """The optimiser and its learning-rate schedule, with the defaults of fine-tuning."""
+
+    peak_lr: Annotated[float, Field(gt=0)] = 3e-5
+    """Learning rate at the end of the warm-up; the paper's grid is 5e-5, 3e-5, 2e-5."""
+    bias_correction: bool = True
+    """BERT's published code has none, which makes small data sets unstable (Mosbach et al. 2021)."""
+    warmup_fraction: Fraction = 0.1
+    """Fraction of the run with a rising learning rate."""
+    schedule: Literal["google", "linear", "slanted", "constant"] = "linear"
+    """After the warm-up: a line to 0; Google's line from step 0; slanted triangular from 1/32 of the peak and
+    back (Howard & Ruder 2018); or none."""
+
+
+class FinetuningRunSection(Section):
+    """How long, where and how carefully."""
+
+    epochs: Annotated[float, Field(gt=0)] = 3.0
+    """Passes through the training examples; the paper's grid is 2, 3, 4."""
+    examples: Count = 32
+    """Examples a step; the paper's grid is 16, 32."""
+    seed: Annotated[int, Field(ge=0)] = 0
+    """Decides the head's first weights, the order of examples and dropout."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto takes the GPU where there is one."""
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    """bf16: fp32 master weights with autocast; auto is bf16 on a GPU and fp32 on a CPU."""
+    compile: Literal["auto", "on", "off"] = "auto"
+    """torch.compile; auto is on for a GPU."""
+    micro_tokens: Count = 16_384
+    """Most tokens in one forward pass; a step above it accumulates gradients."""
+    evaluations: Annotated[int, Field(ge=1)] = 5
+    """How often the development set is evaluated, the end included; what is kept says run.keep."""
+    keep: Literal["last", "best"] = "last"
+    """Which weights are kept: the last (the papers), or those that did best on the development set."""
+
+
+class AnswersSection(Section):
+    """How spans become answers (run_squad.py)."""
+
+    best: Count = 20
+    """Starts and ends that are considered."""
+    longest: Count = 30
+    """Longest answer in tokens."""
+    null_threshold: float | Literal["tuned", "off"] = "off"
+    """SQuAD 2.0: no answer where null score - best span score is above it; tuned: the value that gives the
+    best F1 on the development set; off: every question gets an answer (SQuAD 1.1)."""
+
+
+class FinetuningRecipe(Section):
+    """A complete fine-tuning recipe."""
+
+    task: str
+    """The task's name."""
+    text: TextSection = TextSection()
+    head: HeadSection = HeadSection()
+    optim: FinetuningOptimSection = FinetuningOptimSection()
+    run: FinetuningRunSection = FinetuningRunSection()
+    answers: AnswersSection = AnswersSection()
+
+    @model_validator(mode="after")
+    def windows_overlap(self) -> "FinetuningRecipe":
+        step, longest = self.text.step, self.text.longest
+        if self.text.long_texts == "windows" and step >= longest:
+            what = f"text.step = {step} is not below text.longest = {longest}: windows would not overlap"
+            raise RuleError(
+                what, keys=("text.step", "text.longest"), remedy=f"--set text.step={longest // 2}"
+            )
+        return self

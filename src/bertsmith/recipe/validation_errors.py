@@ -1,0 +1,134 @@
+"""What the schema rejects, as one line for people: the key, the value, what is allowed, where it stands."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from bertsmith.core.errors import UserError
+from bertsmith.recipe.schema import Recipe, RuleError, Section
+from bertsmith.recipe.toml_text import value_text
+
+KeyPath = tuple[int | str, ...]
+
+_LONGEST_VALUE = 80
+_TYPES_IN_WORDS = {
+    "string_type": "text",
+    "int_type": "a whole number",
+    "int_parsing": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "float_parsing": "a number",
+    "bool_type": "true or false",
+    "bool_parsing": "true or false",
+    "tuple_type": "a list",
+    "dict_type": "a table",
+    "model_type": "a table",
+    "model_attributes_type": "a table",
+}
+"""What a value should be, by pydantic's name for the error."""
+
+
+def user_error(
+    error: ValidationError,
+    values: Mapping[str, Any],
+    origins: Mapping[str, str],
+    schema: type[BaseModel] = Recipe,
+) -> UserError:
+    """The first error; a key that does not exist comes first, because it often explains the others."""
+    found = error.errors(include_url=False)
+    first = next((each for each in found if each["type"] == "extra_forbidden"), found[0])
+    path = _path_in(values, first)
+    if first["type"] == "extra_forbidden":
+        return _unknown(path, origins, schema)
+    if first["type"] == "value_error":  # a rule between keys
+        rule = first["ctx"]["error"]
+        assert isinstance(rule, RuleError), "a section's own rules raise nothing else"
+        where = ", ".join(dict.fromkeys(origins[key] for key in origins if key in rule.keys))
+        return UserError(rule.what, where=where or _origin(path, origins), remedy=rule.remedy)
+    if first["type"] == "missing":
+        return UserError(f"{_dotted(path)} is missing", where=_origin(path, origins), remedy="say its value")
+    # A key of several types (a number, or a word) has one error for each.
+    of_key = [each for each in found if _path_in(values, each) == path]
+    types = (
+        _TYPES_IN_WORDS.get(each["type"], each["msg"].removeprefix("Input should be ")) for each in of_key
+    )
+    allowed = " or ".join(dict.fromkeys(types))
+    given = json.dumps(first["input"], ensure_ascii=False, default=str)
+    shown = given if len(given) <= _LONGEST_VALUE else f"{given[:_LONGEST_VALUE]}..."
+    remedy = f"it should be {allowed}{_example(path, allowed, schema)}"
+    return UserError(f"{_dotted(path)} = {shown} is refused", where=_origin(path, origins), remedy=remedy)
+
+
+def _path_in(values: Any, error: ErrorDetails) -> KeyPath:
+    """Where in the values the error is; pydantic adds a word for each type of a key that has several."""
+    path: list[int | str] = []
+    for part in error["loc"]:
+        if isinstance(values, Mapping) and (part in values or error["type"] == "missing"):
+            values = values.get(str(part))
+        elif isinstance(values, Sequence) and isinstance(part, int):
+            values = values[part]
+        else:
+            break
+        path.append(part)
+    return tuple(path)
+
+
+def _dotted(path: KeyPath) -> str:
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")
+
+
+def _example(path: KeyPath, allowed: str, schema: type[BaseModel]) -> str:
+    """How a table of a list, or the whole list, is written, where the value should be one."""
+    fields = _section_at(path, schema).model_fields.items()
+    table = {name: field.examples[0] for name, field in fields if field.examples}
+    if not table or allowed not in ("a table", "a list"):
+        return ""
+    return f" such as {value_text(table)}" if allowed == "a table" else f" such as [{value_text(table)}, ...]"
+
+
+def _origin(path: KeyPath, origins: Mapping[str, str]) -> str:
+    """Where the key was written: itself, the list around it, or the last of the keys inside it."""
+    names = [str(part) for part in path]
+    around = [".".join(names[:length]) for length in range(len(names), 0, -1)]
+    inside = [key for key in origins if key.startswith(".".join([*names, ""]))]
+    return next((origins[key] for key in (*around, *reversed(inside)) if key in origins), "")
+
+
+# ---- keys that do not exist
+
+
+def _unknown(path: KeyPath, origins: Mapping[str, str], schema: type[BaseModel]) -> UserError:
+    """The error about a key that does not exist, with the one that was probably meant."""
+    last, around = str(path[-1]), list(_section_at(path[:-1], schema).model_fields)
+    # First a neighbour that is spelled like it, then the same name in another section.
+    by_name = {key.rpartition(".")[2]: key for key in _all_keys(schema, "")}
+    if siblings := get_close_matches(last, around, n=1):
+        remedy = f"did you mean {_dotted((*path[:-1], siblings[0]))}?"
+    elif elsewhere := get_close_matches(last, by_name, n=1):
+        remedy = f"did you mean {by_name[elsewhere[0]]}?"
+    else:
+        remedy = f"keys there are {', '.join(around)}"
+    return UserError(f"unknown key {_dotted(path)}", where=_origin(path, origins), remedy=remedy)
+
+
+def _section_at(path: KeyPath, schema: type[BaseModel]) -> type[BaseModel]:
+    """The section that a path leads into."""
+    model = schema
+    for part in [each for each in path if isinstance(each, str)]:
+        annotation = model.model_fields[part].annotation
+        types = (annotation, *getattr(annotation, "__args__", ()))  # a section, or a list of sections
+        sections = (each for each in types if isinstance(each, type) and issubclass(each, Section))
+        model = next(sections, model)
+    return model
+
+
+def _all_keys(model: type[BaseModel], prefix: str) -> Iterator[str]:
+    for name, field in model.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
+            yield from _all_keys(field.annotation, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}"

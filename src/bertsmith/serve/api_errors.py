@@ -1,0 +1,58 @@
+"""Every way a request can fail: a status, a type for programs, and one line for people."""
+
+from starlette.responses import JSONResponse, Response
+
+MAX_MESSAGE = 400
+INTERNAL_ERROR = "something went wrong here; the log has it under this request id"
+
+ERROR_TYPES = {
+    400: "invalid_request",
+    401: "unauthorized",
+    404: "not_found",
+    405: "method_not_allowed",
+    408: "body_too_slow",
+    413: "too_large",
+    415: "unsupported_media_type",
+    422: "invalid_request",
+    429: "overloaded",
+    500: "internal",
+    503: "unavailable",
+    504: "timeout",
+}
+
+
+class ApiError(Exception):
+    """A request that fails: raised anywhere below the middleware, which makes a response of it."""
+
+    def __init__(
+        self, status: int, message: str, *, error_type: str = "", headers: dict[str, str] | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message = status, message
+        self.error_type = error_type or ERROR_TYPES[status]
+        self.headers = headers or {}
+
+
+def too_many_texts(count: int, *, limit: int) -> ApiError:
+    """The error of more texts than a request may hold."""
+    message = f"{count} texts in one request; this server takes {limit}; send the rest in further requests"
+    return ApiError(413, message)
+
+
+def overloaded(retry_seconds: int) -> ApiError:
+    """That too much is waiting, and when to try again."""
+    message = f"too many requests are waiting; try again in {retry_seconds} s"
+    return ApiError(429, message, headers={"Retry-After": str(retry_seconds)})
+
+
+def error_response(error: ApiError, request_id: str) -> Response:
+    """The response to a request that failed."""
+    content = {"message": one_line(error.message), "type": error.error_type, "request_id": request_id}
+    return JSONResponse({"error": content}, error.status, headers=error.headers)
+
+
+def one_line(text: str) -> str:
+    """A message of one line that every client can decode, whatever was sent in it."""
+    # A JSON string may hold a lone surrogate, which has no UTF-8 form.
+    plain = " ".join(text.encode("utf-8", "replace").decode("utf-8").split())
+    return plain if len(plain) <= MAX_MESSAGE else f"{plain[:MAX_MESSAGE]} ..."

@@ -1,0 +1,406 @@
+"""What every request passes before its route: an ordinary ASGI middleware for each limit, outermost first.
+
+RequestLog      the request id, the log line, the metrics, and every ApiError as a response
+Draining        503 while the server shuts down
+LoadShedding    429 while no model has room
+ApiKey          401
+BodyLimit       408 and 413: the body is read whole, in time, within its limit
+Deadline        504, and 499 where the client has gone: the work is cancelled
+HeadAsGet       HEAD wherever there is GET
+
+The order is by cost: whatever rejects a request does so before anything dearer is done for it. Only HTTP
+requests come here; the application passes ASGI's lifespan messages to its routes directly.
+"""
+
+import asyncio
+import re
+import secrets
+import time
+import uuid
+from collections.abc import Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from bertsmith.serve.api_errors import INTERNAL_ERROR, ApiError, error_response, overloaded
+from bertsmith.serve.model_registry import ModelRegistry
+from bertsmith.serve.monitoring import Metrics, log_failure, log_request
+from bertsmith.serve.server_config import Limits
+
+CLIENT_CLOSED_REQUEST = 499
+"""Status, in log and metrics only, of a request whose client did not wait; the number is nginx's."""
+VALID_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+OPEN_ROUTES = ("/health", "/ready", "/", "/page")
+"""Without a key: for load balancers, and for the playground, which holds nothing of anyone."""
+ROUTES_WHILE_DRAINING = ("/health", "/ready", "/metrics")
+MODEL_ROUTE = "/v1/models"
+"""Below it stands the name of a model, or whatever was taken for one."""
+UNKNOWN_ROUTE = "elsewhere"
+CLOSE = {"Connection": "close"}
+ID_BLANK = b"~"
+"""Stands for each letter of the request id in a prepared response; nothing else in it is one."""
+
+MAX_DISCARDED = 64 * 2**20
+"""So much of a body that is too long is still read: many clients read no response before all is sent."""
+MAX_HELD = 256 * 2**20
+"""So many bytes of unanswered requests are in memory at a time: usual ones are a few thousand each."""
+
+ABORT = "bertsmith.abort"
+"""Where a request's state holds the function that drops its connection at once."""
+REQUEST_CONTEXT = "bertsmith.request"
+"""Where a request's scope holds its context."""
+LOG_FIELDS: ContextVar[dict[str, Any]] = ContextVar("log_fields")
+"""What the log will say of the current request beside its status: numbers and names, never its texts."""
+
+RawHeaders = list[tuple[bytes, bytes]]
+
+
+class ClientGone(Exception):
+    """The client has closed the connection."""
+
+
+@dataclass(slots=True)
+class ServerStatus:
+    """What all requests share."""
+
+    open_requests: int = 0
+    """Between their first byte and their last."""
+    is_draining: bool = False
+    """Whether accepted requests finish and no others are accepted."""
+
+
+@dataclass(slots=True)
+class RequestContext:
+    """A request, and how far its response is."""
+
+    request_id: str
+    route: str
+    began: float = field(default_factory=time.monotonic)
+    log_fields: dict[str, Any] = field(default_factory=dict)
+    status: int = 0
+    """Of the response, once its head is sent."""
+    is_sending: bool = False
+    """Whether a part of the response waits for the client to read."""
+    is_answered: bool = False
+
+
+class RequestLog:
+    """Gives each request an id and a context, counts and logs it, and makes responses of errors."""
+
+    def __init__(
+        self, app: ASGIApp, status: ServerStatus, metrics: Metrics, *, limits: Limits, routes: frozenset[str]
+    ) -> None:
+        self._app, self._status, self._metrics = app, status, metrics
+        self._seconds, self._routes = limits.request_seconds, routes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, and write a line of the log."""
+        context = RequestContext(request_id_of(scope["headers"]), self.route_of(scope["path"]))
+        scope[REQUEST_CONTEXT] = context
+        LOG_FIELDS.set(context.log_fields)
+
+        async def send_on(message: Message) -> None:
+            is_start = message["type"] == "http.response.start"
+            if is_start:
+                message["headers"] = with_common_headers(message["headers"], context.request_id)
+            context.is_sending = True  # and stays so where the send is cancelled
+            await send(message)
+            context.is_sending = False
+            if is_start:
+                context.status = message["status"]
+            context.is_answered = not is_start and not message.get("more_body", False)
+
+        self._status.open_requests += 1
+        try:
+            await self._respond(scope, receive, send_on)
+        except ClientGone:
+            context.status = CLIENT_CLOSED_REQUEST
+        finally:
+            self._status.open_requests -= 1
+            self._record(context, scope["method"])
+
+    async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self._app(scope, receive, send)
+        except ApiError as error:
+            response = error_response(error, scope[REQUEST_CONTEXT].request_id)
+            await send_in_time(response, scope, receive, send, seconds=self._seconds)
+
+    def route_of(self, path: str) -> str:
+        """The route of a path, by the name it has in log and metrics: a fixed set, whatever is sent."""
+        if path in self._routes:
+            return path
+        if path.startswith("/page/"):
+            return "/page"
+        return f"{MODEL_ROUTE}/{{name}}" if path.startswith(f"{MODEL_ROUTE}/") else UNKNOWN_ROUTE
+
+    def _record(self, context: RequestContext, method: str) -> None:
+        seconds = time.monotonic() - context.began
+        self._metrics.count_request(context.route, context.status, seconds)
+        log_request(
+            {
+                "request_id": context.request_id,
+                "method": method,
+                "route": context.route,
+                "status": context.status,
+                "seconds": round(seconds, 4),
+                **context.log_fields,
+            }
+        )
+
+
+class Draining:
+    """Sends requests elsewhere while the server shuts down."""
+
+    def __init__(self, app: ASGIApp, status: ServerStatus) -> None:
+        self._app, self._status = app, status
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on unless the server drains."""
+        if self._status.is_draining and scope[REQUEST_CONTEXT].route not in ROUTES_WHILE_DRAINING:
+            raise ApiError(503, "this server is shutting down", headers={**CLOSE, "Retry-After": "1"})
+        await self._app(scope, receive, send)
+
+
+class LoadShedding:
+    """Rejects requests for predictions while there is no room for them."""
+
+    # Even before the key and the body: what is spent on rejected requests is missing for the accepted ones.
+    # So this one error is no exception that passes through the layers, and its response is prepared.
+
+    def __init__(self, app: ASGIApp, status: ServerStatus, models: ModelRegistry, limits: Limits) -> None:
+        self._app, self._status, self._models, self._limits = app, status, models, limits
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on if a model may have room for it."""
+        if scope["method"] != "POST" or not self.is_overloaded:
+            await self._app(scope, receive, send)
+            return
+        request_id = scope[REQUEST_CONTEXT].request_id
+        response = PreparedRejection(self._models.retry_seconds(), request_id)
+        await send_in_time(response, scope, receive, send, seconds=self._limits.request_seconds)
+
+    @property
+    def is_overloaded(self) -> bool:
+        """Whether a request for predictions would be rejected whatever it asks for."""
+        return self._status.open_requests > self._limits.open_requests or self._models.are_full
+
+
+class ApiKey:
+    """Takes requests that bring the key."""
+
+    def __init__(self, app: ASGIApp, key: str) -> None:
+        self._app, self._expected = app, f"Bearer {key}".encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on if it has the key or needs none."""
+        if scope[REQUEST_CONTEXT].route not in OPEN_ROUTES:
+            given = Headers(scope=scope).get("authorization", "").encode()
+            # Compared in constant time: how long it takes must not tell how much of a key is right.
+            if not secrets.compare_digest(given, self._expected):
+                fault = "the API key is wrong" if given else "this server asks for an API key"
+                message = f"{fault}; send it as Authorization: Bearer KEY"
+                raise ApiError(401, message, headers={"WWW-Authenticate": "Bearer"})
+        await self._app(scope, receive, send)
+
+
+class BodyLimit:
+    """Reads each body whole before anything else is done: never too long, too slowly, or too many at once."""
+
+    def __init__(self, app: ASGIApp, models: ModelRegistry, limits: Limits) -> None:
+        self._app, self._models, self._limits = app, models, limits
+        self._max_held = max(MAX_HELD, limits.body_bytes)
+        self.held_bytes = 0
+        """Of all requests that are not answered yet, those that are still arriving among them."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on with its body in one message; after it, `receive` waits for a disconnect."""
+        parts: list[bytes] = []
+        try:
+            if scope["method"] == "POST":
+                await self._read(scope, receive, parts)
+            body = parts[0] if parts else b""
+            await self._app(scope, with_body(body, receive), send)
+        finally:
+            self._release(parts)
+
+    async def _read(self, scope: Scope, receive: Receive, parts: list[bytes]) -> None:
+        headers, limits = Headers(scope=scope), self._limits
+        announced = headers.get("content-length", "")
+        if announced.isdecimal() and _is_hopeless(int(announced), headers, limits):
+            raise self._too_large()
+        try:
+            async with asyncio.timeout(limits.body_seconds):
+                await self._read_parts(receive, parts)
+        except TimeoutError:
+            message = f"the body took longer than {limits.body_seconds:g} s"
+            raise ApiError(408, message, headers=CLOSE) from None
+
+    async def _read_parts(self, receive: Receive, parts: list[bytes]) -> None:
+        max_bytes = self._limits.body_bytes
+        size, more, has_room = 0, True, True
+        while more and size <= max(MAX_DISCARDED, max_bytes):
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGone
+            part, more = message.get("body", b""), message.get("more_body", False)
+            size += len(part)
+            has_room = has_room and self.held_bytes + len(part) <= self._max_held
+            if has_room and size <= max_bytes:
+                parts.append(part)
+                self.held_bytes += len(part)
+            else:  # it is still read, for the client to read the response, but not kept
+                self._release(parts)
+        if size > max_bytes:
+            raise self._too_large()
+        if not has_room:
+            raise overloaded(self._models.retry_seconds())
+        parts[:] = [b"".join(parts)]  # once in memory, not twice
+
+    def _release(self, parts: list[bytes]) -> None:
+        self.held_bytes -= sum(map(len, parts))
+        parts.clear()
+
+    def _too_large(self) -> ApiError:
+        message = f"the body is too large; this server takes {self._limits.body_bytes} bytes"
+        return ApiError(413, message, headers=CLOSE)
+
+
+class Deadline:
+    """Lets the app answer while its time lasts and the client is there; then cancels it."""
+
+    def __init__(self, app: ASGIApp, limits: Limits) -> None:
+        self._app, self._seconds = app, limits.request_seconds
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on; its work can be cancelled at any await."""
+        context: RequestContext = scope[REQUEST_CONTEXT]
+        body = (await receive())["body"]
+        deadline = asyncio.timeout(self._seconds)
+
+        def expire_now(watch: asyncio.Task[None]) -> None:
+            # uvicorn tells of a complete response, too, as of a disconnect
+            if not (watch.cancelled() or context.is_answered or deadline.expired()):
+                deadline.reschedule(0.0)
+
+        # The app runs in the request's own task, and in one go until it waits for the model: another task
+        # would let a burst of requests pass LoadShedding before any of them is queued.
+        watch = asyncio.create_task(wait_for_disconnect(receive))
+        watch.add_done_callback(expire_now)
+        try:
+            async with deadline:
+                await self._app(scope, with_body(body, receive), send)
+        except ApiError:
+            raise
+        except Exception as failure:
+            if deadline.expired():
+                await self._give_up(scope, receive, has_gone=watch.done())
+                return
+            log_failure(failure, context.request_id)
+            if not context.status:
+                raise ApiError(500, INTERNAL_ERROR) from failure
+        finally:
+            watch.cancel()
+
+    async def _give_up(self, scope: Scope, receive: Receive, *, has_gone: bool) -> None:
+        context: RequestContext = scope[REQUEST_CONTEXT]
+        if has_gone:
+            raise ClientGone
+        if context.is_sending:
+            await abort_connection(scope, receive)
+        if not context.status:
+            raise ApiError(504, f"no answer within {self._seconds:g} s")
+
+
+class HeadAsGet:
+    """Answers HEAD, by which load balancers ask, as GET; the HTTP protocol drops the body."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on under the name of GET."""
+        is_head = scope["method"] == "HEAD"
+        await self._app({**scope, "method": "GET"} if is_head else scope, receive, send)
+
+
+def request_id_of(headers: RawHeaders) -> str:
+    """The id that a request brought, if it is a harmless one, or a new one."""
+    given = next((value.decode("latin-1") for name, value in headers if name == b"x-request-id"), "")
+    return given if VALID_ID.fullmatch(given) else new_request_id()
+
+
+def new_request_id() -> str:
+    """An id that no other request has."""
+    return uuid.uuid4().hex
+
+
+def with_common_headers(headers: RawHeaders, request_id: str) -> RawHeaders:
+    """The headers of a response, and those that every response carries."""
+    common = [*headers, (b"x-request-id", request_id.encode()), (b"x-content-type-options", b"nosniff")]
+    is_kept = any(name == b"cache-control" for name, _ in headers)
+    return common if is_kept else [*common, (b"cache-control", b"no-store")]
+
+
+def with_body(body: bytes, receive: Receive) -> Receive:
+    """A `receive` that gives a body which has been read, and then whatever the connection gives."""
+    messages = iter([{"type": "http.request", "body": body, "more_body": False}])
+
+    async def receive_on() -> Message:
+        return next(messages, None) or await receive()
+
+    return receive_on
+
+
+class PreparedRejection:
+    """The response to a request for which there is no room, the same as `overloaded` makes."""
+
+    def __init__(self, retry_seconds: int, request_id: str) -> None:
+        self._headers, body = overloaded_response(retry_seconds, len(request_id))
+        self._body = body.replace(ID_BLANK * len(request_id), request_id.encode())
+
+    async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
+        """Send it."""
+        await send({"type": "http.response.start", "status": 429, "headers": self._headers})
+        await send({"type": "http.response.body", "body": self._body})
+
+
+@cache
+def overloaded_response(retry_seconds: int, id_length: int) -> tuple[RawHeaders, bytes]:
+    """Headers and body of a rejection, with blanks for an id of this length."""
+    response = error_response(overloaded(retry_seconds), ID_BLANK.decode() * id_length)
+    return response.raw_headers, bytes(response.body)
+
+
+async def send_in_time(
+    response: ASGIApp, scope: Scope, receive: Receive, send: Send, *, seconds: float
+) -> None:
+    """Send a response, and drop the connection where the client does not read it in this time."""
+    try:
+        async with asyncio.timeout(seconds):
+            await response(scope, receive, send)
+    except TimeoutError:
+        await abort_connection(scope, receive)
+
+
+async def abort_connection(scope: Scope, receive: Receive) -> None:
+    """Drop a connection on which nobody reads: it would hold its responses in memory for ever."""
+    if abort := scope.get("state", {}).get(ABORT):
+        abort()
+        await wait_for_disconnect(receive)
+    raise ClientGone
+
+
+async def wait_for_disconnect(receive: Receive) -> None:
+    """Return once the client has gone, or has its whole response."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _is_hopeless(announced: int, headers: Mapping[str, str], limits: Limits) -> bool:
+    """Whether a body is too long, and its client either waits for our word or has far too much to send."""
+    return announced > limits.body_bytes and ("expect" in headers or announced > MAX_DISCARDED)

@@ -1,0 +1,259 @@
+"""The models of a server: what each can do is known from the start, its weights come with the first use."""
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bertsmith.core.errors import UserError
+from bertsmith.inference.fill_mask import mask_offsets_in
+from bertsmith.inference.introspection import inspect_attention, inspect_senses, inspect_tokens
+from bertsmith.inference.loaded_model import Bert, load
+from bertsmith.inference.outputs import ABILITIES, Json, answers_to_json, masks_to_json, tags_to_json
+from bertsmith.inference.text_reader import TokenizedText
+from bertsmith.serve.api_errors import ApiError
+from bertsmith.serve.batching import BatchKey, BatchQueue, BatchReport
+from bertsmith.serve.server_config import ServerConfig
+
+OnBatch = Callable[[str, BatchReport], None]
+"""Called with each batch that a model has computed."""
+
+log = logging.getLogger("bertsmith.serve")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What is known of a model without its weights."""
+
+    abilities: tuple[str, ...]
+    labels: tuple[str, ...]
+    mask: str | None
+    """How a mask is written."""
+    takes_pairs: bool
+    takes_single: bool
+    """A model that nobody here fine-tuned takes both."""
+    layers: int
+    heads: int
+    width: int
+    max_tokens: int
+    """Tokens of the longest text it takes."""
+    modified: int
+    """When its folder was last written, in seconds since 1970."""
+
+
+class ServedModel:
+    """A model folder, its weights once they were asked for, and what waits for it."""
+
+    def __init__(self, name: str, folder: Path, config: ServerConfig, on_batch: OnBatch) -> None:
+        self.name, self._folder, self._config = name, folder, config
+        self._load_lock = threading.Lock()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"model-{name}")
+        self._bert: Bert | None = self._load()  # a wrong folder is told before the first request, not by it
+        self.info = info_of(self._bert, folder)
+        self.queue = BatchQueue(
+            self._predict, self._thread, limits=config.limits, on_batch=lambda report: on_batch(name, report)
+        )
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether its weights are in memory."""
+        return self._bert is not None
+
+    async def loaded(self) -> Bert:
+        """The model, loaded now if it was not yet; whoever else asks meanwhile waits for the same one."""
+        if self._bert is not None:
+            return self._bert
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self.load)
+
+    def load(self) -> Bert:
+        """The model, loaded now if it was not yet."""
+        with self._load_lock:
+            if self._bert is None:
+                try:
+                    self._bert = self._load()
+                except UserError as error:
+                    log.error("%s cannot be loaded: %s", self.name, error.line())
+                    raise ApiError(
+                        503, f"the model {self.name} cannot be loaded; its log says why"
+                    ) from error
+            return self._bert
+
+    def release(self) -> None:
+        """Let go of the weights until they are asked for."""
+        self._bert = None
+
+    def close(self) -> None:
+        """Let its thread end once it is idle."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _predict(self, key: BatchKey, inputs: Sequence[Any]) -> Sequence[Any]:
+        return predict(self.load(), key, inputs)
+
+    def _load(self) -> Bert:
+        return load(self._folder, device=self._config.device, precision=self._config.precision)
+
+
+class ModelRegistry:
+    """All models of a server, in the order they were named."""
+
+    def __init__(self, config: ServerConfig, on_batch: OnBatch) -> None:
+        self._models: dict[str, ServedModel] = {}
+        for name, folder in config.models.items():
+            self._models[name] = ServedModel(name, folder, config, on_batch)
+            if len(self._models) > 1:  # the first stays: one model, the usual case, answers at once
+                self._models[name].release()
+
+    def __iter__(self) -> Iterator[ServedModel]:
+        return iter(self._models.values())
+
+    def __getitem__(self, name: str) -> ServedModel:
+        return self._models[name]
+
+    def with_ability(self, name: str | None, *abilities: str) -> ServedModel:
+        """The model of this name, or without one the first, that has one of these abilities."""
+        wanted = " or ".join(ABILITIES[ability] for ability in abilities)
+        if name is None:
+            found = [model for model in self if set(abilities) & set(model.info.abilities)]
+            if not found:
+                raise ApiError(422, f"no model here can {wanted}; one is added with --model NAME=FOLDER")
+            return found[0]
+        model = self.get(name)
+        if not set(abilities) & set(model.info.abilities):
+            can = ", ".join(ABILITIES[each] for each in model.info.abilities)
+            raise ApiError(422, f"the model {name} cannot {wanted}; it can {can}")
+        return model
+
+    def get(self, name: str) -> ServedModel:
+        """The model of this name."""
+        if name not in self._models:
+            message = f"there is no model {name!r} here; GET /models lists those there are"
+            raise ApiError(404, message, error_type="model_not_found")
+        return self._models[name]
+
+    def pair_scorer(self, name: str | None) -> ServedModel | None:
+        """The model of this name, or without one the first, if it gives pairs of texts a number."""
+        candidates = [model for model in self if name in (None, model.name)]
+        fit = (each for each in candidates if "score" in each.info.abilities and each.info.takes_pairs)
+        return next(fit, None)
+
+    @property
+    def are_full(self) -> bool:
+        """Whether no model would take anything more."""
+        return all(model.queue.is_full for model in self._models.values())
+
+    def retry_seconds(self) -> int:
+        """When the first of them should have room again."""
+        return min(model.queue.retry_seconds() for model in self._models.values())
+
+    def close(self) -> None:
+        """Let every model's thread end."""
+        for model in self._models.values():
+            model.close()
+
+
+def info_of(bert: Bert, folder: Path) -> ModelInfo:
+    """What there is to know of a model beside its weights."""
+    config = bert.model.network.config
+    return ModelInfo(
+        abilities=tuple(bert.abilities),
+        labels=_labels_of(bert),
+        mask=_mask_of(bert),
+        takes_pairs=bert.finetuned is None or bert.finetuned.config.pairs,
+        takes_single=bert.finetuned is None or not bert.finetuned.config.pairs,
+        layers=config.layers,
+        heads=config.heads,
+        width=config.width,
+        max_tokens=config.positions,
+        modified=int(folder.stat().st_mtime),
+    )
+
+
+def _labels_of(bert: Bert) -> tuple[str, ...]:
+    """The classes or tags that a model knows; none where it has no such head."""
+    if bert.finetuned is not None:
+        return bert.finetuned.config.labels
+    return bert.model.labels() if {"classify", "tag"} & set(bert.abilities) else ()
+
+
+def _mask_of(bert: Bert) -> str | None:
+    try:
+        return bert.tokenizer.mask_token
+    except UserError:  # a tokenizer need not have one
+        return None
+
+
+# ---- how each operation is put to a model: many inputs in, a result for each out
+
+
+def predict(bert: Bert, key: BatchKey, inputs: Sequence[Any]) -> Sequence[Any]:
+    """The result of each input."""
+    return OPERATIONS[key.operation](bert, inputs, key.options)
+
+
+def _fill(bert: Bert, texts: Sequence[TokenizedText], options: tuple[Any, ...]) -> list[list[Json]]:
+    (top,) = options
+    found = zip(texts, bert.fill_each(texts, top=top), strict=True)
+    return [
+        masks_to_json(mask_offsets_in(str(each.text), each.encoded, bert.tokenizer), guesses)
+        for each, guesses in found
+    ]
+
+
+def _tag(bert: Bert, texts: Sequence[str], _: tuple[Any, ...]) -> list[Json]:
+    found = zip(texts, bert.tag(texts), strict=True)
+    return [tags_to_json(words, bert.entities_of(text, words)) for text, words in found]
+
+
+def _embed(bert: Bert, texts: Sequence[TokenizedText], options: tuple[Any, ...]) -> Sequence[Any]:
+    (truncate,) = options
+    return list(bert.embed(texts, truncate=truncate).numpy())  # a row, not a list of numbers, for each
+
+
+def _classify(bert: Bert, texts: Sequence[TokenizedText], options: tuple[Any, ...]) -> list[Any]:
+    truncate, _form = options
+    return bert.classify(texts, truncate=truncate)
+
+
+def _score(bert: Bert, texts: Sequence[TokenizedText], options: tuple[Any, ...]) -> list[float]:
+    truncate, _form = options
+    return bert.score(texts, truncate=truncate)
+
+
+def _next(bert: Bert, pairs: Sequence[TokenizedText], _: tuple[Any, ...]) -> list[Any]:
+    return bert.next_sentences(pairs)
+
+
+def _answer(bert: Bert, pairs: Sequence[tuple[str, str]], options: tuple[Any, ...]) -> list[Json]:
+    (best,) = options
+    return [answers_to_json(found) for found in bert.answers_each(pairs, best=best)]
+
+
+def _show_tokens(bert: Bert, pairs: Sequence[Any], options: tuple[Any, ...]) -> list[Any]:
+    (seed,) = options
+    return [inspect_tokens(bert, first, second, seed=seed) for first, second in pairs]
+
+
+def _show_attention(bert: Bert, pairs: Sequence[Any], _: tuple[Any, ...]) -> list[Any]:
+    return [inspect_attention(bert, first, second) for first, second in pairs]
+
+
+def _show_senses(bert: Bert, asked: Sequence[Any], _: tuple[Any, ...]) -> list[Any]:
+    return [inspect_senses(bert, word, sentences) for word, sentences in asked]
+
+
+OPERATIONS: dict[str, Callable[[Bert, Sequence[Any], tuple[Any, ...]], Sequence[Any]]] = {
+    "fill": _fill,
+    "next": _next,
+    "classify": _classify,
+    "score": _score,
+    "tag": _tag,
+    "answer": _answer,
+    "embed": _embed,
+    "look/tokens": _show_tokens,
+    "look/attention": _show_attention,
+    "look/senses": _show_senses,
+}

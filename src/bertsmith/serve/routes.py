@@ -1,0 +1,220 @@
+"""Our own routes: what a model predicts for texts, and a view of its inside."""
+
+import re
+from collections.abc import Sequence
+
+import numpy as np
+from fastapi import APIRouter
+
+from bertsmith.inference.outputs import classification_to_json
+from bertsmith.inference.vectors import cosines
+from bertsmith.serve.api_errors import ApiError
+from bertsmith.serve.batching import BatchKey
+from bertsmith.serve.model_registry import ServedModel
+from bertsmith.serve.schemas import (
+    AnswerRequest,
+    AnswerResponse,
+    AttentionResponse,
+    ClassifyRequest,
+    ClassifyResponse,
+    CompareRequest,
+    CompareResponse,
+    FillRequest,
+    FillResponse,
+    IntrospectionRequest,
+    NextRequest,
+    NextResponse,
+    OccurrencePoint,
+    SensesRequest,
+    SensesResponse,
+    TagRequest,
+    TagResponse,
+    TextOrPair,
+    TokensRequest,
+    TokensResponse,
+    TokenView,
+)
+from bertsmith.serve.service import (
+    TEXTS,
+    FieldNames,
+    PredictionRequest,
+    Predictions,
+    Service,
+    list_field,
+    pair_of_fields,
+    single_field,
+)
+
+MAX_SHOWN_TOKENS = 64
+"""Attention grows with the square of the length, times layers, times heads."""
+MAX_OCCURRENCES = 64
+"""Of a word: all are compared with each other, and a map of more is a cloud."""
+WEIGHT_DIGITS = 4
+
+
+def prediction_routes(service: Service) -> APIRouter:
+    """Routes that give predictions."""
+    router = APIRouter()
+
+    @router.post("/fill")
+    async def fill(request: FillRequest) -> FillResponse:
+        """The most probable tokens for each mask of a text."""
+        texts, key = [request.text], BatchKey("fill", (request.top,))
+        found = await service.predict(
+            PredictionRequest(key, texts, texts, request.model, fields=single_field("text"))
+        )
+        return FillResponse(model=found.model, masks=found.results[0])
+
+    @router.post("/next")
+    async def next_sentence(request: NextRequest) -> NextResponse:
+        """Whether the second text follows the first."""
+        pairs, fields = [(request.first, request.second)], pair_of_fields("first", "second")
+        found = await service.predict(
+            PredictionRequest(BatchKey("next"), pairs, pairs, request.model, fields=fields)
+        )
+        (result,) = found.results
+        return NextResponse(model=found.model, follows=result.follows, probability=result.probability)
+
+    @router.post("/classify")
+    async def classify(request: ClassifyRequest) -> ClassifyResponse:
+        """The class of each text, its classes, or its number, by the kind of model."""
+        found = await classify_texts(service, [as_text(each) for each in request.texts], model=request.model)
+        results = [classification_to_json(each) for each in found.results]
+        return ClassifyResponse.model_validate({"model": found.model, "results": results})
+
+    @router.post("/tag")
+    async def tag(request: TagRequest) -> TagResponse:
+        """The tag of each word, and the entities that tags mark, such as names."""
+        texts = request.texts
+        found = await service.predict(PredictionRequest(BatchKey("tag"), texts, texts, request.model))
+        return TagResponse(model=found.model, results=found.results)
+
+    @router.post("/answer")
+    async def answer(request: AnswerRequest) -> AnswerResponse:
+        """What the passage answers, to the letter; a long passage is read in windows."""
+        pairs, fields = [(request.question, request.passage)], pair_of_fields("question", "passage")
+        key = BatchKey("answer", (request.best,))
+        found = await service.predict(PredictionRequest(key, pairs, pairs, request.model, fields=fields))
+        return AnswerResponse(model=found.model, **found.results[0])
+
+    @router.post("/compare")
+    async def compare(request: CompareRequest) -> CompareResponse:
+        """How alike texts are, each with each."""
+        texts, key = request.texts, BatchKey("embed", (False,))
+        found = await service.predict(PredictionRequest(key, texts, texts, request.model))
+        return CompareResponse(model=found.model, similarity=cosines(np.stack(found.results)).tolist())
+
+    return router
+
+
+def introspection_routes(service: Service) -> APIRouter:
+    """Routes that show the inside of a model."""
+    router = APIRouter(prefix="/look")
+
+    @router.post("/tokens")
+    async def look_at_tokens(request: TokensRequest) -> TokensResponse:
+        """What the model reads of a text or pair, and a random masking of it."""
+        found = await service.predict(_introspection(BatchKey("look/tokens", (request.seed,)), request))
+        views = [TokenView.model_validate(each, from_attributes=True) for each in found.results[0].tokens]
+        return TokensResponse(model=found.model, tokens=views)
+
+    @router.post("/attention")
+    async def look_at_attention(request: IntrospectionRequest) -> AttentionResponse:
+        """What each token attends to, in every layer and head."""
+        key = BatchKey("look/attention")
+        found = await service.predict(_introspection(key, request, max_tokens=MAX_SHOWN_TOKENS))
+        seen = found.results[0]
+        weights = np.asarray(seen.weights, dtype=np.float64).round(WEIGHT_DIGITS)
+        layers, heads = weights.shape[:2]
+        return AttentionResponse(
+            model=found.model,
+            tokens=list(seen.tokens),
+            layers=layers,
+            heads=heads,
+            weights=weights.tolist(),
+        )
+
+    @router.post("/senses")
+    async def look_at_senses(request: SensesRequest) -> SensesResponse:
+        """Where the vectors of a word's occurrences lie, and how alike they are."""
+        check_occurrences(request)
+        inputs, fields = [(request.word, request.sentences)], list_field("sentences")
+        key = BatchKey("look/senses")
+        found = await service.predict(
+            PredictionRequest(key, inputs, request.sentences, request.model, fields=fields)
+        )
+        seen = found.results[0]
+        points = [OccurrencePoint.model_validate(each, from_attributes=True) for each in seen.points]
+        similarity = np.asarray(seen.similarity, dtype=np.float64).tolist()
+        return SensesResponse(model=found.model, points=points, similarity=similarity)
+
+    return router
+
+
+async def classify_texts(
+    service: Service,
+    texts: Sequence[str | tuple[str, str]],
+    *,
+    model: str | None,
+    truncate: bool = False,
+    fields: FieldNames = TEXTS,
+) -> Predictions:
+    """The class of each text, or its number where the model gives numbers."""
+    chosen = _text_classifier(service, texts[0], model)
+    check_forms(texts, chosen, fields)
+    ability = "classify" if "classify" in chosen.info.abilities else "score"
+    # Single texts and pairs do not share a batch: the models take one form at a time.
+    key = BatchKey(ability, (truncate, isinstance(texts[0], str)))
+    return await service.predict(PredictionRequest(key, texts, texts, chosen.name, truncate, fields=fields))
+
+
+def _text_classifier(service: Service, text: str | tuple[str, str], name: str | None) -> ServedModel:
+    """The model of this name, or without one the first, that gives classes or numbers to such texts."""
+    named = service.models.with_ability(name, "classify", "score")  # an error where there is none at all
+    if name is not None:
+        return named
+    is_single = isinstance(text, str)
+    for model in service.models:
+        takes_it = model.info.takes_single if is_single else model.info.takes_pairs
+        if takes_it and {"classify", "score"} & set(model.info.abilities):
+            return model
+    wanted, task = ("single texts", "sst2") if is_single else ("pairs of texts", "mrpc")
+    remedy = f"bertsmith finetune {task} makes one, and --model FOLDER adds it"
+    raise ApiError(422, f"no model here classifies {wanted}; {remedy}")
+
+
+def check_forms(texts: Sequence[str | tuple[str, str]], model: ServedModel, fields: FieldNames) -> None:
+    """Reject a pair or a single text where the model was fine-tuned on the other."""
+    for index, text in enumerate(texts):
+        if isinstance(text, str) and not model.info.takes_single:
+            takes = "pairs; send [first, second]"
+        elif not isinstance(text, str) and not model.info.takes_pairs:
+            takes = "single texts; send one string"
+        else:
+            continue
+        raise ApiError(422, f"{fields(index)[0]}: the model {model.name} takes {takes}")
+
+
+def check_occurrences(request: SensesRequest) -> None:
+    """Reject no word, and one that stands in the sentences too often."""
+    word = request.word.strip()
+    if not word:
+        raise ApiError(422, "word: is empty; give the word whose senses are wanted")
+    found = sum(len(re.findall(re.escape(word), text, re.IGNORECASE)) for text in request.sentences)
+    if found > MAX_OCCURRENCES:
+        message = f"the word stands {found} times in the sentences; at most {MAX_OCCURRENCES} are shown"
+        raise ApiError(422, message)
+
+
+def as_text(sent: TextOrPair) -> str | tuple[str, str]:
+    """A text or a pair, as the models take it."""
+    return sent if isinstance(sent, str) else (sent[0], sent[1])
+
+
+def _introspection(
+    key: BatchKey, request: IntrospectionRequest, *, max_tokens: int | None = None
+) -> PredictionRequest:
+    text = request.first if request.second is None else (request.first, request.second)
+    fields = single_field("first") if request.second is None else pair_of_fields("first", "second")
+    inputs = [(request.first, request.second)]
+    return PredictionRequest(key, inputs, [text], request.model, max_tokens=max_tokens, fields=fields)

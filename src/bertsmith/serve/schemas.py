@@ -1,0 +1,291 @@
+"""The JSON of our own routes. Offsets count Unicode code points; `end` is past the last one."""
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+# fail_fast: the first wrong item of a list is enough. Errors of a million items take seconds and a gigabyte.
+Pair = Annotated[list[str], Field(fail_fast=True, min_length=2, max_length=2)]
+TextOrPair = str | Pair
+Texts = Annotated[list[str], Field(fail_fast=True, min_length=1)]
+Seed = Annotated[int, Field(ge=0, lt=2**32)]
+
+
+class ApiRequest(BaseModel):
+    """A request: nothing in it is guessed, converted or ignored."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    model: str | None = Field(None, description="Name of a model; without it the first that can do it.")
+
+
+class ApiResponse(BaseModel):
+    """A response, with the model that gave it."""
+
+    model: str
+
+
+class ErrorDetail(BaseModel):
+    """What went wrong."""
+
+    message: str
+    type: str
+    request_id: str
+
+
+class ErrorResponse(BaseModel):
+    """The response to every request that fails."""
+
+    error: ErrorDetail
+
+
+class FillRequest(ApiRequest):
+    """A text with masks."""
+
+    text: str
+    top: int = Field(5, ge=1, le=100)
+
+
+class Candidate(BaseModel):
+    """A token for a mask."""
+
+    token: str
+    probability: float
+
+
+class FilledMask(BaseModel):
+    """A mask, and what may stand in its place, the most probable first."""
+
+    start: int
+    end: int
+    guesses: list[Candidate]
+
+
+class FillResponse(ApiResponse):
+    """Every mask of the text, each by itself."""
+
+    masks: list[FilledMask]
+
+
+class NextRequest(ApiRequest):
+    """Does the second text follow the first?"""
+
+    first: str
+    second: str
+
+
+class NextResponse(ApiResponse):
+    """Whether it does, and how probably."""
+
+    follows: bool
+    probability: float
+
+
+class ClassifyRequest(ApiRequest):
+    """Texts, or pairs of texts for a model that was fine-tuned on pairs."""
+
+    texts: Annotated[list[TextOrPair], Field(fail_fast=True, min_length=1)]
+
+
+class ClassResult(BaseModel):
+    """The class of a text."""
+
+    label: str
+    probability: float
+    probabilities: dict[str, float]
+
+
+class LabelsResult(BaseModel):
+    """The classes of a text that may have any number of them: those of at least 0.5."""
+
+    labels: list[str]
+    probabilities: dict[str, float]
+
+
+class ScoreResult(BaseModel):
+    """The number that a model for regression gives a text."""
+
+    score: float
+
+
+class ClassifyResponse(ApiResponse):
+    """One result for each text, by the kind of model."""
+
+    results: list[ClassResult | LabelsResult | ScoreResult]
+
+
+class TagRequest(ApiRequest):
+    """Texts whose words are to be tagged."""
+
+    texts: Texts
+
+
+class WordResult(BaseModel):
+    """A word and its tag."""
+
+    text: str
+    start: int
+    end: int
+    tag: str
+    probability: float
+
+
+class EntityResult(BaseModel):
+    """A stretch of a text; the probability is the mean of its words'."""
+
+    text: str
+    start: int
+    end: int
+    label: str
+    probability: float
+
+
+class TagResult(BaseModel):
+    """The words of a text, and the stretches that their tags mark."""
+
+    words: list[WordResult]
+    entities: list[EntityResult]
+
+
+class TagResponse(ApiResponse):
+    """One result for each text."""
+
+    results: list[TagResult]
+
+
+class AnswerRequest(ApiRequest):
+    """A question and the passage that may answer it."""
+
+    question: str
+    passage: str
+    best: int = Field(3, ge=1, le=20)
+
+
+class AnswerSpan(BaseModel):
+    """A stretch of the passage; no answer is an empty text that starts at -1."""
+
+    text: str
+    start: int
+    end: int
+    probability: float
+
+
+class AnswerResponse(ApiResponse):
+    """The answer, and after it what else was considered, the best first."""
+
+    answers: list[AnswerSpan]
+    no_answer: bool
+    no_answer_probability: float | None
+    decided_by_threshold: bool = Field(
+        description="Whether something else is more probable, but the model's no-answer threshold decided."
+    )
+
+
+class CompareRequest(ApiRequest):
+    """Texts to compare, each with each."""
+
+    texts: Annotated[list[str], Field(fail_fast=True, min_length=2)]
+
+
+class CompareResponse(ApiResponse):
+    """The cosine of the mean-pooled vectors of each two texts."""
+
+    similarity: list[list[float]]
+
+
+class IntrospectionRequest(ApiRequest):
+    """A text, or two."""
+
+    first: str
+    second: str | None = None
+
+
+class TokensRequest(IntrospectionRequest):
+    """A text, or two, and which of the random maskings to show."""
+
+    seed: Seed = 0
+
+
+class TokenView(BaseModel):
+    """A token as the model takes it, and what masking did to it: nothing, mask, random or kept."""
+
+    text: str
+    id: int
+    segment: int
+    position: int
+    start: int
+    end: int
+    masking: str
+    shown: str
+
+
+class TokensResponse(ApiResponse):
+    """All tokens, the special ones among them."""
+
+    tokens: list[TokenView]
+
+
+class AttentionResponse(ApiResponse):
+    """Who attends to whom: weights by layer, head, from, to."""
+
+    tokens: list[str]
+    layers: int
+    heads: int
+    weights: list[list[list[list[float]]]]
+
+
+class SensesRequest(ApiRequest):
+    """A word, and sentences in which it stands."""
+
+    word: str
+    sentences: Texts
+
+
+class OccurrencePoint(BaseModel):
+    """One occurrence of the word, and its place on the map."""
+
+    sentence: int
+    start: int
+    end: int
+    x: float
+    y: float
+
+
+class SensesResponse(ApiResponse):
+    """Every occurrence, and the cosine of each two."""
+
+    points: list[OccurrencePoint]
+    similarity: list[list[float]]
+
+
+class ModelDescription(BaseModel):
+    """What a model is and can do."""
+
+    name: str
+    abilities: list[str]
+    labels: list[str]
+    mask: str | None = Field(description="How a mask is written; null where the model has none.")
+    pairs: bool = Field(description="Whether it takes pairs of texts.")
+    single: bool = Field(description="Whether it takes single texts.")
+    loaded: bool
+    layers: int
+    heads: int
+    width: int
+    longest: int
+
+
+class ModelsResponse(BaseModel):
+    """The models of this server."""
+
+    models: list[ModelDescription]
+
+
+class StatusResponse(BaseModel):
+    """How the server is."""
+
+    status: str
+
+
+def error_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """What the OpenAPI document says of failures."""
+    return {status: {"model": ErrorResponse} for status in statuses}

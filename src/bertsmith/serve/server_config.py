@@ -1,0 +1,72 @@
+"""How a server is configured: its models, who may use it, and the limits of a request and of the queues."""
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bertsmith.core.errors import UserError
+
+if TYPE_CHECKING:
+    from bertsmith.inference.loaded_model import Precision
+
+FOR_ALL = ("*", "null")
+"""Origins that any site can bring about: a page in a sandbox says null."""
+ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[a-z0-9._\[\]:-]+")
+"""As browsers write it (RFC 6454, section 6.2), with * for all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much one request may hold, and how much may wait."""
+
+    body_bytes: int = 2 * 2**20
+    texts: int = 256
+    """Of one request; OpenAI takes 2,048 and text-embeddings-inference 32."""
+    characters: int = 50_000
+    """Of one text: some thirty pages, for questions about long passages."""
+    batch_tokens: int = 8192
+    """So many tokens of several requests go through a model together; 1 turns batching off."""
+    queue_tokens: int = 262_144
+    """So many may wait for a model; beyond them, and beyond what can be answered in time, comes a 429."""
+    queue_requests: int = 1024
+    """So many may wait for a model."""
+    open_requests: int = 4096
+    """So many may be anywhere between their first byte and their last, slow senders among them."""
+    request_seconds: float = 30.0
+    body_seconds: float = 10.0
+    """For a request's body to arrive."""
+    head_seconds: float = 10.0
+    """For a request's line and headers to arrive."""
+    drain_seconds: float = 60.0
+    """For accepted requests to finish after SIGTERM."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """What to serve, and to whom."""
+
+    models: dict[str, Path]
+    """Folders by name; a request without a model goes to the first that can do what it asks for."""
+    device: str = "auto"
+    precision: "Precision" = "auto"
+    api_key: str = field(default="", repr=False)
+    """Empty: whoever reaches the port may use it."""
+    allow_origins: tuple[str, ...] = ()
+    """Web sites whose pages may send requests; none but the server's own by default."""
+    limits: Limits = Limits()
+
+    def __post_init__(self) -> None:
+        if not self.models:
+            raise UserError("there is no model to serve", remedy="give --model FOLDER")
+        for origin in self.allow_origins:
+            self._check_origin(origin)
+
+    def _check_origin(self, origin: str) -> None:
+        where = f"--allow-origin {origin}"
+        if not ORIGIN.fullmatch(origin):
+            remedy = "write scheme and host in small letters and nothing behind: https://site.example"
+            raise UserError("no browser names a site like this", where=where, remedy=remedy)
+        if origin in FOR_ALL and not self.api_key:
+            what = "every web site could ask this server through its visitors' browsers"
+            raise UserError(what, where=where, remedy="name the sites, or set an API key")

@@ -1,0 +1,147 @@
+"""Many fine-tuning runs, one table: each run has its own folder, and what is finished is not done again."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from bertsmith.core.files import write_json
+from bertsmith.finetuning.assignment import Assignment, check_same_run
+from bertsmith.finetuning.finetune import FinetuningResult, finetune
+from bertsmith.recipe.finetuning_schema import FinetuningRecipe
+from bertsmith.tasks.kinds.registry import metric_named
+from bertsmith.training.callbacks import ProgressCallback
+
+GRID: dict[str, tuple[Any, ...]] = {
+    "run.examples": (16, 32),
+    "optim.peak_lr": (5e-5, 3e-5, 2e-5),
+    "run.epochs": (2.0, 3.0, 4.0),
+}
+"""Devlin et al. 2018, A.3."""
+
+
+SPREAD = "spread.json"
+"""Beside the folders of runs: what each came to, which did best, and how they spread."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One run of a study."""
+
+    name: str
+    assignment: Assignment
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A metric over several runs."""
+
+    mean: float
+    median: float
+    deviation: float
+    """Standard deviation of the sample; 0 for a single run."""
+    least: float
+    most: float
+    runs: int
+
+
+class Stopped(Exception):
+    """A run of the study was asked to stop; what is finished stays."""
+
+
+def run_trials(trials: Sequence[Trial], callback: ProgressCallback) -> list[FinetuningResult]:
+    """Run each trial that is not finished yet, one after the other; the results of all.
+
+    Beside the folders of trials their spread is written.
+    """
+    for trial in trials:
+        check_same_run(trial.assignment)
+    results = []
+    for number, trial in enumerate(trials, start=1):
+        callback.on_message(f"[{number}/{len(trials)}] {trial.name}")
+        result = finetune(trial.assignment, callback)
+        if not result.finished:
+            raise Stopped(trial.name)
+        results.append(result)
+    for place in dict.fromkeys(result.folder.parent for result in results):
+        _write_spread(place, {each.folder.name: each for each in results if each.folder.parent == place})
+    return results
+
+
+def over_seeds(assignment: Assignment, seeds: int) -> list[Trial]:
+    """The same run with its own seed and those after it, so many in all."""
+    first = assignment.recipe.run.seed
+    return [_trial(assignment, {"run.seed": seed}, f"seed-{seed}") for seed in range(first, first + seeds)]
+
+
+def over_grid(assignment: Assignment, grid: Mapping[str, Sequence[Any]] | None = None) -> list[Trial]:
+    """The same run with every combination of the paper's settings."""
+    chosen = GRID if grid is None else grid
+    trials = []
+    for values in product(*chosen.values()):
+        changed = dict(zip(chosen, values, strict=True))
+        name = "_".join(f"{key.rpartition('.')[2]}-{value:g}" for key, value in changed.items())
+        trials.append(_trial(assignment, changed, name))
+    return trials
+
+
+def spread_of(values: Sequence[float]) -> Spread:
+    """Mean, median and spread of a metric over runs."""
+    deviation = statistics.stdev(values) if len(values) > 1 else 0.0
+    mean, median = statistics.mean(values), statistics.median(values)
+    return Spread(mean, median, deviation, min(values), max(values), len(values))
+
+
+def spreads_of(results: Sequence[FinetuningResult]) -> dict[str, dict[str, Spread]]:
+    """For each split and metric, how it spreads over the runs."""
+
+    def spread(split: str, metric: str) -> Spread:
+        return spread_of([result.metrics[split][metric] for result in results])
+
+    return {
+        split: {metric: spread(split, metric) for metric in metrics}
+        for split, metrics in results[0].metrics.items()
+    }
+
+
+def plain_spreads(spreads: Mapping[str, Mapping[str, Spread]]) -> dict[str, dict[str, dict[str, float]]]:
+    """Spreads for machines."""
+    return {
+        split: {metric: asdict(spread) for metric, spread in metrics.items()}
+        for split, metrics in spreads.items()
+    }
+
+
+def best_of(results: Mapping[str, FinetuningResult]) -> str:
+    """The name of the run that did best by the deciding metric of the first split; nothing without one."""
+    if not all(result.metrics for result in results.values()):
+        return ""
+    first = {name: next(iter(result.metrics.values())) for name, result in results.items()}
+    metric = metric_named(next(iter(next(iter(first.values())))))
+    best = max if metric.larger_is_better else min
+    return best(first, key=lambda name: first[name][metric.name])
+
+
+def _write_spread(place: Path, results: Mapping[str, FinetuningResult]) -> None:
+    facts = {
+        "runs": {name: result.metrics for name, result in results.items()},
+        "best": best_of(results),
+        "spreads": plain_spreads(spreads_of(list(results.values()))),
+    }
+    write_json(place / SPREAD, facts)
+
+
+def _trial(assignment: Assignment, changed: Mapping[str, Any], name: str) -> Trial:
+    recipe = with_values(assignment.recipe, changed)
+    return Trial(name, replace(assignment, recipe=recipe, out=assignment.out / name))
+
+
+def with_values(recipe: FinetuningRecipe, changed: Mapping[str, Any]) -> FinetuningRecipe:
+    """The recipe with other values under some dotted keys."""
+    values = recipe.model_dump()
+    for key, value in changed.items():
+        section, _, name = key.partition(".")
+        values[section][name] = value
+    return FinetuningRecipe.model_validate(values)

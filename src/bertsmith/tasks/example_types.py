@@ -1,0 +1,200 @@
+"""What the files of tasks hold; labels are still the words of the file.
+
+Every class of examples tells the same of itself, so that nobody has to ask which one it is: `strings` (all of
+its text), `summary` (for a list of errors), `sequences` (the texts of each sequence that may be cut; none
+where windows show everything), `label_names` (its classes or tags; none where it has a number, an answer or
+nothing) and `is_labelled` (whether it is known what is right).
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bertsmith.core.unicode import lone_surrogate
+
+
+@dataclass(frozen=True, slots=True)
+class TextExample:
+    """A text or a pair with its class, classes or number."""
+
+    key: str
+    """The example's id in the file, or its place."""
+    texts: str | tuple[str, str]
+    label: str | float | tuple[str, ...] | None
+    """None where the file has none, as in the test sets of GLUE."""
+    where: str
+    """File and line."""
+    pieces: tuple[NDArray[np.int32], ...] = field(default=(), compare=False)
+    """The tokens of each text without special ones, where they are known already."""
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The text, or both texts."""
+        return (self.texts,) if isinstance(self.texts, str) else self.texts
+
+    @property
+    def strings(self) -> tuple[str, ...]:
+        return self.parts
+
+    @property
+    def summary(self) -> str:
+        return " // ".join(self.parts)
+
+    @property
+    def sequences(self) -> tuple[tuple[str, ...], ...]:
+        return (self.parts,)
+
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        if isinstance(self.label, tuple):
+            return self.label
+        return (self.label,) if isinstance(self.label, str) else ()
+
+    @property
+    def is_labelled(self) -> bool:
+        return self.label is not None
+
+
+@dataclass(frozen=True, slots=True)
+class TaggedExample:
+    """A sentence in words, each with its tag."""
+
+    key: str
+    words: tuple[str, ...]
+    tags: tuple[str, ...] | None
+    document: int
+    """Sentences with the same number are context of each other."""
+    where: str
+
+    @property
+    def strings(self) -> tuple[str, ...]:
+        return (self.summary,)
+
+    @property
+    def summary(self) -> str:
+        return " ".join(self.words)
+
+    @property
+    def sequences(self) -> tuple[tuple[str, ...], ...]:
+        return ()
+
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        return self.tags or ()
+
+    @property
+    def is_labelled(self) -> bool:
+        return self.tags is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A span of a passage."""
+
+    text: str
+    start: int
+    """First code point in the passage."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A question about a passage."""
+
+    key: str
+    question: str
+    passage: str
+    answers: tuple[Answer, ...]
+    """All right ones; empty where the question has none, or none is known."""
+    labelled: bool
+    """Whether an empty `answers` says that the passage holds no answer (SQuAD 2.0)."""
+    article: str
+    where: str
+
+    @property
+    def strings(self) -> tuple[str, ...]:
+        return self.question, self.passage
+
+    @property
+    def summary(self) -> str:
+        return self.question
+
+    @property
+    def sequences(self) -> tuple[tuple[str, ...], ...]:
+        return ()
+
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        return ()
+
+    @property
+    def is_labelled(self) -> bool:
+        return bool(self.answers) or self.labelled
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceExample:
+    """Several pairs of texts, one of which is right."""
+
+    key: str
+    options: tuple[tuple[str, str], ...]
+    label: int | None
+    where: str
+
+    @property
+    def strings(self) -> tuple[str, ...]:
+        return tuple(text for option in self.options for text in option)
+
+    @property
+    def summary(self) -> str:
+        return " // ".join(second for _, second in self.options)
+
+    @property
+    def sequences(self) -> tuple[tuple[str, ...], ...]:
+        return self.options
+
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        return ()
+
+    @property
+    def is_labelled(self) -> bool:
+        return self.label is not None
+
+
+Example = TextExample | TaggedExample | Question | ChoiceExample
+
+
+@dataclass(frozen=True, slots=True)
+class BadLine:
+    """What a reader gives in place of an example that it cannot take."""
+
+    what: str
+    where: str
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True)
+class BadLabel(BadLine):
+    """An example that cannot be taken for its label alone: it can be predicted all the same."""
+
+    example: Example
+
+
+@dataclass(frozen=True, slots=True)
+class Undecided(BadLabel):
+    """An example without a label because its annotators disagreed: always skipped, and counted."""
+
+
+Reader = Callable[[Path], Iterator[Example | BadLine]]
+"""From one file to its examples in order; a file that cannot be read at all is a UserError."""
+
+
+def unreadable(example: Example) -> BadLine | None:
+    """What is wrong with an example that no tokenizer can read, for a lone surrogate; otherwise nothing."""
+    for text in example.strings:
+        if fault := lone_surrogate(text):
+            return BadLine(fault, example.where, "replace the character by U+FFFD")
+    return None

@@ -1,0 +1,213 @@
+"""GLUE and its neighbours SNLI and SICK, as the original files and as Parquet on the hub.
+
+Labels have the hub's names and order, so that a number in one layout means the word of the other.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from bertsmith.tasks.example_types import Reader
+from bertsmith.tasks.kinds.classify import CLASSIFY
+from bertsmith.tasks.kinds.regress import REGRESS
+from bertsmith.tasks.tables import (
+    LabelColumn,
+    TextColumns,
+    all_but_every_tenth,
+    every_tenth,
+    number,
+    one_of,
+    text_reader,
+)
+from bertsmith.tasks.task import Split, Task
+
+NLI_LABELS = ("entailment", "neutral", "contradiction")
+_ENTAILS_OR_NOT = ("entailment", "not_entailment")
+_HUB_UNTOLD = ("", "-1", "-1.0")  # what the hub writes into test sets
+# README of run_glue.py (transformers): 2e-5 and 3 epochs of 32; 5 epochs for MRPC and WNLI, which are tiny.
+_PUBLISHED: Mapping[str, object] = {"optim.peak_lr": 2e-5}
+_PUBLISHED_TINY: Mapping[str, object] = {"optim.peak_lr": 2e-5, "run.epochs": 5.0}
+
+
+def _told(columns: TextColumns) -> Reader:
+    return text_reader(columns)
+
+
+def _secret(columns: TextColumns) -> Reader:
+    """A reader of a test set, which may keep its labels secret."""
+    label = replace(columns.label, wanted="if told", untold=_HUB_UNTOLD)
+    return text_reader(replace(columns, label=label))
+
+
+def _splits(original: TextColumns, hub: TextColumns) -> dict[str, Split]:
+    return {
+        "train": Split({"train.tsv": _told(original), "train*.parquet": _told(hub)}),
+        "dev": Split({"dev.tsv": _told(original), "validation*.parquet": _told(hub)}),
+        "test": Split({"test.tsv": _secret(original), "test*.parquet": _secret(hub)}),
+    }
+
+
+def _hub(texts: tuple[str] | tuple[str, str], original: TextColumns) -> TextColumns:
+    return TextColumns(texts, replace(original.label, name="label"), key="idx")
+
+
+def _cola() -> Task:
+    labels = ("unacceptable", "acceptable")
+    headless = ("source", "label", "mark", "sentence")
+    tsv = TextColumns(("sentence",), LabelColumn("label", one_of(labels)), key="index", headless=headless)
+    splits = _splits(tsv, _hub(("sentence",), tsv))
+    folders, metrics = ("CoLA", "cola"), ("matthews",)
+    return Task("cola", "CoLA", CLASSIFY, metrics, splits, labels, folders, _PUBLISHED)
+
+
+def _sst2() -> Task:
+    labels = ("negative", "positive")
+    tsv = TextColumns(("sentence",), LabelColumn("label", one_of(labels)), key="index")
+    splits = _splits(tsv, _hub(("sentence",), tsv))
+    folders, metrics = ("SST-2", "sst2"), ("accuracy",)
+    return Task("sst2", "SST-2", CLASSIFY, metrics, splits, labels, folders, _PUBLISHED)
+
+
+def _mrpc() -> Task:
+    labels = ("not_equivalent", "equivalent")
+    texts = ("#1 String", "#2 String")
+    tsv = TextColumns(texts, LabelColumn("Quality", one_of(labels)), key="index")
+    splits = _splits(tsv, _hub(("sentence1", "sentence2"), tsv))
+    # Microsoft's own files have no development set: every tenth line of the training set makes one.
+    whole, test = "msr_paraphrase_train.txt", "msr_paraphrase_test.txt"
+    splits["train"] = Split({**splits["train"].files, whole: all_but_every_tenth(_told(tsv))})
+    splits["dev"] = Split({**splits["dev"].files, whole: every_tenth(_told(tsv))})
+    splits["test"] = Split({**splits["test"].files, test: _secret(tsv)})
+    folders, metrics = ("MRPC", "mrpc"), ("f1", "accuracy")
+    return Task("mrpc", "MRPC", CLASSIFY, metrics, splits, labels, folders, _PUBLISHED_TINY)
+
+
+def _stsb() -> Task:
+    tsv = TextColumns(("sentence1", "sentence2"), LabelColumn("score", number), key="index")
+    splits = _splits(tsv, _hub(("sentence1", "sentence2"), tsv))
+    folders, metrics = ("STS-B", "stsb"), ("spearman", "pearson")
+    return Task("stsb", "STS-B", REGRESS, metrics, splits, folders=folders, settings=_PUBLISHED)
+
+
+def _qqp() -> Task:
+    labels = ("not_duplicate", "duplicate")
+    texts = ("question1", "question2")
+    headless = ("id", "qid1", "qid2", *texts, "is_duplicate")
+    tsv = TextColumns(texts, LabelColumn("is_duplicate", one_of(labels)), key="id", headless=headless)
+    splits = _splits(tsv, _hub(texts, tsv))
+    # A sample that comes without a development set: every tenth line makes one.
+    sample = "train_part.tsv"
+    splits["train"] = Split({**splits["train"].files, sample: all_but_every_tenth(_told(tsv))})
+    splits["dev"] = Split({**splits["dev"].files, sample: every_tenth(_told(tsv))})
+    folders, metrics = ("QQP", "qqp"), ("f1", "accuracy")
+    return Task("qqp", "QQP", CLASSIFY, metrics, splits, labels, folders, _PUBLISHED)
+
+
+def _mnli() -> Task:
+    label = LabelColumn("gold_label", one_of(NLI_LABELS), undecided=("-",))
+    # By name: the original has up to 16 columns, other copies 4.
+    tsv = TextColumns(("sentence1", "sentence2"), label, key="index")
+    hub = _hub(("premise", "hypothesis"), tsv)
+    splits = {"train": Split({"train.tsv": _told(tsv), "train*.parquet": _told(hub)})}
+    for suffix, which in (("", "matched"), ("-mismatched", "mismatched")):
+        dev = {f"dev_{which}.tsv": _told(tsv), f"validation_{which}*.parquet": _told(hub)}
+        test = {f"test_{which}.tsv": _secret(tsv), f"test_{which}*.parquet": _secret(hub)}
+        splits |= {f"dev{suffix}": Split(dev), f"test{suffix}": Split(test)}
+    folders, metrics = ("MNLI", "mnli"), ("accuracy",)
+    return Task("mnli", "MNLI", CLASSIFY, metrics, splits, NLI_LABELS, folders, _PUBLISHED)
+
+
+def _diagnostic() -> Task:
+    """GLUE's hand-made pairs, for a model that was trained on MNLI; only the full file tells the labels."""
+    label = LabelColumn("label", one_of(NLI_LABELS))
+    tsv = TextColumns(("sentence1", "sentence2"), label, key="index")
+    full = TextColumns(("Premise", "Hypothesis"), replace(label, name="Label"))
+    test = {"diagnostic.tsv": _secret(tsv), "test*.parquet": _secret(_hub(("premise", "hypothesis"), tsv))}
+    splits = {"dev": Split({"diagnostic-full.tsv": _told(full)}), "test": Split(test)}
+    folders, metrics = ("diagnostic", "AX", "ax"), ("matthews", "accuracy")
+    return Task("diagnostic", "Diagnostic", CLASSIFY, metrics, splits, NLI_LABELS, folders)
+
+
+def _qnli() -> Task:
+    texts = ("question", "sentence")
+    tsv = TextColumns(texts, LabelColumn("label", one_of(_ENTAILS_OR_NOT)), key="index")
+    splits = _splits(tsv, _hub(texts, tsv))
+    folders, metrics = ("QNLI", "qnli"), ("accuracy",)
+    return Task("qnli", "QNLI", CLASSIFY, metrics, splits, _ENTAILS_OR_NOT, folders, _PUBLISHED)
+
+
+def _rte() -> Task:
+    texts = ("sentence1", "sentence2")
+    tsv = TextColumns(texts, LabelColumn("label", one_of(_ENTAILS_OR_NOT)), key="index")
+    splits = _splits(tsv, _hub(texts, tsv))
+    folders, metrics = ("RTE", "rte"), ("accuracy",)
+    return Task("rte", "RTE", CLASSIFY, metrics, splits, _ENTAILS_OR_NOT, folders, _PUBLISHED)
+
+
+def _wnli() -> Task:
+    labels = ("not_entailment", "entailment")  # the other way round than RTE and QNLI
+    texts = ("sentence1", "sentence2")
+    tsv = TextColumns(texts, LabelColumn("label", one_of(labels)), key="index")
+    splits = _splits(tsv, _hub(texts, tsv))
+    folders, metrics = ("WNLI", "wnli"), ("accuracy",)
+    return Task("wnli", "WNLI", CLASSIFY, metrics, splits, labels, folders, _PUBLISHED_TINY)
+
+
+def _snli() -> Task:
+    label = LabelColumn("label", one_of(NLI_LABELS), undecided=("-", "-1"))
+    plain = TextColumns(("premise", "hypothesis"), label)
+    stanford = TextColumns(("sentence1", "sentence2"), replace(label, name="gold_label"))
+    names = {"train": ("train",), "dev": ("dev", "validation"), "test": ("test",)}
+    splits = {}
+    for split, stems in names.items():
+        files = {f"{stem}.tsv": _secret(plain) if split == "test" else _told(plain) for stem in stems}
+        files |= {f"snli_1.0_{split}.{kind}": _told(stanford) for kind in ("txt", "jsonl")}
+        files |= {f"{stems[-1]}*.parquet": _told(plain)}
+        splits[split] = Split(files)
+    folders, metrics = ("SNLI", "snli", "snli_1.0", "plain_text", "nli"), ("accuracy",)
+    return Task("snli", "SNLI", CLASSIFY, metrics, splits, NLI_LABELS, folders)
+
+
+def _sick(judged: LabelColumn, together: LabelColumn, hub: LabelColumn) -> dict[str, Split]:
+    """SemEval's files of each split, the one file of the later release, or the hub's."""
+    texts = ("sentence_A", "sentence_B")
+    names = {"train": ("train", "TRAIN"), "dev": ("trial", "TRIAL"), "test": ("test_annotated", "TEST")}
+    splits = {}
+    for split, (stem, part) in names.items():
+        pattern = f"{'validation' if split == 'dev' else split}*.parquet"
+        files = {
+            f"SICK_{stem}.txt": _told(TextColumns(texts, judged, key="pair_ID")),
+            "SICK.txt": _told(TextColumns(texts, together, key="pair_ID", part=("SemEval_set", part))),
+            pattern: _told(TextColumns(texts, hub)),
+        }
+        splits[split] = Split(files)
+    return splits
+
+
+def _sick_entailment() -> Task:
+    rule = one_of(NLI_LABELS)
+    columns = (LabelColumn(name, rule) for name in ("entailment_judgment", "entailment_label", "label"))
+    splits, folders = _sick(*columns), ("SICK", "sick")
+    return Task("sick-e", "SICK-E", CLASSIFY, ("accuracy",), splits, NLI_LABELS, folders)
+
+
+def _sick_relatedness() -> Task:
+    column = LabelColumn("relatedness_score", number)
+    splits, folders = _sick(column, column, column), ("SICK", "sick")
+    return Task("sick-r", "SICK-R", REGRESS, ("pearson", "spearman"), splits, folders=folders)
+
+
+TASKS: tuple[Task, ...] = (
+    _cola(),
+    _sst2(),
+    _mrpc(),
+    _stsb(),
+    _qqp(),
+    _mnli(),
+    _qnli(),
+    _rte(),
+    _wnli(),
+    _diagnostic(),
+    _snli(),
+    _sick_entailment(),
+    _sick_relatedness(),
+)

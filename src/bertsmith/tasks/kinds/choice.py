@@ -1,0 +1,115 @@
+"""One of several texts, all of which are sequences of one item. Shapes: M items, N sequences."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bertsmith.core.errors import UserError
+from bertsmith.core.files import write_text
+from bertsmith.recipe.finetuning_schema import AnswersSection, HeadSection, TextSection
+from bertsmith.tasks.encoded import NO_LABEL, EncodedSet
+from bertsmith.tasks.example_types import ChoiceExample
+from bertsmith.tasks.kinds.kind import Kind, LossFunction, TaskHead
+from bertsmith.tasks.metrics import OF_CLASSES, compute_metrics
+from bertsmith.tasks.predictions import HardError, Numbers, PredictedSplit, Predictions, softmax_of_items
+from bertsmith.tasks.text_encoding import lay_texts, text_set
+from bertsmith.text.tokenizer import Tokenizer
+
+
+class Choose(Kind[ChoiceExample]):
+    """One of several pairs of texts."""
+
+    name = "choice"
+    head = TaskHead("choice", "sentence", size=1)
+    unit = "sequence"
+    metrics = OF_CLASSES
+    ability = "choose"
+    has_subsets = True
+
+    def encode_checked(
+        self,
+        examples: Sequence[ChoiceExample],
+        labels: tuple[str, ...],
+        tokenizer: Tokenizer,
+        text: TextSection,
+    ) -> EncodedSet:
+        """A sequence for each option; all options of an example are one item."""
+        if text.long_texts == "windows":
+            remedy = "set text.long_texts to truncate or head-tail"
+            raise UserError("options of a choice cannot be shown in windows", remedy=remedy)
+        for example in examples:
+            if example.label is not None and not 0 <= example.label < len(example.options):
+                what = f"option {example.label} is right, but there are {len(example.options)}"
+                raise UserError(what, where=example.where, remedy="options are numbered from 0")
+        labels_M = (example.label for example in examples)
+        targets_M = np.array([NO_LABEL if label is None else label for label in labels_M], np.int64)
+        pairs = [option for example in examples for option in example.options]
+        laid, _ = lay_texts(pairs, tokenizer, text)
+        options_M = np.array([len(example.options) for example in examples], np.int64)
+        return text_set(self.unit, laid, targets_M, options_M)
+
+    def loss_function(self, head: HeadSection) -> LossFunction:
+        from bertsmith.tasks.losses import choice_loss
+
+        return choice_loss
+
+    def predict(
+        self,
+        logits: Numbers,
+        encoded: EncodedSet,
+        examples: Sequence[ChoiceExample],
+        answers: AnswersSection,
+    ) -> Predictions:
+        return Predictions(softmax_of_items(logits, encoded.items_M1))
+
+    def subset(self, predictions: Predictions, encoded: EncodedSet, indices: Sequence[int]) -> Predictions:
+        options = _by_item(predictions, encoded)
+        return Predictions(np.concatenate([options[index] for index in indices]))
+
+    def predicted_targets(self, encoded: EncodedSet, predictions: Predictions) -> NDArray[Any]:
+        return np.array([int(options.argmax()) for options in _by_item(predictions, encoded)], np.int64)
+
+    def evaluate(
+        self, metrics: Sequence[str], labels: tuple[str, ...], split: PredictedSplit[ChoiceExample]
+    ) -> dict[str, float]:
+        predicted_M = self.predicted_targets(split.encoded, split.predictions)
+        chosen = [self.metric_named(name) for name in metrics]
+        return compute_metrics(chosen, split.encoded.targets, predicted_M)
+
+    def errors(self, labels: tuple[str, ...], split: PredictedSplit[ChoiceExample]) -> Iterator[HardError]:
+        predicted_M = self.predicted_targets(split.encoded, split.predictions)
+        for index, example in enumerate(split.examples):
+            chosen = int(predicted_M[index])
+            if split.encoded.targets[index] != chosen:
+                confidence = float(split.predictions.scores[split.encoded.items_M1[index] + chosen])
+                right = str(example.label)
+                yield HardError(example.where, example.summary, right, str(chosen), confidence)
+
+    def write_predictions(
+        self, out: Path, labels: tuple[str, ...], split: PredictedSplit[ChoiceExample], *, separator: str
+    ) -> list[Path]:
+        """Write the id of each example, the chosen option, counted from 0, and the probability of each.
+
+        An example with fewer options than another has empty cells at its end.
+        """
+        predicted_M = self.predicted_targets(split.encoded, split.predictions)
+        probabilities = [each.tolist() for each in _by_item(split.predictions, split.encoded)]
+        options = max((len(each) for each in probabilities), default=0)
+        lines = ["\t".join(["id", "prediction", *map(str, range(options))])]
+        for example, chosen, each in zip(split.examples, predicted_M, probabilities, strict=True):
+            empty = [""] * (options - len(each))
+            cells = [example.key, str(int(chosen)), *(f"{probability:.6f}" for probability in each), *empty]
+            lines.append("\t".join(cells))
+        write_text(out, "\n".join(lines) + "\n")
+        return [out]
+
+
+def _by_item(predictions: Predictions, encoded: EncodedSet) -> list[Numbers]:
+    """The probabilities of each item's options."""
+    return np.split(predictions.scores, encoded.items_M1[1:-1])
+
+
+CHOICE = Choose()

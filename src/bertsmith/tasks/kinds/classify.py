@@ -1,0 +1,68 @@
+"""One of several classes for a text or a pair. Shapes: M texts, C classes."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bertsmith.recipe.finetuning_schema import AnswersSection, HeadSection
+from bertsmith.tasks.encoded import EncodedSet
+from bertsmith.tasks.example_types import TextExample
+from bertsmith.tasks.kinds.kind import LossFunction
+from bertsmith.tasks.kinds.text_kind import TextKind
+from bertsmith.tasks.metrics import OF_CLASSES
+from bertsmith.tasks.predictions import HardError, Numbers, PredictedSplit, Predictions, softmax
+from bertsmith.tasks.tables import LabelRule, word
+from bertsmith.tasks.text_encoding import Targets, label_ids
+
+
+class Classify(TextKind):
+    """One of several classes."""
+
+    name = "classify"
+    metrics = OF_CLASSES
+    custom_metrics = ("accuracy", "macro_f1")
+    min_labels = 2
+    problem_type = "single_label_classification"
+    plots = ("confusion", "calibration")
+    has_class_weights = True
+
+    def label_rule(self, separator: str) -> LabelRule:
+        return word
+
+    def targets(self, examples: Sequence[TextExample], labels: tuple[str, ...]) -> Targets:
+        return label_ids((example.label for example in examples), labels)
+
+    def loss_function(self, head: HeadSection) -> LossFunction:
+        from bertsmith.tasks.losses import class_loss
+
+        return class_loss
+
+    def predict(
+        self,
+        logits: Numbers,
+        encoded: EncodedSet,
+        examples: Sequence[TextExample],
+        answers: AnswersSection,
+    ) -> Predictions:
+        return Predictions(softmax(logits))
+
+    def predicted_targets(self, encoded: EncodedSet, predictions: Predictions) -> NDArray[Any]:
+        best: NDArray[np.int64] = predictions.scores.argmax(-1)
+        return best
+
+    def written(self, labels: tuple[str, ...], target: Any, *, separator: str) -> str | float:
+        return labels[int(target)]
+
+    def errors(self, labels: tuple[str, ...], split: PredictedSplit[TextExample]) -> Iterator[HardError]:
+        predicted_M = self.predicted_targets(split.encoded, split.predictions)
+        for index, example in enumerate(split.examples):
+            chosen = int(predicted_M[index])
+            if split.encoded.targets[index] != chosen:
+                confidence = float(split.predictions.scores[index, chosen])
+                right = str(example.label)
+                yield HardError(example.where, example.summary, right, labels[chosen], confidence)
+
+
+CLASSIFY = Classify()

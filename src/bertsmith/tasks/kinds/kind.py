@@ -1,0 +1,169 @@
+"""What a kind of task is: how it encodes, learns, predicts, and how right its predictions are.
+
+A kind has no state. A new one is a file beside this one and a line in `registry.KINDS`; nothing else asks
+which kind a task has. Shapes: M items, N sequences, P tagged words, T tokens, C classes.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal
+
+from numpy.typing import NDArray
+
+from bertsmith.core.errors import UserError
+from bertsmith.recipe.finetuning_schema import AnswersSection, HeadSection, TextSection
+from bertsmith.tasks.encoded import EncodedSet, Unit
+from bertsmith.tasks.example_types import unreadable
+from bertsmith.tasks.metrics import Metric, metric_in
+from bertsmith.tasks.predictions import ExampleT, HardError, Numbers, PredictedSplit, Predictions
+from bertsmith.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:  # a kind is told of in `inspect` and `--help`, which do without torch
+    from torch import Tensor
+
+    from bertsmith.tasks.batches import TaskBatch
+
+LossFunction = Callable[["Tensor", "TaskBatch"], tuple["Tensor", "Tensor"]]
+"""From a scorer's outputs to the loss of each target, and what part of it is predicted right."""
+Plot = Literal["confusion", "calibration"]
+
+
+@dataclass(frozen=True, slots=True)
+class TaskHead:
+    """The head that a kind needs, on a network of its own or on a mix of a frozen encoder's layers."""
+
+    name: str
+    """Of the network's head (`model.heads`)."""
+    reads: Literal["sentence", "tokens"]
+    """Whether it scores sequences or tokens; of a mix it decides what is read (`features.bilstm`)."""
+    size: int | None = None
+    """How many numbers it gives for a sequence or token; None: one for each label."""
+
+    def outputs(self, labels: Sequence[str]) -> int:
+        """How many numbers it gives for a sequence or token."""
+        return len(labels) if self.size is None else self.size
+
+
+class Kind(ABC, Generic[ExampleT]):
+    """A kind of task, for one class of examples."""
+
+    name: ClassVar[str]
+    """As in task.json, in JSON and on the command line."""
+    head: ClassVar[TaskHead]
+    unit: ClassVar[Unit]
+    """What has a row of scores."""
+    metrics: ClassVar[tuple[Metric, ...]]
+    ability: ClassVar[str]
+    """The method of `bertsmith.Bert` that predicts it."""
+    min_labels: ClassVar[int] = 0
+    """So many different labels the training file must have; 0: the kind has none."""
+    problem_type: ClassVar[str] = ""
+    """What config.json says to other tools."""
+    plots: ClassVar[tuple[Plot, ...]] = ()
+    has_class_weights: ClassVar[bool] = False
+    """Whether classes may weigh differently in the loss."""
+    many_labels: ClassVar[bool] = False
+    """Whether an example may have any number of labels."""
+    numeric: ClassVar[bool] = False
+    """Whether it predicts numbers."""
+    from_tables: ClassVar[bool] = False
+    """Whether examples are texts with a label, which are read from any table."""
+    has_subsets: ClassVar[bool] = False
+    """Whether published sets have further splits that are parts of another one (RACE's schools)."""
+
+    # ---- from examples to tokens
+
+    def encode(
+        self, examples: Sequence[ExampleT], labels: tuple[str, ...], tokenizer: Tokenizer, text: TextSection
+    ) -> EncodedSet:
+        """The examples as tokens; the labels are the classes or tags in their order."""
+        for index, example in enumerate(examples):  # files were searched, but examples come from Python, too
+            if fault := unreadable(example):
+                raise UserError(fault.what, where=fault.where, index=index, remedy=fault.remedy)
+        return self.encode_checked(examples, labels, tokenizer, text)
+
+    @abstractmethod
+    def encode_checked(
+        self, examples: Sequence[ExampleT], labels: tuple[str, ...], tokenizer: Tokenizer, text: TextSection
+    ) -> EncodedSet:
+        """As `encode`, of examples that every tokenizer can read."""
+
+    def has_pairs(self, examples: Sequence[ExampleT]) -> bool:
+        """Whether the texts are pairs, where the kind takes either."""
+        return False
+
+    def usual_length(self, positions: int) -> int:
+        """Longest sequence for a head that comes without a task.json."""
+        return positions
+
+    # ---- from scores to predictions
+
+    @abstractmethod
+    def loss_function(self, head: HeadSection) -> LossFunction:
+        """The loss of each target."""
+
+    @abstractmethod
+    def predict(
+        self, logits: Numbers, encoded: EncodedSet, examples: Sequence[ExampleT], answers: AnswersSection
+    ) -> Predictions:
+        """What the head's raw scores come to; logits have the shape of `Predictions.scores`."""
+
+    def predict_together(
+        self, scores: Numbers, encoded: EncodedSet, examples: Sequence[ExampleT], answers: AnswersSection
+    ) -> Predictions:
+        """What the mean of several members' `Predictions.scores` comes to."""
+        return Predictions(scores)
+
+    def ensemble_settings(self, answers: AnswersSection) -> tuple[object, ...]:
+        """What the members of an ensemble must have in common beside kind and labels."""
+        return ()
+
+    def subset(self, predictions: Predictions, encoded: EncodedSet, indices: Sequence[int]) -> Predictions:
+        """The predictions of some examples of a split, where `has_subsets`."""
+        raise NotImplementedError
+
+    @abstractmethod
+    def predicted_targets(self, encoded: EncodedSet, predictions: Predictions) -> NDArray[Any]:
+        """The likeliest targets, in the form of `EncodedSet.targets`."""
+
+    # ---- how right they are, and how they are written
+
+    def metric_named(self, name: str) -> Metric:
+        """One of its metrics."""
+        return metric_in(self.metrics, name)
+
+    @abstractmethod
+    def evaluate(
+        self, metrics: Sequence[str], labels: tuple[str, ...], split: PredictedSplit[ExampleT]
+    ) -> dict[str, float]:
+        """The named metrics, as fractions, the deciding one first, and what else the kind reports."""
+
+    @abstractmethod
+    def errors(self, labels: tuple[str, ...], split: PredictedSplit[ExampleT]) -> Iterator[HardError]:
+        """What was predicted wrong, in the order of the examples."""
+
+    @abstractmethod
+    def write_predictions(
+        self, out: Path, labels: tuple[str, ...], split: PredictedSplit[ExampleT], *, separator: str
+    ) -> list[Path]:
+        """Write the predictions in the form that the kind's tools read; the files written."""
+
+    def config_keys(self, labels: tuple[str, ...]) -> dict[str, Any]:
+        """What tells other tools, in config.json, the names of the outputs and the kind of the problem."""
+        named = self.output_names(labels)
+        keys: dict[str, Any] = {}
+        if named:
+            keys["id2label"] = {str(id): label for id, label in enumerate(named)}
+            keys["label2id"] = {label: id for id, label in enumerate(named)}
+        if self.problem_type:
+            keys["problem_type"] = self.problem_type
+        return keys
+
+    def output_names(self, labels: tuple[str, ...]) -> tuple[str, ...]:
+        """The names of the outputs for other tools; none where they have no names."""
+        return labels if self.min_labels else ()
+
+
+AnyKind = Kind[Any]

@@ -1,0 +1,93 @@
+"""Any number of classes for a text or a pair. Shapes: M texts, C classes."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bertsmith.recipe.finetuning_schema import AnswersSection, HeadSection
+from bertsmith.tasks.encoded import NO_LABEL, EncodedSet
+from bertsmith.tasks.example_types import TextExample
+from bertsmith.tasks.kinds.kind import LossFunction
+from bertsmith.tasks.kinds.text_kind import TextKind
+from bertsmith.tasks.metrics import ACCURACY, MACRO_F1, MICRO_F1
+from bertsmith.tasks.predictions import HardError, Numbers, PredictedSplit, Predictions, sigmoid
+from bertsmith.tasks.tables import LabelRule, several
+from bertsmith.tasks.text_encoding import Targets
+
+
+class MultiLabel(TextKind):
+    """Any number of classes, each decided by itself."""
+
+    name = "multilabel"
+    metrics = (ACCURACY, MACRO_F1, MICRO_F1)
+    custom_metrics = ("micro_f1",)
+    unlabelled_cells = ()  # an empty cell says that there are none; only a missing column leaves them unknown
+    min_labels = 1
+    problem_type = "multi_label_classification"
+    many_labels = True
+
+    def label_rule(self, separator: str) -> LabelRule:
+        return several(separator)
+
+    def targets(self, examples: Sequence[TextExample], labels: tuple[str, ...]) -> Targets:
+        """A row for each example; labels that training does not have get columns of their own at the end."""
+        chosen = [_label_set(example.label) for example in examples]
+        known = dict.fromkeys(labels) | dict.fromkeys(label for each in chosen for label in each)
+        columns = {label: column for column, label in enumerate(known)}
+        targets_MC = np.zeros((len(examples), len(columns)), np.int64)
+        for row, example in enumerate(examples):
+            targets_MC[row, [columns[label] for label in chosen[row]]] = 1
+            if example.label is None:
+                targets_MC[row] = NO_LABEL
+        return targets_MC
+
+    def loss_function(self, head: HeadSection) -> LossFunction:
+        from bertsmith.tasks.losses import multilabel_loss
+
+        return multilabel_loss
+
+    def predict(
+        self,
+        logits: Numbers,
+        encoded: EncodedSet,
+        examples: Sequence[TextExample],
+        answers: AnswersSection,
+    ) -> Predictions:
+        return Predictions(sigmoid(logits))
+
+    def predicted_targets(self, encoded: EncodedSet, predictions: Predictions) -> NDArray[Any]:
+        return (predictions.scores >= 0.5).astype(np.int64)
+
+    def written(self, labels: tuple[str, ...], target: Any, *, separator: str) -> str | float:
+        return separator.join(_chosen(labels, target))
+
+    def errors(self, labels: tuple[str, ...], split: PredictedSplit[TextExample]) -> Iterator[HardError]:
+        predicted_MC = self.predicted_targets(split.encoded, split.predictions)
+        # Behind the columns of the model's labels stand those of labels that training does not have.
+        known_MC, unknown_MC = np.split(split.encoded.targets, [len(labels)], axis=1)
+        wrong_M = (known_MC != predicted_MC).any(1) | unknown_MC.any(1)
+        for index in np.flatnonzero(wrong_M).tolist():
+            example = split.examples[index]
+            confidence = float(np.abs(split.predictions.scores[index] - known_MC[index]).max())
+            right = (
+                (", ".join(example.label) or "none")
+                if isinstance(example.label, tuple)
+                else str(example.label)
+            )
+            predicted = ", ".join(_chosen(labels, predicted_MC[index])) or "none"
+            yield HardError(example.where, example.summary, right, predicted, confidence)
+
+
+def _label_set(label: object) -> tuple[str, ...]:
+    if isinstance(label, tuple):
+        return label
+    return () if label is None else (str(label),)
+
+
+def _chosen(labels: tuple[str, ...], target_C: NDArray[Any]) -> list[str]:
+    return [label for label, hit in zip(labels, target_C, strict=True) if hit]
+
+
+MULTILABEL = MultiLabel()

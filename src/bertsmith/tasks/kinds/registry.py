@@ -1,0 +1,39 @@
+"""Every kind of task. A new one is a file in this folder and a line in `KINDS`."""
+
+from collections.abc import Mapping
+
+from bertsmith.tasks.kinds.choice import CHOICE
+from bertsmith.tasks.kinds.classify import CLASSIFY
+from bertsmith.tasks.kinds.kind import AnyKind
+from bertsmith.tasks.kinds.multilabel import MULTILABEL
+from bertsmith.tasks.kinds.regress import REGRESS
+from bertsmith.tasks.kinds.span import SPAN
+from bertsmith.tasks.kinds.tag import TAG
+from bertsmith.tasks.kinds.text_kind import TextKind
+from bertsmith.tasks.metrics import Metric
+
+KINDS: Mapping[str, AnyKind] = {
+    kind.name: kind for kind in (CLASSIFY, MULTILABEL, REGRESS, TAG, SPAN, CHOICE)
+}
+TEXT_KINDS: Mapping[str, TextKind] = {
+    name: kind for name, kind in KINDS.items() if isinstance(kind, TextKind)
+}
+"""Those that a user's own table can pose."""
+
+
+def kind_named(name: str) -> AnyKind:
+    """The kind that task.json names; a ValueError lists them all."""
+    if name not in KINDS:
+        raise ValueError(f"there is no kind {name!r}; the kinds are {', '.join(KINDS)}")
+    return KINDS[name]
+
+
+def kinds_of_head(head: str) -> tuple[AnyKind, ...]:
+    """The kinds that are predicted by a head of this name, the usual one first."""
+    return tuple(kind for kind in KINDS.values() if kind.head.name == head)
+
+
+def metric_named(name: str) -> Metric:
+    """What is known of a metric, whichever kind has it; one for each type of spans is like all of them."""
+    known = {metric.name: metric for kind in KINDS.values() for metric in kind.metrics}
+    return known.get(name, Metric(name))

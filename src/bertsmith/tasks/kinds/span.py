@@ -1,0 +1,129 @@
+"""A question's answer as a span of its passage (SQuAD). Shapes: N windows, T tokens."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bertsmith.core.files import write_json
+from bertsmith.recipe.finetuning_schema import AnswersSection, HeadSection, TextSection
+from bertsmith.tasks.answers import answers_of, f1, squad_scores
+from bertsmith.tasks.encoded import EncodedSet
+from bertsmith.tasks.example_types import Question
+from bertsmith.tasks.kinds.kind import Kind, LossFunction, TaskHead
+from bertsmith.tasks.metrics import PERCENT, Metric
+from bertsmith.tasks.predictions import HardError, Numbers, PredictedSplit, Predictions
+from bertsmith.tasks.question_windows import encode_questions
+from bertsmith.text.tokenizer import Tokenizer
+
+SQUAD_LENGTH = 384
+"""Longest window of a question and its passage in run_squad.py."""
+OFFICIAL_NAMES = {
+    "f1": "f1",
+    "exact": "exact",
+    "HasAns_f1": "f1_with_answer",
+    "HasAns_exact": "exact_with_answer",
+    "NoAns_f1": "f1_without_answer",
+    "NoAns_exact": "exact_without_answer",
+}
+"""Our names for those of the official script."""
+
+
+class Span(Kind[Question]):
+    """The first and the last token of the answer, or that there is none; each window is an item."""
+
+    name = "span"
+    head = TaskHead("span", "tokens", size=2)
+    unit = "token"
+    metrics = (
+        *(Metric(ours) for ours in OFFICIAL_NAMES.values()),
+        Metric("best_f1"),
+        Metric("best_exact"),
+        Metric("best_f1_threshold", in_percent=False),
+        Metric("best_exact_threshold", in_percent=False),
+    )
+    ability = "answer"
+
+    def encode_checked(
+        self, examples: Sequence[Question], labels: tuple[str, ...], tokenizer: Tokenizer, text: TextSection
+    ) -> EncodedSet:
+        return encode_questions(examples, tokenizer, text)
+
+    def usual_length(self, positions: int) -> int:
+        return min(SQUAD_LENGTH, positions)
+
+    def loss_function(self, head: HeadSection) -> LossFunction:
+        from bertsmith.tasks.losses import passage_loss, span_loss
+
+        return passage_loss if head.span_over == "passage" else span_loss
+
+    def predict(
+        self, logits: Numbers, encoded: EncodedSet, examples: Sequence[Question], answers: AnswersSection
+    ) -> Predictions:
+        return Predictions(logits, tuple(answers_of(examples, encoded, logits, answers)))
+
+    def predict_together(
+        self, scores: Numbers, encoded: EncodedSet, examples: Sequence[Question], answers: AnswersSection
+    ) -> Predictions:
+        return self.predict(scores, encoded, examples, answers)
+
+    def ensemble_settings(self, answers: AnswersSection) -> tuple[object, ...]:
+        return answers.best, answers.longest, answers.null_threshold == "off"
+
+    def predicted_targets(self, encoded: EncodedSet, predictions: Predictions) -> NDArray[Any]:
+        """The likeliest first and last row of each window, whatever the answers are."""
+        windows = np.split(predictions.scores, encoded.starts_N1[1:-1])
+        return np.array([scores_T2.argmax(0) for scores_T2 in windows], np.int64)
+
+    def evaluate(
+        self, metrics: Sequence[str], labels: tuple[str, ...], split: PredictedSplit[Question]
+    ) -> dict[str, float]:
+        """What the official script of SQuAD reports, whatever metrics are named."""
+        answers = split.predictions.answers
+        texts = {answer.key: answer.text for answer in answers}
+        official = squad_scores(split.examples, texts, null_odds=None, threshold=None)
+        found = {ours: official[name] / PERCENT for name, ours in OFFICIAL_NAMES.items() if name in official}
+        if "NoAns_f1" not in official:
+            return found
+        # What the best null threshold for this very file would give, as the official script tells it.
+        odds = {answer.key: answer.null_odds for answer in answers}
+        spans = {answer.key: answer.best_span for answer in answers}
+        best = squad_scores(split.examples, spans, null_odds=odds, threshold=None)
+        for name in ("best_f1", "best_exact"):
+            found |= {name: best[name] / PERCENT, f"{name}_threshold": best[f"{name}_thresh"]}
+        return found
+
+    def errors(self, labels: tuple[str, ...], split: PredictedSplit[Question]) -> Iterator[HardError]:
+        for example, answer in zip(split.examples, split.predictions.answers, strict=True):
+            right = [each.text for each in example.answers] or [""]
+            if max(f1(each, answer.text) for each in right) == 0:
+                predicted = answer.text or "no answer"
+                yield HardError(example.where, example.summary, right[0], predicted, answer.probability)
+
+    def write_predictions(
+        self, out: Path, labels: tuple[str, ...], split: PredictedSplit[Question], *, separator: str
+    ) -> list[Path]:
+        """Write predictions.json, nbest_predictions.json and null_odds.json as run_squad.py does."""
+        names = ("predictions", "nbest_predictions", "null_odds")
+        predictions, nbest, odds = (out / f"{name}.json" for name in names)
+        answers = split.predictions.answers
+        candidates: dict[str, list[dict[str, str | float]]] = {}
+        for answer in answers:
+            candidates[answer.key] = [
+                {
+                    "text": candidate.text,
+                    "probability": candidate.probability,
+                    "start_logit": candidate.start_score,
+                    "end_logit": candidate.end_score,
+                }
+                for candidate in answer.nbest
+            ]
+        write_json(predictions, {answer.key: answer.text for answer in answers})
+        write_json(nbest, candidates)
+        write_json(odds, {answer.key: answer.null_odds for answer in answers})
+        return [predictions, nbest, odds]
+
+
+SPAN = Span()

@@ -1,0 +1,98 @@
+"""What classify, multilabel and regress share: a text or a pair of texts with a label, read from a table."""
+
+import re
+from abc import abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from bertsmith.core.errors import UserError
+from bertsmith.core.files import write_text
+from bertsmith.recipe.finetuning_schema import TextSection
+from bertsmith.tasks.encoded import EncodedSet
+from bertsmith.tasks.example_types import TextExample
+from bertsmith.tasks.kinds.kind import Kind, TaskHead
+from bertsmith.tasks.metrics import compute_metrics
+from bertsmith.tasks.predictions import PredictedSplit
+from bertsmith.tasks.tables import LabelRule
+from bertsmith.tasks.text_encoding import Targets, joined_pieces, lay_pieces, lay_texts, text_set
+from bertsmith.text.tokenizer import Tokenizer
+
+
+class TextKind(Kind[TextExample]):
+    """Texts or pairs with a label; each example is an item."""
+
+    head = TaskHead("classify", "sentence")
+    unit = "item"
+    ability = "classify"
+    from_tables = True
+    custom_metrics: ClassVar[tuple[str, ...]]
+    """For a user's own table; the first one decides."""
+    unlabelled_cells: ClassVar[tuple[str, ...]] = ("",)
+    """What a user's own table has in the place of a label that is not known."""
+
+    @abstractmethod
+    def label_rule(self, separator: str) -> LabelRule:
+        """How a label is read from a cell of a user's own table."""
+
+    @abstractmethod
+    def targets(self, examples: Sequence[TextExample], labels: tuple[str, ...]) -> Targets:
+        """The labels as `EncodedSet.targets`."""
+
+    @abstractmethod
+    def written(self, labels: tuple[str, ...], target: Any, *, separator: str) -> str | float:
+        """A predicted target as it is written into a file."""
+
+    def encode_checked(
+        self,
+        examples: Sequence[TextExample],
+        labels: tuple[str, ...],
+        tokenizer: Tokenizer,
+        text: TextSection,
+    ) -> EncodedSet:
+        targets = self.targets(examples, labels)
+        texts = [example.parts for example in examples]
+        for index, (example, parts) in enumerate(zip(examples, texts, strict=True)):
+            if len(parts) != len(texts[0]):
+                what = f"has {len(parts)} texts where the first example has {len(texts[0])}"
+                remedy = "give one text everywhere, or two everywhere"
+                raise UserError(what, where=example.where, index=index, remedy=remedy)
+        if known := [piece for example in examples for piece in example.pieces]:
+            laid, sequences_M = lay_pieces(joined_pieces(known), len(texts[0]), tokenizer, text)
+        else:
+            laid, sequences_M = lay_texts(texts, tokenizer, text)
+        return text_set(self.unit, laid, targets, sequences_M)
+
+    def has_pairs(self, examples: Sequence[TextExample]) -> bool:
+        return len(examples[0].parts) > 1
+
+    def evaluate(
+        self, metrics: Sequence[str], labels: tuple[str, ...], split: PredictedSplit[TextExample]
+    ) -> dict[str, float]:
+        predicted, targets = self.predicted_targets(split.encoded, split.predictions), split.encoded.targets
+        if predicted.ndim == 2:  # labels that training does not have are columns, which are never predicted
+            predicted = np.pad(predicted, ((0, 0), (0, targets.shape[1] - predicted.shape[1])))
+        chosen = [self.metric_named(name) for name in metrics]
+        return compute_metrics(chosen, targets, predicted)
+
+    def predicted_labels(
+        self, labels: tuple[str, ...], split: PredictedSplit[Any], *, separator: str = ","
+    ) -> list[str | float]:
+        """The label, the labels or the number of each text."""
+        predicted = self.predicted_targets(split.encoded, split.predictions)
+        return [self.written(labels, target, separator=separator) for target in predicted]
+
+    def write_predictions(
+        self, out: Path, labels: tuple[str, ...], split: PredictedSplit[TextExample], *, separator: str
+    ) -> list[Path]:
+        """Write a line for each text: its id, the prediction, and the probability of each class."""
+        rows: list[list[Any]] = [["id", "prediction", *labels]]
+        for index, written in enumerate(self.predicted_labels(labels, split, separator=separator)):
+            probabilities = split.predictions.scores[index] if labels else ()
+            rows.append([split.examples[index].key, written, *(f"{each:.6f}" for each in probabilities)])
+        # Ids and labels are a user's own: what would end a cell or a line becomes a space.
+        lines = ("\t".join(re.sub(r"[\t\r\n]", " ", str(cell)) for cell in row) for row in rows)
+        write_text(out, "".join(f"{line}\n" for line in lines))
+        return [out]

@@ -1,0 +1,78 @@
+"""task.json: what a fine-tuned model folder must say of itself to be used as it was trained."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import PlainSerializer, PlainValidator, ValidationError
+
+from bertsmith.core.errors import UserError
+from bertsmith.core.files import read_json, write_json
+from bertsmith.recipe.finetuning_schema import AnswersSection, HeadSection, TextSection
+from bertsmith.recipe.load import with_new_names
+from bertsmith.recipe.schema import Section
+from bertsmith.tasks.kinds.kind import AnyKind, Kind
+from bertsmith.tasks.kinds.registry import kind_named
+from bertsmith.tasks.metrics import Metric
+
+NULL_RULE = "no answer where null score - best span score > answers.null_threshold"
+
+
+def _kind(value: object) -> AnyKind:
+    return value if isinstance(value, Kind) else kind_named(str(value))
+
+
+def _name(kind: AnyKind) -> str:
+    return kind.name
+
+
+class TaskConfig(Section):
+    """What a folder's head predicts, and how its scores become predictions."""
+
+    format: Literal[1] = 1
+    task: str
+    """The task's name; "custom" for a user's own."""
+    kind: Annotated[AnyKind, PlainValidator(_kind), PlainSerializer(_name, return_type=str)]
+    metrics: tuple[str, ...]
+    """The first one decides."""
+    labels: tuple[str, ...] = ()
+    """Classes or tags, in the order of the outputs."""
+    pairs: bool = False
+    """Whether the texts are pairs."""
+    text: TextSection = TextSection()
+    head: HeadSection = HeadSection()
+    answers: AnswersSection = AnswersSection()
+    custom: dict[str, str | float] = {}
+    """A user's own table: which columns are what (the fields of tasks.custom.CustomSpec)."""
+    null_rule: str = NULL_RULE
+    """The sign convention of answers.null_threshold, for whoever reads the file."""
+
+    @property
+    def head_name(self) -> str:
+        """The network's head that answers."""
+        return self.kind.head.name
+
+    @property
+    def outputs(self) -> int:
+        """How many numbers the head gives for a sequence or token."""
+        return self.kind.head.outputs(self.labels)
+
+    @property
+    def deciding_metric(self) -> Metric:
+        """The metric that decides between checkpoints and between runs."""
+        return self.kind.metric_named(self.metrics[0])
+
+
+def write_task_config(file: Path, config: TaskConfig) -> None:
+    """Write the task.json of a model folder."""
+    write_json(file, config.model_dump(mode="json"))
+
+
+def read_task_config(file: Path) -> TaskConfig:
+    """The task.json of a model folder that was fine-tuned here."""
+    try:
+        return TaskConfig.model_validate(with_new_names(read_json(file, remedy="fine-tune again")))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        key = ".".join(str(part) for part in first["loc"])
+        what = f"{key}: {first['msg']}"
+        raise UserError(what, where=str(file), remedy="correct the value or fine-tune again") from error

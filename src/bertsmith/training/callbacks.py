@@ -1,0 +1,77 @@
+"""How a run reports its progress, and how it is asked to stop."""
+
+import os
+import signal
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Any, Protocol
+
+
+class ProgressCallback(Protocol):
+    """Receives the messages and metrics of a run."""
+
+    def on_message(self, text: str) -> None:
+        """A message worth a line, warnings included."""
+
+    def on_step(self, progress: float, values: dict[str, Any]) -> None:
+        """A line of metrics; progress is the fraction of the run that is done."""
+
+    def on_signal(self, text: str) -> None:
+        """A message from a signal handler, amid anything else: it must not wait for any lock."""
+
+
+if TYPE_CHECKING:
+    from bertsmith.training.distributed import World
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class StopRequested(AbstractContextManager["StopRequested"]):
+    """While it is open, Ctrl-C or SIGTERM only raises a flag; a second Ctrl-C interrupts at once.
+
+    A second SIGTERM does not: launchers repeat it. Open it before processes are forked that build batches: a
+    Ctrl-C reaches them too, and they must live until the step is done.
+    """
+
+    def __init__(self, on_signal: Callable[[str], None] = lambda _: None) -> None:
+        self.here = False
+        """Whether this process was asked to stop."""
+        self._on_signal = on_signal
+        self._owner = os.getpid()
+        self._interrupted = False
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> "StopRequested":
+        self._before = {number: signal.signal(number, self._handle) for number in STOP_SIGNALS}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def anywhere(self, world: "World") -> bool:
+        """Whether some process was asked to stop; all call it after the same steps, and all stop together."""
+        return world.any(self.here)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._owner:
+            _handle_in_a_child(number)
+            return
+        if self._interrupted and number == signal.SIGINT:
+            signal.default_int_handler(number, frame)
+        if number == signal.SIGINT:
+            self._interrupted = True
+            self._on_signal("stopping after this step; Ctrl-C again to stop now")
+        elif not self.here:
+            self._on_signal("stopping after this step")
+        self.here = True
+
+
+def _handle_in_a_child(number: int) -> None:
+    """What a forked process does: its parent decides about a Ctrl-C, and SIGTERM is its parent's decision."""
+    if number == signal.SIGTERM:
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)

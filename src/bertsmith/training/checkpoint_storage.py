@@ -1,0 +1,231 @@
+"""Saved states as folders: complete or not there, checked before they are trusted, and never in the way.
+
+A state is written into `.step-00001000.partial` and becomes `step-00001000` by one rename, after everything
+in it has reached the disk. Folders whose names begin with a dot are remains of a run that was killed.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
+
+from bertsmith.core.errors import UserError
+from bertsmith.core.files import read_json, sha256_of
+
+CHECKSUMS, STATE = "checksums.json", "state.json"
+HASHING_THREADS = 4
+log = logging.getLogger("bertsmith")
+
+
+def step_folder(folder: Path, step: int) -> Path:
+    """Where the state of a step is kept."""
+    return folder / f"step-{step:08}"
+
+
+def hidden(target: Path, purpose: str) -> Path:
+    """The name that a state's folder has while it is not to be found."""
+    return target.with_name(f".{target.name}.{purpose}")
+
+
+def saved_steps(folder: Path) -> list[int]:
+    """The steps whose states are there, oldest first."""
+    names = (re.fullmatch(r"step-(\d{8,})", path.name) for path in folder.glob("step-*"))
+    return sorted(int(name[1]) for name in names if name)
+
+
+def write_durably(target: Path, pieces: Iterable[bytes | memoryview]) -> str:
+    """Write a new file through to the disk; its sha256."""
+    digest = hashlib.sha256()
+    with target.open("xb") as file, ThreadPoolExecutor(max_workers=1) as beside:
+        for piece in pieces:
+            hashed = beside.submit(digest.update, piece)  # both let other threads run: one waits for the disk
+            file.write(piece)
+            hashed.result()
+        file.flush()
+        os.fsync(file.fileno())
+    return digest.hexdigest()
+
+
+def seal(partial: Path, state: dict[str, Any], checksums: dict[str, str]) -> None:
+    """Add what makes a folder of tensors a state, and give it its name."""
+    # Processes of several machines may each have written into a folder of their own under the same path.
+    if missing := [name for name in checksums if not (partial / name).exists()]:
+        what = f"{missing[0]}, which another process wrote, cannot be seen from the main one"
+        remedy = "choose a place for the run that all its machines share"
+        raise UserError(what, where=str(partial.parent), remedy=remedy)
+    target = partial.with_name(partial.name.removeprefix(".").removesuffix(".partial"))
+    checksums = checksums | {STATE: write_durably(partial / STATE, [_as_json(state)])}
+    write_durably(partial / CHECKSUMS, [_as_json(dict(sorted(checksums.items())))])
+    _reach_the_disk(partial)  # before the rename: after a power cut, a named folder must not be empty
+    replaced = hidden(target, "replaced")
+    if target.exists():  # the same step again, after the run went back to an earlier state
+        target.rename(replaced)
+    partial.rename(target)
+    # Only now may the older state of this step go: until here `tidy` would bring it back.
+    _reach_the_disk(target.parent)
+    shutil.rmtree(replaced, ignore_errors=True)
+
+
+def tidy(folder: Path) -> None:
+    """Remove what a killed run left behind, and take back a state that it had put aside for its successor."""
+    for replaced in folder.glob(".step-*.replaced"):
+        target = replaced.with_name(replaced.name.removeprefix(".").removesuffix(".replaced"))
+        if not target.exists():
+            replaced.rename(target)
+    for remains in folder.glob(".step-*"):
+        shutil.rmtree(remains)
+
+
+def newest_sound_step(folder: Path) -> int | None:
+    """The newest step whose state is whole; damaged ones that are newer are reported and put aside."""
+    for step in reversed(saved_steps(folder)):
+        target = step_folder(folder, step)
+        damage = _damage(target)
+        if not damage:
+            return step
+        aside = target.with_name(f"{target.name}.damaged")
+        log.error("%s: is damaged (%s); kept aside as %s", target, damage, aside.name)
+        shutil.rmtree(aside, ignore_errors=True)
+        target.rename(aside)
+    return None
+
+
+def _damage(target: Path) -> str:
+    """What is wrong with a state's files, or nothing."""
+    try:
+        return _difference(target, read_json(target / CHECKSUMS, remedy=""))
+    except UserError as error:
+        if isinstance(error.__cause__, PermissionError):  # not the state's fault
+            raise
+        return f"{Path(error.where).name}: {error.what}"
+
+
+def _difference(target: Path, checksums: dict[str, Any]) -> str:
+    """The first file that is not as the checksums say, or nothing."""
+    present = {file.name for file in target.iterdir()} - {CHECKSUMS}
+    if present != set(checksums):
+        return f"{sorted(present ^ set(checksums))[0]}: {CHECKSUMS} and the folder disagree about it"
+    names = sorted(checksums)
+    with ThreadPoolExecutor(HASHING_THREADS) as threads:
+        found = threads.map(sha256_of, (target / name for name in names))
+        wrong = [name for name, digest in zip(names, found, strict=True) if digest != checksums[name]]
+    return f"{wrong[0]}: its contents do not match its checksum" if wrong else ""
+
+
+def _as_json(value: dict[str, Any]) -> bytes:
+    return (json.dumps(value, indent=2) + "\n").encode()
+
+
+def _reach_the_disk(folder: Path) -> None:
+    """Make the names in a folder as durable as the files behind them."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+PIECE_BYTES = 8 * 2**20
+DTYPES = {
+    **{torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"},
+    **{torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8"},
+    **{torch.uint8: "U8", torch.bool: "BOOL"},
+}
+"""As the safetensors format calls them."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What this process holds of one tensor."""
+
+    item: WriteItem
+    tensor: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _Shard:
+    """The file that one process wrote."""
+
+    name: str
+    sha256: str
+
+
+class StateWriter(HuggingFaceStorageWriter):
+    """Writes each process's shard as one safetensors file; the main process then seals the folder.
+
+    torch's own writer builds the whole file in memory, twice, and reads it again for a checksum.
+    """
+
+    def __init__(self, partial: Path, seal: Callable[[dict[str, str]], None]) -> None:
+        super().__init__(str(partial), save_distributed=True)
+        self._partial, self._seal = partial, seal
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """Write this process's shard."""
+        results: list[WriteResult] = []
+        if plan.items:  # of a small model under FSDP, a process may hold nothing
+            parts = [_Part(item, _held_here(planner, item)) for item in plan.items]
+            # Wide elements first, so that every tensor is aligned in the file.
+            parts.sort(key=lambda part: (-part.tensor.itemsize, part.item.index.fqn))
+            name = f"shard-{plan.storage_data['shard_index']:05}.safetensors"
+            shard = _Shard(name, write_durably(self._partial / name, _file_pieces(parts)))
+            results = [WriteResult(part.item.index, part.tensor.nbytes, shard) for part in parts]
+        # torch wants a future; the file is written already, for the next step would change its tensors.
+        written: Future[list[WriteResult]] = Future()
+        written.set_result(results)
+        return written
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:  # noqa: ARG002 - torch's
+        """On the main process: seal the folder with the checksums of all shards."""
+        shards = {result.storage_data for of_process in results for result in of_process}
+        self._seal({shard.name: shard.sha256 for shard in shards})
+
+
+def _held_here(planner: SavePlanner, item: WriteItem) -> Tensor:
+    tensor = planner.resolve_data(item)
+    assert isinstance(tensor, Tensor), "everything else is in state.json"
+    return tensor.detach()
+
+
+def _file_pieces(parts: Sequence[_Part]) -> Iterator[bytes | memoryview]:
+    """A safetensors file: the length of the header, the header, the tensors one after the other."""
+    header = _header(parts)
+    yield len(header).to_bytes(8, "little")
+    yield header
+    for part in parts:  # one at a time and in pieces: a copy of the whole shard may not fit into memory
+        contents = part.tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+        yield from (contents[at : at + PIECE_BYTES] for at in range(0, len(contents), PIECE_BYTES))
+
+
+def _header(parts: Sequence[_Part]) -> bytes:
+    # Under this key torch's reader looks for where in the whole tensor a part belongs.
+    offsets = {}
+    for part in parts:
+        assert part.item.tensor_data is not None
+        offsets[part.item.index.fqn] = {"saved_offsets": list(part.item.tensor_data.chunk.offsets)}
+    entries: dict[str, object] = {
+        "__metadata__": {"format": "pt", "DCP_VERSION": "1.0", "DCP_SHARDING_INFO": json.dumps(offsets)}
+    }
+    begin = 0
+    for part in parts:
+        end = begin + part.tensor.nbytes
+        entry = {"dtype": DTYPES[part.tensor.dtype], "shape": list(part.tensor.shape)}
+        entries[part.item.index.fqn] = entry | {"data_offsets": [begin, end]}
+        begin = end
+    spelled = json.dumps(entries).encode()
+    return spelled + b" " * (-len(spelled) % 8)  # so that the first tensor is aligned, too

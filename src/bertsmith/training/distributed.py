@@ -1,0 +1,173 @@
+"""Several processes as one: who they are, how they share the work, and the few numbers they agree on.
+
+This is the only place that reads what torchrun puts into the environment.
+"""
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Literal, TypeVar
+
+import torch
+from torch import Tensor, distributed, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from bertsmith.core.errors import UserError
+from bertsmith.model.encoder import Block
+
+TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+
+Answer = TypeVar("Answer")
+
+
+class MainProcessFailed(SystemExit):
+    """Ends the other processes without a word: the main one says what is wrong."""
+
+    def __init__(self) -> None:
+        super().__init__(2)
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """The processes of a run, seen from one of them; its sums go over the CPU and never wait for a GPU."""
+
+    rank: int
+    size: int
+    local_rank: int
+    """Number among the processes on the same machine."""
+    device: torch.device
+
+    @property
+    def main(self) -> bool:
+        """Whether this process is the one that writes files and speaks."""
+        return self.rank == 0
+
+    def sum(self, values: Sequence[float]) -> list[float]:
+        """The sum of each value over all processes, the same to the last bit on each of them."""
+        if self.size == 1:
+            return [float(value) for value in values]
+        summed = torch.tensor(values, dtype=torch.float64)
+        distributed.all_reduce(summed)
+        return [float(value) for value in summed]
+
+    def any(self, flag: bool) -> bool:
+        """Whether the flag is up on some process."""
+        return self.sum([float(flag)])[0] > 0
+
+    def broadcast(self, value: float) -> float:
+        """The main process's value."""
+        if self.size == 1:
+            return value
+        carried = torch.tensor([value], dtype=torch.float64)
+        distributed.broadcast(carried, src=0)
+        return float(carried)
+
+    def on_main(self, action: Callable[[], Answer]) -> Answer | None:
+        """What an action of the main process alone returns, there; if it fails, all processes end."""
+        worked, answer = False, None
+        try:
+            answer = action() if self.main else None
+            worked = True
+        finally:
+            worked = self.broadcast(float(worked)) > 0
+        if not worked:
+            raise MainProcessFailed
+        return answer
+
+    def barrier(self) -> None:
+        """Wait until every process has come this far."""
+        self.sum([0.0])  # torch's own barrier would take a GPU along
+
+
+ALONE = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
+
+
+def start_world(device: Literal["auto", "cpu", "cuda"]) -> World:
+    """The processes that torchrun started, connected; without torchrun, this one alone."""
+    rank, size, local_rank = _place()
+    chosen = _chosen_device(device, local_rank)
+    if size > 1:
+        distributed.init_process_group("cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo")
+    return World(rank, size, local_rank, chosen)
+
+
+def stop_world(world: World) -> None:
+    """Disconnect the processes."""
+    if world.size > 1:
+        distributed.destroy_process_group()
+
+
+def share_work(module: nn.Module, world: World, how: Literal["ddp", "fsdp"]) -> nn.Module:
+    """The module whose backward averages gradients over the processes: full copies (ddp) or shards (fsdp).
+
+    An average is not what a sum over a global count wants, so the caller multiplies its loss by `world.size`.
+    The module stands on `world.device` with the same weights in every process; its forward computes the loss
+    and returns tensors (or a tuple or dict of them), and every trained parameter takes part in it.
+    """
+    if world.size == 1:
+        return module
+    return _sharded(module, world) if how == "fsdp" else _copied(module, world)
+
+
+def accumulating(module: nn.Module, *, last: bool) -> AbstractContextManager[None]:
+    """A context for one micro-batch's forward and backward; only the step's last one exchanges gradients.
+
+    `module` is what `share_work` returned.
+    """
+    if isinstance(module, FSDPModule):
+        module.set_requires_gradient_sync(last)
+    elif isinstance(module, DistributedDataParallel) and not last:
+        return module.no_sync()
+    return nullcontext()
+
+
+def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
+    """The norm of all gradients over all processes."""
+    norm = nn.utils.get_total_norm([each.grad for each in parameters if each.grad is not None])
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm
+
+
+def _copied(module: nn.Module, world: World) -> nn.Module:
+    devices = [world.device] if world.device.type == "cuda" else None
+    # Not static_graph: it learns the graph from a first backward that must not be one of several accumulated.
+    return DistributedDataParallel(module, device_ids=devices, gradient_as_bucket_view=True)
+
+
+def _sharded(module: nn.Module, world: World) -> nn.Module:
+    mesh = init_device_mesh(world.device.type, (world.size,))
+    # Each block comes once, also where layers share it (ALBERT). What is left is one group at the root: the
+    # word embeddings are used at both ends, as the table and as the decoder.
+    for block in [each for each in module.modules() if isinstance(each, Block)]:
+        fully_shard(block, mesh=mesh)
+    fully_shard(module, mesh=mesh)
+    return module
+
+
+def _place() -> tuple[int, int, int]:
+    """Rank, world size and local rank as torchrun says."""
+    missing = [name for name in TORCHRUN if name not in os.environ]
+    if len(missing) == len(TORCHRUN):
+        return 0, 1, 0
+    if missing:
+        what = f"{' and '.join(missing)} not in the environment, though others of {', '.join(TORCHRUN)} are"
+        raise UserError(what, remedy="start several processes with torchrun")
+    rank, size, local_rank = (int(os.environ[name]) for name in TORCHRUN)
+    return rank, size, local_rank
+
+
+def _chosen_device(device: Literal["auto", "cpu", "cuda"], local_rank: int) -> torch.device:
+    count = 0 if device == "cpu" else torch.cuda.device_count()
+    if device == "cpu" or (device == "auto" and count == 0):
+        return torch.device("cpu")
+    if count == 0:
+        raise UserError("torch sees no CUDA GPU", where="run.device", remedy="set it to auto or cpu")
+    if local_rank >= count:
+        what = f"more processes on this machine than its {count} GPU{'s' if count > 1 else ''}"
+        raise UserError(what, remedy=f"start torchrun with --nproc-per-node {count}")
+    chosen = torch.device("cuda", local_rank)
+    torch.cuda.set_device(chosen)
+    return chosen

@@ -1,0 +1,123 @@
+"""The folder of a run: its places, how far a run in it is, and the lock that keeps a second process out."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from bertsmith.core.errors import UserError
+from bertsmith.core.locks import lock_for_this_process, open_lock_file
+from bertsmith.training.distributed import ALONE, World
+
+LOCK = ".lock"
+PARTIAL = ".partial"
+"""How the names of files end that are being written (core/files.py)."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """The places in a run folder, and the files by which a job tells how far a run in it is."""
+
+    path: Path
+    config_file: str
+    """Holds what the run was asked to do; it is there as soon as the run has begun."""
+    result_file: str
+    """The last thing that a run writes."""
+    early_files: frozenset[str] = frozenset()
+    """What a new run writes before its config: a start that was killed in between left these and no more."""
+    caches: tuple[str, ...] = ()
+    """Folders that are rebuilt the same where they are gone."""
+
+    @property
+    def checkpoints(self) -> Path:
+        """Resumable states."""
+        return self.path / "checkpoints"
+
+    @property
+    def model(self) -> Path:
+        """The finished model folder."""
+        return self.path / "model"
+
+    @property
+    def config(self) -> Path:
+        """What the run was asked to do."""
+        return self.path / self.config_file
+
+    @property
+    def begun(self) -> bool:
+        """Whether there is a run in it."""
+        return self.config.is_file()
+
+    @property
+    def finished(self) -> bool:
+        """Whether that run is finished."""
+        return (self.path / self.result_file).is_file()
+
+    def check_no_unknown_files(self) -> None:
+        """Raise if there is no run and something that a killed start of one could not have left."""
+        if self.begun or not self.path.exists():
+            return
+        known = {LOCK, *self.early_files, *self.caches}
+        if self.path.is_dir() and all(
+            file.name in known or file.name.endswith(PARTIAL) for file in self.path.iterdir()
+        ):
+            return
+        remedy = "give --out a new folder, or that of a run to resume"
+        raise UserError("holds files but no run", where=str(self.path), remedy=remedy)
+
+    def remove_partial_files(self) -> None:
+        """Remove what a process left that was killed while it wrote."""
+        for leftover in self.path.glob(f".*{PARTIAL}"):
+            shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+
+    @contextmanager
+    def locked(self, world: World = ALONE) -> Iterator[None]:
+        """While it is open, no other process can run here; a run that does not begin leaves nothing."""
+        lock = world.on_main(lambda: RunLock.take(self.path))
+        try:
+            yield
+        finally:
+            if lock is not None and self.begun:
+                lock.release()
+            elif lock is not None:
+                for cache in self.caches:
+                    shutil.rmtree(self.path / cache, ignore_errors=True)
+                lock.release_and_remove()
+
+
+@dataclass(frozen=True, slots=True)
+class RunLock:
+    """What keeps other processes out of a folder."""
+
+    folder: Path
+    handle: int
+    made_folder: bool
+
+    @classmethod
+    def take(cls, folder: Path) -> "RunLock":
+        """Lock a folder, which is made where it is missing; raises if another process holds the lock."""
+        made_folder = not folder.exists()
+        handle = open_lock_file(folder / LOCK)
+        try:
+            lock_for_this_process(handle)
+        except OSError as error:
+            os.close(handle)
+            held = isinstance(error, BlockingIOError | PermissionError)
+            what = "another run is working here" if held else f"cannot be locked ({error.strerror})"
+            remedy = "wait for it or stop it, or give --out another folder"
+            raise UserError(what, where=str(folder), remedy=remedy) from error
+        return cls(folder, handle, made_folder)
+
+    def release(self) -> None:
+        """Let other processes in."""
+        os.close(self.handle)
+
+    def release_and_remove(self) -> None:
+        """Let other processes in, and leave nothing of a run that was rejected before it began."""
+        (self.folder / LOCK).unlink(missing_ok=True)
+        if self.made_folder:
+            with suppress(OSError):  # somebody else may have put something there
+                self.folder.rmdir()
+        os.close(self.handle)

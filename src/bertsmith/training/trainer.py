@@ -1,0 +1,392 @@
+"""One optimisation step, and the steps of a run one after the other: what every training job stands on.
+
+A job gives three things: a module whose `forward(micro_batch, loss_scales)` returns a loss and sums to
+report, a function that says what the next step learns from, and what is due after a step.
+"""
+
+import math
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Protocol, cast
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from bertsmith.core.seeds import key_of
+from bertsmith.training.callbacks import StopRequested
+from bertsmith.training.cuda_graphs import RecordedMicro, StepGraphs
+from bertsmith.training.distributed import ALONE, World, accumulating, gradient_norm
+
+NORMS_REMEMBERED = 128
+NORMS_NEEDED = 32
+"""A median of fewer gradient norms than this says nothing yet, so no step is called a spike."""
+CLIP_EPSILON = 1e-6
+"""Added to the norm as torch's own clipping does."""
+
+
+Precision = Literal["fp32", "bf16"]
+Skip = Literal["", "not a number", "spike", "taken back"]
+"""Why a gradient was not used, or nothing; taken back: the step was launched before a rollback."""
+
+
+class Micro(Protocol):
+    """A micro-batch: anything that can be moved to a device."""
+
+    def to(self, device: torch.device, *, non_blocking: bool = False) -> Any:
+        """The same on another device."""
+        ...
+
+
+# ---- where a run is
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a run is: with the weights and the recipe, all that is needed to resume it.
+
+    Its fields are keys of state.json in saved checkpoints: a new one needs a default, none may be renamed.
+    """
+
+    step: int = 0
+    stage: int = 0
+    """Of data that come in stages: which one, and how many steps were taken in it."""
+    stage_step: int = 0
+    tokens: int = 0
+    """Shown so far, over all ranks."""
+    seconds: float = 0.0
+    first_step_seconds: float = 0.0
+    """What the first step took, compiling included."""
+    skipped: int = 0
+    """Steps whose gradient was not used."""
+    skipped_in_a_row: int = 0
+
+    def after(self, *, tokens: int, seconds: float) -> "Progress":
+        """The progress after one more step, before it is known whether its gradient was used."""
+        return replace(
+            self,
+            step=self.step + 1,
+            stage_step=self.stage_step + 1,
+            tokens=self.tokens + tokens,
+            seconds=seconds,
+            first_step_seconds=self.first_step_seconds if self.step else seconds,
+        )
+
+    def with_outcome(self, before: "Progress", skipped: Skip) -> "Progress":
+        """The same progress, knowing what became of its step and of those before it."""
+        rows = {"": 0, "taken back": before.skipped_in_a_row}  # the latter is no sign of anything
+        row = rows.get(skipped, before.skipped_in_a_row + 1)
+        return replace(self, skipped=before.skipped + bool(skipped), skipped_in_a_row=row)
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """Seconds spent on a run, earlier starts included."""
+
+    before: float = 0.0
+    started: float = field(default_factory=time.monotonic)
+
+    def __call__(self) -> float:
+        """Seconds up to now."""
+        return self.before + time.monotonic() - self.started
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """What is to be done when a step is over, for which the weights must be at rest."""
+
+    evaluation: bool = False
+    saving: bool = False
+    stopping: bool = False
+    """Comes with saving."""
+
+    @property
+    def anything(self) -> bool:
+        """Whether the next step must wait."""
+        return self.evaluation or self.saving or self.stopping
+
+
+@dataclass
+class Cadence:
+    """Decides what is due after each step; asked once a step, by all ranks, and all get the same answer."""
+
+    stop: StopRequested
+    world: World
+    ends: Callable[[Progress], bool]
+    at_the_end: Due = Due()
+    evaluates: Callable[[Progress], bool] = lambda _: False
+    saves: Callable[[Progress], bool] = lambda _: False
+    """Where a state is saved whatever the clock says."""
+    save_every_seconds: float = math.inf
+    saved_seconds: float = 0.0
+    """The run's seconds when it was last saved; the job sets it."""
+
+    def due_after(self, progress: Progress) -> Due:
+        """What is due after the step that led here."""
+        if self.ends(progress):
+            return self.at_the_end
+        # Read once: a signal may come at any moment, and whoever stops must have saved.
+        stopping = self.stop.anywhere(self.world)
+        evaluation = self.evaluates(progress)
+        saving = stopping or self.saves(progress) or self._saving_by_the_clock(progress)
+        return Due(evaluation, saving, stopping)
+
+    def _saving_by_the_clock(self, progress: Progress) -> bool:
+        late = progress.seconds - self.saved_seconds >= self.save_every_seconds
+        return self.world.broadcast(float(late)) > 0  # the main process's clock decides for all
+
+
+START, NOTHING_DUE = Progress(), Due()
+
+
+# ---- one step
+
+
+@dataclass(frozen=True, slots=True)
+class StepInput:
+    """What one step learns from, and at which rate."""
+
+    micros: Sequence[Micro]
+    """This rank's micro-batches."""
+    counts: tuple[float, ...]
+    """What the loss sums are divided by, over all ranks; one for each loss, 0 where it predicts nothing."""
+    learning_rate: float
+    progress: Progress = Progress()
+    """Where the run is when the step begins."""
+    tokens: int = 0
+    """Over all ranks."""
+    batches: Any = None
+    """The job's own record of the step, handed through to its report."""
+    waited_seconds: float = 0.0
+    """How long the trainer waited for the batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class PendingStep:
+    """A step that was launched; on a GPU its numbers may not be there yet."""
+
+    step: StepInput
+    numbers: Tensor
+    """The gradient norm and the objective's sums, on the CPU once `arrival` has come."""
+    arrival: torch.cuda.Event | None
+    skipped: Skip | None
+    """Why the update was skipped, or nothing; None where the GPU itself decided."""
+    rollbacks: int
+    """How often the run had been rolled back when the step was launched."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """What one step came to."""
+
+    step: StepInput
+    sums: Tensor
+    """The objective's sums over this rank's micro-batches, on the CPU."""
+    gradient_norm: float
+    skipped: Skip
+    progress: Progress
+    """Where the step led."""
+    due: Due
+
+
+@dataclass
+class GradientGuard:
+    """The rule that decides whether a gradient may be used."""
+
+    spike_factor: float | Literal["off"]
+    norms: deque[float] = field(default_factory=lambda: deque(maxlen=NORMS_REMEMBERED))
+    rollbacks: int = 0
+    """How often older weights were loaded again: a step launched before says nothing about these."""
+
+    def check(self, norm: float) -> Skip:
+        """Why a gradient of this norm must not be used, or nothing; norms that pass are remembered."""
+        if not math.isfinite(norm):
+            return "not a number"
+        if self.spike_factor != "off" and len(self.norms) >= NORMS_NEEDED:
+            usual = statistics.median(self.norms)
+            if norm > self.spike_factor * usual:
+                return "spike"
+        self.norms.append(norm)
+        return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Trainer:
+    """The wrapped objective with its optimiser, and how a step is taken with them."""
+
+    objective: nn.Module
+    optimizer: torch.optim.Optimizer
+    world: World = ALONE
+    precision: Precision = "fp32"
+    clip_norm: float | Literal["off"] = "off"
+    guard: GradientGuard = field(default_factory=lambda: GradientGuard("off"))
+    graphs: StepGraphs | None = None
+    """Where steps of one micro-batch are recorded and replayed; needs `runs_ahead`."""
+    seed: int = 0
+    """With the step and the rank it decides all dropout."""
+
+    def parameters(self) -> list[nn.Parameter]:
+        """What is trained."""
+        return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+
+    @property
+    def fused(self) -> bool:
+        """Whether the optimiser's kernel can scale all gradients and skip an update by itself."""
+        whole = not any(isinstance(parameter, DTensor) for parameter in self.parameters())
+        return whole and all(group.get("fused") for group in self.optimizer.param_groups)
+
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether the GPU can skip a bad update by itself, so that Python need not wait for the norm."""
+        return self.world.device.type == "cuda" and self.fused and self.guard.spike_factor == "off"
+
+
+def training_steps(
+    trainer: Trainer,
+    next_step: Callable[[Progress], StepInput | None],
+    progress: Progress,
+    *,
+    clock: Callable[[], float] = lambda: 0.0,
+    due_after: Callable[[Progress], Due] = lambda _: Due(),
+) -> Iterator[StepReport]:
+    """Take steps until `next_step` has none; logs, evaluation and saving are the caller's.
+
+    Where the trainer runs ahead, a step's report comes once the next step is launched, so that the GPU always
+    has work queued and never waits for Python. Where something is due after a step, its report comes before
+    the next one is launched: the weights that are evaluated or saved are those of that step.
+    """
+    pending: deque[tuple[PendingStep, Progress, Due]] = deque()
+    reported = progress  # whether the gradients of later steps were used is not known yet
+    while (step := next_step(progress)) is not None:
+        launched = launch_step(trainer, step)
+        # The clock is read after the launch: on a CPU that is the whole step.
+        progress = step.progress.after(tokens=step.tokens, seconds=clock())
+        due = due_after(progress)
+        pending.append((launched, progress, due))
+        ahead = 1 if trainer.runs_ahead and not due.anything else 0
+        while len(pending) > ahead:
+            report = finish_step(trainer, *pending.popleft(), before=reported)
+            reported = report.progress
+            yield report
+    for each in pending:
+        yield finish_step(trainer, *each, before=reported)
+
+
+def take_step(trainer: Trainer, step: StepInput) -> StepReport:
+    """Learn from one step's micro-batches and wait for what it came to."""
+    return finish_step(trainer, launch_step(trainer, step))
+
+
+def launch_step(trainer: Trainer, step: StepInput) -> PendingStep:
+    """Begin to learn from a step's micro-batches; waits for nothing where the trainer runs ahead."""
+    _set_rates(trainer, step.learning_rate)
+    # Seeded anew for each step, so that a resumed run drops what the uninterrupted one dropped.
+    torch.manual_seed(key_of(trainer.seed, "dropout", step.progress.step, trainer.world.rank))
+    rollbacks = trainer.guard.rollbacks
+    if trainer.runs_ahead:
+        return PendingStep(step, *_copied_to_host(_learn_ahead(trainer, step)), None, rollbacks)
+    numbers = _gradients(trainer, step.micros, _loss_scales(trainer, step)).cpu()  # the one wait for a GPU
+    skipped = trainer.guard.check(float(numbers[0]))
+    if not skipped:
+        trainer.optimizer.step()
+    return PendingStep(step, numbers, None, skipped, rollbacks)
+
+
+def finish_step(
+    trainer: Trainer,
+    pending: PendingStep,
+    progress: Progress = START,
+    due: Due = NOTHING_DUE,
+    *,
+    before: Progress = START,
+) -> StepReport:
+    """What a launched step came to; waits for it, but not for what was launched after it."""
+    if pending.arrival is not None:
+        pending.arrival.synchronize()
+    norm, guard = float(pending.numbers[0]), trainer.guard
+    if pending.rollbacks != guard.rollbacks:
+        skipped: Skip = "taken back"  # it was computed from weights that are no more
+    else:
+        skipped = guard.check(norm) if pending.skipped is None else pending.skipped
+    after = progress.with_outcome(before, skipped)
+    return StepReport(pending.step, pending.numbers[1:], norm, skipped, after, due)
+
+
+def _copied_to_host(numbers: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
+    """Where the numbers will be on the CPU, and what happens when they are there."""
+    if not numbers.is_cuda:
+        return numbers, None
+    landing = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+    landing.copy_(numbers, non_blocking=True)
+    arrival = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    arrival.record()
+    return landing, arrival
+
+
+def _set_rates(trainer: Trainer, learning_rate: float) -> None:
+    for group in trainer.optimizer.param_groups:
+        rate = learning_rate * group.get("lr_factor", 1.0)
+        if isinstance(group["lr"], Tensor):  # a recorded step reads it where it lies
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate
+
+
+def _learn_ahead(trainer: Trainer, step: StepInput) -> Tensor:
+    """The step's numbers, after an update that the GPU itself left out where the gradient is none."""
+
+    def learn(micros: Sequence[Micro], loss_scales: Tensor) -> Tensor:
+        numbers = _gradients(trainer, micros, loss_scales)
+        # What a gradient scaler would set: the fused update is left out on the GPU where this is 1.
+        trainer.optimizer.found_inf = (~numbers[0].isfinite()).float()  # type: ignore[attr-defined]
+        trainer.optimizer.step()
+        return numbers
+
+    loss_scales = _loss_scales(trainer, step)
+    if trainer.graphs is None or len(step.micros) > 1:
+        return learn(step.micros, loss_scales)
+    micro = cast("RecordedMicro", step.micros[0])  # who gives a trainer graphs gives it such micro-batches
+    return trainer.graphs.take(
+        micro, loss_scales, learn=lambda micro, loss_scales: learn([micro], loss_scales)
+    )
+
+
+def _loss_scales(trainer: Trainer, step: StepInput) -> Tensor:
+    """What each loss is multiplied by."""
+    # Gradients are averaged over the ranks, while the loss is a sum over all of them.
+    size = trainer.world.size
+    return torch.tensor([size / count if count else 0.0 for count in step.counts])
+
+
+def _gradients(trainer: Trainer, micros: Sequence[Micro], loss_scales: Tensor) -> Tensor:
+    """Give every parameter its gradient, to be clipped; its norm before that, and the objective's sums."""
+    world, optimizer = trainer.world, trainer.optimizer
+    optimizer.zero_grad(set_to_none=True)
+    loss_scales = loss_scales.to(world.device, non_blocking=True)
+    total: Tensor | None = None
+    for number, micro in enumerate(micros, start=1):
+        batch = micro.to(world.device, non_blocking=True)
+        with accumulating(trainer.objective, last=number == len(micros)):
+            with autocast(world.device, trainer.precision):
+                loss, sums = trainer.objective(batch, loss_scales)
+            loss.backward()
+        total = sums if total is None else total + sums
+    assert total is not None, "a step has at least one micro-batch"
+    norm = gradient_norm(trainer.parameters())
+    if trainer.clip_norm != "off" and trainer.fused:
+        # What a gradient scaler would set: the fused update divides by it, which spares a pass of its own.
+        divisor = ((norm + CLIP_EPSILON) / trainer.clip_norm).clamp(min=1.0)
+        optimizer.grad_scale = divisor.float()  # type: ignore[attr-defined]
+    elif trainer.clip_norm != "off":
+        nn.utils.clip_grads_with_norm_(trainer.parameters(), trainer.clip_norm, norm)
+    total = total.double()
+    return torch.cat((norm[None].to(total), total))
+
+
+def autocast(device: torch.device, precision: Precision) -> AbstractContextManager[object]:
+    """bf16 products over fp32 weights, or nothing."""
+    return torch.autocast(device.type, torch.bfloat16) if precision == "bf16" else nullcontext()

@@ -1,0 +1,30 @@
+"""Ranges of indices, and .npy files that grow."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bertsmith.core.arrays import GrowingNpy, ranges
+
+
+@pytest.mark.parametrize(
+    ("first", "count"), [([5, 0, 2], [2, 0, 3]), ([], []), ([7], [1]), ([3, 3], [0, 0]), ([0, 9], [4, 4])]
+)
+def test_ranges_are_those_of_python(first: list[int], count: list[int]) -> None:
+    found = ranges(np.array(first, np.int32), np.array(count, np.int32))
+    pairs = zip(first, count, strict=True)
+    assert found.tolist() == [number for one, many in pairs for number in range(one, one + many)]
+    assert found.dtype == np.int64
+
+
+@pytest.mark.parametrize("row_shape", [(), (3,)])
+@pytest.mark.parametrize("chunks", [[], [2], [1, 0, 4]])
+def test_a_growing_file_is_what_numpy_saves(tmp_path: Path, row_shape, chunks: list[int]) -> None:
+    rows = [np.random.default_rng(0).random((count, *row_shape)) for count in chunks]
+    with GrowingNpy(tmp_path / "grown.npy", "<f4", row_shape=row_shape) as file:
+        for each in rows:
+            file.append(each)
+    whole = np.concatenate([np.empty((0, *row_shape)), *rows]).astype("<f4")
+    assert np.array_equal(np.load(tmp_path / "grown.npy"), whole)
+    assert file.rows == len(whole)

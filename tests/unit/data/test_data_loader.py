@@ -1,0 +1,238 @@
+"""What a step's batches look like: shapes, fillers, targets, and what is refused."""
+
+import pickle
+from dataclasses import fields, is_dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from bertsmith.core.errors import UserError
+from bertsmith.data.batch_inspection import batch_statistics, sequences_of
+from bertsmith.data.data_loader import PretrainingDataset, StepIndex
+from bertsmith.data.micro_batches import PretrainingBatch
+from tests.example_stores import digest, random_store, recipe_named, small_recipe
+
+FIRST = StepIndex(0, 0)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory):
+    return random_store(tmp_path_factory.mktemp("dataset"))
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+def dataset_of(store, cache: Path, recipe=None, **choices) -> PretrainingDataset:
+    return PretrainingDataset(
+        store, recipe or small_recipe(), cache=cache, **{"micro_tokens": 128, **choices}
+    )
+
+
+def test_each_micro_batch_ends_in_one_filler_sequence(store, cache) -> None:
+    step, pad = dataset_of(store, cache)[FIRST], store.tokenizer().pad_id
+    assert len(step.micros) > 1
+    for micro in step.micros:
+        *_, (begin, end) = micro.inputs.layout.bounds()
+        assert end == len(micro.inputs.tokens_T) and end % 64 == 0 and end > begin
+        assert set(micro.inputs.tokens_T[begin:].tolist()) == {pad}
+        assert set(micro.inputs.segments_T[begin:].tolist()) == {0}
+        assert micro.inputs.positions_T[begin:].max() < 32
+        assert micro.pair_weights_S.tolist() == [1.0] * (micro.inputs.layout.sequences - 1) + [0.0]
+        assert micro.inputs.layout.longest == 64  # a filler may be longer than the stage's sequences
+
+
+def test_the_counts_are_those_of_the_examples(store, cache) -> None:
+    step = dataset_of(store, cache)[FIRST]
+    shown = list(sequences_of(step))
+    assert step.sequences == step.pairs == len(shown) == 8
+    assert step.tokens == sum(len(sequence.tokens) for sequence in shown)
+    assert step.masked == sum(len(sequence.targets) for sequence in shown)
+    assert step.tokens + step.filler == sum(len(micro.inputs.tokens_T) for micro in step.micros)
+
+
+def test_unused_predictions_weigh_nothing(store, cache) -> None:
+    for micro in dataset_of(store, cache)[FIRST].micros:
+        asked = int(micro.masked_weights_P.sum())
+        assert micro.masked_weights_P.tolist() == [1.0] * asked + [0.0] * (len(micro.masked_rows_P) - asked)
+        assert len(micro.masked_rows_P) % 64 == 0
+        assert micro.masked_rows_P[asked:].sum() == 0
+
+
+def test_a_sequence_is_a_template_around_text_of_the_store(store, cache) -> None:
+    tokenizer = store.tokenizer()
+    text = store.gather(np.array([0]), np.array([store.tokens])).tolist()
+    everything = " ".join(map(str, text))
+    for sequence in sequences_of(dataset_of(store, cache)[FIRST]):
+        tokens = [sequence.targets.get(place, token) for place, token in enumerate(sequence.tokens)]
+        assert tokens[0] == tokenizer.cls_id and tokens[-1] == tokenizer.sep_id
+        border = tokens.index(tokenizer.sep_id)
+        assert sequence.segments == [0] * (border + 1) + [1] * (len(tokens) - border - 1)
+        assert sequence.positions == list(range(len(tokens)))
+        for part in (tokens[1:border], tokens[border + 1 : -1]):
+            assert " ".join(map(str, part)) in everything
+
+
+def test_left_to_right_asks_for_the_next_token(store, cache) -> None:
+    recipe = recipe_named("gpt")
+    for sequence in sequences_of(dataset_of(store, cache, recipe)[FIRST]):
+        assert sequence.targets == dict(enumerate(sequence.tokens[1:]))
+        assert sequence.pair_label is None
+
+
+def test_right_to_left_asks_for_the_previous_token(store, cache) -> None:
+    examples = recipe_named("gpt").examples.model_copy(update={"objective": "right-to-left"})
+    recipe = recipe_named("gpt").model_copy(update={"examples": examples})
+    for sequence in sequences_of(dataset_of(store, cache, recipe)[FIRST]):
+        assert sequence.targets == {place + 1: token for place, token in enumerate(sequence.tokens[:-1])}
+
+
+def test_a_model_with_one_segment_sees_one(store, cache) -> None:
+    recipe = small_recipe(model={"segments": 1})
+    for micro in dataset_of(store, cache, recipe)[FIRST].micros:
+        assert micro.inputs.segments_T.max() == 0
+
+
+def test_a_rank_without_examples_sees_fillers_only(store, cache) -> None:
+    recipe = small_recipe(batch={"sequences": 2})
+    ranks = [dataset_of(store, cache, recipe, rank=rank, world=3)[FIRST] for rank in range(3)]
+    assert sorted(rank.sequences for rank in ranks) == [0, 1, 1]
+    assert {len(rank.micros) for rank in ranks} == {1}
+    idle = min(ranks, key=lambda rank: rank.sequences)
+    assert (idle.masked, idle.pairs, idle.tokens) == (0, 0, 0)
+    assert idle.micros[0].masked_weights_P.sum() == 0
+
+
+def test_a_step_survives_the_way_from_a_worker(store, cache) -> None:
+    step = dataset_of(store, cache)[FIRST]
+    again = pickle.loads(pickle.dumps(step))
+    assert digest(again) == digest(step)
+    assert again.micros[0].inputs.layout.longest == step.micros[0].inputs.layout.longest
+    assert (again.index, again.masked, again.filler) == (step.index, step.masked, step.filler)
+
+
+@pytest.mark.parametrize("with_task_types", [False, True])
+def test_a_step_comes_from_a_worker_with_every_tensor_as_it_was(store, cache, with_task_types) -> None:
+    step = dataset_of(store, cache)[FIRST]
+    micros = tuple(_with_odd_values(micro, with_task_types=with_task_types) for micro in step.micros)
+    sent = replace(step, micros=micros)
+    loader = DataLoader([sent], batch_size=None, num_workers=1, collate_fn=_unchanged)
+    for received in (pickle.loads(pickle.dumps(sent)), next(iter(loader))):
+        for one, other in zip(received.micros, sent.micros, strict=True):
+            assert (one.inputs.task_types_T is None) == (not with_task_types)
+            got, wanted = _tensor_fields(one), _tensor_fields(other)
+            assert got.keys() == wanted.keys()
+            for name, tensor in got.items():
+                assert tensor.dtype == wanted[name].dtype, name
+                assert torch.equal(tensor, wanted[name]), name
+
+
+def _with_odd_values(micro: PretrainingBatch, *, with_task_types: bool) -> PretrainingBatch:
+    """The batch with weights that are no whole numbers, and perhaps with task types."""
+    task_types_T = torch.arange(len(micro.inputs.tokens_T)) % 3 if with_task_types else None
+    return replace(
+        micro,
+        inputs=replace(micro.inputs, task_types_T=task_types_T),
+        masked_weights_P=micro.masked_weights_P * 0.3,
+        pair_weights_S=micro.pair_weights_S * 0.7,
+    )
+
+
+def _tensor_fields(batch) -> dict[str, torch.Tensor]:
+    """Every tensor below a dataclass, by its path."""
+    found = {}
+    for each in fields(batch):
+        value = getattr(batch, each.name)
+        if isinstance(value, torch.Tensor):
+            found[each.name] = value
+        elif is_dataclass(value):
+            found |= {f"{each.name}.{name}": tensor for name, tensor in _tensor_fields(value).items()}
+    return found
+
+
+def _unchanged(step):
+    return step
+
+
+def test_a_feed_is_pickled_without_its_open_indexes(store, cache) -> None:
+    dataset = dataset_of(store, cache)
+    step = dataset[FIRST]
+    packed = pickle.dumps(dataset)
+    assert len(packed) < 100_000
+    assert digest(pickle.loads(packed)[FIRST]) == digest(step)
+
+
+def test_a_batch_moves_with_all_its_parts(store, cache) -> None:
+    micro = dataset_of(store, cache)[FIRST].micros[0].to("meta")
+    parts = (
+        micro.inputs.tokens_T,
+        micro.inputs.layout.starts_S1,
+        micro.masked_weights_P,
+        micro.pair_labels_S,
+    )
+    assert all(part.device == torch.device("meta") for part in parts)
+
+
+def test_micro_batches_too_small_for_a_sequence_are_refused(store, cache) -> None:
+    with pytest.raises(UserError, match=r"micro_tokens = 40 cannot hold a sequence of 32 tokens; allow 64"):
+        dataset_of(store, cache, micro_tokens=40)[FIRST]
+
+
+def test_a_folder_will_do_for_a_store(store, cache) -> None:
+    assert digest(dataset_of(store.folder, cache)[FIRST]) == digest(dataset_of(store, cache)[FIRST])
+
+
+def test_static_masks_come_back_after_their_copies(store, cache) -> None:
+    dataset = dataset_of(store, cache, recipe_named("static"))
+    steps = dataset.stage_index(0).steps_in(0) + dataset.stage_index(0).steps_in(1)
+    assert dataset.stage_index(0).steps_in(2) == dataset.stage_index(0).steps_in(0)
+    first = {
+        str(each.tokens)
+        for step in range(dataset.stage_index(0).steps_in(0))
+        for each in _shown(dataset, step)
+    }
+    later = {
+        str(each.tokens)
+        for step in range(dataset.stage_index(0).steps_in(0))
+        for each in _shown(dataset, steps + step)
+    }
+    # The incomplete step at the end of an epoch leaves out others each time.
+    assert len(first & later) > 0.9 * len(first)
+
+
+def _shown(dataset: PretrainingDataset, step: int) -> list:
+    return list(sequences_of(dataset[StepIndex(0, step)]))
+
+
+@pytest.mark.parametrize(
+    ("split", "fingerprints"),
+    [
+        ("train", ["cb3a3efccfc55a0a", "1648a0a866fbccbc"]),
+        ("held-out", ["e2c4629da88bb8a4", "0b20fa3f1e652b2a"]),
+    ],
+)
+def test_the_same_recipe_means_the_same_batches_in_later_versions(store, cache, split, fingerprints) -> None:
+    stages = [{"fraction": 1, "length": 32, "predictions": 5}]
+    recipe = small_recipe(examples={"stages": stages, "held_out_fraction": 0.2})
+    dataset = dataset_of(store, cache, recipe, micro_tokens=4096, split=split)
+    # Where they must change, runs cannot be resumed: plan.INDEX_FORMAT is to be raised with them.
+    assert [digest(dataset[StepIndex(0, step)])[:16] for step in (0, 1)] == fingerprints
+
+
+def test_shares_count_what_is_shown(store, cache) -> None:
+    steps = [dataset_of(store, cache)[StepIndex(0, number)] for number in range(3)]
+    shares, mask = batch_statistics(steps, mask_id=store.tokenizer().mask_id), store.tokenizer().mask_id
+    shown = [sequence for step in steps for sequence in sequences_of(step)]
+    asked = [
+        (sequence.tokens[place], target) for sequence in shown for place, target in sequence.targets.items()
+    ]
+    assert shares.predicted == len(asked) == shares.as_mask + shares.as_random + shares.unchanged
+    assert shares.as_mask == sum(seen == mask for seen, _ in asked)
+    assert shares.unchanged == sum(seen == target for seen, target in asked)
+    assert shares.negatives == sum(sequence.pair_label for sequence in shown)
+    assert shares.lengths.tolist() == [len(sequence.tokens) for sequence in shown]

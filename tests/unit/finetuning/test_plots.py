@@ -1,0 +1,16 @@
+"""What is drawn of a finished model."""
+
+import sys
+
+import numpy as np
+
+from bertsmith.finetuning.plots import draw_confusion
+
+
+def test_classes_that_training_has_not_have_no_place_among_the_others(tmp_path, monkeypatch):
+    monkeypatch.delitem(sys.modules, "matplotlib.figure", raising=False)  # the room's tests draw nothing
+    targets, predictions = np.array([0, 1, 1, 0]), np.array([0, 1, 0, 1])
+    draw_confusion(tmp_path / "known.png", targets, predictions, ("a", "b"))
+    strange = np.append(targets, [-2, -3]), np.append(predictions, [0, 1])
+    draw_confusion(tmp_path / "strange.png", *strange, ("a", "b"))
+    assert (tmp_path / "strange.png").read_bytes() == (tmp_path / "known.png").read_bytes()

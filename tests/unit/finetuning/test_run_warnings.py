@@ -1,0 +1,87 @@
+"""What a run says before its first step."""
+
+from dataclasses import replace
+
+import pytest
+
+from bertsmith.finetuning.finetune import finetune
+from bertsmith.tasks.custom import CustomSpec, custom_task
+from bertsmith.training.journal import read_metrics
+from tests.tuning import SHORT, Notebook, toy_assignment
+
+JUDGED = "the model is not evaluated"
+
+
+def notes_of(assignment):
+    notebook = Notebook()
+    finetune(assignment, notebook)
+    return notebook.notes
+
+
+def test_a_run_without_a_development_set_says_what_it_looked_for(model, tmp_path):
+    assignment = toy_assignment("sst2", model, tmp_path, *SHORT)
+    (assignment.data / "dev.tsv").rename(assignment.data / "valid.tsv")
+    (told,) = [note for note in notes_of(assignment) if JUDGED in note]
+    assert told.startswith("no development set (looked for dev.tsv, ")
+    assert told in (assignment.out / "card.md").read_text()
+
+
+def test_a_single_file_of_a_task_has_no_development_set(model, tmp_path):
+    assignment = toy_assignment("sst2", model, tmp_path, *SHORT)
+    told = notes_of(replace(assignment, data=assignment.data / "train.tsv"))
+    assert f"no development set (one file was given, not the folder that holds both): {JUDGED}" in told
+
+
+def test_a_tiny_table_of_ones_own_has_no_development_set(model, tmp_path):
+    table = tmp_path / "my.csv"
+    table.write_text("text,label\nthe sun,1\nthe snow,0\nthe rain,0\n")
+    task = custom_task(CustomSpec("text", "label"))
+    told = notes_of(replace(toy_assignment("sst2", model, tmp_path, *SHORT), task=task, data=table))
+    assert f"no development set (fewer than 10 rows): {JUDGED}" in told
+
+
+def test_a_table_whose_classes_can_spare_no_row_has_no_development_set(model, tmp_path):
+    table = tmp_path / "my.csv"
+    table.write_text("text,label\n" + "".join(f"the sun,{number}\n" for number in range(12)))
+    task = custom_task(CustomSpec("text", "label"))
+    told = notes_of(replace(toy_assignment("sst2", model, tmp_path, *SHORT), task=task, data=table))
+    assert f"no development set (no label can spare a row): {JUDGED}" in told
+
+
+def test_a_run_with_a_development_set_says_nothing_of_it(model, tmp_path):
+    assert not [note for note in notes_of(toy_assignment("sst2", model, tmp_path, *SHORT)) if JUDGED in note]
+
+
+def test_texts_that_are_cut_are_counted(model, tmp_path):
+    assignment = toy_assignment("sst2", model, tmp_path, *SHORT, "text.longest=16")
+    with (assignment.data / "train.tsv").open("a") as file:
+        file.write(f"{'cat ' * 20}\t1\n" * 40)
+    told = (
+        "20.0% of the training texts are longer than text.longest (16 tokens) and are cut; see text.longest"
+    )
+    assert f"{told} and text.long_texts" in notes_of(assignment)
+
+
+def test_where_every_text_fits_nothing_is_said_of_cuts(model, tmp_path):
+    assert not [note for note in notes_of(toy_assignment("sst2", model, tmp_path, *SHORT)) if "cut" in note]
+
+
+@pytest.mark.parametrize(
+    ("setting", "told"), [("run.examples=400", "only one step"), ("run.examples=16", "only 5 steps")]
+)
+def test_a_very_short_run_is_named_so(model, tmp_path, setting, told):
+    notes = notes_of(toy_assignment("sst2", model, tmp_path, *SHORT, setting))
+    assert f"the run has {told}, which teach a model little; see run.epochs and run.examples" in notes
+
+
+def test_a_longer_run_is_not(model, tmp_path):
+    notes = notes_of(toy_assignment("sst2", model, tmp_path, "run.epochs=1"))
+    assert not [note for note in notes if "steps" in note]
+
+
+@pytest.mark.parametrize("setting", ["run.examples=400", "run.examples=16"])
+def test_the_first_step_of_a_short_run_learns(model, tmp_path, setting):
+    assignment = toy_assignment("sst2", model, tmp_path, *SHORT, setting)
+    finetune(assignment, Notebook())
+    rates = [line["learning_rate"] for line in read_metrics(assignment.out) if line["kind"] == "train"]
+    assert rates[0] == assignment.recipe.optim.peak_lr

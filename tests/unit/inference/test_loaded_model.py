@@ -1,0 +1,390 @@
+import math
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+import bertsmith
+from bertsmith.core.errors import UserError
+from bertsmith.inference import engine as engine_room
+from bertsmith.inference import fill_mask as filling_room
+from bertsmith.model.model_folder import Model, write_model
+from bertsmith.model.network import new_network
+from tests.oracles import saved_oracle
+from tests.tiny import tiny_encoder_config, tiny_network
+from tests.tokenizer_makers import albert_unigram, byte_bpe, modern_bpe
+from tests.toy_folder import SPECIALS
+
+TEXTS = ["My dog is cute.", ("A boy plays in the snow.", "A boy is outside."), "Tea!"]
+
+
+def test_hidden_states_are_unpadded_and_equal_transformers(folder, bert):
+    model = transformers.BertModel.from_pretrained(folder).eval()
+    tokenizer = transformers.BertTokenizer.from_pretrained(folder)
+    for text, ours in zip(TEXTS, bert.hidden_states(TEXTS), strict=True):
+        inputs = tokenizer(*((text,) if isinstance(text, str) else text), return_tensors="pt")
+        with torch.no_grad():
+            expected = torch.cat(model(**inputs, output_hidden_states=True).hidden_states)
+        assert ours.shape == expected.shape
+        assert (ours - expected).abs().max() <= 2e-5
+
+
+def test_answers_keep_the_order_of_the_texts_whatever_the_batches(bert, monkeypatch):
+    texts = [" ".join(["snow"] * (n * 7 % 40 + 1)) for n in range(50)]
+    whole = bert.embed(texts)
+    monkeypatch.setitem(engine_room.BATCH_TOKENS, "cpu", 30)
+    monkeypatch.setattr(engine_room, "WINDOW_TEXTS", 8)
+    assert torch.allclose(bert.embed(texts), whole, atol=1e-5)
+    for bad, said in (("", "text 50: is empty"), ("\ud800", "text 50: character 0 is a lone surrogate")):
+        with pytest.raises(UserError, match=said):
+            bert.embed([*texts, bad])
+    assert torch.equal(bert.embed(text for text in texts), bert.embed(texts))
+
+
+def test_each_pooling_is_what_its_name_says(bert):
+    last = [states[-1] for states in bert.hidden_states(TEXTS)]
+    for name, pool in (("mean", lambda x: x.mean(0)), ("cls", lambda x: x[0]), ("max", lambda x: x.amax(0))):
+        expected = torch.stack([pool(states) for states in last])
+        assert torch.allclose(bert.embed(TEXTS, pooling=name), expected, atol=1e-5)
+    assert bert.embed([]).shape == (0, 64)
+    assert bert.hidden_states([]) == []
+
+
+def test_each_mask_is_filled_with_the_most_probable_tokens(bert):
+    guesses = bert.fill("The [MASK] sits under the [MASK].", top=4)
+    assert [len(each) for each in guesses] == [4, 4]
+    for each in guesses:
+        probabilities = [guess.probability for guess in each]
+        assert probabilities == sorted(probabilities, reverse=True)
+    everything = bert.fill("The [MASK].", top=10**6)[0]
+    assert len(everything) == bert.tokenizer.vocabulary_size
+    assert math.isclose(sum(guess.probability for guess in everything), 1, rel_tol=1e-4)
+
+
+def test_a_wide_beam_finds_the_best_joint_filling(bert):
+    text = "The [MASK] sits [MASK]."
+    beam = bert.tokenizer.vocabulary_size
+    best, second = bert.fill_jointly(text, top=2, beam=beam)
+    first = {guess.token: guess.probability for guess in bert.fill(text, top=beam)[0]}
+    scored = []
+    for token, probability in first.items():
+        if token in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]") or token.startswith("##"):
+            continue
+        for guess in bert.fill(f"The {token} sits [MASK].", top=beam)[0]:
+            scored.append((math.log(probability) + math.log(guess.probability), token, guess.token))
+    score, *tokens = max(row for row in scored)
+    assert best.log_probability >= second.log_probability
+    assert best.log_probability >= score - 1e-4
+    assert len(best.tokens) == 2 and "[MASK]" not in best.text
+
+
+def test_a_filling_stands_in_the_text_as_it_was_written(bert):
+    for filling in bert.fill_jointly("The [MASK]  SITS, [MASK]!", top=20, beam=20):
+        first, second = filling.tokens
+        begin = "The" if first.startswith("##") else "The "
+        middle = ",  SITS"[1:] + ("," if second.startswith("##") else ", ")
+        assert filling.text == begin + first.removeprefix("##") + middle + second.removeprefix("##") + "!"
+
+
+def test_many_texts_are_filled_as_one_by_one(bert, monkeypatch):
+    texts = ["snow " * (n % 7) + "[MASK] " * (n % 3 + 1) for n in range(20)]
+    expected = [bert.fill(text, top=3) for text in texts]
+    monkeypatch.setitem(engine_room.BATCH_TOKENS, "cpu", 30)
+    monkeypatch.setattr(filling_room, "WINDOW_TEXTS", 8)
+    monkeypatch.setattr(filling_room, "MASKS_AT_ONCE", 2)
+    for found, alone in zip(bert.fill_each(texts, top=3), expected, strict=True):
+        assert [[guess.token for guess in mask] for mask in found] == [
+            [guess.token for guess in mask] for mask in alone
+        ]
+        assert found[0][0].probability == pytest.approx(alone[0][0].probability, abs=1e-5)
+    assert bert.fill_each([]) == []
+    with pytest.raises(UserError, match=r"text 20: has no \[MASK\]"):
+        bert.fill_each([*texts, "none"])
+
+
+def test_many_pairs_are_judged_as_one_by_one(bert):
+    pairs = [("We got time.", "Tea?"), ("The boy walks. " * 5, "Snow."), ("a", "b")]
+    expected = [bert.next_sentence(*pair).probability for pair in pairs]
+    assert [each.probability for each in bert.next_sentences(pairs)] == pytest.approx(expected, abs=1e-6)
+    assert bert.next_sentences([]) == []
+    with pytest.raises(UserError, match="text 1: is one text, not a pair"):
+        bert.next_sentences([("a", "b"), "ab"])
+
+
+def test_a_text_grows_by_the_most_probable_token_before_a_sentence_that_goes_on(bert):
+    grown = list(bert.extend("The boy", count=3))
+    text = "The boy"
+    for each in grown:
+        guesses = bert.fill(f"{text} [MASK] [MASK] .", top=len(SPECIALS) + 2)[0]
+        last = text.split()[-1].lower()
+        best = next(guess for guess in guesses if guess.token not in (*SPECIALS, last))
+        assert each.token == best.token
+        assert each.probability == pytest.approx(best.probability, rel=1e-4)
+        assert each.text in (f"{text} {best.token}", text + best.token, text + best.token.removeprefix("##"))
+        text = each.text
+    assert [each.tokens for each in grown] == [7, 8, 9]
+
+
+def test_a_growing_text_never_repeats_three_tokens(bert):
+    added = [each.token for each in bert.extend("The cat", count=60)]
+    triples = list(zip(added, added[1:], added[2:], strict=False))
+    assert len(set(triples)) == len(triples)
+    assert not set(added) & set(SPECIALS)
+    assert all(one != other for one, other in zip(added, added[1:], strict=False))
+
+
+@pytest.mark.parametrize(
+    ("make", "model_type"), [(byte_bpe, "roberta"), (modern_bpe, "modernbert"), (albert_unigram, "albert")]
+)
+def test_pieces_that_say_themselves_whether_they_begin_a_word_are_joined_so(make, model_type, tmp_path):
+    make(tmp_path)
+    rows = bertsmith.Tokenizer.load(tmp_path).vocabulary_size
+    config = tiny_encoder_config(model_type, vocabulary=rows)
+    write_model(tmp_path, Model(new_network(config, {"mlm": 0}, torch.Generator().manual_seed(3))))
+    bert = bertsmith.load(tmp_path)
+    grown = list(bert.extend("the iron", count=12))
+    known = bert.tokenizer.encode("the iron")
+    ids = [number for number, own in zip(known.ids, known.sequence, strict=True) if own == 0]
+    ids += [bert.tokenizer.id(each.token) for each in grown]
+    assert grown[-1].text == bert.tokenizer.decode(ids)
+
+
+@pytest.mark.parametrize(
+    ("text", "count", "said"),
+    [
+        ("a [MASK]", 3, r"has a \[MASK\] already"),
+        ("snow " * 100, 30, "would have 134 tokens but the model takes 128"),
+        ("", 3, "text 0: is empty"),
+        ("a", 0, "count is 0"),
+        (3, 2, "text 0: is int"),
+    ],
+)
+def test_a_text_that_cannot_grow_is_refused(bert, text, count, said):
+    with pytest.raises(UserError, match=said):
+        list(bert.extend(text, count=count))
+
+
+def test_hidden_states_can_be_trained_on(bert):
+    states = bert.hidden_states(["The sun is warm."])[0]
+    torch.nn.Linear(64, 2)(states).sum().backward()
+
+
+def test_a_model_shows_what_it_is(bert):
+    assert repr(bert) == "<Bert bert, 2 layers of width 64 on cpu, heads: pooler, mlm, nsp>"
+
+
+def test_one_mask_is_filled_jointly_as_by_itself(bert):
+    alone = bert.fill("A [MASK] runs.", top=3)[0]
+    together = bert.fill_jointly("A [MASK] runs.", top=3)
+    assert [each.tokens[0] for each in together] == [guess.token for guess in alone]
+    assert math.isclose(together[0].log_probability, math.log(alone[0].probability), rel_tol=1e-5)
+
+
+@pytest.mark.parametrize(("model_type", "follows"), [("bert", True), ("ernie", False)])
+def test_next_sentence_reads_label_zero_in_bert_and_label_one_in_ernie(bert, model_type, follows):
+    config = tiny_encoder_config(model_type, vocabulary=bert.tokenizer.vocabulary_size)
+    network = new_network(config, {"pooler": 0, "nsp": 2}, torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        network.heads["nsp"].output.bias.copy_(torch.tensor([5.0, 0.0]))
+    answer = bertsmith.Bert(Model(network), bert.tokenizer).next_sentence("We got time.", "Tea?")
+    assert answer.follows == follows
+    assert (answer.probability > 0.9) == follows
+
+
+def test_a_saved_model_says_the_same(bert, tmp_path):
+    bert.save(tmp_path / "copy")
+    again = bertsmith.load(tmp_path / "copy")
+    assert torch.equal(again.embed(TEXTS), bert.embed(TEXTS))
+    assert again.heads == bert.heads == ("pooler", "mlm", "nsp")
+
+
+def test_bfloat16_is_close(folder, bert, monkeypatch):
+    monkeypatch.setattr("bertsmith.inference.precision.has_bf16_products", lambda: True)
+    half = bertsmith.load(folder, device="cpu", precision="bf16")
+    assert half.model.network.encoder.embeddings.words.weight.dtype == torch.bfloat16
+    assert torch.cosine_similarity(half.embed(TEXTS), bert.embed(TEXTS)).min() > 0.999
+
+
+def test_roberta_takes_pairs_with_its_own_separators(tmp_path):
+    byte_bpe(tmp_path)
+    size = bertsmith.Tokenizer.load(tmp_path).vocabulary_size
+    saved_oracle(tmp_path, "roberta", "ForMaskedLM", vocab_size=size)
+    roberta = bertsmith.load(tmp_path)
+    states = roberta.hidden_states([("one snow", "two rain")])[0]
+    assert states.shape[1] == len(roberta.tokenizer.encode_pair("one snow", "two rain"))
+    assert len(roberta.fill("one <mask> snow", top=2)[0]) == 2
+    with pytest.raises(UserError, match=r"has no <mask>; write <mask> in place of \[MASK\]"):
+        roberta.fill("one [MASK] snow")
+
+
+# ---- bad input: one line each
+
+
+@pytest.mark.parametrize(
+    ("ask", "said"),
+    [
+        (
+            lambda b: b.embed(["fine", "snow " * 200]),
+            "text 1: has 202 tokens but the model takes 128; shorten it",
+        ),
+        (lambda b: b.embed(["fine", ""]), "text 1: is empty"),
+        (lambda b: b.embed(["fine", " \n"]), "text 1: is empty"),
+        (lambda b: b.embed([("fine", "")]), "text 0: its second text is empty; give it some words"),
+        (
+            lambda b: b.embed([("a", "b", "c")]),
+            "text 0: is tuple, neither a text nor a pair; a text is a str",
+        ),
+        (lambda b: b.embed([3]), "text 0: is int, neither a text nor a pair"),
+        (lambda b: b.embed(["a", ["b", "c"]]), "text 1: is list, neither a text nor a pair"),
+        (lambda b: b.embed(7), "a list of texts is expected, not int"),
+        (lambda b: b.embed(["fine", "\u200b\x00"]), "text 1: has no token that the model can read"),
+        (lambda b: b.embed([("fine", "\x00")]), "text 0: has no token that the model can read"),
+        (lambda b: b.fill(["a [MASK]"]), "text 0: is list, not a text"),
+        (lambda b: b.fill("a [MASK]", top=2.5), "top is 2.5; a whole number"),
+        (lambda b: b.fill_jointly("a [MASK]", beam=True), "beam is True"),
+        (lambda b: b.embed("a single text"), "a list of texts is expected, not str"),
+        (lambda b: b.embed(["bad \ud800 half"]), "surrogate"),
+        (
+            lambda b: b.embed(["fine"], pooling="median"),
+            "unknown pooling 'median'; choose one of mean, cls, max",
+        ),
+        (lambda b: b.fill("no mask here"), "text 0: has no [MASK]; write [MASK] where a token is wanted"),
+        (
+            lambda b: b.fill("snow " * 500 + "[MASK]", truncate=True),
+            "text 0: was cut to the 128 tokens that the model takes, which left no [MASK]; shorten",
+        ),
+        (lambda b: b.fill("snow " * 500, truncate=True), "text 0: has no [MASK]; write [MASK] where"),
+        (lambda b: b.fill("a [MASK]", top=0), "top is 0"),
+        (lambda b: b.fill("[MASK] " * 200), "text 0: has 202 tokens"),
+        (lambda b: b.fill_jointly("a [MASK]", top=5, beam=2), "a beam of 2 cannot give 5 fillings"),
+        (lambda b: b.next_sentence("", "b"), "text 0: its first text is empty"),
+    ],
+)
+def test_bad_input_gets_one_clear_line(bert, ask, said):
+    with pytest.raises(UserError) as caught:
+        ask(bert)
+    assert said in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_long_text_is_cut_when_asked(bert):
+    assert bert.hidden_states(["snow " * 500], truncate=True)[0].shape[1] == 128
+    assert len(bert.fill("[MASK] " + "snow " * 500, truncate=True)) == 1
+    assert bert.next_sentence("snow " * 300, "rain " * 300, truncate=True).probability > 0
+
+
+def test_a_missing_head_is_named_with_those_that_are_there(folder, tmp_path):
+    bert = bertsmith.load(folder)
+    for head in ("mlm", "nsp"):
+        del bert.model.network.heads[head]
+    bert.save(tmp_path)
+    bare = bertsmith.load(tmp_path)
+    with pytest.raises(UserError, match=r"no mlm head, which it takes to fill masks; .*heads here: pooler"):
+        bare.fill("a [MASK]")
+    with pytest.raises(UserError, match="no nsp head"):
+        bare.next_sentence("a", "b")
+
+
+def test_special_tokens_written_in_a_text_are_ordinary_characters(bert):
+    tokens = bert.tokenizer.encode("a [SEP] b [MASK]").ids
+    assert tokens.count(bert.tokenizer.sep_id) == 1 and bert.tokenizer.mask_id not in tokens
+    (guesses,) = bert.fill("a [SEP] b [MASK]", top=1)
+    assert len(guesses) == 1
+
+
+def test_a_vocabulary_that_does_not_match_the_embedding_rows_is_refused(folder, tmp_path):
+    bert = bertsmith.load(folder)
+    bert.save(tmp_path)
+    write_model(tmp_path, Model(tiny_network()))
+    with pytest.raises(UserError, match=r"the tokenizer has \d+ entries but the model 99 embedding rows"):
+        bertsmith.load(tmp_path)
+
+
+def test_rows_beyond_the_vocabulary_are_never_guessed(bert, tmp_path):
+    bert.save(tmp_path)
+    config = tiny_encoder_config(vocabulary=bert.tokenizer.vocabulary_size + 40)
+    network = new_network(config, {"mlm": 0}, torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        network.heads["mlm"].bias[-40:] = 100.0
+    write_model(tmp_path, Model(network))
+    guesses = bertsmith.load(tmp_path).fill("a [MASK]", top=5)[0]
+    assert 0 < guesses[0].probability < 0.5
+
+
+def test_a_vocabulary_far_smaller_than_the_embedding_is_noted(bert, tmp_path, caplog):
+    bert.save(tmp_path)
+    config = tiny_encoder_config(vocabulary=bert.tokenizer.vocabulary_size + 500)
+    write_model(tmp_path, Model(new_network(config, {}, torch.Generator().manual_seed(0))))
+    bertsmith.load(tmp_path)
+    assert "500 of the model's" in caplog.text
+
+
+def test_more_segments_than_the_model_has_are_refused(bert, tmp_path):
+    bert.save(tmp_path)
+    file = tmp_path / "tokenizer.json"
+    file.write_text(file.read_text().replace('"type_id": 1', '"type_id": 7'))
+    with pytest.raises(UserError, match="numbers 8 segments but the model has 2"):
+        bertsmith.load(tmp_path)
+
+
+def test_an_untrained_pooler_answers_no_question(bert, tmp_path):
+    bert.save(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    kept = {name: tensor for name, tensor in tensors.items() if "pooler" not in name}
+    save_file(kept, tmp_path / "model.safetensors")
+    again = bertsmith.load(tmp_path)
+    assert "pooler" not in again.heads
+    with pytest.raises(UserError, match="no pooler head, which it takes to say whether one sentence follows"):
+        again.next_sentence("a", "b")
+
+
+def test_a_member_without_next_sentence_says_so(bert, tmp_path):
+    bert.save(tmp_path)
+    config = tiny_encoder_config("distilbert", vocabulary=bert.tokenizer.vocabulary_size)
+    write_model(tmp_path, Model(new_network(config, {"mlm": 0}, torch.Generator().manual_seed(0))))
+    with pytest.raises(UserError, match="distilbert models have no nsp head"):
+        bertsmith.load(tmp_path).next_sentence("a", "b")
+
+
+@pytest.mark.parametrize("device", ["tpu", "", 3.5, "meta", "cuda:99"])
+def test_a_device_that_is_not_there_is_refused(folder, device):
+    with pytest.raises(UserError, match="device"):
+        bertsmith.load(folder, device=device)
+
+
+def test_what_is_no_folder_is_refused_with_what_to_give(folder):
+    with pytest.raises(UserError, match=r"bert-base-uncased: there is no such folder; .*downloads nothing"):
+        bertsmith.load("bert-base-uncased")
+    with pytest.raises(UserError, match="is a file, not a model folder; give the folder that holds it"):
+        bertsmith.load(folder / "config.json")
+
+
+def test_a_path_may_begin_with_the_home_folder(bert, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    bert.save("~/model")
+    assert (tmp_path / "model" / "config.json").exists()
+    assert bertsmith.load("~/model").heads == bert.heads
+
+
+def test_saving_over_another_model_leaves_nothing_of_it(bert, tmp_path):
+    byte_bpe(tmp_path)
+    saved_oracle(tmp_path, "roberta", "ForMaskedLM")
+    bert.save(tmp_path)
+    again = bertsmith.load(tmp_path)
+    assert again.tokenizer.mask_token == "[MASK]"
+    assert len(again.fill("a [MASK]")[0]) == 5
+    assert not {"merges.txt", "vocab.json", "special_tokens_map.json"} & {f.name for f in tmp_path.iterdir()}
+
+
+def test_an_unknown_precision_is_refused(folder):
+    with pytest.raises(UserError, match="unknown precision 'fp8'; choose one of auto, fp32, bf16, int8"):
+        bertsmith.load(folder, precision="fp8")
+
+
+def test_what_the_folder_lacks_is_logged(folder, tmp_path, caplog):
+    bert = bertsmith.load(folder)
+    bert.save(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors") | {"odd.weight": torch.zeros(2)}
+    save_file(tensors, tmp_path / "model.safetensors")
+    bertsmith.load(tmp_path)
+    assert "odd.weight" in caplog.text

@@ -1,0 +1,188 @@
+"""Networks that only answer: packed weights change nothing, 8-bit products little."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from bertsmith.model.architectures.registry import ARCHITECTURES
+from bertsmith.model.elementwise import ACTIVATIONS
+from bertsmith.model.inference_network import (
+    Activation,
+    InferenceBlock,
+    InputRange,
+    PackedLinear,
+    Steps,
+    can_pack,
+    int8_network,
+    linear_after_activation,
+    packed_network,
+    smoothed_linear,
+)
+from bertsmith.model.network import new_network
+from bertsmith.packed import pack
+from tests.tiny import tiny_encoder_config, tiny_network
+
+PRE_NORM = ("modernbert",)
+POST_NORM = tuple(name for name in ARCHITECTURES if name not in PRE_NORM)
+BATCH = pack([[5, 17, 3, 80, 9], [44, 2, 61], [7] * 40])
+GELU = Activation("gelu", functional.gelu)
+
+
+@pytest.fixture(scope="module")
+def stream() -> torch.Generator:
+    torch.manual_seed(0)  # layers are initialised from torch's own generator
+    return torch.Generator().manual_seed(0)
+
+
+@pytest.mark.parametrize("model_type", POST_NORM)
+def test_packed_weights_give_the_same_states_and_maps(model_type):
+    network = tiny_network(model_type, heads={})
+    packed = packed_network(network)
+    assert all(isinstance(block, InferenceBlock) for block in packed.encoder.blocks)
+    with torch.no_grad():
+        for ours, plain in zip(
+            packed.encoder.hidden_states(BATCH), network.encoder.hidden_states(BATCH), strict=True
+        ):
+            assert torch.allclose(ours, plain, atol=2e-6)
+        maps, expected = (each.encoder.attention_maps(BATCH)[-1][0] for each in (packed, network))
+        assert torch.allclose(maps, expected, atol=2e-6)
+
+
+def test_only_the_wanted_rows_come_out_of_a_packed_network():
+    network, rows = tiny_network(), torch.tensor([0, 5, 8])
+    with torch.no_grad():
+        found = packed_network(network).encoder(BATCH, rows=rows)
+        assert torch.allclose(found, network.encoder(BATCH)[rows], atol=2e-6)
+
+
+@pytest.mark.parametrize("activation", list(ACTIVATIONS))
+def test_every_activation_is_the_same_packed_and_in_eight_bits(activation):
+    config = replace(tiny_encoder_config(), activation=activation)
+    network = new_network(config, {}, torch.Generator().manual_seed(0)).eval()
+    with torch.no_grad():
+        plain = network(BATCH)
+        assert torch.allclose(packed_network(network)(BATCH), plain, atol=2e-6)
+        assert (
+            torch.cosine_similarity(int8_network(network, BATCH, torch.float32)(BATCH), plain).min() > 0.998
+        )
+
+
+@pytest.mark.parametrize("model_type", PRE_NORM)
+def test_layers_of_another_make_are_left_as_they_are(model_type):
+    network = tiny_network(model_type, heads={})
+    assert packed_network(network) is network
+
+
+def test_what_one_dnn_cannot_multiply_is_not_packed():
+    network = tiny_network().double()
+    assert not can_pack(torch.float64)
+    assert packed_network(network) is network
+
+
+def test_a_packed_layer_with_and_without_what_follows_it(stream):
+    linear, values, residual = nn.Linear(24, 40), torch.randn(7, 24, generator=stream), torch.ones(7, 40)
+    packed = PackedLinear(linear)
+    with torch.no_grad():
+        product = linear(values)
+    assert torch.allclose(packed(values), product, atol=1e-5)
+    assert torch.allclose(packed.activated(values, GELU), functional.gelu(product), atol=1e-5)
+    assert torch.allclose(packed.plus(values, residual), product + 1, atol=1e-5)
+    assert (residual == 1).all()
+
+
+# ---- eight bits
+
+
+def range_of(values_TI: torch.Tensor) -> InputRange:
+    return InputRange(float(values_TI.min()), float(values_TI.max()), values_TI.abs().amax(0))
+
+
+def relative_error(found: torch.Tensor, exact: torch.Tensor) -> float:
+    return float((found - exact).norm() / exact.norm())
+
+
+def test_eight_bits_are_whole_numbers_times_the_steps(stream):
+    linear, whole = nn.Linear(16, 8), torch.randint(-127, 128, (5, 16), generator=stream)
+    steps = Steps(0.5, 0, torch.int8)
+    made = linear_after_activation(linear, steps, torch.float32)
+    with torch.no_grad():
+        sizes = linear.weight.abs().amax(1, keepdim=True) / 127
+        weight = (linear.weight / sizes).round() * sizes
+        expected = functional.linear(whole * 0.5, weight, linear.bias)
+    assert torch.allclose(made(whole.to(torch.int8)), expected, atol=1e-4)
+    assert torch.allclose(made(whole * 0.5), expected, atol=1e-4)
+
+
+def test_an_input_that_dwarfs_the_others_does_not_cost_them_their_steps(stream):
+    linear, values = nn.Linear(64, 32), torch.randn(50, 64, generator=stream)
+    values[:, 3] *= 100
+    with torch.no_grad():
+        linear.weight[:, 3] /= 100
+        exact = linear(values)
+    one_step = linear_after_activation(linear, range_of(values).steps(), torch.float32)
+    assert relative_error(smoothed_linear(linear, range_of(values), torch.float32)(values), exact) < 0.012
+    assert relative_error(one_step(values), exact) > 0.1
+
+
+def test_an_activation_is_handed_on_in_steps_of_the_layer_after_it(stream):
+    expand, contract = nn.Linear(32, 64), nn.Linear(64, 32)
+    values, residual = torch.randn(20, 32, generator=stream), torch.randn(20, 32, generator=stream)
+    with torch.no_grad():
+        inner = functional.gelu(expand(values))
+        exact = contract(inner) + residual
+    steps = range_of(inner).steps()
+    first = smoothed_linear(expand, range_of(values), torch.float32, to=steps)
+    second = linear_after_activation(contract, steps, torch.float32)
+    between = first.activated(values, GELU)
+    assert between.dtype == torch.uint8
+    assert relative_error((between.float() - steps.zero) * steps.size, inner) < 0.02
+    assert relative_error(second.plus(between, residual), exact) < 0.01
+
+
+def test_what_is_beyond_the_steps_is_cut_off_and_not_turned_around():
+    for steps, ends in ((Steps(1.0, 0, torch.int8), [127, -127]), (Steps(1.0, 9, torch.uint8), [255, 0])):
+        assert steps.quantize(torch.tensor([300.0, -300.0])).tolist() == ends
+
+
+def test_inputs_that_come_rounded_are_not_scaled_again(stream):
+    linear, values = nn.Linear(256, 128, bias=False), torch.rand(40, 256, generator=stream)
+    steps = Steps(0.0123, 0, torch.uint8)
+    made = linear_after_activation(linear, steps, torch.bfloat16)
+    whole = (values / steps.size).round()
+    with torch.no_grad():
+        exact = linear(whole * steps.size)
+    slope = float((made(whole.to(torch.uint8)).float() * exact).sum() / exact.square().sum())
+    assert slope == pytest.approx(1.0, abs=8e-4)
+
+
+@pytest.mark.parametrize("range_", [(-5.0, -1.0), (0.5, 3.0), (-0.17, 9.0)])
+def test_the_zero_of_steps_is_one_of_them(range_):
+    assert 0 <= InputRange(*range_, torch.ones(1)).steps().zero <= 255
+
+
+def test_shared_layers_are_calibrated_on_all_their_uses():
+    network = tiny_network("albert", heads={})
+    with torch.no_grad():
+        exact = network(BATCH)
+        found = int8_network(network, BATCH, torch.float32)(BATCH)
+    assert torch.cosine_similarity(found, exact).min() > 0.998
+
+
+def test_the_network_that_was_read_keeps_its_precision_and_its_weights():
+    network = tiny_network()
+    before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+    int8_network(network, BATCH, torch.bfloat16)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in network.state_dict().items())
+
+
+def test_a_network_in_eight_bits_stays_near_and_takes_what_else_it_has_in_another_precision():
+    network = tiny_network()
+    with torch.no_grad():
+        exact = network(BATCH)
+        rounded = int8_network(network, BATCH, torch.bfloat16)
+        found = rounded(BATCH)
+    assert found.dtype == torch.bfloat16
+    assert torch.cosine_similarity(found.float(), exact).min() > 0.995

@@ -1,0 +1,90 @@
+"""What bertsmith uses of torch without being promised it: each test names what another version broke."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from bertsmith.model import torch_internals
+
+SOURCE = Path(torch_internals.__file__).read_text()
+
+# The arguments that are passed by their place, and those by name. The kernels of a GPU are declared on every
+# machine, so that a CPU can tell whether they still take what we give them.
+OPERATORS = {
+    "aten::_scaled_dot_product_flash_attention_for_cpu": (
+        "query key value dropout_p is_causal",
+        "attn_mask",
+    ),
+    "aten::_scaled_dot_product_flash_attention_for_cpu_backward": (
+        "grad_out query key value out logsumexp dropout_p is_causal",
+        "attn_mask",
+    ),
+    "aten::_flash_attention_forward": (
+        "query key value cum_seq_q cum_seq_k max_q max_k dropout_p is_causal return_debug_mask",
+        "window_size_left window_size_right",
+    ),
+    "aten::_efficient_attention_forward": (
+        "query key value bias cu_seqlens_q cu_seqlens_k max_seqlen_q max_seqlen_k dropout_p"
+        " custom_mask_type compute_log_sumexp",
+        "",
+    ),
+    "mkldnn::_is_mkldnn_bf16_supported": ("", ""),
+    "mkldnn::_reorder_linear_weight": ("self", ""),
+    "mkldnn::_linear_pointwise": ("X W B attr scalars algorithm", ""),
+    "mkldnn::_linear_pointwise.binary": ("X other W B attr", ""),
+    "onednn::qlinear_prepack": ("weight x_shape", ""),
+    "onednn::qlinear_pointwise": (
+        "qx x_scale x_zero_point qw w_scale w_zero_point bias output_scale output_zero_point output_dtype"
+        " post_op_name post_op_args post_op_algorithm",
+        "",
+    ),
+}
+OF_ONEDNN = ("mkldnn::", "onednn::")
+ATTRIBUTES = (
+    *("_softmax_backward_data", "_C._get_mkldnn_enabled", "_C._set_mkldnn_enabled"),
+    *(f"_C._{verb}_deterministic_fill_uninitialized_memory" for verb in ("get", "set")),
+    *("cpu._is_vnni_supported", "_dynamo.maybe_mark_dynamic"),
+    *(f"_foreach_{name}" for name in ("add_", "addcmul_", "div", "lerp_", "mul_", "norm", "sqrt")),
+)
+
+
+def schema_of(name: str) -> torch.FunctionSchema:
+    space, _, operator = name.partition("::")
+    operator, _, overload = operator.partition(".")
+    return getattr(getattr(getattr(torch.ops, space), operator), overload or "default")._schema
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_an_operator_takes_what_it_is_given(name):
+    if name.startswith(OF_ONEDNN) and not torch_internals.has_onednn():
+        pytest.skip("this build of torch has no oneDNN")
+    by_place, by_name = (each.split() for each in OPERATORS[name])
+    arguments = schema_of(name).arguments
+    assert [each.name for each in arguments if not each.kwarg_only][: len(by_place)] == by_place
+    assert {each.name for each in arguments} >= {*by_place, *by_name}
+    needed = {each.name for each in arguments if not each.has_default_value()}
+    assert needed <= {*by_place, *by_name}
+
+
+@pytest.mark.parametrize("name", ATTRIBUTES)
+def test_a_private_name_is_still_there(name):
+    found = torch
+    for part in name.split("."):
+        assert hasattr(found, part), f"torch {torch.__version__} has no {name}"
+        found = getattr(found, part)
+
+
+def test_every_private_name_is_listed_above():
+    used = set(re.findall(r"torch\.((?:cpu\.|_C\.|_dynamo\.)?_\w+(?:\.\w+)?)", SOURCE))
+    assert used == set(ATTRIBUTES)
+    operators = set(re.findall(r"torch\.ops\.(\w+\.\w+(?:\.binary)?)", SOURCE))
+    assert operators == {name.replace("::", ".") for name in OPERATORS}
+
+
+def test_no_other_file_uses_a_private_name():
+    private = re.compile(r"torch\.([a-z_.]+\.)?_(?!_)|torch\.ops\.")
+    package = Path(torch_internals.__file__).parent.parent
+    files = [each for each in package.rglob("*.py") if each.name != "torch_internals.py"]
+    assert [each.name for each in files if private.search(each.read_text())] == []

@@ -1,0 +1,141 @@
+"""What "auto" comes to on a machine, what does not fit, and how much arithmetic a step is."""
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from bertsmith.core.errors import UserError
+from bertsmith.data.data_loader import PretrainingDataset, StepIndex
+from bertsmith.model.network import build_network
+from bertsmith.objectives.pretraining_objective import PretrainingObjective
+from bertsmith.pretraining.hardware import (
+    CPU_MICRO_OPERATIONS,
+    CPU_MICRO_TOKENS,
+    MEMORY_OF_LINUX,
+    Machine,
+    choices,
+    fit_machine,
+    flops_per_step,
+    peak_by_name,
+    peak_of,
+)
+from bertsmith.pretraining.initial_model import build_initial_model, encoder_config_of
+from bertsmith.recipe.load import load_recipe
+from bertsmith.training.distributed import ALONE
+from tests.tiny import tiny_network
+from tests.tiny_runs import tiny_recipe
+
+
+def fitted(store, *overrides: str, before: int | None = None) -> Machine:
+    recipe = tiny_recipe(*overrides)
+    return fit_machine(recipe, build_initial_model(recipe, store).network, ALONE, micro_tokens_before=before)
+
+
+def test_a_cpu_gets_fp32_and_the_same_bits(store):
+    machine = fitted(store)
+    assert (machine.precision, machine.compiled, machine.deterministic) == ("fp32", False, True)
+    assert (machine.micro_tokens, machine.loader_workers) == (CPU_MICRO_TOKENS, 0)
+
+
+def test_what_the_recipe_says_is_done(store):
+    said = ("run.precision=bf16", "run.compile=on", "run.deterministic=off", "run.loader_workers=3")
+    machine = fitted(store, *said, "batch.micro_tokens=100")
+    assert (machine.precision, machine.compiled, machine.deterministic) == ("bf16", True, False)
+    assert (machine.micro_tokens, machine.loader_workers) == (100, 3)
+
+
+def test_a_run_that_goes_on_keeps_its_micro_batches(store):
+    assert fitted(store, before=1024).micro_tokens == 1024
+    assert fitted(store, "batch.micro_tokens=100", before=1024).micro_tokens == 100
+
+
+def test_a_sequence_always_fits_with_its_filler(store):
+    assert fitted(store, before=8).micro_tokens == 32 + 64
+
+
+def test_a_large_model_gets_small_forward_passes_on_a_cpu_so_that_a_step_can_be_stopped(store):
+    large = ("model.width=512", "model.inner=2048", "model.heads=8", "model.layers=8")
+    recipe = tiny_recipe(*large)
+    with torch.device("meta"):
+        network = build_network(encoder_config_of(recipe.model, store.tokenizer()), {"mlm": 0})
+    chosen = fit_machine(recipe, network, ALONE).micro_tokens
+    assert 1024 <= chosen < CPU_MICRO_TOKENS
+    operations = flops_per_step(network, tokens=chosen, sequences=chosen // 32, predicted=chosen // 6)
+    assert CPU_MICRO_OPERATIONS / 2.2 < operations < CPU_MICRO_OPERATIONS * 1.1
+    said = tiny_recipe(*large, "batch.micro_tokens=8192")
+    assert fit_machine(said, network, ALONE).micro_tokens == 8192
+
+
+def test_what_cannot_fit_into_memory_is_told_with_the_remedy(store):
+    with pytest.raises(UserError) as caught:
+        fitted(store, "batch.micro_tokens=1_000_000_000_000")
+    assert "batch.micro_tokens: 1000000000000 tokens need about" in caught.value.line()
+    assert "set batch.micro_tokens to auto, or run.recompute to true" in caught.value.line()
+
+
+def test_memory_that_only_caches_files_counts_as_free(store):
+    if not MEMORY_OF_LINUX.is_file():
+        pytest.skip("only Linux says what it could free")
+    known = dict(line.split(":", 1) for line in MEMORY_OF_LINUX.read_text().splitlines())
+    gibibytes = int(known["MemAvailable"].split()[0]) / 2**20
+    told = fitted(store).notes[1]
+    assert float(told.split(" of ")[1].split(" GiB")[0]) == pytest.approx(gibibytes, rel=0.2)
+
+
+def test_where_sources_disagree_the_choice_is_told():
+    told = "\n".join(choices(load_recipe("bert-base")))
+    assert "256 sequences a step, pairs nsp, dynamic masks by token, rounded count" in told
+    assert "adamw without bias correction, google learning-rate line, gelu" in told
+    by_tokens = "\n".join(choices(load_recipe("bert-base", ["batch.by=tokens", "batch.tokens=4096"])))
+    assert "4,096 tokens a step (a deviation: published are sequences)" in by_tokens
+
+
+# ---- arithmetic
+
+
+@pytest.mark.parametrize("pair_head", ["none", "nsp"])
+def test_products_are_counted_as_torch_counts_them(store, tmp_path, pair_head):
+    network = tiny_network(heads={"mlm": 0} if pair_head == "none" else {"pooler": 0, "mlm": 0, "nsp": 2})
+    feed = PretrainingDataset(store, tiny_recipe(), micro_tokens=256, multiple=8, cache=tmp_path)
+    (micro,) = feed[StepIndex(0, 0)].micros
+    with FlopCounterMode(display=False) as counter:  # it does not look into our own attention
+        PretrainingObjective(network, pair_head)(micro, torch.ones(2))[0].backward()
+    tokens, predicted, sequences = (
+        len(each) for each in (micro.inputs.tokens_T, micro.masked_rows_P, micro.pair_labels_S)
+    )
+    ours = flops_per_step(network, tokens=tokens, sequences=sequences, predicted=predicted)
+    attention = 12 * network.config.layers * network.config.width * tokens * tokens / sequences
+    # The small head on pairs is not worth counting.
+    assert ours - attention == pytest.approx(
+        counter.get_total_flops(), rel=1e-6 if pair_head == "none" else 0.02
+    )
+
+
+def test_attention_costs_12_operations_a_pair_of_tokens_and_feature():
+    network = tiny_network()
+    network.heads = nn.ModuleDict()
+    none, some = (flops_per_step(network, tokens=80, sequences=count, predicted=0) for count in (10**15, 8))
+    config = network.config
+    assert some - none == pytest.approx(12 * config.layers * config.width * 8 * 10 * 10)
+
+
+def test_no_peak_is_known_of_a_cpu():
+    assert peak_of(torch.device("cpu")) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "peak"),
+    [
+        ("NVIDIA H100 80GB HBM3", 989e12),
+        ("NVIDIA H100 PCIe", 756e12),
+        ("NVIDIA A100-SXM4-80GB", 312e12),
+        ("NVIDIA L4", 121e12),
+        ("NVIDIA L40S", 362e12),
+        ("NVIDIA L40", None),
+        ("NVIDIA RTX A1000", None),
+        ("NVIDIA A10G", None),
+    ],
+)
+def test_a_gpu_is_known_by_whole_words_of_its_name(name, peak):
+    assert peak_by_name(name) == peak

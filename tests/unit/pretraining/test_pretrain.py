@@ -1,0 +1,371 @@
+"""A run from its recipe to its model folder, and what its folder rejects."""
+
+import itertools
+import json
+import shutil
+import subprocess
+import sys
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+import bertsmith
+from bertsmith.core.errors import UserError
+from bertsmith.model.model_folder import read_model
+from bertsmith.objectives.pretraining_objective import PretrainingObjective, attention_of
+from bertsmith.packed import pack
+from bertsmith.pretraining.held_out import METRICS
+from bertsmith.pretraining.pretrain import Clock
+from bertsmith.recipe.load import load_recipe
+from bertsmith.training.checkpoint_storage import saved_steps
+from bertsmith.training.journal import read_metrics, source_hash
+from tests.tiny_runs import (
+    BeforeSteps,
+    Listener,
+    ask_to_stop,
+    metrics_of,
+    run_tiny,
+    stop_at,
+    tiny_recipe,
+    tiny_store,
+)
+
+
+def snapshot(folder: Path) -> dict[str, tuple[int, str]]:
+    """When each file was written and what is in it."""
+    files = (file for file in folder.rglob("*") if file.is_file())
+    return {
+        str(file.relative_to(folder)): (file.stat().st_mtime_ns, sha256(file.read_bytes()).hexdigest())
+        for file in files
+    }
+
+
+# ---- what a finished run leaves
+
+
+def test_a_run_leaves_all_that_tells_how_it_was_made(finished):
+    names = {path.name for path in finished.iterdir()}
+    assert names >= {
+        "recipe.toml",
+        "versions.json",
+        "source.sha256",
+        "store.json",
+        "metrics.jsonl",
+        "card.md",
+    }
+    assert names >= {"curves.png", "tensorboard", "checkpoints", "model"}
+    assert not [path for path in finished.rglob("*.partial")]
+    assert load_recipe(finished / "recipe.toml") == tiny_recipe()
+    assert json.loads((finished / "versions.json").read_text())["torch"] == torch.__version__
+    assert (finished / "source.sha256").read_text().strip() == source_hash()
+    assert (finished / "curves.png").read_bytes()[1:4] == b"PNG"
+    assert saved_steps(finished / "checkpoints") == [8]
+
+
+def test_measurements_come_when_the_recipe_says_and_at_both_ends(finished):
+    found = [(line["kind"], line["step"]) for line in read_metrics(finished)]
+    assert [step for kind, step in found if kind == "train"] == [3, 6, 8]
+    assert [step for kind, step in found if kind == "held-out"] == [0, 5, 8]
+    assert found[-1] == ("event", 8)
+
+
+def test_a_run_learns(finished):
+    held_out = metrics_of(finished, "held-out")
+    assert held_out[-1]["mlm_loss"] < held_out[0]["mlm_loss"] - 0.2
+
+
+def test_losses_add_up_and_the_rate_follows_the_schedule(finished):
+    first, _, last = metrics_of(finished, "train")
+    assert first["loss"] == first["mlm_loss"] + first["pair_loss"]
+    assert first["learning_rate"] == pytest.approx(1e-3 * (1 - 2 / 8))  # at the third step
+    assert (last["skipped"], last["tokens"]) == (0, metrics_of(finished, "held-out")[-1]["tokens"])
+
+
+def test_the_model_opens_in_transformers_as_it_is(finished):
+    loaded, report = transformers.BertForPreTraining.from_pretrained(
+        finished / "model", output_loading_info=True
+    )
+    assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    ids = transformers.AutoTokenizer.from_pretrained(finished / "model")("the smith heats the iron .")
+    network = read_model(finished / "model").network
+    batch = pack([ids["input_ids"]])
+    with torch.no_grad():
+        theirs = loaded.eval()(input_ids=batch.tokens_T[None])
+        hidden = network(batch)
+        ours = network.word_scores(hidden, torch.arange(len(hidden)))
+        pair = network.scores("nsp", hidden, batch.layout)
+    assert (theirs.prediction_logits[0] - ours).abs().max() <= 2e-5
+    assert (theirs.seq_relationship_logits - pair).abs().max() <= 2e-5
+
+
+def test_the_model_opens_in_bertsmith_and_fills_masks(finished, store):
+    bert = bertsmith.load(finished / "model", device="cpu")
+    assert set(bert.heads) == {"pooler", "mlm", "nsp"}
+    (guesses,) = bert.fill("the smith heats the [MASK] .", top=3)
+    assert len(guesses) == 3 and guesses[0].probability > 1 / store.vocabulary
+
+
+def test_the_model_folder_carries_recipe_measurements_and_card(finished):
+    for name in ("recipe.toml", "metrics.jsonl", "card.md"):
+        assert (finished / "model" / name).read_bytes() == (finished / name).read_bytes()
+
+
+def test_the_card_tells_what_happened(finished):
+    card = (finished / "card.md").read_text()
+    last = metrics_of(finished, "held-out")[-1]
+    assert card.startswith("# bert-tiny\n")
+    for fact in (
+        "A bert encoder (2 layers, width 32, 2 heads, 80 entries;",
+        "- Corpus: 60 documents,",
+        "next-sentence prediction; longest 24 for 50% of the run, then 32 for 50% of the run.",
+        "masked; 15% of the tokens, chosen one by one, of these 80% masked, 10% random, 10% kept (dynamic",
+        f"8 steps, {last['tokens']:,} tokens,",
+        "0 steps skipped; from scratch.",
+        f"| mlm loss | {last['mlm_loss']:.4f} |",
+        f"| pair accuracy of always giving the commoner answer | {last['pair_majority']:.4f} |",
+        "| sequences | 8 |",
+        "unigram entropy",
+    ):
+        assert fact in card
+
+
+# ---- the same command once more
+
+
+def test_a_finished_run_only_reports_its_result(finished, store):
+    before, listener = snapshot(finished), Listener()
+    result = run_tiny(store, finished, "run.keep_last=5", listener=listener)
+    assert snapshot(finished) == before
+    assert listener.notes == [f"{finished} is finished already: nothing is left to do"]
+    assert (result.state, result.steps) == ("finished", 8)
+    last = metrics_of(finished, "held-out")[-1]
+    assert result.tokens == last["tokens"] > 0 and result.seconds > 0
+    assert result.saved_step == 8
+    assert result.held_out == {name: last[name] for name in METRICS}
+
+
+def test_a_finished_run_without_its_journal_is_told(finished, store, tmp_path):
+    shutil.copytree(finished, tmp_path / "run")
+    (tmp_path / "run" / "metrics.jsonl").unlink()
+    with pytest.raises(UserError, match=r"metrics.jsonl: is gone or empty, .*; restore it from model/"):
+        run_tiny(store, tmp_path / "run")
+
+
+def test_another_recipe_is_refused_with_the_keys_that_differ(finished, store):
+    before = snapshot(finished)
+    with pytest.raises(UserError) as caught:
+        run_tiny(store, finished, "optim.peak_lr=2e-3", "run.seed=7", "run.log_every_steps=1")
+    told = caught.value.line()
+    assert "optim.peak_lr: 0.001 there, 0.002 now; run.seed: 0 there, 7 now" in told
+    assert "log_every" not in told and "recipe.toml" in told and "--out" in told
+    assert snapshot(finished) == before
+
+
+def test_another_store_is_refused(finished, tmp_path):
+    with pytest.raises(UserError, match="the run there was started with another store"):
+        run_tiny(tiny_store(tmp_path, seed=1), finished)
+
+
+def test_another_recipe_is_refused_in_a_run_that_is_not_finished_too(store, tmp_path):
+    with stop_at(1):
+        assert run_tiny(store, tmp_path / "run").state == "stopped"
+    with pytest.raises(UserError, match="optim.weight_decay: 0.01 there, 0.1 now"):
+        run_tiny(store, tmp_path / "run", "optim.weight_decay=0.1")
+    with pytest.raises(UserError, match="another store"):
+        run_tiny(tiny_store(tmp_path, seed=1), tmp_path / "run")
+
+
+def test_a_folder_of_other_things_is_refused_and_left_alone(store, tmp_path):
+    (tmp_path / "thesis.txt").write_text("years of work")
+    with pytest.raises(UserError, match="holds files but no run"):
+        run_tiny(store, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+def test_a_file_in_the_place_of_the_run_folder_is_refused(store, tmp_path):
+    (tmp_path / "run").write_text("")
+    with pytest.raises(UserError, match="holds files but no run"):
+        run_tiny(store, tmp_path / "run")
+
+
+def test_a_start_that_was_killed_before_it_wrote_its_recipe_can_be_repeated(finished, store, tmp_path):
+    for name in ("versions.json", "source.sha256", "store.json"):
+        (tmp_path / name).write_bytes((finished / name).read_bytes())
+    (tmp_path / ".recipe.toml.x7.partial").write_text("[mod")
+    (tmp_path / ".model.x7.partial").mkdir()
+    with stop_at(0):
+        run_tiny(store, tmp_path)
+    assert load_recipe(tmp_path / "recipe.toml") == tiny_recipe()
+    assert not list(tmp_path.glob(".*.partial"))
+
+
+def test_a_run_killed_while_it_wrote_its_model_writes_it_again(finished, store, tmp_path):
+    with stop_at(0):
+        run_tiny(store, tmp_path / "run")
+    run_tiny(store, tmp_path / "run")
+    (tmp_path / "run" / "model" / "config.json").unlink()
+    run_tiny(store, tmp_path / "run")
+    ours, theirs = (read_model(run / "model").network for run in (tmp_path / "run", finished))
+    for name, tensor in theirs.state_dict().items():
+        assert torch.equal(ours.state_dict()[name], tensor), name
+
+
+# ---- states
+
+
+def test_states_asked_for_are_kept_among_the_newest(store, tmp_path):
+    run_tiny(store, tmp_path / "run", "run.save_every_steps=2", "run.keep_last=1", "run.keep_at=[2, 3]")
+    assert saved_steps(tmp_path / "run" / "checkpoints") == [2, 3, 8]
+
+
+def test_a_state_is_saved_by_the_clock_too(store, tmp_path, monkeypatch):
+    passing = itertools.count(20.0, 20.0)  # a step takes 20 seconds
+    monkeypatch.setattr(Clock, "__call__", lambda _: next(passing))
+    run_tiny(store, tmp_path / "run", "run.save_every_minutes=1", "run.keep_last=100")
+    assert saved_steps(tmp_path / "run" / "checkpoints") == [3, 6, 8]
+
+
+def test_a_stopped_run_says_so_and_has_saved_its_last_step(store, tmp_path):
+    with stop_at(2):
+        result = run_tiny(store, tmp_path / "run")
+    assert (result.state, result.steps, result.saved_step) == ("stopped", 3, 3)
+    assert saved_steps(tmp_path / "run" / "checkpoints") == [3]
+    assert read_metrics(tmp_path / "run")[-1] == {"step": 3, "kind": "event", "state": "stopped"}
+    assert not (tmp_path / "run" / "model").exists()
+
+
+def test_a_stopped_run_is_drawn_before_it_ends(store, tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(
+        "bertsmith.pretraining.pretrain.draw_curves", lambda folder, **_: drawn.append(folder)
+    )
+    with stop_at(2):
+        run_tiny(store, tmp_path / "run")
+    assert drawn == [tmp_path / "run"]
+
+
+def test_a_wish_to_stop_in_the_last_step_comes_too_late(store, tmp_path):
+    with stop_at(7):
+        assert run_tiny(store, tmp_path / "run").state == "finished"
+    assert (tmp_path / "run" / "model" / "config.json").is_file()
+
+
+def test_a_wish_to_stop_is_acknowledged_at_once(store, tmp_path):
+    listener, told = Listener(), []
+
+    def act(_: PretrainingObjective, seen: int) -> None:
+        if seen == 2:
+            ask_to_stop()
+            told.extend(listener.alerts)
+
+    with BeforeSteps(act):
+        run_tiny(store, tmp_path / "run", listener=listener)
+    assert told == ["stopping after this step"]
+
+
+def test_settings_that_touch_nothing_learned_may_change_when_a_run_goes_on(store, tmp_path):
+    with stop_at(2):
+        run_tiny(store, tmp_path / "run")
+    listener = Listener()
+    changed = ("run.log_every_steps=1", "run.keep_last=9", "run.save_every_steps=2")
+    run_tiny(store, tmp_path / "run", *changed, listener=listener)
+    assert "resumes from step 3" in listener.notes
+    assert [line["step"] for line in listener.lines] == [4, 5, 6, 7, 8]
+    assert saved_steps(tmp_path / "run" / "checkpoints") == [3, 4, 6, 8]
+    assert load_recipe(tmp_path / "run" / "recipe.toml") == tiny_recipe(*changed)
+
+
+# ---- budgets and objectives
+
+
+def test_a_token_budget_ends_the_run_once_it_is_spent(store, tmp_path):
+    result = run_tiny(store, tmp_path / "run", "run.budget=tokens", "run.tokens=500")
+    assert 500 <= result.tokens < 500 + 4 * 32
+    assert result.steps < 8
+
+
+def test_a_budget_in_minutes_ends_the_run_at_once_where_it_is_tiny(store, tmp_path):
+    result = run_tiny(store, tmp_path / "run", "run.budget=minutes", "run.minutes=1e-6")
+    assert (result.state, result.steps) == ("finished", 1)
+
+
+@pytest.mark.parametrize("objective", ["left-to-right", "right-to-left"])
+def test_an_objective_of_one_side_does_not_see_the_other(store, tmp_path, objective):
+    seen = []
+    with BeforeSteps(lambda module, _: seen.append(module.attend)):
+        settings = (f"examples.objective={objective}", "examples.pairs=none", "run.steps=1")
+        result = run_tiny(store, tmp_path / "run", *settings)
+    assert seen == [attention_of(objective)]
+    assert "pair_loss" not in result.held_out
+
+
+def test_bf16_and_recomputation_train_too(store, tmp_path):
+    settings = ("run.precision=bf16", "run.recompute=true", "run.steps=2")
+    result = run_tiny(store, tmp_path / "run", *settings)
+    assert result.held_out["loss"] == pytest.approx(5.07, abs=0.1)
+
+
+def test_recomputation_changes_no_number(finished, store, tmp_path):
+    run_tiny(store, tmp_path / "run", "run.recompute=true")
+    assert metrics_of(tmp_path / "run") == metrics_of(finished)
+
+
+def test_a_store_with_too_little_text_is_told(store, tmp_path):
+    with pytest.raises(UserError, match="not enough for batch.sequences = 5000"):
+        run_tiny(store, tmp_path / "run", "batch.sequences=5000")
+    assert not (tmp_path / "run").exists()
+    assert run_tiny(store, tmp_path / "run", "run.steps=1").state == "finished"  # the remedy is taken
+
+
+def test_a_folder_that_was_there_stays_when_a_run_is_refused(store, tmp_path):
+    (tmp_path / "versions.json").write_text("{}")  # of a start that was killed
+    with pytest.raises(UserError, match="not enough"):
+        run_tiny(store, tmp_path, "batch.sequences=5000")
+    assert [path.name for path in tmp_path.iterdir()] == ["versions.json"]
+
+
+def test_a_later_stage_with_too_little_text_is_told_before_the_first_step(store, tmp_path):
+    stages = (
+        "examples.stages=[{fraction=0.5, length=16, predictions=2}, {fraction=0.5, length=64, predictions=9}]"
+    )
+    settings = (stages, "examples.pairs=full-sentences", "batch.sequences=80")
+    with (
+        BeforeSteps(lambda *_: pytest.fail("it trains")),
+        pytest.raises(UserError, match="at most 64 tokens"),
+    ):
+        run_tiny(store, tmp_path / "run", *settings)
+
+
+# ---- one run at a time
+
+HOLDER = """
+import fcntl, os, sys
+handle = os.open(sys.argv[1], os.O_CREAT | os.O_RDWR)
+fcntl.lockf(handle, fcntl.LOCK_EX)
+print("held", flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_a_folder_in_which_another_run_works_is_refused(store, tmp_path):
+    run = tmp_path / "run"
+    with stop_at(1):
+        run_tiny(store, run)
+    before = snapshot(run)
+    command = [sys.executable, "-c", HOLDER, run / ".lock"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout.readline() == "held\n"
+        with pytest.raises(UserError, match="another run is working here; wait for it or stop it"):
+            run_tiny(store, run)
+        assert snapshot(run) == before
+        other.communicate("go\n")
+    assert run_tiny(store, run).state == "finished"
+
+
+def test_a_lock_alone_is_no_run(store, tmp_path):
+    (tmp_path / ".lock").touch()
+    with stop_at(0):
+        assert run_tiny(store, tmp_path).state == "stopped"

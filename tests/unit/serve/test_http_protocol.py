@@ -1,0 +1,242 @@
+"""Whoever does not read replies cannot keep a line for ever, what comes on one is taken for what it is."""
+
+import asyncio
+import inspect
+import json
+import logging
+import re
+
+import pytest
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from bertsmith.serve import http_protocol
+from bertsmith.serve.server_config import Limits
+from tests.unit.serve.serving import Slowly, application_of, on_a_line, until
+
+BODY = json.dumps({"texts": ["a cat"]}).encode()
+LENGTH = len(BODY)
+LIMITS = Limits(request_seconds=0.1)
+
+
+def request(*fields, length=LENGTH):
+    lines = ("POST /classify HTTP/1.1", "Host: here", "Content-Type: application/json", *fields)
+    return "\r\n".join([*lines, f"Content-Length: {length}", "", ""]).encode()
+
+
+@pytest.fixture
+def mood(folders):
+    return application_of({"mood": folders["mood"]}, limits=LIMITS)
+
+
+def statuses(caplog):
+    return [each.fields["status"] for each in caplog.records if each.name == "bertsmith.serve"]
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [[request() + BODY], [request(), BODY], [request("Connection: close") + BODY], [request(length=10**9)]],
+    ids=["whole", "parts", "close", "refused"],
+)
+def test_a_line_on_which_nobody_reads_is_cut_off_and_the_log_says_so(sent, mood, caplog):
+    async def say(protocol, wire):
+        protocol.pause_writing()
+        for part in sent:
+            protocol.data_received(part)
+        await until(lambda: wire.is_aborted)
+
+    with caplog.at_level(logging.INFO):
+        on_a_line(mood, say)
+    assert statuses(caplog) == [499]
+    assert not [each for each in caplog.records if each.levelno >= logging.ERROR]
+    assert mood.status.open_requests == 0
+
+
+def test_a_reply_that_is_read_late_but_in_time_arrives(folders, caplog):
+    mood = application_of({"mood": folders["mood"]})
+
+    async def say(protocol, wire):
+        protocol.pause_writing()
+        protocol.data_received(request() + BODY)
+        await asyncio.sleep(0.2)
+        assert not wire.written
+        protocol.resume_writing()
+        await until(lambda: wire.written.startswith(b"HTTP/1.1 200 "))
+
+    with caplog.at_level(logging.INFO):
+        on_a_line(mood, say)
+    assert statuses(caplog) == [200]
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        request("Connection: close") + BODY,
+        request(length=10**9),
+        request("Transfer-Encoding: chunked").replace(b"Content-Length", b"X") + b"no length\r\n",
+    ],
+    ids=["asked", "refused", "no HTTP"],
+)
+def test_a_line_that_is_closed_is_cut_off_where_the_last_reply_is_never_read(sent, mood, monkeypatch):
+    monkeypatch.setattr(http_protocol, "FLUSH_SECONDS", 0.05)
+
+    async def say(protocol, wire):
+        protocol.data_received(sent)
+        await until(lambda: wire.is_aborted)
+
+    on_a_line(mood, say)
+
+
+def test_a_plain_request_whose_reply_closes_the_line_is_no_exception(mood, monkeypatch):
+    monkeypatch.setattr(http_protocol, "FLUSH_SECONDS", 0.05)
+
+    async def say(protocol, wire):
+        mood.status.is_draining = True
+        protocol.data_received(request() + BODY)
+        await until(lambda: wire.is_aborted)
+
+    on_a_line(mood, say)
+
+
+def test_nor_is_a_line_that_the_server_closes_when_it_stops(mood, monkeypatch):
+    monkeypatch.setattr(http_protocol, "FLUSH_SECONDS", 0.05)
+
+    async def say(protocol, wire):
+        protocol.data_received(request() + BODY)
+        await until(lambda: b"HTTP/1.1 " in wire.written)
+        protocol.shutdown()
+        await until(lambda: wire.is_aborted)
+
+    on_a_line(mood, say)
+
+
+# ---- where a request may begin
+
+
+def test_a_body_that_looks_like_a_request_is_none_though_its_own_was_answered(mood):
+    async def say(protocol, wire):
+        inner = request() + BODY
+        protocol.data_received(request(length=len(inner)).replace(b"/classify", b"/nowhere"))
+        protocol.data_received(inner)
+        await until(lambda: b"HTTP/1.1 404 " in wire.written)
+        await asyncio.sleep(0.05)
+        assert wire.written.count(b"HTTP/1.1 ") == 1
+
+    on_a_line(mood, say)
+
+
+def test_nor_is_one_whose_head_was_refused_before_it_came(mood, monkeypatch):
+    monkeypatch.setattr(type(mood.load_shedding), "is_overloaded", property(lambda _: True))
+
+    async def say(protocol, wire):
+        inner = request() + BODY
+        protocol.data_received(request(length=len(inner)))
+        await until(lambda: b"HTTP/1.1 429 " in wire.written)
+        protocol.data_received(inner)
+        await asyncio.sleep(0.05)
+        assert wire.written.count(b"HTTP/1.1 ") == 1
+
+    on_a_line(mood, say)
+
+
+def test_a_request_behind_one_that_is_at_work_waits_for_its_turn(folders):
+    application = application_of({"mood": folders["mood"]})
+    slow = Slowly(application, "mood")
+
+    async def say(protocol, wire):
+        protocol.data_received(request())
+        protocol.data_received(BODY)
+        await until(lambda: slow.batches == [1])
+        protocol.data_received(request(length=2) + b"{}")
+        await asyncio.sleep(0.05)
+        assert not wire.written
+        slow.may_go.set()
+        await until(lambda: wire.written.count(b"HTTP/1.1 ") == 2)
+        first, second = wire.written.split(b"HTTP/1.1 ")[1:]
+        assert (first[:3], second[:3]) == (b"200", b"422")
+
+    on_a_line(application, say)
+
+
+def test_what_is_no_http_waits_for_the_response_before_it(folders):
+    application = application_of({"mood": folders["mood"]})
+    slow = Slowly(application, "mood")
+
+    async def say(protocol, wire):
+        protocol.data_received(request() + BODY)
+        await until(lambda: slow.batches == [1])
+        protocol.data_received(b"\x00 no HTTP\r\n\r\n")
+        assert not wire.written
+        slow.may_go.set()
+        await until(lambda: wire.is_cut)
+        assert wire.written.count(b"HTTP/1.1 ") == wire.written.count(b"HTTP/1.1 200 ") == 1
+
+    on_a_line(application, say)
+
+
+# ---- what httptools would gather without limit
+
+
+CHUNKED = request("Transfer-Encoding: chunked").replace(b"Content-Length", b"X")
+
+
+@pytest.mark.parametrize(
+    ("begin", "more"),
+    [
+        (b"GET /", b"a"),
+        (b"GET / HTTP/1.1\r\nX: ", b"a"),
+        (b"GET / HTTP/1.1\r\n", b"X: a\r\n"),
+        (CHUNKED + b"2\r\n{}\r\n0\r\n", b"X: a\r\n"),
+        (CHUNKED + b"2;", b"a"),
+    ],
+    ids=["path", "header", "headers", "trailers", "chunk extension"],
+)
+def test_a_head_without_an_end_is_cut_off(begin, more, mood):
+    async def say(protocol, wire):
+        protocol.data_received(begin)
+        for _ in range(5):
+            protocol.data_received((more * 16384)[:16384])
+            await asyncio.sleep(0)
+        await until(lambda: wire.is_cut)
+        assert b" 200 " not in wire.written
+
+    on_a_line(mood, say)
+
+
+def test_a_request_that_others_wait_behind_is_told_of_a_lost_connection(folders, caplog):
+    application = application_of({"mood": folders["mood"]})
+    slow = Slowly(application, "mood")
+
+    async def say(protocol, wire):
+        protocol.data_received(request() + BODY)
+        await until(lambda: slow.batches == [1])
+        protocol.data_received(request() + BODY)
+        protocol.connection_lost(None)
+        await until(lambda: application.status.open_requests == 0)
+        slow.may_go.set()
+
+    with caplog.at_level(logging.INFO):
+        on_a_line(application, say)
+    assert statuses(caplog) == [499]
+
+
+# ---- uvicorn
+
+
+def test_uvicorn_still_has_what_the_protocol_builds_upon():
+    """Read here which of uvicorn's undocumented names a new version has changed."""
+    protocol_methods = ["connection_made", "connection_lost", "data_received", "on_message_begin"]
+    protocol_methods += ["on_headers_complete", "on_body", "on_message_complete", "on_response_complete"]
+    protocol_methods += ["send_400_response", "shutdown", "timeout_keep_alive_handler"]
+    protocol_fields = ["app_state", "cycle", "flow", "loop", "pipeline", "server_state", "tasks"]
+    protocol_fields += ["timeout_keep_alive", "timeout_keep_alive_task", "transport"]
+    cycle_fields = ["disconnected", "keep_alive", "message_event", "response_complete"]
+    missing = [name for name in protocol_methods if not callable(getattr(HttpToolsProtocol, name, None))]
+    assigned = _assigned_fields(HttpToolsProtocol)
+    missing += [name for name in protocol_fields if name not in assigned]
+    missing += [name for name in cycle_fields if name not in _assigned_fields(RequestResponseCycle)]
+    assert missing == [], f"uvicorn {uvicorn.__version__} has no {', '.join(missing)}"
+
+
+def _assigned_fields(owner):
+    return set(re.findall(r"self\.(\w+)(?:: [^=\n]+)? = ", inspect.getsource(owner.__init__)))

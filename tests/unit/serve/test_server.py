@@ -1,0 +1,281 @@
+"""A server on a real port: slow clients, those who hang up, and SIGTERM under load."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import httpx
+import pytest
+
+from bertsmith.cli.serve import named_folders
+from bertsmith.core.errors import UserError
+from bertsmith.serve import server
+from bertsmith.serve.server import listen, make_server
+from bertsmith.serve.server_config import Limits
+from tests.command_line import bertsmith, mistake
+from tests.unit.serve.serving import Slowly, application_of, connected, live
+
+BODY = json.dumps({"texts": ["the cat"]}).encode()
+
+
+def head(length, *more):
+    lines = ("POST /classify HTTP/1.1", "Host: here", "Content-Type: application/json", *more)
+    return "\r\n".join([*lines, f"Content-Length: {length}", "", ""]).encode()
+
+
+def read_all(line):
+    parts = []
+    while part := line.recv(65536):
+        parts.append(part)
+    return b"".join(parts)
+
+
+@pytest.fixture(scope="module")
+def impatient(folders):
+    limits = Limits(head_seconds=0.4, body_seconds=0.4, body_bytes=1000)
+    with live(application_of({"mood": folders["mood"]}, limits=limits), limits) as address:
+        yield address
+
+
+@pytest.mark.parametrize("sent", [b"", b"POST /classify HT", b"GET /health HTTP/1.1\r\nX: "])
+def test_whoever_never_finishes_a_head_is_cut_off(sent, impatient):
+    begin = time.monotonic()
+    with connected(impatient) as line:
+        line.sendall(sent)
+        with suppress(ConnectionResetError):
+            assert read_all(line) == b""
+    assert 0.2 < time.monotonic() - begin < 5
+
+
+def test_a_head_in_drips_is_cut_off_too(impatient):
+    with connected(impatient) as line, pytest.raises((ConnectionResetError, BrokenPipeError)):
+        for letter in b"GET /health HTTP/1.1\r\n" * 10:
+            line.sendall(bytes([letter]))
+            time.sleep(0.02)
+
+
+def test_a_slow_body_gets_its_refusal_and_the_line_is_closed(impatient):
+    with connected(impatient) as line:
+        line.sendall(head(len(BODY)) + BODY[:5])
+        reply = read_all(line)
+    assert reply.startswith(b"HTTP/1.1 408 ")
+
+
+def test_a_large_body_gets_its_refusal_though_it_is_sent_to_the_end(impatient):
+    reply = httpx.post(f"{impatient}/classify", content=b"x" * 10_000_000)
+    assert reply.status_code == 413
+
+
+def test_whoever_asks_before_sending_too_much_is_told_at_once(impatient):
+    with connected(impatient) as line:
+        line.sendall(head(10_000_000, "Expect: 100-continue"))
+        assert read_all(line).startswith(b"HTTP/1.1 413 ")
+
+
+def test_a_connection_serves_many_requests(impatient):
+    with httpx.Client(base_url=impatient) as client:
+        statuses = [
+            client.post("/classify", content=BODY, headers={"content-type": "application/json"}).status_code
+        ]
+        time.sleep(0.6)  # longer than a head may take: between requests nobody is hurried
+        statuses += [client.get("/health").status_code for _ in range(3)]
+    assert statuses == [200] * 4
+
+
+@pytest.mark.parametrize(
+    "sent", [b"\x00\x01\x02\r\n\r\n", b"GET / HTTP/9.9\r\nConnection: close\r\n\r\n", b"A" * 100_000]
+)
+def test_what_is_no_http_gets_no_fault(sent, impatient):
+    with connected(impatient) as line:
+        try:
+            line.sendall(sent)
+            reply = read_all(line)
+        except (ConnectionResetError, BrokenPipeError):
+            reply = b""
+    assert b" 500 " not in reply and b"Traceback" not in reply
+    assert httpx.get(f"{impatient}/health").status_code == 200
+
+
+def test_the_work_of_whoever_hangs_up_is_dropped(folders):
+    application = application_of({"mood": folders["mood"]})
+    queue = application.models["mood"].queue
+    slow = Slowly(application, "mood")
+    with live(application) as address:
+        lines = [connected(address) for _ in range(3)]
+        for line in lines:
+            line.sendall(head(len(BODY)) + BODY)
+            time.sleep(0.1)
+        assert queue.requests == 2
+        lines[1].close()
+        for _ in range(500):
+            if queue.requests == 1:
+                break
+            time.sleep(0.01)
+        assert queue.requests == 1
+        slow.may_go.set()
+        for line in (lines[0], lines[2]):
+            assert line.recv(20).startswith(b"HTTP/1.1 200 ")
+            line.close()
+        assert slow.batches == [1, 1]
+
+
+def test_replies_do_not_wait_for_acknowledgements(address):
+    with httpx.Client(base_url=address) as client:
+        times = []
+        for _ in range(30):
+            begin = time.monotonic()
+            client.get("/health")
+            times.append(time.monotonic() - begin)
+    assert sorted(times)[len(times) // 2] < 0.03  # Nagle's delay alone would be 0.04
+
+
+def test_a_taken_port_is_told():
+    with listen("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(
+            UserError, match=rf"127\.0\.0\.1:{port}: cannot listen .*; choose another with --host and --port"
+        ):
+            listen("127.0.0.1", port)
+
+
+# ---- draining
+
+
+def seconds_to_drain(application, drain_seconds, *, busy_seconds):
+    """How long a server waits after a signal for a request that takes so long."""
+    server = make_server(application, Limits(drain_seconds=drain_seconds))
+    server.started = True
+
+    async def main():
+        application.status.open_requests = 1
+        asyncio.get_running_loop().call_later(busy_seconds, setattr, application.status, "open_requests", 0)
+        begin = time.monotonic()
+        server.handle_exit(signal.SIGTERM, None)
+        while not server.should_exit:
+            await asyncio.sleep(0.01)
+        return time.monotonic() - begin
+
+    return asyncio.run(asyncio.wait_for(main(), 10))
+
+
+@pytest.mark.parametrize(
+    ("drain_seconds", "busy_seconds", "least", "most"),
+    [(0.5, 5.0, 0.5, 2.0), (5.0, 0.3, 0.3, 2.0), (5.0, 0.0, 0.1, 2.0)],
+    ids=["a request without an end", "a request that ends", "nothing"],
+)
+def test_a_server_waits_for_accepted_requests_but_only_so_long(
+    drain_seconds, busy_seconds, least, most, folders, monkeypatch
+):
+    monkeypatch.setattr(server, "LINGER_SECONDS", 0.1)
+    application = application_of({"mood": folders["mood"]})
+    waited = seconds_to_drain(application, drain_seconds, busy_seconds=busy_seconds)
+    assert least <= waited < most
+    assert application.status.is_draining
+
+
+# ---- the command
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--model", "toy"), "toy: there is no such folder"),
+        (("--model", "a="), "--model: is 'a='; write NAME=FOLDER"),
+        (("--model", ""), "--model: is ''; write NAME=FOLDER"),
+        (("--model", "=toy"), "--model =toy: '' is no name for a model; write NAME=FOLDER"),
+        (("--model", "runs/my model"), "'my model' is no name for a model; write NAME=FOLDER, such as"),
+        (("--model", "a=x", "--model", "a=y"), "two models are called a; give one of them another"),
+        (("--model", "x/a", "--model", "y/a/"), "two models are called a; give one of them another: --model"),
+        (("--model", "a=/nowhere"), "/nowhere: there is no such folder"),
+        (("--allow-origin", "*"), "every web site could ask"),
+        (("--allow-origin", "null"), "--allow-origin null: every web site could ask"),
+        (
+            ("--allow-origin", "foo"),
+            "--allow-origin foo: no browser names a site like this; write scheme and",
+        ),
+        (("--allow-origin", "https://a.example/"), "no browser names a site like this"),
+        (("--allow-origin", "https://A.example"), "no browser names a site like this"),
+    ],
+)
+def test_mistakes_of_the_operator_are_one_line(words, message, capsys):
+    assert message in mistake(capsys, "serve", "--port", "0", *words)
+
+
+def test_a_model_without_a_name_is_called_as_its_folder(tmp_path, monkeypatch):
+    (tmp_path / "run" / "lr=3").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "run")
+    given = ["runs/sst2/", "qa=runs/squad2", "org/name=there=is", ".", "~/ner"]
+    monkeypatch.setenv("HOME", "/home/me")
+    assert named_folders(given) == {
+        "sst2": Path("runs/sst2"),
+        "qa": Path("runs/squad2"),
+        "org/name": Path("there=is"),
+        "run": Path(),
+        "ner": Path("/home/me/ner"),
+    }
+    with pytest.raises(UserError, match="'lr=3' is no name for a model"):
+        named_folders([str(tmp_path / "run" / "lr=3")])
+
+
+def test_help_teaches_keys_hosts_several_models_and_a_request(capsys):
+    told = " ".join(bertsmith(capsys, "serve", "--help").out.split())
+    assert "Example: bertsmith serve --model runs/sst2 --model qa=runs/squad2" in told
+    assert "BERTSMITH_API_KEY=" in told and "--host 0.0.0.0" in told
+    request = told[told.index("Example: curl localhost:8000/classify") :]
+    assert "Authorization: Bearer" in request and '{"texts": ["A warm day."]' in request
+
+
+def test_sigterm_under_load_loses_no_accepted_request(folders):
+    command = [sys.executable, "-m", "bertsmith", "serve", "--port", "0", "--device", "cpu"]
+    models = [word for name in ("toy", "mood") for word in ("--model", f"{name}={folders[name]}")]
+    with subprocess.Popen([*command, *models], stderr=subprocess.PIPE, text=True) as server:
+        first = server.stderr.readline()
+        address = first.split()[0]
+        log: list[str] = []
+        reader = threading.Thread(target=lambda: log.extend(server.stderr))
+        reader.start()
+        outcomes = asyncio.run(_load(address, lambda: os.kill(server.pid, signal.SIGTERM)))
+        assert server.wait(30) == 0
+        reader.join()
+    assert "serves toy, mood" in first
+    assert set(outcomes) <= {200, 503, "refused"}
+    assert outcomes.count(200) >= 40
+    assert outcomes.count(503) >= 1
+    lines = [json.loads(line) for line in log]
+    answered = [line for line in lines if line.get("route") == "/classify" and line["status"] == 200]
+    assert len(answered) == outcomes.count(200)
+    assert not [line for line in lines if line["level"] == "error"]
+
+
+async def _load(address, terminate):
+    """How requests end that are sent from before the signal until nobody listens any more."""
+    begin, outcomes = time.monotonic(), []
+
+    async def one(client):
+        while "refused" not in outcomes and time.monotonic() - begin < 20:
+            try:
+                reply = await client.post("/classify", json={"texts": ["the cat sits on the mat"] * 8})
+                outcomes.append(reply.status_code)
+                await asyncio.sleep(0.01 if reply.status_code == 200 else 0.1)
+            except httpx.ConnectError:
+                outcomes.append("refused")
+            except (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError):
+                outcomes.append(
+                    "refused"
+                )  # hung up before any of the reply: the log tells whether it was lost
+
+    async def end():
+        while outcomes.count(200) < 40 and time.monotonic() - begin < 15:
+            await asyncio.sleep(0.02)
+        terminate()
+
+    async with httpx.AsyncClient(base_url=address, timeout=20) as client:
+        await asyncio.gather(end(), *(one(client) for _ in range(8)))
+    return outcomes

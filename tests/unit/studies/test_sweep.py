@@ -1,0 +1,132 @@
+"""Many runs as one: seeds, grids, what they come to, and that nothing is done twice."""
+
+import json
+
+import pytest
+
+from bertsmith.core.errors import UserError
+from bertsmith.finetuning.finetune import FinetuningResult
+from bertsmith.studies.sweep import (
+    GRID,
+    Stopped,
+    best_of,
+    over_grid,
+    over_seeds,
+    run_trials,
+    spread_of,
+    spreads_of,
+)
+from tests.tuning import SHORT, Notebook, stop_at, toy_assignment
+
+TINY_GRID = {"run.examples": (16, 32), "optim.peak_lr": (1e-3,)}
+
+
+@pytest.fixture
+def assignment(model, tmp_path):
+    return toy_assignment("sst2", model, tmp_path, *SHORT)
+
+
+def test_seeds_have_folders_and_recipes_of_their_own(assignment):
+    cells = over_seeds(assignment, 3)
+    assert [cell.name for cell in cells] == ["seed-0", "seed-1", "seed-2"]
+    assert [cell.assignment.recipe.run.seed for cell in cells] == [0, 1, 2]
+    assert [cell.assignment.out for cell in cells] == [assignment.out / cell.name for cell in cells]
+
+
+def test_seeds_begin_with_the_recipes_own(model, tmp_path):
+    cells = over_seeds(toy_assignment("sst2", model, tmp_path, "run.seed=7"), 2)
+    assert [cell.assignment.recipe.run.seed for cell in cells] == [7, 8]
+    assert [cell.name for cell in cells] == ["seed-7", "seed-8"]
+
+
+def test_the_papers_grid_has_eighteen_runs(assignment):
+    cells = over_grid(assignment)
+    found = {
+        (
+            cell.assignment.recipe.run.examples,
+            cell.assignment.recipe.optim.peak_lr,
+            cell.assignment.recipe.run.epochs,
+        )
+        for cell in cells
+    }
+    assert found == {
+        (size, rate, epochs) for size in (16, 32) for rate in (5e-5, 3e-5, 2e-5) for epochs in (2, 3, 4)
+    }
+    assert len({cell.assignment.out for cell in cells}) == len(cells) == 18
+    assert list(GRID) == ["run.examples", "optim.peak_lr", "run.epochs"]
+
+
+def test_a_grid_runs_each_combination_and_leaves_the_rest_of_the_recipe(assignment):
+    cells = over_grid(assignment, TINY_GRID)
+    assert [cell.name for cell in cells] == ["examples-16_peak_lr-0.001", "examples-32_peak_lr-0.001"]
+    results = run_trials(cells, Notebook())
+    assert [result.steps for result in results] == [5, 3]
+    assert {cell.assignment.recipe.text.longest for cell in cells} == {64}
+
+
+def test_cells_that_are_finished_are_not_done_again(assignment):
+    with stop_at(6), pytest.raises(Stopped, match="seed-1"):
+        run_trials(over_seeds(assignment, 2), Notebook())
+    done = assignment.out / "seed-0" / "result.json"
+    before = done.stat().st_mtime_ns
+    notebook = Notebook()
+    results = run_trials(over_seeds(assignment, 2), notebook)
+    assert [result.finished for result in results] == [True, True]
+    assert done.stat().st_mtime_ns == before
+    assert "resumes from step 2" in notebook.notes
+    assert [note for note in notebook.notes if note.startswith("[")] == ["[1/2] seed-0", "[2/2] seed-1"]
+
+
+def test_the_spread_is_written_beside_the_runs(assignment):
+    results = run_trials(over_seeds(assignment, 2), Notebook())
+    written = json.loads((assignment.out / "spread.json").read_text())
+    assert written["runs"] == {f"seed-{number}": result.metrics for number, result in enumerate(results)}
+    assert written["best"] in written["runs"]
+    accuracies = [result.metrics["dev"]["accuracy"] for result in results]
+    spread = written["spreads"]["dev"]["accuracy"]
+    assert (spread["least"], spread["most"], spread["runs"]) == (min(accuracies), max(accuracies), 2)
+    assert spread["mean"] == pytest.approx(sum(accuracies) / 2)
+
+
+def test_a_cell_with_another_run_in_it_is_refused_before_the_first_one_runs(assignment):
+    cells = over_seeds(assignment, 2)
+    other = over_seeds(
+        toy_assignment("sst2", assignment.model, assignment.out.parents[1], "run.epochs=0.1"), 2
+    )
+    run_trials(other[1:], Notebook())
+    with pytest.raises(UserError, match="seed-1: holds another run: run.epochs"):
+        run_trials(cells, Notebook())
+    assert not cells[0].assignment.out.exists()
+
+
+def test_a_spread_is_that_of_the_sample():
+    found = spread_of([0.5, 0.7, 0.9, 0.9])
+    assert (found.mean, found.median) == pytest.approx((0.75, 0.8))
+    assert found.deviation == pytest.approx((0.11 / 3) ** 0.5)
+    assert (found.least, found.most, found.runs) == (0.5, 0.9, 4)
+    assert spread_of([0.5]).deviation == 0
+
+
+def result(place, **metrics):
+    return FinetuningResult(place, True, metrics, 1.0, 5, 160)
+
+
+def test_measures_spread_by_split(tmp_path):
+    runs = [result(tmp_path, dev={"f1": value, "accuracy": 1.0}, other={"f1": 0.5}) for value in (0.2, 0.4)]
+    found = spreads_of(runs)
+    assert found["dev"]["f1"].mean == pytest.approx(0.3)
+    assert found["other"]["f1"].deviation == 0
+
+
+def test_the_best_run_is_that_with_the_best_deciding_measure(tmp_path):
+    runs = {
+        name: result(tmp_path, dev={"f1": f1, "accuracy": 1 - f1}) for name, f1 in (("a", 0.2), ("b", 0.4))
+    }
+    assert best_of(runs) == "b"
+    assert best_of({"a": result(tmp_path)}) == ""
+
+
+def test_of_errors_of_numbers_the_best_run_has_the_least(tmp_path):
+    errors = {"a": 3.0, "b": 2.0, "c": 4.0}
+    runs = {name: result(tmp_path, dev={"mean_absolute_error": each}) for name, each in errors.items()}
+    assert best_of(runs) == "b"

@@ -1,0 +1,81 @@
+"""What `pip install` puts elsewhere is whole: the wheel is built, unpacked and used far from the checkout."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import urllib.request
+import zipfile
+from pathlib import Path
+
+import pytest
+
+PROJECT = Path(__file__).parents[2]
+BUILT_FROM = ("pyproject.toml", "README.md", "LICENSE")
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    """A folder that holds what the wheel brings."""
+    place = tmp_path_factory.mktemp("wheel")
+    source = place / "source"  # a copy: a build leaves files beside the code
+    shutil.copytree(
+        PROJECT / "src", source / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info", "build")
+    )
+    for name in BUILT_FROM:
+        shutil.copy(PROJECT / name, source)
+    options = ("--no-deps", "--no-build-isolation", "--no-index", "--quiet", "--wheel-dir", place)
+    subprocess.run([sys.executable, "-m", "pip", "wheel", *options, source], check=True)
+    (wheel,) = place.glob("bertsmith-*.whl")
+    with zipfile.ZipFile(wheel) as packed:
+        packed.extractall(place / "target")
+    return place / "target"
+
+
+def python(installed, elsewhere, *arguments):
+    """A fresh interpreter's output, in another folder and with the unpacked wheel only."""
+    environment = {**os.environ, "PYTHONPATH": str(installed)}
+    command = [sys.executable, *arguments]
+    done = subprocess.run(
+        command, cwd=elsewhere, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_wheel_is_what_is_imported(installed, tmp_path):
+    found = python(installed, tmp_path, "-c", "import bertsmith; print(bertsmith.__file__)")
+    assert Path(found.strip()).is_relative_to(installed)
+
+
+def test_a_mask_is_filled_with_the_model_in_the_wheel(installed, tmp_path):
+    found = python(installed, tmp_path, "-m", "bertsmith", "fill", "Paris is the [MASK] of France.", "--json")
+    (mask,) = json.loads(found)["masks"]
+    assert mask["guesses"][0]["token"] == "capital"
+
+
+def test_presets_come_with_the_wheel(installed, tmp_path):
+    assert "roberta-base" in python(installed, tmp_path, "-m", "bertsmith", "recipe", "list")
+
+
+def test_the_model_in_the_wheel_is_served_with_its_page(installed, tmp_path):
+    command = [sys.executable, "-m", "bertsmith", "serve", "--port", "0"]
+    environment = {**os.environ, "PYTHONPATH": str(installed), "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True
+    ) as server:
+        try:
+            address = next(
+                found[0] for line in server.stderr if (found := re.search(r"http://[\w.:]+", line))
+            )
+            with urllib.request.urlopen(f"{address}/", timeout=60) as page:
+                assert b"<html" in page.read()
+            with urllib.request.urlopen(f"{address}/models", timeout=60) as listed:
+                (model,) = json.load(listed)["models"]
+            assert "fill" in model["abilities"]
+        finally:
+            server.send_signal(signal.SIGTERM)
+            server.stderr.read()

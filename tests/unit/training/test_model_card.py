@@ -1,0 +1,29 @@
+from bertsmith.training.model_card import card_text, facts_block, table_block
+
+CARD = """# toy
+
+A toy encoder.
+
+## Training
+- 3 steps.
+- seed 0.
+
+| split | measure | value |
+|---|---|---|
+| dev | accuracy | 0.5000 |
+
+Try it first.
+"""
+
+
+def test_a_card_is_blocks_with_blank_lines_between_them():
+    rows = [("dev", "accuracy", "0.5000")]
+    blocks = [
+        facts_block(["3 steps.", "seed 0."], heading="Training"),
+        table_block(("split", "measure", "value"), rows),
+    ]
+    assert card_text("toy", "A toy encoder.", blocks, caveat="Try it first.") == CARD
+
+
+def test_a_table_without_rows_keeps_its_head():
+    assert table_block(("measure", "value"), []) == ["| measure | value |", "|---|---|"]
