@@ -23,9 +23,8 @@ from bertsmith.cli.progress_display import LogProgress
 from bertsmith.pretraining.hardware import flops_per_step, peak_of
 from bertsmith.pretraining.pretrain import Request, Run, StepLoader, set_up
 from bertsmith.recipe.load import load_recipe
-from bertsmith.training.determinism import same_bits
 from bertsmith.training.distributed import start_world
-from bertsmith.training.trainer import Progress, training_steps
+from bertsmith.training.trainer import Progress, same_bits, training_steps
 
 WARM_UP_STEPS = 6
 PREDICTIONS = {128: 20, 512: 77}

@@ -8,8 +8,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer as Library
 from tokenizers import models
 
-from bertsmith.corpus.store_writer import TokenisedDocuments, writing_store
-from bertsmith.corpus.token_store import TokenStore
+from bertsmith.corpus.token_store import TokenisedDocuments, TokenStore, writing_store
 from bertsmith.data.data_loader import StepBatches
 from bertsmith.data.epoch_index import StageSource
 from bertsmith.data.example_index import Sentences

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bertsmith.corpus.store_writer import TokenisedDocuments, writing_store
-from bertsmith.corpus.token_store import SHARD_TOKENS
+from bertsmith.corpus.token_store import SHARD_TOKENS, TokenisedDocuments, writing_store
 from bertsmith.text.tokenizer import Tokenizer
 
 

@@ -42,7 +42,7 @@ from bertsmith.corpus.readers import (
     read_blocks,
     size_on_disk,
 )
-from bertsmith.corpus.store_writer import StoreWriter, TokenisedDocuments, writing_store
+from bertsmith.corpus.token_store import StoreWriter, TokenisedDocuments, writing_store
 from bertsmith.corpus.workers import Workers, results_in_order
 from bertsmith.text.extend_vocabulary import with_words, words_for
 from bertsmith.text.fast_encoder import FastEncoder

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from bertsmith.core.errors import UserError
 from bertsmith.core.files import COMPRESSED_SUFFIXES, open_text_bytes
-from bertsmith.corpus.parquet import parquet_strings
+from bertsmith.corpus.readers import parquet_strings
 from bertsmith.corpus.word_hashes import Hashes, Words, run_hash, run_hashes, words_of
 
 Numbers = NDArray[np.int64]

@@ -19,10 +19,16 @@ from torch.utils.data import DataLoader, Dataset
 
 from bertsmith.core.errors import UserError
 from bertsmith.corpus.token_store import TokenStore
-from bertsmith.data.collate import Collator, micro_batches
+from bertsmith.data.collate import (
+    Collator,
+    MicroShape,
+    PretrainingBatch,
+    micro_batches,
+    micro_sizes,
+    slices_of_ranks,
+)
 from bertsmith.data.epoch_index import Split, StageIndex, StageSource
 from bertsmith.data.masking import Masker, Vocabulary, read_vocabulary, stored_units
-from bertsmith.data.micro_batches import MicroShape, PretrainingBatch, micro_sizes, slices_of_ranks
 from bertsmith.recipe.schema import Recipe
 from bertsmith.text.special_tokens import Templates, read_templates
 

@@ -18,8 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertsmith.core.errors import UserError
-from bertsmith.core.files import atomic_folder, read_json, write_json
-from bertsmith.core.locks import locked
+from bertsmith.core.files import atomic_folder, locked, read_json, write_json
 from bertsmith.core.seeds import Words, bits, key_of, sub_keys
 from bertsmith.corpus.token_store import TokenStore
 from bertsmith.data.example_index import (

@@ -1,16 +1,16 @@
 """Feature-based use of an encoder: frozen states, mixed, under BiLSTMs that learn (Devlin et al. 2018, 5.3).
 
-Shapes: T packed tokens, S sequences, D width of what comes in, W width of one direction; G parts of sequences
+Shapes: L states of a token, T packed tokens, S sequences, D width of what comes in, W width of one direction; G parts of sequences
 (the two texts of each pair), N longest part; C outputs.
 """
 
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from bertsmith.features.mix import LayerMix
 from bertsmith.model.encoder import largest_of_rows, mean_of_rows
 from bertsmith.model.network import Network
 from bertsmith.packed import Layout, PackedBatch
@@ -18,6 +18,26 @@ from bertsmith.packed import Layout, PackedBatch
 Reads = Literal["sentence", "tokens"]
 LAYERS = 2
 """Devlin et al. 2018, 5.3."""
+
+
+class LayerMix(nn.Module):
+    """The sum of all layers' states with weights that add up to 1, times one number; at first their mean.
+
+    Peters et al. 2018, equation 1.
+    """
+
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        self.weights_L = nn.Parameter(torch.zeros(layers))
+        self.gamma = nn.Parameter(torch.ones(()))
+
+    def forward(self, states: Sequence[Tensor]) -> Tensor:
+        """From one [T, D] for each layer to their mix [T, D]."""
+        assert len(states) == len(self.weights_L), "one weight for each layer"
+        shares_L = self.weights_L.softmax(0)
+        mixed_TD = sum(share * state for share, state in zip(shares_L, states, strict=True))
+        assert isinstance(mixed_TD, Tensor)
+        return self.gamma * mixed_TD
 
 
 class PackedBiLstm(nn.Module):

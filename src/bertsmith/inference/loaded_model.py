@@ -15,7 +15,7 @@ from torch import Tensor
 from bertsmith.core.errors import UserError
 from bertsmith.core.files import atomic_folder
 from bertsmith.inference.default_model import DEFAULT_MODEL
-from bertsmith.inference.engine import Engine
+from bertsmith.inference.engine import Engine, make_ready
 from bertsmith.inference.fill_mask import (
     Candidate,
     Extension,
@@ -34,7 +34,6 @@ from bertsmith.inference.finetuned_folder import (
 )
 from bertsmith.inference.outputs import Choice, Classification, Entity, TaggedWord
 from bertsmith.inference.precision import fast_network, quantized_network, usable_precision
-from bertsmith.inference.streams import make_ready
 from bertsmith.inference.text_reader import Reader, Text, TextInput, TokenizedText, as_pairs
 from bertsmith.model.architectures.registry import architecture_of
 from bertsmith.model.encoder import first_of_rows, largest_of_rows, mean_of_rows

@@ -13,9 +13,8 @@ from bertsmith.core.errors import UserError
 from bertsmith.core.progress import progress_bar
 from bertsmith.core.seeds import key_of
 from bertsmith.features.bilstm import FrozenMixScorer
-from bertsmith.inference.engine import Engine, batching_for
+from bertsmith.inference.engine import Engine, batching_for, in_streams
 from bertsmith.inference.finetuned_folder import MIX_FILE, FinetunedTask
-from bertsmith.inference.streams import in_streams
 from bertsmith.model.heads import OutputHead
 from bertsmith.model.network import Network
 from bertsmith.tasks.batches import Numbers, TaskBatch, ordered_batches, scores_in_order

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from bertsmith.data.micro_batches import PretrainingBatch
+from bertsmith.data.collate import PretrainingBatch
 from bertsmith.model.architectures.registry import architecture_of
 from bertsmith.model.attention import Attend, AttentionRule
 from bertsmith.model.attention_kernels import packed_attention

@@ -48,7 +48,6 @@ from bertsmith.training.checkpoint import (
     save_checkpoint,
 )
 from bertsmith.training.curves import draw_curves
-from bertsmith.training.determinism import same_bits
 from bertsmith.training.distributed import World, share_work, start_world, stop_world
 from bertsmith.training.journal import METRICS_FILE, RunJournal, read_metrics, write_versions
 from bertsmith.training.optimizers import build_optimizer
@@ -63,6 +62,7 @@ from bertsmith.training.trainer import (
     StepInput,
     StepReport,
     Trainer,
+    same_bits,
     training_steps,
 )
 

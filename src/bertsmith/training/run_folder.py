@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bertsmith.core.errors import UserError
-from bertsmith.core.locks import lock_for_this_process, open_lock_file
+from bertsmith.core.files import lock_for_this_process, open_lock_file
 from bertsmith.training.distributed import ALONE, World
 
 LOCK = ".lock"

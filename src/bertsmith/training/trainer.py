@@ -5,11 +5,12 @@ report, a function that says what the next step learns from, and what is due aft
 """
 
 import math
+import os
 import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, cast
 
@@ -18,9 +19,47 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from bertsmith.core.seeds import key_of
+from bertsmith.model.torch_internals import (
+    enable_onednn,
+    fill_new_memory,
+    new_memory_is_filled,
+    onednn_is_enabled,
+)
 from bertsmith.training.callbacks import StopRequested
 from bertsmith.training.cuda_graphs import RecordedMicro, StepGraphs
 from bertsmith.training.distributed import ALONE, World, accumulating, gradient_norm
+
+
+@contextmanager
+def same_bits(wanted: bool) -> Iterator[None]:
+    """Inside, the same work gives the same bits on the same machine, if that is wanted."""
+    before = _settings()
+    if wanted:
+        # cuBLAS reads this once, when it is first used; both published values are deterministic.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    # Filling memory is a guard that costs a pass over every tensor. oneDNN: a CPU without bf16 instructions
+    # makes torch give it up for the rest of the process, and the other products round differently.
+    _set(wanted, False, True if wanted else before[2])
+    try:
+        yield
+    finally:
+        _set(*before)
+
+
+def _settings() -> tuple[bool, bool, bool]:
+    """Whether only deterministic algorithms are allowed, new memory is filled, and oneDNN is used."""
+    return (
+        torch.are_deterministic_algorithms_enabled(),
+        new_memory_is_filled(),
+        onednn_is_enabled(),
+    )
+
+
+def _set(deterministic: bool, filling: bool, onednn: bool) -> None:
+    torch.use_deterministic_algorithms(deterministic)
+    fill_new_memory(filling)
+    enable_onednn(onednn)
+
 
 NORMS_REMEMBERED = 128
 NORMS_NEEDED = 32

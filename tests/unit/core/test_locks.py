@@ -4,13 +4,13 @@ import subprocess
 import pytest
 
 from bertsmith.core.errors import UserError
-from bertsmith.core.locks import is_in_use, lock_for_this_process, locked, marked_in_use, open_lock_file
+from bertsmith.core.files import is_in_use, lock_for_this_process, locked, marked_in_use, open_lock_file
 from tests.scripts import started
 
 HOLD = """
 import sys
 from pathlib import Path
-from bertsmith.core.locks import lock_for_this_process, open_lock_file
+from bertsmith.core.files import lock_for_this_process, open_lock_file
 handle = open_lock_file(Path({file!r}))
 lock_for_this_process(handle)
 print("held", flush=True)
@@ -35,7 +35,7 @@ def test_the_others_wait_for_a_lock(tmp_path):
     said = tmp_path / "said.txt"
     source = (
         "from pathlib import Path\n"
-        "from bertsmith.core.locks import locked\n"
+        "from bertsmith.core.files import locked\n"
         "print('asks', flush=True)\n"
         f"with locked(Path({str(tmp_path / 'lock')!r})):\n"
         f"    print(Path({str(said)!r}).read_text(), flush=True)\n"

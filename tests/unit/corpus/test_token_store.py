@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from bertsmith.core.errors import UserError
-from bertsmith.corpus.store_writer import TokenisedDocuments, writing_store
-from bertsmith.corpus.token_store import TokenStore, tokenizer_hash
+from bertsmith.corpus.token_store import TokenisedDocuments, TokenStore, tokenizer_hash, writing_store
 from bertsmith.text.tokenizer import Tokenizer
 from tests.plain_stores import write_store
 from tests.tokenizer_makers import BERT_SPECIAL, MAKERS, uncased_wordpiece

@@ -11,8 +11,8 @@ from torch.utils.data import DataLoader
 
 from bertsmith.core.errors import UserError
 from bertsmith.data.batch_inspection import batch_statistics, sequences_of
+from bertsmith.data.collate import PretrainingBatch
 from bertsmith.data.data_loader import PretrainingDataset, StepIndex
-from bertsmith.data.micro_batches import PretrainingBatch
 from tests.example_stores import digest, random_store, recipe_named, small_recipe
 
 FIRST = StepIndex(0, 0)

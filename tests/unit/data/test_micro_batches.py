@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bertsmith.data.micro_batches import micro_sizes
+from bertsmith.data.collate import micro_sizes
 
 
 def cut(lengths: list[int], sizes: list[int]) -> list[int]:

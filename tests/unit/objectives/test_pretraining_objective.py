@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from bertsmith.data.micro_batches import PretrainingBatch
+from bertsmith.data.collate import PretrainingBatch
 from bertsmith.model.model_folder import read_model
 from bertsmith.objectives.pretraining_objective import PretrainingObjective, attention_of, weighted_sums
 from bertsmith.packed import pack
-from bertsmith.training.determinism import same_bits
+from bertsmith.training.trainer import same_bits
 from tests.oracles import saved_oracle
 from tests.tiny import tiny_network
 

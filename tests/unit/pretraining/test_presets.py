@@ -8,8 +8,8 @@ import transformers
 from torch import nn
 
 from bertsmith.corpus.token_store import TokenStore
+from bertsmith.data.collate import PretrainingBatch
 from bertsmith.data.data_loader import PretrainingDataset, StepIndex
-from bertsmith.data.micro_batches import PretrainingBatch
 from bertsmith.model.model_folder import head_outputs, read_model
 from bertsmith.model.network import Network, build_network
 from bertsmith.objectives.pretraining_objective import PretrainingObjective

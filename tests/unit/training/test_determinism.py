@@ -5,7 +5,7 @@ import os
 import pytest
 import torch
 
-from bertsmith.training.determinism import same_bits
+from bertsmith.training.trainer import same_bits
 
 
 def settings() -> tuple[bool, bool, bool]:

@@ -5,9 +5,15 @@ import time
 import pytest
 import torch
 
-from bertsmith.inference import streams as streams_room
-from bertsmith.inference.engine import BATCH_TOKENS, batching_for
-from bertsmith.inference.streams import LEAST_TOKENS, in_streams, make_ready, streams_for
+from bertsmith.inference import engine as engine_module
+from bertsmith.inference.engine import (
+    BATCH_TOKENS,
+    LEAST_TOKENS,
+    batching_for,
+    in_streams,
+    make_ready,
+    streams_for,
+)
 
 CPU = torch.device("cpu")
 
@@ -22,7 +28,7 @@ def two_threads():
 
 @pytest.fixture
 def no_workers():
-    streams_room._workers.cache_clear()
+    engine_module._workers.cache_clear()
 
 
 def doubled(number):
@@ -102,7 +108,7 @@ def test_threads_that_begin_meanwhile_have_as_many_cores_as_before(two_threads, 
         asking[-1].start()
         time.sleep(0.05)
 
-    monkeypatch.setattr(streams_room, "_take_one_core", take_one_core)
+    monkeypatch.setattr(engine_module, "_take_one_core", take_one_core)
     make_ready(CPU)
     for each in asking:
         each.join()
@@ -162,7 +168,7 @@ def test_too_few_tokens_stay_one_batch_that_all_cores_share(two_threads):
 
 
 def test_where_products_take_all_cores_many_cores_share_one_batch(two_threads, monkeypatch):
-    monkeypatch.setattr(streams_room, "MOST_STREAMS", 1)
+    monkeypatch.setattr(engine_module, "MOST_STREAMS", 1)
     assert batching_for(10**6, CPU).streams == 1
 
 
