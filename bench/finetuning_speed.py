@@ -37,7 +37,7 @@ from bertsmith.tasks.encoded import EncodedSet
 from bertsmith.tasks.predictions import PredictedSplit
 from bertsmith.tasks.task_config import TaskConfig
 from bertsmith.training.distributed import start_world
-from bertsmith.training.schedules import learning_rate
+from bertsmith.training.optimizers import learning_rate
 from bertsmith.training.trainer import Progress, StepInput, finish_step, launch_step
 
 GROUP_BATCHES = 50

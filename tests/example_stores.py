@@ -14,8 +14,7 @@ from bertsmith.data.epoch_index import StageSource
 from bertsmith.data.example_index import Sentences
 from bertsmith.data.masking import Vocabulary, read_vocabulary
 from bertsmith.recipe.schema import MaskingSection, Recipe
-from bertsmith.text.special_tokens import read_templates
-from bertsmith.text.tokenizer import Tokenizer
+from bertsmith.text.tokenizer import Tokenizer, read_templates
 from tests.tokenizer_makers import BERT_SPECIAL
 
 WORDS = 60

@@ -12,7 +12,6 @@ from bertsmith.cli.compare import compare
 from bertsmith.cli.corpus import corpus
 from bertsmith.cli.demo import demo
 from bertsmith.cli.embed import embed
-from bertsmith.cli.evaluate import evaluate
 from bertsmith.cli.examples import examples
 from bertsmith.cli.fill import fill
 from bertsmith.cli.finetune import finetune
@@ -20,7 +19,7 @@ from bertsmith.cli.glue import glue
 from bertsmith.cli.import_tf import import_tf
 from bertsmith.cli.inspect import inspect
 from bertsmith.cli.next import next_sentence
-from bertsmith.cli.predict import predict
+from bertsmith.cli.predict import evaluate, predict
 from bertsmith.cli.pretrain import pretrain
 from bertsmith.cli.recipe import recipe
 from bertsmith.cli.serve import serve

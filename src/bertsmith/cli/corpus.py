@@ -78,10 +78,10 @@ def corpus(
     Example: bertsmith corpus web.jsonl --vocab vocab/ --out store/ --drop-junk --duplicates near
     --exclude glue/RTE/dev.tsv
     """
+    from bertsmith.core.processes import Workers
     from bertsmith.corpus.build_store import CorpusSettings, build_store
     from bertsmith.corpus.clean import Cleaning
-    from bertsmith.corpus.workers import Workers
-    from bertsmith.text.sentences import check_language, has_rules
+    from bertsmith.corpus.documents import check_language, has_rules
 
     settings = CorpusSettings(
         format=text_format,

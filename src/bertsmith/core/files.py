@@ -1,4 +1,4 @@
-"""Writing files so that a half-written one cannot exist, reading them, packed or not, without riddles, and locks.
+"""Files: written so that a half-written one cannot exist, read packed or not without riddles, and locked.
 
 The system releases a lock when a process ends, however it ends, so that none is ever stale.
 """
@@ -345,3 +345,15 @@ def is_in_use(folder: Path) -> bool:
     finally:
         os.close(handle)
     return False
+
+
+def lone_surrogate(text: str) -> str | None:
+    """What is wrong with a text that holds a lone surrogate, and at which offset; None if it holds none.
+
+    Half of a pair, which JSON and Python strings can spell and no UTF-8 file can hold.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        return f"character {error.start} is a lone surrogate ({text[error.start]!a})"
+    return None

@@ -21,11 +21,11 @@ from numpy.typing import NDArray
 
 from bertsmith.core.errors import UserError
 from bertsmith.core.files import COMPRESSED_SUFFIXES, check_not_taken
-from bertsmith.core.processes import Job
+from bertsmith.core.processes import Job, Workers, results_in_order
 from bertsmith.core.progress import progress_bar
 from bertsmith.corpus.clean import Cleaning, clean_document
 from bertsmith.corpus.decontaminate import TaskTexts
-from bertsmith.corpus.documents import EncodingErrors
+from bertsmith.corpus.documents import EncodingErrors, check_language, spaced_sentences
 from bertsmith.corpus.duplicates import (
     DuplicateFilter,
     DuplicateKind,
@@ -43,11 +43,9 @@ from bertsmith.corpus.readers import (
     size_on_disk,
 )
 from bertsmith.corpus.token_store import StoreWriter, TokenisedDocuments, writing_store
-from bertsmith.corpus.workers import Workers, results_in_order
 from bertsmith.text.extend_vocabulary import with_words, words_for
 from bertsmith.text.fast_encoder import FastEncoder
 from bertsmith.text.lexicon import UNIT_KINDS, Lexicon, UnitFinder, count_units
-from bertsmith.text.sentences import check_language, spaced_sentences
 from bertsmith.text.tokenizer import Tokenizer
 
 SentenceRule = Literal["split", "line"]

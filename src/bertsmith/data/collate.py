@@ -21,7 +21,7 @@ from bertsmith.data.epoch_index import StageIndex, StepExamples
 from bertsmith.data.example_index import Numbers, Spans
 from bertsmith.data.masking import Masker, Text, stored_units
 from bertsmith.packed import Layout, PackedBatch, split_by_budget
-from bertsmith.text.special_tokens import Inserted, Template
+from bertsmith.text.tokenizer import Inserted, Template
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ from bertsmith.data.collate import (
 from bertsmith.data.epoch_index import Split, StageIndex, StageSource
 from bertsmith.data.masking import Masker, Vocabulary, read_vocabulary, stored_units
 from bertsmith.recipe.schema import Recipe
-from bertsmith.text.special_tokens import Templates, read_templates
+from bertsmith.text.tokenizer import Templates, read_templates
 
 # In bytes; a tensor can be read in place only from a multiple of its element's size.
 _ALIGNMENT = 8

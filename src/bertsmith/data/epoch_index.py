@@ -35,7 +35,7 @@ from bertsmith.data.example_index import (
     walk_documents,
 )
 from bertsmith.recipe.schema import BatchSection, Recipe, Stage
-from bertsmith.text.special_tokens import Template, Templates
+from bertsmith.text.tokenizer import Template, Templates
 
 Split = Literal["train", "held-out"]
 

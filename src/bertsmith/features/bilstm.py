@@ -1,7 +1,7 @@
 """Feature-based use of an encoder: frozen states, mixed, under BiLSTMs that learn (Devlin et al. 2018, 5.3).
 
-Shapes: L states of a token, T packed tokens, S sequences, D width of what comes in, W width of one direction; G parts of sequences
-(the two texts of each pair), N longest part; C outputs.
+Shapes: L states of a token, T packed tokens, S sequences, D width of what comes in, W width of one direction;
+G parts of sequences (the two texts of each pair), N longest part; C outputs.
 """
 
 from collections.abc import Sequence

@@ -53,9 +53,8 @@ from bertsmith.training.checkpoint import TrainingState, latest_state, load_chec
 from bertsmith.training.cuda_graphs import recording_of
 from bertsmith.training.distributed import World, start_world
 from bertsmith.training.journal import RunJournal
-from bertsmith.training.optimizers import build_optimizer
+from bertsmith.training.optimizers import build_optimizer, learning_rate, without_short_warmup
 from bertsmith.training.run_folder import RunFolder
-from bertsmith.training.schedules import learning_rate, without_short_warmup
 from bertsmith.training.trainer import (
     Cadence,
     Clock,

@@ -1,8 +1,8 @@
 """The engine behind every use of a trained encoder: texts in, packed batches through, results in order.
 
-On a CPU several batches are computed at once, each on one core: the threads that share one product wait for each
-other after every step of it, the slowest sets the pace, and whatever else the machine does holds up all of them.
-Batches of their own have nothing to wait for.
+On a CPU several batches are computed at once, each on one core: the threads that share one product wait for
+each other after every step of it, the slowest sets the pace, and whatever else the machine does holds up all
+of them. Batches of their own have nothing to wait for.
 """
 
 import math

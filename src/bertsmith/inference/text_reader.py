@@ -17,8 +17,7 @@ from bertsmith.core.arrays import ranges
 from bertsmith.core.errors import Remedy, UserError
 from bertsmith.packed import Layout, PackedBatch, split_by_budget
 from bertsmith.text.fast_encoder import FastEncoder
-from bertsmith.text.special_tokens import read_templates
-from bertsmith.text.tokenizer import Encoded, Tokenizer, truncate_longest_first
+from bertsmith.text.tokenizer import Encoded, Tokenizer, read_templates, truncate_longest_first
 
 Text = str | tuple[str, str]
 Given = TypeVar("Given")

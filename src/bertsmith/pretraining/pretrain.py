@@ -50,9 +50,8 @@ from bertsmith.training.checkpoint import (
 from bertsmith.training.curves import draw_curves
 from bertsmith.training.distributed import World, share_work, start_world, stop_world
 from bertsmith.training.journal import METRICS_FILE, RunJournal, read_metrics, write_versions
-from bertsmith.training.optimizers import build_optimizer
+from bertsmith.training.optimizers import build_optimizer, pretraining_rate
 from bertsmith.training.run_folder import RunFolder
-from bertsmith.training.schedules import pretraining_rate
 from bertsmith.training.trainer import (
     Cadence,
     Clock,

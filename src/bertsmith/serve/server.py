@@ -1,24 +1,156 @@
-"""The server behind a port: uvicorn on uvloop (its choice where there is one), which drains at SIGTERM."""
+"""The server behind a port: uvicorn on uvloop (its choice where there is one), which drains at SIGTERM.
+
+uvicorn's HTTP/1.1 protocol gets the limits that it lacks, on the time and size of what is no body: under
+uvicorn alone a client that never finishes a request's head, or never reads its last response, holds its
+connection, and memory, for as long as it likes. Nothing above the protocol can see such a client: no request
+has begun yet, or its response is done. Whatever uvicorn does not document is used in this one file only, and
+`tests/unit/serve/test_http_protocol.py` says what of it a new version has changed.
+"""
 
 import asyncio
 import gc
 import socket
 import time
 from types import FrameType
+from typing import ClassVar
 
 import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from bertsmith.core.errors import UserError
+from bertsmith.serve.api_errors import ApiError, error_response
 from bertsmith.serve.app import Application
-from bertsmith.serve.http_protocol import FLUSH_SECONDS, protocol_with
+from bertsmith.serve.middleware import ABORT, CLOSE, new_request_id, with_common_headers
 from bertsmith.serve.server_config import Limits
 
+FLUSH_SECONDS = 60.0
+"""For a response to be read, once its connection is to be closed."""
+MAX_HEAD_BYTES = 2**16
+"""Of a request's line and headers, of trailers, and of whatever else httptools would gather without limit."""
 LINGER_SECONDS = 1.0
 """After SIGTERM the port stays open for so long: new requests get a 503 rather than a closed connection."""
 KEEP_ALIVE_SECONDS = 75
 """Of an idle connection; longer than the minute after which most proxies close theirs."""
 POLL_SECONDS = 0.05
 BACKLOG = 2048
+
+
+# ---- the protocol
+
+
+def protocol_with(head_seconds: float) -> type[HttpToolsProtocol]:
+    """A protocol for which the line and the headers of a request must arrive in this time."""
+    return type("BoundedProtocol", (BoundedProtocol,), {"head_seconds": head_seconds})
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """HTTP/1.1 whose heads arrive in time and in bounded size, and whose last response is read in time."""
+
+    head_seconds: ClassVar[float]
+    _running: RequestResponseCycle | None = None
+    """The request that is being answered; `cycle` is the newest, which may still wait behind it."""
+    _is_receiving = True
+    """Whether (the rest of) a request has to arrive; a connection that sends nothing at all is late, too."""
+    _bytes_without_body = 0
+    _head_timer: asyncio.TimerHandle | None = None
+    _flush_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin to wait for the first request."""
+        super().connection_made(transport)
+        self.app_state = {**self.app_state, ABORT: transport.abort}
+        self._update_timers()
+
+    def data_received(self, data: bytes) -> None:
+        """Parse what has arrived; the callbacks below are called from here."""
+        self._bytes_without_body += len(data)
+        super().data_received(data)
+        if self._bytes_without_body > MAX_HEAD_BYTES and self._is_receiving:
+            self.send_400_response("the head of the request is too long")
+        self._update_timers()
+
+    def on_message_begin(self) -> None:
+        """A request begins."""
+        super().on_message_begin()
+        self._is_receiving = True
+
+    def on_headers_complete(self) -> None:
+        """A request's head is complete: uvicorn answers it now, or queues it behind the one it answers."""
+        super().on_headers_complete()
+        self._bytes_without_body = 0
+        if not self.pipeline:
+            self._running = self.cycle
+
+    def on_body(self, body: bytes) -> None:
+        """A part of a request's body."""
+        super().on_body(body)
+        self._bytes_without_body = 0
+
+    def on_message_complete(self) -> None:
+        """A request has arrived whole; its response may be long done, where it was rejected by its head."""
+        super().on_message_complete()
+        self._is_receiving, self._bytes_without_body = False, 0
+
+    def on_response_complete(self) -> None:
+        """A response is written: go on with the next request."""
+        self._running = self.pipeline[-1][0] if self.pipeline else None
+        super().on_response_complete()
+        self._update_timers()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Let nothing wait any more."""
+        # uvicorn tells only the newest request, not the one that is being answered while it waits.
+        if self._running is not None and not self._running.response_complete:
+            self._running.disconnected = True
+            self._running.message_event.set()
+        super().connection_lost(exc)
+        for timer in (self._head_timer, self._flush_timer):
+            if timer is not None:
+                timer.cancel()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Close an idle connection."""
+        super().timeout_keep_alive_handler()
+        self._update_timers()
+
+    def send_400_response(self, msg: str) -> None:
+        """Reject what is no HTTP, in the shape of every other error, and close."""
+        if self._running is not None:  # its response may be half written; let it be the last one
+            self._running.keep_alive = False
+            self.flow.pause_reading()
+            return
+        request_id = new_request_id()
+        response = error_response(ApiError(400, msg, headers=CLOSE), request_id)
+        own = with_common_headers(response.raw_headers, request_id)
+        fields = b"".join(b"%b: %b\r\n" % each for each in (*self.server_state.default_headers, *own))
+        self.transport.write(b"HTTP/1.1 400 Bad Request\r\n%b\r\n%b" % (fields, bytes(response.body)))
+        self.transport.close()
+        self._update_timers()
+
+    def shutdown(self) -> None:
+        """Close, once the request that is being answered has its response."""
+        super().shutdown()
+        self._update_timers()
+
+    def _update_timers(self) -> None:
+        is_late_possible = self._running is None and self._is_receiving
+        if is_late_possible and self._head_timer is None:
+            self._head_timer = self.loop.call_later(self.head_seconds, self.transport.abort)
+        elif not is_late_possible and self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+        is_idle = self._running is None and not self._is_receiving
+        if is_idle and self.timeout_keep_alive_task is None and not self.transport.is_closing():
+            # uvicorn set this timer with the response, and the rest of that request's body has stopped it.
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
+        if self.transport.is_closing() and self._flush_timer is None:
+            # Else it would stay for ever, closing, with the response in memory.
+            self._flush_timer = self.loop.call_later(FLUSH_SECONDS, self.transport.abort)
+
+
+# ---- the server
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from bertsmith.core.errors import UserError
-from bertsmith.core.unicode import lone_surrogate
+from bertsmith.core.files import lone_surrogate
 from bertsmith.inference.loaded_model import Bert
 from bertsmith.serve.api_errors import ApiError, too_many_texts
 from bertsmith.serve.batching import BatchKey

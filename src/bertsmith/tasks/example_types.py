@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from bertsmith.core.unicode import lone_surrogate
+from bertsmith.core.files import lone_surrogate
 
 
 @dataclass(frozen=True, slots=True)

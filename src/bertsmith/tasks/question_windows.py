@@ -24,8 +24,7 @@ from bertsmith.tasks.text_encoding import (
     pieces_of,
     unbroken,
 )
-from bertsmith.text.special_tokens import read_templates
-from bertsmith.text.tokenizer import Tokenizer
+from bertsmith.text.tokenizer import Tokenizer, read_templates
 
 Numbers = NDArray[np.int64]
 Mask = NDArray[np.bool_]

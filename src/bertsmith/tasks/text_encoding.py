@@ -20,8 +20,7 @@ from bertsmith.recipe.finetuning_schema import TextSection
 from bertsmith.tasks.encoded import NO_LABEL, EncodedSet, Unit
 from bertsmith.tasks.example_types import Example
 from bertsmith.text.fast_encoder import FastEncoder
-from bertsmith.text.special_tokens import Template, read_templates
-from bertsmith.text.tokenizer import Tokenizer
+from bertsmith.text.tokenizer import Template, Tokenizer, read_templates
 
 Numbers = NDArray[np.int64]
 Targets = NDArray[np.int64] | NDArray[np.float32]

@@ -29,6 +29,15 @@ from bertsmith.training.callbacks import StopRequested
 from bertsmith.training.cuda_graphs import RecordedMicro, StepGraphs
 from bertsmith.training.distributed import ALONE, World, accumulating, gradient_norm
 
+NORMS_REMEMBERED = 128
+NORMS_NEEDED = 32
+"""A median of fewer gradient norms than this says nothing yet, so no step is called a spike."""
+CLIP_EPSILON = 1e-6
+"""Added to the norm as torch's own clipping does."""
+Precision = Literal["fp32", "bf16"]
+Skip = Literal["", "not a number", "spike", "taken back"]
+"""Why a gradient was not used, or nothing; taken back: the step was launched before a rollback."""
+
 
 @contextmanager
 def same_bits(wanted: bool) -> Iterator[None]:
@@ -59,18 +68,6 @@ def _set(deterministic: bool, filling: bool, onednn: bool) -> None:
     torch.use_deterministic_algorithms(deterministic)
     fill_new_memory(filling)
     enable_onednn(onednn)
-
-
-NORMS_REMEMBERED = 128
-NORMS_NEEDED = 32
-"""A median of fewer gradient norms than this says nothing yet, so no step is called a spike."""
-CLIP_EPSILON = 1e-6
-"""Added to the norm as torch's own clipping does."""
-
-
-Precision = Literal["fp32", "bf16"]
-Skip = Literal["", "not a number", "spike", "taken back"]
-"""Why a gradient was not used, or nothing; taken back: the step was launched before a rollback."""
 
 
 class Micro(Protocol):

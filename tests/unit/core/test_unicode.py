@@ -2,7 +2,7 @@
 
 import pytest
 
-from bertsmith.core.unicode import lone_surrogate
+from bertsmith.core.files import lone_surrogate
 
 
 @pytest.mark.parametrize("text", ["", "plain", "grün", "𝒳 and 😀", "\ufffd"])

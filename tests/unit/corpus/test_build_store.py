@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from bertsmith.core.errors import UserError
+from bertsmith.core.processes import Workers
 from bertsmith.corpus.build_store import CorpusReport, CorpusSettings, build_store
 from bertsmith.corpus.clean import Cleaning
 from bertsmith.corpus.token_store import TokenStore
-from bertsmith.corpus.workers import Workers
 from tests.tokenizer_makers import PARAGRAPH, uncased_wordpiece
 
 ALONE = Workers(1)

@@ -7,8 +7,7 @@ import pytest
 
 from bertsmith.data.collate import lay_out
 from bertsmith.data.example_index import Spans
-from bertsmith.text.special_tokens import read_templates
-from bertsmith.text.tokenizer import Tokenizer
+from bertsmith.text.tokenizer import Tokenizer, read_templates
 from tests.tokenizer_makers import MAKERS, byte_bpe, uncased_wordpiece
 
 every_kind = pytest.mark.parametrize("make", MAKERS, ids=lambda make: make.__name__)

@@ -4,7 +4,7 @@ import sys
 
 import numpy as np
 
-from bertsmith.finetuning.plots import draw_confusion
+from bertsmith.finetuning.finetuned_model import draw_confusion
 
 
 def test_classes_that_training_has_not_have_no_place_among_the_others(tmp_path, monkeypatch):

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bertsmith.core.errors import UserError
-from bertsmith.interchange.bundle import Bundle
-from bertsmith.interchange.crc32c import crc32c
+from bertsmith.interchange.bundle import Bundle, crc32c
 from tests import bundle_writer as writer
 from tests.bundle_writer import write_bundle
 

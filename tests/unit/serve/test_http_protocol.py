@@ -10,7 +10,7 @@ import pytest
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from bertsmith.serve import http_protocol
+from bertsmith.serve import server
 from bertsmith.serve.server_config import Limits
 from tests.unit.serve.serving import Slowly, application_of, on_a_line, until
 
@@ -78,7 +78,7 @@ def test_a_reply_that_is_read_late_but_in_time_arrives(folders, caplog):
     ids=["asked", "refused", "no HTTP"],
 )
 def test_a_line_that_is_closed_is_cut_off_where_the_last_reply_is_never_read(sent, mood, monkeypatch):
-    monkeypatch.setattr(http_protocol, "FLUSH_SECONDS", 0.05)
+    monkeypatch.setattr(server, "FLUSH_SECONDS", 0.05)
 
     async def say(protocol, wire):
         protocol.data_received(sent)
@@ -88,7 +88,7 @@ def test_a_line_that_is_closed_is_cut_off_where_the_last_reply_is_never_read(sen
 
 
 def test_a_plain_request_whose_reply_closes_the_line_is_no_exception(mood, monkeypatch):
-    monkeypatch.setattr(http_protocol, "FLUSH_SECONDS", 0.05)
+    monkeypatch.setattr(server, "FLUSH_SECONDS", 0.05)
 
     async def say(protocol, wire):
         mood.status.is_draining = True
@@ -99,7 +99,7 @@ def test_a_plain_request_whose_reply_closes_the_line_is_no_exception(mood, monke
 
 
 def test_nor_is_a_line_that_the_server_closes_when_it_stops(mood, monkeypatch):
-    monkeypatch.setattr(http_protocol, "FLUSH_SECONDS", 0.05)
+    monkeypatch.setattr(server, "FLUSH_SECONDS", 0.05)
 
     async def say(protocol, wire):
         protocol.data_received(request() + BODY)

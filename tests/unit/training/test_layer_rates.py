@@ -10,8 +10,7 @@ from bertsmith.core.errors import UserError
 from bertsmith.model.architectures.registry import ARCHITECTURES
 from bertsmith.recipe.finetuning_schema import FinetuningOptimSection
 from bertsmith.training.distributed import ALONE
-from bertsmith.training.optimizers import build_optimizer
-from bertsmith.training.schedules import learning_rate, without_short_warmup
+from bertsmith.training.optimizers import build_optimizer, learning_rate, without_short_warmup
 from bertsmith.training.trainer import GradientGuard, StepInput, Trainer, take_step
 from tests.tiny import tiny_network
 

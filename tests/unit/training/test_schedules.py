@@ -4,7 +4,7 @@ import pytest
 
 from bertsmith.recipe.finetuning_schema import FinetuningOptimSection
 from bertsmith.recipe.schema import OptimSection
-from bertsmith.training.schedules import learning_rate, pretraining_rate
+from bertsmith.training.optimizers import learning_rate, pretraining_rate
 
 TOTAL, WARMUP = 1_000_000, 10_000
 

@@ -32,8 +32,7 @@ from bertsmith.tasks.text_encoding import (
     pieces_of,
     unbroken,
 )
-from bertsmith.text.special_tokens import read_templates
-from bertsmith.text.tokenizer import Tokenizer
+from bertsmith.text.tokenizer import Tokenizer, read_templates
 
 SPAN_F1 = Metric("span_f1")
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bertsmith.core.errors import UserError
-from bertsmith.text.sentences import check_language, has_rules, spaced_sentences
+from bertsmith.corpus.documents import check_language, has_rules, spaced_sentences
 
 snippets = st.sampled_from(
     ["Dr. ", "e.g. ", "iron", " ", "  ", ".", "!", "?", "。", '"', ")", "\t", "…", "A"]

@@ -9,8 +9,7 @@ from contextlib import closing
 import pytest
 
 from bertsmith.core.errors import UserError
-from bertsmith.core.processes import Job
-from bertsmith.corpus.workers import Workers, results_in_order
+from bertsmith.core.processes import Job, Workers, results_in_order
 from tests.worker_jobs import double_slowly, fail_at_seven, read_process
 
 
