@@ -19,7 +19,7 @@ import torch
 import transformers
 
 from bertsmith.cli.pretrain import live_line
-from bertsmith.cli.progress_display import LogProgress
+from bertsmith.cli.terminal import LogProgress
 from bertsmith.pretraining.hardware import flops_per_step, peak_of
 from bertsmith.pretraining.pretrain import Request, Run, StepLoader, set_up
 from bertsmith.recipe.load import load_recipe

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Argument, Option, echo
 
-from bertsmith.cli.stdout_and_signals import reporting_stops
+from bertsmith.cli.terminal import reporting_stops
 
 if TYPE_CHECKING:
     from bertsmith.corpus.build_store import CorpusReport

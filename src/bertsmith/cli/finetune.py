@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Exit, Option, echo
 
-from bertsmith.cli.progress_display import duration, progress_display
-from bertsmith.cli.stdout_and_signals import STOPPED
+from bertsmith.cli.terminal import STOPPED, duration, progress_display
 from bertsmith.core.errors import UserError
 from bertsmith.recipe.toml_text import value_text
 

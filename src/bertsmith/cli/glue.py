@@ -7,8 +7,7 @@ from typing import Annotated
 from typer import Exit, Option, echo
 
 from bertsmith.cli.finetune import live_line, show_stop
-from bertsmith.cli.progress_display import progress_display
-from bertsmith.cli.stdout_and_signals import STOPPED
+from bertsmith.cli.terminal import STOPPED, progress_display
 
 
 def glue(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Argument, Option, echo
 
-from bertsmith.cli.stdout_and_signals import reporting_stops
+from bertsmith.cli.terminal import reporting_stops
 from bertsmith.core.errors import UserError
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from typer import Typer
 from typer.testing import CliRunner
 
 from bertsmith.cli.pretrain import live_line, pretrain, show
-from bertsmith.cli.progress_display import JsonProgress, LogProgress
+from bertsmith.cli.terminal import JsonProgress, LogProgress
 from bertsmith.core.errors import UserError
 from bertsmith.corpus.token_store import TokenStore
 from bertsmith.pretraining.pretrain import PretrainingResult
