@@ -38,7 +38,7 @@ DISTINCT = 400
 TOLERANCE = 1e-3
 """Of an answer, beside the same one offline: batches of other shapes round differently."""
 ENOUGH_ANSWERED, ENOUGH_THROUGHPUT = 0.995, 0.90
-MOST_NOT_SENT = 0.05
+MAX_NOT_SENT = 0.05
 """Of a load that was really offered."""
 LONGEST_WAIT = 90.0
 """Seconds for a reply; the server gives up a request long before."""
@@ -410,7 +410,7 @@ def judged(batching: str, made: Round, capacities: dict[str, float], bench: Benc
         held &= made.count(200) >= ENOUGH_ANSWERED * (len(made.outcomes) + made.not_sent)
     if batching == "on" and made.name == "200%":
         held &= made.rate >= ENOUGH_THROUGHPUT * capacities[batching] and made.count(429) > 0
-        held &= made.not_sent <= MOST_NOT_SENT * len(made.outcomes)
+        held &= made.not_sent <= MAX_NOT_SENT * len(made.outcomes)
     if not held:
         counts = dict(Counter(outcome.status for outcome in made.outcomes))
         print(f"MISSED: batching {batching}, load {made.name}: {counts}, not sent {made.not_sent}")

@@ -6,7 +6,7 @@ from transformers import AutoModelForPreTraining, AutoTokenizer
 import bertsmith
 from bertsmith.inference.default_model import DEFAULT_MODEL
 
-LARGEST_FOLDER_BYTES = 24_000_000
+MAX_FOLDER_BYTES = 24_000_000
 
 
 def test_the_default_model_opens_as_a_pre_training_bert_and_says_the_same():
@@ -32,4 +32,4 @@ def test_the_default_model_knows_masked_words_and_following_sentences():
 
 
 def test_the_default_model_is_small_enough_to_travel_with_the_code():
-    assert sum(file.stat().st_size for file in DEFAULT_MODEL.iterdir()) <= LARGEST_FOLDER_BYTES
+    assert sum(file.stat().st_size for file in DEFAULT_MODEL.iterdir()) <= MAX_FOLDER_BYTES

@@ -23,8 +23,8 @@ from bertsmith.cli.predict import evaluate, predict
 from bertsmith.cli.pretrain import pretrain
 from bertsmith.cli.recipe import recipe
 from bertsmith.cli.serve import serve
-from bertsmith.cli.terminal import reporting_output_errors, stops_as_interrupt
 from bertsmith.cli.tag import tag
+from bertsmith.cli.terminal import reporting_output_errors, stops_as_interrupt
 from bertsmith.cli.vocab import vocab
 from bertsmith.core.errors import UserError
 

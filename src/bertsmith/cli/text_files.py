@@ -16,7 +16,7 @@ from bertsmith.core.files import COMPRESSED_SUFFIXES, compression_of, open_text_
 from bertsmith.core.progress import progress_bar
 
 STANDARD_INPUT = Path("-")
-MOST_LINES, MOST_BYTES = 2048, 1 << 22
+MAX_LINES, MAX_BYTES = 2048, 1 << 22
 """Of one piece: enough to sort by length, little enough for any memory."""
 LONGEST_LINE = 1 << 24
 CHUNK_BYTES = 1 << 17
@@ -136,7 +136,7 @@ def _read(lines: _Lines, source: Path, first: int, patience: float) -> Piece:
     """The next piece, whose first line has this number; without texts at the end of the file."""
     texts: list[str] = []
     size, end = 0, math.inf
-    while len(texts) < MOST_LINES and size < MOST_BYTES and (not texts or lines.is_soon(end)):
+    while len(texts) < MAX_LINES and size < MAX_BYTES and (not texts or lines.is_soon(end)):
         line = lines.next()
         if not line:
             break

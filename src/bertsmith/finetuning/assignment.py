@@ -23,7 +23,7 @@ from bertsmith.training.run_folder import RunFolder
 
 ASSIGNMENT = "assignment.json"
 RESULT = "result.json"
-MOST_DIFFERENCES = 6
+MAX_DIFFERENCES = 6
 MODEL_FILES, EXAMPLES = "model_files", "examples"
 """Under these keys of the assignment are hashes: of the initial model's files, and of what was read."""
 
@@ -93,8 +93,8 @@ def _check_same_assignment(known: dict[str, Any], assignment: Assignment) -> Non
     before = with_new_names({key: value for key, value in known.items() if key != EXAMPLES})
     before["recipe"] = _recipe_as_written_today(before.get("recipe", {}))
     if changed := differences(before, assignment.to_json()):
-        listed = "; ".join(map(_described, changed[:MOST_DIFFERENCES]))
-        more = len(changed) - MOST_DIFFERENCES
+        listed = "; ".join(map(_described, changed[:MAX_DIFFERENCES]))
+        more = len(changed) - MAX_DIFFERENCES
         listed += f"; and {more} more" if more > 0 else ""
         remedy = "give --out a new folder, or take the change back"
         raise UserError(f"holds another run: {listed}", where=str(assignment.out), remedy=remedy)

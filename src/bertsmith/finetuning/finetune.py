@@ -71,7 +71,7 @@ LOGGED_LINES = 200
 SECONDS_BETWEEN_STATES = 300.0
 CPU_HALF_MULTIPLE = 32
 """A CPU's half-precision products are compiled for each shape (oneDNN); 10 % of a step where all differ."""
-LEAST_MULTIPLE, LARGEST_MULTIPLE = 64, 512
+MIN_MULTIPLE, MAX_MULTIPLE = 64, 512
 SIZES_OF_STEPS = 24
 """Into so many parts the tokens of a usual step are counted: few sizes to record, and little filler."""
 FORWARD_AND_BACKWARD = 3
@@ -263,7 +263,7 @@ def filling_multiple(encoded: EncodedSet, recipe: FinetuningRecipe, device: torc
     if device.type != "cuda":
         return CPU_HALF_MULTIPLE if recipe.run.precision == "bf16" else 1
     tokens = recipe.run.examples * len(encoded.tokens_T) / encoded.items
-    return min(max(LEAST_MULTIPLE, int(2 ** round(log2(tokens / SIZES_OF_STEPS)))), LARGEST_MULTIPLE)
+    return min(max(MIN_MULTIPLE, int(2 ** round(log2(tokens / SIZES_OF_STEPS)))), MAX_MULTIPLE)
 
 
 def _single_process(recipe: FinetuningRecipe) -> World:

@@ -29,7 +29,7 @@ from bertsmith.training.run_folder import RunFolder
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-MOST_CLASSES = 40
+MAX_CLASSES = 40
 """A table of more classes than this is not readable any more."""
 CLASSES_WITH_COUNTS = 15
 TRAINING, EVALUATED, GREY = "#3b6fb6", "#d1495b", "#666666"
@@ -156,7 +156,7 @@ def draw_confusion(
     path: Path, targets: NDArray[np.int64], predictions: NDArray[np.int64], labels: Sequence[str]
 ) -> None:
     """How often each class was taken for each other."""
-    if len(labels) > MOST_CLASSES:
+    if len(labels) > MAX_CLASSES:
         return
     figure = _figure((1.5 + 0.45 * max(6, len(labels)), 1.2 + 0.4 * max(6, len(labels))))
     if figure is None:

@@ -30,7 +30,7 @@ from bertsmith.tasks.task_config import TaskConfig
 
 FURTHER_TASKS = {"mnli": ("diagnostic",)}
 """Tasks without training data, and what a model must have been trained for to be asked."""
-MOST_RUNS = 6
+MAX_RUNS = 6
 ONLY_HELD_BACK = "the model was trained from this file: only the part that was held back is evaluated"
 TRAINED_ON = "the model was trained on these very examples: this says nothing of new ones"
 
@@ -150,8 +150,8 @@ def _check_finished(folder: Path) -> None:
         raise UserError("this run is not finished: it has no model yet", where=str(folder), remedy=remedy)
     found = [file for depth in ("*", "*/*") for file in folder.glob(f"{depth}/{ASSIGNMENT}")]
     if runs := sorted(str(file.parent.relative_to(folder)) for file in found):
-        more = ", ..." if len(runs) > MOST_RUNS else ""
-        remedy = f"name one of {', '.join(runs[:MOST_RUNS])}{more}"
+        more = ", ..." if len(runs) > MAX_RUNS else ""
+        remedy = f"name one of {', '.join(runs[:MAX_RUNS])}{more}"
         raise UserError("holds several runs", where=str(folder), remedy=remedy)
 
 

@@ -17,15 +17,15 @@ from bertsmith.recipe.load import Tree, layer_of_override, leaves, merge
 from bertsmith.recipe.toml_text import value_text
 from bertsmith.recipe.validation_errors import user_error
 from bertsmith.tasks.batches import ShuffledBatches
-from bertsmith.tasks.custom import FEWEST_TO_PART
+from bertsmith.tasks.custom import MIN_ROWS_TO_SPLIT
 from bertsmith.tasks.task import Task
 from bertsmith.tasks.task_config import TaskConfig
 from bertsmith.tasks.text_encoding import cut_fraction
 from bertsmith.text.tokenizer import Tokenizer
 
 FEW_STEPS = 10
-MOST_NAMES = 4
-LEAST_FRACTION = 0.001
+MAX_NAMES = 4
+MIN_FRACTION = 0.001
 """What is reported in tenths of a percent."""
 
 
@@ -58,19 +58,19 @@ def warn_of_no_development_set(assignment: Assignment, splits: TaskSplits) -> It
 
 def _why_none(assignment: Assignment, splits: TaskSplits) -> str:
     if assignment.task.custom.get("dev_fraction"):
-        few = len(splits.splits["train"]) < FEWEST_TO_PART
-        return f"fewer than {FEWEST_TO_PART} rows" if few else "no label can spare a row"
+        few = len(splits.splits["train"]) < MIN_ROWS_TO_SPLIT
+        return f"fewer than {MIN_ROWS_TO_SPLIT} rows" if few else "no label can spare a row"
     if assignment.data.is_file():
         return "one file was given, not the folder that holds both"
     names = list(assignment.task.splits["dev"].files)  # what can be trained for has such a split
-    return f"looked for {', '.join(names[:MOST_NAMES])}"
+    return f"looked for {', '.join(names[:MAX_NAMES])}"
 
 
 def warn_of_cut_texts(train: EncodedSplit, config: TaskConfig, tokenizer: Tokenizer) -> Iterator[str]:
     """How many training texts are cut."""
     fraction = cut_fraction(train.examples, train.encoded, tokenizer, config.text)
     if fraction:
-        shown = f"{fraction:.1%}" if fraction >= LEAST_FRACTION else f"under {LEAST_FRACTION:.1%}"
+        shown = f"{fraction:.1%}" if fraction >= MIN_FRACTION else f"under {MIN_FRACTION:.1%}"
         yield (
             f"{shown} of the training texts are longer than text.longest ({config.text.longest} tokens) and "
             f"are cut; see text.longest and text.long_texts"

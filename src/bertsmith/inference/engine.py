@@ -37,9 +37,9 @@ BATCH_TOKENS = {"cpu": 2048, "cuda": 65_536}
 USUAL_BATCH_TOKENS = 8192
 WINDOW_TEXTS = 4096
 """Texts are sorted by length within such a window: equal lengths meet in one batch, memory stays bounded."""
-LEAST_TOKENS = 512
+MIN_STREAM_TOKENS = 512
 """Of a batch for one core: of fewer, uneven halves leave a core idle for longer than sharing costs."""
-MOST_STREAMS = 2 if platform.machine().lower() in ("aarch64", "arm64") else sys.maxsize
+MAX_STREAMS = 2 if platform.machine().lower() in ("aarch64", "arm64") else sys.maxsize
 """On ARM each product takes all cores whatever a thread sets: two of them side by side are still a gain on
 two cores, but many times many threads are none."""
 
@@ -67,8 +67,8 @@ def streams_for(tokens: int, device: torch.device) -> int:
     # for the first time keeps what it read.
     with _making:
         threads = torch.get_num_threads()
-    enough = tokens >= threads * LEAST_TOKENS
-    return threads if enough and threads <= MOST_STREAMS else 1
+    enough = tokens >= threads * MIN_STREAM_TOKENS
+    return threads if enough and threads <= MAX_STREAMS else 1
 
 
 def in_streams(work: Callable[[Given], Done], batches: Iterable[Given], *, streams: int) -> Iterator[Done]:

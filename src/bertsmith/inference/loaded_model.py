@@ -64,7 +64,7 @@ MADE_BY = {
 """The commands that train heads; some have many others of their kind."""
 PRECISIONS = get_args(Precision)
 
-MOST_SPARE_ROWS = 128
+MAX_SPARE_ROWS = 128
 """Embedding matrices are rounded up for speed; more spare rows than this speak of another vocabulary."""
 
 log = logging.getLogger("bertsmith")
@@ -133,7 +133,7 @@ def check_vocabulary(model: Model, tokenizer: Tokenizer, *, where: str) -> None:
     if entries > rows:
         what = f"the tokenizer has {entries} entries but the model {rows} embedding rows"
         raise UserError(what, where=where, remedy="put the tokenizer there that the model was trained with")
-    if rows - entries > MOST_SPARE_ROWS:
+    if rows - entries > MAX_SPARE_ROWS:
         log.warning("%s: %d of the model's %d embedding rows have no token", where, rows - entries, rows)
     segments = 1 + max(tokenizer.encode_pair("a", "a").segments, default=0)
     if segments > model.network.config.segments > 1:

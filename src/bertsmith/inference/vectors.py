@@ -13,7 +13,7 @@ from bertsmith.core.files import atomic_path
 Numbers = NDArray[np.float64]
 Vectors = Sequence[Sequence[float]] | ArrayLike
 
-SMALLEST_LENGTH = 1e-12
+MIN_LENGTH = 1e-12
 
 
 def cosines(vectors: Vectors) -> Numbers:
@@ -26,7 +26,7 @@ def unit(vectors: Vectors) -> Numbers:
     """The vectors with a length of 1; one of zeros stays as it is."""
     rows = np.asarray(vectors, dtype=np.float64)
     lengths = np.linalg.norm(rows, axis=-1, keepdims=True)
-    made: Numbers = rows / np.maximum(lengths, SMALLEST_LENGTH)
+    made: Numbers = rows / np.maximum(lengths, MIN_LENGTH)
     return made
 
 

@@ -30,8 +30,8 @@ _DISTANCES = tuple(bit + 1 for bit in range(32) if _REFLECTED_POLYNOMIAL >> bit 
 _ROWS_AT_ONCE = _DISTANCES[0]  # rows nearer than the shortest distance do not touch one another
 _REMAINDER_ROWS = 32
 _CHUNK_ROWS = 3 * _REMAINDER_ROWS
-_WIDEST_ROW = 8192  # bytes; 32 + 96 such rows fill one MiB, the second-level cache of most cores
-_NARROWEST_ROW = 4
+_MAX_ROW_BYTES = 8192  # bytes; 32 + 96 such rows fill one MiB, the second-level cache of most cores
+_MIN_ROW_BYTES = 4
 _FOOTER_BYTES = 48
 _MAGIC = 0xDB4775248B80FB57
 _NEWEST_KNOWN_VERSION = 1
@@ -39,12 +39,12 @@ _BFLOAT16 = 14
 # The numbers are TensorFlow's DataType; numpy has no bfloat16, so those bits are widened after reading.
 _DTYPES = {1: "<f4", 2: "<f8", 3: "<i4", 9: "<i8", _BFLOAT16: "<u2", 19: "<f2"}
 # BERT-Large with its optimizer has an index of about 0.1 MB; these bounds stop files made to exhaust memory.
-_LARGEST_INDEX_BYTES = 16 << 20
-_LONGEST_NAME_BYTES = 1024
-_LONGEST_ENTRY_BYTES = 1 << 16
-_MOST_VARIABLES = 100_000
-_MOST_DIMENSIONS = 32
-_MOST_ELEMENTS = 1 << 48
+_MAX_INDEX_BYTES = 16 << 20
+_MAX_NAME_BYTES = 1024
+_MAX_ENTRY_BYTES = 1 << 16
+_MAX_VARIABLES = 100_000
+_MAX_DIMENSIONS = 32
+_MAX_ELEMENTS = 1 << 48
 _REMEDY = "download the checkpoint again, with all its .index and .data files"
 
 
@@ -56,11 +56,11 @@ def crc32c(data: bytes | NDArray[Any]) -> int:
     raw = np.frombuffer(data, np.uint8) if isinstance(data, bytes) else data.reshape(-1).view(np.uint8)
     # The widest row, a power of two, of which a message this long fills a first chunk.
     fitting = raw.size // (_REMAINDER_ROWS + _CHUNK_ROWS)
-    width = min(_WIDEST_ROW, 1 << fitting.bit_length() >> 1)
-    if width < _NARROWEST_ROW:
+    width = min(_MAX_ROW_BYTES, 1 << fitting.bit_length() >> 1)
+    if width < _MIN_ROW_BYTES:
         return _bytewise(raw.tobytes(), 0xFFFFFFFF) ^ 0xFFFFFFFF
     rows = _fold_chunks(raw, width)
-    while width > _NARROWEST_ROW:
+    while width > _MIN_ROW_BYTES:
         width //= 2
         rows = _fold(rows.reshape(-1, width // 4))
     return _bytewise(rows.tobytes(), 0) ^ 0xFFFFFFFF
@@ -145,7 +145,7 @@ class Bundle:
         self._prefix = prefix
         self._index = Path(f"{prefix}.index")
         with _errors_name(self._index):
-            if self._index.stat().st_size > _LARGEST_INDEX_BYTES:
+            if self._index.stat().st_size > _MAX_INDEX_BYTES:
                 raise _Malformed("is too large for a checkpoint index")
             records = _table(self._index.read_bytes())
             self._shards = _shard_count(records)
@@ -228,10 +228,10 @@ def _entry(key: bytes, value: bytes) -> _Entry:
     # field 2 for each dimension, whose field 1 is the size.
     message = _Message(value)
     dimensions = [dimension for shape in message.messages(2) for dimension in shape.messages(2)]
-    shape = tuple(dimension.integer(1) for dimension in dimensions[: _MOST_DIMENSIONS + 1])
+    shape = tuple(dimension.integer(1) for dimension in dimensions[: _MAX_DIMENSIONS + 1])
     # A zero among the dimensions must not hide that another is absurd: numpy would still overflow.
     elements = math.prod(max(size, 1) for size in shape)
-    if len(shape) > _MOST_DIMENSIONS or min(shape, default=0) < 0 or elements > _MOST_ELEMENTS:
+    if len(shape) > _MAX_DIMENSIONS or min(shape, default=0) < 0 or elements > _MAX_ELEMENTS:
         raise _Malformed(f"gives the variable {_name(key)!r} an impossible shape")
     dtype, shard, offset, size, checksum = (message.integer(field) for field in (1, 3, 4, 5, 6))
     return _Entry(dtype, shape, shard, offset, size, checksum, slices=len(message.messages(7)))
@@ -275,8 +275,8 @@ def _table(table: bytes) -> dict[bytes, bytes]:
             if last is not None and key <= last:
                 raise _Malformed("is damaged: its records are not in order")
             last, records[key] = key, value
-            if len(records) > _MOST_VARIABLES:
-                raise _Malformed(f"has more than {_MOST_VARIABLES} records")
+            if len(records) > _MAX_VARIABLES:
+                raise _Malformed(f"has more than {_MAX_VARIABLES} records")
     return records
 
 
@@ -307,7 +307,7 @@ def _records(block: bytes) -> Iterator[tuple[bytes, bytes]]:
         shared, at = _varint(content, at)
         fresh, at = _varint(content, at)
         size, at = _varint(content, at)
-        if shared > len(key) or shared + fresh > _LONGEST_NAME_BYTES or size > _LONGEST_ENTRY_BYTES:
+        if shared > len(key) or shared + fresh > _MAX_NAME_BYTES or size > _MAX_ENTRY_BYTES:
             raise _Malformed("is damaged: a record's lengths are impossible")
         key = key[:shared] + _take(content, at, fresh)
         yield key, _take(content, at + fresh, size)
@@ -377,7 +377,7 @@ def _decompress_snappy(data: bytes) -> bytes:
     length, at = _varint(data, 0)
     content = bytearray()
     # A claimed length is no reason to go on: a few bytes can ask for copies without end.
-    while at < len(data) and len(content) <= min(length, _LARGEST_INDEX_BYTES):
+    while at < len(data) and len(content) <= min(length, _MAX_INDEX_BYTES):
         tag, at = data[at], at + 1
         if tag & 3 == 0:  # literal bytes; lengths over 60 stand in one to four bytes of their own
             short = tag >> 2

@@ -25,7 +25,7 @@ from bertsmith.model.torch_internals import (
 )
 from bertsmith.packed import Layout
 
-WIDEST_FLASH_HEAD = 256
+MAX_FLASH_HEAD_WIDTH = 256
 
 
 def flash_takes(query_THK: Tensor, _layout: Layout, _rule: AttentionRule) -> bool:
@@ -36,7 +36,7 @@ def flash_takes(query_THK: Tensor, _layout: Layout, _rule: AttentionRule) -> boo
 
 def flash_fits(head_width: int, device: torch.device) -> bool:
     """Whether the flash kernel takes heads of this width on this GPU, in half precision."""
-    fits = head_width % 8 == 0 and head_width <= WIDEST_FLASH_HEAD
+    fits = head_width % 8 == 0 and head_width <= MAX_FLASH_HEAD_WIDTH
     return fits and torch.cuda.get_device_capability(device) >= (8, 0)
 
 

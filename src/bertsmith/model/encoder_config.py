@@ -37,10 +37,10 @@ class EncoderConfig:
 
 ACTIVATION_NAMES = ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu", "swish", "tanh")
 """What config.json may call an activation; `elementwise.py` has the functions."""
-LARGEST_SIZE = 2**24
+MAX_SIZE = 2**24
 """No size in any published config comes near it; a larger one is a broken or hostile file."""
-MOST_LAYERS = 1024
-LARGEST_NUMBER = 1e30
+MAX_LAYERS = 1024
+MAX_NUMBER = 1e30
 
 
 @dataclass(slots=True)
@@ -51,7 +51,7 @@ class ConfigReader:
     where: str
     used: set[str] = field(default_factory=set)
 
-    def size(self, key: str, default: int | None = None, *, least: int = 1, most: int = LARGEST_SIZE) -> int:
+    def size(self, key: str, default: int | None = None, *, least: int = 1, most: int = MAX_SIZE) -> int:
         """A whole number within bounds; without a default the key must be there."""
         value = self._get(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
@@ -61,7 +61,7 @@ class ConfigReader:
     def number(self, key: str, default: float) -> float:
         """A non-negative number."""
         value = self._get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < LARGEST_NUMBER:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < MAX_NUMBER:
             raise self._wrong(key, f"is {value!r}", "a non-negative number is expected")
         return float(value)
 

@@ -27,7 +27,7 @@ from bertsmith.model.torch_internals import (
 )
 from bertsmith.packed import Layout
 
-LARGEST_SEED = 2**63 - 1
+MAX_SEED = 2**63 - 1
 GROUP_COST = 24_000
 """What a group costs by itself, in scores that could be computed instead; measured on two CPUs."""
 CACHED_PLANS = 16 + 2 * (os.cpu_count() or 1)
@@ -325,7 +325,7 @@ def grouped_attention(
     if not (torch.is_grad_enabled() or torch.compiler.is_compiling() or rule.dropout):
         return _mix_without_gradient(Operands(query_THK, key_THK, value_THK), layout.starts_S1, rule)
     # The backward pass must drop what the forward dropped: both sample from this seed.
-    seed = torch.randint(LARGEST_SEED, (), device=query_THK.device) if rule.dropout else None
+    seed = torch.randint(MAX_SEED, (), device=query_THK.device) if rule.dropout else None
     operands = (query_THK, key_THK, value_THK, layout.starts_S1, seed)
     mixed_THK: Tensor = _forward(*operands, rule.causal, rule.window, rule.dropout)[0]
     return mixed_THK

@@ -22,7 +22,7 @@ WEIGHT_FILES = (
 )
 """Patterns of all that may hold weights: a save replaces them, or a reader might prefer an old one."""
 BROKEN = "download or save the folder again"
-LONGEST_NAME = 200
+MAX_NAME = 200
 FOR_TORCH = {"format": "pt"}
 """Without it, transformers does not open a file."""
 NOT_TENSORS = (
@@ -113,7 +113,7 @@ def _read_shards(index: Path) -> Iterator[tuple[str, Tensor]]:
 
 def _is_shard(folder: Path, file: str) -> bool:
     """Whether this is a plain file name: an index must not reach outside its folder."""
-    plain = Path(file).name == file and file.endswith((".safetensors", ".bin")) and len(file) < LONGEST_NAME
+    plain = Path(file).name == file and file.endswith((".safetensors", ".bin")) and len(file) < MAX_NAME
     return plain and (folder / file).is_file()
 
 

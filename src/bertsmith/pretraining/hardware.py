@@ -25,7 +25,7 @@ USABLE = 0.85
 """Share of the free memory to plan with; the rest is for workspaces and gaps between the blocks."""
 DENSE_BUFFERS = 5
 """Matrices of all scores that grouped attention with dropout holds at once in its backward pass."""
-MOST_TOKENS = 1 << 22
+MAX_TOKENS = 1 << 22
 CPU_MICRO_TOKENS = 8_192
 GPU_MICRO_TOKENS = 65_536
 """Larger forward passes are not faster any more."""
@@ -93,8 +93,8 @@ def estimate_memory(load: TrainingLoad, tokens: int) -> MemoryEstimate:
 def largest_micro_batch(load: TrainingLoad, *, free_bytes: int) -> int:
     """The most tokens, 2 or 3 times a power of two, whose step fits what is free before the run begins."""
     usable = int(free_bytes * USABLE)
-    sizes = (factor << power for power in range(MOST_TOKENS.bit_length(), 0, -1) for factor in (3, 2))
-    for tokens in (*(size for size in sizes if load.longest < size <= MOST_TOKENS), load.longest):
+    sizes = (factor << power for power in range(MAX_TOKENS.bit_length(), 0, -1) for factor in (3, 2))
+    for tokens in (*(size for size in sizes if load.longest < size <= MAX_TOKENS), load.longest):
         if estimate_memory(load, tokens).total <= usable:
             return tokens
     raise _does_not_fit(load, usable)

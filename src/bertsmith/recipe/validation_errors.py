@@ -14,7 +14,7 @@ from bertsmith.recipe.toml_text import value_text
 
 KeyPath = tuple[int | str, ...]
 
-_LONGEST_VALUE = 80
+_MAX_VALUE = 80
 _TYPES_IN_WORDS = {
     "string_type": "text",
     "int_type": "a whole number",
@@ -58,7 +58,7 @@ def user_error(
     )
     allowed = " or ".join(dict.fromkeys(types))
     given = json.dumps(first["input"], ensure_ascii=False, default=str)
-    shown = given if len(given) <= _LONGEST_VALUE else f"{given[:_LONGEST_VALUE]}..."
+    shown = given if len(given) <= _MAX_VALUE else f"{given[:_MAX_VALUE]}..."
     remedy = f"it should be {allowed}{_example(path, allowed, schema)}"
     return UserError(f"{_dotted(path)} = {shown} is refused", where=_origin(path, origins), remedy=remedy)
 

@@ -18,7 +18,7 @@ from bertsmith.tasks.tables import (
 )
 from bertsmith.tasks.task import Split, Task
 
-FEWEST_TO_PART = 10
+MIN_ROWS_TO_SPLIT = 10
 """A file with fewer rows is trained on as a whole: what could be held back would tell nothing."""
 _STEMS = {"train": ("train",), "dev": ("dev", "validation", "valid"), "test": ("test",)}
 
@@ -99,7 +99,7 @@ def _held_keys(found: Sequence[Example | BadLine], dev_fraction: float) -> set[s
     """
     examples = [each for each in found if not isinstance(each, BadLine)]
     held: set[str] = set()
-    if len(examples) < FEWEST_TO_PART:
+    if len(examples) < MIN_ROWS_TO_SPLIT:
         return held
     # Drawn by a hash of the id: an example stays on its side when the file is sorted or grows.
     draws = [(key_of(0, "development", each.key) / 2**64, each) for each in examples]

@@ -17,8 +17,8 @@ from bertsmith.tasks.example_types import Example
 Numbers = NDArray[np.float32]
 ExampleT = TypeVar("ExampleT", bound=Example)
 
-MOST_ERRORS = 50
-LEAST_LOGIT = -87.0
+MAX_ERRORS = 50
+MIN_LOGIT = -87.0
 """Below it, exp of its opposite leaves the numbers of fp32; its own probability is under 1e-37."""
 
 
@@ -57,7 +57,7 @@ class HardError:
 
 def hardest_errors(errors: Iterable[HardError]) -> list[HardError]:
     """The errors that the model was surest of, worst first."""
-    return sorted(errors, key=lambda error: -error.confidence)[:MOST_ERRORS]
+    return sorted(errors, key=lambda error: -error.confidence)[:MAX_ERRORS]
 
 
 def errors_table(errors: Sequence[HardError]) -> str:
@@ -77,7 +77,7 @@ def average_scores(members: Sequence[Predictions]) -> Numbers:
 
 def sigmoid(logits: Numbers) -> Numbers:
     """The probability of each class by itself."""
-    return (1 / (1 + np.exp(-np.maximum(logits, LEAST_LOGIT)))).astype(np.float32)
+    return (1 / (1 + np.exp(-np.maximum(logits, MIN_LOGIT)))).astype(np.float32)
 
 
 def softmax(logits: Numbers) -> Numbers:

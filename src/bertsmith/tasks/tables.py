@@ -24,7 +24,7 @@ from bertsmith.tasks.example_types import BadLabel, BadLine, Example, Reader, Te
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
-_LONGEST_CELL = 1 << 30  # Python's csv refuses cells above 128 KiB otherwise, and documents are longer
+_MAX_CELL = 1 << 30  # Python's csv refuses cells above 128 KiB otherwise, and documents are longer
 _ROWS_AT_ONCE = 4096
 _TORN = re.compile(r"[\udc80-\udcff]")  # as Python decodes single bytes (PEP 383)
 NOT_UTF8, CONVERT = "is not UTF-8 text", "convert it to UTF-8 (iconv)"
@@ -81,7 +81,7 @@ def _tab_separated(path: Path, columns: Columns) -> Iterator[Row | BadLine]:
 
 
 def _comma_separated(path: Path, columns: Columns) -> Iterator[Row | BadLine]:
-    csv.field_size_limit(_LONGEST_CELL)
+    csv.field_size_limit(_MAX_CELL)
     # Bytes that are not UTF-8 become lone surrogates: none of them looks like a comma, a quote or a line end,
     # so the records around them can still be told apart.
     lines = (line.decode("utf-8", errors="surrogateescape") for _, line in numbered_lines(path))

@@ -243,7 +243,7 @@ def label_ids(given: Iterable[object], labels: Sequence[str]) -> Numbers:
     )
 
 
-MOST_LOOKED_AT = 1000
+MAX_TEXTS_CHECKED = 1000
 """So many of the examples that fill their sequence are looked at; the others are taken to be like them."""
 
 
@@ -256,7 +256,7 @@ def cut_fraction(
     # Only a full sequence may have been cut; whether it was is seen by encoding its texts again.
     full_N = np.diff(encoded.starts_N1) >= text.longest
     full = np.flatnonzero(np.logical_or.reduceat(full_N, encoded.items_M1[:-1]))
-    looked_at = full[:: -(-len(full) // MOST_LOOKED_AT) or 1]
+    looked_at = full[:: -(-len(full) // MAX_TEXTS_CHECKED) or 1]
     if not len(looked_at):
         return 0.0
     templates = read_templates(tokenizer)

@@ -51,7 +51,7 @@ def file(tmp_path):
 
 @pytest.fixture
 def small_pieces(monkeypatch):
-    monkeypatch.setattr(text_files, "MOST_LINES", 2)
+    monkeypatch.setattr(text_files, "MAX_LINES", 2)
 
 
 # ---- lines
@@ -76,8 +76,8 @@ def test_pieces_are_small_and_together_the_file(
     path = tmp_path_factory.getbasetemp() / "lines.txt"
     path.write_bytes("".join(f"{line}\n" for line in lines).encode())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(text_files, "MOST_LINES", lines_at_once)
-        patch.setattr(text_files, "MOST_BYTES", bytes_at_once)
+        patch.setattr(text_files, "MAX_LINES", lines_at_once)
+        patch.setattr(text_files, "MAX_BYTES", bytes_at_once)
         patch.setattr(text_files, "CHUNK_BYTES", chunk)
         pieces = list(pieces_of(path, patience=patience))
     assert [text for piece in pieces for text in piece.texts] == lines

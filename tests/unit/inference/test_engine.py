@@ -8,7 +8,7 @@ import torch
 from bertsmith.inference import engine as engine_module
 from bertsmith.inference.engine import (
     BATCH_TOKENS,
-    LEAST_TOKENS,
+    MIN_STREAM_TOKENS,
     batching_for,
     in_streams,
     make_ready,
@@ -162,13 +162,13 @@ def test_a_forked_process_does_not_wait_for_the_threads_of_its_parent():
 
 
 def test_too_few_tokens_stay_one_batch_that_all_cores_share(two_threads):
-    assert batching_for(2 * LEAST_TOKENS - 1, CPU).streams == 1
-    assert batching_for(2 * LEAST_TOKENS, CPU).streams == 2
+    assert batching_for(2 * MIN_STREAM_TOKENS - 1, CPU).streams == 1
+    assert batching_for(2 * MIN_STREAM_TOKENS, CPU).streams == 2
     assert batching_for(10**6, torch.device("cuda")).streams == 1
 
 
 def test_where_products_take_all_cores_many_cores_share_one_batch(two_threads, monkeypatch):
-    monkeypatch.setattr(engine_module, "MOST_STREAMS", 1)
+    monkeypatch.setattr(engine_module, "MAX_STREAMS", 1)
     assert batching_for(10**6, CPU).streams == 1
 
 

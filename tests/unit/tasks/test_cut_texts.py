@@ -4,7 +4,7 @@ import pytest
 
 from bertsmith.recipe.finetuning_schema import TextSection
 from bertsmith.tasks.example_types import ChoiceExample, TaggedExample, TextExample
-from bertsmith.tasks.text_encoding import MOST_LOOKED_AT, cut_fraction
+from bertsmith.tasks.text_encoding import MAX_TEXTS_CHECKED, cut_fraction
 from bertsmith.text.tokenizer import Tokenizer
 from tests.toy_folder import write_toy_folder
 from tests.unit.tasks.encoding_tools import encode_split
@@ -65,4 +65,4 @@ def test_tagged_words_are_never_cut(share):
 
 
 def test_many_long_texts_are_judged_by_some_of_them(share):
-    assert share(texts(*[11] * MOST_LOOKED_AT, *[10] * MOST_LOOKED_AT)) == pytest.approx(0.5, abs=0.01)
+    assert share(texts(*[11] * MAX_TEXTS_CHECKED, *[10] * MAX_TEXTS_CHECKED)) == pytest.approx(0.5, abs=0.01)

@@ -13,7 +13,7 @@ from bertsmith.model.architecture import (
     pair_of,
 )
 from bertsmith.model.architectures import bert
-from bertsmith.model.encoder_config import MOST_LAYERS, ConfigReader, EncoderConfig
+from bertsmith.model.encoder_config import MAX_LAYERS, ConfigReader, EncoderConfig
 
 if TYPE_CHECKING:
     from bertsmith.model.encoder import Encoder
@@ -47,7 +47,7 @@ def read_config(reader: ConfigReader) -> AlbertConfig:
     return AlbertConfig(
         **values,
         groups=groups,
-        blocks_per_group=reader.size("inner_group_num", 1, most=MOST_LAYERS // groups),
+        blocks_per_group=reader.size("inner_group_num", 1, most=MAX_LAYERS // groups),
     )
 
 

@@ -12,7 +12,7 @@ from bertsmith.model.architecture import (
     constant_std,
     pair_of,
 )
-from bertsmith.model.encoder_config import MOST_LAYERS, ConfigReader, EncoderConfig
+from bertsmith.model.encoder_config import MAX_LAYERS, ConfigReader, EncoderConfig
 
 if TYPE_CHECKING:
     from torch import nn
@@ -33,7 +33,7 @@ def read_config(reader: ConfigReader) -> EncoderConfig:
         model_type=str(reader.values["model_type"]),
         vocabulary=reader.size("vocab_size"),
         width=width,
-        layers=reader.size("num_hidden_layers", most=MOST_LAYERS),
+        layers=reader.size("num_hidden_layers", most=MAX_LAYERS),
         heads=reader.size("num_attention_heads"),
         inner=reader.size("intermediate_size"),
         embedding_width=width,

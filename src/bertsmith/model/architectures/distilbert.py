@@ -13,7 +13,7 @@ from bertsmith.model.architecture import (
     pair_of,
 )
 from bertsmith.model.architectures import bert
-from bertsmith.model.encoder_config import MOST_LAYERS, ConfigReader, EncoderConfig
+from bertsmith.model.encoder_config import MAX_LAYERS, ConfigReader, EncoderConfig
 
 if TYPE_CHECKING:
     from bertsmith.model.heads import OutputHead
@@ -46,7 +46,7 @@ def read_config(reader: ConfigReader) -> DistilBertConfig:
         model_type="distilbert",
         vocabulary=reader.size("vocab_size", 30522),
         width=width,
-        layers=reader.size("n_layers", 6, most=MOST_LAYERS),
+        layers=reader.size("n_layers", 6, most=MAX_LAYERS),
         heads=reader.size("n_heads", 12),
         inner=reader.size("hidden_dim", 3072),
         embedding_width=width,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from bertsmith.core.errors import UserError
 from bertsmith.model.architecture import Architecture, HeadSpec, InitialRule, Names, pair_of
-from bertsmith.model.encoder_config import MOST_LAYERS, ConfigReader, EncoderConfig
+from bertsmith.model.encoder_config import MAX_LAYERS, ConfigReader, EncoderConfig
 
 if TYPE_CHECKING:
     from torch import nn
@@ -42,7 +42,7 @@ class ModernBertConfig(EncoderConfig):
 def read_config(reader: ConfigReader) -> ModernBertConfig:
     """The config in a config.json, in the form of 2024 or in today's."""
     width = reader.size("hidden_size", 768)
-    layers = reader.size("num_hidden_layers", 22, most=MOST_LAYERS)
+    layers = reader.size("num_hidden_layers", 22, most=MAX_LAYERS)
     heads = reader.size("num_attention_heads", 12)
     if width // heads % 2:
         what = f"rotary positions need heads of an even width, not {width // heads}"
