@@ -33,6 +33,25 @@ from bertsmith.corpus.documents import (
     end_of_piece,
 )
 
+__all__ = ["Block", "Document", "TextFormat", "documents_of", "find_sources", "read_blocks", "size_on_disk"]
+
+TextFormat = Literal["auto", "text", "jsonl", "parquet", "wiki"]
+
+STANDARD_INPUT = Path("-")
+_LAYOUTS: dict[str, Layout] = {
+    ".txt": "text",
+    ".text": "text",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "jsonl",  # so are the files of C4 named
+    ".parquet": "parquet",
+    ".pq": "parquet",
+}
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_STARTS: dict[Layout, re.Pattern[bytes]] = {
+    "wiki": re.compile(rb"<doc "),
+    "jsonl": re.compile(rb'\s*\{\s*"(?:[^"\\]|\\.)*"\s*:'),  # an object and its first key: no prose
+}
 RECORD_BYTES = 64 << 20  # a JSON line or a wiki page beyond this is a file of another kind, or a broken one
 
 _BORDERS: dict[Layout, re.Pattern[bytes]] = {
@@ -41,6 +60,93 @@ _BORDERS: dict[Layout, re.Pattern[bytes]] = {
     "wiki": re.compile(rb"\n</doc>[ \t\r]*\n"),
 }
 _FIRST_STEP = 1 << 16  # bytes read beyond a block to find its border; doubled while there is none
+_ROWS_AT_ONCE = 256  # a batch: some hundred kilobytes of prose
+
+
+# ---- which files
+
+
+def find_sources(paths: Sequence[str]) -> list[Path]:
+    """The files that the paths name: files, folders, glob patterns, "-" for standard input."""
+    if not paths:
+        raise UserError("no text was named", remedy="name files, folders, patterns, or - for standard input")
+    sources = []
+    for path in paths:
+        source = Path(path).expanduser()
+        if source == STANDARD_INPUT or (source.exists() and not source.is_dir()):
+            sources.append(source)
+            continue
+        if source.is_dir():
+            found, what = _below(source), "is a folder without text that can be known by its name"
+        else:
+            what = "no such file, and nothing matches it as a pattern"
+            # Not Path.glob, which refuses absolute patterns and finds hidden files.
+            matches = map(Path, glob.glob(str(source), recursive=True))  # noqa: PTH207
+            found = {file for match in matches for file in (_below(match) if match.is_dir() else [match])}
+        if not found:
+            remedy = (
+                f"name the files themselves; folders are searched for {' '.join(_LAYOUTS)}, packed or not"
+            )
+            raise UserError(what, where=path, remedy=remedy)
+        sources += sorted(found)
+    return sources
+
+
+def size_on_disk(sources: Sequence[Path]) -> int:
+    """The bytes of all files together, as the blocks' `file_bytes` count them; standard input has none."""
+    return sum(source.stat().st_size for source in sources if source.is_file())
+
+
+def _below(folder: Path) -> set[Path]:
+    """The files below a folder whose names say that they hold text; hidden ones are left alone."""
+
+    def raise_unreadable(error: OSError) -> None:
+        what = f"cannot be read ({error.strerror})"
+        raise UserError(what, where=str(error.filename), remedy="check its rights") from error
+
+    found = set()
+    for parent, folders, names in os.walk(folder, onerror=raise_unreadable):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for name in (name for name in names if not name.startswith(".")):
+            bare = _without_compression(Path(name))
+            if bare.suffix.lower() in _LAYOUTS or re.fullmatch(r"wiki_\d+", bare.name):  # WikiExtractor's
+                found.add(Path(parent, name))
+    return found
+
+
+def _without_compression(path: Path) -> Path:
+    return path.with_suffix("") if path.suffix.lower() in COMPRESSED_SUFFIXES else path
+
+
+# ---- blocks of any file
+
+
+def read_blocks(
+    sources: Sequence[Path],
+    *,
+    format: TextFormat = "auto",
+    field: str = "text",
+    errors: EncodingErrors = "strict",
+    block_bytes: int = 1 << 20,
+) -> Iterator[Block]:
+    """The blocks of all files in order, each of whole documents and about block_bytes of text."""
+    for source in sources:
+        layout = (
+            _LAYOUTS.get(_without_compression(source).suffix.lower(), "text") if format == "auto" else format
+        )
+        if layout == "parquet":
+            if source == STANDARD_INPUT or source.suffix.lower() in COMPRESSED_SUFFIXES:
+                what = "Parquet is read from its end, which needs a plain file"
+                raise UserError(what, where=str(source), remedy="unpack it into a file first")
+            yield from parquet_blocks(source, Reading(layout, field, errors), block_bytes=block_bytes)
+            continue
+        is_standard_input = source == STANDARD_INPUT
+        with nullcontext(sys.stdin.buffer) if is_standard_input else open_text_bytes(source) as file:
+            stream = _started(file, str(source), block_bytes)
+            if format == "auto":
+                found = (name for name, pattern in _STARTS.items() if pattern.match(stream.start))
+                layout = next(found, layout)
+            yield from cut_blocks(stream, Reading(layout, field, errors), block_bytes=block_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +157,23 @@ class Stream:
     start: bytes
     source: str
     first_byte: int = 0
+
+
+def _started(file: BinaryIO, source: str, block_bytes: int) -> Stream:
+    """The stream after a look at its first bytes, which tell some files that hold no UTF-8 text."""
+    name = "standard input" if source == str(STANDARD_INPUT) else source
+    start = file.read(max(block_bytes, 64))
+    what, remedy = "", ""
+    if compression_of(start):
+        what, remedy = "is compressed inside", "unpack it first"
+    elif start.startswith((b"\xff\xfe", b"\xfe\xff")):
+        what, remedy = "is UTF-16 text", "convert it: iconv -f UTF-16 -t UTF-8"
+    elif start.startswith(b"PAR1"):
+        what, remedy = "is a Parquet file", "say --format parquet"
+    if what:
+        raise UserError(what, where=name, remedy=remedy)
+    mark = len(_BYTE_ORDER_MARK) if start.startswith(_BYTE_ORDER_MARK) else 0
+    return Stream(file, start[mark:], name, mark)
 
 
 def cut_blocks(stream: Stream, reading: Reading, *, block_bytes: int) -> Iterator[Block]:
@@ -95,125 +218,7 @@ def _end_of_block(stream: Stream, held: bytearray, layout: Layout, block_bytes: 
     return border.end()
 
 
-__all__ = ["Block", "Document", "TextFormat", "documents_of", "find_sources", "read_blocks", "size_on_disk"]
-
-TextFormat = Literal["auto", "text", "jsonl", "parquet", "wiki"]
-
-STANDARD_INPUT = Path("-")
-_LAYOUTS: dict[str, Layout] = {
-    ".txt": "text",
-    ".text": "text",
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".json": "jsonl",  # so are the files of C4 named
-    ".parquet": "parquet",
-    ".pq": "parquet",
-}
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-_STARTS: dict[Layout, re.Pattern[bytes]] = {
-    "wiki": re.compile(rb"<doc "),
-    "jsonl": re.compile(rb'\s*\{\s*"(?:[^"\\]|\\.)*"\s*:'),  # an object and its first key: no prose
-}
-
-
-def find_sources(paths: Sequence[str]) -> list[Path]:
-    """The files that the paths name: files, folders, glob patterns, "-" for standard input."""
-    if not paths:
-        raise UserError("no text was named", remedy="name files, folders, patterns, or - for standard input")
-    sources = []
-    for path in paths:
-        source = Path(path).expanduser()
-        if source == STANDARD_INPUT or (source.exists() and not source.is_dir()):
-            sources.append(source)
-            continue
-        if source.is_dir():
-            found, what = _below(source), "is a folder without text that can be known by its name"
-        else:
-            what = "no such file, and nothing matches it as a pattern"
-            # Not Path.glob, which refuses absolute patterns and finds hidden files.
-            matches = map(Path, glob.glob(str(source), recursive=True))  # noqa: PTH207
-            found = {file for match in matches for file in (_below(match) if match.is_dir() else [match])}
-        if not found:
-            remedy = (
-                f"name the files themselves; folders are searched for {' '.join(_LAYOUTS)}, packed or not"
-            )
-            raise UserError(what, where=path, remedy=remedy)
-        sources += sorted(found)
-    return sources
-
-
-def size_on_disk(sources: Sequence[Path]) -> int:
-    """The bytes of all files together, as the blocks' `file_bytes` count them; standard input has none."""
-    return sum(source.stat().st_size for source in sources if source.is_file())
-
-
-def read_blocks(
-    sources: Sequence[Path],
-    *,
-    format: TextFormat = "auto",
-    field: str = "text",
-    errors: EncodingErrors = "strict",
-    block_bytes: int = 1 << 20,
-) -> Iterator[Block]:
-    """The blocks of all files in order, each of whole documents and about block_bytes of text."""
-    for source in sources:
-        layout = (
-            _LAYOUTS.get(_without_compression(source).suffix.lower(), "text") if format == "auto" else format
-        )
-        if layout == "parquet":
-            if source == STANDARD_INPUT or source.suffix.lower() in COMPRESSED_SUFFIXES:
-                what = "Parquet is read from its end, which needs a plain file"
-                raise UserError(what, where=str(source), remedy="unpack it into a file first")
-            yield from parquet_blocks(source, Reading(layout, field, errors), block_bytes=block_bytes)
-            continue
-        is_standard_input = source == STANDARD_INPUT
-        with nullcontext(sys.stdin.buffer) if is_standard_input else open_text_bytes(source) as file:
-            stream = _started(file, str(source), block_bytes)
-            if format == "auto":
-                found = (name for name, pattern in _STARTS.items() if pattern.match(stream.start))
-                layout = next(found, layout)
-            yield from cut_blocks(stream, Reading(layout, field, errors), block_bytes=block_bytes)
-
-
-def _below(folder: Path) -> set[Path]:
-    """The files below a folder whose names say that they hold text; hidden ones are left alone."""
-
-    def raise_unreadable(error: OSError) -> None:
-        what = f"cannot be read ({error.strerror})"
-        raise UserError(what, where=str(error.filename), remedy="check its rights") from error
-
-    found = set()
-    for parent, folders, names in os.walk(folder, onerror=raise_unreadable):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        for name in (name for name in names if not name.startswith(".")):
-            bare = _without_compression(Path(name))
-            if bare.suffix.lower() in _LAYOUTS or re.fullmatch(r"wiki_\d+", bare.name):  # WikiExtractor's
-                found.add(Path(parent, name))
-    return found
-
-
-def _without_compression(path: Path) -> Path:
-    return path.with_suffix("") if path.suffix.lower() in COMPRESSED_SUFFIXES else path
-
-
-def _started(file: BinaryIO, source: str, block_bytes: int) -> Stream:
-    """The stream after a look at its first bytes, which tell some files that hold no UTF-8 text."""
-    name = "standard input" if source == str(STANDARD_INPUT) else source
-    start = file.read(max(block_bytes, 64))
-    what, remedy = "", ""
-    if compression_of(start):
-        what, remedy = "is compressed inside", "unpack it first"
-    elif start.startswith((b"\xff\xfe", b"\xfe\xff")):
-        what, remedy = "is UTF-16 text", "convert it: iconv -f UTF-16 -t UTF-8"
-    elif start.startswith(b"PAR1"):
-        what, remedy = "is a Parquet file", "say --format parquet"
-    if what:
-        raise UserError(what, where=name, remedy=remedy)
-    mark = len(_BYTE_ORDER_MARK) if start.startswith(_BYTE_ORDER_MARK) else 0
-    return Stream(file, start[mark:], name, mark)
-
-
-_ROWS_AT_ONCE = 256  # a batch: some hundred kilobytes of prose
+# ---- blocks from a column of text in a Parquet file
 
 
 def parquet_blocks(path: Path, reading: Reading, *, block_bytes: int) -> Iterator[Block]:
