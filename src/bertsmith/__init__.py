@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from bertsmith.packed import PackedBatch
     from bertsmith.text.tokenizer import Tokenizer
 
-__version__ = "0.1.0"
+from bertsmith.core.version import VERSION as __version__
 
 __all__ = ["Bert", "Encoder", "PackedBatch", "Tokenizer", "UserError", "__version__", "load"]
 

@@ -18,9 +18,9 @@ from typing import Any, BinaryIO, Literal, Self
 
 import torch
 
-from bertsmith import __version__
 from bertsmith.core.errors import UserError
 from bertsmith.core.files import atomic_path, write_json, write_text
+from bertsmith.core.version import VERSION
 from bertsmith.training.distributed import World
 
 METRICS_FILE = "metrics.jsonl"
@@ -108,7 +108,7 @@ def write_versions(folder: Path) -> None:
     names = ("torch", "numpy", "tokenizers")
     gpus = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
     versions = {
-        "bertsmith": __version__,
+        "bertsmith": VERSION,
         "python": platform.python_version(),
         **{name: version(name) for name in names},
         "cuda": torch.version.cuda or "none",
