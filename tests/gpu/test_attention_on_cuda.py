@@ -34,6 +34,24 @@ def test_the_fast_form_equals_the_reference_forward_and_backward(rule, dtype, to
     assert (gradient.double() - plain_gradient).abs().max() < gradient_tolerance
 
 
+@pytest.mark.parametrize("name", [name for name, kernel in KERNELS.items() if kernel.device != "cpu"])
+def test_each_form_equals_the_reference_wherever_it_is_taken(name):
+    kernel, layout, compared = KERNELS[name], layout_of(LENGTHS, "cuda"), 0
+    for dtype, tolerance, gradient_tolerance in PRECISIONS:
+        projected, operand = operands(sum(LENGTHS), width=64, device="cuda", dtype=dtype)
+        exact = projected.detach().double().requires_grad_()
+        upstream = torch.randn(operand[0].shape, device="cuda", dtype=dtype)
+        for rule in (rule for rule in RULES if kernel.takes(operand[0], layout, rule)):
+            fast = kernel.attend(*operand, layout, rule)
+            (gradient,) = torch.autograd.grad(fast, projected, upstream, retain_graph=True)
+            plain = reference_attention(*exact.unbind(1), layout, rule)
+            (plain_gradient,) = torch.autograd.grad(plain, exact, upstream.double())
+            assert (fast.double() - plain).abs().max() < tolerance, (dtype, rule)
+            assert (gradient.double() - plain_gradient).abs().max() < gradient_tolerance, (dtype, rule)
+            compared += 1
+    assert compared
+
+
 def test_half_precision_takes_flash_and_single_takes_efficient(monkeypatch):
     taken = []
     for name, kernel in KERNELS.items():
@@ -57,7 +75,7 @@ def test_half_precision_takes_flash_and_single_takes_efficient(monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
-def test_dropout_drops_its_share_and_scales_what_it_keeps(dtype):
+def test_dropout_drops_its_fraction_and_scales_what_it_keeps(dtype):
     torch.manual_seed(5)
     whole, dropped, _ = kept_probabilities(packed_attention, 64, 200, 0.1, "cuda", dtype)
     present = whole > 1e-4  # in bf16 the smallest probabilities round to zero by themselves

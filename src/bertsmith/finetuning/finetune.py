@@ -53,7 +53,12 @@ from bertsmith.training.checkpoint import TrainingState, latest_state, load_chec
 from bertsmith.training.cuda_graphs import recording_of
 from bertsmith.training.distributed import World, start_world
 from bertsmith.training.journal import RunJournal
-from bertsmith.training.optimizers import build_optimizer, learning_rate, without_short_warmup
+from bertsmith.training.optimizers import (
+    OPTIMIZERS,
+    build_optimizer,
+    learning_rate,
+    without_short_warmup,
+)
 from bertsmith.training.run_folder import RunFolder
 from bertsmith.training.trainer import (
     Cadence,
@@ -245,7 +250,7 @@ def build_trainer(
     flash = (
         gpu and precision == "bf16" and flash_fits(network.config.width // network.config.heads, world.device)
     )
-    recordable = objective.compiled and flash and recipe.optim.algorithm == "adamw"
+    recordable = objective.compiled and flash and OPTIMIZERS[recipe.optim.algorithm].recordable
     graphs = recording_of(optimizer, world.device) if recordable else None
     clip_norm, guard = recipe.optim.clip_norm, GradientGuard("off")
     trainer = Trainer(objective, optimizer, world, precision, clip_norm, guard, graphs, seed)

@@ -119,16 +119,37 @@ def mask_offsets_in(text: str, encoded: Encoded, tokenizer: Tokenizer) -> list[t
     return spans
 
 
+PREDICTING_ROWS = {"both": 0, "left-to-right": -1, "right-to-left": 1}
+"""Where the row that predicts a mask stands, seen from it: who sees one side predicts a neighbour."""
+
+
+def predicting_row(engine: Engine) -> int:
+    """How far from a mask the row stands that predicts it."""
+    return PREDICTING_ROWS[engine.network.config.direction]
+
+
+def check_one_mask(engine: Engine, masked: Masked, index: int | None = None) -> None:
+    """Stop at several masks for a model of one side, which never saw one: it would read it as a word."""
+    if len(masked.indices) > 1:
+        mask, direction = engine.tokenizer.mask_token, engine.network.config.direction
+        what = f"has {len(masked.indices)} {mask}, and this model was trained {direction}"
+        raise UserError(what, index=index, remedy=f"fill one {mask} at a time")
+
+
 def fill_each_mask(
     engine: Engine, texts: Iterable[str | TokenizedText], *, top: int, truncate: bool
 ) -> list[list[list[Candidate]]]:
-    """For each text and each of its masks the most probable tokens, the other masks staying masked."""
+    """For each text and each of its masks the most probable tokens, the other masks staying masked.
+
+    A model that was trained from left to right sees what stands before the mask, and no more.
+    """
     check_count("top", top)
+    aside = predicting_row(engine)
 
     def candidates(batch: PackedBatch) -> list[list[list[Candidate]]]:
         """The candidates for the masks of each sequence."""
         is_mask_T = batch.tokens_T == engine.tokenizer.mask_id
-        masks_PD = engine.network(batch)[is_mask_T.nonzero().flatten()]
+        masks_PD = engine.network(batch)[is_mask_T.nonzero().flatten() + aside]
         of_masks = [
             [Candidate(engine.tokenizer.token(token), math.exp(score)) for token, score in best]
             for some_PD in masks_PD.split(MASKS_AT_ONCE)
@@ -144,6 +165,8 @@ def fill_each_mask(
         for first in range(0, len(several), WINDOW_TEXTS):
             some = several[first : first + WINDOW_TEXTS]
             masked = encode_masked(engine, some, truncate=truncate, first=first)
+            for number, each in enumerate(masked if aside else (), start=first):
+                check_one_mask(engine, each, number)
             found += engine.predict_encoded([each.encoded for each in masked], candidates, advance)
     return found
 
@@ -155,11 +178,15 @@ def extend_text(engine: Engine, text: str, count: int) -> Iterator[Extension]:
     so that a new one changes the states of all before it, and the whole text is read again.
     """
     check_count("count", count)
+    if engine.network.config.direction == "right-to-left":
+        what = "this model was trained from right to left and cannot say what comes next"
+        raise UserError(what, remedy="take one that was trained from left to right, or with masks")
+    aside = predicting_row(engine)
     before, after = _split_at_end(engine, text, count)
     own = len(before)
 
     def at_the_mask(batch: PackedBatch) -> list[Tensor]:
-        mask_1D = engine.network(batch)[len(before) : len(before) + 1]
+        mask_1D = engine.network(batch)[len(before) + aside : len(before) + aside + 1]
         return [_word_log_probabilities(engine, mask_1D)[0]]
 
     for _ in range(count):
@@ -213,6 +240,10 @@ def fill_jointly(engine: Engine, masked: Masked, top: int, beam: int) -> list[Fi
     check_count("beam", beam)
     if beam < top:
         raise UserError(f"a beam of {beam} cannot give {top} fillings", remedy="make beam at least top")
+    if (
+        engine.network.config.direction == "right-to-left"
+    ):  # masks are filled from the left: it would see them
+        check_one_mask(engine, masked)
     partials = [_Partial(masked.encoded)]
     for index in masked.indices:
         partials = _extend(engine, partials, index, beam)
@@ -232,7 +263,7 @@ def _extend(engine: Engine, partials: Sequence[_Partial], index: int, beam: int)
     """Every partial filling with each likely token at the next mask; the best of all."""
 
     def at_the_mask(batch: PackedBatch) -> list[Tensor]:
-        rows = batch.layout.starts_S1[:-1] + index
+        rows = batch.layout.starts_S1[:-1] + index + predicting_row(engine)
         return list(_word_log_probabilities(engine, engine.network(batch)[rows]))
 
     rows = engine.predict_encoded([each.encoded for each in partials], at_the_mask)

@@ -208,6 +208,9 @@ class Bert:
         """One vector for each text [texts, width]: the mean, first or largest of its last states."""
         if pooling not in tuple(POOLS):
             raise UserError(f"unknown pooling {pooling!r}", remedy=f"choose one of {', '.join(POOLS)}")
+        if pooling == "cls" and self.engine.network.config.direction == "left-to-right":
+            what = "the first token of a model that reads from left to right sees nothing of the text"
+            raise UserError(what, remedy="choose another pooling, such as mean")
 
         def vectors(batch: PackedBatch) -> Tensor:
             return POOLS[pooling](self.engine.network(batch), batch.layout)

@@ -30,6 +30,8 @@ class AttentionRule:
     window: int = EVERYTHING
     """How far each token sees to either side."""
     dropout: float = 0.0
+    backwards: bool = False
+    """With `causal`: each token sees itself and what follows, not what came before."""
 
 
 Attend = Callable[[Tensor, Tensor, Tensor, Layout, AttentionRule], Tensor]
@@ -65,7 +67,7 @@ def _probabilities(query_NHK: Tensor, key_NHK: Tensor, rule: AttentionRule) -> T
     distance_NN = index_N[:, None] - index_N[None, :]
     hidden_NN = torch.zeros_like(distance_NN, dtype=torch.bool)
     if rule.causal:
-        hidden_NN |= distance_NN < 0
+        hidden_NN |= distance_NN > 0 if rule.backwards else distance_NN < 0
     if rule.window != EVERYTHING:
         hidden_NN |= distance_NN.abs() > rule.window
     visible_HNN: Tensor = scores_HNN.masked_fill(hidden_NN, float("-inf"))

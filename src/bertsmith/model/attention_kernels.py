@@ -10,7 +10,8 @@ by themselves.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from dataclasses import replace
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,7 +32,7 @@ MAX_FLASH_HEAD_WIDTH = 256
 def flash_takes(query_THK: Tensor, _layout: Layout, _rule: AttentionRule) -> bool:
     """Whether the flash kernel can run this query: half precision, Ampere or newer, a head width it knows."""
     half = query_THK.dtype in (torch.bfloat16, torch.float16)
-    return query_THK.is_cuda and half and flash_fits(query_THK.shape[-1], query_THK.device)
+    return half and flash_fits(query_THK.shape[-1], query_THK.device)
 
 
 def flash_fits(head_width: int, device: torch.device) -> bool:
@@ -61,7 +62,7 @@ def efficient_takes(query_THK: Tensor, _layout: Layout, rule: AttentionRule) -> 
     Its dropout over packed sequences is wrong in torch 2.11: every sequence gets the same mask, and the
     backward pass another one than the forward.
     """
-    if not query_THK.is_cuda or rule.dropout or rule.window != EVERYTHING:
+    if rule.dropout or rule.window != EVERYTHING:
         return False
     single = query_THK.dtype in (torch.float32, torch.bfloat16, torch.float16)
     return single and query_THK.shape[-1] % 8 == 0
@@ -82,29 +83,37 @@ def efficient_attention(
 class Kernel(NamedTuple):
     """One form of attention."""
 
+    device: Literal["cpu", "cuda", "any"]
     takes: Callable[[Tensor, Layout, AttentionRule], bool]
-    """Whether it can compute this query and rule, and is the fastest left that can."""
+    """Whether it can compute this query of its device and this rule, and is the fastest left that can."""
     attend: Attend
 
 
 KERNELS = {
-    # CUDA, half precision, Ampere or newer: the variable-length kernel inside torch.
-    "flash": Kernel(flash_takes, flash_attention),
-    # CUDA, single precision or an older GPU, without dropout or window.
-    "efficient": Kernel(efficient_takes, efficient_attention),
-    # CPU with MKL, training on short sequences: one pass of products where the fused kernel needs two.
-    "products": Kernel(products_take, product_attention),
+    # Half precision, Ampere or newer: the variable-length kernel inside torch.
+    "flash": Kernel("cuda", flash_takes, flash_attention),
+    # Single precision or an older GPU, without dropout or window.
+    "efficient": Kernel("cuda", efficient_takes, efficient_attention),
+    # With MKL, training on short sequences: one pass of products where the fused kernel needs two.
+    "products": Kernel("cpu", products_take, product_attention),
     # Everything else, also under torch.compile: sequences of like length are one dense problem.
-    "grouped": Kernel(lambda *_: True, grouped_attention),
+    "grouped": Kernel("any", lambda *_: True, grouped_attention),
 }
-"""In order of preference: the first that takes a query computes it."""
+"""In order of preference: the first that takes a query computes it. The tests try each where it runs."""
 
 
 def packed_attention(
     query_THK: Tensor, key_THK: Tensor, value_THK: Tensor, layout: Layout, rule: AttentionRule
 ) -> Tensor:
     """Each token's mix of the values of its own sequence, by the fastest form that fits."""
+    if rule.backwards:
+        # No kernel looks to the right only, and each can look to the left: the same in the row turned.
+        turned = Layout((query_THK.shape[0] - layout.starts_S1).flip(0), layout.longest)
+        forwards = replace(rule, backwards=False)
+        return packed_attention(query_THK.flip(0), key_THK.flip(0), value_THK.flip(0), turned, forwards).flip(
+            0
+        )
     for kernel in KERNELS.values():
-        if kernel.takes(query_THK, layout, rule):
+        if kernel.device in ("any", query_THK.device.type) and kernel.takes(query_THK, layout, rule):
             return kernel.attend(query_THK, key_THK, value_THK, layout, rule)
     raise AssertionError("the last kernel takes everything")

@@ -1,4 +1,4 @@
-"""What is computed of each value by itself: activations and dropout, quicker than torch where it is slow.
+"""What is computed of each value by itself, quicker than torch where it is slow: GELU and dropout.
 
 On ARM torch computes the derivative of the erf GELU ten times slower than the function. On any CPU it samples
 Bernoulli numbers one by one; four of ours come from one number of the same generator.
@@ -6,8 +6,7 @@ Bernoulli numbers one by one; four of ours come from one number of the same gene
 
 import math
 import platform
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -36,18 +35,6 @@ class _Gelu(torch.autograd.Function):
         below = torch.erf(values * math.sqrt(0.5)).add_(1).mul_(0.5)
         density = torch.exp(values.square().mul_(-0.5)).mul_(1 / math.sqrt(2 * math.pi))
         return below.add_(density.mul_(values)).mul_(gradient)
-
-
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    # "gelu" is the erf form, of the paper and the 2018 checkpoints; the tanh form came with a later release.
-    "gelu": gelu,
-    "gelu_new": partial(functional.gelu, approximate="tanh"),
-    "gelu_pytorch_tanh": partial(functional.gelu, approximate="tanh"),
-    "relu": functional.relu,
-    "silu": functional.silu,
-    "swish": functional.silu,
-    "tanh": torch.tanh,
-}
 
 
 # ---- dropout

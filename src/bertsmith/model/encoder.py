@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from bertsmith.model.activations import activation_function
 from bertsmith.model.attention import Attend, AttentionRule, explain_attention
 from bertsmith.model.attention_kernels import packed_attention
-from bertsmith.model.elementwise import ACTIVATIONS, Dropout
+from bertsmith.model.elementwise import Dropout
 from bertsmith.packed import Layout, PackedBatch
 
 Rows = Tensor | slice
@@ -135,7 +136,7 @@ class FeedForward(nn.Module):
         super().__init__()
         self.expand = nn.Linear(width, inner)
         self.contract = nn.Linear(inner, width)
-        self.activation_name, self.activation = activation, ACTIVATIONS[activation]
+        self.activation_name, self.activation = activation, activation_function(activation)
 
     def forward(self, hidden_TD: Tensor) -> Tensor:
         output_TD: Tensor = self.contract(self.activation(self.expand(hidden_TD)))
@@ -150,7 +151,7 @@ class GatedFeedForward(nn.Module):
         self.expand = nn.Linear(width, 2 * inner, bias=bias)
         self.contract = nn.Linear(inner, width, bias=bias)
         self.dropout = Dropout(dropout)
-        self.activation = ACTIVATIONS[activation]
+        self.activation = activation_function(activation)
 
     def forward(self, hidden_TD: Tensor) -> Tensor:
         inner, gate = self.expand(hidden_TD).chunk(2, dim=-1)

@@ -2,9 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from bertsmith.core.errors import UserError
+from bertsmith.model.activations import ACTIVATIONS
+
+Direction = Literal["both", "left-to-right", "right-to-left"]
+"""Which tokens of its sequence a token sees besides itself: all, those before it, or those behind it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,10 +37,10 @@ class EncoderConfig:
     """Before the output layer of a task head."""
     initial_std: float = 0.02
     pad_id: int = 0
+    direction: Direction = "both"
+    """One side only where the model was trained to predict the next or the previous token."""
 
 
-ACTIVATION_NAMES = ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu", "swish", "tanh")
-"""What config.json may call an activation; `elementwise.py` has the functions."""
 MAX_SIZE = 2**24
 """No size in any published config comes near it; a larger one is a broken or hostile file."""
 MAX_LAYERS = 1024
@@ -81,7 +85,15 @@ class ConfigReader:
 
     def activation(self, key: str, default: str) -> str:
         """The name of an activation; a bare "gelu" is the erf form."""
-        return self.word(key, default, choices=ACTIVATION_NAMES)
+        return self.word(key, default, choices=tuple(ACTIVATIONS))
+
+    def direction(self) -> Direction:
+        """Which side the model sees: `is_decoder` is what transformers calls left to right."""
+        if self.switch("is_decoder", False):
+            return "left-to-right"
+        # transformers knows no model that reads from right to left, so this key is ours.
+        backwards = self.word("attention_direction", "both", choices=("both", "right-to-left"))
+        return "right-to-left" if backwards == "right-to-left" else "both"
 
     def switch(self, key: str, default: bool) -> bool:
         """True or false."""
@@ -125,3 +137,10 @@ class ConfigReader:
     def _wrong(self, key: str, what: str, remedy: str) -> UserError:
         what = "is missing" if self.values.get(key) is None else what
         return UserError(f"{key} {what}", where=self.where, remedy=remedy)
+
+
+def direction_keys(config: EncoderConfig) -> dict[str, Any]:
+    """What config.json says of a model that sees one side only; nothing of one that sees both."""
+    if config.direction == "left-to-right":
+        return {"is_decoder": True}
+    return {"attention_direction": config.direction} if config.direction == "right-to-left" else {}

@@ -8,7 +8,7 @@ from typing import Literal
 from torch import Tensor, nn
 from torch.nn import functional
 
-from bertsmith.model.elementwise import ACTIVATIONS
+from bertsmith.model.activations import activation_function
 
 Reads = Literal["tokens", "sentence", "pooled"]
 """What a head is given: every token's state, the encoder's sentence state, or the pooler's output."""
@@ -34,7 +34,7 @@ class Transform(nn.Module):
     def __init__(self, dense: nn.Linear, activation: str, norm: nn.LayerNorm | None = None) -> None:
         super().__init__()
         self.dense = dense
-        self.activation = ACTIVATIONS[activation]
+        self.activation = activation_function(activation)
         self.norm = nn.Identity() if norm is None else norm
 
     def forward(self, hidden: Tensor) -> Tensor:

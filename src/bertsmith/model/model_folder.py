@@ -39,6 +39,13 @@ NOT_KEPT = {
     *("_name_or_path", "auto_map"),
 }
 """Keys of a config.json that speak of the file, not of the model, or lead to someone's code."""
+CAUSAL_CLASSES = {
+    "BertForMaskedLM": "BertLMHeadModel",
+    "RobertaForMaskedLM": "RobertaForCausalLM",
+    "ErnieForMaskedLM": "ErnieForCausalLM",
+    "ElectraForMaskedLM": "ElectraForCausalLM",
+}
+"""What transformers calls the same weights where each token sees only those before it."""
 
 
 # ---- tensors under their canonical names, and the heads they make
@@ -253,7 +260,9 @@ def write_model(folder: Path, model: Model, *, shard_bytes: int = SHARD_BYTES) -
         **_label_keys(model, heads),
         **architecture.write_config(config),
         "dtype": str(next(network.parameters()).dtype).removeprefix("torch."),
-        "architectures": classes,
+        "architectures": [CAUSAL_CLASSES.get(name, name) for name in classes]
+        if config.direction == "left-to-right"
+        else classes,
     }
     with atomic_folder(folder, replaces=WEIGHT_FILES) as fresh:
         write_json(fresh / "config.json", config_json)

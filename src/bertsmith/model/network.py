@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -9,8 +10,8 @@ from torch import Tensor, nn
 from bertsmith.core.errors import UserError
 from bertsmith.model.architecture import Architecture, HeadSpec, InitialRule, Names, with_prefix
 from bertsmith.model.architectures.registry import architecture_of
-from bertsmith.model.encoder import ALL, Encoder
-from bertsmith.model.encoder_config import EncoderConfig
+from bertsmith.model.encoder import ALL, Encoder, SelfAttention
+from bertsmith.model.encoder_config import Direction, EncoderConfig
 from bertsmith.packed import Layout, PackedBatch
 
 
@@ -69,7 +70,25 @@ def build_network(config: EncoderConfig, heads: Mapping[str, int]) -> Network:
     """A network whose weights are still to be filled; `heads` gives each head's number of outputs."""
     architecture = architecture_of(config.model_type)
     modules = {name: _head_spec(architecture, name).build(config, outputs) for name, outputs in heads.items()}
-    return Network(config, architecture.build_encoder(config), modules)
+    network = Network(config, architecture.build_encoder(config), modules)
+    if config.direction != "both":
+        set_direction(network, config.direction)
+    return network
+
+
+def set_direction(network: Network, direction: Direction) -> None:
+    """Let each token see both sides or one only, in training and afterwards; its config says so too."""
+    encoder, before = network.encoder, network.config.direction
+    network.config = replace(network.config, direction=direction)
+    causal, backwards = direction != "both", direction == "right-to-left"
+    for part in [each for each in encoder.modules() if isinstance(each, SelfAttention)]:
+        part.training_rule = replace(part.training_rule, causal=causal, backwards=backwards)
+        part.rule = replace(part.rule, causal=causal, backwards=backwards)
+    # From left to right the first row sees no text, and a head on it would be a constant: the last sees all.
+    if direction == "left-to-right" and encoder.sentence == "first":
+        encoder.sentence = "last"
+    elif before == "left-to-right" != direction and encoder.sentence == "last":
+        encoder.sentence = "first"
 
 
 def new_network(config: EncoderConfig, heads: Mapping[str, int], generator: torch.Generator) -> Network:

@@ -24,16 +24,21 @@ from bertsmith.packed import Layout
 
 MKL = has_mkl()
 """Without it (on ARM) torch computes a batch of small products one after the other."""
-WIDEST = 128
+MAX_LENGTH = 128
 """Of longer sequences the fused kernel spares more, as it keeps no scores in memory."""
 GROUP_COST = 100_000
 """What a group costs by itself, in scores of all heads that could be computed instead."""
 
 
-def products_take(query_THK: Tensor, layout: Layout, rule: AttentionRule) -> bool:
+def products_take(_query_THK: Tensor, layout: Layout, rule: AttentionRule) -> bool:
     """Whether this form is the fastest for these sequences."""
-    eager_cpu = query_THK.device.type == "cpu" and not torch.compiler.is_compiling()
-    return MKL and eager_cpu and rule.dropout > 0 and 0 < layout.longest <= WIDEST
+    eager = not torch.compiler.is_compiling()  # it looks at the lengths, which a traced graph must not do
+    return eager and products_fit(layout.longest, rule.dropout)
+
+
+def products_fit(longest: int, dropout: float) -> bool:
+    """Whether sequences of these lengths are for this form on a CPU."""
+    return MKL and dropout > 0 and 0 < longest <= MAX_LENGTH
 
 
 def product_attention(

@@ -4,7 +4,6 @@ Shapes: P predicted rows, S sequences, V vocabulary.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Literal, NamedTuple
 
 import torch
@@ -13,11 +12,8 @@ from torch.nn import functional
 
 from bertsmith.data.collate import PretrainingBatch
 from bertsmith.model.architectures.registry import architecture_of
-from bertsmith.model.attention import Attend, AttentionRule
-from bertsmith.model.attention_kernels import packed_attention
 from bertsmith.model.network import Network
 from bertsmith.model.torch_internals import mark_dynamic
-from bertsmith.packed import Layout
 
 PairHead = Literal["nsp", "sop", "none"]
 
@@ -32,11 +28,10 @@ class Counts(NamedTuple):
 class PretrainingObjective(nn.Module):
     """A network with its pre-training losses, in one forward pass, so that DDP and FSDP can wrap it."""
 
-    def __init__(self, network: Network, pair_head: PairHead, *, attend: Attend = packed_attention) -> None:
+    def __init__(self, network: Network, pair_head: PairHead) -> None:
         super().__init__()
         self.network = network
         self.pair_head = pair_head
-        self.attend = attend
         # Examples say 0 where B follows A, as BERT does; ERNIE's head says 1.
         self.swaps_labels = pair_head == "nsp" and architecture_of(network.config.model_type).next_label == 1
         self._forward: Callable[[PretrainingBatch, Tensor], tuple[Tensor, Tensor]] = self._plain
@@ -61,11 +56,11 @@ class PretrainingObjective(nn.Module):
         # heads read no others.
         encoder, rows_P = self.network.encoder, batch.masked_rows_P
         if self.pair_head == "none":
-            hidden_PD = encoder(batch.inputs, self.attend, rows=rows_P)
+            hidden_PD = encoder(batch.inputs, rows=rows_P)
         else:
             rows_S = encoder.sentence_rows(batch.inputs.layout)
             assert isinstance(rows_S, Tensor), "whoever has a pair head has a row that stands for a sentence"
-            hidden_RD = encoder(batch.inputs, self.attend, rows=torch.cat((rows_P, rows_S)))
+            hidden_RD = encoder(batch.inputs, rows=torch.cat((rows_P, rows_S)))
             hidden_PD, sentence_SD = hidden_RD[: len(rows_P)], hidden_RD[len(rows_P) :]
         scores_PV = self.network.scores_of_words(hidden_PD)
         mlm_loss, mlm_hits = weighted_sums(scores_PV, batch.masked_ids_P, batch.masked_weights_P)
@@ -95,25 +90,3 @@ def weighted_sums(scores_PV: Tensor, labels_P: Tensor, weights_P: Tensor) -> tup
     losses_P = functional.cross_entropy(scores_PV, labels_P, reduction="none")
     hits_P = (scores_PV.detach().argmax(-1) == labels_P).to(weights_P.dtype)
     return (losses_P * weights_P).sum(), (hits_P * weights_P).sum()
-
-
-def attention_of(objective: Literal["masked", "left-to-right", "right-to-left"]) -> Attend:
-    """Who may look at whom: whoever predicts a neighbour must not see it."""
-    sides = {"left-to-right": causal_attention, "right-to-left": reverse_causal_attention}
-    return sides.get(objective, packed_attention)
-
-
-def causal_attention(
-    query_THK: Tensor, key_THK: Tensor, value_THK: Tensor, layout: Layout, rule: AttentionRule
-) -> Tensor:
-    """Each token's mix of the values up to its own."""
-    return packed_attention(query_THK, key_THK, value_THK, layout, replace(rule, causal=True))
-
-
-def reverse_causal_attention(
-    query_THK: Tensor, key_THK: Tensor, value_THK: Tensor, layout: Layout, rule: AttentionRule
-) -> Tensor:
-    """Each token's mix of the values from its own on: the same in the row written backwards."""
-    backwards = Layout((query_THK.shape[0] - layout.starts_S1).flip(0), layout.longest)
-    turned_THK = causal_attention(query_THK.flip(0), key_THK.flip(0), value_THK.flip(0), backwards, rule)
-    return turned_THK.flip(0)

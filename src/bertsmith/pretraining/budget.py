@@ -16,12 +16,15 @@ class Budget:
     def fraction(self, progress: Progress) -> float:
         """The fraction of the budget that is spent, at most 1."""
         run = self.recipe.run
-        spent = {
-            "steps": progress.step / run.steps,
-            "tokens": progress.tokens / run.tokens,
-            "minutes": _fraction_of_time(progress, 60 * run.minutes),
-        }[run.budget]
-        return min(1.0, spent)
+        if run.budget == "steps":
+            return min(1.0, progress.step / run.steps)
+        if run.budget == "tokens":
+            return min(1.0, progress.tokens / run.tokens)
+        if progress.seconds >= 60 * run.minutes:
+            return 1.0
+        # Of the seconds after the first step: a minute of compiling must not eat the warm-up.
+        first = progress.first_step_seconds
+        return (progress.seconds - first) / (60 * run.minutes - first)
 
     def spent(self, progress: Progress) -> bool:
         """Whether nothing of the budget remains."""
@@ -54,14 +57,6 @@ class Budget:
         fractions = [level.fraction for level in masking.levels]
         level = _part(fractions, self.fraction(progress))
         return sum(fractions[:level]) + fractions[level] / 2
-
-
-def _fraction_of_time(progress: Progress, budget: float) -> float:
-    """The fraction of the seconds after the first step: a minute of compiling must not eat the warm-up."""
-    if progress.seconds >= budget:
-        return 1.0
-    first = progress.first_step_seconds
-    return (progress.seconds - first) / (budget - first)
 
 
 def _part(fractions: list[float], fraction: float) -> int:

@@ -1,7 +1,7 @@
 """How a recipe runs on the machine at hand: what "auto" comes to, the memory of a step, and what was chosen.
 
 The figures of memory count tensors: what autograd keeps of each layer (seen with saved_tensors_hooks, on a
-CPU), what stands beside it for a moment, and fp32 weights, gradients and two moments. Shapes: D width, I
+CPU), what stands beside it for a moment, and fp32 weights, gradients and the moments. Shapes: D width, I
 inner width.
 """
 
@@ -17,12 +17,14 @@ import torch
 from bertsmith.core.errors import UserError
 from bertsmith.model.encoder_config import EncoderConfig
 from bertsmith.model.network import Network
+from bertsmith.model.product_attention import products_fit
 from bertsmith.recipe.schema import Recipe, Stage
 from bertsmith.training.distributed import World
+from bertsmith.training.optimizers import OPTIMIZERS
 
 FP32, BF16, INT64 = 4, 2, 8
 USABLE = 0.85
-"""Share of the free memory to plan with; the rest is for workspaces and gaps between the blocks."""
+"""Fraction of the free memory to plan with; the rest is for workspaces and gaps between the blocks."""
 DENSE_BUFFERS = 5
 """Matrices of all scores that grouped attention with dropout holds at once in its backward pass."""
 MAX_TOKENS = 1 << 22
@@ -47,6 +49,8 @@ class TrainingLoad:
     config: EncoderConfig
     parameters: int
     """Those that this process holds: all of them, or its shard under FSDP."""
+    moments: int
+    """Those that the optimiser keeps of each."""
     longest: int
     """Tokens of the longest sequence."""
     predicted_fraction: float
@@ -83,7 +87,7 @@ def estimate_memory(load: TrainingLoad, tokens: int) -> MemoryEstimate:
         # Under autocast every product keeps a half-precision copy of its weights until it is differentiated.
         weights=load.parameters * (FP32 if load.precision == "fp32" else FP32 + BF16),
         gradients=load.parameters * FP32,
-        optimizer=load.parameters * 2 * FP32,
+        optimizer=load.parameters * load.moments * FP32,
         activations=tokens * (_embeddings(load) + load.config.layers * _kept_of_a_layer(load)),
         scores=math.ceil(tokens * load.predicted_fraction) * _scored_row(load),
         working=tokens * _working(load),
@@ -146,7 +150,14 @@ def _all_of_a_layer(load: TrainingLoad) -> int:
     products = (6 * width + 2 * inner) * value
     # In fp32: both LayerNorms' inputs (2 D), means and deviations; each head's softmax denominator.
     norms = 2 * (width + 2) * FP32 + load.config.heads * FP32
-    return products + norms + 2 * width * _dropout_mark(load)
+    return products + norms + 2 * width * _dropout_mark(load) + _kept_scores(load)
+
+
+def _kept_scores(load: TrainingLoad) -> int:
+    """Bytes for each token where attention keeps its probabilities and what dropout left out of them."""
+    if load.device == "cpu" and products_fit(load.longest, load.config.attention_dropout):
+        return load.config.heads * load.longest * (_value(load) + 1)
+    return 0
 
 
 def _scored_row(load: TrainingLoad) -> int:
@@ -189,7 +200,9 @@ def fit_machine(
     """
     run, on_gpu = recipe.run, world.device.type == "cuda"
     precision: Precision = run.precision if run.precision != "auto" else "bf16" if on_gpu else "fp32"
-    workers = run.loader_workers if run.loader_workers != "auto" else _workers(world) if on_gpu else 0
+    cores_for_each = (os.cpu_count() or 1) // world.size
+    workers = max(1, min(GPU_LOADER_WORKERS, cores_for_each - 1)) if on_gpu else 0
+    sequences = GPU_EVALUATION_SEQUENCES if on_gpu else CPU_EVALUATION_SEQUENCES
     load = _load(recipe, network, world, precision)
     wanted = micro_tokens_before or (GPU_MICRO_TOKENS if on_gpu else _cpu_micro_tokens(network, load))
     micro_tokens, memory = _micro_tokens(recipe, load, world, wanted)
@@ -204,8 +217,8 @@ def fit_machine(
         deterministic=deterministic,
         micro_tokens=micro_tokens,
         multiple=GPU_MULTIPLE if on_gpu else CPU_MULTIPLE,
-        loader_workers=workers,
-        evaluation_sequences=_evaluation_sequences(recipe, world),
+        loader_workers=workers if run.loader_workers == "auto" else run.loader_workers,
+        evaluation_sequences=sequences if run.evaluation_sequences == "auto" else run.evaluation_sequences,
         notes=(f"{how}; {bits}", memory),
     )
 
@@ -218,22 +231,13 @@ def choices(recipe: Recipe) -> list[str]:
         if batch.by == "sequences"
         else f"{batch.tokens:,} tokens a step (a deviation: published are sequences)"
     )
-    adam = f"{optim.algorithm} {'with' if optim.bias_correction else 'without'} bias correction"
+    correction = f" {'with' if optim.bias_correction else 'without'} bias correction"
+    optimizer = optim.algorithm + (correction if OPTIMIZERS[optim.algorithm].corrects_bias else "")
     masking = f"{recipe.masking.masks} masks by {recipe.masking.unit}, {recipe.masking.count} count"
     return [
         f"{recipe.name}: {size}, pairs {recipe.examples.pairs}, {masking}",
-        f"{adam}, {optim.schedule} learning-rate line, {recipe.model.activation}",
+        f"{optimizer}, {optim.schedule} learning-rate line, {recipe.model.activation}",
     ]
-
-
-def _evaluation_sequences(recipe: Recipe, world: World) -> int:
-    if recipe.run.evaluation_sequences != "auto":
-        return recipe.run.evaluation_sequences
-    return GPU_EVALUATION_SEQUENCES if world.device.type == "cuda" else CPU_EVALUATION_SEQUENCES
-
-
-def _workers(world: World) -> int:
-    return max(1, min(GPU_LOADER_WORKERS, (os.cpu_count() or 1) // world.size - 1))
 
 
 def _load(recipe: Recipe, network: Network, world: World, precision: Precision) -> TrainingLoad:
@@ -243,6 +247,7 @@ def _load(recipe: Recipe, network: Network, world: World, precision: Precision) 
     return TrainingLoad(
         config=network.config,
         parameters=parameters // shared,
+        moments=OPTIMIZERS[recipe.optim.algorithm].moments,
         longest=hungriest.length,
         predicted_fraction=_predicted_fraction(recipe, hungriest),
         device="cuda" if world.device.type == "cuda" else "cpu",
@@ -262,9 +267,11 @@ def _micro_tokens(recipe: Recipe, load: TrainingLoad, world: World, wanted: int)
     free = _free_bytes(world)
     if recipe.batch.micro_tokens == "auto":
         # A sequence never goes without its filler.
-        least = load.longest + max(GPU_MULTIPLE, CPU_MULTIPLE)
-        fitting = max(least, min(wanted, largest_micro_batch(load, free_bytes=free)))
-        tokens = _least(fitting, world)  # a step has as many forward passes on every rank
+        smallest = load.longest + max(GPU_MULTIPLE, CPU_MULTIPLE)
+        fitting = max(smallest, min(wanted, largest_micro_batch(load, free_bytes=free)))
+        # The smallest of the ranks' numbers: a step has as many forward passes on every rank.
+        of_ranks = world.sum([float(fitting) if rank == world.rank else 0.0 for rank in range(world.size)])
+        tokens = int(min(of_ranks))
     else:
         tokens = recipe.batch.micro_tokens
     needed = estimate_memory(load, tokens).total
@@ -284,11 +291,6 @@ def _cpu_micro_tokens(network: Network, load: TrainingLoad) -> int:
     operations = flops_per_step(network, tokens=load.longest, sequences=1, predicted=predicted)
     affordable = int(CPU_MICRO_OPERATIONS / operations * load.longest)
     return min(CPU_MICRO_TOKENS, 1 << max(0, affordable.bit_length() - 1))
-
-
-def _least(number: int, world: World) -> int:
-    """The smallest of the ranks' numbers."""
-    return int(min(world.sum([float(number) if rank == world.rank else 0.0 for rank in range(world.size)])))
 
 
 def _free_bytes(world: World) -> int:

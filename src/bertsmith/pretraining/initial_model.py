@@ -13,15 +13,27 @@ from bertsmith.core.files import read_json
 from bertsmith.core.seeds import key_of
 from bertsmith.corpus.token_store import TokenStore, tokenizer_hash
 from bertsmith.model.architectures.registry import architecture_of
-from bertsmith.model.encoder_config import ConfigReader, EncoderConfig
+from bertsmith.model.encoder_config import ConfigReader, Direction, EncoderConfig
 from bertsmith.model.heads import MaskedLanguageHead
 from bertsmith.model.model_folder import read_model
-from bertsmith.model.network import Network, add_fresh_head, new_network
+from bertsmith.model.network import Network, add_fresh_head, new_network, set_direction
 from bertsmith.objectives.pretraining_objective import PairHead
 from bertsmith.recipe.schema import ModelSection, Recipe
 from bertsmith.recipe.validation_errors import user_error
 from bertsmith.text.extend_vocabulary import new_words, read_words, with_words
 from bertsmith.text.tokenizer import Tokenizer
+
+DIRECTIONS: dict[str, Direction] = {
+    "masked": "both",
+    # Whoever predicts a neighbour must not see it.
+    "left-to-right": "left-to-right",
+    "right-to-left": "right-to-left",
+}
+SIDES: dict[Direction, str] = {
+    "both": "both sides of a token",
+    "left-to-right": "what stands before a token",
+    "right-to-left": "what stands behind a token",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +54,15 @@ def build_initial_model(recipe: Recipe, store: TokenStore) -> InitialModel:
     stream = torch.Generator().manual_seed(key_of(recipe.run.seed, "initial weights"))
     if recipe.start.model == "scratch":
         config = encoder_config_of(recipe.model, store.tokenizer())
-        return InitialModel(new_network(config, _heads(recipe), stream))
-    return _adapted(recipe, store, stream)
+        initial = InitialModel(new_network(config, _heads(recipe), stream))
+    else:
+        initial = _adapted(recipe, store, stream)
+    before, wanted = initial.network.config.direction, DIRECTIONS[recipe.examples.objective]
+    set_direction(initial.network, wanted)
+    if recipe.start.model != "scratch" and before != wanted:
+        note = f"{recipe.start.model} sees {SIDES[before]}; it will see {SIDES[wanted]} (examples.objective)"
+        return replace(initial, notes=(*initial.notes, note))
+    return initial
 
 
 def encoder_config_of(model: ModelSection, tokenizer: Tokenizer) -> EncoderConfig:
@@ -74,14 +93,10 @@ def model_section_of(config: EncoderConfig) -> ModelSection:
         {
             "type": config.model_type,
             "embedding_width": "width" if config.embedding_width == config.width else config.embedding_width,
-            "activation": "gelu" if config.activation == "gelu" else "gelu_new",
             **{
                 name: getattr(config, name)
-                for name in ("layers", "width", "heads", "inner", "positions", "segments", "task_types")
-            },
-            **{
-                name: getattr(config, name)
-                for name in ("dropout", "attention_dropout", "norm_eps", "initial_std")
+                for name in ModelSection.model_fields
+                if name not in ("type", "embedding_width")
             },
         }
     )
@@ -98,11 +113,11 @@ def _heads(recipe: Recipe) -> dict[str, int]:
     pair = pair_head_of(recipe)
     if pair == "none":
         return {"mlm": 0}
-    plans = architecture_of(recipe.model.type).heads
-    if pair not in plans:
+    specs = architecture_of(recipe.model.type).heads
+    if pair not in specs:
         what = f"{recipe.model.type} has no {pair} head"
         raise UserError(what, where="recipe: examples.pairs", remedy="choose full-sentences or another model")
-    return {**{support: 0 for support in plans[pair].needs}, "mlm": 0, pair: 2}
+    return {**{support: 0 for support in specs[pair].needs}, "mlm": 0, pair: 2}
 
 
 def _adapted(recipe: Recipe, store: TokenStore, stream: torch.Generator) -> InitialModel:

@@ -19,7 +19,7 @@ from bertsmith.corpus.token_store import TokenStore
 from bertsmith.data.data_loader import PretrainingDataset, StepBatches, StepIndex, load_steps
 from bertsmith.model.encoder import Block
 from bertsmith.model.network import Network
-from bertsmith.objectives.pretraining_objective import Counts, PretrainingObjective, attention_of
+from bertsmith.objectives.pretraining_objective import Counts, PretrainingObjective
 from bertsmith.pretraining.budget import Budget
 from bertsmith.pretraining.hardware import Machine, choices, fit_machine, flops_per_step, peak_of
 from bertsmith.pretraining.held_out import (
@@ -301,8 +301,7 @@ def _begin_folder(folder: RunFolder, recipe: Recipe, store: TokenStore) -> None:
 
 
 def _build_trainer(recipe: Recipe, network: Network, machine: Machine, world: World) -> Trainer:
-    attend = attention_of(recipe.examples.objective)
-    objective = PretrainingObjective(network.to(world.device).train(), pair_head_of(recipe), attend=attend)
+    objective = PretrainingObjective(network.to(world.device).train(), pair_head_of(recipe))
     network.encoder.recompute = recipe.run.recompute
     sharded = world.size > 1 and recipe.run.parallel == "fsdp"
     if machine.compiled and not sharded:

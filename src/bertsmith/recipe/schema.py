@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from bertsmith.core.errors import UserError
+from bertsmith.model.activations import ACTIVATIONS
 from bertsmith.model.architectures.registry import ARCHITECTURES
 from bertsmith.model.encoder_config import ConfigReader, EncoderConfig
 
@@ -12,6 +13,8 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=1)]
 Off = Literal["off"]
 Unit = Literal["token", "word", "ngram", "phrase", "entity"]
+Algorithm = Literal["adamw", "lamb"]
+"""Optimisers; what each is and needs stands in training/optimizers.py, which loads torch."""
 
 
 class RuleError(ValueError):
@@ -30,8 +33,10 @@ class Section(BaseModel):
 
 if TYPE_CHECKING:
     ModelType = str
-else:  # the registry decides, so that a new architecture is one file and one line there
+    Activation = str
+else:  # the tables decide, so that a new architecture or activation is known here by being there
     ModelType = Literal[tuple(ARCHITECTURES)]
+    Activation = Literal[tuple(ACTIVATIONS)]
 
 
 class ModelSection(Section):
@@ -55,8 +60,9 @@ class ModelSection(Section):
     """Segment embeddings: 2 in BERT, 1 in RoBERTa (unused), 0 in DistilBERT."""
     task_types: Annotated[int, Field(ge=0)] = 0
     """ERNIE 2.0's task embeddings; 0 leaves them out."""
-    activation: Literal["gelu", "gelu_new"] = "gelu"
-    """gelu: the erf form of BERT's first release; gelu_new: the tanh form of its later code and of ALBERT."""
+    activation: Activation = "gelu"
+    """gelu: the erf form of BERT's first release; gelu_new: the tanh form of its later code and of ALBERT;
+    the others are for model folders to continue from."""
     dropout: Fraction = 0.1
     """After embeddings, attention and feed-forward."""
     attention_dropout: Fraction = 0.1
@@ -224,7 +230,7 @@ class BatchSection(Section):
 class OptimSection(Section):
     """The optimiser and its learning-rate schedule; the defaults are BERT's (optimization.py)."""
 
-    algorithm: Literal["adamw", "lamb"] = "adamw"
+    algorithm: Algorithm = "adamw"
     """Adam with decoupled weight decay, or LAMB (ALBERT)."""
     peak_lr: Annotated[float, Field(gt=0)] = 1e-4
     """Learning rate at the end of the warm-up."""

@@ -120,7 +120,15 @@ def latest_state(folder: Path, world: World = ALONE) -> SavedState | None:
 
     The main process checks the files and decides; damaged states are reported and put aside.
     """
-    newest = world.on_main(partial(_tidied_and_checked, folder))
+
+    def tidy_and_check() -> int | None:
+        if not folder.is_dir():
+            return None
+        tidy(folder)
+        return newest_sound_step(folder)
+
+    # One process decides for all: a folder on a network may look different from another machine for a moment.
+    newest = world.on_main(tidy_and_check)
     step = int(world.broadcast(float(-1 if newest is None else newest)))
     return None if step < 0 else _read_state(step_folder(folder, step))
 
@@ -145,14 +153,6 @@ def prune(folder: Path, *, keep_last: int, keep_at: Collection[int] = ()) -> Non
         if step not in keep_at:
             target = step_folder(folder, step)
             shutil.rmtree(target.rename(hidden(target, "removed")))  # a kill must not leave half a state
-
-
-def _tidied_and_checked(folder: Path) -> int | None:
-    """The newest step whose state is whole, in a folder that is freed of remains."""
-    if not folder.is_dir():
-        return None
-    tidy(folder)
-    return newest_sound_step(folder)
 
 
 def _check_disk_space(target: Path, needed: int, world: World) -> None:

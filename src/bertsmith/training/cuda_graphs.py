@@ -64,18 +64,17 @@ class StepGraphs:
         sizes = micro.sizes()
         if sizes not in self._met:
             self._met.add(sizes)
-            return self._ordinary(micro, loss_scales, learn)
+            # On the stream that records later: this is its warm-up, and it compiles what has to be compiled.
+            # Both streams wait for each other, for the weights that one writes are what the other reads.
+            self._stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self._stream):
+                numbers = learn(micro, loss_scales)
+            torch.cuda.current_stream().wait_stream(self._stream)
+            return numbers
         if sizes not in self._recordings:
+            # Recording runs nothing: the step is taken by the replay below.
             self._recordings[sizes] = self._recorded(micro, loss_scales, learn)
         return self._recordings[sizes].replay(micro, loss_scales)
-
-    def _ordinary(self, micro: RecordedMicro, loss_scales: Tensor, learn: Learn) -> Tensor:
-        # On the stream that records later: this is its warm-up, and it compiles what has to be compiled.
-        self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream):
-            numbers = learn(micro, loss_scales)
-        torch.cuda.current_stream().wait_stream(self._stream)
-        return numbers
 
     def _recorded(self, micro: RecordedMicro, loss_scales: Tensor, learn: Learn) -> _Recording:
         kept_micro, kept_scales = micro.to(self._stream.device), loss_scales.to(self._stream.device)

@@ -88,7 +88,7 @@ ALONE = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
 
 def start_world(device: Literal["auto", "cpu", "cuda"]) -> World:
     """The processes that torchrun started, connected; without torchrun, this one alone."""
-    rank, size, local_rank = _place()
+    rank, size, local_rank = _torchrun_ranks()
     chosen = _chosen_device(device, local_rank)
     if size > 1:
         distributed.init_process_group("cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo")
@@ -110,7 +110,11 @@ def share_work(module: nn.Module, world: World, how: Literal["ddp", "fsdp"]) -> 
     """
     if world.size == 1:
         return module
-    return _sharded(module, world) if how == "fsdp" else _copied(module, world)
+    if how == "fsdp":
+        return _sharded(module, world)
+    devices = [world.device] if world.device.type == "cuda" else None
+    # Not static_graph: it learns the graph from a first backward that must not be one of several accumulated.
+    return DistributedDataParallel(module, device_ids=devices, gradient_as_bucket_view=True)
 
 
 def accumulating(module: nn.Module, *, last: bool) -> AbstractContextManager[None]:
@@ -131,12 +135,6 @@ def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
     return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
 
-def _copied(module: nn.Module, world: World) -> nn.Module:
-    devices = [world.device] if world.device.type == "cuda" else None
-    # Not static_graph: it learns the graph from a first backward that must not be one of several accumulated.
-    return DistributedDataParallel(module, device_ids=devices, gradient_as_bucket_view=True)
-
-
 def _sharded(module: nn.Module, world: World) -> nn.Module:
     mesh = init_device_mesh(world.device.type, (world.size,))
     # Each block comes once, also where layers share it (ALBERT). What is left is one group at the root: the
@@ -147,7 +145,7 @@ def _sharded(module: nn.Module, world: World) -> nn.Module:
     return module
 
 
-def _place() -> tuple[int, int, int]:
+def _torchrun_ranks() -> tuple[int, int, int]:
     """Rank, world size and local rank as torchrun says."""
     missing = [name for name in TORCHRUN if name not in os.environ]
     if len(missing) == len(TORCHRUN):

@@ -167,13 +167,9 @@ class Cadence:
             return self.at_the_end
         # Read once: a signal may come at any moment, and whoever stops must have saved.
         stopping = self.stop.anywhere(self.world)
-        evaluation = self.evaluates(progress)
-        saving = stopping or self.saves(progress) or self._saving_by_the_clock(progress)
-        return Due(evaluation, saving, stopping)
-
-    def _saving_by_the_clock(self, progress: Progress) -> bool:
         late = progress.seconds - self.saved_seconds >= self.save_every_seconds
-        return self.world.broadcast(float(late)) > 0  # the main process's clock decides for all
+        late = self.world.broadcast(float(late)) > 0  # the main process's clock decides for all
+        return Due(self.evaluates(progress), stopping or self.saves(progress) or late, stopping)
 
 
 START, NOTHING_DUE = Progress(), Due()
@@ -319,7 +315,12 @@ def take_step(trainer: Trainer, step: StepInput) -> StepReport:
 
 def launch_step(trainer: Trainer, step: StepInput) -> PendingStep:
     """Begin to learn from a step's micro-batches; waits for nothing where the trainer runs ahead."""
-    _set_rates(trainer, step.learning_rate)
+    for group in trainer.optimizer.param_groups:
+        rate = step.learning_rate * group.get("lr_factor", 1.0)
+        if isinstance(group["lr"], Tensor):  # a recorded step reads it where it lies
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate
     # Seeded anew for each step, so that a resumed run drops what the uninterrupted one dropped.
     torch.manual_seed(key_of(trainer.seed, "dropout", step.progress.step, trainer.world.rank))
     rollbacks = trainer.guard.rollbacks
@@ -356,20 +357,12 @@ def _copied_to_host(numbers: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
     """Where the numbers will be on the CPU, and what happens when they are there."""
     if not numbers.is_cuda:
         return numbers, None
+    # Pinned memory, or the copy would wait; new for each step, for the one before may not have been read yet.
     landing = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
     landing.copy_(numbers, non_blocking=True)
     arrival = torch.cuda.Event()  # type: ignore[no-untyped-call]
     arrival.record()
     return landing, arrival
-
-
-def _set_rates(trainer: Trainer, learning_rate: float) -> None:
-    for group in trainer.optimizer.param_groups:
-        rate = learning_rate * group.get("lr_factor", 1.0)
-        if isinstance(group["lr"], Tensor):  # a recorded step reads it where it lies
-            group["lr"].fill_(rate)
-        else:
-            group["lr"] = rate
 
 
 def _learn_ahead(trainer: Trainer, step: StepInput) -> Tensor:

@@ -3,8 +3,9 @@ import pytest
 import torch
 
 from bertsmith.model.attention import AttentionRule, explain_attention, reference_attention
-from bertsmith.model.grouped_attention import cheapest_edges, grouped_attention
-from bertsmith.model.product_attention import product_attention, products_take
+from bertsmith.model.attention_kernels import KERNELS
+from bertsmith.model.grouped_attention import cheapest_edges
+from bertsmith.model.product_attention import products_take
 from tests.attention_cases import (
     LENGTHS,
     RULES,
@@ -16,9 +17,9 @@ from tests.attention_cases import (
 )
 
 
-@pytest.fixture(params=[grouped_attention, product_attention], ids=["grouped", "products"])
+@pytest.fixture(params=[name for name, kernel in KERNELS.items() if kernel.device != "cuda"])
 def form(request):
-    return request.param
+    return KERNELS[request.param].attend
 
 
 every_rule = pytest.mark.parametrize("rule", RULES, ids=str)
@@ -83,7 +84,7 @@ def test_not_a_number_in_one_sequence_stays_there(form):
     assert torch.equal(poisoned[:7], clean[:7]) and torch.equal(poisoned[38:], clean[38:])
 
 
-def test_dropout_drops_its_share_and_scales_what_it_keeps(form):
+def test_dropout_drops_its_fraction_and_scales_what_it_keeps(form):
     torch.manual_seed(5)
     whole, dropped, _ = kept_probabilities(form, 64, 40, 0.1, "cpu", torch.float32)
     kept = dropped != 0

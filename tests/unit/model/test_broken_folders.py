@@ -40,7 +40,7 @@ def folder(tmp_path):
         ({"attention_probs_dropout_prob": 1.5}, "attention_probs_dropout_prob is 1.5; a rate from 0 to 1"),
         ({"hidden_act": "swishy"}, "hidden_act is 'swishy'; known: gelu"),
         ({"position_embedding_type": "relative_key"}, "only 'absolute' is supported"),
-        ({"is_decoder": True}, "is_decoder is True; only False is supported"),
+        ({"is_decoder": "yes"}, "is_decoder is 'yes'; true or false is expected"),
         ({"tie_word_embeddings": False}, "tie_word_embeddings is False"),
         ({"architectures": "Bert"}, "architectures is 'Bert'; a list of words is expected"),
         ({"vocab_size": 100}, "is [99, 32] but config.json asks for [100, 32]"),

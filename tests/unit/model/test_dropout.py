@@ -70,9 +70,11 @@ def test_the_rates_in_the_heads_are_those_of_their_keys(model_type):
 
 @every_member
 def test_rates_come_back_from_the_config_they_are_written_to(model_type):
-    member = ARCHITECTURES[model_type]
-    config = member.read_config(ConfigReader(tiny_config(model_type) | RATES[model_type], "config.json"))
-    assert member.read_config(ConfigReader(member.write_config(config), "config.json")) == config
+    architecture = ARCHITECTURES[model_type]
+    config = architecture.read_config(
+        ConfigReader(tiny_config(model_type) | RATES[model_type], "config.json")
+    )
+    assert architecture.read_config(ConfigReader(architecture.write_config(config), "config.json")) == config
 
 
 @every_member

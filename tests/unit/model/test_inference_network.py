@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from bertsmith.model.activations import ACTIVATIONS
 from bertsmith.model.architectures.registry import ARCHITECTURES
-from bertsmith.model.elementwise import ACTIVATIONS
 from bertsmith.model.inference_network import (
     Activation,
     InferenceBlock,

@@ -30,7 +30,9 @@ def heads_of(model_type, architecture):
     return {head: outputs.get(head, 0) for head in ARCHITECTURES[model_type].classes[architecture]}
 
 
-PUBLISHED_CLASSES = [(kind, name) for kind, member in ARCHITECTURES.items() for name in member.classes]
+PUBLISHED_CLASSES = [
+    (kind, name) for kind, architecture in ARCHITECTURES.items() for name in architecture.classes
+]
 
 
 @pytest.mark.parametrize(("model_type", "architecture"), PUBLISHED_CLASSES)

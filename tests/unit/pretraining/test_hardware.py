@@ -79,14 +79,14 @@ def test_memory_that_only_caches_files_counts_as_free(store):
         pytest.skip("only Linux says what it could free")
     known = dict(line.split(":", 1) for line in MEMORY_OF_LINUX.read_text().splitlines())
     gibibytes = int(known["MemAvailable"].split()[0]) / 2**20
-    told = fitted(store).notes[1]
-    assert float(told.split(" of ")[1].split(" GiB")[0]) == pytest.approx(gibibytes, rel=0.2)
+    note = fitted(store).notes[1]
+    assert float(note.split(" of ")[1].split(" GiB")[0]) == pytest.approx(gibibytes, rel=0.2)
 
 
 def test_where_sources_disagree_the_choice_is_told():
-    told = "\n".join(choices(load_recipe("bert-base")))
-    assert "256 sequences a step, pairs nsp, dynamic masks by token, rounded count" in told
-    assert "adamw without bias correction, google learning-rate line, gelu" in told
+    notes = "\n".join(choices(load_recipe("bert-base")))
+    assert "256 sequences a step, pairs nsp, dynamic masks by token, rounded count" in notes
+    assert "adamw without bias correction, google learning-rate line, gelu" in notes
     by_tokens = "\n".join(choices(load_recipe("bert-base", ["batch.by=tokens", "batch.tokens=4096"])))
     assert "4,096 tokens a step (a deviation: published are sequences)" in by_tokens
 

@@ -25,7 +25,7 @@ def machine_of(store, recipe: Recipe) -> Machine:
     return fit_machine(recipe, build_initial_model(recipe, store).network, ALONE)
 
 
-def exam_feed(store, cache, *overrides: str, rank: int = 0, world: int = 1) -> PretrainingDataset:
+def held_out_data(store, cache, *overrides: str, rank: int = 0, world: int = 1) -> PretrainingDataset:
     """What a run with these settings is judged by."""
     recipe = tiny_recipe(*overrides)
     choices = {"rank": rank, "world": world, "split": "held-out", "micro_tokens": 256, "multiple": 8}
@@ -35,7 +35,7 @@ def exam_feed(store, cache, *overrides: str, rank: int = 0, world: int = 1) -> P
 
 
 def held_out(store, cache, *overrides: str) -> HeldOutSet:
-    return held_out_set(exam_feed(store, cache, *overrides), 0, ALONE)
+    return held_out_set(held_out_data(store, cache, *overrides), 0, ALONE)
 
 
 def trainer_of(store) -> Trainer:
@@ -56,11 +56,11 @@ def test_as_many_sequences_as_asked_for(store, tmp_path):
 
 def test_no_more_than_there_are(store, tmp_path):
     found = held_out(store, tmp_path, "run.evaluation_sequences=1_000_000")
-    plan = exam_feed(store, tmp_path, "run.evaluation_sequences=1_000_000").stage_index(0)
-    assert found.sequences == len(shown(found.batches)) == len(plan.epoch(0).examples) > 9
+    index = held_out_data(store, tmp_path, "run.evaluation_sequences=1_000_000").stage_index(0)
+    assert found.sequences == len(shown(found.batches)) == len(index.epoch(0).examples) > 9
 
 
-def test_a_larger_exam_holds_the_smaller_one(store, tmp_path):
+def test_a_larger_set_holds_the_smaller_one(store, tmp_path):
     small, large = (held_out(store, tmp_path, f"run.evaluation_sequences={count}") for count in (5, 9))
     assert set(shown(small.batches)) < set(shown(large.batches))
 
@@ -75,7 +75,9 @@ def test_seed_and_batch_do_not_change_what_a_run_is_judged_by(store, tmp_path):
 def test_ranks_share_the_same_sequences_in_as_many_passes_each(store, tmp_path, asked):
     setting = f"run.evaluation_sequences={asked}"
     alone = held_out(store, tmp_path, setting).batches
-    ranks = [exam_feed(store, tmp_path, setting, rank=rank, world=3)[StepIndex(0, 0)] for rank in range(3)]
+    ranks = [
+        held_out_data(store, tmp_path, setting, rank=rank, world=3)[StepIndex(0, 0)] for rank in range(3)
+    ]
     assert sorted(each for rank in ranks for each in shown(rank)) == shown(alone)
     assert len({len(rank.micros) for rank in ranks}) == 1
 

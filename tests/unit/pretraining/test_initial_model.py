@@ -9,10 +9,16 @@ import torch
 import bertsmith
 from bertsmith.core.errors import UserError
 from bertsmith.corpus.token_store import TokenStore
+from bertsmith.model.activations import ACTIVATIONS
 from bertsmith.model.model_folder import Model, read_model, write_model
 from bertsmith.model.network import Network, new_network
 from bertsmith.objectives.pretraining_objective import PretrainingObjective
-from bertsmith.pretraining.initial_model import build_initial_model, encoder_config_of, grow_for_words
+from bertsmith.pretraining.initial_model import (
+    build_initial_model,
+    encoder_config_of,
+    grow_for_words,
+    with_true_model,
+)
 from bertsmith.recipe.load import load_recipe
 from bertsmith.text.extend_vocabulary import with_words
 from bertsmith.text.tokenizer import Tokenizer
@@ -141,6 +147,14 @@ def test_the_recipe_of_the_run_tells_the_folders_architecture(store, tmp_path):
     assert (model.positions, model.dropout, model.activation, model.norm_eps) == (64, 0.2, "gelu_new", 1e-6)
     assert "3 layers, width 48" in (tmp_path / "run" / "card.md").read_text()
     assert "from another model folder" in (tmp_path / "run" / "card.md").read_text()
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_the_recipe_of_the_run_tells_the_folders_activation(store, tmp_path, activation):
+    folder = model_folder(tmp_path / "model", store.tokenizer(), heads={}, activation=activation)
+    recipe = with_true_model(tiny_recipe(f"start.model={folder}"))
+    assert recipe.model.activation == activation
+    assert build_initial_model(recipe, store).network.config.activation == activation
 
 
 def test_training_goes_on_from_what_was_learned(finished, store, tmp_path):

@@ -15,13 +15,12 @@ CONFIGS = {
     "wide": tiny_encoder_config("bert", width=64, inner=256, heads=2, layers=4),
     "albert": tiny_encoder_config("albert", width=64, inner=256, heads=2, layers=4, dropout=0.1),
 }
-LENGTHS = (64, 40, 24, 64)
 
 
 def load_of(config, **changes):
     load = TrainingLoad(
-        config=config, parameters=1000, longest=64, predicted_fraction=0.15, device="cpu", precision="fp32",
-        recompute=False,
+        config=config, parameters=1000, moments=2, longest=64, predicted_fraction=0.15, device="cpu",
+        precision="fp32", recompute=False,
     )  # fmt: skip
     return replace(load, **changes)
 
@@ -46,26 +45,36 @@ def saved_bytes(network, work):
     return sum(size for place, size in storages.items() if place not in known)
 
 
-@pytest.fixture(autouse=True)
-def _one_form_of_attention(monkeypatch):
-    """The fused kernel on every machine: where MKL is, short sequences with dropout keep their scores too."""
-    monkeypatch.setattr("bertsmith.model.product_attention.MKL", False)
+@pytest.fixture(params=[False, True], ids=["fused", "products"], autouse=True)
+def _each_form_of_attention(request, monkeypatch):
+    """Where MKL is, short sequences with dropout are computed as products, which keep their probabilities."""
+    monkeypatch.setattr("bertsmith.model.product_attention.MKL", request.param)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_activations_are_what_autograd_keeps(name):
-    network, batch = network_of(CONFIGS[name]), pack([list(range(length)) for length in LENGTHS])
+    network, batch = network_of(CONFIGS[name]), pack([list(range(64))] * 4)
     seen = saved_bytes(network, lambda: network(batch))
-    assert estimate_memory(load_of(CONFIGS[name]), sum(LENGTHS)).activations == pytest.approx(seen, rel=0.05)
+    assert estimate_memory(load_of(CONFIGS[name]), 256).activations == pytest.approx(seen, rel=0.05)
+
+
+def test_activations_in_half_precision_are_what_autograd_keeps():
+    config, batch = CONFIGS["wide"], pack([list(range(64))] * 4)
+    network = network_of(config)
+    with torch.autocast("cpu", torch.bfloat16):
+        seen = saved_bytes(network, lambda: network(batch))
+    estimate = estimate_memory(load_of(config, precision="bf16", parameters=0), 256)
+    copies = sum(each.numel() for each in network.encoder.blocks.parameters() if each.dim() > 1) * 2
+    assert estimate.activations == pytest.approx(seen - copies, rel=0.1)
 
 
 def test_recomputed_layers_keep_their_inputs():
-    network, batch = network_of(CONFIGS["wide"]), pack([list(range(length)) for length in LENGTHS])
+    network, batch = network_of(CONFIGS["wide"]), pack([list(range(64))] * 4)
     for block in network.encoder.blocks:
         plain = block.forward
         block.forward = lambda *inputs, plain=plain: checkpoint(plain, *inputs, use_reentrant=False)
     seen = saved_bytes(network, lambda: network(batch))
-    estimate = estimate_memory(load_of(CONFIGS["wide"], recompute=True), sum(LENGTHS))
+    estimate = estimate_memory(load_of(CONFIGS["wide"], recompute=True), 256)
     assert estimate.activations == pytest.approx(seen, rel=0.05)
 
 
@@ -87,6 +96,7 @@ def test_weights_gradients_and_moments_are_sixteen_bytes_a_parameter():
     estimate = estimate_memory(load_of(CONFIGS["narrow"]), 0)
     assert (estimate.weights, estimate.gradients, estimate.optimizer) == (4000, 4000, 8000)
     assert estimate.total == 16_000
+    assert estimate_memory(load_of(CONFIGS["narrow"], moments=1), 0).total == 12_000
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

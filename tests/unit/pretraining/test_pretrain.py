@@ -15,7 +15,7 @@ import transformers
 import bertsmith
 from bertsmith.core.errors import UserError
 from bertsmith.model.model_folder import read_model
-from bertsmith.objectives.pretraining_objective import PretrainingObjective, attention_of
+from bertsmith.objectives.pretraining_objective import PretrainingObjective
 from bertsmith.packed import pack
 from bertsmith.pretraining.held_out import METRICS
 from bertsmith.pretraining.pretrain import Clock
@@ -158,9 +158,9 @@ def test_another_recipe_is_refused_with_the_keys_that_differ(finished, store):
     before = snapshot(finished)
     with pytest.raises(UserError) as caught:
         run_tiny(store, finished, "optim.peak_lr=2e-3", "run.seed=7", "run.log_every_steps=1")
-    told = caught.value.line()
-    assert "optim.peak_lr: 0.001 there, 0.002 now; run.seed: 0 there, 7 now" in told
-    assert "log_every" not in told and "recipe.toml" in told and "--out" in told
+    message = caught.value.line()
+    assert "optim.peak_lr: 0.001 there, 0.002 now; run.seed: 0 there, 7 now" in message
+    assert "log_every" not in message and "recipe.toml" in message and "--out" in message
     assert snapshot(finished) == before
 
 
@@ -254,16 +254,16 @@ def test_a_wish_to_stop_in_the_last_step_comes_too_late(store, tmp_path):
 
 
 def test_a_wish_to_stop_is_acknowledged_at_once(store, tmp_path):
-    listener, told = Listener(), []
+    listener, alerts = Listener(), []
 
     def act(_: PretrainingObjective, seen: int) -> None:
         if seen == 2:
             ask_to_stop()
-            told.extend(listener.alerts)
+            alerts.extend(listener.alerts)
 
     with BeforeSteps(act):
         run_tiny(store, tmp_path / "run", listener=listener)
-    assert told == ["stopping after this step"]
+    assert alerts == ["stopping after this step"]
 
 
 def test_settings_that_touch_nothing_learned_may_change_when_a_run_goes_on(store, tmp_path):
@@ -295,10 +295,10 @@ def test_a_budget_in_minutes_ends_the_run_at_once_where_it_is_tiny(store, tmp_pa
 @pytest.mark.parametrize("objective", ["left-to-right", "right-to-left"])
 def test_an_objective_of_one_side_does_not_see_the_other(store, tmp_path, objective):
     seen = []
-    with BeforeSteps(lambda module, _: seen.append(module.attend)):
+    with BeforeSteps(lambda module, _: seen.append(module.network.config.direction)):
         settings = (f"examples.objective={objective}", "examples.pairs=none", "run.steps=1")
         result = run_tiny(store, tmp_path / "run", *settings)
-    assert seen == [attention_of(objective)]
+    assert seen == [objective]
     assert "pair_loss" not in result.held_out
 
 

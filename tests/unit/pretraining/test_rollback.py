@@ -77,9 +77,9 @@ def test_a_line_of_metrics_over_skipped_steps_alone_has_no_loss(recovered):
 def test_the_second_time_the_run_ends_with_the_remedy(store, tmp_path):
     with pytest.raises(UserError) as caught, break_at(5, 8):
         run_tiny(store, tmp_path / "run", *CAREFUL, "run.steps=20")
-    told = caught.value.line()
-    assert "step 11: 6 steps in a row had no usable gradient" in told
-    assert "lower optim.peak_lr" in told
+    message = caught.value.line()
+    assert "step 11: 6 steps in a row had no usable gradient" in message
+    assert "lower optim.peak_lr" in message
     assert not (tmp_path / "run" / "model").exists()
 
 
@@ -102,8 +102,8 @@ def test_a_rate_that_explodes_before_anything_was_saved_is_told(store, tmp_path)
 
 
 def test_a_run_that_ends_with_broken_weights_writes_no_model(store, tmp_path):
-    told = "weights that are no numbers: encoder.embeddings.words.weight"
-    with pytest.raises(UserError, match=told), break_at(9):
+    message = "weights that are no numbers: encoder.embeddings.words.weight"
+    with pytest.raises(UserError, match=message), break_at(9):
         run_tiny(store, tmp_path / "run", *CAREFUL)
     assert not (tmp_path / "run" / "model").exists()
     assert saved_steps(tmp_path / "run" / "checkpoints")[-1] == 8

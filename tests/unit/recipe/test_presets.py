@@ -195,9 +195,9 @@ def test_a_model_that_a_recipe_may_ask_for_is_the_same_after_saving(name, tmp_pa
     tokenizer, models = wordpiece(tmp_path), accepted_changes(name)
     assert len(models) >= 10
     for change, model in models.items():
-        config, member = encoder_config_of(model, tokenizer), architecture_of(model.type)
-        saved = {"model_type": model.type, **member.write_config(config)}
-        assert member.read_config(ConfigReader(saved, "config.json")) == config, change
+        config, architecture = encoder_config_of(model, tokenizer), architecture_of(model.type)
+        saved = {"model_type": model.type, **architecture.write_config(config)}
+        assert architecture.read_config(ConfigReader(saved, "config.json")) == config, change
 
 
 def accepted_changes(name):

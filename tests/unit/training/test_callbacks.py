@@ -44,13 +44,13 @@ def test_a_wish_to_stop_is_a_flag(wish):
 
 
 def test_each_kind_of_wish_is_acknowledged_once_and_at_once():
-    told = []
-    with StopRequested(told.append):
+    messages = []
+    with StopRequested(messages.append):
         send(signal.SIGTERM)
-        assert told == ["stopping after this step"]
+        assert messages == ["stopping after this step"]
         send(signal.SIGTERM)
         send(signal.SIGINT)
-        assert told[1:] == ["stopping after this step; Ctrl-C again to stop now"]
+        assert messages[1:] == ["stopping after this step; Ctrl-C again to stop now"]
 
 
 def test_a_second_ctrl_c_interrupts_at_once():
@@ -86,5 +86,5 @@ def test_a_forked_process_outlives_ctrl_c_and_obeys_sigterm():
         [sys.executable, "-c", CHILDREN], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     assert script.stdout.readline() == "ready\n"
-    told, _ = script.communicate("go\n", timeout=30)
-    assert told == "True True False\n"
+    output, _ = script.communicate("go\n", timeout=30)
+    assert output == "True True False\n"

@@ -204,13 +204,13 @@ DAMAGES = {
 }
 
 
-@pytest.mark.parametrize("told", DAMAGES)
-def test_a_damaged_state_is_named_put_aside_and_the_one_before_is_taken(tmp_path, caplog, told):
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_state_is_named_put_aside_and_the_one_before_is_taken(tmp_path, caplog, damage):
     for step in (1, 2):
         save(tmp_path, step)
-    DAMAGES[told](tmp_path / "step-00000002")
+    DAMAGES[damage](tmp_path / "step-00000002")
     assert weights_are(tmp_path, 1)
-    assert f"step-00000002: is damaged ({told}" in caplog.text
+    assert f"step-00000002: is damaged ({damage}" in caplog.text
     assert names(tmp_path) == ["step-00000001", "step-00000002.damaged"]
 
 
@@ -294,10 +294,10 @@ def test_a_removal_that_is_cut_short_leaves_no_half_a_state(tmp_path, monkeypatc
 def test_a_disk_without_room_is_told_before_anything_is_written(tmp_path, monkeypatch):
     save(tmp_path, 1)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: DiskUsage(10**9, 10**9 - 50, 50))
-    with pytest.raises(UserError) as told:
+    with pytest.raises(UserError) as caught:
         save(tmp_path, 2)
-    assert "step-00000002: needs 8,104 bytes, and the disk has 50 left; make room" in told.value.line()
-    assert "the state of step 1 stays" in told.value.line()
+    assert "step-00000002: needs 8,104 bytes, and the disk has 50 left; make room" in caught.value.line()
+    assert "the state of step 1 stays" in caught.value.line()
     assert names(tmp_path) == ["step-00000001"]
 
 
@@ -307,14 +307,14 @@ def test_a_disk_that_fills_up_while_saving_leaves_the_last_state(tmp_path, monke
     def full(handle: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    with monkeypatch.context() as patched, pytest.raises(UserError) as told:
+    with monkeypatch.context() as patched, pytest.raises(UserError) as caught:
         patched.setattr(os, "fsync", full)
         save(tmp_path, 2)
     assert (
         "step-00000002: cannot be written (No space left on device); it needs 8,104 bytes"
-        in told.value.line()
+        in caught.value.line()
     )
-    assert "the state of step 1 stays" in told.value.line()
+    assert "the state of step 1 stays" in caught.value.line()
     assert names(tmp_path) == ["step-00000001"]
     assert weights_are(tmp_path, 1)
 

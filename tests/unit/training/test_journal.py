@@ -148,8 +148,8 @@ def test_the_source_hash_changes_with_a_file_and_ignores_what_python_compiles(tm
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a disk that is always full")
 def test_a_full_disk_is_told_also_where_closing_writes_once_more():
-    told = r"/dev/full: cannot be written \(No space left on device\); free disk space"
-    with pytest.raises(UserError, match=told), Journal(Path("/dev/full").open("ab"), None) as journal:
+    message = r"/dev/full: cannot be written \(No space left on device\); free disk space"
+    with pytest.raises(UserError, match=message), Journal(Path("/dev/full").open("ab"), None) as journal:
         journal.write("train", 1, {"loss": 1.0})
 
 

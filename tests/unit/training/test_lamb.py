@@ -8,7 +8,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from bertsmith.recipe.schema import OptimSection
-from bertsmith.training.optimizers import Lamb, build_optimizer
+from bertsmith.training.lamb import Lamb
+from bertsmith.training.optimizers import build_optimizer
 from tests.tiny import tiny_network
 
 SHAPES = {1: (2, 3), 3: (9, 4), 0: (5,)}

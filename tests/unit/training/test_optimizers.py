@@ -1,9 +1,11 @@
+from typing import get_args
+
 import pytest
 import torch
 from torch import nn
 
-from bertsmith.recipe.schema import OptimSection
-from bertsmith.training.optimizers import build_optimizer
+from bertsmith.recipe.schema import Algorithm, OptimSection
+from bertsmith.training.optimizers import OPTIMIZERS, build_optimizer
 from tests.tiny import tiny_network
 
 
@@ -84,7 +86,7 @@ def test_without_bias_correction_the_first_step_is_small():
     assert before - weights.weight.item() == pytest.approx(0.1 / (0.001**0.5 + 1e-6), rel=1e-5)
 
 
-@pytest.mark.parametrize("algorithm", ["adamw", "lamb"])
+@pytest.mark.parametrize("algorithm", OPTIMIZERS)
 @pytest.mark.parametrize("model_type", ["bert", "roberta", "albert", "distilbert", "ernie", "modernbert"])
 def test_weight_decay_spares_biases_and_layer_norms_and_nothing_else(algorithm, model_type):
     heads = {"bert": {"pooler": 0, "mlm": 0, "nsp": 2}}.get(model_type, {"mlm": 0})
@@ -96,7 +98,7 @@ def test_weight_decay_spares_biases_and_layer_norms_and_nothing_else(algorithm, 
     assert found[0.01] == {name for name, _ in module.named_parameters()} - expected
 
 
-@pytest.mark.parametrize("algorithm", ["adamw", "lamb"])
+@pytest.mark.parametrize("algorithm", OPTIMIZERS)
 def test_a_shared_parameter_is_trained_once(algorithm):
     module = nn.ModuleDict({"one": nn.Linear(3, 3), "other": nn.Linear(3, 3)})
     module["other"].weight = module["one"].weight
@@ -111,7 +113,7 @@ def test_a_frozen_parameter_is_left_out():
     assert [each for group in optimizer.param_groups for each in group["params"]] == [module.bias]
 
 
-@pytest.mark.parametrize("algorithm", ["adamw", "lamb"])
+@pytest.mark.parametrize("algorithm", OPTIMIZERS)
 @pytest.mark.parametrize("bias_correction", [False, True])
 def test_a_reloaded_optimizer_goes_on_bit_for_bit(algorithm, bias_correction):
     optim = OptimSection(algorithm=algorithm, bias_correction=bias_correction)
@@ -146,3 +148,17 @@ def test_parameters_stand_as_defined_within_one_learning_rate_and_decay():
     module = tiny_network(heads={"pooler": 0, "classify": 2})
     (group,) = build_optimizer(module, OptimSection(weight_decay=0.0)).param_groups
     assert [id(each) for each in group["params"]] == [id(each) for each in module.parameters()]
+
+
+def test_a_recipe_names_the_optimisers_of_the_table():
+    assert get_args(Algorithm) == tuple(OPTIMIZERS)
+
+
+@pytest.mark.parametrize("algorithm", OPTIMIZERS)
+def test_the_table_says_how_many_numbers_an_optimiser_keeps_for_each_parameter(algorithm):
+    module = tiny_network()
+    optimizer = build_optimizer(module, OptimSection(algorithm=algorithm))
+    take_steps(module, optimizer, [0])
+    for parameter in module.parameters():
+        like_it = [each for each in optimizer.state[parameter].values() if each.shape == parameter.shape]
+        assert len(like_it) == OPTIMIZERS[algorithm].moments

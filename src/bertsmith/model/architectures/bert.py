@@ -12,7 +12,7 @@ from bertsmith.model.architecture import (
     constant_std,
     pair_of,
 )
-from bertsmith.model.encoder_config import MAX_LAYERS, ConfigReader, EncoderConfig
+from bertsmith.model.encoder_config import MAX_LAYERS, ConfigReader, EncoderConfig, direction_keys
 
 if TYPE_CHECKING:
     from torch import nn
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 def read_config(reader: ConfigReader) -> EncoderConfig:
     """The config in a config.json with BERT's keys."""
     reader.require("position_embedding_type", "absolute", "absolute")
-    reader.require("is_decoder", False, False)
     reader.require("add_cross_attention", False, False)
     width = reader.size("hidden_size")
     return EncoderConfig(
@@ -46,6 +45,7 @@ def read_config(reader: ConfigReader) -> EncoderConfig:
         head_dropout=reader.rate("classifier_dropout", reader.rate("hidden_dropout_prob", 0.1)),
         initial_std=reader.number("initializer_range", 0.02),
         pad_id=reader.size("pad_token_id", 0, least=0),
+        direction=reader.direction(),
     )
 
 
@@ -67,6 +67,7 @@ def write_config(config: EncoderConfig) -> dict[str, Any]:
         "classifier_dropout": config.head_dropout,
         "initializer_range": config.initial_std,
         "pad_token_id": config.pad_id,
+        **direction_keys(config),
     }
 
 

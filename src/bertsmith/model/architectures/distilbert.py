@@ -13,7 +13,7 @@ from bertsmith.model.architecture import (
     pair_of,
 )
 from bertsmith.model.architectures import bert
-from bertsmith.model.encoder_config import MAX_LAYERS, ConfigReader, EncoderConfig
+from bertsmith.model.encoder_config import MAX_LAYERS, ConfigReader, EncoderConfig, direction_keys
 
 if TYPE_CHECKING:
     from bertsmith.model.heads import OutputHead
@@ -59,6 +59,7 @@ def read_config(reader: ConfigReader) -> DistilBertConfig:
         span_dropout=reader.rate("qa_dropout", 0.1),
         initial_std=reader.number("initializer_range", 0.02),
         pad_id=reader.size("pad_token_id", 0, least=0),
+        direction=reader.direction(),
     )
 
 
@@ -80,6 +81,7 @@ def write_config(config: EncoderConfig) -> dict[str, Any]:
         "qa_dropout": config.span_dropout,
         "initializer_range": config.initial_std,
         "pad_token_id": config.pad_id,
+        **direction_keys(config),
     }
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from bertsmith.core.errors import UserError
 from bertsmith.model.architecture import Architecture, HeadSpec, InitialRule, Names, pair_of
-from bertsmith.model.encoder_config import MAX_LAYERS, ConfigReader, EncoderConfig
+from bertsmith.model.encoder_config import MAX_LAYERS, ConfigReader, EncoderConfig, direction_keys
 
 if TYPE_CHECKING:
     from torch import nn
@@ -66,6 +66,7 @@ def read_config(reader: ConfigReader) -> ModernBertConfig:
         head_dropout=reader.rate("classifier_dropout", 0.0),
         initial_std=reader.number("initializer_range", 0.02),
         pad_id=reader.size("pad_token_id", 50283, least=0),
+        direction=reader.direction(),
         reach=_read_reach(reader, layers),
         local_attention=reader.size("local_attention", 128),
         global_theta=global_theta,
@@ -135,6 +136,7 @@ def write_config(config: EncoderConfig) -> dict[str, Any]:
         "initializer_range": config.initial_std,
         "initializer_cutoff_factor": config.initial_cut,
         "pad_token_id": config.pad_id,
+        **direction_keys(config),
         "layer_types": list(config.reach),
         "local_attention": config.local_attention,
         "rope_parameters": {
