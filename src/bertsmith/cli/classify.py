@@ -28,7 +28,7 @@ from bertsmith.inference.outputs import classification_to_json
 if TYPE_CHECKING:
     from bertsmith.inference.loaded_model import Bert
     from bertsmith.inference.outputs import Classification
-    from bertsmith.inference.text_reader import Text
+    from bertsmith.inference.text_reader import TextOrPair
 
 
 PATIENCE_SECONDS = 0.1
@@ -74,7 +74,9 @@ def classify(
         show(found, as_json=as_json)
 
 
-def predictions(bert: "Bert", texts: "Sequence[Text]", *, truncate: bool) -> "list[Classification | float]":
+def predictions(
+    bert: "Bert", texts: "Sequence[TextOrPair]", *, truncate: bool
+) -> "list[Classification | float]":
     """What the model predicts for each text: a class, or a number."""
     if "score" in bert.abilities:
         return [*bert.score(texts, truncate=truncate)]
@@ -111,7 +113,7 @@ def classify_lines(bert: "Bert", source: Path, *, truncate: bool, as_json: bool)
             advance(piece.size)
 
 
-def text_or_pair(line: str, *, where: str) -> "Text":
+def text_or_pair(line: str, *, where: str) -> "TextOrPair":
     """What stands in a line: a text, or two with a tab between them."""
     first, *others = line.split("\t")
     if len(others) > 1:

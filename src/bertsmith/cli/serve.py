@@ -84,13 +84,6 @@ def serve(
 
 
 def _serve_at(host: str, port: int, config: "ServerConfig") -> None:
-    try:
-        import fastapi  # noqa: F401 - whether the extra is there at all
-        import prometheus_client  # noqa: F401
-        import uvicorn  # noqa: F401
-    except ImportError as error:
-        remedy = "pip install ."
-        raise UserError(f"serving needs {error.name}, which is not installed", remedy=remedy) from error
     from bertsmith.serve.app import Application  # torch loads here, not for --help
     from bertsmith.serve.monitoring import write_json_lines
     from bertsmith.serve.server import listen, serve

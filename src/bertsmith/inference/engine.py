@@ -22,7 +22,7 @@ from torch import Tensor
 
 from bertsmith.core.processes import finished_in_order
 from bertsmith.core.progress import progress_bar
-from bertsmith.inference.text_reader import Numbers, Reader, Sequences, TextInput, as_list
+from bertsmith.inference.text_reader import Integers, Reader, Sequences, TextInput, as_list
 from bertsmith.model.network import Network
 from bertsmith.packed import PackedBatch
 from bertsmith.text.tokenizer import Encoded, Tokenizer
@@ -198,10 +198,10 @@ class Engine:
 
     def _each_batch(
         self, sequences: Sequences, compute: Callable[[PackedBatch], Result], advance: Advance
-    ) -> Iterator[tuple[Numbers, Result]]:
+    ) -> Iterator[tuple[Integers, Result]]:
         """What `compute` gives for each batch, with the numbers of its sequences."""
 
-        def computed(numbered: tuple[Numbers, PackedBatch]) -> tuple[Numbers, Result]:
+        def computed(numbered: tuple[Integers, PackedBatch]) -> tuple[Integers, Result]:
             numbers, batch = numbered
             with torch.no_grad():  # not inference_mode: people train probes on what comes out
                 return numbers, compute(batch.to(self.device))

@@ -191,7 +191,8 @@ def extend_text(engine: Engine, text: str, count: int) -> Iterator[Extension]:
 
     for _ in range(count):
         ids = [*before, engine.tokenizer.mask_id, *after]
-        encoded = Encoded(ids, [0] * len(ids), [(0, 0)] * len(ids), [0] * len(ids))
+        count = len(ids)
+        encoded = Encoded(ids, [0] * count, [(0, 0)] * count, [0] * count, [None] * count)
         (scores_V,) = engine.predict_encoded([encoded], at_the_mask)
         scores_V[[*engine.tokenizer.special_ids, *_closing_a_loop(before)]] = float("-inf")
         ((token, score),) = _best(engine, scores_V, 1)

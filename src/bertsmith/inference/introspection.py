@@ -17,7 +17,7 @@ from bertsmith.core.errors import UserError
 from bertsmith.core.seeds import key_of
 from bertsmith.data.masking import Masker, Text, read_vocabulary
 from bertsmith.inference.loaded_model import Bert
-from bertsmith.inference.text_reader import as_list
+from bertsmith.inference.text_reader import TextInput, TokenizedText, as_list
 from bertsmith.packed import PackedBatch, pack, unpack
 from bertsmith.recipe.schema import MaskingSection
 from bertsmith.text.tokenizer import Encoded
@@ -82,9 +82,9 @@ class Senses:
     """[M, M]"""
 
 
-def inspect_tokens(bert: Bert, first: str, second: str | None = None, *, seed: int) -> InspectedTokens:
+def inspect_tokens(bert: Bert, text: TextInput, *, seed: int) -> InspectedTokens:
     """The tokens of a text or a pair, with a fresh masking as published: 15 %, of these 80-10-10."""
-    encoded = _encode(bert, first, second)
+    (encoded,) = bert.reader.encode([text], truncate=False)
     masked = _masked(bert, encoded, seed)
     token = bert.tokenizer.token
     seen = []
@@ -104,9 +104,9 @@ def inspect_tokens(bert: Bert, first: str, second: str | None = None, *, seed: i
     return InspectedTokens(tuple(seen))
 
 
-def inspect_attention(bert: Bert, first: str, second: str | None = None) -> Attention:
+def inspect_attention(bert: Bert, text: TextInput) -> Attention:
     """What every token of a text or a pair attends to."""
-    encoded = _encode(bert, first, second)
+    (encoded,) = bert.reader.encode([text], truncate=False)
     batch = pack([encoded.ids], [encoded.segments]).to(bert.engine.device)
     with torch.no_grad():
         maps = bert.engine.network.encoder.attention_maps(batch)
@@ -114,11 +114,13 @@ def inspect_attention(bert: Bert, first: str, second: str | None = None) -> Atte
     return Attention(tuple(bert.tokenizer.token(number) for number in encoded.ids), weights_LHNN)
 
 
-def inspect_senses(bert: Bert, word: str, sentences: Iterable[str]) -> Senses:
+def inspect_senses(bert: Bert, word: str, sentences: Iterable[str | TokenizedText]) -> Senses:
     """Where a word stands in sentences, and how near its contextual vectors are to each other."""
-    several = as_list(sentences)
-    encoded = bert.engine.reader.encode(several, truncate=False)
-    occurrences = [(number, *span) for number, text in enumerate(several) for span in _found(word, text)]
+    several = bert.reader.tokenize(as_list(sentences))
+    encoded = bert.reader.encode(several, truncate=False)
+    occurrences = [
+        (number, *span) for number, each in enumerate(several) for span in _found(word, str(each.text))
+    ]
     if not occurrences:
         remedy = f"write sentences in which {word!r} stands as a word"
         raise UserError(f"no sentence holds {word!r}", remedy=remedy)
@@ -132,11 +134,6 @@ def inspect_senses(bert: Bert, word: str, sentences: Iterable[str]) -> Senses:
     plane = _plane(vectors_MD).tolist()
     points = [SensePoint(*each, x, y) for each, (x, y) in zip(occurrences, plane, strict=True)]
     return Senses(tuple(points), similarity_MM.float())
-
-
-def _encode(bert: Bert, first: str, second: str | None) -> Encoded:
-    (encoded,) = bert.engine.reader.encode([first if second is None else (first, second)], truncate=False)
-    return encoded
 
 
 # ---- masking

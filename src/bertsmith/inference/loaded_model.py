@@ -32,9 +32,9 @@ from bertsmith.inference.finetuned_folder import (
     read_finetuned,
     write_finetuned,
 )
-from bertsmith.inference.outputs import Choice, Classification, Entity, TaggedWord
+from bertsmith.inference.outputs import ABILITIES, Choice, Classification, Entity, TaggedWord
 from bertsmith.inference.precision import fast_network, quantized_network, usable_precision
-from bertsmith.inference.text_reader import Reader, Text, TextInput, TokenizedText, as_pairs
+from bertsmith.inference.text_reader import Reader, TextInput, TextOrPair, TokenizedText, as_pairs
 from bertsmith.model.architectures.registry import architecture_of
 from bertsmith.model.encoder import first_of_rows, largest_of_rows, mean_of_rows
 from bertsmith.model.model_folder import Model, read_model, write_model
@@ -51,17 +51,8 @@ if TYPE_CHECKING:
 Pooling = Literal["mean", "cls", "max"]
 Precision = Literal["auto", "fp32", "bf16", "int8"]
 POOLS = {"mean": mean_of_rows, "cls": first_of_rows, "max": largest_of_rows}
-HEADS = {"fill": "mlm", "next": "nsp", "tag": "tag", "answer": "span", "choose": "choice"}
-"""What some abilities take; `classify` and `score` share a head, `embed` and `look` take none."""
-MADE_BY = {
-    "mlm": "bertsmith pretrain",
-    "nsp": "bertsmith pretrain",
-    "classify": "bertsmith finetune sst2 (stsb for numbers, custom for a table of your own)",
-    "tag": "bertsmith finetune ner (tags for columns of your own)",
-    "span": "bertsmith finetune squad2",
-    "choice": "bertsmith finetune swag",
-}
-"""The commands that train heads; some have many others of their kind."""
+HEAD_OF_ABILITY = {"fill": "mlm", "next": "nsp"}
+"""Heads of pre-training; of task heads their kinds know, and `embed` and `look` take none."""
 PRECISIONS = get_args(Precision)
 
 MAX_SPARE_ROWS = 128
@@ -176,20 +167,25 @@ class Bert:
     @property
     def abilities(self) -> tuple[str, ...]:
         """What this model can do: of fill, next, classify, score, tag, answer, choose, embed, look."""
-        able = {ability for ability, head in HEADS.items() if not self._lacking(head)}
-        if not self._lacking("classify"):
-            from bertsmith.inference.predictor import text_ability
+        able = {"embed", "look"}
+        able |= {ability for ability, head in HEAD_OF_ABILITY.items() if not self._lacking(head)}
+        # A model that was only pre-trained need not wait for all that tasks import.
+        if self.finetuned is not None or set(self.heads) - {"pooler", *HEAD_OF_ABILITY.values()}:
+            from bertsmith.inference.predictor import ability_of_head
+            from bertsmith.tasks.kinds.registry import KINDS
 
-            able |= text_ability(self.model, self.finetuned)
-        order = ("fill", "next", "classify", "score", "tag", "answer", "choose")
-        return *(ability for ability in order if ability in able), "embed", "look"
+            heads = {kind.head.name for kind in KINDS.values()}
+            able |= {
+                ability_of_head(self.model, head, self.finetuned) for head in heads if not self._lacking(head)
+            }
+        return tuple(ability for ability in ABILITIES if ability in able)
 
     def __repr__(self) -> str:
         config = self.model.network.config
         size = f"{config.layers} layers of width {config.width} on {self._device}"
         return f"<Bert {config.model_type}, {size}, heads: {', '.join(self.heads) or 'none'}>"
 
-    def hidden_states(self, texts: Iterable[Text], *, truncate: bool = False) -> list[Tensor]:
+    def hidden_states(self, texts: Iterable[TextOrPair], *, truncate: bool = False) -> list[Tensor]:
         """For each text, its states after the embeddings and after each layer [layers + 1, tokens, width]."""
 
         def states(batch: PackedBatch) -> list[Tensor]:
@@ -272,9 +268,9 @@ class Bert:
 
     def score(self, texts: Iterable[TextInput], *, truncate: bool = False) -> list[float]:
         """The number that a model for regression gives each text or pair; long texts as in `classify`."""
-        return self._predictor("classify", "to score texts").score(texts, truncate=truncate)
+        return self._predictor("score", "to score texts").score(texts, truncate=truncate)
 
-    def tag(self, sentences: "Iterable[Sentence]") -> list[list[TaggedWord]]:
+    def tag(self, sentences: "Iterable[Sentence | TokenizedText]") -> list[list[TaggedWord]]:
         """The tag of each word; a sentence is a string, or a list of words. Long ones are read in windows."""
         return self._predictor("tag", "to tag words").tag(sentences)
 
@@ -314,16 +310,16 @@ class Bert:
         return found[0] if best == 1 else found
 
     def answers_each(
-        self, questions: Iterable[tuple[str, str]], *, best: int = 1
+        self, questions: Iterable[tuple[str, str] | TokenizedText], *, best: int = 1
     ) -> "list[list[QuestionAnswer]]":
         """For each question and its passage the answer, and the next `best` - 1 after it."""
         check_count("best", best)
-        found = self._predictor("span", "to answer questions").answers(questions)
+        found = self._predictor("answer", "to answer questions").answers(questions)
         return [each[:best] for each in found]
 
     def choose(self, options: Iterable[tuple[str, str]], *, truncate: bool = False) -> Choice:
         """Which of several pairs is right; long pairs as in `classify`."""
-        return self._predictor("choice", "to choose among texts").choose(options, truncate=truncate)
+        return self._predictor("choose", "to choose among texts").choose(options, truncate=truncate)
 
     def save(self, folder: Path | str) -> None:
         """Write a model folder that `load` and the Hugging Face tools open."""
@@ -334,9 +330,12 @@ class Bert:
             if self.finetuned:
                 write_finetuned(fresh, self.finetuned)
 
-    def _predictor(self, head: str, purpose: str) -> "Predictor":
+    def _predictor(self, ability: str, purpose: str) -> "Predictor":
         from bertsmith.inference.predictor import build_predictor
+        from bertsmith.tasks.kinds.registry import heads_of_ability
 
+        usual, *others = heads_of_ability(ability)
+        head = next((each for each in (usual, *others) if not self._lacking(each)), usual)
         self._need(head, purpose)
         with self._lock:
             if head not in self._predictors:
@@ -350,7 +349,7 @@ class Bert:
         if head not in architecture_of(model_type).heads:
             what = f"{model_type} models have no {head} head, which it takes {purpose}"
             raise UserError(what, remedy="take a model of another family")
-        make = f"make one with {MADE_BY[head]}, or " if head in MADE_BY else ""
+        make = f"make one with {_training_of(head)}, or "
         remedy = f"{make}load a folder that was saved with it (heads here: {', '.join(self.heads) or 'none'})"
         raise UserError(f"this model has no {lacking} head, which it takes {purpose}", remedy=remedy)
 
@@ -362,6 +361,15 @@ class Bert:
         skips_pooler = self.finetuned is not None and self.finetuned.skips_pooler
         needed = (head, *(() if plan is None or skips_pooler else plan.needs))
         return next((each for each in needed if each not in self.heads), "")
+
+
+def _training_of(head: str) -> str:
+    """The command that makes such a head; some have many others of their kind."""
+    if head in HEAD_OF_ABILITY.values():
+        return "bertsmith pretrain"
+    from bertsmith.tasks.kinds.registry import kinds_of_head
+
+    return f"bertsmith finetune {kinds_of_head(head)[0].taught_by}"
 
 
 def _usable_device(device: str) -> torch.device:

@@ -4,33 +4,37 @@ Shapes: M texts, C classes, P tagged words.
 """
 
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from bertsmith.core.errors import Remedy, UserError
 from bertsmith.inference.engine import WINDOW_TEXTS, Engine
 from bertsmith.inference.finetuned_folder import FinetunedTask
 from bertsmith.inference.outputs import Choice, Classification, Entity, TaggedWord
 from bertsmith.inference.task_model import TaskModel, task_model_of
-from bertsmith.inference.text_reader import Text, TextInput, as_list, as_pairs
+from bertsmith.inference.text_reader import TextInput, TokenizedText, as_list, as_pairs
 from bertsmith.model.model_folder import Model, head_outputs
 from bertsmith.recipe.finetuning_schema import TextSection
 from bertsmith.tasks.answers import QuestionAnswer
-from bertsmith.tasks.example_types import ChoiceExample, Example, Question, TaggedExample, TextExample
+from bertsmith.tasks.example_types import (
+    ChoiceExample,
+    Question,
+    QuestionTokens,
+    TaggedExample,
+    TextExample,
+)
 from bertsmith.tasks.kinds.kind import AnyKind
 from bertsmith.tasks.kinds.registry import kinds_of_head
-from bertsmith.tasks.predictions import Predictions
-from bertsmith.tasks.question_windows import read_passages
+from bertsmith.tasks.kinds.text_kind import TextKind
+from bertsmith.tasks.predictions import ExampleT, PredictedSplit
+from bertsmith.tasks.question_windows import tokenized_passages
 from bertsmith.tasks.tag_spans import scheme_of, spans_of
 from bertsmith.tasks.task_config import TaskConfig
-from bertsmith.text.tokenizer import Tokenizer
 
 Sentence = str | Sequence[str]
 """A sentence as it is written, or its words."""
-Numbers = NDArray[np.float32]
 
 NAMED_TAGS = 5
 
@@ -62,19 +66,24 @@ class Predictor:
         """The class of each text, or its classes."""
         if self.config.kind.ability != "classify":
             raise UserError("this model gives a text a number, not a class", remedy="call score")
-        labels, many_labels = self.config.labels, self.config.kind.many_labels
+        labels, kind = self.config.labels, self.config.kind
+        assert isinstance(kind, TextKind)
+        predicted = self._predict_texts(texts, truncate)
+        if predicted is None:
+            return []
         found = []
-        for row_C in self._text_scores(texts, truncate):
-            probabilities = [float(each) for each in row_C]
-            best = int(row_C.argmax())
-            likely = tuple(label for label, each in zip(labels, probabilities, strict=True) if each >= 0.5)
+        targets = kind.predicted_targets(predicted.encoded, predicted.predictions)
+        for row_C, target in zip(predicted.predictions.scores, targets, strict=True):
+            probabilities = dict(zip(labels, map(float, row_C), strict=True))
+            chosen = kind.labels_of(labels, target)
+            label = labels[int(row_C.argmax())] if kind.many_labels else chosen[0]
             found.append(
                 Classification(
-                    label=labels[best],
-                    probability=probabilities[best],
-                    probabilities=dict(zip(labels, probabilities, strict=True)),
-                    labels=likely if many_labels else (labels[best],),
-                    is_several=many_labels,
+                    label=label,
+                    probability=probabilities[label],
+                    probabilities=probabilities,
+                    labels=chosen,
+                    is_several=kind.many_labels,
                 )
             )
         return found
@@ -83,16 +92,16 @@ class Predictor:
         """The number of each text."""
         if self.config.kind.ability != "score":
             raise UserError("this model gives a text a class, not a number", remedy="call classify")
-        return [float(number) for number in self._text_scores(texts, truncate)]
+        predicted = self._predict_texts(texts, truncate)
+        return [] if predicted is None else [float(number) for number in predicted.predictions.scores]
 
-    def tag(self, sentences: Iterable[Sentence]) -> list[list[TaggedWord]]:
+    def tag(self, sentences: Iterable[Sentence | TokenizedText]) -> list[list[TaggedWord]]:
         """The tag of each word of each sentence, long sentences being read in windows."""
         several = as_list(sentences)
         written = [_written(sentence, number) for number, sentence in enumerate(several)]
-        self._check_readable(written)
         words = [
-            cut if isinstance(sentence, str) else joined_words(sentence)
-            for sentence, cut in zip(several, words_of_texts(written, self.engine.tokenizer), strict=True)
+            joined_words(sentence) if isinstance(sentence, list | tuple) else cut
+            for sentence, cut in zip(several, words_of_texts(self._tokenized(written)), strict=True)
         ]
         examples = [
             TaggedExample(str(number), tuple(word.text for word in each), None, number, "")
@@ -100,14 +109,15 @@ class Predictor:
         ]
         if not examples:
             return []
-        encoded = self.model.encode(examples)
-        scores_PC = self.model.predict(examples, encoded).scores
+        predicted = self._predict(examples)
+        encoded, scores_PC = predicted.encoded, predicted.predictions.scores
+        tags_P = self.config.kind.predicted_targets(encoded, predicted.predictions)
         tagged: list[list[TaggedWord]] = [[] for _ in words]
         # Windows and batches come in any order: back to sentence by sentence, word by word.
         for row in np.lexsort((encoded.words_P2[:, 1], encoded.words_P2[:, 0])).tolist():
             sentence, number = encoded.words_P2[row].tolist()
-            word, best = words[sentence][number], int(scores_PC[row].argmax())
-            label, probability = self.config.labels[best], float(scores_PC[row, best])
+            word, tag = words[sentence][number], int(tags_P[row])
+            label, probability = self.config.labels[tag], float(scores_PC[row, tag])
             tagged[sentence].append(TaggedWord(word.text, label, word.start, word.end, probability))
         return tagged
 
@@ -136,40 +146,38 @@ class Predictor:
             entities.append(Entity(span.type, text[start:end], start, end, probability))
         return entities
 
-    def answers(self, questions: Iterable[tuple[str, str]]) -> list[list[QuestionAnswer]]:
+    def answers(self, questions: Iterable[tuple[str, str] | TokenizedText]) -> list[list[QuestionAnswer]]:
         """To each question about its passage the answer, then what else was considered, best first."""
         pairs = as_pairs(questions)
         for number, pair in enumerate(pairs):
-            for name, text in zip(("question", "passage"), pair, strict=True):
+            texts = pair.text if isinstance(pair, TokenizedText) else pair
+            for name, text in zip(("question", "passage"), texts, strict=True):
                 if isinstance(text, str) and not text.strip():
                     raise UserError("is empty", field=name, index=number, remedy="give it some words")
-        self._check_readable(pairs)
-        examples = [
-            Question(str(number), *pair, answers=(), labelled=False, article="", where="")
-            for number, pair in enumerate(pairs)
-        ]
-        return [[answer, *_others(answer)] for answer in self._predict(examples).answers] if examples else []
+        examples = [_question(each, number) for number, each in enumerate(self._tokenized(pairs))]
+        if not examples:
+            return []
+        return [[answer, *_others(answer)] for answer in self._predict(examples).predictions.answers]
 
     def choose(self, options: Iterable[tuple[str, str]], *, truncate: bool) -> Choice:
         """The most probable of these pairs."""
         pairs = as_pairs(options)
         if len(pairs) < 2:
             raise UserError(f"a choice among {len(pairs)} is none", remedy="give at least two pairs")
-        self._check_readable(pairs, truncate=truncate)
-        probabilities = self._predict([ChoiceExample("0", tuple(pairs), None, "")]).scores
-        return Choice(int(probabilities.argmax()), tuple(map(float, probabilities)))
+        list(self._tokenized(pairs, truncate=truncate))  # stops at what cannot be read
+        predicted = self._predict([ChoiceExample("0", tuple(pairs), None, "")])
+        (chosen,) = self.config.kind.predicted_targets(predicted.encoded, predicted.predictions)
+        return Choice(int(chosen), tuple(map(float, predicted.predictions.scores)))
 
-    def _text_scores(self, texts: Iterable[TextInput], truncate: bool) -> Numbers | list[Numbers]:
-        """Probabilities [M, C], or numbers [M]."""
-        several = as_list(texts)
+    def _predict_texts(
+        self, texts: Iterable[TextInput], truncate: bool
+    ) -> PredictedSplit[TextExample] | None:
+        """What is predicted of texts: probabilities [M, C], or numbers [M]; nothing without a text."""
         examples: list[TextExample] = []
-        for first in range(0, len(several), WINDOW_TEXTS):
-            tokenized = self.engine.reader.tokenize(several[first : first + WINDOW_TEXTS], first=first)
-            self.engine.reader.check(tokenized, truncate=truncate or self.finetuned, first=first)
-            for number, each in enumerate(tokenized, start=first):
-                # With their tokens, so as not to tokenise them again; arrays are smaller than lists.
-                pieces = tuple(np.array(part, np.int32) for part in each.pieces())
-                examples.append(TextExample(str(number), each.text, None, "", pieces))
+        for number, each in enumerate(self._tokenized(as_list(texts), truncate=truncate)):
+            # With their tokens, so as not to tokenise them again; arrays are smaller than lists.
+            pieces = tuple(np.array(part, np.int32) for part in each.pieces())
+            examples.append(TextExample(str(number), each.text, None, "", pieces))
         if self.finetuned:
             takes_pairs = self.config.pairs
             forms = ("is one text", "pairs") if takes_pairs else ("is a pair", "single texts")
@@ -178,26 +186,29 @@ class Predictor:
                     what = f"{forms[0]}, but this model was fine-tuned on {forms[1]}"
                     remedy = Remedy.PASS_PAIR if takes_pairs else Remedy.PASS_TEXT
                     raise UserError(what, index=index, remedy=remedy)
-        return self._predict(examples).scores if examples else []
+        return self._predict(examples) if examples else None
 
-    def _check_readable(self, texts: Sequence[Text], *, truncate: bool = True) -> None:
-        """Stop at what is no text, at empty ones, and at long ones where nothing says what to do."""
+    def _tokenized(self, texts: Sequence[TextInput], *, truncate: bool = True) -> Iterator[TokenizedText]:
+        """Texts with their tokens; stops at what is none or empty, and at long ones that nothing allows."""
+        reader = self.engine.reader
         for first in range(0, len(texts), WINDOW_TEXTS):
-            some = texts[first : first + WINDOW_TEXTS]
-            self.engine.reader.encode(some, truncate=truncate or self.finetuned, first=first)
+            tokenized = reader.tokenize(texts[first : first + WINDOW_TEXTS], first=first)
+            reader.check(tokenized, truncate=truncate or self.finetuned, first=first)
+            yield from tokenized
 
-    def _predict(self, examples: Sequence[Example]) -> Predictions:
-        return self.model.predict(examples, self.model.encode(examples))
+    def _predict(self, examples: Sequence[ExampleT]) -> PredictedSplit[ExampleT]:
+        encoded = self.model.encode(examples)
+        return PredictedSplit(examples, encoded, self.model.predict(examples, encoded))
 
 
-def text_ability(model: Model, finetuned: FinetunedTask | None) -> set[str]:
-    """Whether a head for texts gives classes or numbers; nothing where it gives neither."""
-    if finetuned is not None and finetuned.config.head_name == "classify":
-        return {finetuned.config.kind.ability}
+def ability_of_head(model: Model, head: str, finetuned: FinetunedTask | None) -> str:
+    """What a task head predicts, as its folder was fine-tuned or as is usual; empty where nothing can."""
+    if finetuned is not None and finetuned.config.head_name == head:
+        return finetuned.config.kind.ability
     try:
-        return {default_config(model, "classify").kind.ability}
+        return default_config(model, head).kind.ability
     except UserError:  # several numbers for a text
-        return set()
+        return ""
 
 
 def build_predictor(model: Model, engine: Engine, head: str, finetuned: FinetunedTask | None) -> Predictor:
@@ -261,9 +272,19 @@ def _others(answer: QuestionAnswer) -> list[QuestionAnswer]:
     ]
 
 
-def _written(sentence: object, index: int) -> str:
+def _question(tokenized: TokenizedText, number: int) -> Question:
+    """A question about its passage, with their tokens."""
+    encoded, (asked, passage) = tokenized.encoded, tokenized.pieces()
+    pairs = zip(encoded.offsets, encoded.sequence, strict=True)
+    offsets_X2 = np.array([span for span, own in pairs if own == 1], np.int64).reshape(-1, 2)
+    tokens = QuestionTokens(np.array(asked, np.int32), np.array(passage, np.int32), offsets_X2)
+    question, text = tokenized.text
+    return Question(str(number), question, text, (), labelled=False, article="", where="", tokens=tokens)
+
+
+def _written(sentence: object, index: int) -> str | TokenizedText:
     """A sentence as one string; words that are given apart are joined by spaces."""
-    if isinstance(sentence, str):
+    if isinstance(sentence, str | TokenizedText):
         return sentence
     if not isinstance(sentence, list | tuple):
         what = f"is {type(sentence).__name__}, neither a sentence nor its words"
@@ -278,16 +299,22 @@ def _written(sentence: object, index: int) -> str:
 # ---- the words of a text, cut where its tokenizer cuts
 
 
-def words_of_texts(texts: Sequence[str], tokenizer: Tokenizer) -> list[list[Word]]:
+def words_of_texts(texts: Iterable[TokenizedText]) -> list[list[Word]]:
     """The words of each text; what the tokenizer drops (white space, control characters) is in none."""
-    passages = read_passages(texts, tokenizer)  # knows each piece's characters, dropped accents included
-    encodings = tokenizer.closed.encode_batch(list(texts), add_special_tokens=False)
+    written, ids, offsets, words = [], [], [], []
+    for each in texts:
+        encoded = each.encoded
+        rows = [row for row, own in enumerate(encoded.sequence) if own == 0]
+        written.append(str(each.text))
+        ids.append(np.array([encoded.ids[row] for row in rows], np.int32))
+        offsets.append(np.array([encoded.offsets[row] for row in rows], np.int64).reshape(-1, 2))
+        words.append([encoded.words[row] for row in rows])
+    # It knows each piece's characters, dropped accents included.
+    passages = tokenized_passages(written, ids, offsets)
     found = []
-    for text, encoding, which in zip(texts, encodings, passages.which_Q.tolist(), strict=True):
-        first, count = int(passages.starts_D[which]), int(passages.lengths_D[which])
-        offsets = passages.offsets_X2[first : first + count].tolist()
-        spans = _spans(text, zip(encoding.word_ids, offsets, strict=True))
-        found.append([Word(text[start:end], start, end) for start, end in spans])
+    for text, numbers, first in zip(written, words, passages.starts_D.tolist(), strict=True):
+        pieces = zip(numbers, passages.offsets_X2[first : first + len(numbers)].tolist(), strict=True)
+        found.append([Word(text[start:end], start, end) for start, end in _spans(text, pieces)])
     return found
 
 

@@ -4,7 +4,7 @@ Shapes: S sequences, S1 = S + 1 boundaries, T tokens.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from threading import Lock
 from typing import TypeVar
@@ -19,9 +19,9 @@ from bertsmith.packed import Layout, PackedBatch, split_by_budget
 from bertsmith.text.fast_encoder import FastEncoder
 from bertsmith.text.tokenizer import Encoded, Tokenizer, read_templates, truncate_longest_first
 
-Text = str | tuple[str, str]
+TextOrPair = str | tuple[str, str]
 Given = TypeVar("Given")
-Numbers = NDArray[np.int64]
+Integers = NDArray[np.int64]
 
 WORTH_A_TABLE = 256
 """So many texts are read by the library before the fast encoder, which remembers words, is made."""
@@ -29,9 +29,9 @@ WORTH_A_TABLE = 256
 
 @dataclass(frozen=True, slots=True)
 class TokenizedText:
-    """A text with its tokens, none of them cut off: whoever has to know its length tokenises it but once."""
+    """A text with its tokens: whoever has to know its length tokenises it but once."""
 
-    text: Text
+    text: TextOrPair
     encoded: Encoded
 
     def __len__(self) -> int:
@@ -44,7 +44,7 @@ class TokenizedText:
         return tuple([id for id, own in zip(ids, sequence, strict=True) if own == part] for part in parts)
 
 
-TextInput = str | tuple[str, str] | TokenizedText
+TextInput = TextOrPair | TokenizedText
 Pair = TypeVar("Pair", bound=tuple[str, str] | TokenizedText)
 
 
@@ -52,9 +52,9 @@ Pair = TypeVar("Pair", bound=tuple[str, str] | TokenizedText)
 class Sequences:
     """Many sequences in one row."""
 
-    tokens_T: Numbers
-    segments_T: Numbers
-    starts_S1: Numbers
+    tokens_T: Integers
+    segments_T: Integers
+    starts_S1: Integers
 
     @classmethod
     def of(cls, encoded: Sequence[Encoded]) -> "Sequences":
@@ -71,7 +71,7 @@ class Sequences:
         """How many there are."""
         return int(self.starts_S1[-1])
 
-    def batches(self, budget: int) -> Iterator[tuple[Numbers, PackedBatch]]:
+    def batches(self, budget: int) -> Iterator[tuple[Integers, PackedBatch]]:
         """Batches of like length within the token budget, each with the numbers of its sequences.
 
         The longest come first: where several are computed at once, none of them is still at it at the end.
@@ -137,6 +137,12 @@ class Reader:
                 what = f"has {len(each)} tokens but the model takes {self.longest}"
                 raise UserError(what, index=number, remedy=Remedy.TRUNCATE)
 
+    def truncated(self, tokenized: TokenizedText) -> TokenizedText:
+        """The text without the tokens at its end that the model cannot take."""
+        if len(tokenized) <= self.longest:
+            return tokenized
+        return replace(tokenized, encoded=truncate_longest_first(tokenized.encoded, self.longest))
+
     def encode(
         self,
         texts: Sequence[TextInput],
@@ -146,10 +152,9 @@ class Reader:
         first: int = 0,
     ) -> list[Encoded]:
         """Tokens of each text with their offsets in it; rejects as `read` does."""
-        tokenized, longest = self.tokenize(texts, allow_special=allow_special, first=first), self.longest
+        tokenized = self.tokenize(texts, allow_special=allow_special, first=first)
         self.check(tokenized, truncate=truncate, first=first)
-        found = [each.encoded for each in tokenized]
-        return [each if len(each) <= longest else truncate_longest_first(each, longest) for each in found]
+        return [self.truncated(each).encoded for each in tokenized]
 
     def _read_quickly(self, texts: list[str], *, truncate: bool) -> Sequences | None:
         """The sequences of single texts; nothing where one of them is to be rejected."""
@@ -177,7 +182,7 @@ class Reader:
         return Sequences(laid_out.tokens_T, laid_out.segments_T, laid_out.starts_S1)
 
 
-def _check_not_empty(text: Text, encoded: Encoded, index: int) -> None:
+def _check_not_empty(text: TextOrPair, encoded: Encoded, index: int) -> None:
     parts = (text,) if isinstance(text, str) else text
     empty = [which for which, part in zip(("first", "second"), parts, strict=False) if not part.strip()]
     if empty and isinstance(text, str):

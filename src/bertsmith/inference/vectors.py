@@ -10,23 +10,23 @@ from torch import Tensor
 from bertsmith.core.arrays import GrowingNpy
 from bertsmith.core.files import atomic_path
 
-Numbers = NDArray[np.float64]
+Doubles = NDArray[np.float64]
 Vectors = Sequence[Sequence[float]] | ArrayLike
 
 MIN_LENGTH = 1e-12
 
 
-def cosines(vectors: Vectors) -> Numbers:
+def cosines(vectors: Vectors) -> Doubles:
     """The cosine of each two vectors."""
     rows = unit(vectors)
     return np.clip(rows @ rows.T, -1.0, 1.0)
 
 
-def unit(vectors: Vectors) -> Numbers:
+def unit(vectors: Vectors) -> Doubles:
     """The vectors with a length of 1; one of zeros stays as it is."""
     rows = np.asarray(vectors, dtype=np.float64)
     lengths = np.linalg.norm(rows, axis=-1, keepdims=True)
-    made: Numbers = rows / np.maximum(lengths, MIN_LENGTH)
+    made: Doubles = rows / np.maximum(lengths, MIN_LENGTH)
     return made
 
 

@@ -38,6 +38,8 @@ class HeadSpec:
     names: Callable[[EncoderConfig], Names]
     needs: tuple[str, ...] = ()
     """Other heads it stands on."""
+    labelled: bool = False
+    """Whether each output is a label of the task, as id2label names them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -223,7 +223,7 @@ def model_from_tensors(
     with torch.device("meta"), _NothingInitialised():
         network = build_network(config, heads)
     network.load_state_dict(checkpoint.assembled(names, network.state_dict(), dtype), assign=True)
-    _check_settings(reader, heads)
+    _check_settings(reader, architecture, heads)
     fresh = add_missing_supports(network, torch.Generator().manual_seed(0))
     extras = {key: value for key, value in reader.rest().items() if key not in NOT_KEPT}
     notes = []
@@ -257,7 +257,7 @@ def write_model(folder: Path, model: Model, *, shard_bytes: int = SHARD_BYTES) -
         tensors = {name.removeprefix(architecture.prefix): tensor for name, tensor in tensors.items()}
     config_json = {
         **model.extras,
-        **_label_keys(model, heads),
+        **_label_keys(model, architecture, heads),
         **architecture.write_config(config),
         "dtype": str(next(network.parameters()).dtype).removeprefix("torch."),
         "architectures": [CAUSAL_CLASSES.get(name, name) for name in classes]
@@ -275,6 +275,12 @@ def head_outputs(network: Network) -> dict[str, int]:
         name: head.output.out_features if isinstance(head, OutputHead) else 0
         for name, head in network.heads.items()
     }
+
+
+def _labelled_outputs(architecture: Architecture, heads: Mapping[str, int]) -> int:
+    """How many outputs have names in config.json: those of the one head whose outputs are labels, or none."""
+    labelled = (outputs for head, outputs in heads.items() if architecture.heads[head].labelled)
+    return next(labelled, 0)
 
 
 # ---- reading
@@ -302,7 +308,7 @@ def _read_config(architecture: Architecture, reader: ConfigReader) -> EncoderCon
     return config
 
 
-def _check_settings(reader: ConfigReader, heads: Mapping[str, int]) -> None:
+def _check_settings(reader: ConfigReader, architecture: Architecture, heads: Mapping[str, int]) -> None:
     """Stop at settings that do not fit the heads found: an untied decoder, labels of another number."""
     if "mlm" in heads:
         reader.require("tie_word_embeddings", True, True)
@@ -310,7 +316,7 @@ def _check_settings(reader: ConfigReader, heads: Mapping[str, int]) -> None:
     if not isinstance(labels, dict) or not all(str(number).isdecimal() for number in labels):
         what = f"id2label is {labels!r}"
         raise UserError(what, where=reader.where, remedy='write it as {"0": "first label", ...}')
-    outputs = heads.get("classify") or heads.get("tag")
+    outputs = _labelled_outputs(architecture, heads)
     if outputs and labels and len(labels) != outputs:
         what = f"id2label names {len(labels)} labels but the head has {outputs} outputs"
         raise UserError(what, where=reader.where, remedy="name each output once")
@@ -343,9 +349,9 @@ def _bare_class(architecture: Architecture) -> str:
     return next(name for name in architecture.classes if name.endswith("Model"))
 
 
-def _label_keys(model: Model, heads: Mapping[str, int]) -> dict[str, Any]:
+def _label_keys(model: Model, architecture: Architecture, heads: Mapping[str, int]) -> dict[str, Any]:
     """id2label and its inverse for a task head without labels: readers take its size from them."""
-    outputs = heads.get("classify") or heads.get("tag")
+    outputs = _labelled_outputs(architecture, heads)
     if not outputs or len(model.labels()) == outputs:
         return {}
     labels = [f"LABEL_{number}" for number in range(outputs)]

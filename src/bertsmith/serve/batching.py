@@ -31,13 +31,8 @@ class BatchKey:
     """What is computed, and how: only requests with the same key can share a batch."""
 
     operation: str
-    """An ability that a `Bert` names; of "look" there are several, as in "look/tokens"."""
+    """The name of one (`serve.operations`)."""
     options: tuple[object, ...] = ()
-
-    @property
-    def ability(self) -> str:
-        """What a model must be able to do."""
-        return self.operation.partition("/")[0]
 
 
 Predict = Callable[[BatchKey, Sequence[Any]], Sequence[Any]]

@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from bertsmith.core.errors import UserError
-from bertsmith.inference.fill_mask import mask_offsets_in
-from bertsmith.inference.introspection import inspect_attention, inspect_senses, inspect_tokens
 from bertsmith.inference.loaded_model import Bert, load
-from bertsmith.inference.outputs import ABILITIES, Json, answers_to_json, masks_to_json, tags_to_json
-from bertsmith.inference.text_reader import TokenizedText
+from bertsmith.inference.outputs import ABILITIES
 from bertsmith.serve.api_errors import ApiError
 from bertsmith.serve.batching import BatchKey, BatchQueue, BatchReport
+from bertsmith.serve.operations import OPERATIONS
 from bertsmith.serve.server_config import ServerConfig
+from bertsmith.tasks.kinds.registry import KINDS
 
 OnBatch = Callable[[str, BatchReport], None]
 """Called with each batch that a model has computed."""
@@ -91,7 +90,7 @@ class ServedModel:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _predict(self, key: BatchKey, inputs: Sequence[Any]) -> Sequence[Any]:
-        return predict(self.load(), key, inputs)
+        return OPERATIONS[key.operation].predict(self.load(), inputs, key.options)
 
     def _load(self) -> Bert:
         return load(self._folder, device=self._config.device, precision=self._config.precision)
@@ -167,7 +166,7 @@ def info_of(bert: Bert, folder: Path) -> ModelInfo:
         layers=config.layers,
         heads=config.heads,
         width=config.width,
-        max_tokens=config.positions,
+        max_tokens=bert.reader.longest,
         modified=int(folder.stat().st_mtime),
     )
 
@@ -176,7 +175,8 @@ def _labels_of(bert: Bert) -> tuple[str, ...]:
     """The classes or tags that a model knows; none where it has no such head."""
     if bert.finetuned is not None:
         return bert.finetuned.config.labels
-    return bert.model.labels() if {"classify", "tag"} & set(bert.abilities) else ()
+    labelling = {kind.ability for kind in KINDS.values() if kind.min_labels}
+    return bert.model.labels() if labelling & set(bert.abilities) else ()
 
 
 def _mask_of(bert: Bert) -> str | None:
@@ -184,76 +184,3 @@ def _mask_of(bert: Bert) -> str | None:
         return bert.tokenizer.mask_token
     except UserError:  # a tokenizer need not have one
         return None
-
-
-# ---- how each operation is put to a model: many inputs in, a result for each out
-
-
-def predict(bert: Bert, key: BatchKey, inputs: Sequence[Any]) -> Sequence[Any]:
-    """The result of each input."""
-    return OPERATIONS[key.operation](bert, inputs, key.options)
-
-
-def _fill(bert: Bert, texts: Sequence[TokenizedText], options: tuple[Any, ...]) -> list[list[Json]]:
-    (top,) = options
-    found = zip(texts, bert.fill_each(texts, top=top), strict=True)
-    return [
-        masks_to_json(mask_offsets_in(str(each.text), each.encoded, bert.tokenizer), guesses)
-        for each, guesses in found
-    ]
-
-
-def _tag(bert: Bert, texts: Sequence[str], _: tuple[Any, ...]) -> list[Json]:
-    found = zip(texts, bert.tag(texts), strict=True)
-    return [tags_to_json(words, bert.entities_of(text, words)) for text, words in found]
-
-
-def _embed(bert: Bert, texts: Sequence[TokenizedText], options: tuple[Any, ...]) -> Sequence[Any]:
-    (truncate,) = options
-    return list(bert.embed(texts, truncate=truncate).numpy())  # a row, not a list of numbers, for each
-
-
-def _classify(bert: Bert, texts: Sequence[TokenizedText], options: tuple[Any, ...]) -> list[Any]:
-    truncate, _form = options
-    return bert.classify(texts, truncate=truncate)
-
-
-def _score(bert: Bert, texts: Sequence[TokenizedText], options: tuple[Any, ...]) -> list[float]:
-    truncate, _form = options
-    return bert.score(texts, truncate=truncate)
-
-
-def _next(bert: Bert, pairs: Sequence[TokenizedText], _: tuple[Any, ...]) -> list[Any]:
-    return bert.next_sentences(pairs)
-
-
-def _answer(bert: Bert, pairs: Sequence[tuple[str, str]], options: tuple[Any, ...]) -> list[Json]:
-    (best,) = options
-    return [answers_to_json(found) for found in bert.answers_each(pairs, best=best)]
-
-
-def _show_tokens(bert: Bert, pairs: Sequence[Any], options: tuple[Any, ...]) -> list[Any]:
-    (seed,) = options
-    return [inspect_tokens(bert, first, second, seed=seed) for first, second in pairs]
-
-
-def _show_attention(bert: Bert, pairs: Sequence[Any], _: tuple[Any, ...]) -> list[Any]:
-    return [inspect_attention(bert, first, second) for first, second in pairs]
-
-
-def _show_senses(bert: Bert, asked: Sequence[Any], _: tuple[Any, ...]) -> list[Any]:
-    return [inspect_senses(bert, word, sentences) for word, sentences in asked]
-
-
-OPERATIONS: dict[str, Callable[[Bert, Sequence[Any], tuple[Any, ...]], Sequence[Any]]] = {
-    "fill": _fill,
-    "next": _next,
-    "classify": _classify,
-    "score": _score,
-    "tag": _tag,
-    "answer": _answer,
-    "embed": _embed,
-    "look/tokens": _show_tokens,
-    "look/attention": _show_attention,
-    "look/senses": _show_senses,
-}

@@ -124,8 +124,8 @@ async def embed_texts(
     service: Service, texts: Sequence[str], *, model: str | None, truncate: bool = False, fields: FieldNames
 ) -> Predictions:
     """The vector of each text."""
-    key = BatchKey("embed", (truncate,))
-    return await service.predict(PredictionRequest(key, texts, texts, model, truncate, fields=fields))
+    request = PredictionRequest(BatchKey("embed"), texts, model, truncate, fields=fields)
+    return await service.predict(request)
 
 
 def vectors_of(found: Predictions, dimensions: int | None) -> NDArray[np.float64]:

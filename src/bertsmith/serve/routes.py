@@ -27,9 +27,9 @@ from bertsmith.serve.schemas import (
     OccurrencePoint,
     SensesRequest,
     SensesResponse,
+    SentTextOrPair,
     TagRequest,
     TagResponse,
-    TextOrPair,
     TokensRequest,
     TokensResponse,
     TokenView,
@@ -61,7 +61,7 @@ def prediction_routes(service: Service) -> APIRouter:
         """The most probable tokens for each mask of a text."""
         texts, key = [request.text], BatchKey("fill", (request.top,))
         found = await service.predict(
-            PredictionRequest(key, texts, texts, request.model, fields=single_field("text"))
+            PredictionRequest(key, texts, request.model, fields=single_field("text"))
         )
         return FillResponse(model=found.model, masks=found.results[0])
 
@@ -70,7 +70,7 @@ def prediction_routes(service: Service) -> APIRouter:
         """Whether the second text follows the first."""
         pairs, fields = [(request.first, request.second)], pair_of_fields("first", "second")
         found = await service.predict(
-            PredictionRequest(BatchKey("next"), pairs, pairs, request.model, fields=fields)
+            PredictionRequest(BatchKey("next"), pairs, request.model, fields=fields)
         )
         (result,) = found.results
         return NextResponse(model=found.model, follows=result.follows, probability=result.probability)
@@ -85,8 +85,7 @@ def prediction_routes(service: Service) -> APIRouter:
     @router.post("/tag")
     async def tag(request: TagRequest) -> TagResponse:
         """The tag of each word, and the entities that tags mark, such as names."""
-        texts = request.texts
-        found = await service.predict(PredictionRequest(BatchKey("tag"), texts, texts, request.model))
+        found = await service.predict(PredictionRequest(BatchKey("tag"), request.texts, request.model))
         return TagResponse(model=found.model, results=found.results)
 
     @router.post("/answer")
@@ -94,14 +93,13 @@ def prediction_routes(service: Service) -> APIRouter:
         """What the passage answers, to the letter; a long passage is read in windows."""
         pairs, fields = [(request.question, request.passage)], pair_of_fields("question", "passage")
         key = BatchKey("answer", (request.best,))
-        found = await service.predict(PredictionRequest(key, pairs, pairs, request.model, fields=fields))
+        found = await service.predict(PredictionRequest(key, pairs, request.model, fields=fields))
         return AnswerResponse(model=found.model, **found.results[0])
 
     @router.post("/compare")
     async def compare(request: CompareRequest) -> CompareResponse:
         """How alike texts are, each with each."""
-        texts, key = request.texts, BatchKey("embed", (False,))
-        found = await service.predict(PredictionRequest(key, texts, texts, request.model))
+        found = await service.predict(PredictionRequest(BatchKey("embed"), request.texts, request.model))
         return CompareResponse(model=found.model, similarity=cosines(np.stack(found.results)).tolist())
 
     return router
@@ -138,11 +136,8 @@ def introspection_routes(service: Service) -> APIRouter:
     async def look_at_senses(request: SensesRequest) -> SensesResponse:
         """Where the vectors of a word's occurrences lie, and how alike they are."""
         check_occurrences(request)
-        inputs, fields = [(request.word, request.sentences)], list_field("sentences")
-        key = BatchKey("look/senses")
-        found = await service.predict(
-            PredictionRequest(key, inputs, request.sentences, request.model, fields=fields)
-        )
+        key, fields = BatchKey("look/senses", (request.word,)), list_field("sentences")
+        found = await service.predict(PredictionRequest(key, request.sentences, request.model, fields=fields))
         seen = found.results[0]
         points = [OccurrencePoint.model_validate(each, from_attributes=True) for each in seen.points]
         similarity = np.asarray(seen.similarity, dtype=np.float64).tolist()
@@ -164,8 +159,8 @@ async def classify_texts(
     check_forms(texts, chosen, fields)
     ability = "classify" if "classify" in chosen.info.abilities else "score"
     # Single texts and pairs do not share a batch: the models take one form at a time.
-    key = BatchKey(ability, (truncate, isinstance(texts[0], str)))
-    return await service.predict(PredictionRequest(key, texts, texts, chosen.name, truncate, fields=fields))
+    key = BatchKey(ability, (isinstance(texts[0], str),))
+    return await service.predict(PredictionRequest(key, texts, chosen.name, truncate, fields=fields))
 
 
 def _text_classifier(service: Service, text: str | tuple[str, str], name: str | None) -> ServedModel:
@@ -206,7 +201,7 @@ def check_occurrences(request: SensesRequest) -> None:
         raise ApiError(422, message)
 
 
-def as_text(sent: TextOrPair) -> str | tuple[str, str]:
+def as_text(sent: SentTextOrPair) -> str | tuple[str, str]:
     """A text or a pair, as the models take it."""
     return sent if isinstance(sent, str) else (sent[0], sent[1])
 
@@ -216,5 +211,4 @@ def _introspection(
 ) -> PredictionRequest:
     text = request.first if request.second is None else (request.first, request.second)
     fields = single_field("first") if request.second is None else pair_of_fields("first", "second")
-    inputs = [(request.first, request.second)]
-    return PredictionRequest(key, inputs, [text], request.model, max_tokens=max_tokens, fields=fields)
+    return PredictionRequest(key, [text], request.model, max_tokens=max_tokens, fields=fields)

@@ -5,8 +5,8 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 # fail_fast: the first wrong item of a list is enough. Errors of a million items take seconds and a gigabyte.
-Pair = Annotated[list[str], Field(fail_fast=True, min_length=2, max_length=2)]
-TextOrPair = str | Pair
+SentPair = Annotated[list[str], Field(fail_fast=True, min_length=2, max_length=2)]
+SentTextOrPair = str | SentPair
 Texts = Annotated[list[str], Field(fail_fast=True, min_length=1)]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
 
@@ -84,7 +84,7 @@ class NextResponse(ApiResponse):
 class ClassifyRequest(ApiRequest):
     """Texts, or pairs of texts for a model that was fine-tuned on pairs."""
 
-    texts: Annotated[list[TextOrPair], Field(fail_fast=True, min_length=1)]
+    texts: Annotated[list[SentTextOrPair], Field(fail_fast=True, min_length=1)]
 
 
 class ClassResult(BaseModel):

@@ -8,18 +8,14 @@ from typing import Any
 from bertsmith.core.errors import UserError
 from bertsmith.core.files import lone_surrogate
 from bertsmith.inference.loaded_model import Bert
+from bertsmith.inference.text_reader import TokenizedText
 from bertsmith.serve.api_errors import ApiError, too_many_texts
 from bertsmith.serve.batching import BatchKey
 from bertsmith.serve.middleware import LOG_FIELDS
 from bertsmith.serve.model_registry import ModelRegistry, ServedModel
+from bertsmith.serve.operations import OPERATIONS
 from bertsmith.serve.server_config import Limits
 
-WINDOWED = ("tag", "answer")
-"""Operations for which long texts are read in windows."""
-FINE_TUNED = ("classify", "score")
-"""Operations for which a fine-tuned folder says what becomes of long texts."""
-TOKENIZED = ("fill", "next", *FINE_TUNED, "embed")
-"""Operations whose inputs are the texts: they go to the model with the tokens by which they were weighed."""
 LONG_CHARACTERS = 4000
 """From here on, tokenising would hold up the other requests and goes to a thread."""
 
@@ -56,10 +52,7 @@ class PredictionRequest:
     """What a request wants of a model."""
 
     key: BatchKey
-    inputs: Sequence[Any]
-    """One for each result."""
     texts: Sequence[str | tuple[str, str]]
-    """All that is to be read, for its length."""
     model: str | None
     truncate: bool = False
     """Whether a text that is too long for the model loses its end."""
@@ -87,45 +80,43 @@ class Service:
     async def predict(self, request: PredictionRequest) -> Predictions:
         """The results of a request, once its turn has come."""
         check_texts(request, self.limits)
-        model = self.models.with_ability(request.model, request.key.ability)
+        operation = OPERATIONS[request.key.operation]
+        model = self.models.with_ability(request.model, operation.ability)
         log_fields = LOG_FIELDS.get({})
         log_fields |= {"model": model.name, "texts": len(request.texts)}
-        lengths, inputs = await self._read(request, model)
+        texts = await self._read(request, model)
+        lengths = [len(text) for text in texts]
         tokens = log_fields["tokens"] = sum(lengths)
         if request.max_tokens is not None and tokens > request.max_tokens:
             message = f"{tokens} tokens are too many for this view, which takes {request.max_tokens}"
             raise ApiError(422, message)
-        weights = lengths if len(lengths) == len(inputs) else [tokens]
+        inputs, weights = ([texts], [tokens]) if operation.joint else (texts, lengths)
         try:
             results = await model.queue.predict(request.key, inputs, weights)
         except UserError as error:
             raise ApiError(422, with_field_name(error, request.fields).line()) from error
         return Predictions(model.name, results, tokens)
 
-    async def _read(self, request: PredictionRequest, model: ServedModel) -> tuple[list[int], Sequence[Any]]:
-        """How many tokens each text has, and the inputs as the model takes them."""
+    async def _read(self, request: PredictionRequest, model: ServedModel) -> list[TokenizedText]:
+        """The texts as the model takes them: with the tokens by which they are weighed."""
         bert = await model.loaded()
         if sum(map(_characters, request.texts)) < LONG_CHARACTERS:
-            lengths, inputs = tokenized(bert, request)
+            texts = tokenized(bert, request)
         else:
-            lengths, inputs = await asyncio.to_thread(tokenized, bert, request)
+            texts = await asyncio.to_thread(tokenized, bert, request)
+        if OPERATIONS[request.key.operation].takes_long_texts(bert):
+            return texts
         if request.truncate:
-            return [min(length, model.info.max_tokens) for length in lengths], inputs
-        has_rule = request.key.operation in (*WINDOWED, *(FINE_TUNED if bert.finetuned else ()))
-        if not has_rule:
-            check_lengths(lengths, model, request.fields)
-        return lengths, inputs
+            return [bert.reader.truncated(text) for text in texts]
+        check_lengths([len(text) for text in texts], model, request.fields)
+        return texts
 
 
-def tokenized(bert: Bert, request: PredictionRequest) -> tuple[list[int], Sequence[Any]]:
-    """How many tokens each text has, and the inputs: with their tokens, if the model takes them so."""
-    if request.key.operation not in TOKENIZED:
-        counted = bert.tokenizer.closed.encode_batch_fast(list(request.texts))
-        return [len(each) for each in counted], request.inputs
-    # Filling is the one operation in which the mask is more than its characters.
-    masks = (bert.tokenizer.mask_token,) if request.key.operation == "fill" else ()
-    inputs = bert.reader.tokenize(request.texts, allow_special=masks)
-    return [len(each) for each in inputs], inputs
+def tokenized(bert: Bert, request: PredictionRequest) -> list[TokenizedText]:
+    """The texts of a request with all of their tokens."""
+    reads_masks = OPERATIONS[request.key.operation].reads_masks
+    masks = (bert.tokenizer.mask_token,) if reads_masks else ()
+    return bert.reader.tokenize(request.texts, allow_special=masks)
 
 
 def with_field_name(error: UserError, fields: FieldNames) -> UserError:

@@ -157,9 +157,9 @@ async def _rerank_scores(service: Service, request: RerankRequest) -> list[float
     """By a model that gives pairs a number, where there is one; else the cosine of query and text."""
     scorer, truncate = service.models.pair_scorer(request.model), bool(request.truncate)
     if scorer is not None:
-        pairs, key = [(request.query, text) for text in request.texts], BatchKey("score", (truncate, False))
+        pairs, key = [(request.query, text) for text in request.texts], BatchKey("score", (False,))
         found = await service.predict(
-            PredictionRequest(key, pairs, pairs, scorer.name, truncate, fields=_query_with_text)
+            PredictionRequest(key, pairs, scorer.name, truncate, fields=_query_with_text)
         )
         return [float(number) if request.raw_scores else _sigmoid(number) for number in found.results]
     texts = [request.query, *request.texts]

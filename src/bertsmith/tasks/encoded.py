@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-Unit = Literal["item", "sequence", "token", "word"]
+ScoredUnit = Literal["item", "sequence", "token", "word"]
 """What has a row of scores: an item, each of its sequences, each token, or each tagged word's first piece."""
 NO_LABEL = -1
 """Stands for the index of a label where there is none."""
@@ -33,7 +33,7 @@ class QuestionWindows:
 class EncodedSet:
     """A split of a task as tokens."""
 
-    unit: Unit
+    unit: ScoredUnit
     tokens_T: NDArray[np.int32]
     segments_T: NDArray[np.uint8]
     starts_N1: NDArray[np.int64]

@@ -100,6 +100,16 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
+class QuestionTokens:
+    """A question and its passage as tokens, without special ones. Shape: X tokens of the passage."""
+
+    question: NDArray[np.int32]
+    passage_X: NDArray[np.int32]
+    offsets_X2: NDArray[np.int64]
+    """First and past-the-last code point of each token in the passage, as the library gives them."""
+
+
+@dataclass(frozen=True, slots=True)
 class Question:
     """A question about a passage."""
 
@@ -112,6 +122,8 @@ class Question:
     """Whether an empty `answers` says that the passage holds no answer (SQuAD 2.0)."""
     article: str
     where: str
+    tokens: QuestionTokens | None = field(default=None, compare=False)
+    """Where they are known already."""
 
     @property
     def strings(self) -> tuple[str, ...]:

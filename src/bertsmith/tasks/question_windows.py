@@ -20,6 +20,7 @@ from bertsmith.tasks.text_encoding import (
     Windows,
     best_context,
     cut_windows,
+    joined_pieces,
     lay_sequences,
     pieces_of,
     unbroken,
@@ -54,7 +55,7 @@ def read_passages(texts: Sequence[str], tokenizer: Tokenizer) -> Passages:
     """The passage of each question; each distinct one is encoded once."""
     numbers = {text: number for number, text in enumerate(dict.fromkeys(texts))}
     distinct = list(numbers)
-    ids, offsets, lengths = [np.empty(0, np.int32)], [np.empty((0, 2), np.int64)], []
+    ids, offsets = [], []
     with progress_bar("encoding passages", len(distinct)) as advance:
         for first in range(0, len(distinct), PASSAGES_AT_ONCE):
             some = distinct[first : first + PASSAGES_AT_ONCE]
@@ -62,18 +63,26 @@ def read_passages(texts: Sequence[str], tokenizer: Tokenizer) -> Passages:
             for encoding in tokenizer.closed.encode_batch(some, add_special_tokens=False):
                 ids.append(np.array(encoding.ids, np.int32))
                 offsets.append(np.array(encoding.offsets, np.int64).reshape(-1, 2))
-                lengths.append(len(encoding.ids))
             advance(len(some))
-    lengths_D = np.array(lengths, np.int64)
+    which_Q = np.array([numbers[text] for text in texts], np.int64)
+    return replace(tokenized_passages(distinct, ids, offsets), which_Q=which_Q)
+
+
+def tokenized_passages(
+    texts: Sequence[str], ids: Sequence[NDArray[np.int32]], offsets: Sequence[Numbers]
+) -> Passages:
+    """As `read_passages`, of passages whose tokens are known, each of them taken for distinct."""
+    lengths_D = np.array([len(each) for each in ids], np.int64)
     # All passages as one text, so that offsets are tidied and searched at once; the line end between two
     # keeps a mark or a space of one from being taken for its neighbour's.
-    begins_D1 = np.cumsum([0, *(len(text) + 1 for text in distinct)])
-    characters_C = np.frombuffer("".join(f"{text}\n" for text in distinct).encode("utf-32-le"), "<u4")
+    begins_D1 = np.cumsum([0, *(len(text) + 1 for text in texts)])
+    characters_C = np.frombuffer("".join(f"{text}\n" for text in texts).encode("utf-32-le"), "<u4")
     begins_X = np.repeat(begins_D1[:-1], lengths_D)[:, None]
-    offsets_X2 = _tidied(np.concatenate(offsets) + begins_X, characters_C) - begins_X
-    which_Q = np.array([numbers[text] for text in texts], np.int64)
+    raw_X2 = np.concatenate([np.empty((0, 2), np.int64), *offsets])
+    offsets_X2 = _tidied(raw_X2 + begins_X, characters_C) - begins_X
+    ids_X = np.concatenate([np.empty(0, np.int32), *ids])
     starts_D = np.cumsum(lengths_D) - lengths_D
-    return Passages(which_Q, np.concatenate(ids), offsets_X2, starts_D, lengths_D, begins_D1[:-1])
+    return Passages(np.arange(len(texts)), ids_X, offsets_X2, starts_D, lengths_D, begins_D1[:-1])
 
 
 def answer_pieces(questions: Sequence[Question], passages: Passages) -> Numbers:
@@ -136,8 +145,15 @@ def _last_without(mask_C: Mask) -> Numbers:
 def encode_questions(questions: Sequence[Question], tokenizer: Tokenizer, text: TextSection) -> EncodedSet:
     """Windows of a question and its passage; each window is an item."""
     template = read_templates(tokenizer).pair
-    passages = read_passages([question.passage for question in questions], tokenizer)
-    asked = pieces_of([question.question for question in questions], tokenizer)
+    texts, known = [question.passage for question in questions], [each.tokens for each in questions]
+    if tokens := [each for each in known if each is not None]:  # all of them are known, or none
+        passages = tokenized_passages(
+            texts, [each.passage_X for each in tokens], [each.offsets_X2 for each in tokens]
+        )
+        asked = joined_pieces([each.question for each in tokens])
+    else:
+        passages = read_passages(texts, tokenizer)
+        asked = pieces_of([question.question for question in questions], tokenizer)
     asked = replace(asked, lengths_N=np.minimum(asked.lengths_N, text.longest_question))
     rooms_Q = text.longest - template.specials(2) - asked.lengths_N
     if (rooms_Q < 1).any():

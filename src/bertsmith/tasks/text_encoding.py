@@ -17,7 +17,7 @@ from bertsmith.core.progress import progress_bar
 from bertsmith.data.collate import lay_out
 from bertsmith.data.example_index import Spans
 from bertsmith.recipe.finetuning_schema import TextSection
-from bertsmith.tasks.encoded import NO_LABEL, EncodedSet, Unit
+from bertsmith.tasks.encoded import NO_LABEL, EncodedSet, ScoredUnit
 from bertsmith.tasks.example_types import Example
 from bertsmith.text.fast_encoder import FastEncoder
 from bertsmith.text.tokenizer import Template, Tokenizer, read_templates
@@ -153,7 +153,7 @@ def best_context(windows: Windows, lengths_U: Numbers) -> NDArray[np.bool_]:
     return best_X
 
 
-def text_set(unit: Unit, laid: Laid, targets: Targets, sequences_M: Numbers) -> EncodedSet:
+def text_set(unit: ScoredUnit, laid: Laid, targets: Targets, sequences_M: Numbers) -> EncodedSet:
     """Sequences of which each item has so many, where nothing is asked about single tokens."""
     return EncodedSet(
         unit=unit,

@@ -35,12 +35,13 @@ _SAMPLE = "a"
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """One text, or a pair, as tokens: the four lists run in parallel."""
+    """One text, or a pair, as tokens: the five lists run in parallel."""
 
     ids: list[int]
     segments: list[int]
     offsets: list[tuple[int, int]]  # in code points of the original string of the token's own sequence
     sequence: list[int]  # 0 first text, 1 second text, -1 a special token of the template
+    words: list[int | None]  # which of the pre-tokenizer's words of its sequence; None for a special token
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -244,12 +245,13 @@ def _keep(encoded: Encoded, *, first: int, second: int) -> Encoded:
         segments=[encoded.segments[row] for row in rows],
         offsets=[encoded.offsets[row] for row in rows],
         sequence=[encoded.sequence[row] for row in rows],
+        words=[encoded.words[row] for row in rows],
     )
 
 
 def _encoded(encoding: Encoding) -> Encoded:
     sequence = [-1 if number is None else number for number in encoding.sequence_ids]
-    return Encoded(encoding.ids, encoding.type_ids, encoding.offsets, sequence)
+    return Encoded(encoding.ids, encoding.type_ids, encoding.offsets, sequence, encoding.word_ids)
 
 
 def _check_text(text: object, *, where: str = "", index: int | None = None) -> None:

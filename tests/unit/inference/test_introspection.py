@@ -19,7 +19,7 @@ FIRST, SECOND = "The dog plays in the snow, zap!", "My cat sits under a tree."
 
 
 def test_each_token_comes_with_what_its_embeddings_are_looked_up_by(bert):
-    tokens = inspect_tokens(bert, FIRST, SECOND, seed=1).tokens
+    tokens = inspect_tokens(bert, (FIRST, SECOND), seed=1).tokens
     encoded = bert.tokenizer.encode_pair(FIRST, SECOND)
     assert [each.id for each in tokens] == encoded.ids
     assert [each.text for each in tokens] == [bert.tokenizer.token(number) for number in encoded.ids]
@@ -34,7 +34,7 @@ def test_each_token_comes_with_what_its_embeddings_are_looked_up_by(bert):
 
 
 def test_masking_is_as_published_over_many_seeds(bert):
-    seen = [inspect_tokens(bert, FIRST, SECOND, seed=seed).tokens for seed in range(300)]
+    seen = [inspect_tokens(bert, (FIRST, SECOND), seed=seed).tokens for seed in range(300)]
     masked = [each for tokens in seen for each in tokens if each.masking]
     assert {sum(bool(each.masking) for each in tokens) for tokens in seen} == {round(0.15 * len(seen[0]))}
     shares = {kind: sum(each.masking == kind for each in masked) / len(masked) for kind in ("mask", "random")}
@@ -55,7 +55,7 @@ def test_what_is_shown_is_what_masking_says(bert, seed):
 
 
 def test_attention_is_what_transformers_says_it_is(folder, bert):
-    found = inspect_attention(bert, FIRST, SECOND)
+    found = inspect_attention(bert, (FIRST, SECOND))
     encoded = bert.tokenizer.encode_pair(FIRST, SECOND)
     model = transformers.BertModel.from_pretrained(folder, attn_implementation="eager").eval()
     with torch.no_grad():

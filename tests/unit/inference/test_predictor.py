@@ -16,6 +16,7 @@ import bertsmith
 from bertsmith.core.errors import UserError
 from bertsmith.finetuning.predict import predict_labelled
 from bertsmith.inference.predictor import words_of_texts
+from bertsmith.inference.text_reader import Reader
 from bertsmith.recipe.finetuning_schema import TextSection
 from bertsmith.tasks.catalogue import task_named
 from bertsmith.tasks.task_config import TaskConfig, write_task_config
@@ -245,7 +246,7 @@ def test_the_folder_of_someone_else_tags_as_their_pipeline(tmp_path):
 def test_no_tokenizer_cuts_a_word_at_an_accent(make, tmp_path):
     tokenizer = bertsmith.Tokenizer.load(make(tmp_path))
     text = "In Zu\u0308rich  und \N{FIRE}\ufe0f Mu\u0308nchen"
-    (words,) = words_of_texts([text], tokenizer)
+    (words,) = words_of_texts(Reader(tokenizer, 512).tokenize([text]))
     found = [word.text for word in words]
     assert found == ["In", "Zu\u0308rich", "und", "\N{FIRE}\ufe0f", "Mu\u0308nchen"]
 
@@ -253,7 +254,7 @@ def test_no_tokenizer_cuts_a_word_at_an_accent(make, tmp_path):
 @given(text=st.text(st.sampled_from("ab Z\u0308\u0301é,.\U0001f525\ufe0f\u200d\n铁\ufb01…한"), max_size=20))
 def test_words_stand_in_order_and_are_the_characters_of_the_text(text, tokenizers):
     for tokenizer in tokenizers:
-        (words,) = words_of_texts([text], tokenizer)
+        (words,) = words_of_texts(Reader(tokenizer, 512).tokenize([text]))
         assert all(word.text == text[word.start : word.end] and word.text.strip() for word in words)
         ends = [0, *(word.end for word in words)]
         assert all(end <= word.start < word.end for end, word in zip(ends, words, strict=False))

@@ -192,7 +192,7 @@ def test_texts_are_compared_each_with_each(application, folders):
 def test_tokens_are_shown_with_a_masking(application, folders):
     body = {"first": "the cat sits on the mat", "second": "it sleeps", "seed": 5}
     reply = post(application, "/look/tokens", body).json()
-    expected = inspect_tokens(bertsmith.load(folders["toy"]), body["first"], body["second"], seed=5)
+    expected = inspect_tokens(bertsmith.load(folders["toy"]), (body["first"], body["second"]), seed=5)
     assert [(each["text"], each["segment"], each["masking"], each["shown"]) for each in reply["tokens"]] == [
         (each.text, each.segment, each.masking, each.shown) for each in expected.tokens
     ]

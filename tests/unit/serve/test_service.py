@@ -117,10 +117,24 @@ def test_whoever_is_sent_away_may_come_when_the_first_model_has_room(two):
         ("/embed", {"inputs": ["cat", "the dog"], "model": "toy"}),
         ("/classify", {"texts": ["cat", "the dog"], "model": "mood"}),
         ("/classify", {"texts": [["cat", "dog"]], "model": "alike"}),
+        ("/answer", {"question": "who sits?", "passage": "the cat sits", "model": "reader"}),
+        ("/look/tokens", {"first": "the cat", "second": "it is cold", "model": "toy"}),
+        ("/look/attention", {"first": "the cat", "model": "toy"}),
+        ("/look/senses", {"word": "cat", "sentences": ["the cat", "a cat"], "model": "toy"}),
     ],
 )
 def test_texts_are_tokenised_once(path, body, folders, monkeypatch):
-    application = application_of({name: folders[name] for name in ("toy", "mood", "alike")})
+    assert len(tokenisings(path, body, folders, monkeypatch)) == 1
+
+
+def test_the_words_of_a_tagger_are_tokenised_once_beside_their_text(folders, monkeypatch):
+    body = {"texts": ["the cat sits in paris.", "tea"], "model": "names"}
+    assert len(tokenisings("/tag", body, folders, monkeypatch)) == 2  # as it was trained: word by word
+
+
+def tokenisings(path, body, folders, monkeypatch):
+    """How often the library gets texts for a request."""
+    application = application_of({name: folders[name] for name in folders if name != "topics"})
     first = post(application, path, body)  # also loads the model, which tokenises texts of its own
     calls = []
     for tokenizer in [model.load().tokenizer for model in application.models]:
@@ -128,7 +142,7 @@ def test_texts_are_tokenised_once(path, body, folders, monkeypatch):
         monkeypatch.setattr(tokenizer, "_readers", readers)
         monkeypatch.setattr(tokenizer, "closed", readers[frozenset()])
     assert post(application, path, body).content == first.content
-    assert len(calls) == 1
+    return calls
 
 
 class Counting:

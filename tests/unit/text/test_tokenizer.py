@@ -246,7 +246,8 @@ def made_up(first: int, second: int) -> Encoded:
     """A pair in BERT's template whose ids tell the tokens apart."""
     sequence = [-1, *[0] * first, -1, *[1] * second, -1]
     ids = list(range(len(sequence)))
-    return Encoded(ids, [max(number, 0) for number in sequence], [(row, row + 1) for row in ids], sequence)
+    segments, offsets = [max(number, 0) for number in sequence], [(row, row + 1) for row in ids]
+    return Encoded(ids, segments, offsets, sequence, [None] * len(ids))
 
 
 def truncated_one_by_one(encoded: Encoded, limit: int) -> list[int]:

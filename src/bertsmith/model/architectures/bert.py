@@ -219,7 +219,7 @@ def no_rate(_: EncoderConfig) -> float:
 def linear_head(
     name: str, *, reads: "Reads", outputs: int = 0, rate: Callable[[EncoderConfig], float] = head_rate
 ) -> HeadSpec:
-    """Dropout and one linear layer; `outputs` 0 leaves their number to the task."""
+    """Dropout and one linear layer; `outputs` 0: one for each label of the task."""
 
     def build(config: EncoderConfig, wanted: int) -> "OutputHead":
         from torch import nn
@@ -228,7 +228,8 @@ def linear_head(
 
         return OutputHead(nn.Linear(config.width, outputs or wanted), reads=reads, dropout=rate(config))
 
-    return HeadSpec(build, always(pair_of("output", name)), needs=("pooler",) if reads == "pooled" else ())
+    needs = ("pooler",) if reads == "pooled" else ()
+    return HeadSpec(build, always(pair_of("output", name)), needs=needs, labelled=not outputs)
 
 
 def pretraining_and_task_heads(prefix: str) -> dict[str, HeadSpec]:

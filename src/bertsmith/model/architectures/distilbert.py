@@ -120,7 +120,7 @@ def _sentence_head(outputs: int = 0) -> HeadSpec:
         return OutputHead(layer, reads="sentence", dropout=config.head_dropout, transform=transform)
 
     names = pair_of("transform.dense", "pre_classifier") | pair_of("output", "classifier")
-    return HeadSpec(build, always(names))
+    return HeadSpec(build, always(names), labelled=not outputs)
 
 
 DISTILBERT = Architecture(

@@ -115,7 +115,9 @@ HEADS = {
         _build_discriminator,
         _two_layer_names("discriminator_predictions.dense", "discriminator_predictions.dense_prediction"),
     ),
-    "classify": HeadSpec(_build_classifier, _two_layer_names("classifier.dense", "classifier.out_proj")),
+    "classify": HeadSpec(
+        _build_classifier, _two_layer_names("classifier.dense", "classifier.out_proj"), labelled=True
+    ),
     "tag": bert.linear_head("classifier", reads="tokens"),
     "span": bert.linear_head("qa_outputs", reads="tokens", outputs=2, rate=bert.no_rate),
     "choice": HeadSpec(_build_choice, _two_layer_names("sequence_summary.summary", "classifier")),

@@ -253,7 +253,10 @@ def _output_head(reads: "Reads", outputs: int = 0) -> HeadSpec:
         layer = nn.Linear(config.width, outputs or wanted)
         return OutputHead(layer, reads=reads, dropout=config.head_dropout, transform=_transform(config))
 
-    return HeadSpec(build, lambda config: _transform_names(config) | pair_of("output", "classifier"))
+    def names(config: EncoderConfig) -> Names:
+        return _transform_names(config) | pair_of("output", "classifier")
+
+    return HeadSpec(build, names, labelled=not outputs)
 
 
 def initial(config: EncoderConfig) -> InitialRule:

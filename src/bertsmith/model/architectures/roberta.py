@@ -70,6 +70,7 @@ HEADS = {
     "classify": HeadSpec(
         _build_classifier,
         always(pair_of("transform.dense", "classifier.dense") | pair_of("output", "classifier.out_proj")),
+        labelled=True,
     ),
     "tag": bert.linear_head("classifier", reads="tokens"),
     "span": bert.linear_head("qa_outputs", reads="tokens", outputs=2, rate=bert.no_rate),

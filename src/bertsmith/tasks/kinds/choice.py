@@ -27,6 +27,7 @@ class Choose(Kind[ChoiceExample]):
     unit = "sequence"
     metrics = OF_CLASSES
     ability = "choose"
+    taught_by = "swag"
     has_subsets = True
 
     def encode_checked(

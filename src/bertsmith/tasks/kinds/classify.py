@@ -52,6 +52,9 @@ class Classify(TextKind):
         best: NDArray[np.int64] = predictions.scores.argmax(-1)
         return best
 
+    def labels_of(self, labels: tuple[str, ...], target: Any) -> tuple[str, ...]:
+        return (labels[int(target)],)
+
     def written(self, labels: tuple[str, ...], target: Any, *, separator: str) -> str | float:
         return labels[int(target)]
 

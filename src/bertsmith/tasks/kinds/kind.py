@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from bertsmith.core.errors import UserError
 from bertsmith.recipe.finetuning_schema import AnswersSection, HeadSection, TextSection
-from bertsmith.tasks.encoded import EncodedSet, Unit
+from bertsmith.tasks.encoded import EncodedSet, ScoredUnit
 from bertsmith.tasks.example_types import unreadable
 from bertsmith.tasks.metrics import Metric, metric_in
 from bertsmith.tasks.predictions import ExampleT, HardError, Numbers, PredictedSplit, Predictions
@@ -52,11 +52,13 @@ class Kind(ABC, Generic[ExampleT]):
     name: ClassVar[str]
     """As in task.json, in JSON and on the command line."""
     head: ClassVar[TaskHead]
-    unit: ClassVar[Unit]
+    unit: ClassVar[ScoredUnit]
     """What has a row of scores."""
     metrics: ClassVar[tuple[Metric, ...]]
     ability: ClassVar[str]
     """The method of `bertsmith.Bert` that predicts it."""
+    taught_by: ClassVar[str]
+    """The tasks of `bertsmith finetune` that make a head for it, as an error names them."""
     min_labels: ClassVar[int] = 0
     """So many different labels the training file must have; 0: the kind has none."""
     problem_type: ClassVar[str] = ""

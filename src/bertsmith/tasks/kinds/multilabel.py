@@ -60,8 +60,11 @@ class MultiLabel(TextKind):
     def predicted_targets(self, encoded: EncodedSet, predictions: Predictions) -> NDArray[Any]:
         return (predictions.scores >= 0.5).astype(np.int64)
 
+    def labels_of(self, labels: tuple[str, ...], target: Any) -> tuple[str, ...]:
+        return tuple(label for label, hit in zip(labels, target, strict=True) if hit)
+
     def written(self, labels: tuple[str, ...], target: Any, *, separator: str) -> str | float:
-        return separator.join(_chosen(labels, target))
+        return separator.join(self.labels_of(labels, target))
 
     def errors(self, labels: tuple[str, ...], split: PredictedSplit[TextExample]) -> Iterator[HardError]:
         predicted_MC = self.predicted_targets(split.encoded, split.predictions)
@@ -76,7 +79,7 @@ class MultiLabel(TextKind):
                 if isinstance(example.label, tuple)
                 else str(example.label)
             )
-            predicted = ", ".join(_chosen(labels, predicted_MC[index])) or "none"
+            predicted = ", ".join(self.labels_of(labels, predicted_MC[index])) or "none"
             yield HardError(example.where, example.summary, right, predicted, confidence)
 
 
@@ -84,10 +87,6 @@ def _label_set(label: object) -> tuple[str, ...]:
     if isinstance(label, tuple):
         return label
     return () if label is None else (str(label),)
-
-
-def _chosen(labels: tuple[str, ...], target_C: NDArray[Any]) -> list[str]:
-    return [label for label, hit in zip(labels, target_C, strict=True) if hit]
 
 
 MULTILABEL = MultiLabel()

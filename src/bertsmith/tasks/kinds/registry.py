@@ -33,6 +33,11 @@ def kinds_of_head(head: str) -> tuple[AnyKind, ...]:
     return tuple(kind for kind in KINDS.values() if kind.head.name == head)
 
 
+def heads_of_ability(ability: str) -> tuple[str, ...]:
+    """The heads whose kinds are predicted by this method of `Bert`, the usual one first."""
+    return tuple(dict.fromkeys(kind.head.name for kind in KINDS.values() if kind.ability == ability))
+
+
 def metric_named(name: str) -> Metric:
     """What is known of a metric, whichever kind has it; one for each type of spans is like all of them."""
     known = {metric.name: metric for kind in KINDS.values() for metric in kind.metrics}

@@ -45,6 +45,7 @@ class Span(Kind[Question]):
         Metric("best_exact_threshold", in_percent=False),
     )
     ability = "answer"
+    taught_by = "squad2"
 
     def encode_checked(
         self, examples: Sequence[Question], labels: tuple[str, ...], tokenizer: Tokenizer, text: TextSection

@@ -45,6 +45,7 @@ class Tag(Kind[TaggedExample]):
     unit = "word"
     metrics = (*OF_CLASSES, SPAN_F1, Metric("precision"), Metric("recall"))
     ability = "tag"
+    taught_by = "ner (tags for columns of your own)"
     min_labels = 2
     plots = ("confusion", "calibration")
     has_class_weights = True

@@ -27,6 +27,7 @@ class TextKind(Kind[TextExample]):
     head = TaskHead("classify", "sentence")
     unit = "item"
     ability = "classify"
+    taught_by = "sst2 (stsb for numbers, custom for a table of your own)"
     from_tables = True
     custom_metrics: ClassVar[tuple[str, ...]]
     """For a user's own table; the first one decides."""
@@ -40,6 +41,10 @@ class TextKind(Kind[TextExample]):
     @abstractmethod
     def targets(self, examples: Sequence[TextExample], labels: tuple[str, ...]) -> Targets:
         """The labels as `EncodedSet.targets`."""
+
+    def labels_of(self, labels: tuple[str, ...], target: Any) -> tuple[str, ...]:
+        """The labels that a predicted target says; none where it is a number."""
+        return ()
 
     @abstractmethod
     def written(self, labels: tuple[str, ...], target: Any, *, separator: str) -> str | float:

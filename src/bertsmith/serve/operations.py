@@ -1,0 +1,108 @@
+"""What a request can ask of a model: many texts in, a result for each out.
+
+A new route of the API is a function in `routes`, its JSON in `schemas`, and an operation here, found by name.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bertsmith.inference.fill_mask import mask_offsets_in
+from bertsmith.inference.introspection import inspect_attention, inspect_senses, inspect_tokens
+from bertsmith.inference.loaded_model import Bert
+from bertsmith.inference.outputs import Json, answers_to_json, masks_to_json, tags_to_json
+from bertsmith.inference.text_reader import TokenizedText
+
+Inputs = Sequence[TokenizedText]
+"""Texts or pairs, with the tokens by which they were weighed."""
+Options = tuple[Any, ...]
+"""Those of the batch's key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """Something that models compute for requests, several of them at once."""
+
+    name: str
+    ability: str
+    """What a model must be able to do."""
+    predict: Callable[[Bert, Sequence[Any], Options], Sequence[Any]]
+    """A result for each input."""
+    windowed: bool = False
+    """Whether long texts are read in windows."""
+    obeys_folder: bool = False
+    """Whether a fine-tuned folder says what becomes of long texts."""
+    reads_masks: bool = False
+    """Whether a mask in a text is more than its characters."""
+    joint: bool = False
+    """Whether all texts of a request are one input, with one result."""
+
+    def takes_long_texts(self, bert: Bert) -> bool:
+        """Whether a text may be longer than what the model reads at once."""
+        return self.windowed or (self.obeys_folder and bert.finetuned is not None)
+
+
+def _fill(bert: Bert, texts: Inputs, options: Options) -> list[list[Json]]:
+    (top,) = options
+    found = zip(texts, bert.fill_each(texts, top=top), strict=True)
+    return [
+        masks_to_json(mask_offsets_in(str(each.text), each.encoded, bert.tokenizer), guesses)
+        for each, guesses in found
+    ]
+
+
+def _next(bert: Bert, pairs: Inputs, _: Options) -> list[Any]:
+    return bert.next_sentences(pairs)
+
+
+def _classify(bert: Bert, texts: Inputs, _: Options) -> list[Any]:
+    return bert.classify(texts)
+
+
+def _score(bert: Bert, texts: Inputs, _: Options) -> list[float]:
+    return bert.score(texts)
+
+
+def _tag(bert: Bert, texts: Inputs, _: Options) -> list[Json]:
+    found = zip(texts, bert.tag(texts), strict=True)
+    return [tags_to_json(words, bert.entities_of(str(each.text), words)) for each, words in found]
+
+
+def _answer(bert: Bert, pairs: Inputs, options: Options) -> list[Json]:
+    (best,) = options
+    return [answers_to_json(found) for found in bert.answers_each(pairs, best=best)]
+
+
+def _embed(bert: Bert, texts: Inputs, _: Options) -> list[Any]:
+    return list(bert.embed(texts).numpy())  # a row, not a list of numbers, for each
+
+
+def _show_tokens(bert: Bert, texts: Inputs, options: Options) -> list[Any]:
+    (seed,) = options
+    return [inspect_tokens(bert, each, seed=seed) for each in texts]
+
+
+def _show_attention(bert: Bert, texts: Inputs, _: Options) -> list[Any]:
+    return [inspect_attention(bert, each) for each in texts]
+
+
+def _show_senses(bert: Bert, requests: Sequence[Inputs], options: Options) -> list[Any]:
+    (word,) = options
+    return [inspect_senses(bert, word, sentences) for sentences in requests]
+
+
+OPERATIONS = {
+    operation.name: operation
+    for operation in (
+        Operation("fill", "fill", _fill, reads_masks=True),
+        Operation("next", "next", _next),
+        Operation("classify", "classify", _classify, obeys_folder=True),
+        Operation("score", "score", _score, obeys_folder=True),
+        Operation("tag", "tag", _tag, windowed=True),
+        Operation("answer", "answer", _answer, windowed=True),
+        Operation("embed", "embed", _embed),
+        Operation("look/tokens", "look", _show_tokens),
+        Operation("look/attention", "look", _show_attention),
+        Operation("look/senses", "look", _show_senses, joint=True),
+    )
+}
