@@ -278,6 +278,7 @@ def _question(tokenized: TokenizedText, number: int) -> Question:
     pairs = zip(encoded.offsets, encoded.sequence, strict=True)
     offsets_X2 = np.array([span for span, own in pairs if own == 1], np.int64).reshape(-1, 2)
     tokens = QuestionTokens(np.array(asked, np.int32), np.array(passage, np.int32), offsets_X2)
+    assert isinstance(tokenized.text, tuple)
     question, text = tokenized.text
     return Question(str(number), question, text, (), labelled=False, article="", where="", tokens=tokens)
 
