@@ -228,7 +228,10 @@ def exact(right: str, answer: str) -> float:
 
 
 def f1(right: str, answer: str) -> float:
-    """The F1 of the words they share, counted with repetitions; an empty text matches only an empty one."""
+    """The F1 of the words they share, counted with repetitions; an empty text matches only an empty one.
+
+    That last is SQuAD 2.0's rule; `squad_scores` says what 1.1 does instead.
+    """
     return _overlap(normalised(right).split(), normalised(answer).split())
 
 
@@ -252,6 +255,17 @@ def squad_scores(
 
     With null odds come the best thresholds, for which `answers` must hold every question's best span; with a
     threshold, questions whose odds are above it count as answered with "".
+
+    Where every question has an answer, as in SQuAD 1.1, exact and F1 are those of evaluate-v1.1.py; else
+    those of evaluate-v2.0.py. The two scripts differ in what is nothing but articles and punctuation ("A."):
+
+    - a right answer of this kind counts in 1.1; 2.0 drops it, unless no other is left, which leaves "";
+    - against it, an answer that is nothing as well has F1 0 in 1.1 (no word is shared) and 1 in 2.0; it
+      matches exactly in both;
+    - a question without an answer is in 2.0 alone: "" is right, and F1 is 1 or 0.
+
+    Beyond the scripts: the numbers for HasAns_ come with 1.1 too, and a question that `answers` lacks is
+    wrong and counted, as in 1.1; 2.0 leaves it out of the total, or stops with a KeyError.
     """
     _check_labels(questions)
     raw = _raw_scores(questions, answers)
@@ -323,15 +337,19 @@ def _check_labels(questions: Sequence[Question]) -> None:
 
 
 def _raw_scores(questions: Sequence[Question], answers: Mapping[str, str]) -> dict[SquadMetric, ScoreByKey]:
-    """What each answer scores against the right answer that it matches best."""
+    """What each answer scores against the right answer that it matches best; see `squad_scores`."""
+    is_squad_2 = not all(question.answers for question in questions)
     same, overlap = {}, {}
     for question in questions:
         if question.key in answers:
             candidate = normalised(answers[question.key])
-            # A right answer that is nothing but articles and punctuation does not count.
-            right = {normalised(answer.text) for answer in question.answers} - {""} or {""}
+            right = {normalised(answer.text) for answer in question.answers}
+            if is_squad_2:
+                right = right - {""} or {""}
             same[question.key] = float(candidate in right)
-            overlap[question.key] = max(_overlap(each.split(), candidate.split()) for each in right)
+            shares_nothing = not candidate and not is_squad_2
+            overlaps = (_overlap(each.split(), candidate.split()) for each in right)
+            overlap[question.key] = 0.0 if shares_nothing else max(overlaps)
     return {"exact": same, "f1": overlap}
 
 

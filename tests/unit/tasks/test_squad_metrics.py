@@ -1,5 +1,7 @@
 """The official evaluation of SQuAD on cases worked out by hand."""
 
+from collections import Counter
+
 import pytest
 
 from bertsmith.core.errors import UserError
@@ -93,10 +95,47 @@ def test_a_part_without_questions_is_not_reported():
     assert not [name for name in scores if name.startswith("NoAns") or name.startswith("best")]
 
 
-def test_a_gold_of_nothing_but_articles_does_not_count():
+def official_v1(questions: list[Question], answers: dict[str, str]) -> dict[str, float]:
+    """evaluate-v1.1.py of SQuAD, its lines for one question after the other."""
+    exact_match = overlap = 0.0
+    for each in questions:
+        if each.key not in answers:
+            continue
+        golds, predicted = [gold.text for gold in each.answers], normalised(answers[each.key])
+        exact_match += max(normalised(gold) == predicted for gold in golds)
+        found = []
+        for gold in golds:
+            common = Counter(predicted.split()) & Counter(normalised(gold).split())
+            if (num_same := sum(common.values())) == 0:
+                found.append(0.0)
+                continue
+            precision, recall = num_same / len(predicted.split()), num_same / len(normalised(gold).split())
+            found.append(2 * precision * recall / (precision + recall))
+        overlap += max(found)
+    return {"exact": 100 * exact_match / len(questions), "f1": 100 * overlap / len(questions)}
+
+
+@pytest.mark.parametrize("golds", [("the",), ("A.", "Thames"), ("Thames", "the river"), ("!",)], ids=str)
+@pytest.mark.parametrize("answer", ["", "the", "an!", "Thames", "a river", None])
+def test_squad_1_is_evaluated_as_its_own_script_does(golds, answer):
+    asked = [question("q", *golds), question("other", "right")]
+    answers = {"other": "right"} | ({} if answer is None else {"q": answer})
+    scores = squad_scores(asked, answers)
+    assert {name: scores[name] for name in ("exact", "f1")} == official_v1(asked, answers)
+
+
+def test_a_right_answer_of_nothing_but_articles_counts_in_squad_1_and_not_in_squad_2():
     asked = question("q", "the", "Thames")
-    assert squad_scores([asked], {"q": ""})["exact"] == 0.0
-    assert squad_scores([asked], {"q": "a Thames"})["exact"] == 100.0
+    first = squad_scores([asked], {"q": "a"})
+    assert (first["exact"], first["f1"]) == (100.0, 0.0)
+    second = squad_scores([asked, question("none")], {"q": "a", "none": ""})
+    assert (second["HasAns_exact"], second["HasAns_f1"]) == (0.0, 0.0)
+    assert squad_scores([asked, question("none")], {"q": "a Thames", "none": ""})["exact"] == 100.0
+
+
+def test_in_squad_2_right_answers_that_are_all_nothing_are_one_empty_answer():
+    scores = squad_scores([question("q", "the"), question("none")], {"q": "", "none": ""})
+    assert (scores["HasAns_exact"], scores["HasAns_f1"]) == (100.0, 100.0)
 
 
 def test_an_unanswered_question_is_wrong_and_counted_even_if_it_has_no_answer():
