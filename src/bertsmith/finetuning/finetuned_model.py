@@ -17,7 +17,7 @@ from bertsmith.finetuning.splits import EncodedSplit
 from bertsmith.inference.finetuned_folder import FinetunedTask, write_finetuned
 from bertsmith.inference.task_model import TaskModel, mix_state
 from bertsmith.model.model_folder import Model, write_model
-from bertsmith.model.tensor_files import WEIGHT_FILES
+from bertsmith.model.tensor_files import SAVED_WEIGHT_FILES
 from bertsmith.tasks.metrics import Reliability, reliability
 from bertsmith.tasks.objective import NetworkScorer
 from bertsmith.tasks.predictions import PredictedSplit, errors_table, hardest_errors
@@ -79,7 +79,7 @@ def _write_model_folder(folder: RunFolder, finished: Finished, card: str) -> Non
     scorer = finished.model.objective.scorer
     assert isinstance(scorer, NetworkScorer | FrozenMixScorer)
     mix = mix_state(scorer) if isinstance(scorer, FrozenMixScorer) else {}
-    with atomic_folder(folder.model, replaces=WEIGHT_FILES) as fresh:
+    with atomic_folder(folder.model, replaces=SAVED_WEIGHT_FILES) as fresh:
         # Under a mix the network has no head whose outputs could be named.
         write_model(
             fresh,

@@ -38,10 +38,9 @@ from bertsmith.inference.text_reader import Reader, TextInput, TextOrPair, Token
 from bertsmith.model.architectures.registry import architecture_of
 from bertsmith.model.encoder import first_of_rows, largest_of_rows, mean_of_rows
 from bertsmith.model.model_folder import Model, read_model, write_model
-from bertsmith.model.tensor_files import WEIGHT_FILES
+from bertsmith.model.tensor_files import SAVED_WEIGHT_FILES
 from bertsmith.packed import PackedBatch, unpack
 from bertsmith.text.tokenizer import Tokenizer
-from bertsmith.text.tokenizer_files import TOKENIZER_FILES
 
 if TYPE_CHECKING:
     from bertsmith.inference.predictor import Predictor, Sentence
@@ -149,7 +148,10 @@ class Bert:
         self.model, self.tokenizer, self.finetuned = model, tokenizer, finetuned
         self._predictors: dict[str, Predictor] = {}
         self._lock = Lock()  # making a predictor changes the network
-        self._device, self.reader = chosen, Reader(tokenizer, model.network.config.positions)
+        # A tokenizer may name fewer tokens than the model has positions: those it was trained with.
+        positions = model.network.config.positions
+        longest = min(positions, tokenizer.max_length or positions)
+        self._device, self.reader = chosen, Reader(tokenizer, longest)
         network = model.network.to(chosen).eval()
         if int8:
             self.engine = Engine(quantized_network(network, self.reader, chosen), self.reader, chosen)
@@ -323,7 +325,7 @@ class Bert:
 
     def save(self, folder: Path | str) -> None:
         """Write a model folder that `load` and the Hugging Face tools open."""
-        replaces = (*WEIGHT_FILES, *TOKENIZER_FILES, *FINETUNED_FILES)
+        replaces = (*SAVED_WEIGHT_FILES, *FINETUNED_FILES)  # what others wrote there stays
         with atomic_folder(Path(folder).expanduser(), replaces=replaces) as fresh:
             write_model(fresh, self.model)
             self.tokenizer.save(fresh)

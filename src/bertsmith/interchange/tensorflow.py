@@ -1,4 +1,4 @@
-"""BERT and ALBERT checkpoints as Google published them, under the names Hugging Face gives their parts."""
+"""BERT and ALBERT checkpoints of TensorFlow 1, under the names Hugging Face gives their parts."""
 
 import re
 from dataclasses import dataclass
@@ -25,6 +25,8 @@ class Checkpoint:
     """A published checkpoint: a Hugging Face config, float32 tensors, and the variables not among them."""
 
     config: dict[str, Any]
+    config_file: Path
+    """The published config that it comes from."""
     tensors: dict[str, Tensor]
     vocabulary: Path | None
     skipped: tuple[str, ...]
@@ -48,7 +50,9 @@ def import_checkpoint(source: Path, out: Path, *, gelu: Gelu = "published") -> I
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError("is there already", where=str(out), remedy="name a new folder to write to")
     checkpoint = read_checkpoint(source, gelu=gelu)
-    model = model_from_tensors(checkpoint.config, checkpoint.tensors.items(), where=source)
+    model = model_from_tensors(
+        checkpoint.config, checkpoint.tensors.items(), where=source, config_file=checkpoint.config_file
+    )
     with_tokenizer = checkpoint.vocabulary is not None and checkpoint.vocabulary.name == "vocab.txt"
     if with_tokenizer:
         tokenizer = Tokenizer.load(source if source.is_dir() else source.parent)
@@ -69,7 +73,7 @@ def import_checkpoint(source: Path, out: Path, *, gelu: Gelu = "published") -> I
 
 @dataclass(frozen=True, slots=True)
 class _Family:
-    """What tells BERT and ALBERT apart."""
+    """What tells BERT, ALBERT and what lies between them apart."""
 
     names: dict[str, str]  # pattern of a TensorFlow variable -> the Hugging Face tensor it becomes
     architectures: dict[str, tuple[str, ...]]  # class -> the tensors that show it, richest class first
@@ -82,10 +86,12 @@ _DENSE = "(kernel|bias)"
 _NORM = "(gamma|beta)"
 _HEAD = "output_(weights|bias)"
 _EMBEDDINGS = "bert/embeddings/(word_embeddings|position_embeddings|token_type_embeddings)"
+_WIDENING = "embedding_hidden_mapping_in"
 _LAYER = "bert/encoder/layer_([0-9]+)"
 _GROUP = "bert/encoder/transformer/group_([0-9]+)/inner_group_([0-9]+)"
 _HF_LAYER = r"bert.encoder.layer.\1"
 _HF_GROUP = r"albert.encoder.albert_layer_groups.\1.albert_layers.\2"
+_HF_OWN_GROUP = r"albert.encoder.albert_layer_groups.\1.albert_layers.0"
 
 _BERT = _Family(
     names={
@@ -132,7 +138,7 @@ _ALBERT = _Family(
     names={
         _EMBEDDINGS: r"albert.embeddings.\1.weight",
         f"bert/embeddings/LayerNorm/{_NORM}": r"albert.embeddings.LayerNorm.\1",
-        f"bert/encoder/(embedding_hidden_mapping_in)/{_DENSE}": r"albert.encoder.\1.\2",
+        f"bert/encoder/({_WIDENING})/{_DENSE}": r"albert.encoder.\1.\2",
         f"{_GROUP}/attention_1/self/(query|key|value)/{_DENSE}": rf"{_HF_GROUP}.attention.\3.\4",
         f"{_GROUP}/attention_1/output/dense/{_DENSE}": rf"{_HF_GROUP}.attention.dense.\3",
         f"{_GROUP}/LayerNorm/{_NORM}": rf"{_HF_GROUP}.attention.LayerNorm.\3",
@@ -180,6 +186,37 @@ _ALBERT = _Family(
     published_gelu="tanh",
 )
 
+# BERT with ALBERT's narrow embeddings (SimBERT's small sizes and others): no two layers share a weight, so it
+# is an ALBERT of as many groups as layers. A next-sentence head is left out: ALBERT's predicts the order.
+_FACTORISED_BERT = _Family(
+    names={
+        _EMBEDDINGS: r"albert.embeddings.\1.weight",
+        f"bert/embeddings/LayerNorm/{_NORM}": r"albert.embeddings.LayerNorm.\1",
+        f"bert/encoder/({_WIDENING})/{_DENSE}": r"albert.encoder.\1.\2",
+        f"{_LAYER}/attention/self/(query|key|value)/{_DENSE}": rf"{_HF_OWN_GROUP}.attention.\2.\3",
+        f"{_LAYER}/attention/output/dense/{_DENSE}": rf"{_HF_OWN_GROUP}.attention.dense.\2",
+        f"{_LAYER}/attention/output/LayerNorm/{_NORM}": rf"{_HF_OWN_GROUP}.attention.LayerNorm.\2",
+        f"{_LAYER}/intermediate/dense/{_DENSE}": rf"{_HF_OWN_GROUP}.ffn.\2",
+        f"{_LAYER}/output/dense/{_DENSE}": rf"{_HF_OWN_GROUP}.ffn_output.\2",
+        f"{_LAYER}/output/LayerNorm/{_NORM}": rf"{_HF_OWN_GROUP}.full_layer_layer_norm.\2",
+        f"bert/pooler/dense/{_DENSE}": r"albert.pooler.\1",
+        f"cls/predictions/transform/dense/{_DENSE}": r"predictions.dense.\1",
+        f"cls/predictions/transform/LayerNorm/{_NORM}": r"predictions.LayerNorm.\1",
+        "cls/predictions/output_bias": "predictions.bias",
+        f"cls/squad/{_HEAD}": r"qa_outputs.\1",
+        _HEAD: r"classifier.\1",
+    },
+    architectures=_ALBERT.architectures,
+    defaults=_BERT.defaults | {"embedding_size": 128, "inner_group_num": 1},
+    constants={
+        "model_type": "albert",
+        "layer_norm_eps": 1e-12,
+        "classifier_dropout_prob": 0.1,
+        "pad_token_id": 0,
+    },
+    published_gelu="erf",
+)
+
 _VOCABULARIES = ("vocab.txt", "vocab_chinese.txt", "30k-clean.model", "30k-clean.vocab")
 _HF_GELU = {"erf": "gelu", "tanh": "gelu_new"}
 _HF_LEAVES = {"kernel": "weight", "weights": "weight", "gamma": "weight", "beta": "bias"}
@@ -198,11 +235,11 @@ def read_checkpoint(source: Path, *, gelu: Gelu = "published") -> Checkpoint:
     "published" is the one the released weights were trained with: erf for BERT, tanh for ALBERT.
     """
     prefix = _find_prefix(source)
-    published = _read_config(prefix.parent)
+    config_file, published = _read_config(prefix.parent)
     bundle = Bundle(prefix)
     # A checkpoint saved while training holds two moments of each weight, under its name with a suffix.
     skipped = tuple(name for name in bundle.names() if _TRAINING_STATE.search(name))
-    family = _ALBERT if any("/group_0/" in name for name in bundle.names()) else _BERT
+    family = _family_of(bundle)
     variables = _variables(family, sorted(set(bundle.names()) - set(skipped)), prefix)
     tensors = {}
     with progress_bar("reading variables", len(variables)) as advance:
@@ -213,7 +250,14 @@ def read_checkpoint(source: Path, *, gelu: Gelu = "published") -> Checkpoint:
     beside = (prefix.parent / name for name in _VOCABULARIES)
     vocabulary = next((path for path in beside if path.is_file()), None)
     config = _config(family, published, tensors, gelu)
-    return Checkpoint(config, tensors, vocabulary, skipped, tuple(unknown))
+    return Checkpoint(config, config_file, tensors, vocabulary, skipped, tuple(unknown))
+
+
+def _family_of(bundle: Bundle) -> _Family:
+    """Whose names the variables have."""
+    if any("/group_0/" in name for name in bundle.names()):
+        return _ALBERT
+    return _FACTORISED_BERT if any(f"/{_WIDENING}/" in name for name in bundle.names()) else _BERT
 
 
 # The files.
@@ -232,8 +276,8 @@ def _find_prefix(source: Path) -> Path:
     return found[0].with_suffix("")
 
 
-def _read_config(folder: Path) -> dict[str, Any]:
-    """The published config in a folder."""
+def _read_config(folder: Path) -> tuple[Path, dict[str, Any]]:
+    """The published config in a folder, and its file."""
     published = (folder / "bert_config.json", folder / "albert_config.json")
     found = [path for path in published if path.is_file()] or sorted(folder.glob("[!.]*config.json"))
     remedy = "put the checkpoint's own bert_config.json or albert_config.json there, and only that one"
@@ -242,7 +286,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
     config = read_json(found[0], remedy=remedy)
     if "vocab_size" not in config:
         raise UserError('is no BERT config: it has no "vocab_size"', where=str(found[0]), remedy=remedy)
-    return config
+    return found[0], config
 
 
 # The variables.
@@ -290,6 +334,8 @@ def _config(
     """The Hugging Face config that says what the published config says."""
     config = {key: published.get(key, default) for key, default in family.defaults.items()}
     config |= family.constants | {"vocab_size": published["vocab_size"]}
+    if family is _FACTORISED_BERT:
+        config["num_hidden_groups"] = config["num_hidden_layers"]
     if config["hidden_act"] == "gelu":
         config["hidden_act"] = _HF_GELU[family.published_gelu if gelu == "published" else gelu]
     # The richest class whose heads the checkpoint has; the bare model, which shows by nothing, comes last.

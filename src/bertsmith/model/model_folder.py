@@ -23,7 +23,7 @@ from bertsmith.model.network import (
     build_network,
     published_names,
 )
-from bertsmith.model.tensor_files import WEIGHT_FILES, read_tensors, write_tensors
+from bertsmith.model.tensor_files import SAVED_WEIGHT_FILES, read_tensors, write_tensors
 
 SHOWN_NAMES = 8
 WEIGHT_TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -59,6 +59,7 @@ class CheckpointTensors:
     architecture: Architecture
     config: EncoderConfig
     where: Path
+    config_file: Path
 
     def names_of(self, head: str) -> set[str]:
         """The published names of a head."""
@@ -98,8 +99,8 @@ class CheckpointTensors:
             for name in theirs:
                 actual = list(self.tensors[name].shape)
                 if actual != size:
-                    what = f"{name} is {actual} but config.json asks for {size}"
-                    remedy = "config.json and the weights belong to different models"
+                    what = f"{name} is {actual} but {self.config_file.name} asks for {size}"
+                    remedy = f"{self.config_file.name} and the weights belong to different models"
                     raise UserError(what, where=str(self.where), remedy=remedy)
         # Query, key and value are published as three weights and computed here by one product.
         assembled = {}
@@ -138,7 +139,12 @@ class CheckpointTensors:
 
 
 def canonical_tensors(
-    tensors: Iterable[tuple[str, Tensor]], architecture: Architecture, config: EncoderConfig, where: Path
+    tensors: Iterable[tuple[str, Tensor]],
+    architecture: Architecture,
+    config: EncoderConfig,
+    *,
+    where: Path,
+    config_file: Path,
 ) -> CheckpointTensors:
     """The tensors with today's LayerNorm names, with the prefix, and under the first of two tied names."""
     held = dict(tensors)
@@ -159,7 +165,7 @@ def canonical_tensors(
             what = f"{name} differs from {first}, which should be the same weight"
             raise UserError(what, where=str(where), remedy="models that do not tie the two are not supported")
         renamed[first] = tensor
-    return CheckpointTensors(renamed, architecture, config, where)
+    return CheckpointTensors(renamed, architecture, config, where, config_file)
 
 
 def _same(one: Tensor, other: Tensor) -> bool:
@@ -204,16 +210,21 @@ def model_from_tensors(
     tensors: Iterable[tuple[str, Tensor]],
     *,
     where: Path,
+    config_file: Path | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Model:
-    """The network of a config.json's contents and tensors under their published names."""
-    reader = ConfigReader(config_json, str(where / "config.json"))
+    """The network of a config.json's contents and tensors under their published names.
+
+    `config_file` is the file to name where the contents come from another than the folder's config.json.
+    """
+    config_file = config_file or where / "config.json"
+    reader = ConfigReader(config_json, str(config_file))
     if config_json.get("model_type") is None:
         remedy = 'add "model_type": "bert", or what the model is'
         raise UserError("has no model_type", where=reader.where, remedy=remedy)
     architecture = architecture_of(str(config_json["model_type"]), where=reader.where)
     config = _read_config(architecture, reader)
-    checkpoint = canonical_tensors(tensors, architecture, config, where)
+    checkpoint = canonical_tensors(tensors, architecture, config, where=where, config_file=config_file)
     # A tagger and a classifier have the same published names: the class that config.json names tells which.
     expected = [head for name in reader.texts("architectures") for head in architecture.classes.get(name, ())]
     heads = checkpoint.heads(expected)
@@ -264,7 +275,7 @@ def write_model(folder: Path, model: Model, *, shard_bytes: int = SHARD_BYTES) -
         if config.direction == "left-to-right"
         else classes,
     }
-    with atomic_folder(folder, replaces=WEIGHT_FILES) as fresh:
+    with atomic_folder(folder, replaces=SAVED_WEIGHT_FILES) as fresh:
         write_json(fresh / "config.json", config_json)
         write_tensors(fresh, tensors, shard_bytes)
 

@@ -16,11 +16,10 @@ from bertsmith.core.files import read_json, write_json
 
 SINGLE, SHARDED = "model.safetensors", "model.safetensors.index.json"
 OLD_SINGLE, OLD_SHARDED = "pytorch_model.bin", "pytorch_model.bin.index.json"
-WEIGHT_FILES = (
-    *(SINGLE, SHARDED, "model-*-of-*.safetensors"),
-    *(OLD_SINGLE, OLD_SHARDED, "pytorch_model-*-of-*.bin"),
-)
-"""Patterns of all that may hold weights: a save replaces them, or a reader might prefer an old one."""
+SAVED_WEIGHT_FILES = (SINGLE, SHARDED, "model-*-of-*.safetensors")
+"""Patterns of what a save replaces: a reader might prefer old shards, or an old whole file."""
+WEIGHT_FILES = (*SAVED_WEIGHT_FILES, OLD_SINGLE, OLD_SHARDED, "pytorch_model-*-of-*.bin")
+"""Patterns of all that may hold weights; every reader takes safetensors before the older form."""
 BROKEN = "download or save the folder again"
 MAX_NAME = 200
 FOR_TORCH = {"format": "pt"}

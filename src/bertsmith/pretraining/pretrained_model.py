@@ -13,7 +13,7 @@ from bertsmith.core.errors import UserError
 from bertsmith.core.files import atomic_folder, write_text
 from bertsmith.model.model_folder import Model, head_outputs, write_model
 from bertsmith.model.network import Network, build_network
-from bertsmith.model.tensor_files import WEIGHT_FILES
+from bertsmith.model.tensor_files import SAVED_WEIGHT_FILES
 from bertsmith.recipe.schema import Recipe, Unit
 from bertsmith.text.tokenizer import Tokenizer
 from bertsmith.training.model_card import card_text, facts_block, table_block
@@ -150,7 +150,7 @@ def check_weights_are_finite(network: Network, *, where: str) -> None:
 
 def write_model_folder(target: Path, network: Network, tokenizer: Tokenizer, extras: dict[str, str]) -> None:
     """Write weights, tokenizer and the given texts as one folder that appears whole."""
-    with atomic_folder(target, replaces=WEIGHT_FILES) as fresh:
+    with atomic_folder(target, replaces=SAVED_WEIGHT_FILES) as fresh:
         write_model(fresh, Model(network))
         tokenizer.save(fresh)
         for name, text in extras.items():

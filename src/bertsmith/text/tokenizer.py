@@ -23,6 +23,8 @@ from bertsmith.text.tokenizer_files import (
     USUAL_WORD_CHARACTERS,
     Settings,
     TokenizerSpec,
+    extra_special,
+    max_length,
     open_pipeline,
     read_spec,
     token_name,
@@ -78,10 +80,14 @@ class Tokenizer:
         self.special_ids: Final = frozenset(self._special.values())
         """The ids that ordinary text never yields, and the unknown token's."""
         pipeline = _flag_special(library.to_str(), self._special)
-        self.spec: Final = TokenizerSpec(pipeline, self._roles | spec.settings, spec.where)
+        # The pipeline has the added tokens now; where it changes (`with_words`), it alone must say so.
+        settings = {key: value for key, value in spec.settings.items() if key != "added_tokens_decoder"}
+        self.spec: Final = TokenizerSpec(pipeline, self._roles | settings, spec.where)
         """What the tokenizer is built from."""
         self.vocabulary_size: Final = max(vocabulary.values()) + 1
         """How many rows an embedding needs: the highest id, added tokens included, plus one."""
+        self.max_length: Final = max_length(spec.settings)
+        """The longest text in tokens, as tokenizer_config.json has it; None where it names no number."""
         self.gaps: Final = tuple(sorted(set(range(self.vocabulary_size)) - set(vocabulary.values())))
         """The ids below the highest that no token has."""
         self.closed: Final = self._make_reader(frozenset())
@@ -296,14 +302,7 @@ def _find_special(library: Library, roles: Mapping[str, str], settings: Settings
     pair = library.encode("", "")
     template = [number for number, text in zip(pair.ids, pair.sequence_ids, strict=True) if text is None]
     special |= {str(library.id_to_token(number)): number for number in template}
-    names = list(roles.values())
-    for key in ("additional_special_tokens", "extra_special_tokens"):  # the second is transformers 5's
-        entries = settings.get(key) or []
-        if not isinstance(entries, list | dict):
-            what, remedy = f"{key} is {entries!r}", "write a list of tokens"
-            raise UserError(what, where="tokenizer_config.json", remedy=remedy)
-        tokens = entries.values() if isinstance(entries, dict) else entries
-        names += [name for token in tokens if (name := token_name({key: token}, key))]
+    names = [*roles.values(), *extra_special(settings)]
     numbers = {name: library.token_to_id(name) for name in names}
     return special | {name: number for name, number in numbers.items() if number is not None}
 

@@ -1,6 +1,7 @@
 """Tokenizer pipelines and their files: tokenizer.json, or vocab.txt, or vocab.json with merges.txt."""
 
 import json
+import logging
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,13 +38,29 @@ Case = Literal["uncased", "cased"]
 INSIDE = "##"  # BERT's mark of a piece that continues a word
 
 
+log = logging.getLogger("bertsmith")
+
 USUAL_WORD_CHARACTERS = 100  # transformers' limit; Google's own tokenization.py says 200
+BYTE_ORDER_MARK = "\ufeff"
+SHOWN_LINES = 3
 FETCH_AGAIN = "fetch the tokenizer files again"
 TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
     *("vocab.txt", "vocab.json", "merges.txt", "spiece.model"),
 )
-"""All that a save replaces: an earlier tokenizer's files would speak against this one's."""
+"""All that may decide what tokens a text has."""
+GENERIC_CLASSES = ("PreTrainedTokenizer", "TokenizersBackend")
+BERT_CLASSES = ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "ErnieTokenizer")
+KNOWN_CLASSES = (*GENERIC_CLASSES, *BERT_CLASSES, "RobertaTokenizer", "AlbertTokenizer")
+NORMALIZER_SETTINGS = {
+    "do_lower_case": "lowercase",
+    "strip_accents": "strip_accents",
+    "tokenize_chinese_chars": "handle_chinese_chars",
+}
+"""A key of tokenizer_config.json -> the attribute of the BERT normaliser that it sets."""
+ADDED_TOKEN_PARTS = ("content", "lstrip", "normalized", "rstrip", "single_word", "special")
+NO_LIMIT = 10**9
+"""Files write a number of 30 digits where a tokenizer has no longest text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +76,7 @@ def read_spec(folder: Path, *, max_word_characters: int) -> TokenizerSpec:
     """The tokenizer kept in a folder, in the first of the three formats found there."""
     if not folder.is_dir():
         raise UserError("is not a folder", where=str(folder), remedy="give the folder of the tokenizer files")
-    settings = _read_if_present(folder / "tokenizer_config.json")
-    if "added_tokens_decoder" not in settings:  # newer files say everything here; the map is a leftover then
-        settings |= _read_if_present(folder / "special_tokens_map.json")
+    settings = _read_settings(folder)
     if (file := folder / "tokenizer.json").is_file():
         return TokenizerSpec(read_text(file, remedy=FETCH_AGAIN), settings, where=str(file))
     if (file := folder / "vocab.txt").is_file():
@@ -75,19 +90,29 @@ def read_spec(folder: Path, *, max_word_characters: int) -> TokenizerSpec:
 
 
 def write_spec(spec: TokenizerSpec, folder: Path) -> None:
-    """Write tokenizer.json, tokenizer_config.json and, for WordPiece, vocab.txt."""
+    """Write tokenizer.json and tokenizer_config.json; for WordPiece also vocab.txt and added_tokens.json.
+
+    Nothing else in the folder is touched. What an earlier tokenizer left there is read by nobody any more:
+    every reader takes tokenizer.json first, and the added tokens and roles from tokenizer_config.json.
+    """
     library = open_pipeline(spec)
-    with atomic_folder(folder, replaces=TOKENIZER_FILES) as temporary:
+    with atomic_folder(folder) as temporary:
         write_text(temporary / "tokenizer.json", library.to_str(pretty=True) + "\n")
         write_json(temporary / "tokenizer_config.json", _complete_settings(library, spec.settings))
         if lines := _vocab_txt_lines(library):
             write_text(temporary / "vocab.txt", "".join(f"{line}\n" for line in lines))
+            known = library.get_vocab(with_added_tokens=False)
+            added = {token: number for token, number in library.get_vocab().items() if token not in known}
+            if added:
+                in_order = sorted(added, key=lambda token: added[token])
+                write_json(temporary / "added_tokens.json", {token: added[token] for token in in_order})
 
 
 def open_pipeline(spec: TokenizerSpec) -> Library:
-    """The library's tokenizer, without the truncation and padding that a tokenizer.json may carry."""
+    """The library's tokenizer as its settings want it, without truncation and padding of its own."""
     try:
         library = Library.from_str(spec.pipeline)
+        _follow_settings(library, spec)
         library.no_truncation()
         library.no_padding()
         # A fault that shows only at an unknown character should stop us now, not hours into a corpus.
@@ -95,6 +120,8 @@ def open_pipeline(spec: TokenizerSpec) -> Library:
             library.encode(*texts)
     except BaseException as error:  # the library raises bare Exception, and panics that are not even that
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        if isinstance(error, UserError):
             raise
         raise UserError(f"is no usable tokenizer ({error})", where=spec.where, remedy=FETCH_AGAIN) from error
     return library
@@ -129,24 +156,92 @@ def token_name(settings: Settings, role: str) -> str | None:
     return name or None
 
 
+def max_length(settings: Settings) -> int | None:
+    """The longest text in tokens that the settings name, if they do."""
+    length = settings.get("model_max_length")
+    if isinstance(length, bool) or not isinstance(length, int | float):
+        return None
+    return int(length) if 0 < length < NO_LIMIT else None
+
+
+def _read_settings(folder: Path) -> Settings:
+    """What tokenizer_config.json says, or the three files that said it before there was one for all."""
+    settings = _read_if_present(folder / "tokenizer_config.json")
+    if "added_tokens_decoder" not in settings:  # newer files say everything here; the others are leftovers
+        settings |= _read_if_present(folder / "special_tokens_map.json")
+        if added := _read_if_present(file := folder / "added_tokens.json"):
+            settings["added_tokens_decoder"] = _as_decoder(added, settings, file=file)
+    name = settings.get("tokenizer_class")
+    if isinstance(name, str) and name.removesuffix("Fast") not in KNOWN_CLASSES:
+        log.warning(
+            "%s: tokenizer_class is %s, which bertsmith does not know: the vocabulary is read as it stands,"
+            " and texts may be cut into other tokens than the model was trained with",
+            folder / "tokenizer_config.json",
+            name,
+        )
+    return settings
+
+
 def _read_if_present(file: Path) -> Settings:
     return read_json(file, remedy=FETCH_AGAIN) if file.is_file() else {}
+
+
+def _as_decoder(added: Settings, settings: Settings, *, file: Path) -> Settings:
+    """The added_tokens_decoder that says what an added_tokens.json says."""
+    special = {name for role in ROLES if (name := token_name(settings, role))} | set(extra_special(settings))
+    decoder: Settings = {}
+    for token, number in added.items():
+        if type(number) is not int or number < 0 or str(number) in decoder:
+            what = f"the id of {token!r} is {number!r}"
+            raise UserError(what, where=str(file), remedy="give every token an id of its own")
+        # As transformers reads the file: an ordinary token is looked for in the normalised text.
+        flags = {"special": token in special, "normalized": token not in special}
+        decoder[str(number)] = {"content": token, **flags}
+    return decoder
+
+
+def extra_special(settings: Settings) -> list[str]:
+    """The special tokens that play no role; the second key is transformers 5's."""
+    names: list[str] = []
+    for key in ("additional_special_tokens", "extra_special_tokens"):
+        entries = settings.get(key) or []
+        if not isinstance(entries, list | dict):
+            what, remedy = f"{key} is {entries!r}", "write a list of tokens"
+            raise UserError(what, where="tokenizer_config.json", remedy=remedy)
+        tokens = entries.values() if isinstance(entries, dict) else entries
+        names += [name for token in tokens if (name := token_name({key: token}, key))]
+    return names
+
+
+# --- tokenizer.json: everything, though tokenizer_config.json may say more, or something else ---
+
+
+def _follow_settings(library: Library, spec: TokenizerSpec) -> None:
+    """Change a pipeline as transformers 5 does: it rebuilds its BertTokenizer from the settings."""
+    settings, normalizer = spec.settings, library.normalizer
+    name = str(settings.get("tokenizer_class") or BERT_CLASSES[0]).removesuffix("Fast")
+    if name in BERT_CLASSES and isinstance(normalizer, normalizers.BertNormalizer):
+        for key, attribute in NORMALIZER_SETTINGS.items():
+            # Only what the settings do say: where they are silent, the pipeline was made on purpose.
+            said, made = _switch(settings, key), getattr(normalizer, attribute)
+            made = normalizer.lowercase if made is None else made  # accents go as capitals do
+            if said is not None and said != made:
+                what = f"tokenizer_config.json has {key} {said} and tokenizer.json {made}"
+                log.warning("%s: %s: the former holds, as in transformers 5", spec.where, what)
+                setattr(normalizer, attribute, said)
+        library.normalizer = normalizer
+    cut, longest = (library.truncation or {}).get("max_length"), max_length(settings)
+    if cut and longest and cut != longest:
+        what = f"tokenizer_config.json takes texts of {longest} tokens and tokenizer.json cuts them at {cut}"
+        log.warning("%s: %s: the former holds, as in transformers 5", spec.where, what)
+    _add_tokens(library, settings, where=spec.where)
 
 
 # --- vocab.txt: WordPiece, as published with BERT ---
 
 
 def _from_vocab_txt(file: Path, settings: Settings, *, max_word_characters: int) -> TokenizerSpec:
-    vocabulary: dict[str, int] = {}
-    for number, line in enumerate(_read_lines(file), start=1):
-        # White space after a piece is no part of it. A line of nothing else (published vocabularies hold
-        # U+2028 and the like) can match no word but must keep its place, for ids are line numbers.
-        piece = line.rstrip() or line
-        if not piece or piece in vocabulary:
-            fault = f"repeats the piece of line {vocabulary[piece] + 1}" if piece else "is empty"
-            remedy = "restore the file; ids are line numbers"
-            raise UserError(f"the line {fault}", where=f"{file}:{number}", remedy=remedy)
-        vocabulary[piece] = number - 1
+    vocabulary = _numbered_lines(file)
     settings = _name_special(settings, BERT_NAMES, vocabulary=vocabulary, file=file)
     if settings.get("do_lower_case") is None:
         # Cased if lower-casing would change any piece but special and [unused] ones: nothing else in the file
@@ -156,11 +251,40 @@ def _from_vocab_txt(file: Path, settings: Settings, *, max_word_characters: int)
         settings["do_lower_case"] = all(piece == piece.lower() for piece in ordinary)
     if max_word_characters != USUAL_WORD_CHARACTERS:  # transformers' BertTokenizer knows only 100
         settings["tokenizer_class"] = "PreTrainedTokenizerFast"
-    library = _wordpiece(vocabulary, settings, max_word_characters=max_word_characters)
+    library = _wordpiece(
+        vocabulary, settings, max_word_characters=max_word_characters, where=str(file.parent)
+    )
     return TokenizerSpec(library.to_str(), settings, where=str(file))
 
 
-def _wordpiece(vocabulary: dict[str, int], settings: Settings, *, max_word_characters: int) -> Library:
+def _numbered_lines(file: Path) -> dict[str, int]:
+    """The pieces and the numbers of their lines, which are their ids."""
+    vocabulary: dict[str, int] = {}
+    odd = []
+    for number, line in enumerate(_read_lines(file)):
+        # White space after a piece is no part of it. A line of nothing else (published vocabularies hold
+        # U+2028 and the like) can match no word but must keep its place.
+        piece = line.rstrip() or line
+        if not piece:  # such a U+2028, lost on the way
+            odd.append(f"line {number + 1} is empty")
+            piece = f"[empty line {number + 1}]"
+        elif piece in vocabulary:
+            # The last of equal lines has the piece, as with Google's loader and transformers. What stands in
+            # for the others keeps ids without gaps, for behind them the library numbers added tokens; like
+            # [unused0], no text spells it.
+            first = vocabulary.pop(piece)
+            odd.append(f"line {number + 1} repeats line {first + 1}")
+            vocabulary[f"[repeated line {first + 1}]"] = first
+        vocabulary[piece] = number
+    if odd:
+        shown = "; ".join(odd[:SHOWN_LINES]) + ("; ..." if len(odd) > SHOWN_LINES else "")
+        log.warning("%s: %s: read all the same, ids being line numbers", file, shown)
+    return vocabulary
+
+
+def _wordpiece(
+    vocabulary: dict[str, int], settings: Settings, *, max_word_characters: int, where: str = ""
+) -> Library:
     unknown, cls, sep = (str(token_name(settings, role)) for role in ("unk_token", "cls_token", "sep_token"))
     model = models.WordPiece(vocabulary, unk_token=unknown, max_input_chars_per_word=max_word_characters)
     library = Library(model)
@@ -171,12 +295,13 @@ def _wordpiece(vocabulary: dict[str, int], settings: Settings, *, max_word_chara
     )
     library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     library.decoder = decoders.WordPiece(prefix=INSIDE)
+    _add_tokens(library, settings, where=where)
+    _add_roles(library, settings)
     library.post_processor = processors.TemplateProcessing(
         single=[f"{cls}:0", "$A:0", f"{sep}:0"],
         pair=[f"{cls}:0", "$A:0", f"{sep}:0", "$B:1", f"{sep}:1"],
-        special_tokens=[(cls, vocabulary[cls]), (sep, vocabulary[sep])],
+        special_tokens=[(cls, library.token_to_id(cls)), (sep, library.token_to_id(sep))],
     )
-    _add_tokens(library, settings)
     return library
 
 
@@ -205,23 +330,28 @@ def _from_merges(file: Path, settings: Settings) -> TokenizerSpec:
             fault = f"{line[:60]!r} does not join two pieces of vocab.json into a third"
             raise UserError(fault, where=f"{merges_file}:{number}", remedy=FETCH_AGAIN)
         merges.append((left, right))
-    return TokenizerSpec(_byte_bpe(vocabulary, merges, settings=settings).to_str(), settings, where=str(file))
+    library = _byte_bpe(vocabulary, merges, settings=settings, where=str(file.parent))
+    return TokenizerSpec(library.to_str(), settings, where=str(file))
 
 
-def _byte_bpe(vocabulary: dict[str, int], merges: list[tuple[str, str]], *, settings: Settings) -> Library:
+def _byte_bpe(
+    vocabulary: dict[str, int], merges: list[tuple[str, str]], *, settings: Settings, where: str = ""
+) -> Library:
     cls, sep = (str(token_name(settings, role)) for role in ("cls_token", "sep_token"))
     prefix_space = _switch(settings, "add_prefix_space") is True
     trim_offsets = _switch(settings, "trim_offsets") is not False
     library = Library(models.BPE(vocabulary, merges, continuing_subword_prefix="", end_of_word_suffix=""))
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix_space)
     library.decoder = decoders.ByteLevel()
+    _add_tokens(library, settings, where=where)
+    _add_roles(library, settings)
+    ids = library.get_vocab()
     library.post_processor = processors.RobertaProcessing(
-        (sep, vocabulary[sep]),
-        (cls, vocabulary[cls]),
+        (sep, ids[sep]),
+        (cls, ids[cls]),
         trim_offsets=trim_offsets,
         add_prefix_space=prefix_space,
     )
-    _add_tokens(library, settings)
     return library
 
 
@@ -234,6 +364,9 @@ def _read_lines(file: Path) -> list[str]:
         text = file.read_bytes().decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"is no UTF-8 text ({error})", where=str(file), remedy=FETCH_AGAIN) from error
+    if text.startswith(BYTE_ORDER_MARK):
+        log.warning("%s: begins with a byte order mark, which is no part of the first piece", file)
+        text = text.removeprefix(BYTE_ORDER_MARK)
     lines = [line.removesuffix("\r") for line in text.split("\n")]
     while lines and not lines[-1]:  # editors leave blank lines at the end; they number nothing
         lines.pop()
@@ -244,9 +377,10 @@ def _name_special(
     settings: Settings, usual: dict[str, str], *, vocabulary: dict[str, int], file: Path
 ) -> Settings:
     named = settings | {role: settings.get(role) or name for role, name in usual.items()}
+    added = {token_name(entry, "content") for entry in _added_tokens(settings).values()}
     for role in ROLES:
         name = token_name(named, role)
-        if name is not None and name not in vocabulary:
+        if name is not None and name not in vocabulary and name not in added:
             remedy = f"restore the file, or name this vocabulary's {role} in tokenizer_config.json"
             raise UserError(f"has no piece {name!r}", where=str(file), remedy=remedy)
     return named
@@ -259,27 +393,47 @@ def _switch(settings: Settings, name: str) -> bool | None:
     return value
 
 
-def _add_tokens(library: Library, settings: Settings) -> None:
-    """Declare the special tokens, and whatever tokenizer_config.json adds to the vocabulary."""
+def _add_roles(library: Library, settings: Settings) -> None:
+    """Declare the tokens that play a role as special ones."""
+    declared = {token.content for token in library.get_added_tokens_decoder().values()}
+    for role in ROLES:
+        if (name := token_name(settings, role)) and name not in declared:
+            entry = settings[role] if isinstance(settings[role], dict) else {}
+            library.add_tokens([_added_token(name, entry | {"special": True})])
+
+
+def _add_tokens(library: Library, settings: Settings, *, where: str) -> None:
+    """Add the tokens that settings list and the pipeline does not, each with the id that it has there."""
+    declared = {token.content for token in library.get_added_tokens_decoder().values()}
+    roles = {token_name(settings, role) for role in ROLES}
+    for number, entry in _added_tokens(settings).items():
+        name = token_name(entry, "content")
+        if name is None or name in declared:
+            continue
+        is_special = name in roles or entry.get("special") is True
+        library.add_tokens([_added_token(name, entry | {"special": is_special})])
+        if (found := library.token_to_id(name)) != number:
+            what = f"the added token {name!r} would get id {found}, not {number}"
+            remedy = "ids of added tokens go on where the vocabulary ends: mend them, or its lines"
+            raise UserError(what, where=where, remedy=remedy)
+
+
+def _added_tokens(settings: Settings) -> dict[int, Settings]:
+    """The tokens that settings add, by their ids and in this order: the library numbers them as they come."""
     entries = settings.get("added_tokens_decoder") or {}
     try:
         if not isinstance(entries, dict):
             raise TypeError
-        # In the order of their ids: the library numbers those outside the model as they come.
-        listed = [dict(entries[number]) for number in sorted(entries, key=int)]
+        return {int(number): dict(entries[number]) for number in sorted(entries, key=int)}
     except (TypeError, ValueError, IndexError) as error:
         what = "added_tokens_decoder is malformed"
         remedy = "write it as {id: {content: ...}}, or leave it out"
         raise UserError(what, where="tokenizer_config.json", remedy=remedy) from error
-    special = {name: settings[role] for role in ROLES if (name := token_name(settings, role))}
-    added = {name: entry for entry in listed if (name := token_name(entry, "content"))}
-    for name, entry in (special | added).items():
-        flags = dict(entry) if isinstance(entry, dict) else {}
-        flags["special"] = name in special or flags.get("special") is True
-        known = ("special", "lstrip", "rstrip", "single_word", "normalized")
-        library.add_tokens(
-            [AddedToken(name, **{flag: flags[flag] is True for flag in known if flag in flags})]
-        )
+
+
+def _added_token(name: str, flags: Settings) -> AddedToken:
+    known = (flag for flag in ADDED_TOKEN_PARTS[1:] if flag in flags)
+    return AddedToken(name, **{flag: flags[flag] is True for flag in known})
 
 
 # --- what is written beside tokenizer.json ---
@@ -298,7 +452,12 @@ def _complete_settings(library: Library, settings: Settings) -> Settings:
         rebuilt_settings, rebuilt = rebuild(pipeline, names)
         if _parts(library) == _parts(rebuilt):
             class_settings = rebuilt_settings
-    return class_settings | settings | names
+    # With these, readers take added_tokens.json and special_tokens_map.json for leftovers.
+    added = {
+        str(number): {flag: getattr(token, flag) for flag in ADDED_TOKEN_PARTS}
+        for number, token in sorted(library.get_added_tokens_decoder().items())
+    }
+    return class_settings | settings | names | {"added_tokens_decoder": added}
 
 
 def _rebuilt_as_bert(pipeline: Settings, names: Settings) -> tuple[Settings, Library]:

@@ -1,3 +1,4 @@
+import json
 import math
 
 import pytest
@@ -11,6 +12,7 @@ from bertsmith.inference import engine as engine_room
 from bertsmith.inference import fill_mask as filling_room
 from bertsmith.model.model_folder import Model, write_model
 from bertsmith.model.network import new_network
+from tests.folders import change_config
 from tests.oracles import saved_oracle
 from tests.tiny import tiny_encoder_config, tiny_network
 from tests.tokenizer_makers import albert_unigram, byte_bpe, modern_bpe
@@ -366,14 +368,56 @@ def test_a_path_may_begin_with_the_home_folder(bert, tmp_path, monkeypatch):
     assert bertsmith.load("~/model").heads == bert.heads
 
 
-def test_saving_over_another_model_leaves_nothing_of_it(bert, tmp_path):
+def test_a_model_saved_over_another_is_the_one_that_is_read_and_no_file_of_others_is_gone(bert, tmp_path):
     byte_bpe(tmp_path)
-    saved_oracle(tmp_path, "roberta", "ForMaskedLM")
+    theirs = saved_oracle(tmp_path, "roberta", "ForMaskedLM")
+    torch.save(theirs.state_dict(), tmp_path / "pytorch_model.bin")
+    (tmp_path / "added_tokens.json").write_text('{"<e>": 500}')
+    others = {file.name: file.read_bytes() for file in tmp_path.iterdir() if "model.saf" not in file.name}
+    others.pop("config.json")
     bert.save(tmp_path)
+    assert {name: (tmp_path / name).read_bytes() for name in others} == others
     again = bertsmith.load(tmp_path)
     assert again.tokenizer.mask_token == "[MASK]"
-    assert len(again.fill("a [MASK]")[0]) == 5
-    assert not {"merges.txt", "vocab.json", "special_tokens_map.json"} & {f.name for f in tmp_path.iterdir()}
+    assert again.fill("a [MASK]") == bert.fill("a [MASK]")
+    text = "my dog [MASK] <mask> <e>"
+    expected = transformers.AutoTokenizer.from_pretrained(tmp_path)(text)["input_ids"]
+    assert bert.tokenizer.encode(text, allow_special=("[MASK]",)).ids == expected
+
+
+def test_added_tokens_live_through_load_and_save(bert, folder, tmp_path):
+    for file in ("config.json", "vocab.txt", "model.safetensors"):
+        (tmp_path / file).write_bytes((folder / file).read_bytes())
+    size = bert.tokenizer.vocabulary_size
+    words = bert.model.network.encoder.embeddings.words.weight
+    change_config(tmp_path, vocab_size=size + 2)
+    tensors = load_file(tmp_path / "model.safetensors")
+    for name in [name for name, tensor in tensors.items() if len(tensor) == len(words)]:
+        tensors[name] = torch.cat([tensors[name], tensors[name][:2]])
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    (tmp_path / "added_tokens.json").write_text(f'{{"covid19": {size}, "[E1]": {size + 1}}}')
+    (tmp_path / "special_tokens_map.json").write_text('{"additional_special_tokens": ["[E1]"]}')
+    text = "my dog covid19 [E1] is cute"
+    expected = transformers.AutoTokenizer.from_pretrained(tmp_path)(text)["input_ids"]
+    assert {size, size + 1} < set(expected)
+    for _ in range(2):  # the second time from the files that the first one wrote
+        loaded = bertsmith.load(tmp_path)
+        assert loaded.tokenizer.encode(text, allow_special=("[E1]",)).ids == expected
+        loaded.save(tmp_path)
+        assert (tmp_path / "added_tokens.json").is_file() and (tmp_path / "special_tokens_map.json").is_file()
+        assert transformers.AutoTokenizer.from_pretrained(tmp_path)(text)["input_ids"] == expected
+
+
+def test_a_text_is_cut_where_tokenizer_config_ends_it_as_in_transformers(bert, tmp_path):
+    bert.save(tmp_path)
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text()) | {"model_max_length": 32}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    assert len(theirs("snow " * 50, truncation=True)["input_ids"]) == 32
+    loaded = bertsmith.load(tmp_path)
+    assert loaded.hidden_states(["snow " * 50], truncate=True)[0].shape[1] == 32
+    with pytest.raises(UserError, match="has 52 tokens but the model takes 32"):
+        loaded.embed(["snow " * 50])
 
 
 def test_an_unknown_precision_is_refused(folder):

@@ -1,6 +1,7 @@
 """Published TensorFlow checkpoints arrive under the names, and with the values, that transformers has."""
 
 import json
+import math
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 import torch
 from transformers import (
     AlbertConfig,
+    AlbertForMaskedLM,
     AlbertForPreTraining,
     AlbertForQuestionAnswering,
     AlbertForSequenceClassification,
@@ -19,7 +21,9 @@ from transformers import (
 )
 
 from bertsmith.core.errors import UserError
-from bertsmith.interchange.tensorflow import read_checkpoint
+from bertsmith.interchange.tensorflow import import_checkpoint, read_checkpoint
+from bertsmith.model.model_folder import read_model
+from bertsmith.packed import pack
 from tests.bundle_writer import bfloat16, write_bundle
 
 SIZES = {
@@ -181,6 +185,97 @@ def test_the_names_written_here_are_the_published_ones() -> None:
         "output_weights",
         "output_bias",
     }
+
+
+# --- a BERT with narrow embeddings: BERT's layers behind ALBERT's widening ---
+
+FACTORISED = BERT | {"embedding_size": 3}
+
+
+def factorised_variables() -> dict[str, np.ndarray]:
+    """BERT's variables, with tables and masked-LM transform of another width and the layer between them."""
+    rng = np.random.default_rng(3)
+    variables = dict(bert_variables())
+    for name in ("word_embeddings", "position_embeddings", "token_type_embeddings"):
+        rows = len(variables[f"bert/embeddings/{name}"])
+        variables[f"bert/embeddings/{name}"] = rng.normal(size=(rows, 3)).astype(np.float32)
+    for part in ("bert/embeddings/LayerNorm", "cls/predictions/transform/LayerNorm"):
+        for leaf in ("gamma", "beta"):
+            variables[f"{part}/{leaf}"] = rng.normal(size=3).astype(np.float32)
+    for name, shape in {
+        "bert/encoder/embedding_hidden_mapping_in/kernel": (3, 4),
+        "bert/encoder/embedding_hidden_mapping_in/bias": (4,),
+        "cls/predictions/transform/dense/kernel": (4, 3),
+        "cls/predictions/transform/dense/bias": (3,),
+    }.items():
+        variables[name] = rng.normal(size=shape).astype(np.float32)
+    return variables
+
+
+def factorised_reference(
+    variables: dict[str, np.ndarray], ids: list[int]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Last states, pooled output and word scores of one text, written out plainly."""
+    held = {name: array.astype(np.float64) for name, array in variables.items()}
+
+    def dense(values, name):
+        return values @ held[f"{name}/kernel"] + held[f"{name}/bias"]
+
+    def norm(values, name):
+        centred = values - values.mean(-1, keepdims=True)
+        scaled = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-12)
+        return scaled * held[f"{name}/gamma"] + held[f"{name}/beta"]
+
+    def gelu(values):
+        return 0.5 * values * (1 + np.vectorize(math.erf)(values / math.sqrt(2)))
+
+    tables = [held[f"bert/embeddings/{name}_embeddings"] for name in ("word", "position", "token_type")]
+    summed = tables[0][ids] + tables[1][: len(ids)] + tables[2][0]
+    states = dense(norm(summed, "bert/embeddings/LayerNorm"), "bert/encoder/embedding_hidden_mapping_in")
+    for number in range(2):
+        layer = f"bert/encoder/layer_{number}"
+        query, key, value = (
+            dense(states, f"{layer}/attention/self/{part}") for part in ("query", "key", "value")
+        )
+        mixed = []
+        for head in (slice(0, 2), slice(2, 4)):
+            raised = np.exp(query[:, head] @ key[:, head].T / math.sqrt(2))
+            mixed.append(raised / raised.sum(-1, keepdims=True) @ value[:, head])
+        attended = dense(np.concatenate(mixed, -1), f"{layer}/attention/output/dense")
+        states = norm(states + attended, f"{layer}/attention/output/LayerNorm")
+        inner = gelu(dense(states, f"{layer}/intermediate/dense"))
+        states = norm(states + dense(inner, f"{layer}/output/dense"), f"{layer}/output/LayerNorm")
+    pooled = np.tanh(dense(states[0], "bert/pooler/dense"))
+    transformed = gelu(dense(states, "cls/predictions/transform/dense"))
+    words = norm(transformed, "cls/predictions/transform/LayerNorm") @ tables[0].T
+    return states, pooled, words + held["cls/predictions/output_bias"]
+
+
+def test_a_factorised_bert_is_imported_as_an_albert_without_shared_layers(tmp_path: Path) -> None:
+    variables = factorised_variables()
+    folder = write_checkpoint(tmp_path / "source", FACTORISED, variables)
+    report = import_checkpoint(folder, tmp_path / "out")
+    assert report.architecture == "AlbertForMaskedLM"
+    assert report.unknown == ("cls/seq_relationship/output_bias", "cls/seq_relationship/output_weights")
+    ids = [5, 9, 1, 10, 2]
+    states, pooled, words = factorised_reference(variables, ids)
+    network, batch = read_model(tmp_path / "out").network, pack([ids])
+    theirs = AlbertForMaskedLM.from_pretrained(tmp_path / "out").eval()
+    with torch.no_grad():
+        hidden = network(batch)
+        np.testing.assert_allclose(hidden, states, atol=1e-5)
+        np.testing.assert_allclose(network.pooled(hidden, batch.layout)[0], pooled, atol=1e-5)
+        np.testing.assert_allclose(network.word_scores(hidden, torch.arange(5)), words, atol=2e-5)
+        np.testing.assert_allclose(theirs(torch.tensor([ids])).logits[0], words, atol=2e-5)
+
+
+def test_an_import_that_fails_names_the_published_config(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path, BERT | {"num_attention_heads": 3}, bert_variables())
+    with pytest.raises(UserError, match=f"{folder}/bert_config.json: 3 attention heads do not divide"):
+        import_checkpoint(folder, tmp_path / "out")
+    folder = write_checkpoint(tmp_path, BERT | {"hidden_size": 6}, bert_variables())
+    with pytest.raises(UserError, match="but bert_config.json asks for"):
+        import_checkpoint(folder, tmp_path / "out")
 
 
 def test_training_state_is_skipped_and_strangers_are_reported(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ TEXT = PARAGRAPH + LITERALS
 
 
 def write_vocab(folder: Path, pieces: list[str]) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / "vocab.txt").write_bytes("".join(f"{piece}\n" for piece in pieces).encode())
     return folder
 
@@ -135,6 +136,44 @@ def test_vocab_txt_may_have_windows_line_ends_and_no_last_one(tmp_path: Path) ->
     assert Tokenizer.load(tmp_path).id("iron") == 5
 
 
+@pytest.mark.parametrize(
+    ("pieces", "warning"),
+    [
+        ([*BERT_SPECIAL, "", "iron", "hot"], "vocab.txt: line 6 is empty: read all the same"),
+        ([*BERT_SPECIAL, "", "iron", "", "hot"], "vocab.txt: line 6 is empty; line 8 is empty: read"),
+        ([*BERT_SPECIAL, "iron", "is", "iron", "hot"], "vocab.txt: line 8 repeats line 6: read"),
+        (
+            [*BERT_SPECIAL, "iron", "iron", "iron", "hot"],
+            "line 7 repeats line 6; line 8 repeats line 7",
+        ),
+        (["[PAD]", *BERT_SPECIAL, "iron", "hot"], "line 2 repeats line 1: read"),
+    ],
+    ids=["empty", "twice-empty", "repeated", "thrice", "special"],
+)
+def test_empty_and_repeated_lines_of_vocab_txt_keep_the_ids_that_transformers_gives(
+    pieces: list[str], warning: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = write_vocab(tmp_path / "source", pieces)
+    theirs = transformers.BertTokenizer.from_pretrained(folder)
+    tokenizer = Tokenizer.load(folder)
+    assert len(caplog.messages) == 1 and warning in caplog.messages[0]
+    assert tokenizer.encode("hot iron, is").ids == theirs("hot iron, is")["input_ids"]
+    assert (tokenizer.vocabulary_size, tokenizer.gaps) == (len(pieces), ())
+    tokenizer.save(tmp_path / "copy")
+    saved = transformers.AutoTokenizer.from_pretrained(tmp_path / "copy")
+    assert saved("hot iron, is")["input_ids"] == theirs("hot iron, is")["input_ids"]
+    assert Tokenizer.load(tmp_path / "copy").encode("hot iron, is") == tokenizer.encode("hot iron, is")
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_piece(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_vocab(tmp_path, ["\ufeff[PAD]", *BERT_SPECIAL[1:], "iron"])
+    tokenizer = Tokenizer.load(tmp_path)
+    assert (tokenizer.pad_id, tokenizer.encode("iron").ids) == (0, [2, 5, 3])
+    assert len(caplog.messages) == 1 and "vocab.txt: begins with a byte order mark" in caplog.messages[0]
+
+
 def test_white_space_after_a_piece_is_dropped_as_transformers_does(tmp_path: Path) -> None:
     write_vocab(tmp_path, [*BERT_SPECIAL, "iron\u00a0", "hot\t"])
     assert Tokenizer.load(tmp_path).encode("iron hot").ids == [2, 5, 6, 3]
@@ -173,7 +212,149 @@ def test_additional_special_tokens_of_the_settings_are_special(tmp_path: Path) -
     assert tokenizer.encode("iron", allow_special=("iron",)).ids[1:-1] == [tokenizer.id("iron")]
 
 
+def add_tokens_in_a_file(folder: Path, *tokens: str, first: int, **more: Any) -> None:
+    """What transformers wrote until 2023: added_tokens.json and special_tokens_map.json."""
+    ids = {token: first + number for number, token in enumerate(tokens)}
+    (folder / "added_tokens.json").write_text(json.dumps(ids), encoding="utf-8")
+    map_file = folder / "special_tokens_map.json"
+    special = json.loads(map_file.read_text(encoding="utf-8")) if map_file.is_file() else {}
+    map_file.write_text(json.dumps(special | more), encoding="utf-8")
+
+
+WITH_ADDED = "the [E1] iron [/E1] is covid19 Covid19 hot <mask>"
+
+
+@pytest.mark.parametrize(
+    ("maker", "model_type"),
+    [(uncased_wordpiece, "bert"), (byte_bpe, "roberta"), (albert_unigram, "albert")],
+    ids=["vocab.txt", "vocab.json", "tokenizer.json"],
+)
+def test_added_tokens_json_is_read_and_kept_as_in_transformers(
+    maker: Maker, model_type: str, tmp_path: Path
+) -> None:
+    folder = maker(tmp_path / "source")
+    (folder / "config.json").write_text(json.dumps({"model_type": model_type}), encoding="utf-8")
+    size = Tokenizer.load(folder).vocabulary_size
+    pair = ["[E1]", "[/E1]"]
+    add_tokens_in_a_file(folder, *pair, "covid19", first=size, additional_special_tokens=pair)
+    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    expected = theirs(WITH_ADDED)["input_ids"]
+    tokenizer = Tokenizer.load(folder)
+    assert (tokenizer.id("[E1]"), tokenizer.id("covid19"), tokenizer.vocabulary_size) == (
+        size,
+        size + 2,
+        size + 3,
+    )
+    assert opened(tokenizer, WITH_ADDED) == expected
+    assert size not in tokenizer.encode(WITH_ADDED).ids  # special: ordinary text never yields it
+    before = {file.name for file in folder.iterdir()}
+    tokenizer.save(folder)
+    assert before <= {file.name for file in folder.iterdir()}
+    assert opened(Tokenizer.load(folder), WITH_ADDED) == expected
+    assert transformers.AutoTokenizer.from_pretrained(folder)(WITH_ADDED)["input_ids"] == expected
+    tokenizer.save(tmp_path / "copy")
+    assert opened(Tokenizer.load(tmp_path / "copy"), WITH_ADDED) == expected
+    (tmp_path / "copy" / "config.json").write_text(json.dumps({"model_type": model_type}))
+    assert transformers.AutoTokenizer.from_pretrained(tmp_path / "copy")(WITH_ADDED)["input_ids"] == expected
+
+
+def test_vocab_txt_is_saved_with_the_tokens_that_it_cannot_hold(tmp_path: Path) -> None:
+    folder = write_vocab(tmp_path, [*BERT_SPECIAL, "iron"])
+    add_tokens_in_a_file(folder, "covid19", first=6)
+    Tokenizer.load(folder).save(tmp_path / "copy")
+    assert json.loads((tmp_path / "copy" / "added_tokens.json").read_text()) == {"covid19": 6}
+
+
+def test_a_role_may_be_played_by_an_added_token(tmp_path: Path) -> None:
+    folder = write_vocab(tmp_path, [*BERT_SPECIAL[:4], "iron"])
+    add_tokens_in_a_file(folder, "covid19", "<hole>", first=5, mask_token="<hole>")
+    tokenizer = Tokenizer.load(folder)
+    assert (tokenizer.id("covid19"), tokenizer.mask_id) == (5, 6)
+    assert tokenizer.encode("<hole>", allow_special=("<hole>",)).ids == [2, 6, 3]
+
+
+def test_nothing_that_others_wrote_into_a_folder_is_removed_by_a_save(tmp_path: Path) -> None:
+    names = ["vocab.json", "merges.txt", "spiece.model", "special_tokens_map.json", "added_tokens.json"]
+    for name in [*names, "README.md"]:
+        (tmp_path / name).write_text("{}", encoding="utf-8")
+    Tokenizer.load(uncased_wordpiece(tmp_path / "source")).save(tmp_path)
+    assert {*names, "README.md"} <= {file.name for file in tmp_path.iterdir()}
+    assert all((tmp_path / name).read_text() == "{}" for name in names)
+    assert Tokenizer.load(tmp_path).mask_token == "[MASK]"
+
+
+# --- tokenizer_config.json against tokenizer.json ---
+
+SWITCHES = [
+    ({"do_lower_case": True, "strip_accents": True}, 0),
+    ({"do_lower_case": False}, 1),
+    ({"do_lower_case": False, "strip_accents": True}, 2),
+    ({"do_lower_case": True, "strip_accents": False}, 1),
+    ({"do_lower_case": True, "tokenize_chinese_chars": False}, 1),
+]
+
+
+@pytest.mark.parametrize(("settings", "warnings"), SWITCHES, ids=str)
+@pytest.mark.parametrize("name", ["BertTokenizer", "BertTokenizerFast", "DistilBertTokenizer", None])
+def test_tokenizer_config_is_followed_against_tokenizer_json_as_transformers_does(
+    settings: dict[str, Any],
+    warnings: int,
+    name: str | None,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    Tokenizer.load(uncased_wordpiece(tmp_path / "source")).save(tmp_path)
+    (tmp_path / "vocab.txt").unlink()
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert"}))
+    write_settings(tmp_path, **settings, **({"tokenizer_class": name} if name else {}))
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    assert opened(Tokenizer.load(tmp_path), TEXT) == theirs(TEXT)["input_ids"]
+    told = [line for line in caplog.messages if "the former holds, as in transformers 5" in line]
+    assert len(told) == len(caplog.messages) == warnings
+
+
+def test_a_class_that_takes_tokenizer_json_as_it_is_keeps_its_normaliser(tmp_path: Path) -> None:
+    Tokenizer.load(uncased_wordpiece(tmp_path / "source")).save(tmp_path)
+    write_settings(tmp_path, do_lower_case=False, tokenizer_class="PreTrainedTokenizerFast")
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    assert opened(Tokenizer.load(tmp_path), "IRON") == theirs("IRON")["input_ids"]
+    assert Tokenizer.load(tmp_path).encode("IRON") == Tokenizer.load(tmp_path).encode("iron")
+
+
+def test_the_longest_text_is_the_one_of_tokenizer_config(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    library = Library.from_file(str(modern_bpe(tmp_path) / "tokenizer.json"))
+    library.enable_truncation(128)
+    library.save(str(tmp_path / "tokenizer.json"))
+    write_settings(tmp_path, model_max_length=256, tokenizer_class="PreTrainedTokenizerFast")
+    assert Tokenizer.load(tmp_path).max_length == 256
+    assert transformers.AutoTokenizer.from_pretrained(tmp_path).model_max_length == 256
+    (told,) = caplog.messages
+    assert "takes texts of 256 tokens and tokenizer.json cuts them at 128: the former holds" in told
+    write_settings(tmp_path, model_max_length=int(1e30), tokenizer_class="PreTrainedTokenizerFast")
+    assert Tokenizer.load(tmp_path).max_length is None
+
+
+def test_an_unknown_class_of_tokenizer_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_settings(uncased_wordpiece(tmp_path), tokenizer_class="BertJapaneseTokenizer")
+    Tokenizer.load(tmp_path)
+    (told,) = caplog.messages
+    assert "tokenizer_config.json: tokenizer_class is BertJapaneseTokenizer, which bertsmith does not" in told
+
+
 # --- refusing ---
+
+
+def test_an_added_token_that_cannot_have_its_id_is_refused(tmp_path: Path) -> None:
+    add_tokens_in_a_file(write_vocab(tmp_path, [*BERT_SPECIAL, "iron"]), "covid19", first=9)
+    assert_refused(tmp_path, "the added token 'covid19' would get id 6, not 9")
+
+
+def test_a_faulty_added_tokens_json_is_refused(tmp_path: Path) -> None:
+    add_tokens_in_a_file(write_vocab(tmp_path, [*BERT_SPECIAL, "iron"]), "covid19", first=6)
+    (tmp_path / "added_tokens.json").write_text('{"covid19": "6"}', encoding="utf-8")
+    assert_refused(tmp_path, "added_tokens.json: the id of 'covid19' is '6'")
 
 
 def test_a_folder_without_a_tokenizer_names_the_three_formats(tmp_path: Path) -> None:
@@ -188,8 +369,6 @@ def test_a_folder_without_a_tokenizer_names_the_three_formats(tmp_path: Path) ->
     ("content", "message"),
     [
         (b"", r"vocab.txt: has no piece '\[UNK\]'"),
-        (b"[UNK]\n\n[CLS]\n", r"vocab.txt:2: the line is empty"),
-        (b"[UNK]\niron\n[CLS]\niron\n", r"vocab.txt:4: the line repeats the piece of line 2"),
         (b"[CLS]\n[SEP]\n[PAD]\n[MASK]\n", r"vocab.txt: has no piece '\[UNK\]'.*unk_token"),
         (b"[UNK]\n[CLS]\n[SEP]\n[PAD]\n", r"vocab.txt: has no piece '\[MASK\]'.*mask_token"),
         (b"[UNK]\n\xff\n", r"vocab.txt: is no UTF-8 text .*position 6"),
