@@ -107,18 +107,16 @@ def show(result: "PretrainingResult", *, as_json: bool) -> None:
     for name, value in held_out_rows(result.held_out):
         echo(f"  held-out {name}: {value}")
     if result.state == "stopped":
-        echo(_how_to_resume(result))
+        # What the same command would do: steps without a usable gradient are not saved.
+        why = "not saved, for the last steps had no usable gradient"
+        if result.saved_step == result.steps:
+            echo(f"saved; give the same command again to resume ({result.folder})")
+        elif result.saved_step:
+            echo(f"{why}; the same command resumes from step {result.saved_step:,} ({result.folder})")
+        else:
+            again = "nothing was saved before: the same command starts again at step 0"
+            echo(f"{why}; {again} ({result.folder})")
         return
     echo(f"model: {result.folder / 'model'}")
     if (result.folder / "curves.png").is_file():  # without matplotlib there are none
         echo(f"curves: {result.folder / 'curves.png'}")
-
-
-def _how_to_resume(result: "PretrainingResult") -> str:
-    """What the same command would do; steps without a usable gradient are not saved."""
-    if result.saved_step == result.steps:
-        return f"saved; give the same command again to resume ({result.folder})"
-    why = "not saved, for the last steps had no usable gradient"
-    if result.saved_step:
-        return f"{why}; the same command resumes from step {result.saved_step:,} ({result.folder})"
-    return f"{why}; nothing was saved before: the same command starts again at step 0 ({result.folder})"

@@ -104,21 +104,16 @@ def named_folders(given: list[str]) -> dict[str, Path]:
         return {DEFAULT_NAME: DEFAULT_MODEL}
     folders: dict[str, Path] = {}
     for each in given:
-        name, folder = _named(each)
+        name, equals, folder = each.partition("=")
+        whole = Path(each).expanduser()
+        if not equals or whole.is_dir():  # a folder's name may hold an equals sign
+            name, folder = Path(os.path.normpath(whole.absolute())).name, each
+        if not folder:
+            raise UserError(f"is {each!r}", where="--model", remedy=NAMING)
+        if not MODEL_NAME.fullmatch(name):
+            raise UserError(f"{name!r} is no name for a model", where=f"--model {each}", remedy=NAMING)
         if name in folders:
-            remedy = f"give one of them another: --model NAME={folder}"
+            remedy = f"give one of them another: --model NAME={Path(folder).expanduser()}"
             raise UserError(f"two models are called {name}", where="--model", remedy=remedy)
-        folders[name] = folder
+        folders[name] = Path(folder).expanduser()
     return folders
-
-
-def _named(given: str) -> tuple[str, Path]:
-    name, equals, folder = given.partition("=")
-    whole = Path(given).expanduser()
-    if not equals or whole.is_dir():  # a folder's name may hold an equals sign
-        name, folder = Path(os.path.normpath(whole.absolute())).name, given
-    if not folder:
-        raise UserError(f"is {given!r}", where="--model", remedy=NAMING)
-    if not MODEL_NAME.fullmatch(name):
-        raise UserError(f"{name!r} is no name for a model", where=f"--model {given}", remedy=NAMING)
-    return name, Path(folder).expanduser()

@@ -109,8 +109,14 @@ class _Worker:
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(target=_run_worker, args=(theirs,), daemon=True)
-        with _stops_blocked():
+        # It leaves it to its parent to stop: many stop a whole group of processes at once. A process inherits
+        # the signals that are blocked; the tracker comes first, for its own start would unblock them.
+        resource_tracker.ensure_running()
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
+        try:
             self._process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         theirs.close()  # a copy here would keep the pipe open after the process has died
         # For whoever forgets to end it: at its own exit, Python asks it to stop and waits for that.
         atexit.register(self.end)
@@ -144,17 +150,6 @@ class _Worker:
         self._process.kill()
         self._process.join()
         atexit.unregister(self.end)
-
-
-@contextmanager
-def _stops_blocked() -> Iterator[None]:
-    """Processes that are started inside leave it to their parent to stop: many stop a whole group at once."""
-    resource_tracker.ensure_running()  # the first process would start it, and its start unblocks the signals
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 # --- in the worker's process ---
@@ -231,6 +226,7 @@ def _on_ray(items: Iterable[Item], job: Job[Item, Result], workers: Workers) -> 
         # As many workers as were asked for, or as the cluster has processors; the job is shipped once.
         count = min(workers.count, int(ray.cluster_resources().get("CPU", 1))) or 1
         shipped, worker = ray.put(job), ray.remote(num_cpus=1)(_RayWorker)
+        # In turn, not to whoever is idle: results are waited for in order, so a faster worker gains nothing.
         turns = cycle([worker.remote(shipped) for _ in range(count)])
         yield from finished_in_order(
             items,

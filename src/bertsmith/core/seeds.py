@@ -38,6 +38,8 @@ def sub_keys(key: int, numbers: NDArray[np.integer]) -> Words:
 
 def bits(keys: Words | np.uint64, counters: Words | np.uint64) -> Words:
     """64 random bits for each key and counter, broadcast against each other."""
+    # Not numpy's generators: each is made for one key, which takes far longer than the few draws that are
+    # wanted of it. A formula over arrays gives the draws of a million keys at once.
     with np.errstate(over="ignore"):  # arithmetic modulo 2**64 is the point
         return _mixed(_mixed(np.asarray(counters, np.uint64) * _GOLDEN) + np.asarray(keys, np.uint64))
 

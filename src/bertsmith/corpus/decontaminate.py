@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from bertsmith.core.errors import UserError
 from bertsmith.core.files import COMPRESSED_SUFFIXES, open_text_bytes
 from bertsmith.corpus.readers import parquet_strings
-from bertsmith.corpus.word_hashes import Hashes, Words, run_hash, run_hashes, words_of
+from bertsmith.corpus.word_hashes import Hashes, run_hash, run_hashes, words_of
 
 Numbers = NDArray[np.int64]
 
@@ -152,7 +152,14 @@ class _Found:
         words = words_of("\n".join(strings))
         lines = words.lines()
         counts = np.bincount(lines, minlength=len(strings))
-        lengths = _run_lengths(words, lines, counts)
+        # A text of which more than half is in a script without spaces is counted in that script's characters.
+        characters = words.characters_per_word()
+        scales = np.ones(len(counts), np.int64)
+        for scale in np.unique(characters[characters > 1]).tolist():
+            alike = np.bincount(lines, weights=characters == scale, minlength=len(counts))
+            scales[2 * alike > counts] = scale
+        # The length of each text's runs: 13 words, or all of a text of 8 to 12; 0 if it is too short.
+        lengths = np.where(counts < MIN_WORDS * scales, 0, np.minimum(counts, RUN_WORDS * scales))
         numbers = len(self.texts) + np.cumsum(lengths > 0) - 1
         begins = np.cumsum(counts) - counts
         for length in sorted(set(lengths.tolist()) - {0}):
@@ -163,17 +170,6 @@ class _Found:
             self.runs[length].append((hashes, numbers[owners], indices - begins[owners]))
             self.prefixes.append(run_hashes(words.hashes, MIN_WORDS)[indices])
         self.texts += [string for string, length in zip(strings, lengths, strict=True) if length]
-
-
-def _run_lengths(words: Words, lines: Numbers, counts: Numbers) -> Numbers:
-    """For each text the length of its runs: 13 words, or all of a text of 8 to 12; 0 if it is too short."""
-    # A text of which more than half is in a script without spaces is counted in that script's characters.
-    characters = words.characters_per_word()
-    scales = np.ones(len(counts), np.int64)
-    for scale in np.unique(characters[characters > 1]).tolist():
-        alike = np.bincount(lines, weights=characters == scale, minlength=len(counts))
-        scales[2 * alike > counts] = scale
-    return np.where(counts < MIN_WORDS * scales, 0, np.minimum(counts, RUN_WORDS * scales))
 
 
 _LETTER = re.compile(r"[^\W\d_]")

@@ -117,7 +117,9 @@ class TokenStore:
         self.tokens, self.vocabulary = manifest.tokens, manifest.vocabulary
         self.tokenizer_hash = manifest.tokenizer
         self.has_units = bool(manifest.units)
+        # The manifest states the sha256 of every other file, so its own stands for the whole store.
         self.hash = hashlib.sha256((folder / MANIFEST).read_bytes()).hexdigest()
+        # Only sizes: reading a hundred gigabytes at every start would take longer than many runs.
         _check_files(folder, manifest)
         self.sentence_starts = _open_starts(folder / SENTENCE_STARTS, manifest.sentences, manifest.tokens)
         self.document_starts = _open_starts(folder / DOCUMENT_STARTS, manifest.documents, manifest.sentences)

@@ -37,6 +37,13 @@ _WITHOUT_SPACES = {
 }
 # About how many characters of a script without spaces make a word of its languages.
 _CHARACTERS_PER_WORD = {_SPACED: 1, _IDEOGRAPH: 2, _SOUTH_EAST: 5}
+Codes = NDArray[np.uint8] | NDArray[np.uint32]
+OTHER, SPACE, LETTER, DIGIT, PUNCTUATION, SYMBOL = range(6)
+_CLASSES = {"L": LETTER, "M": LETTER, "N": DIGIT, "P": PUNCTUATION, "S": SYMBOL, "Z": SPACE}
+LOOKED_UP = 0x20000  # the two planes above hold ideographs only, and the rest nothing that is text
+_LAST_SPACE = 0x3000
+# They come with emoji and ideographs, or draw a key around a digit, and are no letters of their own.
+_DECORATIONS = (slice(0xFE00, 0xFE10), slice(0x20DD, 0x20F1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,16 +149,6 @@ def _folding_table() -> NDArray[np.uint32]:
     table[classes == SPACE] = _SPACE
     table[ord("\n")] = _LINE_END
     return table.astype(np.uint32)
-
-
-Codes = NDArray[np.uint8] | NDArray[np.uint32]
-
-OTHER, SPACE, LETTER, DIGIT, PUNCTUATION, SYMBOL = range(6)
-_CLASSES = {"L": LETTER, "M": LETTER, "N": DIGIT, "P": PUNCTUATION, "S": SYMBOL, "Z": SPACE}
-LOOKED_UP = 0x20000  # the two planes above hold ideographs only, and the rest nothing that is text
-_LAST_SPACE = 0x3000
-# They come with emoji and ideographs, or draw a key around a digit, and are no letters of their own.
-_DECORATIONS = (slice(0xFE00, 0xFE10), slice(0x20DD, 0x20F1))
 
 
 def codes_of(text: str) -> Codes:

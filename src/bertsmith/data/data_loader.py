@@ -182,6 +182,8 @@ def load_steps(
     dataset: PretrainingDataset, indices: Iterable[StepIndex], *, workers: int, pin: bool
 ) -> Iterator[StepBatches]:
     """The steps with these indices, in order; workers build them while the caller is busy with others."""
+    # The loader takes indices ahead of the steps that are wanted, and returns steps in the order of indices:
+    # how many workers there are, and which of them is late, cannot be seen in what comes out.
     loader = DataLoader(
         dataset,
         batch_size=None,  # an item is a whole step already

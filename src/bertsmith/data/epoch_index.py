@@ -149,6 +149,7 @@ def make_epoch_index(source: StageSource, epoch: int) -> EpochIndex:
         index = walk_documents(source.sentences, rules)
     # The order's key names the epoch itself: static masks bring the same examples back in another order.
     key = key_of(source.seed, "order", source.split, source.stage.length, epoch, *source.again)
+    # Stable: which of two equal draws comes first must not depend on numpy's choice of a sorting algorithm.
     order = np.argsort(bits(np.uint64(key), np.arange(len(index), dtype=np.uint64)), kind="stable")
     starts = cut_steps(index.length[order].astype(np.int64), source.recipe.batch)
     if source.split == "held-out" and starts[-1] < len(order):
@@ -163,6 +164,7 @@ def cut_steps(lengths: Numbers, batch: BatchSection) -> Numbers:
     ends = np.cumsum(lengths, dtype=np.int64)
     starts, used = [0], 0
     while starts[-1] < len(lengths):
+        # As many examples as fit, but one at least: a single example may be longer than a step.
         cut = max(int(np.searchsorted(ends, used + batch.tokens, side="right")), starts[-1] + 1)
         if cut == len(lengths) and ends[-1] - used < batch.tokens:
             break
@@ -285,8 +287,10 @@ class StageIndex:
             for name in _ARRAYS:
                 array = getattr(epoch.examples if name in _INDEX_ARRAYS else epoch, name)
                 np.save(temporary / f"{name}.npy", array)
+        # After the arrays: `_is_there` asks for both, so a process that is killed between the two leaves
+        # nothing that looks whole.
         write_json(self._summary_file(number), {"steps": len(epoch.step_starts) - 1})
-        # Its summary stays: a resumed run must know how many steps the epoch had.
+        # An old epoch's summary stays: a resumed run must know how many steps the epoch had.
         shutil.rmtree(self._epoch_folder(number - EPOCHS_KEPT), ignore_errors=True)
 
     def _epoch_folder(self, epoch: int) -> Path:

@@ -31,7 +31,8 @@ RANDOM_DOCUMENT_TRIES = 10
 # Sentences handled together; bounds the memory that a large store takes.
 BLOCK_SENTENCES = 1 << 20
 
-# Numbers of the draws that belong to one sentence.
+# Numbers of the draws that belong to one sentence. They must never change: a run that resumes would get other
+# examples, under an index of the same name.
 _SPLIT, _NEGATIVE, _START, _TRIES, _DRAWS = 0, 1, 2, 3, 16
 
 
@@ -108,6 +109,7 @@ def joined(parts: list[ExampleIndex]) -> ExampleIndex:
 
 def target_lengths(rules: WalkRules, documents: Numbers) -> Numbers:
     """How many tokens of text each document's examples aim at in this pass: usually the whole capacity."""
+    # One for each document and pass, as published: create_pretraining_data.py draws it before its loop.
     keys = sub_keys(key_of(rules.seed, "target", *rules.purpose), documents)
     is_short = uniforms(keys, np.uint64(0)) < rules.short_probability
     return np.where(is_short, draw_between(2, rules.capacity, uniforms(keys, np.uint64(1))), rules.capacity)
@@ -122,6 +124,8 @@ class _Walk:
     """The walk through some documents of the split; its arrays have one entry a sentence."""
 
     def __init__(self, sentences: Sentences, rules: WalkRules, block: Numbers) -> None:
+        # For every sentence, also those at which no example will begin: where the walk steps is known only
+        # when it has been walked, and one pass of numpy over all costs less than a Python loop over some.
         self.all, self.rules = sentences, rules
         documents = sentences.documents[block]
         begins, ends = sentences.document_starts[documents], sentences.document_starts[documents + 1]
@@ -263,6 +267,7 @@ class SplitText:
     """The text of a split as one stretch: knows in which documents a part of it lies."""
 
     def __init__(self, sentences: Sentences) -> None:
+        # Documents of a split are not neighbours in the store: those of the other split stand between them.
         starts, documents = sentences.document_starts, sentences.documents
         self._begin = sentences.sentence_starts[starts[documents]]
         self._length = sentences.sentence_starts[starts[documents + 1]] - self._begin
@@ -316,6 +321,8 @@ def truncated_spans(examples: ExampleIndex, *, capacity: int, keys_S: Words) -> 
     As published: the longer segment, on a tie the second, loses its first or its last token, each with
     probability 1/2, until both fit.
     """
+    # Where the loop of single losses ends, without walking it: the shorter segment keeps all it has, or both
+    # end at half of the capacity, and on a tie the second loses, so that the first has the odd token.
     first, second = examples.first_length.astype(np.int64), examples.second_length.astype(np.int64)
     kept_first = np.minimum(first, np.maximum(capacity - second, (capacity + 1) // 2))
     kept_second = np.minimum(second, capacity - kept_first)

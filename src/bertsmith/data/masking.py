@@ -135,6 +135,8 @@ class Units:
 def choose_units(units: Units, budgets_S: Numbers) -> Flags:
     """Which units to mask, each chosen alone."""
     table = _Table(units)
+    # Sorting all units of all sequences would be most of the work, and a budget is nearly always spent within
+    # the first few. Where it is not, all are sorted: the draws are the same, so the same units come first.
     for ranks in table.depths(budgets_S):
         order_SK = table.random_order(ranks)
         # Ranks first and contiguous: the loop reads one row of sizes after the other.
@@ -142,6 +144,7 @@ def choose_units(units: Units, budgets_S: Numbers) -> Flags:
         chosen_KS = np.zeros(sizes_KS.shape, np.bool_)
         left_S = budgets_S.copy()
         for rank, sizes_S in enumerate(sizes_KS):
+            # A unit that does not fit is skipped and never cut: half a word would betray the other half.
             fits_S = np.less_equal(sizes_S, left_S, out=chosen_KS[rank])
             left_S -= sizes_S * fits_S
             if not left_S.any():
@@ -195,6 +198,7 @@ class _Table:
         self.width = int(units.counts_S.max(initial=0))
         assert self.width <= _RANK_BITS
         self.numbers_1G = np.arange(self.width)[None]
+        # Rows are as long as the longest one; what does not exist there is too large for any budget.
         self.exists_SG = self.numbers_1G < units.counts_S[:, None]
         self.sizes_SG = np.full(self.exists_SG.shape, _TOO_LARGE)
         self.sizes_SG[self.exists_SG] = np.where(units.barred_U, _TOO_LARGE, units.sizes_U)
@@ -210,6 +214,8 @@ class _Table:
 
     def random_order(self, ranks: int) -> Numbers:
         """The numbers of the units that come first in the order of their draws."""
+        # A random number for each unit, and these sorted: unlike a shuffle that swaps, it needs no state that
+        # goes from one draw to the next, and each sequence has its order whatever stands beside it.
         numbers_1G = self.numbers_1G.astype(np.uint64)
         sampled_SG = bits(self.keys_S[:, None], numbers_1G) | _RANK_BITS
         sampled_SG[~self.exists_SG] = ~np.uint64(0)
@@ -229,6 +235,7 @@ class _Table:
     def run_sizes(self, max_run_S: Numbers) -> Numbers:
         """The tokens [R, S, G] of the run of 1 to R units from each; too many beyond the sampled length."""
         max_run, width = int(max_run_S.max(initial=1)), self.width
+        # Not the counters of `random_order`: a unit's rank and the length of its run must not be one draw.
         counters_1G = (self.numbers_1G + _RUN_DRAWS).astype(np.uint64)
         limits = np.cumsum(run_weights(max_run))[:-1]
         sampled_SG = 1 + np.searchsorted(limits, uniforms(self.keys_S[:, None], counters_1G), side="right")
@@ -244,7 +251,8 @@ class _Table:
         return runs_RSG
 
 
-# Numbers of the draws under a sequence's key, far from those that choosing units takes.
+# Numbers of the draws under a sequence's key, far from those that choosing units takes. They must never
+# change: a run that resumes would get other masks.
 _FATE, _REPLACEMENT, _LEVEL, _FRACTION = (number << 32 for number in (2, 3, 4, 5))
 
 
@@ -270,10 +278,11 @@ class Masks:
 
 def read_vocabulary(tokenizer: Tokenizer, masking: MaskingSection) -> Vocabulary:
     """The ids that masking needs."""
-    left_out = set(tokenizer.gaps)
+    # A gap is an id without a token: its embedding is trained by nothing, and must not be shown.
+    excluded = set(tokenizer.gaps)
     if masking.random_from == "ordinary":
-        left_out |= tokenizer.special_ids
-    random_ids = np.setdiff1d(np.arange(tokenizer.vocabulary_size), np.array(sorted(left_out), np.int64))
+        excluded |= tokenizer.special_ids
+    random_ids = np.setdiff1d(np.arange(tokenizer.vocabulary_size), np.array(sorted(excluded), np.int64))
     return Vocabulary(tokenizer.mask_id, random_ids, WordBoundaries(tokenizer))
 
 

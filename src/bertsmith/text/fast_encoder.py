@@ -59,6 +59,7 @@ class FastEncoder:
         parts = []
         for batch in _batches(texts):
             try:
+                # The last batch may be empty: as a part of its own it still says of which type ids are.
                 parts.append(self._encode_batch(batch) if batch else _listed([], self.id_type))
             except UnicodeEncodeError:  # a lone surrogate: the tokenizer raises an error that names it
                 self._tokenizer.encode_many(batch)
@@ -124,6 +125,8 @@ def _choose_encoder(library: _Library) -> EncodeBatch:
     def has_lone_space(name: str) -> bool:
         return _has_space(name) and not (name.isspace() and len(name) > 1)
 
+    # A list of what is known to be exact, not of what is known to fail: a pipeline that nobody has thought of
+    # is read whole, which is slow and right.
     match library.kind, library.normalizer["type"], _first_cut(library.pipeline["pre_tokenizer"]):
         case "WordPiece", "BertNormalizer", "BertPreTokenizer" if _keep_apart(library, _has_space):
             return _BertWords(library)
@@ -211,6 +214,8 @@ class _BertWords:
         lines = "\n".join(texts)
         if lines.count("\n") >= len(texts):  # to BERT a line feed inside a text is as good as a space
             lines = "\n".join([text.replace("\n", " ") for text in texts])
+        # Bytes, not characters: what ends a word is ASCII, or Chinese, which UTF-8 shows in the first byte,
+        # and no byte of another character is taken for either. So nothing has to be decoded.
         raw = _bytes_of(lines)
         text = np.frombuffer(raw, np.uint8)
         kinds = np.frombuffer(raw.translate(self._kinds), np.uint8)
@@ -283,6 +288,7 @@ class _SpacedWords:
     def _encode_lines(self, lines: str) -> EncodedTexts:
         raw = _bytes_of(lines)
         text = np.frombuffer(raw, np.uint8)
+        # A word begins with the space before it, except the first of a line, which has none.
         line_feeds, begins = text == _LINE_FEED, text == _SPACE
         begins[0] = not line_feeds[0]
         begins[1:] |= line_feeds[:-1] & ~line_feeds[1:]

@@ -65,7 +65,7 @@ class Segmentation:
         self._after_P = np.arange(1, size + 1, dtype=np.int32)
         self._before_P = np.arange(-1, size - 1, dtype=np.int32)
         self._pair_P = np.zeros(size, np.int32)
-        # The positions of each piece, ascending.
+        # The positions of each piece, ascending: a merge looks through those of one piece, not through all.
         order = np.argsort(piece_P, kind="stable").astype(np.int32)
         starts = np.flatnonzero(np.diff(piece_P[order], prepend=-1))
         parts: Sequence[Ints] = np.split(order, starts[1:])
@@ -80,6 +80,7 @@ class Segmentation:
         # Only pairs that touch an occurrence change: uncount those that begin before, at and behind it, join,
         # and count what begins there now. Everything else keeps its counts, so a merge costs what it touches.
         touched_C = np.unique(np.concatenate([self._before_P[at_C], at_C, right_C]))
+        # .at, because one pair may begin at several of these positions: plain indexing would count it once.
         np.subtract.at(self.pairs.count, self._pair_P[touched_C], self._word_count_P[touched_C])
         self._pair_P[touched_C] = NOTHING
         count = int(self._word_count_P[at_C].sum())
@@ -93,6 +94,7 @@ class Segmentation:
         self._after_P[at_C] = self._after_P[right_C]
         self._before_P[self._after_P[at_C]] = at_C
         self._positions[into] = np.union1d(self._positions.get(into, at_C), at_C)
+        # Whatever begins there now holds `into`: no other pair can have been numbered before.
         known = {
             (int(self.pairs.left[it]), int(self.pairs.right[it])): int(it) for it in self.pairs.beside(into)
         }

@@ -166,7 +166,7 @@ def _added(words: dict[str, int], more: dict[str, int]) -> dict[str, int]:
 
 
 def _as_it_came(counting: Counting[Batch]) -> Counting[Batch]:
-    return counting
+    return counting  # a worker's state; a lambda could not be pickled to it
 
 
 def _count(task: _Task[Batch], counting: Counting[Batch]) -> WordCounts:

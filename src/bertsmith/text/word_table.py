@@ -58,7 +58,7 @@ class WordTable:
         # Equal keys are equal words, so a hit needs no comparison with the text. What misses goes through
         # Python once and is a hit from then on.
         words = self._find(_keys(text, starts, lengths=lengths))
-        words[lengths > MAX_KEY_BYTES] = -1
+        words[lengths > MAX_KEY_BYTES] = -1  # their keys end after 23 bytes, and may be those of other words
         missing = np.flatnonzero(words < 0)
         if len(missing):
             raw, first, last = text.tobytes(), starts[missing], (starts + lengths)[missing]
@@ -73,6 +73,8 @@ class WordTable:
         return Found(self._ids.values[0].take(indices), counts, self._words.values[0].take(words))
 
     def _forget(self) -> None:
+        # All at once: to forget only the rarest would need a count for each lookup, and the words that make
+        # up most of any text are back after the next megabyte.
         self._keys = _Growing(3, "uint64")  # a word's number is its index here and in the next three
         self._offsets, self._counts, self._words = (_Growing(1, "int32") for _ in range(3))
         self._ids = _Growing(1, self._id_type)
@@ -82,6 +84,8 @@ class WordTable:
 
     def _find(self, keys: Keys) -> NDArray[np.int32]:
         """The numbers of the words with these keys; -1 where unknown."""
+        # Linear probing, with all words in step: each pass moves those whose slot is another's to the next
+        # one, and at a quarter full nearly all have arrived after the first.
         slots = _hashes(keys, len(self._slots))
         words = self._slots.take(slots)
         pending = np.flatnonzero(self._is_other(words, keys))
@@ -138,7 +142,7 @@ class _Growing:
 
     def extend(self, values: NDArray[Any]) -> None:
         end = self.size + values.shape[-1]
-        if end > self._buffer.shape[1]:
+        if end > self._buffer.shape[1]:  # at least doubled, so that every value is copied but a few times
             more = np.empty((len(self._buffer), end), self._buffer.dtype)
             self._buffer = np.concatenate([self.values, more], axis=1)
         self._buffer[:, self.size : end] = values
