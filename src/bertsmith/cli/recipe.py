@@ -22,7 +22,7 @@ def show(
     """Print every value of a recipe, where it comes from and what it means.
 
     What is printed is a complete recipe file itself: save it, change it, train with it. Your own file needs
-    to say only what differs: it may begin with base = "bert-base" and go on with a few keys.
+    to say only what differs: it may begin with base = "bert-base" and continue with a few keys.
 
     Example: bertsmith recipe show bert-tiny --set run.steps=500
     """

@@ -126,7 +126,7 @@ def model_card(finished: Finished) -> str:
         for split, metrics in finished.found.metrics.items()
         for name, value in metrics.items()
     ]
-    blocks = [facts_block(facts), table_block(("split", "measure", "value"), results)]
+    blocks = [facts_block(facts), table_block(("split", "metric", "value"), results)]
     caveat = "The labels are those of the data, mistakes and prejudices included."
     return card_text(config.task, introduction, blocks, caveat=caveat)
 

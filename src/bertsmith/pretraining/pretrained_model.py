@@ -71,7 +71,7 @@ def model_card(recipe: Recipe, network: Network, facts: RunFacts) -> str:
     blocks = [
         facts_block(_data(recipe, facts), heading="Data"),
         facts_block(_training(recipe, facts), heading="Training"),
-        table_block(("measure", "value"), results, heading="Held-out results"),
+        table_block(("metric", "value"), results, heading="Held-out results"),
     ]
     caveat = "The model reflects its corpus, mistakes and prejudices included. Try it on your own data first."
     return card_text(recipe.name, introduction, blocks, caveat=caveat)
@@ -121,7 +121,7 @@ def _training(recipe: Recipe, facts: RunFacts) -> list[str]:
         f"{optim.algorithm}, peak learning rate {optim.peak_lr:g}, {optim.schedule} decay, "
         f"warm-up {optim.warmup_fraction:.1%}, weight decay {optim.weight_decay:g}, {size} a step.",
         *facts.notes,
-        "Every setting: `recipe.toml`; every measurement: `metrics.jsonl`.",
+        "Every setting: `recipe.toml`; all metrics: `metrics.jsonl`.",
     ]
 
 

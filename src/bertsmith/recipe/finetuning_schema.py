@@ -1,4 +1,4 @@
-"""Every setting of a fine-tuning run, with its published source: frozen, complete, unknown keys refused."""
+"""Every setting of a fine-tuning run, with its published source: frozen, complete, unknown keys rejected."""
 
 from typing import Annotated, Literal
 

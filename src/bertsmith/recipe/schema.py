@@ -1,4 +1,4 @@
-"""Every setting of a pre-training run, with its published source: frozen, complete, unknown keys refused."""
+"""Every setting of a pre-training run, with its published source: frozen, complete, unknown keys rejected."""
 
 from typing import TYPE_CHECKING, Annotated, Literal
 

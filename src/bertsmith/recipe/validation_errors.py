@@ -50,7 +50,7 @@ def user_error(
         where = ", ".join(dict.fromkeys(origins[key] for key in origins if key in rule.keys))
         return UserError(rule.what, where=where or _origin(path, origins), remedy=rule.remedy)
     if first["type"] == "missing":
-        return UserError(f"{_dotted(path)} is missing", where=_origin(path, origins), remedy="say its value")
+        return UserError(f"{_dotted(path)} is missing", where=_origin(path, origins), remedy="set it")
     # A key of several types (a number, or a word) has one error for each.
     of_key = [each for each in found if _path_in(values, each) == path]
     types = (
@@ -60,7 +60,7 @@ def user_error(
     given = json.dumps(first["input"], ensure_ascii=False, default=str)
     shown = given if len(given) <= _MAX_VALUE else f"{given[:_MAX_VALUE]}..."
     remedy = f"it should be {allowed}{_example(path, allowed, schema)}"
-    return UserError(f"{_dotted(path)} = {shown} is refused", where=_origin(path, origins), remedy=remedy)
+    return UserError(f"{_dotted(path)} = {shown} is invalid", where=_origin(path, origins), remedy=remedy)
 
 
 def _path_in(values: Any, error: ErrorDetails) -> KeyPath:

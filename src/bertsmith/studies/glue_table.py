@@ -119,7 +119,7 @@ def _cells(request: GlueRequest, task: Task, place: Path) -> list[Trial]:
 
 def table_text(table: GlueTable) -> str:
     """The table as Markdown, in percent as the papers print it."""
-    lines = ["| task | split | measure | mean | median | spread | runs | examples | seconds |"]
+    lines = ["| task | split | metric | mean | median | spread | runs | examples | seconds |"]
     lines.append("|---|---|---|---|---|---|---|---|---|")
     for row in table.rows:
         for split, metrics in row.spreads.items():

@@ -82,7 +82,7 @@ def draw_curves(folder: Path, *, unigram_entropy: float | None) -> Path | None:
         return None
     entries = [entry for entry in read_metrics(folder) if entry["kind"] != "event"]
     if not entries:
-        log.warning("%s: no curves are drawn, for nothing was measured yet", folder)
+        log.warning("%s: no curves are drawn, for no metrics were logged yet", folder)
         return None
     figure = Figure(figsize=(15, 8.2), layout="constrained")
     _draw_panels(figure, entries, unigram_entropy)

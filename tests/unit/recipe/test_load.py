@@ -21,7 +21,7 @@ def file(tmp_path):
 
 
 def refusal(*arguments):
-    """The one line that loading these is refused with."""
+    """The one line that loading these is rejected with."""
     with pytest.raises(UserError) as refused:
         load_recipe(*arguments)
     line = refused.value.line()
@@ -187,7 +187,7 @@ def test_settings_list_every_key_with_value_and_description():
     assert all(setting.description and "\n" not in setting.description for setting in settings.values())
 
 
-# ---- what is refused, and how
+# ---- what is rejected, and how
 
 
 @pytest.mark.parametrize(
@@ -198,32 +198,32 @@ def test_settings_list_every_key_with_value_and_description():
         ("peek_lr=1", "unknown key peek_lr; did you mean optim.peak_lr?"),
         ("optimizer.peak_lr=1", "unknown key optimizer; did you mean optim?"),
         ("run.peak_lr=1", "unknown key run.peak_lr; did you mean optim.peak_lr?"),
-        ("optim.beta2=1.5", "optim.beta2 = 1.5 is refused; it should be less than 1"),
-        ("optim.clip_norm=-1", "optim.clip_norm = -1 is refused; it should be greater than 0 or 'off'"),
-        ("optim.clip_norm=of", "optim.clip_norm = \"of\" is refused; it should be a number or 'off'"),
-        ("run.steps=1.5", "run.steps = 1.5 is refused; it should be a whole number"),
-        ("run.steps=many", 'run.steps = "many" is refused; it should be a whole number'),
-        ("run.recompute=maybe", 'run.recompute = "maybe" is refused; it should be true or false'),
-        ("name=3", "name = 3 is refused; it should be text"),
-        ("optim.eps=2020-01-01", 'optim.eps = "2020-01-01" is refused; it should be a number'),
-        ("model=3", "model = 3 is refused; it should be a table"),
-        ("model.layers.x=3", 'model.layers = {"x": 3} is refused; it should be a whole number'),
-        ("masking.masks=fresh", "masking.masks = \"fresh\" is refused; it should be 'dynamic' or 'static'"),
-        ("run.keep_at=[0]", "run.keep_at[0] = 0 is refused; it should be greater than or equal to 1"),
-        ("run.keep_at=1", "run.keep_at = 1 is refused; it should be a list"),
+        ("optim.beta2=1.5", "optim.beta2 = 1.5 is invalid; it should be less than 1"),
+        ("optim.clip_norm=-1", "optim.clip_norm = -1 is invalid; it should be greater than 0 or 'off'"),
+        ("optim.clip_norm=of", "optim.clip_norm = \"of\" is invalid; it should be a number or 'off'"),
+        ("run.steps=1.5", "run.steps = 1.5 is invalid; it should be a whole number"),
+        ("run.steps=many", 'run.steps = "many" is invalid; it should be a whole number'),
+        ("run.recompute=maybe", 'run.recompute = "maybe" is invalid; it should be true or false'),
+        ("name=3", "name = 3 is invalid; it should be text"),
+        ("optim.eps=2020-01-01", 'optim.eps = "2020-01-01" is invalid; it should be a number'),
+        ("model=3", "model = 3 is invalid; it should be a table"),
+        ("model.layers.x=3", 'model.layers = {"x": 3} is invalid; it should be a whole number'),
+        ("masking.masks=fresh", "masking.masks = \"fresh\" is invalid; it should be 'dynamic' or 'static'"),
+        ("run.keep_at=[0]", "run.keep_at[0] = 0 is invalid; it should be greater than or equal to 1"),
+        ("run.keep_at=1", "run.keep_at = 1 is invalid; it should be a list"),
         (
             "masking.levels=['token', 'entity']",
-            'masking.levels[0] = "token" is refused; '
+            'masking.levels[0] = "token" is invalid; '
             'it should be a table such as { unit = "token", fraction = 0.5 }',
         ),
         (
             "masking.levels=token",
-            'masking.levels = "token" is refused; '
+            'masking.levels = "token" is invalid; '
             'it should be a list such as [{ unit = "token", fraction = 0.5 }, ...]',
         ),
         (
             "examples.stages.0.length=9",
-            'examples.stages = {"0": {"length": 9}} is refused; '
+            'examples.stages = {"0": {"length": 9}} is invalid; '
             "it should be a list such as [{ fraction = 0.9, length = 128, predictions = 20 }, ...]",
         ),
         (
@@ -232,7 +232,7 @@ def test_settings_list_every_key_with_value_and_description():
         ),
         (
             "examples.stages=[{fraction=1, length=9}]",
-            "examples.stages[0].predictions is missing; say its value",
+            "examples.stages[0].predictions is missing; set it",
         ),
         (
             "model.heads=7",
@@ -255,7 +255,7 @@ def test_a_mistake_in_a_file_names_the_file(file):
     path = file('base = "bert-base"\n[optim]\npeek_lr = 1\n')
     assert refusal(path) == f"{path}: unknown key optim.peek_lr; did you mean optim.peak_lr?"
     path = file("[optim]\nbeta2 = 2\n")
-    assert refusal(path, ["optim.beta1=0.5"]).startswith(f"{path}: optim.beta2 = 2 is refused")
+    assert refusal(path, ["optim.beta1=0.5"]).startswith(f"{path}: optim.beta2 = 2 is invalid")
 
 
 def test_a_rule_between_keys_names_every_place_that_broke_it(file):

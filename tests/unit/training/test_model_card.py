@@ -8,7 +8,7 @@ A toy encoder.
 - 3 steps.
 - seed 0.
 
-| split | measure | value |
+| split | metric | value |
 |---|---|---|
 | dev | accuracy | 0.5000 |
 
@@ -20,10 +20,10 @@ def test_a_card_is_blocks_with_blank_lines_between_them():
     rows = [("dev", "accuracy", "0.5000")]
     blocks = [
         facts_block(["3 steps.", "seed 0."], heading="Training"),
-        table_block(("split", "measure", "value"), rows),
+        table_block(("split", "metric", "value"), rows),
     ]
     assert card_text("toy", "A toy encoder.", blocks, caveat="Try it first.") == CARD
 
 
 def test_a_table_without_rows_keeps_its_head():
-    assert table_block(("measure", "value"), []) == ["| measure | value |", "|---|---|"]
+    assert table_block(("metric", "value"), []) == ["| metric | value |", "|---|---|"]
