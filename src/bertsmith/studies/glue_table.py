@@ -1,6 +1,6 @@
 """Every GLUE task that a folder holds, fine-tuned and put into one table."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -8,7 +8,6 @@ from bertsmith.core.errors import UserError
 from bertsmith.core.files import write_json, write_text
 from bertsmith.core.progress import progress_bar
 from bertsmith.finetuning.assignment import Assignment
-from bertsmith.finetuning.finetune import FinetuningResult
 from bertsmith.finetuning.splits import read_splits
 from bertsmith.finetuning.task_recipe import finetuning_recipe
 from bertsmith.studies.sweep import Spread, Trial, over_seeds, plain_spreads, run_trials, spreads_of
@@ -57,17 +56,32 @@ class GlueRequest:
 
 def glue(request: GlueRequest, callback: ProgressCallback) -> GlueTable:
     """Fine-tune on every task found; what an earlier call has finished is taken as it is."""
-    found = tasks_in(request.data)
+    data, found = request.data, tasks_in(request.data)
     if not found:
-        raise _nothing_in(request.data)
-    cells = [cell for task, place in found for cell in _cells(request, task, place)]
-    _read_through(found, skip_bad=request.skip_bad)
-    results = run_trials(cells, callback)
-    rows = tuple(
-        _row(task, results[number * request.seeds : (number + 1) * request.seeds])
-        for number, (task, _) in enumerate(found)
-    )
-    table = GlueTable(rows, tuple(glue_averages(_means(rows))), _missing({task.name for task, _ in found}))
+        names = ", ".join(dict.fromkeys(task.folders[0] for task in _trained()))
+        what = "holds no GLUE task with training data" if data.is_dir() else "there is no such folder"
+        raise UserError(what, where=str(data), remedy=f"give the folder that holds some of {names}")
+    trials = []
+    for task, place in found:
+        recipe = finetuning_recipe(task, request.settings)
+        out = request.out / task.name
+        assignment = Assignment(task, recipe, request.model, place, out, skip_bad=request.skip_bad)
+        seeds = over_seeds(assignment, request.seeds)
+        trials += [Trial(f"{task.name} {trial.name}", trial.assignment) for trial in seeds]
+    # All tasks are read before the first is trained on: a bad line must not be met after hours of training.
+    with progress_bar("reading tasks", len(found)) as advance:
+        for task, place in found:
+            read_splits(task, place, skip_bad=request.skip_bad)
+            advance(1)
+    results = run_trials(trials, callback)
+    rows = []
+    for number, (task, _) in enumerate(found):
+        of_task = results[number * request.seeds : (number + 1) * request.seeds]
+        seconds = sum(result.seconds for result in of_task)
+        rows.append(GlueRow(task, of_task[0].examples, seconds, spreads_of(of_task)))
+    present = {task.name for task, _ in found}
+    missing = tuple(task.title for task in _trained() if task.name not in present)
+    table = GlueTable(tuple(rows), tuple(glue_averages(_means(rows))), missing)
     write_text(request.out / "table.md", table_text(table))
     write_json(request.out / "table.json", plain_table(table))
     return table
@@ -83,38 +97,9 @@ def tasks_in(data: Path) -> list[tuple[Task, Path]]:
     return found
 
 
-def _nothing_in(data: Path) -> UserError:
-    names = ", ".join(dict.fromkeys(task.folders[0] for task in _trained()))
-    what = "holds no GLUE task with training data" if data.is_dir() else "there is no such folder"
-    return UserError(what, where=str(data), remedy=f"give the folder that holds some of {names}")
-
-
 def _trained() -> list[Task]:
     """The tasks that come with training data."""
     return [task for task in TASKS if "train" in task.splits]
-
-
-def _missing(present: Collection[str]) -> tuple[str, ...]:
-    return tuple(task.title for task in _trained() if task.name not in present)
-
-
-def _read_through(found: Sequence[tuple[Task, Path]], *, skip_bad: bool) -> None:
-    """Meet every bad line now, not after hours of training on the tasks before it."""
-    with progress_bar("reading tasks", len(found)) as advance:
-        for task, place in found:
-            read_splits(task, place, skip_bad=skip_bad)
-            advance(1)
-
-
-def _cells(request: GlueRequest, task: Task, place: Path) -> list[Trial]:
-    """One run of the task for each seed."""
-    recipe = finetuning_recipe(task, request.settings)
-    assignment = Assignment(
-        task, recipe, request.model, place, request.out / task.name, skip_bad=request.skip_bad
-    )
-    return [
-        Trial(f"{task.name} {cell.name}", cell.assignment) for cell in over_seeds(assignment, request.seeds)
-    ]
 
 
 def table_text(table: GlueTable) -> str:
@@ -136,10 +121,6 @@ def table_text(table: GlueTable) -> str:
     if table.missing:
         lines += ["", f"Without training data here: {', '.join(table.missing)}."]
     return "\n".join(lines) + "\n"
-
-
-def _row(task: Task, results: Sequence[FinetuningResult]) -> GlueRow:
-    return GlueRow(task, results[0].examples, sum(result.seconds for result in results), spreads_of(results))
 
 
 def _means(rows: Sequence[GlueRow]) -> Mapping[str, Mapping[str, float]]:

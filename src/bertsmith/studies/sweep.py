@@ -4,7 +4,6 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 from bertsmith.core.files import write_json
@@ -56,6 +55,7 @@ def run_trials(trials: Sequence[Trial], callback: ProgressCallback) -> list[Fine
 
     Beside the folders of trials their spread is written.
     """
+    # All before the first: a folder that holds another run must not be found after hours of training.
     for trial in trials:
         check_same_run(trial.assignment)
     results = []
@@ -66,7 +66,13 @@ def run_trials(trials: Sequence[Trial], callback: ProgressCallback) -> list[Fine
             raise Stopped(trial.name)
         results.append(result)
     for place in dict.fromkeys(result.folder.parent for result in results):
-        _write_spread(place, {each.folder.name: each for each in results if each.folder.parent == place})
+        here = {each.folder.name: each for each in results if each.folder.parent == place}
+        facts = {
+            "runs": {name: result.metrics for name, result in here.items()},
+            "best": best_of(here),
+            "spreads": plain_spreads(spreads_of(list(here.values()))),
+        }
+        write_json(place / SPREAD, facts)
     return results
 
 
@@ -122,15 +128,6 @@ def best_of(results: Mapping[str, FinetuningResult]) -> str:
     metric = metric_named(next(iter(next(iter(first.values())))))
     best = max if metric.larger_is_better else min
     return best(first, key=lambda name: first[name][metric.name])
-
-
-def _write_spread(place: Path, results: Mapping[str, FinetuningResult]) -> None:
-    facts = {
-        "runs": {name: result.metrics for name, result in results.items()},
-        "best": best_of(results),
-        "spreads": plain_spreads(spreads_of(list(results.values()))),
-    }
-    write_json(place / SPREAD, facts)
 
 
 def _trial(assignment: Assignment, changed: Mapping[str, Any], name: str) -> Trial:

@@ -42,7 +42,7 @@ Skip = Literal["", "not a number", "spike", "taken back"]
 @contextmanager
 def same_bits(wanted: bool) -> Iterator[None]:
     """Inside, the same work gives the same bits on the same machine, if that is wanted."""
-    before = _settings()
+    before = torch.are_deterministic_algorithms_enabled(), new_memory_is_filled(), onednn_is_enabled()
     if wanted:
         # cuBLAS reads this once, when it is first used; both published values are deterministic.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -53,15 +53,6 @@ def same_bits(wanted: bool) -> Iterator[None]:
         yield
     finally:
         _set(*before)
-
-
-def _settings() -> tuple[bool, bool, bool]:
-    """Whether only deterministic algorithms are allowed, new memory is filled, and oneDNN is used."""
-    return (
-        torch.are_deterministic_algorithms_enabled(),
-        new_memory_is_filled(),
-        onednn_is_enabled(),
-    )
 
 
 def _set(deterministic: bool, filling: bool, onednn: bool) -> None:
