@@ -42,19 +42,24 @@ def near_signature(text: str) -> Signature:
         runs = (hashes >> np.uint64(32)).astype(np.uint32)
     else:  # nothing but punctuation: only its own copy is a duplicate
         runs = np.frombuffer(exact_fingerprint(text), np.dtype("<u4"))
-    # The least value of each hash over all runs (MinHash, Broder 1997).
-    factors, offsets = _permutations()
-    minima = np.full(_HASHES, np.iinfo(np.uint32).max, np.uint32)
-    for start in range(0, len(runs), _RUNS_AT_ONCE):
-        hashed = factors * runs[start : start + _RUNS_AT_ONCE]
-        hashed += offsets
-        np.minimum(minima, hashed.min(axis=1), out=minima)
+    minima = _minima(runs)
     # A band's key is a hash of its eight minima; 0 would mean a free slot to the filter.
     rows = bits(np.arange(_HASHES, dtype=np.uint64), minima.astype(np.uint64)).reshape(BANDS, ROWS)
     keys = np.maximum(rows.sum(axis=1, dtype=np.uint64), np.uint64(1))
     # Of the minima the low bytes are enough to compare two texts that met in a band: two of them agree by
     # chance once in 256 times, and a document then takes 128 bytes of memory instead of 512.
     return np.concatenate([keys, minima.astype(np.uint8).view(np.uint64)])
+
+
+def _minima(runs: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    """The least value of each hash over all runs (MinHash, Broder 1997)."""
+    factors, offsets = _permutations()
+    minima = np.full(_HASHES, np.iinfo(np.uint32).max, np.uint32)
+    for start in range(0, len(runs), _RUNS_AT_ONCE):
+        hashed = factors * runs[start : start + _RUNS_AT_ONCE]
+        hashed += offsets
+        np.minimum(minima, hashed.min(axis=1), out=minima)
+    return minima
 
 
 @cache
