@@ -13,14 +13,15 @@ from bertsmith.core.errors import UserError
 from bertsmith.finetuning.finetune import FinetuningResult
 from bertsmith.studies.glue_table import (
     GlueRequest,
+    GlueRow,
     GlueTable,
     _means,
-    _row,
     glue,
     plain_table,
     table_text,
     tasks_in,
 )
+from bertsmith.studies.sweep import spreads_of
 from bertsmith.tasks.catalogue import task_named
 from bertsmith.tasks.glue_leaderboard import glue_averages
 from tests.toy_tasks import rte, sst2, write_rows
@@ -143,7 +144,8 @@ def table_of(tmp_path, *names):
         metrics = {"dev": METRICS[name]}
         if name == "mnli":
             metrics["dev-mismatched"] = {"accuracy": 0.82}
-        rows.append(_row(task_named(name), [FinetuningResult(tmp_path, True, metrics, 60.0, 5, 1234)]))
+        results = [FinetuningResult(tmp_path, True, metrics, 60.0, 5, 1234)]
+        rows.append(GlueRow(task_named(name), results[0].examples, results[0].seconds, spreads_of(results)))
     missing = tuple(task_named(name).title for name in METRICS if name not in names)
     return GlueTable(tuple(rows), tuple(glue_averages(_means(rows))), missing)
 
