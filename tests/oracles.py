@@ -16,6 +16,9 @@ CLASSES = {
     "ernie": "Ernie",
     "electra": "Electra",
     "modernbert": "ModernBert",
+    "xlm-roberta": "XLMRoberta",
+    "camembert": "Camembert",
+    "deberta-v2": "DebertaV2",
 }
 ENDS = {"bos_token_id": 1, "eos_token_id": 1, "cls_token_id": 1, "sep_token_id": 1}
 

@@ -22,6 +22,17 @@ OWN = {
     "distilbert": {"dim": 32, "n_layers": 3, "n_heads": 4, "hidden_dim": 64},
     "ernie": {"use_task_id": True, "task_type_vocab_size": 3},
     "electra": {"embedding_size": 16},
+    "xlm-roberta": {"pad_token_id": 1, "type_vocab_size": 1},
+    "camembert": {"pad_token_id": 1, "type_vocab_size": 1},
+    "deberta-v2": {
+        "relative_attention": True,
+        "position_buckets": 16,
+        "norm_rel_ebd": "layer_norm",
+        "share_att_key": True,
+        "pos_att_type": ["p2c", "c2p"],
+        "position_biased_input": False,
+        "type_vocab_size": 0,
+    },
     "modernbert": {"local_attention": 16, "pad_token_id": 0},
 }
 

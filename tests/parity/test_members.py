@@ -4,14 +4,16 @@ import random
 
 import pytest
 import torch
+import transformers
 
 from bertsmith.model.architectures.registry import ARCHITECTURES
-from bertsmith.model.model_folder import read_model
+from bertsmith.model.model_folder import read_model, write_model
 from bertsmith.packed import PackedBatch, pack, unpack
 from tests.oracles import CLASSES, saved_oracle
 
 FP32 = 2e-5
 every_member = pytest.mark.parametrize("model_type", ARCHITECTURES)
+WITHOUT_SEGMENTS = ("roberta", "xlm-roberta", "camembert", "distilbert", "modernbert", "deberta-v2")
 LENGTHS = [5, 17, 512, 1, 5, 33]
 
 
@@ -28,7 +30,7 @@ def pairs_of(lengths: list[int], seed: int = 0) -> tuple[list[list[int]], list[l
 
 def oracle_output(model, model_type: str, ids: list[int], segments: list[int], **more):
     inputs = {"input_ids": torch.tensor([ids]), **more}
-    if model_type not in ("roberta", "distilbert", "modernbert"):
+    if model_type not in WITHOUT_SEGMENTS:
         inputs["token_type_ids"] = torch.tensor([segments])
     with torch.no_grad():
         return model(**inputs, output_hidden_states=True)
@@ -52,6 +54,47 @@ def test_hidden_states_and_pooled_output_equal_transformers(model_type, lengths,
             assert (ours[number] - layer[0]).abs().max() <= FP32
         if pooled is not None:
             assert (pooled[number] - expected.pooler_output[0]).abs().max() <= FP32
+
+
+DEBERTA_POSITIONS = [
+    {"position_buckets": 16, "max_position_embeddings": 512},
+    {"position_buckets": 256, "max_position_embeddings": 512},
+    {"position_buckets": 32, "max_relative_positions": 100},
+    {"position_buckets": -1, "max_relative_positions": 24},
+    {"type_vocab_size": 2},
+]
+
+
+@pytest.mark.parametrize("changes", DEBERTA_POSITIONS, ids=str)
+def test_debertas_relative_positions_are_those_of_transformers(changes, tmp_path):
+    theirs = saved_oracle(tmp_path, "deberta-v2", "ForSequenceClassification", num_labels=3, **changes)
+    model = read_model(tmp_path)
+    ids, segments = pairs_of([400, 3, 70])
+    batch = pack(ids, segments)
+    with torch.no_grad():
+        hidden = model.network(batch)
+        ours = model.network.scores("classify", hidden, batch.layout)
+        maps = model.network.encoder.attention_maps(batch)
+        for number, (text, segment) in enumerate(zip(ids, segments, strict=True)):
+            inputs = {"input_ids": torch.tensor([text]), "token_type_ids": torch.tensor([segment])}
+            expected = theirs(**inputs, output_attentions=True, output_hidden_states=True)
+            assert (unpack(hidden, batch.layout)[number] - expected.hidden_states[-1][0]).abs().max() <= 1e-5
+            assert (ours[number] - expected.logits[0]).abs().max() <= 1e-5
+            for layer, attentions in enumerate(expected.attentions):
+                assert (maps[layer][number] - attentions[0]).abs().max() <= 1e-5
+
+
+def test_debertas_masked_words_are_read_under_microsofts_names_too(tmp_path):
+    theirs = saved_oracle(tmp_path, "deberta-v2", "ForMaskedLM", legacy=False)
+    model = read_model(tmp_path)
+    assert model.notes == ()
+    write_model(tmp_path / "copy", model)
+    again = transformers.DebertaV2ForMaskedLM.from_pretrained(tmp_path / "copy").eval()
+    batch = pack([[5, 6, 7, 8]])
+    with torch.no_grad():
+        ours = model.network.word_scores(model.network(batch), torch.arange(4))
+        for each in (theirs, again):
+            assert (ours - each(input_ids=batch.tokens_T[None]).logits[0]).abs().max() <= FP32
 
 
 @pytest.mark.parametrize("heads", [1, 3, 8], ids=lambda heads: f"{heads}-heads")
@@ -109,7 +152,7 @@ def scores(network, head: str, hidden: torch.Tensor, batch: PackedBatch) -> list
 def expected_scores(model, model_type: str, head: str, text: list[int], segment: list[int]) -> torch.Tensor:
     if head == "choice":
         inputs = {"input_ids": torch.tensor([[text]])}
-        if model_type not in ("roberta", "distilbert", "modernbert"):
+        if model_type not in WITHOUT_SEGMENTS:
             inputs["token_type_ids"] = torch.tensor([[segment]])
         with torch.no_grad():
             return model(**inputs).logits[0]

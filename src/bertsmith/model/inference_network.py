@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from bertsmith.model.attention import Attend
-from bertsmith.model.encoder import ALL, Encoder, FeedForward, PostNormBlock, Rows
+from bertsmith.model.encoder import ALL, Encoder, FeedForward, PostNormBlock, Rows, SelfAttention
 from bertsmith.model.network import Network
 from bertsmith.model.torch_internals import (
     Quantized,
@@ -254,7 +254,12 @@ class InferenceBlock(nn.Module):
 def convertible_blocks(network: Network) -> list[PostNormBlock]:
     """The blocks of a network, or none where some are of another make."""
     blocks = [each for each in network.encoder.blocks if isinstance(each, PostNormBlock)]
-    plain = all(type(block.feed_forward) is FeedForward and not block.attention.rotary for block in blocks)
+    plain = all(
+        type(block.feed_forward) is FeedForward
+        and type(block.attention) is SelfAttention
+        and not block.attention.rotary
+        for block in blocks
+    )
     return blocks if plain and len(blocks) == len(network.encoder.blocks) else []
 
 

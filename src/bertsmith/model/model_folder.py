@@ -290,7 +290,8 @@ def head_outputs(network: Network) -> dict[str, int]:
 
 def _labelled_outputs(architecture: Architecture, heads: Mapping[str, int]) -> int:
     """How many outputs have names in config.json: those of the one head whose outputs are labels, or none."""
-    labelled = (outputs for head, outputs in heads.items() if architecture.heads[head].labelled)
+    # In the architecture's order: that of a network's heads depends on how they came to be there.
+    labelled = (heads[head] for head, spec in architecture.heads.items() if head in heads and spec.labelled)
     return next(labelled, 0)
 
 

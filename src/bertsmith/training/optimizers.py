@@ -127,7 +127,9 @@ def _levels(encoder: Encoder, optim: OptimSection) -> list[list[nn.Module]]:
         what = f"layer_decay = {optim.layer_decay}, but this model's layers share their weights"
         raise UserError(what, where="optim.layer_decay", remedy="leave it at 1")
     blocks: list[list[nn.Module]] = [[block] for block in reversed(encoder.blocks)]
-    return [[encoder.final_norm, *blocks[0]], *blocks[1:], [encoder.embeddings]]
+    above = (encoder.blocks, encoder.final_norm)
+    below = [part for part in encoder.children() if part not in above]  # embeddings, relative positions
+    return [[encoder.final_norm, *blocks[0]], *blocks[1:], below]
 
 
 # ---- learning-rate schedules

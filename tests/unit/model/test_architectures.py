@@ -15,7 +15,7 @@ from bertsmith.model.encoder import Encoder, SelfAttention
 from bertsmith.model.encoder_config import ConfigReader
 from bertsmith.model.network import add_fresh_head, build_network, new_network
 from bertsmith.packed import pack
-from tests.tiny import tiny_encoder_config, tiny_network
+from tests.tiny import tiny_config, tiny_encoder_config, tiny_network
 
 # ---- exact parameter counts: encoder plus pooler (FACTS of the published systems)
 
@@ -247,3 +247,50 @@ def test_an_unknown_model_type_is_refused_with_the_known_ones():
 def test_the_registry_does_not_load_torch():
     program = "import sys, bertsmith.model.architectures.registry; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(("direction", "unseen"), [("left-to-right", 3), ("right-to-left", 0)])
+def test_a_deberta_may_see_one_side_only(direction, unseen):
+    network = new_network(
+        tiny_encoder_config("deberta-v2", direction=direction), {}, torch.Generator().manual_seed(0)
+    ).eval()
+    text = [5, 6, 7, 8]
+    changed = [9 if row == unseen else token for row, token in enumerate(text)]
+    with torch.no_grad():
+        before, after = network(pack([text])), network(pack([changed]))
+    rows = [row for row in range(4) if row != unseen]
+    assert torch.equal(before[rows], after[rows])
+    assert not torch.equal(before[unseen], after[unseen])
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"conv_kernel_size": 3}, "conv_kernel_size is 3; only 0 is supported"),
+        ({"pos_att_type": "c2p"}, "pos_att_type is 'c2p'; only c2p and p2c together"),
+        ({"position_biased_input": True}, "position_biased_input is True; only False"),
+        ({"relative_attention": "DROP"}, "relative_attention is missing; only True is supported"),
+    ],
+    ids=str,
+)
+def test_a_deberta_that_is_not_version_3_is_refused(changes, said):
+    values = {key: value for key, value in (tiny_config("deberta-v2") | changes).items() if value != "DROP"}
+    with pytest.raises(UserError, match=said):
+        architecture_of("deberta-v2").read_config(ConfigReader(values, "config.json"))
+
+
+def test_the_config_of_a_published_deberta_is_read():
+    published = {
+        "model_type": "deberta-v2", "attention_probs_dropout_prob": 0.1, "hidden_act": "gelu",
+        "hidden_dropout_prob": 0.1, "hidden_size": 768, "initializer_range": 0.02, "intermediate_size": 3072,
+        "max_position_embeddings": 512, "relative_attention": True, "position_buckets": 256,
+        "norm_rel_ebd": "layer_norm", "share_att_key": True, "pos_att_type": "p2c|c2p",
+        "layer_norm_eps": 1e-7, "max_relative_positions": -1, "position_biased_input": False,
+        "num_attention_heads": 12, "num_hidden_layers": 12, "type_vocab_size": 0, "vocab_size": 128100,
+    }  # fmt: skip
+    config = architecture_of("deberta-v2").read_config(ConfigReader(published, "config.json"))
+    assert (config.buckets, config.max_distance, config.segments, config.norm_eps) == (256, 512, 0, 1e-7)
+    with torch.device("meta"):
+        network = build_network(config, {})
+    # 184 M as published: 128,100 words, 512 relative positions, 12 layers.
+    assert sum(each.numel() for each in network.parameters()) == 183_831_552

@@ -15,6 +15,12 @@ BERT_RATES = {"hidden_dropout_prob": 0.11, "attention_probs_dropout_prob": 0.12,
 RATES = {
     "bert": BERT_RATES,
     "roberta": BERT_RATES,
+    "xlm-roberta": BERT_RATES,
+    "camembert": BERT_RATES,
+    "deberta-v2": {
+        "hidden_dropout_prob": 0.11, "attention_probs_dropout_prob": 0.12, "cls_dropout": 0.13,
+        "pooler_dropout": 0.14,
+    },
     "ernie": BERT_RATES,
     "electra": BERT_RATES | {"summary_last_dropout": 0.14},
     "albert": {
@@ -27,10 +33,14 @@ RATES = {
         "embedding_dropout": 0.11, "attention_dropout": 0.12, "classifier_dropout": 0.13, "mlp_dropout": 0.14,
     },
 }  # fmt: skip
+ROBERTA_HEADS = {"classify": (0.13, 0.13), "tag": (0, 0.13), "span": (0, 0), "choice": (0, 0.13)}
 HEADS = {
+    "xlm-roberta": ROBERTA_HEADS,
+    "camembert": ROBERTA_HEADS,
+    "deberta-v2": {"classify": (0.14, 0.13), "tag": (0, 0.11), "span": (0, 0), "choice": (0.14, 0.13)},
     "bert": {"classify": (0, 0.13), "tag": (0, 0.13), "span": (0, 0), "choice": (0, 0.13), "nsp": (0, 0)},
     "ernie": {"classify": (0, 0.13), "tag": (0, 0.13), "span": (0, 0), "choice": (0, 0.13), "nsp": (0, 0)},
-    "roberta": {"classify": (0.13, 0.13), "tag": (0, 0.13), "span": (0, 0), "choice": (0, 0.13)},
+    "roberta": ROBERTA_HEADS,
     "albert": {
         "classify": (0, 0.13), "tag": (0, 0.13), "span": (0, 0), "choice": (0, 0.13), "sop": (0, 0.13),
     },
@@ -57,6 +67,8 @@ def test_the_rates_in_the_encoder_are_those_of_their_keys(model_type):
     assert block.attention.training_rule.dropout == 0.12
     # ModernBERT drops what attention writes at the attention's rate, and the gated half at the mlp's.
     assert block.dropout.p == (0.12 if model_type == "modernbert" else 0.11)
+    if model_type == "deberta-v2":
+        assert encoder.relative.dropout.p == 0.11
     if model_type == "modernbert":
         assert block.feed_forward.dropout.p == 0.14
 

@@ -25,8 +25,8 @@ from bertsmith.model.network import new_network
 from bertsmith.packed import pack
 from tests.tiny import tiny_encoder_config, tiny_network
 
-PRE_NORM = ("modernbert",)
-POST_NORM = tuple(name for name in ARCHITECTURES if name not in PRE_NORM)
+OF_ANOTHER_MAKE = ("modernbert", "deberta-v2")
+CONVERTIBLE = tuple(name for name in ARCHITECTURES if name not in OF_ANOTHER_MAKE)
 BATCH = pack([[5, 17, 3, 80, 9], [44, 2, 61], [7] * 40])
 GELU = Activation("gelu", functional.gelu)
 
@@ -37,7 +37,7 @@ def stream() -> torch.Generator:
     return torch.Generator().manual_seed(0)
 
 
-@pytest.mark.parametrize("model_type", POST_NORM)
+@pytest.mark.parametrize("model_type", CONVERTIBLE)
 def test_packed_weights_give_the_same_states_and_maps(model_type):
     network = tiny_network(model_type, heads={})
     packed = packed_network(network)
@@ -70,7 +70,7 @@ def test_every_activation_is_the_same_packed_and_in_eight_bits(activation):
         )
 
 
-@pytest.mark.parametrize("model_type", PRE_NORM)
+@pytest.mark.parametrize("model_type", OF_ANOTHER_MAKE)
 def test_layers_of_another_make_are_left_as_they_are(model_type):
     network = tiny_network(model_type, heads={})
     assert packed_network(network) is network

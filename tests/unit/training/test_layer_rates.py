@@ -66,6 +66,13 @@ def test_weight_decay_spares_biases_and_layer_norms_and_nothing_else(model_type)
     assert {factor for factor, _ in found.values()} == {1.0}
 
 
+def test_what_all_layers_look_up_is_learned_with_the_embeddings():
+    network = tiny_network("deberta-v2", {"classify": 2})
+    found = settings_by_name(network, build_optimizer(network, FinetuningOptimSection(layer_decay=0.5)))
+    factors = {name: factor for name, (factor, _) in found.items()}
+    assert factors["encoder.relative.table.weight"] == factors["encoder.embeddings.words.weight"] == 0.5**3
+
+
 def test_layers_that_share_their_weights_cannot_have_rates_of_their_own():
     network = tiny_network("albert", {"classify": 2})
     with pytest.raises(UserError, match="share"):

@@ -4,14 +4,19 @@ from bertsmith.core.errors import UserError
 from bertsmith.model.architecture import Architecture
 from bertsmith.model.architectures.albert import ALBERT
 from bertsmith.model.architectures.bert import BERT
+from bertsmith.model.architectures.deberta import DEBERTA
 from bertsmith.model.architectures.distilbert import DISTILBERT
 from bertsmith.model.architectures.electra import ELECTRA
 from bertsmith.model.architectures.ernie import ERNIE
 from bertsmith.model.architectures.modernbert import MODERNBERT
-from bertsmith.model.architectures.roberta import ROBERTA
+from bertsmith.model.architectures.roberta import CAMEMBERT, ROBERTA, XLM_ROBERTA
 
 ARCHITECTURES: dict[str, Architecture] = {
-    each.model_type: each for each in (BERT, ROBERTA, ALBERT, DISTILBERT, ERNIE, ELECTRA, MODERNBERT)
+    each.model_type: each
+    for each in (
+        *(BERT, ROBERTA, ALBERT, DISTILBERT, ERNIE, ELECTRA, MODERNBERT),
+        *(XLM_ROBERTA, CAMEMBERT, DEBERTA),
+    )
 }
 
 

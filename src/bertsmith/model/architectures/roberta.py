@@ -1,4 +1,4 @@
-"""RoBERTa (Liu et al. 2019): BERT without segments or next sentence; positions count from the pad id on."""
+"""RoBERTa (Liu et al. 2019), XLM-RoBERTa, CamemBERT: BERT without segments; positions from the pad id on."""
 
 import math
 from dataclasses import dataclass, replace
@@ -77,6 +77,19 @@ HEADS = {
     "choice": bert.linear_head("classifier", reads="pooled", outputs=1),
 }
 
+
+def published_classes(name: str) -> dict[str, tuple[str, ...]]:
+    """The published classes of RoBERTa and of those that are RoBERTa by another name."""
+    return {
+        f"{name}ForMaskedLM": ("mlm",),
+        f"{name}ForSequenceClassification": ("classify",),
+        f"{name}ForTokenClassification": ("tag",),
+        f"{name}ForQuestionAnswering": ("span",),
+        f"{name}ForMultipleChoice": ("pooler", "choice"),
+        f"{name}Model": ("pooler",),
+    }
+
+
 ROBERTA = Architecture(
     model_type="roberta",
     read_config=read_config,
@@ -85,14 +98,7 @@ ROBERTA = Architecture(
     encoder_names=bert.encoder_names,
     prefix="roberta.",
     heads=HEADS,
-    classes={
-        "RobertaForMaskedLM": ("mlm",),
-        "RobertaForSequenceClassification": ("classify",),
-        "RobertaForTokenClassification": ("tag",),
-        "RobertaForQuestionAnswering": ("span",),
-        "RobertaForMultipleChoice": ("pooler", "choice"),
-        "RobertaModel": ("pooler",),
-    },
+    classes=published_classes("Roberta"),
     # fairseq samples from the whole normal distribution.
     initial=lambda config: InitialRule(std=lambda _name: config.initial_std, cut=math.inf),
     tied={
@@ -101,3 +107,10 @@ ROBERTA = Architecture(
     },
     pretraining=Pretraining(50_265, count_parameters, RobertaConfig),  # byte-level BPE, with special tokens
 )
+
+# The same network under other names of model and classes; what differs is the text and the vocabulary
+# (Conneau et al. 2019: a hundred languages; Martin et al. 2019: French).
+XLM_ROBERTA = replace(
+    ROBERTA, model_type="xlm-roberta", classes=published_classes("XLMRoberta"), pretraining=None
+)
+CAMEMBERT = replace(ROBERTA, model_type="camembert", classes=published_classes("Camembert"), pretraining=None)
