@@ -1,4 +1,4 @@
-"""The `bertsmith` command: one verb per file, registered here; errors of the user end as one line."""
+"""The `bertsmith` command: its verbs, registered here; errors of the user end as one line."""
 
 import sys
 from typing import Annotated
@@ -13,12 +13,10 @@ from bertsmith.cli.corpus import corpus
 from bertsmith.cli.demo import demo
 from bertsmith.cli.embed import embed
 from bertsmith.cli.examples import examples
-from bertsmith.cli.fill import fill
-from bertsmith.cli.finetune import finetune
-from bertsmith.cli.glue import glue
+from bertsmith.cli.fill import fill, next_sentence
+from bertsmith.cli.finetune import finetune, glue
 from bertsmith.cli.import_tf import import_tf
 from bertsmith.cli.inspect import inspect
-from bertsmith.cli.next import next_sentence
 from bertsmith.cli.predict import evaluate, predict
 from bertsmith.cli.pretrain import pretrain
 from bertsmith.cli.recipe import recipe

@@ -1,4 +1,4 @@
-"""`bertsmith fill`: what stands behind a mask."""
+"""`bertsmith fill` and `next`: what stands behind a mask, and whether one sentence follows another."""
 
 import math
 import time
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from bertsmith.inference.fill_mask import Candidate, Extension, Filling
     from bertsmith.inference.loaded_model import Bert
     from bertsmith.text.tokenizer import Tokenizer
+
 
 TOP, BEAM = 5, 10
 MASK_STYLE, OTHER_MASK_STYLE, NEW_STYLE = "bold reverse", "dim", "bold green"
@@ -139,3 +140,30 @@ def show_extended(bert: "Bert", text: str, count: int, *, as_json: bool) -> None
         f"\n{spent:.1f} ms per token: {first} tokens were read for the first one, {last} for the last."
     )
     screen.print(WHY_SLOW, style="dim")
+
+
+def next_sentence(
+    first: Annotated[str, Argument(metavar="A", help="A sentence, or several.")],
+    second: Annotated[str, Argument(metavar="B", help="What may follow it.")],
+    model: ModelOption = None,
+    device: DeviceOption = "auto",
+    precision: PrecisionOption = "auto",
+    truncate: TruncateOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Say whether B follows A.
+
+    Uses the head of BERT's second pre-training task, next sentence prediction: half of the pairs it was
+    shown stood together in a document, the others did not.
+
+    Example: bertsmith next "We got some time." "Should we get some coffee?"
+    """
+    bert = open_model(model, "next", device=device, precision=precision)
+    with naming_inputs(lambda _: "the pair"):
+        found = bert.next_sentence(first, second, truncate=truncate)
+    if as_json:
+        print_json(asdict(found))
+        return
+    both = [(found.probability, "B follows A"), (1 - found.probability, "B stands elsewhere")]
+    for line in bars(sorted(both, reverse=True)):
+        console().print(line)

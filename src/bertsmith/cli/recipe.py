@@ -26,8 +26,11 @@ def show(
 
     Example: bertsmith recipe show bert-tiny --set run.steps=500
     """
-    from bertsmith.recipe.describe import annotated_text, settings_of  # the schema takes a moment to build
-    from bertsmith.recipe.load import load_recipe_with_origins
+    from bertsmith.recipe.load import (  # the schema takes a moment to build
+        annotated_text,
+        load_recipe_with_origins,
+        settings_of,
+    )
 
     loaded = load_recipe_with_origins(name, overrides or [])
     if as_json:
@@ -45,7 +48,7 @@ def list_presets(as_json: AsJson = False) -> None:
 
     Example: bertsmith recipe list
     """
-    from bertsmith.recipe.describe import preset_summaries
+    from bertsmith.recipe.load import preset_summaries
 
     summaries = preset_summaries()
     if as_json:

@@ -23,8 +23,7 @@ from bertsmith.tasks.objective import NetworkScorer
 from bertsmith.tasks.predictions import PredictedSplit, errors_table, hardest_errors
 from bertsmith.tasks.task_config import TaskConfig
 from bertsmith.training.journal import read_metrics, write_versions
-from bertsmith.training.model_card import card_text, facts_block, table_block
-from bertsmith.training.run_folder import RunFolder
+from bertsmith.training.run_folder import RunFolder, card_text, facts_block, table_block
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

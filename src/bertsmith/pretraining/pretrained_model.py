@@ -16,7 +16,7 @@ from bertsmith.model.network import Network, build_network
 from bertsmith.model.tensor_files import SAVED_WEIGHT_FILES
 from bertsmith.recipe.schema import Recipe, Unit
 from bertsmith.text.tokenizer import Tokenizer
-from bertsmith.training.model_card import card_text, facts_block, table_block
+from bertsmith.training.run_folder import card_text, facts_block, table_block
 
 PAIRS = {
     "nsp": "next-sentence prediction",

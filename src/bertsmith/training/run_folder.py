@@ -1,8 +1,8 @@
-"""The folder of a run: its places, how far a run in it is, and the lock that keeps a second process out."""
+"""The folder of a run: its places, how far a run in it is, the lock that keeps others out, and the card."""
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,8 @@ from bertsmith.training.distributed import ALONE, World
 LOCK = ".lock"
 PARTIAL = ".partial"
 """How the names of files end that are being written (core/files.py)."""
+Block = list[str]
+"""Lines that stand together; a blank line comes before the next block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,3 +123,27 @@ class RunLock:
             with suppress(OSError):  # somebody else may have put something there
                 self.folder.rmdir()
         os.close(self.handle)
+
+
+# ---- the card of the finished model, as Markdown: what it is, how it was made, and with which results
+
+
+def card_text(title: str, introduction: str, blocks: Sequence[Block], *, caveat: str) -> str:
+    """A whole card: its title and introduction, blocks of facts and results, and what to beware of."""
+    whole = [[f"# {title}"], [introduction], *blocks, [caveat]]
+    return "\n\n".join("\n".join(block) for block in whole) + "\n"
+
+
+def facts_block(facts: Iterable[str], *, heading: str = "") -> Block:
+    """Facts as a list."""
+    return [*_heading(heading), *(f"- {fact}" for fact in facts)]
+
+
+def table_block(columns: Sequence[str], rows: Iterable[Sequence[str]], *, heading: str = "") -> Block:
+    """Results as a table."""
+    header, *body = (f"| {' | '.join(cells)} |" for cells in (columns, *rows))
+    return [*_heading(heading), header, "|---" * len(columns) + "|", *body]
+
+
+def _heading(text: str) -> Block:
+    return [f"## {text}"] if text else []

@@ -15,8 +15,7 @@ from bertsmith.model.network import Network, build_network
 from bertsmith.objectives.pretraining_objective import PretrainingObjective
 from bertsmith.pretraining.initial_model import build_initial_model, encoder_config_of, pair_head_of
 from bertsmith.pretraining.pretrain import pretrain
-from bertsmith.recipe.describe import published_vocabulary
-from bertsmith.recipe.load import load_recipe, preset_names
+from bertsmith.recipe.load import load_recipe, preset_names, published_vocabulary
 from bertsmith.recipe.schema import Recipe
 from tests.tiny_runs import Listener, metrics_of
 

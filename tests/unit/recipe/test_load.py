@@ -4,8 +4,13 @@ import sys
 import pytest
 
 from bertsmith.core.errors import UserError
-from bertsmith.recipe.describe import settings_of
-from bertsmith.recipe.load import load_recipe, load_recipe_with_origins, recipe_text, with_new_names
+from bertsmith.recipe.load import (
+    load_recipe,
+    load_recipe_with_origins,
+    recipe_text,
+    settings_of,
+    with_new_names,
+)
 from bertsmith.recipe.schema import Level, Recipe, Stage
 
 
@@ -102,7 +107,7 @@ def test_endless_nesting_in_a_file_is_refused(file):
 
 def test_loading_a_preset_imports_no_torch():
     program = (
-        "import sys, bertsmith.recipe.load as l, bertsmith.recipe.describe as d\n"
+        "import sys, bertsmith.recipe.load as l, bertsmith.recipe.load as d\n"
         "l.load_recipe('bert-base'); d.preset_summaries(); print('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -10,8 +10,15 @@ from bertsmith.core.errors import UserError
 from bertsmith.model.architectures.registry import architecture_of
 from bertsmith.model.encoder_config import ConfigReader
 from bertsmith.model.network import build_network
-from bertsmith.recipe.describe import encoder_parameters, preset_summaries, published_vocabulary
-from bertsmith.recipe.load import leaves, load_recipe, preset_names, preset_text
+from bertsmith.recipe.load import (
+    encoder_parameters,
+    leaves,
+    load_recipe,
+    preset_names,
+    preset_summaries,
+    preset_text,
+    published_vocabulary,
+)
 from tests.example_stores import wordpiece
 
 MODEL_CHANGES = [

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bertsmith.recipe.describe import annotated_text
 from bertsmith.recipe.load import (
+    annotated_text,
     differences,
     leaves,
     load_recipe,

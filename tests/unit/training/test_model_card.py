@@ -1,4 +1,4 @@
-from bertsmith.training.model_card import card_text, facts_block, table_block
+from bertsmith.training.run_folder import card_text, facts_block, table_block
 
 CARD = """# toy
 
