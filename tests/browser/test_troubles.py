@@ -60,7 +60,7 @@ def test_no_key_is_no_mistake_and_a_wrong_one_is_said_to_be_wrong(browser: Brows
 # ---- what goes wrong
 
 
-def test_what_the_server_refuses_is_said_in_one_line(opened: Visit) -> None:
+def test_what_the_server_rejects_is_said_in_one_line(opened: Visit) -> None:
     opened.open("attention")
     opened.page.get_by_label("A", exact=True).fill("word " * 70)
     note = opened.page.locator("#panel-attention .note.wrong")

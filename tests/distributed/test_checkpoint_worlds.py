@@ -126,7 +126,7 @@ def save_on_machines_that_share_nothing(world: World, folder: Path) -> tuple[str
     return "", []
 
 
-def test_machines_that_do_not_share_the_folder_are_told_at_the_first_save(tmp_path):
+def test_machines_that_do_not_share_the_folder_are_reported_at_the_first_save(tmp_path):
     for line, left in run_world(2, save_on_machines_that_share_nothing, tmp_path):
         assert "machine-0: shard-00002.safetensors, which another process wrote, cannot be seen" in line
         assert left == []

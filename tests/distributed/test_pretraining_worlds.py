@@ -118,7 +118,7 @@ def test_two_processes_go_on_from_what_one_began(runs):
     assert_same_learning(runs.from_one_to_two, runs.alone)
 
 
-def test_one_process_goes_on_from_what_two_began(runs):
+def test_one_process_resumes_from_what_two_began(runs):
     assert_same_learning(runs.from_two_to_one, runs.alone)
 
 
@@ -161,7 +161,7 @@ def refused(rank: int, store: Path, start: Start) -> str | int:
     return "it ran"
 
 
-def test_what_the_main_process_refuses_ends_the_other_without_a_word(tmp_path):
+def test_what_the_main_process_rejects_ends_the_other_without_a_word(tmp_path):
     store, out = tiny_store(tmp_path), tmp_path / "run"
     out.mkdir()
     with (out / ".lock").open("w") as held:

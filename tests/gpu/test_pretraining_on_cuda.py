@@ -73,7 +73,7 @@ def test_recomputing_gives_the_same_losses_with_less_memory(store, tmp_path):
     assert peaks[1] < 0.8 * peaks[0]
 
 
-def test_a_gradient_that_is_no_number_is_left_out_by_the_gpu_itself(store, tmp_path):
+def test_a_gradient_that_is_no_number_is_skipped_by_the_gpu_itself(store, tmp_path):
     kept: dict[str, torch.Tensor] = {}
 
     def act(objective, seen):

@@ -104,7 +104,7 @@ def test_ranks_are_scipys(pair):
 
 
 @given(st.sampled_from(sorted(METRICS.keys() - IN_OWN_UNIT)), both(st.floats(width=32), np.float32))
-def test_no_measure_is_ever_nan_or_out_of_range(name, pair):
+def test_no_metric_is_ever_nan_or_out_of_range(name, pair):
     assert -1.0 <= METRICS[name](*pair) <= 1.0
 
 

@@ -27,7 +27,7 @@ def bertsmith_command(*words):
     )
 
 
-def test_the_demonstration_fills_a_mask_with_sense_and_judges_pairs():
+def test_the_demonstration_fills_a_mask_with_sense_and_scores_pairs():
     done = bertsmith_command("demo")
     assert done.returncode == 0, done.stderr
     assert "capital 0." in done.stdout
@@ -107,7 +107,7 @@ def test_an_import_never_writes_into_a_folder_that_holds_something(checkpoint, c
     assert done.code == 2 and "is there already; name a new folder" in done.err
 
 
-def test_a_corrupted_checkpoint_is_refused_by_its_checksum_and_writes_nothing(checkpoint, capsys, tmp_path):
+def test_a_corrupted_checkpoint_is_rejected_by_its_checksum_and_writes_nothing(checkpoint, capsys, tmp_path):
     source, _ = checkpoint
     data = source / "bert_model.ckpt.data-00000-of-00001"
     held = bytearray(data.read_bytes())
@@ -128,6 +128,6 @@ def test_a_layer_that_is_missing_is_named(checkpoint, capsys, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_a_folder_that_is_no_checkpoint_is_refused_in_one_line(capsys, tmp_path):
+def test_a_folder_that_is_no_checkpoint_is_rejected_in_one_line(capsys, tmp_path):
     done = bertsmith_here(capsys, "import-tf", tmp_path, tmp_path / "out")
     assert done.code == 2 and len(done.err.strip().splitlines()) == 1

@@ -15,7 +15,7 @@ from bertsmith.tasks.tables import Columns, Row, rows_of
 from bertsmith.tasks.task import Split, Task
 
 _MEND = "mend it"
-_UNTOLD = ("", "-1")  # what stands in the place of a label that is kept secret; -1 on the hub
+_UNLABELLED = ("", "-1")  # what stands in the place of a label that is kept secret; -1 on the hub
 _LETTERS = "ABCD"
 _ENDINGS = ("ending0", "ending1", "ending2", "ending3")
 _WARRANTS = ("warrant0", "warrant1")
@@ -130,7 +130,7 @@ def _example(
 def _label(cell: Any, options: int) -> int | None:
     """The right option counted from 0, from its number or letter."""
     spelling = "" if cell is None else str(cell).strip()
-    if spelling in _UNTOLD:
+    if spelling in _UNLABELLED:
         return None
     places = {str(place): place for place in range(options)}
     places |= {letter: place for place, letter in enumerate(_LETTERS[:options])}

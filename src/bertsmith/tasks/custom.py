@@ -46,10 +46,10 @@ def custom_task(spec: CustomSpec) -> Task:
     """The task that such a table poses."""
     texts = (spec.text, spec.second) if spec.second else (spec.text,)
     kind = TEXT_KINDS[spec.kind]
-    label = LabelColumn(spec.label, kind.label_rule(spec.separator), untold=kind.unlabelled_cells)
+    label = LabelColumn(spec.label, kind.label_rule(spec.separator), unlabelled=kind.unlabelled_cells)
     columns = TextColumns(texts, label, key=spec.key)
-    whole = text_reader(replace(columns, keyed="always" if spec.key else "if told"))
-    secret = text_reader(replace(columns, label=replace(label, wanted="if told")))
+    whole = text_reader(replace(columns, keyed="always" if spec.key else "if given"))
+    secret = text_reader(replace(columns, label=replace(label, wanted="if given")))
 
     def elsewhere(_: Path) -> Iterator[Example | BadLine]:
         return whole(Path(spec.dev))

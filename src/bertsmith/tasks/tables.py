@@ -298,9 +298,9 @@ class LabelColumn:
 
     name: str
     rule: LabelRule
-    wanted: Literal["always", "if told"] = "always"
-    """if told: as in test sets, a file without the column or a row without a label is taken."""
-    untold: tuple[str, ...] = ("",)
+    wanted: Literal["always", "if given"] = "always"
+    """if given: as in test sets, a file without the column or a row without a label is taken."""
+    unlabelled: tuple[str, ...] = ("",)
     """What stands in the place of a label that is kept secret."""
     undecided: tuple[str, ...] = ()
     """What stands there if the annotators disagreed."""
@@ -314,8 +314,8 @@ class TextColumns:
     label: LabelColumn
     key: str = ""
     """The column of the ids; where there is none, an example's id is its place, counted from 0."""
-    keyed: Literal["always", "if told"] = "if told"
-    """Whether a file without the column of the ids is refused."""
+    keyed: Literal["always", "if given"] = "if given"
+    """Whether a file without the column of the ids is rejected."""
     headless: tuple[str, ...] = ()
     """The names of the columns where a file has no header."""
     part: tuple[str, str] | None = None
@@ -375,7 +375,7 @@ def _text(row: Row, column: str) -> str:
 
 
 def _labelled(example: TextExample, row: Row, column: LabelColumn) -> TextExample | BadLabel:
-    if column.wanted == "if told" and column.name not in row.values:
+    if column.wanted == "if given" and column.name not in row.values:
         return example
     cell = row.values.get(column.name)
     try:
@@ -383,7 +383,7 @@ def _labelled(example: TextExample, row: Row, column: LabelColumn) -> TextExampl
         if spelling in column.undecided:
             what = f"has no gold label ({spelling}): the annotators disagreed"
             return Undecided(what, row.where, "nothing is to be done", example)
-        if isinstance(cell, list) or spelling not in column.untold:
+        if isinstance(cell, list) or spelling not in column.unlabelled:
             return replace(example, label=column.rule(cell))
     except ValueError as error:
         return BadLabel(str(error), row.where, _MEND, example)

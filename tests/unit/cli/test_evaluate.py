@@ -20,7 +20,7 @@ def run(model, tmp_path_factory):
     return tune("sst2", model, place, *SHORT), place / "data" / "sst2"
 
 
-def test_a_labelled_file_is_judged_as_the_run_was(capsys, run):
+def test_a_labelled_file_is_evaluated_as_the_run_was(capsys, run):
     result, data = run
     told = bertsmith(capsys, "evaluate", result.folder, "--data", data / "dev.tsv")
     assert told.code == 0, told
@@ -29,7 +29,7 @@ def test_a_labelled_file_is_judged_as_the_run_was(capsys, run):
 
 
 @pytest.mark.parametrize("words", [(), ("--split", "dev")])
-def test_a_folder_is_judged_by_its_development_set(capsys, run, words):
+def test_a_folder_is_evaluated_by_its_development_set(capsys, run, words):
     result, data = run
     told = bertsmith(capsys, "evaluate", result.folder / "model", "--data", data, *words, "--json")
     assert json.loads(told.out) == {
@@ -44,7 +44,7 @@ def test_another_split_can_be_chosen(capsys, run):
     assert told.out.startswith("SST-2, 160 examples")
 
 
-def test_a_file_of_any_name_is_judged(capsys, run, tmp_path):
+def test_a_file_of_any_name_is_evaluated(capsys, run, tmp_path):
     (tmp_path / "mine.tsv").write_text((run[1] / "dev.tsv").read_text())
     told = bertsmith(capsys, "evaluate", run[0].folder, "--data", tmp_path / "mine.tsv")
     assert told.out.startswith("SST-2, 40 examples")
@@ -84,7 +84,7 @@ def own(model, tmp_path_factory):
 
 
 @pytest.mark.parametrize("folder", ["", "model"])
-def test_of_the_file_it_was_trained_from_the_part_held_back_is_judged(capsys, own, folder):
+def test_of_the_file_it_was_trained_from_the_part_held_back_is_evaluated(capsys, own, folder):
     result, file = own
     told = bertsmith(capsys, "evaluate", result.folder / folder, "--data", file, "--json")
     summary = json.loads(told.out)
@@ -93,7 +93,7 @@ def test_of_the_file_it_was_trained_from_the_part_held_back_is_judged(capsys, ow
     assert f"{file}: the model was trained from this file: only the part that was held back" in told.err
 
 
-def test_a_copy_of_that_file_or_a_split_that_is_named_is_judged_whole(capsys, own, tmp_path):
+def test_a_copy_of_that_file_or_a_split_that_is_named_is_evaluated_whole(capsys, own, tmp_path):
     result, file = own
     (tmp_path / "copy.csv").write_text(file.read_text())
     told = bertsmith(capsys, "evaluate", result.folder, "--data", tmp_path / "copy.csv")
@@ -110,7 +110,7 @@ def test_the_very_file_of_a_published_task_is_warned_of(capsys, model, tmp_path)
     assert "was trained on these very examples" in told.err
 
 
-def test_labels_that_training_has_not_count_as_wrong_or_are_left_out(capsys, own, tmp_path):
+def test_labels_that_training_has_not_count_as_wrong_or_are_skipped(capsys, own, tmp_path):
     file = tmp_path / "new.csv"
     file.write_text("text,label\nthe sun,hot\nthe snow,icy\nthe tea,lukewarm\n")
     told = bertsmith(capsys, "evaluate", own[0].folder, "--data", file, "--json")
@@ -121,13 +121,13 @@ def test_labels_that_training_has_not_count_as_wrong_or_are_left_out(capsys, own
     assert told.out.startswith("Custom, 2 examples (1 bad lines skipped)")
 
 
-def test_a_file_of_strange_labels_alone_cannot_be_judged_without_them(capsys, own, tmp_path):
+def test_a_file_of_strange_labels_alone_cannot_be_evaluated_without_them(capsys, own, tmp_path):
     (tmp_path / "new.csv").write_text("text,label\nthe tea,lukewarm\n")
     words = ("evaluate", own[0].folder, "--data", tmp_path / "new.csv", "--skip-bad")
     assert "new.csv: has no label that the model knows" in mistake(capsys, *words)
 
 
-def test_a_file_without_tags_cannot_be_judged(capsys, model, tmp_path):
+def test_a_file_without_tags_cannot_be_evaluated(capsys, model, tmp_path):
     result = tune("wnut17", model, tmp_path, *SHORT)
     (tmp_path / "new.txt").write_text("london\nis\ncold\n")
     said = mistake(capsys, "evaluate", result.folder, "--data", tmp_path / "new.txt")
@@ -143,7 +143,7 @@ def own_run(model, place, rows, spec):
     return finetune(replace(plain, task=custom_task(spec), data=place / "my.csv"), Notebook())
 
 
-def test_rows_without_any_label_are_judged_where_there_may_be_several(capsys, model, tmp_path):
+def test_rows_without_any_label_are_evaluated_where_there_may_be_several(capsys, model, tmp_path):
     rows = [f"the {('sun', 'snow', 'cat')[n % 3]} {n},{('hot', 'icy', '')[n % 3]}" for n in range(30)]
     result = own_run(model, tmp_path, rows, CustomSpec("text", "label", kind="multilabel"))
     (tmp_path / "new.csv").write_text("text,label\nthe sun,hot\nthe cat,\n")
@@ -151,7 +151,7 @@ def test_rows_without_any_label_are_judged_where_there_may_be_several(capsys, mo
     assert told.out.startswith("Custom, 2 examples\n  micro f1: "), told
 
 
-def test_errors_of_numbers_are_told_in_their_own_unit(capsys, model, tmp_path):
+def test_errors_of_numbers_are_reported_in_their_own_unit(capsys, model, tmp_path):
     rows = [f"the {'sun' if n % 2 else 'snow'} {n},{90_000 + 1000 * (n % 2)}" for n in range(60)]
     result = own_run(model, tmp_path, rows, CustomSpec("text", "label", kind="regress", dev_fraction=0.2))
     told = bertsmith(capsys, "evaluate", result.folder, "--data", tmp_path / "my.csv")

@@ -65,7 +65,7 @@ def test_one_sided_objectives_have_no_masks_to_count(store: Path) -> None:
 
 
 @pytest.mark.parametrize(("stage", "steps"), [("0", 9), ("1", 1)])
-def test_a_step_that_training_never_comes_to_is_refused(store: Path, stage: str, steps: int) -> None:
+def test_a_step_that_training_never_comes_to_is_rejected(store: Path, stage: str, steps: int) -> None:
     short = ["--stage", stage, "--set", "run.steps=10", *SMALL]
     assert answer("bert-tiny", "--store", str(store), "--step", str(steps - 1), *short)
     with pytest.raises(UserError, match=f"stage {stage} has no step {steps}; it has {steps} steps"):
@@ -83,7 +83,7 @@ def test_a_budget_of_tokens_has_about_so_many_steps(store: Path) -> None:
     assert int(about.replace(",", "")) == pytest.approx(0.9 * 100_000 / in_a_step, rel=0.02)
 
 
-def test_people_and_machines_are_told_how_many_entities_are_masked_whole(tmp_path: Path) -> None:
+def test_people_and_machines_see_how_many_entities_are_masked_whole(tmp_path: Path) -> None:
     tokenizer = wordpiece(tmp_path / "vocabulary")
     line, codes = [10, 11, 12, 13, 14, 15], [0, 4, 5, 0, 0, 0]
     write_store(tmp_path / "store", [[line] * 5] * 40, tokenizer, units=[[codes] * 5] * 40)
@@ -95,7 +95,7 @@ def test_people_and_machines_are_told_how_many_entities_are_masked_whole(tmp_pat
     assert told in " ".join(answer(*arguments).split())
 
 
-def test_a_stage_the_recipe_lacks_is_refused(store: Path) -> None:
+def test_a_stage_the_recipe_lacks_is_rejected(store: Path) -> None:
     with pytest.raises(UserError, match="no stage 7; it has 2"):
         answer("bert-tiny", "--store", str(store), "--stage", "7", *SMALL)
 

@@ -126,7 +126,7 @@ def test_a_folder_with_its_own_development_set_is_taken_whole(give, reviews, tmp
     assert "train: 200 examples" in told.out and "dev: 40 examples" in told.out
 
 
-def test_seeds_are_told_with_mean_median_and_deviation(give, tmp_path):
+def test_seeds_are_reported_with_mean_median_and_deviation(give, tmp_path):
     told = give("sst2", "--data", sst2(tmp_path / "data"), "--seeds", "2", *SHORTLY)
     lines = told.out.splitlines()
     assert [line.split(":")[0] for line in lines if line.startswith("seed-")] == ["seed-0", "seed-1"]
@@ -134,7 +134,7 @@ def test_seeds_are_told_with_mean_median_and_deviation(give, tmp_path):
     assert lines[-1].startswith("best: seed-")
 
 
-def test_the_grid_is_told_with_its_best_run(give, tmp_path, monkeypatch):
+def test_the_grid_is_reported_with_its_best_run(give, tmp_path, monkeypatch):
     monkeypatch.setattr(sweep, "GRID", {"run.examples": (80, 160)})
     words = [word for line in QUICK if "examples" not in line for word in ("--set", line)]
     told = give("sst2", "--data", sst2(tmp_path / "data"), "--grid", "--json", *words, "--epochs", "0.5")
@@ -144,7 +144,7 @@ def test_the_grid_is_told_with_its_best_run(give, tmp_path, monkeypatch):
     assert summary["spreads"]["dev"]["accuracy"]["runs"] == 2
 
 
-def test_a_stopped_run_exits_with_130_and_goes_on(give, tmp_path):
+def test_a_stopped_run_exits_with_130_and_resumes(give, tmp_path):
     words = ("sst2", "--data", sst2(tmp_path / "data"), *SHORTLY)
     with stop_at(1):
         told = give(*words)
@@ -176,7 +176,7 @@ def test_the_seeds_begin_with_the_one_that_is_named(give, tmp_path):
     assert "seed = 12_345_679" in (tmp_path / "run" / "seed-12345679" / "recipe.toml").read_text()
 
 
-def test_a_development_file_of_ones_own_is_judged_on(give, reviews, tmp_path):
+def test_a_development_file_of_ones_own_is_evaluated_on(give, reviews, tmp_path):
     rows = [["the sun", "hot"], ["snow", "icy"], ["my tea", "hot"]]
     held = table(tmp_path / "held.csv", "review,class", rows)
     told = give("custom", "--data", reviews, *OWN, "--dev", held, *SHORTLY)
@@ -313,21 +313,21 @@ def test_a_mistake_is_one_line_and_leaves_nothing(capsys, model, tmp_path, name)
     assert not (tmp_path / "run").exists()
 
 
-def test_an_unknown_label_is_told_with_its_line(capsys, model, tmp_path):
+def test_an_unknown_label_is_reported_with_its_line(capsys, model, tmp_path):
     data = sst2(tmp_path / "data")
     (data / "train.tsv").write_text("sentence\tlabel\nthe sun\t1\nthe snow\tcold\n")
     line = mistake(capsys, "finetune", "sst2", "--model", model, "--data", data, "--out", tmp_path / "run")
     assert "train.tsv:3: has the unknown label 'cold'; the labels are 0, 1, negative, positive" in line
 
 
-def test_runs_without_a_development_set_are_told_too(capsys, tmp_path):
+def test_runs_without_a_development_set_are_reported_too(capsys, tmp_path):
     result = FinetuningResult(tmp_path, True, {}, 1.0, 5, 160)
     show(result, as_json=False)
     show_many({"seed-0": result, "seed-1": result}, as_json=False)
     assert "seed-0: finished; there is no development set" in capsys.readouterr().out
 
 
-def test_errors_of_numbers_are_told_in_their_own_unit(capsys, tmp_path):
+def test_errors_of_numbers_are_reported_in_their_own_unit(capsys, tmp_path):
     measures = {"dev": {"pearson": 0.5, "mean_absolute_error": 1250.5}}
     result = FinetuningResult(tmp_path, True, measures, 1.0, 5, 160)
     show(result, as_json=False)

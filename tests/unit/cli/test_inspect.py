@@ -81,7 +81,7 @@ def test_a_task_shows_overlap_of_first_texts_with_opposite_labels(schemas) -> No
     assert f"{schemas / 'dev.tsv'}:2" in told
 
 
-def test_numbers_are_told_by_their_spread(tmp_path) -> None:
+def test_numbers_are_reported_by_their_spread(tmp_path) -> None:
     path = tmp_path / "my.tsv"
     path.write_text("text\tscore\n" + "".join(f"text {n}\t{n}\n" for n in range(50)))
     told = run(path, "--text", "text", "--label", "score", "--kind", "regress")

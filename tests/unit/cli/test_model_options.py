@@ -84,7 +84,7 @@ def test_the_precision_that_is_named_is_the_one_that_answers(folders, capsys, mo
     ("form", "unbuffered"),
     [((), ""), (("--json",), ""), (("--json",), "1"), (("--json", "--top", "2000"), "")],
 )
-def test_a_full_disk_behind_the_standard_output_is_told_in_one_line(form, unbuffered, folders):
+def test_a_full_disk_behind_the_standard_output_is_reported_in_one_line(form, unbuffered, folders):
     command = [sys.executable, "-m", "bertsmith", "fill", "a [MASK]", *form, "--model", folders / "plain"]
     environment = {**os.environ, "PYTHONPATH": str(SOURCE), "PYTHONUNBUFFERED": unbuffered}
     with Path("/dev/full").open("wb") as full:

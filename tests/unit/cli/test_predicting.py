@@ -104,7 +104,7 @@ def test_an_extended_text_says_what_each_token_cost_and_why(capsys, folders):
 # ---- next
 
 
-def test_what_follows_is_told(capsys):
+def test_what_follows_is_reported(capsys):
     pair = ("We got some time.", "Should we get some coffee?")
     found = said(capsys, "next", *pair)
     assert found["follows"] and found["probability"] > 0.5
@@ -148,7 +148,7 @@ def test_that_there_is_no_answer_is_an_answer(capsys, folders):
 @pytest.mark.parametrize(
     ("folder", "told"), [("no-answers", "No answer, though"), ("answers", "An answer, ")]
 )
-def test_that_the_threshold_decided_against_the_most_probable_is_told(capsys, folders, folder, told):
+def test_that_the_threshold_decided_against_the_most_probable_is_reported(capsys, folders, folder, told):
     decided = 0
     for passage in ("my dog", PASSAGE, "the cat sleeps", "snow and rain, sun and tea"):
         asked = ("answer", "where?", "--text", passage, "--model", folders / folder, "--best", 20)
@@ -381,7 +381,7 @@ def test_mistakes_are_one_line_in_words_of_the_command_line(capsys, folders, wor
         ("numbers", ("a",), "give the second text with --second, or behind a tab"),
     ],
 )
-def test_a_text_of_another_form_is_told_by_the_option(capsys, folders, folder, words, remedy):
+def test_a_text_of_another_form_is_reported_by_the_option(capsys, folders, folder, words, remedy):
     assert mistake(capsys, "classify", *words, "--model", folders / folder).strip().endswith(remedy)
 
 
@@ -409,7 +409,9 @@ def test_a_question_needs_one_passage(capsys, folders, words, complaint):
         (b"so \xff", "standard input: is not UTF-8 text (byte 3); convert"),
     ],
 )
-def test_a_passage_that_cannot_be_read_is_told_in_one_line(capsys, folders, monkeypatch, stream, complaint):
+def test_a_passage_that_cannot_be_read_is_reported_in_one_line(
+    capsys, folders, monkeypatch, stream, complaint
+):
     given = None if stream is None else SimpleNamespace(buffer=io.BytesIO(stream))
     monkeypatch.setattr("sys.stdin", given)
     words = ("answer", "why?", "--passage", "-", "--model", folders / "answers")

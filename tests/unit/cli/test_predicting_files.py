@@ -164,7 +164,7 @@ def test_marks_carriage_returns_and_a_missing_last_newline_are_no_text(tmp_path)
     assert read(tmp_path / "odd.txt") == ["one", "two\rthree", "four"]
 
 
-def test_a_line_that_is_no_text_is_told_by_its_number(tmp_path, monkeypatch):
+def test_a_line_that_is_no_text_is_reported_by_its_number(tmp_path, monkeypatch):
     (tmp_path / "odd.txt").write_bytes(b"one\n\xff\xfe\n")
     with pytest.raises(package.UserError, match=r"odd.txt:2: is not UTF-8 text \(byte 0\)"):
         read(tmp_path / "odd.txt")
@@ -177,7 +177,7 @@ def test_a_line_that_is_no_text_is_told_by_its_number(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("pack", "remedy"), [(gzip.compress, "zcat FILE.gz"), (bz2.compress, "bzcat FILE.bz2")]
 )
-def test_packed_bytes_on_the_standard_input_are_told(monkeypatch, pack, remedy):
+def test_packed_bytes_on_the_standard_input_are_reported(monkeypatch, pack, remedy):
     monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(pack(b"a line\n" * 100))))
     with pytest.raises(package.UserError) as refused:
         read(Path("-"))
@@ -185,7 +185,7 @@ def test_packed_bytes_on_the_standard_input_are_told(monkeypatch, pack, remedy):
 
 
 @pytest.mark.parametrize("words", [("classify", "--input", "-"), ("embed", "-", "--out", "v.npy")])
-def test_a_closed_standard_input_is_told_in_one_line(capsys, folders, monkeypatch, tmp_path, words):
+def test_a_closed_standard_input_is_reported_in_one_line(capsys, folders, monkeypatch, tmp_path, words):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.stdin", None)
     line = mistake(capsys, *words, "--model", folders / "classes")
@@ -228,7 +228,7 @@ def test_a_line_of_three_columns_is_no_pair(capsys, folders, file):
     assert line.startswith(f"bertsmith: {file}:2: has 3 columns, a pair has 2; leave one text, or two with")
 
 
-def test_a_bad_line_is_told_by_file_and_line_after_those_before_it(capsys, folders, file, small_pieces):
+def test_a_bad_line_is_reported_by_file_and_line_after_those_before_it(capsys, folders, file, small_pieces):
     file.write_text("\n".join([*TEXTS, " ", "more"]))
     told = bertsmith(capsys, "classify", "--input", file, "--model", folders / "classes")
     assert told.code == 2
@@ -256,7 +256,7 @@ def test_a_line_that_is_typed_is_answered_before_the_next_one(folders):
 
 
 @pytest.mark.parametrize("words", [("classify", "--input"), ("embed", "--out", "v.npy")])
-def test_a_file_without_a_text_is_refused(capsys, folders, file, words, monkeypatch, tmp_path):
+def test_a_file_without_a_text_is_rejected(capsys, folders, file, words, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     file.write_bytes(b"")
     line = mistake(capsys, *words, file, "--model", folders / "classes")
@@ -283,7 +283,7 @@ def test_vectors_of_all_lines_are_written_in_order(capsys, folders, file, small_
         assert np.allclose(found, expected, atol=1e-5)
 
 
-def test_one_vector_is_told_as_one(capsys, folders, file, tmp_path):
+def test_one_vector_is_reported_as_one(capsys, folders, file, tmp_path):
     file.write_text("a cat\n")
     told = bertsmith(capsys, "embed", file, "--model", folders / "plain", "--out", tmp_path / "v.npy")
     assert told.out == f"1 vector of width 64 -> {tmp_path / 'v.npy'}\n"
@@ -297,7 +297,7 @@ def test_texts_come_from_the_standard_input_too(capsys, folders, tmp_path, monke
     assert np.load(tmp_path / "v.npy").shape == (5, 64)
 
 
-def test_a_long_line_is_refused_by_its_number_or_cut(capsys, folders, file, tmp_path, small_pieces):
+def test_a_long_line_is_rejected_by_its_number_or_cut(capsys, folders, file, tmp_path, small_pieces):
     file.write_text("\n".join([*TEXTS[:2], "snow " * 200]))
     words = ("embed", file, "--model", folders / "plain", "--out", tmp_path / "v.npy")
     line = mistake(capsys, *words)

@@ -74,7 +74,7 @@ def test_minutes_are_a_budget_in_minutes(store, tmp_path):
     assert (written.budget, written.minutes) == ("minutes", 1e-6)
 
 
-def test_both_budgets_are_refused(store, tmp_path):
+def test_both_budgets_are_rejected(store, tmp_path):
     with pytest.raises(UserError, match="a run has one budget"):
         run(store, tmp_path / "run", "--steps", "2", "--minutes", "2")
 
@@ -82,12 +82,12 @@ def test_both_budgets_are_refused(store, tmp_path):
 @pytest.mark.parametrize(
     "arguments", [("--steps", "0"), ("--minutes", "0"), ("--steps", "-3"), ("--minutes", "nan")]
 )
-def test_a_budget_of_nothing_is_refused_by_the_name_of_its_option(store, tmp_path, arguments):
+def test_a_budget_of_nothing_is_rejected_by_the_name_of_its_option(store, tmp_path, arguments):
     with pytest.raises(UserError, match=f"^{arguments[0]}: .*is no budget"):
         run(store, tmp_path / "run", *arguments)
 
 
-def test_words_to_add_without_a_model_are_refused(store, tmp_path):
+def test_words_to_add_without_a_model_are_rejected(store, tmp_path):
     with pytest.raises(UserError, match="--add-words words.txt: .*; give --from"):
         run(store, tmp_path / "run", "--add-words", "words.txt")
 
@@ -103,7 +103,7 @@ def test_words_to_add_without_a_model_are_refused(store, tmp_path):
         (0, "nothing was saved before: the same command starts again at step 0 (run)"),
     ],
 )
-def test_a_stopped_run_says_where_the_same_command_would_go_on(capsys, saved_step, told):
+def test_a_stopped_run_says_where_the_same_command_would_resume(capsys, saved_step, told):
     numbers = {"tokens": 100, "seconds": 1.0, "held_out": {}, "main_process": True}
     show(PretrainingResult(Path("run"), "stopped", 6, saved_step=saved_step, **numbers), as_json=False)
     assert capsys.readouterr().out.splitlines()[-1].endswith(told)
@@ -152,7 +152,7 @@ def test_for_machines_a_number_that_is_none_is_null(capsys):
     assert told == {"progress": 0.5, "step": 3, "loss": None, "gradient_norm": None, "mlm_accuracy": 0.25}
 
 
-def test_a_stopped_run_exits_with_130_and_goes_on_with_the_same_command(store, tmp_path):
+def test_a_stopped_run_exits_with_130_and_resumes_with_the_same_command(store, tmp_path):
     with stop_at(2):
         result = run(store, tmp_path / "run", "--steps", "8")
     assert result.exit_code == 130

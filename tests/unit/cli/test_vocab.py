@@ -82,7 +82,7 @@ def test_a_vocabulary_smaller_than_asked_for_is_said_with_the_remedy(corpus: Pat
     assert "fewer than 30,522: no other pair is seen often enough" in printed
 
 
-def test_a_file_in_the_place_of_the_folder_is_refused_before_any_work(corpus: Path, tmp_path: Path) -> None:
+def test_a_file_in_the_place_of_the_folder_is_rejected_before_any_work(corpus: Path, tmp_path: Path) -> None:
     (tmp_path / "vocab").write_text("")
     with pytest.raises(UserError, match="vocab: is there already"):
         run("no-such-text", "--out", tmp_path / "vocab")

@@ -120,7 +120,7 @@ def test_a_place_is_taken_unless_it_is_an_empty_folder(tmp_path):
             check_not_taken(taken)
 
 
-def test_what_cannot_be_written_is_told_in_one_line(tmp_path):
+def test_what_cannot_be_written_is_reported_in_one_line(tmp_path):
     (tmp_path / "file").write_text("")
     for target in (tmp_path / "file", tmp_path / "file" / "below"):
         with (
@@ -132,7 +132,7 @@ def test_what_cannot_be_written_is_told_in_one_line(tmp_path):
         write_json(tmp_path / "file" / "below.json", {})
 
 
-def test_json_that_is_none_is_told_in_one_line(tmp_path):
+def test_json_that_is_none_is_reported_in_one_line(tmp_path):
     file = tmp_path / "odd.json"
     for text in ("{", "[" * 100_000, '{"a": ' + "9" * 5000 + "}"):
         file.write_text(text)

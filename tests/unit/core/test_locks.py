@@ -18,7 +18,7 @@ sys.stdin.read()
 """
 
 
-def test_a_lock_of_another_process_is_told_at_once_and_is_free_when_that_was_killed(tmp_path):
+def test_a_lock_of_another_process_is_reported_at_once_and_is_free_when_that_was_killed(tmp_path):
     file = tmp_path / "deep" / ".lock"
     with started(tmp_path, HOLD.format(file=str(file)), stdin=subprocess.PIPE) as other:
         assert other.stdout.readline() == b"held\n"
@@ -54,7 +54,7 @@ def test_a_folder_is_in_use_while_it_is_marked(tmp_path):
     assert not is_in_use(tmp_path)
 
 
-def test_a_place_that_cannot_be_written_is_told(tmp_path):
+def test_a_place_that_cannot_be_written_is_reported(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot be written"):
         open_lock_file(tmp_path / "file" / ".lock")

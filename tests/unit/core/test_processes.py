@@ -85,24 +85,24 @@ def test_a_mistake_of_the_user_comes_through_whole() -> None:
     assert (caught.value.where, caught.value.remedy) == ("item 7", "mend it")
 
 
-def test_a_worker_that_dies_is_told() -> None:
+def test_a_worker_that_dies_is_reported() -> None:
     with pytest.raises(UserError, match="a worker process died; use fewer --workers if memory ran out"):
         list(results_of(die_at_three))
 
 
-def test_a_worker_that_dies_over_its_materials_is_told() -> None:
+def test_a_worker_that_dies_over_its_materials_is_reported() -> None:
     more_than_a_pipe_holds = bytes(20_000_000)
     with pytest.raises(UserError, match="a worker process died"):
         list(results_of(double_slowly, materials=[Deadly(), more_than_a_pipe_holds]))
 
 
-def test_a_fault_in_a_worker_is_told_with_where_it_is(capfd) -> None:
+def test_a_fault_in_a_worker_is_reported_with_where_it_is(capfd) -> None:
     with pytest.raises(UserError, match="a worker process failed; its own message stands above"):
         list(results_of(break_at_three))
     assert "ZeroDivisionError" in capfd.readouterr().err
 
 
-def test_a_worker_that_is_killed_in_the_middle_of_its_result_is_told_too() -> None:
+def test_a_worker_that_is_killed_in_the_middle_of_its_result_is_reported_too() -> None:
     with (
         pytest.raises(UserError, match="a worker process died"),
         closing(results_of(answer_at_length)) as results,

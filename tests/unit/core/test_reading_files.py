@@ -71,7 +71,7 @@ def test_a_packed_file_with_damaged_bytes_is_named(tmp_path, suffix):
 
 
 @pytest.mark.parametrize("suffix", PACKED)
-def test_a_packed_file_without_its_suffix_is_told_which_it_needs(tmp_path, suffix):
+def test_a_packed_file_without_its_suffix_is_reported_with_the_one_it_needs(tmp_path, suffix):
     path = tmp_path / "text.txt"
     path.write_bytes(PACKERS[suffix](TEXT))
     assert complaint(path).endswith(

@@ -170,19 +170,19 @@ def test_no_text_is_no_store(tmp_path, vocabulary) -> None:
     assert complaint(tmp_path, vocabulary).endswith("nothing is left to store; the sources hold no text")
 
 
-def test_a_mistake_in_the_text_is_told_by_any_worker(tmp_path, vocabulary) -> None:
+def test_a_mistake_in_the_text_is_reported_by_any_worker(tmp_path, vocabulary) -> None:
     (tmp_path / "text.txt").write_bytes(some_text(30).encode() + b"\nZ\xfcrich")
     alone, together = (complaint(tmp_path, vocabulary, workers=Workers(workers)) for workers in (1, 2))
     assert alone == together
     assert "text.txt:132: is not UTF-8 text" in alone
 
 
-def test_a_wrong_language_is_told_before_the_work(tmp_path, vocabulary) -> None:
+def test_a_wrong_language_is_reported_before_the_work(tmp_path, vocabulary) -> None:
     (tmp_path / "text.txt").write_text("Hot.", encoding="utf-8")
     assert "'English' is no language code" in complaint(tmp_path, vocabulary, language="English")
 
 
-def test_too_small_a_disk_is_told_before_the_work(tmp_path, vocabulary, monkeypatch) -> None:
+def test_too_small_a_disk_is_reported_before_the_work(tmp_path, vocabulary, monkeypatch) -> None:
     (tmp_path / "text.txt").write_text(some_text(100), encoding="utf-8")
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))

@@ -63,7 +63,7 @@ def test_a_document_without_tokens_is_dropped_as_empty(tmp_path, tokenizer) -> N
     assert block.words.tolist() == [14, 3, 4]  # a punctuation mark is a word
 
 
-def test_a_sentence_without_tokens_is_left_out_of_its_document(tmp_path, tokenizer) -> None:
+def test_a_sentence_without_tokens_is_skipped_in_its_document(tmp_path, tokenizer) -> None:
     block = prepare("The iron.\n\u200b\u200b\nThe smith.", tmp_path, tokenizer)
     assert sentences_of(block, tokenizer) == [["the iron .", "the smith ."]]
 

@@ -89,13 +89,13 @@ def test_a_file_whose_name_looks_like_a_pattern_is_found(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["missing.txt", "*.none", "empty"])
-def test_what_names_no_text_is_refused(tmp_path, name):
+def test_what_names_no_text_is_rejected(tmp_path, name):
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match="name the files themselves"):
         find_sources([str(tmp_path / name)])
 
 
-def test_no_path_at_all_is_refused():
+def test_no_path_at_all_is_rejected():
     with pytest.raises(UserError, match="no text was named"):
         find_sources([])
 
@@ -103,7 +103,7 @@ def test_no_path_at_all_is_refused():
 # Plain text
 
 
-def test_an_empty_line_parts_documents_and_where_they_stand_is_told(tmp_path):
+def test_an_empty_line_parts_documents_and_where_they_stand_is_reported(tmp_path):
     path = written(tmp_path / "a.txt", "\nOne.\n  Two. \n \t\n\nThree.")
     assert [(document.text, document.where) for document in documents(path)] == [
         ("One.\nTwo.", f"{path}:2"),
@@ -122,18 +122,18 @@ def test_line_ends_of_other_systems_are_line_ends(tmp_path, line_end):
     assert read(written(tmp_path / "a.txt", ends)) == ["One.\nTwo.", "Three."]
 
 
-def test_the_mark_of_an_editor_and_nul_are_left_out(tmp_path):
+def test_the_mark_of_an_editor_and_nul_are_skipped(tmp_path):
     assert read(written(tmp_path / "a.txt", "\ufeffO\0ne.\n\0\nTwo.")) == ["One.", "Two."]
 
 
-def test_invalid_utf8_is_refused_with_its_line_and_byte(tmp_path):
+def test_invalid_utf8_is_rejected_with_its_line_and_byte(tmp_path):
     content = b"\xef\xbb\xbfFine.\n\nsch\xf6n\n"
     path = written(tmp_path / "a.txt", content)
     assert complaint(path).startswith(f"{path}:3: is not UTF-8 text (byte {content.index(0xF6)}); convert it")
     assert "--encoding-errors replace" in complaint(path)
 
 
-def test_invalid_utf8_in_a_later_block_is_refused_with_its_line_in_the_file(tmp_path):
+def test_invalid_utf8_in_a_later_block_is_rejected_with_its_line_in_the_file(tmp_path):
     path = written(tmp_path / "a.txt", b"A line of text.\n\n" * 50 + b"\xff\n")
     assert complaint(path, block_bytes=64).startswith(f"{path}:101: is not UTF-8 text (byte 850)")
 
@@ -142,7 +142,7 @@ def test_invalid_utf8_is_replaced_if_asked(tmp_path):
     assert read(written(tmp_path / "a.txt", b"sch\xf6n"), errors="replace") == ["sch\ufffdn"]
 
 
-def test_files_of_other_kinds_are_told_apart(tmp_path):
+def test_files_of_other_kinds_are_distinguished(tmp_path):
     assert "is UTF-16 text; convert it" in complaint(written(tmp_path / "a.txt", "Text".encode("utf-16")))
     assert "say --format parquet" in complaint(written(tmp_path / "b.txt", b"PAR1..."))
     twice = written(tmp_path / "c.txt.gz", gzip.compress(lzma.compress(b"Text")))
@@ -157,7 +157,7 @@ def test_standard_input_is_read(monkeypatch):
     ]
 
 
-def test_parquet_on_standard_input_is_refused():
+def test_parquet_on_standard_input_is_rejected():
     assert complaint("-", format="parquet").endswith("unpack it into a file first")
 
 
@@ -312,7 +312,7 @@ def test_a_long_text_in_json_is_cut_too(tmp_path):
     assert "\n".join(read(written(tmp_path / "a.jsonl", json.dumps({"text": text})))) == text
 
 
-def test_a_json_line_without_end_is_refused(tmp_path, monkeypatch):
+def test_a_json_line_without_end_is_rejected(tmp_path, monkeypatch):
     monkeypatch.setattr(readers, "RECORD_BYTES", 1 << 20)
     path = written(tmp_path / "a.jsonl", "{" + " " * (4 << 20))
     assert complaint(path).startswith(f"{path}: has no end of a record within 1 MiB")

@@ -54,7 +54,7 @@ def test_sentences_hold_every_character_but_white_space_in_order(line: str) -> N
     assert all(sentence == sentence.strip() != "" for sentence in split_sentences(line))
 
 
-def test_a_language_whose_rules_are_borrowed_is_told_from_one_with_its_own() -> None:
+def test_a_language_whose_rules_are_borrowed_is_distinguished_from_one_with_its_own() -> None:
     assert has_rules("en") and has_rules("uk")
     assert not has_rules("xx") and not has_rules("de-at")
     text = "Wir schmieden bzw. Gießen. Ja."

@@ -155,12 +155,12 @@ def test_a_path_that_leads_nowhere_is_not_told_to_be_made_again(tmp_path) -> Non
     assert told.startswith(f"{tmp_path / 'nostore'}: is no folder; give the folder that `bertsmith corpus")
 
 
-def test_another_version_is_refused(folder) -> None:
+def test_another_version_is_rejected(folder) -> None:
     change_manifest(folder, version=7)
     assert "is a store of format version 7, and this program reads 1" in complaint(folder)
 
 
-def test_another_manifest_is_refused(folder) -> None:
+def test_another_manifest_is_rejected(folder) -> None:
     change_manifest(folder, format="cake recipe")
     assert "is not the manifest of a token store" in complaint(folder)
 

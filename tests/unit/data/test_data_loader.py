@@ -178,7 +178,7 @@ def test_a_batch_moves_with_all_its_parts(store, cache) -> None:
     assert all(part.device == torch.device("meta") for part in parts)
 
 
-def test_micro_batches_too_small_for_a_sequence_are_refused(store, cache) -> None:
+def test_micro_batches_too_small_for_a_sequence_are_rejected(store, cache) -> None:
     with pytest.raises(UserError, match=r"micro_tokens = 40 cannot hold a sequence of 32 tokens; allow 64"):
         dataset_of(store, cache, micro_tokens=40)[FIRST]
 

@@ -91,7 +91,7 @@ def test_a_stage_of_an_earlier_ones_length_has_the_same_static_masks_in_another_
     assert first[1] != last[1]
 
 
-def test_stages_of_one_length_are_judged_on_the_same_held_out_examples(store, tmp_path: Path) -> None:
+def test_stages_of_one_length_are_evaluated_on_the_same_held_out_examples(store, tmp_path: Path) -> None:
     first, last = stage_draws(store, tmp_path, repeated_stages(32, 32), split="held-out")
     assert first == last
 
@@ -143,7 +143,7 @@ def test_old_indexes_are_cleared_away_and_their_step_counts_stay(store, tmp_path
     assert fresh.examples(0).epoch == 0
 
 
-def test_a_store_too_small_for_a_step_is_refused(store, tmp_path: Path) -> None:
+def test_a_store_too_small_for_a_step_is_rejected(store, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"not enough for batch\.sequences = 100000; add text"):
         index_of(store, tmp_path, batch={"sequences": 100_000}).examples(0)
     assert not list(tmp_path.rglob("*.npy"))

@@ -44,7 +44,7 @@ def test_what_a_random_pair_leaves_unused_is_put_back() -> None:
     assert ends[:-1].tolist() == index.first_start[1:].tolist()
 
 
-def test_where_b_follows_a_the_walk_goes_on_behind_b() -> None:
+def test_where_b_follows_a_the_walk_continues_behind_b() -> None:
     rules = replace(RULES, negative_probability=0.0, short_probability=0.0)
     index = walk_documents(sentences_of([[5] * 40]), rules)
     assert (index.first_start + index.first_length == index.second_start).all()

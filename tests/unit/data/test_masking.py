@@ -292,7 +292,7 @@ def test_nothing_is_masked_whole_where_the_objective_is_one_sided(lines, tmp_pat
     assert unit_statistics(dataset, [dataset[StepIndex(0, 0)]]) == {}
 
 
-def test_a_store_without_units_is_refused_where_entities_are_masked(tmp_path: Path) -> None:
+def test_a_store_without_units_is_rejected_where_entities_are_masked(tmp_path: Path) -> None:
     store = random_store(tmp_path, documents=3)
     with pytest.raises(UserError, match="bertsmith corpus --lexicon"):
         PretrainingDataset(store, small_recipe(masking={"unit": "entity"}), micro_tokens=4096, cache=tmp_path)

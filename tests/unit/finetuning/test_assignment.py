@@ -40,7 +40,7 @@ def complaint(assignment):
     return str(caught.value)
 
 
-def test_another_recipe_is_refused_with_the_keys_that_differ(finished, model):
+def test_another_recipe_is_rejected_with_the_keys_that_differ(finished, model):
     line = complaint(toy_assignment("sst2", model, finished, "run.epochs=0.2", "run.seed=3"))
     assert "holds another run: run.epochs: 0.1 there, 0.2 now; run.seed: 0 there, 3 now;" in line
     assert line.endswith("give --out a new folder, or take the change back")
@@ -52,14 +52,14 @@ def test_many_differences_are_counted(finished, model):
     assert "; and 2 more; " in complaint(toy_assignment("sst2", model, finished, *changes))
 
 
-def test_another_model_is_refused(finished, tmp_path):
+def test_another_model_is_rejected(finished, tmp_path):
     write_toy_folder(tmp_path / "other")
     line = complaint(toy_assignment("sst2", tmp_path / "other", finished, "run.epochs=0.1"))
     assert f'model: "{finished}' not in line
     assert f'"{tmp_path / "other"}" now' in line
 
 
-def test_other_data_are_refused(finished, model, tmp_path):
+def test_other_data_are_rejected(finished, model, tmp_path):
     assignment = toy_assignment("sst2", model, finished, "run.epochs=0.1")
     other = sst2(tmp_path / "other")
     assert f'data: "{assignment.data}" there, "{other}" now' in complaint(replace(assignment, data=other))
@@ -122,7 +122,7 @@ def test_skipping_bad_lines_where_there_are_none_is_the_same_run(finished, model
 
 
 @pytest.mark.parametrize("named", ["model", "run"])
-def test_other_weights_under_the_same_name_are_refused(tmp_path, named):
+def test_other_weights_under_the_same_name_are_rejected(tmp_path, named):
     folder = tmp_path / "start" / "model"
     write_toy_folder(folder)
     start = folder if named == "model" else folder.parent
@@ -134,7 +134,7 @@ def test_other_weights_under_the_same_name_are_refused(tmp_path, named):
     assert "holds another run: model.safetensors of the model has changed since; give --out" in line
 
 
-def test_other_columns_of_ones_own_table_are_refused(model, tmp_path):
+def test_other_columns_of_ones_own_table_are_rejected(model, tmp_path):
     table = tmp_path / "my.csv"
     table.write_text("title,review,stars\n" + "".join(f"a,the cat {n},{n % 2}\n" for n in range(40)))
     plain = toy_assignment("sst2", model, tmp_path, "run.epochs=0.1")
@@ -158,7 +158,7 @@ def test_a_run_written_with_the_old_names_of_keys_is_the_same_run(model, tmp_pat
     assert read_task_config(own.out / "model" / "task.json").custom["dev_fraction"] == 0.3
 
 
-def test_a_folder_with_strangers_files_is_refused_and_left_alone(model, tmp_path):
+def test_a_folder_with_strangers_files_is_rejected_and_left_alone(model, tmp_path):
     assignment = toy_assignment("sst2", model, tmp_path)
     assignment.out.mkdir(parents=True)
     (assignment.out / "thesis.tex").write_text("")
@@ -166,7 +166,7 @@ def test_a_folder_with_strangers_files_is_refused_and_left_alone(model, tmp_path
     assert [file.name for file in assignment.out.iterdir()] == ["thesis.tex"]
 
 
-def test_a_file_in_the_place_of_the_folder_is_refused(model, tmp_path):
+def test_a_file_in_the_place_of_the_folder_is_rejected(model, tmp_path):
     assignment = toy_assignment("sst2", model, tmp_path)
     assignment.out.parent.mkdir(parents=True)
     assignment.out.write_text("")
@@ -182,7 +182,7 @@ def test_what_a_start_left_that_was_killed_while_it_wrote_is_no_stranger(model, 
     assert not list(assignment.out.glob("*.partial"))
 
 
-def test_a_folder_in_which_another_run_works_is_refused(model, tmp_path):
+def test_a_folder_in_which_another_run_works_is_rejected(model, tmp_path):
     assignment = toy_assignment("sst2", model, tmp_path, "run.epochs=0.1")
     assignment.out.mkdir(parents=True)
     command = [sys.executable, "-c", HOLDER, assignment.out / ".lock"]
@@ -193,7 +193,7 @@ def test_a_folder_in_which_another_run_works_is_refused(model, tmp_path):
     assert finetune(assignment, Notebook()).finished
 
 
-def test_a_run_that_was_refused_leaves_nothing_and_the_mended_command_runs(model, tmp_path):
+def test_a_run_that_was_rejected_leaves_nothing_and_the_mended_command_runs(model, tmp_path):
     wrong = toy_assignment("sst2", model, tmp_path, "run.epochs=0.1")
     mended = wrong.data
     with pytest.raises(UserError, match="no such file or folder"):
@@ -204,7 +204,7 @@ def test_a_run_that_was_refused_leaves_nothing_and_the_mended_command_runs(model
     assert finetune(replace(wrong, data=mended), Notebook()).finished
 
 
-def test_an_empty_folder_is_welcome_and_stays_where_the_run_is_refused(model, tmp_path):
+def test_an_empty_folder_is_welcome_and_stays_where_the_run_is_rejected(model, tmp_path):
     out = tmp_path / "runs" / "sst2"
     out.mkdir(parents=True)
     with pytest.raises(UserError):

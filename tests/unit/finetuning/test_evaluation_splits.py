@@ -72,7 +72,7 @@ def test_a_run_tells_of_the_exam_that_is_left_after_its_last_step(model, tmp_pat
     assert 0 < notebook.lines[-1]["eta_seconds"] < notebook.lines[0]["eta_seconds"]
 
 
-def test_schools_of_race_are_judged_by_what_was_said_of_both(model, tmp_path, asked):
+def test_schools_of_race_are_evaluated_by_what_was_said_of_both(model, tmp_path, asked):
     assignment = with_high_school(toy_assignment("race", model, tmp_path, *TWICE))
     result = finetune(assignment, Notebook())
     assert set(result.metrics) == {"dev", "dev-middle", "dev-high"}

@@ -76,7 +76,7 @@ def stuffed(mix):
         (stuffed, r"output\.scale is \[2\], not missing"),
     ],
 )
-def test_a_mix_that_is_not_whole_is_refused(mixed, tmp_path, change, complaint):
+def test_a_mix_that_is_not_whole_is_rejected(mixed, tmp_path, change, complaint):
     folder, mix = mixed
     save_file(change(mix), folder / "mix.safetensors")
     with pytest.raises(UserError, match=rf"mix\.safetensors: does not fit task\.json: {complaint}"):
@@ -125,6 +125,6 @@ def test_a_mix_is_asked_from_python_and_is_a_start_for_another_run(model, tmp_pa
         ("head.fresh_layers=1", "layers with fresh weights cannot stay frozen"),
     ],
 )
-def test_settings_that_mean_nothing_to_a_mix_are_refused(model, tmp_path, setting, complaint):
+def test_settings_that_mean_nothing_to_a_mix_are_rejected(model, tmp_path, setting, complaint):
     with pytest.raises(UserError, match=complaint):
         tune("sst2", model, tmp_path, "head.encoder=frozen-mix", setting)

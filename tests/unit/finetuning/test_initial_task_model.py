@@ -44,7 +44,7 @@ def test_a_folder_without_the_head_gets_a_fresh_one_and_says_so(model):
     assert found.notes == (FRESH,)
 
 
-def test_the_head_of_the_folder_goes_on_where_outputs_and_labels_agree(tuned):
+def test_the_head_of_the_folder_resumes_where_outputs_and_labels_agree(tuned):
     found = load_initial_task_model(tuned, config(), seed=1)
     assert (found.fresh, found.notes) == ((), (OWN,))
     theirs = load(tuned, device="cpu").model.network.state_dict()
@@ -58,7 +58,7 @@ def test_other_labels_get_a_fresh_head(tuned, labels):
     assert found.network.heads["classify"].output.out_features == len(labels)
 
 
-def test_a_second_task_goes_on_with_the_head_of_the_first(model, tmp_path):
+def test_a_second_task_resumes_with_the_head_of_the_first(model, tmp_path):
     first = tune("squad", model, tmp_path / "one", *SHORT).folder / "model"
     notebook = Notebook()
     tune("squad2", first, tmp_path / "two", *SHORT, notebook=notebook)
@@ -89,7 +89,7 @@ def test_a_raw_head_is_saved_and_asked_again_the_same(model, tmp_path):
     assert set(scorer.network.heads) == {"classify"}
 
 
-def test_a_raw_run_goes_on_raw_without_a_word_of_the_pooler(model, tmp_path):
+def test_a_raw_run_resumes_raw_without_a_word_of_the_pooler(model, tmp_path):
     first = tune("sst2", model, tmp_path, *SHORT, "head.cls=raw").folder / "model"
     assert load_initial_task_model(first, config(head=head(cls="raw")), seed=0).notes == (OWN,)
     assert load_initial_task_model(first, config(), seed=0).notes == (
@@ -103,7 +103,7 @@ def test_raw_means_nothing_to_a_head_that_reads_tokens(model):
         load_initial_task_model(model, config(kind="tag", head=head(cls="raw")), seed=0)
 
 
-def test_texts_longer_than_the_positions_are_refused(model):
+def test_texts_longer_than_the_positions_are_rejected(model):
     with pytest.raises(UserError, match="takes 128 tokens, and text.longest = 129; --set text.longest=128"):
         load_initial_task_model(model, config(text=TextSection(longest=129)), seed=0)
 
@@ -124,7 +124,7 @@ def test_fresh_layers_are_the_last_ones_and_others_stay(model):
         ({"fresh_layers": 1, "encoder": "frozen-linear"}, "layers with fresh weights cannot stay frozen"),
     ],
 )
-def test_fresh_layers_that_cannot_be_are_refused(model, settings, complaint):
+def test_fresh_layers_that_cannot_be_are_rejected(model, settings, complaint):
     with pytest.raises(UserError, match=complaint):
         load_initial_task_model(model, config(head=head(**settings)), seed=0)
 

@@ -92,7 +92,7 @@ def test_a_choice_by_the_development_set_needs_one(model, tmp_path, task, settin
         finetune(assignment, Notebook())
 
 
-def test_without_a_development_set_there_are_no_measures(model, tmp_path):
+def test_without_a_development_set_there_are_no_metrics(model, tmp_path):
     assignment = toy_assignment("sst2", model, tmp_path, *SHORT)
     (assignment.data / "dev.tsv").unlink()
     assert finetune(assignment, Notebook()).metrics == {}
@@ -127,7 +127,7 @@ def surprising(tmp_path):
     return tmp_path
 
 
-def test_a_label_that_training_has_not_counts_as_wrong_and_is_told(surprising, model, caplog):
+def test_a_label_that_training_has_not_counts_as_wrong_and_is_reported(surprising, model, caplog):
     plain = toy_assignment("sst2", model, surprising, *SHORT)
     own = replace(plain, task=custom_task(CustomSpec("text", "label", dev_fraction=0)), data=surprising)
     result = finetune(own, Notebook())

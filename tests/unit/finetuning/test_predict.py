@@ -51,12 +51,12 @@ def test_an_ensemble_of_one_model_three_times_is_that_model(runs):
     ]
 
 
-def test_strangers_are_refused_in_an_ensemble(runs):
+def test_strangers_are_rejected_in_an_ensemble(runs):
     with pytest.raises(UserError, match="was not fine-tuned for the same task and labels"):
         predict_labelled([runs["sst2"][0][0], runs["rte"][0][0]], runs["sst2"][1], device="cpu")
 
 
-def test_taggers_that_cut_texts_otherwise_are_refused(runs, model, tmp_path):
+def test_taggers_that_cut_texts_otherwise_are_rejected(runs, model, tmp_path):
     folders, data = runs["wnut17"]
     other = tune("wnut17", model, tmp_path, *SHORT, "text.longest=32", "text.step=16").folder
     with pytest.raises(UserError, match="cuts texts otherwise"):
@@ -165,13 +165,13 @@ def test_other_tasks_have_no_official_file(runs, tmp_path, name):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_file_without_labels_cannot_be_judged(runs, glue_tests):
+def test_a_file_without_labels_cannot_be_evaluated(runs, glue_tests):
     predicted = predict_labelled(runs["sst2"][0][:1], glue_tests / "sst2.tsv", device="cpu")
     with pytest.raises(UserError, match="have no label to compare with"):
         predicted.metrics()
 
 
-def test_a_model_that_was_not_fine_tuned_is_refused(tmp_path):
+def test_a_model_that_was_not_fine_tuned_is_rejected(tmp_path):
     write_toy_folder(tmp_path / "plain")
     with pytest.raises(UserError, match="was not fine-tuned here: it has no task.json"):
         predict_labelled([tmp_path / "plain"], tmp_path, device="cpu")
@@ -194,7 +194,7 @@ def mnli(model, tmp_path_factory):
     return tune("mnli", model, place, *SHORT), data
 
 
-def test_mnli_is_judged_on_both_development_sets(mnli):
+def test_mnli_is_evaluated_on_both_development_sets(mnli):
     assert list(mnli[0].metrics) == ["dev", "dev-mismatched"]
 
 
@@ -215,7 +215,7 @@ def test_a_files_name_says_which_part_of_the_submission_it_is(mnli, tmp_path, fi
 
 
 @pytest.mark.parametrize("place", ["AX/diagnostic-full.tsv", "AX"])
-def test_the_diagnostic_is_judged_by_its_own_measure(mnli, place):
+def test_the_diagnostic_is_evaluated_by_its_own_metric(mnli, place):
     result, data = mnli
     predicted = predict_labelled([result.folder], data / place, device="cpu")
     assert (predicted.task.name, list(predicted.metrics())) == ("diagnostic", ["matthews", "accuracy"])

@@ -130,7 +130,7 @@ def test_a_task_begins_with_its_published_settings(task) -> None:
 
 
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
-def test_a_task_is_decided_by_its_published_measure(task) -> None:
+def test_a_task_is_decided_by_its_published_metric(task) -> None:
     assert task.metrics[0] == PUBLISHED[task.name].decided_by
 
 

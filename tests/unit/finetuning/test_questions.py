@@ -86,14 +86,14 @@ def test_an_ensemble_has_the_mean_of_its_members_thresholds_in_any_order(run, tm
 
 
 @pytest.mark.parametrize("changed", [{"null_threshold": "off"}, {"longest": 3}, {"best": 2}])
-def test_members_who_make_answers_otherwise_are_refused(run, tmp_path, changed):
+def test_members_who_make_answers_otherwise_are_rejected(run, tmp_path, changed):
     result, data = run
     other = with_answers(result.folder, tmp_path / "other", **changed)
     with pytest.raises(UserError, match="was not fine-tuned for the same task and labels"):
         predict_labelled([result.folder, other], data, device="cpu")
 
 
-def test_exams_on_the_way_are_judged_with_a_threshold_too(run):
+def test_exams_on_the_way_are_evaluated_with_a_threshold_too(run):
     result, _ = run
     evaluations = [line for line in read_metrics(result.folder) if line["kind"] == "held-out"]
     assert len(evaluations) == 2

@@ -130,7 +130,7 @@ def test_what_happened_after_the_saved_state_never_happened(straight, model, tmp
     assert same(tune("sst2", model, tmp_path, *SETTINGS).folder, straight)
 
 
-def test_a_frozen_mix_goes_on_too(model, tmp_path):
+def test_a_frozen_mix_resumes_too(model, tmp_path):
     settings = ("run.epochs=0.4", "head.encoder=frozen-mix")
     whole = tune("sst2", model, tmp_path / "whole", *settings).folder
     with stop_at(1):

@@ -42,14 +42,14 @@ def prices(request, model, tmp_path_factory):
     return finetune(assignment, Notebook())
 
 
-def test_numbers_far_from_zero_are_learned_and_told_as_they_are(prices):
+def test_numbers_far_from_zero_are_learned_and_predicted_as_they_are(prices):
     assert prices.metrics["dev"]["pearson"] > 0.9
     warm, cold = load(prices.folder, device="cpu").score(["the warm sun", "the cold snow"])
     assert warm == pytest.approx(MEAN + DEVIATION, abs=DEVIATION / 2)
     assert cold == pytest.approx(MEAN - DEVIATION, abs=DEVIATION / 2)
 
 
-def test_a_file_is_judged_as_the_run_judged_it(prices):
+def test_a_file_is_evaluated_as_the_run_evaluated_it(prices):
     predicted = predict_labelled(
         [prices.folder], prices.folder.parents[1] / "my.csv", split="dev", device="cpu"
     )
@@ -73,7 +73,7 @@ def test_other_tools_get_the_same_numbers(model, tmp_path):
     assert expected > MEAN / 2
 
 
-def test_a_head_that_gives_true_numbers_goes_on_from_them(model, tmp_path):
+def test_a_head_that_gives_true_numbers_resumes_from_them(model, tmp_path):
     first = finetune(own_run(model, tmp_path / "first"), Notebook())
     notebook = Notebook()
     other = own_run(first.folder / "model", tmp_path / "second", "run.epochs=0.1", "optim.peak_lr=1e-9")

@@ -7,7 +7,7 @@ from bertsmith.finetuning.task_recipe import finetuning_recipe
 from bertsmith.tasks.catalogue import task_named
 
 
-def test_windows_that_would_not_overlap_are_refused_with_the_step_to_set():
+def test_windows_that_would_not_overlap_are_rejected_with_the_step_to_set():
     rule = "text.step = 128 is not below text.longest = 128: windows would not overlap; --set text.step=64"
     with pytest.raises(UserError, match=rule):
         finetuning_recipe(task_named("sst2"), ["text.long_texts=windows"])

@@ -23,7 +23,7 @@ def two_articles():
     return questions, answers
 
 
-def test_the_other_half_judges(two_articles):
+def test_the_other_half_evaluates(two_articles):
     trials = threshold_trials(*two_articles, splits=12)
     tuned_on = {"low" if trial.threshold < 5 else "high" for trial in trials}
     assert len(trials) == 12 and tuned_on == {"low", "high"}
@@ -35,5 +35,5 @@ def test_the_other_half_judges(two_articles):
         assert (trial.zero_f1, trial.zero_exact) == ((50, 50) if is_low else (100, 100))
 
 
-def test_the_report_tells_what_the_other_halves_judged(two_articles):
+def test_the_report_tells_what_the_other_halves_evaluated(two_articles):
     assert threshold_report(*two_articles, threshold=0.0)["mean"]["tuned_f1"] == 50

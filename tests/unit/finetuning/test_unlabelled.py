@@ -41,7 +41,7 @@ BARE = {"swag": bare_swag, "pos": bare_pos, "squad": bare_squad}
 
 
 @pytest.mark.parametrize("name", LABELLED)
-def test_training_without_labels_is_refused(model, tmp_path, name):
+def test_training_without_labels_is_rejected(model, tmp_path, name):
     assignment = toy_assignment(name, model, tmp_path, *SHORT)
     BARE[name](assignment.data / LABELLED[name][0])
     with pytest.raises(UserError, match=rf"{LABELLED[name][0]}.*no training example has a label"):
@@ -50,7 +50,7 @@ def test_training_without_labels_is_refused(model, tmp_path, name):
 
 
 @pytest.mark.parametrize("name", LABELLED)
-def test_an_exam_without_labels_is_refused_before_the_first_step(model, tmp_path, name):
+def test_an_exam_without_labels_is_rejected_before_the_first_step(model, tmp_path, name):
     assignment = toy_assignment(name, model, tmp_path, *SHORT)
     BARE[name](assignment.data / LABELLED[name][1])
     with pytest.raises(UserError, match=rf"{LABELLED[name][1]}.*40 of 40 examples to evaluate have no label"):

@@ -105,7 +105,7 @@ def test_many_texts_are_filled_as_one_by_one(bert, monkeypatch):
         bert.fill_each([*texts, "none"])
 
 
-def test_many_pairs_are_judged_as_one_by_one(bert):
+def test_many_pairs_are_evaluated_as_one_by_one(bert):
     pairs = [("We got time.", "Tea?"), ("The boy walks. " * 5, "Snow."), ("a", "b")]
     expected = [bert.next_sentence(*pair).probability for pair in pairs]
     assert [each.probability for each in bert.next_sentences(pairs)] == pytest.approx(expected, abs=1e-6)
@@ -114,7 +114,7 @@ def test_many_pairs_are_judged_as_one_by_one(bert):
         bert.next_sentences([("a", "b"), "ab"])
 
 
-def test_a_text_grows_by_the_most_probable_token_before_a_sentence_that_goes_on(bert):
+def test_a_text_grows_by_the_most_probable_token_before_a_sentence_that_continues(bert):
     grown = list(bert.extend("The boy", count=3))
     text = "The boy"
     for each in grown:
@@ -162,7 +162,7 @@ def test_pieces_that_say_themselves_whether_they_begin_a_word_are_joined_so(make
         (3, 2, "text 0: is int"),
     ],
 )
-def test_a_text_that_cannot_grow_is_refused(bert, text, count, said):
+def test_a_text_that_cannot_grow_is_rejected(bert, text, count, said):
     with pytest.raises(UserError, match=said):
         list(bert.extend(text, count=count))
 
@@ -294,7 +294,7 @@ def test_special_tokens_written_in_a_text_are_ordinary_characters(bert):
     assert len(guesses) == 1
 
 
-def test_a_vocabulary_that_does_not_match_the_embedding_rows_is_refused(folder, tmp_path):
+def test_a_vocabulary_that_does_not_match_the_embedding_rows_is_rejected(folder, tmp_path):
     bert = bertsmith.load(folder)
     bert.save(tmp_path)
     write_model(tmp_path, Model(tiny_network()))
@@ -321,7 +321,7 @@ def test_a_vocabulary_far_smaller_than_the_embedding_is_noted(bert, tmp_path, ca
     assert "500 of the model's" in caplog.text
 
 
-def test_more_segments_than_the_model_has_are_refused(bert, tmp_path):
+def test_more_segments_than_the_model_has_are_rejected(bert, tmp_path):
     bert.save(tmp_path)
     file = tmp_path / "tokenizer.json"
     file.write_text(file.read_text().replace('"type_id": 1', '"type_id": 7'))
@@ -349,12 +349,12 @@ def test_a_member_without_next_sentence_says_so(bert, tmp_path):
 
 
 @pytest.mark.parametrize("device", ["tpu", "", 3.5, "meta", "cuda:99"])
-def test_a_device_that_is_not_there_is_refused(folder, device):
+def test_a_device_that_is_not_there_is_rejected(folder, device):
     with pytest.raises(UserError, match="device"):
         bertsmith.load(folder, device=device)
 
 
-def test_what_is_no_folder_is_refused_with_what_to_give(folder):
+def test_what_is_no_folder_is_rejected_with_what_to_give(folder):
     with pytest.raises(UserError, match=r"bert-base-uncased: there is no such folder; .*downloads nothing"):
         bertsmith.load("bert-base-uncased")
     with pytest.raises(UserError, match="is a file, not a model folder; give the folder that holds it"):
@@ -420,7 +420,7 @@ def test_a_text_is_cut_where_tokenizer_config_ends_it_as_in_transformers(bert, t
         loaded.embed(["snow " * 50])
 
 
-def test_an_unknown_precision_is_refused(folder):
+def test_an_unknown_precision_is_rejected(folder):
     with pytest.raises(UserError, match="unknown precision 'fp8'; choose one of auto, fp32, bf16, int8"):
         bertsmith.load(folder, precision="fp8")
 

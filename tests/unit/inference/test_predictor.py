@@ -377,7 +377,7 @@ def test_a_mix_of_layers_is_an_ability_too(folder, tmp_path):
         (lambda b: b.choose([("a", "b")]), "no choice head, which it takes to choose among texts"),
     ],
 )
-def test_a_folder_without_the_head_is_refused_with_those_that_are_there(bert, ask_it, said):
+def test_a_folder_without_the_head_is_rejected_with_those_that_are_there(bert, ask_it, said):
     with pytest.raises(UserError) as caught:
         ask_it(bert)
     assert said in str(caught.value) and "heads here: pooler, mlm, nsp" in str(caught.value)
@@ -464,7 +464,7 @@ def test_someone_elses_long_text_is_cut_only_when_asked(several_heads):
     assert found.probabilities == pytest.approx(cut.probabilities, abs=1e-6)
 
 
-def test_a_changed_task_file_is_refused(sst2, tmp_path):
+def test_a_changed_task_file_is_rejected(sst2, tmp_path):
     for changes, said in (
         ({"labels": ("a", "b", "c")}, "task.json: names 3 outputs, but the head has 2"),
         ({"text": TextSection(longest=512)}, "text.longest = 512, but the model takes 128 tokens"),

@@ -85,7 +85,7 @@ def test_the_quick_way_is_taken_for_single_texts_after_some(toy, monkeypatch):
         (["cat", 3], "text 8: "),
     ],
 )
-def test_both_ways_refuse_a_text_by_its_number(toy, texts, words):
+def test_both_ways_reject_a_text_by_its_number(toy, texts, words):
     for reader in (quick(toy), Reader(toy, LONGEST)):
         with pytest.raises(UserError, match=words.replace("(", r"\(")):
             reader.read(texts, truncate=False, first=7)
@@ -101,7 +101,7 @@ def test_several_threads_may_read_at_once(toy):
 
 
 @pytest.mark.parametrize("blank", [" ", "\n", "\u3000"])
-def test_blank_texts_are_refused_whatever_was_read_before(bytes_of_roberta, blank):
+def test_blank_texts_are_rejected_whatever_was_read_before(bytes_of_roberta, blank):
     with pytest.raises(UserError, match="text 1: is empty"):
         quick(bytes_of_roberta).read(["a", blank], truncate=True, first=0)
 
@@ -146,7 +146,7 @@ def test_eight_bits_are_the_same_each_time(tmp_path):
     assert torch.equal(one, other)
 
 
-def test_eight_bits_are_refused_where_they_cannot_be(toy):
+def test_eight_bits_are_rejected_where_they_cannot_be(toy):
     reader = Reader(toy, LONGEST)
     with pytest.raises(UserError, match="precision: int8 is for a CPU; take bf16 on cuda"):
         quantized_network(tiny_network(), reader, torch.device("cuda"))

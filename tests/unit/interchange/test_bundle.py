@@ -66,7 +66,7 @@ def test_what_is_read_may_be_changed_without_changing_the_file(tmp_path: Path) -
     assert Bundle(tmp_path / "x.ckpt").tensor("w").sum() == 3
 
 
-def test_a_flipped_data_byte_is_refused_naming_the_variable(tmp_path: Path) -> None:
+def test_a_flipped_data_byte_is_rejected_naming_the_variable(tmp_path: Path) -> None:
     write_bundle(tmp_path / "x.ckpt", {"a": np.ones(8, np.float32), "b": np.ones(8, np.float32)})
     data = tmp_path / "x.ckpt.data-00000-of-00001"
     flip(data, 40)
@@ -75,7 +75,7 @@ def test_a_flipped_data_byte_is_refused_naming_the_variable(tmp_path: Path) -> N
         Bundle(tmp_path / "x.ckpt").tensor("b")
 
 
-def test_a_flipped_index_byte_is_refused_wherever_it_stands(tmp_path: Path) -> None:
+def test_a_flipped_index_byte_is_rejected_wherever_it_stands(tmp_path: Path) -> None:
     write_bundle(tmp_path / "x.ckpt", {"w": np.ones(3, np.float32)})
     whole = (tmp_path / "x.ckpt.index").read_bytes()
     unnoticed = [
@@ -102,7 +102,7 @@ def flip(file: Path, position: int) -> None:
 
 
 @pytest.mark.parametrize("kept", [0, 1, 47, 48, 200, -1])
-def test_a_truncated_index_is_refused(tmp_path: Path, kept: int) -> None:
+def test_a_truncated_index_is_rejected(tmp_path: Path, kept: int) -> None:
     write_bundle(tmp_path / "x.ckpt", ARRAYS)
     index = tmp_path / "x.ckpt.index"
     index.write_bytes(index.read_bytes()[:kept])
@@ -110,7 +110,7 @@ def test_a_truncated_index_is_refused(tmp_path: Path, kept: int) -> None:
         Bundle(tmp_path / "x.ckpt")
 
 
-def test_truncated_data_is_refused_naming_the_variable(tmp_path: Path) -> None:
+def test_truncated_data_is_rejected_naming_the_variable(tmp_path: Path) -> None:
     write_bundle(tmp_path / "x.ckpt", {"w": np.ones(8, np.float32)})
     data = tmp_path / "x.ckpt.data-00000-of-00001"
     data.write_bytes(data.read_bytes()[:-1])
@@ -179,7 +179,7 @@ def bundle_of(folder: Path, entry: bytes, *, header: bytes | None = None, name: 
         ({"extra": b"\x42\x7f"}, "reaches past its end"),
     ],
 )
-def test_an_entry_that_lies_is_refused(tmp_path: Path, lie: dict[str, object], complaint: str) -> None:
+def test_an_entry_that_lies_is_rejected(tmp_path: Path, lie: dict[str, object], complaint: str) -> None:
     assert bundle_of(tmp_path, writer.entry(**TRUE)).tensor("w").tolist() == [1, 2, 3, 4]
     with pytest.raises(UserError, match=complaint):
         bundle_of(tmp_path, writer.entry(**TRUE | lie)).tensor("w")
@@ -194,12 +194,12 @@ def test_an_entry_that_lies_is_refused(tmp_path: Path, lie: dict[str, object], c
         (writer.header(-1), "has -1 data files"),
     ],
 )
-def test_a_header_that_cannot_be_followed_is_refused(tmp_path: Path, header: bytes, complaint: str) -> None:
+def test_a_header_that_cannot_be_followed_is_rejected(tmp_path: Path, header: bytes, complaint: str) -> None:
     with pytest.raises(UserError, match=complaint):
         bundle_of(tmp_path, writer.entry(**TRUE), header=header)
 
 
-def test_a_name_that_is_not_text_is_refused(tmp_path: Path) -> None:
+def test_a_name_that_is_not_text_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="not UTF-8"):
         bundle_of(tmp_path, writer.entry(**TRUE), name=b"\xff")
 
@@ -208,13 +208,13 @@ def test_the_pieces_of_a_partitioned_variable_are_not_variables(tmp_path: Path) 
     assert bundle_of(tmp_path, writer.entry(**TRUE), name=b"\0w").names() == ()
 
 
-def test_a_table_without_a_header_is_refused(tmp_path: Path) -> None:
+def test_a_table_without_a_header_is_rejected(tmp_path: Path) -> None:
     writer.write_table(tmp_path / "x.ckpt.index", [(b"w", writer.entry(**TRUE))])
     with pytest.raises(UserError, match="has no header"):
         Bundle(tmp_path / "x.ckpt")
 
 
-def test_records_out_of_order_are_refused(tmp_path: Path) -> None:
+def test_records_out_of_order_are_rejected(tmp_path: Path) -> None:
     for keys in ([b"", b"w", b"v"], [b"", b"w", b"w"]):
         writer.write_table(tmp_path / "x.ckpt.index", [(key, writer.header(1)) for key in keys])
         with pytest.raises(UserError, match="not in order"):
@@ -222,7 +222,7 @@ def test_records_out_of_order_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("handle", [(1 << 40, 10), (0, 1 << 40), ((1 << 64) - 1, 1)])
-def test_a_block_past_the_end_of_the_file_is_refused(tmp_path: Path, handle: tuple[int, int]) -> None:
+def test_a_block_past_the_end_of_the_file_is_rejected(tmp_path: Path, handle: tuple[int, int]) -> None:
     table = writer.finished_table(b"", [(b"z", writer.varint(handle[0]) + writer.varint(handle[1]))])
     (tmp_path / "x.ckpt.index").write_bytes(table)
     with pytest.raises(UserError, match="reaches past its end"):
@@ -239,7 +239,7 @@ def test_a_block_past_the_end_of_the_file_is_refused(tmp_path: Path, handle: tup
         (b"\0\1\x7fxy\0\0\0\0", "reaches past its end"),
     ],
 )
-def test_a_malformed_block_is_refused(tmp_path: Path, content: bytes, complaint: str) -> None:
+def test_a_malformed_block_is_rejected(tmp_path: Path, content: bytes, complaint: str) -> None:
     write_single_block(tmp_path, writer.stored_block(content))
     with pytest.raises(UserError, match=complaint):
         Bundle(tmp_path / "x.ckpt")
@@ -258,13 +258,13 @@ def test_a_malformed_block_is_refused(tmp_path: Path, content: bytes, complaint:
         (b"", "reaches past its end"),
     ],
 )
-def test_a_malformed_compressed_block_is_refused(tmp_path: Path, compressed: bytes, complaint: str) -> None:
+def test_a_malformed_compressed_block_is_rejected(tmp_path: Path, compressed: bytes, complaint: str) -> None:
     write_single_block(tmp_path, writer.stored_block(b"", compress=lambda _: compressed))
     with pytest.raises(UserError, match=complaint):
         Bundle(tmp_path / "x.ckpt")
 
 
-def test_an_unknown_compression_is_refused(tmp_path: Path) -> None:
+def test_an_unknown_compression_is_rejected(tmp_path: Path) -> None:
     stored = b"\2" + struct.pack("<I", writer.masked(writer.crc32c(b"\2")))
     write_single_block(tmp_path, stored)
     with pytest.raises(UserError, match="unknown compression 2"):
@@ -308,7 +308,7 @@ def damaged(content: bytes, flips: list[tuple[int, int]], cut: int) -> bytes:
     cut=st.just(0) | st.integers(0, 100),
     where=st.integers(0, 1),
 )
-def test_a_damaged_bundle_is_refused_or_read_correctly(
+def test_a_damaged_bundle_is_rejected_or_read_correctly(
     files: tuple[bytes, bytes], flips: list[tuple[int, int]], cut: int, where: int
 ) -> None:
     contents = list(files)
@@ -330,7 +330,7 @@ def test_a_damaged_bundle_is_refused_or_read_correctly(
     flips=st.lists(st.tuples(st.integers(0, 300), st.integers(0, 255)), min_size=1, max_size=3),
     cut=st.just(0) | st.integers(0, 10),
 )
-def test_nonsense_with_the_right_checksum_is_refused_or_read(
+def test_nonsense_with_the_right_checksum_is_rejected_or_read(
     compress: bool, flips: list[tuple[int, int]], cut: int
 ) -> None:
     records = [(b"", writer.header(1)), (b"v", writer.entry(**TRUE)), (b"w", writer.entry(**TRUE))]

@@ -308,7 +308,7 @@ def test_the_scope_of_a_hub_module_is_ignored(tmp_path: Path) -> None:
     assert checkpoint.config["architectures"] == ["AlbertForPreTraining"]
 
 
-def test_two_variables_for_one_tensor_are_refused(tmp_path: Path) -> None:
+def test_two_variables_for_one_tensor_are_rejected(tmp_path: Path) -> None:
     bias = {"module/bert/pooler/dense/bias": np.zeros(4, np.float32)}
     with pytest.raises(UserError, match="both become 'bert.pooler.dense.bias'"):
         read_checkpoint(write_checkpoint(tmp_path, BERT, bert_variables() | bias))
@@ -336,7 +336,7 @@ def test_a_classifier_has_as_many_labels_as_rows(tmp_path: Path) -> None:
     assert BertConfig.from_dict(config).num_labels == 3
 
 
-def test_gelu_is_the_form_the_weights_were_trained_with_unless_told(tmp_path: Path) -> None:
+def test_gelu_is_the_form_the_weights_were_trained_with_unless_given(tmp_path: Path) -> None:
     bert = write_checkpoint(tmp_path / "bert", BERT, bert_variables())
     albert = write_checkpoint(tmp_path / "albert", ALBERT, albert_variables())
     relu = write_checkpoint(tmp_path / "relu", BERT | {"hidden_act": "relu"}, bert_variables())
@@ -402,13 +402,13 @@ def test_a_missing_layer_is_left_to_whoever_builds_the_model(tmp_path: Path) -> 
     "name", ["bert/pooler/dense/kernel", "output_weights", "bert/embeddings/word_embeddings"]
 )
 @pytest.mark.parametrize("shape", [(), (4,), (1, 2, 2), (1 << 40, 0)])
-def test_a_matrix_that_is_none_is_refused(tmp_path: Path, name: str, shape: tuple[int, ...]) -> None:
+def test_a_matrix_that_is_none_is_rejected(tmp_path: Path, name: str, shape: tuple[int, ...]) -> None:
     variables = {name: np.zeros(shape, np.float32)}
     with pytest.raises(UserError, match=f"'{name}' has the shape .* no matrix"):
         read_checkpoint(write_checkpoint(tmp_path, BERT, variables))
 
 
-def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path) -> None:
+def test_a_checkpoint_of_something_else_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="holds no variable of BERT or ALBERT, only .*electra/pooler"):
         read_checkpoint(write_checkpoint(tmp_path, BERT, {"electra/pooler": np.zeros(1)}))
 
@@ -420,7 +420,7 @@ def test_a_checkpoint_is_found_by_folder_by_prefix_and_by_index(tmp_path: Path) 
         assert "bert.pooler.dense.bias" in read_checkpoint(source).tensors
 
 
-def test_several_checkpoints_in_a_folder_must_be_told_apart(tmp_path: Path) -> None:
+def test_several_checkpoints_in_a_folder_must_be_distinguished(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path, BERT, bert_variables())
     write_bundle(folder / "model.ckpt-best", bert_variables())
     with pytest.raises(UserError, match="several checkpoints: bert_model.ckpt, model.ckpt-best; name one"):
@@ -428,7 +428,7 @@ def test_several_checkpoints_in_a_folder_must_be_told_apart(tmp_path: Path) -> N
     assert "bert.pooler.dense.bias" in read_checkpoint(folder / "model.ckpt-best").tensors
 
 
-def test_a_folder_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
+def test_a_folder_without_a_checkpoint_is_rejected(tmp_path: Path) -> None:
     for source in (tmp_path, tmp_path / "nowhere", tmp_path / "nowhere" / "x.ckpt"):
         with pytest.raises(UserError, match=f"{source}: there is no TensorFlow checkpoint; name a folder"):
             read_checkpoint(source)

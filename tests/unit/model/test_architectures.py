@@ -229,12 +229,12 @@ def test_a_fresh_classifier_brings_a_fresh_pooler_and_says_so():
     assert network.scores("classify", network(batch), batch.layout).shape == (1, 4)
 
 
-def test_a_head_the_member_does_not_have_is_refused():
+def test_a_head_the_member_does_not_have_is_rejected():
     with pytest.raises(UserError, match="distilbert has no 'nsp' head; it has mlm"):
         build_network(tiny_encoder_config("distilbert"), {"nsp": 2})
 
 
-def test_an_unknown_model_type_is_refused_with_the_known_ones():
+def test_an_unknown_model_type_is_rejected_with_the_known_ones():
     with pytest.raises(
         UserError, match=r"config.json: unknown model_type 'gpt9'; bertsmith knows bert, roberta"
     ):
@@ -273,7 +273,7 @@ def test_a_deberta_may_see_one_side_only(direction, unseen):
     ],
     ids=str,
 )
-def test_a_deberta_that_is_not_version_3_is_refused(changes, said):
+def test_a_deberta_that_is_not_version_3_is_rejected(changes, said):
     values = {key: value for key, value in (tiny_config("deberta-v2") | changes).items() if value != "DROP"}
     with pytest.raises(UserError, match=said):
         architecture_of("deberta-v2").read_config(ConfigReader(values, "config.json"))

@@ -51,12 +51,12 @@ def folder(tmp_path):
     ],
     ids=str,
 )
-def test_a_wrong_config_is_refused_by_its_key(folder, changes, said):
+def test_a_wrong_config_is_rejected_by_its_key(folder, changes, said):
     change_config(folder, **changes)
     assert said in complaint(folder)
 
 
-def test_modernbert_settings_that_make_another_model_are_refused(tmp_path):
+def test_modernbert_settings_that_make_another_model_are_rejected(tmp_path):
     write_model(tmp_path, Model(tiny_network("modernbert", heads={"mlm": 0})))
     good = json.loads((tmp_path / "config.json").read_text())
     change_config(tmp_path, layer_types=["full_attention", "linear_attention", "full_attention"])
@@ -89,7 +89,7 @@ def test_a_modernbert_config_of_2024_means_the_same(tmp_path):
     assert read_model(tmp_path).network.config == network.config
 
 
-def test_a_folder_that_is_none_is_refused(tmp_path):
+def test_a_folder_that_is_none_is_rejected(tmp_path):
     assert "is not a folder" in complaint(tmp_path / "nowhere")
     assert "config.json: cannot be read" in complaint(tmp_path)
     (tmp_path / "config.json").write_text("[]")
@@ -100,7 +100,7 @@ def test_a_folder_that_is_none_is_refused(tmp_path):
     assert "is not UTF-8" in complaint(tmp_path)
 
 
-def test_a_folder_without_weights_is_refused(folder):
+def test_a_folder_without_weights_is_rejected(folder):
     (folder / "model.safetensors").unlink()
     assert "holds no weights" in complaint(folder)
 
@@ -125,7 +125,7 @@ def test_unexpected_weights_are_listed_by_name(folder):
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_weights_that_are_no_numbers_are_refused_by_name(folder, value):
+def test_weights_that_are_no_numbers_are_rejected_by_name(folder, value):
     tensors = load_file(folder / "model.safetensors")
     tensors["bert.pooler.dense.bias"][3] = value
     save_file(tensors, folder / "model.safetensors")
@@ -139,7 +139,7 @@ def test_whole_numbers_are_no_weights(folder):
     assert "bert.pooler.dense.bias holds torch.int32" in complaint(folder)
 
 
-def test_truncated_and_oversized_files_are_refused(folder):
+def test_truncated_and_oversized_files_are_rejected(folder):
     file = folder / "model.safetensors"
     whole = file.read_bytes()
     for broken in (b"", whole[:5], whole[: len(whole) // 2], whole + b"more", b"\xff" * 64):
@@ -154,7 +154,7 @@ class Hostile:
         return (open, ("hostile-was-here", "w"))
 
 
-def test_a_pickle_that_would_run_code_is_refused_and_runs_none(folder, monkeypatch):
+def test_a_pickle_that_would_run_code_is_rejected_and_runs_none(folder, monkeypatch):
     (folder / "model.safetensors").unlink()
     monkeypatch.chdir(folder)
     torch.save({"bert.pooler.dense.bias": Hostile()}, folder / "pytorch_model.bin")
@@ -177,20 +177,20 @@ def test_a_pickle_that_would_run_code_is_refused_and_runs_none(folder, monkeypat
     ],
     ids=["number-as-name", "sparse", "csr", "meta", "number"],
 )
-def test_old_files_with_odd_contents_are_refused(folder, held):
+def test_old_files_with_odd_contents_are_rejected(folder, held):
     (folder / "model.safetensors").unlink()
     torch.save(held, folder / "pytorch_model.bin")
     complaint(folder)
 
 
-def test_old_files_of_junk_are_refused(folder):
+def test_old_files_of_junk_are_rejected(folder):
     (folder / "model.safetensors").unlink()
     for junk in (b"", b"junk", b"PK\x03\x04", b"\x80\x02", b"\x00" * 100):
         (folder / "pytorch_model.bin").write_bytes(junk)
         assert "is not a whole weights file" in complaint(folder)
 
 
-def test_a_git_lfs_pointer_is_told_apart(folder):
+def test_a_git_lfs_pointer_is_distinguished(folder):
     (folder / "model.safetensors").write_text(
         "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
     )
@@ -200,7 +200,7 @@ def test_a_git_lfs_pointer_is_told_apart(folder):
 @pytest.mark.parametrize(
     "weight", [torch.zeros(()), torch.zeros(0, 32), torch.zeros(2, 3, 4)], ids=["0", "none", "3"]
 )
-def test_an_output_layer_of_another_form_is_refused(tmp_path, weight):
+def test_an_output_layer_of_another_form_is_rejected(tmp_path, weight):
     write_model(tmp_path, Model(tiny_network(heads={"pooler": 0, "classify": 2})))
     save_file(
         load_file(tmp_path / "model.safetensors") | {"classifier.weight": weight},
@@ -219,7 +219,7 @@ def test_eight_bit_floats_are_no_weights_and_overflow_is_seen(folder):
 
 
 @pytest.mark.parametrize("labels", [["a", "b"], {"x": "y"}, 5], ids=str)
-def test_labels_that_are_not_numbered_are_refused(folder, labels):
+def test_labels_that_are_not_numbered_are_rejected(folder, labels):
     change_config(folder, id2label=labels)
     assert "id2label is" in complaint(folder)
 
@@ -263,13 +263,13 @@ def test_modernbert_keeps_an_odd_window_and_needs_even_heads(tmp_path):
     ],
     ids=str,
 )
-def test_an_index_that_points_elsewhere_is_refused(folder, index, said):
+def test_an_index_that_points_elsewhere_is_rejected(folder, index, said):
     (folder / "model.safetensors").unlink()
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     assert said in complaint(folder)
 
 
-def test_an_index_that_names_what_a_shard_lacks_is_refused(folder):
+def test_an_index_that_names_what_a_shard_lacks_is_rejected(folder):
     (folder / "model.safetensors").rename(folder / "part.safetensors")
     (folder / "model.safetensors.index.json").write_text(
         json.dumps({"weight_map": {"x": "part.safetensors"}})

@@ -71,7 +71,7 @@ ALL_OUTPUTS = {"classify": 5, "tag": 4, "nsp": 2, "sop": 2, "span": 2, "choice":
 
 
 @given(st.data())
-def test_any_set_of_heads_comes_back_or_is_refused(tmp_path_factory, data):
+def test_any_set_of_heads_comes_back_or_is_rejected(tmp_path_factory, data):
     model_type = data.draw(st.sampled_from(sorted(ARCHITECTURES)))
     chosen = data.draw(st.sets(st.sampled_from(sorted(ARCHITECTURES[model_type].heads))))
     network = tiny_network(model_type, heads={head: ALL_OUTPUTS.get(head, 0) for head in sorted(chosen)})
@@ -95,7 +95,7 @@ def test_a_tagger_without_architectures_is_no_classifier_without_pooler(tmp_path
     assert head_outputs(model.network) == {"tag": 4} and model.notes == ()
 
 
-def test_a_decoder_that_is_not_the_embedding_is_refused(folder):
+def test_a_decoder_that_is_not_the_embedding_is_rejected(folder):
     tensors = load_file(folder / "model.safetensors")
     tied = tensors | {
         "cls.predictions.decoder.weight": tensors["bert.embeddings.word_embeddings.weight"].clone()
@@ -134,7 +134,7 @@ def test_a_save_that_fails_while_moving_keeps_the_old_weights(folder, monkeypatc
     assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())
 
 
-def test_labels_of_another_number_than_the_outputs_are_refused(tmp_path):
+def test_labels_of_another_number_than_the_outputs_are_rejected(tmp_path):
     write_model(tmp_path, Model(tiny_network(heads={"pooler": 0, "classify": 2})))
     change_config(tmp_path, id2label={"0": "a", "1": "b", "2": "c"})
     assert "id2label names 3 labels but the head has 2 outputs" in complaint(tmp_path)
@@ -148,13 +148,13 @@ def test_what_leads_to_someones_code_is_not_written_back(folder):
     assert config["note"] == "kept"
 
 
-def test_electras_summary_is_refused_unless_it_is_the_published_one(tmp_path):
+def test_electras_summary_is_rejected_unless_it_is_the_published_one(tmp_path):
     write_model(tmp_path, Model(tiny_network("electra", heads={"choice": 1})))
     change_config(tmp_path, summary_activation="tanh")
     assert "summary_activation is 'tanh'; only 'gelu' is supported" in complaint(tmp_path)
 
 
-def test_a_config_that_asks_for_a_million_blocks_is_refused_at_once(tmp_path):
+def test_a_config_that_asks_for_a_million_blocks_is_rejected_at_once(tmp_path):
     write_model(tmp_path, Model(tiny_network("albert", heads={})))
     change_config(tmp_path, num_hidden_layers=1024, num_hidden_groups=1024, inner_group_num=64)
     assert "inner_group_num is 64" in complaint(tmp_path)

@@ -45,7 +45,7 @@ def test_what_the_recipe_says_is_done(store):
     assert (machine.micro_tokens, machine.loader_workers) == (100, 3)
 
 
-def test_a_run_that_goes_on_keeps_its_micro_batches(store):
+def test_a_run_that_resumes_keeps_its_micro_batches(store):
     assert fitted(store, before=1024).micro_tokens == 1024
     assert fitted(store, "batch.micro_tokens=100", before=1024).micro_tokens == 100
 
@@ -67,7 +67,7 @@ def test_a_large_model_gets_small_forward_passes_on_a_cpu_so_that_a_step_can_be_
     assert fit_machine(said, network, ALONE).micro_tokens == 8192
 
 
-def test_what_cannot_fit_into_memory_is_told_with_the_remedy(store):
+def test_what_cannot_fit_into_memory_is_reported_with_the_remedy(store):
     with pytest.raises(UserError) as caught:
         fitted(store, "batch.micro_tokens=1_000_000_000_000")
     assert "batch.micro_tokens: 1000000000000 tokens need about" in caught.value.line()
@@ -83,7 +83,7 @@ def test_memory_that_only_caches_files_counts_as_free(store):
     assert float(note.split(" of ")[1].split(" GiB")[0]) == pytest.approx(gibibytes, rel=0.2)
 
 
-def test_where_sources_disagree_the_choice_is_told():
+def test_where_sources_disagree_the_choice_is_reported():
     notes = "\n".join(choices(load_recipe("bert-base")))
     assert "256 sequences a step, pairs nsp, dynamic masks by token, rounded count" in notes
     assert "adamw without bias correction, google learning-rate line, gelu" in notes

@@ -65,7 +65,7 @@ def test_a_larger_set_holds_the_smaller_one(store, tmp_path):
     assert set(shown(small.batches)) < set(shown(large.batches))
 
 
-def test_seed_and_batch_do_not_change_what_a_run_is_judged_by(store, tmp_path):
+def test_seed_and_batch_do_not_change_what_a_run_is_evaluated_by(store, tmp_path):
     settings = [(), ("run.seed=9", "batch.sequences=3"), ("batch.by=tokens", "batch.tokens=99")]
     found = [shown(held_out(store, tmp_path, *each).batches) for each in settings]
     assert found[0] == found[1] == found[2]

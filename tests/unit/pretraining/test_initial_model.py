@@ -157,12 +157,12 @@ def test_the_recipe_of_the_run_tells_the_folders_activation(store, tmp_path, act
     assert build_initial_model(recipe, store).network.config.activation == activation
 
 
-def test_training_goes_on_from_what_was_learned(finished, store, tmp_path):
+def test_training_continues_from_what_was_learned(finished, store, tmp_path):
     run_tiny(store, tmp_path / "run", "run.steps=1", f"start.model={finished / 'model'}")
     assert metrics_of(tmp_path / "run")[0]["mlm_loss"] < metrics_of(finished, "held-out")[0]["mlm_loss"] - 0.2
 
 
-def test_an_adapted_run_goes_on_to_the_bit(store, tmp_path):
+def test_an_adapted_run_resumes_to_the_bit(store, tmp_path):
     folder = model_folder(tmp_path / "model", store.tokenizer(), heads={})
     settings = (f"start.model={folder}", "run.steps=4")
     run_tiny(store, tmp_path / "straight", *settings)
@@ -172,7 +172,7 @@ def test_an_adapted_run_goes_on_to_the_bit(store, tmp_path):
     assert differing(last_state(tmp_path / "run"), last_state(tmp_path / "straight")) == []
 
 
-def test_a_store_of_another_vocabulary_is_refused(store, tmp_path):
+def test_a_store_of_another_vocabulary_is_rejected(store, tmp_path):
     other = tiny_tokenizer(tmp_path / "vocabulary", unused=3)
     folder = model_folder(tmp_path / "model", other, heads={})
     with pytest.raises(UserError) as caught:
@@ -265,7 +265,7 @@ def test_the_finished_folder_has_the_extended_tokenizer(adapted, tmp_path):
     assert (recipe.start.model, recipe.start.add_words) == (str(folder), str(file))
 
 
-def test_a_store_without_the_new_words_is_refused(adapted, store, tmp_path):
+def test_a_store_without_the_new_words_is_rejected(adapted, store, tmp_path):
     folder, file, _ = adapted
     plain = tiny_store(tmp_path / "plain", tokenizer=Tokenizer.load(folder))
     with pytest.raises(UserError, match="another vocabulary"):
@@ -290,7 +290,7 @@ def test_a_network_without_a_masked_head_grows_too(tmp_path):
     assert len(network.encoder.embeddings.words.weight) == tokenizer.vocabulary_size + 1
 
 
-def test_words_to_add_without_a_model_to_add_them_to_are_refused(store, tmp_path):
+def test_words_to_add_without_a_model_to_add_them_to_are_rejected(store, tmp_path):
     with pytest.raises(UserError, match=r"--add-words .*this run starts from scratch; give --from"):
         run_tiny(store, tmp_path / "run", f"start.add_words={tmp_path / 'words.txt'}")
     assert not (tmp_path / "run").exists()

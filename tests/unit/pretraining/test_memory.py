@@ -128,7 +128,7 @@ def test_a_micro_batch_holds_a_whole_sequence_of_any_length():
     assert largest_micro_batch(load, free_bytes=just_enough) == 100
 
 
-def test_a_sequence_that_does_not_fit_is_told_with_what_to_change():
+def test_a_sequence_that_does_not_fit_is_reported_with_what_to_change():
     load = load_of(CONFIGS["wide"])
     too_little = int(estimate_memory(load, 64).total / 0.85) - 100
     with pytest.raises(UserError, match=r"one sequence of 64 tokens .*run\.recompute = true.*smaller model"):

@@ -65,7 +65,7 @@ def test_a_run_leaves_all_that_tells_how_it_was_made(finished):
     assert saved_steps(finished / "checkpoints") == [8]
 
 
-def test_measurements_come_when_the_recipe_says_and_at_both_ends(finished):
+def test_metrics_come_when_the_recipe_says_and_at_both_ends(finished):
     found = [(line["kind"], line["step"]) for line in read_metrics(finished)]
     assert [step for kind, step in found if kind == "train"] == [3, 6, 8]
     assert [step for kind, step in found if kind == "held-out"] == [0, 5, 8]
@@ -108,7 +108,7 @@ def test_the_model_opens_in_bertsmith_and_fills_masks(finished, store):
     assert len(guesses) == 3 and guesses[0].probability > 1 / store.vocabulary
 
 
-def test_the_model_folder_carries_recipe_measurements_and_card(finished):
+def test_the_model_folder_carries_recipe_metrics_and_card(finished):
     for name in ("recipe.toml", "metrics.jsonl", "card.md"):
         assert (finished / "model" / name).read_bytes() == (finished / name).read_bytes()
 
@@ -147,14 +147,14 @@ def test_a_finished_run_only_reports_its_result(finished, store):
     assert result.held_out == {name: last[name] for name in METRICS}
 
 
-def test_a_finished_run_without_its_journal_is_told(finished, store, tmp_path):
+def test_a_finished_run_without_its_journal_is_reported(finished, store, tmp_path):
     shutil.copytree(finished, tmp_path / "run")
     (tmp_path / "run" / "metrics.jsonl").unlink()
     with pytest.raises(UserError, match=r"metrics.jsonl: is gone or empty, .*; restore it from model/"):
         run_tiny(store, tmp_path / "run")
 
 
-def test_another_recipe_is_refused_with_the_keys_that_differ(finished, store):
+def test_another_recipe_is_rejected_with_the_keys_that_differ(finished, store):
     before = snapshot(finished)
     with pytest.raises(UserError) as caught:
         run_tiny(store, finished, "optim.peak_lr=2e-3", "run.seed=7", "run.log_every_steps=1")
@@ -164,12 +164,12 @@ def test_another_recipe_is_refused_with_the_keys_that_differ(finished, store):
     assert snapshot(finished) == before
 
 
-def test_another_store_is_refused(finished, tmp_path):
+def test_another_store_is_rejected(finished, tmp_path):
     with pytest.raises(UserError, match="the run there was started with another store"):
         run_tiny(tiny_store(tmp_path, seed=1), finished)
 
 
-def test_another_recipe_is_refused_in_a_run_that_is_not_finished_too(store, tmp_path):
+def test_another_recipe_is_rejected_in_a_run_that_is_not_finished_too(store, tmp_path):
     with stop_at(1):
         assert run_tiny(store, tmp_path / "run").state == "stopped"
     with pytest.raises(UserError, match="optim.weight_decay: 0.01 there, 0.1 now"):
@@ -178,14 +178,14 @@ def test_another_recipe_is_refused_in_a_run_that_is_not_finished_too(store, tmp_
         run_tiny(tiny_store(tmp_path, seed=1), tmp_path / "run")
 
 
-def test_a_folder_of_other_things_is_refused_and_left_alone(store, tmp_path):
+def test_a_folder_of_other_things_is_rejected_and_left_alone(store, tmp_path):
     (tmp_path / "thesis.txt").write_text("years of work")
     with pytest.raises(UserError, match="holds files but no run"):
         run_tiny(store, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
 
-def test_a_file_in_the_place_of_the_run_folder_is_refused(store, tmp_path):
+def test_a_file_in_the_place_of_the_run_folder_is_rejected(store, tmp_path):
     (tmp_path / "run").write_text("")
     with pytest.raises(UserError, match="holds files but no run"):
         run_tiny(store, tmp_path / "run")
@@ -266,7 +266,7 @@ def test_a_wish_to_stop_is_acknowledged_at_once(store, tmp_path):
     assert alerts == ["stopping after this step"]
 
 
-def test_settings_that_touch_nothing_learned_may_change_when_a_run_goes_on(store, tmp_path):
+def test_settings_that_touch_nothing_learned_may_change_when_a_run_resumes(store, tmp_path):
     with stop_at(2):
         run_tiny(store, tmp_path / "run")
     listener = Listener()
@@ -313,21 +313,21 @@ def test_recomputation_changes_no_number(finished, store, tmp_path):
     assert metrics_of(tmp_path / "run") == metrics_of(finished)
 
 
-def test_a_store_with_too_little_text_is_told(store, tmp_path):
+def test_a_store_with_too_little_text_is_reported(store, tmp_path):
     with pytest.raises(UserError, match="not enough for batch.sequences = 5000"):
         run_tiny(store, tmp_path / "run", "batch.sequences=5000")
     assert not (tmp_path / "run").exists()
     assert run_tiny(store, tmp_path / "run", "run.steps=1").state == "finished"  # the remedy is taken
 
 
-def test_a_folder_that_was_there_stays_when_a_run_is_refused(store, tmp_path):
+def test_a_folder_that_was_there_stays_when_a_run_is_rejected(store, tmp_path):
     (tmp_path / "versions.json").write_text("{}")  # of a start that was killed
     with pytest.raises(UserError, match="not enough"):
         run_tiny(store, tmp_path, "batch.sequences=5000")
     assert [path.name for path in tmp_path.iterdir()] == ["versions.json"]
 
 
-def test_a_later_stage_with_too_little_text_is_told_before_the_first_step(store, tmp_path):
+def test_a_later_stage_with_too_little_text_is_reported_before_the_first_step(store, tmp_path):
     stages = (
         "examples.stages=[{fraction=0.5, length=16, predictions=2}, {fraction=0.5, length=64, predictions=9}]"
     )
@@ -350,7 +350,7 @@ sys.stdin.readline()
 """
 
 
-def test_a_folder_in_which_another_run_works_is_refused(store, tmp_path):
+def test_a_folder_in_which_another_run_works_is_rejected(store, tmp_path):
     run = tmp_path / "run"
     with stop_at(1):
         run_tiny(store, run)

@@ -47,7 +47,7 @@ def test_a_run_stopped_three_times_ends_as_one_that_was_not(finished, store, tmp
     assert same(tmp_path / "run", finished)
 
 
-def test_lamb_goes_on_to_the_bit_too(store, tmp_path):
+def test_lamb_resumes_to_the_bit_too(store, tmp_path):
     lamb = ("optim.algorithm=lamb", "optim.bias_correction=true", "run.steps=6")
     run_tiny(store, tmp_path / "straight", *lamb)
     run_in_parts(store, tmp_path / "run", *lamb, steps=(2, 2))

@@ -89,7 +89,7 @@ def test_a_good_step_in_between_does_not_make_it_go_on_for_ever(store, tmp_path)
         run_tiny(store, tmp_path / "run", *CAREFUL, "run.steps=20", "run.save_every_steps=4")
 
 
-def test_a_rate_that_explodes_before_anything_was_saved_is_told(store, tmp_path):
+def test_a_rate_that_explodes_before_anything_was_saved_is_reported(store, tmp_path):
     exploding = (
         "optim.peak_lr=1e30",
         "optim.warmup_fraction=0",

@@ -25,7 +25,7 @@ def test_late_reports_change_nothing(store, tmp_path, monkeypatch):
     assert not differing(last_state(watched), last_state(late))
 
 
-def test_a_run_stopped_in_any_step_goes_on_to_the_same_bits(store, tmp_path, unwatched):
+def test_a_run_stopped_in_any_step_resumes_to_the_same_bits(store, tmp_path, unwatched):
     whole = run_tiny(store, tmp_path / "whole", *SETTINGS).folder
     with stop_at(6):
         stopped = run_tiny(store, tmp_path / "parts", *SETTINGS)
@@ -35,7 +35,7 @@ def test_a_run_stopped_in_any_step_goes_on_to_the_same_bits(store, tmp_path, unw
     assert not differing(last_state(whole), last_state(parts))
 
 
-def test_a_gradient_that_is_no_number_is_left_out_without_anyone_looking(store, tmp_path, unwatched):
+def test_a_gradient_that_is_no_number_is_skipped_without_anyone_looking(store, tmp_path, unwatched):
     kept: dict = {}
 
     def act(objective, seen):

@@ -82,7 +82,7 @@ def test_a_file_cannot_stand_on_another_file(file):
     assert "mine.toml: base = 'other.toml' is no preset" in line and "presets are albert-base" in line
 
 
-def test_a_base_that_is_no_text_is_refused(file):
+def test_a_base_that_is_no_text_is_rejected(file):
     assert "base = ['bert-base'] is no preset" in refusal(file('base = ["bert-base"]\n'))
 
 
@@ -91,17 +91,17 @@ def test_a_misspelt_preset_is_answered_with_the_nearest():
     assert "presets are albert-base, " in refusal("nowhere/x.toml")
 
 
-def test_a_file_that_is_no_toml_is_refused_with_its_line(file):
+def test_a_file_that_is_no_toml_is_rejected_with_its_line(file):
     line = refusal(file("[run]\nseed = \n"))
     assert "mine.toml: is not valid TOML" in line and "line 2" in line
 
 
-def test_a_file_that_is_no_text_is_refused(tmp_path):
+def test_a_file_that_is_no_text_is_rejected(tmp_path):
     (tmp_path / "x.toml").write_bytes(b"\xff\xfe")
     assert "is not UTF-8 text" in refusal(tmp_path / "x.toml")
 
 
-def test_endless_nesting_in_a_file_is_refused(file):
+def test_endless_nesting_in_a_file_is_rejected(file):
     assert "is not valid TOML" in refusal(file("name = " + "[" * 100_000))
 
 
@@ -158,7 +158,7 @@ def test_a_table_given_by_set_keeps_the_other_keys_of_its_section():
 
 
 @pytest.mark.parametrize("override", ["run.steps", "=3", ""])
-def test_set_without_a_key_or_a_value_is_refused(override):
+def test_set_without_a_key_or_a_value_is_rejected(override):
     assert f"--set: {override!r} is not key=value" in refusal("bert-base", [override])
 
 
@@ -293,7 +293,7 @@ def test_a_rule_that_names_no_written_key_tells_the_last_place_written():
         ("albert-base", "model.segments=0", "set model.segments to 1 or more"),
     ],
 )
-def test_what_the_saved_model_could_not_say_is_refused(preset, override, remedy):
+def test_what_the_saved_model_could_not_say_is_rejected(preset, override, remedy):
     line = refusal(preset, [override])
     assert "would be lost in a saved model" in line and line.endswith(f"; {remedy}")
 
@@ -349,7 +349,7 @@ def test_an_override_may_use_the_old_name_and_goes_above_the_new_one(file):
     assert loaded.origin("optim.warmup_fraction") == "--set"
 
 
-def test_old_and_new_name_of_a_key_in_one_table_are_told(file):
+def test_old_and_new_name_of_a_key_in_one_table_are_reported(file):
     with pytest.raises(UserError, match="unknown key optim.warmup_share"):
         load_recipe(file("[optim]\nwarmup_share = 0.1\nwarmup_fraction = 0.2\n"))
 

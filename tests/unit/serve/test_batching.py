@@ -107,7 +107,7 @@ def test_a_budget_of_one_token_asks_for_each_alone():
     assert [inputs for _, inputs in asked] == [[0], [1], [2], [3]]
 
 
-def test_one_bad_request_harms_no_other_and_is_told_by_its_own_number():
+def test_one_bad_request_harms_no_other_and_is_reported_by_its_own_number():
     async def say(queue):
         waits = [queue.predict(ONE, inputs, [1] * len(inputs)) for inputs in ([1, 2], [3, -4], [5])]
         return await asyncio.gather(*waits, return_exceptions=True)
@@ -166,7 +166,7 @@ def test_the_measured_speed_follows_the_model_slowly():
     assert speed == pytest.approx(0.8 * (0.8 * 10 + 0.2 * 20) + 0.2 * 20)
 
 
-def test_those_in_line_are_served_though_whoever_measures_fails():
+def test_those_in_line_are_served_though_whoever_metrics_fails():
     def on_batch(report):
         raise ValueError(report)
 
@@ -212,7 +212,7 @@ def test_what_is_not_begun_is_taken_out_when_nobody_waits_any_more():
 
 
 @pytest.mark.parametrize(("sizes", "taken"), [([10] * 9, 4), ([1] * 12, 8)])
-def test_a_full_queue_refuses_and_says_when_to_come_again(sizes, taken):
+def test_a_full_queue_rejects_and_says_when_to_come_again(sizes, taken):
     async def say(queue):
         waits = [queue.predict(ONE, [1], [size]) for size in sizes]
         return await asyncio.gather(*waits, return_exceptions=True)
@@ -270,7 +270,7 @@ def test_a_request_that_could_never_be_taken_is_too_large():
     assert told.value.status == 413
 
 
-def test_what_could_not_be_answered_in_time_is_refused_at_once():
+def test_what_could_not_be_answered_in_time_is_rejected_at_once():
     async def say(queue):
         queue._measure_speed(10.0)  # tokens a second; half of 4 s is room for 20
         waits = [queue.predict(ONE, [1], [10]) for _ in range(4)]
@@ -281,7 +281,7 @@ def test_what_could_not_be_answered_in_time_is_refused_at_once():
     assert found[2].headers["Retry-After"] == "2"
 
 
-def test_every_batch_is_told_to_those_who_measure():
+def test_every_batch_is_reported_to_those_who_metric():
     seen = []
 
     async def say(queue):
@@ -366,7 +366,7 @@ def test_requests_that_meet_share_a_batch(folders):
     assert slow.batches == [1, len(WORDS)]
 
 
-def test_the_crowd_before_a_slow_model_is_told_to_come_again(folders):
+def test_the_crowd_before_a_slow_model_is_reported_to_come_again(folders):
     limits = Limits(queue_requests=3)
     application = application_of({"mood": folders["mood"]}, limits=limits)
     slow = Slowly(application, "mood")

@@ -170,7 +170,7 @@ def test_a_quarter_of_a_gibibyte_is_held_of_all_bodies_together():
     asyncio.run(say())
 
 
-def test_whoever_finds_no_room_is_told_to_come_again_and_may(folders, monkeypatch):
+def test_whoever_finds_no_room_is_reported_to_come_again_and_may(folders, monkeypatch):
     monkeypatch.setattr(middleware, "MAX_HELD", 1000)
     application = application_of({"mood": folders["mood"]}, limits=Limits(body_bytes=1000))
     slow = Slowly(application, "mood")

@@ -56,7 +56,7 @@ def test_the_openai_client_may_send_tokens(client, toy):
     assert np.allclose(one.data[0].embedding, expected[1], atol=1e-5)
 
 
-def test_more_token_ids_than_the_model_takes_are_refused_before_they_are_read_back(client, monkeypatch):
+def test_more_token_ids_than_the_model_takes_are_rejected_before_they_are_read_back(client, monkeypatch):
     monkeypatch.setattr(bertsmith.Tokenizer, "decode", lambda *_: pytest.fail("was read back"))
     with pytest.raises(openai.UnprocessableEntityError, match="input: has 5000 tokens"):
         client.embeddings.create(model="toy", input=[5] * 5000)
@@ -140,7 +140,7 @@ def test_embed_cuts_long_texts_only_where_that_is_asked_for(tei, toy, applicatio
     assert "inputs[1]: has 502 tokens but the model toy takes 128" in told
 
 
-def test_embed_refuses_the_name_of_a_prompt(application):
+def test_embed_rejects_the_name_of_a_prompt(application):
     reply = post(application, "/embed", {"inputs": "tea", "prompt_name": "query"})
     assert reply.status_code == 422
     assert "these models have no prompts" in error_of(reply)
@@ -195,7 +195,7 @@ def test_rerank_asks_a_model_that_gives_pairs_a_number(tei, folders):
     )
 
 
-def test_rerank_goes_by_the_cosine_where_no_model_judges_pairs(folders, toy):
+def test_rerank_goes_by_the_cosine_where_no_model_scores_pairs(folders, toy):
     application = application_of({"toy": folders["toy"]})
     found = post(application, "/rerank", {"query": "the sun", "texts": TEXTS}).json()
     query, *rows = unit(toy.embed(["the sun", *TEXTS]))

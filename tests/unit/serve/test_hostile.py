@@ -30,7 +30,7 @@ def peak_megabytes():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def test_hostile_requests_are_refused_and_no_more(folders, full):
+def test_hostile_requests_are_rejected_and_no_more(folders, full):
     count = 2400 if full else 240
     application = application_of(folders, limits=Limits(request_seconds=20, body_seconds=5))
     seen = {}

@@ -125,7 +125,7 @@ def test_a_body_that_looks_like_a_request_is_none_though_its_own_was_answered(mo
     on_a_line(mood, say)
 
 
-def test_nor_is_one_whose_head_was_refused_before_it_came(mood, monkeypatch):
+def test_nor_is_one_whose_head_was_rejected_before_it_came(mood, monkeypatch):
     monkeypatch.setattr(type(mood.load_shedding), "is_overloaded", property(lambda _: True))
 
     async def say(protocol, wire):
@@ -203,7 +203,7 @@ def test_a_head_without_an_end_is_cut_off(begin, more, mood):
     on_a_line(mood, say)
 
 
-def test_a_request_that_others_wait_behind_is_told_of_a_lost_connection(folders, caplog):
+def test_a_request_that_others_wait_behind_is_reported_of_a_lost_connection(folders, caplog):
     application = application_of({"mood": folders["mood"]})
     slow = Slowly(application, "mood")
 

@@ -37,13 +37,13 @@ def test_json_is_read_by_any_of_its_names(kind, application):
 
 
 @pytest.mark.parametrize("kind", OTHER_KINDS)
-def test_what_a_form_of_another_site_can_send_is_refused_with_the_remedy(kind, application):
+def test_what_a_form_of_another_site_can_send_is_rejected_with_the_remedy(kind, application):
     reply = post(application, "/classify", {"texts": ["cat"]}, headers={"content-type": kind})
     assert reply.status_code == 415
     assert 'add -H "Content-Type: application/json"' in error_of(reply)
 
 
-def test_a_body_of_no_kind_is_refused_too(application):
+def test_a_body_of_no_kind_is_rejected_too(application):
     reply = talk(application, lambda client: client.post("/classify", content=b'{"texts": ["cat"]}'))
     assert reply.status_code == 415
 
@@ -61,7 +61,7 @@ def test_a_body_of_no_kind_is_refused_too(application):
         (b"1" * 5000, "the body is not JSON: a number in it is too long"),
     ],
 )
-def test_a_body_that_is_no_json_is_told_where_it_breaks(body, message, application):
+def test_a_body_that_is_no_json_is_reported_where_it_breaks(body, message, application):
     head = {"content-type": "application/json"}
     reply = talk(application, lambda client: client.post("/classify", content=body, headers=head))
     assert (reply.status_code, error_of(reply)) == (422, message)
@@ -74,7 +74,7 @@ def test_a_body_that_is_no_json_is_told_where_it_breaks(body, message, applicati
         ("/v1/embeddings", {"input": [1] * 300_000 + ["x"]}, "input[300000]: expected a whole number"),
     ],
 )
-def test_a_body_with_many_mistakes_is_refused_as_quickly_as_any_other(path, body, message, application):
+def test_a_body_with_many_mistakes_is_rejected_as_quickly_as_any_other(path, body, message, application):
     begin = time.process_time()
     reply = post(application, path, body)
     assert reply.status_code == 422

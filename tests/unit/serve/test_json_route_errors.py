@@ -89,12 +89,12 @@ IDS = "whole numbers of at least 0"
         ),
     ],
 )
-def test_a_mistake_is_told_by_its_place_and_by_what_is_expected(ask, body, line):
+def test_a_mistake_is_reported_by_its_place_and_by_what_is_expected(ask, body, line):
     told = error_in(ask.model_json_schema(), body)
     assert told == line or told.startswith(f"{line}, got ")
 
 
-def test_a_word_that_is_none_of_a_few_is_told_which_there_are():
+def test_a_word_that_is_none_of_a_few_is_reported_which_there_are():
     told = error_in(EmbeddingsRequest.model_json_schema(), {"input": "a", "encoding_format": "secret"})
     assert told == 'encoding_format: expected "float" or "base64", got another string'
 
@@ -125,7 +125,7 @@ def bodies(draw, ask):
 
 @pytest.mark.parametrize("ask", ASKS, ids=lambda ask: ask.__name__)
 @given(data=st.data())
-def test_a_mistake_is_found_in_exactly_those_bodies_that_are_refused(ask, data):
+def test_a_mistake_is_found_in_exactly_those_bodies_that_are_rejected(ask, data):
     body = data.draw(bodies(ask))
     try:
         ask.model_validate(body)

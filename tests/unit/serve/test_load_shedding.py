@@ -66,7 +66,7 @@ def ask(line, data):
         return status, headers, reply.read(int(headers["content-length"]))
 
 
-def test_a_request_that_finds_no_room_is_told_when_to_come_again(mood):
+def test_a_request_that_finds_no_room_is_reported_when_to_come_again(mood):
     with live(mood, LIMITS) as address, crowd(mood, address), connected(address) as line:
         code, headers, body = ask(line, request(b"X-Request-Id: abc"))
     assert (code, headers["retry-after"], headers["x-request-id"]) == (429, "1", "abc")
@@ -85,7 +85,7 @@ def test_a_line_on_which_requests_were_sent_away_serves_on(mood):
     assert statuses == [429, 429, 200, 429, 200]
 
 
-def test_a_body_that_comes_after_its_head_was_refused_is_passed_over(mood):
+def test_a_body_that_comes_after_its_head_was_rejected_is_passed_over(mood):
     with live(mood, LIMITS) as address, httpx.Client(base_url=address) as client, crowd(mood, address):
         statuses = [
             client.post("/classify", json=TEXT).status_code for _ in range(3)
@@ -144,7 +144,7 @@ def test_whoever_does_not_read_refusals_makes_the_server_keep_none(full):
     on_a_line(full, say)
 
 
-def test_the_rest_of_a_refused_request_leaves_its_line_open_for_the_next(full):
+def test_the_rest_of_a_rejected_request_leaves_its_line_open_for_the_next(full):
     async def say(protocol, wire):
         protocol.timeout_keep_alive = 0.4
         whole = request()

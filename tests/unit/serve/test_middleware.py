@@ -61,7 +61,7 @@ def test_a_harmless_request_id_comes_back_and_any_other_is_replaced(application)
         ("/health", {}, 405, "this path takes GET"),
     ],
 )  # fmt: skip
-def test_every_mistake_is_told_in_one_line(path, body, status, message, application):
+def test_every_mistake_is_reported_in_one_line(path, body, status, message, application):
     reply = post(application, path, body)
     assert reply.status_code == status
     assert message in error_of(reply)
@@ -108,7 +108,7 @@ def test_what_a_model_complains_of_is_called_by_its_field(application):
         ("/predict", {"inputs": [["a", "b"], ["a"]]}),
     ],
 )
-def test_what_the_model_takes_instead_is_told_in_words_of_the_request(path, body, application):
+def test_what_the_model_takes_instead_is_reported_in_words_of_the_request(path, body, application):
     told = error_of(post(application, path, {**body, "model": "alike"}))
     assert told.endswith(": the model alike takes pairs; send [first, second]")
 
@@ -137,13 +137,13 @@ def test_what_there_is_instead_of_a_path_that_is_not_is_said_whole(application):
     assert set(paths) < set(told.replace(",", " ").replace(";", " ").split())
 
 
-def test_what_no_model_can_do_is_told(folders):
+def test_what_no_model_can_do_is_reported(folders):
     reply = post(mood_of(folders), "/answer", {"question": "who?", "passage": "me"})
     assert reply.status_code == 422
     assert "no model here can answer questions; " in error_of(reply)
 
 
-def test_what_a_model_can_do_instead_is_told_in_words(folders):
+def test_what_a_model_can_do_instead_is_reported_in_words(folders):
     body = {"question": "who?", "passage": "me", "model": "toy"}
     told = error_of(post(application_of({"toy": folders["toy"]}), "/answer", body))
     assert told == (
@@ -157,7 +157,7 @@ def test_every_ability_has_its_words(folders):
     assert can <= set(ABILITIES)
 
 
-def test_a_fault_of_ours_is_told_without_its_inside(folders, caplog):
+def test_a_fault_of_ours_is_reported_without_its_inside(folders, caplog):
     application = mood_of(folders)
     application.models["mood"].queue._predict = lambda kind, inputs: 1 / 0
     with caplog.at_level(logging.INFO, "bertsmith.serve"):
@@ -208,7 +208,7 @@ def test_no_other_site_may_ask_unless_it_is_named(folders):
     assert "access-control-allow-origin" not in other.headers
 
 
-def test_all_sites_without_a_key_are_refused_at_the_start(folders):
+def test_all_sites_without_a_key_are_rejected_at_the_start(folders):
     with pytest.raises(UserError, match="every web site could ask"):
         ServerConfig(models=folders, allow_origins=("*",))
     assert ServerConfig(models=folders, allow_origins=("*",), api_key="k")
@@ -219,7 +219,7 @@ def test_all_sites_without_a_key_are_refused_at_the_start(folders):
 
 
 @pytest.mark.parametrize("size", [1001, 5_000_000])
-def test_a_body_that_is_too_large_is_refused_whether_it_says_so_or_not(size, folders):
+def test_a_body_that_is_too_large_is_rejected_whether_it_says_so_or_not(size, folders):
     application = mood_of(folders, limits=Limits(body_bytes=1000))
 
     async def parts():
@@ -232,7 +232,7 @@ def test_a_body_that_is_too_large_is_refused_whether_it_says_so_or_not(size, fol
         assert "this server takes 1000 bytes" in error_of(reply)
 
 
-def test_a_body_that_comes_too_slowly_is_refused(folders):
+def test_a_body_that_comes_too_slowly_is_rejected(folders):
     application = mood_of(folders, limits=Limits(body_seconds=0.1))
 
     async def parts():
@@ -262,7 +262,7 @@ def test_a_request_that_takes_too_long_ends_and_its_work_is_dropped(folders):
     assert slow.batches == [1, 1]  # what had not begun was never asked
 
 
-def test_too_many_open_requests_are_refused_before_their_bodies_are_read(folders):
+def test_too_many_open_requests_are_rejected_before_their_bodies_are_read(folders):
     application = mood_of(folders, limits=Limits(open_requests=2))
 
     async def slow():
@@ -325,7 +325,7 @@ def test_weights_come_with_the_first_use(folders):
     assert loaded() == [True, True]
 
 
-def test_a_folder_that_goes_missing_is_told_and_may_come_back(folders, tmp_path):
+def test_a_folder_that_goes_missing_is_reported_and_may_come_back(folders, tmp_path):
     shutil.copytree(folders["mood"], tmp_path / "mood")
     application = application_of({"toy": folders["toy"], "mood": tmp_path / "mood"})
     (tmp_path / "mood").rename(tmp_path / "away")
@@ -336,7 +336,7 @@ def test_a_folder_that_goes_missing_is_told_and_may_come_back(folders, tmp_path)
     assert post(application, "/classify", TEXT).status_code == 200
 
 
-def test_a_wrong_folder_is_told_at_the_start(folders, tmp_path):
+def test_a_wrong_folder_is_reported_at_the_start(folders, tmp_path):
     with pytest.raises(UserError, match="there is no such folder"):
         application_of({"toy": tmp_path / "nothing"})
     with pytest.raises(UserError, match="there is no model to serve"):
@@ -391,7 +391,7 @@ def test_the_log_names_a_fault_but_not_its_message():
     assert "secret" not in json.dumps(line)
 
 
-def test_prometheus_is_told_of_requests_and_batches(folders):
+def test_prometheus_is_reported_of_requests_and_batches(folders):
     application = mood_of(folders)
     post(application, "/classify", TEXT)
     get(application, "/any/thing")

@@ -124,7 +124,7 @@ def test_texts_go_to_the_first_model_that_takes_their_form(one_form, order, text
         ("pairs", "the sun", "no model here classifies single texts; bertsmith finetune sst2 makes one"),
     ],
 )
-def test_a_form_that_no_model_takes_is_told(one_form, there, text, message):
+def test_a_form_that_no_model_takes_is_reported(one_form, there, text, message):
     reply = post(application_of({there: one_form[there]}), "/classify", {"texts": [text]})
     assert reply.status_code == 422
     assert message in error_of(reply)
@@ -208,7 +208,7 @@ def test_attention_is_shown_for_every_layer_and_head(application, folders):
     assert reply["weights"][1][2][0] == pytest.approx(expected.weights[1, 2, 0].tolist(), abs=1e-4)
 
 
-def test_attention_of_a_long_text_is_refused(application):
+def test_attention_of_a_long_text_is_rejected(application):
     assert "too many for this view" in error_of(post(application, "/look/attention", {"first": "cat " * 80}))
 
 
@@ -230,7 +230,7 @@ def test_a_word_has_its_senses(application, folders):
         ("a", ["a " * 40, "a " * 40], "stands 80 times"),
     ],
 )
-def test_a_word_without_senses_is_told(word, sentences, message, application):
+def test_a_word_without_senses_is_reported(word, sentences, message, application):
     reply = post(application, "/look/senses", {"word": word, "sentences": sentences})
     assert reply.status_code == 422
     assert message in error_of(reply)

@@ -73,7 +73,7 @@ def test_a_large_body_gets_its_refusal_though_it_is_sent_to_the_end(impatient):
     assert reply.status_code == 413
 
 
-def test_whoever_asks_before_sending_too_much_is_told_at_once(impatient):
+def test_whoever_asks_before_sending_too_much_is_reported_at_once(impatient):
     with connected(impatient) as line:
         line.sendall(head(10_000_000, "Expect: 100-continue"))
         assert read_all(line).startswith(b"HTTP/1.1 413 ")
@@ -136,7 +136,7 @@ def test_replies_do_not_wait_for_acknowledgements(address):
     assert sorted(times)[len(times) // 2] < 0.03  # Nagle's delay alone would be 0.04
 
 
-def test_a_taken_port_is_told():
+def test_a_taken_port_is_reported():
     with listen("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(

@@ -67,7 +67,7 @@ def test_a_bad_line_in_the_last_task_is_met_before_the_first_one_is_trained_on(r
     assert not request_of_two.out.exists()
 
 
-def test_skipping_bad_lines_goes_on_with_what_was_finished_without(request_of_two):
+def test_skipping_bad_lines_resumes_with_what_was_finished_without(request_of_two):
     (request_of_two.data / "RTE").rename(request_of_two.data / "later")
     glue(request_of_two, Notebook())
     (request_of_two.data / "later").rename(request_of_two.data / "RTE")
@@ -97,7 +97,7 @@ def kill_in_the_second_task(request):
     assert child.returncode == -signal.SIGKILL
 
 
-def test_a_study_that_was_killed_goes_on_with_what_is_not_done(request_of_two):
+def test_a_study_that_was_killed_resumes_with_what_is_not_done(request_of_two):
     request = replace(request_of_two, settings=(*QUICK, "run.epochs=3"))
     write_rows(request.data / "SST-2" / "train.tsv", [["sentence", "label"], ["the sun", 1], ["a snow", 0]])
     kill_in_the_second_task(request)
@@ -111,7 +111,7 @@ def test_a_study_that_was_killed_goes_on_with_what_is_not_done(request_of_two):
     assert table.rows[0].spreads["dev"]["accuracy"].mean == metrics["dev"]["accuracy"]
 
 
-def test_a_folder_without_tasks_is_refused(tmp_path, model):
+def test_a_folder_without_tasks_is_rejected(tmp_path, model):
     with pytest.raises(
         UserError, match="holds no GLUE task with training data; give the folder that holds some"
     ):
@@ -150,7 +150,7 @@ def table_of(tmp_path, *names):
     return GlueTable(tuple(rows), tuple(glue_averages(_means(rows))), missing)
 
 
-def test_the_table_has_a_line_for_each_measure_and_every_average_it_can_give(tmp_path):
+def test_the_table_has_a_line_for_each_metric_and_every_average_it_can_give(tmp_path):
     text = table_text(table_of(tmp_path, *METRICS))
     assert "| MRPC | dev | f1 | 90.0 | 90.0 | 0.0 | 1 | 1,234 | 60 |" in text
     assert "| MNLI | dev-mismatched | accuracy | 82.0 |" in text

@@ -88,7 +88,7 @@ def test_the_spread_is_written_beside_the_runs(assignment):
     assert spread["mean"] == pytest.approx(sum(accuracies) / 2)
 
 
-def test_a_cell_with_another_run_in_it_is_refused_before_the_first_one_runs(assignment):
+def test_a_cell_with_another_run_in_it_is_rejected_before_the_first_one_runs(assignment):
     cells = over_seeds(assignment, 2)
     other = over_seeds(
         toy_assignment("sst2", assignment.model, assignment.out.parents[1], "run.epochs=0.1"), 2
@@ -111,14 +111,14 @@ def result(place, **metrics):
     return FinetuningResult(place, True, metrics, 1.0, 5, 160)
 
 
-def test_measures_spread_by_split(tmp_path):
+def test_metrics_spread_by_split(tmp_path):
     runs = [result(tmp_path, dev={"f1": value, "accuracy": 1.0}, other={"f1": 0.5}) for value in (0.2, 0.4)]
     found = spreads_of(runs)
     assert found["dev"]["f1"].mean == pytest.approx(0.3)
     assert found["other"]["f1"].deviation == 0
 
 
-def test_the_best_run_is_that_with_the_best_deciding_measure(tmp_path):
+def test_the_best_run_is_that_with_the_best_deciding_metric(tmp_path):
     runs = {
         name: result(tmp_path, dev={"f1": f1, "accuracy": 1 - f1}) for name, f1 in (("a", 0.2), ("b", 0.4))
     }

@@ -170,7 +170,7 @@ def test_balanced_classes_weigh_the_same_in_sum():
     assert len(set(np.bincount(known))) > 1
 
 
-def test_balanced_weights_of_numbers_are_refused():
+def test_balanced_weights_of_numbers_are_rejected():
     with pytest.raises(UserError, match="regress"):
         balanced_weights(REGRESS, made_set("regress"), 1)
 

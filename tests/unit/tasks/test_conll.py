@@ -127,7 +127,7 @@ def test_a_sentence_of_conllu_that_is_not_utf8_is_a_bad_line(tmp_path, torn):
     assert (bad.what, good.words) == ("is not UTF-8 text", ("in",))
 
 
-def test_utf16_is_refused_by_its_name(tmp_path):
+def test_utf16_is_rejected_by_its_name(tmp_path):
     (tmp_path / "a.txt").write_text("a O\n", encoding="utf-16")
     with pytest.raises(UserError, match=r"a\.txt: is UTF-16 text; convert it"):
         list(read_columns(tmp_path / "a.txt"))
@@ -194,7 +194,7 @@ def test_a_line_without_a_number_is_a_bad_line(tmp_path):
     assert "'x' is no number of a word" in bad.what
 
 
-def test_an_unknown_column_is_refused_with_the_known_ones():
+def test_an_unknown_column_is_rejected_with_the_known_ones():
     with pytest.raises(UserError, match="upos, xpos, feats, deprel"):
         conllu_reader("head")
 
@@ -261,7 +261,7 @@ def test_treebanks_are_found_by_the_ends_of_their_names(tmp_path):
     assert len(read_split(task("pos"), tmp_path, "dev", skip_bad=False).examples) == 3
 
 
-def test_an_unknown_part_of_speech_is_told_with_its_line(tmp_path):
+def test_an_unknown_part_of_speech_is_reported_with_its_line(tmp_path):
     written(tmp_path / "train.conllu", CONLLU.replace("INTJ", "JJ"))
     with pytest.raises(UserError, match=r"train\.conllu:11: has the unknown label 'JJ'"):
         read_split(task("pos"), tmp_path, "train", skip_bad=False)

@@ -69,14 +69,14 @@ def test_numbers_are_read_as_numbers(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("cell", ["much", "nan", "inf"])
-def test_what_is_no_number_is_told(tmp_path, cell) -> None:
+def test_what_is_no_number_is_reported(tmp_path, cell) -> None:
     path = table(tmp_path / "my.csv", "text,score", f"a,{cell}")
     with pytest.raises(UserError, match=f"my.csv:2: has '{cell}' where a number is expected"):
         read(CustomSpec("text", "score", kind="regress", dev_fraction=WHOLE), path)
 
 
 @pytest.mark.parametrize(("row", "what"), [("a,", "has no label in 'label'"), (" ,x", "has no text in text")])
-def test_an_empty_cell_is_told(tmp_path, row, what) -> None:
+def test_an_empty_cell_is_reported(tmp_path, row, what) -> None:
     path = table(tmp_path / "my.csv", "text,label", row)
     with pytest.raises(UserError, match=f"my.csv:2: {what}"):
         read(CustomSpec("text", "label", dev_fraction=WHOLE), path)
@@ -175,7 +175,7 @@ def test_a_development_file_may_lie_elsewhere(tmp_path) -> None:
     assert (held.texts, held.where) == ("c", f"{dev}:1")
 
 
-def test_a_column_of_ids_that_is_not_there_is_told_but_not_needed_for_predictions(tmp_path) -> None:
+def test_a_column_of_ids_that_is_not_there_is_reported_but_not_needed_for_predictions(tmp_path) -> None:
     path = table(tmp_path / "my.csv", "text,label", "a,x", "b,y")
     spec = CustomSpec("text", "label", key="number", dev_fraction=WHOLE)
     with pytest.raises(UserError, match="no column 'number'; its columns are 'text', 'label'"):

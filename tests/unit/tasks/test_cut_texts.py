@@ -64,5 +64,5 @@ def test_tagged_words_are_never_cut(share):
     assert share([TaggedExample("0", ("cat",) * 40, ("0",) * 40, 0, "f")], "tag") == 0
 
 
-def test_many_long_texts_are_judged_by_some_of_them(share):
+def test_many_long_texts_are_evaluated_by_some_of_them(share):
     assert share(texts(*[11] * MAX_TEXTS_CHECKED, *[10] * MAX_TEXTS_CHECKED)) == pytest.approx(0.5, abs=0.01)

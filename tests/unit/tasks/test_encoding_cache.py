@@ -122,7 +122,9 @@ def test_the_key_does_not_change_with_the_place_of_the_files(tokenizers, tmp_pat
     assert encoding_key(CLASSIFY, moved, labels, copied, TEXT) == key
 
 
-def test_a_folder_that_cannot_be_written_is_told_once_and_done_without(tokenizers, tmp_path, caplog) -> None:
+def test_a_folder_that_cannot_be_written_is_reported_once_and_done_without(
+    tokenizers, tmp_path, caplog
+) -> None:
     (tmp_path / "file").write_text("in the way")
     encoded = made("classify", tokenizers)
     for key in ("a", "b"):

@@ -78,7 +78,7 @@ def asked(number, *, answerable):
     return Question(str(number), "what?", "iron hot", answers, True, "", f"file:{number}")
 
 
-def test_answers_are_judged_with_and_without_one_and_by_the_best_threshold() -> None:
+def test_answers_are_evaluated_with_and_without_one_and_by_the_best_threshold() -> None:
     questions = [asked(number, answerable=number != 3) for number in range(4)]
     found = evaluated(SPANS, questions, None, ANSWERS)
     assert list(found)[:2] == ["f1", "exact"]
@@ -107,7 +107,7 @@ def test_where_every_question_has_an_answer_there_is_no_threshold() -> None:
     }
 
 
-def test_numbers_are_judged_by_how_far_off_they_are_too(uncased) -> None:
+def test_numbers_are_evaluated_by_how_far_off_they_are_too(uncased) -> None:
     metrics = ("spearman", "mean_absolute_error", "root_mean_squared_error")
     config = TaskConfig(task="custom", kind="regress", metrics=metrics)
     examples = [text_example("a", label) for label in (10.0, 20.0, 30.0)]

@@ -59,7 +59,7 @@ def test_albert_averages_f1_and_exact_match_first(squad, squad2, others, printed
     assert 100 * average("ALBERT", results).value == pytest.approx(printed, abs=0.06)  # the rows are rounded
 
 
-def test_mosaic_takes_mnli_once_and_the_mean_of_two_measures():
+def test_mosaic_takes_mnli_once_and_the_mean_of_two_metrics():
     results = results_of(mnli=80, mnli_mismatched=90, qnli=50, sst2=50, rte=50, cola=50)
     results |= {"stsb": {"pearson": 0.9, "spearman": 0.5}}
     results |= {task: {"accuracy": 0.8, "f1": 0.6} for task in ("qqp", "mrpc")}
@@ -81,6 +81,6 @@ def test_a_lacking_task_is_named_in_place_of_a_value():
     assert average("BERT", without).value is None
 
 
-def test_a_task_without_its_measure_is_named_with_it():
+def test_a_task_without_its_metric_is_named_with_it():
     lacking = average("DistilBERT", {**DISTILBERT, "qqp": {"accuracy": 0.9}})
     assert (lacking.value, lacking.missing) == (None, ("qqp (f1)",))

@@ -199,7 +199,7 @@ def test_the_one_file_of_sick_is_parted_as_its_last_column_says(tmp_path) -> Non
     assert keys == {"train": ["0", "3"], "dev": ["1"], "test": ["2"]}
 
 
-def test_an_unknown_label_is_told_with_file_line_and_labels(tmp_path) -> None:
+def test_an_unknown_label_is_reported_with_file_line_and_labels(tmp_path) -> None:
     write(tmp_path, "dev.tsv", "index\tsentence1\tsentence2\tlabel", "0\tA\tB\tentailment", "1\tA\tC\tmaybe")
     with pytest.raises(UserError) as error:
         read("rte", tmp_path, "dev")
@@ -208,7 +208,7 @@ def test_an_unknown_label_is_told_with_file_line_and_labels(tmp_path) -> None:
     assert "not_entailment" in error.value.what
 
 
-def test_a_training_set_without_labels_is_refused(tmp_path) -> None:
+def test_a_training_set_without_labels_is_rejected(tmp_path) -> None:
     write(tmp_path, "train.tsv", "index\tsentence", "0\tA")
     with pytest.raises(UserError, match="no column 'label'"):
         read("sst2", tmp_path, "train")

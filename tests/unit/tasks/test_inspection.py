@@ -40,7 +40,7 @@ def test_several_labels_are_counted_each() -> None:
     assert [(each.label, each.count) for each in facts.labels] == [("y", 2), ("x", 1)]
 
 
-def test_numbers_are_told_by_their_spread() -> None:
+def test_numbers_are_reported_by_their_spread() -> None:
     (facts,) = inspected([("a", 1.0), ("b", 3.0)], [], "regress").splits
     assert facts.numbers is not None
     assert (facts.numbers.smallest, facts.numbers.mean, facts.numbers.largest) == (1, 2, 3)
@@ -130,7 +130,7 @@ def test_a_split_alone_is_looked_at_alone(tmp_path) -> None:
     assert (found.baseline, found.overlaps, found.shift) == (None, (), None)
 
 
-def test_a_place_that_is_not_there_is_told(tmp_path) -> None:
+def test_a_place_that_is_not_there_is_reported(tmp_path) -> None:
     (tmp_path / "train.tsv").write_text("sentence\tlabel\na\t1\n")
     with pytest.raises(UserError, match=r"dev\.tsv: no such file"):
         inspect_files(task_named("sst2"), {"train": tmp_path, "dev": tmp_path / "dev.tsv"})

@@ -118,7 +118,7 @@ def test_scores_come_in_the_order_of_their_names():
     assert scores["accuracy"] == 5 / 8
 
 
-def test_an_unknown_measure_is_answered_with_the_known_ones():
+def test_an_unknown_metric_is_answered_with_the_known_ones():
     with pytest.raises(UserError, match="no metric 'bleu' here; take one of accuracy, f1"):
         scores_of(("bleu",), LABELS, PREDICTIONS)
 

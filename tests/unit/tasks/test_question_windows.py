@@ -144,7 +144,7 @@ def test_a_long_question_is_cut(uncased) -> None:
     assert rows_of(encoded) == [uncased.encode_pair("the iron " * 4, "hot").ids]
 
 
-def test_a_question_that_leaves_no_room_is_refused_with_its_place(uncased) -> None:
+def test_a_question_that_leaves_no_room_is_rejected_with_its_place(uncased) -> None:
     with pytest.raises(UserError, match=r"here:1: the question leaves no room .* raise text\.longest"):
         asked = question("hot", [], asked="the iron " * 9)
         encode_split("span", [asked], (), uncased, section(longest=11))

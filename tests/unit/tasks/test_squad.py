@@ -102,18 +102,18 @@ def test_a_question_without_a_list_of_answers_is_unlabelled(tmp_path):
 @pytest.mark.parametrize(
     "value", [[], {}, {"data": 3}, {"data": [3]}, {"data": [{"paragraphs": [{}]}]}, squad("no question")]
 )
-def test_json_of_another_shape_is_refused(tmp_path, value):
+def test_json_of_another_shape_is_rejected(tmp_path, value):
     with pytest.raises(UserError, match="SQuAD's form is"):
         read(tmp_path, value)
 
 
-def test_what_is_no_json_is_refused(tmp_path):
+def test_what_is_no_json_is_rejected(tmp_path):
     (tmp_path / "a.json").write_bytes(b'{"data": [')
     with pytest.raises(UserError, match="is not valid JSON"):
         list(squad_reader("unknown")(tmp_path / "a.json"))
 
 
-def test_trivia_qa_in_its_own_form_is_refused_with_the_converter(tmp_path):
+def test_trivia_qa_in_its_own_form_is_rejected_with_the_converter(tmp_path):
     with pytest.raises(UserError, match="convert_to_squad_format"):
         read(tmp_path, {"Data": [], "Domain": "Web"})
 
@@ -185,7 +185,7 @@ def test_the_parquet_files_of_the_hub_are_read(tmp_path):
 
 
 @pytest.mark.parametrize("header", [["question", "text"], ["query", "passage"]])
-def test_a_table_without_questions_or_passages_is_refused_with_its_columns(tmp_path, header):
+def test_a_table_without_questions_or_passages_is_rejected_with_its_columns(tmp_path, header):
     with pytest.raises(UserError, match=f"its columns are '{header[0]}', '{header[1]}'"):
         read_table(csv_file(tmp_path / "a.csv", header, ["a", "b"]))
 
@@ -202,7 +202,7 @@ def test_each_version_finds_its_own_files_in_one_folder(tmp_path):
     assert (old.key, new.key) == ("train-v1.1-part", "train-v2.0")
 
 
-def test_a_second_question_of_the_same_id_is_refused(tmp_path):
+def test_a_second_question_of_the_same_id_is_rejected(tmp_path):
     content = json.dumps(squad(entry("q", ("cat", 4)), entry("q", ("dog", 28))))
     (tmp_path / "dev-v1.1.json").write_text(content, encoding="utf-8")
     with pytest.raises(UserError, match=r"qas\[1\]: has the id 'q'"):

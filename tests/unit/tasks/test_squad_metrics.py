@@ -66,7 +66,7 @@ def test_exact_match_and_f1_of_two_texts(right, answer, same, overlap):
     assert f1(right, answer) == pytest.approx(overlap)
 
 
-def test_the_gold_that_fits_best_counts_for_each_measure():
+def test_the_gold_that_fits_best_counts_for_each_metric():
     asked = question("q", "Denver", "the Denver Broncos team", "Carolina Panthers")
     scores = squad_scores([asked], {"q": "Denver Broncos"})
     assert scores["exact"] == 0.0
@@ -149,7 +149,7 @@ def test_no_questions_score_nothing():
     assert squad_scores([], {})["f1"] == 0.0
 
 
-def test_a_question_that_nobody_labelled_is_not_judged():
+def test_a_question_that_nobody_labelled_is_not_evaluated():
     with pytest.raises(UserError, match="dev.json: q: question q has no answer to compare with"):
         squad_scores([question("q", labelled=False)], {"q": ""})
 
@@ -170,7 +170,7 @@ def test_odds_at_the_threshold_leave_the_answer():
     assert squad_scores(ASKED, SPANS, ODDS, threshold=2.0)["NoAns_exact"] == 0.0
 
 
-def test_the_best_threshold_of_each_measure_is_found():
+def test_the_best_threshold_of_each_metric_is_found():
     scores = squad_scores(ASKED, SPANS, ODDS)
     assert scores["best_exact"] == pytest.approx(100 * 3 / 5)  # only 1 is answered
     assert scores["best_exact_thresh"] == -5.0

@@ -99,7 +99,7 @@ def test_a_header_is_preferred_to_the_given_names(tmp_path) -> None:
 
 
 @pytest.mark.parametrize(("name", "content"), [("a.tsv", "a\tb\nx\ny\t1\n"), ("a.csv", "a,b\nx\ny,1\n")])
-def test_a_ragged_line_is_told_with_both_counts_and_the_next_is_read(tmp_path, name, content) -> None:
+def test_a_ragged_line_is_reported_with_both_counts_and_the_next_is_read(tmp_path, name, content) -> None:
     path = written(tmp_path, name, content)
     (bad,) = bad_lines(path)
     assert bad.where == f"{path}:2"
@@ -108,7 +108,7 @@ def test_a_ragged_line_is_told_with_both_counts_and_the_next_is_read(tmp_path, n
 
 
 @pytest.mark.parametrize("name", ["a.tsv", "a.csv", "a.jsonl", "a.parquet"])
-def test_a_wrong_column_is_refused_with_the_columns_there_are(tmp_path, name) -> None:
+def test_a_wrong_column_is_rejected_with_the_columns_there_are(tmp_path, name) -> None:
     path = tmp_path / name
     if name == "a.parquet":
         pyarrow.parquet.write_table(pyarrow.table({"a": ["x"], "b": [1]}), path)
@@ -120,7 +120,7 @@ def test_a_wrong_column_is_refused_with_the_columns_there_are(tmp_path, name) ->
     assert told.value.remedy == "its columns are 'a', 'b'"
 
 
-def test_a_needed_column_that_stands_twice_is_refused(tmp_path) -> None:
+def test_a_needed_column_that_stands_twice_is_rejected(tmp_path) -> None:
     with pytest.raises(UserError, match="two columns 'a'"):
         list(rows_of(written(tmp_path, "a.csv", "a,b,a\n"), Columns(("a",))))
 
@@ -134,7 +134,7 @@ def test_a_needed_column_that_stands_twice_is_refused(tmp_path) -> None:
         (b'{"a": "\xff"}', "is not valid JSON"),
     ],
 )
-def test_a_bad_line_of_json_is_told_and_the_next_is_read(tmp_path, line, what) -> None:
+def test_a_bad_line_of_json_is_reported_and_the_next_is_read(tmp_path, line, what) -> None:
     path = written(tmp_path, "a.jsonl", b'{"a": 1}\n' + line + b'\n{"a": 2}\n')
     (bad,) = bad_lines(path, Columns(("a",)))
     assert bad.where == f"{path}:2"
@@ -143,7 +143,7 @@ def test_a_bad_line_of_json_is_told_and_the_next_is_read(tmp_path, line, what) -
 
 
 @pytest.mark.parametrize("torn", [b"caf\xe9,1", b'"two\nlines, ""caf\xe9""\n",1', b"x,\xed\xa0\x80"])
-def test_a_record_of_csv_that_is_no_utf8_is_told_and_the_next_is_read(tmp_path, torn) -> None:
+def test_a_record_of_csv_that_is_no_utf8_is_reported_and_the_next_is_read(tmp_path, torn) -> None:
     path = written(tmp_path, "a.csv", b"a,b\nx,0\n" + torn + b"\ncaf\xc3\xa9,2\n")
     (bad,) = bad_lines(path)
     assert (bad.where, bad.what) == (f"{path}:3", "is not UTF-8 text")
@@ -158,13 +158,13 @@ def test_a_record_of_csv_that_is_no_utf8_is_told_and_the_next_is_read(tmp_path, 
         ("a.tsv", "text,stars", "commas"),
     ],
 )
-def test_a_table_with_another_separator_is_told_so(tmp_path, name, header, word) -> None:
+def test_a_table_with_another_separator_is_reported_so(tmp_path, name, header, word) -> None:
     path = written(tmp_path, name, f"{header}\n")
     with pytest.raises(UserError, match=f"its cells seem to be parted by {word}: write commas into a .csv"):
         list(rows_of(path, Columns(("text",))))
 
 
-def test_a_line_of_tsv_that_is_no_utf8_is_told(tmp_path) -> None:
+def test_a_line_of_tsv_that_is_no_utf8_is_reported(tmp_path) -> None:
     path = written(tmp_path, "a.tsv", b"a\tb\nx\xff\t1\ny\t2\n")
     assert [bad.where for bad in bad_lines(path)] == [f"{path}:2"]
 
@@ -177,7 +177,7 @@ def test_a_line_of_tsv_that_is_no_utf8_is_told(tmp_path) -> None:
         ("a,b\n".encode("utf-16"), "is UTF-16"),
     ],
 )
-def test_csv_that_cannot_go_on_is_refused_with_its_line(tmp_path, content, what) -> None:
+def test_csv_that_cannot_go_on_is_rejected_with_its_line(tmp_path, content, what) -> None:
     with pytest.raises(UserError, match=what):
         list(rows_of(written(tmp_path, "a.csv", content)))
 

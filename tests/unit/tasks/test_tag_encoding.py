@@ -108,7 +108,7 @@ def test_tags_that_training_has_not_are_each_a_number_below_minus_one(tokenizers
     assert encoded.targets.tolist() == [-2, 0, -3, -2, -3]
 
 
-def test_another_number_of_tags_than_words_is_refused_with_its_place(tokenizers) -> None:
+def test_another_number_of_tags_than_words_is_rejected_with_its_place(tokenizers) -> None:
     with pytest.raises(UserError) as caught:
         encode_split("tag", [sentence(["the", "iron"], ["O"])], ("O",), tokenizers["byte_bpe"], section(16))
     assert str(caught.value) == "here:1: has 2 words but 1 tags; give a tag for each word"

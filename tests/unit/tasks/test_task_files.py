@@ -48,7 +48,7 @@ def test_a_missing_file_says_which_names_were_looked_for(tmp_path) -> None:
     assert "looked for dev.tsv, validation*.parquet" in error.value.remedy
 
 
-def test_a_folder_that_is_not_there_is_told(tmp_path) -> None:
+def test_a_folder_that_is_not_there_is_reported(tmp_path) -> None:
     with pytest.raises(UserError, match="nowhere: no such file or folder"):
         read_split(SST2, tmp_path / "nowhere", "dev", skip_bad=False)
 
@@ -59,7 +59,7 @@ def test_an_unknown_split_lists_the_known_ones(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "sentence\tlabel\n", "\n\n"])
-def test_an_empty_file_is_refused(tmp_path, content) -> None:
+def test_an_empty_file_is_rejected(tmp_path, content) -> None:
     (tmp_path / "dev.tsv").write_text(content)
     with pytest.raises(UserError, match=r"dev\.tsv: holds no examples"):
         texts(tmp_path)
@@ -95,7 +95,7 @@ def tagging(*tags: str, known: tuple[str, ...] = ()) -> Task:
     return Task("t", "T", kind_named("tag"), ("accuracy",), {"dev": Split({"*.conll": read})}, labels=known)
 
 
-def test_unknown_tags_are_told_where_the_tags_are_fixed(tmp_path) -> None:
+def test_unknown_tags_are_reported_where_the_tags_are_fixed(tmp_path) -> None:
     (tmp_path / "a.conll").write_text("")
     with pytest.raises(UserError, match="unknown label 'B-X'"):
         read_split(tagging("O", "B-X", known=("O", "B-PER")), tmp_path, "dev", skip_bad=False)
@@ -120,7 +120,7 @@ def test_several_files_of_one_pattern_are_read_in_order(tmp_path) -> None:
 
 
 @pytest.mark.parametrize(("labels", "what"), [((), "no labels"), (("x",), "only the label 'x'")])
-def test_fewer_than_two_classes_are_refused(labels, what) -> None:
+def test_fewer_than_two_classes_are_rejected(labels, what) -> None:
     examples = [TextExample(label, "text", label, "my.csv:2") for label in labels]
     task = Task("custom", "Custom", kind_named("classify"), (), {})
     with pytest.raises(UserError, match=what):

@@ -146,7 +146,7 @@ def test_what_is_no_number_is_named_with_its_place(uncased) -> None:
     assert str(caught.value) == "here:1: 'much' is no number; write it as 2.5"
 
 
-def test_texts_among_pairs_are_refused(uncased) -> None:
+def test_texts_among_pairs_are_rejected(uncased) -> None:
     with pytest.raises(UserError, match=r"here:2: has 1 texts where the first example has 2"):
         examples = [text_example(("a", "b")), text_example("a", where="here:2")]
         encode_split("classify", examples, (), uncased, section(8))
@@ -170,7 +170,7 @@ def test_all_options_of_a_choice_are_one_item(uncased) -> None:
     assert encoded.targets.tolist() == [1, -1]
 
 
-def test_an_option_that_is_not_there_is_refused(uncased) -> None:
+def test_an_option_that_is_not_there_is_rejected(uncased) -> None:
     with pytest.raises(UserError, match=r"here:1: option 2 is right, but there are 2"):
         examples = [ChoiceExample("1", (("a", "b"), ("a", "c")), 2, "here:1")]
         encode_split("choice", examples, (), uncased, section(16))

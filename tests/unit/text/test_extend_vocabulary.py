@@ -81,7 +81,7 @@ def test_words_can_be_added_again(tokenizer):
 
 
 @pytest.mark.parametrize("word", ["two words", "well-known", "", "[MASK]"])
-def test_what_is_not_one_word_is_refused(tokenizer, word):
+def test_what_is_not_one_word_is_rejected(tokenizer, word):
     with pytest.raises(UserError, match="words to this tokenizer"):
         with_words(tokenizer, [word])
 
@@ -96,7 +96,7 @@ def test_a_file_holds_a_word_a_line(tmp_path):
     assert read_words(tmp_path / "words.txt") == ["anvil", "tongs"]
 
 
-def test_a_file_without_words_is_refused(tmp_path):
+def test_a_file_without_words_is_rejected(tmp_path):
     (tmp_path / "words.txt").write_text("\n \n")
     with pytest.raises(UserError, match="words.txt: holds no word"):
         read_words(tmp_path / "words.txt")

@@ -163,7 +163,7 @@ def test_no_texts_give_no_ids(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("maker", MAKERS)
-def test_half_a_surrogate_pair_is_refused(maker: Callable[[Path], Path], tmp_path: Path) -> None:
+def test_half_a_surrogate_pair_is_rejected(maker: Callable[[Path], Path], tmp_path: Path) -> None:
     encoder = FastEncoder(Tokenizer.load(maker(tmp_path)))
     with pytest.raises(UserError, match="text 1: character 5 is a lone surrogate"):
         encoder.encode_many(["hot", "iron \ud800"])

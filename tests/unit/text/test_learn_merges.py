@@ -112,7 +112,7 @@ def test_likelihood_joins_letters_that_only_occur_together_before_a_more_frequen
     assert next(fast_merges(words, BY_FREQUENCY)) == ("b", "##a")
 
 
-def test_a_word_with_a_character_past_the_limit_is_left_out() -> None:
+def test_a_word_with_a_character_past_the_limit_is_skipped() -> None:
     spelled = split_characters({"ab": 5, "ba": 5, "az": 1}, characters=2, inside="##")
     assert spelled.texts == ["", "a", "b", "##a", "##b"]
     assert spelled.word_count_P.tolist() == [0, 5, 5, 0, 5, 5, 0]

@@ -135,7 +135,7 @@ def test_words_longer_than_the_tokenizer_takes_are_not_learned_from() -> None:
     assert pieces(learn(f"{longest}a {longest}a cd cd", VocabularySettings(400)))[5:] == ["c", "##d", "cd"]
 
 
-def test_held_out_documents_are_judged_by_and_not_learned_from() -> None:
+def test_held_out_documents_are_evaluated_on_and_not_learned_from() -> None:
     text = "\n".join(f"smith{number} smith{number}" for number in range(200))
     report = learn(text, VocabularySettings(1000), held_out=0.1).report
     assert (report.documents, report.scored_on) == (200, "held-out text")
@@ -159,7 +159,7 @@ def test_tokens_per_word_are_those_of_the_tokenizer() -> None:
         ("a", VocabularySettings(200, kind="byte-bpe"), "vocabulary of 200 cannot hold the 261"),
     ],
 )
-def test_what_cannot_be_learned_is_refused(text: str, settings: VocabularySettings, complaint: str) -> None:
+def test_what_cannot_be_learned_is_rejected(text: str, settings: VocabularySettings, complaint: str) -> None:
     with pytest.raises(UserError, match=complaint):
         learn(text, settings)
 
@@ -171,6 +171,6 @@ def test_fewer_characters_are_not_advised_where_there_are_always_256() -> None:
         assert ("--alphabet" in str(caught.value)) == is_advised
 
 
-def test_bytes_with_unused_pieces_are_refused() -> None:
+def test_bytes_with_unused_pieces_are_rejected() -> None:
     with pytest.raises(UserError, match="has no .unused. pieces"):
         replace(KINDS[3], unused=1)

@@ -51,7 +51,7 @@ def test_an_entry_is_found_in_text_without_spaces(tokenizer) -> None:
     assert marked(tokenizer, ["人in哈尔滨市"], 哈尔滨="entity") == "人 in [哈_尔_滨 市"
 
 
-def test_phrases_and_entities_are_told_apart(tokenizer) -> None:
+def test_phrases_and_entities_are_distinguished(tokenizer) -> None:
     text = marked(tokenizer, ["new york is in the old city"], new_york="entity", the_old="phrase")
     assert text == "[new_york is in <the_old city"
 
@@ -171,21 +171,21 @@ def test_a_line_is_an_entry_and_may_name_its_kind(tmp_path: Path) -> None:
     }
 
 
-def test_another_kind_is_refused_with_its_line(tmp_path: Path) -> None:
+def test_another_kind_is_rejected_with_its_line(tmp_path: Path) -> None:
     file = tmp_path / "lexicon.txt"
     file.write_text("Harbin\nNew York\tcity\n", encoding="utf-8")
     with pytest.raises(UserError, match=r"lexicon.txt:2: 'city' is no kind of unit; write phrase or entity"):
         Lexicon.read([file])
 
 
-def test_a_lexicon_that_is_no_text_is_refused_with_its_line(tmp_path: Path) -> None:
+def test_a_lexicon_that_is_no_text_is_rejected_with_its_line(tmp_path: Path) -> None:
     file = tmp_path / "lexicon.txt"
     file.write_bytes(b"Harbin\nZ\xfcrich\n")
     with pytest.raises(UserError, match=r"lexicon.txt:2: is not UTF-8 text"):
         Lexicon.read([file])
 
 
-def test_a_lexicon_without_entries_is_refused(tmp_path) -> None:
+def test_a_lexicon_without_entries_is_rejected(tmp_path) -> None:
     (tmp_path / "full.txt").write_text("harbin\n")
     (tmp_path / "empty.txt").write_text("\n\tphrase\n")
     with pytest.raises(UserError, match=r"empty\.txt: holds no entry; write a phrase or an entity a line"):

@@ -148,7 +148,7 @@ def test_a_bpe_model_that_looks_words_up_whole_does_not_find_a_special_one(
     assert Tokenizer.from_library(library).encode("<|><|>").ids == [1, 4, 1, 4]
 
 
-def test_a_special_token_of_one_character_that_text_can_spell_is_refused() -> None:
+def test_a_special_token_of_one_character_that_text_can_spell_is_rejected() -> None:
     library = Library(models.WordPiece({"[UNK]": 0, "#": 1}, unk_token="[UNK]"))
     library.add_special_tokens(["#"])
     with pytest.raises(UserError, match="cannot keep the special token '#' apart from text"):
@@ -173,7 +173,7 @@ def test_many_texts_give_the_same_as_one_by_one(maker: Maker, tmp_path: Path) ->
     assert tokenizer.encode_many([]) == []
 
 
-def test_half_a_surrogate_pair_is_refused_with_its_place(bert: Tokenizer) -> None:
+def test_half_a_surrogate_pair_is_rejected_with_its_place(bert: Tokenizer) -> None:
     with pytest.raises(UserError, match="text: character 2 .*ud800.*UTF-8"):
         bert.encode("ab\ud800")
     with pytest.raises(UserError, match="second text: character 0"):
@@ -191,7 +191,7 @@ def test_decoding_drops_special_tokens(maker: Maker, tmp_path: Path) -> None:
     )
 
 
-def test_an_id_outside_the_vocabulary_is_refused(bert: Tokenizer) -> None:
+def test_an_id_outside_the_vocabulary_is_rejected(bert: Tokenizer) -> None:
     assert bert.token(bert.vocabulary_size - 1)
     for number in (-1, bert.vocabulary_size):
         with pytest.raises(UserError, match=f"no token has id {number}"):
@@ -200,7 +200,7 @@ def test_an_id_outside_the_vocabulary_is_refused(bert: Tokenizer) -> None:
             bert.decode([number])
 
 
-def test_a_token_outside_the_vocabulary_is_refused(bert: Tokenizer) -> None:
+def test_a_token_outside_the_vocabulary_is_rejected(bert: Tokenizer) -> None:
     assert bert.id("iron") == bert.encode("iron").ids[1]
     with pytest.raises(UserError, match="'anvil' is not in the vocabulary"):
         bert.id("anvil")
@@ -285,7 +285,7 @@ def test_truncation_of_the_second_text_leaves_the_first_whole() -> None:
         assert shorter.sequence.count(-1) == 3
 
 
-def test_a_limit_that_cannot_be_kept_is_refused() -> None:
+def test_a_limit_that_cannot_be_kept_is_rejected() -> None:
     with pytest.raises(UserError, match="2 tokens cannot hold the special tokens"):
         truncate_longest_first(made_up(1, 1), 2)
     with pytest.raises(UserError, match="the first text has 5 tokens and 7 cannot hold them"):

@@ -336,7 +336,7 @@ def test_the_longest_text_is_the_one_of_tokenizer_config(
     assert Tokenizer.load(tmp_path).max_length is None
 
 
-def test_an_unknown_class_of_tokenizer_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unknown_class_of_tokenizer_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     write_settings(uncased_wordpiece(tmp_path), tokenizer_class="BertJapaneseTokenizer")
     Tokenizer.load(tmp_path)
     (told,) = caplog.messages
@@ -346,12 +346,12 @@ def test_an_unknown_class_of_tokenizer_is_told(tmp_path: Path, caplog: pytest.Lo
 # --- refusing ---
 
 
-def test_an_added_token_that_cannot_have_its_id_is_refused(tmp_path: Path) -> None:
+def test_an_added_token_that_cannot_have_its_id_is_rejected(tmp_path: Path) -> None:
     add_tokens_in_a_file(write_vocab(tmp_path, [*BERT_SPECIAL, "iron"]), "covid19", first=9)
     assert_refused(tmp_path, "the added token 'covid19' would get id 6, not 9")
 
 
-def test_a_faulty_added_tokens_json_is_refused(tmp_path: Path) -> None:
+def test_a_faulty_added_tokens_json_is_rejected(tmp_path: Path) -> None:
     add_tokens_in_a_file(write_vocab(tmp_path, [*BERT_SPECIAL, "iron"]), "covid19", first=6)
     (tmp_path / "added_tokens.json").write_text('{"covid19": "6"}', encoding="utf-8")
     assert_refused(tmp_path, "added_tokens.json: the id of 'covid19' is '6'")
@@ -374,7 +374,7 @@ def test_a_folder_without_a_tokenizer_names_the_three_formats(tmp_path: Path) ->
         (b"[UNK]\n\xff\n", r"vocab.txt: is no UTF-8 text .*position 6"),
     ],
 )
-def test_a_faulty_vocab_txt_is_refused(content: bytes, message: str, tmp_path: Path) -> None:
+def test_a_faulty_vocab_txt_is_rejected(content: bytes, message: str, tmp_path: Path) -> None:
     (tmp_path / "vocab.txt").write_bytes(content)
     assert_refused(tmp_path, message)
 
@@ -393,13 +393,13 @@ def test_a_faulty_vocab_txt_is_refused(content: bytes, message: str, tmp_path: P
         ('{"a": 0}', "vocab.json: has no piece '<unk>'"),
     ],
 )
-def test_a_faulty_vocab_json_is_refused(content: str, message: str, tmp_path: Path) -> None:
+def test_a_faulty_vocab_json_is_rejected(content: str, message: str, tmp_path: Path) -> None:
     (byte_bpe(tmp_path) / "vocab.json").write_text(content, encoding="utf-8")
     assert_refused(tmp_path, message)
 
 
 @pytest.mark.parametrize("line", ["h", "h e l", "h  e", "", " ", "h zzz", "zzz h"])
-def test_a_faulty_line_of_merges_txt_is_refused(line: str, tmp_path: Path) -> None:
+def test_a_faulty_line_of_merges_txt_is_rejected(line: str, tmp_path: Path) -> None:
     file = byte_bpe(tmp_path) / "merges.txt"
     lines = file.read_text(encoding="utf-8").split("\n")
     lines[3] = line
@@ -408,43 +408,43 @@ def test_a_faulty_line_of_merges_txt_is_refused(line: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("size", [0, 1, 100, 1000])
-def test_a_cut_off_tokenizer_json_is_refused(size: int, tmp_path: Path) -> None:
+def test_a_cut_off_tokenizer_json_is_rejected(size: int, tmp_path: Path) -> None:
     file = modern_bpe(tmp_path) / "tokenizer.json"
     file.write_bytes(file.read_bytes()[:size])
     assert_refused(tmp_path, "tokenizer.json: is no usable tokenizer")
 
 
 @pytest.mark.parametrize("content", ["[]", "1", "null", '"a"', "{}", '{"model": {}}', "[" * 100_000])
-def test_a_tokenizer_json_of_another_kind_is_refused(content: str, tmp_path: Path) -> None:
+def test_a_tokenizer_json_of_another_kind_is_rejected(content: str, tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(content, encoding="utf-8")
     assert_refused(tmp_path, "tokenizer.json: is no usable tokenizer")
 
 
-def test_a_template_with_an_id_outside_the_vocabulary_is_refused(tmp_path: Path) -> None:
+def test_a_template_with_an_id_outside_the_vocabulary_is_rejected(tmp_path: Path) -> None:
     file = albert_unigram(tmp_path) / "tokenizer.json"
     edit_json(file, lambda parts: parts["post_processor"]["special_tokens"]["[SEP]"].update(ids=[99_999]))
     assert_refused(tmp_path, "the template adds an id that no piece has")
 
 
-def test_a_template_with_an_unknown_token_is_refused(tmp_path: Path) -> None:
+def test_a_template_with_an_unknown_token_is_rejected(tmp_path: Path) -> None:
     file = albert_unigram(tmp_path) / "tokenizer.json"
     edit_json(file, lambda parts: parts["post_processor"]["special_tokens"].pop("[SEP]"))
     assert_refused(tmp_path, "tokenizer.json: is no usable tokenizer")
 
 
-def test_two_pieces_with_one_id_are_refused(tmp_path: Path) -> None:
+def test_two_pieces_with_one_id_are_rejected(tmp_path: Path) -> None:
     Tokenizer.load(uncased_wordpiece(tmp_path / "source")).save(tmp_path)
     edit_json(tmp_path / "tokenizer.json", lambda parts: parts["model"]["vocab"].update(iron=9))
     assert_refused(tmp_path, "two pieces share an id")
 
 
-def test_an_added_token_that_would_be_renumbered_is_refused(tmp_path: Path) -> None:
+def test_an_added_token_that_would_be_renumbered_is_rejected(tmp_path: Path) -> None:
     file = modern_bpe(tmp_path) / "tokenizer.json"
     edit_json(file, lambda parts: parts["added_tokens"][-1].update(id=9_000))
     assert_refused(tmp_path, "an added token cannot have the id it states")
 
 
-def test_a_model_without_its_unknown_piece_is_refused(tmp_path: Path) -> None:
+def test_a_model_without_its_unknown_piece_is_rejected(tmp_path: Path) -> None:
     library = Library(models.WordPiece({"iron": 0}, unk_token="[UNK]"))
     library.pre_tokenizer = pre_tokenizers.Whitespace()
     library.save(str(tmp_path / "tokenizer.json"))
@@ -465,11 +465,11 @@ def test_a_model_without_its_unknown_piece_is_refused(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_faulty_settings_are_refused(settings: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_faulty_settings_are_rejected(settings: dict[str, Any], message: str, tmp_path: Path) -> None:
     assert_refused(write_settings(uncased_wordpiece(tmp_path), **settings), message)
 
 
-def test_settings_that_are_no_json_are_refused(tmp_path: Path) -> None:
+def test_settings_that_are_no_json_are_rejected(tmp_path: Path) -> None:
     (uncased_wordpiece(tmp_path) / "tokenizer_config.json").write_text("{", encoding="utf-8")
     assert_refused(tmp_path, "tokenizer_config.json: is not valid JSON")
 

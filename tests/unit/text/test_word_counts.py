@@ -137,7 +137,7 @@ def test_a_complaint_about_a_batch_arrives_whole(workers: int) -> None:
     assert caught.value.remedy == "give text"
 
 
-def test_a_worker_that_is_killed_is_told() -> None:
+def test_a_worker_that_is_killed_is_reported() -> None:
     def batches() -> Iterator[str]:
         yield from MANY
         os.kill(multiprocessing.active_children()[0].pid, signal.SIGKILL)

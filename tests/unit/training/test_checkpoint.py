@@ -75,7 +75,7 @@ def test_a_loaded_state_is_the_saved_one_to_the_bit(tmp_path):
     assert fingerprint(other, its_optimizer) == fingerprint(objective, optimizer)
 
 
-def test_a_loaded_state_goes_on_as_the_saved_one_would(tmp_path):
+def test_a_loaded_state_continues_as_the_saved_one_would(tmp_path):
     objective, optimizer = trained(ALONE, "ddp")
     state = TrainingState(1, tokens=0, seconds=0.0)
     save_state(tmp_path, state, module=objective, optimizer=optimizer, world=ALONE)
@@ -291,7 +291,7 @@ def test_a_removal_that_is_cut_short_leaves_no_half_a_state(tmp_path, monkeypatc
 # ---- what goes wrong
 
 
-def test_a_disk_without_room_is_told_before_anything_is_written(tmp_path, monkeypatch):
+def test_a_disk_without_room_is_reported_before_anything_is_written(tmp_path, monkeypatch):
     save(tmp_path, 1)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: DiskUsage(10**9, 10**9 - 50, 50))
     with pytest.raises(UserError) as caught:
@@ -337,7 +337,7 @@ def test_an_interrupted_save_leaves_nothing(tmp_path, monkeypatch):
     assert names(tmp_path) == []
 
 
-def test_a_state_of_another_model_is_refused(tmp_path):
+def test_a_state_of_another_model_is_rejected(tmp_path):
     save(tmp_path, 1, width=3)
     module, optimizer = trainer(width=4)
     with pytest.raises(
@@ -346,7 +346,7 @@ def test_a_state_of_another_model_is_refused(tmp_path):
         load_state(latest_state(tmp_path), module, optimizer=optimizer, world=ALONE)
 
 
-def test_a_weight_that_the_state_lacks_is_refused(tmp_path):
+def test_a_weight_that_the_state_lacks_is_rejected(tmp_path):
     save(tmp_path, 1)
     module = nn.Sequential(nn.Linear(3, 2))
     with pytest.raises(
@@ -357,7 +357,7 @@ def test_a_weight_that_the_state_lacks_is_refused(tmp_path):
         )
 
 
-def test_a_state_of_a_later_format_is_refused_but_not_called_damaged(tmp_path, monkeypatch):
+def test_a_state_of_a_later_format_is_rejected_but_not_called_damaged(tmp_path, monkeypatch):
     monkeypatch.setattr("bertsmith.training.checkpoint.FORMAT", 2)
     save(tmp_path, 1)
     monkeypatch.undo()

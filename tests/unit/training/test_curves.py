@@ -89,7 +89,7 @@ def test_a_run_with_one_number_and_an_odd_name_is_drawn(tmp_path):
     assert size_of(draw_curves(tmp_path / "$odd$", unigram_entropy=None))
 
 
-def test_a_run_with_nothing_measured_is_not_drawn(tmp_path, caplog):
+def test_a_run_without_metrics_is_not_drawn(tmp_path, caplog):
     with Journal.open(tmp_path, resume_step=0) as journal:
         journal.write("event", 0, {"what": "started"})
     assert draw_curves(tmp_path, unigram_entropy=None) is None

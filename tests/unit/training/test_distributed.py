@@ -57,20 +57,20 @@ def test_torchrun_with_one_process_needs_no_process_group(monkeypatch):
     assert not distributed.is_initialized()
 
 
-def test_half_of_torchruns_environment_is_refused(monkeypatch):
+def test_half_of_torchruns_environment_is_rejected(monkeypatch):
     monkeypatch.setenv("RANK", "1")
     with pytest.raises(UserError, match="WORLD_SIZE and LOCAL_RANK not in the environment.*torchrun"):
         start_world("cpu")
 
 
-def test_a_gpu_that_is_not_there_is_refused(monkeypatch):
+def test_a_gpu_that_is_not_there_is_rejected(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     with pytest.raises(UserError, match="run.device: torch sees no CUDA GPU; set it to auto or cpu"):
         start_world("cuda")
     assert start_world("auto").device.type == "cpu"
 
 
-def test_more_processes_than_gpus_are_refused(monkeypatch):
+def test_more_processes_than_gpus_are_rejected(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     for name, value in zip(TORCHRUN, ("1", "2", "1"), strict=True):
         monkeypatch.setenv(name, value)

@@ -87,7 +87,7 @@ def test_a_last_line_that_lacks_only_its_end_is_kept(tmp_path):
 
 
 @pytest.mark.parametrize("line", ["{", "[]", '{"kind": "train"}', ""])
-def test_a_broken_line_in_the_middle_is_told_by_its_number(line, tmp_path):
+def test_a_broken_line_in_the_middle_is_reported_by_its_number(line, tmp_path):
     (tmp_path / "metrics.jsonl").write_text(f'{{"step": 1}}\n{line}\n{{"step": 2}}\n')
     with pytest.raises(UserError, match=r"metrics\.jsonl:2: is not a line of a journal; restore or remove"):
         Journal.open(tmp_path, resume_step=2)
@@ -100,7 +100,7 @@ def test_what_is_no_number_is_null(value, tmp_path):
     assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 1, "kind": "train", "loss": null}\n'
 
 
-def test_a_place_that_cannot_be_written_is_told(tmp_path):
+def test_a_place_that_cannot_be_written_is_reported(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot be written"):
         Journal.open(tmp_path / "file", resume_step=0)
@@ -147,7 +147,7 @@ def test_the_source_hash_changes_with_a_file_and_ignores_what_python_compiles(tm
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a disk that is always full")
-def test_a_full_disk_is_told_also_where_closing_writes_once_more():
+def test_a_full_disk_is_reported_also_where_closing_writes_once_more():
     message = r"/dev/full: cannot be written \(No space left on device\); free disk space"
     with pytest.raises(UserError, match=message), Journal(Path("/dev/full").open("ab"), None) as journal:
         journal.write("train", 1, {"loss": 1.0})
@@ -161,7 +161,7 @@ class FullBoard:
         raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def test_a_disk_too_full_for_tensorboard_is_told(tmp_path):
+def test_a_disk_too_full_for_tensorboard_is_reported(tmp_path):
     with pytest.raises(UserError, match="No space left"), (tmp_path / "metrics.jsonl").open("ab") as file:
         Journal(file, FullBoard()).write("train", 1, {"loss": 1.0})
     with pytest.raises(UserError, match="No space left"), (tmp_path / "metrics.jsonl").open("ab") as file:

@@ -89,7 +89,7 @@ def test_the_trust_ratio_is_1_where_a_norm_is_0():
     torch.testing.assert_close(still.data, torch.ones(2, 2))
 
 
-def test_only_query_key_and_value_are_told_apart():
+def test_only_query_key_and_value_are_distinguished():
     network = tiny_network("albert", {"mlm": 0})
     optimizer = build_optimizer(network, OptimSection(algorithm="lamb"))
     names = {id(parameter): name for name, parameter in network.named_parameters()}

@@ -81,7 +81,7 @@ def test_layers_that_share_their_weights_cannot_have_rates_of_their_own():
     assert {factor for name, (factor, _) in found.items() if name.startswith("encoder.")} == {1.0}
 
 
-def test_what_is_frozen_is_left_out():
+def test_what_is_frozen_is_skipped():
     network = tiny_network(heads={"pooler": 0, "classify": 2})
     network.encoder.requires_grad_(False)
     found = settings_by_name(network, build_optimizer(network, FinetuningOptimSection()))
@@ -170,7 +170,7 @@ def test_no_warm_up_and_nothing_but_warm_up_are_possible(schedule, warmup_fracti
 
 @pytest.mark.parametrize(("steps", "share"), [(1, 0.1), (9, 0.1), (1, 1.0), (3, 0.0)])
 @pytest.mark.parametrize("schedule", ["linear", "google", "slanted", "constant"])
-def test_a_warm_up_of_less_than_a_step_is_left_out(schedule, steps, share):
+def test_a_warm_up_of_less_than_a_step_is_skipped(schedule, steps, share):
     optim = FinetuningOptimSection(warmup_fraction=share, peak_lr=2.0, schedule=schedule)
     assert learning_rate(0.0, without_short_warmup(optim, steps=steps)) == 2.0
 

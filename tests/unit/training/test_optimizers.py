@@ -106,7 +106,7 @@ def test_a_shared_parameter_is_trained_once(algorithm):
     assert sum(len(group["params"]) for group in optimizer.param_groups) == 3
 
 
-def test_a_frozen_parameter_is_left_out():
+def test_a_frozen_parameter_is_skipped():
     module = nn.Linear(3, 3)
     module.weight.requires_grad_(False)
     optimizer = build_optimizer(module, OptimSection())
@@ -115,7 +115,7 @@ def test_a_frozen_parameter_is_left_out():
 
 @pytest.mark.parametrize("algorithm", OPTIMIZERS)
 @pytest.mark.parametrize("bias_correction", [False, True])
-def test_a_reloaded_optimizer_goes_on_bit_for_bit(algorithm, bias_correction):
+def test_a_reloaded_optimizer_continues_bit_for_bit(algorithm, bias_correction):
     optim = OptimSection(algorithm=algorithm, bias_correction=bias_correction)
     straight, stopped, resumed = (tiny_network() for _ in range(3))
     take_steps(straight, build_optimizer(straight, optim), range(6))

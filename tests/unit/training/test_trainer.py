@@ -136,7 +136,7 @@ def test_the_gradient_is_of_sums_over_the_counts(batches):
         assert torch.equal(one, other)
 
 
-def test_a_loss_with_nothing_to_predict_is_left_out(batches):
+def test_a_loss_with_nothing_to_predict_is_skipped(batches):
     trainer = trainer_of()
     take_step(trainer, StepInput(batches.micros, Counts(batches.masked, 0.0), 1e-3))
     head = trainer.objective.network.heads["nsp"].output
@@ -164,7 +164,7 @@ def test_the_learning_rate_is_that_of_the_step(batches):
 
 
 @pytest.mark.parametrize("algorithm", ["adamw", "lamb"])
-def test_gradients_are_clipped_and_the_norm_told_is_the_one_before(batches, algorithm):
+def test_gradients_are_clipped_and_the_norm_reported_is_the_one_before(batches, algorithm):
     trainer, unclipped = (trainer_of(clip_norm=limit, algorithm=algorithm) for limit in (0.25, "off"))
     outcomes = [step(each, batches) for each in (trainer, unclipped)]
     norm = outcomes[0].gradient_norm
