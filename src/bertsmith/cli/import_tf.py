@@ -57,7 +57,10 @@ def show(report: "ImportReport") -> None:
     table.add_row("wrote", str(report.out))
     table.add_row("model", f"{report.architecture}, {report.parameters:,} parameters")
     if not report.with_tokenizer:
-        table.add_row("tokenizer", "none came along as vocab.txt: put the model's tokenizer.json beside it")
+        table.add_row(
+            "tokenizer",
+            "no vocab.txt or 30k-clean.model came along: put the model's tokenizer.json beside it",
+        )
     for label, names in (("skipped", report.skipped), ("unknown", report.unknown)):
         if names:
             table.add_row(

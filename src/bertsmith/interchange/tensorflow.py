@@ -46,14 +46,14 @@ class ImportReport:
 
 
 def import_checkpoint(source: Path, out: Path, *, gelu: Gelu = "published") -> ImportReport:
-    """Turn a TensorFlow 1 checkpoint into a model folder, with its tokenizer where a vocab.txt came along."""
+    """Turn a TensorFlow 1 checkpoint into a model folder, with its tokenizer where one came along."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError("is there already", where=str(out), remedy="name a new folder to write to")
     checkpoint = read_checkpoint(source, gelu=gelu)
     model = model_from_tensors(
         checkpoint.config, checkpoint.tensors.items(), where=source, config_file=checkpoint.config_file
     )
-    with_tokenizer = checkpoint.vocabulary is not None and checkpoint.vocabulary.name == "vocab.txt"
+    with_tokenizer = checkpoint.vocabulary is not None and checkpoint.vocabulary.name in READ_VOCABULARIES
     if with_tokenizer:
         tokenizer = Tokenizer.load(source if source.is_dir() else source.parent)
         check_vocabulary(model, tokenizer, where=str(source))
@@ -217,6 +217,7 @@ _FACTORISED_BERT = _Family(
     published_gelu="erf",
 )
 
+READ_VOCABULARIES = ("vocab.txt", "30k-clean.model")
 _VOCABULARIES = ("vocab.txt", "vocab_chinese.txt", "30k-clean.model", "30k-clean.vocab")
 _HF_GELU = {"erf": "gelu", "tanh": "gelu_new"}
 _HF_LEAVES = {"kernel": "weight", "weights": "weight", "gamma": "weight", "beta": "bias"}

@@ -22,7 +22,7 @@ from bertsmith.tasks.encoded import EncodedSet, QuestionWindows
 from bertsmith.tasks.example_types import Example
 from bertsmith.tasks.kinds.kind import AnyKind
 from bertsmith.text.tokenizer import Tokenizer
-from bertsmith.text.tokenizer_files import token_name
+from bertsmith.text.tokenizer_settings import token_name
 
 ENCODING = 1
 """Raised whenever the code encodes anything differently."""

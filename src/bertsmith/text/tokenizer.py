@@ -16,19 +16,21 @@ from tokenizers import Tokenizer as Library
 from bertsmith.core.errors import UserError
 from bertsmith.core.files import lone_surrogate
 from bertsmith.text.tokenizer_files import (
+    USUAL_WORD_CHARACTERS,
+    TokenizerSpec,
+    open_pipeline,
+    read_spec,
+    write_spec,
+)
+from bertsmith.text.tokenizer_settings import (
     BERT_NAMES,
     FETCH_AGAIN,
     ROBERTA_NAMES,
     ROLES,
-    USUAL_WORD_CHARACTERS,
     Settings,
-    TokenizerSpec,
     extra_special,
     max_length,
-    open_pipeline,
-    read_spec,
     token_name,
-    write_spec,
 )
 
 # Any text does: only the template tokens around it matter.

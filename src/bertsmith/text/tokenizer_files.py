@@ -1,37 +1,35 @@
-"""Tokenizer pipelines and their files: tokenizer.json, or vocab.txt, or vocab.json with merges.txt."""
+"""Tokenizer pipelines and their files: tokenizer.json, vocab.txt, vocab.json, SentencePiece models."""
 
 import json
 import logging
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Library
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from bertsmith.core.errors import UserError
 from bertsmith.core.files import atomic_folder, read_json, read_text, write_json, write_text
+from bertsmith.text.tokenizer_settings import (
+    ADDED_TOKEN_PARTS,
+    BERT_CLASSES,
+    BERT_NAMES,
+    FETCH_AGAIN,
+    ROBERTA_NAMES,
+    ROLES,
+    Settings,
+    add_roles,
+    add_tokens,
+    max_length,
+    name_special,
+    read_settings,
+    switch,
+    token_name,
+)
+from bertsmith.text.unigram_pipeline import SENTENCEPIECE_FILES, read_sentencepiece
 
-Settings = dict[str, Any]  # the contents of a tokenizer_config.json
-
-BERT_NAMES = {
-    "unk_token": "[UNK]",
-    "cls_token": "[CLS]",
-    "sep_token": "[SEP]",
-    "pad_token": "[PAD]",
-    "mask_token": "[MASK]",
-}
-ROBERTA_NAMES = {
-    "unk_token": "<unk>",
-    "cls_token": "<s>",
-    "sep_token": "</s>",
-    "pad_token": "<pad>",
-    "mask_token": "<mask>",
-    "bos_token": "<s>",
-    "eos_token": "</s>",
-}
-ROLES = tuple(ROBERTA_NAMES)
 Case = Literal["uncased", "cased"]
 
 
@@ -43,24 +41,17 @@ log = logging.getLogger("bertsmith")
 USUAL_WORD_CHARACTERS = 100  # transformers' limit; Google's own tokenization.py says 200
 BYTE_ORDER_MARK = "\ufeff"
 SHOWN_LINES = 3
-FETCH_AGAIN = "fetch the tokenizer files again"
 TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
-    *("vocab.txt", "vocab.json", "merges.txt", "spiece.model"),
+    *("vocab.txt", "vocab.json", "merges.txt", *SENTENCEPIECE_FILES),
 )
 """All that may decide what tokens a text has."""
-GENERIC_CLASSES = ("PreTrainedTokenizer", "TokenizersBackend")
-BERT_CLASSES = ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "ErnieTokenizer")
-KNOWN_CLASSES = (*GENERIC_CLASSES, *BERT_CLASSES, "RobertaTokenizer", "AlbertTokenizer")
 NORMALIZER_SETTINGS = {
     "do_lower_case": "lowercase",
     "strip_accents": "strip_accents",
     "tokenize_chinese_chars": "handle_chinese_chars",
 }
 """A key of tokenizer_config.json -> the attribute of the BERT normaliser that it sets."""
-ADDED_TOKEN_PARTS = ("content", "lstrip", "normalized", "rstrip", "single_word", "special")
-NO_LIMIT = 10**9
-"""Files write a number of 30 digits where a tokenizer has no longest text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,19 +64,21 @@ class TokenizerSpec:
 
 
 def read_spec(folder: Path, *, max_word_characters: int) -> TokenizerSpec:
-    """The tokenizer kept in a folder, in the first of the three formats found there."""
+    """The tokenizer kept in a folder, in the first of the formats found there."""
     if not folder.is_dir():
         raise UserError("is not a folder", where=str(folder), remedy="give the folder of the tokenizer files")
-    settings = _read_settings(folder)
+    settings = read_settings(folder)
     if (file := folder / "tokenizer.json").is_file():
         return TokenizerSpec(read_text(file, remedy=FETCH_AGAIN), settings, where=str(file))
     if (file := folder / "vocab.txt").is_file():
         return _from_vocab_txt(file, settings, max_word_characters=max_word_characters)
     if (file := folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
         return _from_merges(file, settings)
-    remedy = "put tokenizer.json, or vocab.txt, or vocab.json with merges.txt there"
-    if (folder / "spiece.model").is_file():
-        remedy = "spiece.model alone is not read: put the tokenizer.json of the same model there"
+    for name in SENTENCEPIECE_FILES:
+        if (file := folder / name).is_file():
+            library, settings = read_sentencepiece(file, settings)
+            return TokenizerSpec(library.to_str(), settings, where=str(file))
+    remedy = "put tokenizer.json, or vocab.txt, or vocab.json with merges.txt, or spiece.model there"
     raise UserError("holds no tokenizer", where=str(folder), remedy=remedy)
 
 
@@ -145,74 +138,6 @@ def roberta_pipeline(vocabulary: dict[str, int], *, merges: list[tuple[str, str]
     return _byte_bpe(vocabulary, merges, settings=ROBERTA_NAMES | {"mask_token": mask})
 
 
-def token_name(settings: Settings, role: str) -> str | None:
-    """The token that plays a role; files write it as a string or as {"content": ...}."""
-    entry = settings.get(role)
-    name = entry.get("content") if isinstance(entry, dict) else entry
-    if name is not None and not isinstance(name, str):
-        raise UserError(
-            f"{role} is {name!r}", where="tokenizer_config.json", remedy="write the token as a string"
-        )
-    return name or None
-
-
-def max_length(settings: Settings) -> int | None:
-    """The longest text in tokens that the settings name, if they do."""
-    length = settings.get("model_max_length")
-    if isinstance(length, bool) or not isinstance(length, int | float):
-        return None
-    return int(length) if 0 < length < NO_LIMIT else None
-
-
-def _read_settings(folder: Path) -> Settings:
-    """What tokenizer_config.json says, or the three files that said it before there was one for all."""
-    settings = _read_if_present(folder / "tokenizer_config.json")
-    if "added_tokens_decoder" not in settings:  # newer files say everything here; the others are leftovers
-        settings |= _read_if_present(folder / "special_tokens_map.json")
-        if added := _read_if_present(file := folder / "added_tokens.json"):
-            settings["added_tokens_decoder"] = _as_decoder(added, settings, file=file)
-    name = settings.get("tokenizer_class")
-    if isinstance(name, str) and name.removesuffix("Fast") not in KNOWN_CLASSES:
-        log.warning(
-            "%s: tokenizer_class is %s, which bertsmith does not know: the vocabulary is read as it stands,"
-            " and texts may be cut into other tokens than the model was trained with",
-            folder / "tokenizer_config.json",
-            name,
-        )
-    return settings
-
-
-def _read_if_present(file: Path) -> Settings:
-    return read_json(file, remedy=FETCH_AGAIN) if file.is_file() else {}
-
-
-def _as_decoder(added: Settings, settings: Settings, *, file: Path) -> Settings:
-    """The added_tokens_decoder that says what an added_tokens.json says."""
-    special = {name for role in ROLES if (name := token_name(settings, role))} | set(extra_special(settings))
-    decoder: Settings = {}
-    for token, number in added.items():
-        if type(number) is not int or number < 0 or str(number) in decoder:
-            what = f"the id of {token!r} is {number!r}"
-            raise UserError(what, where=str(file), remedy="give every token an id of its own")
-        # As transformers reads the file: an ordinary token is looked for in the normalised text.
-        flags = {"special": token in special, "normalized": token not in special}
-        decoder[str(number)] = {"content": token, **flags}
-    return decoder
-
-
-def extra_special(settings: Settings) -> list[str]:
-    """The special tokens that play no role; the second key is transformers 5's."""
-    names: list[str] = []
-    for key in ("additional_special_tokens", "extra_special_tokens"):
-        entries = settings.get(key) or []
-        if not isinstance(entries, list | dict):
-            what, remedy = f"{key} is {entries!r}", "write a list of tokens"
-            raise UserError(what, where="tokenizer_config.json", remedy=remedy)
-        tokens = entries.values() if isinstance(entries, dict) else entries
-        names += [name for token in tokens if (name := token_name({key: token}, key))]
-    return names
-
-
 # --- tokenizer.json: everything, though tokenizer_config.json may say more, or something else ---
 
 
@@ -223,7 +148,7 @@ def _follow_settings(library: Library, spec: TokenizerSpec) -> None:
     if name in BERT_CLASSES and isinstance(normalizer, normalizers.BertNormalizer):
         for key, attribute in NORMALIZER_SETTINGS.items():
             # Only what the settings do say: where they are silent, the pipeline was made on purpose.
-            said, made = _switch(settings, key), getattr(normalizer, attribute)
+            said, made = switch(settings, key), getattr(normalizer, attribute)
             made = normalizer.lowercase if made is None else made  # accents go as capitals do
             if said is not None and said != made:
                 what = f"tokenizer_config.json has {key} {said} and tokenizer.json {made}"
@@ -234,7 +159,7 @@ def _follow_settings(library: Library, spec: TokenizerSpec) -> None:
     if cut and longest and cut != longest:
         what = f"tokenizer_config.json takes texts of {longest} tokens and tokenizer.json cuts them at {cut}"
         log.warning("%s: %s: the former holds, as in transformers 5", spec.where, what)
-    _add_tokens(library, settings, where=spec.where)
+    add_tokens(library, settings, where=spec.where)
 
 
 # --- vocab.txt: WordPiece, as published with BERT ---
@@ -242,7 +167,7 @@ def _follow_settings(library: Library, spec: TokenizerSpec) -> None:
 
 def _from_vocab_txt(file: Path, settings: Settings, *, max_word_characters: int) -> TokenizerSpec:
     vocabulary = _numbered_lines(file)
-    settings = _name_special(settings, BERT_NAMES, vocabulary=vocabulary, file=file)
+    settings = name_special(settings, BERT_NAMES, vocabulary=vocabulary, file=file)
     if settings.get("do_lower_case") is None:
         # Cased if lower-casing would change any piece but special and [unused] ones: nothing else in the file
         # tells, and lower-casing for a cased vocabulary silently loses every name. str.isupper would not do:
@@ -289,14 +214,14 @@ def _wordpiece(
     model = models.WordPiece(vocabulary, unk_token=unknown, max_input_chars_per_word=max_word_characters)
     library = Library(model)
     library.normalizer = normalizers.BertNormalizer(
-        handle_chinese_chars=_switch(settings, "tokenize_chinese_chars") is not False,
-        strip_accents=_switch(settings, "strip_accents"),  # null: as lower-casing goes
-        lowercase=_switch(settings, "do_lower_case") is not False,
+        handle_chinese_chars=switch(settings, "tokenize_chinese_chars") is not False,
+        strip_accents=switch(settings, "strip_accents"),  # null: as lower-casing goes
+        lowercase=switch(settings, "do_lower_case") is not False,
     )
     library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     library.decoder = decoders.WordPiece(prefix=INSIDE)
-    _add_tokens(library, settings, where=where)
-    _add_roles(library, settings)
+    add_tokens(library, settings, where=where)
+    add_roles(library, settings)
     library.post_processor = processors.TemplateProcessing(
         single=[f"{cls}:0", "$A:0", f"{sep}:0"],
         pair=[f"{cls}:0", "$A:0", f"{sep}:0", "$B:1", f"{sep}:1"],
@@ -317,9 +242,9 @@ def _from_merges(file: Path, settings: Settings) -> TokenizerSpec:
     if missing:
         fault = f"no piece has id {min(missing)}, though there are {len(vocabulary)} pieces"
         raise UserError(fault, where=str(file), remedy=FETCH_AGAIN)
-    settings = _name_special(settings, ROBERTA_NAMES, vocabulary=vocabulary, file=file)
+    settings = name_special(settings, ROBERTA_NAMES, vocabulary=vocabulary, file=file)
     # The mask takes the space before it along, as a word of RoBERTa does ("Ġword").
-    if isinstance(settings["mask_token"], str):
+    if isinstance(settings.get("mask_token"), str):
         settings["mask_token"] = {"content": settings["mask_token"], "lstrip": True}
     merges, merges_file = [], file.with_name("merges.txt")
     for number, line in enumerate(_read_lines(merges_file), start=1):
@@ -338,13 +263,13 @@ def _byte_bpe(
     vocabulary: dict[str, int], merges: list[tuple[str, str]], *, settings: Settings, where: str = ""
 ) -> Library:
     cls, sep = (str(token_name(settings, role)) for role in ("cls_token", "sep_token"))
-    prefix_space = _switch(settings, "add_prefix_space") is True
-    trim_offsets = _switch(settings, "trim_offsets") is not False
+    prefix_space = switch(settings, "add_prefix_space") is True
+    trim_offsets = switch(settings, "trim_offsets") is not False
     library = Library(models.BPE(vocabulary, merges, continuing_subword_prefix="", end_of_word_suffix=""))
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix_space)
     library.decoder = decoders.ByteLevel()
-    _add_tokens(library, settings, where=where)
-    _add_roles(library, settings)
+    add_tokens(library, settings, where=where)
+    add_roles(library, settings)
     ids = library.get_vocab()
     library.post_processor = processors.RobertaProcessing(
         (sep, ids[sep]),
@@ -371,69 +296,6 @@ def _read_lines(file: Path) -> list[str]:
     while lines and not lines[-1]:  # editors leave blank lines at the end; they number nothing
         lines.pop()
     return lines
-
-
-def _name_special(
-    settings: Settings, usual: dict[str, str], *, vocabulary: dict[str, int], file: Path
-) -> Settings:
-    named = settings | {role: settings.get(role) or name for role, name in usual.items()}
-    added = {token_name(entry, "content") for entry in _added_tokens(settings).values()}
-    for role in ROLES:
-        name = token_name(named, role)
-        if name is not None and name not in vocabulary and name not in added:
-            remedy = f"restore the file, or name this vocabulary's {role} in tokenizer_config.json"
-            raise UserError(f"has no piece {name!r}", where=str(file), remedy=remedy)
-    return named
-
-
-def _switch(settings: Settings, name: str) -> bool | None:
-    value = settings.get(name)
-    if value is not None and not isinstance(value, bool):
-        raise UserError(f"{name} is {value!r}", where="tokenizer_config.json", remedy="write true or false")
-    return value
-
-
-def _add_roles(library: Library, settings: Settings) -> None:
-    """Declare the tokens that play a role as special ones."""
-    declared = {token.content for token in library.get_added_tokens_decoder().values()}
-    for role in ROLES:
-        if (name := token_name(settings, role)) and name not in declared:
-            entry = settings[role] if isinstance(settings[role], dict) else {}
-            library.add_tokens([_added_token(name, entry | {"special": True})])
-
-
-def _add_tokens(library: Library, settings: Settings, *, where: str) -> None:
-    """Add the tokens that settings list and the pipeline does not, each with the id that it has there."""
-    declared = {token.content for token in library.get_added_tokens_decoder().values()}
-    roles = {token_name(settings, role) for role in ROLES}
-    for number, entry in _added_tokens(settings).items():
-        name = token_name(entry, "content")
-        if name is None or name in declared:
-            continue
-        is_special = name in roles or entry.get("special") is True
-        library.add_tokens([_added_token(name, entry | {"special": is_special})])
-        if (found := library.token_to_id(name)) != number:
-            what = f"the added token {name!r} would get id {found}, not {number}"
-            remedy = "ids of added tokens go on where the vocabulary ends: mend them, or its lines"
-            raise UserError(what, where=where, remedy=remedy)
-
-
-def _added_tokens(settings: Settings) -> dict[int, Settings]:
-    """The tokens that settings add, by their ids and in this order: the library numbers them as they come."""
-    entries = settings.get("added_tokens_decoder") or {}
-    try:
-        if not isinstance(entries, dict):
-            raise TypeError
-        return {int(number): dict(entries[number]) for number in sorted(entries, key=int)}
-    except (TypeError, ValueError, IndexError) as error:
-        what = "added_tokens_decoder is malformed"
-        remedy = "write it as {id: {content: ...}}, or leave it out"
-        raise UserError(what, where="tokenizer_config.json", remedy=remedy) from error
-
-
-def _added_token(name: str, flags: Settings) -> AddedToken:
-    known = (flag for flag in ADDED_TOKEN_PARTS[1:] if flag in flags)
-    return AddedToken(name, **{flag: flags[flag] is True for flag in known})
 
 
 # --- what is written beside tokenizer.json ---

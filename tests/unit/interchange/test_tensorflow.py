@@ -24,7 +24,9 @@ from bertsmith.core.errors import UserError
 from bertsmith.interchange.tensorflow import import_checkpoint, read_checkpoint
 from bertsmith.model.model_folder import read_model
 from bertsmith.packed import pack
+from bertsmith.text.tokenizer import Tokenizer
 from tests.bundle_writer import bfloat16, write_bundle
+from tests.sentencepiece_writer import CONTROL, NORMAL, UNKNOWN, write_sentencepiece
 
 SIZES = {
     "vocab_size": 11,
@@ -452,3 +454,18 @@ def test_the_vocabulary_beside_the_checkpoint_is_found(tmp_path: Path, name: str
     assert read_checkpoint(folder).vocabulary is None
     (folder / name).write_text("[PAD]\n")
     assert read_checkpoint(folder).vocabulary == folder / name
+
+
+def test_alberts_sentencepiece_model_is_imported_with_it(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "source", ALBERT, albert_variables())
+    first = [
+        ("<pad>", CONTROL),
+        ("<unk>", UNKNOWN),
+        ("[CLS]", CONTROL),
+        ("[SEP]", CONTROL),
+        ("[MASK]", CONTROL),
+    ]
+    pieces = [(text, 0.0, kind) for text, kind in first] + [(text, -1.0, NORMAL) for text in ("▁", *"abcde")]
+    write_sentencepiece(folder / "30k-clean.model", pieces, unknown_id=1)
+    assert import_checkpoint(folder, tmp_path / "out").with_tokenizer
+    assert Tokenizer.load(tmp_path / "out").encode("Ab").ids == [2, 5, 6, 7, 3]

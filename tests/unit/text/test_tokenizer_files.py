@@ -174,6 +174,24 @@ def test_a_byte_order_mark_is_no_part_of_the_first_piece(
     assert len(caplog.messages) == 1 and "vocab.txt: begins with a byte order mark" in caplog.messages[0]
 
 
+@pytest.mark.parametrize("named", [False, True], ids=["unnamed", "named"])
+def test_a_vocabulary_without_padding_and_mask_serves_whoever_needs_neither(
+    named: bool, tmp_path: Path
+) -> None:
+    folder = write_vocab(tmp_path / "source", ["[UNK]", "[CLS]", "[SEP]", "iron"])
+    if named:  # transformers writes the usual names down whatever the vocabulary has
+        write_settings(folder, pad_token="[PAD]", mask_token="[MASK]", tokenizer_class="BertTokenizer")
+    tokenizer = Tokenizer.load(folder)
+    assert tokenizer.encode("iron").ids == [1, 3, 2]
+    for ask in (lambda: tokenizer.mask_id, lambda: tokenizer.pad_id):
+        with pytest.raises(UserError, match="this tokenizer has no (mask|pad)_token"):
+            ask()
+    tokenizer.save(tmp_path / "copy")
+    assert Tokenizer.load(tmp_path / "copy").encode("iron").ids == [1, 3, 2]
+    assert Tokenizer.load(tmp_path / "copy").vocabulary_size == 4
+    assert transformers.AutoTokenizer.from_pretrained(tmp_path / "copy")("iron")["input_ids"] == [1, 3, 2]
+
+
 def test_white_space_after_a_piece_is_dropped_as_transformers_does(tmp_path: Path) -> None:
     write_vocab(tmp_path, [*BERT_SPECIAL, "iron\u00a0", "hot\t"])
     assert Tokenizer.load(tmp_path).encode("iron hot").ids == [2, 5, 6, 3]
@@ -370,7 +388,7 @@ def test_a_folder_without_a_tokenizer_names_the_three_formats(tmp_path: Path) ->
     [
         (b"", r"vocab.txt: has no piece '\[UNK\]'"),
         (b"[CLS]\n[SEP]\n[PAD]\n[MASK]\n", r"vocab.txt: has no piece '\[UNK\]'.*unk_token"),
-        (b"[UNK]\n[CLS]\n[SEP]\n[PAD]\n", r"vocab.txt: has no piece '\[MASK\]'.*mask_token"),
+        (b"[UNK]\n[CLS]\n[PAD]\n[MASK]\n", r"vocab.txt: has no piece '\[SEP\]'.*sep_token"),
         (b"[UNK]\n\xff\n", r"vocab.txt: is no UTF-8 text .*position 6"),
     ],
 )

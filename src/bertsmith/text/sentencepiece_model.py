@@ -1,0 +1,116 @@
+"""SentencePiece model files, read without the sentencepiece package: pieces with scores, and the normaliser.
+
+A .model file is a protobuf message (sentencepiece_model.proto): 1 the pieces (1 text, 2 score, 3 type), 2 how
+it was trained (3 algorithm, 40 id of the unknown piece), 3 the normaliser (2 its table of characters).
+"""
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from bertsmith.core.errors import UserError
+
+UNIGRAM = 1
+CONTROL, USER_DEFINED = 3, 4
+FETCH_MODEL = "fetch it again, or put the tokenizer.json of the same model there"
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A piece of the vocabulary."""
+
+    text: str
+    score: float
+    type: int = 1
+
+    @property
+    def pair(self) -> tuple[str, float]:
+        """Text and score, as the tokenizers library takes them."""
+        return self.text, self.score
+
+
+@dataclass(frozen=True, slots=True)
+class SentencePieceModel:
+    """What a file holds of a unigram model."""
+
+    pieces: list[Piece]
+    unknown_id: int
+    characters: bytes
+    """The normaliser's compiled table; empty where text is taken as it is."""
+
+
+def read_sentencepiece_model(file: Path) -> SentencePieceModel:
+    """The unigram model of a file."""
+    pieces: list[Piece] = []
+    trained: dict[int, int | bytes] = {}
+    normaliser: dict[int, int | bytes] = {}
+    try:
+        for number, value in _fields(file.read_bytes()):
+            if number == 1:
+                pieces.append(_piece(dict(_fields(_message(value)))))
+            elif number == 2:
+                trained |= dict(_fields(_message(value)))
+            elif number == 3:
+                normaliser |= dict(_fields(_message(value)))
+        characters = _message(normaliser.get(2, b""))
+    except (OSError, ValueError, struct.error) as error:  # UnicodeDecodeError is a ValueError
+        raise UserError(
+            f"is no SentencePiece model ({error})", where=str(file), remedy=FETCH_MODEL
+        ) from error
+    if trained.get(3, UNIGRAM) != UNIGRAM:
+        remedy = "put the tokenizer.json of the same model there"
+        raise UserError("is a SentencePiece model, but no unigram one", where=str(file), remedy=remedy)
+    unknown_id = trained.get(40, 0)
+    if not pieces or not isinstance(unknown_id, int) or unknown_id >= len(pieces):
+        raise UserError(
+            "is no SentencePiece model: it has no unknown piece", where=str(file), remedy=FETCH_MODEL
+        )
+    return SentencePieceModel(pieces, unknown_id, characters)
+
+
+def _piece(entry: dict[int, int | bytes]) -> Piece:
+    (score,) = struct.unpack("<f", _message(entry.get(2, bytes(4))))
+    kind = entry.get(3, 1)
+    return Piece(_message(entry.get(1, b"")).decode("utf-8"), score, kind if isinstance(kind, int) else 1)
+
+
+def _message(value: int | bytes) -> bytes:
+    if isinstance(value, int):
+        raise ValueError("a number where a text is expected")
+    return value
+
+
+def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """The fields of a protobuf message: numbers as such, all else as bytes."""
+    at = 0
+    while at < len(message):
+        key, at = _varint(message, at)
+        if key & 7 == 0:
+            number, at = _varint(message, at)
+            yield key >> 3, number
+            continue
+        sizes = {1: 8, 5: 4}
+        if key & 7 == 2:
+            size, at = _varint(message, at)
+        elif key & 7 in sizes:
+            size = sizes[key & 7]
+        else:
+            raise ValueError(f"byte {at} begins no field")
+        if at + size > len(message):
+            raise ValueError("it is cut off")
+        yield key >> 3, message[at : at + size]
+        at += size
+
+
+def _varint(message: bytes, at: int) -> tuple[int, int]:
+    """A number in groups of seven bits, the lowest first, and where the next field begins."""
+    number = 0
+    for place in range(10):
+        if at + place >= len(message):
+            raise ValueError("it is cut off")
+        byte = message[at + place]
+        number |= (byte & 0x7F) << 7 * place
+        if byte < 0x80:
+            return number, at + place + 1
+    raise ValueError(f"byte {at} begins a number without end")
