@@ -112,12 +112,20 @@ class Listener:
     notes: list[str] = field(default_factory=list)
     lines: list[dict[str, Any]] = field(default_factory=list)
     alerts: list[str] = field(default_factory=list)
+    progress: list[float] = field(default_factory=list)
+    deadlines: list[tuple[float, float]] = field(default_factory=list)
 
     def on_message(self, text: str) -> None:
         self.notes.append(text)
 
     def on_step(self, progress: float, values: dict[str, Any]) -> None:
         self.lines.append({"progress": progress, **values})
+
+    def on_progress(self, progress: float) -> None:
+        self.progress.append(progress)
+
+    def on_deadline(self, seconds: float, total: float) -> None:
+        self.deadlines.append((seconds, total))
 
     def on_signal(self, text: str) -> None:
         self.alerts.append(text)

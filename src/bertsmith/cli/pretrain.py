@@ -1,7 +1,7 @@
 """`bertsmith pretrain`: from a token store to a pre-trained model."""
 
 import json
-from math import inf
+from math import ceil, inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +14,9 @@ from bertsmith.recipe.toml_text import value_text
 if TYPE_CHECKING:
     from bertsmith.pretraining.pretrain import PretrainingResult
 
+PREDICTED_FRACTION = 0.15
+"""Of a sequence's longest length, the most tokens that are predicted, as published: 20 of 128, 77 of 512."""
+
 
 def pretrain(
     recipe: Annotated[str, Argument(metavar="RECIPE", help="A preset (bert-base) or a TOML file.")],
@@ -23,6 +26,12 @@ def pretrain(
     add_words: Annotated[str, Option(metavar="FILE", help="Words added to that model's vocabulary.")] = "",
     steps: Annotated[int | None, Option(help="Budget in steps (run.steps).")] = None,
     minutes: Annotated[float | None, Option(help="Budget in minutes (run.minutes).")] = None,
+    batch: Annotated[int | None, Option(help="Sequences a step (batch.sequences).")] = None,
+    max_length: Annotated[
+        int | None, Option(help="Longest sequence, in one stage (examples.stages).")
+    ] = None,
+    device: Annotated[str, Option(help="auto, cpu or cuda (run.device).")] = "",
+    precision: Annotated[str, Option(help="auto, fp32, bf16 or fp16 (run.precision).")] = "",
     settings: Annotated[
         list[str] | None, Option("--set", metavar="KEY=VALUE", help="Any other setting, repeatable.")
     ] = None,
@@ -37,7 +46,7 @@ def pretrain(
 
     bertsmith pretrain bert-base --store store/ --out runs/base
 
-    bertsmith pretrain bert-tiny --store store/ --out runs/tiny --minutes 2
+    bertsmith pretrain bert-tiny --store store/ --out runs/tiny --minutes 2 --batch 64 --max-length 128
 
     bertsmith pretrain bert-base --from MODEL --store store/ --out runs/domain --steps 5000
 
@@ -46,17 +55,6 @@ def pretrain(
     from bertsmith.pretraining.pretrain import pretrain as job
     from bertsmith.recipe.load import load_recipe
 
-    chosen = load_recipe(recipe, [*_shorthands(start_from, add_words, steps, minutes), *(settings or [])])
-    with progress_display(live_line, as_json=as_json) as callback:
-        result = job(chosen, store=store.expanduser(), out=out.expanduser(), callback=callback)
-    if result.main_process:
-        show(result, as_json=as_json)
-    if result.state == "stopped":
-        raise Exit(STOPPED)
-
-
-def _shorthands(start_from: str, add_words: str, steps: int | None, minutes: float | None) -> list[str]:
-    """Each flag as the recipe key it stands for."""
     if steps is not None and minutes is not None:
         raise UserError("a run has one budget", where="--steps and --minutes", remedy="give one of them")
     for option, budget in (("--steps", steps), ("--minutes", minutes)):
@@ -68,8 +66,22 @@ def _shorthands(start_from: str, add_words: str, steps: int | None, minutes: flo
         "run.steps": steps,
         "run.minutes": minutes,
         "run.budget": "steps" if steps is not None else "minutes" if minutes is not None else None,
+        "batch.by": "sequences" if batch is not None else None,
+        "batch.sequences": batch,
+        "run.device": device or None,
+        "run.precision": precision or None,
     }
-    return [f"{key}={value_text(value)}" for key, value in given.items() if value is not None]
+    short = [f"{key}={value_text(value)}" for key, value in given.items() if value is not None]
+    if max_length is not None:
+        predictions = ceil(PREDICTED_FRACTION * max_length)
+        short.append(f"examples.stages=[{{fraction=1.0, length={max_length}, predictions={predictions}}}]")
+    chosen = load_recipe(recipe, [*short, *(settings or [])])
+    with progress_display(live_line, as_json=as_json) as callback:
+        result = job(chosen, store=store.expanduser(), out=out.expanduser(), callback=callback)
+    if result.main_process:
+        show(result, as_json=as_json)
+    if result.state == "stopped":
+        raise Exit(STOPPED)
 
 
 def live_line(values: dict[str, Any]) -> str:
@@ -96,6 +108,7 @@ def show(result: "PretrainingResult", *, as_json: bool) -> None:
             "tokens": result.tokens,
             "seconds": round(result.seconds, 1),
             "held_out": result.held_out,
+            "unigram_entropy": round(result.unigram_entropy, 4),
             "saved_step": result.saved_step,
         }
         echo(json.dumps(summary))
@@ -117,6 +130,11 @@ def show(result: "PretrainingResult", *, as_json: bool) -> None:
             again = "nothing was saved before: the same command starts again at step 0"
             echo(f"{why}; {again} ({result.folder})")
         return
+    if (loss := result.held_out.get("mlm_loss", 0.0)) >= result.unigram_entropy:
+        echo(
+            f"the held-out loss {loss:.2f} is not below {result.unigram_entropy:.2f}, that of mere word "
+            "frequencies: this model has learned nothing of context yet; train longer (--steps, --minutes)"
+        )
     echo(f"model: {result.folder / 'model'}")
     if (result.folder / "curves.png").is_file():  # without matplotlib there are none
         echo(f"curves: {result.folder / 'curves.png'}")

@@ -127,8 +127,14 @@ class _NamedWriting:
             raise UserError(what, where="standard output", remedy=remedy) from error
 
 
-class SignalMessages:
-    """Passes on at once what a signal brings."""
+class QuietProgress:
+    """Passes on at once what a signal brings, and says nothing between two lines of metrics."""
+
+    def on_progress(self, progress: float) -> None:
+        """A step is done."""
+
+    def on_deadline(self, seconds: float, total: float) -> None:
+        """The run goes by the clock."""
 
     def on_signal(self, text: str) -> None:
         """Print a message past all buffers: their owner may have been interrupted while it filled them."""
@@ -136,7 +142,7 @@ class SignalMessages:
             os.write(STDERR, f"\n{text}\n".encode())
 
 
-class JsonProgress(SignalMessages):
+class JsonProgress(QuietProgress):
     """Prints each message and each line of metrics as one JSON object."""
 
     def on_message(self, text: str) -> None:
@@ -150,7 +156,7 @@ class JsonProgress(SignalMessages):
         echo(json.dumps({"progress": round(progress, 6), **values, **dict.fromkeys(broken)}))
 
 
-class LogProgress(SignalMessages):
+class LogProgress(QuietProgress):
     """Prints messages, and now and then a line of metrics, for logs."""
 
     def __init__(self, line: Line) -> None:
@@ -168,7 +174,7 @@ class LogProgress(SignalMessages):
             echo(f"{progress:6.1%}  {self.line(values)}")
 
 
-class BarProgress(SignalMessages):
+class BarProgress(QuietProgress):
     """Keeps one live line on a terminal, with messages above it."""
 
     def __init__(self, bar: "Progress", line: Line) -> None:
@@ -179,9 +185,19 @@ class BarProgress(SignalMessages):
         """Print a message above the line."""
         self.bar.console.print(text, markup=False, highlight=False)
 
+    def on_progress(self, progress: float) -> None:
+        """Move the bar; one that goes by the clock moves by itself."""
+        if not self.bar.tasks[0].fields.get("deadline"):
+            self.bar.update(self.task, completed=progress)
+
+    def on_deadline(self, seconds: float, total: float) -> None:
+        """Let the bar move by the clock from now on, however long a step or an evaluation takes."""
+        self.bar.update(self.task, deadline=time.monotonic() + seconds, seconds=total)
+
     def on_step(self, progress: float, values: dict[str, Any]) -> None:
         """Renew the line."""
-        self.bar.update(self.task, completed=progress, description=self.line(values))
+        self.bar.update(self.task, description=self.line(values))
+        self.on_progress(progress)
 
 
 @contextmanager
@@ -190,11 +206,21 @@ def progress_display(line: Line, *, as_json: bool) -> "Iterator[ProgressCallback
     if as_json or not sys.stderr.isatty():
         yield JsonProgress() if as_json else LogProgress(line)
         return
-    from rich.console import Console
+    from rich.console import Console, RenderableType
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
+    class ClockedProgress(Progress):
+        """A bar that looks at the clock each time it is drawn, where a task has a deadline."""
+
+        def get_renderables(self) -> Iterator[RenderableType]:
+            for task in self.tasks:
+                if deadline := task.fields.get("deadline"):
+                    remaining = max(0.0, deadline - time.monotonic())
+                    task.completed = 1 - remaining / task.fields["seconds"]
+            yield from super().get_renderables()
+
     columns = (BarColumn(bar_width=20), TaskProgressColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=Console(stderr=True)) as bar:
+    with ClockedProgress(*columns, console=Console(stderr=True)) as bar:
         yield BarProgress(bar, line)
 
 

@@ -7,11 +7,16 @@ from bertsmith.recipe.schema import Recipe
 from bertsmith.training.trainer import Progress
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Budget:
-    """The way through a recipe's budget and stages, as pure functions of the progress."""
+    """The way through a recipe's budget and stages, as functions of the progress."""
 
     recipe: Recipe
+    ending_seconds: float = 0.0
+    """What the end of a run takes that a budget in minutes must leave time for: the last evaluation, the
+    checkpoint, the model and its curves."""
+    ready_seconds: float | None = None
+    """The run's seconds when its first step began, if that step takes as long as any other."""
 
     def fraction(self, progress: Progress) -> float:
         """The fraction of the budget that is spent, at most 1."""
@@ -20,11 +25,34 @@ class Budget:
             return min(1.0, progress.step / run.steps)
         if run.budget == "tokens":
             return min(1.0, progress.tokens / run.tokens)
-        if progress.seconds >= 60 * run.minutes:
+        # A step that would end too late is not begun.
+        next_ends = progress.seconds + self.step_seconds(progress)
+        if progress.seconds >= self.step_limit or next_ends > self.step_limit:
             return 1.0
         # Of the seconds after the first step: a minute of compiling must not eat the warm-up.
         first = progress.first_step_seconds
-        return (progress.seconds - first) / (60 * run.minutes - first)
+        return (progress.seconds - first) / (self.step_limit - first)
+
+    @property
+    def step_limit(self) -> float:
+        """The seconds after which a budget in minutes has no more steps."""
+        seconds = 60 * self.recipe.run.minutes
+        return max(seconds - self.ending_seconds, seconds / 2)
+
+    def step_seconds(self, progress: Progress) -> float:
+        """What a step takes: the mean of those after the first, which may compile; 0 where none is known."""
+        if progress.step > 1:
+            return (progress.seconds - progress.first_step_seconds) / (progress.step - 1)
+        if progress.step == 1 and self.ready_seconds is not None:
+            return progress.first_step_seconds - self.ready_seconds
+        return 0.0
+
+    def steps_that_fit(self, progress: Progress) -> int | None:
+        """How many steps a budget in minutes has, as far as can be told after this one."""
+        each = self.step_seconds(progress)
+        if self.recipe.run.budget != "minutes" or not each:
+            return None
+        return progress.step + max(0, int((self.step_limit - progress.seconds) / each))
 
     def spent(self, progress: Progress) -> bool:
         """Whether nothing of the budget remains."""
@@ -34,8 +62,7 @@ class Budget:
         """How long the rest of the budget takes if steps take as long as they did after the first one."""
         if self.recipe.run.budget == "minutes":
             return max(0.0, 60 * self.recipe.run.minutes - progress.seconds)
-        steps, first = progress.step - 1, progress.first_step_seconds
-        for_each = (progress.seconds - first) / steps if steps else progress.seconds
+        for_each = self.step_seconds(progress) or progress.seconds
         fraction = self.fraction(progress)
         return for_each * progress.step * (1 - fraction) / fraction
 

@@ -36,6 +36,9 @@ CPU_MICRO_OPERATIONS = 4e11
 GPU_LOADER_WORKERS = 4
 GPU_EVALUATION_SEQUENCES, CPU_EVALUATION_SEQUENCES = 2048, 128
 """A look at the held-out documents should take seconds: twelve of them must fit into a run of minutes."""
+MIN_EVALUATION_SEQUENCES = 16
+MAX_EVALUATION_FRACTION = 0.1
+"""Of a run's time, what evaluations take at most where the recipe leaves them open; one a quarter of it."""
 GPU_MULTIPLE, CPU_MULTIPLE = 64, 8
 """Token counts are rounded up to these by a filler sequence: matrix units like round numbers."""
 MEMORY_OF_LINUX = Path("/proc/meminfo")
@@ -202,7 +205,6 @@ def fit_machine(
     precision: Precision = run.precision if run.precision != "auto" else "bf16" if on_gpu else "fp32"
     cores_for_each = (os.cpu_count() or 1) // world.size
     workers = max(1, min(GPU_LOADER_WORKERS, cores_for_each - 1)) if on_gpu else 0
-    sequences = GPU_EVALUATION_SEQUENCES if on_gpu else CPU_EVALUATION_SEQUENCES
     load = _load(recipe, network, world, precision)
     wanted = micro_tokens_before or (GPU_MICRO_TOKENS if on_gpu else _cpu_micro_tokens(network, load))
     micro_tokens, memory = _micro_tokens(recipe, load, world, wanted)
@@ -218,9 +220,25 @@ def fit_machine(
         micro_tokens=micro_tokens,
         multiple=GPU_MULTIPLE if on_gpu else CPU_MULTIPLE,
         loader_workers=workers if run.loader_workers == "auto" else run.loader_workers,
-        evaluation_sequences=sequences if run.evaluation_sequences == "auto" else run.evaluation_sequences,
+        evaluation_sequences=_evaluation_sequences(recipe, on_gpu=on_gpu),
         notes=(f"{how}; {bits}", memory),
     )
+
+
+def _evaluation_sequences(recipe: Recipe, *, on_gpu: bool) -> int:
+    """How many sequences an evaluation has: so few that four take no more than their part of a short run."""
+    run, batch = recipe.run, recipe.batch
+    if run.evaluation_sequences != "auto":
+        return run.evaluation_sequences
+    usual = GPU_EVALUATION_SEQUENCES if on_gpu else CPU_EVALUATION_SEQUENCES
+    if run.budget == "minutes":  # what an evaluation takes is measured (`held_out.evaluate`)
+        return usual
+    longest = max(stage.length for stage in recipe.examples.stages)
+    for_each_step = batch.sequences if batch.by == "sequences" else batch.tokens // longest
+    shown = run.steps * for_each_step if run.budget == "steps" else run.tokens // longest
+    # Training on a sequence is a forward and a backward pass, which is twice the work of a forward one.
+    affordable = int(3 * shown * MAX_EVALUATION_FRACTION / 4)
+    return min(usual, max(MIN_EVALUATION_SEQUENCES, affordable))
 
 
 def choices(recipe: Recipe) -> list[str]:

@@ -6,8 +6,9 @@ is done after a step (metrics, evaluation, checkpoints, rollbacks), and the fini
 
 import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
+from math import inf, isfinite
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,7 +22,14 @@ from bertsmith.model.encoder import Block
 from bertsmith.model.network import Network
 from bertsmith.objectives.pretraining_objective import Counts, PretrainingObjective
 from bertsmith.pretraining.budget import Budget
-from bertsmith.pretraining.hardware import Machine, choices, fit_machine, flops_per_step, peak_of
+from bertsmith.pretraining.hardware import (
+    MAX_EVALUATION_FRACTION,
+    Machine,
+    choices,
+    fit_machine,
+    flops_per_step,
+    peak_of,
+)
 from bertsmith.pretraining.held_out import (
     METRICS,
     HeldOutSet,
@@ -50,7 +58,7 @@ from bertsmith.training.checkpoint import (
 from bertsmith.training.curves import draw_curves
 from bertsmith.training.distributed import World, share_work, start_world, stop_world
 from bertsmith.training.journal import METRICS_FILE, RunJournal, read_metrics, write_versions
-from bertsmith.training.optimizers import build_optimizer, pretraining_rate
+from bertsmith.training.optimizers import OPTIMIZERS, build_optimizer, pretraining_rate
 from bertsmith.training.run_folder import RunFolder
 from bertsmith.training.trainer import (
     Cadence,
@@ -68,6 +76,10 @@ from bertsmith.training.trainer import (
 EVALUATIONS = 10
 """How often an "auto" run is evaluated on the held-out documents between its two ends."""
 SECONDS_BETWEEN_PLOTS = 60.0
+MIN_USEFUL_STEPS = 100
+"""After fewer, a model has hardly learned how frequent words are."""
+BYTES_WRITTEN_A_SECOND, SECONDS_FOR_CURVES = 2e8, 3.0
+"""With checksums, through to an ordinary disk; and with matplotlib loaded for the first time."""
 STORE_FILE, PLANS = "store.json", "plans"
 FREE_KEYS = {
     f"run.{key}"
@@ -77,6 +89,7 @@ FREE_KEYS = {
     )
 }
 """What may change when a run resumes: none of these touches what is learned, beyond rounding."""
+BUDGET_KEYS = {f"run.{key}" for key in ("budget", "steps", "tokens", "minutes")}
 
 
 # ---- from the command to the result
@@ -89,6 +102,7 @@ class Request:
     recipe: Recipe
     store: Path
     out: Path
+    clock: Clock = field(default_factory=Clock)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +115,8 @@ class PretrainingResult:
     tokens: int
     seconds: float
     held_out: dict[str, float]
+    unigram_entropy: float
+    """The loss of a model that knows nothing but how frequent each token is."""
     saved_step: int
     """Where the same command would resume, or 0."""
     main_process: bool
@@ -108,25 +124,27 @@ class PretrainingResult:
 
 def pretrain(recipe: Recipe, *, store: Path, out: Path, callback: ProgressCallback) -> PretrainingResult:
     """Pre-train as the recipe says; a run found in `out` resumes where it was saved last."""
+    clock = Clock()  # a budget in minutes begins here: setting up and evaluating are part of it
     world, folder = start_world(recipe.run.device), run_folder(out)
     try:
         true_recipe, opened = with_true_model(recipe), TokenStore.open(store)
         world.on_main(lambda: _check_same_run(folder, true_recipe, opened))
         if folder.finished:
-            return _finished_before(folder, world, callback)
+            return _finished_before(folder, opened, world, callback)
         # A function of its own, so that the network shared by the processes is gone before they disconnect:
         # what gloo still holds for it is otherwise freed with Python's lock held, and may wait for ever.
-        return _run_to_its_end(Request(recipe, store, out), folder, world, callback)
+        return _run_to_its_end(Request(recipe, store, out, clock), world, callback)
     finally:
         stop_world(world)
 
 
-def _run_to_its_end(
-    request: Request, folder: RunFolder, world: World, callback: ProgressCallback
-) -> PretrainingResult:
-    on_signal = callback.on_signal if world.main else lambda _: None
+def _run_to_its_end(request: Request, world: World, callback: ProgressCallback) -> PretrainingResult:
+    folder, on_signal = run_folder(request.out), callback.on_signal if world.main else lambda _: None
     with folder.locked(world), StopRequested(on_signal) as stop:
         run, state = set_up(request, world, callback)
+        if world.main and run.recipe.run.budget == "minutes":
+            seconds = 60 * run.recipe.run.minutes
+            callback.on_deadline(max(0.0, seconds - run.clock()), seconds)
         with (
             same_bits(run.machine.deterministic),
             RunJournal(folder.path, world, resume_step=state.progress.step) as journal,
@@ -139,8 +157,9 @@ def _run_to_its_end(
         state=ending,
         steps=progress.step,
         tokens=progress.tokens,
-        seconds=progress.seconds,
+        seconds=run.clock(),
         held_out=state.held_out,
+        unigram_entropy=unigram_entropy(run.store.token_counts),
         saved_step=state.saved_step,
         main_process=world.main,
     )
@@ -159,6 +178,10 @@ def _check_same_run(folder: RunFolder, recipe: Recipe, store: TokenStore) -> Non
         return
     found = differences(load_recipe(folder.config).model_dump(), recipe.model_dump())
     if changed := [each for each in found if each.key not in FREE_KEYS]:
+        if folder.finished and {each.key for each in changed} <= BUDGET_KEYS:
+            what = f"the run there is finished, and its learning rate has gone to its end: {changed[-1]}"
+            remedy = f"train on from its model: --from {folder.model} and a new --out"
+            raise UserError(what, where=str(folder.config), remedy=remedy)
         what = f"the run there has another recipe: {'; '.join(map(str, changed))}"
         remedy = "give --out a new folder, or take the change back"
         raise UserError(what, where=str(folder.config), remedy=remedy)
@@ -169,7 +192,9 @@ def _check_same_run(folder: RunFolder, recipe: Recipe, store: TokenStore) -> Non
         raise UserError(what, where=str(store_file), remedy=remedy)
 
 
-def _finished_before(folder: RunFolder, world: World, callback: ProgressCallback) -> PretrainingResult:
+def _finished_before(
+    folder: RunFolder, store: TokenStore, world: World, callback: ProgressCallback
+) -> PretrainingResult:
     """What a finished run came to; nothing is done."""
     newest = {line["kind"]: line for line in read_metrics(folder.path)}
     if not newest.keys() >= {"train", "held-out"}:
@@ -179,6 +204,7 @@ def _finished_before(folder: RunFolder, world: World, callback: ProgressCallback
     last, held_out = newest["train"], newest["held-out"]
     if world.main:
         callback.on_message(f"{folder.path} is finished already: nothing is left to do")
+        callback.on_message(f"to train on from its model: --from {folder.model} and a new --out")
     return PretrainingResult(
         folder=folder.path,
         state="finished",
@@ -186,6 +212,7 @@ def _finished_before(folder: RunFolder, world: World, callback: ProgressCallback
         tokens=last["tokens"],
         seconds=last["seconds"],
         held_out={name: held_out[name] for name in METRICS if name in held_out},
+        unigram_entropy=unigram_entropy(store.token_counts),
         saved_step=last["step"],
         main_process=world.main,
     )
@@ -209,6 +236,7 @@ class Run:
     held_out_data: PretrainingDataset
     callback: ProgressCallback
     notes: tuple[str, ...]
+    clock: Clock
     held_out_sets: dict[int, HeldOutSet] = field(default_factory=dict)
     """What each stage is evaluated on, built when it is first needed."""
 
@@ -216,6 +244,11 @@ class Run:
     def world(self) -> World:
         """The processes that share the run."""
         return self.trainer.world
+
+    def show_progress(self, progress: Progress) -> None:
+        """Move the user's bar."""
+        if self.world.main:
+            self.callback.on_progress(self.budget.fraction(progress))
 
     def report(self, text: str) -> None:
         """Tell the user, once."""
@@ -231,6 +264,12 @@ class RunState:
     window: "MetricsWindow" = field(default_factory=lambda: MetricsWindow())
     held_out: dict[str, float] = field(default_factory=dict)
     """The last held-out metrics."""
+    evaluation_due: bool = True
+    """Whether an evaluation was broken off, or a run has not begun: it comes before the next step."""
+    evaluation_seconds: float = 0.0
+    """What the last evaluation took."""
+    all_evaluations_seconds: float = 0.0
+    """What all evaluations since this start took."""
     saved_step: int = 0
     """The newest saved step, or 0."""
     plotted_seconds: float = 0.0
@@ -252,8 +291,18 @@ def set_up(request: Request, world: World, callback: ProgressCallback) -> tuple[
     train = PretrainingDataset(store, recipe, split="train", **loading)
     held_out = PretrainingDataset(store, held_out_recipe(recipe, machine), split="held-out", **loading)
     world.on_main(store.verify)
-    world.on_main(lambda: _check_every_stage_has_a_step(train, held_out))
-    world.on_main(lambda: _begin_folder(folder, recipe, store))
+
+    def begin_folder() -> None:
+        # A stage without a step is met before the folder holds a run that more text would not fit to.
+        for dataset in (train, held_out):
+            for stage in range(len(recipe.examples.stages)):
+                dataset.stage_index(stage).steps_in(0)
+        folder.remove_partial_files()
+        write_versions(folder.path)
+        write_json(folder.path / STORE_FILE, {"hash": store.hash, "tokens": store.tokens})
+        write_text(folder.config, recipe_text(recipe))  # last, for it says that a run is there
+
+    world.on_main(begin_folder)
     trainer = _build_trainer(recipe, initial.network, machine, world)
     state = RunState() if saved is None else _restore(saved, trainer)
     notes = (*initial.notes, *choices(recipe), *machine.notes)
@@ -269,6 +318,7 @@ def set_up(request: Request, world: World, callback: ProgressCallback) -> tuple[
         held_out,
         callback,
         notes,
+        replace(request.clock, before=state.progress.seconds),
     )
     for note in notes:
         run.report(note)
@@ -283,21 +333,6 @@ def held_out_recipe(recipe: Recipe, machine: Machine) -> Recipe:
     """The recipe for held-out examples: one step holds all of them, however many ranks share it."""
     batch = recipe.batch.model_copy(update={"by": "sequences", "sequences": machine.evaluation_sequences})
     return recipe.model_copy(update={"batch": batch})
-
-
-def _check_every_stage_has_a_step(*datasets: PretrainingDataset) -> None:
-    """Raise where a stage has no step, before the folder holds a run that more text would not fit to."""
-    for dataset in datasets:
-        for stage in range(len(dataset.recipe.examples.stages)):
-            dataset.stage_index(stage).steps_in(0)
-
-
-def _begin_folder(folder: RunFolder, recipe: Recipe, store: TokenStore) -> None:
-    """Write down what the run is asked to do; the recipe comes last, for it says that a run is there."""
-    folder.remove_partial_files()
-    write_versions(folder.path)
-    write_json(folder.path / STORE_FILE, {"hash": store.hash, "tokens": store.tokens})
-    write_text(folder.config, recipe_text(recipe))
 
 
 def _build_trainer(recipe: Recipe, network: Network, machine: Machine, world: World) -> Trainer:
@@ -329,7 +364,8 @@ def _restore(saved: SavedState, trainer: Trainer) -> RunState:
     # Saved sums are those of all ranks: one of them takes them over, or they would count several times.
     window = MetricsWindow(**scalars["window"]) if trainer.world.main else MetricsWindow()
     progress = saved.state.progress
-    return RunState(progress, window, scalars["held_out"], progress.step)
+    due = scalars.get("evaluation_due", False)  # older versions broke no evaluation off
+    return RunState(progress, window, scalars["held_out"], due, saved_step=progress.step)
 
 
 # ---- the loop
@@ -339,33 +375,64 @@ def _train(
     run: Run, state: RunState, journal: RunJournal, stop: StopRequested
 ) -> Literal["finished", "stopped"]:
     """Take the steps that remain of the budget, or those until somebody asks to stop."""
-    if state.progress.step == 0:
-        _evaluate(run, state, journal)
-    clock = Clock(state.progress.seconds)
-    cadence = _cadence(run, state.progress, stop)
-    # Ranks must agree on when a budget in minutes ends.
-    by_time = run.recipe.run.budget == "minutes"
+    if state.evaluation_due and not _evaluate(run, state, journal, stop):
+        return "stopped"
+    clock = _start_budget(run, state)
+    cadence = _cadence(run, state, stop)
     steps = training_steps(
-        run.trainer,
-        StepLoader(run),
-        state.progress,
-        clock=(lambda: run.world.broadcast(clock())) if by_time else clock,
-        due_after=cadence.due_after,
+        run.trainer, StepLoader(run), state.progress, clock=clock, due_after=cadence.due_after
     )
     for report in steps:
         state.progress = report.progress
         state.window.add(report)
+        run.show_progress(state.progress)
+        _tell_steps_that_fit(run, state.progress)
         if report.skipped:
             _handle_skipped_step(run, state, journal, report)
         if state.progress.step % run.recipe.run.log_every_steps == 0 or run.budget.spent(state.progress):
             _log(run, state, journal, report)
-        if report.due.evaluation:
-            _evaluate(run, state, journal)
-        if report.due.saving:
+        broken_off = report.due.evaluation and not _evaluate(run, state, journal, stop)
+        if report.due.saving or broken_off:
             _save(run, state, cadence)
-        if report.due.stopping:
+        if report.due.stopping or broken_off:
             return "stopped"
     return "finished"
+
+
+def _start_budget(run: Run, state: RunState) -> Callable[[], float]:
+    """Tell the budget what is known before the first step; the clock by which steps are counted."""
+    by_time = run.recipe.run.budget == "minutes"
+    # Ranks must agree on when a budget in minutes ends.
+    clock: Callable[[], float] = (lambda: run.world.broadcast(run.clock())) if by_time else run.clock
+    ready = clock()
+    run.budget.ready_seconds = None if run.machine.compiled else ready
+    run.budget.ending_seconds = run.world.broadcast(_ending_seconds(run, state))
+    state.window.since += ready - state.progress.seconds  # setting up is no part of a line of metrics
+    return clock
+
+
+def _ending_seconds(run: Run, state: RunState) -> float:
+    """About what the end of a run takes: an evaluation, a checkpoint, the model, and curves."""
+    weights = sum(each.numel() for each in run.trainer.parameters())
+    written = 4 * weights * (2 + OPTIMIZERS[run.recipe.optim.algorithm].moments)  # once more as the model
+    limit = _max_evaluation_seconds(run)
+    evaluation = state.evaluation_seconds or (limit if isfinite(limit) else 0.0)
+    return evaluation + written / BYTES_WRITTEN_A_SECOND + SECONDS_FOR_CURVES
+
+
+def _tell_steps_that_fit(run: Run, progress: Progress) -> None:
+    """Say at once how many steps a budget in minutes has, and what to change where these are too few."""
+    steps, minutes = run.budget.steps_that_fit(progress), run.recipe.run.minutes
+    if steps is None or progress.step != (2 if run.machine.compiled else 1):
+        return
+    each = run.budget.step_seconds(progress)
+    text = f"about {steps:,} steps of {each:.2g} seconds fit into {minutes:g} minutes"
+    if steps < MIN_USEFUL_STEPS:
+        text += (
+            ", too few to learn much: allow more (--minutes), or take a smaller batch (--batch), "
+            "shorter sequences (--max-length) or a smaller model (bertsmith recipe list)"
+        )
+    run.report(text)
 
 
 class StepLoader:
@@ -402,15 +469,19 @@ class StepLoader:
         self._ahead = load_steps(self.run.train_data, following, workers=workers, pin=pin)
 
 
-def _cadence(run: Run, progress: Progress, stop: StopRequested) -> Cadence:
+def _cadence(run: Run, state: RunState, stop: StopRequested) -> Cadence:
     """Evaluation ten times a run or as the recipe says, saving by steps and by the clock; both at the end."""
-    settings, fraction = run.recipe.run, run.budget.fraction(progress)
+    settings, fraction = run.recipe.run, run.budget.fraction(state.progress)
 
     def evaluates(progress: Progress) -> bool:
         nonlocal fraction
         before, fraction = fraction, run.budget.fraction(progress)
         if settings.evaluate_every_steps == "auto":
-            return int(fraction * EVALUATIONS) > int(before * EVALUATIONS)
+            due = int(fraction * EVALUATIONS) > int(before * EVALUATIONS)
+            # One that would take too much of the time so far is left out; the main process's clock decides.
+            taken = state.all_evaluations_seconds + state.evaluation_seconds
+            affordable = taken <= MAX_EVALUATION_FRACTION * progress.seconds
+            return due and run.world.broadcast(float(affordable)) > 0
         return progress.step % settings.evaluate_every_steps == 0
 
     return Cadence(
@@ -421,7 +492,7 @@ def _cadence(run: Run, progress: Progress, stop: StopRequested) -> Cadence:
         evaluates=evaluates,
         saves=lambda after: after.step % settings.save_every_steps == 0 or after.step in settings.keep_at,
         save_every_seconds=60 * settings.save_every_minutes,
-        saved_seconds=progress.seconds,
+        saved_seconds=state.progress.seconds,
     )
 
 
@@ -494,18 +565,42 @@ def _log(run: Run, state: RunState, journal: RunJournal, report: StepReport) -> 
         run.callback.on_step(run.budget.fraction(progress), shown)
 
 
-def _evaluate(run: Run, state: RunState, journal: RunJournal) -> None:
-    """Evaluate on the held-out documents; once a minute, and at the end, the curves are drawn, too."""
-    progress = state.progress
-    if progress.stage not in run.held_out_sets:
-        run.held_out_sets[progress.stage] = held_out_set(run.held_out_data, progress.stage, run.world)
-    state.held_out = evaluate(run.trainer, run.held_out_sets[progress.stage])
+def _evaluate(run: Run, state: RunState, journal: RunJournal, stop: StopRequested) -> bool:
+    """Evaluate on the held-out documents; once a minute, and at the end, the curves are drawn, too.
+
+    False where somebody asked to stop meanwhile: an evaluation changes nothing, so it is broken off.
+    """
+    progress, sets, began = state.progress, run.held_out_sets, run.clock()
+    state.evaluation_due = True
+    if progress.stage not in sets:
+        sets[progress.stage] = held_out_set(run.held_out_data, progress.stage, run.world)
+    asked_before = stop.here  # then the run stops after all that is due, so that a resume changes no line
+    evaluated = evaluate(
+        run.trainer,
+        sets[progress.stage],
+        stopping=lambda: stop.here and not asked_before,
+        max_seconds=_max_evaluation_seconds(run),
+    )
+    if evaluated is None:
+        return False
+    state.held_out, sets[progress.stage] = evaluated
+    state.evaluation_due, state.evaluation_seconds = False, run.clock() - began
+    state.all_evaluations_seconds += state.evaluation_seconds
     numbers = {"stage": progress.stage, "tokens": progress.tokens, "seconds": round(progress.seconds, 3)}
     journal.write("held-out", progress.step, {**state.held_out, **numbers})
     waited = progress.seconds - state.plotted_seconds
     due = waited >= SECONDS_BETWEEN_PLOTS or run.budget.spent(progress)
     if progress.step and run.world.broadcast(float(due)) > 0:  # the main process's clock decides for all
         _plot(run, state)
+    return True
+
+
+def _max_evaluation_seconds(run: Run) -> float:
+    """What one evaluation may take of a budget in minutes, where the recipe leaves its size open."""
+    settings = run.recipe.run
+    if settings.budget != "minutes" or settings.evaluation_sequences != "auto":
+        return inf
+    return 60 * settings.minutes * MAX_EVALUATION_FRACTION / 4
 
 
 def _plot(run: Run, state: RunState) -> None:
@@ -526,6 +621,7 @@ def _save(run: Run, state: RunState, cadence: Cadence) -> None:
         "window": asdict(state.window.over_all_ranks(run.world)),
         "norms": list(run.trainer.guard.norms),
         "held_out": state.held_out,
+        "evaluation_due": state.evaluation_due,
         "micro_tokens": run.machine.micro_tokens,  # other micro-batches would round differently
     }
     saved, keep_last, keep_at = TrainingState.at(progress, scalars), settings.keep_last, settings.keep_at

@@ -17,6 +17,12 @@ class ProgressCallback(Protocol):
     def on_step(self, progress: float, values: dict[str, Any]) -> None:
         """A line of metrics; progress is the fraction of the run that is done."""
 
+    def on_progress(self, progress: float) -> None:
+        """A step is done; progress is the fraction of the run that is."""
+
+    def on_deadline(self, seconds: float, total: float) -> None:
+        """The run goes by the clock: so many of its seconds remain, of so many in all."""
+
     def on_signal(self, text: str) -> None:
         """A message from a signal handler, amid anything else: it must not wait for any lock."""
 

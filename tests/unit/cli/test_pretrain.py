@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from typer import Typer
 from typer.testing import CliRunner
 
 from bertsmith.cli.pretrain import live_line, pretrain, show
-from bertsmith.cli.terminal import JsonProgress, LogProgress
+from bertsmith.cli.terminal import JsonProgress, LogProgress, progress_display
 from bertsmith.core.errors import UserError
 from bertsmith.corpus.token_store import TokenStore
 from bertsmith.pretraining.pretrain import PretrainingResult
@@ -74,6 +75,55 @@ def test_minutes_are_a_budget_in_minutes(store, tmp_path):
     assert (written.budget, written.minutes) == ("minutes", 1e-6)
 
 
+def test_short_options_are_keys_of_the_recipe(store, tmp_path):
+    options = ("--batch", "3", "--max-length", "32", "--device", "cpu", "--precision", "bf16")
+    result = CliRunner().invoke(
+        app,
+        [
+            *(
+                "bert-tiny",
+                "--store",
+                str(store.folder),
+                "--out",
+                str(tmp_path / "run"),
+                "--steps",
+                "1",
+                *options,
+            ),
+            *("--set", "examples.held_out_fraction=0.2"),
+        ],
+        catch_exceptions=False,
+    )
+    assert "finished after 1 steps" in result.stdout
+    recipe = recipe_of(tmp_path / "run")
+    assert (recipe.batch.by, recipe.batch.sequences) == ("sequences", 3)
+    assert [(each.fraction, each.length, each.predictions) for each in recipe.examples.stages] == [
+        (1.0, 32, 5)
+    ]
+    assert (recipe.run.device, recipe.run.precision) == ("cpu", "bf16")
+
+
+def test_a_loss_that_is_not_below_word_frequencies_is_told(capsys):
+    result = PretrainingResult(
+        folder=Path("runs/x"),
+        state="finished",
+        steps=10,
+        tokens=1000,
+        seconds=9.0,
+        held_out={"loss": 7.5, "mlm_loss": 7.5},
+        unigram_entropy=7.25,
+        saved_step=10,
+        main_process=True,
+    )
+    show(result, as_json=False)
+    line = "the held-out loss 7.50 is not below 7.25, that of mere word frequencies"
+    assert line in capsys.readouterr().out
+    show(replace(result, held_out={"mlm_loss": 7.0}), as_json=False)
+    assert "frequencies" not in capsys.readouterr().out
+    show(result, as_json=True)
+    assert json.loads(capsys.readouterr().out)["unigram_entropy"] == 7.25
+
+
 def test_both_budgets_are_rejected(store, tmp_path):
     with pytest.raises(UserError, match="a run has one budget"):
         run(store, tmp_path / "run", "--steps", "2", "--minutes", "2")
@@ -104,7 +154,7 @@ def test_words_to_add_without_a_model_are_rejected(store, tmp_path):
     ],
 )
 def test_a_stopped_run_says_where_the_same_command_would_resume(capsys, saved_step, told):
-    numbers = {"tokens": 100, "seconds": 1.0, "held_out": {}, "main_process": True}
+    numbers = {"tokens": 100, "seconds": 1.0, "held_out": {}, "unigram_entropy": 7.0, "main_process": True}
     show(PretrainingResult(Path("run"), "stopped", 6, saved_step=saved_step, **numbers), as_json=False)
     assert capsys.readouterr().out.splitlines()[-1].endswith(told)
 
@@ -201,3 +251,19 @@ def test_the_live_line_has_what_a_person_watches():
 def test_the_tiny_recipe_of_these_tests_is_that_of_the_command(store, tmp_path):
     run(store, tmp_path / "run", "--steps", "1")
     assert recipe_of(tmp_path / "run") == tiny_recipe("run.steps=1")
+
+
+def test_the_bar_moves_with_steps_and_by_the_clock(monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    with progress_display(live_line, as_json=False) as callback:
+        task = callback.bar.tasks[0]
+        callback.on_progress(0.25)
+        assert task.completed == 0.25
+        callback.on_deadline(30.0, 40.0)
+        list(callback.bar.get_renderables())
+        assert task.completed == pytest.approx(0.25, abs=0.05)
+        callback.on_progress(0.9)  # a budget in minutes is told by the clock
+        assert task.completed < 0.5
+        callback.on_deadline(0.0, 40.0)
+        list(callback.bar.get_renderables())
+        assert task.completed == 1.0

@@ -143,3 +143,33 @@ def test_other_budgets_go_on_as_fast_as_after_the_first_step(budget):
     assert budget.seconds_remaining(compiled) == pytest.approx(540.0)  # nothing else is known yet
     third = compiled.after(tokens=1000, seconds=62.0).after(tokens=1000, seconds=64.0)
     assert budget.seconds_remaining(third) == pytest.approx(7 * 2.0)
+
+
+def test_a_budget_in_minutes_leaves_time_for_the_end_of_the_run():
+    budget = budget_of("run.budget=minutes", "run.minutes=1", STAGES)
+    budget.ending_seconds = 12.0
+    begins = walk(budget, seconds=5.0)
+    assert begins[-1].seconds + 5.0 <= 60 - 12
+    assert begins[-1].seconds + 10.0 > 60 - 12  # but no more than that
+    budget.ending_seconds = 1000.0
+    assert budget.step_limit == 30  # never all of it
+
+
+def test_a_step_that_would_end_too_late_is_not_begun():
+    budget = budget_of("run.budget=minutes", "run.minutes=1")
+    after_two = Progress(step=2, seconds=45, first_step_seconds=25)
+    assert budget.step_seconds(after_two) == 20 and budget.spent(after_two)
+    assert not budget.spent(
+        Progress(step=1, seconds=45, first_step_seconds=45)
+    )  # most of it may be compiling
+    budget.ready_seconds = 5.0
+    assert budget.spent(Progress(step=1, seconds=45, first_step_seconds=45))
+
+
+def test_how_many_steps_fit_is_known_after_the_first():
+    budget = budget_of("run.budget=minutes", "run.minutes=1")
+    budget.ready_seconds = 8.0
+    assert budget.steps_that_fit(Progress(step=1, seconds=10, first_step_seconds=10)) == 26
+    assert (
+        budget_of("run.steps=7").steps_that_fit(Progress(step=1, seconds=10, first_step_seconds=10)) is None
+    )

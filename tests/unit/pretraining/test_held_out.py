@@ -96,7 +96,7 @@ def test_an_evaluation_leaves_nothing_behind(store, tmp_path):
     torch.manual_seed(3)
     expected = torch.rand(1)
     torch.manual_seed(3)
-    first, second = evaluate(trainer, batches), evaluate(trainer, batches)
+    first, second = (evaluate(trainer, batches)[0] for _ in range(2))
     assert first == second  # no dropout
     assert torch.equal(torch.rand(1), expected)
     assert trainer.objective.training
@@ -109,15 +109,36 @@ def test_results_are_means_over_all_sequences(store, tmp_path):
     assert len(micros) > 2
     masked = [float(micro.masked_weights_P.sum()) for micro in micros]
     parts = [
-        evaluate(trainer, replace(given, batches=replace(given.batches, micros=(micro,), masked=count)))
+        evaluate(trainer, replace(given, batches=replace(given.batches, micros=(micro,), masked=count)))[0]
         for micro, count in zip(micros, masked, strict=True)
     ]
     mean = sum(part["mlm_loss"] * count for part, count in zip(parts, masked, strict=True)) / sum(masked)
-    whole = evaluate(trainer, given)
+    whole, evaluated = evaluate(trainer, given)
+    assert evaluated is given
     assert whole["mlm_loss"] == pytest.approx(mean, rel=1e-6)
     assert (whole["sequences"], whole["pair_majority"]) == (24, given.pair_majority)
     assert whole["loss"] == whole["mlm_loss"] + whole["pair_loss"]
     assert whole["mlm_loss"] == pytest.approx(math.log(store.vocabulary), abs=0.1)  # it knows nothing yet
+
+
+def test_an_evaluation_that_takes_too_long_goes_on_with_fewer_sequences(store, tmp_path):
+    trainer, given = trainer_of(store), held_out(store, tmp_path, "run.evaluation_sequences=24")
+    first, fewer = evaluate(trainer, given, max_seconds=0.0)
+    assert len(fewer.batches.micros) == 1 < len(given.batches.micros)
+    assert first["sequences"] == fewer.sequences == len(shown(fewer.batches)) < 24
+    assert evaluate(trainer, fewer) == (first, fewer)  # from now on the same ones
+    alone = replace(given.batches, micros=given.batches.micros[:1], masked=fewer.batches.masked)
+    same = evaluate(trainer, replace(given, batches=alone))[0]
+    assert first["mlm_loss"] == same["mlm_loss"]
+
+
+def test_a_wish_to_stop_breaks_an_evaluation_off(store, tmp_path):
+    trainer, given = trainer_of(store), held_out(store, tmp_path, "run.evaluation_sequences=24")
+    passes = []
+    trainer.objective.register_forward_hook(lambda *_: passes.append(len(passes)))
+    assert evaluate(trainer, given, stopping=lambda: len(passes) == 2) is None
+    assert len(passes) == 2 < len(given.batches.micros)
+    assert trainer.objective.training
 
 
 def test_sums_become_means_and_pairs_only_where_there_are_any():

@@ -1,6 +1,5 @@
 """A run from its recipe to its model folder, and what its folder rejects."""
 
-import itertools
 import json
 import shutil
 import subprocess
@@ -139,7 +138,10 @@ def test_a_finished_run_only_reports_its_result(finished, store):
     before, listener = snapshot(finished), Listener()
     result = run_tiny(store, finished, "run.keep_last=5", listener=listener)
     assert snapshot(finished) == before
-    assert listener.notes == [f"{finished} is finished already: nothing is left to do"]
+    assert listener.notes == [
+        f"{finished} is finished already: nothing is left to do",
+        f"to train on from its model: --from {finished / 'model'} and a new --out",
+    ]
     assert (result.state, result.steps) == ("finished", 8)
     last = metrics_of(finished, "held-out")[-1]
     assert result.tokens == last["tokens"] > 0 and result.seconds > 0
@@ -222,9 +224,14 @@ def test_states_asked_for_are_kept_among_the_newest(store, tmp_path):
 
 
 def test_a_state_is_saved_by_the_clock_too(store, tmp_path, monkeypatch):
-    passing = itertools.count(20.0, 20.0)  # a step takes 20 seconds
-    monkeypatch.setattr(Clock, "__call__", lambda _: next(passing))
-    run_tiny(store, tmp_path / "run", "run.save_every_minutes=1", "run.keep_last=100")
+    passed = [0.0]
+    monkeypatch.setattr(Clock, "__call__", lambda _: passed[0])
+
+    def pass_time(*_: object) -> None:
+        passed[0] += 20.0  # a step takes 20 seconds
+
+    with BeforeSteps(pass_time):
+        run_tiny(store, tmp_path / "run", "run.save_every_minutes=1", "run.keep_last=100")
     assert saved_steps(tmp_path / "run" / "checkpoints") == [3, 6, 8]
 
 

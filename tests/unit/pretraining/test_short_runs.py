@@ -1,0 +1,120 @@
+"""Runs of minutes: their budget is kept, evaluations stay small, and what will not do is told early."""
+
+import re
+import time
+
+import pytest
+import torch
+
+from bertsmith.core.errors import UserError
+from bertsmith.objectives.pretraining_objective import PretrainingObjective
+from bertsmith.pretraining.hardware import MIN_EVALUATION_SEQUENCES, fit_machine
+from bertsmith.pretraining.initial_model import build_initial_model
+from bertsmith.pretraining.pretrain import Clock
+from bertsmith.training.distributed import ALONE
+from tests.tiny_runs import (
+    Listener,
+    ask_to_stop,
+    differing,
+    last_state,
+    metrics_of,
+    run_tiny,
+    tiny_recipe,
+)
+
+
+@pytest.mark.parametrize(("due", "stopped_at"), [(1, 0), (2, 5), (3, 8)])
+def test_a_wish_to_stop_breaks_an_evaluation_off_which_the_resumed_run_makes_up_for(
+    store, tmp_path, due, stopped_at
+):
+    asked = []
+
+    def ask_in_an_evaluation(module, *_) -> None:
+        if isinstance(module, PretrainingObjective) and not torch.is_grad_enabled():
+            asked.append(len(asked))
+            if len(asked) == due:
+                ask_to_stop()
+
+    hook = torch.nn.modules.module.register_module_forward_pre_hook(ask_in_an_evaluation)
+    try:
+        result = run_tiny(store, tmp_path / "run")
+    finally:
+        hook.remove()
+    assert (result.state, result.steps, result.saved_step) == ("stopped", stopped_at, stopped_at)
+    assert stopped_at not in [line["step"] for line in metrics_of(tmp_path / "run", "held-out")]
+    assert run_tiny(store, tmp_path / "run").state == "finished"
+    run_tiny(store, tmp_path / "straight")
+    assert metrics_of(tmp_path / "run") == metrics_of(tmp_path / "straight")
+    assert differing(last_state(tmp_path / "run"), last_state(tmp_path / "straight")) == []
+
+
+def test_a_finished_run_says_how_to_train_on(store, tmp_path):
+    run_tiny(store, tmp_path / "run", "run.steps=1")
+    with pytest.raises(UserError) as caught:
+        run_tiny(store, tmp_path / "run", "run.steps=2")
+    message = caught.value.line()
+    assert "the run there is finished" in message and "run.steps: 1 there, 2 now" in message
+    assert f"--from {tmp_path / 'run' / 'model'} and a new --out" in message
+    run_tiny(store, tmp_path / "longer", "run.steps=1", f"start.model={tmp_path / 'run' / 'model'}")
+
+
+def test_the_bar_moves_with_every_step(store, tmp_path):
+    listener = Listener()
+    run_tiny(store, tmp_path / "run", "run.log_every_steps=4", listener=listener)
+    assert listener.progress == [step / 8 for step in range(1, 9)]
+    assert listener.deadlines == []
+
+
+def test_a_budget_in_minutes_tells_the_bar_its_end_and_how_many_steps_will_fit(store, tmp_path):
+    listener = Listener()
+    began = time.monotonic()
+    result = run_tiny(store, tmp_path / "run", "run.budget=minutes", "run.minutes=0.2", listener=listener)
+    assert time.monotonic() - began < 12 + 3
+    assert result.seconds < 12 + 3
+    ((remaining, total),) = listener.deadlines
+    assert total == 12 and 0 < remaining <= 12
+    (line,) = [note for note in listener.notes if "steps of" in note]
+    assert re.match(r"about [\d,]+ steps of \S+ seconds fit into 0\.2 minutes", line)
+
+
+def test_too_few_steps_are_told_with_what_to_change(store, tmp_path):
+    listener = Listener()
+    run_tiny(store, tmp_path / "run", "run.budget=minutes", "run.minutes=1e-6", listener=listener)
+    (line,) = [note for note in listener.notes if "steps of" in note]
+    assert line.startswith("about 1 steps of")
+    assert "too few to learn much" in line and "--minutes" in line and "--batch" in line
+
+
+def test_evaluations_take_a_small_part_of_a_run(store, tmp_path, monkeypatch):
+    passed = [0.0]
+    monkeypatch.setattr(Clock, "__call__", lambda _: passed[0])
+
+    def pass_time(module, *_) -> None:
+        if isinstance(module, PretrainingObjective):
+            passed[0] += 1.0  # an evaluation takes as long as a step
+
+    hook = torch.nn.modules.module.register_module_forward_pre_hook(pass_time)
+    try:
+        run_tiny(store, tmp_path / "run", "run.steps=40", "run.evaluate_every_steps=auto")
+    finally:
+        hook.remove()
+    steps = [line["step"] for line in metrics_of(tmp_path / "run", "held-out")]
+    assert steps == [0, 20, 28, 40]  # between the ends only where all of them are a tenth of the time
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (("run.steps=1_000_000",), 128),
+        (("run.steps=100",), 30),  # 400 sequences: 3 x 400 / 10 / 4
+        (("run.steps=1",), MIN_EVALUATION_SEQUENCES),
+        (("run.steps=1", "run.evaluation_sequences=99"), 99),
+        (("run.budget=tokens", "run.tokens=32_000"), 75),  # 1,000 sequences of 32 tokens
+        (("run.budget=minutes", "run.minutes=1"), 128),  # what they take is measured
+    ],
+    ids=str,
+)
+def test_a_short_run_is_evaluated_on_fewer_sequences(store, settings, expected):
+    recipe = tiny_recipe("run.evaluation_sequences=auto", *settings)
+    machine = fit_machine(recipe, build_initial_model(recipe, store).network, ALONE)
+    assert machine.evaluation_sequences == expected
