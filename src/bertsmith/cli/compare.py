@@ -10,6 +10,7 @@ from bertsmith.cli.model_options import (
     ModelOption,
     PoolingOption,
     PrecisionOption,
+    PromptOption,
     TruncateOption,
     bar,
     console,
@@ -28,7 +29,8 @@ NEAR, FAR = 0.8, 0.5
 
 def compare(
     texts: Annotated[list[str], Argument(metavar="A B [C...]", help="Two texts or more.")],
-    pooling: PoolingOption = "mean",
+    pooling: PoolingOption = None,
+    prompt: PromptOption = None,
     model: ModelOption = None,
     device: DeviceOption = "auto",
     precision: PrecisionOption = "auto",
@@ -37,7 +39,8 @@ def compare(
 ) -> None:
     """Compare texts by the cosine of their vectors.
 
-    1 is the same direction, 0 a right angle. Two texts give one number, more of them a matrix. Vectors of a
+    1 is the same direction, 0 a right angle. A folder of sentence-transformers is followed in its pooling and
+    prompt. Two texts give one number, more of them a matrix. Vectors of a
     model that was only pre-trained are all rather near to each other: compare cosines with cosines.
 
     Example: bertsmith compare "A boy runs." "A child is running." "It rains in Rome."
@@ -48,7 +51,8 @@ def compare(
 
     bert = open_model(model, "embed", device=device, precision=precision)
     with naming_inputs(lambda number: f"text {number + 1}"):
-        vectors = bert.embed(texts, pooling=pooling, truncate=truncate)
+        # Cosines are the same for vectors of any length.
+        vectors = bert.embed(texts, pooling=pooling, normalize=False, prompt=prompt, truncate=truncate)
     similarity: list[list[float]] = cosines(vectors).tolist()
     if as_json:
         print_json({"similarity": similarity})

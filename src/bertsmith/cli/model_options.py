@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from typer import Option, echo
 
 from bertsmith.core.errors import Remedy, UserError
 from bertsmith.inference.default_model import DEFAULT_MODEL
 from bertsmith.inference.outputs import ABILITIES
+from bertsmith.model.sentence_modules import Pooling
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -40,8 +41,16 @@ TruncateOption = Annotated[
     bool, Option("--truncate", help="Cut texts that are too long for the model; else they are rejected.")
 ]
 PoolingOption = Annotated[
-    Literal["mean", "cls", "max"],
-    Option("--pooling", help="What stands for a text: the mean, first or largest of its tokens' vectors."),
+    Pooling | None,
+    Option(
+        "--pooling",
+        help="What stands for a text: the mean, first (cls) or largest of its tokens' vectors, ..., or the "
+        "pooler's output; without it, what the folder says, else the mean.",
+    ),
+]
+PromptOption = Annotated[
+    str | None,
+    Option("--prompt", metavar="TEXT", help='Put before each text; "" for none, where the folder has one.'),
 ]
 
 BAR_WIDTH = 30

@@ -35,6 +35,9 @@ def serve(
     port: Annotated[int, Option(min=0, max=65535, help="Port to listen at; 0 for any free one.")] = 8000,
     device: DeviceOption = "auto",
     precision: PrecisionOption = "auto",
+    truncate: Annotated[
+        bool, Option("--truncate", help="Cut texts that are too long, for clients that cannot ask for it.")
+    ] = False,
     api_key: Annotated[
         str,
         Option(envvar="BERTSMITH_API_KEY", help="Key that clients must send; better given as a variable."),
@@ -55,6 +58,8 @@ def serve(
     Example: bertsmith serve
 
     Example: bertsmith serve --model runs/sst2 --model qa=runs/squad2 --port 8000
+
+    Example: bertsmith serve --model models/all-MiniLM-L6-v2 --truncate
 
     Example: BERTSMITH_API_KEY=secret bertsmith serve --model runs/sst2 --host 0.0.0.0
 
@@ -78,6 +83,7 @@ def serve(
         precision=cast("Precision", precision),  # a model refuses any other as it is opened
         api_key=api_key,
         allow_origins=tuple(allow_origin or ()),
+        truncates=truncate,
         limits=limits,
     )
     _serve_at(host, port, config)

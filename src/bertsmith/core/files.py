@@ -95,12 +95,15 @@ def check_not_taken(folder: Path) -> None:
 def _move_into(target: Path, fresh: Path, replaces: Sequence[str]) -> None:
     """Move files into a folder that exists, and remove what they replace under other names."""
     # The large files first: config.json must not speak of weights that did not arrive.
-    files = sorted(fresh.iterdir(), key=lambda file: -file.stat().st_size)
-    for file in files:
-        file.replace(target / file.name)
-    written = {file.name for file in files}
+    files = [path for path in fresh.rglob("*") if path.is_file()]
+    written = set()
+    for file in sorted(files, key=lambda file: -file.stat().st_size):
+        place = target / file.relative_to(fresh)
+        place.parent.mkdir(exist_ok=True)
+        file.replace(place)
+        written.add(place)
     for old in (file for pattern in replaces for file in target.glob(pattern)):
-        if old.name not in written:
+        if old not in written:
             old.unlink()
 
 

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from bertsmith.core.errors import UserError
 from bertsmith.core.files import read_json, sha256_of, write_json
-from bertsmith.inference.loaded_model import model_folder
+from bertsmith.inference.model_path import model_folder
 from bertsmith.model.tensor_files import WEIGHT_FILES
 from bertsmith.recipe.finetuning_schema import FinetuningRecipe
 from bertsmith.recipe.load import Difference, differences, leaves, with_new_names

@@ -16,6 +16,7 @@ from bertsmith.finetuning.splits import (
     without_unknown_labels,
 )
 from bertsmith.inference.loaded_model import load_task_model
+from bertsmith.inference.model_path import SPREAD_FILE, model_folder
 from bertsmith.inference.task_model import TaskModel
 from bertsmith.tasks.catalogue import task_named
 from bertsmith.tasks.custom import CustomSpec, custom_task
@@ -114,6 +115,8 @@ class _Members:
 
     @classmethod
     def open(cls, folders: Sequence[Path], *, device: str) -> "_Members":
+        # Of several runs whose spread was written, the best one is meant.
+        folders = [model_folder(each) if (each / SPREAD_FILE).is_file() else each for each in folders]
         for folder in folders:
             _check_finished(folder)
         return cls(folders, [load_task_model(folder, device=device) for folder in folders])

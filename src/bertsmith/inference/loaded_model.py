@@ -33,13 +33,21 @@ from bertsmith.inference.finetuned_folder import (
     read_finetuned,
     write_finetuned,
 )
+from bertsmith.inference.model_path import model_folder
 from bertsmith.inference.outputs import ABILITIES, Choice, Classification, Entity, TaggedWord
-from bertsmith.inference.text_reader import Reader, TextInput, TextOrPair, TokenizedText, as_pairs
+from bertsmith.inference.text_reader import Reader, TextInput, TextOrPair, TokenizedText, as_list, as_pairs
 from bertsmith.model.architectures.registry import architecture_of
-from bertsmith.model.encoder import first_of_rows, largest_of_rows, mean_of_rows
+from bertsmith.model.encoder import (
+    first_of_rows,
+    largest_of_rows,
+    last_of_rows,
+    mean_of_rows,
+    root_mean_of_rows,
+)
 from bertsmith.model.inference_network import can_pack, convertible_blocks, int8_network, packed_network
 from bertsmith.model.model_folder import Model, read_model, write_model
 from bertsmith.model.network import Network
+from bertsmith.model.sentence_modules import POOLINGS, Pooling, transformer_folder
 from bertsmith.model.tensor_files import SAVED_WEIGHT_FILES
 from bertsmith.model.torch_internals import has_bf16_products, has_int8_products
 from bertsmith.packed import PackedBatch, unpack
@@ -50,10 +58,15 @@ if TYPE_CHECKING:
     from bertsmith.inference.task_model import TaskModel
     from bertsmith.tasks.answers import QuestionAnswer
 
-
-Pooling = Literal["mean", "cls", "max"]
 Precision = Literal["auto", "fp32", "bf16", "int8"]
-POOLS = {"mean": mean_of_rows, "cls": first_of_rows, "max": largest_of_rows}
+POOLS = {
+    "mean": mean_of_rows,
+    "cls": first_of_rows,
+    "max": largest_of_rows,
+    "mean_sqrt_len_tokens": root_mean_of_rows,
+    "lasttoken": last_of_rows,
+}
+"""From the last states to a vector; the pooler is a head."""
 HEAD_OF_ABILITY = {"fill": "mlm", "next": "nsp"}
 """Heads of pre-training; of task heads their kinds know, and `embed` and `look` take none."""
 PRECISIONS = get_args(Precision)
@@ -89,29 +102,15 @@ def load(
     if precision not in PRECISIONS:
         raise UserError(f"unknown precision {precision!r}", remedy=f"choose one of {', '.join(PRECISIONS)}")
     chosen = usable_precision(precision, _usable_device(device))
-    folder = Path(folder).expanduser()
-    if folder.is_file():
-        remedy = f"give the folder that holds it, {folder.parent}"
-        raise UserError("is a file, not a model folder", where=str(folder), remedy=remedy)
-    if not folder.is_dir():
-        remedy = "give the path of a folder on this machine: bertsmith opens folders and downloads nothing"
-        raise UserError("there is no such folder", where=str(folder), remedy=remedy)
     folder = model_folder(folder)
     model = read_model(folder, dtype=torch.bfloat16 if chosen == "bf16" else torch.float32)
-    finetuned, tokenizer = read_finetuned(folder), Tokenizer.load(folder)
+    finetuned, tokenizer = read_finetuned(folder), Tokenizer.load(transformer_folder(folder))
     check_vocabulary(model, tokenizer, where=str(folder))
     # The last note tells of a pooler without weights, which matters only where something reads it.
     skipped = finetuned is not None and finetuned.skips_pooler and model.untrained == ("pooler",)
     for note in model.notes[:-1] if skipped else model.notes:
         log.warning("%s: %s", folder, note)
     return Bert(model, tokenizer, device=device, finetuned=finetuned, int8=chosen == "int8")
-
-
-def model_folder(folder: Path) -> Path:
-    """The model folder that is meant: the one of this name, or the one in the folder of a run."""
-    inner = folder / "model"
-    named_run = not (folder / "config.json").exists() and (inner / "config.json").exists()
-    return inner if named_run else folder
 
 
 def load_task_model(folder: Path, *, device: str = "auto") -> "TaskModel":
@@ -156,9 +155,9 @@ class Bert:
         self.model, self.tokenizer, self.finetuned = model, tokenizer, finetuned
         self._predictors: dict[str, Predictor] = {}
         self._lock = Lock()  # making a predictor changes the network
-        # A tokenizer may name fewer tokens than the model has positions: those it was trained with.
+        # A folder or its tokenizer may name fewer tokens than the model has positions: those of its training.
         positions = model.network.config.positions
-        longest = min(positions, tokenizer.max_length or positions)
+        longest = min(positions, model.sentence.longest or tokenizer.max_length or positions)
         self._device, self.reader = chosen, Reader(tokenizer, longest)
         network = model.network.to(chosen).eval()
         if int8:
@@ -208,21 +207,42 @@ class Bert:
         self,
         texts: Iterable[TextInput],
         *,
-        pooling: Pooling = "mean",
+        pooling: Pooling | None = None,
+        normalize: bool | None = None,
+        prompt: str | None = None,
         truncate: bool = False,
     ) -> Tensor:
-        """One vector for each text [texts, width]: the mean, first or largest of its last states."""
-        if pooling not in tuple(POOLS):
-            raise UserError(f"unknown pooling {pooling!r}", remedy=f"choose one of {', '.join(POOLS)}")
-        if pooling == "cls" and self.engine.network.config.direction == "left-to-right":
+        """One vector for each text [texts, width].
+
+        A folder of sentence-transformers says what pools the last states, whether vectors have the length 1
+        and which prompt stands before a text. Elsewhere it is the mean, of length 1, without a prompt. What
+        is given here goes before what the folder says.
+        """
+        sentence, network = self.model.sentence, self.engine.network
+        if sentence.unsupported and (pooling is None or normalize is None):
+            what = f"vectors are made here by {sentence.unsupported}, which bertsmith does not do"
+            raise UserError(what, where="modules.json", remedy="choose both pooling and normalize yourself")
+        chosen = sentence.pooling if pooling is None else pooling
+        if chosen not in POOLINGS:
+            raise UserError(f"unknown pooling {pooling!r}", remedy=f"choose one of {', '.join(POOLINGS)}")
+        if chosen == "pooler":
+            self._need("pooler", "to embed texts by it")
+        if chosen in ("cls", "pooler") and network.config.direction == "left-to-right":
             what = "the first token of a model that reads from left to right sees nothing of the text"
             raise UserError(what, remedy="choose another pooling, such as mean")
 
         def vectors(batch: PackedBatch) -> Tensor:
-            return POOLS[pooling](self.engine.network(batch), batch.layout)
+            if chosen == "pooler":
+                return network.sentence_scores("pooler", batch)
+            return POOLS[chosen](network(batch), batch.layout)
 
-        found = self.engine.vectors(texts, vectors, truncate=truncate)
-        return torch.cat(found) if found else torch.empty(0, self.model.network.config.width)
+        behind = as_list(texts)
+        if sentence.prepares(prompt):
+            behind = [sentence.prepared(text, prompt) if isinstance(text, str) else text for text in behind]
+        found = self.engine.vectors(behind, vectors, truncate=truncate)
+        rows = torch.cat(found) if found else torch.empty(0, network.config.width)
+        wanted = sentence.normalize if normalize is None else normalize
+        return torch.nn.functional.normalize(rows, dim=-1) if wanted else rows
 
     def fill(self, text: str, *, top: int = 5, truncate: bool = False) -> list[list[Candidate]]:
         """For each mask of the text the most probable tokens, each mask by itself."""
@@ -359,7 +379,8 @@ class Bert:
         if head not in architecture_of(model_type).heads:
             what = f"{model_type} models have no {head} head, which it takes {purpose}"
             raise UserError(what, remedy="take a model of another family")
-        make = f"make one with {_training_of(head)}, or "
+        command = _training_of(head)
+        make = f"make one with {command}, or " if command else ""
         remedy = f"{make}load a folder that was saved with it (heads here: {', '.join(self.heads) or 'none'})"
         raise UserError(f"this model has no {lacking} head, which it takes {purpose}", remedy=remedy)
 
@@ -374,12 +395,12 @@ class Bert:
 
 
 def _training_of(head: str) -> str:
-    """The command that makes such a head; some have many others of their kind."""
+    """The command that makes such a head, if one does; some have many others of their kind."""
     if head in HEAD_OF_ABILITY.values():
         return "bertsmith pretrain"
     from bertsmith.tasks.kinds.registry import kinds_of_head
 
-    return f"bertsmith finetune {kinds_of_head(head)[0].taught_by}"
+    return "".join(f"bertsmith finetune {kind.taught_by}" for kind in kinds_of_head(head)[:1])
 
 
 def _usable_device(device: str) -> torch.device:

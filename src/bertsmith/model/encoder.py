@@ -300,6 +300,12 @@ def mean_of_rows(values_TD: Tensor, layout: Layout) -> Tensor:
     return (sums_SD / lengths_S[:, None]).to(values_TD.dtype)
 
 
+def root_mean_of_rows(values_TD: Tensor, layout: Layout) -> Tensor:
+    """The sum of each sequence's rows over the square root of their number [S, D]."""
+    lengths_S = layout.starts_S1[1:] - layout.starts_S1[:-1]
+    return mean_of_rows(values_TD, layout) * lengths_S[:, None].sqrt()
+
+
 def largest_of_rows(values_TD: Tensor, layout: Layout) -> Tensor:
     """The element-wise largest of each sequence's rows [S, D]."""
     return torch.segment_reduce(values_TD, "max", offsets=layout.starts_S1.long(), axis=0, unsafe=True)

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from bertsmith.model.network import (
     build_network,
     published_names,
 )
+from bertsmith.model.sentence_modules import SentenceModules, read_sentence_modules, transformer_folder
 from bertsmith.model.tensor_files import SAVED_WEIGHT_FILES, read_tensors, write_tensors
 
 SHOWN_NAMES = 8
@@ -189,6 +190,8 @@ class Model:
     """What the reader of the folder should know: weights that belong nowhere, a pooler that is not there."""
     untrained: tuple[str, ...] = ()
     """Heads that the folder lacked and that were freshly initialised."""
+    sentence: SentenceModules = SentenceModules()
+    """How it makes vectors of texts."""
 
     def labels(self) -> tuple[str, ...]:
         """The names of a task head's outputs, in order."""
@@ -201,8 +204,10 @@ def read_model(folder: Path, *, dtype: torch.dtype = torch.float32) -> Model:
     if not folder.is_dir():
         raise UserError("is not a folder", where=str(folder), remedy="give the folder that holds config.json")
     remedy = "a model folder holds config.json, weights and tokenizer files"
-    config_json = read_json(folder / "config.json", remedy=remedy)
-    return model_from_tensors(config_json, read_tensors(folder), where=folder, dtype=dtype)
+    inner = transformer_folder(folder)
+    config_json = read_json(inner / "config.json", remedy=remedy)
+    model = model_from_tensors(config_json, read_tensors(inner), where=inner, dtype=dtype)
+    return replace(model, sentence=read_sentence_modules(folder))
 
 
 def model_from_tensors(
@@ -278,6 +283,7 @@ def write_model(folder: Path, model: Model, *, shard_bytes: int = SHARD_BYTES) -
     with atomic_folder(folder, replaces=SAVED_WEIGHT_FILES) as fresh:
         write_json(fresh / "config.json", config_json)
         write_tensors(fresh, tensors, shard_bytes)
+        model.sentence.write(fresh)
 
 
 def head_outputs(network: Network) -> dict[str, int]:

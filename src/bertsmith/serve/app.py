@@ -49,7 +49,7 @@ class Application:
         limits = config.limits
         self.status, self.metrics = ServerStatus(), Metrics()
         self.models = ModelRegistry(config, self.metrics.count_batch)
-        service = Service(self.models, limits)
+        service = Service(self.models, limits, truncates=config.truncates)
         predictions = (
             prediction_routes(service),
             introspection_routes(service),

@@ -160,15 +160,9 @@ def error_in(schema: Schema, body: Any) -> str | None:
 
 
 def validator_message(error: ValidationError) -> str:
-    """What a check of ours found beyond the schema."""
+    """What pydantic found beyond the schema: where it is, for its own words are for programmers."""
     first = error.errors(include_url=False, include_input=False)[0]
-    location = format_location(first["loc"][:1])
-    own = first.get("ctx", {}).get("error")
-    return (
-        f"{location}: {own}"
-        if isinstance(own, ValueError)
-        else f"{location}: is nothing that can be read here"
-    )
+    return f"{format_location(first['loc'][:1])}: is nothing that can be read here"
 
 
 def mismatch(schema: Schema, value: Any, location: Location) -> Mismatch | None:

@@ -11,7 +11,9 @@ from typing import Any
 
 from bertsmith.core.errors import UserError
 from bertsmith.inference.loaded_model import Bert, load
+from bertsmith.inference.model_path import model_folder
 from bertsmith.inference.outputs import ABILITIES
+from bertsmith.model.sentence_modules import SentenceModules
 from bertsmith.serve.api_errors import ApiError
 from bertsmith.serve.batching import BatchKey, BatchQueue, BatchReport
 from bertsmith.serve.operations import OPERATIONS
@@ -40,6 +42,8 @@ class ModelInfo:
     width: int
     max_tokens: int
     """Tokens of the longest text it takes."""
+    sentence: SentenceModules
+    """How it makes vectors of texts."""
     modified: int
     """When its folder was last written, in seconds since 1970."""
 
@@ -48,11 +52,11 @@ class ServedModel:
     """A model folder, its weights once they were asked for, and what waits for it."""
 
     def __init__(self, name: str, folder: Path, config: ServerConfig, on_batch: OnBatch) -> None:
-        self.name, self._folder, self._config = name, folder, config
+        self.name, self._folder, self._config = name, model_folder(folder), config
         self._load_lock = threading.Lock()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"model-{name}")
         self._bert: Bert | None = self._load()  # a wrong folder is told before the first request, not by it
-        self.info = info_of(self._bert, folder)
+        self.info = info_of(self._bert, self._folder)
         self.queue = BatchQueue(
             self._predict, self._thread, limits=config.limits, on_batch=lambda report: on_batch(name, report)
         )
@@ -167,6 +171,7 @@ def info_of(bert: Bert, folder: Path) -> ModelInfo:
         heads=config.heads,
         width=config.width,
         max_tokens=bert.reader.longest,
+        sentence=bert.model.sentence,
         modified=int(folder.stat().st_mtime),
     )
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import base64
-from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import numpy as np
@@ -13,12 +12,11 @@ from pydantic import BaseModel, ConfigDict, Field
 from bertsmith.core.errors import UserError
 from bertsmith.inference.vectors import unit
 from bertsmith.serve.api_errors import ApiError, too_many_texts
-from bertsmith.serve.batching import BatchKey
 from bertsmith.serve.model_registry import ServedModel
+from bertsmith.serve.routes import embedding_request
 from bertsmith.serve.schemas import Texts
 from bertsmith.serve.service import (
     FieldNames,
-    PredictionRequest,
     Predictions,
     Service,
     check_lengths,
@@ -103,12 +101,12 @@ def openai_routes(service: Service) -> APIRouter:
 
     @router.post("/embeddings")
     async def embeddings(request: EmbeddingsRequest) -> EmbeddingsResponse:
-        """A vector of length 1 for each input: the mean of its last states."""
+        """A vector of length 1 for each input, pooled as the model's folder says."""
         model = service.models.with_ability(request.model, "embed")
         is_one = isinstance(request.input, str) or isinstance(request.input[0], int)
         fields = single_field("input") if is_one else list_field("input")
-        texts = await _texts_of(request.input, model, limit=service.limits.texts, fields=fields)
-        found = await embed_texts(service, texts, model=model.name, fields=fields)
+        texts = await _texts_of(request.input, model, service=service, fields=fields)
+        found = await service.predict(embedding_request(model, texts, fields=fields))
         rows = unit(vectors_of(found, request.dimensions))
         data = [
             Embedding(index=index, embedding=_encoded(row, request.encoding_format))
@@ -118,14 +116,6 @@ def openai_routes(service: Service) -> APIRouter:
         return EmbeddingsResponse(data=data, model=found.model, usage=usage)
 
     return router
-
-
-async def embed_texts(
-    service: Service, texts: Sequence[str], *, model: str | None, truncate: bool = False, fields: FieldNames
-) -> Predictions:
-    """The vector of each text."""
-    request = PredictionRequest(BatchKey("embed"), texts, model, truncate, fields=fields)
-    return await service.predict(request)
 
 
 def vectors_of(found: Predictions, dimensions: int | None) -> NDArray[np.float64]:
@@ -152,7 +142,7 @@ async def _texts_of(
     given: str | list[str] | list[int] | list[list[int]],
     model: ServedModel,
     *,
-    limit: int,
+    service: Service,
     fields: FieldNames,
 ) -> list[str]:
     """The inputs as texts; token ids are decoded into the text that they spell."""
@@ -161,10 +151,12 @@ async def _texts_of(
     if isinstance(given[0], str):
         return [str(text) for text in given]
     lists = [given] if isinstance(given[0], int) else given
-    if len(lists) > limit:
-        raise too_many_texts(len(lists), limit=limit)
+    if len(lists) > service.limits.texts:
+        raise too_many_texts(len(lists), limit=service.limits.texts)
     tokenizer = (await model.loaded()).tokenizer
     # Before they are decoded, which takes a while for each of them; nobody else must wait for that.
+    if service.truncates:
+        lists = [ids[: model.info.max_tokens] for ids in lists]
     check_lengths([len(ids) for ids in lists], model, fields)
     try:
         return await asyncio.to_thread(lambda: [tokenizer.decode(ids) for ids in lists])

@@ -74,7 +74,8 @@ def _answer(bert: Bert, pairs: Inputs, options: Options) -> list[Json]:
 
 
 def _embed(bert: Bert, texts: Inputs, _: Options) -> list[Any]:
-    return list(bert.embed(texts).numpy())  # a row, not a list of numbers, for each
+    # The routes cut vectors and give them the length 1; a row, not a list of numbers, for each.
+    return list(bert.embed(texts, normalize=False).numpy())
 
 
 def _show_tokens(bert: Bert, texts: Inputs, options: Options) -> list[Any]:

@@ -99,7 +99,8 @@ def prediction_routes(service: Service) -> APIRouter:
     @router.post("/compare")
     async def compare(request: CompareRequest) -> CompareResponse:
         """How alike texts are, each with each."""
-        found = await service.predict(PredictionRequest(BatchKey("embed"), request.texts, request.model))
+        model = service.models.with_ability(request.model, "embed")
+        found = await service.predict(embedding_request(model, request.texts))
         return CompareResponse(model=found.model, similarity=cosines(np.stack(found.results)).tolist())
 
     return router
@@ -161,6 +162,24 @@ async def classify_texts(
     # Single texts and pairs do not share a batch: the models take one form at a time.
     key = BatchKey(ability, (isinstance(texts[0], str),))
     return await service.predict(PredictionRequest(key, texts, chosen.name, truncate, fields=fields))
+
+
+def embedding_request(
+    model: ServedModel,
+    texts: Sequence[str],
+    *,
+    prompt_name: str | None = None,
+    truncate: bool = False,
+    fields: FieldNames = TEXTS,
+) -> PredictionRequest:
+    """The vector of each text is wanted, behind the prompt of this name or the model's usual one."""
+    sentence = model.info.sentence
+    if prompt_name is not None and prompt_name not in sentence.prompts:
+        known = f"it has {', '.join(sentence.prompts) or 'none'}"
+        raise ApiError(422, f"prompt_name: the model {model.name} has no such prompt; {known}")
+    prompt = None if prompt_name is None else sentence.prompts[prompt_name]
+    behind = [sentence.prepared(text, prompt) for text in texts] if sentence.prepares(prompt) else texts
+    return PredictionRequest(BatchKey("embed"), behind, model.name, truncate, fields=fields)
 
 
 def _text_classifier(service: Service, text: str | tuple[str, str], name: str | None) -> ServedModel:

@@ -54,6 +54,8 @@ class ServerConfig:
     """Empty: whoever reaches the port may use it."""
     allow_origins: tuple[str, ...] = ()
     """Web sites whose pages may send requests; none but the server's own by default."""
+    truncates: bool = False
+    """Whether every text that is too long loses its end, for clients that cannot ask for it."""
     limits: Limits = Limits()
 
     def __post_init__(self) -> None:

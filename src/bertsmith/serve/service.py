@@ -74,8 +74,8 @@ class Predictions:
 class Service:
     """What all routes share."""
 
-    def __init__(self, models: ModelRegistry, limits: Limits) -> None:
-        self.models, self.limits = models, limits
+    def __init__(self, models: ModelRegistry, limits: Limits, *, truncates: bool = False) -> None:
+        self.models, self.limits, self.truncates = models, limits, truncates
 
     async def predict(self, request: PredictionRequest) -> Predictions:
         """The results of a request, once its turn has come."""
@@ -106,7 +106,7 @@ class Service:
             texts = await asyncio.to_thread(tokenized, bert, request)
         if OPERATIONS[request.key.operation].takes_long_texts(bert):
             return texts
-        if request.truncate:
+        if request.truncate or self.truncates:
             return [bert.reader.truncated(text) for text in texts]
         check_lengths([len(text) for text in texts], model, request.fields)
         return texts

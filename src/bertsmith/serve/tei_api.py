@@ -5,13 +5,13 @@ from collections.abc import Callable
 from typing import Annotated, Literal
 
 from fastapi import APIRouter
-from pydantic import BaseModel, Field, field_validator
+from pydantic import BaseModel, Field
 
 from bertsmith.inference.outputs import Classification
 from bertsmith.inference.vectors import unit
 from bertsmith.serve.batching import BatchKey
-from bertsmith.serve.openai_api import CompatibleRequest, embed_texts, vectors_of
-from bertsmith.serve.routes import classify_texts
+from bertsmith.serve.openai_api import CompatibleRequest, vectors_of
+from bertsmith.serve.routes import classify_texts, embedding_request
 from bertsmith.serve.schemas import Texts
 from bertsmith.serve.service import PredictionRequest, Service, list_field, single_field
 
@@ -36,15 +36,8 @@ class EmbedRequest(TeiRequest):
 
     inputs: str | Texts
     normalize: bool = True
-    prompt_name: str | None = Field(None, description="Rejected: these models have no prompts.")
+    prompt_name: str | None = Field(None, description="One of the model's prompts; without it its usual one.")
     dimensions: int | None = Field(None, ge=1)
-
-    @field_validator("prompt_name")
-    @classmethod
-    def reject_prompts(cls, name: str | None) -> None:
-        """Reject the name of a prompt."""
-        if name is not None:
-            raise ValueError("these models have no prompts; leave prompt_name out")
 
 
 class PredictRequest(TeiRequest):
@@ -84,13 +77,18 @@ def tei_routes(service: Service) -> APIRouter:
 
     @router.post("/embed")
     async def embed(request: EmbedRequest) -> list[list[float]]:
-        """A vector for each text: the mean of its last states, of length 1 unless `normalize` is off."""
+        """A vector for each text, pooled as its folder says, of length 1 unless `normalize` is off."""
         is_one = isinstance(request.inputs, str)
         texts = [request.inputs] if isinstance(request.inputs, str) else request.inputs
         fields = single_field("inputs") if is_one else list_field("inputs")
-        found = await embed_texts(
-            service, texts, model=request.model, truncate=bool(request.truncate), fields=fields
+        wanted = embedding_request(
+            service.models.with_ability(request.model, "embed"),
+            texts,
+            prompt_name=request.prompt_name,
+            truncate=bool(request.truncate),
+            fields=fields,
         )
+        found = await service.predict(wanted)
         rows = vectors_of(found, request.dimensions)
         vectors: list[list[float]] = (unit(rows) if request.normalize else rows).tolist()
         return vectors
@@ -163,7 +161,8 @@ async def _rerank_scores(service: Service, request: RerankRequest) -> list[float
         )
         return [float(number) if request.raw_scores else _sigmoid(number) for number in found.results]
     texts = [request.query, *request.texts]
-    found = await embed_texts(service, texts, model=request.model, truncate=truncate, fields=_query_and_texts)
+    model = service.models.with_ability(request.model, "embed")
+    found = await service.predict(embedding_request(model, texts, truncate=truncate, fields=_query_and_texts))
     query, *rows = unit(vectors_of(found, None))
     return [float(query @ row) for row in rows]
 

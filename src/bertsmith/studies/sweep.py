@@ -9,6 +9,7 @@ from typing import Any
 from bertsmith.core.files import write_json
 from bertsmith.finetuning.assignment import Assignment, check_same_run
 from bertsmith.finetuning.finetune import FinetuningResult, finetune
+from bertsmith.inference.model_path import SPREAD_FILE
 from bertsmith.recipe.finetuning_schema import FinetuningRecipe
 from bertsmith.tasks.kinds.registry import metric_named
 from bertsmith.training.callbacks import ProgressCallback
@@ -19,10 +20,6 @@ GRID: dict[str, tuple[Any, ...]] = {
     "run.epochs": (2.0, 3.0, 4.0),
 }
 """Devlin et al. 2018, A.3."""
-
-
-SPREAD = "spread.json"
-"""Beside the folders of runs: what each came to, which did best, and how they spread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +69,7 @@ def run_trials(trials: Sequence[Trial], callback: ProgressCallback) -> list[Fine
             "best": best_of(here),
             "spreads": plain_spreads(spreads_of(list(here.values()))),
         }
-        write_json(place / SPREAD, facts)
+        write_json(place / SPREAD_FILE, facts)
     return results
 
 

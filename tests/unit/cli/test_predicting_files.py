@@ -283,6 +283,17 @@ def test_vectors_of_all_lines_are_written_in_order(capsys, folders, file, small_
         assert np.allclose(found, expected, atol=1e-5)
 
 
+def test_length_and_prompt_of_vectors_are_chosen(capsys, folders, file, tmp_path):
+    words = ("embed", file, "--model", folders / "plain", "--out", tmp_path / "v.npy")
+    bertsmith(capsys, *words, "--no-normalize", "--prompt", "the cat ", "--pooling", "pooler")
+    expected = package.load(folders / "plain").embed(
+        [f"the cat {text}" for text in TEXTS], pooling="pooler", normalize=False
+    )
+    assert np.allclose(np.load(tmp_path / "v.npy"), expected.numpy(), atol=1e-5)
+    bertsmith(capsys, *words, "--normalize")
+    assert np.allclose(np.linalg.norm(np.load(tmp_path / "v.npy"), axis=1), 1, atol=1e-5)
+
+
 def test_one_vector_is_reported_as_one(capsys, folders, file, tmp_path):
     file.write_text("a cat\n")
     told = bertsmith(capsys, "embed", file, "--model", folders / "plain", "--out", tmp_path / "v.npy")

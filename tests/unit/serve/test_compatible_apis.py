@@ -129,7 +129,7 @@ def test_embed_takes_one_text_or_several(tei, toy):
     assert np.allclose(tei("/embed", inputs=TEXTS), expected, atol=1e-5)
     assert np.allclose(tei("/embed", inputs=TEXTS[0]), expected[:1], atol=1e-5)
     plain = tei("/embed", inputs=TEXTS, normalize=False, truncate=True)
-    assert np.allclose(plain, toy.embed(TEXTS).numpy(), atol=1e-5)
+    assert np.allclose(plain, toy.embed(TEXTS, normalize=False).numpy(), atol=1e-5)
 
 
 def test_embed_cuts_long_texts_only_where_that_is_asked_for(tei, toy, application):
@@ -140,10 +140,10 @@ def test_embed_cuts_long_texts_only_where_that_is_asked_for(tei, toy, applicatio
     assert "inputs[1]: has 502 tokens but the model toy takes 128" in told
 
 
-def test_embed_rejects_the_name_of_a_prompt(application):
+def test_embed_rejects_a_prompt_that_the_model_has_not(application):
     reply = post(application, "/embed", {"inputs": "tea", "prompt_name": "query"})
     assert reply.status_code == 422
-    assert "these models have no prompts" in error_of(reply)
+    assert "prompt_name: the model toy has no such prompt; it has none" in error_of(reply)
 
 
 def test_predict_gives_every_class_the_best_first(tei, folders):

@@ -254,6 +254,16 @@ def test_sigterm_under_load_loses_no_accepted_request(folders):
     assert not [line for line in lines if line["level"] == "error"]
 
 
+def test_the_command_cuts_long_texts_if_told_to(folders):
+    command = [sys.executable, "-m", "bertsmith", "serve", "--port", "0", "--device", "cpu", "--truncate"]
+    with subprocess.Popen([*command, "--model", folders["toy"]], stderr=subprocess.PIPE, text=True) as server:
+        address = server.stderr.readline().split()[0]
+        reply = httpx.post(f"{address}/v1/embeddings", json={"input": "cat " * 500}, timeout=20)
+        server.terminate()
+        server.communicate()
+    assert reply.json()["usage"]["prompt_tokens"] == 128
+
+
 async def _load(address, terminate):
     """How requests end that are sent from before the signal until nobody listens any more."""
     begin, outcomes = time.monotonic(), []

@@ -6,6 +6,8 @@ import pytest
 
 from bertsmith.core.errors import UserError
 from bertsmith.finetuning.finetune import FinetuningResult
+from bertsmith.finetuning.predict import predict_labelled
+from bertsmith.inference.model_path import model_folder
 from bertsmith.studies.sweep import (
     GRID,
     Stopped,
@@ -86,6 +88,17 @@ def test_the_spread_is_written_beside_the_runs(assignment):
     spread = written["spreads"]["dev"]["accuracy"]
     assert (spread["least"], spread["most"], spread["runs"]) == (min(accuracies), max(accuracies), 2)
     assert spread["mean"] == pytest.approx(sum(accuracies) / 2)
+
+
+def test_the_best_run_stands_for_the_folder_of_all(assignment):
+    run_trials(over_seeds(assignment, 2), Notebook())
+    best = assignment.out / json.loads((assignment.out / "spread.json").read_text())["best"]
+    assert model_folder(assignment.out) == best / "model"
+    found, own = (predict_labelled([each], assignment.data, device="cpu") for each in (assignment.out, best))
+    assert found.metrics() == own.metrics()
+    (assignment.out / "spread.json").unlink()
+    with pytest.raises(UserError, match="holds 2 runs, and nothing says which is best; give one .*seed-0, "):
+        model_folder(assignment.out)
 
 
 def test_a_cell_with_another_run_in_it_is_rejected_before_the_first_one_runs(assignment):

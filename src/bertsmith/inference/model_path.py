@@ -1,0 +1,74 @@
+"""Which model folder is meant: a folder, that of a run, the best of several runs, or one that was fetched.
+
+Nothing is downloaded: a name such as `org/name` is looked up where the Hugging Face tools keep models.
+"""
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from bertsmith.core.errors import UserError
+from bertsmith.core.files import read_json
+from bertsmith.model.sentence_modules import MODULES_FILE
+
+SPREAD_FILE = "spread.json"
+"""Beside the folders of several runs: what each came to, and which did best."""
+HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
+"""How models are called on the hub; the oldest have no organisation."""
+
+
+def model_folder(given: Path | str, *, environment: Mapping[str, str] = os.environ) -> Path:
+    """The model folder at this path, of the run or the best of several runs there, or in the cache."""
+    folder = Path(given).expanduser()
+    if folder.is_file():
+        remedy = f"give the folder that holds it, {folder.parent}"
+        raise UserError("is a file, not a model folder", where=str(folder), remedy=remedy)
+    if not folder.is_dir():
+        return _cached_folder(str(given), environment)
+    if _is_model(folder):
+        return folder
+    if _is_model(folder / "model"):
+        return folder / "model"
+    runs = sorted(each.parent.name for each in folder.glob("*/model") if _is_model(each))
+    if not runs:
+        return folder  # whoever opens it says what is missing
+    # The folder of `finetune --seeds` or `--grid`, whose spread is written once all runs are finished.
+    spread = folder / SPREAD_FILE
+    best = read_json(spread, remedy="run the study again").get("best") if spread.is_file() else None
+    if best in runs:
+        return folder / str(best) / "model"
+    what = f"holds {len(runs)} runs, and nothing says which is best"
+    remedy = f"give one of them: {', '.join(str(folder / name) for name in runs)}"
+    raise UserError(what, where=str(folder), remedy=remedy)
+
+
+def _is_model(folder: Path) -> bool:
+    return (folder / "config.json").exists() or (folder / MODULES_FILE).exists()
+
+
+def _cached_folder(name: str, environment: Mapping[str, str]) -> Path:
+    """The snapshot of a model in the cache of the Hugging Face tools."""
+    cache = _hub_cache(environment)
+    place = cache / f"models--{name.replace('/', '--')}"
+    main = place / "refs" / "main"
+    snapshots = sorted(place.glob("snapshots/*"))
+    if main.is_file():
+        commit = main.read_text(encoding="utf-8").strip()
+        snapshots = [each for each in snapshots if each.name == commit]
+    if HUB_NAME.fullmatch(name) and len(snapshots) == 1:
+        return snapshots[0]
+    what, remedy = "there is no such folder", "give the path of a folder on this machine"
+    if HUB_NAME.fullmatch(name) and "/" in name:
+        what = f"{what}, and no model of this name in {cache}"
+        remedy = f"{remedy}, or fetch the model with: hf download {name}"
+    raise UserError(what, where=name, remedy=f"{remedy}; bertsmith itself downloads nothing")
+
+
+def _hub_cache(environment: Mapping[str, str]) -> Path:
+    """Where the Hugging Face tools keep models, by the rules of huggingface_hub."""
+    if chosen := environment.get("HF_HUB_CACHE") or environment.get("HUGGINGFACE_HUB_CACHE"):
+        return Path(chosen).expanduser()
+    cache = environment.get("XDG_CACHE_HOME") or "~/.cache"
+    home = environment.get("HF_HOME") or str(Path(cache) / "huggingface")
+    return Path(home).expanduser() / "hub"
