@@ -54,7 +54,8 @@ _REMEDY = "download the checkpoint again, with all its .index and .data files"
 def crc32c(data: bytes | NDArray[Any]) -> int:
     """The CRC-32C of the bytes of a buffer."""
     raw = np.frombuffer(data, np.uint8) if isinstance(data, bytes) else data.reshape(-1).view(np.uint8)
-    # The widest row, a power of two, of which a message this long fills a first chunk.
+    # The widest row, a power of two, of which a message this long fills a first chunk: the wider a row, the
+    # fewer calls of numpy, which are what a short one costs.
     fitting = raw.size // (_REMAINDER_ROWS + _CHUNK_ROWS)
     width = min(_MAX_ROW_BYTES, 1 << fitting.bit_length() >> 1)
     if width < _MIN_ROW_BYTES:
@@ -88,6 +89,8 @@ def _fold_chunks(raw: NDArray[np.uint8], width: int) -> NDArray[np.uint32]:
 
 def _fold(rows: NDArray[np.uint32]) -> NDArray[np.uint32]:
     """Divide in place: each row but the last 32 is carried into later rows; gives the last 32."""
+    # Several rows in one call: none of them is carried into another of them, for the polynomial's nearest
+    # term is that far away.
     for start in range(0, len(rows) - _REMAINDER_ROWS, _ROWS_AT_ONCE):
         carried = rows[start : start + _ROWS_AT_ONCE]
         for distance in _DISTANCES:

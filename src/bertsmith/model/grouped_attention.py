@@ -190,6 +190,7 @@ def groups_by_length(lengths: np.ndarray, group_scores: int) -> list[np.ndarray]
     A group of G sequences up to the length N costs G * N * N + `group_scores` scores of a head; with 0 for
     the latter, a group holds one length only and no filler.
     """
+    # Over the different lengths, not over the sequences: a batch has far more of the latter.
     found, counts = np.unique(lengths[lengths > 0], return_counts=True)
     edges = cheapest_edges(found, counts, group_scores)
     return [(lengths > low) & (lengths <= high) for low, high in pairwise(edges)]
@@ -284,6 +285,7 @@ def _groups(starts: Tensor, query_THK: Tensor, *, filler: bool) -> list[_Group]:
     offsets = starts.cpu().numpy().astype(np.int64)
     # A layout of other rows would read or leave out memory without an error.
     assert offsets[-1] == len(query_THK), f"the layout covers {offsets[-1]} of {len(query_THK)} rows"
+    # Costs are counted in scores of one head, and a group's own cost comes once for all heads.
     group_scores = GROUP_COST // query_THK.shape[1] if filler else 0
     return _groups_of(offsets.tobytes(), group_scores, query_THK.device)
 
@@ -361,6 +363,7 @@ def _mix(  # noqa: PLR0913 - an operator takes tensors and numbers, not our data
     mixed = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     normalisers = _empty_normalisers(query)
     rule, generator = AttentionRule(causal, window, dropout), _generator(seed, query.device)
+    # In the order of `_backward`: there the same generator must meet the same groups one after the other.
     for group in _groups(starts, query, filler=dropout > 0):
         operands = Operands(*map(group.gather, (query, key, value)))
         parts = group.problem(operands, rule, generator).forward()
@@ -420,6 +423,8 @@ def _backward_fake(gradient, query, *rest):  # type: ignore[no-untyped-def]  # n
 
 
 def _save_for_backward(ctx, inputs, output):  # type: ignore[no-untyped-def]
+    # Neither the probabilities nor which were dropped, [N, N] for every head and layer: the backward pass
+    # computes both again, from the operands and from the seed.
     query, key, value, starts, seed, *ctx.rule = inputs
     mixed, normalisers = output
     ctx.save_for_backward(query, key, value, mixed, normalisers, starts, seed)

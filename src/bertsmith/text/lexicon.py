@@ -111,7 +111,8 @@ class UnitFinder:
         for start, limit in zip(starts.tolist(), limits.tolist(), strict=True):
             if start < free:
                 continue
-            # The longest entry that fits, then on behind it.
+            # The longest entry that fits, then on behind it. It must end where a word ends: "New York" is not
+            # found in "New Yorker".
             for length in self._prefixes.lengths(raw, start):
                 end = start + length
                 fits = end <= limit and word_begins[end]
@@ -131,6 +132,8 @@ class _Prefixes:
         for row in rows:
             found[row[: _PREFIX * self._width]].add(len(row) // self._width)
         self._lengths = {start: tuple(sorted(lengths, reverse=True)) for start, lengths in found.items()}
+        # Flags, not entries: a false alarm costs one look into a dictionary, and a table of flags stays small
+        # enough for the cache.
         self._taken = np.zeros(1 << (_SLOTS_PER_ENTRY * len(found) + 1).bit_length(), np.bool_)
         for size in range(1, _PREFIX + 1):
             alike = b"".join(start for start in found if len(start) == size * self._width)

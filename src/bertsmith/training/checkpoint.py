@@ -96,7 +96,12 @@ def save_state(
         with _torch_warnings_off():
             save(tensors, storage_writer=writer, no_dist=world.size == 1)
     except CheckpointException as error:
-        raise _failure(error, target, needed) from error
+        # What went wrong in some process, as an error for people where the disk is to blame.
+        cause = next(failure for failure, _ in error.failures.values())
+        if not isinstance(cause, OSError):
+            raise cause from error
+        what = f"cannot be written ({cause.strerror or cause}); it needs {needed:,} bytes"
+        raise _not_written(target, what) from error
     finally:
         shutil.rmtree(partial_folder, ignore_errors=True)
 
@@ -137,11 +142,15 @@ def load_state(
     saved: SavedState, module: nn.Module, *, optimizer: torch.optim.Optimizer, world: World
 ) -> None:
     """Put a saved state's tensors into a module and its optimizer; all processes call it."""
-    layouts = _layouts(saved.folder)
+    held = HuggingFaceStorageReader(str(saved.folder)).read_metadata().state_dict_metadata
+    layouts = {name: layout for name, layout in held.items() if isinstance(layout, TensorStorageMetadata)}
     weights = model_tensors(module)
     _check_same_model(saved.folder, weights, layouts)
+    # An optimizer that has taken no step has no moments yet: they are made as large as those on the disk.
     moments = blank_moments(module, optimizer, layouts)
     reader = HuggingFaceStorageReader(str(saved.folder))
+    # Read into the tensors that are there: each process takes the part of each that it holds, however many
+    # processes wrote them, and no copy of the whole is ever made.
     with _torch_warnings_off():
         load({**weights, **moments}, storage_reader=reader, no_dist=world.size == 1)
     give_moments(module, optimizer, moments)
@@ -166,14 +175,6 @@ def _check_disk_space(target: Path, needed: int, world: World) -> None:
         raise _not_written(target, f"needs {needed:,} bytes, and the disk has {free:,} left")
 
 
-def _failure(error: CheckpointException, target: Path, needed: int) -> BaseException:
-    """What went wrong in some process, as an error for people where the disk is to blame."""
-    cause = next(failure for failure, _ in error.failures.values())
-    if not isinstance(cause, OSError):
-        return cause
-    return _not_written(target, f"cannot be written ({cause.strerror or cause}); it needs {needed:,} bytes")
-
-
 def _not_written(target: Path, what: str) -> UserError:
     left = saved_steps(target.parent)
     kept = f"the state of step {left[-1]} stays" if left else "no earlier state is there"
@@ -189,12 +190,6 @@ def _read_state(target: Path) -> SavedState:
         raise UserError(what, where=str(target / STATE), remedy="continue with the version that wrote it")
     state = TrainingState(*(contents[key] for key in ("step", "tokens", "seconds", "scalars")))
     return SavedState(target, state, contents["world_size"])
-
-
-def _layouts(folder: Path) -> dict[str, TensorStorageMetadata]:
-    """Size and type of every tensor in a state's folder."""
-    held = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
-    return {name: layout for name, layout in held.items() if isinstance(layout, TensorStorageMetadata)}
 
 
 def _check_same_model(
@@ -248,6 +243,8 @@ def give_moments(module: nn.Module, optimizer: torch.optim.Optimizer, moments: M
     trained = [each for group in optimizer.param_groups for each in group["params"]]
     number_of = {parameter: number for number, parameter in enumerate(trained)}
     parameters = _parameters(module)
+    # torch's optimizers number their parameters, in an order that no file should depend on: on the disk they
+    # have the names of the model.
     state: dict[int, dict[str, Tensor]] = {}
     for name, tensor in moments.items():
         parameter, key = _split_name(name)

@@ -179,7 +179,11 @@ class StateWriter(HuggingFaceStorageWriter):
         """Write this process's shard."""
         results: list[WriteResult] = []
         if plan.items:  # of a small model under FSDP, a process may hold nothing
-            parts = [_Part(item, _held_here(planner, item)) for item in plan.items]
+            parts = []
+            for item in plan.items:
+                tensor = planner.resolve_data(item)
+                assert isinstance(tensor, Tensor), "everything else is in state.json"
+                parts.append(_Part(item, tensor.detach()))
             # Wide elements first, so that every tensor is aligned in the file.
             parts.sort(key=lambda part: (-part.tensor.itemsize, part.item.index.fqn))
             name = f"shard-{plan.storage_data['shard_index']:05}.safetensors"
@@ -194,12 +198,6 @@ class StateWriter(HuggingFaceStorageWriter):
         """On the main process: seal the folder with the checksums of all shards."""
         shards = {result.storage_data for of_process in results for result in of_process}
         self._seal({shard.name: shard.sha256 for shard in shards})
-
-
-def _held_here(planner: SavePlanner, item: WriteItem) -> Tensor:
-    tensor = planner.resolve_data(item)
-    assert isinstance(tensor, Tensor), "everything else is in state.json"
-    return tensor.detach()
 
 
 def _file_pieces(parts: Sequence[_Part]) -> Iterator[bytes | memoryview]:

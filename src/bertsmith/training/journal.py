@@ -42,7 +42,7 @@ class Journal:
         """The journal of a run folder, cut back to the step that is resumed; 0 begins a new one."""
         path = folder / METRICS_FILE
         _cut_back(path, resume_step)
-        with _told_if_it_cannot_be_written(path):
+        with _reporting_write_errors(path):
             metrics = path.open("ab")
             # TensorBoard hides the events from this step on that an earlier start has written.
             return cls(metrics, _open_board(folder / "tensorboard", resume_step + 1 if resume_step else 0))
@@ -50,8 +50,13 @@ class Journal:
     def write(self, kind: Kind, step: int, values: Mapping[str, float | int | str]) -> None:
         """Append one line; once this returns, killing the process does not lose it."""
         assert not {"step", "kind"} & values.keys(), "step and kind are given by themselves"
-        entry = {"step": step, "kind": kind} | {name: _plain(value) for name, value in values.items()}
-        with _told_if_it_cannot_be_written(Path(self.metrics.name)):
+        # JSON has no NaN and no infinity: null is what every reader takes.
+        nan = {
+            name for name, value in values.items() if isinstance(value, float) and not math.isfinite(value)
+        }
+        plain = {name: None if name in nan else value for name, value in values.items()}
+        entry = {"step": step, "kind": kind} | plain
+        with _reporting_write_errors(Path(self.metrics.name)):
             self.metrics.write(json.dumps(entry, ensure_ascii=False, allow_nan=False).encode() + b"\n")
             self.metrics.flush()
             if self.board is not None:
@@ -62,7 +67,7 @@ class Journal:
     def close(self) -> None:
         """Finish both files."""
         # Closing writes once more what could not be written before.
-        with _told_if_it_cannot_be_written(Path(self.metrics.name)):
+        with _reporting_write_errors(Path(self.metrics.name)):
             self.metrics.close()
             if self.board is not None:
                 self.board.close()
@@ -99,7 +104,7 @@ class RunJournal:
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """Every line of a run's journal, in order; a last line that is not finished is left out."""
+    """Every line of a run's journal, in order; a last line that is not finished is skipped."""
     return [entry for _, entry in _entries(folder / METRICS_FILE)]
 
 
@@ -130,14 +135,11 @@ def source_hash(root: Path = PACKAGE) -> str:
     return digest.hexdigest()
 
 
-def _plain(value: float | int | str) -> float | int | str | None:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
 def _cut_back(path: Path, resume_step: int) -> None:
     """Keep the lines up to a step; 0 keeps none, for a run that begins says its step 0 itself."""
     kept = [line for line, entry in _entries(path) if resume_step and entry["step"] <= resume_step]
     content = b"".join(line + b"\n" for line in kept)
+    # Rewritten as a whole and renamed: cutting the file off in place would lose it where the disk is full.
     if not path.exists() or path.read_bytes() != content:
         with atomic_path(path) as temporary:
             temporary.write_bytes(content)
@@ -176,7 +178,7 @@ def _open_board(folder: Path, purge_step: int) -> Any:
 
 
 @contextmanager
-def _told_if_it_cannot_be_written(path: Path) -> Iterator[None]:
+def _reporting_write_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
