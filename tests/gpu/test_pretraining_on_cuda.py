@@ -14,9 +14,11 @@ from tests.tiny_runs import (
     BeforeSteps,
     Listener,
     differing,
+    last_scalars,
     last_state,
     metrics_of,
     run_tiny,
+    stop_at,
     tiny_recipe,
     tiny_store,
 )
@@ -55,6 +57,28 @@ def test_bf16_stays_near_fp32(store, tmp_path):
         run_tiny(store, tmp_path / precision, *common, f"run.precision={precision}")
         lines = read_metrics(tmp_path / precision)
         losses.append([line["loss"] for line in lines if line["kind"] == "train"])
+    assert losses[1] == pytest.approx(losses[0], rel=0.02)
+
+
+@pytest.mark.parametrize("compiled", ["off", "on"])
+def test_fp16_with_its_loss_scale_stays_near_fp32_and_resumes_with_it(store, tmp_path, compiled):
+    common = (
+        *ON_GPU,
+        "run.steps=20",
+        "model.dropout=0",
+        "model.attention_dropout=0",
+        f"run.compile={compiled}",
+    )
+    run_tiny(store, tmp_path / "fp32", *common, "run.precision=fp32")
+    fp16 = (*common, "run.precision=fp16")
+    with stop_at(9):
+        assert run_tiny(store, tmp_path / "fp16", *fp16).state == "stopped"
+    stopped = last_scalars(tmp_path / "fp16")["loss_scaler"]
+    run_tiny(store, tmp_path / "fp16", *fp16)
+    finished = last_scalars(tmp_path / "fp16")["loss_scaler"]
+    # Ten more steps without an overflow, or a smaller scale: one that began anew would have seen just ten.
+    assert finished["_growth_tracker"] > 10 or finished["scale"] < stopped["scale"]
+    losses = [metrics_of(tmp_path / name, "held-out")[-1]["loss"] for name in ("fp32", "fp16")]
     assert losses[1] == pytest.approx(losses[0], rel=0.02)
 
 

@@ -21,6 +21,7 @@ from bertsmith.model.product_attention import products_fit
 from bertsmith.recipe.schema import Recipe, Stage
 from bertsmith.training.distributed import World
 from bertsmith.training.optimizers import OPTIMIZERS
+from bertsmith.training.trainer import Precision
 
 FP32, BF16, INT64 = 4, 2, 8
 USABLE = 0.85
@@ -42,7 +43,6 @@ MAX_EVALUATION_FRACTION = 0.1
 GPU_MULTIPLE, CPU_MULTIPLE = 64, 8
 """Token counts are rounded up to these by a filler sequence: matrix units like round numbers."""
 MEMORY_OF_LINUX = Path("/proc/meminfo")
-Precision = Literal["fp32", "bf16"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +59,7 @@ class TrainingLoad:
     predicted_fraction: float
     """Rows that are scored against the vocabulary, for each token."""
     device: Literal["cpu", "cuda"]
-    precision: Literal["fp32", "bf16"]
+    precision: Precision
     recompute: bool
 
 
@@ -175,7 +175,7 @@ def _working(load: TrainingLoad) -> int:
     config = load.config
     gradients = (2 * config.inner + 4 * config.width) * _value(load)
     again = _all_of_a_layer(load) if load.recompute else 0
-    flash = load.device == "cuda" and load.precision == "bf16"
+    flash = load.device == "cuda" and load.precision == "bf16"  # fp16 is for GPUs that are too old for it
     dense = 0 if flash or not config.attention_dropout else DENSE_BUFFERS * config.heads * load.longest * FP32
     return gradients + again + dense
 
@@ -202,7 +202,7 @@ def fit_machine(
     A resumed run keeps its micro-batches where they still fit: other ones would round differently.
     """
     run, on_gpu = recipe.run, world.device.type == "cuda"
-    precision: Precision = run.precision if run.precision != "auto" else "bf16" if on_gpu else "fp32"
+    precision = _precision(recipe, world)
     cores_for_each = (os.cpu_count() or 1) // world.size
     workers = max(1, min(GPU_LOADER_WORKERS, cores_for_each - 1)) if on_gpu else 0
     load = _load(recipe, network, world, precision)
@@ -223,6 +223,22 @@ def fit_machine(
         evaluation_sequences=_evaluation_sequences(recipe, on_gpu=on_gpu),
         notes=(f"{how}; {bits}", memory),
     )
+
+
+def _precision(recipe: Recipe, world: World) -> Precision:
+    """bf16 on a GPU that has it, fp16 on an older one, fp32 on a CPU, unless the recipe says otherwise."""
+    precision, on_gpu = recipe.run.precision, world.device.type == "cuda"
+    if precision == "auto":
+        has_bf16 = on_gpu and torch.cuda.is_bf16_supported(including_emulation=False)
+        precision = "bf16" if has_bf16 else "fp16" if on_gpu else "fp32"
+    if precision == "fp16" and not on_gpu:
+        what, remedy = "fp16 is for a GPU", "set it to auto, fp32 or bf16"
+        raise UserError(what, where="run.precision", remedy=remedy)
+    if precision == "fp16" and world.size > 1 and recipe.run.parallel == "fsdp":
+        # torch's scaler looks for overflows in what one process holds; under FSDP that is a shard.
+        what, remedy = "fp16 does not go with sharded weights", "set run.parallel to ddp"
+        raise UserError(what, where="run.precision", remedy=remedy)
+    return precision
 
 
 def _evaluation_sequences(recipe: Recipe, *, on_gpu: bool) -> int:

@@ -69,6 +69,7 @@ from bertsmith.training.trainer import (
     StepInput,
     StepReport,
     Trainer,
+    loss_scaler,
     same_bits,
     training_steps,
 )
@@ -353,6 +354,7 @@ def _build_trainer(recipe: Recipe, network: Network, machine: Machine, world: Wo
         recipe.optim.clip_norm,
         GradientGuard(recipe.run.spike_factor),
         seed=recipe.run.seed,
+        scaler=loss_scaler(world.device, machine.precision),
     )
 
 
@@ -635,6 +637,10 @@ def _handle_skipped_step(run: Run, state: RunState, journal: RunJournal, report:
     journal.write("event", step, {"skipped": report.skipped, "norm": report.gradient_norm})
     if report.skipped == "taken back":
         run.report(f"step {step} was taken back with the weights: it had been launched already")
+        return
+    if report.skipped == "overflow" and run.trainer.scaler is not None:
+        scale = run.trainer.scaler.get_scale()
+        run.report(f"step {step} was skipped: its gradient overflowed fp16; the loss scale is now {scale:,g}")
         return
     run.report(f"step {step} was skipped: its gradient is {report.skipped}")
     if row % run.recipe.run.rollback_after == 0:

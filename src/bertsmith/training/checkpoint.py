@@ -9,7 +9,7 @@ import shutil
 import warnings
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,7 @@ from bertsmith.training.distributed import ALONE, World
 from bertsmith.training.trainer import Progress, Trainer
 
 FORMAT = 1
+LOSS_SCALER = "loss_scaler"
 ROOM_FOR_NAMES = 1_000
 """Bytes a tensor that its name, place and size take at most beside its contents."""
 
@@ -111,6 +112,8 @@ def save_checkpoint(
 ) -> None:
     """Save a trainer's weights and moments with a state, and remove states that are not to be kept."""
     module, optimizer, world = trainer.objective, trainer.optimizer, trainer.world
+    if trainer.scaler is not None:
+        state = replace(state, scalars={**state.scalars, LOSS_SCALER: trainer.scaler.state_dict()})
     save_state(folder, state, module=module, optimizer=optimizer, world=world)
     world.on_main(lambda: prune(folder, keep_last=keep_last, keep_at=keep_at))
 
@@ -118,6 +121,8 @@ def save_checkpoint(
 def load_checkpoint(saved: SavedState, trainer: Trainer) -> None:
     """Put a saved state's weights and moments into a trainer; all processes call it."""
     load_state(saved, trainer.objective, optimizer=trainer.optimizer, world=trainer.world)
+    if trainer.scaler is not None and LOSS_SCALER in saved.state.scalars:
+        trainer.scaler.load_state_dict(saved.state.scalars[LOSS_SCALER])
 
 
 def latest_state(folder: Path, world: World = ALONE) -> SavedState | None:

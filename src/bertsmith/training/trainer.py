@@ -34,9 +34,12 @@ NORMS_NEEDED = 32
 """A median of fewer gradient norms than this says nothing yet, so no step is called a spike."""
 CLIP_EPSILON = 1e-6
 """Added to the norm as torch's own clipping does."""
-Precision = Literal["fp32", "bf16"]
-Skip = Literal["", "not a number", "spike", "taken back"]
-"""Why a gradient was not used, or nothing; taken back: the step was launched before a rollback."""
+Precision = Literal["fp32", "bf16", "fp16"]
+Skip = Literal["", "not a number", "spike", "taken back", "overflow"]
+"""Why a gradient was not used, or nothing; taken back: the step was launched before a rollback; overflow: the
+loss scale was too large for fp16 and is smaller now."""
+MIN_LOSS_SCALE = 1.0
+"""A gradient that overflows with this one is not a number by itself."""
 
 
 @contextmanager
@@ -105,7 +108,8 @@ class Progress:
 
     def with_outcome(self, before: "Progress", skipped: Skip) -> "Progress":
         """The same progress, knowing what became of its step and of those before it."""
-        rows = {"": 0, "taken back": before.skipped_in_a_row}  # the latter is no sign of anything
+        # That a step was taken back, or that a loss scale was too large, is no sign of anything.
+        rows = {"": 0, "taken back": before.skipped_in_a_row, "overflow": before.skipped_in_a_row}
         row = rows.get(skipped, before.skipped_in_a_row + 1)
         return replace(self, skipped=before.skipped + bool(skipped), skipped_in_a_row=row)
 
@@ -251,6 +255,8 @@ class Trainer:
     """Where steps of one micro-batch are recorded and replayed; needs `runs_ahead`."""
     seed: int = 0
     """With the step and the rank it decides all dropout."""
+    scaler: torch.amp.GradScaler | None = None
+    """What keeps small gradients of fp16 from rounding to nothing (`loss_scaler`)."""
 
     def parameters(self) -> list[nn.Parameter]:
         """What is trained."""
@@ -265,7 +271,9 @@ class Trainer:
     @property
     def runs_ahead(self) -> bool:
         """Whether the GPU can skip a bad update by itself, so that Python need not wait for the norm."""
-        return self.world.device.type == "cuda" and self.fused and self.guard.spike_factor == "off"
+        # With a loss scale, Python waits: the next step's scale depends on whether this one overflowed.
+        alone = self.guard.spike_factor == "off" and self.scaler is None
+        return self.world.device.type == "cuda" and self.fused and alone
 
 
 def training_steps(
@@ -321,6 +329,10 @@ def launch_step(trainer: Trainer, step: StepInput) -> PendingStep:
     skipped = trainer.guard.check(float(numbers[0]))
     if not skipped:
         trainer.optimizer.step()
+    if trainer.scaler is not None:
+        if skipped == "not a number" and trainer.scaler.get_scale() > MIN_LOSS_SCALE:
+            skipped = "overflow"
+        trainer.scaler.update()  # half as large after an overflow, twice as large after many steps without
     return PendingStep(step, numbers, None, skipped, rollbacks)
 
 
@@ -393,9 +405,11 @@ def _gradients(trainer: Trainer, micros: Sequence[Micro], loss_scales: Tensor) -
         with accumulating(trainer.objective, last=number == len(micros)):
             with autocast(world.device, trainer.precision):
                 loss, sums = trainer.objective(batch, loss_scales)
-            loss.backward()
+            (loss if trainer.scaler is None else trainer.scaler.scale(loss)).backward()
         total = sums if total is None else total + sums
     assert total is not None, "a step has at least one micro-batch"
+    if trainer.scaler is not None:
+        trainer.scaler.unscale_(optimizer)  # in place, so that norm and clipping see true gradients
     norm = gradient_norm(trainer.parameters())
     if trainer.clip_norm != "off" and trainer.fused:
         # What a gradient scaler would set: the fused update divides by it, which spares a pass of its own.
@@ -408,5 +422,11 @@ def _gradients(trainer: Trainer, micros: Sequence[Micro], loss_scales: Tensor) -
 
 
 def autocast(device: torch.device, precision: Precision) -> AbstractContextManager[object]:
-    """bf16 products over fp32 weights, or nothing."""
-    return torch.autocast(device.type, torch.bfloat16) if precision == "bf16" else nullcontext()
+    """bf16 or fp16 products over fp32 weights, or nothing."""
+    half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
+    return nullcontext() if half is None else torch.autocast(device.type, half)
+
+
+def loss_scaler(device: torch.device, precision: Precision) -> torch.amp.GradScaler | None:
+    """What fp16 needs: its smallest number is 6e-8, and gradients are often smaller."""
+    return torch.amp.GradScaler(device.type) if precision == "fp16" else None
