@@ -32,7 +32,7 @@ from typing import Any
 
 import bertsmith
 from bertsmith.core.files import write_json
-from bertsmith.inference.default_model import DEFAULT_MODEL
+from bertsmith.inference.model_path import DEFAULT_MODEL
 
 DISTINCT = 400
 TOLERANCE = 1e-3

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 
-from bertsmith.inference.default_model import DEFAULT_MODEL
+from bertsmith.inference.model_path import DEFAULT_MODEL
 from bertsmith.serve.app import Application
 from bertsmith.serve.server import listen, make_server
 from bertsmith.serve.server_config import Limits, ServerConfig

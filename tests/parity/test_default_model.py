@@ -4,7 +4,7 @@ import torch
 from transformers import AutoModelForPreTraining, AutoTokenizer
 
 import bertsmith
-from bertsmith.inference.default_model import DEFAULT_MODEL
+from bertsmith.inference.model_path import DEFAULT_MODEL
 
 MAX_FOLDER_BYTES = 24_000_000
 

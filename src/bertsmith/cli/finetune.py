@@ -62,7 +62,7 @@ def finetune(
     """
     from bertsmith.finetuning.assignment import Assignment
     from bertsmith.finetuning.task_recipe import finetuning_recipe
-    from bertsmith.inference.default_model import DEFAULT_MODEL
+    from bertsmith.inference.model_path import DEFAULT_MODEL
 
     given = {"run.epochs": epochs, "optim.peak_lr": lr, "run.seed": seed}
     short = [f"{key}={value_text(value)}" for key, value in given.items() if value is not None]
@@ -272,7 +272,7 @@ def glue(
 
     Example: bertsmith glue --model MODEL --data glue/ --out runs/glue --seeds 3
     """
-    from bertsmith.inference.default_model import DEFAULT_MODEL  # torch loads here, not for --help
+    from bertsmith.inference.model_path import DEFAULT_MODEL  # torch loads here, not for --help
     from bertsmith.studies.glue_table import GlueRequest, plain_table, table_text
     from bertsmith.studies.glue_table import glue as study
     from bertsmith.studies.sweep import Stopped

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 from typer import Option, echo
 
 from bertsmith.core.errors import Remedy, UserError
-from bertsmith.inference.default_model import DEFAULT_MODEL
+from bertsmith.inference.model_path import DEFAULT_MODEL
 from bertsmith.inference.outputs import ABILITIES
 from bertsmith.model.sentence_modules import Pooling
 

@@ -104,7 +104,7 @@ def _serve_at(host: str, port: int, config: "ServerConfig") -> None:
 
 def named_folders(given: list[str]) -> dict[str, Path]:
     """The folders by their names; the project's own model where none is given."""
-    from bertsmith.inference.default_model import DEFAULT_MODEL
+    from bertsmith.inference.model_path import DEFAULT_MODEL
 
     if not given:
         return {DEFAULT_NAME: DEFAULT_MODEL}

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from bertsmith.core.errors import UserError
 from bertsmith.core.files import atomic_folder
-from bertsmith.inference.default_model import DEFAULT_MODEL
 from bertsmith.inference.engine import Engine, make_ready
 from bertsmith.inference.fill_mask import (
     Candidate,
@@ -33,7 +32,7 @@ from bertsmith.inference.finetuned_folder import (
     read_finetuned,
     write_finetuned,
 )
-from bertsmith.inference.model_path import model_folder
+from bertsmith.inference.model_path import DEFAULT_MODEL, model_folder
 from bertsmith.inference.outputs import ABILITIES, Choice, Classification, Entity, TaggedWord
 from bertsmith.inference.text_reader import Reader, TextInput, TextOrPair, TokenizedText, as_list, as_pairs
 from bertsmith.model.architectures.registry import architecture_of

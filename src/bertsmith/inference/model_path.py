@@ -12,6 +12,9 @@ from bertsmith.core.errors import UserError
 from bertsmith.core.files import read_json
 from bertsmith.model.sentence_modules import MODULES_FILE
 
+DEFAULT_MODEL = Path(__file__).parents[1] / "pretrained" / "bertsmith-tiny"
+"""What is opened where none is named, a part of the package: 4 layers of width 256, pre-trained by `bertsmith
+pretrain` in five minutes on one H200; see its card."""
 SPREAD_FILE = "spread.json"
 """Beside the folders of several runs: what each came to, and which did best."""
 HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")

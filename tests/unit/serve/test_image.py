@@ -11,7 +11,7 @@ import pytest
 from typer.main import get_command
 
 from bertsmith.cli.app import app
-from bertsmith.inference.default_model import DEFAULT_MODEL
+from bertsmith.inference.model_path import DEFAULT_MODEL
 from bertsmith.serve.middleware import OPEN_ROUTES
 
 PROJECT = Path(__file__).parents[3]
