@@ -15,6 +15,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -98,7 +99,8 @@ def our_sides(folder: Path, options: argparse.Namespace) -> dict[str, Vectors]:
     sides = {}
     for precision in [half] if options.device == "cuda" else [half, "int8"]:
         bert = bertsmith.load(folder, device=options.device, precision=precision)
-        sides[f"ours {precision}"] = lambda texts, bert=bert: bert.embed(texts).numpy()
+        embed = partial(bert.embed, pooling="mean", normalize=False)
+        sides[f"ours {precision}"] = lambda texts, embed=embed: embed(texts).numpy()
     return sides
 
 

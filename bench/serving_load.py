@@ -80,7 +80,7 @@ ROUTES = {
         "/embed",
         lambda text: {"inputs": text, "normalize": False},
         lambda reply: reply[0],
-        lambda bert, texts: bert.embed(texts).tolist(),
+        lambda bert, texts: bert.embed(texts, normalize=False).tolist(),
     ),
 }
 

@@ -24,7 +24,11 @@ if TYPE_CHECKING:
 
 ModelOption = Annotated[
     Path | None,
-    Option("--model", metavar="FOLDER", help="Model or run folder; without it the small own model."),
+    Option(
+        "--model",
+        metavar="FOLDER",
+        help="Model or run folder, or the name of a fetched one; else the small own one.",
+    ),
 ]
 DeviceOption = Annotated[
     str, Option("--device", help="Where to compute: auto (a GPU if there is one), cpu, cuda, cuda:1, ...")

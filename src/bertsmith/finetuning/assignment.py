@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from bertsmith.core.errors import UserError
 from bertsmith.core.files import read_json, sha256_of, write_json
 from bertsmith.inference.model_path import model_folder
+from bertsmith.model.sentence_modules import transformer_folder
 from bertsmith.model.tensor_files import WEIGHT_FILES
 from bertsmith.recipe.finetuning_schema import FinetuningRecipe
 from bertsmith.recipe.load import Difference, differences, leaves, with_new_names
@@ -45,7 +46,7 @@ class Assignment:
             "recipe": leaves(self.recipe.model_dump(mode="json")),
             "custom": dict(self.task.custom),
             "model": str(self.model.resolve()),
-            MODEL_FILES: _hashes_of_files(model_folder(self.model)),
+            MODEL_FILES: _hashes_of_files(transformer_folder(model_folder(self.model))),
             "data": str(self.data.resolve()),
         }
 

@@ -93,6 +93,9 @@ def load(
 ) -> "Bert":
     """Open a Hugging Face model folder, ours or anyone's, or that of a run; without a name the project's own.
 
+    Of the folder of several runs it is the best one. A name such as org/name that is no folder opens what the
+    Hugging Face tools have fetched; nothing is downloaded.
+
     Precisions: fp32 is exact, bf16 faster where the machine has it, and auto takes bf16 just there; int8
     rounds the products of a CPU to 8 bits, for which it is calibrated while it is opened.
 

@@ -3,6 +3,7 @@
 import gzip
 import io
 import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,6 +16,7 @@ from bertsmith.cli.model_options import BAR_WIDTH, bar
 from bertsmith.recipe.finetuning_schema import AnswersSection, TextSection
 from bertsmith.tasks.task_config import TaskConfig
 from tests.command_line import bertsmith, mistake
+from tests.sentence_folders import write_modules
 from tests.toy_folder import write_toy_folder
 from tests.unit.serve.serving import application_of, post
 from tests.untrained_heads import numbered_labels, untrained
@@ -305,6 +307,17 @@ def test_two_texts_have_one_cosine_and_three_a_matrix(capsys, folders):
     assert header.split() == ["1", "2", "3"]
     assert [row.split()[1] for row in rows] == [f"{value:.3f}" for value in expected[:, 0]]
     assert [row.split("  ")[-1] for row in rows] == list(texts)
+
+
+def test_texts_are_compared_as_a_folder_of_sentence_transformers_says(capsys, folders, tmp_path):
+    shutil.copytree(folders / "plain", tmp_path / "embedder")
+    write_modules(tmp_path / "embedder", "cls", prompts={"query": "the cat "}, default="query")
+    texts = ("my dog runs", "the cat sleeps", "snow")
+    plain = package.load(folders / "plain")
+    for words, prompt in (((), "the cat "), (("--prompt", "it is "), "it is ")):
+        vectors = plain.embed(texts, pooling="cls", prompt=prompt)
+        found = said(capsys, "compare", *texts, "--model", tmp_path / "embedder", *words)["similarity"]
+        assert torch.allclose(torch.tensor(found), vectors @ vectors.T, atol=1e-5)
 
 
 def test_a_bar_is_as_long_as_the_share():
