@@ -25,14 +25,16 @@ def vocab(  # noqa: PLR0913 - the options of a command
     out: Annotated[Path, Option(help="Tokenizer folder to write.")],
     size: Annotated[int, Option(min=1, help="Pieces, special ones included.")] = 30522,
     kind: Annotated[
-        Literal["wordpiece", "wordpiece-frequency", "byte-bpe"],
-        Option(help="WordPiece by likelihood (BERT) or by frequency, or byte-level BPE (RoBERTa)."),
+        Literal["wordpiece", "wordpiece-frequency", "byte-bpe", "unigram"],
+        Option(
+            help="WordPiece by likelihood (BERT) or by frequency, byte-level BPE (RoBERTa), unigram (ALBERT)."
+        ),
     ] = "wordpiece",
     cased: Annotated[bool, Option("--cased", help="Keep case and accents. byte-bpe always does.")] = False,
     unused: Annotated[int, Option(min=0, help="[unused] pieces to add, for words of your own.")] = 0,
     alphabet: Annotated[
         int,
-        Option(min=1, help="Most frequent characters kept; words with others are unknown. WordPiece only."),
+        Option(min=1, help="Most frequent characters kept; others are unknown. Not for byte-bpe."),
     ] = 1000,
     min_count: Annotated[int, Option(min=1, help="Join only pairs of pieces seen this often.")] = 2,
     held_out: Annotated[
@@ -55,7 +57,8 @@ def vocab(  # noqa: PLR0913 - the options of a command
     Writes a tokenizer folder that bertsmith and the Hugging Face tools open, and says how many tokens a word
     takes on documents it was not learned from. The same text gives the same files on any number of workers.
 
-    Example: bertsmith vocab corpus/*.txt.xz --size 30522 --out vocab/
+    Examples: bertsmith vocab corpus/*.txt.xz --size 30522 --out vocab/,
+    bertsmith vocab corpus/*.txt.xz --kind unigram --size 30000 --out albert-vocab/
     """
     from bertsmith.core.files import check_not_taken
     from bertsmith.core.progress import progress_bar

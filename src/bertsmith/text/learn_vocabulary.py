@@ -1,17 +1,20 @@
-"""Learn a vocabulary from counted words: WordPiece by likelihood or by frequency, or byte-level BPE.
+"""Learn a vocabulary from counted words: WordPiece by likelihood or by frequency, byte-level BPE, or unigram.
 
 WordPiece vocabularies are laid out as published: [PAD], [unused0] and so on, [UNK], [CLS], [SEP], [MASK],
 characters that begin words, characters inside words, learned pieces in the order they were learned. With
 99 [unused] pieces the first 104 ids are those of bert-base-uncased. Byte-level BPE has <s>, <pad>, </s>,
-<unk>, <mask>, the 256 bytes, then learned pieces.
+<unk>, <mask>, the 256 bytes, then learned pieces; unigram has <pad>, <unk>, [CLS], [SEP], [MASK],
+as ALBERT, then pieces from the likeliest on.
 """
 
-from collections.abc import Mapping
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from tokenizers import Tokenizer as Library
-from tokenizers import pre_tokenizers
+from tokenizers import models, pre_tokenizers, trainers
 
 from bertsmith.core.errors import UserError
 from bertsmith.core.progress import progress_bar
@@ -32,11 +35,18 @@ from bertsmith.text.tokenizer_files import (
     bert_pipeline,
     roberta_pipeline,
 )
-from bertsmith.text.word_counts import BertWords, ByteWords, WordCounts, WordCutter
+from bertsmith.text.unigram_pipeline import albert_pipeline
+from bertsmith.text.word_counts import BertWords, ByteWords, UnigramWords, WordCounts, WordCutter
 
-Kind = Literal["wordpiece", "wordpiece-frequency", "byte-bpe"]
+Kind = Literal["wordpiece", "wordpiece-frequency", "byte-bpe", "unigram"]
 
 _ROBERTA_SPECIAL = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")  # the first four have the ids of roberta-base
+_ALBERT_SPECIAL = ("<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]")
+_UNIGRAM_WORDS = 20_000_000
+"""So many words, counted with repetitions, the unigram trainer is given at most: it reads them one by one."""
+_TRAINER_STEP = 1e-4
+_SCORE_DIGITS = 5
+"""Digits behind the point that do not depend on the order in which the trainer adds."""
 _GAINS = {
     "wordpiece": likelihood_gain,
     "wordpiece-frequency": frequency_gain,
@@ -56,13 +66,16 @@ class VocabularySettings:
     min_count: int = 2  # pairs of pieces seen less often are not joined
 
     def __post_init__(self) -> None:
-        if self.kind == "byte-bpe" and self.unused:
+        if self.kind in ("byte-bpe", "unigram") and self.unused:
             remedy = "leave out --unused, or learn a WordPiece vocabulary"
-            raise UserError("byte-level BPE has no [unused] pieces", remedy=remedy)
+            name = {"byte-bpe": "byte-level BPE", "unigram": "a unigram vocabulary"}[self.kind]
+            raise UserError(f"{name} has no [unused] pieces", remedy=remedy)
 
     def cutter(self) -> WordCutter:
         """How text is cut into words for this vocabulary."""
-        return ByteWords() if self.kind == "byte-bpe" else BertWords(self.case)
+        if self.kind == "byte-bpe":
+            return ByteWords()
+        return UnigramWords(self.case) if self.kind == "unigram" else BertWords(self.case)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,16 +106,16 @@ def learn_vocabulary(counts: WordCounts, settings: VocabularySettings) -> Learne
     """The vocabulary of these words, which must have been cut by the settings' own cutter."""
     if not counts.learned:
         raise UserError("there are no words to learn from", remedy="give more text, or hold out less of it")
-    learn = _learn_byte_bpe if settings.kind == "byte-bpe" else _learn_wordpiece
+    learn = {"byte-bpe": _learn_byte_bpe, "unigram": _learn_unigram}.get(settings.kind, _learn_wordpiece)
     library, alphabet = learn(counts.learned, settings)
     # Scored by the model on words, each once: the pipeline before it cuts text into these very words.
     scored = counts.held_out or counts.learned
-    unknown_id = library.token_to_id("[UNK]")
+    unknown_id = library.token_to_id("<unk>" if settings.kind == "unigram" else "[UNK]")
     tokens = unknown = 0
     for word, count in scored.items():
         cut = library.model.tokenize(word)
         tokens += len(cut) * count
-        unknown += count * (cut[0].id == unknown_id)
+        unknown += count * any(token.id == unknown_id for token in cut)
     words = sum(scored.values())
     report = VocabularyReport(
         pieces=library.get_vocab_size(),
@@ -135,6 +148,54 @@ def _learn_byte_bpe(words: Mapping[str, int], settings: VocabularySettings) -> t
     pieces, merges = _grow([*_ROBERTA_SPECIAL, *bytes_as_characters], characters, settings=settings)
     pairs = [(merge.left, merge.right) for merge in merges]
     return roberta_pipeline(_numbered(pieces), merges=pairs), len(bytes_as_characters)
+
+
+def _learn_unigram(words: Mapping[str, int], settings: VocabularySettings) -> tuple[Library, int]:
+    characters: Counter[str] = Counter()
+    for word, count in words.items():
+        for character in set(word):
+            characters[character] += count
+    # The trainer keeps every character it meets: rare ones would crowd out pieces of a small vocabulary.
+    in_order = sorted(characters, key=lambda character: (-characters[character], character))
+    kept = set(in_order[: settings.characters])
+    start = len(_ALBERT_SPECIAL) + len(kept)
+    if start > settings.size:
+        what = f"a vocabulary of {settings.size} cannot hold the {start} special and one-character pieces"
+        raise UserError(what, remedy="ask for a larger one (--size) or for fewer characters (--alphabet)")
+    scale = min(1.0, _UNIGRAM_WORDS / sum(words.values()))
+    trainer = trainers.UnigramTrainer(
+        vocab_size=settings.size,
+        special_tokens=list(_ALBERT_SPECIAL),
+        unk_token="<unk>",
+        show_progress=False,
+    )
+    library = Library(models.Unigram())
+    library.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    with progress_bar("learning pieces", len(words)) as advance:
+
+        def repeated() -> Iterator[str]:
+            for word in sorted(words):
+                if kept.issuperset(word):
+                    yield " ".join([word] * max(1, round(words[word] * scale)))
+                advance(1)
+
+        library.train_from_iterator(repeated(), trainer)
+    learned = json.loads(library.to_str())["model"]["vocab"][len(_ALBERT_SPECIAL) :]
+    # Characters that were pruned come back with the lowest score and steps above it, in the order of a hash
+    # table; without the steps, and rounded, a score does not depend on the run.
+    lowest = min(score for _, score in learned)
+    pruned_below = lowest + _TRAINER_STEP * len(kept)
+    settled = (
+        (piece, lowest if len(piece) == 1 and score < pruned_below else score) for piece, score in learned
+    )
+    rounded = sorted(((piece, round(score, _SCORE_DIGITS)) for piece, score in settled), key=_likeliest_first)
+    scores = [*((piece, 0.0) for piece in _ALBERT_SPECIAL), *rounded]
+    pipeline = albert_pipeline(scores, cased=settings.case == "cased")
+    return pipeline, sum(len(piece) == 1 for piece, _ in rounded)
+
+
+def _likeliest_first(scored: tuple[str, float]) -> tuple[float, str]:
+    return -scored[1], scored[0]
 
 
 def _grow(

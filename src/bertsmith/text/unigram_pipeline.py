@@ -167,14 +167,30 @@ def unigram_library(scores: Scores, unknown_id: int, normalizer: normalizers.Nor
     """A unigram model over words that begin with a mark for the space before them."""
     library = Library(models.Unigram(scores, unk_id=unknown_id, byte_fallback=False))
     library.normalizer = normalizer
-    library.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.WhitespaceSplit(),
-            pre_tokenizers.Metaspace(replacement=SPACE, prepend_scheme="always"),
-        ]
-    )
+    library.pre_tokenizer = unigram_words()
     library.decoder = decoders.Metaspace(replacement=SPACE, prepend_scheme="always")
     return library
+
+
+def unigram_words() -> pre_tokenizers.PreTokenizer:
+    """What cuts texts at white space and puts a mark before each word."""
+    marked = pre_tokenizers.Metaspace(replacement=SPACE, prepend_scheme="always")
+    return pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), marked])
+
+
+def albert_pipeline(scores: Scores, *, cased: bool) -> Library:
+    """The pipeline of ALBERT over a new vocabulary, whose second piece is the unknown one."""
+    library = unigram_library(scores, 1, new_albert_normalizer(cased=cased))
+    # The mask takes the space before it along, as a word does.
+    settings = ALBERT_NAMES | {"mask_token": {"content": ALBERT_NAMES["mask_token"], "lstrip": True}}
+    add_roles(library, settings)
+    add_template(library, settings, segments=True)
+    return library
+
+
+def new_albert_normalizer(*, cased: bool) -> normalizers.Normalizer:
+    """ALBERT's normaliser for a new vocabulary: without case and accents, or with both."""
+    return albert_normalizer([], {"do_lower_case": not cased, "keep_accents": cased})
 
 
 def add_template(library: Library, settings: Settings, *, segments: bool) -> None:

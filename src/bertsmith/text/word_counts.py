@@ -21,10 +21,13 @@ from tokenizers import pre_tokenizers
 from bertsmith.core.processes import Job, results_of_processes
 from bertsmith.core.seeds import key_of, uniforms
 from bertsmith.text.tokenizer_files import Case, bert_normalizer
+from bertsmith.text.unigram_pipeline import SPACE, new_albert_normalizer, unigram_words
 
 _BERT = pre_tokenizers.BertPreTokenizer()
 _BYTE_LEVEL = pre_tokenizers.ByteLevel(add_prefix_space=False)
 _NORMALIZERS = {case: bert_normalizer(case) for case in ("uncased", "cased")}
+_ALBERT_NORMALIZERS = {case: new_albert_normalizer(cased=case == "cased") for case in ("uncased", "cased")}
+_UNIGRAM = unigram_words()
 # Nearly all chunks are printable ASCII, for which both rules are short and the library is ten times slower.
 _PLAIN_BERT = re.compile("[0-9A-Za-z]+|[!-~]")
 _PLAIN_BYTES = re.compile(r"'(?:[stmd]|re|ve|ll)| ?[A-Za-z]+| ?[0-9]+| ?[!-/:-@\[-`{-~]+| +(?!\S)| +")
@@ -77,6 +80,24 @@ class ByteWords:
         if chunk.isascii() and chunk.isprintable():
             return [word.replace(" ", "Ġ") for word in _PLAIN_BYTES.findall(chunk)]
         return [word for word, _ in _BYTE_LEVEL.pre_tokenize_str(chunk)]
+
+
+@dataclass(frozen=True, slots=True)
+class UnigramWords:
+    """Words as ALBERT cuts them: at white space alone, a mark before each standing for the space."""
+
+    case: Case
+
+    def chunks(self, text: str) -> list[str]:
+        """What stands between spaces and line ends."""
+        return text.replace("\n", " ").split(" ")
+
+    def words(self, chunk: str) -> list[str]:
+        """The normalised words of a chunk."""
+        normalised = _ALBERT_NORMALIZERS[self.case].normalize_str(chunk)
+        if normalised.isascii() and normalised.isprintable():
+            return [SPACE + word for word in normalised.split(" ") if word]
+        return [word for word, _ in _UNIGRAM.pre_tokenize_str(normalised)]
 
 
 Batch = TypeVar("Batch")

@@ -77,6 +77,14 @@ def test_byte_bpe_is_written_as_of_roberta(corpus: Path, tmp_path: Path) -> None
     assert config["tokenizer_class"] == "RobertaTokenizer"
 
 
+def test_a_unigram_vocabulary_is_written_as_of_albert(corpus: Path, tmp_path: Path) -> None:
+    options = ("--kind", "unigram", "--size", 160, "--json")
+    report = json.loads(run(corpus / "a.txt.xz", *options, "--out", tmp_path / "vocab"))
+    tokenizer = Tokenizer.load(tmp_path / "vocab")
+    assert tokenizer.vocabulary_size == report["pieces"] <= 160
+    assert (tokenizer.pad_id, tokenizer.unknown_id, tokenizer.cls_id, tokenizer.mask_id) == (0, 1, 2, 4)
+
+
 def test_a_vocabulary_smaller_than_asked_for_is_said_with_the_remedy(corpus: Path, tmp_path: Path) -> None:
     printed = run(corpus / "a.txt.xz", "--out", tmp_path / "vocab")
     assert "fewer than 30,522: no other pair is seen often enough" in printed

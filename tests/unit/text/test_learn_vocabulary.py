@@ -1,6 +1,9 @@
 """From counted words to a tokenizer folder that others open."""
 
+import hashlib
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,8 +21,11 @@ KINDS = [
     VocabularySettings(180, case="cased"),
     VocabularySettings(180, kind="wordpiece-frequency", unused=3),
     VocabularySettings(330, kind="byte-bpe"),
+    VocabularySettings(150, kind="unigram"),
+    VocabularySettings(150, kind="unigram", case="cased"),
 ]
-every_kind = pytest.mark.parametrize("settings", KINDS, ids=["uncased", "cased", "frequency", "bytes"])
+NAMES = ["uncased", "cased", "frequency", "bytes", "unigram", "cased-unigram"]
+every_kind = pytest.mark.parametrize("settings", KINDS, ids=NAMES)
 
 CHINESE = """\
 铁匠在炉火旁打铁，火花飞溅。
@@ -58,8 +64,9 @@ def test_transformers_reads_the_folder_as_we_do(settings: VocabularySettings, tm
         (KINDS[0], "BertTokenizer", {"tokenizer.json", "tokenizer_config.json", "vocab.txt"}),
         (KINDS[1], "BertTokenizer", {"tokenizer.json", "tokenizer_config.json", "vocab.txt"}),
         (KINDS[3], "RobertaTokenizer", {"tokenizer.json", "tokenizer_config.json"}),
+        (KINDS[4], "PreTrainedTokenizerFast", {"tokenizer.json", "tokenizer_config.json"}),
     ],
-    ids=["uncased", "cased", "bytes"],
+    ids=["uncased", "cased", "bytes", "unigram"],
 )
 def test_the_pipeline_is_the_published_one(
     settings: VocabularySettings, name: str, files: set[str], tmp_path: Path
@@ -174,3 +181,50 @@ def test_fewer_characters_are_not_advised_where_there_are_always_256() -> None:
 def test_bytes_with_unused_pieces_are_rejected() -> None:
     with pytest.raises(UserError, match="has no .unused. pieces"):
         replace(KINDS[3], unused=1)
+
+
+# --- unigram ---
+
+
+def test_a_unigram_vocabulary_begins_as_alberts_and_goes_on_from_the_likeliest_piece() -> None:
+    learned = learn(PARAGRAPH, KINDS[4])
+    assert pieces(learned)[:5] == ["<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]"]
+    scores = [score for _, score in json.loads(learned.tokenizer.spec.pipeline)["model"]["vocab"]][5:]
+    assert scores == sorted(scores, reverse=True)
+    assert tokens(learned.tokenizer, "The iron") == ["▁the", "▁iron"]
+    assert learned.tokenizer.encode_pair("iron", "iron").segments[-1] == 1
+
+
+def test_a_unigram_vocabulary_may_keep_case_and_accents() -> None:
+    uncased, cased = (
+        learn("Élan élan elan Elan " * 9, replace(KINDS[4], size=30, case=case))
+        for case in ("uncased", "cased")
+    )
+    assert len({tuple(tokens(uncased.tokenizer, word)) for word in ("Élan", "elan")}) == 1
+    assert len({tuple(tokens(cased.tokenizer, word)) for word in ("Élan", "élan", "elan", "Elan")}) == 4
+
+
+def test_a_unigram_vocabulary_is_the_same_in_another_process_and_order() -> None:
+    lines = PARAGRAPH.splitlines()
+    one, other = learn("\n".join(lines), KINDS[4]), learn("\n".join(reversed(lines)), KINDS[4])
+    assert one.tokenizer.spec == other.tokenizer.spec
+    code = (
+        "import hashlib\n"
+        "from tests.unit.text.test_learn_vocabulary import KINDS, PARAGRAPH, learn\n"
+        "print(hashlib.sha256(learn(PARAGRAPH, KINDS[4]).tokenizer.spec.pipeline.encode()).hexdigest())"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == hashlib.sha256(one.tokenizer.spec.pipeline.encode()).hexdigest()
+
+
+def test_a_character_too_rare_for_a_unigram_vocabulary_is_unknown_by_itself() -> None:
+    learned = learn("iron " * 50 + "x☃", replace(KINDS[4], size=20, characters=6))
+    assert learned.tokenizer.unknown_id in learned.tokenizer.encode("iron☃").ids
+    assert learned.report.unknown_rate == pytest.approx(1 / 51)
+
+
+def test_a_unigram_vocabulary_has_room_for_its_characters_or_is_rejected() -> None:
+    with pytest.raises(UserError, match="a vocabulary of 9 cannot hold the 10 special and one-character"):
+        learn("iron", replace(KINDS[4], size=9))
+    with pytest.raises(UserError, match="a unigram vocabulary has no .unused. pieces"):
+        replace(KINDS[4], unused=3)

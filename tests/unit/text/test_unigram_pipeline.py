@@ -149,7 +149,9 @@ def test_debertas_model_is_read_and_its_mask_added_behind_the_end(
     assert_survives_saving(tokenizer, tmp_path / "copy")
 
 
-def test_the_table_of_characters_is_read_or_refused(learned: list[tuple[str, float]], tmp_path: Path) -> None:
+def test_the_table_of_characters_is_read_or_rejected(
+    learned: list[tuple[str, float]], tmp_path: Path
+) -> None:
     file = write_sentencepiece(
         tmp_path / "spm.model", pieces(DEBERTA_FIRST, learned), unknown_id=3, characters=b"\1\2\3"
     )
@@ -159,7 +161,7 @@ def test_the_table_of_characters_is_read_or_refused(learned: list[tuple[str, flo
 
 
 @pytest.mark.parametrize("size", [0, 1, 5, 100, 1001])
-def test_a_cut_off_model_is_refused(learned: list[tuple[str, float]], size: int, tmp_path: Path) -> None:
+def test_a_cut_off_model_is_rejected(learned: list[tuple[str, float]], size: int, tmp_path: Path) -> None:
     file = write_sentencepiece(tmp_path / "spm.model", pieces(DEBERTA_FIRST, learned), unknown_id=3)
     file.write_bytes(file.read_bytes()[:size])
     with pytest.raises(UserError, match=r"spm\.model: (is no SentencePiece model|has no piece)"):
@@ -167,7 +169,7 @@ def test_a_cut_off_model_is_refused(learned: list[tuple[str, float]], size: int,
 
 
 @pytest.mark.parametrize("content", [b"\xff" * 40, b"\x0b\x0c", b"{}", b"\x0a\x02\x08\x05"])
-def test_what_is_no_protobuf_is_refused(content: bytes, tmp_path: Path) -> None:
+def test_what_is_no_protobuf_is_rejected(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "spiece.model").write_bytes(content)
     with pytest.raises(UserError, match=r"spiece\.model: is no SentencePiece model"):
         Tokenizer.load(tmp_path)

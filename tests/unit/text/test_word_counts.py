@@ -17,10 +17,12 @@ from hypothesis import strategies as st
 from tokenizers import normalizers, pre_tokenizers
 
 from bertsmith.core.errors import UserError
+from bertsmith.text.unigram_pipeline import albert_pipeline
 from bertsmith.text.word_counts import (
     BertWords,
     ByteWords,
     Counting,
+    UnigramWords,
     WordCounts,
     WordCutter,
     count_words,
@@ -28,7 +30,7 @@ from bertsmith.text.word_counts import (
     without_rarest,
 )
 from tests.scripts import started
-from tests.tokenizer_makers import PARAGRAPH
+from tests.tokenizer_makers import ALBERT_SPECIAL, PARAGRAPH
 
 any_text = st.lists(
     st.sampled_from(
@@ -57,6 +59,15 @@ def test_words_of_bytes_are_those_of_the_library_line_by_line(text: str) -> None
     library = pre_tokenizers.ByteLevel(add_prefix_space=False)
     expected = [word for line in text.split("\n") for word, _ in library.pre_tokenize_str(line)]
     assert cut(ByteWords(), text) == expected
+
+
+@given(text=any_text)
+def test_words_of_a_unigram_model_are_those_of_alberts_pipeline(text: str) -> None:
+    for case in ("uncased", "cased"):
+        pipeline = albert_pipeline([(each, 0.0) for each in ALBERT_SPECIAL], cased=case == "cased")
+        normal = pipeline.normalizer.normalize_str(text)
+        expected = [word for word, _ in pipeline.pre_tokenizer.pre_tokenize_str(normal)]
+        assert cut(UnigramWords(case), text) == expected
 
 
 def split_at_blank_lines(batch: str) -> list[str]:
