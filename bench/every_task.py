@@ -18,8 +18,8 @@ from quiet import Quiet
 from bertsmith.finetuning.assignment import Assignment
 from bertsmith.finetuning.finetune import FinetuningResult, finetune
 from bertsmith.finetuning.predict import predict_labelled
-from bertsmith.finetuning.task_recipe import finetuning_recipe
 from bertsmith.tasks.catalogue import task_named
+from bertsmith.tasks.task_recipe import finetuning_recipe
 
 FOLDERS = {
     "cola": "glue/CoLA",

@@ -28,7 +28,6 @@ from bertsmith.finetuning.assignment import Assignment
 from bertsmith.finetuning.finetune import build_trainer, filling_multiple, finetune_on
 from bertsmith.finetuning.initial_task_model import load_initial_task_model
 from bertsmith.finetuning.splits import TaskSplits, encoded_split, read_splits, task_config_of
-from bertsmith.finetuning.task_recipe import finetuning_recipe
 from bertsmith.model.torch_internals import has_bf16_products
 from bertsmith.recipe.finetuning_schema import FinetuningRecipe
 from bertsmith.tasks.batches import ShuffledBatches
@@ -36,6 +35,7 @@ from bertsmith.tasks.catalogue import task_named
 from bertsmith.tasks.encoded import EncodedSet
 from bertsmith.tasks.predictions import PredictedSplit
 from bertsmith.tasks.task_config import TaskConfig
+from bertsmith.tasks.task_recipe import finetuning_recipe
 from bertsmith.training.distributed import start_world
 from bertsmith.training.optimizers import learning_rate
 from bertsmith.training.trainer import Progress, StepInput, finish_step, launch_step

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from bertsmith.finetuning.assignment import Assignment
 from bertsmith.finetuning.finetune import FinetuningResult, finetune
-from bertsmith.finetuning.task_recipe import finetuning_recipe
 from bertsmith.tasks.catalogue import task_named
 from bertsmith.tasks.objective import TaskObjective
 from bertsmith.tasks.task import Task
+from bertsmith.tasks.task_recipe import finetuning_recipe
 from tests.tiny_runs import BeforeSteps, ask_to_stop, without_pictures
 from tests.toy_folder import write_toy_folder
 from tests.toy_tasks import TOYS

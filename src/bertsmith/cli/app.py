@@ -22,6 +22,7 @@ from bertsmith.cli.pretrain import pretrain
 from bertsmith.cli.recipe import recipe
 from bertsmith.cli.serve import serve
 from bertsmith.cli.tag import tag
+from bertsmith.cli.tasks import tasks
 from bertsmith.cli.terminal import reporting_output_errors, stops_as_interrupt
 from bertsmith.cli.vocab import vocab
 from bertsmith.core.errors import UserError
@@ -47,6 +48,7 @@ app.command("corpus")(corpus)
 app.command("pretrain")(pretrain)
 app.command("examples")(examples)
 app.add_typer(recipe, name="recipe")
+app.command("tasks")(tasks)
 app.command("finetune")(finetune)
 app.command("glue")(glue)
 app.command("inspect")(inspect)

@@ -1,7 +1,7 @@
 """`bertsmith finetune` and `glue`: from a trained encoder and labelled data to models that do tasks."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,11 +15,14 @@ from bertsmith.recipe.toml_text import value_text
 if TYPE_CHECKING:
     from bertsmith.finetuning.assignment import Assignment
     from bertsmith.finetuning.finetune import FinetuningResult
-    from bertsmith.studies.sweep import Stopped
+    from bertsmith.studies.sweep import Stopped, Trial
+    from bertsmith.tasks.metrics import ClassScores, Metric
     from bertsmith.tasks.task import Task
 
 
 OWN = "custom"
+PERCENT = 100
+SHOWN_CLASSES = 10
 
 
 def finetune(
@@ -35,13 +38,37 @@ def finetune(
     key: Annotated[str, Option("--id", help="custom: column of the ids.")] = "",
     dev: Annotated[Path | None, Option(help="custom: the development file.")] = None,
     dev_share: Annotated[
-        float | None, Option(min=0, max=0.9, help="custom: else this fraction of the data, by the ids; 0.1.")
+        float | None,
+        Option(min=0, max=0.9, help="custom: else this fraction of each class of the data; 0.1."),
+    ] = None,
+    test_share: Annotated[
+        float | None, Option(min=0, max=0.9, help="custom: test the finished model on this fraction.")
+    ] = None,
+    folds: Annotated[
+        int | None, Option(min=2, help="custom: so many runs, each developed on another fold of the data.")
     ] = None,
     epochs: Annotated[float | None, Option(help="Passes through the training data (run.epochs).")] = None,
     lr: Annotated[float | None, Option(help="Peak learning rate (optim.peak_lr).")] = None,
+    batch: Annotated[int | None, Option(help="Examples a step (run.examples).")] = None,
+    max_length: Annotated[int | None, Option(help="Longest sequence in tokens (text.longest).")] = None,
+    patience: Annotated[
+        int | None, Option(help="End early after so many evaluations without a better one; keep the best.")
+    ] = None,
+    tune_thresholds: Annotated[
+        bool, Option("--tune-thresholds", help="Tune when a label is given (answers.label_thresholds).")
+    ] = False,
+    limit: Annotated[int | None, Option(help="Most examples of each split (run.limit).")] = None,
+    device: Annotated[str | None, Option(help="auto, cpu or cuda (run.device).")] = None,
+    precision: Annotated[str | None, Option(help="auto, fp32 or bf16 (run.precision).")] = None,
     seed: Annotated[int | None, Option(help="Seed (run.seed).")] = None,
     seeds: Annotated[int, Option(min=1, help="So many runs, from --seed (0) on, and their spread.")] = 1,
     grid: Annotated[bool, Option("--grid", help="The paper's grid of settings.")] = False,
+    lr_grid: Annotated[
+        bool, Option("--lr-grid", help="The paper's four learning rates for GLUE; the best on dev.")
+    ] = False,
+    search: Annotated[
+        int | None, Option(min=1, help="So many runs with random rates, batches and epochs; the best on dev.")
+    ] = None,
     skip_bad: Annotated[bool, Option("--skip-bad", help="Skip bad lines and count them.")] = False,
     settings: Annotated[
         list[str] | None, Option("--set", metavar="KEY=VALUE", help="Any other setting, repeatable.")
@@ -58,24 +85,38 @@ def finetune(
 
     bertsmith finetune custom --data my.csv --text review --label stars --out runs/mine
 
+    bertsmith finetune custom --data my.csv --text review --label stars --out runs/mine --folds 5
+
     bertsmith finetune mrpc --model MODEL --data glue/MRPC --out runs/mrpc --seeds 5
     """
     from bertsmith.finetuning.assignment import Assignment
-    from bertsmith.finetuning.task_recipe import finetuning_recipe
     from bertsmith.inference.model_path import DEFAULT_MODEL
+    from bertsmith.tasks.task_recipe import finetuning_recipe
 
-    given = {"run.epochs": epochs, "optim.peak_lr": lr, "run.seed": seed}
+    given = {
+        "run.epochs": epochs,
+        "optim.peak_lr": lr,
+        "run.examples": batch,
+        "text.longest": max_length,
+        "run.patience": patience,
+        "run.keep": None if patience is None else "best",
+        "answers.label_thresholds": "tuned" if tune_thresholds else None,
+        "run.limit": limit,
+        "run.device": device,
+        "run.precision": precision,
+        "run.seed": seed,
+    }
     short = [f"{key}={value_text(value)}" for key, value in given.items() if value is not None]
-    own = _OwnTable(text, second, label, kind, separator, key, dev, dev_share)
+    own = _OwnTable(text, second, label, kind, separator, key, dev, dev_share, test_share, folds)
     chosen = _own_task(own, data.expanduser()) if task == OWN else _published_task(task, own)
     overrides = [*short, *(settings or [])]
     recipe = finetuning_recipe(chosen, overrides)
     start = DEFAULT_MODEL if model is None else model.expanduser()
     assignment = Assignment(chosen, recipe, start, data.expanduser(), out.expanduser(), skip_bad)
-    if grid:
-        _check_grid(overrides, seeds)
-    if grid or seeds > 1:
-        _run_many(assignment, seeds=seeds, as_json=as_json)
+    study = _Study(seeds, grid=grid, lr_grid=lr_grid, search=search or 0, folds=folds or 0)
+    study.check(overrides)
+    if study.flags():
+        _run_many(study.trials(assignment), as_json=as_json)
     else:
         _run_one(assignment, as_json=as_json)
 
@@ -90,7 +131,12 @@ def show(result: "FinetuningResult", *, as_json: bool) -> None:
     """Print how a run ended."""
     if as_json:
         summary = {"folder": str(result.folder), "seconds": result.seconds, "measures": result.metrics}
-        echo(json.dumps({**summary, "finished": result.finished}))
+        of_classes = {
+            split: {label: asdict(scores) for label, scores in each.items()}
+            for split, each in result.classes.items()
+        }
+        compared = {"baselines": result.baselines, "classes": of_classes}
+        echo(json.dumps({**summary, **compared, "finished": result.finished}))
         return
     if not result.finished:
         echo(f"stopped after {result.steps:,} steps; give the same command again to resume ({result.folder})")
@@ -98,8 +144,35 @@ def show(result: "FinetuningResult", *, as_json: bool) -> None:
     for split, metrics in result.metrics.items():
         for name, value in metrics.items():
             echo(f"  {split} {name.replace('_', ' ')}: {_metric_text(name, value)}")
+        if result.deciding is not None:
+            show_comparison(result.deciding[0], metrics, result.baselines.get(split, {}), split=split)
+        show_classes(result.classes.get(split, {}), split=split)
     echo(f"{result.examples:,} examples, {result.steps:,} steps, {duration(result.seconds)}")
     echo(f"model: {result.folder / 'model'}")
+
+
+def show_comparison(
+    metric: "Metric", metrics: Mapping[str, float], baseline: Mapping[str, float], *, split: str
+) -> None:
+    """Print what the constant answer gets, and whether the model beats it."""
+    from bertsmith.finetuning.evaluation import below_baseline
+
+    if baseline:
+        listed = (f"{name.replace('_', ' ')} {_metric_text(name, value)}" for name, value in baseline.items())
+        echo(f"  {split} constant answer: ".replace("   ", "  ") + ", ".join(listed))
+    for warning in below_baseline(metric, metrics, baseline, split=split or "here"):
+        echo(f"  {warning}")
+
+
+def show_classes(classes: "Mapping[str, ClassScores]", *, split: str) -> None:
+    """Print precision, recall and F1 of each class, the worst first, where there are several."""
+    worst = sorted(classes.items(), key=lambda each: each[1].f1)
+    for label, scores in worst[:SHOWN_CLASSES]:
+        numbers = {"precision": scores.precision, "recall": scores.recall, "F1": scores.f1}
+        listed = ", ".join(f"{name} {PERCENT * value:.2f}" for name, value in numbers.items())
+        echo(f"  {split} {label!r}: {listed}, {scores.examples:,} examples".replace("   ", "  ", 1))
+    if worst[SHOWN_CLASSES:]:
+        echo(f"  ... and {len(worst) - SHOWN_CLASSES:,} more classes (--json, or result.json)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,12 +187,13 @@ class _OwnTable:
     key: str
     dev: Path | None
     dev_share: float | None
+    test_share: float | None
+    folds: int | None
 
     def flags(self) -> list[str]:
         """The options that were given."""
-        spelled = {"key": "--id", "dev_share": "--dev-share"}
         given = [name for name, value in asdict(self).items() if value not in ("", None)]
-        return [spelled.get(name, f"--{name}") for name in given]
+        return ["--id" if name == "key" else f"--{name.replace('_', '-')}" for name in given]
 
 
 def _published_task(name: str, own: _OwnTable) -> "Task":
@@ -141,15 +215,17 @@ def _own_task(own: _OwnTable, data: Path) -> "Task":
         spec = replace(spec, kind=own.kind)
     if own.separator:
         spec = replace(spec, separator=own.separator)
+    if own.test_share:
+        spec = replace(spec, test_fraction=own.test_share)
     # The development set is a file that is named, one that lies beside the data, or a fraction of the data.
     if own.dev is not None:
-        _check_no_dev_share(own, "--dev names the development file")
+        _check_no_part(own, "--dev names the development file")
         dev = own.dev.expanduser()
         if not dev.is_file():
             raise UserError("no such file", where=f"--dev {dev}", remedy="name a table as --data is")
         return custom_task(replace(spec, dev_fraction=0.0, dev=str(dev.resolve())))
     if has_own_dev(data):
-        _check_no_dev_share(own, f"{data} has a development file of its own")
+        _check_no_part(own, f"{data} has a development file of its own")
         return custom_task(replace(spec, dev_fraction=0.0))
     return custom_task(spec if own.dev_share is None else replace(spec, dev_fraction=own.dev_share))
 
@@ -163,33 +239,68 @@ def _check_table(own: _OwnTable) -> None:
             "passages `squad` (docs/finetuning.md says how their files look)"
         )
         raise UserError(what, remedy=remedy)
-    from bertsmith.tasks.kinds.registry import TEXT_KINDS
+    if own.test_share and own.dev_share == 0:
+        what = "without a development set the test would decide what is kept"
+        raise UserError(what, where="--test-share", remedy="leave --dev-share 0 out")
+    if own.folds and own.dev_share is not None:
+        what = "each fold is the development set of a run"
+        raise UserError(what, where="--dev-share", remedy="leave it out")
+    from bertsmith.tasks.kinds.registry import TEXT_KINDS, text_kind_named
 
-    if own.kind and own.kind not in TEXT_KINDS:
-        remedy = f"choose one of {', '.join(TEXT_KINDS)}"
-        raise UserError(f"unknown kind {own.kind!r}", where="--kind", remedy=remedy)
-    if own.separator and not (own.kind and TEXT_KINDS[own.kind].many_labels):
+    if own.separator and not (own.kind and text_kind_named(own.kind).many_labels):
         many = [name for name, kind in TEXT_KINDS.items() if kind.many_labels]
         remedy = f"leave it out, or add --kind {' or '.join(many)}"
         raise UserError("a text has one label, which nothing parts", where="--separator", remedy=remedy)
 
 
-def _check_no_dev_share(own: _OwnTable, what: str) -> None:
-    if own.dev_share is not None:
-        raise UserError(what, where="--dev-share", remedy="leave it out")
+def _check_no_part(own: _OwnTable, what: str) -> None:
+    """Raise where a part of the data is asked for as the development set, and there is one already."""
+    for flag, given in (("--dev-share", own.dev_share), ("--folds", own.folds)):
+        if given is not None:
+            raise UserError(what, where=flag, remedy="leave it out")
 
 
-def _check_grid(overrides: Sequence[str], seeds: int) -> None:
-    """Raise where a setting is given of which the grid has values of its own."""
-    from bertsmith.studies.sweep import GRID
+@dataclass(frozen=True, slots=True)
+class _Study:
+    """The options that make several runs of one."""
 
-    if seeds > 1:
-        what, remedy = "the grid's runs have one seed", "give --grid or --seeds; --seed sets the grid's"
-        raise UserError(what, where="--grid --seeds", remedy=remedy)
-    taken = [key for line in overrides if (key := line.partition("=")[0].strip()) in GRID]
-    if taken:
-        what = f"the grid has its own values of {taken[0]}"
-        raise UserError(what, where="--grid", remedy="leave the setting out, or the grid")
+    seeds: int
+    grid: bool
+    lr_grid: bool
+    search: int
+    folds: int
+
+    def flags(self) -> list[str]:
+        """The options that were given."""
+        given = {**asdict(self), "seeds": self.seeds > 1}
+        return [f"--{name.replace('_', '-')}" for name, value in given.items() if value]
+
+    def check(self, overrides: Sequence[str]) -> None:
+        """Raise where two studies are asked for, or a setting of which the study has values of its own."""
+        from bertsmith.studies.sweep import GRID, RATES, SEARCHED
+
+        flags = self.flags()
+        if len(flags) > 1:
+            remedy = f"give {' or '.join(sorted(flags))}; --seed sets the seed of each"
+            raise UserError("one study has runs of its own kind", where=" ".join(flags), remedy=remedy)
+        own: dict[str, Sequence[str]] = {"--grid": [*GRID], "--lr-grid": [*RATES], "--search": SEARCHED}
+        keys = own.get(flags[0], ()) if flags else ()
+        if taken := [key for line in overrides if (key := line.partition("=")[0].strip()) in keys]:
+            name = "search" if self.search else "grid"
+            what = f"the {name} has its own values of {taken[0]}"
+            raise UserError(what, where=flags[0], remedy=f"leave the setting out, or the {name}")
+
+    def trials(self, assignment: "Assignment") -> "list[Trial]":
+        """The runs."""
+        from bertsmith.studies.sweep import RATES, over_folds, over_grid, over_search, over_seeds
+
+        if self.folds:
+            return over_folds(assignment, self.folds)
+        if self.search:
+            return over_search(assignment, self.search)
+        if self.seeds > 1:
+            return over_seeds(assignment, self.seeds)
+        return over_grid(assignment, RATES if self.lr_grid else None)
 
 
 def _run_one(assignment: "Assignment", *, as_json: bool) -> None:
@@ -202,18 +313,16 @@ def _run_one(assignment: "Assignment", *, as_json: bool) -> None:
         raise Exit(STOPPED)
 
 
-def _run_many(assignment: "Assignment", *, seeds: int, as_json: bool) -> None:
-    """Run the seeds, or the paper's grid where there is only one."""
-    from bertsmith.studies.sweep import Stopped, over_grid, over_seeds, run_trials
+def _run_many(trials: "list[Trial]", *, as_json: bool) -> None:
+    from bertsmith.studies.sweep import Stopped, run_trials
 
-    cells = over_seeds(assignment, seeds) if seeds > 1 else over_grid(assignment)
     try:
         with progress_display(live_line, as_json=as_json) as callback:
-            results = run_trials(cells, callback)
+            results = run_trials(trials, callback)
     except Stopped as stopped:
         show_stop(stopped, as_json=as_json)
         raise Exit(STOPPED) from None
-    named = {cell.name: result for cell, result in zip(cells, results, strict=True)}
+    named = {trial.name: result for trial, result in zip(trials, results, strict=True)}
     show_many(named, as_json=as_json)
 
 
@@ -241,6 +350,8 @@ def show_many(results: "dict[str, FinetuningResult]", *, as_json: bool) -> None:
         echo(f"{name}: {line}")
     for split, held in spreads.items():
         for name, spread in held.items():
+            if spread.deviation is None:
+                continue  # a single run has no spread
             values = (spread.mean, spread.median, spread.deviation)
             mean, median, deviation = (_metric_text(name, value) for value in values)
             line = f"mean {mean}, median {median}, deviation {deviation} over {spread.runs} runs"
@@ -259,6 +370,15 @@ def glue(
     data: Annotated[Path, Option(help="The folder that holds CoLA/, SST-2/ and so on.")],
     out: Annotated[Path, Option(help="Folder for all runs; what is finished there is not done again.")],
     model: Annotated[Path | None, Option(help="Model folder; without it the small own one.")] = None,
+    tasks: Annotated[str, Option(help="Only these, with commas: sst2,mrpc.")] = "",
+    epochs: Annotated[float | None, Option(help="Passes through the training data (run.epochs).")] = None,
+    lr: Annotated[float | None, Option(help="Peak learning rate (optim.peak_lr).")] = None,
+    lr_grid: Annotated[
+        bool, Option("--lr-grid", help="The paper's four learning rates; the best on dev counts.")
+    ] = False,
+    search: Annotated[
+        int, Option(min=0, help="So many runs with random settings for each task; the best on dev counts.")
+    ] = 0,
     seeds: Annotated[int, Option(min=1, help="Runs for each task, from run.seed (0) on.")] = 1,
     skip_bad: Annotated[bool, Option("--skip-bad", help="Skip bad lines and count them.")] = False,
     settings: Annotated[
@@ -270,7 +390,11 @@ def glue(
 
     A call that was stopped or killed resumes with the tasks that are not done yet.
 
+    Beside each score stand what the constant answer gets and what the papers report.
+
     Example: bertsmith glue --model MODEL --data glue/ --out runs/glue --seeds 3
+
+    Example: bertsmith glue --model MODEL --data glue/ --out runs/small --tasks mrpc,rte --lr-grid
     """
     from bertsmith.inference.model_path import DEFAULT_MODEL  # torch loads here, not for --help
     from bertsmith.studies.glue_table import GlueRequest, plain_table, table_text
@@ -278,8 +402,27 @@ def glue(
     from bertsmith.studies.sweep import Stopped
 
     start = DEFAULT_MODEL if model is None else model.expanduser()
-    given = tuple(settings or ())
-    request = GlueRequest(start, data.expanduser(), out.expanduser(), seeds, given, skip_bad)
+    flags = {"--seeds": seeds > 1, "--lr-grid": lr_grid, "--search": bool(search)}
+    several = [flag for flag, is_given in flags.items() if is_given]
+    if len(several) > 1:
+        remedy = f"give {' or '.join(several)}"
+        raise UserError("one study has runs of its own kind", where=" ".join(several), remedy=remedy)
+    if lr is not None and (lr_grid or search):
+        what = "it has its own learning rates"
+        raise UserError(what, where=several[0], remedy="leave --lr out")
+    short = {"run.epochs": epochs, "optim.peak_lr": lr}
+    given = [f"{key}={value_text(value)}" for key, value in short.items() if value is not None]
+    request = GlueRequest(
+        start,
+        data.expanduser(),
+        out.expanduser(),
+        seeds=seeds,
+        settings=(*given, *(settings or ())),
+        skip_bad=skip_bad,
+        tasks=tuple(name.strip() for name in tasks.split(",") if name.strip()),
+        search=search,
+        lr_grid=lr_grid,
+    )
     try:
         with progress_display(live_line, as_json=as_json) as callback:
             table = study(request, callback)

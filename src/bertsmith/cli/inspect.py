@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option, echo
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from bertsmith.tasks.custom import CustomSpec
-    from bertsmith.tasks.inspection import Inspection, Overlap, SplitFacts
+    from bertsmith.tasks.inspection import Inspection, Overlap, SplitSummary
     from bertsmith.tasks.task import Task
 
 SHOWN_LABELS = 12
@@ -35,8 +35,7 @@ def inspect(
     second: Annotated[str, Option(metavar="COLUMN", help="That of the second texts, for pairs.")] = "",
     label: Annotated[str, Option(metavar="COLUMN", help="The column of the labels or numbers.")] = "",
     kind: Annotated[
-        Literal["classify", "multilabel", "regress"],
-        Option(help="One label for each text, any number of them, or a number."),
+        str, Option(help="One label for each text (classify), several (multilabel), or a number (regress).")
     ] = "classify",
     separator: Annotated[str, Option(help="What parts the labels in a cell (multilabel).")] = ",",
     key: Annotated[str, Option("--id", metavar="COLUMN", help="The column of the ids.")] = "",
@@ -103,6 +102,8 @@ def show(found: "Inspection") -> None:
     console = Console(highlight=False, markup=False, emoji=False)
     console.print(_splits_table(found.splits))
     console.print(_findings_table(found))
+    for warning in found.warnings:
+        console.print(f"\n{warning}", soft_wrap=True)
     for overlap in found.overlaps:
         for shared in overlap.shown:
             text = shared.text
@@ -121,7 +122,7 @@ def _table(*headings: str) -> "Table":
     return table
 
 
-def _splits_table(splits: Sequence["SplitFacts"]) -> "Table":
+def _splits_table(splits: Sequence["SplitSummary"]) -> "Table":
     table = _table("split", *(split.name for split in splits))
     for count in ("examples", "unlabelled", "skipped", "copies", "contradictions"):
         table.add_row(count, *(f"{getattr(split, count):,}" for split in splits))
@@ -141,7 +142,7 @@ def _splits_table(splits: Sequence["SplitFacts"]) -> "Table":
 
 
 def _findings_table(found: "Inspection") -> "Table":
-    from bertsmith.tasks.kinds.registry import kind_named
+    from bertsmith.tasks.kinds.registry import kind_named, metric_named
 
     numeric = kind_named(found.kind).numeric
     table = _table("", "")
@@ -150,9 +151,13 @@ def _findings_table(found: "Inspection") -> "Table":
         if split.first_skipped:
             table.add_row(f"first skipped in {split.name}", split.first_skipped)
     if (baseline := found.baseline) is not None:
-        metric = "root mean squared error" if numeric else "accuracy"
-        dev = "" if baseline.dev is None else f", {baseline.dev:.3f} on dev"
-        table.add_row("constant answer", f"{baseline.says!r}: {metric} {baseline.train:.3f} on train{dev}")
+        scores = {"train": baseline.train} | ({"dev": baseline.dev} if baseline.dev else {})
+        for name_of_split, of_split in scores.items():
+            listed = ", ".join(
+                f"{name.replace('_', ' ')} {metric_named(name).text(value)}"
+                for name, value in of_split.items()
+            )
+            table.add_row(f"constant answer on {name_of_split}", f"{baseline.says!r}: {listed}")
     if (shift := found.shift) is not None:
         unit = "standard deviations" if numeric else "of the labels"
         table.add_row(

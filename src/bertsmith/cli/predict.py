@@ -1,11 +1,13 @@
 """`bertsmith evaluate` and `predict`: a fine-tuned model, or several together, on a file."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 from typer import Argument, Option, echo
 
+from bertsmith.cli.finetune import show_classes, show_comparison
 from bertsmith.core.errors import UserError
 
 
@@ -18,6 +20,8 @@ def evaluate(
 ) -> None:
     """Evaluate a fine-tuned model by its task's official metrics.
 
+    Beside them stand what the constant answer gets, what the papers report, and each class by itself.
+
     Examples:
 
     bertsmith evaluate runs/sst2 --data glue/SST-2/dev.tsv
@@ -26,18 +30,26 @@ def evaluate(
     """
     from bertsmith.finetuning.predict import predict_labelled
     from bertsmith.tasks.kinds.registry import metric_named
+    from bertsmith.tasks.published_scores import published_lines
 
     file = predict_labelled([model.expanduser()], data.expanduser(), split=split, skip_bad=skip_bad)
     metrics = file.metrics()
     for warning in file.warnings:
         echo(warning, err=True)
+    baseline, classes = file.baseline(), file.class_scores()
     if as_json:
-        echo(json.dumps({"examples": len(file.examples), "skipped": file.skipped, "measures": metrics}))
+        summary = {"examples": len(file.examples), "skipped": file.skipped, "measures": metrics}
+        of_classes = {label: asdict(scores) for label, scores in classes.items()}
+        echo(json.dumps({**summary, "baseline": baseline, "classes": of_classes}))
         return
     skipped = f" ({file.skipped:,} bad lines skipped)" if file.skipped else ""
     echo(f"{file.task.title}, {len(file.examples):,} examples{skipped}")
     for name, value in metrics.items():
         echo(f"  {name.replace('_', ' ')}: {metric_named(name).text(value)}")
+    show_comparison(file.config.deciding_metric, metrics, baseline, split="")
+    for line in published_lines(file.task.name, file.split):
+        echo(f"  {line}")
+    show_classes(classes, split="")
 
 
 def predict(

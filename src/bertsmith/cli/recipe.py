@@ -2,7 +2,7 @@
 
 import json
 from dataclasses import asdict
-from typing import Annotated
+from typing import Annotated, Any
 
 from typer import Argument, Option, Typer, echo
 
@@ -13,7 +13,9 @@ AsJson = Annotated[bool, Option("--json", help="Print one JSON object, for machi
 
 @recipe.command("show")
 def show(
-    name: Annotated[str, Argument(metavar="NAME_OR_FILE", help="A preset, or a recipe file in TOML.")],
+    name: Annotated[
+        str, Argument(metavar="NAME_OR_FILE", help="A preset, a task, or a recipe file in TOML.")
+    ],
     overrides: Annotated[
         list[str] | None, Option("--set", metavar="KEY=VALUE", help="Change one value; may be repeated.")
     ] = None,
@@ -24,15 +26,26 @@ def show(
     What is printed is a complete recipe file itself: save it, change it, train with it. Your own file needs
     to say only what differs: it may begin with base = "bert-base" and continue with a few keys.
 
+    Of a task, it is the recipe of its fine-tuning, with the published settings: what --set of finetune takes.
+
     Example: bertsmith recipe show bert-tiny --set run.steps=500
+
+    Example: bertsmith recipe show sst2
     """
     from bertsmith.recipe.load import (  # the schema takes a moment to build
+        LoadedRecipe,
         annotated_text,
         load_recipe_with_origins,
         settings_of,
     )
+    from bertsmith.tasks.catalogue import TASKS
+    from bertsmith.tasks.task_recipe import finetuning_recipe_with_origins
 
-    loaded = load_recipe_with_origins(name, overrides or [])
+    loaded: LoadedRecipe[Any]
+    if task := {task.name: task for task in TASKS}.get(name):
+        loaded = finetuning_recipe_with_origins(task, overrides or [])
+    else:
+        loaded = load_recipe_with_origins(name, overrides or [])
     if as_json:
         settings = (asdict(setting) for setting in settings_of(loaded))
         echo(json.dumps({each.pop("key"): each for each in settings}, ensure_ascii=False))

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from bertsmith.model.tensor_files import WEIGHT_FILES
 from bertsmith.recipe.finetuning_schema import FinetuningRecipe
 from bertsmith.recipe.load import Difference, differences, leaves, with_new_names
 from bertsmith.recipe.toml_text import toml_text
+from bertsmith.tasks.custom import CustomSpec, custom_task, spec_of
 from bertsmith.tasks.example_types import Example
 from bertsmith.tasks.task import Task
 from bertsmith.text.tokenizer_files import TOKENIZER_FILES
@@ -61,7 +62,21 @@ def check_same_run(assignment: Assignment) -> None:
     folder = finetuning_folder(assignment.out)
     folder.check_no_unknown_files()
     if folder.begun:
-        _check_same_assignment(read_json(folder.config, remedy="give --out a new folder"), assignment)
+        known = read_json(folder.config, remedy="give --out a new folder")
+        _check_same_assignment(known, as_begun(assignment))
+
+
+def as_begun(assignment: Assignment) -> Assignment:
+    """The assignment with the rule for the development set that the run in its folder began with.
+
+    Older versions held examples back by another rule, and did not name it.
+    """
+    folder = finetuning_folder(assignment.out)
+    if not (folder.begun and assignment.task.custom):
+        return assignment
+    if "split" in read_json(folder.config, remedy="give --out a new folder").get("custom", {}):
+        return assignment
+    return replace(assignment, task=custom_task(replace(spec_of(assignment.task.custom), split="hash")))
 
 
 def check_same_examples(folder: RunFolder, hashes: Mapping[str, str]) -> None:
@@ -92,12 +107,19 @@ def recipe_toml(recipe: FinetuningRecipe) -> str:
 
 def _check_same_assignment(known: dict[str, Any], assignment: Assignment) -> None:
     before = with_new_names({key: value for key, value in known.items() if key != EXAMPLES})
+    if before.get("custom"):
+        before["custom"] = asdict(CustomSpec("", "", split="hash")) | before["custom"]
     before["recipe"] = _recipe_as_written_today(before.get("recipe", {}))
     if changed := differences(before, assignment.to_json()):
         listed = "; ".join(map(_described, changed[:MAX_DIFFERENCES]))
         more = len(changed) - MAX_DIFFERENCES
         listed += f"; and {more} more" if more > 0 else ""
         remedy = "give --out a new folder, or take the change back"
+        if [change.key for change in changed] == ["recipe.run.epochs"]:
+            remedy += (
+                ": the epochs decide the learning rates from the first step on. To train a finished run "
+                f"further, start from it: --model {assignment.out} --out NEW --epochs MORE"
+            )
         raise UserError(f"holds another run: {listed}", where=str(assignment.out), remedy=remedy)
 
 

@@ -1,7 +1,7 @@
 """How right a model is on the development sets; SQuAD 2.0: from which null score on there is no answer."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from bertsmith.inference.task_model import TaskModel
 from bertsmith.tasks.answers import QuestionAnswer, best_threshold, squad_scores
 from bertsmith.tasks.example_types import Question
 from bertsmith.tasks.kinds.kind import AnyKind
+from bertsmith.tasks.metrics import ClassScores, Metric
 from bertsmith.tasks.predictions import PredictedSplit, Predictions
 from bertsmith.tasks.task_config import TaskConfig
 
@@ -29,6 +30,8 @@ class Evaluation:
     """As the model is to predict: with the null threshold that was tuned on the first set, if any."""
     predictions: dict[str, Predictions]
     metrics: dict[str, dict[str, float]]
+    loss: float
+    """On the first set."""
 
     @property
     def deciding(self) -> dict[str, float]:
@@ -60,11 +63,51 @@ def evaluate(
         config = with_threshold(config, threshold)
         # Until now every question was answered with its best span.
         predictions = {name: _with_answers(config, splits[name], each) for name, each in predictions.items()}
+    if config.answers.label_thresholds == "tuned" and splits:
+        tuning = PredictedSplit(splits[first].examples, splits[first].encoded, predictions[first])
+        thresholds = config.kind.tuned_thresholds(config.deciding_metric, config.labels, tuning)
+        answers = config.answers.model_copy(update={"label_thresholds": thresholds})
+        config = config.model_copy(update={"answers": answers})
+        predictions = {name: replace(each, thresholds=thresholds) for name, each in predictions.items()}
     metrics = {}
     for name, split in splits.items():
         predicted = PredictedSplit(split.examples, split.encoded, predictions[name])
         metrics[name] = config.kind.evaluate(config.metrics, config.labels, predicted)
-    return Evaluation(config, predictions, metrics)
+    loss = config.kind.mean_loss(splits[first].encoded, predictions[first]) if splits else 0.0
+    return Evaluation(config, predictions, metrics, loss)
+
+
+def baselines(config: TaskConfig, splits: Mapping[str, EncodedSplit]) -> dict[str, dict[str, float]]:
+    """What the constant answer gets on each split, by the task's metrics; nothing where there is none."""
+    found = {
+        name: config.kind.baseline(config.metrics, config.labels, split.examples, split.encoded)
+        for name, split in splits.items()
+    }
+    return {name: scores for name, scores in found.items() if scores}
+
+
+def class_scores(
+    evaluation: Evaluation, splits: Mapping[str, EncodedSplit]
+) -> dict[str, dict[str, ClassScores]]:
+    """Precision, recall and F1 of each class on each split; nothing where the task has no classes."""
+    config, found = evaluation.config, {}
+    for name, split in splits.items():
+        predicted = PredictedSplit(split.examples, split.encoded, evaluation.predictions[name])
+        found[name] = config.kind.class_scores(config.labels, predicted)
+    return {name: scores for name, scores in found.items() if scores}
+
+
+def below_baseline(
+    metric: Metric, metrics: Mapping[str, float], baseline: Mapping[str, float], *, split: str
+) -> Iterator[str]:
+    """A line where the model does not beat the constant answer by a metric."""
+    value, constant = metrics.get(metric.name), baseline.get(metric.name)
+    if value is not None and constant is not None and not metric.is_better(value, than=constant):
+        name = metric.name.replace("_", " ")
+        yield (
+            f"{split}: the model does not beat the constant answer ({name} {metric.text(value)}, "
+            f"the constant answer {metric.text(constant)})"
+        )
 
 
 def parts_of_first(kind: AnyKind, splits: Mapping[str, EncodedSplit]) -> dict[str, list[int]]:

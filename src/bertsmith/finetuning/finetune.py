@@ -12,7 +12,7 @@ from functools import partial
 from itertools import islice
 from math import log2
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -22,30 +22,41 @@ from bertsmith.core.files import atomic_path, read_json, write_json
 from bertsmith.finetuning.assignment import (
     RESULT,
     Assignment,
+    as_begun,
     check_same_examples,
     check_same_run,
     finetuning_folder,
     hashes_of,
     write_assignment,
 )
-from bertsmith.finetuning.evaluation import Evaluation, evaluate, parts_of_first, tuning_report
+from bertsmith.finetuning.evaluation import (
+    Evaluation,
+    baselines,
+    below_baseline,
+    evaluate,
+    parts_of_first,
+    tuning_report,
+)
 from bertsmith.finetuning.finetuned_model import Finished, write_results
 from bertsmith.finetuning.initial_task_model import InitialTaskModel, load_initial_task_model
-from bertsmith.finetuning.splits import EncodedSplit, TaskSplits, encoded_split, read_splits, task_config_of
-from bertsmith.finetuning.target_scaler import TargetScaler, fit_target_scaler
-from bertsmith.finetuning.task_recipe import (
+from bertsmith.finetuning.run_warnings import (
     describe_target_scaler,
     total_steps,
     warn_of_cut_texts,
     warn_of_few_steps,
     warn_of_no_development_set,
+    warn_of_weak_development_set,
 )
+from bertsmith.finetuning.splits import EncodedSplit, TaskSplits, encoded_split, read_splits, task_config_of
+from bertsmith.finetuning.target_scaler import TargetScaler, fit_target_scaler
 from bertsmith.inference.task_model import TaskModel, scorer_of
 from bertsmith.model.attention_kernels import flash_fits
 from bertsmith.model.tensor_files import read_safetensors, write_safetensors
 from bertsmith.recipe.finetuning_schema import FinetuningRecipe
 from bertsmith.tasks.batches import ShuffledBatches, balanced_weights
 from bertsmith.tasks.encoded import EncodedSet
+from bertsmith.tasks.kinds.registry import metric_named
+from bertsmith.tasks.metrics import ClassScores, Metric
 from bertsmith.tasks.objective import TaskObjective
 from bertsmith.tasks.task_config import TaskConfig
 from bertsmith.training.callbacks import ProgressCallback, StopRequested
@@ -74,6 +85,7 @@ from bertsmith.training.trainer import (
 LOGGED_LINES = 200
 """About so many lines of metrics in a run."""
 SECONDS_BETWEEN_STATES = 300.0
+OUT_OF_PATIENCE = "the run ends early, since no evaluation has been better for run.patience of them"
 CPU_HALF_MULTIPLE = 32
 """A CPU's half-precision products are compiled for each shape (oneDNN); 10 % of a step where all differ."""
 MIN_MULTIPLE, MAX_MULTIPLE = 64, 512
@@ -98,13 +110,27 @@ class FinetuningResult:
     steps: int
     examples: int
     """Training examples, each counted once."""
+    baselines: dict[str, dict[str, float]] = field(default_factory=dict)
+    """What the constant answer gets on each split; empty in results of older versions."""
+    classes: dict[str, dict[str, ClassScores]] = field(default_factory=dict)
+    """Precision, recall and F1 of each class on each split, where the task has classes."""
+
+    @property
+    def deciding(self) -> tuple[Metric, float] | None:
+        """The deciding metric and its value on the deciding split, if there is one."""
+        for metrics in self.metrics.values():
+            name = next(iter(metrics))  # a kind evaluates the deciding one first
+            return metric_named(name), metrics[name]
+        return None
 
 
 def finetune(assignment: Assignment, callback: ProgressCallback) -> FinetuningResult:
     """Fine-tune as the assignment says; a run found in its folder resumes or, if finished, is reported."""
     folder = finetuning_folder(assignment.out)
     check_same_run(assignment)
+    assignment = as_begun(assignment)
     splits = read_splits(assignment.task, assignment.data, skip_bad=assignment.skip_bad)
+    splits = splits.limited(assignment.recipe.run.limit)
     if folder.finished:
         check_same_examples(folder, hashes_of(splits.splits))
         return _finished_before(folder, callback)
@@ -153,8 +179,20 @@ def _finished_before(folder: RunFolder, callback: ProgressCallback) -> Finetunin
 
 def _result_of(folder: RunFolder) -> FinetuningResult:
     result = read_json(folder.path / RESULT, remedy="remove the folder and run again")
-    values = (result[key] for key in ("measures", "seconds", "steps", "examples"))
-    return FinetuningResult(folder.path, True, *values)
+    classes = {
+        split: {label: ClassScores(**scores) for label, scores in of_split.items()}
+        for split, of_split in result.get("classes", {}).items()
+    }
+    return FinetuningResult(
+        folder.path,
+        finished=True,
+        metrics=result["measures"],
+        seconds=result["seconds"],
+        steps=result["steps"],
+        examples=result["examples"],
+        baselines=result.get("baselines", {}),
+        classes=classes,
+    )
 
 
 # ---- setting up a run
@@ -217,6 +255,7 @@ def set_up(assignment: Assignment, splits: TaskSplits) -> Run:
     )
     warnings = (
         *warn_of_no_development_set(assignment, splits),
+        *warn_of_weak_development_set(splits),
         *warn_of_cut_texts(train, config, initial.tokenizer),
         *warn_of_few_steps(batches, recipe),
         *describe_target_scaler(scaler),
@@ -284,6 +323,7 @@ def _check_development_set(splits: TaskSplits, recipe: FinetuningRecipe) -> None
     needs = {
         "run.keep": (recipe.run.keep == "best", "last"),
         "answers.null_threshold": (recipe.answers.null_threshold == "tuned", "0.0"),
+        "answers.label_thresholds": (recipe.answers.label_thresholds == "tuned", "off"),
     }
     for key, (needed, instead) in needs.items():
         if needed and not splits.evaluation_names:
@@ -340,6 +380,9 @@ class _Session:
                 self._log(report, workload)
             if report.due.evaluation:
                 self._evaluate(deciding_split)
+                if state.best is not None and state.best.has_run_out(run.recipe.run.patience):
+                    self.callback.on_message(f"step {state.progress.step:,}: {OUT_OF_PATIENCE}")
+                    return True
             if report.due.saving:
                 save(run, state, seconds=self.clock())
                 cadence.saved_seconds = self.clock()
@@ -367,9 +410,9 @@ class _Session:
         run, state = self.run, self.state
         found = evaluate(run.model, splits, scaler=run.scaler)
         if found.metrics:
-            self.journal.write("held-out", state.progress.step, found.deciding)
+            self.journal.write("held-out", state.progress.step, {**found.deciding, "loss": found.loss})
             if run.recipe.run.keep == "best":
-                remember_best(run, state, found.deciding[found.config.metrics[0]])
+                remember_best(run, state, found)
         return found
 
     def finish(self) -> None:
@@ -380,11 +423,17 @@ class _Session:
             run.trainer.objective.load_state_dict(state.best.weights)
             found = evaluate(run.model, run.evaluation_splits, scaler=run.scaler)
             notes = (*notes, f"the weights of step {state.best.step:,} did best and were kept")
-        if found.config != run.model.config:
+        if found.config.answers.null_threshold != run.model.config.answers.null_threshold:
             report = tuning_report(run.model, run.evaluation_splits, found)
             write_json(run.folder.path / "thresholds.json", report)
         if run.scaler is not None:
             run.scaler.fold_into(run.model.objective.scorer)
+        constant = baselines(found.config, run.evaluation_splits)
+        metric = found.config.deciding_metric
+        for name, metrics in found.metrics.items():
+            for warning in below_baseline(metric, metrics, constant.get(name, {}), split=name):
+                notes = (*notes, warning)
+                self.callback.on_message(warning)
         finished = Finished(
             assignment=run.assignment,
             model=replace(run.model, config=found.config),
@@ -394,6 +443,7 @@ class _Session:
             steps=state.progress.step,
             seconds=self.clock(),
             examples=run.examples,
+            baselines=constant,
         )
         write_results(run.folder, finished)
         _remove_states(run.folder)
@@ -453,8 +503,15 @@ class Best:
     """The weights that did best on the development set so far."""
 
     value: float
+    loss: float
     step: int
     weights: dict[str, Tensor]
+    waited: int = 0
+    """So many evaluations since were not better."""
+
+    def has_run_out(self, patience: int | Literal["off"]) -> bool:
+        """Whether the run has waited long enough for better weights."""
+        return patience != "off" and self.waited >= patience
 
 
 @dataclass
@@ -487,19 +544,30 @@ def save(run: Run, state: RunState, *, seconds: float) -> None:
     scalars: dict[str, Any] = {"loss": [state.loss_sum, state.loss_count]}
     if best is not None:
         _write_best(folder, best)
-        scalars["best"] = {"value": best.value, "step": best.step}
+        scalars["best"] = {
+            "value": best.value,
+            "loss": best.loss,
+            "step": best.step,
+            "waited": best.waited,
+        }
     saved = TrainingState.at(replace(progress, seconds=seconds), scalars)
     save_checkpoint(folder.checkpoints, saved, run.trainer, keep_last=1)
     _remove_best_but(folder, best.step if best is not None else 0)
 
 
-def remember_best(run: Run, state: RunState, value: float) -> None:
-    """Keep a copy of the weights if no earlier ones did as well."""
-    metric = run.model.config.deciding_metric
-    if state.best is None or metric.is_better(value, than=state.best.value):
+def remember_best(run: Run, state: RunState, found: Evaluation) -> None:
+    """Keep a copy of the weights if no earlier ones did as well, or as well with a smaller loss."""
+    metric, best = run.model.config.deciding_metric, state.best
+    value = found.deciding[metric.name]
+    if best is not None and best.step == state.progress.step:
+        return  # the last evaluation of a run that ended early looks at the same weights again
+    is_better = best is None or metric.is_better(value, than=best.value)
+    if best is not None and not is_better and not (value == best.value and found.loss < best.loss):
+        state.best = replace(best, waited=best.waited + 1)
+    else:
         tensors = run.trainer.objective.state_dict()
         weights = {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
-        state.best = Best(value, state.progress.step, weights)
+        state.best = Best(value, found.loss, state.progress.step, weights)
 
 
 def _best_file(folder: RunFolder, step: int) -> Path:
@@ -515,7 +583,8 @@ def _write_best(folder: RunFolder, best: Best) -> None:
 def _read_best(folder: RunFolder, saved: dict[str, Any]) -> Best:
     file = _best_file(folder, saved["step"])
     weights = read_safetensors(file, remedy="the saved state needs it: remove the run folder and start again")
-    return Best(saved["value"], saved["step"], weights)
+    # Older versions saved no loss: as 0 it is never undercut, and the earlier of two equals stays.
+    return Best(saved["value"], saved.get("loss", 0.0), saved["step"], weights, saved.get("waited", 0))
 
 
 def _remove_best_but(folder: RunFolder, step: int) -> None:

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from bertsmith.core.files import atomic_folder, atomic_path, write_json, write_text
 from bertsmith.features.bilstm import FrozenMixScorer
 from bertsmith.finetuning.assignment import RESULT, Assignment, recipe_toml
-from bertsmith.finetuning.evaluation import Evaluation
+from bertsmith.finetuning.evaluation import Evaluation, class_scores
 from bertsmith.finetuning.splits import EncodedSplit
 from bertsmith.inference.finetuned_folder import FinetunedTask, write_finetuned
 from bertsmith.inference.task_model import TaskModel, mix_state
@@ -21,6 +21,7 @@ from bertsmith.model.tensor_files import SAVED_WEIGHT_FILES
 from bertsmith.tasks.metrics import Reliability, reliability
 from bertsmith.tasks.objective import NetworkScorer
 from bertsmith.tasks.predictions import PredictedSplit, errors_table, hardest_errors
+from bertsmith.tasks.published_scores import published_lines
 from bertsmith.tasks.task_config import TaskConfig
 from bertsmith.training.journal import read_metrics, write_versions
 from bertsmith.training.run_folder import RunFolder, card_text, facts_block, table_block
@@ -47,6 +48,8 @@ class Finished:
     steps: int
     seconds: float
     examples: int
+    baselines: Mapping[str, Mapping[str, float]]
+    """What the constant answer gets on each split."""
 
     @property
     def config(self) -> TaskConfig:
@@ -63,13 +66,20 @@ def write_results(folder: RunFolder, finished: Finished) -> None:
     _write_model_folder(folder, finished, card)
     for name, split in finished.splits.items():
         _write_split(folder, finished, name, split)
-    draw_learning_curve(folder.path / "curves.png", read_metrics(folder.path), finished.config.metrics[0])
+    draw_learning_curve(
+        folder.path / "curves.png", read_metrics(folder.path), finished.config.deciding_metric.name
+    )
     result = {
         "task": finished.config.task,
         "measures": finished.found.metrics,
         "seconds": round(finished.seconds, 3),
         "steps": finished.steps,
         "examples": finished.examples,
+        "baselines": finished.baselines,
+        "classes": {
+            split: {label: asdict(scores) for label, scores in of_split.items()}
+            for split, of_split in class_scores(finished.found, finished.splits).items()
+        },
     }
     write_json(folder.path / RESULT, result)
 
@@ -120,14 +130,23 @@ def model_card(finished: Finished) -> str:
     ]
     if isinstance(config.answers.null_threshold, float):
         facts.append(f"Null threshold {config.answers.null_threshold:.4f}: {config.null_rule}.")
+    if isinstance(config.answers.label_thresholds, tuple):
+        given = ", ".join(f"{each:.4f}" for each in config.answers.label_thresholds)
+        facts.append(f"Thresholds of the labels, tuned on the development set: {given}.")
     results = [
-        (split, name.replace("_", " "), f"{value:.4f}")
+        (split, name.replace("_", " "), f"{value:.4f}", _shown(finished.baselines.get(split, {}).get(name)))
         for split, metrics in finished.found.metrics.items()
         for name, value in metrics.items()
     ]
-    blocks = [facts_block(facts), table_block(("split", "metric", "value"), results)]
+    table = table_block(("split", "metric", "value", "constant answer"), results)
+    published = [line for split in finished.found.metrics for line in published_lines(config.task, split)]
+    blocks = [facts_block(facts), table, *([facts_block(published)] if published else [])]
     caveat = "The labels are those of the data, mistakes and prejudices included."
     return card_text(config.task, introduction, blocks, caveat=caveat)
+
+
+def _shown(value: float | None) -> str:
+    return "" if value is None else f"{value:.4f}"
 
 
 # ---- plots

@@ -19,12 +19,13 @@ from bertsmith.inference.loaded_model import load_task_model
 from bertsmith.inference.model_path import SPREAD_FILE, model_folder
 from bertsmith.inference.task_model import TaskModel
 from bertsmith.tasks.catalogue import task_named
-from bertsmith.tasks.custom import CustomSpec, custom_task
+from bertsmith.tasks.custom import custom_task, spec_of
 from bertsmith.tasks.encoded import EncodedSet
 from bertsmith.tasks.encoding_cache import encoding_key
 from bertsmith.tasks.example_types import Example
 from bertsmith.tasks.glue_leaderboard import submission_file, write_submission
 from bertsmith.tasks.kinds.registry import TEXT_KINDS
+from bertsmith.tasks.metrics import ClassScores
 from bertsmith.tasks.predictions import PredictedSplit, Predictions, average_scores
 from bertsmith.tasks.task import ReadSplit, Task, has_split, read_for_prediction, read_split
 from bertsmith.tasks.task_config import TaskConfig
@@ -57,6 +58,14 @@ class FilePredictions:
         """The examples with their predictions."""
         return PredictedSplit(self.examples, self.encoded, self.predictions)
 
+    def baseline(self) -> dict[str, float]:
+        """What the constant answer gets, by the same metrics."""
+        return self.config.kind.baseline(self.config.metrics, self.config.labels, self.examples, self.encoded)
+
+    def class_scores(self) -> dict[str, ClassScores]:
+        """Precision, recall and F1 of each class, where the task has classes."""
+        return self.config.kind.class_scores(self.config.labels, self.predicted)
+
     def metrics(self) -> dict[str, float]:
         """How right they are."""
         return self.config.kind.evaluate(self.config.metrics, self.config.labels, self.predicted)
@@ -66,7 +75,7 @@ def task_of(config: TaskConfig) -> Task:
     """The task that a model was fine-tuned for."""
     if config.custom:
         # The development file of the run is not the one of the data that are asked about.
-        return custom_task(CustomSpec(**{**config.custom, "dev": ""}))  # type: ignore[arg-type]
+        return custom_task(replace(spec_of(config.custom), dev=""))
     return task_named(config.task)
 
 
@@ -82,7 +91,11 @@ def predict_labelled(
     task, chosen = _asked_for(members.config, data, split)
     warnings = []
     if not split and _is_own_file(folders[0], task, data):
-        held = chosen != "train" and has_split(task, data, "dev") and bool(task.custom.get("dev_fraction"))
+        held = (
+            chosen != "train"
+            and has_split(task, data, "dev")
+            and bool(task.custom and spec_of(task.custom).is_parted)
+        )
         chosen = "dev" if held else chosen
         warnings.append(f"{data}: {ONLY_HELD_BACK if held else TRAINED_ON}")
     read = read_split(task, data, chosen, skip_bad=skip_bad)
@@ -134,6 +147,12 @@ class _Members:
         thresholds = [model.config.answers.null_threshold for model in self.models]
         if numbers := [threshold for threshold in thresholds if isinstance(threshold, float)]:
             config = with_threshold(config, fmean(numbers))
+        label_thresholds = [model.config.answers.label_thresholds for model in self.models]
+        tuned = [each for each in label_thresholds if isinstance(each, tuple)]
+        if len(tuned) == len(self.models):
+            mean_thresholds = tuple(map(fmean, zip(*tuned, strict=True)))
+            answers = config.answers.model_copy(update={"label_thresholds": mean_thresholds})
+            config = config.model_copy(update={"answers": answers})
         encoded = self.models[0].encode(examples)
         predictions = self.models[0].predict(examples, encoded)
         if len(self.models) > 1:

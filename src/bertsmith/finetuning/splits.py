@@ -2,17 +2,22 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import compress
 from pathlib import Path
+from typing import Literal
 
 from bertsmith.core.errors import UserError
+from bertsmith.core.seeds import key_of
 from bertsmith.recipe.finetuning_schema import FinetuningRecipe
+from bertsmith.tasks.custom import spec_of
 from bertsmith.tasks.encoded import EncodedSet
 from bertsmith.tasks.encoding_cache import cached_encoding, encoding_key
 from bertsmith.tasks.example_types import BadLine, Example
 from bertsmith.tasks.kinds.kind import AnyKind
+from bertsmith.tasks.label_checks import check_classes, odd_labels
+from bertsmith.tasks.stratified_split import TEST
 from bertsmith.tasks.task import Task, has_name, has_split, labels_of, read_split
 from bertsmith.tasks.task_config import TaskConfig
 from bertsmith.text.tokenizer import Tokenizer
@@ -45,6 +50,17 @@ class TaskSplits:
         """The splits that a run is evaluated on, the deciding one first."""
         return [name for name in self.splits if name != "train"]
 
+    def limited(self, limit: int | Literal["off"]) -> "TaskSplits":
+        """At most so many examples of each split, chosen by a hash of their ids; the labels stay all."""
+        if limit == "off":
+            return self
+        splits: dict[str, Sequence[Example]] = {}
+        for name, examples in self.splits.items():
+            drawn = sorted(examples, key=lambda each: key_of(0, "limit", each.key))[:limit]
+            chosen = {example.key for example in drawn}
+            splits[name] = [example for example in examples if example.key in chosen]
+        return replace(self, splits=splits)
+
 
 def read_splits(task: Task, data: Path, *, skip_bad: bool) -> TaskSplits:
     """The training split and every further split with labels that is there."""
@@ -58,7 +74,10 @@ def read_splits(task: Task, data: Path, *, skip_bad: bool) -> TaskSplits:
         splits[name] = read.examples
         skipped += read.skipped
     _check_labels(splits)
+    check_classes(task, splits["train"])
     labels = labels_of(task, splits["train"])
+    for message in odd_labels(task, splits["train"]):
+        _warn_once(message)
     for name in [name for name in splits if name != "train"]:
         if skip_bad:
             splits[name], unknown = without_unknown_labels(splits[name], labels)
@@ -83,7 +102,9 @@ def _check_labels(splits: Mapping[str, Sequence[Example]]) -> None:
 
 def split_named(task: Task, file: Path) -> str | None:
     """The split that a file belongs to by its name, if any."""
-    if task.custom.get("dev_fraction"):  # which part an example belongs to is decided inside of the file
+    if (
+        task.custom and spec_of(task.custom).is_parted
+    ):  # which part an example belongs to is decided inside of the file
         return None
     return next((split for split in task.splits if names_file(task, split, file)), None)
 
@@ -95,8 +116,10 @@ def names_file(task: Task, split: str, file: Path) -> bool:
 
 def _evaluation_splits(task: Task, data: Path) -> list[str]:
     """The splits to evaluate on; a single file has none but by its name, or where it is parted."""
-    names = [name for name in task.splits if name != "train" and not name.startswith(UNLABELLED)]
-    if data.is_file() and not (task.custom.get("dev_fraction") or task.custom.get("dev")):
+    names = [
+        name for name in task.splits if name == TEST or (name != "train" and not name.startswith(UNLABELLED))
+    ]
+    if data.is_file() and not (task.custom and (spec_of(task.custom).is_parted or task.custom["dev"])):
         return [name for name in names if names_file(task, name, data)]
     return [name for name in names if has_split(task, data, name)]
 

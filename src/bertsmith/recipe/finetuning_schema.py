@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from bertsmith.recipe.schema import Count, Fraction, OptimSection, RuleError, Section
+from bertsmith.recipe.schema import Count, Fraction, Off, OptimSection, RuleError, Section
 
 
 class TextSection(Section):
@@ -73,11 +73,16 @@ class FinetuningRunSection(Section):
     evaluations: Annotated[int, Field(ge=1)] = 5
     """How often the development set is evaluated, the end included; what is kept says run.keep."""
     keep: Literal["last", "best"] = "last"
-    """Which weights are kept: the last (the papers), or those that did best on the development set."""
+    """Which weights are kept: the last (the papers), or those that did best on the development set; of equals
+    those with the smaller loss there."""
+    patience: Count | Off = "off"
+    """The run ends after so many evaluations in a row that were not better than the best one before."""
+    limit: Count | Off = "off"
+    """So many examples of each split at most, to try things out."""
 
 
 class AnswersSection(Section):
-    """How spans become answers (run_squad.py)."""
+    """How scores become answers: spans as in run_squad.py, and labels."""
 
     best: Count = 20
     """Starts and ends that are considered."""
@@ -86,6 +91,9 @@ class AnswersSection(Section):
     null_threshold: float | Literal["tuned", "off"] = "off"
     """SQuAD 2.0: no answer where null score - best span score is above it; tuned: the value that gives the
     best F1 on the development set; off: every question gets an answer (SQuAD 1.1)."""
+    label_thresholds: tuple[Fraction, ...] | Literal["tuned", "off"] = "off"
+    """Texts: from which probability on a label is given (multilabel, one for each label), or the second of
+    two classes; tuned: by the development set; off: from 0.5 on, or whichever is likeliest (the papers)."""
 
 
 class FinetuningRecipe(Section):
@@ -98,6 +106,13 @@ class FinetuningRecipe(Section):
     optim: FinetuningOptimSection = FinetuningOptimSection()
     run: FinetuningRunSection = FinetuningRunSection()
     answers: AnswersSection = AnswersSection()
+
+    @model_validator(mode="after")
+    def patience_keeps_the_best(self) -> "FinetuningRecipe":
+        if self.run.patience != "off" and self.run.keep == "last":
+            what = "run.patience waits for better weights, and run.keep = last would drop them"
+            raise RuleError(what, keys=("run.patience", "run.keep"), remedy="--set run.keep=best")
+        return self
 
     @model_validator(mode="after")
     def windows_overlap(self) -> "FinetuningRecipe":

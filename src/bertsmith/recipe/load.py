@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -35,11 +35,14 @@ RENAMED_KEYS = {
 """Keys as older recipe files, run folders and task files call them; only the new names are written."""
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedRecipe:
-    """A recipe and where its values came from."""
+RecipeT = TypeVar("RecipeT", bound=Section)
 
-    recipe: Recipe
+
+@dataclass(frozen=True, slots=True)
+class LoadedRecipe(Generic[RecipeT]):
+    """A recipe, of pre-training or of fine-tuning, and where its values came from."""
+
+    recipe: RecipeT
     origins: Mapping[str, str]
     """Dotted key -> "preset NAME", a file's path or "--set", in order of writing; the rest are defaults."""
 
@@ -64,7 +67,7 @@ def load_recipe(name_or_file: str | Path, overrides: Sequence[str] = ()) -> Reci
     return load_recipe_with_origins(name_or_file, overrides).recipe
 
 
-def load_recipe_with_origins(name_or_file: str | Path, overrides: Sequence[str] = ()) -> LoadedRecipe:
+def load_recipe_with_origins(name_or_file: str | Path, overrides: Sequence[str] = ()) -> LoadedRecipe[Recipe]:
     """The recipe together with the origin of every value that is not a default."""
     values: Tree = {}
     origins: dict[str, str] = {}
@@ -243,7 +246,7 @@ class PresetSummary:
     summary: str
 
 
-def settings_of(loaded: LoadedRecipe) -> list[Setting]:
+def settings_of(loaded: LoadedRecipe[Any]) -> list[Setting]:
     """Every value of a recipe with its origin and description, in the order of the schema."""
     return [
         Setting(key, value, loaded.origin(key), description)
@@ -251,7 +254,7 @@ def settings_of(loaded: LoadedRecipe) -> list[Setting]:
     ]
 
 
-def annotated_text(loaded: LoadedRecipe) -> str:
+def annotated_text(loaded: LoadedRecipe[Any]) -> str:
     """The complete recipe as TOML that can be loaded again, each value with its origin and description."""
     # A path may hold a line end; a comment must not.
     comments = {

@@ -1,22 +1,37 @@
 """Every GLUE task that a folder holds, fine-tuned and put into one table."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from bertsmith.core.errors import UserError
 from bertsmith.core.files import write_json, write_text
 from bertsmith.core.progress import progress_bar
 from bertsmith.finetuning.assignment import Assignment
+from bertsmith.finetuning.evaluation import below_baseline
 from bertsmith.finetuning.splits import read_splits
-from bertsmith.finetuning.task_recipe import finetuning_recipe
-from bertsmith.studies.sweep import Spread, Trial, over_seeds, plain_spreads, run_trials, spreads_of
+from bertsmith.studies.sweep import (
+    RATES,
+    Spread,
+    Trial,
+    best_of,
+    over_grid,
+    over_search,
+    over_seeds,
+    plain_spreads,
+    run_trials,
+    spreads_of,
+)
+from bertsmith.tasks.catalogue import task_named
 from bertsmith.tasks.glue_leaderboard import Average, glue_averages
 from bertsmith.tasks.glue_tasks import TASKS
+from bertsmith.tasks.published_scores import published_scores
 from bertsmith.tasks.task import Task, has_split
+from bertsmith.tasks.task_recipe import finetuning_recipe
 from bertsmith.training.callbacks import ProgressCallback
 
 PERCENT = 100
+PUBLISHED_SYSTEMS = ("human", "BERT Large", "BERT Base", "OpenAI GPT", "BiLSTM+ELMo+Attn")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +42,11 @@ class GlueRow:
     examples: int
     seconds: float
     spreads: dict[str, dict[str, Spread]]
-    """By split and metric."""
+    """By split and metric; of the best run alone, where settings were searched."""
+    baselines: dict[str, dict[str, float]] = field(default_factory=dict)
+    """What the constant answer gets, by split and metric."""
+    best: str = ""
+    """The run that did best on the development set, where settings were searched."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,35 +70,43 @@ class GlueRequest:
     seeds: int = 1
     settings: tuple[str, ...] = ()
     """Overrides for the recipes of all tasks."""
+    tasks: tuple[str, ...] = ()
+    """Only these; empty: every task found."""
+    search: int = 0
+    """So many runs with random settings for each task, of which the best on dev counts."""
+    lr_grid: bool = False
+    """The paper's four learning rates for each task, of which the best on dev counts."""
     skip_bad: bool = False
 
 
 def glue(request: GlueRequest, callback: ProgressCallback) -> GlueTable:
     """Fine-tune on every task found; what an earlier call has finished is taken as it is."""
+    wanted = {task_named(name).name for name in request.tasks}
     data, found = request.data, tasks_in(request.data)
+    found = [(task, folder) for task, folder in found if not wanted or task.name in wanted]
+    present = {task.name for task, _ in found}
+    if lacking := wanted - present:
+        what = f"has no training data of {', '.join(sorted(lacking))}"
+        raise UserError(what, where=str(data), remedy="add them, or leave them out of --tasks")
     if not found:
         names = ", ".join(dict.fromkeys(task.folders[0] for task in _trained()))
         what = "holds no GLUE task with training data" if data.is_dir() else "there is no such folder"
         raise UserError(what, where=str(data), remedy=f"give the folder that holds some of {names}")
-    trials = []
-    for task, place in found:
-        recipe = finetuning_recipe(task, request.settings)
-        out = request.out / task.name
-        assignment = Assignment(task, recipe, request.model, place, out, skip_bad=request.skip_bad)
-        seeds = over_seeds(assignment, request.seeds)
-        trials += [Trial(f"{task.name} {trial.name}", trial.assignment) for trial in seeds]
+    trials = {task.name: _trials(request, task, folder) for task, folder in found}
     # All tasks are read before the first is trained on: a bad line must not be met after hours of training.
     with progress_bar("reading tasks", len(found)) as advance:
-        for task, place in found:
-            read_splits(task, place, skip_bad=request.skip_bad)
+        for task, folder in found:
+            read_splits(task, folder, skip_bad=request.skip_bad)
             advance(1)
-    results = run_trials(trials, callback)
+    results = iter(run_trials([trial for each in trials.values() for trial in each], callback))
     rows = []
-    for number, (task, _) in enumerate(found):
-        of_task = results[number * request.seeds : (number + 1) * request.seeds]
-        seconds = sum(result.seconds for result in of_task)
-        rows.append(GlueRow(task, of_task[0].examples, seconds, spreads_of(of_task)))
-    present = {task.name for task, _ in found}
+    for task, _ in found:
+        of_task = {trial.name: next(results) for trial in trials[task.name]}
+        seconds = sum(result.seconds for result in of_task.values())
+        best = best_of(of_task) if request.search or request.lr_grid else ""
+        counted = [of_task[best]] if best else list(of_task.values())
+        first = counted[0]
+        rows.append(GlueRow(task, first.examples, seconds, spreads_of(counted), first.baselines, best))
     missing = tuple(task.title for task in _trained() if task.name not in present)
     table = GlueTable(tuple(rows), tuple(glue_averages(_means(rows))), missing)
     write_text(request.out / "table.md", table_text(table))
@@ -102,17 +129,35 @@ def _trained() -> list[Task]:
     return [task for task in TASKS if "train" in task.splits]
 
 
+def _trials(request: GlueRequest, task: Task, folder: Path) -> list[Trial]:
+    """One run of the task for each seed, or for each setting that is tried."""
+    recipe, out = finetuning_recipe(task, request.settings), request.out / task.name
+    assignment = Assignment(task, recipe, request.model, folder, out, skip_bad=request.skip_bad)
+    if request.search:
+        trials = over_search(assignment, request.search)
+    elif request.lr_grid:
+        trials = over_grid(assignment, RATES)
+    else:
+        trials = over_seeds(assignment, request.seeds)
+    return [Trial(f"{task.name} {trial.name}", trial.assignment) for trial in trials]
+
+
 def table_text(table: GlueTable) -> str:
     """The table as Markdown, in percent as the papers print it."""
-    lines = ["| task | split | metric | mean | median | spread | runs | examples | seconds |"]
-    lines.append("|---|---|---|---|---|---|---|---|---|")
+    headings = ("task", "split", "metric", "mean", "median", "spread", "constant answer", "runs")
+    lines = [f"| {' | '.join(headings)} | examples | seconds |", "|---" * (len(headings) + 2) + "|"]
     for row in table.rows:
         for split, metrics in row.spreads.items():
             for metric, spread in metrics.items():
-                numbers = (spread.mean, spread.median, spread.deviation)
-                cells = " | ".join(f"{PERCENT * number:.1f}" for number in numbers)
+                constant = row.baselines.get(split, {}).get(metric)
+                numbers = (spread.mean, spread.median, spread.deviation, constant)
+                cells = " | ".join("–" if each is None else f"{PERCENT * each:.1f}" for each in numbers)
                 end = f"{spread.runs} | {row.examples:,} | {row.seconds:.0f}"
                 lines.append(f"| {row.task.title} | {split} | {metric} | {cells} | {end} |")
+    lines += [f"\n{line}" for row in table.rows for line in _below_baseline(row)]
+    if searched := [row for row in table.rows if row.best]:
+        lines += ["", f"Best on dev: {', '.join(row.best for row in searched)}."]
+    lines += _published_table(table.rows)
     lines += ["", "| average | value | |", "|---|---|---|"]
     for average in table.averages:
         value = "–" if average.value is None else f"{PERCENT * average.value:.1f}"
@@ -121,6 +166,35 @@ def table_text(table: GlueTable) -> str:
     if table.missing:
         lines += ["", f"Without training data here: {', '.join(table.missing)}."]
     return "\n".join(lines) + "\n"
+
+
+def _below_baseline(row: GlueRow) -> Iterator[str]:
+    """Where a task's mean does not beat the constant answer."""
+    for split, spreads in row.spreads.items():
+        means = {name: spread.mean for name, spread in spreads.items()}
+        where, baseline = f"{row.task.title} {split}", row.baselines.get(split, {})
+        yield from below_baseline(row.task.deciding_metric, means, baseline, split=where)
+
+
+def _published_table(rows: Sequence[GlueRow]) -> list[str]:
+    """The papers' figures for the same tasks, beside ours; nothing where there are none."""
+    lines = []
+    for row in rows:
+        for split, metrics in row.spreads.items():
+            scores = {score.system: score for score in published_scores(row.task.name, split)}
+            if not scores or next(iter(scores.values())).metric not in metrics:
+                continue
+            metric = next(iter(scores.values())).metric
+            values = [f"{scores[name].value:.1f}" if name in scores else "–" for name in PUBLISHED_SYSTEMS]
+            ours = f"{PERCENT * metrics[metric].mean:.1f}"
+            lines.append(f"| {row.task.title} | {split} | {metric} | {ours} | {' | '.join(values)} |")
+    if not lines:
+        return []
+    heading = f"| task | split | metric | ours | {' | '.join(PUBLISHED_SYSTEMS)} |"
+    sources = (
+        "Published figures are on the test sets: Devlin et al. 2018, table 1; humans: Nangia & Bowman 2019."
+    )
+    return ["", heading, "|---" * (4 + len(PUBLISHED_SYSTEMS)) + "|", *lines, "", sources]
 
 
 def _means(rows: Sequence[GlueRow]) -> Mapping[str, Mapping[str, float]]:
@@ -137,6 +211,8 @@ def plain_table(table: GlueTable) -> dict[str, object]:
     """The table for machines."""
     return {
         "tasks": {row.task.name: plain_spreads(row.spreads) for row in table.rows},
+        "baselines": {row.task.name: row.baselines for row in table.rows},
+        "best": {row.task.name: row.best for row in table.rows if row.best},
         "averages": {average.name: average.value for average in table.averages},
         "missing": list(table.missing),
     }

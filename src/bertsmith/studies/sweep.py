@@ -7,11 +7,12 @@ from itertools import product
 from typing import Any
 
 from bertsmith.core.files import write_json
+from bertsmith.core.seeds import stream
 from bertsmith.finetuning.assignment import Assignment, check_same_run
 from bertsmith.finetuning.finetune import FinetuningResult, finetune
 from bertsmith.inference.model_path import SPREAD_FILE
 from bertsmith.recipe.finetuning_schema import FinetuningRecipe
-from bertsmith.tasks.kinds.registry import metric_named
+from bertsmith.tasks.custom import custom_task, spec_of
 from bertsmith.training.callbacks import ProgressCallback
 
 GRID: dict[str, tuple[Any, ...]] = {
@@ -20,6 +21,13 @@ GRID: dict[str, tuple[Any, ...]] = {
     "run.epochs": (2.0, 3.0, 4.0),
 }
 """Devlin et al. 2018, A.3."""
+
+
+RATES: dict[str, tuple[Any, ...]] = {"optim.peak_lr": (5e-5, 4e-5, 3e-5, 2e-5)}
+"""Devlin et al. 2018, 4.1: for GLUE, the best of these on the development set."""
+SEARCHED = ("optim.peak_lr", "run.examples", "run.epochs")
+MIN_RATE, MAX_RATE = 1e-5, 1e-4
+"""A random search draws learning rates between these, evenly on the scale of their logarithm."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +44,8 @@ class Spread:
 
     mean: float
     median: float
-    deviation: float
-    """Standard deviation of the sample; 0 for a single run."""
+    deviation: float | None
+    """Standard deviation of the sample; a single run has none."""
     least: float
     most: float
     runs: int
@@ -79,6 +87,16 @@ def over_seeds(assignment: Assignment, seeds: int) -> list[Trial]:
     return [_trial(assignment, {"run.seed": seed}, f"seed-{seed}") for seed in range(first, first + seeds)]
 
 
+def over_folds(assignment: Assignment, folds: int) -> list[Trial]:
+    """The same run with each fold of a user's own table as its development set."""
+    spec = spec_of(assignment.task.custom)
+    trials = []
+    for fold in range(folds):
+        task = custom_task(replace(spec, folds=folds, fold=fold))
+        trials.append(_trial(replace(assignment, task=task), {}, f"fold-{fold}"))
+    return trials
+
+
 def over_grid(assignment: Assignment, grid: Mapping[str, Sequence[Any]] | None = None) -> list[Trial]:
     """The same run with every combination of the paper's settings."""
     chosen = GRID if grid is None else grid
@@ -90,9 +108,22 @@ def over_grid(assignment: Assignment, grid: Mapping[str, Sequence[Any]] | None =
     return trials
 
 
+def over_search(assignment: Assignment, trials: int) -> list[Trial]:
+    """The same run with random settings, so many times: the same ones whenever it is asked for."""
+    found = []
+    for number in range(trials):
+        draw = stream(assignment.recipe.run.seed, "search", number)
+        rate = MIN_RATE * (MAX_RATE / MIN_RATE) ** float(draw.random())
+        values: dict[str, Any] = {"optim.peak_lr": float(f"{rate:.2e}")}
+        for key in ("run.examples", "run.epochs"):
+            values[key] = GRID[key][int(draw.integers(len(GRID[key])))]
+        found.append(_trial(assignment, values, f"trial-{number}"))
+    return found
+
+
 def spread_of(values: Sequence[float]) -> Spread:
     """Mean, median and spread of a metric over runs."""
-    deviation = statistics.stdev(values) if len(values) > 1 else 0.0
+    deviation = statistics.stdev(values) if len(values) > 1 else None
     mean, median = statistics.mean(values), statistics.median(values)
     return Spread(mean, median, deviation, min(values), max(values), len(values))
 
@@ -109,7 +140,7 @@ def spreads_of(results: Sequence[FinetuningResult]) -> dict[str, dict[str, Sprea
     }
 
 
-def plain_spreads(spreads: Mapping[str, Mapping[str, Spread]]) -> dict[str, dict[str, dict[str, float]]]:
+def plain_spreads(spreads: Mapping[str, Mapping[str, Spread]]) -> dict[str, dict[str, dict[str, Any]]]:
     """Spreads for machines."""
     return {
         split: {metric: asdict(spread) for metric, spread in metrics.items()}
@@ -119,12 +150,13 @@ def plain_spreads(spreads: Mapping[str, Mapping[str, Spread]]) -> dict[str, dict
 
 def best_of(results: Mapping[str, FinetuningResult]) -> str:
     """The name of the run that did best by the deciding metric of the first split; nothing without one."""
-    if not all(result.metrics for result in results.values()):
+    found = {name: result.deciding for name, result in results.items()}
+    values = {name: each[1] for name, each in found.items() if each is not None}
+    metrics = [each[0] for each in found.values() if each is not None]
+    if len(values) < len(found):
         return ""
-    first = {name: next(iter(result.metrics.values())) for name, result in results.items()}
-    metric = metric_named(next(iter(next(iter(first.values())))))
-    best = max if metric.larger_is_better else min
-    return best(first, key=lambda name: first[name][metric.name])
+    best = max if metrics[0].larger_is_better else min
+    return best(values, key=lambda name: values[name])
 
 
 def _trial(assignment: Assignment, changed: Mapping[str, Any], name: str) -> Trial:

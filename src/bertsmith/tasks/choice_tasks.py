@@ -15,7 +15,7 @@ from bertsmith.tasks.tables import Columns, Row, rows_of
 from bertsmith.tasks.task import Split, Task
 
 _MEND = "mend it"
-_UNLABELLED = ("", "-1")  # what stands in the place of a label that is kept secret; -1 on the hub
+_UNLABELLED = ("", "-1")  # what stands in the place of a label that is withheld; -1 on the hub
 _LETTERS = "ABCD"
 _ENDINGS = ("ending0", "ending1", "ending2", "ending3")
 _WARRANTS = ("warrant0", "warrant1")
@@ -94,7 +94,7 @@ def _questions(row: Row) -> Iterator[ChoiceExample | BadLine]:
     article, questions, options = (row.values.get(field) for field in _PASSAGE)
     answers = row.values.get("answers")
     if answers is None and isinstance(questions, list):
-        answers = [None] * len(questions)  # a test set that keeps them secret
+        answers = [None] * len(questions)  # a test set that withholds them
     lists = [each for each in (questions, options, answers) if isinstance(each, list)]
     if not isinstance(article, str) or len(lists) < 3 or len({len(each) for each in lists}) > 1:
         what = "has no article with as many lists of options and answers as questions"

@@ -1,14 +1,15 @@
 """A user's own table of texts as a task: one class, several, or a number for each text or pair."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from operator import itemgetter
 from pathlib import Path
 
 from bertsmith.core.seeds import key_of
 from bertsmith.tasks.example_types import BadLine, Example, Reader
-from bertsmith.tasks.kinds.registry import TEXT_KINDS
+from bertsmith.tasks.kinds.registry import text_kind_named
+from bertsmith.tasks.stratified_split import DEV, MIN_ROWS_TO_SPLIT, TEST, held_back, held_back_fold
 from bertsmith.tasks.tables import (
     TABLE_SUFFIXES,
     LabelColumn,
@@ -18,8 +19,6 @@ from bertsmith.tasks.tables import (
 )
 from bertsmith.tasks.task import Split, Task
 
-MIN_ROWS_TO_SPLIT = 10
-"""A file with fewer rows is trained on as a whole: what could be held back would tell nothing."""
 _STEMS = {"train": ("train",), "dev": ("dev", "validation", "valid"), "test": ("test",)}
 
 
@@ -40,41 +39,49 @@ class CustomSpec:
     """Fraction of the training file that is kept for development; 0 where development has its own file."""
     dev: str = ""
     """The development file, where it does not lie beside the training file."""
+    test_fraction: float = 0.0
+    """Fraction of the training file on which the finished model is tested."""
+    folds: int = 0
+    """Into so many parts the file is cut, of which `fold`, counted from 0, is for development; 0: none."""
+    fold: int = 0
+    split: str = "stratified"
+    """stratified: exact fractions, class by class; hash: by the ids alone, as older run folders have it."""
+
+    @property
+    def is_parted(self) -> bool:
+        """Whether a part of the training file is held back."""
+        return bool((self.dev_fraction and not self.dev) or self.test_fraction or self.folds)
 
 
 def custom_task(spec: CustomSpec) -> Task:
     """The task that such a table poses."""
     texts = (spec.text, spec.second) if spec.second else (spec.text,)
-    kind = TEXT_KINDS[spec.kind]
+    kind = text_kind_named(spec.kind)
     label = LabelColumn(spec.label, kind.label_rule(spec.separator), unlabelled=kind.unlabelled_cells)
     columns = TextColumns(texts, label, key=spec.key)
     whole = text_reader(replace(columns, keyed="always" if spec.key else "if given"))
-    secret = text_reader(replace(columns, label=replace(label, wanted="if given")))
+    unlabelled = text_reader(replace(columns, label=replace(label, wanted="if given")))
 
     def elsewhere(_: Path) -> Iterator[Example | BadLine]:
         return whole(Path(spec.dev))
 
-    def training(path: Path) -> Iterator[Example | BadLine]:
-        found = list(whole(path))
-        held = _held_keys(found, spec.dev_fraction)
-        # A line that cannot be taken is reported with the training part, or it would be reported twice.
-        return (each for each in found if isinstance(each, BadLine) or each.key not in held)
-
-    def development(path: Path) -> Iterator[Example | BadLine]:
-        found = list(whole(path))
-        held = _held_keys(found, spec.dev_fraction)
-        return (each for each in found if not isinstance(each, BadLine) and each.key in held)
-
     # The development set has a file of its own anywhere, is a part of the training file, or lies beside it.
+    splits = {"train": _files("train", _part(whole, spec, "train") if spec.is_parted else whole)}
     if spec.dev:
-        splits = {"train": _files("train", whole), "dev": _files("train", elsewhere)}
-    elif spec.dev_fraction:
-        part = replace(_files("train", development), may_be_empty=True)
-        splits = {"train": _files("train", training), "dev": part}
+        splits[DEV] = _files("train", elsewhere)
+    elif spec.dev_fraction or spec.folds:
+        splits[DEV] = replace(_files("train", _part(whole, spec, DEV)), may_be_empty=True)
     else:
-        splits = {"train": _files("train", whole), "dev": _files("dev", whole)}
-    splits["test"] = _files("test", secret)
+        splits[DEV] = _files("dev", whole)
+    splits["test"] = _files("test", unlabelled)
+    if spec.test_fraction:
+        splits[TEST] = replace(_files("train", _part(whole, spec, TEST)), may_be_empty=True)
     return Task("custom", "Custom", kind, kind.custom_metrics, splits, custom=asdict(spec))
+
+
+def spec_of(custom: Mapping[str, str | float]) -> CustomSpec:
+    """What a task.json or a run folder says of a table; older ones do not name their rule for parting it."""
+    return CustomSpec(**{"split": "hash", **custom})  # type: ignore[arg-type]
 
 
 def has_own_dev(data: Path) -> bool:
@@ -92,16 +99,37 @@ def _files(split: str, reader: Reader) -> Split:
     return Split({f"{stem}{suffix}": reader for suffix in TABLE_SUFFIXES for stem in _STEMS[split]})
 
 
-def _held_keys(found: Sequence[Example | BadLine], dev_fraction: float) -> set[str]:
-    """The ids of the examples that are kept for development: those whose ids are drawn.
+def _part(whole: Reader, spec: CustomSpec, split: str) -> Reader:
+    """A reader of the part of a file that belongs to a split."""
+
+    def read(path: Path) -> Iterator[Example | BadLine]:
+        found = list(whole(path))
+        held = _held_back([each for each in found if not isinstance(each, BadLine)], spec)
+        for each in found:
+            # A line that cannot be taken is reported with the training part, or it would be reported twice.
+            if ("train" if isinstance(each, BadLine) else held.get(each.key, "train")) == split:
+                yield each
+
+    return read
+
+
+def _held_back(examples: Sequence[Example], spec: CustomSpec) -> dict[str, str]:
+    """The split of each example that is not trained on, by its id."""
+    if spec.split == "hash":
+        return dict.fromkeys(_drawn_by_hash(examples, spec.dev_fraction), DEV)
+    if spec.folds:
+        return held_back_fold(examples, int(spec.fold), int(spec.folds), test_fraction=spec.test_fraction)
+    return held_back(examples, dev_fraction=spec.dev_fraction, test_fraction=spec.test_fraction)
+
+
+def _drawn_by_hash(examples: Sequence[Example], dev_fraction: float) -> set[str]:
+    """The rule of older run folders: whoever has a small hash, so that the fraction is met by chance only.
 
     At least one is kept, but never the last one of a class, which would be left unknown to the model.
     """
-    examples = [each for each in found if not isinstance(each, BadLine)]
     held: set[str] = set()
     if len(examples) < MIN_ROWS_TO_SPLIT:
         return held
-    # Drawn by a hash of the id: an example stays on its side when the file is sorted or grows.
     draws = [(key_of(0, "development", each.key) / 2**64, each) for each in examples]
     left = Counter(label for each in examples for label in each.label_names)
     for draw, example in sorted(draws, key=itemgetter(0)):

@@ -52,6 +52,18 @@ class EncodedSet:
     """span: first and past-the-last row of the passage in each window, counted from its first row."""
     windows: QuestionWindows | None = None
 
+    @classmethod
+    def without_tokens(
+        cls, unit: ScoredUnit, targets: NDArray[np.int64] | NDArray[np.float32]
+    ) -> "EncodedSet":
+        """Items of which only the targets are looked at, before there is a tokenizer."""
+        no_rows, pairs = np.zeros(0, np.int64), np.zeros((0, 2), np.int64)
+        starts = np.zeros(len(targets) + 1, np.int64)
+        tokens, segments = np.zeros(0, np.int32), np.zeros(0, np.uint8)
+        return cls(
+            unit, tokens, segments, starts, np.arange(len(targets) + 1), targets, no_rows, pairs, pairs
+        )
+
     @property
     def items(self) -> int:
         """How many items there are."""

@@ -28,21 +28,17 @@ _PUBLISHED: Mapping[str, object] = {"optim.peak_lr": 2e-5}
 _PUBLISHED_TINY: Mapping[str, object] = {"optim.peak_lr": 2e-5, "run.epochs": 5.0}
 
 
-def _labelled(columns: TextColumns) -> Reader:
-    return text_reader(columns)
-
-
-def _secret(columns: TextColumns) -> Reader:
-    """A reader of a test set, which may keep its labels secret."""
+def _test_reader(columns: TextColumns) -> Reader:
+    """A reader of a test set, whose labels may be withheld."""
     label = replace(columns.label, wanted="if given", unlabelled=_HUB_UNLABELLED)
     return text_reader(replace(columns, label=label))
 
 
 def _splits(original: TextColumns, hub: TextColumns) -> dict[str, Split]:
     return {
-        "train": Split({"train.tsv": _labelled(original), "train*.parquet": _labelled(hub)}),
-        "dev": Split({"dev.tsv": _labelled(original), "validation*.parquet": _labelled(hub)}),
-        "test": Split({"test.tsv": _secret(original), "test*.parquet": _secret(hub)}),
+        "train": Split({"train.tsv": text_reader(original), "train*.parquet": text_reader(hub)}),
+        "dev": Split({"dev.tsv": text_reader(original), "validation*.parquet": text_reader(hub)}),
+        "test": Split({"test.tsv": _test_reader(original), "test*.parquet": _test_reader(hub)}),
     }
 
 
@@ -74,9 +70,9 @@ def _mrpc() -> Task:
     splits = _splits(tsv, _hub(("sentence1", "sentence2"), tsv))
     # Microsoft's own files have no development set: every tenth line of the training set makes one.
     whole, test = "msr_paraphrase_train.txt", "msr_paraphrase_test.txt"
-    splits["train"] = Split({**splits["train"].files, whole: all_but_every_tenth(_labelled(tsv))})
-    splits["dev"] = Split({**splits["dev"].files, whole: every_tenth(_labelled(tsv))})
-    splits["test"] = Split({**splits["test"].files, test: _secret(tsv)})
+    splits["train"] = Split({**splits["train"].files, whole: all_but_every_tenth(text_reader(tsv))})
+    splits["dev"] = Split({**splits["dev"].files, whole: every_tenth(text_reader(tsv))})
+    splits["test"] = Split({**splits["test"].files, test: _test_reader(tsv)})
     folders, metrics = ("MRPC", "mrpc"), ("f1", "accuracy")
     return Task("mrpc", "MRPC", CLASSIFY, metrics, splits, labels, folders, _PUBLISHED_TINY)
 
@@ -96,8 +92,8 @@ def _qqp() -> Task:
     splits = _splits(tsv, _hub(texts, tsv))
     # A sample that comes without a development set: every tenth line makes one.
     sample = "train_part.tsv"
-    splits["train"] = Split({**splits["train"].files, sample: all_but_every_tenth(_labelled(tsv))})
-    splits["dev"] = Split({**splits["dev"].files, sample: every_tenth(_labelled(tsv))})
+    splits["train"] = Split({**splits["train"].files, sample: all_but_every_tenth(text_reader(tsv))})
+    splits["dev"] = Split({**splits["dev"].files, sample: every_tenth(text_reader(tsv))})
     folders, metrics = ("QQP", "qqp"), ("f1", "accuracy")
     return Task("qqp", "QQP", CLASSIFY, metrics, splits, labels, folders, _PUBLISHED)
 
@@ -107,22 +103,25 @@ def _mnli() -> Task:
     # By name: the original has up to 16 columns, other copies 4.
     tsv = TextColumns(("sentence1", "sentence2"), label, key="index")
     hub = _hub(("premise", "hypothesis"), tsv)
-    splits = {"train": Split({"train.tsv": _labelled(tsv), "train*.parquet": _labelled(hub)})}
+    splits = {"train": Split({"train.tsv": text_reader(tsv), "train*.parquet": text_reader(hub)})}
     for suffix, which in (("", "matched"), ("-mismatched", "mismatched")):
-        dev = {f"dev_{which}.tsv": _labelled(tsv), f"validation_{which}*.parquet": _labelled(hub)}
-        test = {f"test_{which}.tsv": _secret(tsv), f"test_{which}*.parquet": _secret(hub)}
+        dev = {f"dev_{which}.tsv": text_reader(tsv), f"validation_{which}*.parquet": text_reader(hub)}
+        test = {f"test_{which}.tsv": _test_reader(tsv), f"test_{which}*.parquet": _test_reader(hub)}
         splits |= {f"dev{suffix}": Split(dev), f"test{suffix}": Split(test)}
     folders, metrics = ("MNLI", "mnli"), ("accuracy",)
     return Task("mnli", "MNLI", CLASSIFY, metrics, splits, NLI_LABELS, folders, _PUBLISHED)
 
 
 def _diagnostic() -> Task:
-    """GLUE's hand-made pairs, for a model that was trained on MNLI; only the full file tells the labels."""
+    """GLUE's hand-made pairs, for a model that was trained on MNLI; only the full file has the labels."""
     label = LabelColumn("label", one_of(NLI_LABELS))
     tsv = TextColumns(("sentence1", "sentence2"), label, key="index")
     full = TextColumns(("Premise", "Hypothesis"), replace(label, name="Label"))
-    test = {"diagnostic.tsv": _secret(tsv), "test*.parquet": _secret(_hub(("premise", "hypothesis"), tsv))}
-    splits = {"dev": Split({"diagnostic-full.tsv": _labelled(full)}), "test": Split(test)}
+    test = {
+        "diagnostic.tsv": _test_reader(tsv),
+        "test*.parquet": _test_reader(_hub(("premise", "hypothesis"), tsv)),
+    }
+    splits = {"dev": Split({"diagnostic-full.tsv": text_reader(full)}), "test": Split(test)}
     folders, metrics = ("diagnostic", "AX", "ax"), ("matthews", "accuracy")
     return Task("diagnostic", "Diagnostic", CLASSIFY, metrics, splits, NLI_LABELS, folders)
 
@@ -159,9 +158,11 @@ def _snli() -> Task:
     names = {"train": ("train",), "dev": ("dev", "validation"), "test": ("test",)}
     splits = {}
     for split, stems in names.items():
-        files = {f"{stem}.tsv": _secret(plain) if split == "test" else _labelled(plain) for stem in stems}
-        files |= {f"snli_1.0_{split}.{kind}": _labelled(stanford) for kind in ("txt", "jsonl")}
-        files |= {f"{stems[-1]}*.parquet": _labelled(plain)}
+        files = {
+            f"{stem}.tsv": _test_reader(plain) if split == "test" else text_reader(plain) for stem in stems
+        }
+        files |= {f"snli_1.0_{split}.{kind}": text_reader(stanford) for kind in ("txt", "jsonl")}
+        files |= {f"{stems[-1]}*.parquet": text_reader(plain)}
         splits[split] = Split(files)
     folders, metrics = ("SNLI", "snli", "snli_1.0", "plain_text", "nli"), ("accuracy",)
     return Task("snli", "SNLI", CLASSIFY, metrics, splits, NLI_LABELS, folders)
@@ -175,9 +176,9 @@ def _sick(judged: LabelColumn, together: LabelColumn, hub: LabelColumn) -> dict[
     for split, (stem, part) in names.items():
         pattern = f"{'validation' if split == 'dev' else split}*.parquet"
         files = {
-            f"SICK_{stem}.txt": _labelled(TextColumns(texts, judged, key="pair_ID")),
-            "SICK.txt": _labelled(TextColumns(texts, together, key="pair_ID", part=("SemEval_set", part))),
-            pattern: _labelled(TextColumns(texts, hub)),
+            f"SICK_{stem}.txt": text_reader(TextColumns(texts, judged, key="pair_ID")),
+            "SICK.txt": text_reader(TextColumns(texts, together, key="pair_ID", part=("SemEval_set", part))),
+            pattern: text_reader(TextColumns(texts, hub)),
         }
         splits[split] = Split(files)
     return splits

@@ -13,8 +13,12 @@ from typing import Literal
 import numpy as np
 
 from bertsmith.core.errors import UserError
+from bertsmith.tasks.encoded import EncodedSet
 from bertsmith.tasks.example_types import TextExample
 from bertsmith.tasks.kinds.kind import AnyKind
+from bertsmith.tasks.kinds.registry import TEXT_KINDS
+from bertsmith.tasks.label_checks import check_classes, odd_labels
+from bertsmith.tasks.predictions import PredictedSplit
 from bertsmith.tasks.tables import Label
 from bertsmith.tasks.task import ReadSplit, Task, has_split, read_split
 
@@ -53,7 +57,7 @@ class Lengths:
 
 
 @dataclass(frozen=True, slots=True)
-class SplitFacts:
+class SplitSummary:
     """What one split is like."""
 
     name: str
@@ -105,12 +109,12 @@ class Overlap:
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """What one gets by always saying the same: the most frequent label, or the mean."""
+    """What the constant answer gets: the most frequent label of the training set, or its mean."""
 
     says: str
-    train: float
-    """Accuracy; for numbers the root of the mean squared error."""
-    dev: float | None
+    train: dict[str, float]
+    """By the metrics of the task."""
+    dev: dict[str, float] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,10 +136,12 @@ class Inspection:
 
     task: str
     kind: str
-    splits: tuple[SplitFacts, ...]
+    splits: tuple[SplitSummary, ...]
     baseline: Baseline | None
     overlaps: tuple[Overlap, ...]
     shift: Shift | None
+    warnings: tuple[str, ...]
+    """What `finetune` would stop at, or point out in the labels."""
 
 
 def inspect_files(task: Task, places: Mapping[str, Path]) -> Inspection:
@@ -151,14 +157,18 @@ def inspect_files(task: Task, places: Mapping[str, Path]) -> Inspection:
 
 def inspect_splits(task: Task, splits: Mapping[str, ReadSplit]) -> Inspection:
     """What the splits are like; train and dev are set against each other."""
-    facts = tuple(_facts(name, split, task.kind) for name, split in splits.items())
+    summaries = tuple(_summary(name, split, task.kind) for name, split in splits.items())
     train, dev = (_texts(splits[name]) if name in splits else [] for name in ("train", "dev"))
     labels = [_label(example) for example in train if example.label is not None]
-    dev_labels = [_label(example) for example in dev if example.label is not None]
-    baseline = _baseline(task.kind, labels, dev_labels) if labels else None
+    baseline = _baseline(task, train, dev) if labels else None
     overlaps = _overlaps(train, dev, _agreement(labels)) if train and dev else ()
     shift = _shift(train, dev, task.kind) if train and dev else None
-    return Inspection(task.name, task.kind.name, facts, baseline, overlaps, shift)
+    warnings = tuple(odd_labels(task, train))
+    try:
+        check_classes(task, train)
+    except UserError as error:
+        warnings = (error.line(), *warnings)
+    return Inspection(task.name, task.kind.name, summaries, baseline, overlaps, shift, warnings)
 
 
 def _texts(split: ReadSplit) -> list[TextExample]:
@@ -190,12 +200,12 @@ def _words(example: TextExample) -> list[str]:
     return [word for text in _whole(example) for word in text.split()]
 
 
-def _facts(name: str, split: ReadSplit, kind: AnyKind) -> SplitFacts:
+def _summary(name: str, split: ReadSplit, kind: AnyKind) -> SplitSummary:
     examples = _texts(split)
     labels = [_label(example) for example in examples if example.label is not None]
     copies, contradictions = _copies(examples)
     bad = split.skipped[0] if split.skipped else None
-    return SplitFacts(
+    return SplitSummary(
         name=name,
         file=str(split.path),
         examples=len(examples),
@@ -237,18 +247,18 @@ def _copies(examples: Sequence[TextExample]) -> tuple[int, int]:
     return copies, contradictions
 
 
-def _baseline(kind: AnyKind, labels: Sequence[Label], dev_labels: Sequence[Label]) -> Baseline:
-    if kind.numeric:
-        spread = _spread(labels)
-        errors = np.array(dev_labels, np.float64) - spread.mean
-        dev = float(np.sqrt(np.mean(errors**2))) if dev_labels else None
-        return Baseline(spelled(spread.mean), spread.deviation, dev)
-    counts = Counter(labels)
-    says = min(counts, key=lambda label: (-counts[label], spelled(label)))
-    right = sum(label == says for label in dev_labels)
-    return Baseline(
-        spelled(says), counts[says] / len(labels), right / len(dev_labels) if dev_labels else None
-    )
+def _baseline(task: Task, train: Sequence[TextExample], dev: Sequence[TextExample]) -> Baseline:
+    kind = TEXT_KINDS[task.kind.name]
+    train, dev = ([example for example in each if example.label is not None] for each in (train, dev))
+    labels = task.labels or tuple(sorted({label for example in train for label in example.label_names}))
+    known = kind.targets(train, labels)
+    found: list[PredictedSplit[TextExample]] = []
+    for examples in filter(None, (train, dev)):
+        encoded = EncodedSet.without_tokens(kind.unit, kind.targets(examples, labels))
+        found.append(PredictedSplit(examples, encoded, kind.constant_predictions(labels, known, encoded)))
+    says = kind.predicted_labels(labels, found[0], separator=" + ")[0]
+    scores = [kind.evaluate(task.metrics, labels, split) for split in found]
+    return Baseline(spelled(says), scores[0], scores[1] if dev else None)
 
 
 def _agreement(labels: Sequence[Label]) -> Callable[[Label, Label], bool]:
@@ -302,11 +312,11 @@ def _overlap(
 def _shown(
     meetings: Meetings, same: Sequence[Sequence[bool]], text: Literal["whole", "first"]
 ) -> tuple[SharedText, ...]:
-    differing = [place for place, agreements in enumerate(same) if not all(agreements)]
+    differing = [index for index, agreements in enumerate(same) if not all(agreements)]
     shown = []
-    for place in sorted(differing, key=lambda place: any(same[place]))[:_SHOWN_PAIRS]:
-        example, others = meetings[place]
-        other = others[same[place].index(False)]
+    for index in sorted(differing, key=lambda index: any(same[index]))[:_SHOWN_PAIRS]:
+        example, others = meetings[index]
+        other = others[same[index].index(False)]
         words = " | ".join(example.parts if text == "whole" else example.parts[:1])
         labels = spelled(_label(other)), spelled(_label(example))
         shown.append(SharedText(words, other.where, labels[0], example.where, labels[1]))

@@ -209,6 +209,36 @@ def _within_one(correlation: float) -> float:
 
 
 @dataclass(frozen=True, slots=True)
+class ClassScores:
+    """How well one class is found."""
+
+    precision: float
+    """Of those that were taken for it, the fraction that is of it."""
+    recall: float
+    """Of those that are of it, the fraction that was found."""
+    f1: float
+    examples: int
+    """How many are of it."""
+
+
+def scores_of_classes(labels: Values, predictions: Values, classes: int) -> list[ClassScores]:
+    """Precision, recall and F1 of each class that training has, by its id."""
+    if labels.ndim == 2:
+        truth_MC, predicted_MC = labels[:, :classes] == 1, predictions == 1
+        right_C, named_C = (truth_MC & predicted_MC).sum(0), predicted_MC.sum(0)
+        there_C = truth_MC.sum(0)
+    else:
+        known, right = labels[labels >= 0], labels[labels == predictions]
+        right_C, named_C, there_C = (
+            np.bincount(each, minlength=classes) for each in (right, predictions, known)
+        )
+    return [
+        ClassScores(_fraction(hits, named), _fraction(hits, there), _fraction(2 * hits, named + there), there)
+        for hits, named, there in zip(right_C.tolist(), named_C.tolist(), there_C.tolist(), strict=True)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
 class Reliability:
     """Confidence (the likeliest class's probability) and accuracy in bins of equal width."""
 

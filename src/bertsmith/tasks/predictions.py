@@ -31,6 +31,8 @@ class Predictions:
     regress: numbers [M]; tag: probabilities [P, C]; span: start and end scores [T, 2]."""
     answers: tuple[QuestionAnswer, ...] = ()
     """span: the answer to each question."""
+    thresholds: tuple[float, ...] = ()
+    """multilabel: from which probability on each label is given; two classes: the second one; empty: 0.5."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,14 @@ def average_scores(members: Sequence[Predictions]) -> Numbers:
     """What an ensemble predicts together: the mean of its members' probabilities, numbers or span scores."""
     scores: Numbers = np.mean([member.scores for member in members], axis=0, dtype=np.float32)
     return scores
+
+
+def mean_surprise(probabilities: Numbers) -> float:
+    """The mean of -log p over what was right: the cross-entropy; 0 where there is nothing."""
+    if not probabilities.size:
+        return 0.0
+    least = np.finfo(np.float32).tiny
+    return float(-np.log(np.maximum(probabilities, least), dtype=np.float64).mean())
 
 
 def sigmoid(logits: Numbers) -> Numbers:

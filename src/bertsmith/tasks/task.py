@@ -18,6 +18,7 @@ from bertsmith.tasks.example_types import (
     unreadable,
 )
 from bertsmith.tasks.kinds.kind import AnyKind
+from bertsmith.tasks.metrics import Metric
 from bertsmith.tasks.tables import TABLE_SUFFIXES, bare_suffix
 
 
@@ -52,6 +53,11 @@ class Task:
     """Dotted keys of the fine-tuning recipe that differ from the defaults, with their published values."""
     custom: Mapping[str, str | float] = field(default_factory=dict)
     """A user's own table: which columns are what."""
+
+    @property
+    def deciding_metric(self) -> Metric:
+        """The metric that decides between checkpoints and between runs."""
+        return self.kind.metric_named(self.metrics[0])
 
 
 _NUMBER = re.compile(r"[+-]?\d+(\.\d+)?")

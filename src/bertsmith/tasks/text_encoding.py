@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from bertsmith.core.arrays import ranges
 from bertsmith.core.progress import progress_bar
-from bertsmith.data.collate import lay_out
 from bertsmith.data.example_index import Spans
 from bertsmith.recipe.finetuning_schema import TextSection
 from bertsmith.tasks.encoded import NO_LABEL, EncodedSet, ScoredUnit
@@ -94,6 +93,8 @@ def unbroken(starts_SK: Numbers, lengths_SK: Numbers) -> Stretches:
 
 def lay_sequences(ids_X: NDArray[np.int32], stretches: Stretches, template: Template) -> Laid:
     """The sequences with their special tokens and segments."""
+    from bertsmith.data.collate import lay_out  # torch, which `inspect`, `tasks` and `recipe` do without
+
     tokens, segments = [np.empty(0, np.int32)], [np.empty(0, np.uint8)]
     starts = [np.zeros(1, np.int64)]
     for first in range(0, len(stretches.starts_SK2), SEQUENCES_AT_ONCE):

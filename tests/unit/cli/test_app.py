@@ -85,6 +85,18 @@ def test_help_imports_no_torch() -> None:
     assert python("-c", program).stdout.endswith("torch loaded: False\n")
 
 
+@pytest.mark.parametrize("words", [("tasks",), ("recipe", "show", "sst2")])
+def test_what_there_is_to_fine_tune_is_listed_without_torch(words) -> None:
+    program = (
+        "import sys, atexit\n"
+        "atexit.register(lambda: print('torch loaded:', 'torch' in sys.modules))\n"
+        f"sys.argv = {['bertsmith', *words]!r}\n"
+        "from bertsmith.cli.app import main\n"
+        "main()\n"
+    )
+    assert python("-c", program).stdout.endswith("torch loaded: False\n")
+
+
 def test_help_costs_at_most_35_percent_of_importing_torch() -> None:
     rounds = [(cpu_seconds(*HELP), cpu_seconds("-c", "import torch")) for _ in range(2)]
     best_help, best_torch = (min(times) for times in zip(*rounds, strict=True))

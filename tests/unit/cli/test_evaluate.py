@@ -25,17 +25,30 @@ def test_a_labelled_file_is_evaluated_as_the_run_was(capsys, run):
     told = bertsmith(capsys, "evaluate", result.folder, "--data", data / "dev.tsv")
     assert told.code == 0, told
     accuracy = 100 * result.metrics["dev"]["accuracy"]
-    assert told.out.splitlines() == ["SST-2, 40 examples", f"  accuracy: {accuracy:.2f}"]
+    first, second, constant, *_ = told.out.splitlines()
+    assert (first, second) == ("SST-2, 40 examples", f"  accuracy: {accuracy:.2f}")
+    assert constant == f"  constant answer: accuracy {100 * result.baselines['dev']['accuracy']:.2f}"
+    assert (
+        "  published accuracy on test (Devlin et al. 2018, table 1): BERT Large 94.9, BERT Base 93.5"
+        in told.out
+    )
+    assert "  'positive': precision " in told.out and "  'negative': precision " in told.out
 
 
 @pytest.mark.parametrize("words", [(), ("--split", "dev")])
 def test_a_folder_is_evaluated_by_its_development_set(capsys, run, words):
     result, data = run
     told = bertsmith(capsys, "evaluate", result.folder / "model", "--data", data, *words, "--json")
-    assert json.loads(told.out) == {
+    found = json.loads(told.out)
+    classes = found.pop("classes")
+    assert found == {
         "examples": 40,
         "skipped": 0,
         "measures": pytest.approx(result.metrics["dev"], abs=1e-4),
+        "baseline": result.baselines["dev"],
+    }
+    assert {label: scores["examples"] for label, scores in classes.items()} == {
+        label: scores.examples for label, scores in result.classes["dev"].items()
     }
 
 
@@ -156,7 +169,8 @@ def test_errors_of_numbers_are_reported_in_their_own_unit(capsys, model, tmp_pat
     result = own_run(model, tmp_path, rows, CustomSpec("text", "label", kind="regress", dev_fraction=0.2))
     told = bertsmith(capsys, "evaluate", result.folder, "--data", tmp_path / "my.csv")
     names = ["spearman", "pearson", "mean absolute error", "root mean squared error"]
-    values = dict(line.strip().split(": ") for line in told.out.splitlines()[1:])
+    lines = told.out.splitlines()[1:-1]  # the last one is of the constant answer
+    values = dict(line.strip().split(": ") for line in lines)
     assert list(values) == names
     expected = result.metrics["dev"]["mean_absolute_error"]
     assert float(values["mean absolute error"]) == pytest.approx(expected, rel=1e-4)

@@ -4,11 +4,11 @@ import json
 import random
 import subprocess
 import sys
+import tomllib
 
 import pytest
 
 from bertsmith.cli.finetune import show, show_many
-from bertsmith.core.seeds import key_of
 from bertsmith.finetuning.finetune import FinetuningResult
 from bertsmith.studies import sweep
 from tests.command_line import bertsmith, mistake
@@ -64,7 +64,7 @@ def predicted(capsys, tmp_path, file):
 
 
 KINDS = {
-    "classify": ("class", ("--epochs", "4"), "accuracy"),
+    "classify": ("class", ("--epochs", "6"), "accuracy"),
     "multilabel": ("tags", ("--kind", "multilabel", "--epochs", "5"), "micro f1"),
     "regress": ("stars", ("--kind", "regress", "--epochs", "4"), "spearman"),
 }
@@ -184,10 +184,41 @@ def test_a_development_file_of_ones_own_is_evaluated_on(give, reviews, tmp_path)
     assert "train: 240 examples\ndev: 3 examples\n" in told.out
 
 
-def test_ids_and_share_decide_what_is_held_back(give, reviews):
-    told = give("custom", "--data", reviews, *OWN, "--id", "number", "--dev-share", "0.4", *SHORTLY)
-    held = sum(key_of(0, "development", str(number)) / 2**64 < 0.4 for number in range(240))
-    assert f"train: {240 - held} examples\ndev: {held} examples\n" in told.out
+def test_shares_decide_how_much_is_held_back(give, reviews):
+    shares = ("--dev-share", "0.4", "--test-share", "0.1")
+    told = give("custom", "--data", reviews, *OWN, "--id", "number", *shares, *SHORTLY)
+    assert "train: 120 examples\ndev: 96 examples\ntest-part: 24 examples\n" in told.out
+    assert "  dev constant answer: accuracy " in told.out and "  test-part constant answer: " in told.out
+    assert "  dev 'hot': precision " in told.out
+
+
+def test_folds_and_searches_are_told_with_their_spread_and_best_run(give, reviews):
+    told = give("custom", "--data", reviews, *OWN, "--folds", "2", *SHORTLY)
+    assert "[2/2] fold-1" in told.out and "best: fold-" in told.out
+    assert "over 2 runs" in told.out
+
+
+def test_short_names_reach_the_settings(give, reviews, tmp_path):
+    words = ("--batch", "8", "--max-length", "32", "--patience", "3", "--limit", "40", "--device", "cpu")
+    told = give(
+        *("custom", "--data", reviews, *OWN, *words, "--precision", "fp32"),
+        *("--tune-thresholds", "--epochs", "0.5"),
+    )
+    assert told.code == 0, told
+    recipe = tomllib.loads((tmp_path / "run" / "recipe.toml").read_text())
+    run = recipe["run"]
+    found = (run["examples"], recipe["text"]["longest"], run["patience"], run["keep"], run["limit"])
+    assert found == (8, 32, 3, "best", 40)
+    assert (run["device"], run["precision"]) == ("cpu", "fp32")
+    assert recipe["answers"]["label_thresholds"] == "tuned"
+
+
+def test_a_column_of_numbers_is_not_taken_for_classes(give, capsys, tmp_path):
+    own = table(tmp_path / "own.csv", "review,price", [[f"text {n}", f"{n}.5"] for n in range(60)])
+    words = ("--data", own, "--text", "review", "--label", "price", "--out", tmp_path / "out")
+    line = mistake(capsys, "finetune", "custom", *words)
+    assert "'price' has 60 different labels in 60 rows, all of them numbers; add --kind regress" in line
+    assert not (tmp_path / "out").exists()
 
 
 def test_without_a_share_nothing_is_held_back(give, reviews):
@@ -264,6 +295,22 @@ MISTAKES = {
     "grid and seeds": (
         ("custom", "--data", "DATA", *OWN, "--grid", "--seeds", "3"),
         "give --grid or --seeds",
+    ),
+    "search and folds": (
+        ("custom", "--data", "DATA", *OWN, "--search", "3", "--folds", "3"),
+        "give --folds or --search",
+    ),
+    "search and rate": (
+        ("custom", "--data", "DATA", *OWN, "--search", "3", "--lr", "1e-3"),
+        "--search: the search has its own values of optim.peak_lr",
+    ),
+    "folds and a part": (
+        ("custom", "--data", "DATA", *OWN, "--folds", "3", "--dev-share", "0.2"),
+        "--dev-share: each fold is the development set of a run",
+    ),
+    "test without development": (
+        ("custom", "--data", "DATA", *OWN, "--test-share", "0.2", "--dev-share", "0"),
+        "--test-share: without a development set the test would decide what is kept",
     ),
     "grid and rate": (
         ("custom", "--data", "DATA", *OWN, "--grid", "--lr", "1e-3"),

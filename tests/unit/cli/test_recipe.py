@@ -69,3 +69,16 @@ def test_each_verb_teaches_by_example(verb):
 def test_a_mistake_reaches_the_user_as_one():
     with pytest.raises(UserError, match="did you mean model.layers?"):
         answer("show", "bert-base", "--set", "model.layer=3")
+
+
+def test_show_prints_the_recipe_of_a_task_with_its_published_settings():
+    lines = answer("show", "squad2", "--set", "run.seed=3").splitlines()
+    shown = {line.split(" = ")[0]: line for line in lines if " = " in line}
+    assert shown["task"].startswith('task = "squad2"')
+    assert shown["examples"].startswith("examples = 48 ") and "# task squad2: " in shown["examples"]
+    assert "# default: " in shown["beta1"] and "# --set: " in shown["seed"]
+
+
+def test_a_wrong_setting_of_a_task_is_told():
+    with pytest.raises(UserError, match="run.epoch"):
+        answer("show", "sst2", "--set", "run.epoch=3")

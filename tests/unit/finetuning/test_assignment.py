@@ -8,10 +8,12 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from bertsmith.core.errors import UserError
+from bertsmith.core.files import read_json, write_json
 from bertsmith.finetuning.assignment import hashes_of
 from bertsmith.finetuning.finetune import finetune
 from bertsmith.tasks.custom import CustomSpec, custom_task
 from bertsmith.tasks.example_types import TextExample
+from bertsmith.tasks.task import read_split
 from bertsmith.tasks.task_config import read_task_config
 from tests.toy_folder import write_toy_folder
 from tests.toy_tasks import sst2
@@ -44,6 +46,15 @@ def test_another_recipe_is_rejected_with_the_keys_that_differ(finished, model):
     line = complaint(toy_assignment("sst2", model, finished, "run.epochs=0.2", "run.seed=3"))
     assert "holds another run: run.epochs: 0.1 there, 0.2 now; run.seed: 0 there, 3 now;" in line
     assert line.endswith("give --out a new folder, or take the change back")
+
+
+def test_who_wants_more_epochs_of_a_finished_run_is_told_how(finished, model):
+    assignment = toy_assignment("sst2", model, finished, "run.epochs=0.3")
+    line = complaint(assignment)
+    assert "holds another run: run.epochs: 0.1 there, 0.3 now; " in line
+    assert line.endswith(f"start from it: --model {assignment.out} --out NEW --epochs MORE")
+    further = replace(assignment, model=assignment.out, out=finished / "runs" / "further")
+    assert finetune(further, Notebook()).finished
 
 
 def test_many_differences_are_counted(finished, model):
@@ -153,9 +164,33 @@ def test_a_run_written_with_the_old_names_of_keys_is_the_same_run(model, tmp_pat
     for name in ("assignment.json", "model/task.json"):
         file = own.out / name
         assert "dev_fraction" in file.read_text()
-        file.write_text(file.read_text().replace("_fraction", "_share"))
+        older = file.read_text().replace("dev_fraction", "dev_share")
+        file.write_text(older.replace("warmup_fraction", "warmup_share"))
     assert finetune(own, Notebook()) == result
     assert read_task_config(own.out / "model" / "task.json").custom["dev_fraction"] == 0.3
+
+
+def test_a_run_of_before_the_stratified_split_resumes_on_the_parts_that_it_began_with(model, tmp_path):
+    table = tmp_path / "my.csv"
+    table.write_text("review,stars\n" + "".join(f"the cat {n},{n % 2}\n" for n in range(140)))
+    today = replace(
+        toy_assignment("sst2", model, tmp_path, *SHORT),
+        task=custom_task(CustomSpec("review", "stars")),
+        data=table,
+    )
+    older = replace(today, task=custom_task(CustomSpec("review", "stars", split="hash")))
+    with stop_at(1):
+        assert not finetune(older, Notebook()).finished
+    known = read_json(today.out / "assignment.json", remedy="")
+    for key in ("split", "folds", "fold", "test_fraction"):  # older versions knew nothing of them
+        del known["custom"][key]
+    write_json(today.out / "assignment.json", known)
+    notebook = Notebook()
+    assert finetune(today, notebook).finished
+    held = len(read_split(older.task, table, "dev", skip_bad=False).examples)
+    assert f"dev: {held} examples" in notebook.notes
+    assert held != len(read_split(today.task, table, "dev", skip_bad=False).examples)
+    assert read_task_config(today.out / "model" / "task.json").custom["split"] == "hash"
 
 
 def test_a_folder_with_strangers_files_is_rejected_and_left_alone(model, tmp_path):

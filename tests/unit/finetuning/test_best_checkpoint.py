@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from bertsmith.finetuning.finetune import finetune
-from bertsmith.finetuning.task_recipe import finetuning_recipe
 from bertsmith.tasks.custom import CustomSpec, custom_task
 from bertsmith.tasks.kinds.registry import KINDS, metric_named
+from bertsmith.tasks.task_recipe import finetuning_recipe
 from tests.tiny_runs import metrics_of
 from tests.tuning import QUICK, Notebook, toy_assignment
 

@@ -3,6 +3,7 @@
 import pytest
 
 from bertsmith.finetuning import finetune as finetuning_job
+from bertsmith.finetuning.evaluation import Evaluation
 from bertsmith.finetuning.finetune import RunState, remember_best, set_up
 from bertsmith.finetuning.splits import read_splits
 from bertsmith.tasks.objective import TaskObjective
@@ -56,7 +57,7 @@ def test_of_weights_that_do_as_well_the_earliest_are_kept(run):
     for step, value in enumerate([0.5, 0.5, 0.4, 0.6, 0.6], start=1):
         state.progress = Progress(step)
         bias.data.fill_(step)
-        remember_best(run, state, value)
+        remember_best(run, state, Evaluation(run.model.config, {}, {"dev": {"accuracy": value}}, loss=1.0))
         (name,) = [name for name in state.best.weights if name.endswith("classify.output.bias")]
         kept.append((state.best.value, state.best.step, state.best.weights[name].tolist()))
     assert kept == [(0.5, 1, [1, 1])] * 3 + [(0.6, 4, [4, 4])] * 2

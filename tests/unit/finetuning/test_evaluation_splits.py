@@ -7,9 +7,9 @@ import pytest
 
 from bertsmith.finetuning.assignment import Assignment
 from bertsmith.finetuning.finetune import Workload, finetune
-from bertsmith.finetuning.task_recipe import finetuning_recipe
 from bertsmith.inference.task_model import TaskModel
 from bertsmith.tasks.catalogue import task_named
+from bertsmith.tasks.task_recipe import finetuning_recipe
 from bertsmith.training.journal import read_metrics
 from tests.toy_tasks import write_rows
 from tests.tuning import QUICK, SHORT, Notebook, toy_assignment

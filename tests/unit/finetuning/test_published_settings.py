@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import pytest
 
-from bertsmith.finetuning.task_recipe import finetuning_recipe
 from bertsmith.recipe.finetuning_schema import FinetuningRecipe
 from bertsmith.recipe.load import leaves
 from bertsmith.tasks.catalogue import OWN, TASKS
 from bertsmith.tasks.custom import CustomSpec, custom_task
+from bertsmith.tasks.task_recipe import finetuning_recipe
 
 DEFAULTS = {
     # run_classifier.py cuts at 128 tokens; run_squad.py has 128 tokens between windows and questions of 64.
@@ -45,6 +45,9 @@ DEFAULTS = {
     "run.device": "auto",
     "run.precision": "auto",
     "run.compile": "auto",
+    "run.patience": "off",
+    "run.limit": "off",
+    "answers.label_thresholds": "off",
     "run.micro_tokens": 16_384,
     "run.evaluations": 5,
     "run.keep": "last",

@@ -42,7 +42,7 @@ def test_a_tiny_table_of_ones_own_has_no_development_set(model, tmp_path):
 
 def test_a_table_whose_classes_can_spare_no_row_has_no_development_set(model, tmp_path):
     table = tmp_path / "my.csv"
-    table.write_text("text,label\n" + "".join(f"the sun,{number}\n" for number in range(12)))
+    table.write_text("text,label\n" + "".join(f"the sun,{number}\n" for number in range(10)))
     task = custom_task(CustomSpec("text", "label"))
     told = notes_of(replace(toy_assignment("sst2", model, tmp_path, *SHORT), task=task, data=table))
     assert f"no development set (no label can spare a row): {JUDGED}" in told
@@ -50,6 +50,31 @@ def test_a_table_whose_classes_can_spare_no_row_has_no_development_set(model, tm
 
 def test_a_run_with_a_development_set_says_nothing_of_it(model, tmp_path):
     assert not [note for note in notes_of(toy_assignment("sst2", model, tmp_path, *SHORT)) if JUDGED in note]
+
+
+def own_run(model, place, labels, **changes):
+    table = place / "my.csv"
+    table.write_text("text,label\n" + "".join(f"the sun {n},{label}\n" for n, label in enumerate(labels)))
+    task = custom_task(CustomSpec("text", "label", **changes))
+    return replace(toy_assignment("sst2", model, place, "run.epochs=0.1"), task=task, data=table)
+
+
+def test_a_small_development_set_is_named_so(model, tmp_path):
+    told = notes_of(own_run(model, tmp_path, ["a", "b"] * 100))
+    assert [note for note in told if note.startswith("dev has only 20 examples, so its figures may be")]
+
+
+def test_a_class_that_the_development_set_has_not_is_named(model, tmp_path):
+    told = notes_of(own_run(model, tmp_path, ["a", "b"] * 300 + ["once"]))
+    assert [note for note in told if note.startswith("dev has no example of 'once': how well")]
+    assert not [note for note in told if "examples, so its figures" in note]
+
+
+def test_the_finished_model_is_tested_on_the_part_for_it(model, tmp_path):
+    assignment = own_run(model, tmp_path, ["a", "b"] * 50, test_fraction=0.3)
+    result = finetune(assignment, Notebook())
+    assert list(result.metrics) == ["dev", "test-part"]
+    assert {line["kind"] for line in read_metrics(assignment.out)} == {"train", "held-out"}
 
 
 def test_texts_that_are_cut_are_counted(model, tmp_path):

@@ -11,9 +11,9 @@ from torch.nn import functional
 from bertsmith.core.seeds import key_of
 from bertsmith.finetuning.finetune import next_step, set_up
 from bertsmith.finetuning.splits import read_splits
-from bertsmith.finetuning.task_recipe import finetuning_recipe
 from bertsmith.tasks.batches import ShuffledBatches
 from bertsmith.tasks.catalogue import task_named
+from bertsmith.tasks.task_recipe import finetuning_recipe
 from bertsmith.training.distributed import ALONE
 from bertsmith.training.trainer import GradientGuard, Progress, Trainer, training_steps
 from tests.toy_tasks import write_rows

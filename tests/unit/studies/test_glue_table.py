@@ -59,6 +59,36 @@ def test_the_table_for_machines_has_the_spread(request_of_two):
     assert spread["least"] <= spread["mean"] <= spread["most"]
 
 
+def test_a_table_has_the_constant_answer_and_the_papers_beside_ours(request_of_two):
+    table = glue(request_of_two, Notebook())
+    text = table_text(table)
+    row = table.rows[0]
+    accuracy, constant = row.spreads["dev"]["accuracy"].mean, row.baselines["dev"]["accuracy"]
+    ours = f"{100 * accuracy:.1f}"
+    assert f"| SST-2 | dev | accuracy | {ours} | {ours} | – | {100 * constant:.1f} | 1 |" in text
+    assert f"| SST-2 | dev | accuracy | {ours} | 97.8 | 94.9 | 93.5 | 91.3 | 90.4 |" in text
+
+
+def test_only_the_tasks_that_are_asked_for_are_run(request_of_two):
+    table = glue(replace(request_of_two, tasks=("RTE",)), Notebook())
+    assert [row.task.name for row in table.rows] == ["rte"]
+    with pytest.raises(UserError, match="has no training data of cola; add them, or leave them out"):
+        glue(replace(request_of_two, tasks=("cola", "rte")), Notebook())
+
+
+@pytest.mark.parametrize(("changes", "runs"), [({"lr_grid": True}, 4), ({"search": 2}, 2)])
+def test_of_settings_that_are_tried_the_best_on_dev_counts(request_of_two, changes, runs):
+    request = replace(request_of_two, tasks=("sst2",), **changes)
+    if "search" in changes:  # the search has epochs of its own
+        request = replace(request, settings=(*QUICK, "run.limit=20"))
+    (row,) = glue(request, Notebook()).rows
+    spread = json.loads((request.out / "sst2" / "spread.json").read_text())
+    assert len(spread["runs"]) == runs
+    assert row.best == f"sst2 {spread['best']}"
+    best = max(metrics["dev"]["accuracy"] for metrics in spread["runs"].values())
+    assert (row.spreads["dev"]["accuracy"].mean, row.spreads["dev"]["accuracy"].runs) == (best, 1)
+
+
 def test_a_bad_line_in_the_last_task_is_met_before_the_first_one_is_trained_on(request_of_two):
     with (request_of_two.data / "RTE" / "dev.tsv").open("a") as file:
         file.write("9\tthe cat\tthe dog\tperhaps\n")
@@ -152,7 +182,7 @@ def table_of(tmp_path, *names):
 
 def test_the_table_has_a_line_for_each_metric_and_every_average_it_can_give(tmp_path):
     text = table_text(table_of(tmp_path, *METRICS))
-    assert "| MRPC | dev | f1 | 90.0 | 90.0 | 0.0 | 1 | 1,234 | 60 |" in text
+    assert "| MRPC | dev | f1 | 90.0 | 90.0 | – | – | 1 | 1,234 | 60 |" in text
     assert "| MNLI | dev-mismatched | accuracy | 82.0 |" in text
     nine = (0.8 + 0.82 + 0.9 + 0.9 + 0.7 + 0.8 + 0.9 + 0.6 + 0.8) / 9
     assert f"| BERT, table 1 | {100 * nine:.1f} | 9 columns" in text

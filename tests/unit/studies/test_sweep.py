@@ -1,6 +1,7 @@
 """Many runs as one: seeds, grids, what they come to, and that nothing is done twice."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -10,14 +11,19 @@ from bertsmith.finetuning.predict import predict_labelled
 from bertsmith.inference.model_path import model_folder
 from bertsmith.studies.sweep import (
     GRID,
+    RATES,
     Stopped,
     best_of,
+    over_folds,
     over_grid,
+    over_search,
     over_seeds,
     run_trials,
     spread_of,
     spreads_of,
 )
+from bertsmith.tasks.custom import CustomSpec, custom_task
+from bertsmith.tasks.task import read_split
 from tests.tuning import SHORT, Notebook, stop_at, toy_assignment
 
 TINY_GRID = {"run.examples": (16, 32), "optim.peak_lr": (1e-3,)}
@@ -41,6 +47,22 @@ def test_seeds_begin_with_the_recipes_own(model, tmp_path):
     assert [cell.name for cell in cells] == ["seed-7", "seed-8"]
 
 
+def test_folds_are_resumed_and_each_example_is_developed_on_once(model, tmp_path):
+    table = tmp_path / "my.csv"
+    table.write_text("text,label\n" + "".join(f"the sun {n},{'ab'[n % 2]}\n" for n in range(30)))
+    plain = toy_assignment("sst2", model, tmp_path, "run.epochs=2")
+    own = replace(plain, task=custom_task(CustomSpec("text", "label")), data=table)
+    trials = over_folds(own, 3)
+    with stop_at(6), pytest.raises(Stopped, match="fold-1"):
+        run_trials(trials, Notebook())
+    results = run_trials(trials, Notebook())
+    assert [result.folder.name for result in results] == ["fold-0", "fold-1", "fold-2"]
+    parts = [read_split(trial.assignment.task, table, "dev", skip_bad=False).examples for trial in trials]
+    assert sorted(int(each.key) for part in parts for each in part) == list(range(30))
+    spread = json.loads((own.out / "spread.json").read_text())["spreads"]["dev"]["accuracy"]
+    assert spread["runs"] == 3
+
+
 def test_the_papers_grid_has_eighteen_runs(assignment):
     cells = over_grid(assignment)
     found = {
@@ -56,6 +78,22 @@ def test_the_papers_grid_has_eighteen_runs(assignment):
     }
     assert len({cell.assignment.out for cell in cells}) == len(cells) == 18
     assert list(GRID) == ["run.examples", "optim.peak_lr", "run.epochs"]
+
+
+def test_the_papers_rates_for_glue_are_four(assignment):
+    rates = [trial.assignment.recipe.optim.peak_lr for trial in over_grid(assignment, RATES)]
+    assert rates == [5e-5, 4e-5, 3e-5, 2e-5]
+
+
+def test_a_search_draws_other_settings_each_time_and_the_same_ones_again(assignment):
+    trials = over_search(assignment, 20)
+    assert trials == over_search(assignment, 20) and trials[:5] == over_search(assignment, 5)
+    recipes = [trial.assignment.recipe for trial in trials]
+    rates = [recipe.optim.peak_lr for recipe in recipes]
+    assert len(set(rates)) == 20 and 1e-5 <= min(rates) < 2e-5 < 5e-5 < max(rates) <= 1e-4
+    assert {recipe.run.examples for recipe in recipes} == {16, 32}
+    assert {recipe.run.epochs for recipe in recipes} == {2, 3, 4}
+    assert {trial.assignment.out.name for trial in trials} == {f"trial-{n}" for n in range(20)}
 
 
 def test_a_grid_runs_each_combination_and_leaves_the_rest_of_the_recipe(assignment):
@@ -117,7 +155,7 @@ def test_a_spread_is_that_of_the_sample():
     assert (found.mean, found.median) == pytest.approx((0.75, 0.8))
     assert found.deviation == pytest.approx((0.11 / 3) ** 0.5)
     assert (found.least, found.most, found.runs) == (0.5, 0.9, 4)
-    assert spread_of([0.5]).deviation == 0
+    assert spread_of([0.5]).deviation is None
 
 
 def result(place, **metrics):

@@ -93,12 +93,64 @@ def test_a_share_of_one_file_is_kept_for_development(tmp_path) -> None:
     train, dev = ({example.key for example in read(spec, path, split)} for split in ("train", "dev"))
     assert not train & dev
     assert len(train | dev) == 1000
-    assert 150 < len(dev) < 250
+    assert len(dev) == 200
 
 
-def test_which_part_an_example_belongs_to_depends_on_its_id_alone(tmp_path) -> None:
+@pytest.mark.parametrize(("rows", "held"), [(300, 30), (40, 4), (30, 3), (14, 1)])
+def test_the_development_set_is_exactly_the_fraction_and_has_the_rare_class(tmp_path, rows, held) -> None:
+    labels = ["bad" if n % 50 == 3 or n == 5 else "good" for n in range(rows)]
+    path = table(tmp_path / "my.csv", "text,label", *(f"text {n},{label}" for n, label in enumerate(labels)))
+    train, dev = parts(path)
+    assert (len(train), len(dev)) == (rows - held, held)
+    assert "bad" in {example.label for example in train}
+    if held > 1:
+        assert {example.label for example in dev} == {"good", "bad"}
+
+
+def test_each_class_is_held_back_in_the_same_fraction(tmp_path) -> None:
+    labels = ["a"] * 500 + ["b"] * 300 + ["c"] * 150 + ["d"] * 50
+    path = table(tmp_path / "my.csv", "text,label", *(f"text {n},{label}" for n, label in enumerate(labels)))
+    _, dev = parts(path, dev_fraction=0.2)
+    counts = [sum(example.label == label for example in dev) for label in "abcd"]
+    assert counts == [100, 60, 30, 10]
+
+
+def test_how_a_file_is_sorted_does_not_change_its_parts(tmp_path) -> None:
+    rows = [f"{n},text {n},{n % 3}" for n in range(100)]
+    one = table(tmp_path / "one.csv", "id,text,label", *rows)
+    other = table(tmp_path / "other.csv", "id,text,label", *reversed(rows))
+    (_, dev), (_, again) = (parts(path, key="id") for path in (one, other))
+    assert {example.key for example in dev} == {example.key for example in again}
+
+
+def test_a_test_part_is_neither_trained_nor_developed_on(tmp_path) -> None:
+    path = table(tmp_path / "my.csv", "text,label", *(f"text {n},{n % 2}" for n in range(100)))
+    spec = CustomSpec("text", "label", dev_fraction=0.1, test_fraction=0.2)
+    keys = [[example.key for example in read(spec, path, name)] for name in ("train", "dev", "test-part")]
+    assert [len(each) for each in keys] == [70, 10, 20]
+    assert len({key for each in keys for key in each}) == 100
+    assert len(read(spec, path, "test")) == 100  # any other file is predicted as a whole
+
+
+def test_every_example_is_in_one_fold_and_classes_are_spread_evenly(tmp_path) -> None:
+    labels = ["rare" if n % 20 == 0 else "common" for n in range(103)]
+    path = table(tmp_path / "my.csv", "text,label", *(f"text {n},{label}" for n, label in enumerate(labels)))
+    folds = [parts(path, folds=5, fold=fold) for fold in range(5)]
+    assert sorted(example.key for _, dev in folds for example in dev) == sorted(map(str, range(103)))
+    assert {len(dev) for _, dev in folds} == {20, 21}
+    assert {sum(example.label == "rare" for example in dev) for _, dev in folds} <= {1, 2}
+    assert all(len(train) + len(dev) == 103 for train, dev in folds)
+
+
+def test_more_folds_than_a_file_can_fill_are_refused(tmp_path) -> None:
+    path = table(tmp_path / "my.csv", "text,label", *(f"text {n},{n % 2}" for n in range(12)))
+    with pytest.raises(UserError, match="--folds: 12 rows are too few for 7 folds"):
+        parts(path, folds=7)
+
+
+def test_by_the_rule_of_older_folders_the_part_of_an_example_depends_on_its_id_alone(tmp_path) -> None:
     rows = [f"{n},text {n},{n % 2}" for n in range(300)]
-    spec = CustomSpec("text", "label", key="id", dev_fraction=0.3)
+    spec = CustomSpec("text", "label", key="id", dev_fraction=0.3, split="hash")
     one = table(tmp_path / "one.csv", "id,text,label", *rows)
     other = table(tmp_path / "other.csv", "id,text,label", *reversed(rows[:200]))
     kept = {example.key for example in read(spec, one, "dev")}

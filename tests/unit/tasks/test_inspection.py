@@ -8,7 +8,7 @@ from bertsmith.core.errors import UserError
 from bertsmith.tasks.catalogue import task_named
 from bertsmith.tasks.example_types import BadLine, TextExample
 from bertsmith.tasks.inspection import Inspection, inspect_files, inspect_splits
-from bertsmith.tasks.kinds.registry import kind_named
+from bertsmith.tasks.kinds.registry import TEXT_KINDS, kind_named
 from bertsmith.tasks.tables import Label
 from bertsmith.tasks.task import ReadSplit, Task
 
@@ -21,57 +21,68 @@ def split_of(name: str, rows: Rows, *skipped: BadLine) -> ReadSplit:
 
 
 def inspected(train: Rows, dev: Rows, kind: str = "classify") -> Inspection:
-    task = Task("custom", "Custom", kind_named(kind), (), {})
+    task = Task("custom", "Custom", kind_named(kind), TEXT_KINDS[kind].custom_metrics, {})
     splits = {"train": split_of("train", train), "dev": split_of("dev", dev)}
     return inspect_splits(task, {name: split for name, split in splits.items() if split.examples})
 
 
 def test_labels_are_counted_most_frequent_first() -> None:
-    (facts,) = inspected([("a", "x"), ("b", "y"), ("c", "y"), ("d", None)], []).splits
-    assert [(each.label, each.count, each.share) for each in facts.labels] == [
+    (summary,) = inspected([("a", "x"), ("b", "y"), ("c", "y"), ("d", None)], []).splits
+    assert [(each.label, each.count, each.share) for each in summary.labels] == [
         ("y", 2, 2 / 3),
         ("x", 1, 1 / 3),
     ]
-    assert (facts.examples, facts.unlabelled) == (4, 1)
+    assert (summary.examples, summary.unlabelled) == (4, 1)
 
 
 def test_several_labels_are_counted_each() -> None:
-    (facts,) = inspected([("a", ("x", "y")), ("b", ("y",)), ("c", ())], [], "multilabel").splits
-    assert [(each.label, each.count) for each in facts.labels] == [("y", 2), ("x", 1)]
+    (summary,) = inspected([("a", ("x", "y")), ("b", ("y",)), ("c", ())], [], "multilabel").splits
+    assert [(each.label, each.count) for each in summary.labels] == [("y", 2), ("x", 1)]
 
 
 def test_numbers_are_reported_by_their_spread() -> None:
-    (facts,) = inspected([("a", 1.0), ("b", 3.0)], [], "regress").splits
-    assert facts.numbers is not None
-    assert (facts.numbers.smallest, facts.numbers.mean, facts.numbers.largest) == (1, 2, 3)
-    assert facts.numbers.deviation == 1
-    assert facts.labels == ()
+    (summary,) = inspected([("a", 1.0), ("b", 3.0)], [], "regress").splits
+    assert summary.numbers is not None
+    assert (summary.numbers.smallest, summary.numbers.mean, summary.numbers.largest) == (1, 2, 3)
+    assert summary.numbers.deviation == 1
+    assert summary.labels == ()
 
 
 def test_lengths_count_the_words_of_both_texts() -> None:
-    (facts,) = inspected([(("a b", "c"), "x")] * 99 + [(("a " * 40, "b"), "x")], []).splits
-    words = facts.words
+    (summary,) = inspected([(("a b", "c"), "x")] * 99 + [(("a " * 40, "b"), "x")], []).splits
+    words = summary.words
     assert (words.smallest, words.median, words.of_95_percent, words.of_99_percent) == (3, 3, 3, 3)
     assert words.largest == 41
 
 
 def test_copies_and_contradictions_ignore_case_and_spaces() -> None:
     rows: Rows = [("A film", "x"), ("a  film ", "y"), ("a film", "x"), ("b", "x"), ("b", "x"), ("c", "y")]
-    (facts,) = inspected(rows, []).splits
-    assert facts.copies == 3
-    assert facts.contradictions == 3
+    (summary,) = inspected(rows, []).splits
+    assert summary.copies == 3
+    assert summary.contradictions == 3
 
 
 def test_the_baseline_says_the_most_frequent_label_of_the_training_set() -> None:
     baseline = inspected([("a", "x"), ("b", "x"), ("c", "y")], [("d", "y"), ("e", "y")]).baseline
     assert baseline is not None
-    assert (baseline.says, baseline.train, baseline.dev) == ("x", 2 / 3, 0)
+    assert (baseline.says, baseline.train["accuracy"]) == ("x", 2 / 3)
+    assert baseline.dev == {"accuracy": 0, "macro_f1": 0}
 
 
 def test_the_baseline_of_numbers_is_the_mean() -> None:
     baseline = inspected([("a", 1.0), ("b", 3.0)], [("c", 5.0)], "regress").baseline
     assert baseline is not None
-    assert (baseline.says, baseline.train, baseline.dev) == ("2", 1, 3)
+    assert (baseline.says, baseline.train["root_mean_squared_error"]) == ("2", 1)
+    assert baseline.dev is not None
+    assert (baseline.dev["root_mean_squared_error"], baseline.dev["spearman"]) == (3, 0)
+
+
+def test_the_baseline_is_measured_by_the_metrics_of_the_task(tmp_path) -> None:
+    rows = ["Quality\t#1 String\t#2 String"] + [f"{int(n < 3)}\tone {n}\tother {n}" for n in range(4)]
+    (tmp_path / "train.tsv").write_text("\n".join(rows) + "\n")
+    baseline = inspect_files(task_named("mrpc"), {"train": tmp_path, "dev": tmp_path}).baseline
+    assert baseline is not None
+    assert baseline.train == {"f1": pytest.approx(6 / 7), "accuracy": 0.75}
 
 
 def test_overlap_tells_equal_from_opposite_labels() -> None:
@@ -119,14 +130,14 @@ def test_shift_compares_labels_words_and_lengths() -> None:
 def test_skipped_lines_are_counted_and_the_first_is_shown() -> None:
     bad = BadLine("has 1 columns", "train:9", "mend it")
     task = Task("custom", "Custom", kind_named("classify"), (), {})
-    (facts,) = inspect_splits(task, {"train": split_of("train", [("a", "x")], bad)}).splits
-    assert (facts.skipped, facts.first_skipped) == (1, "train:9: has 1 columns")
+    (summary,) = inspect_splits(task, {"train": split_of("train", [("a", "x")], bad)}).splits
+    assert (summary.skipped, summary.first_skipped) == (1, "train:9: has 1 columns")
 
 
 def test_a_split_alone_is_looked_at_alone(tmp_path) -> None:
     (tmp_path / "dev.tsv").write_text("sentence\tlabel\na\t1\n")
     found = inspect_files(task_named("sst2"), {"train": tmp_path, "dev": tmp_path})
-    assert [facts.name for facts in found.splits] == ["dev"]
+    assert [summary.name for summary in found.splits] == ["dev"]
     assert (found.baseline, found.overlaps, found.shift) == (None, (), None)
 
 

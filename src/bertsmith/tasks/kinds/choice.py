@@ -14,7 +14,14 @@ from bertsmith.tasks.encoded import NO_LABEL, EncodedSet
 from bertsmith.tasks.example_types import ChoiceExample
 from bertsmith.tasks.kinds.kind import Kind, LossFunction, TaskHead
 from bertsmith.tasks.metrics import OF_CLASSES, compute_metrics
-from bertsmith.tasks.predictions import HardError, Numbers, PredictedSplit, Predictions, softmax_of_items
+from bertsmith.tasks.predictions import (
+    HardError,
+    Numbers,
+    PredictedSplit,
+    Predictions,
+    mean_surprise,
+    softmax_of_items,
+)
 from bertsmith.tasks.text_encoding import lay_texts, text_set
 from bertsmith.text.tokenizer import Tokenizer
 
@@ -72,6 +79,20 @@ class Choose(Kind[ChoiceExample]):
 
     def predicted_targets(self, encoded: EncodedSet, predictions: Predictions) -> NDArray[Any]:
         return np.array([int(options.argmax()) for options in _by_item(predictions, encoded)], np.int64)
+
+    def constant_predictions(
+        self, labels: tuple[str, ...], known: NDArray[Any], encoded: EncodedSet
+    ) -> Predictions:
+        """The place where the right option stands most often; the first one where an item has fewer."""
+        frequent = np.bincount(known[known >= 0], minlength=1).argmax()
+        options_M = np.diff(encoded.items_M1)
+        scores_N = np.zeros(len(encoded.starts_N1) - 1, np.float32)
+        scores_N[encoded.items_M1[:-1] + np.where(options_M > frequent, frequent, 0)] = 1.0
+        return Predictions(scores_N)
+
+    def mean_loss(self, encoded: EncodedSet, predictions: Predictions) -> float:
+        known = encoded.targets >= 0
+        return mean_surprise(predictions.scores[encoded.items_M1[:-1][known] + encoded.targets[known]])
 
     def evaluate(
         self, metrics: Sequence[str], labels: tuple[str, ...], split: PredictedSplit[ChoiceExample]

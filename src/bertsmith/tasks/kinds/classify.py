@@ -6,13 +6,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bertsmith.recipe.finetuning_schema import AnswersSection, HeadSection
+from bertsmith.recipe.finetuning_schema import HeadSection
 from bertsmith.tasks.encoded import EncodedSet
 from bertsmith.tasks.example_types import TextExample
 from bertsmith.tasks.kinds.kind import LossFunction
 from bertsmith.tasks.kinds.text_kind import TextKind
-from bertsmith.tasks.metrics import OF_CLASSES
-from bertsmith.tasks.predictions import HardError, Numbers, PredictedSplit, Predictions, softmax
+from bertsmith.tasks.label_thresholds import best_label_threshold
+from bertsmith.tasks.metrics import OF_CLASSES, Metric
+from bertsmith.tasks.predictions import HardError, PredictedSplit, Predictions
 from bertsmith.tasks.tables import LabelRule, word
 from bertsmith.tasks.text_encoding import Targets, label_ids
 
@@ -39,18 +40,17 @@ class Classify(TextKind):
 
         return class_loss
 
-    def predict(
-        self,
-        logits: Numbers,
-        encoded: EncodedSet,
-        examples: Sequence[TextExample],
-        answers: AnswersSection,
-    ) -> Predictions:
-        return Predictions(softmax(logits))
-
     def predicted_targets(self, encoded: EncodedSet, predictions: Predictions) -> NDArray[Any]:
-        best: NDArray[np.int64] = predictions.scores.argmax(-1)
-        return best
+        if not predictions.thresholds:
+            return super().predicted_targets(encoded, predictions)
+        return (predictions.scores[:, 1] >= predictions.thresholds[0]).astype(np.int64)
+
+    def tuned_thresholds(
+        self, metric: Metric, labels: tuple[str, ...], split: PredictedSplit[TextExample]
+    ) -> tuple[float, ...]:
+        if len(labels) != 2:
+            return super().tuned_thresholds(metric, labels, split)
+        return (best_label_threshold(metric, split.encoded.targets, split.predictions.scores[:, 1]),)
 
     def labels_of(self, labels: tuple[str, ...], target: Any) -> tuple[str, ...]:
         return (labels[int(target)],)

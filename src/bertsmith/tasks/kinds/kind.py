@@ -10,14 +10,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal
 
+import numpy as np
 from numpy.typing import NDArray
 
 from bertsmith.core.errors import UserError
 from bertsmith.recipe.finetuning_schema import AnswersSection, HeadSection, TextSection
 from bertsmith.tasks.encoded import EncodedSet, ScoredUnit
 from bertsmith.tasks.example_types import unreadable
-from bertsmith.tasks.metrics import Metric, metric_in
-from bertsmith.tasks.predictions import ExampleT, HardError, Numbers, PredictedSplit, Predictions
+from bertsmith.tasks.metrics import ClassScores, Metric, metric_in, scores_of_classes
+from bertsmith.tasks.predictions import (
+    ExampleT,
+    HardError,
+    Numbers,
+    PredictedSplit,
+    Predictions,
+    mean_surprise,
+    softmax,
+)
 from bertsmith.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:  # a kind is told of in `inspect` and `--help`, which do without torch
@@ -106,17 +115,30 @@ class Kind(ABC, Generic[ExampleT]):
     def loss_function(self, head: HeadSection) -> LossFunction:
         """The loss of each target."""
 
-    @abstractmethod
+    def activation(self, logits: Numbers) -> Numbers:
+        """From the head's raw scores to `Predictions.scores`, which have the same shape."""
+        return softmax(logits)
+
     def predict(
         self, logits: Numbers, encoded: EncodedSet, examples: Sequence[ExampleT], answers: AnswersSection
     ) -> Predictions:
-        """What the head's raw scores come to; logits have the shape of `Predictions.scores`."""
+        """What the head's raw scores come to."""
+        return self.predict_together(self.activation(logits), encoded, examples, answers)
 
     def predict_together(
         self, scores: Numbers, encoded: EncodedSet, examples: Sequence[ExampleT], answers: AnswersSection
     ) -> Predictions:
         """What the mean of several members' `Predictions.scores` comes to."""
-        return Predictions(scores)
+        thresholds = () if isinstance(answers.label_thresholds, str) else answers.label_thresholds
+        return Predictions(scores, thresholds=thresholds)
+
+    def tuned_thresholds(
+        self, metric: Metric, labels: tuple[str, ...], split: PredictedSplit[ExampleT]
+    ) -> tuple[float, ...]:
+        """From which probabilities on a label is best given, by the deciding metric, on this split."""
+        what = f"a {self.name} task with {len(labels)} labels decides without thresholds"
+        remedy = "leave answers.label_thresholds off: it is for two classes, and for multilabel"
+        raise UserError(what, where="answers.label_thresholds", remedy=remedy)
 
     def ensemble_settings(self, answers: AnswersSection) -> tuple[object, ...]:
         """What the members of an ensemble must have in common beside kind and labels."""
@@ -126,9 +148,10 @@ class Kind(ABC, Generic[ExampleT]):
         """The predictions of some examples of a split, where `has_subsets`."""
         raise NotImplementedError
 
-    @abstractmethod
     def predicted_targets(self, encoded: EncodedSet, predictions: Predictions) -> NDArray[Any]:
         """The likeliest targets, in the form of `EncodedSet.targets`."""
+        likeliest: NDArray[np.int64] = predictions.scores.argmax(-1)
+        return likeliest
 
     # ---- how right they are, and how they are written
 
@@ -141,6 +164,43 @@ class Kind(ABC, Generic[ExampleT]):
         self, metrics: Sequence[str], labels: tuple[str, ...], split: PredictedSplit[ExampleT]
     ) -> dict[str, float]:
         """The named metrics, as fractions, the deciding one first, and what else the kind reports."""
+
+    def constant_predictions(
+        self, labels: tuple[str, ...], known: NDArray[Any], encoded: EncodedSet
+    ) -> Predictions:
+        """What one predicts of a split who always gives the most frequent of the known targets."""
+        counts_C = np.bincount(known[known >= 0], minlength=len(labels))
+        scores = np.zeros((len(encoded.targets), len(labels)), np.float32)
+        scores[:, counts_C.argmax()] = 1.0
+        return Predictions(scores)
+
+    def baseline(
+        self,
+        metrics: Sequence[str],
+        labels: tuple[str, ...],
+        examples: Sequence[ExampleT],
+        encoded: EncodedSet,
+    ) -> dict[str, float]:
+        """The named metrics of the constant answer: the one that is most frequent in this very split."""
+        constant = self.constant_predictions(labels, encoded.targets, encoded)
+        found = self.evaluate(metrics, labels, PredictedSplit(examples, encoded, constant))
+        return {name: found[name] for name in metrics if name in found}
+
+    def mean_loss(self, encoded: EncodedSet, predictions: Predictions) -> float:
+        """The mean loss of a split, which tells apart what is equally right."""
+        known = encoded.targets >= 0
+        rows = np.arange(len(encoded.targets))[known]
+        return mean_surprise(predictions.scores[rows, encoded.targets[known]])
+
+    def class_scores(
+        self, labels: tuple[str, ...], split: PredictedSplit[ExampleT]
+    ) -> dict[str, ClassScores]:
+        """Precision, recall and F1 of each class or tag; nothing where the kind has none."""
+        if not self.min_labels:
+            return {}
+        predicted = self.predicted_targets(split.encoded, split.predictions)
+        found = scores_of_classes(split.encoded.targets, predicted, len(labels))
+        return dict(zip(labels, found, strict=True))
 
     @abstractmethod
     def errors(self, labels: tuple[str, ...], split: PredictedSplit[ExampleT]) -> Iterator[HardError]:

@@ -6,13 +6,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bertsmith.recipe.finetuning_schema import AnswersSection, HeadSection
+from bertsmith.recipe.finetuning_schema import HeadSection
 from bertsmith.tasks.encoded import NO_LABEL, EncodedSet
 from bertsmith.tasks.example_types import TextExample
 from bertsmith.tasks.kinds.kind import LossFunction
 from bertsmith.tasks.kinds.text_kind import TextKind
-from bertsmith.tasks.metrics import ACCURACY, MACRO_F1, MICRO_F1
-from bertsmith.tasks.predictions import HardError, Numbers, PredictedSplit, Predictions, sigmoid
+from bertsmith.tasks.label_thresholds import USUAL_THRESHOLD, best_label_threshold
+from bertsmith.tasks.metrics import ACCURACY, F1, MACRO_F1, MICRO_F1, Metric
+from bertsmith.tasks.predictions import (
+    HardError,
+    Numbers,
+    PredictedSplit,
+    Predictions,
+    mean_surprise,
+    sigmoid,
+)
 from bertsmith.tasks.tables import LabelRule, several
 from bertsmith.tasks.text_encoding import Targets
 
@@ -48,17 +56,33 @@ class MultiLabel(TextKind):
 
         return multilabel_loss
 
-    def predict(
-        self,
-        logits: Numbers,
-        encoded: EncodedSet,
-        examples: Sequence[TextExample],
-        answers: AnswersSection,
-    ) -> Predictions:
-        return Predictions(sigmoid(logits))
+    def activation(self, logits: Numbers) -> Numbers:
+        return sigmoid(logits)
 
     def predicted_targets(self, encoded: EncodedSet, predictions: Predictions) -> NDArray[Any]:
-        return (predictions.scores >= 0.5).astype(np.int64)
+        thresholds = predictions.thresholds or USUAL_THRESHOLD
+        return (predictions.scores >= np.asarray(thresholds, np.float32)).astype(np.int64)
+
+    def tuned_thresholds(
+        self, metric: Metric, labels: tuple[str, ...], split: PredictedSplit[TextExample]
+    ) -> tuple[float, ...]:
+        """Each label has its own, by its F1."""
+        targets_MC, scores_MC = split.encoded.targets, split.predictions.scores
+        columns = range(len(labels))
+        return tuple(best_label_threshold(F1, targets_MC[:, each], scores_MC[:, each]) for each in columns)
+
+    def constant_predictions(
+        self, labels: tuple[str, ...], known: NDArray[Any], encoded: EncodedSet
+    ) -> Predictions:
+        """The labels that half of the examples have or, where there is none, the most frequent one."""
+        fractions_C = (known[:, : len(labels)] == 1).mean(0)
+        scores_C = fractions_C >= min(0.5, fractions_C.max())
+        return Predictions(np.tile(scores_C.astype(np.float32), (len(encoded.targets), 1)))
+
+    def mean_loss(self, encoded: EncodedSet, predictions: Predictions) -> float:
+        scores_MC = predictions.scores
+        targets_MC = encoded.targets[:, : scores_MC.shape[1]]
+        return mean_surprise(np.where(targets_MC == 1, scores_MC, 1 - scores_MC)[targets_MC >= 0])
 
     def labels_of(self, labels: tuple[str, ...], target: Any) -> tuple[str, ...]:
         return tuple(label for label, hit in zip(labels, target, strict=True) if hit)

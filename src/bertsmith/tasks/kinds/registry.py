@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from bertsmith.core.errors import UserError
 from bertsmith.tasks.kinds.choice import CHOICE
 from bertsmith.tasks.kinds.classify import CLASSIFY
 from bertsmith.tasks.kinds.kind import AnyKind
@@ -26,6 +27,14 @@ def kind_named(name: str) -> AnyKind:
     if name not in KINDS:
         raise ValueError(f"there is no kind {name!r}; the kinds are {', '.join(KINDS)}")
     return KINDS[name]
+
+
+def text_kind_named(name: str) -> TextKind:
+    """The kind that a user gives to a table."""
+    if name not in TEXT_KINDS:
+        remedy = f"choose one of {', '.join(TEXT_KINDS)}"
+        raise UserError(f"unknown kind {name!r}", where="--kind", remedy=remedy)
+    return TEXT_KINDS[name]
 
 
 def kinds_of_head(head: str) -> tuple[AnyKind, ...]:

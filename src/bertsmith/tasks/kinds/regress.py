@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertsmith.core.errors import UserError
-from bertsmith.recipe.finetuning_schema import AnswersSection, HeadSection
+from bertsmith.recipe.finetuning_schema import HeadSection
 from bertsmith.tasks.encoded import EncodedSet
 from bertsmith.tasks.example_types import TextExample
 from bertsmith.tasks.kinds.kind import LossFunction, TaskHead
@@ -48,17 +48,22 @@ class Regress(TextKind):
 
         return number_loss
 
-    def predict(
-        self,
-        logits: Numbers,
-        encoded: EncodedSet,
-        examples: Sequence[TextExample],
-        answers: AnswersSection,
-    ) -> Predictions:
-        return Predictions(logits.reshape(-1))
+    def activation(self, logits: Numbers) -> Numbers:
+        return logits.reshape(-1)
 
     def predicted_targets(self, encoded: EncodedSet, predictions: Predictions) -> NDArray[Any]:
         return predictions.scores
+
+    def constant_predictions(
+        self, labels: tuple[str, ...], known: NDArray[Any], encoded: EncodedSet
+    ) -> Predictions:
+        """The mean."""
+        mean = np.nanmean(known.astype(np.float64))
+        return Predictions(np.full(len(encoded.targets), mean, np.float32))
+
+    def mean_loss(self, encoded: EncodedSet, predictions: Predictions) -> float:
+        squares_M = np.square(predictions.scores.astype(np.float64) - encoded.targets)
+        return float(np.nanmean(squares_M))
 
     def written(self, labels: tuple[str, ...], target: Any, *, separator: str) -> str | float:
         return float(target)

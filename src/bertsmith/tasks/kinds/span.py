@@ -96,6 +96,25 @@ class Span(Kind[Question]):
             found |= {name: best[name] / PERCENT, f"{name}_threshold": best[f"{name}_thresh"]}
         return found
 
+    def mean_loss(self, encoded: EncodedSet, predictions: Predictions) -> float:
+        """As `span_loss`, over all windows."""
+        scores_T2, starts_N = predictions.scores.astype(np.float64), encoded.starts_N1[:-1]
+        right_N2 = scores_T2[starts_N[:, None] + encoded.targets, [0, 1]]
+        return float((np.logaddexp.reduceat(scores_T2, starts_N, axis=0) - right_N2).mean())
+
+    def baseline(
+        self,
+        metrics: Sequence[str],
+        labels: tuple[str, ...],
+        examples: Sequence[Question],
+        encoded: EncodedSet,
+    ) -> dict[str, float]:
+        """What one gets who never gives an answer; nothing where every question has one (SQuAD 1.1)."""
+        if all(example.answers for example in examples):
+            return {}
+        official = squad_scores(examples, {example.key: "" for example in examples})
+        return {name: official[name] / PERCENT for name in metrics}
+
     def errors(self, labels: tuple[str, ...], split: PredictedSplit[Question]) -> Iterator[HardError]:
         for example, answer in zip(split.examples, split.predictions.answers, strict=True):
             right = [each.text for each in example.answers] or [""]

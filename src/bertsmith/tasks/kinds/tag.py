@@ -15,13 +15,12 @@ from numpy.typing import NDArray
 from bertsmith.core.arrays import ranges
 from bertsmith.core.errors import UserError
 from bertsmith.core.files import write_text
-from bertsmith.recipe.finetuning_schema import AnswersSection, HeadSection, TextSection
+from bertsmith.recipe.finetuning_schema import HeadSection, TextSection
 from bertsmith.tasks.encoded import EncodedSet
 from bertsmith.tasks.example_types import TaggedExample
 from bertsmith.tasks.kinds.kind import Kind, LossFunction, TaskHead
 from bertsmith.tasks.metrics import ACCURACY, OF_CLASSES, Metric, compute_metrics
-from bertsmith.tasks.predictions import HardError, PredictedSplit, Predictions, softmax
-from bertsmith.tasks.predictions import Numbers as Scores
+from bertsmith.tasks.predictions import HardError, PredictedSplit
 from bertsmith.tasks.tag_spans import scheme_of, span_scores
 from bertsmith.tasks.text_encoding import (
     Numbers,
@@ -63,19 +62,6 @@ class Tag(Kind[TaggedExample]):
         from bertsmith.tasks.losses import tag_loss
 
         return tag_loss
-
-    def predict(
-        self,
-        logits: Scores,
-        encoded: EncodedSet,
-        examples: Sequence[TaggedExample],
-        answers: AnswersSection,
-    ) -> Predictions:
-        return Predictions(softmax(logits))
-
-    def predicted_targets(self, encoded: EncodedSet, predictions: Predictions) -> NDArray[Any]:
-        best: NDArray[np.int64] = predictions.scores.argmax(-1)
-        return best
 
     def evaluate(
         self, metrics: Sequence[str], labels: tuple[str, ...], split: PredictedSplit[TaggedExample]

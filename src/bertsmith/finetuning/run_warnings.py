@@ -1,48 +1,25 @@
-"""The recipe of a fine-tuning run, and what a user should know of it before the first step.
+"""What a user should know of a run before its first step: what is not evaluated, cut, or too little."""
 
-The recipe: the defaults, the task's published settings, and what the user sets. The warnings: what is not
-evaluated, what is cut, what is too little.
-"""
-
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from math import ceil
-
-from pydantic import ValidationError
 
 from bertsmith.finetuning.assignment import Assignment
 from bertsmith.finetuning.splits import EncodedSplit, TaskSplits
 from bertsmith.finetuning.target_scaler import TargetScaler
 from bertsmith.recipe.finetuning_schema import FinetuningRecipe
-from bertsmith.recipe.load import Tree, layer_of_override, leaves, merge
-from bertsmith.recipe.toml_text import value_text
-from bertsmith.recipe.validation_errors import user_error
 from bertsmith.tasks.batches import ShuffledBatches
-from bertsmith.tasks.custom import MIN_ROWS_TO_SPLIT
-from bertsmith.tasks.task import Task
+from bertsmith.tasks.custom import spec_of
+from bertsmith.tasks.stratified_split import MIN_ROWS_TO_SPLIT
 from bertsmith.tasks.task_config import TaskConfig
 from bertsmith.tasks.text_encoding import cut_fraction
 from bertsmith.text.tokenizer import Tokenizer
 
 FEW_STEPS = 10
+FEW_EXAMPLES = 50
+"""In a smaller development set one example is more than 2 % of the accuracy."""
 MAX_NAMES = 4
 MIN_FRACTION = 0.001
 """What is reported in tenths of a percent."""
-
-
-def finetuning_recipe(task: Task, overrides: Sequence[str] = ()) -> FinetuningRecipe:
-    """The recipe for a task, with `key=value` overrides on top of its published settings."""
-    published = [f"{key}={value_text(value)}" for key, value in task.settings.items()]
-    values: Tree = {"task": task.name}
-    origins: dict[str, str] = {}
-    for origin, lines in ((f"task {task.name}", published), ("--set", overrides)):
-        for line in lines:
-            layer = layer_of_override(line)
-            merge(values, layer.values)
-            origins |= dict.fromkeys(leaves(layer.values), origin)
-    try:
-        return FinetuningRecipe.model_validate(values)
-    except ValidationError as error:
-        raise user_error(error, values, origins, FinetuningRecipe) from error
 
 
 def total_steps(batches: ShuffledBatches, recipe: FinetuningRecipe) -> int:
@@ -56,8 +33,24 @@ def warn_of_no_development_set(assignment: Assignment, splits: TaskSplits) -> It
         yield f"no development set ({_why_none(assignment, splits)}): the model is not evaluated"
 
 
+def warn_of_weak_development_set(splits: TaskSplits) -> Iterator[str]:
+    """That a class is missing from the development set, or that it is too small to tell much."""
+    for name in splits.evaluation_names:
+        examples, kind = splits.splits[name], splits.task.kind
+        found = {label for example in examples for label in example.label_names}
+        missing = [label for label in splits.labels if label not in found] if kind.from_tables else []
+        if missing:
+            listed = ", ".join(map(repr, missing[:MAX_NAMES])) + (", ..." if missing[MAX_NAMES:] else "")
+            yield f"{name} has no example of {listed}: how well the model knows that is not measured"
+        if len(examples) < FEW_EXAMPLES:
+            yield (
+                f"{name} has only {len(examples)} examples, so its figures may be chance; "
+                "for a table of your own see --folds and --dev-share"
+            )
+
+
 def _why_none(assignment: Assignment, splits: TaskSplits) -> str:
-    if assignment.task.custom.get("dev_fraction"):
+    if assignment.task.custom and spec_of(assignment.task.custom).is_parted:
         few = len(splits.splits["train"]) < MIN_ROWS_TO_SPLIT
         return f"fewer than {MIN_ROWS_TO_SPLIT} rows" if few else "no label can spare a row"
     if assignment.data.is_file():

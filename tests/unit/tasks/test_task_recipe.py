@@ -3,8 +3,8 @@
 import pytest
 
 from bertsmith.core.errors import UserError
-from bertsmith.finetuning.task_recipe import finetuning_recipe
 from bertsmith.tasks.catalogue import task_named
+from bertsmith.tasks.task_recipe import finetuning_recipe
 
 
 def test_windows_that_would_not_overlap_are_rejected_with_the_step_to_set():

@@ -1,0 +1,62 @@
+"""What is strange in the labels of a user's own table, before hours are spent on it."""
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+
+from bertsmith.core.errors import UserError
+from bertsmith.tasks.example_types import Example
+from bertsmith.tasks.task import Task
+
+MAX_SINGLE_CLASSES = 10
+MAX_NUMBERS = 20
+MIN_PER_NUMBER = 10
+"""More different numbers than this, with fewer examples each, are measured rather than named."""
+MAX_LISTED = 4
+EMPTY_SPELLINGS = frozenset({"nan", "null", "none", "n/a", "na", "#n/a", "<na>", "nil", "-", "?"})
+"""What programs write where there is nothing, in lower case."""
+
+
+def check_classes(task: Task, examples: Sequence[Example]) -> None:
+    """Raise where a user's own classes are numbers, or where nearly every example has a class of its own."""
+    if not task.custom or task.kind.many_labels or not task.kind.min_labels:
+        return
+    counts = Counter(label for example in examples for label in example.label_names)
+    column, rows = repr(str(task.custom["label"])), sum(counts.values())
+    found = f"{column} has {len(counts):,} different labels in {rows:,} rows"
+    numbers = [_number(label) for label in counts]
+    many_numbers = len(counts) > MAX_NUMBERS and rows < MIN_PER_NUMBER * len(counts)
+    if many_numbers and not any(number is None for number in numbers):
+        remedy = "add --kind regress to learn numbers; if they are names of classes, write them as words"
+        raise UserError(f"{found}, all of them numbers", where=examples[0].where, remedy=remedy)
+    if len(counts) > max(MAX_SINGLE_CLASSES, rows / 2):
+        remedy = "name the column of the classes with --label, or --kind multilabel with its --separator"
+        raise UserError(f"{found}: hardly any class has two", where=examples[0].where, remedy=remedy)
+
+
+def odd_labels(task: Task, examples: Sequence[Example]) -> Iterator[str]:
+    """What to point out in a user's own classes: empty ones, and those that differ in spelling only."""
+    if not task.custom or not task.kind.min_labels:
+        return
+    counts = Counter(label for example in examples for label in example.label_names)
+    for label in sorted(counts):
+        if label.strip().lower() in EMPTY_SPELLINGS:
+            yield (
+                f"{counts[label]:,} training examples have the label {label!r}, which is taken as a class; "
+                "leave their rows out if it means that there is none"
+            )
+    alike: defaultdict[str | float, list[str]] = defaultdict(list)
+    for label in sorted(counts):
+        number = _number(label)
+        alike[" ".join(label.casefold().split()) if number is None else number].append(label)
+    for spellings in [each for each in alike.values() if len(each) > 1][:MAX_LISTED]:
+        listed = " and ".join(f"{label!r} ({counts[label]:,})" for label in spellings)
+        yield f"the labels {listed} differ in spelling only, and are {len(spellings)} classes"
+
+
+def _number(label: str) -> float | None:
+    try:
+        number = float(label)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None

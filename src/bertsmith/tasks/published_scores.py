@@ -1,0 +1,121 @@
+"""What the papers report for a task, to stand beside one's own figures.
+
+All of them in percent, as printed. GLUE's published rows are on the test sets, which the site scores: a
+development set is near to them and not the same (QQP by F1: 71 on test, 87 on dev).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedScore:
+    """One figure of a paper."""
+
+    system: str
+    metric: str
+    value: float
+    """In percent."""
+    split: str
+    source: str
+
+
+BERT = "Devlin et al. 2018"
+_GLUE_TABLE = f"{BERT}, table 1"
+_GLUE_METRICS = {"qqp": "f1", "mrpc": "f1", "cola": "matthews", "stsb": "spearman"}
+_HUMANS = "Nangia & Bowman 2019, table 1"
+_HUMAN_ROW = {
+    "mnli": 92.0,
+    "mnli-mismatched": 92.8,
+    "qqp": 59.5,
+    "qnli": 91.2,
+    "sst2": 97.8,
+    "cola": 66.4,
+    "stsb": 92.6,
+    "mrpc": 86.3,
+    "rte": 93.6,
+    "wnli": 95.9,
+}
+_GLUE_COLUMNS = ("mnli", "mnli-mismatched", "qqp", "qnli", "sst2", "cola", "stsb", "mrpc", "rte")
+_GLUE_ROWS = {
+    "BERT Large": (86.7, 85.9, 72.1, 92.7, 94.9, 60.5, 86.5, 89.3, 70.1),
+    "BERT Base": (84.6, 83.4, 71.2, 90.5, 93.5, 52.1, 85.8, 88.9, 66.4),
+    "OpenAI GPT": (82.1, 81.4, 70.3, 87.4, 91.3, 45.4, 80.0, 82.3, 56.0),
+    "BiLSTM+ELMo+Attn": (76.4, 76.1, 64.8, 79.8, 90.4, 36.0, 73.3, 84.9, 56.8),
+}
+
+
+def _glue() -> dict[str, tuple[PublishedScore, ...]]:
+    found = {}
+    for task, human in _HUMAN_ROW.items():
+        metric = _GLUE_METRICS.get(task, "accuracy")
+        scores = [PublishedScore("human", metric, human, "test", _HUMANS)]
+        if task in _GLUE_COLUMNS:  # BERT's table leaves WNLI out
+            column = _GLUE_COLUMNS.index(task)
+            rows = _GLUE_ROWS.items()
+            scores += [PublishedScore(name, metric, row[column], "test", _GLUE_TABLE) for name, row in rows]
+        found[task] = tuple(scores)
+    return found
+
+
+def _squad(system: str, exact: float, f1: float, split: str, source: str) -> tuple[PublishedScore, ...]:
+    metrics = (("f1", f1), ("exact", exact))
+    return tuple(PublishedScore(system, metric, value, split, source) for metric, value in metrics)
+
+
+PUBLISHED_SCORES: Mapping[str, tuple[PublishedScore, ...]] = {
+    **_glue(),
+    "squad": (
+        *_squad("human", 82.3, 91.2, "test", f"{BERT}, table 2"),
+        *_squad("BERT Large", 84.1, 90.9, "dev", f"{BERT}, table 2"),
+        *_squad("BERT Base", 80.8, 88.5, "dev", f"{BERT}, table 2"),
+        PublishedScore("BiDAF+ELMo", "f1", 85.6, "dev", f"{BERT}, table 2"),
+    ),
+    "squad2": (
+        *_squad("human", 86.9, 89.5, "test", f"{BERT}, table 3"),
+        *_squad("BERT Large", 78.7, 81.9, "dev", f"{BERT}, table 3"),
+    ),
+    "swag": tuple(
+        PublishedScore(system, "accuracy", value, split, f"{BERT}, table 4")
+        for system, value, split in (
+            ("human expert", 85.0, "test"),
+            ("BERT Large", 86.6, "dev"),
+            ("BERT Base", 81.6, "dev"),
+            ("OpenAI GPT", 78.0, "test"),
+            ("ESIM+ELMo", 59.1, "dev"),
+        )
+    ),
+    "ner": tuple(
+        PublishedScore(system, "span_f1", value, split, f"{BERT}, table 7")
+        for system, value, split in (
+            ("BERT Large", 96.6, "dev"),
+            ("BERT Base", 96.4, "dev"),
+            ("BERT Large", 92.8, "test"),
+            ("BERT Base", 92.4, "test"),
+            ("ELMo", 92.22, "test"),
+        )
+    ),
+    "race": tuple(
+        PublishedScore(system, "accuracy", value, "test", "Lan et al. 2019, table 2")
+        for system, value in (("BERT Large", 73.9), ("BERT Base", 68.2))
+    ),
+}
+"""By the task's name; MNLI's second set stands under mnli-mismatched."""
+
+
+def published_lines(task: str, split: str = "dev") -> list[str]:
+    """The papers' figures for a task in lines for people, one for each metric and source."""
+    groups: dict[tuple[str, str, str], list[str]] = {}
+    for score in published_scores(task, split):
+        group = groups.setdefault((score.metric, score.split, score.source), [])
+        group.append(f"{score.system} {score.value:g}")
+    return [
+        f"published {metric.replace('_', ' ')} on {where} ({source}): {', '.join(each)}"
+        for (metric, where, source), each in groups.items()
+    ]
+
+
+def published_scores(task: str, split: str = "dev") -> tuple[PublishedScore, ...]:
+    """The papers' figures for a task and the split that is looked at; none where there are no such."""
+    part = split.removeprefix("dev").removeprefix("test").removeprefix("-")
+    return PUBLISHED_SCORES.get(f"{task}-{part}" if part else task, ())

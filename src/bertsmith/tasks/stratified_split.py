@@ -1,0 +1,95 @@
+"""Which examples of one file are held back for development and for a final test.
+
+A pure function of ids and labels: how a file is sorted does not matter, and neither does the seed of a run.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+
+from bertsmith.core.errors import UserError
+from bertsmith.core.seeds import key_of
+from bertsmith.tasks.example_types import Example
+
+MIN_ROWS_TO_SPLIT = 10
+"""A file with fewer rows is trained on as a whole: what could be held back would tell nothing."""
+DEV, TEST = "dev", "test-part"
+"""The second is the part of the file that the finished model is tested on."""
+
+
+def held_back(
+    examples: Sequence[Example], *, dev_fraction: float, test_fraction: float = 0.0
+) -> dict[str, str]:
+    """The split of each example that is not trained on, by its id: exact fractions, class by class.
+
+    At least one example of each class with two is held back, and never the last one of a class, which would
+    be left unknown to the model.
+    """
+    if len(examples) < MIN_ROWS_TO_SPLIT:
+        return {}
+    left = Counter(label for each in examples for label in each.label_names)
+    parts: dict[str, str] = {}
+    for split, fraction in ((TEST, test_fraction), (DEV, dev_fraction)):
+        rest = [each for each in examples if each.key not in parts]
+        count = max(1, int(len(examples) * fraction + 0.5)) if fraction else 0
+        strata = _strata(rest, split)
+        quotas = _quotas({name: len(each) for name, each in strata.items()}, count)
+        for name, of_stratum in strata.items():
+            wanted = quotas[name]
+            for example in of_stratum:
+                if wanted and _spare(example, left):
+                    parts[example.key], wanted = split, wanted - 1
+    return parts
+
+
+def held_back_fold(
+    examples: Sequence[Example], fold: int, folds: int, *, test_fraction: float = 0.0
+) -> dict[str, str]:
+    """As `held_back`, with one of several folds for development; each example is in one of them.
+
+    An example that is the only one of its class is in none: it is always trained on.
+    """
+    if len(examples) < max(MIN_ROWS_TO_SPLIT, 2 * folds):
+        what = f"{len(examples)} rows are too few for {folds} folds"
+        raise UserError(what, where="--folds", remedy="take fewer folds, or more rows")
+    parts = held_back(examples, dev_fraction=0.0, test_fraction=test_fraction)
+    rest = [each for each in examples if each.key not in parts]
+    left = Counter(label for each in rest for label in each.label_names)
+    # One count through all classes: folds differ by one example at most, and so do their parts of a class.
+    ordered = [each for of_stratum in _strata(rest, DEV).values() for each in of_stratum]
+    for index, example in enumerate(ordered):
+        if index % folds == fold and _spare(example, left):
+            parts[example.key] = DEV
+    return parts
+
+
+def _strata(examples: Sequence[Example], draw: str) -> dict[str, list[Example]]:
+    """The examples by class, in the order of a hash of their ids; of several labels the rarest counts."""
+    counts = Counter(label for each in examples for label in each.label_names)
+    strata: defaultdict[str, list[Example]] = defaultdict(list)
+    for example in sorted(examples, key=lambda each: (key_of(0, draw, each.key), each.key)):
+        strata[min(example.label_names, key=lambda label: (counts[label], label), default="")].append(example)
+    return {name: strata[name] for name in sorted(strata)}
+
+
+def _quotas(sizes: Mapping[str, int], count: int) -> dict[str, int]:
+    """How many of each class are held back, as near to their fractions as whole numbers come."""
+    whole = sum(sizes.values())
+    exact = {name: count * size / whole for name, size in sizes.items()}
+    quotas = {name: min(max(int(exact[name]), 1), size - 1) for name, size in sizes.items()}
+    count = min(count, sum(size - 1 for size in sizes.values()))
+    while sum(quotas.values()) < count:
+        open_to = [name for name in quotas if quotas[name] < sizes[name] - 1]
+        quotas[max(open_to, key=lambda name: exact[name] - quotas[name])] += 1
+    while sum(quotas.values()) > count:
+        quotas[
+            min((name for name in quotas if quotas[name]), key=lambda name: exact[name] - quotas[name])
+        ] -= 1
+    return quotas
+
+
+def _spare(example: Example, left: Counter[str]) -> bool:
+    """Whether training can do without an example; if so it is counted as gone."""
+    if any(left[label] <= 1 for label in example.label_names):
+        return False
+    left.subtract(example.label_names)
+    return True

@@ -1,0 +1,34 @@
+"""The recipe of a fine-tuning run: the defaults, the task's published settings, and what the user sets."""
+
+from collections.abc import Sequence
+
+from pydantic import ValidationError
+
+from bertsmith.recipe.finetuning_schema import FinetuningRecipe
+from bertsmith.recipe.load import LoadedRecipe, Tree, layer_of_override, leaves, merge
+from bertsmith.recipe.toml_text import value_text
+from bertsmith.recipe.validation_errors import user_error
+from bertsmith.tasks.task import Task
+
+
+def finetuning_recipe(task: Task, overrides: Sequence[str] = ()) -> FinetuningRecipe:
+    """The recipe for a task, with `key=value` overrides on top of its published settings."""
+    return finetuning_recipe_with_origins(task, overrides).recipe
+
+
+def finetuning_recipe_with_origins(
+    task: Task, overrides: Sequence[str] = ()
+) -> LoadedRecipe[FinetuningRecipe]:
+    """The recipe together with the origin of every value that is not a default."""
+    published = [f"{key}={value_text(value)}" for key, value in task.settings.items()]
+    values: Tree = {"task": task.name}
+    origins: dict[str, str] = {}
+    for origin, lines in ((f"task {task.name}", published), ("--set", overrides)):
+        for line in lines:
+            layer = layer_of_override(line)
+            merge(values, layer.values)
+            origins |= dict.fromkeys(leaves(layer.values), origin)
+    try:
+        return LoadedRecipe(FinetuningRecipe.model_validate(values), origins)
+    except ValidationError as error:
+        raise user_error(error, values, origins, FinetuningRecipe) from error

@@ -1,0 +1,90 @@
+"""A result beside what the constant answer gets, its classes, and thresholds that are tuned and stored."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+import bertsmith
+from bertsmith.finetuning.finetune import finetune
+from bertsmith.finetuning.predict import predict, predict_labelled
+from bertsmith.tasks.custom import CustomSpec, custom_task
+from bertsmith.tasks.task_config import read_task_config
+from bertsmith.tasks.task_recipe import finetuning_recipe
+from tests.tuning import QUICK, Notebook, toy_assignment, tune
+
+
+def test_a_run_says_what_the_constant_answer_gets_and_how_each_class_is_found(model, tmp_path):
+    result = tune("sst2", model, tmp_path, "run.epochs=0.1")
+    written = json.loads((result.folder / "result.json").read_text())
+    constant = written["baselines"]["dev"]["accuracy"]
+    counts = {label: scores["examples"] for label, scores in written["classes"]["dev"].items()}
+    assert constant == max(counts.values()) / sum(counts.values())
+    assert (result.baselines, result.classes["dev"]["positive"].examples) == (
+        written["baselines"],
+        counts["positive"],
+    )
+    assert f"| {constant:.4f} |" in (result.folder / "card.md").read_text()
+
+
+def test_a_model_that_does_not_beat_the_constant_answer_is_named_so(model, tmp_path):
+    notebook = Notebook()
+    result = tune(
+        "sst2", model, tmp_path, "run.epochs=0.1", "optim.peak_lr=1e-9", "run.seed=1", notebook=notebook
+    )
+    assert result.metrics["dev"]["accuracy"] <= result.baselines["dev"]["accuracy"]
+    (line,) = [note for note in notebook.notes if "does not beat the constant answer (accuracy " in note]
+    assert line in (result.folder / "card.md").read_text()
+
+
+def test_a_model_that_learned_is_not(model, tmp_path):
+    assert "does not beat" not in (tune("sst2", model, tmp_path).folder / "card.md").read_text()
+
+
+@pytest.fixture(scope="module")
+def tuned(model, tmp_path_factory):
+    """A run whose rare label has a threshold of its own, on topics that are hard to tell."""
+    place = tmp_path_factory.mktemp("tuned")
+    table = place / "topics.csv"
+    rows = [
+        f"the {'sun' if n % 3 else 'snow'} {n},{'warm' if n % 3 else ''};{'odd' if n % 7 == 0 else ''}"
+        for n in range(200)
+    ]
+    table.write_text("text,topics\n" + "\n".join(rows) + "\n")
+    task = custom_task(CustomSpec("text", "topics", kind="multilabel", separator=";", dev_fraction=0.3))
+    recipe = finetuning_recipe(task, [*QUICK, "run.epochs=2", "answers.label_thresholds=tuned"])
+    plain = toy_assignment("sst2", model, place)
+    return finetune(replace(plain, task=task, recipe=recipe, data=table), Notebook()), table
+
+
+def test_tuned_thresholds_are_stored_and_decide_what_is_predicted(tuned):
+    result, table = tuned
+    config = read_task_config(result.folder / "model" / "task.json")
+    thresholds = config.answers.label_thresholds
+    assert config.labels == ("odd", "warm") and thresholds[0] < 0.4, "the rare label is rarely probable"
+    # How a set is cut decides its rounding, and a text may lie next to a threshold.
+    again = predict_labelled([result.folder], table, device="cpu").metrics()
+    assert again == pytest.approx(result.metrics["dev"], abs=0.05)
+    file = predict([result.folder], table)
+    given = config.kind.predicted_targets(file.encoded, file.predictions)
+    assert (given == (file.predictions.scores >= thresholds)).all()
+    assert given[:, 0].any(), "one half would never give it"
+
+
+def test_tuned_thresholds_decide_in_classify(tuned):
+    result, _ = tuned
+    thresholds = read_task_config(result.folder / "model" / "task.json").answers.label_thresholds
+    for found in bertsmith.load(result.folder).classify(["the sun 7", "the snow 3", "the sun 14"]):
+        given = {label: each for label, each in found.probabilities.items() if label in found.labels}
+        bars = dict(zip(("odd", "warm"), thresholds, strict=True))
+        assert set(given) == {label for label, each in found.probabilities.items() if each >= bars[label]}
+
+
+def test_the_threshold_of_two_classes_is_tuned_by_the_deciding_metric(model, tmp_path):
+    result = tune("sst2", model, tmp_path, "run.epochs=0.5", "answers.label_thresholds=tuned")
+    (threshold,) = read_task_config(result.folder / "model" / "task.json").answers.label_thresholds
+    bert = bertsmith.load(result.folder)
+    for found in bert.classify(["the warm sun", "the cold snow", "a cat"]):
+        assert (found.label == "positive") == (found.probabilities["positive"] >= threshold)
+    plain = tune("sst2", model, tmp_path / "plain", "run.epochs=0.5")
+    assert result.metrics["dev"]["accuracy"] >= plain.metrics["dev"]["accuracy"]
