@@ -61,7 +61,8 @@ def fill(
 
     Prints the most probable tokens for each mask, while the other masks stay masked. With --together, masks
     are filled from left to right and each sees what was put into those before it (a beam search). With
-    --extend, the text has no mask and gets longer, which an encoder does slowly.
+    --extend, the text has no mask and gets longer, which an encoder does slowly. A model that was
+    pre-trained from left to right sees what stands before the mask, and nothing behind it.
 
     Example: bertsmith fill "Paris is the [MASK] of France."
 

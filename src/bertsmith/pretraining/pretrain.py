@@ -79,8 +79,8 @@ EVALUATIONS = 10
 SECONDS_BETWEEN_PLOTS = 60.0
 MIN_USEFUL_STEPS = 100
 """After fewer, a model has hardly learned how frequent words are."""
-BYTES_WRITTEN_A_SECOND, SECONDS_FOR_CURVES = 2e8, 3.0
-"""With checksums, through to an ordinary disk; and with matplotlib loaded for the first time."""
+BYTES_WRITTEN_A_SECOND, SECONDS_FOR_FILES = 2e8, 4.0
+"""With checksums, to an ordinary disk; and what a checkpoint, a model and a tokenizer take if small."""
 STORE_FILE, PLANS = "store.json", "plans"
 FREE_KEYS = {
     f"run.{key}"
@@ -406,20 +406,24 @@ def _start_budget(run: Run, state: RunState) -> Callable[[], float]:
     by_time = run.recipe.run.budget == "minutes"
     # Ranks must agree on when a budget in minutes ends.
     clock: Callable[[], float] = (lambda: run.world.broadcast(run.clock())) if by_time else run.clock
+    if by_time:
+        # Drawn once now, with hardly anything to see: matplotlib is loaded, and what curves take is known.
+        began = run.clock()
+        _plot(run, state)
+        run.budget.ending_seconds = run.world.broadcast(_ending_seconds(run, state) + run.clock() - began)
     ready = clock()
     run.budget.ready_seconds = None if run.machine.compiled else ready
-    run.budget.ending_seconds = run.world.broadcast(_ending_seconds(run, state))
     state.window.since += ready - state.progress.seconds  # setting up is no part of a line of metrics
     return clock
 
 
 def _ending_seconds(run: Run, state: RunState) -> float:
-    """About what the end of a run takes: an evaluation, a checkpoint, the model, and curves."""
+    """About what the end of a run takes, but for its curves: an evaluation, a checkpoint and the model."""
     weights = sum(each.numel() for each in run.trainer.parameters())
     written = 4 * weights * (2 + OPTIMIZERS[run.recipe.optim.algorithm].moments)  # once more as the model
     limit = _max_evaluation_seconds(run)
     evaluation = state.evaluation_seconds or (limit if isfinite(limit) else 0.0)
-    return evaluation + written / BYTES_WRITTEN_A_SECOND + SECONDS_FOR_CURVES
+    return evaluation + written / BYTES_WRITTEN_A_SECOND + SECONDS_FOR_FILES
 
 
 def _tell_steps_that_fit(run: Run, progress: Progress) -> None:
