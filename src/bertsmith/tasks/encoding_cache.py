@@ -26,7 +26,7 @@ from bertsmith.text.tokenizer_settings import token_name
 
 ENCODING = 1
 """Raised whenever the code encodes anything differently."""
-NOT_CONTENT = frozenset({"key", "where", "article", "pieces"})
+NOT_CONTENT = frozenset({"key", "where", "article", "pieces", "tokens"})
 """What an example is called, where it stands and what is kept at hand make no difference to its tokens."""
 
 log = logging.getLogger("bertsmith")
