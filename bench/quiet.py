@@ -7,6 +7,12 @@ class Quiet:
     def on_message(self, text: str) -> None:
         """Drop the message."""
 
+    def on_progress(self, progress: float) -> None:
+        """Nothing."""
+
+    def on_deadline(self, seconds: float, total: float) -> None:
+        """Nothing."""
+
     def on_signal(self, text: str) -> None:
         """Drop the message."""
 

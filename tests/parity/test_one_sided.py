@@ -93,3 +93,14 @@ def test_what_stands_for_a_sentence_is_the_row_that_sees_all_of_it():
         with torch.no_grad():
             hidden = network(batch)
             assert torch.equal(network.encoder.sentence_states(hidden, batch.layout)[0], hidden[row])
+
+
+@pytest.mark.parametrize("direction", ["left-to-right", "right-to-left"])
+def test_a_task_head_reads_the_whole_text(direction):
+    config = replace(tiny_encoder_config(), direction=direction, initial_std=0.2)
+    network = new_network(config, {"pooler": 0, "classify": 3}, torch.Generator().manual_seed(3)).eval()
+    with torch.no_grad():
+        scores = network.sentence_scores("classify", pack(TEXTS[:1]))
+        for place in range(6):
+            changed = [*TEXTS[0][:place], 77, *TEXTS[0][place + 1 :]]
+            assert not torch.allclose(network.sentence_scores("classify", pack([changed])), scores), place
