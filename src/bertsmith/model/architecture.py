@@ -70,6 +70,15 @@ class Architecture:
         """All published names of a head's weights."""
         return published_in(self.heads[head].names(config))
 
+    def words_name(self, config: EncoderConfig) -> str:
+        """The published name of the word embeddings."""
+        return self.prefix + self.encoder_names(config)["embeddings.words.weight"][0]
+
+    def decoder_name(self, config: EncoderConfig) -> str:
+        """The published name of the masked words' decoder: the second one of the word embeddings."""
+        words = self.words_name(config)
+        return next(second for second, first in self.tied.items() if first == words)
+
     def has_pair_head(self) -> bool:
         """Whether it has a head for sentence pairs."""
         return not self.heads.keys().isdisjoint(("nsp", "sop"))

@@ -37,6 +37,8 @@ class EncoderConfig:
     """Before the output layer of a task head."""
     initial_std: float = 0.02
     pad_id: int = 0
+    tied: bool = True
+    """Whether the word embeddings are also the decoder of masked words; else that has weights of its own."""
     direction: Direction = "both"
     """One side only where the model was trained to predict the next or the previous token."""
 

@@ -5,6 +5,7 @@ Shapes: D model width, E embedding width, P predicted rows, S sequences, V vocab
 
 from typing import Literal
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -43,7 +44,7 @@ class Transform(nn.Module):
 
 
 class MaskedLanguageHead(nn.Module):
-    """Scores every vocabulary entry at the wanted rows, with the word embeddings as the decoder."""
+    """Scores every vocabulary entry at the wanted rows; the word embeddings are its decoder, or its own."""
 
     reads: Reads = "tokens"
 
@@ -51,9 +52,15 @@ class MaskedLanguageHead(nn.Module):
         super().__init__()
         self.transform = transform
         self.bias = nn.Parameter(transform.dense.weight.new_zeros(vocabulary)) if bias else None
+        self.decoder: nn.Parameter | None = None
+
+    def untie(self, words_VE: Tensor) -> None:
+        """Give it a decoder of its own, of the size of these word embeddings."""
+        self.decoder = nn.Parameter(torch.empty_like(words_VE))
 
     def forward(self, hidden_PD: Tensor, words_VE: Tensor) -> Tensor:
-        return functional.linear(self.transform(hidden_PD), words_VE, self.bias)
+        decoder_VE = words_VE if self.decoder is None else self.decoder
+        return functional.linear(self.transform(hidden_PD), decoder_VE, self.bias)
 
 
 class OutputHead(nn.Module):

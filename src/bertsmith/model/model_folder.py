@@ -156,12 +156,20 @@ def canonical_tensors(
     if "pooler" in architecture.heads:
         in_bare |= architecture.names_of_head("pooler", config)
     bare = {name.removeprefix(architecture.prefix) for name in in_bare}
+    words, decoder = architecture.words_name(config), architecture.decoder_name(config)
+    table = held.get(words, held.get(words.removeprefix(architecture.prefix)))
+    # A decoder that differs from the embeddings, or is meant to, is no second name of theirs. Then its own
+    # bias counts, and what that is a second name of is a leftover.
+    untied = decoder in held and table is not None and not (config.tied and _same(held[decoder], table))
+    decoder_bias = decoder.removesuffix("weight") + "bias"
+    if untied and decoder_bias in held:
+        held.pop(architecture.tied.get(decoder_bias, ""), None)
     renamed: dict[str, Tensor] = {}
     for name, tensor in held.items():
         modern = re.sub(r"LayerNorm\.(gamma|beta)$", lambda match: "LayerNorm." + NORM_PARTS[match[1]], name)
         # Tied weights may stand in a file twice: they become one, and must be the same.
         prefixed = architecture.prefix + modern if modern in bare else modern
-        first = architecture.tied.get(prefixed, prefixed)
+        first = prefixed if untied and prefixed == decoder else architecture.tied.get(prefixed, prefixed)
         if first in renamed and not _same(renamed[first], tensor):
             what = f"{name} differs from {first}, which should be the same weight"
             raise UserError(what, where=str(where), remedy="models that do not tie the two are not supported")
@@ -228,11 +236,14 @@ def model_from_tensors(
         remedy = 'add "model_type": "bert", or what the model is'
         raise UserError("has no model_type", where=reader.where, remedy=remedy)
     architecture = architecture_of(str(config_json["model_type"]), where=reader.where)
-    config = _read_config(architecture, reader)
+    ties = reader.switch("tie_word_embeddings", True)
+    config = replace(_read_config(architecture, reader), tied=ties)
     checkpoint = canonical_tensors(tensors, architecture, config, where=where, config_file=config_file)
     # A tagger and a classifier have the same published names: the class that config.json names tells which.
     expected = [head for name in reader.texts("architectures") for head in architecture.classes.get(name, ())]
     heads = checkpoint.heads(expected)
+    has_own_decoder = architecture.decoder_name(config) in checkpoint.tensors
+    config = replace(config, tied="mlm" not in heads or (ties and not has_own_decoder))
     names = published_names(config, heads)
     checkpoint.check_complete(published_in(names))
     # On the meta device a network has sizes but takes no memory: the sizes are compared before any is taken.
@@ -243,6 +254,11 @@ def model_from_tensors(
     fresh = add_missing_supports(network, torch.Generator().manual_seed(0))
     extras = {key: value for key, value in reader.rest().items() if key not in NOT_KEPT}
     notes = []
+    if ties and not config.tied:
+        notes.append(
+            "the decoder of masked words differs from the word embeddings, though tie_word_embeddings is not"
+            " false: both are kept as they are"
+        )
     if unused := checkpoint.unused(names):
         notes.append(f"weights that belong to no part of {architecture.model_type} were skipped: {unused}")
     if fresh:
@@ -268,6 +284,10 @@ def write_model(folder: Path, model: Model, *, shard_bytes: int = SHARD_BYTES) -
         # Clones: a file must not store one memory twice, nor the rest of a view's memory.
         parts = [part.clone() for part in ours[name].detach().cpu().contiguous().chunk(len(theirs))]
         tensors |= dict(zip(theirs, parts, strict=True))
+    if "mlm" in heads and not config.tied:  # readers do not tie the biases then either
+        bias = architecture.decoder_name(config).removesuffix("weight") + "bias"
+        if first := architecture.tied.get(bias):
+            tensors[bias] = tensors[first].clone()
     classes = _published_classes(architecture, config, set(heads))
     if classes == [_bare_class(architecture)]:  # the prefix tells an encoder from its heads: here are none
         tensors = {name.removeprefix(architecture.prefix): tensor for name, tensor in tensors.items()}
@@ -275,6 +295,7 @@ def write_model(folder: Path, model: Model, *, shard_bytes: int = SHARD_BYTES) -
         **model.extras,
         **_label_keys(model, architecture, heads),
         **architecture.write_config(config),
+        **({} if config.tied else {"tie_word_embeddings": False}),
         "dtype": str(next(network.parameters()).dtype).removeprefix("torch."),
         "architectures": [CAUSAL_CLASSES.get(name, name) for name in classes]
         if config.direction == "left-to-right"
@@ -327,9 +348,7 @@ def _read_config(architecture: Architecture, reader: ConfigReader) -> EncoderCon
 
 
 def _check_settings(reader: ConfigReader, architecture: Architecture, heads: Mapping[str, int]) -> None:
-    """Stop at settings that do not fit the heads found: an untied decoder, labels of another number."""
-    if "mlm" in heads:
-        reader.require("tie_word_embeddings", True, True)
+    """Stop at settings that do not fit the heads found: labels of another number."""
     labels = reader.values.get("id2label") or {}
     if not isinstance(labels, dict) or not all(str(number).isdecimal() for number in labels):
         what = f"id2label is {labels!r}"

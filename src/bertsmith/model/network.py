@@ -12,6 +12,7 @@ from bertsmith.model.architecture import Architecture, HeadSpec, InitialRule, Na
 from bertsmith.model.architectures.registry import architecture_of
 from bertsmith.model.encoder import ALL, Encoder, SelfAttention
 from bertsmith.model.encoder_config import Direction, EncoderConfig
+from bertsmith.model.heads import MaskedLanguageHead
 from bertsmith.packed import Layout, PackedBatch
 
 
@@ -71,6 +72,10 @@ def build_network(config: EncoderConfig, heads: Mapping[str, int]) -> Network:
     architecture = architecture_of(config.model_type)
     modules = {name: _head_spec(architecture, name).build(config, outputs) for name, outputs in heads.items()}
     network = Network(config, architecture.build_encoder(config), modules)
+    if "mlm" in heads and not config.tied:
+        head = network.heads["mlm"]
+        assert isinstance(head, MaskedLanguageHead)
+        head.untie(network.encoder.embeddings.words.weight)
     if config.direction != "both":
         set_direction(network, config.direction)
     return network
@@ -147,6 +152,8 @@ def published_names(config: EncoderConfig, heads: Mapping[str, int]) -> Names:
             f"heads.{head}.{ours}": theirs
             for ours, theirs in _head_spec(architecture, head).names(config).items()
         }
+    if "mlm" in heads and not config.tied:
+        names["heads.mlm.decoder"] = (architecture.decoder_name(config),)
     return names
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 from pydantic import ValidationError
-from torch import nn
+from torch import Tensor, nn
 
 from bertsmith.core.errors import UserError
 from bertsmith.core.files import read_json
@@ -153,15 +153,16 @@ def grow_for_words(network: Network, before: Tokenizer, after: Tokenizer, words:
     fresh = new_words(before, words)
     if after.vocabulary_size > network.config.vocabulary:
         _grow(network, after.vocabulary_size)
-    table_VE = network.encoder.embeddings.words.weight
-    bias_V = _decoder_bias(network)
+    # The decoder of masked words is the same table, unless the folder has one of its own.
+    head = _masked_language_head(network)
+    learned = [network.encoder.embeddings.words.weight, *(() if head is None else (head.decoder, head.bias))]
+    tables = [table for table in learned if table is not None]
     with torch.no_grad():
         for word in fresh:
             pieces = [number for number in before.encode(word).ids if number not in before.special_ids]
             rows = torch.tensor(pieces or [before.unknown_id])
-            table_VE[after.id(word)] = table_VE[rows].mean(0)
-            if bias_V is not None:
-                bias_V[after.id(word)] = bias_V[rows].mean()
+            for table in tables:
+                table[after.id(word)] = table[rows].mean(0)
     behind = after.vocabulary_size - before.vocabulary_size
     return (
         f"{len(fresh)} words added, {len(fresh) - behind} of them in [unused] slots, {behind} behind the end"
@@ -169,24 +170,22 @@ def grow_for_words(network: Network, before: Tokenizer, after: Tokenizer, words:
 
 
 def _grow(network: Network, entries: int) -> None:
-    words = network.encoder.embeddings.words
-    longer = nn.Embedding(entries, words.embedding_dim)
-    longer.to(words.weight)
-    with torch.no_grad():
-        longer.weight.zero_()
-        longer.weight[: words.num_embeddings] = words.weight
-    network.encoder.embeddings.words = longer
-    bias_V = _decoder_bias(network)
-    if bias_V is not None:
-        longer_bias = bias_V.new_zeros(entries)
-        longer_bias[: bias_V.shape[0]] = bias_V.detach()
-        network.heads["mlm"].bias = nn.Parameter(longer_bias)
+    def longer(table: Tensor) -> nn.Parameter:
+        rows = table.new_zeros(entries, *table.shape[1:])
+        rows[: len(table)] = table.detach()
+        return nn.Parameter(rows)
+
+    words, head = network.encoder.embeddings.words, _masked_language_head(network)
+    words.weight, words.num_embeddings = longer(words.weight), entries
+    if head is not None:
+        head.bias = None if head.bias is None else longer(head.bias)
+        head.decoder = None if head.decoder is None else longer(head.decoder)
     network.config = replace(network.config, vocabulary=entries)
 
 
-def _decoder_bias(network: Network) -> nn.Parameter | None:
+def _masked_language_head(network: Network) -> MaskedLanguageHead | None:
     if "mlm" not in network.heads:
         return None
     head = network.heads["mlm"]
     assert isinstance(head, MaskedLanguageHead)
-    return head.bias
+    return head

@@ -41,7 +41,8 @@ def folder(tmp_path):
         ({"hidden_act": "swishy"}, "hidden_act is 'swishy'; known: gelu"),
         ({"position_embedding_type": "relative_key"}, "only 'absolute' is supported"),
         ({"is_decoder": "yes"}, "is_decoder is 'yes'; true or false is expected"),
-        ({"tie_word_embeddings": False}, "tie_word_embeddings is False"),
+        ({"tie_word_embeddings": False}, "weights are missing: cls.predictions.decoder.weight"),
+        ({"tie_word_embeddings": "no"}, "tie_word_embeddings is 'no'"),
         ({"architectures": "Bert"}, "architectures is 'Bert'; a list of words is expected"),
         ({"vocab_size": 100}, "is [99, 32] but config.json asks for [100, 32]"),
         (

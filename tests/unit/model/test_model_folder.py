@@ -95,16 +95,39 @@ def test_a_tagger_without_architectures_is_no_classifier_without_pooler(tmp_path
     assert head_outputs(model.network) == {"tag": 4} and model.notes == ()
 
 
-def test_a_decoder_that_is_not_the_embedding_is_rejected(folder):
+def test_a_decoder_that_is_not_the_embedding_is_kept_and_reported(folder):
     tensors = load_file(folder / "model.safetensors")
-    tied = tensors | {
+    twice = tensors | {
         "cls.predictions.decoder.weight": tensors["bert.embeddings.word_embeddings.weight"].clone()
     }
-    save_file(tied, folder / "model.safetensors")
-    assert read_model(folder).notes == ()
-    tied["cls.predictions.decoder.weight"][0, 0] += 1
-    save_file(tied, folder / "model.safetensors")
-    assert "which should be the same weight; models that do not tie" in complaint(folder)
+    save_file(twice, folder / "model.safetensors", metadata={"format": "pt"})
+    model = read_model(folder)
+    assert model.notes == () and model.network.config.tied
+    twice["cls.predictions.decoder.weight"][0, 0] += 1
+    save_file(twice, folder / "model.safetensors", metadata={"format": "pt"})
+    model = read_model(folder)
+    (note,) = model.notes
+    assert "the decoder of masked words differs from the word embeddings" in note
+    theirs = transformers.BertForMaskedLM.from_pretrained(folder).eval()
+    batch = pack([[5, 6, 7]])
+    with torch.no_grad():
+        ours = model.network.word_scores(model.network(batch), torch.arange(3))
+        assert (ours - theirs(batch.tokens_T[None]).logits[0]).abs().max() <= 2e-5
+
+
+@every_member
+def test_an_untied_decoder_comes_from_transformers_and_goes_back_to_it(model_type, tmp_path):
+    untied = saved_oracle(tmp_path / "a", model_type, "ForMaskedLM", tie_word_embeddings=False)
+    model = read_model(tmp_path / "a")
+    assert model.notes == () and not model.network.config.tied
+    write_model(tmp_path / "b", model)
+    assert read_model(tmp_path / "b").network.config == model.network.config
+    again = getattr(transformers, f"{CLASSES[model_type]}ForMaskedLM").from_pretrained(tmp_path / "b").eval()
+    batch = pack([[5, 6, 7, 8]])
+    with torch.no_grad():
+        ours = model.network.word_scores(model.network(batch), torch.arange(4))
+        for theirs in (untied, again):
+            assert (ours - theirs(input_ids=batch.tokens_T[None]).logits[0]).abs().max() <= 2e-5
 
 
 def test_names_of_a_parallel_wrapper_are_read(folder):

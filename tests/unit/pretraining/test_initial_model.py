@@ -281,6 +281,19 @@ def test_words_go_into_spare_rows_before_the_table_grows(tmp_path):
     assert note == "1 words added, 0 of them in [unused] slots, 1 behind the end"
 
 
+def test_a_decoder_of_its_own_grows_with_the_embeddings(tmp_path):
+    tokenizer = tiny_tokenizer(tmp_path)
+    config = tiny_encoder_config(vocabulary=tokenizer.vocabulary_size, tied=False)
+    network = new_network(config, HEADS, torch.Generator().manual_seed(0))
+    before = network.heads["mlm"].decoder.detach().clone()
+    grow_for_words(network, tokenizer, with_words(tokenizer, ["anvil"]), ["anvil"])
+    after = network.heads["mlm"].decoder
+    pieces = [number for number in tokenizer.encode("anvil").ids if number not in tokenizer.special_ids]
+    assert torch.equal(after[:-1], before)
+    assert torch.allclose(after[-1], before[pieces].mean(0))
+    assert not torch.allclose(after[-1], network.encoder.embeddings.words.weight[-1])
+
+
 def test_a_network_without_a_masked_head_grows_too(tmp_path):
     tokenizer = tiny_tokenizer(tmp_path)
     network = new_network(
