@@ -188,7 +188,7 @@ class CompareRequest(ApiRequest):
 
 
 class CompareResponse(ApiResponse):
-    """The cosine of the mean-pooled vectors of each two texts."""
+    """The cosine of the vectors of each two texts, pooled as the model's folder says."""
 
     similarity: list[list[float]]
 
