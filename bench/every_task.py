@@ -17,7 +17,7 @@ from quiet import Quiet
 
 from bertsmith.finetuning.assignment import Assignment
 from bertsmith.finetuning.finetune import FinetuningResult, finetune
-from bertsmith.finetuning.predict import predict_labelled
+from bertsmith.finetuning.predict import Reading, predict_labelled
 from bertsmith.tasks.catalogue import task_named
 from bertsmith.tasks.task_recipe import finetuning_recipe
 
@@ -111,7 +111,7 @@ def print_ensemble(name: str, options: argparse.Namespace) -> None:
     data = options.data / FOLDERS[name]
     folders = [run_folder(name, seed, options) for seed in options.seeds]
     for title, members in [*((folder.name, [folder]) for folder in folders), ("ensemble", folders)]:
-        metrics = predict_labelled(members, data, skip_bad=True).metrics()
+        metrics = predict_labelled(members, data, reading=Reading(skip_bad=True)).metrics()
         chosen = {metric: round(100 * metrics[metric], 2) for metric in task_named(name).metrics}
         print(f"{name} {title}: {chosen}", flush=True)
 

@@ -17,7 +17,14 @@ from bertsmith.cli.model_options import (
     open_model,
     print_json,
 )
-from bertsmith.cli.text_files import STANDARD_INPUT, check_unpacked, name_of, standard_input, text_of
+from bertsmith.cli.text_files import (
+    STANDARD_INPUT,
+    check_unpacked,
+    name_of,
+    standard_input,
+    text_of,
+    texts_of,
+)
 from bertsmith.core.errors import UserError
 from bertsmith.core.files import read_text
 from bertsmith.inference.outputs import answers_to_json, is_decided_by_threshold
@@ -34,7 +41,9 @@ NO_ANSWER = "no answer in the passage"
 
 
 def answer(
-    question: Annotated[str, Argument(metavar="QUESTION", help="The question.")],
+    question: Annotated[
+        str, Argument(metavar="QUESTION", help="The question; - reads one a line from stdin.")
+    ],
     passage: Annotated[
         Path | None, Option(metavar="FILE", help="File of the passage; - reads the standard input.")
     ] = None,
@@ -57,10 +66,20 @@ def answer(
 
     Example: bertsmith answer "Who wrote it?" --text "Emma was written by Jane Austen." --model runs/squad2
     """
+    if question == str(STANDARD_INPUT) == str(passage):
+        remedy = "give the questions or the passage in another way"
+        raise UserError("the standard input cannot be both", where="QUESTION and --passage", remedy=remedy)
     written = passage_of(passage, text)
     bert = open_model(model, "answer", device=device, precision=precision)
-    with naming_inputs(lambda _: "the question and its passage"):
-        ((*found,),) = bert.answers_each([(question, written)], best=best)
+    asked = list(texts_of(question, "the question and its passage"))
+    with naming_inputs(lambda number: asked[number][0]):
+        several = bert.answers_each([(each, written) for _, each in asked], best=best)
+    for found in several:
+        show(written, found, as_json=as_json)
+
+
+def show(written: str, found: "list[QuestionAnswer]", *, as_json: bool) -> None:
+    """Print the answers to one question, the best first."""
     if as_json:
         print_json(answers_to_json(found))
         return

@@ -1,9 +1,9 @@
 """`bertsmith classify`: the class of a text or a pair, or a number for it."""
 
+import re
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,9 +21,26 @@ from bertsmith.cli.model_options import (
     open_model,
     print_json,
 )
-from bertsmith.cli.text_files import line_name, pieces_of, reading_bar
+from bertsmith.cli.table_options import (
+    ColumnsOption,
+    DelimiterOption,
+    EncodingOption,
+    SkipBadOption,
+    Text2ColumnOption,
+    TextColumnOption,
+)
+from bertsmith.cli.text_files import (
+    PATIENCE_SECONDS,
+    STANDARD_INPUT,
+    TextSource,
+    pieces_of,
+    reading_bar,
+    report_skipped,
+    without_unreadable,
+)
 from bertsmith.core.errors import UserError
 from bertsmith.inference.outputs import classification_to_json
+from bertsmith.tasks.table_format import TableFormat
 
 if TYPE_CHECKING:
     from bertsmith.inference.loaded_model import Bert
@@ -31,17 +48,23 @@ if TYPE_CHECKING:
     from bertsmith.inference.text_reader import TextOrPair
 
 
-PATIENCE_SECONDS = 0.1
-"""Lines that are typed, or written by a program now and then, are classified before the next ones come."""
-
-
 def classify(
-    text: Annotated[str | None, Argument(metavar="[TEXT]", help="The text.")] = None,
+    text: Annotated[str | None, Argument(metavar="[TEXT]", help="The text; - reads stdin.")] = None,
     second: Annotated[str | None, Option(metavar="TEXT", help="The second text of a pair.")] = None,
     source: Annotated[
         Path | None,
-        Option("--input", metavar="FILE", help="Instead, one text a line, a tab in a pair; - reads stdin."),
+        Option(
+            "--input",
+            metavar="FILE",
+            help="Instead, one text a line (a tab in a pair) or a table; - is stdin.",
+        ),
     ] = None,
+    column: TextColumnOption = "",
+    column2: Text2ColumnOption = "",
+    delimiter: DelimiterOption = "",
+    encoding: EncodingOption = "",
+    columns: ColumnsOption = "",
+    skip_bad: SkipBadOption = False,
     model: ModelOption = None,
     device: DeviceOption = "auto",
     precision: PrecisionOption = "auto",
@@ -50,7 +73,7 @@ def classify(
 ) -> None:
     """Classify a text or a pair, or thousands of them from a file.
 
-    One text gets a bar for each class. A file gets a line for each of its lines, in pieces of up to
+    One text gets a bar for each class. A file gets a line for each of its lines or rows, in pieces of up to
     2,048, or as they come where they come slowly: label, probability and text with tabs between them, or JSON
     lines with the probabilities of all labels. Several labels stand with commas between them, the most
     probable first, whose probability it is; so it is where no label is probable enough to be named. A model
@@ -61,13 +84,22 @@ def classify(
     Example: bertsmith classify "A boy runs." --second "A boy is outside." --model runs/mnli
 
     Example: bertsmith classify --input reviews.txt --model runs/sst2 > labels.tsv
+
+    Example: bertsmith classify --input reviews.csv --text review --model runs/sst2 > labels.tsv
     """
+    if text == str(STANDARD_INPUT) and source is None:
+        text, source = None, STANDARD_INPUT
     if (text is None) == (source is None) or (source is not None and second is not None):
         remedy = "give a text, a text with --second, or --input FILE"
         raise UserError("it is not clear what to classify", remedy=remedy)
-    bert = open_model(model, "classify", "score", device=device, precision=precision)
+    form = TableFormat.parse(delimiter=delimiter, encoding=encoding, columns=columns)
+    texts = None
     if source is not None:
-        classify_lines(bert, source.expanduser(), truncate=truncate, as_json=as_json)
+        texts = TextSource(source.expanduser(), column, column2, form, skip_bad)
+        texts.check()  # before the model is opened
+    bert = open_model(model, "classify", "score", device=device, precision=precision)
+    if texts is not None:
+        classify_file(bert, texts, truncate=truncate, as_json=as_json)
     elif text is not None:
         with naming_inputs(lambda _: "the text" if second is None else "the pair"):
             (found,) = predictions(bert, [text if second is None else (text, second)], truncate=truncate)
@@ -96,30 +128,40 @@ def show(found: "Classification | float", *, as_json: bool) -> None:
             screen.print(line)
 
 
-def classify_lines(bert: "Bert", source: Path, *, truncate: bool, as_json: bool) -> None:
-    """Print the prediction for each line of a file, piece by piece."""
+def classify_file(bert: "Bert", source: TextSource, *, truncate: bool, as_json: bool) -> None:
+    """Print the prediction for each text of a file, piece by piece."""
+    bad: list[UserError] = []
     # Where the lines themselves run over the screen, a bar would only be in their way.
     with nullcontext(lambda _size: None) if sys.stdout.isatty() else reading_bar(source) as advance:
-        for piece in pieces_of(source, patience=PATIENCE_SECONDS):
-            name = partial(line_name, source, piece.first)
-            texts = [text_or_pair(line, where=name(number)) for number, line in enumerate(piece.texts)]
-            with naming_inputs(name):
-                several = predictions(bert, texts, truncate=truncate)
-            for number, (line, found) in enumerate(zip(piece.texts, several, strict=True), piece.first):
+        for piece in pieces_of(source, text_or_pair, patience=PATIENCE_SECONDS):
+            if source.skip_bad:  # a fine-tuned model has its own rule for long texts
+                piece = without_unreadable(bert, piece, truncate=truncate or bert.finetuned is not None)
+                bad += piece.bad
+            with naming_inputs(piece.wheres.__getitem__):
+                several = predictions(bert, piece.texts, truncate=truncate)
+            for number, text, found in zip(piece.numbers, piece.texts, several, strict=True):
                 if as_json:
-                    print_json({"line": number, **classification_to_json(found)})
+                    which = "row" if source.is_table else "line"
+                    print_json({which: number, **classification_to_json(found)})
                 else:
-                    echo(f"{as_columns(found)}\t{line}")
+                    echo(f"{as_columns(found)}\t{as_cells(text)}")
             advance(piece.size)
+    report_skipped(bad)
 
 
-def text_or_pair(line: str, *, where: str) -> "TextOrPair":
+def text_or_pair(line: str) -> "TextOrPair":
     """What stands in a line: a text, or two with a tab between them."""
     first, *others = line.split("\t")
     if len(others) > 1:
         remedy = "leave one text, or two with one tab between them (cut -f1,2 picks columns)"
-        raise UserError(f"has {1 + len(others)} columns, a pair has 2", where=where, remedy=remedy)
+        raise UserError(f"has {1 + len(others)} columns, a pair has 2", remedy=remedy)
     return (first, others[0]) if others else first
+
+
+def as_cells(text: "TextOrPair") -> str:
+    """A text, or both of a pair with a tab between them; what would end a cell becomes a space."""
+    parts = (text,) if isinstance(text, str) else text
+    return "\t".join(re.sub(r"[\t\r\n]", " ", part) for part in parts)
 
 
 def as_columns(found: "Classification | float") -> str:

@@ -18,6 +18,7 @@ from bertsmith.cli.model_options import (
     open_model,
     print_json,
 )
+from bertsmith.cli.text_files import STANDARD_INPUT, lines_of
 from bertsmith.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -28,7 +29,9 @@ NEAR, FAR = 0.8, 0.5
 
 
 def compare(
-    texts: Annotated[list[str], Argument(metavar="A B [C...]", help="Two texts or more.")],
+    texts: Annotated[
+        list[str], Argument(metavar="A B [C...]", help="Two texts or more; - reads one a line from stdin.")
+    ],
     pooling: PoolingOption = None,
     prompt: PromptOption = None,
     model: ModelOption = None,
@@ -45,6 +48,8 @@ def compare(
 
     Example: bertsmith compare "A boy runs." "A child is running." "It rains in Rome."
     """
+    if texts == [str(STANDARD_INPUT)]:
+        texts = lines_of(STANDARD_INPUT)
     if len(texts) < 2:
         raise UserError("one text has nothing to be compared with", remedy="give two texts or more")
     from bertsmith.inference.vectors import cosines

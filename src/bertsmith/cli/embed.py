@@ -1,6 +1,6 @@
-"""`bertsmith embed`: a vector for each line of a file."""
+"""`bertsmith embed`: a vector for each text of a file."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -20,16 +20,43 @@ from bertsmith.cli.model_options import (
     print_json,
     without_garbage_collection,
 )
-from bertsmith.cli.text_files import line_name, pieces_of, reading_bar
+from bertsmith.cli.table_options import (
+    ColumnsOption,
+    DelimiterOption,
+    EncodingOption,
+    SkipBadOption,
+    TextColumnOption,
+)
+from bertsmith.cli.text_files import (
+    Piece,
+    TextSource,
+    pieces_of,
+    reading_bar,
+    report_skipped,
+    without_unreadable,
+)
 from bertsmith.core.errors import UserError
+from bertsmith.tasks.table_format import TableFormat
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from bertsmith.inference.text_reader import TextOrPair
+
 
 def embed(
-    source: Annotated[Path, Argument(metavar="FILE", help="One text a line; - reads the standard input.")],
-    out: Annotated[Path, Option(metavar="FILE", help="The .npy file to write [texts, width], in fp32.")],
+    out: Annotated[
+        Path, Option(metavar="FILE", help="File to write, in fp32: .npy [texts, width], .csv or .parquet.")
+    ],
+    positional: Annotated[Path | None, Argument(metavar="FILE", hidden=True)] = None,
+    source: Annotated[
+        Path | None, Option("--input", metavar="FILE", help="One text a line, or a table; - reads stdin.")
+    ] = None,
+    column: TextColumnOption = "",
+    delimiter: DelimiterOption = "",
+    encoding: EncodingOption = "",
+    columns: ColumnsOption = "",
+    skip_bad: SkipBadOption = False,
     pooling: PoolingOption = None,
     normalize: Annotated[
         bool | None,
@@ -45,40 +72,62 @@ def embed(
     truncate: TruncateOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Turn each line of a file into a vector.
+    """Turn each text of a file into a vector.
 
-    The vectors are written as they come, so a file of any length takes little memory, and the .npy file
-    appears only when it is whole. In Python: numpy.load("vectors.npy", mmap_mode="r"). A folder of
-    sentence-transformers is followed in its pooling, normalisation, prompt and longest text; options go
-    before it.
+    The vectors are written as they come, so a file of any length takes little memory, and it appears only
+    when it is whole. In Python: numpy.load("vectors.npy", mmap_mode="r"). A .csv or .parquet file also has
+    the number of each text's line or row, counted from 1. A folder of sentence-transformers is followed in
+    its pooling, normalisation, prompt and longest text; options go before it.
 
-    Example: bertsmith embed texts.txt --out vectors.npy
+    Example: bertsmith embed --input texts.txt --out vectors.npy
 
-    Example: bertsmith embed queries.txt --out vectors.npy --model models/e5-base --prompt "query: "
+    Example: bertsmith embed --input reviews.csv --text review --out vectors.parquet
 
-    Example: zcat texts.gz | bertsmith embed - --out vectors.npy --pooling cls --truncate
+    Example: bertsmith embed --input queries.txt --out v.npy --model models/e5-base --prompt "query: "
+
+    Example: zcat texts.gz | bertsmith embed --input - --out vectors.npy --pooling cls --truncate
     """
     with without_garbage_collection():
-        from bertsmith.inference.vectors import write_vectors
+        from bertsmith.inference.vectors import check_vector_file, write_vectors
 
-    source, out = source.expanduser(), out.expanduser()
-    if source.is_file() and out.exists() and source.samefile(out):
+    if (positional is None) == (source is None):
+        raise UserError("it is not clear what to embed", remedy="give one file: --input FILE")
+    path, out = (source or positional or Path()).expanduser(), out.expanduser()
+    if path.is_file() and out.exists() and path.samefile(out):
         raise UserError("is the input itself", where=str(out), remedy="name another place for the vectors")
+    check_vector_file(out)
+    form = TableFormat.parse(delimiter=delimiter, encoding=encoding, columns=columns)
+    texts = TextSource(path, column, form=form, skip_bad=skip_bad)
+    texts.check()
     bert = open_model(model, "embed", device=device, precision=precision)
     width = bert.model.network.config.width
+    bad: list[UserError] = []
     embedded = partial(bert.embed, pooling=pooling, normalize=normalize, prompt=prompt, truncate=truncate)
-    rows = write_vectors(out, vectors_of(embedded, source), width=width)
+
+    def readable(piece: Piece) -> Piece:
+        return without_unreadable(bert, piece, truncate=truncate) if skip_bad else piece
+
+    pieces = map(readable, pieces_of(texts))
+    rows = write_vectors(out, vectors_of(embedded, texts, pieces, bad), width=width)
+    report_skipped(bad)
     if as_json:
-        print_json({"texts": rows, "width": width, "out": str(out)})
+        skipped = {"skipped": len(bad)} if skip_bad else {}
+        print_json({"texts": rows, "width": width, "out": str(out), **skipped})
     else:
         echo(f"{rows:,} {'vector' if rows == 1 else 'vectors'} of width {width} -> {out}")
 
 
-def vectors_of(embedded: "Callable[[list[str]], Tensor]", source: Path) -> "Iterator[Tensor]":
-    """The vectors of a file's lines, piece by piece."""
+def vectors_of(
+    embedded: "Callable[[list[TextOrPair]], Tensor]",
+    source: TextSource,
+    pieces: Iterable[Piece],
+    bad: list[UserError],
+) -> "Iterator[tuple[Sequence[int], Tensor]]":
+    """The vectors of a file's texts and these texts' numbers; what is skipped goes to `bad`."""
     with reading_bar(source) as advance:
-        for piece in pieces_of(source):
-            with naming_inputs(partial(line_name, source, piece.first)):
+        for piece in pieces:
+            bad += piece.bad
+            with naming_inputs(piece.wheres.__getitem__):
                 vectors = embedded(piece.texts)
-            yield vectors
+            yield piece.numbers, vectors
             advance(piece.size)

@@ -4,7 +4,7 @@ import math
 import time
 from dataclasses import asdict
 from statistics import median
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 from typer import Argument, Option
 
@@ -21,6 +21,7 @@ from bertsmith.cli.model_options import (
     open_model,
     print_json,
 )
+from bertsmith.cli.text_files import STANDARD_INPUT, pieces_of, texts_of
 from bertsmith.core.errors import UserError
 from bertsmith.inference.outputs import masks_to_json
 
@@ -41,7 +42,10 @@ WHY_SLOW = (
 
 
 def fill(
-    text: Annotated[str, Argument(metavar="TEXT", help="A text with [MASK] where a token is wanted.")],
+    text: Annotated[
+        str,
+        Argument(metavar="TEXT", help="A text with [MASK] where a token is wanted; - reads lines of stdin."),
+    ],
     top: Annotated[
         int | None, Option(min=1, show_default=str(TOP), help="How many tokens for each mask.")
     ] = None,
@@ -69,6 +73,8 @@ def fill(
     Example: bertsmith fill "The [MASK] sat on the [MASK]." --together
 
     Example: bertsmith fill "In 1914 the war" --extend 12
+
+    Example: bertsmith fill - --json < texts.txt
     """
     if extend and together:
         raise UserError("--extend and --together exclude each other", remedy="leave one of them out")
@@ -77,15 +83,16 @@ def fill(
         raise UserError("--extend and --top exclude each other", remedy=remedy)
     wanted = TOP if top is None else top
     bert = open_model(model, "fill", device=device, precision=precision)
-    with naming_inputs(lambda _: "the text"):
-        if extend:
-            show_extended(bert, text, extend, as_json=as_json)
-        elif together:
-            found = bert.fill_jointly(text, top=wanted, beam=max(wanted, BEAM), truncate=truncate)
-            show_fillings(found, as_json=as_json)
-        else:
-            candidates = bert.fill(text, top=wanted, truncate=truncate)
-            show_candidates(text, candidates, tokenizer=bert.tokenizer, as_json=as_json)
+    for where, each in texts_of(text, "the text"):
+        with naming_inputs(lambda _, where=where: where):  # type: ignore[misc]  # mypy sees no type of a default
+            if extend:
+                show_extended(bert, each, extend, as_json=as_json)
+            elif together:
+                found = bert.fill_jointly(each, top=wanted, beam=max(wanted, BEAM), truncate=truncate)
+                show_fillings(found, as_json=as_json)
+            else:
+                candidates = bert.fill(each, top=wanted, truncate=truncate)
+                show_candidates(each, candidates, tokenizer=bert.tokenizer, as_json=as_json)
 
 
 def show_candidates(
@@ -144,8 +151,11 @@ def show_extended(bert: "Bert", text: str, count: int, *, as_json: bool) -> None
 
 
 def next_sentence(
-    first: Annotated[str, Argument(metavar="A", help="A sentence, or several.")],
-    second: Annotated[str, Argument(metavar="B", help="What may follow it.")],
+    first: Annotated[
+        str,
+        Argument(metavar="A", help="A sentence, or several; - reads pairs from stdin, with a tab each."),
+    ],
+    second: Annotated[str | None, Argument(metavar="B", help="What may follow it.")] = None,
     model: ModelOption = None,
     device: DeviceOption = "auto",
     precision: PrecisionOption = "auto",
@@ -158,13 +168,33 @@ def next_sentence(
     shown stood together in a document, the others did not.
 
     Example: bertsmith next "We got some time." "Should we get some coffee?"
+
+    Example: bertsmith next - --json < pairs.txt
     """
+    if (first == str(STANDARD_INPUT)) != (second is None):
+        remedy = "give A and B, or - alone for pairs on the standard input"
+        raise UserError("two texts are wanted", remedy=remedy)
     bert = open_model(model, "next", device=device, precision=precision)
-    with naming_inputs(lambda _: "the pair"):
-        found = bert.next_sentence(first, second, truncate=truncate)
-    if as_json:
-        print_json(asdict(found))
-        return
-    both = [(found.probability, "B follows A"), (1 - found.probability, "B stands elsewhere")]
-    for line in bars(sorted(both, reverse=True)):
-        console().print(line)
+    if second is not None:
+        pairs, wheres = [(first, second)], ["the pair"]
+    else:
+        pieces = list(pieces_of(STANDARD_INPUT, pair_of_line))
+        pairs = [cast(tuple[str, str], pair) for piece in pieces for pair in piece.texts]
+        wheres = [where for piece in pieces for where in piece.wheres]
+    with naming_inputs(wheres.__getitem__):
+        several = bert.next_sentences(pairs, truncate=truncate)
+    for found in several:
+        if as_json:
+            print_json(asdict(found))
+            continue
+        both = [(found.probability, "B follows A"), (1 - found.probability, "B stands elsewhere")]
+        for line in bars(sorted(both, reverse=True)):
+            console().print(line)
+
+
+def pair_of_line(line: str) -> tuple[str, str]:
+    """The two texts of a line, which a tab parts."""
+    first, tab, second = line.partition("\t")
+    if not tab or "\t" in second:
+        raise UserError("is no pair", remedy="write two texts with one tab between them")
+    return first, second

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Exit, Option, echo
 
+from bertsmith.cli.table_options import ColumnsOption, DelimiterOption, EncodingOption
 from bertsmith.cli.terminal import STOPPED, duration, progress_display
 from bertsmith.core.errors import UserError
 from bertsmith.recipe.toml_text import value_text
+from bertsmith.tasks.table_format import TableFormat
 
 if TYPE_CHECKING:
     from bertsmith.finetuning.assignment import Assignment
@@ -47,6 +49,9 @@ def finetune(
     folds: Annotated[
         int | None, Option(min=2, help="custom: so many runs, each developed on another fold of the data.")
     ] = None,
+    delimiter: DelimiterOption = "",
+    encoding: EncodingOption = "",
+    columns: ColumnsOption = "",
     epochs: Annotated[float | None, Option(help="Passes through the training data (run.epochs).")] = None,
     lr: Annotated[float | None, Option(help="Peak learning rate (optim.peak_lr).")] = None,
     batch: Annotated[int | None, Option(help="Examples a step (run.examples).")] = None,
@@ -107,7 +112,8 @@ def finetune(
         "run.seed": seed,
     }
     short = [f"{key}={value_text(value)}" for key, value in given.items() if value is not None]
-    own = _OwnTable(text, second, label, kind, separator, key, dev, dev_share, test_share, folds)
+    parts, form = (dev, dev_share, test_share, folds), (delimiter, encoding, columns)
+    own = _OwnTable(text, second, label, kind, separator, key, *parts, *form)
     chosen = _own_task(own, data.expanduser()) if task == OWN else _published_task(task, own)
     overrides = [*short, *(settings or [])]
     recipe = finetuning_recipe(chosen, overrides)
@@ -189,6 +195,9 @@ class _OwnTable:
     dev_share: float | None
     test_share: float | None
     folds: int | None
+    delimiter: str
+    encoding: str
+    columns: str
 
     def flags(self) -> list[str]:
         """The options that were given."""
@@ -210,6 +219,7 @@ def _own_task(own: _OwnTable, data: Path) -> "Task":
     from bertsmith.tasks.custom import CustomSpec, custom_task, has_own_dev
 
     _check_table(own)
+    form = TableFormat.parse(delimiter=own.delimiter, encoding=own.encoding, columns=own.columns)
     spec = CustomSpec(own.text, own.label, second=own.second, key=own.key)
     if own.kind:
         spec = replace(spec, kind=own.kind)
@@ -223,11 +233,12 @@ def _own_task(own: _OwnTable, data: Path) -> "Task":
         dev = own.dev.expanduser()
         if not dev.is_file():
             raise UserError("no such file", where=f"--dev {dev}", remedy="name a table as --data is")
-        return custom_task(replace(spec, dev_fraction=0.0, dev=str(dev.resolve())))
+        return custom_task(replace(spec, dev_fraction=0.0, dev=str(dev.resolve())), form)
     if has_own_dev(data):
         _check_no_part(own, f"{data} has a development file of its own")
-        return custom_task(replace(spec, dev_fraction=0.0))
-    return custom_task(spec if own.dev_share is None else replace(spec, dev_fraction=own.dev_share))
+        return custom_task(replace(spec, dev_fraction=0.0), form)
+    chosen = spec if own.dev_share is None else replace(spec, dev_fraction=own.dev_share)
+    return custom_task(chosen, form)
 
 
 def _check_table(own: _OwnTable) -> None:

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option, echo
 
+from bertsmith.cli.table_options import ColumnsOption, DelimiterOption, EncodingOption
 from bertsmith.core.errors import UserError
+from bertsmith.tasks.table_format import TableFormat
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -43,6 +45,9 @@ def inspect(
     dev_share: Annotated[
         float, Option(min=0, max=0.9, help="Else this fraction of FILE, chosen by the ids, as finetune does.")
     ] = 0.1,
+    delimiter: DelimiterOption = "",
+    encoding: EncodingOption = "",
+    columns: ColumnsOption = "",
     task: Annotated[str, Option(metavar="TASK", help="A task of the papers instead, such as wnli.")] = "",
     data: Annotated[Path | None, Option(metavar="FOLDER", help="Its folder.")] = None,
     as_json: Annotated[bool, Option("--json", help="Print one JSON object, for machines.")] = False,
@@ -64,7 +69,8 @@ def inspect(
         task_and_files = _published(task, data or file)
     else:
         spec = CustomSpec(text, label, second=second, kind=kind, separator=separator, key=key)
-        task_and_files = _own(replace(spec, dev_fraction=dev_share), file, dev)
+        form = TableFormat.parse(delimiter=delimiter, encoding=encoding, columns=columns)
+        task_and_files = _own(replace(spec, dev_fraction=dev_share), form, file, dev)
     found = inspect_files(*task_and_files)
     if as_json:
         echo(json.dumps(asdict(found), ensure_ascii=False))
@@ -81,7 +87,9 @@ def _published(name: str, data: Path | None) -> tuple["Task", dict[str, Path]]:
     return task, {"train": data.expanduser(), "dev": data.expanduser()}
 
 
-def _own(spec: "CustomSpec", file: Path | None, dev: Path | None) -> tuple["Task", dict[str, Path]]:
+def _own(
+    spec: "CustomSpec", form: TableFormat, file: Path | None, dev: Path | None
+) -> tuple["Task", dict[str, Path]]:
     from bertsmith.tasks.custom import custom_task, has_own_dev
 
     if file is None or not (spec.text and spec.label):
@@ -89,10 +97,10 @@ def _own(spec: "CustomSpec", file: Path | None, dev: Path | None) -> tuple["Task
         raise UserError("no data set was named", remedy=remedy)
     file = file.expanduser()
     if dev is not None or has_own_dev(file):
-        task = custom_task(replace(spec, dev_fraction=0.0))
+        task = custom_task(replace(spec, dev_fraction=0.0), form)
         return task, {"train": file, "dev": dev.expanduser() if dev else file}
     # One file for both: the task itself parts its examples by their ids.
-    return custom_task(spec), {"train": file, "dev": file} if spec.dev_fraction else {"train": file}
+    return custom_task(spec, form), {"train": file, "dev": file} if spec.dev_fraction else {"train": file}
 
 
 def show(found: "Inspection") -> None:

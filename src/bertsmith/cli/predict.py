@@ -8,14 +8,21 @@ from typing import Annotated
 from typer import Argument, Option, echo
 
 from bertsmith.cli.finetune import show_classes, show_comparison
+from bertsmith.cli.model_options import DeviceOption
+from bertsmith.cli.table_options import ColumnsOption, DelimiterOption, EncodingOption, SkipBadOption
 from bertsmith.core.errors import UserError
+from bertsmith.tasks.table_format import TableFormat
 
 
 def evaluate(
     model: Annotated[Path, Argument(metavar="RUN", help="Folder of a `bertsmith finetune` run.")],
     data: Annotated[Path, Option(help="A labelled file, or the task's folder.")],
     split: Annotated[str, Option(help="Which split of the folder; without it dev.")] = "",
-    skip_bad: Annotated[bool, Option("--skip-bad", help="Skip bad lines and count them.")] = False,
+    delimiter: DelimiterOption = "",
+    encoding: EncodingOption = "",
+    columns: ColumnsOption = "",
+    skip_bad: SkipBadOption = False,
+    device: DeviceOption = "auto",
     as_json: Annotated[bool, Option("--json", help="Print JSON, for machines.")] = False,
 ) -> None:
     """Evaluate a fine-tuned model by its task's official metrics.
@@ -28,11 +35,13 @@ def evaluate(
 
     bertsmith evaluate runs/mnli --data glue/MNLI --split dev-mismatched
     """
-    from bertsmith.finetuning.predict import predict_labelled
+    from bertsmith.finetuning.predict import Reading, predict_labelled
     from bertsmith.tasks.kinds.registry import metric_named
     from bertsmith.tasks.published_scores import published_lines
 
-    file = predict_labelled([model.expanduser()], data.expanduser(), split=split, skip_bad=skip_bad)
+    form = TableFormat.parse(delimiter=delimiter, encoding=encoding, columns=columns)
+    folders, reading = [model.expanduser()], Reading(form, skip_bad)
+    file = predict_labelled(folders, data.expanduser(), split=split, reading=reading, device=device)
     metrics = file.metrics()
     for warning in file.warnings:
         echo(warning, err=True)
@@ -55,25 +64,33 @@ def evaluate(
 def predict(
     models: Annotated[list[Path], Argument(metavar="RUN...", help="Folders of `bertsmith finetune` runs.")],
     data: Annotated[Path, Option("--input", help="File in the task's format; labels are not needed.")],
-    out: Annotated[Path, Option(help="File to write; for questions a folder with three JSON files.")],
+    out: Annotated[Path, Option(help="File to write; its ending says the format.")],
     ensemble: Annotated[bool, Option("--ensemble", help="Let several models predict together.")] = False,
     official: Annotated[Path | None, Option(help="Also write the GLUE site's TSV into this folder.")] = None,
     split: Annotated[str, Option(help="Which split the file is, where its name does not say.")] = "",
-    skip_bad: Annotated[bool, Option("--skip-bad", help="Skip bad lines and count them.")] = False,
+    with_text: Annotated[bool, Option("--with-text", help="Write each text beside its prediction.")] = False,
+    delimiter: DelimiterOption = "",
+    encoding: EncodingOption = "",
+    columns: ColumnsOption = "",
+    skip_bad: SkipBadOption = False,
+    device: DeviceOption = "auto",
     as_json: Annotated[bool, Option("--json", help="Print JSON, for machines.")] = False,
 ) -> None:
     """Write what a model predicts for each example of a file.
 
-    Texts and choices become a TSV with the prediction and the probability of each class or option; tagged
-    words become columns for conlleval; questions become the three JSON files of the SQuAD scripts.
+    The file's name says its format: .tsv, .csv, .jsonl, .json or .parquet, with the prediction and the
+    probability of each class or option. Under any other name tagged words become columns for conlleval, and
+    questions a folder with the three JSON files of the SQuAD scripts.
 
     Examples:
 
     bertsmith predict runs/sst2 --input new.tsv --out predictions.tsv
 
+    bertsmith predict runs/mine --input new.csv --with-text --out predictions.csv
+
     bertsmith predict --ensemble runs/a runs/b runs/c --input new.tsv --out predictions.tsv
     """
-    from bertsmith.finetuning.predict import predict, write_official, write_predictions
+    from bertsmith.finetuning.predict import Reading, predict, write_official, write_predictions
     from bertsmith.tasks.glue_leaderboard import submission_file
 
     if len(models) > 1 and not ensemble:
@@ -81,13 +98,15 @@ def predict(
         raise UserError("several models were given", remedy=remedy)
     data, out = data.expanduser(), out.expanduser()
     _check_not_input(data, out)
-    file = predict([folder.expanduser() for folder in models], data, split=split, skip_bad=skip_bad)
+    form = TableFormat.parse(delimiter=delimiter, encoding=encoding, columns=columns)
+    folders, reading = [folder.expanduser() for folder in models], Reading(form, skip_bad)
+    file = predict(folders, data, split=split, reading=reading, device=device)
     _check_not_input(file.path, out)  # where a folder was given, only now is the file known
     if official is not None:
         _check_not_input(file.path, official.expanduser() / submission_file(file.task, file.split))
     # The official file first: a task that the site does not take must not leave half of the files.
     submitted = [] if official is None else [write_official(official.expanduser(), file)]
-    names = [str(path) for path in (*write_predictions(out, file), *submitted)]
+    names = [str(path) for path in (*write_predictions(out, file, with_text=with_text), *submitted)]
     if as_json:
         echo(json.dumps({"examples": len(file.examples), "skipped": file.skipped, "written": names}))
         return

@@ -1,8 +1,9 @@
 """`bertsmith tag`: the words of a text with their tags, and the names among them."""
 
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, cast
 
-from typer import Argument
+from typer import Argument, Option, echo
 
 from bertsmith.cli.model_options import (
     COLOURS,
@@ -17,11 +18,29 @@ from bertsmith.cli.model_options import (
     open_model,
     print_json,
 )
+from bertsmith.cli.table_options import (
+    ColumnsOption,
+    DelimiterOption,
+    EncodingOption,
+    SkipBadOption,
+    TextColumnOption,
+)
+from bertsmith.cli.text_files import (
+    PATIENCE_SECONDS,
+    STANDARD_INPUT,
+    TextSource,
+    pieces_of,
+    report_skipped,
+    without_unreadable,
+)
+from bertsmith.core.errors import UserError
 from bertsmith.inference.outputs import tags_to_json
+from bertsmith.tasks.table_format import TableFormat
 
 if TYPE_CHECKING:
     from rich.text import Text
 
+    from bertsmith.inference.loaded_model import Bert
     from bertsmith.inference.outputs import Entity, TaggedWord
 
 OUTSIDE = "O"
@@ -29,23 +48,54 @@ OUTSIDE = "O"
 
 
 def tag(
-    text: Annotated[str, Argument(metavar="TEXT", help="A sentence, or a longer text.")],
+    text: Annotated[
+        str | None, Argument(metavar="[TEXT]", help="A sentence, or a longer text; - reads stdin.")
+    ] = None,
+    source: Annotated[
+        Path | None,
+        Option("--input", metavar="FILE", help="Instead, one text a line, or a table; - reads stdin."),
+    ] = None,
+    column: TextColumnOption = "",
+    delimiter: DelimiterOption = "",
+    encoding: EncodingOption = "",
+    columns: ColumnsOption = "",
+    skip_bad: SkipBadOption = False,
     model: ModelOption = None,
     device: DeviceOption = "auto",
     precision: PrecisionOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
-    """Tag the words of a text.
+    """Tag the words of a text, or of every text of a file.
 
     Prints each word with its tag and how sure the model is of it. Where the tags mark stretches of words,
-    such as names, the text follows with these highlighted. A text of any length is read in windows.
+    such as names, the text follows with these highlighted. A text of any length is read in windows. Of a
+    file, each word is a line with its tag and probability, tabs between them, an empty line between texts;
+    with --json, each text is a line.
 
     Example: bertsmith tag "She lives in Zürich." --model runs/ner
+
+    Example: bertsmith tag --input sentences.txt --model runs/ner > tagged.tsv
     """
+    if text == str(STANDARD_INPUT) and source is None:
+        text, source = None, STANDARD_INPUT
+    if (text is None) == (source is None):
+        raise UserError("it is not clear what to tag", remedy="give a text, or --input FILE")
+    form = TableFormat.parse(delimiter=delimiter, encoding=encoding, columns=columns)
+    texts = None
+    if source is not None:
+        texts = TextSource(source.expanduser(), column, form=form, skip_bad=skip_bad)
+        texts.check()
     bert = open_model(model, "tag", device=device, precision=precision)
-    with naming_inputs(lambda _: "the text"):
-        (words,) = bert.tag([text])
-    entities = bert.entities_of(text, words)
+    if texts is not None:
+        tag_file(bert, texts, as_json=as_json)
+    elif text is not None:
+        with naming_inputs(lambda _: "the text"):
+            (words,) = bert.tag([text])
+        show(text, words, bert.entities_of(text, words), as_json=as_json)
+
+
+def show(text: str, words: "list[TaggedWord]", entities: "list[Entity]", *, as_json: bool) -> None:
+    """Print the words of one text, and the text with what they mark."""
     if as_json:
         print_json(tags_to_json(words, entities))
         return
@@ -55,6 +105,30 @@ def tag(
     if entities:
         screen.print()
         screen.print(with_entities(text, entities))
+
+
+def tag_file(bert: "Bert", source: TextSource, *, as_json: bool) -> None:
+    """Print the words of each text of a file, piece by piece."""
+    bad: list[UserError] = []
+    begun = False
+    for piece in pieces_of(source, patience=PATIENCE_SECONDS):
+        if source.skip_bad:
+            piece = without_unreadable(bert, piece, truncate=True)
+            bad += piece.bad
+        texts = cast(list[str], piece.texts)
+        with naming_inputs(piece.wheres.__getitem__):
+            tagged = bert.tag(texts)
+        for number, text, words in zip(piece.numbers, texts, tagged, strict=True):
+            if as_json:
+                which = "row" if source.is_table else "line"
+                print_json({which: number, **tags_to_json(words, bert.entities_of(text, words))})
+                continue
+            if begun:
+                echo()
+            begun = True
+            for word in words:
+                echo(f"{word.word}\t{word.tag}\t{word.probability:.6f}")
+    report_skipped(bad)
 
 
 def word_lines(words: "list[TaggedWord]") -> "list[Text]":

@@ -1,53 +1,154 @@
-"""Files of texts, one a line, read piece by piece."""
+"""Files of texts, one a line or one a row of a table, read piece by piece."""
 
 import io
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from select import select
-from typing import BinaryIO, cast
+from typing import TYPE_CHECKING, BinaryIO, cast
+
+from typer import echo
 
 from bertsmith.core.errors import UserError
 from bertsmith.core.files import COMPRESSED_SUFFIXES, compression_of, open_text_bytes
 from bertsmith.core.progress import progress_bar
+from bertsmith.tasks.table_format import TableFormat
+
+if TYPE_CHECKING:
+    from bertsmith.inference.loaded_model import Bert
+    from bertsmith.inference.text_reader import TextOrPair
+    from bertsmith.tasks.tables import Row
 
 STANDARD_INPUT = Path("-")
 MAX_LINES, MAX_BYTES = 2048, 1 << 22
 """Of one piece: enough to sort by length, little enough for any memory."""
 LONGEST_LINE = 1 << 24
 CHUNK_BYTES = 1 << 17
+PATIENCE_SECONDS = 0.1
+"""Lines that are typed, or written by a program now and then, are taken before the next ones come."""
 UNPACKERS = {".gz": "zcat", ".bz2": "bzcat", ".xz": "xzcat", ".zst": "zstdcat"}
 """What prints the text of a packed file, by its suffix."""
 
 
 @dataclass(frozen=True, slots=True)
+class TextSource:
+    """A file of texts: lines, or a table with the column that holds them."""
+
+    path: Path
+    text: str = ""
+    """The column of the texts; nothing where each line is one."""
+    text2: str = ""
+    """The column of the second texts of pairs."""
+    form: TableFormat = TableFormat()
+    skip_bad: bool = False
+
+    @property
+    def is_table(self) -> bool:
+        """Whether a column is meant."""
+        return bool(self.text)
+
+    def check(self) -> None:
+        """Raise where it is not clear which texts are meant: rows of a table are no texts."""
+        from bertsmith.tasks.tables import TABLE_SUFFIXES, bare_suffix, column_names
+
+        form = self.form
+        options = {"--text2": self.text2, "--delimiter": form.delimiter, "--encoding": form.encoding}
+        given = [name for name, value in {**options, "--columns": form.columns}.items() if value]
+        where = name_of(self.path)
+        if self.path == STANDARD_INPUT:
+            if self.text or given:
+                remedy = "leave out --text and what belongs to it, or save it as a file"
+                raise UserError("is read line by line and has no columns", where=where, remedy=remedy)
+        elif not self.text and bare_suffix(self.path) in set(TABLE_SUFFIXES) - {".txt"}:
+            names = ", ".join(map(repr, column_names(self.path, self.form)))
+            columns = f"its columns are {names}" if names else "it has no rows"
+            remedy = f"say which column holds the texts with --text COLUMN ({columns})"
+            raise UserError("is a table", where=where, remedy=remedy)
+        elif given and not self.text:
+            remedy = "say which column holds the texts with --text COLUMN, or leave it out"
+            raise UserError("is for tables", where=given[0], remedy=remedy)
+
+
+@dataclass(frozen=True, slots=True)
 class Piece:
-    """Some lines of a file."""
+    """Some texts of a file."""
 
-    texts: list[str]
-    first: int
-    """The number of the first line, counted from 1."""
+    texts: "list[TextOrPair]"
+    numbers: list[int]
+    """Of the line, or of the row in its table, counted from 1."""
+    wheres: list[str]
+    """Where each of them stands, as errors say it."""
     size: int
-    """In bytes."""
+    """Bytes that were read; of a table, rows."""
+    bad: list[UserError] = field(default_factory=list)
+    """What cannot be taken, where bad lines are to be skipped."""
 
 
-def pieces_of(source: Path, *, patience: float = math.inf) -> Iterator[Piece]:
-    """The lines of a file, or of the standard input where it is called -, in pieces of bounded size.
+LineReader = Callable[[str], "TextOrPair"]
+"""From a line to its text or pair; a UserError says why it is none."""
+
+
+def pieces_of(
+    source: TextSource | Path, read_line: LineReader = str, *, patience: float = math.inf
+) -> Iterator[Piece]:
+    """The texts of a file, or of the standard input where it is called -, in pieces of bounded size.
 
     A piece is given `patience` seconds after its first line came, which matters where lines come slowly.
     """
-    opened = nullcontext(standard_input()) if source == STANDARD_INPUT else open_text_bytes(source)
-    with opened as stream:
-        lines, first = _Lines(stream), 1
-        while (piece := _read(lines, source, first, patience)).texts:
-            yield piece
-            first += len(piece.texts)
-    if first == 1:
-        raise UserError("holds no text", where=name_of(source), remedy="write one text a line")
+    source = TextSource(source) if isinstance(source, Path) else source
+    source.check()
+    found, bad = 0, None
+    for piece in _table_pieces(source) if source.is_table else _line_pieces(source, read_line, patience):
+        found += len(piece.texts)
+        bad = bad or next(iter(piece.bad), None)
+        yield piece
+    if bad and not found:
+        raise replace(bad, what=f"{bad.what}, and no other line can be taken")
+    if not found:
+        raise UserError("holds no text", where=name_of(source.path), remedy="write one text a line")
+
+
+def lines_of(source: Path) -> list[str]:
+    """All lines of a file, or of the standard input where it is called -."""
+    return [cast(str, text) for piece in pieces_of(source) for text in piece.texts]
+
+
+def texts_of(given: str, name: str) -> Iterator[tuple[str, str]]:
+    """A text and its name in errors; where the text is -, each line of the standard input and its name."""
+    if given != str(STANDARD_INPUT):
+        yield name, given
+        return
+    for piece in pieces_of(STANDARD_INPUT, patience=PATIENCE_SECONDS):
+        yield from zip(piece.wheres, map(str, piece.texts), strict=True)
+
+
+def without_unreadable(bert: "Bert", piece: Piece, *, truncate: bool) -> Piece:
+    """A piece without what a model would reject: empty texts, and long ones that are not to be cut."""
+    kept, bad = [], list(piece.bad)
+    for index, text in enumerate(piece.texts):
+        try:
+            bert.reader.check(bert.reader.tokenize([text]), truncate=truncate)
+            kept.append(index)
+        except UserError as error:
+            bad.append(replace(error, where=piece.wheres[index]))
+    return Piece(
+        [piece.texts[index] for index in kept],
+        [piece.numbers[index] for index in kept],
+        [piece.wheres[index] for index in kept],
+        piece.size,
+        bad,
+    )
+
+
+def report_skipped(bad: Sequence[UserError]) -> None:
+    """Say how many lines were skipped, and why the first one was; nothing where none was."""
+    if bad:
+        echo(f"{len(bad):,} bad lines were skipped, the first one: {bad[0].line()}", err=True)
 
 
 def standard_input() -> BinaryIO:
@@ -73,20 +174,16 @@ def text_of(written: bytes, *, where: str, encoding: str = "utf-8-sig") -> str:
         raise UserError(what, where=where, remedy="convert the file to UTF-8") from error
 
 
-def reading_bar(source: Path) -> AbstractContextManager[Callable[[int], None]]:
-    """A bar to advance by the bytes of each piece, whose end is known where the file's size says it."""
-    measurable = source.is_file() and source.suffix.lower() not in COMPRESSED_SUFFIXES
-    return progress_bar("reading texts", source.stat().st_size if measurable else None)
+def reading_bar(source: TextSource) -> AbstractContextManager[Callable[[int], None]]:
+    """A bar to advance by the size of each piece, whose end is known where the file's size says it."""
+    path = source.path
+    measurable = path.is_file() and path.suffix.lower() not in COMPRESSED_SUFFIXES and not source.is_table
+    return progress_bar("reading texts", path.stat().st_size if measurable else None)
 
 
 def name_of(source: Path) -> str:
     """The file as it is called in errors."""
     return "standard input" if source == STANDARD_INPUT else str(source)
-
-
-def line_name(source: Path, first: int, number: int) -> str:
-    """The line of a file on which the text of this index in a piece stands."""
-    return f"{name_of(source)}:{first + number}"
 
 
 class _Lines:
@@ -132,25 +229,81 @@ class _Lines:
         self._is_over = not chunk
 
 
-def _read(lines: _Lines, source: Path, first: int, patience: float) -> Piece:
-    """The next piece, whose first line has this number; without texts at the end of the file."""
-    texts: list[str] = []
+def _line_pieces(source: TextSource, read_line: LineReader, patience: float) -> Iterator[Piece]:
+    path = source.path
+    opened = nullcontext(standard_input()) if path == STANDARD_INPUT else open_text_bytes(path)
+    with opened as stream:
+        lines, first = _Lines(stream), 1
+        while (written := _read(lines, patience))[0]:
+            texts, numbers, wheres, bad = [], [], [], []
+            for number, line in enumerate(written[0], first):
+                where = f"{name_of(path)}:{number}"
+                if number == 1:
+                    check_unpacked(line, where=name_of(path))
+                if len(line) > LONGEST_LINE:  # where it ends is not known, so none after it can be taken
+                    what = f"is over {LONGEST_LINE:,} bytes long"
+                    raise UserError(what, where=where, remedy="write one text a line")
+                try:
+                    encoding = "utf-8-sig" if number == 1 else "utf-8"
+                    text = text_of(line, where=where, encoding=encoding)
+                    texts.append(read_line(text.removesuffix("\n").removesuffix("\r")))
+                except UserError as error:
+                    if not source.skip_bad:
+                        raise replace(error, where=where) from None
+                    bad.append(replace(error, where=where))
+                    continue
+                numbers.append(number)
+                wheres.append(where)
+            yield Piece(texts, numbers, wheres, written[1], bad)
+            first += len(written[0])
+
+
+def _table_pieces(source: TextSource) -> Iterator[Piece]:
+    from bertsmith.tasks.example_types import BadLine
+    from bertsmith.tasks.tables import Columns, rows_of
+
+    needed = (source.text, source.text2) if source.text2 else (source.text,)
+    rows = enumerate(rows_of(source.path, Columns(needed), source.form), 1)
+    while some := list(islice(rows, MAX_LINES)):
+        piece = Piece([], [], [], len(some))
+        for number, row in some:
+            try:
+                if isinstance(row, BadLine):
+                    raise UserError(row.what, remedy=row.remedy)
+                piece.texts.append(_text_of_row(row, needed))
+            except UserError as error:
+                named = replace(error, where=row.where)
+                if not source.skip_bad:
+                    remedy = f"{error.remedy}, or leave such lines out with --skip-bad"
+                    raise replace(named, remedy=remedy) from None
+                piece.bad.append(named)
+                continue
+            piece.numbers.append(number)
+            piece.wheres.append(row.where)
+        yield piece
+
+
+def _text_of_row(row: "Row", columns: tuple[str, ...]) -> "TextOrPair":
+    from bertsmith.tasks.tables import cell_text
+
+    try:
+        texts = [cell if isinstance(cell := row.values[name], str) else cell_text(cell) for name in columns]
+    except ValueError as error:
+        raise UserError(str(error), remedy="mend the line") from error
+    if not all(map(str.strip, texts)):
+        raise UserError(f"has no text in {' and '.join(columns)}", remedy="fill or remove the line")
+    return texts[0] if len(texts) == 1 else (texts[0], texts[1])
+
+
+def _read(lines: _Lines, patience: float) -> tuple[list[bytes], int]:
+    """The next lines and their bytes together; none at the end of the file."""
+    found: list[bytes] = []
     size, end = 0, math.inf
-    while len(texts) < MAX_LINES and size < MAX_BYTES and (not texts or lines.is_soon(end)):
+    while len(found) < MAX_LINES and size < MAX_BYTES and (not found or lines.is_soon(end)):
         line = lines.next()
         if not line:
             break
-        end = end if texts else time.monotonic() + patience  # from the first line on, however long that took
+        end = end if found else time.monotonic() + patience  # from the first line on, however long that took
         size += len(line)
-        texts.append(_decoded(line, number=first + len(texts), source=source))
-    return Piece(texts, first, size)
-
-
-def _decoded(line: bytes, *, number: int, source: Path) -> str:
-    where = f"{name_of(source)}:{number}"
-    if len(line) > LONGEST_LINE:
-        raise UserError(f"is over {LONGEST_LINE:,} bytes long", where=where, remedy="write one text a line")
-    if number == 1:
-        check_unpacked(line, where=name_of(source))
-    text = text_of(line, where=where, encoding="utf-8-sig" if number == 1 else "utf-8")
-    return text.removesuffix("\n").removesuffix("\r")
+        found.append(line)
+    return found, size

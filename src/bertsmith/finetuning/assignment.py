@@ -76,7 +76,8 @@ def as_begun(assignment: Assignment) -> Assignment:
         return assignment
     if "split" in read_json(folder.config, remedy="give --out a new folder").get("custom", {}):
         return assignment
-    return replace(assignment, task=custom_task(replace(spec_of(assignment.task.custom), split="hash")))
+    spec = replace(spec_of(assignment.task.custom), split="hash")
+    return replace(assignment, task=custom_task(spec, assignment.task.form))
 
 
 def check_same_examples(folder: RunFolder, hashes: Mapping[str, str]) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from bertsmith.core.errors import UserError
 from bertsmith.core.files import read_json
@@ -22,11 +23,13 @@ from bertsmith.tasks.catalogue import task_named
 from bertsmith.tasks.custom import custom_task, spec_of
 from bertsmith.tasks.encoded import EncodedSet
 from bertsmith.tasks.encoding_cache import encoding_key
-from bertsmith.tasks.example_types import Example
+from bertsmith.tasks.example_types import Example, TaggedExample
 from bertsmith.tasks.glue_leaderboard import submission_file, write_submission
 from bertsmith.tasks.kinds.registry import TEXT_KINDS
 from bertsmith.tasks.metrics import ClassScores
 from bertsmith.tasks.predictions import PredictedSplit, Predictions, average_scores
+from bertsmith.tasks.table_files import TABLE_WRITERS, write_table
+from bertsmith.tasks.table_format import TableFormat
 from bertsmith.tasks.task import ReadSplit, Task, has_split, read_for_prediction, read_split
 from bertsmith.tasks.task_config import TaskConfig
 
@@ -71,16 +74,32 @@ class FilePredictions:
         return self.config.kind.evaluate(self.config.metrics, self.config.labels, self.predicted)
 
 
-def task_of(config: TaskConfig) -> Task:
-    """The task that a model was fine-tuned for."""
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How a file is read."""
+
+    form: TableFormat = TableFormat()
+    """How a table of the user's own is written: of each file anew, for nothing says that two are alike."""
+    skip_bad: bool = False
+
+
+USUAL = Reading()
+
+
+def task_of(config: TaskConfig, form: TableFormat) -> Task:
+    """The task that a model was fine-tuned for, with tables in this format."""
     if config.custom:
         # The development file of the run is not the one of the data that are asked about.
-        return custom_task(replace(spec_of(config.custom), dev=""))
-    return task_named(config.task)
+        return custom_task(replace(spec_of(config.custom), dev=""), form)
+    task = task_named(config.task)
+    if form != TableFormat():
+        where, remedy = "--delimiter, --encoding, --columns", "leave them out: they are for your own tables"
+        raise UserError(f"{task.title} has files of a known format", where=where, remedy=remedy)
+    return task
 
 
 def predict_labelled(
-    folders: Sequence[Path], data: Path, *, split: str = "", skip_bad: bool = False, device: str = "auto"
+    folders: Sequence[Path], data: Path, *, split: str = "", reading: Reading = USUAL, device: str = "auto"
 ) -> FilePredictions:
     """What the models of these folders predict of a file, or of a split of a data folder: the members' mean.
 
@@ -88,7 +107,7 @@ def predict_labelled(
     the part that was held back is taken.
     """
     members = _Members.open(folders, device=device)
-    task, chosen = _asked_for(members.config, data, split)
+    task, chosen = _asked_for(members.config, data, split, reading.form)
     warnings = []
     if not split and _is_own_file(folders[0], task, data):
         held = (
@@ -98,8 +117,8 @@ def predict_labelled(
         )
         chosen = "dev" if held else chosen
         warnings.append(f"{data}: {ONLY_HELD_BACK if held else TRAINED_ON}")
-    read = read_split(task, data, chosen, skip_bad=skip_bad)
-    if skip_bad:
+    read = read_split(task, data, chosen, skip_bad=reading.skip_bad)
+    if reading.skip_bad:
         kept, strange = without_unknown_labels(read.examples, members.config.labels)
         if not kept:
             remedy = "leave --skip-bad out, then they count as wrong"
@@ -111,12 +130,14 @@ def predict_labelled(
 
 
 def predict(
-    folders: Sequence[Path], data: Path, *, split: str = "", skip_bad: bool = False, device: str = "auto"
+    folders: Sequence[Path], data: Path, *, split: str = "", reading: Reading = USUAL, device: str = "auto"
 ) -> FilePredictions:
     """As `predict_labelled`, for predictions of all examples, whatever their labels are."""
     members = _Members.open(folders, device=device)
-    task, chosen = _asked_for(members.config, data, split)
-    return members.predict(task, chosen, read_for_prediction(task, data, chosen, skip_bad=skip_bad))
+    task, chosen = _asked_for(members.config, data, split, reading.form)
+    read = read_for_prediction(task, data, chosen, skip_bad=reading.skip_bad)
+    _check_words_in_columns(read.examples, members.config.labels)
+    return members.predict(task, chosen, read)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,10 +210,44 @@ def _is_own_file(folder: Path, task: Task, data: Path) -> bool:
     return file == trained or (file.parent == trained and names_file(task, "train", file))
 
 
-def write_predictions(out: Path, file: FilePredictions) -> list[Path]:
-    """Write the predictions in the form that the kind's tools read; the files written."""
+def _check_words_in_columns(examples: Sequence[Example], labels: tuple[str, ...]) -> None:
+    """Raise where the last column holds no tag of the model: plain sentences would be read as columns."""
+    sentences = [each for each in examples if isinstance(each, TaggedExample) and each.tags is not None]
+    tags = {tag for each in sentences for tag in each.tags or ()}
+    # Taggers of parts of speech know the full stop, with which plain sentences end.
+    if not tags or any(tag in labels and any(map(str.isalnum, tag)) for tag in tags):
+        return
+    what = f"the last column holds no tag of this model, but {min(tags)!r}"
+    remedy = (
+        "write one word a line, alone or with its tag, and an empty line between sentences; "
+        "for plain sentences use `bertsmith tag --input`"
+    )
+    raise UserError(what, where=sentences[0].where, remedy=remedy)
+
+
+def prediction_rows(file: FilePredictions) -> list[dict[str, Any]]:
+    """The predictions as rows of a table, one for each example."""
     separator = str(file.config.custom.get("separator", ","))
-    return file.config.kind.write_predictions(out, file.config.labels, file.predicted, separator=separator)
+    return file.config.kind.prediction_rows(file.config.labels, file.predicted, separator=separator)
+
+
+def with_texts(rows: Sequence[dict[str, Any]], file: FilePredictions) -> list[dict[str, Any]]:
+    """The rows with the text of each example behind its id."""
+    pairs = zip(rows, file.examples, strict=True)
+    return [{"id": row["id"], **example.text_cells, **row} for row, example in pairs]
+
+
+def write_predictions(out: Path, file: FilePredictions, *, with_text: bool = False) -> list[Path]:
+    """Write the predictions as the name says, else in the form that the kind's tools read; the files."""
+    kind, suffix = file.config.kind, out.suffix.lower()
+    if kind.has_own_files and (suffix not in TABLE_WRITERS or suffix == ".tsv"):
+        if with_text:
+            what, remedy = "this form has no place for the texts", "name a .csv, .jsonl or .parquet file"
+            raise UserError(what, where=str(out), remedy=remedy)
+        return kind.write_predictions(out, file.config.labels, file.predicted)
+    rows = prediction_rows(file)
+    write_table(out, with_texts(rows, file) if with_text else rows)
+    return [out]
 
 
 def write_official(folder: Path, file: FilePredictions) -> Path:
@@ -204,12 +259,12 @@ def write_official(folder: Path, file: FilePredictions) -> Path:
     return write_submission(folder, file.task, split=file.split, predictions=predictions)
 
 
-def _asked_for(config: TaskConfig, data: Path, split: str) -> tuple[Task, str]:
+def _asked_for(config: TaskConfig, data: Path, split: str, form: TableFormat) -> tuple[Task, str]:
     """The task whose file this is, and the split: the development set of a folder, or what a name says.
 
     Any other file is one to predict, whose labels are read where it has some.
     """
-    own = task_of(config)
+    own = task_of(config, form)
     tasks = [own, *(task_named(name) for name in FURTHER_TASKS.get(config.task, ()))]
     for task in tasks:
         if data.is_dir():

@@ -1,13 +1,16 @@
-"""Vectors of texts: how near they are to each other, and the file that numpy opens."""
+"""Vectors of texts: how near they are to each other, and the files that numpy and others open."""
 
-from collections.abc import Iterable, Sequence
+import csv
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from bertsmith.core.arrays import GrowingNpy
+from bertsmith.core.errors import UserError
 from bertsmith.core.files import atomic_path
 
 Doubles = NDArray[np.float64]
@@ -30,9 +33,74 @@ def unit(vectors: Vectors) -> Doubles:
     return made
 
 
-def write_vectors(target: Path, chunks: Iterable[Tensor], *, width: int) -> int:
-    """How many vectors were written: the .npy file grows by each chunk [n, width], and appears when whole."""
-    with atomic_path(target) as temporary, GrowingNpy(temporary, "<f4", row_shape=(width,)) as file:
-        for chunk in chunks:
-            file.append(chunk.numpy())
+NumberedVectors = Iterable[tuple[Sequence[int], Tensor]]
+"""Chunks of vectors [n, width], each vector with the number of its text."""
+
+
+def write_vectors(target: Path, chunks: NumberedVectors, *, width: int) -> int:
+    """How many vectors were written: the file grows by each chunk, and appears when it is whole."""
+    with atomic_path(target) as temporary:
+        return _WRITERS[target.suffix.lower()](temporary, chunks, width)
+
+
+def check_vector_file(target: Path) -> None:
+    """Raise where a name promises a format that vectors are not written in."""
+    if target.suffix.lower() not in _WRITERS:
+        remedy = f"name a file that ends in {', '.join(filter(None, _WRITERS))}"
+        raise UserError(f"vectors are not written as {target.suffix}", where=str(target), remedy=remedy)
+    if _WRITERS[target.suffix.lower()] is _write_parquet:
+        _pyarrow(target)
+
+
+def _write_npy(path: Path, chunks: NumberedVectors, width: int) -> int:
+    with GrowingNpy(path, "<f4", row_shape=(width,)) as file:
+        for _, vectors in chunks:
+            file.append(vectors.numpy())
     return file.rows
+
+
+def _write_csv(path: Path, chunks: NumberedVectors, width: int) -> int:
+    rows = 0
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["number", *range(width)])
+        for numbers, vectors in chunks:
+            # Nine digits give every number of fp32 back to the bit.
+            writer.writerows(
+                [number, *(f"{each:.9g}" for each in vector)]
+                for number, vector in zip(numbers, vectors.tolist(), strict=True)
+            )
+            rows += len(numbers)
+    return rows
+
+
+def _write_parquet(path: Path, chunks: NumberedVectors, width: int) -> int:
+    arrow = _pyarrow(path)
+    schema = arrow.schema([("number", arrow.int64()), ("vector", arrow.list_(arrow.float32(), width))])
+    rows = 0
+    with arrow.parquet.ParquetWriter(path, schema) as file:
+        for numbers, vectors in chunks:
+            flat = arrow.array(vectors.float().numpy().reshape(-1))
+            columns = [arrow.array(numbers, arrow.int64()), arrow.FixedSizeListArray.from_arrays(flat, width)]
+            file.write_table(arrow.Table.from_arrays(columns, schema=schema))
+            rows += len(numbers)
+    return rows
+
+
+def _pyarrow(target: Path) -> Any:
+    try:
+        import pyarrow  # type: ignore[import-untyped]
+        import pyarrow.parquet  # type: ignore[import-untyped]
+    except ImportError as error:
+        remedy = "pip install 'bertsmith[data]', or write .npy"
+        raise UserError("writing Parquet needs pyarrow", where=str(target), remedy=remedy) from error
+    return pyarrow
+
+
+_WRITERS: dict[str, Callable[[Path, NumberedVectors, int], int]] = {
+    ".npy": _write_npy,
+    "": _write_npy,
+    ".csv": _write_csv,
+    ".parquet": _write_parquet,
+    ".pq": _write_parquet,
+}

@@ -92,7 +92,7 @@ def over_folds(assignment: Assignment, folds: int) -> list[Trial]:
     spec = spec_of(assignment.task.custom)
     trials = []
     for fold in range(folds):
-        task = custom_task(replace(spec, folds=folds, fold=fold))
+        task = custom_task(replace(spec, folds=folds, fold=fold), assignment.task.form)
         trials.append(_trial(replace(assignment, task=task), {}, f"fold-{fold}"))
     return trials
 

@@ -10,8 +10,10 @@ from bertsmith.core.seeds import key_of
 from bertsmith.tasks.example_types import BadLine, Example, Reader
 from bertsmith.tasks.kinds.registry import text_kind_named
 from bertsmith.tasks.stratified_split import DEV, MIN_ROWS_TO_SPLIT, TEST, held_back, held_back_fold
+from bertsmith.tasks.table_format import TableFormat
 from bertsmith.tasks.tables import (
     TABLE_SUFFIXES,
+    USUAL_FORMAT,
     LabelColumn,
     TextColumns,
     bare_suffix,
@@ -53,14 +55,14 @@ class CustomSpec:
         return bool((self.dev_fraction and not self.dev) or self.test_fraction or self.folds)
 
 
-def custom_task(spec: CustomSpec) -> Task:
-    """The task that such a table poses."""
+def custom_task(spec: CustomSpec, form: TableFormat = USUAL_FORMAT) -> Task:
+    """The task that such a table, written in this format, poses."""
     texts = (spec.text, spec.second) if spec.second else (spec.text,)
     kind = text_kind_named(spec.kind)
     label = LabelColumn(spec.label, kind.label_rule(spec.separator), unlabelled=kind.unlabelled_cells)
     columns = TextColumns(texts, label, key=spec.key)
-    whole = text_reader(replace(columns, keyed="always" if spec.key else "if given"))
-    unlabelled = text_reader(replace(columns, label=replace(label, wanted="if given")))
+    whole = text_reader(replace(columns, keyed="always" if spec.key else "if given"), form)
+    unlabelled = text_reader(replace(columns, label=replace(label, wanted="if given")), form)
 
     def elsewhere(_: Path) -> Iterator[Example | BadLine]:
         return whole(Path(spec.dev))
@@ -76,7 +78,7 @@ def custom_task(spec: CustomSpec) -> Task:
     splits["test"] = _files("test", unlabelled)
     if spec.test_fraction:
         splits[TEST] = replace(_files("train", _part(whole, spec, TEST)), may_be_empty=True)
-    return Task("custom", "Custom", kind, kind.custom_metrics, splits, custom=asdict(spec))
+    return Task("custom", "Custom", kind, kind.custom_metrics, splits, custom=asdict(spec), form=form)
 
 
 def spec_of(custom: Mapping[str, str | float]) -> CustomSpec:

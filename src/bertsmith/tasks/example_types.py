@@ -1,9 +1,9 @@
 """What the files of tasks hold; labels are still the words of the file.
 
 Every class of examples tells the same of itself, so that nobody has to ask which one it is: `strings` (all of
-its text), `summary` (for a list of errors), `sequences` (the texts of each sequence that may be cut; none
-where windows show everything), `label_names` (its classes or tags; none where it has a number, an answer or
-nothing) and `is_labelled` (whether it is known what is right).
+its text), `text_cells` (the same by column, for a table), `summary` (for a list of errors), `sequences` (the
+texts of each sequence that may be cut; none where windows show everything), `label_names` (its classes or
+tags; none where it has a number, an answer or nothing) and `is_labelled` (whether it is known what is right).
 """
 
 from collections.abc import Callable, Iterator
@@ -40,6 +40,10 @@ class TextExample:
         return self.parts
 
     @property
+    def text_cells(self) -> dict[str, str]:
+        return dict(zip(("text", "text2"), self.parts, strict=False))
+
+    @property
     def summary(self) -> str:
         return " // ".join(self.parts)
 
@@ -72,6 +76,10 @@ class TaggedExample:
     @property
     def strings(self) -> tuple[str, ...]:
         return (self.summary,)
+
+    @property
+    def text_cells(self) -> dict[str, str]:
+        return {"text": self.summary}
 
     @property
     def summary(self) -> str:
@@ -130,6 +138,10 @@ class Question:
         return self.question, self.passage
 
     @property
+    def text_cells(self) -> dict[str, str]:
+        return {"question": self.question, "passage": self.passage}
+
+    @property
     def summary(self) -> str:
         return self.question
 
@@ -158,6 +170,12 @@ class ChoiceExample:
     @property
     def strings(self) -> tuple[str, ...]:
         return tuple(text for option in self.options for text in option)
+
+    @property
+    def text_cells(self) -> dict[str, str]:
+        """What all options begin with, and what each of them adds."""
+        added = {f"option{index}": second for index, (_, second) in enumerate(self.options)}
+        return {"text": self.options[0][0], **added}
 
     @property
     def summary(self) -> str:

@@ -1,34 +1,36 @@
 """Rows of a table, whatever its format: TSV, CSV, JSONL or Parquet; a row that cannot be taken is a BadLine.
 
 - tsv (and any other name): tabs part the cells and a quote is a character, as in GLUE
-- csv: RFC 4180, so a quoted cell may hold commas, quotes and line ends
-- jsonl: one JSON object a line
+- csv, and what has a given delimiter: RFC 4180, so a quoted cell may hold commas, quotes and line ends; a
+  header may show semicolons, tabs or bars in place of the commas
+- jsonl, json: one JSON object a line, or one array of objects
 - parquet: a row a row
 
 All but parquet may be packed with gzip, bzip2, xz or Zstandard.
 """
 
 import csv
+import io
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Literal
 
 from bertsmith.core.errors import UserError
 from bertsmith.core.files import COMPRESSED_SUFFIXES, open_text_bytes
 from bertsmith.tasks.example_types import BadLabel, BadLine, Example, Reader, TextExample, Undecided
+from bertsmith.tasks.table_format import DELIMITERS, TableFormat, header_delimiter
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 _MAX_CELL = 1 << 30  # Python's csv refuses cells above 128 KiB otherwise, and documents are longer
 _ROWS_AT_ONCE = 4096
 _TORN = re.compile(r"[\udc80-\udcff]")  # as Python decodes single bytes (PEP 383)
-NOT_UTF8, CONVERT = "is not UTF-8 text", "convert it to UTF-8 (iconv)"
-_OTHER_SEPARATORS = {";": "semicolons", "\t": "tabs", ",": "commas", "|": "bars"}
+NOT_UTF8, CONVERT = "is not UTF-8 text", "convert it to UTF-8 (iconv), or name its --encoding"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +50,32 @@ class Columns:
     """The names of the columns where the first line does not name them; a table may then have no header."""
 
 
-ANY_COLUMNS = Columns()
+ANY_COLUMNS, USUAL_FORMAT = Columns(), TableFormat()
 
 
-def rows_of(path: Path, columns: Columns = ANY_COLUMNS) -> Iterator[Row | BadLine]:
+def rows_of(
+    path: Path, columns: Columns = ANY_COLUMNS, form: TableFormat = USUAL_FORMAT
+) -> Iterator[Row | BadLine]:
     """The rows of a table in order."""
-    return _BY_SUFFIX.get(bare_suffix(path), _tab_separated)(path, columns)
+    suffix = bare_suffix(path)
+    if suffix in _SELF_DESCRIBED:
+        if form.delimiter or form.columns:
+            what, remedy = f"a {suffix} file names its columns itself", "leave out --delimiter and --columns"
+            raise UserError(what, where=str(path), remedy=remedy)
+        return _SELF_DESCRIBED[suffix](path, columns, form)
+    if form.columns:
+        columns = replace(columns, headless=form.columns)
+    if suffix == ".csv" or form.delimiter not in ("", "\t"):
+        return _quoted(path, columns, form)
+    return _tab_separated(path, columns, form)
+
+
+def column_names(path: Path, form: TableFormat = USUAL_FORMAT) -> tuple[str, ...]:
+    """The columns that a table has, by its first row; none where it has no row."""
+    if form.columns:
+        return form.columns
+    first = next((row for row in rows_of(path, form=form) if isinstance(row, Row)), None)
+    return () if first is None else tuple(first.values)
 
 
 def bare_suffix(path: Path) -> str:
@@ -62,9 +84,9 @@ def bare_suffix(path: Path) -> str:
     return (path.with_suffix("") if packed else path).suffix.lower()
 
 
-def _tab_separated(path: Path, columns: Columns) -> Iterator[Row | BadLine]:
+def _tab_separated(path: Path, columns: Columns, form: TableFormat) -> Iterator[Row | BadLine]:
     names: tuple[str, ...] = ()
-    for number, line in numbered_lines(path):
+    for number, line in numbered_lines(path, form.encoding):
         if not line.strip(b"\r\n"):
             continue
         where = f"{path}:{number}"
@@ -80,12 +102,15 @@ def _tab_separated(path: Path, columns: Columns) -> Iterator[Row | BadLine]:
         yield _row(names, cells, where)
 
 
-def _comma_separated(path: Path, columns: Columns) -> Iterator[Row | BadLine]:
+def _quoted(path: Path, columns: Columns, form: TableFormat) -> Iterator[Row | BadLine]:
     csv.field_size_limit(_MAX_CELL)
     # Bytes that are not UTF-8 become lone surrogates: none of them looks like a comma, a quote or a line end,
     # so the records around them can still be told apart.
-    lines = (line.decode("utf-8", errors="surrogateescape") for _, line in numbered_lines(path))
-    reader = csv.reader(lines, strict=True)
+    raw = (line for _, line in numbered_lines(path, form.encoding))
+    lines = (line.decode("utf-8", errors="surrogateescape") for line in raw)
+    first = next(lines, "")
+    delimiter = form.delimiter or header_delimiter(path, first, columns.needed, headless=columns.headless)
+    reader = csv.reader(chain([first], lines), delimiter=delimiter, strict=True)
     names: tuple[str, ...] = ()
     while True:
         where = f"{path}:{reader.line_num + 1}"  # where the record begins; a cell may hold line ends
@@ -105,13 +130,9 @@ def _comma_separated(path: Path, columns: Columns) -> Iterator[Row | BadLine]:
             yield BadLine(NOT_UTF8, where, CONVERT) if is_torn(cells) else _row(names, cells, where)
 
 
-def _json_lines(path: Path, columns: Columns) -> Iterator[Row | BadLine]:
+def _json(path: Path, columns: Columns, form: TableFormat) -> Iterator[Row | BadLine]:
     first = True
-    for number, line in numbered_lines(path):
-        if not line.strip():
-            continue
-        where = f"{path}:{number}"
-        values = _json_object(line, where)
+    for where, values in _json_objects(path, form):
         if isinstance(values, BadLine):
             yield values
             continue
@@ -120,13 +141,42 @@ def _json_lines(path: Path, columns: Columns) -> Iterator[Row | BadLine]:
         first = False
         lacking = [name for name in columns.needed if name not in values]
         if lacking:
-            what = f"has no {_quoted(lacking)}, only {_quoted(values)}"
+            what = f"has no {_listed(lacking)}, only {_listed(values)}"
             yield BadLine(what, where, "write every field in every line")
         else:
             yield Row(values, where)
 
 
-def _parquet(path: Path, columns: Columns) -> Iterator[Row | BadLine]:
+def _json_objects(path: Path, form: TableFormat) -> Iterator[tuple[str, dict[str, Any] | BadLine]]:
+    """Each object of a file with where it stands, whether it is a line or an item of one array."""
+    filled = ((number, line) for number, line in numbered_lines(path, form.encoding) if line.strip())
+    start = next(filled, None)
+    if start is None:
+        return
+    lines: Iterable[tuple[int, bytes]] = chain([start], filled)
+    if start[1].lstrip().startswith(b"["):
+        held = list(lines)
+        try:
+            items = json.loads(b"".join(line for _, line in held))
+        except (ValueError, RecursionError) as error:
+            if bare_suffix(path) == ".json":
+                remedy = "write one array of objects, or one object a line"
+                raise UserError(f"is not valid JSON ({error})", where=str(path), remedy=remedy) from error
+        else:
+            for number, item in enumerate(items, 1):
+                where = f"{path} item {number}"
+                is_object = isinstance(item, dict)
+                yield where, item if is_object else BadLine("is not a JSON object", where, "write objects")
+            return
+        lines = held  # lines of which the first happens to be an array
+    for number, line in lines:
+        where = f"{path}:{number}"
+        yield where, _json_object(line, where)
+
+
+def _parquet(path: Path, columns: Columns, form: TableFormat) -> Iterator[Row | BadLine]:
+    if form.encoding:
+        raise UserError("a Parquet file is UTF-8", where=str(path), remedy="leave out --encoding")
     try:
         from pyarrow import ArrowException  # type: ignore[import-untyped]
         from pyarrow.parquet import ParquetFile  # type: ignore[import-untyped]
@@ -146,14 +196,29 @@ def _parquet(path: Path, columns: Columns) -> Iterator[Row | BadLine]:
         raise UserError(what, where=str(path), remedy="fetch it again") from error
 
 
-def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """The lines with their numbers; a mark at the very start is left out."""
+def numbered_lines(path: Path, encoding: str = "") -> Iterator[tuple[int, bytes]]:
+    """The lines in UTF-8 with their numbers; a mark at the very start is left out."""
+    if encoding:
+        yield from _recoded_lines(path, encoding)
+        return
     with open_text_bytes(path) as file:
         for number, line in enumerate(file, 1):
             if number == 1 and line.startswith(_UTF16_MARKS):
-                remedy = "convert it: iconv -f UTF-16 -t UTF-8"
+                remedy = "convert it: iconv -f UTF-16 -t UTF-8; tables of your own take --encoding utf-16"
                 raise UserError("is UTF-16 text", where=str(path), remedy=remedy)
             yield number, line.removeprefix(_BYTE_ORDER_MARK) if number == 1 else line
+
+
+def _recoded_lines(path: Path, encoding: str) -> Iterator[tuple[int, bytes]]:
+    number = 0
+    with io.TextIOWrapper(open_text_bytes(path), encoding=encoding, newline="\n") as file:
+        try:
+            for number, line in enumerate(file, 1):
+                yield number, (line.removeprefix("\ufeff") if number == 1 else line).encode("utf-8")
+        except UnicodeError as error:
+            what = f"is not {encoding} text ({error})"
+            remedy = "name another --encoding, or leave it out for UTF-8"
+            raise UserError(what, where=f"{path}:{number + 1}", remedy=remedy) from error
 
 
 def is_torn(cells: Sequence[str]) -> bool:
@@ -184,50 +249,53 @@ def _names(cells: Sequence[str], columns: Columns, where: str) -> tuple[tuple[st
     if is_torn(cells):
         raise UserError(NOT_UTF8, where=where, remedy=CONVERT)
     names = tuple(cell.strip() for cell in cells)
-    if columns.headless and not set(columns.needed) <= set(names):
+    is_header = names == columns.headless or (columns.needed and set(columns.needed) <= set(names))
+    if columns.headless and not is_header:
+        _refuse_missing(columns.headless, columns.needed, where)
         return columns.headless, False
-    _refuse_missing(names, columns.needed, where)
+    _refuse_missing(names, columns.needed, where, advice="; a file without a header takes --columns a,b,c")
     twice = sorted({name for name in names if name in columns.needed and names.count(name) > 1})
     if twice:
         raise UserError(f"has two columns {twice[0]!r}", where=where, remedy="rename one of them")
     return names, True
 
 
-def _refuse_missing(names: Sequence[str], needed: Sequence[str], where: str) -> None:
+def _refuse_missing(names: Sequence[str], needed: Sequence[str], where: str, *, advice: str = "") -> None:
     for name in needed:
         if name not in names:
-            remedy = f"its columns are {_quoted(names)}{_other_separator(names)}"
+            remedy = f"its columns are {_listed(names)}{_other_delimiter(names) or advice}"
             raise UserError(f"has no column {name!r}", where=where, remedy=remedy)
 
 
-def _other_separator(names: Sequence[str]) -> str:
+def _other_delimiter(names: Sequence[str]) -> str:
     """What seems to part the cells of a header that has one column only."""
-    found = [word for mark, word in _OTHER_SEPARATORS.items() if len(names) == 1 and mark in names[0]]
+    found = [mark for mark in DELIMITERS if len(names) == 1 and mark in names[0]]
     if not found:
         return ""
-    return f"; its cells seem to be parted by {found[0]}: write commas into a .csv, tabs into a .tsv"
+    spelled = "tab" if found[0] == "\t" else f"'{found[0]}'"
+    return f"; its cells seem to be parted by {DELIMITERS[found[0]]}: say --delimiter {spelled}"
 
 
 def _row(names: Sequence[str], cells: Sequence[str], where: str) -> Row | BadLine:
     if len(cells) != len(names):
-        what = f"has {len(cells)} columns where {len(names)} are expected ({_quoted(names)})"
+        what = f"has {len(cells)} columns where {len(names)} are expected ({_listed(names)})"
         return BadLine(what, where, "mend the line: a separator is missing or stands inside of a text")
     return Row(dict(zip(names, cells, strict=True)), where)
 
 
-def _quoted(names: Sequence[str] | Mapping[str, Any]) -> str:
+def _listed(names: Sequence[str] | Mapping[str, Any]) -> str:
     return ", ".join(map(repr, names))
 
 
-_BY_SUFFIX: dict[str, Callable[[Path, Columns], Iterator[Row | BadLine]]] = {
-    ".csv": _comma_separated,
-    ".jsonl": _json_lines,
-    ".ndjson": _json_lines,
-    ".json": _json_lines,
+_SELF_DESCRIBED: dict[str, Callable[[Path, Columns, TableFormat], Iterator[Row | BadLine]]] = {
+    ".jsonl": _json,
+    ".ndjson": _json,
+    ".json": _json,
     ".parquet": _parquet,
     ".pq": _parquet,
 }
-TABLE_SUFFIXES = (".tsv", ".txt", *_BY_SUFFIX)
+"""Formats that name the column of every cell."""
+TABLE_SUFFIXES = (".tsv", ".txt", ".csv", *_SELF_DESCRIBED)
 
 
 Label = str | float | tuple[str, ...]
@@ -254,8 +322,20 @@ def word(cell: Any) -> str:
     return cell_text(cell)
 
 
+_THOUSANDS = re.compile(r"[+-]?\d{1,3}(,\d{3})+\.\d+|[+-]?\d{1,3}(,\d{3}){2,}")  # 2,040.48 and 1,234,567
+_DECIMAL_COMMA = re.compile(r"[+-]?(\d{1,3}(\.\d{3})+|\d+),(\d{1,2}|\d{4,})")  # 2.040,48 and 2,5
+_EITHER = re.compile(r"[+-]?\d{1,3},\d{3}")
+
+
 def number(cell: Any) -> float:
-    """The number in a cell."""
+    """The number in a cell, also where it is written 2,040.48 or 2.040,48."""
+    written = cell.strip() if isinstance(cell, str) else ""
+    if _EITHER.fullmatch(written):
+        raise ValueError(f"has {cell!r}, whose comma may part thousands or decimals")
+    if _THOUSANDS.fullmatch(written):
+        cell = written.replace(",", "")
+    elif _DECIMAL_COMMA.fullmatch(written):
+        cell = written.replace(".", "").replace(",", ".")
     try:
         value = float(cell)
     except (TypeError, ValueError, OverflowError):
@@ -322,7 +402,7 @@ class TextColumns:
     """Column and value of the rows that belong to the split, where one file holds all splits."""
 
 
-def text_reader(columns: TextColumns) -> Reader:
+def text_reader(columns: TextColumns, form: TableFormat = USUAL_FORMAT) -> Reader:
     """A reader of text examples from a table."""
     label = (columns.label.name,) if columns.label.wanted == "always" else ()
     part = columns.part[:1] if columns.part else ()
@@ -330,7 +410,7 @@ def text_reader(columns: TextColumns) -> Reader:
     table = Columns((*columns.texts, *label, *part, *key), columns.headless)
 
     def read(path: Path) -> Iterator[TextExample | BadLine]:
-        for place, row in enumerate(rows_of(path, table)):
+        for place, row in enumerate(rows_of(path, table, form)):
             if isinstance(row, BadLine):
                 yield row
             elif columns.part is None or str(row.values[columns.part[0]]).strip() == columns.part[1]:

@@ -19,6 +19,7 @@ from bertsmith.tasks.example_types import (
 )
 from bertsmith.tasks.kinds.kind import AnyKind
 from bertsmith.tasks.metrics import Metric
+from bertsmith.tasks.table_format import TableFormat
 from bertsmith.tasks.tables import TABLE_SUFFIXES, bare_suffix
 
 
@@ -53,6 +54,8 @@ class Task:
     """Dotted keys of the fine-tuning recipe that differ from the defaults, with their published values."""
     custom: Mapping[str, str | float] = field(default_factory=dict)
     """A user's own table: which columns are what."""
+    form: TableFormat = TableFormat()
+    """How that table is written; it is no part of what the model must know later."""
 
     @property
     def deciding_metric(self) -> Metric:
@@ -119,9 +122,13 @@ def _sorted_out(found: Iterable[Example | BadLine], source: _Source, *, skip_bad
 
 def _filled(read: ReadSplit, task: Task, split: str) -> ReadSplit:
     if not read.examples:
-        skipped = f" ({len(read.skipped)} lines were skipped)" if read.skipped else ""
         published = bool(task.folders)
         remedy = f"fetch the {split} file of {task.title} again" if published else "put examples into it"
+        skipped = ""
+        if read.skipped:
+            first = read.skipped[0]
+            skipped = f": {len(read.skipped):,} lines were skipped, the first one: {first.where} {first.what}"
+            remedy = first.remedy
         raise UserError(f"holds no examples{skipped}", where=str(read.path), remedy=remedy)
     return read
 

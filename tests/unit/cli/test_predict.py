@@ -71,6 +71,27 @@ def test_tags_and_answers_have_their_own_files(capsys, runs, tmp_path):
     assert names == {"predictions.json", "nbest_predictions.json", "null_odds.json"}
 
 
+@pytest.mark.parametrize("text", ["ada sleeps .\nthe cat runs .\n", "ada sleeps\nthe cat\n"])
+def test_plain_sentences_are_not_taken_for_columns_of_words_and_tags(capsys, runs, tmp_path, text):
+    (tmp_path / "plain.txt").write_text(text)
+    words = ("--input", tmp_path / "plain.txt", "--out", tmp_path / "tags.txt")
+    line = mistake(capsys, "predict", runs["tags"][0], *words)
+    assert "plain.txt:1: " in line
+    assert not (tmp_path / "tags.txt").exists()
+
+
+def test_words_alone_and_words_with_some_known_tag_are_tagged(capsys, runs, tmp_path):
+    for text in ("ada\nsleeps\n.\n", "ada B-person\nsleeps VERB\n. .\n"):
+        (tmp_path / "words.txt").write_text(text)
+        words = ("--input", tmp_path / "words.txt", "--out", tmp_path / "tags.txt")
+        assert bertsmith(capsys, "predict", runs["tags"][0], *words).code == 0
+        assert [line.split()[0] for line in (tmp_path / "tags.txt").read_text().splitlines()] == [
+            "ada",
+            "sleeps",
+            ".",
+        ]
+
+
 def test_bad_lines_are_counted(capsys, runs, new, tmp_path):
     new.write_text(new.read_text() + "a\tb\n")
     words = ("predict", runs["one"][0], "--input", new, "--out", tmp_path / "out.tsv")

@@ -83,9 +83,7 @@ def test_pieces_are_small_and_together_the_file(
     assert [text for piece in pieces for text in piece.texts] == lines
     assert sum(piece.size for piece in pieces) == path.stat().st_size
     assert all(len(piece.texts) <= lines_at_once for piece in pieces)
-    assert [piece.first for piece in pieces] == [
-        1 + sum(len(before.texts) for before in pieces[:number]) for number in range(len(pieces))
-    ]
+    assert [number for piece in pieces for number in piece.numbers] == list(range(1, len(lines) + 1))
 
 
 def test_a_file_is_read_little_further_than_it_is_used(small_pieces, monkeypatch):
@@ -105,7 +103,7 @@ def test_lines_that_come_slowly_are_not_waited_for(monkeypatch):
         writer.write(b"one\ntwo\nthr")
         assert next(pieces).texts == ["one", "two"]  # half a line holds up none
         writer.write(b"ee\n")
-        assert next(pieces) == text_files.Piece(["three"], 3, 6)
+        assert next(pieces) == text_files.Piece(["three"], [3], ["standard input:3"], 6)
         writer.write(b"four")
         writer.close()
         assert [piece.texts for piece in pieces] == [["four"]]
@@ -212,10 +210,10 @@ def test_each_line_gets_its_label_in_order(capsys, folders, file, small_pieces):
 
 def test_a_tab_makes_a_pair_and_the_file_may_be_packed(capsys, folders, tmp_path):
     pairs = [("the sun", "the snow is cold"), ("a", "b")]
-    with gzip.open(tmp_path / "pairs.tsv.gz", "wt") as packed:
+    with gzip.open(tmp_path / "pairs.txt.gz", "wt") as packed:
         packed.write("".join("\t".join(pair) + "\n" for pair in pairs))
     told = bertsmith(
-        capsys, "classify", "--input", tmp_path / "pairs.tsv.gz", "--model", folders / "numbers", "--json"
+        capsys, "classify", "--input", tmp_path / "pairs.txt.gz", "--model", folders / "numbers", "--json"
     )
     expected = package.load(folders / "numbers").score(pairs)
     found = [json.loads(line)["score"] for line in told.out.splitlines()]

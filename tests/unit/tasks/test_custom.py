@@ -68,9 +68,33 @@ def test_numbers_are_read_as_numbers(tmp_path) -> None:
     assert [example.label for example in read(spec, path)] == [2.5, -1.0]
 
 
-@pytest.mark.parametrize("cell", ["much", "nan", "inf"])
-def test_what_is_no_number_is_reported(tmp_path, cell) -> None:
-    path = table(tmp_path / "my.csv", "text,score", f"a,{cell}")
+@pytest.mark.parametrize(
+    ("cell", "number"),
+    [
+        ("2,040.48", 2040.48),
+        ("-1,234,567", -1234567.0),
+        ("2.040,48", 2040.48),
+        ("2,5", 2.5),
+        ("+1,0625", 1.0625),
+        (" 7 ", 7.0),
+        ("1e3", 1000.0),
+    ],
+)
+def test_numbers_are_read_as_people_write_them(tmp_path, cell, number) -> None:
+    path = table(tmp_path / "my.csv", "text,score", f'a,"{cell}"')
+    (example,) = read(CustomSpec("text", "score", kind="regress", dev_fraction=WHOLE), path)
+    assert example.label == number
+
+
+def test_a_comma_that_may_part_thousands_or_decimals_is_told(tmp_path) -> None:
+    path = table(tmp_path / "my.csv", "text,score", 'a,"1,234"')
+    with pytest.raises(UserError, match="my.csv:2: has '1,234', whose comma may part thousands or decimals"):
+        read(CustomSpec("text", "score", kind="regress", dev_fraction=WHOLE), path)
+
+
+@pytest.mark.parametrize("cell", ["much", "nan", "inf", "12,34,567.8"])
+def test_what_is_no_number_is_told(tmp_path, cell) -> None:
+    path = table(tmp_path / "my.csv", "text,score", f'a,"{cell}"')
     with pytest.raises(UserError, match=f"my.csv:2: has '{cell}' where a number is expected"):
         read(CustomSpec("text", "score", kind="regress", dev_fraction=WHOLE), path)
 

@@ -6,11 +6,13 @@ import pytest
 
 from bertsmith.tasks.answers import Candidate, QuestionAnswer
 from bertsmith.tasks.conll import read_columns
-from bertsmith.tasks.example_types import ChoiceExample, TaggedExample
+from bertsmith.tasks.example_types import ChoiceExample, TaggedExample, TextExample
 from bertsmith.tasks.kinds.choice import CHOICE
+from bertsmith.tasks.kinds.classify import CLASSIFY
 from bertsmith.tasks.kinds.span import SPAN
 from bertsmith.tasks.kinds.tag import TAG
 from bertsmith.tasks.predictions import PredictedSplit, Predictions
+from bertsmith.tasks.table_files import write_table
 from tests.unit.tasks.made_sets import made_set
 
 
@@ -26,7 +28,7 @@ def answer(key: str, text: str, *nbest: Candidate) -> QuestionAnswer:
 
 def written(kind, out, examples, predictions, *, labels=(), encoded=None):
     """Write the predictions of these examples; the files."""
-    return kind.write_predictions(out, labels, PredictedSplit(examples, encoded, predictions), separator=",")
+    return kind.write_predictions(out, labels, PredictedSplit(examples, encoded, predictions))
 
 
 def write_tags(out, sentences, *, predictions):
@@ -81,9 +83,32 @@ def test_choices_have_the_probability_of_each_option(tmp_path):
     examples = [ChoiceExample("x", pairs, None, "here"), ChoiceExample("y", pairs[:2], None, "here")]
     encoded = replace(made_set("choice"), items_M1=np.array([0, 3, 5]))
     predictions = Predictions(np.array([0.25, 0.5, 0.25, 0.75, 0.25], np.float32))
-    written(CHOICE, tmp_path / "choices.tsv", examples, predictions, encoded=encoded)
+    split = PredictedSplit(examples, encoded, predictions)
+    write_table(tmp_path / "choices.tsv", CHOICE.prediction_rows((), split, separator=","))
     assert (tmp_path / "choices.tsv").read_text(encoding="utf-8").splitlines() == [
         "id\tprediction\t0\t1\t2",
-        "x\t1\t0.250000\t0.500000\t0.250000",
-        "y\t0\t0.750000\t0.250000\t",
+        "x\t1\t0.25\t0.5\t0.25",
+        "y\t0\t0.75\t0.25\t",
     ]
+
+
+def test_a_label_that_is_called_as_another_column_keeps_its_probability():
+    examples = [TextExample("7", "a", None, "here")]
+    split = PredictedSplit(examples, made_set("classify"), Predictions(np.array([[0.25, 0.75]], np.float32)))
+    (row,) = CLASSIFY.prediction_rows(("id", "text"), split, separator=",")
+    assert row == {
+        "id": "7",
+        "prediction": "text",
+        "probability of id": 0.25,
+        "probability of text": 0.75,
+    }
+
+
+def test_tags_and_answers_are_rows_too():
+    encoded = replace(made_set("tag"), words_P2=np.array([(0, 0), (0, 1)]))
+    split = PredictedSplit([tagged("EU|rejects", None)], encoded, Predictions(np.eye(2, dtype=np.float32)))
+    (row,) = TAG.prediction_rows(("B-ORG", "O"), split, separator=",")
+    assert row == {"id": "EU|rejects", "words": ["EU", "rejects"], "tags": ["B-ORG", "O"]}
+    answers = Predictions(np.zeros((0, 2), np.float32), (answer("q1", "tea"),))
+    (row,) = SPAN.prediction_rows((), PredictedSplit([], None, answers), separator=",")
+    assert row == {"id": "q1", "prediction": "tea", "start": 0, "probability": 0.5, "null_odds": -1.5}

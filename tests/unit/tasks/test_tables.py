@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from bertsmith.core.errors import UserError
 from bertsmith.tasks.example_types import BadLine
+from bertsmith.tasks.table_format import TableFormat
 from bertsmith.tasks.tables import ANY_COLUMNS, Columns, Row, rows_of
 
 
@@ -117,7 +118,8 @@ def test_a_wrong_column_is_rejected_with_the_columns_there_are(tmp_path, name) -
     with pytest.raises(UserError) as told:
         list(rows_of(path, Columns(("review",))))
     assert told.value.what == "has no column 'review'"
-    assert told.value.remedy == "its columns are 'a', 'b'"
+    advice = "; a file without a header takes --columns a,b,c" if name in ("a.tsv", "a.csv") else ""
+    assert told.value.remedy == f"its columns are 'a', 'b'{advice}"
 
 
 def test_a_needed_column_that_stands_twice_is_rejected(tmp_path) -> None:
@@ -150,18 +152,126 @@ def test_a_record_of_csv_that_is_no_utf8_is_reported_and_the_next_is_read(tmp_pa
     assert values(path) == [{"a": "x", "b": "0"}, {"a": "café", "b": "2"}]
 
 
+@pytest.mark.parametrize(("header", "option"), [("text,stars", "','"), ("text;stars", "';'")])
+def test_a_tsv_with_another_delimiter_is_told_which_option_helps(tmp_path, header, option) -> None:
+    path = written(tmp_path, "a.tsv", f"{header}\n")
+    with pytest.raises(UserError, match=f"its cells seem to be parted by .*: say --delimiter {option}"):
+        list(rows_of(path, Columns(("text",))))
+
+
 @pytest.mark.parametrize(
-    ("name", "header", "word"),
+    ("mark", "word"), [(";", "semicolons"), ("\t", "tabs"), ("|", "bars")], ids=["semicolon", "tab", "bar"]
+)
+@pytest.mark.parametrize("columns", [Columns(("text",)), ANY_COLUMNS], ids=["needed", "any"])
+def test_a_csv_is_read_with_the_delimiter_that_its_header_shows(
+    tmp_path, caplog, mark, word, columns
+) -> None:
+    lines = [f"text{mark}stars", f'"a, b{mark} ""c""\nd"{mark}1', f"2,5{mark}2"]
+    path = written(tmp_path, "a.csv", "\r\n".join(lines))
+    assert values(path, columns) == [
+        {"text": f'a, b{mark} "c"\nd', "stars": "1"},
+        {"text": "2,5", "stars": "2"},
+    ]
+    assert [f"a.csv: its first line shows {word} between its cells" in line for line in caplog.messages] == [
+        True
+    ]
+
+
+def test_a_header_with_commas_and_the_wanted_columns_is_read_with_commas(tmp_path, caplog) -> None:
+    path = written(tmp_path, "a.csv", "text;old,text,stars\nx,y;z,1\n")
+    assert values(path, Columns(("text",))) == [{"text;old": "x", "text": "y;z", "stars": "1"}]
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize(("name", "mark"), [("a.csv", "#"), ("a.tsv", ";"), ("a.txt", "|"), ("a.csv", "\t")])
+def test_a_delimiter_that_is_given_is_taken(tmp_path, caplog, name, mark) -> None:
+    path = written(tmp_path, name, f'a{mark}b\n"x{mark}y"{mark}1\n')
+    rows = list(rows_of(path, Columns(("a",)), TableFormat(delimiter=mark)))
+    assert [row.values for row in rows] == [{"a": f"x{mark}y", "b": "1"}]
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.jsonl"])
+@pytest.mark.parametrize("encoding", ["cp1252", "utf-16", "utf-8"])
+def test_an_encoding_that_is_given_is_taken(tmp_path, name, encoding) -> None:
+    content = {"a.tsv": "a\tb\r\ncaf\xe9 \u201c\t1\r\n", "a.csv": 'a,b\n"caf\xe9 \u201c",1\n'}.get(
+        name, '{"a": "caf\xe9 \u201c", "b": "1"}\n'
+    )
+    path = written(tmp_path, name, content.encode(encoding))
+    (row,) = rows_of(path, form=TableFormat(encoding=encoding))
+    assert row.values == {"a": "caf\xe9 \u201c", "b": "1"}
+
+
+def test_a_wrong_encoding_is_told_with_its_line(tmp_path) -> None:
+    path = written(tmp_path, "a.csv", b"a,b\nx,1\n\xff\xff,2\n")
+    with pytest.raises(UserError, match="a.csv:[0-9]: is not ascii text"):
+        list(rows_of(path, form=TableFormat(encoding="ascii")))
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv"])
+def test_columns_name_the_cells_of_a_file_without_a_header(tmp_path, name) -> None:
+    mark = "," if name == "a.csv" else "\t"
+    path = written(tmp_path, name, f"x{mark}1\ny{mark}2\n")
+    form = TableFormat(columns=("text", "stars"))
+    assert [row.values["text"] for row in rows_of(path, Columns(("text",)), form)] == ["x", "y"]
+    with pytest.raises(UserError, match="no column 'label'; its columns are 'text', 'stars'"):
+        list(rows_of(path, Columns(("label",)), form))
+
+
+def test_a_header_is_no_row_even_where_columns_are_named(tmp_path) -> None:
+    path = written(tmp_path, "a.csv", "text;stars\nx;1\n")
+    (row,) = rows_of(path, form=TableFormat(columns=("text", "stars")))
+    assert row.values == {"text": "x", "stars": "1"}
+
+
+def test_a_headless_csv_is_read_with_the_delimiter_that_gives_its_columns(tmp_path) -> None:
+    path = written(tmp_path, "a.csv", "x, and y;1\nz;2\n")
+    rows = list(rows_of(path, Columns(("text",)), TableFormat(columns=("text", "stars"))))
+    # Commas give two cells as well: where both fit, a .csv means commas.
+    assert rows[0].values == {"text": "x", "stars": " and y;1"}
+    path = written(tmp_path, "b.csv", "x;1\nz;2\n")
+    rows = list(rows_of(path, Columns(("text",)), TableFormat(columns=("text", "stars"))))
+    assert [row.values["stars"] for row in rows] == ["1", "2"]
+
+
+def test_what_describes_itself_takes_no_delimiter_and_no_columns(tmp_path) -> None:
+    path = written(tmp_path, "a.jsonl", '{"a": 1}\n')
+    for form in (TableFormat(delimiter=";"), TableFormat(columns=("a",))):
+        with pytest.raises(UserError, match="a .jsonl file names its columns itself; leave out --delimiter"):
+            list(rows_of(path, form=form))
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.jsonl"])
+def test_a_json_array_is_read_item_by_item(tmp_path, name) -> None:
+    path = written(tmp_path, name, json.dumps([{"a": 1}, 7, {"a": "x"}], indent=2))
+    found = list(rows_of(path, Columns(("a",))))
+    assert [found[0], found[2]] == [Row({"a": 1}, f"{path} item 1"), Row({"a": "x"}, f"{path} item 3")]
+    assert isinstance(found[1], BadLine) and found[1].what == "is not a JSON object"
+
+
+def test_a_broken_json_array_is_told_as_one(tmp_path) -> None:
+    with pytest.raises(UserError, match="a.json: is not valid JSON .*; write one array of objects"):
+        list(rows_of(written(tmp_path, "a.json", '[\n{"a": 1},\n{"a": \n]')))
+
+
+@pytest.mark.parametrize(
+    ("given", "what"),
     [
-        ("a.csv", "text;stars", "semicolons"),
-        ("a.csv", "text\tstars", "tabs"),
-        ("a.tsv", "text,stars", "commas"),
+        ({"delimiter": ";;"}, "--delimiter: ';;' cannot part cells"),
+        ({"delimiter": '"'}, "cannot part cells"),
+        ({"encoding": "utf-9"}, "--encoding: unknown encoding 'utf-9'"),
+        ({"encoding": "hex"}, "unknown encoding 'hex'"),
+        ({"columns": "a,,b"}, "--columns: 'a,,b' does not name columns"),
+        ({"columns": "a,a"}, "does not name columns"),
     ],
 )
-def test_a_table_with_another_separator_is_reported_so(tmp_path, name, header, word) -> None:
-    path = written(tmp_path, name, f"{header}\n")
-    with pytest.raises(UserError, match=f"its cells seem to be parted by {word}: write commas into a .csv"):
-        list(rows_of(path, Columns(("text",))))
+def test_a_format_that_cannot_be_is_refused(given, what) -> None:
+    with pytest.raises(UserError, match=what):
+        TableFormat.parse(**given)
+
+
+def test_a_format_is_spelled_as_people_do() -> None:
+    assert TableFormat.parse(delimiter="tab", columns="a, b") == TableFormat("\t", "", ("a", "b"))
 
 
 def test_a_line_of_tsv_that_is_no_utf8_is_reported(tmp_path) -> None:

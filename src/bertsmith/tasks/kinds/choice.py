@@ -1,14 +1,12 @@
 """One of several texts, all of which are sequences of one item. Shapes: M items, N sequences."""
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bertsmith.core.errors import UserError
-from bertsmith.core.files import write_text
 from bertsmith.recipe.finetuning_schema import AnswersSection, HeadSection, TextSection
 from bertsmith.tasks.encoded import NO_LABEL, EncodedSet
 from bertsmith.tasks.example_types import ChoiceExample
@@ -110,23 +108,17 @@ class Choose(Kind[ChoiceExample]):
                 right = str(example.label)
                 yield HardError(example.where, example.summary, right, str(chosen), confidence)
 
-    def write_predictions(
-        self, out: Path, labels: tuple[str, ...], split: PredictedSplit[ChoiceExample], *, separator: str
-    ) -> list[Path]:
-        """Write the id of each example, the chosen option, counted from 0, and the probability of each.
-
-        An example with fewer options than another has empty cells at its end.
-        """
+    def prediction_rows(
+        self, labels: tuple[str, ...], split: PredictedSplit[ChoiceExample], *, separator: str
+    ) -> list[dict[str, Any]]:
+        """A row for each example: its id, the chosen option, counted from 0, and the probability of each."""
         predicted_M = self.predicted_targets(split.encoded, split.predictions)
         probabilities = [each.tolist() for each in _by_item(split.predictions, split.encoded)]
-        options = max((len(each) for each in probabilities), default=0)
-        lines = ["\t".join(["id", "prediction", *map(str, range(options))])]
-        for example, chosen, each in zip(split.examples, predicted_M, probabilities, strict=True):
-            empty = [""] * (options - len(each))
-            cells = [example.key, str(int(chosen)), *(f"{probability:.6f}" for probability in each), *empty]
-            lines.append("\t".join(cells))
-        write_text(out, "\n".join(lines) + "\n")
-        return [out]
+        return [
+            {"id": example.key, "prediction": int(chosen)}
+            | {str(index): each for index, each in enumerate(options)}
+            for example, chosen, options in zip(split.examples, predicted_M, probabilities, strict=True)
+        ]
 
 
 def _by_item(predictions: Predictions, encoded: EncodedSet) -> list[Numbers]:

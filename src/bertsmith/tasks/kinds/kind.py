@@ -81,6 +81,8 @@ class Kind(ABC, Generic[ExampleT]):
     """Whether it predicts numbers."""
     from_tables: ClassVar[bool] = False
     """Whether examples are texts with a label, which are read from any table."""
+    has_own_files: ClassVar[bool] = False
+    """Whether tools expect its predictions in another form than a table (conlleval, the SQuAD scripts)."""
     has_subsets: ClassVar[bool] = False
     """Whether published sets have further splits that are parts of another one (RACE's schools)."""
 
@@ -207,10 +209,16 @@ class Kind(ABC, Generic[ExampleT]):
         """What was predicted wrong, in the order of the examples."""
 
     @abstractmethod
+    def prediction_rows(
+        self, labels: tuple[str, ...], split: PredictedSplit[ExampleT], *, separator: str
+    ) -> list[dict[str, Any]]:
+        """The rows of a table: for each example its id, the prediction, and how probable it is."""
+
     def write_predictions(
-        self, out: Path, labels: tuple[str, ...], split: PredictedSplit[ExampleT], *, separator: str
+        self, out: Path, labels: tuple[str, ...], split: PredictedSplit[ExampleT]
     ) -> list[Path]:
-        """Write the predictions in the form that the kind's tools read; the files written."""
+        """Write the predictions in the form that the kind's tools read, where `has_own_files`; the files."""
+        raise NotImplementedError
 
     def config_keys(self, labels: tuple[str, ...]) -> dict[str, Any]:
         """What tells other tools, in config.json, the names of the outputs and the kind of the problem."""

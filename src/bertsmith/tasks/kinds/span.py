@@ -45,6 +45,7 @@ class Span(Kind[Question]):
         Metric("best_exact_threshold", in_percent=False),
     )
     ability = "answer"
+    has_own_files = True
     taught_by = "squad2"
 
     def encode_checked(
@@ -122,8 +123,23 @@ class Span(Kind[Question]):
                 predicted = answer.text or "no answer"
                 yield HardError(example.where, example.summary, right[0], predicted, answer.probability)
 
+    def prediction_rows(
+        self, labels: tuple[str, ...], split: PredictedSplit[Question], *, separator: str
+    ) -> list[dict[str, Any]]:
+        """A row for each question: its id, the answer, where it begins, and how probable it is."""
+        return [
+            {
+                "id": answer.key,
+                "prediction": answer.text,
+                "start": answer.start,
+                "probability": answer.probability,
+                "null_odds": answer.null_odds,
+            }
+            for answer in split.predictions.answers
+        ]
+
     def write_predictions(
-        self, out: Path, labels: tuple[str, ...], split: PredictedSplit[Question], *, separator: str
+        self, out: Path, labels: tuple[str, ...], split: PredictedSplit[Question]
     ) -> list[Path]:
         """Write predictions.json, nbest_predictions.json and null_odds.json as run_squad.py does."""
         names = ("predictions", "nbest_predictions", "null_odds")

@@ -48,6 +48,7 @@ class Tag(Kind[TaggedExample]):
     min_labels = 2
     plots = ("confusion", "calibration")
     has_class_weights = True
+    has_own_files = True
 
     def encode_checked(
         self,
@@ -98,8 +99,18 @@ class Tag(Kind[TaggedExample]):
             instead = " ".join(f"{word}/{predicted}" for word, _, predicted in wrong)
             yield HardError(example.where, example.summary, right, instead, float(surest_M[index]))
 
+    def prediction_rows(
+        self, labels: tuple[str, ...], split: PredictedSplit[TaggedExample], *, separator: str
+    ) -> list[dict[str, Any]]:
+        """A row for each sentence: its id, its words and the predicted tag of each."""
+        tagged = predicted_tags(labels, split, self.predicted_targets(split.encoded, split.predictions))
+        return [
+            {"id": example.key, "words": list(example.words), "tags": tags}
+            for example, tags in zip(split.examples, tagged, strict=True)
+        ]
+
     def write_predictions(
-        self, out: Path, labels: tuple[str, ...], split: PredictedSplit[TaggedExample], *, separator: str
+        self, out: Path, labels: tuple[str, ...], split: PredictedSplit[TaggedExample]
     ) -> list[Path]:
         """Write each word with its tag (where it is known) and the predicted one on a line, for conlleval.
 

@@ -1,15 +1,12 @@
 """What classify, multilabel and regress share: a text or a pair of texts with a label, read from a table."""
 
-import re
 from abc import abstractmethod
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
 from bertsmith.core.errors import UserError
-from bertsmith.core.files import write_text
 from bertsmith.recipe.finetuning_schema import TextSection
 from bertsmith.tasks.encoded import EncodedSet
 from bertsmith.tasks.example_types import TextExample
@@ -19,6 +16,9 @@ from bertsmith.tasks.predictions import PredictedSplit
 from bertsmith.tasks.tables import LabelRule
 from bertsmith.tasks.text_encoding import Targets, joined_pieces, lay_pieces, lay_texts, text_set
 from bertsmith.text.tokenizer import Tokenizer
+
+OTHER_COLUMNS = ("id", "prediction", "text", "text2")
+"""What else a table of predictions may have."""
 
 
 class TextKind(Kind[TextExample]):
@@ -89,15 +89,18 @@ class TextKind(Kind[TextExample]):
         predicted = self.predicted_targets(split.encoded, split.predictions)
         return [self.written(labels, target, separator=separator) for target in predicted]
 
-    def write_predictions(
-        self, out: Path, labels: tuple[str, ...], split: PredictedSplit[TextExample], *, separator: str
-    ) -> list[Path]:
-        """Write a line for each text: its id, the prediction, and the probability of each class."""
-        rows: list[list[Any]] = [["id", "prediction", *labels]]
+    def prediction_rows(
+        self, labels: tuple[str, ...], split: PredictedSplit[TextExample], *, separator: str
+    ) -> list[dict[str, Any]]:
+        """A row for each text: its id, the prediction, and the probability of each class."""
+        rows = []
         for index, written in enumerate(self.predicted_labels(labels, split, separator=separator)):
-            probabilities = split.predictions.scores[index] if labels else ()
-            rows.append([split.examples[index].key, written, *(f"{each:.6f}" for each in probabilities)])
-        # Ids and labels are a user's own: what would end a cell or a line becomes a space.
-        lines = ("\t".join(re.sub(r"[\t\r\n]", " ", str(cell)) for cell in row) for row in rows)
-        write_text(out, "".join(f"{line}\n" for line in lines))
-        return [out]
+            probabilities = split.predictions.scores[index].tolist() if labels else ()
+            row = {"id": split.examples[index].key, "prediction": written}
+            rows.append(row | dict(zip(probability_columns(labels), probabilities, strict=True)))
+        return rows
+
+
+def probability_columns(labels: Sequence[str]) -> list[str]:
+    """The columns of the labels' probabilities: their names, unless another column has that name."""
+    return [f"probability of {label}" if label in OTHER_COLUMNS else label for label in labels]
