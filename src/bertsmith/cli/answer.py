@@ -48,7 +48,7 @@ def answer(
         Path | None, Option(metavar="FILE", help="File of the passage; - reads the standard input.")
     ] = None,
     text: Annotated[
-        str | None, Option(metavar="TEXT", help="The passage itself, in place of a file.")
+        str | None, Option("--passage-text", metavar="TEXT", help="The passage itself, in place of a file.")
     ] = None,
     best: Annotated[int, Option(min=1, help="How many answers to print.")] = 3,
     model: ModelOption = None,
@@ -64,7 +64,7 @@ def answer(
 
     Example: bertsmith answer "Why did Alyssa go to Miami?" --passage story.txt --model runs/squad2
 
-    Example: bertsmith answer "Who wrote it?" --text "Emma was written by Jane Austen." --model runs/squad2
+    Example: bertsmith answer "Who wrote it?" --passage-text "Emma was by Jane Austen." --model runs/squad2
     """
     if question == str(STANDARD_INPUT) == str(passage):
         remedy = "give the questions or the passage in another way"
@@ -107,7 +107,7 @@ def passage_of(file: Path | None, text: str | None) -> str:
     if text is not None and file is None:
         return text
     if file is None or text is not None:
-        remedy = "say --passage FILE, --passage - for the standard input, or --text TEXT"
+        remedy = "say --passage FILE, --passage - for the standard input, or --passage-text TEXT"
         raise UserError("one passage is wanted", remedy=remedy)
     if file != STANDARD_INPUT:
         return read_text(file.expanduser(), remedy="give a text file in UTF-8")

@@ -7,6 +7,7 @@ from typer import Exit, Option, Typer, echo
 
 from bertsmith import __version__
 from bertsmith.cli.answer import answer
+from bertsmith.cli.choose import choose
 from bertsmith.cli.classify import classify
 from bertsmith.cli.compare import compare
 from bertsmith.cli.corpus import corpus
@@ -17,6 +18,7 @@ from bertsmith.cli.fill import fill, next_sentence
 from bertsmith.cli.finetune import finetune, glue
 from bertsmith.cli.import_tf import import_tf
 from bertsmith.cli.inspect import inspect
+from bertsmith.cli.option_names import Verb
 from bertsmith.cli.predict import evaluate, predict
 from bertsmith.cli.pretrain import pretrain
 from bertsmith.cli.recipe import recipe
@@ -35,34 +37,34 @@ PIPE_CLOSED = 141
 app = Typer(
     name="bertsmith",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     epilog="Start here: bertsmith demo, or bertsmith fill 'Paris is the [MASK] of France.' "
-    "A checkpoint of 2018: bertsmith import-tf uncased_L-12_H-768_A-12 models/bert-base. "
+    "A checkpoint of 2018: bertsmith import-tf uncased_L-12_H-768_A-12 --out models/bert-base. "
     "In Python: import bertsmith; bert = bertsmith.load('models/bert-base').",
 )
-app.command("demo")(demo)
-app.command("vocab")(vocab)
-app.command("corpus")(corpus)
-app.command("pretrain")(pretrain)
-app.command("examples")(examples)
+app.command("demo", cls=Verb)(demo)
+app.command("vocab", cls=Verb)(vocab)
+app.command("corpus", cls=Verb)(corpus)
+app.command("pretrain", cls=Verb)(pretrain)
+app.command("examples", cls=Verb)(examples)
 app.add_typer(recipe, name="recipe")
-app.command("tasks")(tasks)
-app.command("finetune")(finetune)
-app.command("glue")(glue)
-app.command("inspect")(inspect)
-app.command("evaluate")(evaluate)
-app.command("predict")(predict)
-app.command("fill")(fill)
-app.command("next")(next_sentence)
-app.command("answer")(answer)
-app.command("classify")(classify)
-app.command("tag")(tag)
-app.command("compare")(compare)
-app.command("embed")(embed)
-app.command("serve")(serve)
-app.command("import-tf")(import_tf)
+app.command("tasks", cls=Verb)(tasks)
+app.command("finetune", cls=Verb)(finetune)
+app.command("glue", cls=Verb)(glue)
+app.command("inspect", cls=Verb)(inspect)
+app.command("evaluate", cls=Verb)(evaluate)
+app.command("predict", cls=Verb)(predict)
+app.command("fill", cls=Verb)(fill)
+app.command("next", cls=Verb)(next_sentence)
+app.command("answer", cls=Verb)(answer)
+app.command("choose", cls=Verb)(choose)
+app.command("classify", cls=Verb)(classify)
+app.command("tag", cls=Verb)(tag)
+app.command("compare", cls=Verb)(compare)
+app.command("embed", cls=Verb)(embed)
+app.command("serve", cls=Verb)(serve)
+app.command("import-tf", cls=Verb)(import_tf)
 
 
 def show_version(wanted: bool) -> None:

@@ -33,7 +33,7 @@ def finetune(
     out: Annotated[Path, Option(help="Run folder; a run found there resumes.")],
     model: Annotated[Path | None, Option(help="Model folder; without it the small own one.")] = None,
     text: Annotated[str, Option(help="custom: column of the text.")] = "",
-    second: Annotated[str, Option(help="custom: column of the second text of a pair.")] = "",
+    second: Annotated[str, Option("--text2", help="custom: column of the second text of a pair.")] = "",
     label: Annotated[str, Option(help="custom: column of the label or number.")] = "",
     kind: Annotated[str, Option(help="custom: classify (the default), multilabel or regress.")] = "",
     separator: Annotated[str, Option(help="custom: what parts the labels in a cell; a comma.")] = "",
@@ -201,8 +201,9 @@ class _OwnTable:
 
     def flags(self) -> list[str]:
         """The options that were given."""
+        spelled = {"second": "--text2", "key": "--id"}
         given = [name for name, value in asdict(self).items() if value not in ("", None)]
-        return ["--id" if name == "key" else f"--{name.replace('_', '-')}" for name in given]
+        return [spelled.get(name, f"--{name.replace('_', '-')}") for name in given]
 
 
 def _published_task(name: str, own: _OwnTable) -> "Task":

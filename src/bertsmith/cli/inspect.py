@@ -34,7 +34,7 @@ def inspect(
         Path | None, Argument(metavar="[FILE]", help="Your table: CSV, TSV, JSONL or Parquet; or a folder.")
     ] = None,
     text: Annotated[str, Option(metavar="COLUMN", help="The column of the texts.")] = "",
-    second: Annotated[str, Option(metavar="COLUMN", help="That of the second texts, for pairs.")] = "",
+    second: Annotated[str, Option("--text2", metavar="COLUMN", help="That of second texts, for pairs.")] = "",
     label: Annotated[str, Option(metavar="COLUMN", help="The column of the labels or numbers.")] = "",
     kind: Annotated[
         str, Option(help="One label for each text (classify), several (multilabel), or a number (regress).")
@@ -49,7 +49,7 @@ def inspect(
     encoding: EncodingOption = "",
     columns: ColumnsOption = "",
     task: Annotated[str, Option(metavar="TASK", help="A task of the papers instead, such as wnli.")] = "",
-    data: Annotated[Path | None, Option(metavar="FOLDER", help="Its folder.")] = None,
+    data: Annotated[Path | None, Option(metavar="PATH", help="As FILE; of a task its folder.")] = None,
     as_json: Annotated[bool, Option("--json", help="Print one JSON object, for machines.")] = False,
 ) -> None:
     """Inspect a data set before training on it.
@@ -65,12 +65,14 @@ def inspect(
     from bertsmith.tasks.custom import CustomSpec
     from bertsmith.tasks.inspection import inspect_files
 
+    if file is not None and data is not None:
+        raise UserError("one data set is wanted", where="FILE and --data", remedy="leave one of them out")
     if task:
         task_and_files = _published(task, data or file)
     else:
         spec = CustomSpec(text, label, second=second, kind=kind, separator=separator, key=key)
         form = TableFormat.parse(delimiter=delimiter, encoding=encoding, columns=columns)
-        task_and_files = _own(replace(spec, dev_fraction=dev_share), form, file, dev)
+        task_and_files = _own(replace(spec, dev_fraction=dev_share), form, file or data, dev)
     found = inspect_files(*task_and_files)
     if as_json:
         echo(json.dumps(asdict(found), ensure_ascii=False))

@@ -70,6 +70,8 @@ HOW_TO_GET = {
     "tag": "make one with bertsmith finetune ner --data conll2003/ --out runs/ner, and say --model runs/ner",
     "answer": "make one with bertsmith finetune squad2 --data squad/ --out runs/squad2, and say --model "
     "runs/squad2",
+    "choose": "make one with bertsmith finetune swag --data swag/ --out runs/swag (or race, arct), and say "
+    "--model runs/swag",
     "embed": "",
 }
 """For each ability how to get a model that has it."""

@@ -306,4 +306,6 @@ def _read(lines: _Lines, patience: float) -> tuple[list[bytes], int]:
         end = end if found else time.monotonic() + patience  # from the first line on, however long that took
         size += len(line)
         found.append(line)
+        if len(line) > LONGEST_LINE:  # it will be rejected: there is no use in reading its rest
+            break
     return found, size

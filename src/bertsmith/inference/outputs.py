@@ -100,6 +100,11 @@ def classification_to_json(found: Classification | float) -> Json:
     return {"label": found.label, "probability": found.probability, "probabilities": found.probabilities}
 
 
+def choice_to_json(found: Choice, options: Sequence[str]) -> Json:
+    """The index of the option that fits best, the option itself, and the probability of each."""
+    return {"index": found.index, "option": options[found.index], "probabilities": list(found.probabilities)}
+
+
 def tags_to_json(words: Sequence[TaggedWord], entities: Sequence[Entity]) -> Json:
     """The words of a text with their tags, and what they make up together."""
     return {

@@ -119,7 +119,7 @@ def _conllu_fault(line: _Line, cells: Sequence[str]) -> BadLine | None:
 def _column_fault(line: _Line, cells: Sequence[str], *, width: int) -> BadLine | None:
     if len(cells) != width:
         what = f"the line has {len(cells)} columns, the file's first has {width}"
-        return BadLine(what, line.where, _MEND_LINE)
+        return BadLine(what, line.where, f"{_MEND_LINE} (`bertsmith tag --input` takes plain sentences)")
     if not cells[0] or not cells[-1]:
         return BadLine("the word or its tag is empty", line.where, _MEND_LINE)
     return None

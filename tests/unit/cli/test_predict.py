@@ -71,7 +71,7 @@ def test_tags_and_answers_have_their_own_files(capsys, runs, tmp_path):
     assert names == {"predictions.json", "nbest_predictions.json", "null_odds.json"}
 
 
-@pytest.mark.parametrize("text", ["ada sleeps .\nthe cat runs .\n", "ada sleeps\nthe cat\n"])
+@pytest.mark.parametrize("text", ["ada sleeps .\nbob runs .\n", "ada sleeps\nthe cat\n"])
 def test_plain_sentences_are_not_taken_for_columns_of_words_and_tags(capsys, runs, tmp_path, text):
     (tmp_path / "plain.txt").write_text(text)
     words = ("--input", tmp_path / "plain.txt", "--out", tmp_path / "tags.txt")
