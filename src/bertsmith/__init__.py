@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from bertsmith.api import evaluate, finetune, predict, pretrain
     from bertsmith.core.errors import UserError
     from bertsmith.inference.loaded_model import Bert, load
     from bertsmith.model.encoder import Encoder
@@ -12,7 +13,19 @@ if TYPE_CHECKING:
 
 from bertsmith.core.version import VERSION as __version__
 
-__all__ = ["Bert", "Encoder", "PackedBatch", "Tokenizer", "UserError", "__version__", "load"]
+__all__ = [
+    "Bert",
+    "Encoder",
+    "PackedBatch",
+    "Tokenizer",
+    "UserError",
+    "__version__",
+    "evaluate",
+    "finetune",
+    "load",
+    "predict",
+    "pretrain",
+]
 
 # Resolved at first use, so that `import bertsmith` and `bertsmith --help` do not wait for torch.
 _HOMES = {
@@ -21,7 +34,11 @@ _HOMES = {
     "PackedBatch": "bertsmith.packed",
     "Tokenizer": "bertsmith.text.tokenizer",
     "UserError": "bertsmith.core.errors",
+    "evaluate": "bertsmith.api",
+    "finetune": "bertsmith.api",
     "load": "bertsmith.inference.loaded_model",
+    "predict": "bertsmith.api",
+    "pretrain": "bertsmith.api",
 }
 
 

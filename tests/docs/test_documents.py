@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.tiny_runs import tiny_store
 from tests.toy_folder import write_toy_folder
 
 ROOT = Path(__file__).parents[2]
@@ -18,7 +19,9 @@ named = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.nam
 @named
 def test_every_python_block_runs_from_top_to_bottom(document, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     write_toy_folder(tmp_path / "path" / "to" / "model-folder")
+    tiny_store(tmp_path / "tiny").folder.rename(tmp_path / "path" / "to" / "store")
     names: dict = {}
     for block in PYTHON.findall(document.read_text()):
         exec(compile(block, document.name, "exec"), names)

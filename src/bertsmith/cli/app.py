@@ -5,7 +5,6 @@ from typing import Annotated
 
 from typer import Exit, Option, Typer, echo
 
-from bertsmith import __version__
 from bertsmith.cli.answer import answer
 from bertsmith.cli.choose import choose
 from bertsmith.cli.classify import classify
@@ -28,6 +27,7 @@ from bertsmith.cli.tasks import tasks
 from bertsmith.cli.terminal import reporting_output_errors, stops_as_interrupt
 from bertsmith.cli.vocab import vocab
 from bertsmith.core.errors import UserError
+from bertsmith.core.version import VERSION
 
 USER_ERROR = 2
 PIPE_CLOSED = 141
@@ -70,7 +70,7 @@ app.command("import-tf", cls=Verb)(import_tf)
 def show_version(wanted: bool) -> None:
     """Print the version and stop, if it is wanted."""
     if wanted:
-        echo(f"bertsmith {__version__}")
+        echo(f"bertsmith {VERSION}")
         raise Exit
 
 

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from importlib.util import find_spec
 from math import isfinite
 from pathlib import Path
 from types import FrameType
@@ -202,8 +203,8 @@ class BarProgress(QuietProgress):
 
 @contextmanager
 def progress_display(line: Line, *, as_json: bool) -> "Iterator[ProgressCallback]":
-    """The progress callback that suits a terminal, a log or a machine."""
-    if as_json or not sys.stderr.isatty():
+    """The progress callback that suits a terminal, a notebook, a log or a machine."""
+    if as_json or not (sys.stderr.isatty() or _in_notebook()):
         yield JsonProgress() if as_json else LogProgress(line)
         return
     from rich.console import Console, RenderableType
@@ -222,6 +223,15 @@ def progress_display(line: Line, *, as_json: bool) -> "Iterator[ProgressCallback
     columns = (BarColumn(bar_width=20), TaskProgressColumn(), TextColumn("{task.description}"))
     with ClockedProgress(*columns, console=Console(stderr=True)) as bar:
         yield BarProgress(bar, line)
+
+
+def _in_notebook() -> bool:
+    """Whether there is a notebook that can draw a live line: rich needs ipywidgets for it."""
+    if "IPython" not in sys.modules or find_spec("ipywidgets") is None:
+        return False
+    from rich.console import Console
+
+    return Console().is_jupyter
 
 
 def duration(seconds: float) -> str:

@@ -10,7 +10,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from bertsmith import __version__
+from bertsmith.core.version import VERSION
 from bertsmith.serve.api_errors import INTERNAL_ERROR, ApiError, error_response
 from bertsmith.serve.json_route import JsonRoutes
 from bertsmith.serve.middleware import (
@@ -160,7 +160,7 @@ def _framework(models: ModelRegistry) -> FastAPI:
     # FastAPI's own pages of documentation load scripts from elsewhere.
     api = FastAPI(
         title="bertsmith",
-        version=__version__,
+        version=VERSION,
         description=DESCRIPTION,
         lifespan=lifespan,
         docs_url=None,

@@ -1,0 +1,221 @@
+"""Training from Python: what the commands do, with frames and lists in and tables out."""
+
+import json
+import random
+import subprocess
+import sys
+from contextlib import nullcontext
+from types import ModuleType, SimpleNamespace
+
+import numpy as np
+import pyarrow
+import pytest
+
+import bertsmith
+from bertsmith.cli.terminal import BarProgress, LogProgress, progress_display
+from tests.tiny_runs import tiny_store
+from tests.toy_tasks import warm_or_cold
+from tests.tuning import quickly, toy_model
+
+__all__ = ["quickly", "toy_model"]
+
+SETTINGS = {
+    "optim.peak_lr": 2e-3,
+    "run.examples": 16,
+    "run.evaluations": 1,
+    "text.longest": 32,
+    "run.device": "cpu",
+}
+OWN = {"text": "review", "label": "class", "settings": SETTINGS}
+
+
+class PandasLike:
+    """What a pandas.DataFrame has that is used."""
+
+    def __init__(self, rows):
+        self.rows, self.columns = rows, list(rows[0])
+
+    def to_dict(self, orient):
+        assert orient == "records"
+        return self.rows
+
+
+class PolarsLike:
+    def __init__(self, rows):
+        self.rows, self.columns = rows, list(rows[0])
+
+    def to_dicts(self):
+        return self.rows
+
+    def to_dict(self):
+        raise AssertionError("columns are not what is wanted")
+
+
+@pytest.fixture(scope="module")
+def rows():
+    chance = random.Random(0)
+    pairs = [warm_or_cold(chance) for _ in range(60)]
+    return [
+        {"review": text, "class": "hot" if warm else "icy", "n": np.int64(n)}
+        for n, (text, warm) in enumerate(pairs)
+    ]
+
+
+@pytest.fixture(scope="module")
+def run(model, rows, tmp_path_factory):
+    out = tmp_path_factory.mktemp("api") / "run"
+    return bertsmith.finetune(rows, model=model, out=out, epochs=1, **OWN)
+
+
+def test_a_run_from_rows_is_that_of_the_command(run, rows, model, tmp_path):
+    assert run.finished and set(run.metrics["dev"]) >= {"accuracy", "macro_f1"}
+    assert {"split": "dev", "metric": "accuracy", "value": run.metrics["dev"]["accuracy"]} in run.table()
+    kept = run.folder.with_name("run-data.jsonl").read_text().splitlines()
+    assert [json.loads(line)["review"] for line in kept] == [row["review"] for row in rows]
+    words = ["--set=" + f"{key}={value}" for key, value in SETTINGS.items()]
+    file = run.folder.with_name("run-data.jsonl")
+    command = ["finetune", "custom", "--data", file, "--text", "review", "--label", "class", "--model", model]
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "bertsmith",
+            *command,
+            "--out",
+            tmp_path / "run",
+            "--epochs",
+            "1",
+            "--json",
+            *words,
+        ],
+        capture_output=True,
+        text=True,
+    )
+    assert json.loads(done.stdout.splitlines()[-1])["measures"] == run.metrics, done.stderr
+
+
+@pytest.mark.parametrize("frame", [PandasLike, PolarsLike, pyarrow.Table.from_pylist, tuple], ids=str)
+def test_frames_of_all_kinds_are_the_same_run(run, rows, model, frame):
+    plain = [{**row, "n": int(row["n"])} for row in rows]
+    again = bertsmith.finetune(frame(plain), model=model, out=run.folder, epochs=1, **OWN)
+    assert again.metrics == run.metrics  # a finished run is told, not done again
+    assert again.steps == run.steps
+
+
+def test_the_model_of_a_run_is_loaded(run):
+    (found,) = run.load(device="cpu").classify(["the sun is warm"])
+    assert found.label in ("hot", "icy")
+
+
+def test_a_dict_of_splits_brings_its_own_development_set(rows, model, tmp_path):
+    data = {"train": rows[:40], "dev": PandasLike(rows[40:])}
+    found = bertsmith.finetune(data, model=model, out=tmp_path / "run", epochs=0.5, **OWN)
+    assert found.finished and "dev" in found.metrics
+    assert len((tmp_path / "run-data" / "dev.jsonl").read_text().splitlines()) == 20
+
+
+def test_evaluate_gives_metrics_and_a_table_with_texts(run, rows):
+    found = bertsmith.evaluate(run.folder, rows, device="cpu")
+    table = found.table()
+    right = sum(row["class"] == line["prediction"] for row, line in zip(rows, table, strict=True))
+    assert found.metrics["accuracy"] == pytest.approx(right / len(rows))
+    assert list(table[0]) == ["id", "text", "prediction", "hot", "icy"]
+    assert [line["text"] for line in table] == [row["review"] for row in rows]
+
+
+def test_predict_needs_no_labels_and_saves_what_the_name_says(run, tmp_path):
+    new = [{"review": "the sun"}, {"review": "snow"}]
+    found = bertsmith.predict([run.folder], new, device="cpu")
+    assert found.metrics == {} and [row["text"] for row in found.table()] == ["the sun", "snow"]
+    assert found.save(tmp_path / "out.jsonl") == [tmp_path / "out.jsonl"]
+    saved = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert [row["prediction"] for row in saved] == [row["prediction"] for row in found.table()]
+    (tmp_path / "new.csv").write_text("review\nthe sun\nsnow\n")
+    assert bertsmith.predict(run.folder, tmp_path / "new.csv", device="cpu").table() == found.table()
+
+
+def test_bad_rows_are_counted_on_request(run, rows):
+    spoiled = [*rows[:3], {"review": "", "class": "hot"}]
+    with pytest.raises(bertsmith.UserError, match="has no text in review"):
+        bertsmith.evaluate(run.folder, spoiled, device="cpu")
+    assert bertsmith.evaluate(run.folder, spoiled, skip_bad=True, device="cpu").skipped == 1
+
+
+@pytest.mark.parametrize(
+    ("call", "what"),
+    [
+        (lambda out: bertsmith.finetune([{"a": 1}], out=out), "needs the names of its columns; pass text="),
+        (lambda out: bertsmith.finetune(["a"], out=out, text="a", label="b"), "no rows with named columns"),
+        (lambda out: bertsmith.finetune([], out=out, text="a", label="b"), "data have no rows"),
+        (lambda out: bertsmith.finetune(7, out=out, text="a", label="b"), "data are int"),
+        (lambda out: bertsmith.finetune({"../x": []}, out=out, text="a", label="b"), "is no split"),
+        (
+            lambda out: bertsmith.finetune([{"a": 1}], out=out, task="sst2", text="a"),
+            "sst2 knows its own columns",
+        ),
+        (
+            lambda out: bertsmith.finetune([{"a": 1}], out=out, text="a", label="b", kind="rank"),
+            "unknown kind 'rank'",
+        ),
+        (
+            lambda out: bertsmith.pretrain("bert-tiny", store=out, out=out, steps=1, minutes=1),
+            "a run has one budget",
+        ),
+    ],
+)
+def test_mistakes_are_told_as_python_says_them(tmp_path, call, what):
+    with pytest.raises(bertsmith.UserError, match=what):
+        call(tmp_path / "run")
+    assert not list(tmp_path.iterdir())
+
+
+def test_pre_training_gives_the_held_out_metrics(tmp_path):
+    settings = {
+        "batch.sequences": 4,
+        "examples.held_out_fraction": 0.2,
+        "examples.stages": [{"fraction": 1.0, "length": 32, "predictions": 5}],
+        "run.device": "cpu",
+        "run.evaluation_sequences": 8,
+    }
+    store = tiny_store(tmp_path / "tiny").folder
+    run = bertsmith.pretrain("bert-tiny", store=store, out=tmp_path / "run", steps=2, settings=settings)
+    assert run.finished and run.steps == 2
+    assert run.metrics["held-out"]["mlm_loss"] > 0
+    assert (tmp_path / "run" / "model" / "config.json").is_file()
+
+
+def test_importing_the_package_imports_neither_torch_nor_the_commands():
+    code = (
+        "import bertsmith, sys; dir(bertsmith); print([name in sys.modules for name in ('torch', 'typer')])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == "[False, False]\n", done.stderr
+
+
+class Output(nullcontext):
+    """What ipywidgets draws into."""
+
+    def clear_output(self, **_):
+        """Nothing is drawn."""
+
+
+def test_a_notebook_gets_a_bar_and_a_log_lines(monkeypatch):
+    def line(values):
+        return f"step {values['step']}"
+
+    with progress_display(line, as_json=False) as callback:
+        assert isinstance(callback, LogProgress)
+    shown = []
+    kernel = type("ZMQInteractiveShell", (), {})()
+    names = ("IPython", "IPython.display", "ipywidgets")
+    notebook, display, widgets = (ModuleType(name) for name in names)
+    display.display, widgets.Output = lambda *given, **_: shown.append(given), Output
+    widgets.__spec__ = SimpleNamespace(name="ipywidgets")
+    notebook.get_ipython, notebook.display = lambda: kernel, display
+    for name, module in zip(names, (notebook, display, widgets), strict=True):
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr("builtins.get_ipython", lambda: kernel, raising=False)
+    with progress_display(line, as_json=False) as callback:
+        assert isinstance(callback, BarProgress)
+        callback.on_step(0.5, {"step": 3})
+    assert shown
