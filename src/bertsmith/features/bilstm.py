@@ -34,8 +34,8 @@ class LayerMix(nn.Module):
     def forward(self, states: Sequence[Tensor]) -> Tensor:
         """From one [T, D] for each layer to their mix [T, D]."""
         assert len(states) == len(self.weights_L), "one weight for each layer"
-        shares_L = self.weights_L.softmax(0)
-        mixed_TD = sum(share * state for share, state in zip(shares_L, states, strict=True))
+        fractions_L = self.weights_L.softmax(0)
+        mixed_TD = sum(fraction * state for fraction, state in zip(fractions_L, states, strict=True))
         assert isinstance(mixed_TD, Tensor)
         return self.gamma * mixed_TD
 
