@@ -176,7 +176,7 @@ def show_classes(classes: "Mapping[str, ClassScores]", *, split: str) -> None:
     for label, scores in worst[:SHOWN_CLASSES]:
         numbers = {"precision": scores.precision, "recall": scores.recall, "F1": scores.f1}
         listed = ", ".join(f"{name} {PERCENT * value:.2f}" for name, value in numbers.items())
-        echo(f"  {split} {label!r}: {listed}, {scores.examples:,} examples".replace("   ", "  ", 1))
+        echo(f"  {split} {label!r}: {listed}, support {scores.support:,}".replace("   ", "  ", 1))
     if worst[SHOWN_CLASSES:]:
         echo(f"  ... and {len(worst) - SHOWN_CLASSES:,} more classes (--json, or result.json)")
 

@@ -431,9 +431,7 @@ class _Session:
         constant = baselines(found.config, run.evaluation_splits)
         metric = found.config.deciding_metric
         for name, metrics in found.metrics.items():
-            for warning in below_baseline(metric, metrics, constant.get(name, {}), split=name):
-                notes = (*notes, warning)
-                self.callback.on_message(warning)
+            notes = (*notes, *below_baseline(metric, metrics, constant.get(name, {}), split=name))
         finished = Finished(
             assignment=run.assignment,
             model=replace(run.model, config=found.config),

@@ -217,7 +217,7 @@ class ClassScores:
     recall: float
     """Of those that are of it, the fraction that was found."""
     f1: float
-    examples: int
+    support: int
     """How many are of it."""
 
 

@@ -47,8 +47,8 @@ def test_a_folder_is_evaluated_by_its_development_set(capsys, run, words):
         "measures": pytest.approx(result.metrics["dev"], abs=1e-4),
         "baseline": result.baselines["dev"],
     }
-    assert {label: scores["examples"] for label, scores in classes.items()} == {
-        label: scores.examples for label, scores in result.classes["dev"].items()
+    assert {label: scores["support"] for label, scores in classes.items()} == {
+        label: scores.support for label, scores in result.classes["dev"].items()
     }
 
 

@@ -221,6 +221,14 @@ def test_a_column_of_numbers_is_not_taken_for_classes(give, capsys, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+def test_that_the_constant_answer_is_not_beaten_is_said_once(give, tmp_path):
+    own = table(
+        tmp_path / "own.csv", "review,class", [["the sun", "hot" if n % 3 else "icy"] for n in range(90)]
+    )
+    told = give("custom", "--data", own, *OWN, *SHORTLY)  # one text for all: nobody can tell them apart
+    assert told.out.count("dev: the model does not beat the constant answer (accuracy 66.67, ") == 1
+
+
 def test_without_a_share_nothing_is_held_back(give, reviews):
     told = give("custom", "--data", reviews, *OWN, "--dev-share", "0", *SHORTLY)
     assert "train: 240 examples" in told.out
