@@ -34,6 +34,11 @@ def test_the_fast_form_equals_the_reference_forward_and_backward(rule, dtype, to
     assert (gradient.double() - plain_gradient).abs().max() < gradient_tolerance
 
 
+def first_that_takes(query, layout, rule) -> str:
+    on_gpu = {name: kernel for name, kernel in KERNELS.items() if kernel.device != "cpu"}
+    return next(name for name, kernel in on_gpu.items() if kernel.takes(query, layout, rule))
+
+
 @pytest.mark.parametrize("name", [name for name, kernel in KERNELS.items() if kernel.device != "cpu"])
 def test_each_form_equals_the_reference_wherever_it_is_taken(name):
     kernel, layout, compared = KERNELS[name], layout_of(LENGTHS, "cuda"), 0
@@ -41,7 +46,7 @@ def test_each_form_equals_the_reference_wherever_it_is_taken(name):
         projected, operand = operands(sum(LENGTHS), width=64, device="cuda", dtype=dtype)
         exact = projected.detach().double().requires_grad_()
         upstream = torch.randn(operand[0].shape, device="cuda", dtype=dtype)
-        for rule in (rule for rule in RULES if kernel.takes(operand[0], layout, rule)):
+        for rule in (rule for rule in RULES if first_that_takes(operand[0], layout, rule) == name):
             fast = kernel.attend(*operand, layout, rule)
             (gradient,) = torch.autograd.grad(fast, projected, upstream, retain_graph=True)
             plain = reference_attention(*exact.unbind(1), layout, rule)
