@@ -114,6 +114,8 @@ class DisentangledAttention(SelfAttention):
 class DisentangledEncoder(Encoder):
     """An encoder whose layers share relative positions."""
 
+    compilable = False  # its attention asks the layout where each sequence ends
+
     def __init__(
         self, embeddings: Embeddings, blocks: Sequence[nn.Module], *, relative: RelativePositions
     ) -> None:

@@ -202,6 +202,9 @@ class PreNormBlock(Block):
 class Encoder(nn.Module):
     """Embeddings and a stack of blocks over packed tokens."""
 
+    compilable = True
+    """Whether torch.compile can trace it as one graph."""
+
     def __init__(
         self,
         embeddings: Embeddings,
@@ -266,6 +269,11 @@ class Encoder(nn.Module):
         A causal encoder must say "last": its first row sees no text, and a head on it would be a constant.
         """
         return SENTENCE_STATES[self.sentence](hidden_TD, layout)
+
+
+def can_compile(module: nn.Module) -> bool:
+    """Whether every encoder in a module can be compiled as one graph."""
+    return all(part.compilable for part in module.modules() if isinstance(part, Encoder))
 
 
 def first_rows(layout: Layout) -> Tensor:

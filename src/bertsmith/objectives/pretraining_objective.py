@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from bertsmith.data.collate import PretrainingBatch
 from bertsmith.model.architectures.registry import architecture_of
+from bertsmith.model.encoder import can_compile
 from bertsmith.model.network import Network
 from bertsmith.model.torch_internals import mark_dynamic
 
@@ -38,7 +39,9 @@ class PretrainingObjective(nn.Module):
         self.compiled = False
 
     def compile_whole(self) -> None:
-        """Compile losses and network as one graph for all batch sizes."""
+        """Compile losses and network as one graph for all batch sizes, where the encoder can be."""
+        if not can_compile(self):
+            return
         self._forward, self.compiled = torch.compile(self._plain, fullgraph=True), True
 
     def forward(self, batch: PretrainingBatch, loss_scales_2: Tensor) -> tuple[Tensor, Tensor]:

@@ -18,7 +18,7 @@ from bertsmith.core.errors import UserError
 from bertsmith.core.files import read_json, write_json, write_text
 from bertsmith.corpus.token_store import TokenStore
 from bertsmith.data.data_loader import PretrainingDataset, StepBatches, StepIndex, load_steps
-from bertsmith.model.encoder import Block
+from bertsmith.model.encoder import Block, can_compile
 from bertsmith.model.network import Network
 from bertsmith.objectives.pretraining_objective import Counts, PretrainingObjective
 from bertsmith.pretraining.budget import Budget
@@ -342,7 +342,9 @@ def _build_trainer(recipe: Recipe, network: Network, machine: Machine, world: Wo
     sharded = world.size > 1 and recipe.run.parallel == "fsdp"
     if machine.compiled and not sharded:
         objective.compile_whole()
-    if machine.compiled and sharded:  # weights are gathered between the blocks, outside any graph
+    if (
+        machine.compiled and sharded and can_compile(network)
+    ):  # weights are gathered between the blocks, outside any graph
         for block in (module for module in network.modules() if isinstance(module, Block)):
             block.compile(fullgraph=True)
     wrapped = share_work(objective, world, recipe.run.parallel)

@@ -14,6 +14,7 @@ from bertsmith.model.model_folder import Model, write_model
 from bertsmith.model.network import new_network
 from tests.folders import change_config
 from tests.oracles import saved_oracle
+from tests.sentencepiece_writer import CONTROL, NORMAL, UNKNOWN, write_sentencepiece
 from tests.tiny import tiny_encoder_config, tiny_network
 from tests.tokenizer_makers import albert_unigram, byte_bpe, modern_bpe
 from tests.toy_folder import SPECIALS
@@ -432,3 +433,38 @@ def test_what_the_folder_lacks_is_logged(folder, tmp_path, caplog):
     save_file(tensors, tmp_path / "model.safetensors")
     bertsmith.load(tmp_path)
     assert "odd.weight" in caplog.text
+
+
+FAIRSEQ = ["<unk>", "<s>", "</s>"]
+FOREIGN = [
+    ("deberta-v2", "spm.model", ["[PAD]", "[CLS]", "[SEP]", "[UNK]"]),
+    ("xlm-roberta", "sentencepiece.bpe.model", FAIRSEQ),
+    ("camembert", "sentencepiece.bpe.model", FAIRSEQ),
+]
+
+
+@pytest.mark.parametrize(("model_type", "file", "first"), FOREIGN, ids=[each[0] for each in FOREIGN])
+def test_a_folder_with_a_sentencepiece_model_opens_predicts_and_is_saved(model_type, file, first, tmp_path):
+    saved_oracle(tmp_path / "source", model_type, "ForMaskedLM")
+    learned = ["\N{LOWER ONE EIGHTH BLOCK}", *"abcdefghijklmnopqrstuvwxyz", "\N{LOWER ONE EIGHTH BLOCK}the"]
+    pieces = [(text, 0.0, UNKNOWN if "unk" in text.lower() else CONTROL) for text in first]
+    pieces += [(text, -1.0 - number / 8, NORMAL) for number, text in enumerate(learned)]
+    unknown = next(number for number, (_, _, kind) in enumerate(pieces) if kind == UNKNOWN)
+    write_sentencepiece(tmp_path / "source" / file, pieces, unknown_id=unknown)
+    bert = bertsmith.load(tmp_path / "source")
+    bert.save(tmp_path / "copy")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "copy")
+    theirs = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "copy").eval()
+    text = f"the cat {bert.tokenizer.mask_token} the dog"
+    inputs = tokenizer(text, return_tensors="pt")
+    inputs.pop("token_type_ids", None)
+    (mask,) = (inputs["input_ids"][0] == tokenizer.mask_token_id).nonzero()
+    with torch.no_grad():
+        scores = theirs(**inputs).logits[0, mask[0]]
+    expected = scores[: bert.tokenizer.vocabulary_size].softmax(-1).topk(3)
+    (found,) = bertsmith.load(tmp_path / "copy").fill(text, top=3)
+    assert [each.token for each in found] == [
+        tokenizer.convert_ids_to_tokens(int(each)) for each in expected.indices
+    ]
+    assert [each.probability for each in found] == pytest.approx(expected.values.tolist(), rel=1e-4)
+    assert bert.embed(["the cat", "a dog"]).shape == (2, 32)

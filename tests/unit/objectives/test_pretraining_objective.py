@@ -181,3 +181,9 @@ def test_right_to_left_a_token_is_seen_by_itself_and_those_before_it():
 
 def test_masked_a_token_is_seen_by_all_of_its_sequence():
     assert changed_rows("both", 1, 2) == {(1, place) for place in range(5)}
+
+
+def test_an_encoder_that_no_graph_can_hold_is_trained_without_one():
+    objective = PretrainingObjective(tiny_network("deberta-v2", heads={"mlm": 0}), "none")
+    objective.compile_whole()
+    assert not objective.compiled
