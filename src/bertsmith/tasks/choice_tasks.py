@@ -25,13 +25,13 @@ _PASSAGE = ("article", "questions", "options")
 
 def read_swag(path: Path) -> Iterator[ChoiceExample | BadLine]:
     """The questions of a SWAG table; an option is the second sentence's beginning with one of its endings."""
-    for place, row in enumerate(rows_of(path, Columns(("sent1", "sent2", *_ENDINGS)))):
+    for index, row in enumerate(rows_of(path, Columns(("sent1", "sent2", *_ENDINGS)))):
         if isinstance(row, BadLine):
             yield row
             continue
         endings = [f"{row.values['sent2'] or ''} {row.values[ending]}".strip() for ending in _ENDINGS]
         options = [(row.values["sent1"], ending) for ending in endings]
-        yield _example(str(place), options, label=row.values.get("label"), where=row.where)
+        yield _example(str(index), options, label=row.values.get("label"), where=row.where)
 
 
 def read_arct(path: Path) -> Iterator[ChoiceExample | BadLine]:
@@ -56,14 +56,14 @@ def read_race_passage(path: Path) -> Iterator[ChoiceExample | BadLine]:
 
 
 def _arguments(rows: Iterator[Row | BadLine]) -> Iterator[ChoiceExample | BadLine]:
-    for place, row in enumerate(rows):
+    for index, row in enumerate(rows):
         if isinstance(row, BadLine):
             yield row
             continue
         # As they are joined by Niven & Kao 2019: [CLS] claim. reason. [SEP] warrant [SEP].
         argument = f"{_ended(row.values['claim'])} {_ended(row.values['reason'])}"
         options = [(argument, row.values[warrant]) for warrant in _WARRANTS]
-        key = row.values.get("#id") or str(place)
+        key = row.values.get("#id") or str(index)
         yield _example(key, options, label=row.values.get("correctLabelW0orW1"), where=row.where)
 
 
@@ -132,11 +132,11 @@ def _label(cell: Any, options: int) -> int | None:
     spelling = "" if cell is None else str(cell).strip()
     if spelling in _UNLABELLED:
         return None
-    places = {str(place): place for place in range(options)}
-    places |= {letter: place for place, letter in enumerate(_LETTERS[:options])}
-    if spelling not in places:
-        raise ValueError(f"has the label {cell!r}; the {options} options are {', '.join(places)}")
-    return places[spelling]
+    indices = {str(index): index for index in range(options)}
+    indices |= {letter: index for index, letter in enumerate(_LETTERS[:options])}
+    if spelling not in indices:
+        raise ValueError(f"has the label {cell!r}; the {options} options are {', '.join(indices)}")
+    return indices[spelling]
 
 
 def _race_splits() -> dict[str, Split]:

@@ -46,7 +46,7 @@ class _Documents:
 
 def read_columns(path: Path) -> Iterator[TaggedExample | BadLine]:
     """The sentences of a file with the word in the first column and its tag in the last, or words alone."""
-    documents, width, place = _Documents(), 0, 0
+    documents, width, index = _Documents(), 0, 0
     for lines in _blocks(path):
         rows = [(line, _cells(line.text)) for line in lines if not line.text.startswith(_DOCUMENT_START)]
         if len(rows) < len(lines):
@@ -59,8 +59,8 @@ def read_columns(path: Path) -> Iterator[TaggedExample | BadLine]:
         words = tuple(cells[0] for _, cells in rows)
         tags = tuple(cells[-1] for _, cells in rows) if width > 1 else None
         document = documents.of_next_sentence()
-        yield fault or TaggedExample(str(place), words, tags, document, rows[0][0].where)
-        place += 1
+        yield fault or TaggedExample(str(index), words, tags, document, rows[0][0].where)
+        index += 1
 
 
 def conllu_reader(column: str) -> Reader:
@@ -70,26 +70,26 @@ def conllu_reader(column: str) -> Reader:
         raise UserError(f"CoNLL-U has no column {column!r} with a tag for each word", remedy=remedy)
 
     def read(path: Path) -> Iterator[TaggedExample | BadLine]:
-        documents, place = _Documents(), 0
+        documents, index = _Documents(), 0
         for lines in _blocks(path):
             comments = [line.text for line in lines if line.text.startswith("#")]
             if any(_NEW_DOCUMENT.match(comment) for comment in comments):
                 documents.begin()
             if len(comments) == len(lines):
                 continue
-            key = next((id[1] for comment in comments if (id := _SENTENCE_ID.match(comment))), str(place))
+            key = next((id[1] for comment in comments if (id := _SENTENCE_ID.match(comment))), str(index))
             words = [line for line in lines if not line.text.startswith("#")]
             document = documents.of_next_sentence()
             yield _torn(lines) or _conllu_sentence(words, column, key=key, document=document)
-            place += 1
+            index += 1
 
     return read
 
 
 def read_tagged_rows(path: Path) -> Iterator[TaggedExample | BadLine]:
     """The sentences of a JSONL file: the lists `words` (or `tokens`) and `tags` (absent where unknown)."""
-    for place, row in enumerate(rows_of(path)):
-        yield row if isinstance(row, BadLine) else _sentence_of_row(row, place)
+    for index, row in enumerate(rows_of(path)):
+        yield row if isinstance(row, BadLine) else _sentence_of_row(row, index)
 
 
 def _conllu_sentence(
@@ -133,7 +133,9 @@ def _cells(text: str) -> list[str]:
 def _blocks(path: Path) -> Iterator[list[_Line]]:
     """The file's lines between empty ones; WNUT-17 has lines with a lone tab there."""
     block: list[_Line] = []
-    for line in _lines(path):
+    for number, raw in numbered_lines(path):
+        text = raw.decode("utf-8", errors="surrogateescape")
+        line = _Line(text.rstrip("\r\n"), f"{path}:{number}")
         if line.text.strip():
             block.append(line)
         elif block:
@@ -143,18 +145,12 @@ def _blocks(path: Path) -> Iterator[list[_Line]]:
         yield block
 
 
-def _lines(path: Path) -> Iterator[_Line]:
-    for number, line in numbered_lines(path):
-        text = line.decode("utf-8", errors="surrogateescape")
-        yield _Line(text.rstrip("\r\n"), f"{path}:{number}")
-
-
 def _torn(lines: Sequence[_Line]) -> BadLine | None:
     """What is wrong with a sentence that is not UTF-8 text."""
     return next((BadLine(NOT_UTF8, line.where, CONVERT) for line in lines if is_torn([line.text])), None)
 
 
-def _sentence_of_row(row: Row, place: int) -> TaggedExample | BadLine:
+def _sentence_of_row(row: Row, index: int) -> TaggedExample | BadLine:
     words = row.values.get("words", row.values.get("tokens"))
     tags = row.values.get("tags")
     if not _is_list_of_texts(words) or not words:
@@ -162,7 +158,7 @@ def _sentence_of_row(row: Row, place: int) -> TaggedExample | BadLine:
         return BadLine(what, row.where, 'write {"words": [...], "tags": [...]}')
     if tags is not None and (not _is_list_of_texts(tags) or len(tags) != len(words)):
         return BadLine(f"needs a tag as text for each of its {len(words)} words", row.where, _MEND_LINE)
-    key, document = str(row.values.get("id", place)), place
+    key, document = str(row.values.get("id", index)), index
     return TaggedExample(key, tuple(words), None if tags is None else tuple(tags), document, row.where)
 
 

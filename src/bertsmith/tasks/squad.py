@@ -37,14 +37,14 @@ def question_table_reader(unanswered: Unanswered) -> Reader:
     """
 
     def read(path: Path) -> Iterator[Question | BadLine]:
-        for place, row in enumerate(rows_of(path, Columns(("question",)))):
+        for index, row in enumerate(rows_of(path, Columns(("question",)))):
             if isinstance(row, BadLine):
                 yield row
                 continue
-            if place == 0 and "passage" not in row.values and "context" not in row.values:
+            if index == 0 and "passage" not in row.values and "context" not in row.values:
                 remedy = f"its columns are {', '.join(map(repr, row.values))}"
                 raise UserError("has no column 'passage' (or 'context')", where=row.where, remedy=remedy)
-            entry = _entry_of_row(row.values, str(place))
+            entry = _entry_of_row(row.values, str(index))
             yield _question(entry, where=row.where, unanswered=unanswered)
 
     return read
@@ -82,10 +82,10 @@ def _json_of(path: Path) -> Any:
         raise UserError(f"is not valid JSON ({error})", where=str(path), remedy=_SHAPE) from error
 
 
-def _entry_of_row(values: Mapping[str, Any], place: str) -> dict[str, Any]:
+def _entry_of_row(values: Mapping[str, Any], index: str) -> dict[str, Any]:
     """A row in the form of SQuAD's entries; what is missing stays missing."""
     entry = {key: values[key] for key in ("question", "title", "is_impossible") if key in values}
-    entry |= {"id": values.get("id", place), "context": values.get("passage", values.get("context"))}
+    entry |= {"id": values.get("id", index), "context": values.get("passage", values.get("context"))}
     if "answers" in values:
         golds = values["answers"]
         if isinstance(golds, dict):
@@ -135,10 +135,10 @@ def _answers(golds: Any, passage: str) -> tuple[Answer, ...] | str:
         start = _number(gold.get("answer_start")) if isinstance(gold, dict) else None
         if not isinstance(text, str) or not text.strip() or start is None:
             return f"an answer has no text, or its start is no number: {json.dumps(gold, default=str)[:100]}"
-        place = _nearest(text, passage, start=start)
-        if place is None:
+        nearest = _nearest(text, passage, start=start)
+        if nearest is None:
             return f"the answer {text[:60]!r} is not in its passage"
-        found.append(Answer(text, place))
+        found.append(Answer(text, nearest))
     return tuple(found)
 
 
@@ -156,8 +156,8 @@ def _nearest(text: str, passage: str, *, start: int) -> int | None:
     """Where the text stands in the passage, nearest to its supposed start; the earlier of two as near."""
     before = passage.rfind(text, 0, start + len(text))
     after = passage.find(text, start)
-    places = [place for place in (before, after) if place >= 0]
-    return min(places, key=lambda place: abs(place - start), default=None)
+    found = [each for each in (before, after) if each >= 0]
+    return min(found, key=lambda each: abs(each - start), default=None)
 
 
 def _splits(unanswered: Unanswered, version: str) -> dict[str, Split]:
