@@ -1,9 +1,10 @@
 """The `bertsmith` command: its verbs, registered here; errors of the user end as one line."""
 
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 from typer import Exit, Option, Typer, echo
+from typer.core import TyperCommand
 
 from bertsmith.cli.answer import answer
 from bertsmith.cli.choose import choose
@@ -17,7 +18,6 @@ from bertsmith.cli.fill import fill, next_sentence
 from bertsmith.cli.finetune import finetune, glue
 from bertsmith.cli.import_tf import import_tf
 from bertsmith.cli.inspect import inspect
-from bertsmith.cli.option_names import Verb
 from bertsmith.cli.predict import evaluate, predict
 from bertsmith.cli.pretrain import pretrain
 from bertsmith.cli.recipe import recipe
@@ -29,9 +29,32 @@ from bertsmith.cli.vocab import vocab
 from bertsmith.core.errors import UserError
 from bertsmith.core.version import VERSION
 
+OLD_NAMES: dict[str, dict[str, str]] = {
+    "answer": {"--text": "--passage-text"},
+    "evaluate": {"--input": "--data"},
+    "finetune": {"--second": "--text2"},
+    "inspect": {"--second": "--text2"},
+    "predict": {"--data": "--input"},
+}
+"""For each verb its old names, which no help shows, and what stands for them now."""
 USER_ERROR = 2
 PIPE_CLOSED = 141
 """What a shell reports of cat or grep when their reader has seen enough: 128 and the number of SIGPIPE."""
+
+
+class Verb(TyperCommand):
+    """A command that understands the old names of its options."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """As Click does it, of today's names."""
+        renamed = OLD_NAMES.get(self.name or "", {})
+        end = args.index("--") if "--" in args else len(args)  # behind it stand no options
+        today = []
+        for word in args[:end]:
+            name, equals, value = word.partition("=")
+            today.append(renamed.get(name, name) + equals + value)
+        return super().parse_args(ctx, [*today, *args[end:]])
+
 
 # Plain help and plain tracebacks: rich would double the time of `bertsmith --help`.
 app = Typer(

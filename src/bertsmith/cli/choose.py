@@ -20,8 +20,15 @@ from bertsmith.cli.model_options import (
     open_model,
     print_json,
 )
-from bertsmith.cli.table_options import ColumnsOption, DelimiterOption, EncodingOption
-from bertsmith.cli.text_files import PATIENCE_SECONDS, STANDARD_INPUT, TextSource, pieces_of
+from bertsmith.cli.text_files import (
+    PATIENCE_SECONDS,
+    STANDARD_INPUT,
+    ColumnsOption,
+    DelimiterOption,
+    EncodingOption,
+    TextSource,
+    pieces_of,
+)
 from bertsmith.core.errors import UserError
 from bertsmith.inference.outputs import choice_to_json
 from bertsmith.tasks.table_format import TableFormat

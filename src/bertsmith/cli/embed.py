@@ -20,15 +20,13 @@ from bertsmith.cli.model_options import (
     print_json,
     without_garbage_collection,
 )
-from bertsmith.cli.table_options import (
+from bertsmith.cli.text_files import (
     ColumnsOption,
     DelimiterOption,
     EncodingOption,
+    Piece,
     SkipBadOption,
     TextColumnOption,
-)
-from bertsmith.cli.text_files import (
-    Piece,
     TextSource,
     pieces_of,
     reading_bar,

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Exit, Option, echo
 
-from bertsmith.cli.table_options import ColumnsOption, DelimiterOption, EncodingOption
 from bertsmith.cli.terminal import STOPPED, duration, progress_display
+from bertsmith.cli.text_files import ColumnsOption, DelimiterOption, EncodingOption
 from bertsmith.core.errors import UserError
 from bertsmith.recipe.toml_text import value_text
 from bertsmith.tasks.table_format import TableFormat

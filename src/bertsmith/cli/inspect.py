@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option, echo
 
-from bertsmith.cli.table_options import ColumnsOption, DelimiterOption, EncodingOption
+from bertsmith.cli.text_files import ColumnsOption, DelimiterOption, EncodingOption
 from bertsmith.core.errors import UserError
 from bertsmith.tasks.table_format import TableFormat
 

@@ -9,7 +9,7 @@ from typer import Argument, Option, echo
 
 from bertsmith.cli.finetune import show_classes, show_comparison
 from bertsmith.cli.model_options import DeviceOption
-from bertsmith.cli.table_options import ColumnsOption, DelimiterOption, EncodingOption, SkipBadOption
+from bertsmith.cli.text_files import ColumnsOption, DelimiterOption, EncodingOption, SkipBadOption
 from bertsmith.core.errors import UserError
 from bertsmith.tasks.table_format import TableFormat
 

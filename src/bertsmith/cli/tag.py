@@ -18,16 +18,14 @@ from bertsmith.cli.model_options import (
     open_model,
     print_json,
 )
-from bertsmith.cli.table_options import (
+from bertsmith.cli.text_files import (
+    PATIENCE_SECONDS,
+    STANDARD_INPUT,
     ColumnsOption,
     DelimiterOption,
     EncodingOption,
     SkipBadOption,
     TextColumnOption,
-)
-from bertsmith.cli.text_files import (
-    PATIENCE_SECONDS,
-    STANDARD_INPUT,
     TextSource,
     pieces_of,
     report_skipped,

@@ -1,4 +1,4 @@
-"""Files of texts, one a line or one a row of a table, read piece by piece."""
+"""Files of texts, one a line or one a row of a table, read piece by piece, and the options that tables need."""
 
 import io
 import math
@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from select import select
-from typing import TYPE_CHECKING, BinaryIO, cast
+from typing import TYPE_CHECKING, Annotated, BinaryIO, cast
 
-from typer import echo
+from typer import Option, echo
 
 from bertsmith.core.errors import UserError
 from bertsmith.core.files import COMPRESSED_SUFFIXES, compression_of, open_text_bytes
@@ -24,10 +24,32 @@ if TYPE_CHECKING:
     from bertsmith.inference.text_reader import TextOrPair
     from bertsmith.tasks.tables import Row
 
+
+TextColumnOption = Annotated[
+    str,
+    Option("--text", metavar="COLUMN", help="Of a table (.csv, .tsv, .json, .parquet): the column of texts."),
+]
+Text2ColumnOption = Annotated[
+    str, Option("--text2", metavar="COLUMN", help="Of a table of pairs: the column of the second texts.")
+]
+DelimiterOption = Annotated[
+    str,
+    Option("--delimiter", metavar="CHAR", help="What parts the cells, where no header shows it."),
+]
+EncodingOption = Annotated[
+    str,
+    Option("--encoding", metavar="NAME", help="Of a table that is not UTF-8: cp1252, utf-16 ..."),
+]
+ColumnsOption = Annotated[
+    str, Option("--columns", metavar="A,B,C", help="The columns of a table that has no header.")
+]
+SkipBadOption = Annotated[bool, Option("--skip-bad", help="Skip bad lines and count them.")]
+
+
 STANDARD_INPUT = Path("-")
 MAX_LINES, MAX_BYTES = 2048, 1 << 22
 """Of one piece: enough to sort by length, little enough for any memory."""
-LONGEST_LINE = 1 << 24
+MAX_LINE_BYTES = 1 << 24
 CHUNK_BYTES = 1 << 17
 PATIENCE_SECONDS = 0.1
 """Lines that are typed, or written by a program now and then, are taken before the next ones come."""
@@ -199,7 +221,7 @@ class _Lines:
         """The next line with its end, or all of it that is not too long; nothing at the end."""
         while not self._is_here():
             self._receive()
-        end = self._held.find(b"\n", self._searched) + 1 or min(len(self._held), LONGEST_LINE + 1)
+        end = self._held.find(b"\n", self._searched) + 1 or min(len(self._held), MAX_LINE_BYTES + 1)
         line = bytes(self._held[:end])
         del self._held[:end]
         self._searched = 0
@@ -220,7 +242,7 @@ class _Lines:
         if self._is_over or self._held.find(b"\n", self._searched) >= 0:
             return True
         self._searched = len(self._held)  # what has no line end now is not searched again
-        return len(self._held) > LONGEST_LINE
+        return len(self._held) > MAX_LINE_BYTES
 
     def _receive(self) -> None:
         # As much as a stream holds for itself, or more: then `select` sees all that is still to come.
@@ -240,8 +262,8 @@ def _line_pieces(source: TextSource, read_line: LineReader, patience: float) -> 
                 where = f"{name_of(path)}:{number}"
                 if number == 1:
                     check_unpacked(line, where=name_of(path))
-                if len(line) > LONGEST_LINE:  # where it ends is not known, so none after it can be taken
-                    what = f"is over {LONGEST_LINE:,} bytes long"
+                if len(line) > MAX_LINE_BYTES:  # where it ends is not known, so none after it can be taken
+                    what = f"is over {MAX_LINE_BYTES:,} bytes long"
                     raise UserError(what, where=where, remedy="write one text a line")
                 try:
                     encoding = "utf-8-sig" if number == 1 else "utf-8"
@@ -306,6 +328,6 @@ def _read(lines: _Lines, patience: float) -> tuple[list[bytes], int]:
         end = end if found else time.monotonic() + patience  # from the first line on, however long that took
         size += len(line)
         found.append(line)
-        if len(line) > LONGEST_LINE:  # it will be rejected: there is no use in reading its rest
+        if len(line) > MAX_LINE_BYTES:  # it will be rejected: there is no use in reading its rest
             break
     return found, size

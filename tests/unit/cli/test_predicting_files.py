@@ -146,7 +146,7 @@ def test_a_file_without_line_ends_is_given_up_before_all_of_it_is_read(monkeypat
     stream = io.BytesIO(b"x" * 10_000)
     monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=stream))
     monkeypatch.setattr(text_files, "CHUNK_BYTES", 20)
-    monkeypatch.setattr(text_files, "LONGEST_LINE", 50)
+    monkeypatch.setattr(text_files, "MAX_LINE_BYTES", 50)
     with pytest.raises(package.UserError, match="standard input:1: is over 50 bytes long"):
         next(pieces_of(Path("-")))
     assert stream.tell() <= 80
@@ -166,7 +166,7 @@ def test_a_line_that_is_no_text_is_reported_by_its_number(tmp_path, monkeypatch)
     (tmp_path / "odd.txt").write_bytes(b"one\n\xff\xfe\n")
     with pytest.raises(package.UserError, match=r"odd.txt:2: is not UTF-8 text \(byte 0\)"):
         read(tmp_path / "odd.txt")
-    monkeypatch.setattr(text_files, "LONGEST_LINE", 10)
+    monkeypatch.setattr(text_files, "MAX_LINE_BYTES", 10)
     (tmp_path / "odd.txt").write_bytes(b"one\n" + b"x" * 11)
     with pytest.raises(package.UserError, match="odd.txt:2: is over 10 bytes long"):
         read(tmp_path / "odd.txt")

@@ -6,7 +6,7 @@ import pytest
 from bertsmith.tasks.encoded import EncodedSet
 from bertsmith.tasks.example_types import Answer, Question
 from bertsmith.tasks.kinds.registry import KINDS
-from bertsmith.tasks.label_thresholds import best_label_threshold
+from bertsmith.tasks.kinds.text_kind import best_label_threshold
 from bertsmith.tasks.metrics import ACCURACY, F1, ClassScores
 from bertsmith.tasks.predictions import PredictedSplit, Predictions
 

@@ -10,8 +10,7 @@ from bertsmith.recipe.finetuning_schema import HeadSection
 from bertsmith.tasks.encoded import EncodedSet
 from bertsmith.tasks.example_types import TextExample
 from bertsmith.tasks.kinds.kind import LossFunction
-from bertsmith.tasks.kinds.text_kind import TextKind
-from bertsmith.tasks.label_thresholds import best_label_threshold
+from bertsmith.tasks.kinds.text_kind import TextKind, best_label_threshold
 from bertsmith.tasks.metrics import OF_CLASSES, Metric
 from bertsmith.tasks.predictions import HardError, PredictedSplit, Predictions
 from bertsmith.tasks.tables import LabelRule, word

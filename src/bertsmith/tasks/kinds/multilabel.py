@@ -10,8 +10,7 @@ from bertsmith.recipe.finetuning_schema import HeadSection
 from bertsmith.tasks.encoded import NO_LABEL, EncodedSet
 from bertsmith.tasks.example_types import TextExample
 from bertsmith.tasks.kinds.kind import LossFunction
-from bertsmith.tasks.kinds.text_kind import TextKind
-from bertsmith.tasks.label_thresholds import USUAL_THRESHOLD, best_label_threshold
+from bertsmith.tasks.kinds.text_kind import USUAL_THRESHOLD, TextKind, best_label_threshold
 from bertsmith.tasks.metrics import ACCURACY, F1, MACRO_F1, MICRO_F1, Metric
 from bertsmith.tasks.predictions import (
     HardError,

@@ -5,13 +5,14 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bertsmith.core.errors import UserError
 from bertsmith.recipe.finetuning_schema import TextSection
 from bertsmith.tasks.encoded import EncodedSet
 from bertsmith.tasks.example_types import TextExample
 from bertsmith.tasks.kinds.kind import Kind, TaskHead
-from bertsmith.tasks.metrics import compute_metrics
+from bertsmith.tasks.metrics import Metric, Values, compute_metrics
 from bertsmith.tasks.predictions import PredictedSplit
 from bertsmith.tasks.tables import LabelRule
 from bertsmith.tasks.text_encoding import Targets, joined_pieces, lay_pieces, lay_texts, text_set
@@ -19,6 +20,9 @@ from bertsmith.text.tokenizer import Tokenizer
 
 OTHER_COLUMNS = ("id", "prediction", "text", "text2")
 """What else a table of predictions may have."""
+USUAL_THRESHOLD = 0.5
+MAX_THRESHOLDS = 200
+"""So many are tried, at quantiles of the probabilities: more would fit the development set only."""
 
 
 class TextKind(Kind[TextExample]):
@@ -104,3 +108,17 @@ class TextKind(Kind[TextExample]):
 def probability_columns(labels: Sequence[str]) -> list[str]:
     """The columns of the labels' probabilities: their names, unless another column has that name."""
     return [f"probability of {label}" if label in OTHER_COLUMNS else label for label in labels]
+
+
+def best_label_threshold(metric: Metric, targets_M: Values, scores_M: NDArray[np.float32]) -> float:
+    """The threshold whose decisions the metric likes best; of equals the one nearest to the usual."""
+    assert metric.compute is not None
+    known_M = targets_M >= 0
+    targets_M, scores_M = targets_M[known_M], scores_M[known_M].astype(np.float64)
+    found = np.unique(np.quantile(scores_M, np.linspace(0, 1, MAX_THRESHOLDS), method="nearest"))
+    # In the middle between two probabilities: safest for others. Below and above all of them, too.
+    bounds = np.concatenate([[0.0], found, [1.0]])
+    tried: set[float] = {USUAL_THRESHOLD, *((bounds[1:] + bounds[:-1]) / 2).tolist()}
+    values = {each: metric.compute(targets_M, (scores_M >= each).astype(np.int64)) for each in tried}
+    sign = 1 if metric.larger_is_better else -1
+    return max(tried, key=lambda each: (sign * values[each], -abs(each - USUAL_THRESHOLD)))
