@@ -1,4 +1,4 @@
-"""Files of texts, one a line or one a row of a table, read piece by piece, and the options that tables need."""
+"""Files of texts, one a line or one a row of a table, read piece by piece, and the options of tables."""
 
 import io
 import math
