@@ -346,13 +346,14 @@ def show_stop(stopped: "Stopped", *, as_json: bool) -> None:
 
 def show_many(results: "dict[str, FinetuningResult]", *, as_json: bool) -> None:
     """Print what each run came to, which one did best, and how the runs spread."""
-    from bertsmith.studies.sweep import best_of, plain_spreads, spreads_of
+    from bertsmith.studies.sweep import best_of, mean_baselines, plain_spreads, spreads_of
 
-    best, spreads = best_of(results), spreads_of(list(results.values()))
+    runs_in_order = list(results.values())
+    best, spreads, baselines = best_of(results), spreads_of(runs_in_order), mean_baselines(runs_in_order)
     if as_json:
         runs = {name: result.metrics for name, result in results.items()}
         summary = {"finished": True, "runs": runs, "best": best, "spreads": plain_spreads(spreads)}
-        echo(json.dumps(summary))
+        echo(json.dumps({**summary, "baselines": baselines}))
         return
     for name, result in results.items():
         line = "finished; there is no development set"
@@ -360,6 +361,7 @@ def show_many(results: "dict[str, FinetuningResult]", *, as_json: bool) -> None:
             split, metrics = next(iter(result.metrics.items()))
             line = f"{split} {', '.join(f'{each} {_metric_text(each, metrics[each])}' for each in metrics)}"
         echo(f"{name}: {line}")
+    deciding = runs_in_order[0].deciding
     for split, held in spreads.items():
         for name, spread in held.items():
             if spread.deviation is None:
@@ -368,6 +370,9 @@ def show_many(results: "dict[str, FinetuningResult]", *, as_json: bool) -> None:
             mean, median, deviation = (_metric_text(name, value) for value in values)
             line = f"mean {mean}, median {median}, deviation {deviation} over {spread.runs} runs"
             echo(f"{split} {name.replace('_', ' ')}: {line}")
+        assert deciding is not None  # there is something that was evaluated
+        means = {name: spread.mean for name, spread in held.items()}
+        show_comparison(deciding[0], means, baselines[split], split=split)
     if best:
         echo(f"best: {best} ({results[best].folder})")
 

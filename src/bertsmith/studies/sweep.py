@@ -140,6 +140,19 @@ def spreads_of(results: Sequence[FinetuningResult]) -> dict[str, dict[str, Sprea
     }
 
 
+def mean_baselines(results: Sequence[FinetuningResult]) -> dict[str, dict[str, float]]:
+    """What the constant answer gets on each split, a mean over the runs: folds have splits of their own."""
+    found = {split: [result.baselines.get(split, {}) for result in results] for split in results[0].metrics}
+    return {
+        split: {
+            name: statistics.fmean(each[name] for each in of_split)
+            for name in of_split[0]
+            if all(name in each for each in of_split)
+        }
+        for split, of_split in found.items()
+    }
+
+
 def plain_spreads(spreads: Mapping[str, Mapping[str, Spread]]) -> dict[str, dict[str, dict[str, Any]]]:
     """Spreads for machines."""
     return {

@@ -195,7 +195,7 @@ def test_shares_decide_how_much_is_held_back(give, reviews):
 def test_folds_and_searches_are_told_with_their_spread_and_best_run(give, reviews):
     told = give("custom", "--data", reviews, *OWN, "--folds", "2", *SHORTLY)
     assert "[2/2] fold-1" in told.out and "best: fold-" in told.out
-    assert "over 2 runs" in told.out
+    assert "over 2 runs" in told.out and "  dev constant answer: accuracy " in told.out
 
 
 def test_short_names_reach_the_settings(give, reviews, tmp_path):
