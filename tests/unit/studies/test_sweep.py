@@ -23,6 +23,7 @@ from bertsmith.studies.sweep import (
     spreads_of,
 )
 from bertsmith.tasks.custom import CustomSpec, custom_task
+from bertsmith.tasks.table_format import TableFormat
 from bertsmith.tasks.task import read_split
 from tests.tuning import SHORT, Notebook, stop_at, toy_assignment
 
@@ -61,6 +62,16 @@ def test_folds_are_resumed_and_each_example_is_developed_on_once(model, tmp_path
     assert sorted(int(each.key) for part in parts for each in part) == list(range(30))
     spread = json.loads((own.out / "spread.json").read_text())["spreads"]["dev"]["accuracy"]
     assert spread["runs"] == 3
+
+
+def test_folds_are_read_in_the_format_of_the_table(model, tmp_path):
+    table = tmp_path / "my.txt"
+    table.write_text("".join(f"the sun {n}#{'ab'[n % 2]}\n" for n in range(30)), encoding="utf-16")
+    form = TableFormat("#", "utf-16", ("text", "label"))
+    plain = toy_assignment("sst2", model, tmp_path)
+    own = replace(plain, task=custom_task(CustomSpec("text", "label"), form), data=table)
+    parts = [read_split(each.assignment.task, table, "dev", skip_bad=False) for each in over_folds(own, 3)]
+    assert sorted(int(each.key) for part in parts for each in part.examples) == list(range(30))
 
 
 def test_the_papers_grid_has_eighteen_runs(assignment):
