@@ -342,9 +342,8 @@ def _build_trainer(recipe: Recipe, network: Network, machine: Machine, world: Wo
     sharded = world.size > 1 and recipe.run.parallel == "fsdp"
     if machine.compiled and not sharded:
         objective.compile_whole()
-    if (
-        machine.compiled and sharded and can_compile(network)
-    ):  # weights are gathered between the blocks, outside any graph
+    # Sharded weights are gathered between the blocks, outside any graph.
+    if machine.compiled and sharded and can_compile(network):
         for block in (module for module in network.modules() if isinstance(module, Block)):
             block.compile(fullgraph=True)
     wrapped = share_work(objective, world, recipe.run.parallel)
