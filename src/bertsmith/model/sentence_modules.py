@@ -98,7 +98,11 @@ def read_sentence_modules(folder: Path) -> SentenceModules:
             pooling = modes[0]
         else:
             unsupported = unsupported or f"the pooling {' with '.join(modes)}"
-    named = {str(name): str(text) for name, text in (prompts.get("prompts") or {}).items()}
+    listed = prompts.get("prompts") or {}
+    if not isinstance(listed, dict):
+        what, remedy = f"prompts is {listed!r}", 'write it as {"query": "text before queries", ...}'
+        raise UserError(what, where=str(folder / PROMPTS_FILE), remedy=remedy)
+    named = {str(name): str(text) for name, text in listed.items()}
     default = _default_prompt(prompts, named, where=folder / PROMPTS_FILE)
     if named and leaves_prompt_out:
         unsupported = unsupported or "prompts that are not pooled (include_prompt)"
@@ -124,11 +128,15 @@ def _modules(folder: Path) -> list[dict[str, Any]]:
     if not isinstance(listed, list) or not all(isinstance(each, dict) and "type" in each for each in listed):
         raise UserError("is no list of modules with their types", where=str(file), remedy=REMEDY)
     for each in listed:
-        each["path"] = str(each.get("path") or "")
-        path = PurePosixPath(each["path"])
+        path = PurePosixPath(str(each.get("path") or ""))
         if path.is_absolute() or ".." in path.parts:
-            what = f"has a module at {each['path']}, outside of the folder"
+            what = f"has a module at {path}, outside of the folder"
             raise UserError(what, where=str(file), remedy="correct the path")
+        # Its config.json would be that of the model, and be written over it.
+        if _kind(each) == "Pooling" and not path.parts:
+            what = "has a Pooling module without a folder of its own"
+            raise UserError(what, where=str(file), remedy='write its path, such as "1_Pooling"')
+        each["path"] = "/".join(path.parts)
     return listed
 
 
@@ -153,7 +161,7 @@ def _default_prompt(settings: Mapping[str, Any], prompts: Mapping[str, str], *, 
     name = settings.get("default_prompt_name")
     if name is None:
         return ""
-    if name not in prompts:
+    if not isinstance(name, str) or name not in prompts:
         what = f"default_prompt_name is {name!r}, which is none of its prompts"
         raise UserError(what, where=str(where), remedy="correct the name")
     return prompts[name]

@@ -132,8 +132,12 @@ def test_steps_that_are_not_done_here_are_rejected_until_others_are_chosen(folde
         ("modules.json", "{}", "modules.json: is no list of modules with their types"),
         ("modules.json", "[", "modules.json: is not valid JSON"),
         ("modules.json", '[{"type": "a.Transformer", "path": "../x"}]', "outside of the folder"),
+        ("modules.json", '[{"type": "a.Pooling", "path": ""}]', "Pooling module without a folder of its own"),
+        ("modules.json", '[{"type": "a.Pooling", "path": "./"}]', "Pooling module without a folder of its"),
         ("sentence_bert_config.json", '{"max_seq_length": "x"}', "max_seq_length is 'x'; write a whole"),
         ("config_sentence_transformers.json", '{"default_prompt_name": "q"}', "none of its prompts"),
+        ("config_sentence_transformers.json", '{"default_prompt_name": ["q"]}', "none of its prompts"),
+        ("config_sentence_transformers.json", '{"prompts": ["q"]}', r"prompts is \['q'\]; write it as"),
     ],
 )
 def test_a_broken_file_is_named(folder, name, text, said):
