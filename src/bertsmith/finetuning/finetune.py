@@ -231,6 +231,7 @@ def set_up(assignment: Assignment, splits: TaskSplits) -> Run:
     """The run of an assignment, before its first step; nothing is written yet."""
     recipe, config = assignment.recipe, task_config_of(splits, assignment.recipe)
     _check_development_set(splits, recipe)
+    _check_label_thresholds(config)
     world = _single_process(recipe)
     initial = load_initial_task_model(assignment.model, config, seed=recipe.run.seed)
     encoded = {
@@ -329,6 +330,20 @@ def _check_development_set(splits: TaskSplits, recipe: FinetuningRecipe) -> None
         if needed and not splits.evaluation_names:
             what = "needs a development set, and there is none"
             raise UserError(what, where=key, remedy=f"add its file, or --set {key}={instead}")
+
+
+def _check_label_thresholds(config: TaskConfig) -> None:
+    """Raise where the thresholds do not fit the labels: they are needed only after hours of training."""
+    thresholds, count = config.answers.label_thresholds, config.kind.threshold_count(config.labels)
+    if thresholds == "off":
+        return
+    where, labels = "answers.label_thresholds", f"a {config.kind.name} task with {len(config.labels)} labels"
+    if not count:
+        remedy = "leave it off: it is for two classes, and for multilabel"
+        raise UserError(f"{labels} decides without thresholds", where=where, remedy=remedy)
+    if thresholds != "tuned" and len(thresholds) != count:
+        what = f"{labels} takes {count} thresholds, not {len(thresholds)}"
+        raise UserError(what, where=where, remedy="give one for each label, or tuned")
 
 
 # ---- the loop

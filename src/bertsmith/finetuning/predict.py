@@ -26,6 +26,7 @@ from bertsmith.tasks.encoding_cache import encoding_key
 from bertsmith.tasks.example_types import Example, TaggedExample
 from bertsmith.tasks.glue_leaderboard import submission_file, write_submission
 from bertsmith.tasks.kinds.registry import TEXT_KINDS
+from bertsmith.tasks.kinds.text_kind import USUAL_THRESHOLD
 from bertsmith.tasks.metrics import ClassScores
 from bertsmith.tasks.predictions import PredictedSplit, Predictions, average_scores
 from bertsmith.tasks.table_files import TABLE_WRITERS, write_table
@@ -169,9 +170,11 @@ class _Members:
         if numbers := [threshold for threshold in thresholds if isinstance(threshold, float)]:
             config = with_threshold(config, fmean(numbers))
         label_thresholds = [model.config.answers.label_thresholds for model in self.models]
-        tuned = [each for each in label_thresholds if isinstance(each, tuple)]
-        if len(tuned) == len(self.models):
-            mean_thresholds = tuple(map(fmean, zip(*tuned, strict=True)))
+        if any(isinstance(each, tuple) for each in label_thresholds):
+            # A member without thresholds decides by one half.
+            usual = (USUAL_THRESHOLD,) * config.kind.threshold_count(config.labels)
+            numbers_of = [each if isinstance(each, tuple) else usual for each in label_thresholds]
+            mean_thresholds = tuple(map(fmean, zip(*numbers_of, strict=True)))
             answers = config.answers.model_copy(update={"label_thresholds": mean_thresholds})
             config = config.model_copy(update={"answers": answers})
         encoded = self.models[0].encode(examples)

@@ -1,11 +1,13 @@
 """A result beside what the constant answer gets, its classes, and thresholds that are tuned and stored."""
 
 import json
+import shutil
 from dataclasses import replace
 
 import pytest
 
 import bertsmith
+from bertsmith.core.errors import UserError
 from bertsmith.finetuning.finetune import finetune
 from bertsmith.finetuning.predict import predict, predict_labelled
 from bertsmith.tasks.custom import CustomSpec, custom_task
@@ -85,3 +87,32 @@ def test_the_threshold_of_two_classes_is_tuned_by_the_deciding_metric(model, tmp
         assert (found.label == "positive") == (found.probabilities["positive"] >= threshold)
     plain = tune("sst2", model, tmp_path / "plain", "run.epochs=0.5")
     assert result.metrics["dev"]["accuracy"] >= plain.metrics["dev"]["accuracy"]
+
+
+@pytest.mark.parametrize(
+    ("task", "thresholds", "said"),
+    [
+        ("wnut17", "tuned", r"a tag task with \d+ labels decides without thresholds"),
+        ("stsb", "tuned", "a regress task with 0 labels decides without thresholds"),
+        ("sst2", "[0.2,0.3]", "a classify task with 2 labels takes 1 thresholds, not 2"),
+    ],
+)
+def test_thresholds_that_do_not_fit_the_labels_are_rejected_before_the_first_step(
+    model, tmp_path, task, thresholds, said
+):
+    with pytest.raises(UserError, match=said):
+        tune(task, model, tmp_path, f"answers.label_thresholds={thresholds}")
+    assert not (tmp_path / "runs" / task / "metrics.jsonl").exists()
+
+
+def test_a_member_without_thresholds_counts_as_one_half_in_any_order(tuned, tmp_path):
+    result, table = tuned
+    plain = tmp_path / "plain"
+    shutil.copytree(result.folder / "model", plain)
+    config = json.loads((plain / "task.json").read_text())
+    tuned_by = config["answers"]["label_thresholds"]
+    config["answers"]["label_thresholds"] = "off"
+    (plain / "task.json").write_text(json.dumps(config))
+    for folders in ([result.folder, plain], [plain, result.folder]):
+        thresholds = predict(folders, table).predictions.thresholds
+        assert thresholds == pytest.approx([(each + 0.5) / 2 for each in tuned_by])

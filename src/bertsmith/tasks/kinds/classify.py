@@ -44,11 +44,12 @@ class Classify(TextKind):
             return super().predicted_targets(encoded, predictions)
         return (predictions.scores[:, 1] >= predictions.thresholds[0]).astype(np.int64)
 
+    def threshold_count(self, labels: tuple[str, ...]) -> int:
+        return 1 if len(labels) == 2 else 0
+
     def tuned_thresholds(
         self, metric: Metric, labels: tuple[str, ...], split: PredictedSplit[TextExample]
     ) -> tuple[float, ...]:
-        if len(labels) != 2:
-            return super().tuned_thresholds(metric, labels, split)
         return (best_label_threshold(metric, split.encoded.targets, split.predictions.scores[:, 1]),)
 
     def labels_of(self, labels: tuple[str, ...], target: Any) -> tuple[str, ...]:

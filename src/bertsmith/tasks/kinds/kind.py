@@ -134,13 +134,15 @@ class Kind(ABC, Generic[ExampleT]):
         thresholds = () if isinstance(answers.label_thresholds, str) else answers.label_thresholds
         return Predictions(scores, thresholds=thresholds)
 
+    def threshold_count(self, labels: tuple[str, ...]) -> int:
+        """How many thresholds decide which of the labels are given; 0 where the likeliest one is."""
+        return 0
+
     def tuned_thresholds(
         self, metric: Metric, labels: tuple[str, ...], split: PredictedSplit[ExampleT]
     ) -> tuple[float, ...]:
-        """From which probabilities on a label is best given, by the deciding metric, on this split."""
-        what = f"a {self.name} task with {len(labels)} labels decides without thresholds"
-        remedy = "leave answers.label_thresholds off: it is for two classes, and for multilabel"
-        raise UserError(what, where="answers.label_thresholds", remedy=remedy)
+        """From which probabilities on a label is best given, on this split, where `threshold_count`."""
+        raise NotImplementedError
 
     def ensemble_settings(self, answers: AnswersSection) -> tuple[object, ...]:
         """What the members of an ensemble must have in common beside kind and labels."""

@@ -62,6 +62,9 @@ class MultiLabel(TextKind):
         thresholds = predictions.thresholds or USUAL_THRESHOLD
         return (predictions.scores >= np.asarray(thresholds, np.float32)).astype(np.int64)
 
+    def threshold_count(self, labels: tuple[str, ...]) -> int:
+        return len(labels)
+
     def tuned_thresholds(
         self, metric: Metric, labels: tuple[str, ...], split: PredictedSplit[TextExample]
     ) -> tuple[float, ...]:
