@@ -232,8 +232,15 @@ def _as_path(data: Any, place: Path) -> Path:
 
 
 def _write_rows(file: Path, data: Any) -> Path:
-    rows = _rows_of(data)
-    write_text(file, "".join(json.dumps(row, ensure_ascii=False, default=_plain) + "\n" for row in rows))
+    lines = (json.dumps(row, ensure_ascii=False, default=_plain) for row in _rows_of(data))
+    text = "".join(f"{line}\n" for line in lines)
+    if file.exists():
+        # The rows of a run that is to resume, or a file of the user's own, which nothing brings back.
+        if not file.is_file() or file.read_bytes() != text.encode():
+            remedy = "pass another out, or remove it first"
+            raise UserError("is there already and holds other rows", where=str(file), remedy=remedy)
+        return file
+    write_text(file, text)
     return file
 
 

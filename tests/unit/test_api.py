@@ -102,6 +102,14 @@ def test_frames_of_all_kinds_are_the_same_run(run, rows, model, frame):
     assert again.steps == run.steps
 
 
+def test_rows_that_lie_beside_a_run_are_not_overwritten(run, rows, model):
+    kept = run.folder.with_name("run-data.jsonl")
+    before = kept.read_bytes()
+    with pytest.raises(bertsmith.UserError, match=r"run-data\.jsonl: is there already and holds other rows"):
+        bertsmith.finetune(rows[:30], model=model, out=run.folder, epochs=1, **OWN)
+    assert kept.read_bytes() == before
+
+
 def test_the_model_of_a_run_is_loaded(run):
     (found,) = run.load(device="cpu").classify(["the sun is warm"])
     assert found.label in ("hot", "icy")
