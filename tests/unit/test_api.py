@@ -13,6 +13,7 @@ import pytest
 
 import bertsmith
 from bertsmith.cli.terminal import BarProgress, LogProgress, progress_display
+from tests import command_line
 from tests.tiny_runs import tiny_store
 from tests.toy_tasks import warm_or_cold
 from tests.tuning import quickly, toy_model
@@ -67,7 +68,7 @@ def run(model, rows, tmp_path_factory):
     return bertsmith.finetune(rows, model=model, out=out, epochs=1, **OWN)
 
 
-def test_a_run_from_rows_is_that_of_the_command(run, rows, model, tmp_path):
+def test_a_run_from_rows_is_that_of_the_command(run, rows, model, tmp_path, capsys):
     assert run.finished and set(run.metrics["dev"]) >= {"accuracy", "macro_f1"}
     assert {"split": "dev", "metric": "accuracy", "value": run.metrics["dev"]["accuracy"]} in run.table()
     kept = run.folder.with_name("run-data.jsonl").read_text().splitlines()
@@ -75,23 +76,10 @@ def test_a_run_from_rows_is_that_of_the_command(run, rows, model, tmp_path):
     words = ["--set=" + f"{key}={value}" for key, value in SETTINGS.items()]
     file = run.folder.with_name("run-data.jsonl")
     command = ["finetune", "custom", "--data", file, "--text", "review", "--label", "class", "--model", model]
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "bertsmith",
-            *command,
-            "--out",
-            tmp_path / "run",
-            "--epochs",
-            "1",
-            "--json",
-            *words,
-        ],
-        capture_output=True,
-        text=True,
+    told = command_line.bertsmith(
+        capsys, *command, "--out", tmp_path / "run", "--epochs", "1", "--json", *words
     )
-    assert json.loads(done.stdout.splitlines()[-1])["measures"] == run.metrics, done.stderr
+    assert json.loads(told.out.splitlines()[-1])["measures"] == run.metrics, told.err
 
 
 @pytest.mark.parametrize("frame", [PandasLike, PolarsLike, pyarrow.Table.from_pylist, tuple], ids=str)
