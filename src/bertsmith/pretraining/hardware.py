@@ -228,14 +228,18 @@ def fit_machine(
 def _precision(recipe: Recipe, world: World) -> Precision:
     """bf16 on a GPU that has it, fp16 on an older one, fp32 on a CPU, unless the recipe says otherwise."""
     precision, on_gpu = recipe.run.precision, world.device.type == "cuda"
-    if precision == "auto":
-        has_bf16 = on_gpu and torch.cuda.is_bf16_supported(including_emulation=False)
-        precision = "bf16" if has_bf16 else "fp16" if on_gpu else "fp32"
+    # torch's scaler looks for overflows in what one process holds; under FSDP that is a shard.
+    sharded = world.size > 1 and recipe.run.parallel == "fsdp"
+    if precision == "auto" and on_gpu:
+        # An older GPU imitates bf16: slower than fp16, and right where fp16 cannot be had.
+        has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
+        precision = "bf16" if has_bf16 or sharded else "fp16"
+    elif precision == "auto":
+        precision = "fp32"
     if precision == "fp16" and not on_gpu:
         what, remedy = "fp16 is for a GPU", "set it to auto, fp32 or bf16"
         raise UserError(what, where="run.precision", remedy=remedy)
-    if precision == "fp16" and world.size > 1 and recipe.run.parallel == "fsdp":
-        # torch's scaler looks for overflows in what one process holds; under FSDP that is a shard.
+    if precision == "fp16" and sharded:
         what, remedy = "fp16 does not go with sharded weights", "set run.parallel to ddp"
         raise UserError(what, where="run.precision", remedy=remedy)
     return precision

@@ -22,7 +22,7 @@ from bertsmith.pretraining.hardware import (
 )
 from bertsmith.pretraining.initial_model import build_initial_model, encoder_config_of
 from bertsmith.recipe.load import load_recipe
-from bertsmith.training.distributed import ALONE
+from bertsmith.training.distributed import ALONE, World
 from tests.tiny import tiny_network
 from tests.tiny_runs import tiny_recipe
 
@@ -36,6 +36,26 @@ def test_a_cpu_gets_fp32_and_the_same_bits(store):
     machine = fitted(store)
     assert (machine.precision, machine.compiled, machine.deterministic) == ("fp32", False, True)
     assert (machine.micro_tokens, machine.loader_workers) == (CPU_MICRO_TOKENS, 0)
+
+
+@pytest.mark.parametrize(
+    ("has_bf16", "processes", "parallel", "expected"),
+    [
+        (True, 1, "ddp", "bf16"),
+        (True, 2, "fsdp", "bf16"),
+        (False, 1, "ddp", "fp16"),
+        (False, 1, "fsdp", "fp16"),  # one process has nothing to shard
+        (False, 2, "fsdp", "bf16"),  # imitated, for a loss scale does not go with shards
+    ],
+)
+def test_a_gpu_gets_bf16_and_an_older_one_what_it_can_do(
+    store, monkeypatch, has_bf16, processes, parallel, expected
+):
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: has_bf16)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (1 << 34, 1 << 34))
+    recipe = tiny_recipe(f"run.parallel={parallel}", "batch.micro_tokens=128")
+    world = World(rank=0, size=processes, local_rank=0, device=torch.device("cuda"))
+    assert fit_machine(recipe, build_initial_model(recipe, store).network, world).precision == expected
 
 
 def test_what_the_recipe_says_is_done(store):
