@@ -45,6 +45,7 @@ from bertsmith.finetuning.run_warnings import (
     warn_of_cut_texts,
     warn_of_few_steps,
     warn_of_no_development_set,
+    warn_of_vain_patience,
     warn_of_weak_development_set,
 )
 from bertsmith.finetuning.splits import EncodedSplit, TaskSplits, encoded_split, read_splits, task_config_of
@@ -259,6 +260,7 @@ def set_up(assignment: Assignment, splits: TaskSplits) -> Run:
         *warn_of_weak_development_set(splits),
         *warn_of_cut_texts(train, config, initial.tokenizer),
         *warn_of_few_steps(batches, recipe),
+        *warn_of_vain_patience(batches, recipe),
         *describe_target_scaler(scaler),
     )
     return Run(

@@ -78,6 +78,17 @@ def warn_of_few_steps(batches: ShuffledBatches, recipe: FinetuningRecipe) -> Ite
         yield f"the run has {shown}, which teach a model little; see run.epochs and run.examples"
 
 
+def warn_of_vain_patience(batches: ShuffledBatches, recipe: FinetuningRecipe) -> Iterator[str]:
+    """That the run is evaluated too seldom to end early."""
+    patience = recipe.run.patience
+    before_the_end = min(recipe.run.evaluations, total_steps(batches, recipe)) - 1
+    if patience != "off" and patience >= before_the_end:  # the first one cannot be worse than another
+        yield (
+            f"the run cannot end early: it is evaluated {before_the_end} times before its end, and "
+            f"run.patience is {patience}; see run.evaluations"
+        )
+
+
 def describe_target_scaler(scaler: TargetScaler | None) -> Iterator[str]:
     """That numbers are learned on a scale of their own."""
     if scaler is not None:

@@ -52,6 +52,14 @@ def test_a_run_with_a_development_set_says_nothing_of_it(model, tmp_path):
     assert not [note for note in notes_of(toy_assignment("sst2", model, tmp_path, *SHORT)) if JUDGED in note]
 
 
+@pytest.mark.parametrize(("patience", "is_vain"), [(1, False), (2, True)])
+def test_a_patience_that_no_evaluation_can_exhaust_is_named(model, tmp_path, patience, is_vain):
+    settings = (f"run.patience={patience}", "run.keep=best", "run.evaluations=3", "run.epochs=0.5")
+    told = notes_of(toy_assignment("sst2", model, tmp_path, *settings))
+    line = f"it is evaluated 2 times before its end, and run.patience is {patience}; see run.evaluations"
+    assert any(line in note for note in told) == is_vain
+
+
 def own_run(model, place, labels, **changes):
     table = place / "my.csv"
     table.write_text("text,label\n" + "".join(f"the sun {n},{label}\n" for n, label in enumerate(labels)))
