@@ -268,6 +268,7 @@ def test_a_deberta_may_see_one_side_only(direction, unseen):
     [
         ({"conv_kernel_size": 3}, "conv_kernel_size is 3; only 0 is supported"),
         ({"pos_att_type": "c2p"}, "pos_att_type is 'c2p'; only c2p and p2c together"),
+        ({"position_buckets": 1}, "position_buckets is 1; write 2 or more"),
         ({"position_biased_input": True}, "position_biased_input is True; only False"),
         ({"relative_attention": "DROP"}, "relative_attention is missing; only True is supported"),
     ],

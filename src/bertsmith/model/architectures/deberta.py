@@ -45,6 +45,9 @@ def read_config(reader: ConfigReader) -> DebertaConfig:
     furthest = reader.size("max_relative_positions", -1, least=-1)
     max_distance = furthest if furthest > 0 else positions
     buckets = reader.size("position_buckets", -1, least=-1)
+    if buckets == 1:  # half of them are for near distances
+        what, remedy = "position_buckets is 1", "write 2 or more, or -1 for one of each distance"
+        raise UserError(what, where=reader.where, remedy=remedy)
     dropout = reader.rate("hidden_dropout_prob", 0.1)
     return DebertaConfig(
         model_type="deberta-v2",
