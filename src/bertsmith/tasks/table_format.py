@@ -60,6 +60,8 @@ def header_delimiter(path: Path, line: str, needed: Sequence[str], *, headless: 
         fitting = [mark for mark, names in cells.items() if len(names) > 1]
     if not fitting and headless:
         fitting = [mark for mark, values in cells.items() if len(values) == len(headless)]
+    if not fitting and not headless:  # a column that is missing is best told beside those that are there
+        fitting = [max(cells, key=lambda mark: (len(set(needed) & set(cells[mark])), len(cells[mark])))]
     if not fitting or fitting[0] == ",":
         return ","
     _report_once(f"{path}: its first line shows {DELIMITERS[fitting[0]]} between its cells, and is read so")

@@ -159,6 +159,17 @@ def test_a_tsv_with_another_delimiter_is_told_which_option_helps(tmp_path, heade
         list(rows_of(path, Columns(("text",))))
 
 
+@pytest.mark.parametrize("needed", [("text", "Stars"), ("Text",)])
+@pytest.mark.parametrize("header", ["text;stars", 'text;stars;"a, b"'])
+def test_a_missing_column_of_a_csv_is_told_beside_those_that_its_delimiter_gives(
+    tmp_path, header, needed
+) -> None:
+    path = written(tmp_path, "a.csv", f"{header}\n")
+    line = f"has no column '{needed[-1]}'; its columns are 'text', 'stars'"
+    with pytest.raises(UserError, match=line):
+        list(rows_of(path, Columns(needed)))
+
+
 @pytest.mark.parametrize(
     ("mark", "word"), [(";", "semicolons"), ("\t", "tabs"), ("|", "bars")], ids=["semicolon", "tab", "bar"]
 )
