@@ -1,11 +1,11 @@
 """What is strange in the labels of a user's own table, before hours are spent on it."""
 
-import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 
 from bertsmith.core.errors import UserError
 from bertsmith.tasks.example_types import Example
+from bertsmith.tasks.tables import number
 from bertsmith.tasks.task import Task
 
 MAX_SINGLE_CLASSES = 10
@@ -24,9 +24,9 @@ def check_classes(task: Task, examples: Sequence[Example]) -> None:
     counts = Counter(label for example in examples for label in example.label_names)
     column, rows = repr(str(task.custom["label"])), sum(counts.values())
     found = f"{column} has {len(counts):,} different labels in {rows:,} rows"
-    numbers = [_number(label) for label in counts]
+    numbers = [_number_in(label) for label in counts]
     many_numbers = len(counts) > MAX_NUMBERS and rows < MIN_PER_NUMBER * len(counts)
-    if many_numbers and not any(number is None for number in numbers):
+    if many_numbers and None not in numbers:
         remedy = "add --kind regress to learn numbers; if they are names of classes, write them as words"
         raise UserError(f"{found}, all of them numbers", where=examples[0].where, remedy=remedy)
     if len(counts) > max(MAX_SINGLE_CLASSES, rows / 2):
@@ -47,16 +47,15 @@ def odd_labels(task: Task, examples: Sequence[Example]) -> Iterator[str]:
             )
     alike: defaultdict[str | float, list[str]] = defaultdict(list)
     for label in sorted(counts):
-        number = _number(label)
-        alike[" ".join(label.casefold().split()) if number is None else number].append(label)
+        value = _number_in(label)
+        alike[" ".join(label.casefold().split()) if value is None else value].append(label)
     for spellings in [each for each in alike.values() if len(each) > 1][:MAX_LISTED]:
         listed = " and ".join(f"{label!r} ({counts[label]:,})" for label in spellings)
         yield f"the labels {listed} differ in spelling only, and are {len(spellings)} classes"
 
 
-def _number(label: str) -> float | None:
+def _number_in(label: str) -> float | None:
     try:
-        number = float(label)
+        return number(label)
     except ValueError:
         return None
-    return number if math.isfinite(number) else None
