@@ -3,6 +3,7 @@
 Example: bertsmith.finetune(frame, text="review", label="stars", out="runs/reviews").metrics
 """
 
+import filecmp
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -180,7 +181,12 @@ def evaluate(
     """
     with TemporaryDirectory() as place:
         path, reading = _as_path(data, Path(place) / "data"), Reading(skip_bad=skip_bad)
-        file = predict_labelled([Path(model).expanduser()], path, split=split, reading=reading, device=device)
+        folder = Path(model).expanduser()
+        kept = folder.with_name(f"{folder.name}-data.jsonl")
+        if not isinstance(data, str | Path) and path.is_file() and kept.is_file():
+            # The rows of the training: by the file that the run knows, only those held back are taken.
+            path = kept if filecmp.cmp(path, kept, shallow=False) else path
+        file = predict_labelled([folder], path, split=split, reading=reading, device=device)
     return PredictionRun(file.metrics(), file.skipped, file.warnings, file)
 
 

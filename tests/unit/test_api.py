@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 import subprocess
 import sys
 from contextlib import nullcontext
@@ -111,12 +112,28 @@ def test_a_dict_of_splits_brings_its_own_development_set(rows, model, tmp_path):
 
 
 def test_evaluate_gives_metrics_and_a_table_with_texts(run, rows):
-    found = bertsmith.evaluate(run.folder, rows, device="cpu")
+    some = rows[:40]
+    found = bertsmith.evaluate(run.folder, some, device="cpu")
     table = found.table()
-    right = sum(row["class"] == line["prediction"] for row, line in zip(rows, table, strict=True))
-    assert found.metrics["accuracy"] == pytest.approx(right / len(rows))
+    right = sum(row["class"] == line["prediction"] for row, line in zip(some, table, strict=True))
+    assert found.metrics["accuracy"] == pytest.approx(right / len(some))
     assert list(table[0]) == ["id", "text", "prediction", "hot", "icy"]
-    assert [line["text"] for line in table] == [row["review"] for row in rows]
+    assert [line["text"] for line in table] == [row["review"] for row in some]
+
+
+def test_of_the_rows_that_a_run_was_trained_from_only_those_held_back_are_evaluated(run, rows):
+    found = bertsmith.evaluate(run.folder, rows, device="cpu")
+    assert len(found.table()) == 6 and found.metrics == pytest.approx(run.metrics["dev"])
+    (told,) = found.warnings
+    assert "only the part that was held back is evaluated" in told
+
+
+@pytest.mark.parametrize("named", ["runs", "runs/run", "runs/run/model"])
+def test_the_training_file_is_known_however_the_model_is_named(run, tmp_path, named):
+    shutil.copytree(run.folder, tmp_path / "runs" / "run")
+    (tmp_path / "runs" / "spread.json").write_text('{"best": "run"}')
+    file = run.folder.with_name("run-data.jsonl")
+    assert len(bertsmith.evaluate(tmp_path / named, file, device="cpu").table()) == 6
 
 
 def test_predict_needs_no_labels_and_saves_what_the_name_says(run, tmp_path):

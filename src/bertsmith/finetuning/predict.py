@@ -203,10 +203,9 @@ def _check_finished(folder: Path) -> None:
 
 def _is_own_file(folder: Path, task: Task, data: Path) -> bool:
     """Whether a model was trained from this file."""
-    # A model may be named by its run folder, or by the model folder inside of it.
-    files = [each / ASSIGNMENT for each in (folder, folder.resolve().parent)]
-    known = next((file for file in files if file.is_file()), None)
-    if known is None or not data.is_file():
+    # A model may be named by its run folder, the model folder inside of it, or the folder of several runs.
+    known = model_folder(folder).resolve().parent / ASSIGNMENT
+    if not known.is_file() or not data.is_file():
         return False
     trained = Path(str(read_json(known, remedy="mend or remove it").get("data", "")))
     file = data.resolve()
