@@ -38,11 +38,12 @@ def show(
         load_recipe_with_origins,
         settings_of,
     )
-    from bertsmith.tasks.catalogue import TASKS
+    from bertsmith.tasks.catalogue import OWN, TASKS
+    from bertsmith.tasks.custom import CustomSpec, custom_task
     from bertsmith.tasks.task_recipe import finetuning_recipe_with_origins
 
     loaded: LoadedRecipe[Any]
-    if task := {task.name: task for task in TASKS}.get(name):
+    if task := ({task.name: task for task in TASKS} | {OWN: custom_task(CustomSpec("", ""))}).get(name):
         loaded = finetuning_recipe_with_origins(task, overrides or [])
     else:
         loaded = load_recipe_with_origins(name, overrides or [])

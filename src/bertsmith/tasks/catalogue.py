@@ -15,6 +15,12 @@ def task_named(name: str) -> Task:
     """The task of this name, or of this title in a table, in any case."""
     known = {task.title.lower(): task for task in TASKS} | {task.name: task for task in TASKS}
     task = known.get(name.lower())
+    if name.lower() == OWN:
+        remedy = (
+            f"bertsmith finetune {OWN} --data my.csv --text review --label stars names its columns; "
+            f"its settings: bertsmith recipe show {OWN}"
+        )
+        raise UserError(f"{OWN} is a table of your own, with no published files", remedy=remedy)
     if task is None:
         spellings = {spelling: task.name for spelling, task in known.items()} | {OWN: OWN}
         close = get_close_matches(name.lower(), spellings, n=1)

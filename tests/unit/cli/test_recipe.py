@@ -79,6 +79,10 @@ def test_show_prints_the_recipe_of_a_task_with_its_published_settings():
     assert "# default: " in shown["beta1"] and "# --set: " in shown["seed"]
 
 
+def test_show_prints_the_settings_for_a_table_of_ones_own():
+    assert 'task = "custom"' in answer("show", "custom")
+
+
 def test_a_wrong_setting_of_a_task_is_told():
     with pytest.raises(UserError, match="run.epoch"):
         answer("show", "sst2", "--set", "run.epoch=3")
