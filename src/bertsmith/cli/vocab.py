@@ -114,10 +114,10 @@ def show_table(out: Path, report: "VocabularyReport", seconds: float) -> None:
     table.add_row("wrote", f"{out} in {seconds:,.1f} s")
     table.add_row("pieces", f"{report.pieces:,}, of which {report.alphabet:,} are single characters")
     if report.pieces < report.pieces_asked_for:
-        remedy = "give more text or a lower --min-count"
-        table.add_row(
-            "", f"fewer than {report.pieces_asked_for:,}: no other pair is seen often enough; {remedy}"
-        )
+        # Of a unigram vocabulary no pairs are joined, so that --min-count says nothing about it.
+        remedy = "give more text, or a lower --min-count where pairs are joined"
+        why = f"no other piece is seen often enough; {remedy}"
+        table.add_row("", f"fewer than {report.pieces_asked_for:,}: {why}")
     table.add_row("documents", documents)
     table.add_row("learned from", f"{report.distinct_words:,} distinct words")
     table.add_row("tokens per word", f"{report.tokens_per_word:.4f} on {report.scored_on}")

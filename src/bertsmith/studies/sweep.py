@@ -6,9 +6,10 @@ from dataclasses import asdict, dataclass, replace
 from itertools import product
 from typing import Any
 
+from bertsmith.core.errors import UserError
 from bertsmith.core.files import write_json
 from bertsmith.core.seeds import stream
-from bertsmith.finetuning.assignment import Assignment, check_same_run
+from bertsmith.finetuning.assignment import Assignment, check_same_run, finetuning_folder
 from bertsmith.finetuning.finetune import FinetuningResult, finetune
 from bertsmith.inference.model_path import SPREAD_FILE
 from bertsmith.recipe.finetuning_schema import FinetuningRecipe
@@ -63,6 +64,14 @@ def run_trials(trials: Sequence[Trial], callback: ProgressCallback) -> list[Fine
     # All before the first: a folder that holds another run must not be found after hours of training.
     for trial in trials:
         check_same_run(trial.assignment)
+        study = trial.assignment.out.parent
+        if finetuning_folder(
+            study
+        ).begun:  # whoever opens the folder would get that run, not the best of these
+            remedy = "give --out a folder of its own"
+            raise UserError(
+                "holds a single run, beside which no others can be kept", where=str(study), remedy=remedy
+            )
     results = []
     for number, trial in enumerate(trials, start=1):
         callback.on_message(f"[{number}/{len(trials)}] {trial.name}")

@@ -87,7 +87,7 @@ def test_a_unigram_vocabulary_is_written_as_of_albert(corpus: Path, tmp_path: Pa
 
 def test_a_vocabulary_smaller_than_asked_for_is_said_with_the_remedy(corpus: Path, tmp_path: Path) -> None:
     printed = run(corpus / "a.txt.xz", "--out", tmp_path / "vocab")
-    assert "fewer than 30,522: no other pair is seen often enough" in printed
+    assert "fewer than 30,522: no other piece is seen often enough" in printed
 
 
 def test_a_file_in_the_place_of_the_folder_is_rejected_before_any_work(corpus: Path, tmp_path: Path) -> None:

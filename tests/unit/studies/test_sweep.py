@@ -42,6 +42,14 @@ def test_seeds_have_folders_and_recipes_of_their_own(assignment):
     assert [cell.assignment.out for cell in cells] == [assignment.out / cell.name for cell in cells]
 
 
+def test_no_study_is_kept_beside_a_single_run(assignment):
+    assignment.out.mkdir(parents=True)
+    (assignment.out / "assignment.json").write_text("{}")
+    with pytest.raises(UserError, match="holds a single run") as error:
+        run_trials(over_seeds(assignment, 2), Notebook())
+    assert error.value.where == str(assignment.out) and not (assignment.out / "seed-0").exists()
+
+
 def test_seeds_begin_with_the_recipes_own(model, tmp_path):
     cells = over_seeds(toy_assignment("sst2", model, tmp_path, "run.seed=7"), 2)
     assert [cell.assignment.recipe.run.seed for cell in cells] == [7, 8]
