@@ -12,13 +12,12 @@ from functools import partial
 from itertools import islice
 from math import log2
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
-from torch import Tensor
 
 from bertsmith.core.errors import UserError
-from bertsmith.core.files import atomic_path, read_json, write_json
+from bertsmith.core.files import read_json, write_json
 from bertsmith.finetuning.assignment import (
     RESULT,
     Assignment,
@@ -29,6 +28,7 @@ from bertsmith.finetuning.assignment import (
     hashes_of,
     write_assignment,
 )
+from bertsmith.finetuning.best_checkpoint import Best, read_best, remove_best_but, write_best
 from bertsmith.finetuning.evaluation import (
     Evaluation,
     baselines,
@@ -52,7 +52,6 @@ from bertsmith.finetuning.splits import EncodedSplit, TaskSplits, encoded_split,
 from bertsmith.finetuning.target_scaler import TargetScaler, fit_target_scaler
 from bertsmith.inference.task_model import TaskModel, scorer_of
 from bertsmith.model.attention_kernels import flash_fits
-from bertsmith.model.tensor_files import read_safetensors, write_safetensors
 from bertsmith.recipe.finetuning_schema import FinetuningRecipe
 from bertsmith.tasks.batches import ShuffledBatches, balanced_weights
 from bertsmith.tasks.encoded import EncodedSet
@@ -513,22 +512,6 @@ def workload_of(run: Run) -> Workload:
 # ---- checkpoints
 
 
-@dataclass(frozen=True, slots=True)
-class Best:
-    """The weights that did best on the development set so far."""
-
-    value: float
-    loss: float
-    step: int
-    weights: dict[str, Tensor]
-    waited: int = 0
-    """So many evaluations since were not better."""
-
-    def has_run_out(self, patience: int | Literal["off"]) -> bool:
-        """Whether the run has waited long enough for better weights."""
-        return patience != "off" and self.waited >= patience
-
-
 @dataclass
 class RunState:
     """What changes from step to step beside the weights, and is saved with them."""
@@ -548,7 +531,7 @@ def restore(run: Run) -> RunState:
         return RunState()
     load_checkpoint(saved, run.trainer)
     scalars = saved.state.scalars
-    best = _read_best(run.folder, scalars["best"]) if "best" in scalars else None
+    best = read_best(run.folder, scalars["best"]) if "best" in scalars else None
     loss_sum, loss_count = scalars["loss"]
     return RunState(saved.state.progress, loss_sum, loss_count, best)
 
@@ -558,7 +541,7 @@ def save(run: Run, state: RunState, *, seconds: float) -> None:
     folder, best, progress = run.folder, state.best, state.progress
     scalars: dict[str, Any] = {"loss": [state.loss_sum, state.loss_count]}
     if best is not None:
-        _write_best(folder, best)
+        write_best(folder, best)
         scalars["best"] = {
             "value": best.value,
             "loss": best.loss,
@@ -567,7 +550,7 @@ def save(run: Run, state: RunState, *, seconds: float) -> None:
         }
     saved = TrainingState.at(replace(progress, seconds=seconds), scalars)
     save_checkpoint(folder.checkpoints, saved, run.trainer, keep_last=1)
-    _remove_best_but(folder, best.step if best is not None else 0)
+    remove_best_but(folder, best.step if best is not None else 0)
 
 
 def remember_best(run: Run, state: RunState, found: Evaluation) -> None:
@@ -585,30 +568,7 @@ def remember_best(run: Run, state: RunState, found: Evaluation) -> None:
         state.best = Best(value, found.loss, state.progress.step, weights)
 
 
-def _best_file(folder: RunFolder, step: int) -> Path:
-    return folder.path / f"best-{step}.safetensors"
-
-
-def _write_best(folder: RunFolder, best: Best) -> None:
-    if not _best_file(folder, best.step).is_file():
-        with atomic_path(_best_file(folder, best.step)) as temporary:
-            write_safetensors(temporary, best.weights)
-
-
-def _read_best(folder: RunFolder, saved: dict[str, Any]) -> Best:
-    file = _best_file(folder, saved["step"])
-    weights = read_safetensors(file, remedy="the saved state needs it: remove the run folder and start again")
-    # Older versions saved no loss: as 0 it is never undercut, and the earlier of two equals stays.
-    return Best(saved["value"], saved.get("loss", 0.0), saved["step"], weights, saved.get("waited", 0))
-
-
-def _remove_best_but(folder: RunFolder, step: int) -> None:
-    for file in folder.path.glob("best-*.safetensors"):
-        if file != _best_file(folder, step):
-            file.unlink()
-
-
 def _remove_states(folder: RunFolder) -> None:
     """Remove the resumable states of a run that is finished."""
     shutil.rmtree(folder.checkpoints, ignore_errors=True)
-    _remove_best_but(folder, 0)
+    remove_best_but(folder, 0)

@@ -35,10 +35,10 @@ from bertsmith.pretraining.held_out import (
     HeldOutSet,
     evaluate,
     held_out_set,
-    means_of,
     unigram_entropy,
 )
 from bertsmith.pretraining.initial_model import build_initial_model, pair_head_of, with_true_model
+from bertsmith.pretraining.metrics_window import MetricsWindow
 from bertsmith.pretraining.pretrained_model import (
     RunFacts,
     check_weights_are_finite,
@@ -262,7 +262,7 @@ class RunState:
     """What changes from step to step beside the weights; what cannot be found again is saved with them."""
 
     progress: Progress = field(default_factory=Progress)
-    window: "MetricsWindow" = field(default_factory=lambda: MetricsWindow())
+    window: MetricsWindow = field(default_factory=MetricsWindow)
     held_out: dict[str, float] = field(default_factory=dict)
     """The last held-out metrics."""
     evaluation_due: bool = True
@@ -504,54 +504,6 @@ def _cadence(run: Run, state: RunState, stop: StopRequested) -> Cadence:
 
 
 # ---- metrics
-
-
-@dataclass
-class MetricsWindow:
-    """What was seen since the last line of metrics; saved too, so that a resume changes no line.
-
-    Its fields are keys of state.json in saved checkpoints.
-    """
-
-    sums: list[float] = field(default_factory=lambda: [0.0] * 4)
-    masked: float = 0.0
-    pairs: float = 0.0
-    tokens: int = 0
-    sequences: int = 0
-    waited: float = 0.0
-    since: float = 0.0
-    """The run's seconds at the last line."""
-
-    def add(self, report: StepReport) -> None:
-        """Add one step."""
-        batches: StepBatches = report.step.batches
-        if not report.skipped:
-            pairs = zip(self.sums, report.sums.tolist(), strict=True)
-            self.sums = [old + new for old, new in pairs]
-            self.masked += batches.masked
-            self.pairs += batches.pairs
-        self.tokens += report.step.tokens
-        self.sequences += batches.sequences
-        self.waited += report.step.waited_seconds
-
-    def metrics(self, world: World, report: StepReport) -> dict[str, Any]:
-        """The line of metrics over all ranks."""
-        passed = max(report.progress.seconds - self.since, 1e-9)
-        return {
-            **means_of(world, self.sums, Counts(self.masked, self.pairs)),
-            "learning_rate": report.step.learning_rate,
-            "gradient_norm": report.gradient_norm,
-            "tokens": report.progress.tokens,
-            "seconds": round(report.progress.seconds, 3),
-            "tokens_per_second": round(self.tokens / passed, 1),
-            "input_wait": round(self.waited / passed, 5),
-            "skipped": report.progress.skipped,
-        }
-
-    def over_all_ranks(self, world: World) -> "MetricsWindow":
-        """What all ranks together have seen, for a checkpoint; sequences and waiting stay this rank's."""
-        *sums, masked, pairs = world.sum([*self.sums, self.masked, self.pairs])
-        return replace(self, sums=sums, masked=masked, pairs=pairs)
 
 
 def _log(run: Run, state: RunState, journal: RunJournal, report: StepReport) -> None:
