@@ -42,17 +42,16 @@ class SentencePieceModel:
 
 def read_sentencepiece_model(file: Path) -> SentencePieceModel:
     """The unigram model of a file."""
-    pieces: list[Piece] = []
-    trained: dict[int, int | bytes] = {}
-    normaliser: dict[int, int | bytes] = {}
+    parts: dict[int, list[bytes]] = {1: [], 2: [], 3: []}
     try:
         for number, value in _fields(file.read_bytes()):
-            if number == 1:
-                pieces.append(_piece(dict(_fields(_message(value)))))
-            elif number == 2:
-                trained |= dict(_fields(_message(value)))
-            elif number == 3:
-                normaliser |= dict(_fields(_message(value)))
+            if number in parts:
+                parts[number].append(_message(value))
+        # The normaliser stands behind all pieces: without it, a file was cut off where one ends.
+        if not all(parts.values()):
+            raise ValueError("it is cut off")
+        pieces = [_piece(dict(_fields(part))) for part in parts[1]]
+        trained, normaliser = (dict(_fields(b"".join(parts[number]))) for number in (2, 3))
         characters = _message(normaliser.get(2, b""))
     except (OSError, ValueError, struct.error) as error:  # UnicodeDecodeError is a ValueError
         raise UserError(
@@ -62,7 +61,7 @@ def read_sentencepiece_model(file: Path) -> SentencePieceModel:
         remedy = "put the tokenizer.json of the same model there"
         raise UserError("is a SentencePiece model, but no unigram one", where=str(file), remedy=remedy)
     unknown_id = trained.get(40, 0)
-    if not pieces or not isinstance(unknown_id, int) or unknown_id >= len(pieces):
+    if not isinstance(unknown_id, int) or unknown_id >= len(pieces):
         raise UserError(
             "is no SentencePiece model: it has no unknown piece", where=str(file), remedy=FETCH_MODEL
         )
