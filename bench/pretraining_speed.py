@@ -21,7 +21,7 @@ import transformers
 from bertsmith.cli.pretrain import live_line
 from bertsmith.cli.terminal import LogProgress
 from bertsmith.pretraining.hardware import flops_per_step, peak_of
-from bertsmith.pretraining.pretrain import Request, Run, StepLoader, set_up
+from bertsmith.pretraining.run_setup import Request, Run, StepLoader, set_up
 from bertsmith.recipe.load import load_recipe
 from bertsmith.training.distributed import start_world
 from bertsmith.training.trainer import Progress, same_bits, training_steps

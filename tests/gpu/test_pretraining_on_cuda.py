@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from bertsmith.pretraining.pretrain import Request, set_up
+from bertsmith.pretraining.run_setup import Request, set_up
 from bertsmith.training.distributed import start_world
 from bertsmith.training.journal import read_metrics
 from tests.compile_counter import counters

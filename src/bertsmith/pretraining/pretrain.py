@@ -1,43 +1,24 @@
 """The pre-training job: from a recipe, a store and a folder to a model, through any interruptions.
 
-Read from top to bottom: what was asked for, how a run is set up or resumed, the loop over its steps, what
-is done after a step (metrics, evaluation, checkpoints, rollbacks), and the finished model.
+Read from top to bottom: from the command to the result, the loop over the steps of a run, what is done after
+a step (metrics, evaluation, checkpoints, rollbacks), and the finished model. How a run is set up or resumed
+stands in `run_setup.py`.
 """
 
-import itertools
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from math import inf, isfinite
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
 from bertsmith.core.errors import UserError
-from bertsmith.core.files import read_json, write_json, write_text
+from bertsmith.core.files import read_json
 from bertsmith.corpus.token_store import TokenStore
-from bertsmith.data.data_loader import PretrainingDataset, StepBatches, StepIndex, load_steps
-from bertsmith.model.encoder import Block, can_compile
-from bertsmith.model.network import Network
-from bertsmith.objectives.pretraining_objective import Counts, PretrainingObjective
-from bertsmith.pretraining.budget import Budget
-from bertsmith.pretraining.hardware import (
-    MAX_EVALUATION_FRACTION,
-    Machine,
-    choices,
-    fit_machine,
-    flops_per_step,
-    peak_of,
-)
-from bertsmith.pretraining.held_out import (
-    METRICS,
-    HeldOutSet,
-    evaluate,
-    held_out_set,
-    unigram_entropy,
-)
-from bertsmith.pretraining.initial_model import build_initial_model, pair_head_of, with_true_model
+from bertsmith.pretraining.hardware import MAX_EVALUATION_FRACTION, flops_per_step, peak_of
+from bertsmith.pretraining.held_out import METRICS, evaluate, held_out_set, unigram_entropy
+from bertsmith.pretraining.initial_model import with_true_model
 from bertsmith.pretraining.metrics_window import MetricsWindow
 from bertsmith.pretraining.pretrained_model import (
     RunFacts,
@@ -45,34 +26,17 @@ from bertsmith.pretraining.pretrained_model import (
     whole_network,
     write_results,
 )
-from bertsmith.recipe.load import differences, load_recipe, recipe_text
+from bertsmith.pretraining.run_setup import STORE_FILE, Request, Run, RunState, StepLoader, run_folder, set_up
+from bertsmith.recipe.load import differences, load_recipe
 from bertsmith.recipe.schema import Recipe
 from bertsmith.training.callbacks import ProgressCallback, StopRequested
-from bertsmith.training.checkpoint import (
-    SavedState,
-    TrainingState,
-    latest_state,
-    load_checkpoint,
-    save_checkpoint,
-)
+from bertsmith.training.checkpoint import TrainingState, latest_state, load_checkpoint, save_checkpoint
 from bertsmith.training.curves import draw_curves
-from bertsmith.training.distributed import World, share_work, start_world, stop_world
-from bertsmith.training.journal import METRICS_FILE, RunJournal, read_metrics, write_versions
-from bertsmith.training.optimizers import OPTIMIZERS, build_optimizer, pretraining_rate
+from bertsmith.training.distributed import World, start_world, stop_world
+from bertsmith.training.journal import METRICS_FILE, RunJournal, read_metrics
+from bertsmith.training.optimizers import OPTIMIZERS
 from bertsmith.training.run_folder import RunFolder
-from bertsmith.training.trainer import (
-    Cadence,
-    Clock,
-    Due,
-    GradientGuard,
-    Progress,
-    StepInput,
-    StepReport,
-    Trainer,
-    loss_scaler,
-    same_bits,
-    training_steps,
-)
+from bertsmith.training.trainer import Cadence, Clock, Due, Progress, StepReport, same_bits, training_steps
 
 EVALUATIONS = 10
 """How often an "auto" run is evaluated on the held-out documents between its two ends."""
@@ -81,7 +45,6 @@ MIN_USEFUL_STEPS = 100
 """After fewer, a model has hardly learned how frequent words are."""
 BYTES_WRITTEN_A_SECOND, SECONDS_FOR_FILES = 2e8, 4.0
 """With checksums, to an ordinary disk; and what a checkpoint, a model and a tokenizer take if small."""
-STORE_FILE, PLANS = "store.json", "plans"
 FREE_KEYS = {
     f"run.{key}"
     for key in (
@@ -94,16 +57,6 @@ BUDGET_KEYS = {f"run.{key}" for key in ("budget", "steps", "tokens", "minutes")}
 
 
 # ---- from the command to the result
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What was asked for."""
-
-    recipe: Recipe
-    store: Path
-    out: Path
-    clock: Clock = field(default_factory=Clock)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,12 +119,6 @@ def _run_to_its_end(request: Request, world: World, callback: ProgressCallback) 
     )
 
 
-def run_folder(out: Path) -> RunFolder:
-    """The folder of a pre-training run; its model is the last thing that it writes."""
-    early = frozenset({STORE_FILE, "versions.json", "source.sha256"})
-    return RunFolder(out, "recipe.toml", "model/config.json", early_files=early, caches=(PLANS,))
-
-
 def _check_same_run(folder: RunFolder, recipe: Recipe, store: TokenStore) -> None:
     """Raise if the folder holds a run with another recipe or store, or something that is no run."""
     folder.check_no_unknown_files()
@@ -217,158 +164,6 @@ def _finished_before(
         saved_step=last["step"],
         main_process=world.main,
     )
-
-
-# ---- setting up a run, or resuming one
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """What stays the same from a run's first step to its last."""
-
-    recipe: Recipe
-    store: TokenStore
-    folder: RunFolder
-    network: Network
-    trainer: Trainer
-    budget: Budget
-    machine: Machine
-    train_data: PretrainingDataset
-    held_out_data: PretrainingDataset
-    callback: ProgressCallback
-    notes: tuple[str, ...]
-    clock: Clock
-    held_out_sets: dict[int, HeldOutSet] = field(default_factory=dict)
-    """What each stage is evaluated on, built when it is first needed."""
-
-    @property
-    def world(self) -> World:
-        """The processes that share the run."""
-        return self.trainer.world
-
-    def show_progress(self, progress: Progress) -> None:
-        """Move the user's bar."""
-        if self.world.main:
-            self.callback.on_progress(self.budget.fraction(progress))
-
-    def report(self, text: str) -> None:
-        """Tell the user, once."""
-        if self.world.main:
-            self.callback.on_message(text)
-
-
-@dataclass
-class RunState:
-    """What changes from step to step beside the weights; what cannot be found again is saved with them."""
-
-    progress: Progress = field(default_factory=Progress)
-    window: MetricsWindow = field(default_factory=MetricsWindow)
-    held_out: dict[str, float] = field(default_factory=dict)
-    """The last held-out metrics."""
-    evaluation_due: bool = True
-    """Whether an evaluation was broken off, or a run has not begun: it comes before the next step."""
-    evaluation_seconds: float = 0.0
-    """What the last evaluation took."""
-    all_evaluations_seconds: float = 0.0
-    """What all evaluations since this start took."""
-    saved_step: int = 0
-    """The newest saved step, or 0."""
-    plotted_seconds: float = 0.0
-    """The run's seconds when its curves were last drawn."""
-    rolled_back_to: int = -1
-    """The step whose saved weights were loaded again last."""
-
-
-def set_up(request: Request, world: World, callback: ProgressCallback) -> tuple[Run, RunState]:
-    """The run that was asked for, new or as it was saved last; the folder was checked before."""
-    recipe, store = with_true_model(request.recipe), TokenStore.open(request.store)
-    folder = run_folder(request.out)
-    initial = build_initial_model(recipe, store)
-    saved = latest_state(folder.checkpoints, world)
-    micro_tokens = None if saved is None else int(saved.state.scalars["micro_tokens"])
-    machine = fit_machine(recipe, initial.network, world, micro_tokens_before=micro_tokens)
-    loading: dict[str, Any] = {"rank": world.rank, "world": world.size, "cache": folder.path / PLANS}
-    loading |= {"micro_tokens": machine.micro_tokens, "multiple": machine.multiple}
-    train = PretrainingDataset(store, recipe, split="train", **loading)
-    held_out = PretrainingDataset(store, held_out_recipe(recipe, machine), split="held-out", **loading)
-    world.on_main(store.verify)
-
-    def begin_folder() -> None:
-        # A stage without a step is met before the folder holds a run that more text would not fit to.
-        for dataset in (train, held_out):
-            for stage in range(len(recipe.examples.stages)):
-                dataset.stage_index(stage).steps_in(0)
-        folder.remove_partial_files()
-        write_versions(folder.path)
-        write_json(folder.path / STORE_FILE, {"hash": store.hash, "tokens": store.tokens})
-        write_text(folder.config, recipe_text(recipe))  # last, for it says that a run is there
-
-    world.on_main(begin_folder)
-    trainer = _build_trainer(recipe, initial.network, machine, world)
-    state = RunState() if saved is None else _restore(saved, trainer)
-    notes = (*initial.notes, *choices(recipe), *machine.notes)
-    run = Run(
-        recipe,
-        store,
-        folder,
-        initial.network,
-        trainer,
-        Budget(recipe),
-        machine,
-        train,
-        held_out,
-        callback,
-        notes,
-        replace(request.clock, before=state.progress.seconds),
-    )
-    for note in notes:
-        run.report(note)
-    if saved is not None:
-        run.report(f"resumes from step {saved.state.step:,}")
-    elif any(folder.checkpoints.glob("step-*.damaged")):
-        run.report("no saved state is whole: the run starts again at step 0")
-    return run, state
-
-
-def held_out_recipe(recipe: Recipe, machine: Machine) -> Recipe:
-    """The recipe for held-out examples: one step holds all of them, however many ranks share it."""
-    batch = recipe.batch.model_copy(update={"by": "sequences", "sequences": machine.evaluation_sequences})
-    return recipe.model_copy(update={"batch": batch})
-
-
-def _build_trainer(recipe: Recipe, network: Network, machine: Machine, world: World) -> Trainer:
-    objective = PretrainingObjective(network.to(world.device).train(), pair_head_of(recipe))
-    network.encoder.recompute = recipe.run.recompute
-    sharded = world.size > 1 and recipe.run.parallel == "fsdp"
-    if machine.compiled and not sharded:
-        objective.compile_whole()
-    # Sharded weights are gathered between the blocks, outside any graph.
-    if machine.compiled and sharded and can_compile(network):
-        for block in (module for module in network.modules() if isinstance(module, Block)):
-            block.compile(fullgraph=True)
-    wrapped = share_work(objective, world, recipe.run.parallel)
-    return Trainer(
-        wrapped,
-        build_optimizer(wrapped, recipe.optim, order="matrices first"),
-        world,
-        machine.precision,
-        recipe.optim.clip_norm,
-        GradientGuard(recipe.run.spike_factor),
-        seed=recipe.run.seed,
-        scaler=loss_scaler(world.device, machine.precision),
-    )
-
-
-def _restore(saved: SavedState, trainer: Trainer) -> RunState:
-    """Weights and moments put into the trainer, and the rest of the state as it was saved."""
-    load_checkpoint(saved, trainer)
-    scalars = saved.state.scalars
-    trainer.guard.norms.extend(scalars["norms"])
-    # Saved sums are those of all ranks: one of them takes them over, or they would count several times.
-    window = MetricsWindow(**scalars["window"]) if trainer.world.main else MetricsWindow()
-    progress = saved.state.progress
-    due = scalars.get("evaluation_due", False)  # older versions broke no evaluation off
-    return RunState(progress, window, scalars["held_out"], due, saved_step=progress.step)
 
 
 # ---- the loop
@@ -440,40 +235,6 @@ def _tell_steps_that_fit(run: Run, progress: Progress) -> None:
             "shorter sequences (--max-length) or a smaller model (bertsmith recipe list)"
         )
     run.report(text)
-
-
-class StepLoader:
-    """Gives the trainer what the next step learns from, built ahead by loader processes."""
-
-    def __init__(self, run: Run) -> None:
-        self.run = run
-        self._part: tuple[int, float] | None = None
-        self._ahead: Iterator[StepBatches] = iter(())
-
-    def __call__(self, progress: Progress) -> StepInput | None:
-        """The input of the step that follows, or None where the budget is spent."""
-        run, trainer = self.run, self.run.trainer
-        if run.budget.spent(progress):
-            return None
-        progress = run.budget.enter_stage(progress)
-        self._turn_to(run.budget.address(progress))
-        asked = time.monotonic()
-        batches = next(self._ahead)
-        waited = time.monotonic() - asked
-        masked, pairs, tokens = trainer.world.sum([batches.masked, batches.pairs, float(batches.tokens)])
-        rate = pretraining_rate(run.budget.fraction(progress), run.recipe.optim)
-        counts = Counts(masked, pairs)
-        return StepInput(batches.micros, counts, rate, progress, int(tokens), batches, waited)
-
-    def _turn_to(self, address: StepIndex) -> None:
-        """Start another loader where the stage or the masking level changes: it cannot foresee that."""
-        if self._part == (address.stage, address.progress):
-            return
-        self._part = address.stage, address.progress
-        following = (replace(address, step=step) for step in itertools.count(address.step))
-        pin = self.run.world.device.type == "cuda"
-        workers = self.run.machine.loader_workers
-        self._ahead = load_steps(self.run.train_data, following, workers=workers, pin=pin)
 
 
 def _cadence(run: Run, state: RunState, stop: StopRequested) -> Cadence:

@@ -13,7 +13,7 @@ from bertsmith.objectives.pretraining_objective import Counts, PretrainingObject
 from bertsmith.pretraining.hardware import Machine, fit_machine
 from bertsmith.pretraining.held_out import HeldOutSet, evaluate, held_out_set, means_of, unigram_entropy
 from bertsmith.pretraining.initial_model import build_initial_model
-from bertsmith.pretraining.pretrain import held_out_recipe
+from bertsmith.pretraining.run_setup import held_out_recipe
 from bertsmith.recipe.schema import OptimSection, Recipe
 from bertsmith.training.distributed import ALONE
 from bertsmith.training.optimizers import build_optimizer

@@ -8,7 +8,7 @@ import torch
 from bertsmith.core.seeds import key_of
 from bertsmith.corpus.token_store import TokenStore
 from bertsmith.objectives.pretraining_objective import PretrainingObjective
-from bertsmith.pretraining.pretrain import Request, set_up
+from bertsmith.pretraining.run_setup import Request, set_up
 from bertsmith.training.checkpoint_storage import saved_steps, step_folder
 from bertsmith.training.distributed import ALONE
 from tests.tiny_runs import (
