@@ -16,7 +16,7 @@ from tests.unit.serve.serving import Slowly, application_of, on_a_line, until
 
 BODY = json.dumps({"texts": ["a cat"]}).encode()
 LENGTH = len(BODY)
-LIMITS = Limits(request_seconds=0.1)
+LIMITS = Limits(request_seconds=0.1, body_seconds=0.1)
 
 
 def request(*fields, length=LENGTH):
