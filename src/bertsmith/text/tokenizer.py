@@ -54,20 +54,22 @@ class Encoded:
 def truncate_longest_first(encoded: Encoded, limit: int) -> Encoded:
     """At most `limit` tokens: the longer text, on a tie the second, loses its last token until they fit."""
     # Google's rule. The library's own truncation hands the odd token to the other text in some cases.
-    first, second, capacity = _lengths(encoded, limit)
+    first, second = encoded.sequence.count(0), encoded.sequence.count(1)
+    capacity = limit - (len(encoded) - first - second)
     if capacity < 0:
         raise UserError(f"{limit} tokens cannot hold the special tokens", remedy="allow longer sequences")
     kept_first = min(first, max(capacity - second, (capacity + 1) // 2))
-    return _keep(encoded, first=kept_first, second=min(second, capacity - kept_first))
-
-
-def truncate_second(encoded: Encoded, limit: int) -> Encoded:
-    """At most `limit` tokens, the second text losing its last ones."""
-    first, second, capacity = _lengths(encoded, limit)
-    if capacity < first:
-        what = f"the first text has {first} tokens and {limit} cannot hold them with the special ones"
-        raise UserError(what, remedy="shorten the first text or allow longer sequences")
-    return _keep(encoded, first=first, second=min(second, capacity - first))
+    rows = [row for row, sequence in enumerate(encoded.sequence) if sequence < 0]  # the template's
+    for sequence, kept in enumerate((kept_first, min(second, capacity - kept_first))):
+        rows += [row for row, number in enumerate(encoded.sequence) if number == sequence][:kept]
+    rows.sort()
+    return Encoded(
+        ids=[encoded.ids[row] for row in rows],
+        segments=[encoded.segments[row] for row in rows],
+        offsets=[encoded.offsets[row] for row in rows],
+        sequence=[encoded.sequence[row] for row in rows],
+        words=[encoded.words[row] for row in rows],
+    )
 
 
 class Tokenizer:
@@ -234,27 +236,6 @@ class Tokenizer:
                 what = f"cannot keep the special token {literal!r} apart from text"
                 raise UserError(what, where=self.spec.where)
         return library
-
-
-def _lengths(encoded: Encoded, limit: int) -> tuple[int, int, int]:
-    """Tokens of the first text, of the second, and how many both may have beside the template."""
-    first, second = encoded.sequence.count(0), encoded.sequence.count(1)
-    return first, second, limit - (len(encoded) - first - second)
-
-
-def _keep(encoded: Encoded, *, first: int, second: int) -> Encoded:
-    """The template tokens and this many leading tokens of each text."""
-    rows = [row for row, sequence in enumerate(encoded.sequence) if sequence < 0]
-    for sequence, kept in enumerate((first, second)):
-        rows += [row for row, number in enumerate(encoded.sequence) if number == sequence][:kept]
-    rows.sort()
-    return Encoded(
-        ids=[encoded.ids[row] for row in rows],
-        segments=[encoded.segments[row] for row in rows],
-        offsets=[encoded.offsets[row] for row in rows],
-        sequence=[encoded.sequence[row] for row in rows],
-        words=[encoded.words[row] for row in rows],
-    )
 
 
 def _encoded(encoding: Encoding) -> Encoded:

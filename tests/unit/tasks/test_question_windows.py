@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from bertsmith.core.errors import UserError
 from bertsmith.recipe.finetuning_schema import TextSection
-from bertsmith.text.tokenizer import truncate_second
 from tests.unit.tasks.encoding_tools import DROPPED, encode_split, kinds, question, rows_of, spaces, words
 from tests.unit.tasks.test_windows import plain_best, plain_windows
 
@@ -41,7 +40,7 @@ def test_windows_are_cut_as_by_the_plain_loop(kind, tokenizers, texts: list[str]
 def test_a_short_passage_is_a_pair_of_the_tokenizer(tokenizers) -> None:
     for tokenizer in tokenizers.values():
         encoded = encode_split("span", [question("The iron is hot.", [])], (), tokenizer, section(60, 9, 30))
-        plain = truncate_second(tokenizer.encode_pair("is it hot", "The iron is hot."), 60)
+        plain = tokenizer.encode_pair("is it hot", "The iron is hot.")
         assert rows_of(encoded) == [plain.ids]
         assert encoded.segments_T.tolist() == plain.segments
         first, end = encoded.passages_N2[0].tolist()

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer as Library
 from tokenizers import models, pre_tokenizers
 
 from bertsmith.core.errors import UserError
-from bertsmith.text.tokenizer import Encoded, Tokenizer, truncate_longest_first, truncate_second
+from bertsmith.text.tokenizer import Encoded, Tokenizer, truncate_longest_first
 from tests.tokenizer_makers import (
     MAKERS,
     PARAGRAPH,
@@ -275,21 +275,9 @@ def test_truncation_of_a_single_text_keeps_its_start_and_its_template(bert: Toke
     assert tokens(bert, shorter) == ["[CLS]", "the", "iron", "[SEP]"]
 
 
-def test_truncation_of_the_second_text_leaves_the_first_whole() -> None:
-    for first, second, limit in product(range(5), range(5), range(3, 14)):
-        if limit < first + 3:
-            continue
-        shorter = truncate_second(made_up(first, second), limit)
-        assert shorter.sequence.count(0) == first
-        assert shorter.sequence.count(1) == min(second, limit - first - 3)
-        assert shorter.sequence.count(-1) == 3
-
-
 def test_a_limit_that_cannot_be_kept_is_rejected() -> None:
     with pytest.raises(UserError, match="2 tokens cannot hold the special tokens"):
         truncate_longest_first(made_up(1, 1), 2)
-    with pytest.raises(UserError, match="the first text has 5 tokens and 7 cannot hold them"):
-        truncate_second(made_up(5, 1), 7)
 
 
 def test_a_typed_unknown_token_of_a_unigram_is_ordinary_characters(tmp_path: Path) -> None:
