@@ -7,6 +7,7 @@ from typer import Exit, Option, Typer, echo
 from typer.core import TyperCommand
 
 from bertsmith.cli.answer import answer
+from bertsmith.cli.checkpoint import checkpoint
 from bertsmith.cli.choose import choose
 from bertsmith.cli.classify import classify
 from bertsmith.cli.compare import compare
@@ -70,6 +71,7 @@ app.command("demo", cls=Verb)(demo)
 app.command("vocab", cls=Verb)(vocab)
 app.command("corpus", cls=Verb)(corpus)
 app.command("pretrain", cls=Verb)(pretrain)
+app.add_typer(checkpoint, name="checkpoint")
 app.command("examples", cls=Verb)(examples)
 app.add_typer(recipe, name="recipe")
 app.command("tasks", cls=Verb)(tasks)

@@ -1,6 +1,7 @@
 """`bertsmith evaluate` and `predict`: a fine-tuned model, or several together, on a file."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -13,11 +14,15 @@ from bertsmith.cli.text_files import ColumnsOption, DelimiterOption, EncodingOpt
 from bertsmith.core.errors import UserError
 from bertsmith.tasks.table_format import TableFormat
 
+RunsArgument = Annotated[list[Path], Argument(metavar="RUN...", help="Folders of `bertsmith finetune` runs.")]
+EnsembleOption = Annotated[bool, Option("--ensemble", help="Let several models predict together.")]
+
 
 def evaluate(
-    model: Annotated[Path, Argument(metavar="RUN", help="Folder of a `bertsmith finetune` run.")],
+    models: RunsArgument,
     data: Annotated[Path, Option(help="A labelled file, or the task's folder.")],
     split: Annotated[str, Option(help="Which split of the folder; without it dev.")] = "",
+    ensemble: EnsembleOption = False,
     delimiter: DelimiterOption = "",
     encoding: EncodingOption = "",
     columns: ColumnsOption = "",
@@ -34,13 +39,15 @@ def evaluate(
     bertsmith evaluate runs/sst2 --data glue/SST-2/dev.tsv
 
     bertsmith evaluate runs/mnli --data glue/MNLI --split dev-mismatched
+
+    bertsmith evaluate --ensemble runs/a runs/b runs/c --data glue/SST-2
     """
     from bertsmith.finetuning.predict import Reading, predict_labelled
     from bertsmith.tasks.kinds.registry import metric_named
     from bertsmith.tasks.published_scores import published_lines
 
     form = TableFormat.parse(delimiter=delimiter, encoding=encoding, columns=columns)
-    folders, reading = [model.expanduser()], Reading(form, skip_bad)
+    folders, reading = _members(models, ensemble=ensemble), Reading(form, skip_bad)
     file = predict_labelled(folders, data.expanduser(), split=split, reading=reading, device=device)
     metrics = file.metrics()
     for warning in file.warnings:
@@ -62,10 +69,10 @@ def evaluate(
 
 
 def predict(
-    models: Annotated[list[Path], Argument(metavar="RUN...", help="Folders of `bertsmith finetune` runs.")],
+    models: RunsArgument,
     data: Annotated[Path, Option("--input", help="File in the task's format; labels are not needed.")],
     out: Annotated[Path, Option(help="File to write; its ending says the format.")],
-    ensemble: Annotated[bool, Option("--ensemble", help="Let several models predict together.")] = False,
+    ensemble: EnsembleOption = False,
     official: Annotated[Path | None, Option(help="Also write the GLUE site's TSV into this folder.")] = None,
     split: Annotated[str, Option(help="Which split the file is, where its name does not say.")] = "",
     with_text: Annotated[bool, Option("--with-text", help="Write each text beside its prediction.")] = False,
@@ -93,14 +100,11 @@ def predict(
     from bertsmith.finetuning.predict import Reading, predict, write_official, write_predictions
     from bertsmith.tasks.glue_leaderboard import submission_file
 
-    if len(models) > 1 and not ensemble:
-        remedy = "add --ensemble to let them predict together, or give one folder"
-        raise UserError("several models were given", remedy=remedy)
+    folders = _members(models, ensemble=ensemble)
     data, out = data.expanduser(), out.expanduser()
     _check_not_input(data, out)
     form = TableFormat.parse(delimiter=delimiter, encoding=encoding, columns=columns)
-    folders, reading = [folder.expanduser() for folder in models], Reading(form, skip_bad)
-    file = predict(folders, data, split=split, reading=reading, device=device)
+    file = predict(folders, data, split=split, reading=Reading(form, skip_bad), device=device)
     _check_not_input(file.path, out)  # where a folder was given, only now is the file known
     if official is not None:
         _check_not_input(file.path, official.expanduser() / submission_file(file.task, file.split))
@@ -113,6 +117,14 @@ def predict(
     echo(f"{len(file.examples):,} examples -> {', '.join(names)}")
     if file.skipped:
         echo(f"{file.skipped:,} bad lines were skipped")
+
+
+def _members(models: Sequence[Path], *, ensemble: bool) -> list[Path]:
+    """The folders of the models that predict together, or of the only one."""
+    if len(models) > 1 and not ensemble:
+        remedy = "add --ensemble to let them predict together, or give one folder"
+        raise UserError("several models were given", remedy=remedy)
+    return [folder.expanduser() for folder in models]
 
 
 def _check_not_input(data: Path, out: Path) -> None:

@@ -161,6 +161,26 @@ def load_state(
     give_moments(module, optimizer, moments)
 
 
+def load_weights(saved: SavedState, module: nn.Module, *, prefix: str) -> None:
+    """Put the saved weights whose names begin with this into a module that nothing trains."""
+    held = HuggingFaceStorageReader(str(saved.folder)).read_metadata().state_dict_metadata
+    start = f"model.{prefix}"
+    layouts = {
+        name: layout
+        for name, layout in held.items()
+        if isinstance(layout, TensorStorageMetadata) and name.startswith(start)
+    }
+    weights = {f"{start}{name}": tensor for name, tensor in module.state_dict().items()}
+    _check_same_model(saved.folder, weights, layouts)
+    with _torch_warnings_off():
+        load(weights, storage_reader=HuggingFaceStorageReader(str(saved.folder)), no_dist=True)
+
+
+def kept_states(folder: Path) -> list[SavedState]:
+    """The states that lie in a folder, oldest first; their tensors are not looked at."""
+    return [_read_state(step_folder(folder, step)) for step in saved_steps(folder)]
+
+
 def prune(folder: Path, *, keep_last: int, keep_at: Collection[int] = ()) -> None:
     """Remove saved states except the newest `keep_last` and those of the steps `keep_at`; for one process."""
     for step in saved_steps(folder)[:-keep_last]:

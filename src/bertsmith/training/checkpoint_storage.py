@@ -105,6 +105,12 @@ def newest_sound_step(folder: Path) -> int | None:
     return None
 
 
+def check_undamaged(target: Path) -> None:
+    """Raise if the files of a state are not as they were written."""
+    if damage := _damage(target):
+        raise UserError(f"is damaged ({damage})", where=str(target), remedy="take another step's")
+
+
 def _damage(target: Path) -> str:
     """What is wrong with a state's files, or nothing."""
     try:

@@ -1,0 +1,75 @@
+"""`bertsmith checkpoint`: the checkpoints that a pre-training run kept, as model folders."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+from typer import Argument, Option, Typer, echo
+
+from bertsmith.cli.terminal import duration
+from bertsmith.core.errors import UserError
+
+checkpoint = Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="List the checkpoints of a pre-training run, and export them as model folders.",
+)
+
+RunArgument = Annotated[Path, Argument(metavar="RUN", help="Folder of a `bertsmith pretrain` run.")]
+AsJson = Annotated[bool, Option("--json", help="Print JSON, for machines.")]
+
+
+@checkpoint.command("list")
+def list_checkpoints(run: RunArgument, as_json: AsJson = False) -> None:
+    """List the checkpoints that a run kept, with the last held-out loss before each.
+
+    Example: bertsmith checkpoint list runs/base
+    """
+    from bertsmith.pretraining.checkpoint_export import kept_checkpoints  # torch loads here, not for --help
+
+    for kept in kept_checkpoints(run.expanduser()):
+        if as_json:
+            echo(json.dumps(asdict(kept)))
+            continue
+        losses = [f"held-out MLM loss {kept.held_out['mlm_loss']:.4f}"] if "mlm_loss" in kept.held_out else []
+        spent = [f"{kept.tokens:,} tokens", duration(kept.seconds)]
+        echo("  ".join([f"step {kept.step:,}", *spent, *losses]))
+
+
+@checkpoint.command("export")
+def export(
+    run: RunArgument,
+    out: Annotated[Path, Option(metavar="FOLDER", help="Model folder to write; with --all, one for each.")],
+    step: Annotated[int | None, Option(help="Which one; without it the newest.")] = None,
+    everything: Annotated[bool, Option("--all", help="All of them, as FOLDER/step-00001000 ...")] = False,
+    store: Annotated[
+        Path | None, Option(help="The store of a run that is not finished yet; else it is not needed.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write checkpoints of a pre-training run as model folders, which open everywhere.
+
+    A run keeps its newest two; run.keep_at names steps that it keeps for good. The last checkpoint of a
+    finished run has the weights of its model. Fine-tuned one by one, checkpoints can predict together:
+    bertsmith evaluate --ensemble, bertsmith predict --ensemble.
+
+    Example: bertsmith checkpoint export runs/base --step 500000 --out models/base-500k
+
+    Example: bertsmith checkpoint export runs/base --all --out models/base
+    """
+    from bertsmith.pretraining.checkpoint_export import export_checkpoints, kept_checkpoints
+    from bertsmith.training.checkpoint_storage import step_folder
+
+    if everything and step is not None:
+        raise UserError("one step or all of them", where="--step and --all", remedy="give one of the two")
+    run, out = run.expanduser(), out.expanduser()
+    steps = [kept.step for kept in kept_checkpoints(run)]
+    chosen = steps if everything else [steps[-1] if step is None else step]
+    targets = {each: step_folder(out, each) if everything else out for each in chosen}
+    export_checkpoints(run, targets, store=None if store is None else store.expanduser())
+    if as_json:
+        echo(json.dumps([{"step": each, "out": str(target)} for each, target in targets.items()]))
+        return
+    for each, target in targets.items():
+        echo(f"step {each:,} -> {target}")

@@ -1,0 +1,106 @@
+"""Kept checkpoints of a pre-training run as model folders: to compare or combine models of several steps."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from bertsmith.core.errors import UserError
+from bertsmith.core.files import check_not_taken, read_json
+from bertsmith.corpus.token_store import TokenStore
+from bertsmith.model.model_folder import read_model
+from bertsmith.model.network import Network
+from bertsmith.pretraining.initial_model import build_initial_model
+from bertsmith.pretraining.pretrain import STORE_FILE, run_folder
+from bertsmith.pretraining.pretrained_model import (
+    check_weights_are_finite,
+    held_out_rows,
+    write_model_folder,
+)
+from bertsmith.recipe.load import load_recipe
+from bertsmith.text.tokenizer import Tokenizer
+from bertsmith.training.checkpoint import SavedState, kept_states, load_weights
+from bertsmith.training.checkpoint_storage import check_undamaged
+from bertsmith.training.run_folder import card_text, facts_block, table_block
+
+
+@dataclass(frozen=True, slots=True)
+class KeptCheckpoint:
+    """A checkpoint that a run kept."""
+
+    step: int
+    tokens: int
+    seconds: float
+    held_out: dict[str, float]
+    """The last held-out evaluation before it."""
+
+
+def kept_checkpoints(run: Path) -> list[KeptCheckpoint]:
+    """The checkpoints of a pre-training run, oldest first."""
+    states = [saved.state for saved in _states(run).values()]
+    return [
+        KeptCheckpoint(each.step, each.tokens, each.seconds, each.scalars.get("held_out", {}))
+        for each in states
+    ]
+
+
+def export_checkpoints(run: Path, targets: Mapping[int, Path], *, store: Path | None = None) -> None:
+    """Write the checkpoints of these steps as model folders.
+
+    What they have in common, config and tokenizer, is that of the finished model, or of the store.
+    """
+    states = _states(run)
+    for step, target in targets.items():
+        if step not in states:
+            known = ", ".join(map(str, states))
+            raise UserError(f"step {step} was not kept", where=str(run), remedy=f"choose one of {known}")
+        check_not_taken(target)
+        check_undamaged(states[step].folder)
+    network, tokenizer = _blank_model(run, store)
+    for step, target in targets.items():
+        load_weights(states[step], network, prefix="network.")
+        check_weights_are_finite(network, where=str(states[step].folder))
+        recipe = (run / "recipe.toml").read_text(encoding="utf-8")
+        texts = {"recipe.toml": recipe, "card.md": _card(run, states[step])}
+        write_model_folder(target, network, tokenizer, texts)
+
+
+def _states(run: Path) -> dict[int, SavedState]:
+    if not (run / STORE_FILE).is_file() or not run_folder(run).begun:
+        remedy = "give the --out of a `bertsmith pretrain`"
+        raise UserError("holds no pre-training run", where=str(run), remedy=remedy)
+    folder = run_folder(run).checkpoints
+    states = {saved.state.step: saved for saved in kept_states(folder)}
+    if not states:
+        remedy = "run.save_every_steps and run.keep_at say when a run keeps one"
+        raise UserError("holds no checkpoint", where=str(folder), remedy=remedy)
+    return states
+
+
+def _blank_model(run: Path, store: Path | None) -> tuple[Network, Tokenizer]:
+    """A network that the weights of a checkpoint fit into, and the tokenizer of the run."""
+    folder = run_folder(run)
+    if folder.finished:
+        return read_model(folder.model).network, Tokenizer.load(folder.model)
+    if store is None:
+        what = "the run is not finished, and only its store knows the vocabulary"
+        raise UserError(what, where=str(run), remedy="add --store, the store that it trains on")
+    opened = TokenStore.open(store)
+    if read_json(run / STORE_FILE, remedy="give another run").get("hash") != opened.hash:
+        remedy = "give --store the one that the run was started with"
+        raise UserError("the run was started with another store", where=str(store), remedy=remedy)
+    return build_initial_model(load_recipe(folder.config), opened).network.eval(), opened.tokenizer()
+
+
+def _card(run: Path, saved: SavedState) -> str:
+    recipe, state = load_recipe(run / "recipe.toml"), saved.state
+    introduction = (
+        f"A checkpoint of a pre-training run, exported with bertsmith: after {state.step:,} steps and "
+        f"{state.tokens:,} tokens ({state.seconds / 60:.1f} minutes). Opens in bertsmith and in transformers."
+    )
+    results = held_out_rows(state.scalars.get("held_out", {}))
+    blocks = [
+        facts_block(["Every setting: `recipe.toml`."], heading="Training"),
+        table_block(("metric", "value"), results, heading="Last held-out results before it"),
+    ]
+    caveat = "The learning rate had not come to its end, unless this is the run's last checkpoint."
+    return card_text(f"{recipe.name}, step {state.step:,}", introduction, blocks, caveat=caveat)
