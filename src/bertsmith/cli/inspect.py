@@ -1,7 +1,7 @@
 """`bertsmith inspect`: what a data set is like before anything is trained on it."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from bertsmith.tasks.inspection import Inspection, Overlap, SplitSummary
     from bertsmith.tasks.task import Task
 
+SPLITS = ("train", "dev", "test")
 SHOWN_LABELS = 12
 SHOWN_CHARACTERS = 100
 QUANTILES = {
@@ -35,7 +36,9 @@ def inspect(
     ] = None,
     text: Annotated[str, Option(metavar="COLUMN", help="The column of the texts.")] = "",
     second: Annotated[str, Option("--text2", metavar="COLUMN", help="That of second texts, for pairs.")] = "",
-    label: Annotated[str, Option(metavar="COLUMN", help="The column of the labels or numbers.")] = "",
+    label: Annotated[
+        str, Option(metavar="COLUMN", help="The column of the labels or numbers; a test file needs none.")
+    ] = "",
     kind: Annotated[
         str, Option(help="One label for each text (classify), several (multilabel), or a number (regress).")
     ] = "classify",
@@ -45,6 +48,7 @@ def inspect(
     dev_share: Annotated[
         float, Option(min=0, max=0.9, help="Else this fraction of FILE, chosen by the ids, as finetune does.")
     ] = 0.1,
+    test: Annotated[Path | None, Option(metavar="FILE", help="A test file, with or without labels.")] = None,
     delimiter: DelimiterOption = "",
     encoding: EncodingOption = "",
     columns: ColumnsOption = "",
@@ -55,12 +59,18 @@ def inspect(
     """Inspect a data set before training on it.
 
     Prints the balance of the labels, lengths in words, copies, what a constant answer would get, how the
-    development set differs from the training set, and how many of its texts stand in the training set too,
-    with the same label or with another one. Lines that cannot be taken are counted.
+    development and the test set differ from the training set, and how many of their texts stand in the
+    training set too, with the same label or with another one. A line says where labels shift between the
+    splits, and where a split is adversarial. Lines that cannot be taken are counted. A test set needs no
+    labels. Of tags the words are counted, of questions those without an answer, of choices the right option.
 
     Example: bertsmith inspect my.csv --text review --label stars
 
+    Example: bertsmith inspect new.csv --text review
+
     Example: bertsmith inspect --task wnli --data glue/WNLI
+
+    Example: bertsmith inspect --task squad2 --data squad/
     """
     from bertsmith.tasks.custom import CustomSpec
     from bertsmith.tasks.inspection import inspect_files
@@ -72,7 +82,8 @@ def inspect(
     else:
         spec = CustomSpec(text, label, second=second, kind=kind, separator=separator, key=key)
         form = TableFormat.parse(delimiter=delimiter, encoding=encoding, columns=columns)
-        task_and_files = _own(replace(spec, dev_fraction=dev_share), form, file or data, dev)
+        files = {"train": file or data, "dev": dev, "test": test}
+        task_and_files = _own(replace(spec, dev_fraction=dev_share), form, files)
     found = inspect_files(*task_and_files)
     if as_json:
         echo(json.dumps(asdict(found), ensure_ascii=False))
@@ -82,27 +93,42 @@ def inspect(
 
 def _published(name: str, data: Path | None) -> tuple["Task", dict[str, Path]]:
     from bertsmith.tasks.catalogue import task_named
+    from bertsmith.tasks.task import names_file
 
     task = task_named(name)
     if data is None:
         raise UserError("no data were named", remedy=f"say where {task.title} lies: --data FOLDER")
-    return task, {"train": data.expanduser(), "dev": data.expanduser()}
+    data = data.expanduser()
+    splits = [split for split in SPLITS if split in task.splits]
+    if data.is_file():
+        # A file is of the split that its name says; any other is one to predict, labelled or not.
+        named = [split for split in splits if names_file(task, split, data)]
+        splits = named or [splits[-1]]
+    return task, dict.fromkeys(splits, data)
 
 
 def _own(
-    spec: "CustomSpec", form: TableFormat, file: Path | None, dev: Path | None
+    spec: "CustomSpec", form: TableFormat, files: Mapping[str, Path | None]
 ) -> tuple["Task", dict[str, Path]]:
     from bertsmith.tasks.custom import custom_task, has_own_dev
 
-    if file is None or not (spec.text and spec.label):
+    places = {split: file.expanduser() for split, file in files.items() if file is not None}
+    if "train" not in places or not spec.text:
         remedy = "say FILE --text COLUMN --label COLUMN, or --task TASK --data FOLDER"
         raise UserError("no data set was named", remedy=remedy)
-    file = file.expanduser()
-    if dev is not None or has_own_dev(file):
-        task = custom_task(replace(spec, dev_fraction=0.0), form)
-        return task, {"train": file, "dev": dev.expanduser() if dev else file}
-    # One file for both: the task itself parts its examples by their ids.
-    return custom_task(spec, form), {"train": file, "dev": file} if spec.dev_fraction else {"train": file}
+    main = places["train"]
+    if not spec.label:
+        if len(places) > 1 or main.is_dir():
+            remedy = "say which with --label COLUMN, or give one file"
+            raise UserError("a training set has a column of labels", where="--text", remedy=remedy)
+        return custom_task(spec, form), {"test": main}
+    if "dev" in places or has_own_dev(main):
+        spec = replace(spec, dev_fraction=0.0)
+        places = {"dev": main, **places}
+    elif spec.dev_fraction:  # one file for both: the task itself parts its examples by their ids
+        places = {"dev": main, **places}
+    places = {**({"test": main} if main.is_dir() else {}), **places}
+    return custom_task(spec, form), {split: places[split] for split in SPLITS if split in places}
 
 
 def show(found: "Inspection") -> None:
@@ -116,11 +142,13 @@ def show(found: "Inspection") -> None:
         console.print(f"\n{warning}", soft_wrap=True)
     for overlap in found.overlaps:
         for shared in overlap.shown:
-            text = shared.text
-            short = text if len(text) <= SHOWN_CHARACTERS else text[: SHOWN_CHARACTERS - 3] + "..."
-            console.print(f"\n{short}", soft_wrap=True)
-            console.print(f"  train {shared.train_label}  {shared.train_where}", soft_wrap=True)
-            console.print(f"  dev   {shared.dev_label}  {shared.dev_where}", soft_wrap=True)
+            console.print(f"\n{_short(shared.text)}", soft_wrap=True)
+            console.print(f"  train {_short(shared.train_label)}  {shared.train_where}", soft_wrap=True)
+            console.print(f"  {overlap.split:5} {_short(shared.label)}  {shared.where}", soft_wrap=True)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= SHOWN_CHARACTERS else text[: SHOWN_CHARACTERS - 3] + "..."
 
 
 def _table(*headings: str) -> "Table":
@@ -168,23 +196,27 @@ def _findings_table(found: "Inspection") -> "Table":
                 for name, value in of_split.items()
             )
             table.add_row(f"constant answer on {name_of_split}", f"{baseline.says!r}: {listed}")
-    if (shift := found.shift) is not None:
+    for shift in found.shifts:
         unit = "standard deviations" if numeric else "of the labels"
+        labels = "" if shift.labels is None else f"shift {shift.labels:.3f} {unit}, "
         table.add_row(
-            "train to dev",
-            f"shift {shift.labels:.3f} {unit}, median {shift.median_words:+} words, "
-            f"{shift.unknown_words:.1%} of dev's words are not in train",
+            f"train to {shift.split}",
+            f"{labels}median {shift.median_words:+} words, "
+            f"{shift.unknown_words:.1%} of {shift.split}'s words are not in train",
         )
     for overlap in found.overlaps:
-        table.add_row(f"dev {overlap.text} text in train", _overlap_line(overlap))
+        table.add_row(f"{overlap.split} {overlap.text} text in train", _overlap_line(overlap))
     return table
 
 
 def _overlap_line(overlap: "Overlap") -> str:
-    if not overlap.dev_examples:
+    if not overlap.examples:
         return "none"
+    shared = f"{overlap.examples:,} examples ({overlap.share:.1%})"
+    if not overlap.labelled:
+        return shared
     return (
-        f"{overlap.dev_examples:,} examples ({overlap.dev_share:.1%}), {overlap.only_other_label:,} of them "
+        f"{shared}, {overlap.only_other_label:,} of them "
         f"with another label only; pairs: {overlap.pairs_same_label:,} same label, "
         f"{overlap.pairs_other_label:,} another; copying the label is right in {overlap.copying_accuracy:.1%}"
     )

@@ -10,12 +10,7 @@ from bertsmith.core.errors import UserError
 from bertsmith.core.files import read_json
 from bertsmith.finetuning.assignment import ASSIGNMENT, finetuning_folder
 from bertsmith.finetuning.evaluation import with_threshold
-from bertsmith.finetuning.splits import (
-    names_file,
-    split_named,
-    warn_of_unknown_labels,
-    without_unknown_labels,
-)
+from bertsmith.finetuning.splits import split_named, warn_of_unknown_labels, without_unknown_labels
 from bertsmith.inference.loaded_model import load_task_model
 from bertsmith.inference.model_path import SPREAD_FILE, model_folder
 from bertsmith.inference.task_model import TaskModel
@@ -31,7 +26,7 @@ from bertsmith.tasks.metrics import ClassScores
 from bertsmith.tasks.predictions import PredictedSplit, Predictions, average_scores
 from bertsmith.tasks.table_files import TABLE_WRITERS, write_table
 from bertsmith.tasks.table_format import TableFormat
-from bertsmith.tasks.task import ReadSplit, Task, has_split, read_for_prediction, read_split
+from bertsmith.tasks.task import ReadSplit, Task, has_split, names_file, read_for_prediction, read_split
 from bertsmith.tasks.task_config import TaskConfig
 
 FURTHER_TASKS = {"mnli": ("diagnostic",)}

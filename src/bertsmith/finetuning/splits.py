@@ -18,7 +18,7 @@ from bertsmith.tasks.example_types import BadLine, Example
 from bertsmith.tasks.kinds.kind import AnyKind
 from bertsmith.tasks.label_checks import check_classes, odd_labels
 from bertsmith.tasks.stratified_split import TEST
-from bertsmith.tasks.task import Task, has_name, has_split, labels_of, read_split
+from bertsmith.tasks.task import Task, has_split, labels_of, names_file, read_split
 from bertsmith.tasks.task_config import TaskConfig
 from bertsmith.text.tokenizer import Tokenizer
 
@@ -107,11 +107,6 @@ def split_named(task: Task, file: Path) -> str | None:
     ):  # which part an example belongs to is decided inside of the file
         return None
     return next((split for split in task.splits if names_file(task, split, file)), None)
-
-
-def names_file(task: Task, split: str, file: Path) -> bool:
-    """Whether a file has one of the names of a split."""
-    return any(has_name(file, pattern) for pattern in task.splits[split].files)
 
 
 def _evaluation_splits(task: Task, data: Path) -> list[str]:

@@ -3,7 +3,9 @@
 Every class of examples tells the same of itself, so that nobody has to ask which one it is: `strings` (all of
 its text), `text_cells` (the same by column, for a table), `summary` (for a list of errors), `sequences` (the
 texts of each sequence that may be cut; none where windows show everything), `label_names` (its classes or
-tags; none where it has a number, an answer or nothing) and `is_labelled` (whether it is known what is right).
+tags; none where it has a number, an answer or nothing), `right` (what is right, to be compared; None where it
+is not known), `counted_as` (what it is in a balance of labels) and `is_labelled` (whether it is known what is
+right).
 """
 
 from collections.abc import Callable, Iterator
@@ -15,6 +17,9 @@ from numpy.typing import NDArray
 
 from bertsmith.core.files import lone_surrogate
 
+Label = str | float | tuple[str, ...]
+"""What is right of an example: a class or an option, a number, or several classes, tags or answers."""
+
 
 @dataclass(frozen=True, slots=True)
 class TextExample:
@@ -23,7 +28,7 @@ class TextExample:
     key: str
     """The example's id in the file, or its place."""
     texts: str | tuple[str, str]
-    label: str | float | tuple[str, ...] | None
+    label: Label | None
     """None where the file has none, as in the test sets of GLUE."""
     where: str
     """File and line."""
@@ -56,6 +61,14 @@ class TextExample:
         if isinstance(self.label, tuple):
             return self.label
         return (self.label,) if isinstance(self.label, str) else ()
+
+    @property
+    def right(self) -> Label | None:
+        return tuple(sorted(self.label)) if isinstance(self.label, tuple) else self.label
+
+    @property
+    def counted_as(self) -> tuple[str, ...]:
+        return self.label_names
 
     @property
     def is_labelled(self) -> bool:
@@ -92,6 +105,14 @@ class TaggedExample:
     @property
     def label_names(self) -> tuple[str, ...]:
         return self.tags or ()
+
+    @property
+    def right(self) -> Label | None:
+        return self.tags
+
+    @property
+    def counted_as(self) -> tuple[str, ...]:
+        return self.label_names
 
     @property
     def is_labelled(self) -> bool:
@@ -154,6 +175,14 @@ class Question:
         return ()
 
     @property
+    def right(self) -> Label | None:
+        return tuple(sorted({answer.text for answer in self.answers})) if self.is_labelled else None
+
+    @property
+    def counted_as(self) -> tuple[str, ...]:
+        return ("an answer" if self.answers else "no answer",) if self.is_labelled else ()
+
+    @property
     def is_labelled(self) -> bool:
         return bool(self.answers) or self.labelled
 
@@ -166,6 +195,8 @@ class ChoiceExample:
     options: tuple[tuple[str, str], ...]
     label: int | None
     where: str
+    pieces: tuple[NDArray[np.int32], ...] = field(default=(), compare=False)
+    """The tokens of both texts of each option without special ones, where they are known already."""
 
     @property
     def strings(self) -> tuple[str, ...]:
@@ -188,6 +219,14 @@ class ChoiceExample:
     @property
     def label_names(self) -> tuple[str, ...]:
         return ()
+
+    @property
+    def right(self) -> str | None:
+        return None if self.label is None else f"option {self.label}"
+
+    @property
+    def counted_as(self) -> tuple[str, ...]:
+        return () if self.right is None else (self.right,)
 
     @property
     def is_labelled(self) -> bool:

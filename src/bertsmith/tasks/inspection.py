@@ -4,30 +4,41 @@ Two texts are the same here if they differ in case and spaces only.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
+from math import sqrt
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
 from bertsmith.core.errors import UserError
-from bertsmith.tasks.encoded import EncodedSet
-from bertsmith.tasks.example_types import TextExample
+from bertsmith.tasks.example_types import Example, Label
 from bertsmith.tasks.kinds.kind import AnyKind
-from bertsmith.tasks.kinds.registry import TEXT_KINDS
 from bertsmith.tasks.label_checks import check_classes, odd_labels
-from bertsmith.tasks.predictions import PredictedSplit
-from bertsmith.tasks.tables import Label
 from bertsmith.tasks.task import ReadSplit, Task, has_split, read_split
 
 _SHOWN_PAIRS = 3
+_PARTS = {"text": "first", "text2": "second", "passage": "passage"}
+"""Of an example with several texts, those that are looked for by themselves, and what they are called."""
+_MIN_SHIFT, _MIN_SIGMAS = 0.05, 3.0
+"""A class whose fraction differs by so much, and by so many standard errors, is pointed out."""
+_MIN_ADVERSARIAL = 0.05
+_GLUE = "(Wang et al. 2018, GLUE)"
+_PUBLISHED_SHIFTS = {
+    "qqp": f"QQP's test set has other class fractions than its training set {_GLUE}: a decision threshold "
+    "that is tuned on the development set need not hold there",
+    "wnli": "WNLI's development set is adversarial, with sentences of the training set under the opposite "
+    f"label, and 65 % of its test set are not_entailment {_GLUE}: the constant answer is hard to beat",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class LabelShare:
-    """How often a label is given; in multi-label data the shares may sum to more than 1."""
+    """How often a label is given; in multi-label data the shares may sum to more than 1.
+
+    Tags are counted word by word, questions by whether they have an answer, choices by the right option."""
 
     label: str
     count: int
@@ -47,7 +58,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Quantiles of the words of an example, both texts of a pair together."""
+    """Quantiles of the words of an example, both texts of a pair together; of choices, of the longest."""
 
     smallest: int
     median: int
@@ -80,31 +91,34 @@ class SplitSummary:
 
 @dataclass(frozen=True, slots=True)
 class SharedText:
-    """A training example and a development example with the same text."""
+    """A training example and an example of another split with the same text."""
 
     text: str
     train_where: str
     train_label: str
-    dev_where: str
-    dev_label: str
+    where: str
+    label: str
 
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """Development examples whose text is in the training set too."""
+    """Examples of a split whose text is in the training set too."""
 
-    text: Literal["whole", "first"]
-    """Whether the whole example is the same, or the first text of a pair."""
-    dev_examples: int
-    dev_share: float
+    split: str
+    text: str
+    """whole, or which text of several: first, second, passage."""
+    examples: int
+    share: float
+    labelled: bool
+    """Whether what follows is told: of equal texts with labels to compare."""
     pairs_same_label: int
     pairs_other_label: int
     only_other_label: int
-    """Development examples that meet their text with other labels only."""
+    """Examples that meet their text with other labels only."""
     copying_accuracy: float
     """How often copying the label of a training example with the same text is right."""
     shown: tuple[SharedText, ...]
-    """Some of the pairs with different labels, development examples that never meet their own label first."""
+    """Some of the pairs with different labels, examples that never meet their own label first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,15 +133,16 @@ class Baseline:
 
 @dataclass(frozen=True, slots=True)
 class Shift:
-    """How the development set differs from the training set."""
+    """How a split differs from the training set."""
 
-    labels: float
+    split: str
+    labels: float | None
     """Share of examples that would have to change their label (total variation distance); for numbers the
-    difference of the means in standard deviations of the training set."""
+    difference of the means in standard deviations of the training set. None where there are no labels."""
     unknown_words: float
-    """Share of the development set's words that the training set has not."""
+    """Share of the split's words that the training set has not."""
     median_words: int
-    """Median length in development, less the one in training."""
+    """Median length in the split, less the one in training."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,16 +154,13 @@ class Inspection:
     splits: tuple[SplitSummary, ...]
     baseline: Baseline | None
     overlaps: tuple[Overlap, ...]
-    shift: Shift | None
+    shifts: tuple[Shift, ...]
     warnings: tuple[str, ...]
-    """What `finetune` would stop at, or point out in the labels."""
+    """What `finetune` would stop at, what to point out in the labels, and where the splits are not alike."""
 
 
 def inspect_files(task: Task, places: Mapping[str, Path]) -> Inspection:
-    """What the splits train and dev are like, each in its file or folder; bad lines are counted."""
-    if not task.kind.from_tables:
-        what = f"{task.title} has no labelled texts to look at"
-        raise UserError(what, remedy="inspect takes tasks of texts with a label or a number")
+    """What the splits are like, each in its file or folder; bad lines are counted."""
     # A split may be missing in a folder, but not a place; if all are, reading says what was looked for.
     found = [split for split, place in places.items() if not place.exists() or has_split(task, place, split)]
     read = {split: read_split(task, places[split], split, skip_bad=True) for split in found or places}
@@ -156,29 +168,26 @@ def inspect_files(task: Task, places: Mapping[str, Path]) -> Inspection:
 
 
 def inspect_splits(task: Task, splits: Mapping[str, ReadSplit]) -> Inspection:
-    """What the splits are like; train and dev are set against each other."""
+    """What the splits are like; the others are set against train."""
     summaries = tuple(_summary(name, split, task.kind) for name, split in splits.items())
-    train, dev = (_texts(splits[name]) if name in splits else [] for name in ("train", "dev"))
-    labels = [_label(example) for example in train if example.label is not None]
-    baseline = _baseline(task, train, dev) if labels else None
-    overlaps = _overlaps(train, dev, _agreement(labels)) if train and dev else ()
-    shift = _shift(train, dev, task.kind) if train and dev else None
-    warnings = tuple(odd_labels(task, train))
+    train = splits["train"].examples if "train" in splits else ()
+    others = {name: split.examples for name, split in splits.items() if name != "train"} if train else {}
+    overlaps = tuple(
+        chain.from_iterable(_overlaps(task.kind, train, name, each) for name, each in others.items())
+    )
+    shifts = tuple(_shift(task.kind, train, name, examples) for name, examples in others.items())
+    warnings = list(odd_labels(task, train))
     try:
         check_classes(task, train)
     except UserError as error:
-        warnings = (error.line(), *warnings)
-    return Inspection(task.name, task.kind.name, summaries, baseline, overlaps, shift, warnings)
-
-
-def _texts(split: ReadSplit) -> list[TextExample]:
-    return [example for example in split.examples if isinstance(example, TextExample)]
-
-
-def _label(example: TextExample) -> Label:
-    if example.label is None:
-        raise ValueError("an example without a label was asked for it")
-    return tuple(sorted(example.label)) if isinstance(example.label, tuple) else example.label
+        warnings.insert(0, error.line())
+    warnings += chain(_shifted_classes(summaries, task.kind), _adversarial(overlaps))
+    if task.name in _PUBLISHED_SHIFTS:
+        warnings.append(_PUBLISHED_SHIFTS[task.name])
+    baseline = _baseline(task, train, others.get("dev", ()))
+    return Inspection(
+        task.name, task.kind.name, summaries, baseline, overlaps, shifts, tuple(dict.fromkeys(warnings))
+    )
 
 
 def spelled(label: Label) -> str:
@@ -188,21 +197,29 @@ def spelled(label: Label) -> str:
     return label if isinstance(label, str) else f"{label:g}"
 
 
-def _whole(example: TextExample) -> tuple[str, ...]:
-    return tuple(" ".join(text.lower().split()) for text in example.parts)
+def _plain(text: str) -> str:
+    return " ".join(text.lower().split())
 
 
-def _first(example: TextExample) -> tuple[str, ...]:
-    return _whole(example)[:1]
+def _whole(example: Example) -> tuple[str, ...]:
+    return tuple(map(_plain, example.text_cells.values()))
 
 
-def _words(example: TextExample) -> list[str]:
+def _part(cell: str, example: Example) -> tuple[str, ...]:
+    return (_plain(example.text_cells[cell]),)
+
+
+def _words(example: Example) -> list[str]:
     return [word for text in _whole(example) for word in text.split()]
 
 
+def _known(examples: Sequence[Example]) -> list[Label]:
+    """What is right, of the examples of which it is known."""
+    return [example.right for example in examples if example.right is not None]
+
+
 def _summary(name: str, split: ReadSplit, kind: AnyKind) -> SplitSummary:
-    examples = _texts(split)
-    labels = [_label(example) for example in examples if example.label is not None]
+    examples, labels = split.examples, _known(split.examples)
     copies, contradictions = _copies(examples)
     bad = split.skipped[0] if split.skipped else None
     return SplitSummary(
@@ -212,7 +229,7 @@ def _summary(name: str, split: ReadSplit, kind: AnyKind) -> SplitSummary:
         unlabelled=len(examples) - len(labels),
         skipped=len(split.skipped),
         first_skipped=f"{bad.where}: {bad.what}" if bad else "",
-        labels=() if kind.numeric else _balance(labels),
+        labels=_balance(examples, kind),
         numbers=_spread(labels) if kind.numeric and labels else None,
         words=_lengths(examples),
         copies=copies,
@@ -220,11 +237,11 @@ def _summary(name: str, split: ReadSplit, kind: AnyKind) -> SplitSummary:
     )
 
 
-def _balance(labels: Sequence[Label]) -> tuple[LabelShare, ...]:
-    parts = (label if isinstance(label, tuple) else (str(label),) for label in labels)
-    counts = Counter(chain.from_iterable(parts))
+def _balance(examples: Sequence[Example], kind: AnyKind) -> tuple[LabelShare, ...]:
+    counts = Counter(chain.from_iterable(example.counted_as for example in examples))
+    whole = len(_known(examples)) if kind.many_labels else counts.total()
     ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    return tuple(LabelShare(label, count, count / len(labels)) for label, count in ranked)
+    return tuple(LabelShare(label, count, count / whole) for label, count in ranked)
 
 
 def _spread(labels: Sequence[Label]) -> Spread:
@@ -232,33 +249,43 @@ def _spread(labels: Sequence[Label]) -> Spread:
     return Spread(float(numbers.min()), float(numbers.mean()), float(numbers.max()), float(numbers.std()))
 
 
-def _lengths(examples: Sequence[TextExample]) -> Lengths:
-    counts = [len(_words(example)) for example in examples]
+def _lengths(examples: Sequence[Example]) -> Lengths:
+    counts = [
+        max((sum(len(text.split()) for text in texts) for texts in example.sequences), default=0)
+        or len(_words(example))
+        for example in examples
+    ]
     ranks = np.quantile(counts, (0, 0.5, 0.95, 0.99, 1), method="inverted_cdf")
     return Lengths(*(int(rank) for rank in ranks))
 
 
-def _copies(examples: Sequence[TextExample]) -> tuple[int, int]:
+def _copies(examples: Sequence[Example]) -> tuple[int, int]:
     labels: defaultdict[tuple[str, ...], list[Label | None]] = defaultdict(list)
     for example in examples:
-        labels[_whole(example)].append(None if example.label is None else _label(example))
+        labels[_whole(example)].append(example.right)
     copies = sum(len(group) - 1 for group in labels.values())
     contradictions = sum(len(group) for group in labels.values() if len(set(group)) > 1)
     return copies, contradictions
 
 
-def _baseline(task: Task, train: Sequence[TextExample], dev: Sequence[TextExample]) -> Baseline:
-    kind = TEXT_KINDS[task.kind.name]
-    train, dev = ([example for example in each if example.label is not None] for each in (train, dev))
+def _baseline(task: Task, train: Sequence[Example], dev: Sequence[Example]) -> Baseline | None:
+    kind = task.kind
+    train, dev = ([example for example in each if example.is_labelled] for each in (train, dev))
+    if not train:
+        return None
     labels = task.labels or tuple(sorted({label for example in train for label in example.label_names}))
-    known = kind.targets(train, labels)
-    found: list[PredictedSplit[TextExample]] = []
-    for examples in filter(None, (train, dev)):
-        encoded = EncodedSet.without_tokens(kind.unit, kind.targets(examples, labels))
-        found.append(PredictedSplit(examples, encoded, kind.constant_predictions(labels, known, encoded)))
-    says = kind.predicted_labels(labels, found[0], separator=" + ")[0]
-    scores = [kind.evaluate(task.metrics, labels, split) for split in found]
-    return Baseline(spelled(says), scores[0], scores[1] if dev else None)
+    known = kind.without_tokens(train, labels).targets
+    of_train, of_dev = (
+        kind.baseline(task.metrics, labels, each, kind.without_tokens(each, labels), known=known)
+        if each
+        else None
+        for each in (train, dev)
+    )
+    says = kind.constant_answer(labels, known) or spelled(())
+    return Baseline(says, of_train, of_dev) if of_train else None
+
+
+# ---- the same texts in training and in another split
 
 
 def _agreement(labels: Sequence[Label]) -> Callable[[Label, Label], bool]:
@@ -270,77 +297,134 @@ def _agreement(labels: Sequence[Label]) -> Callable[[Label, Label], bool]:
 
 
 def _overlaps(
-    train: Sequence[TextExample], dev: Sequence[TextExample], agree: Callable[[Label, Label], bool]
-) -> tuple[Overlap, ...]:
-    pairs = len(train[0].parts) > 1
-    whole = _overlap("whole", _meetings(train, dev, _whole), len(dev), agree)
-    return (whole, _overlap("first", _meetings(train, dev, _first), len(dev), agree)) if pairs else (whole,)
+    kind: AnyKind, train: Sequence[Example], split: str, examples: Sequence[Example]
+) -> Iterator[Overlap]:
+    cells = train[0].text_cells
+    agree = _agreement(_known(train))
+    yield _overlap(split, "whole", _meetings(train, examples, _whole), len(examples), agree)
+    for cell in (name for name in _PARTS if name in cells and len(cells) > 1):
+        meetings = _meetings(train, examples, partial(_part, cell))
+        # A passage has many questions, and a context many options: their answers have nothing to agree on.
+        comparing = agree if kind.from_tables else None
+        yield _overlap(split, _PARTS[cell], meetings, len(examples), comparing)
 
 
-Meetings = list[tuple[TextExample, list[TextExample]]]
-"""A development example with the training examples that have the same text, for those that have some."""
+Meetings = list[tuple[Example, list[Example]]]
+"""An example with the training examples that have the same text, for those that have some."""
 
 
 def _meetings(
-    train: Sequence[TextExample], dev: Sequence[TextExample], text: Callable[[TextExample], tuple[str, ...]]
+    train: Sequence[Example], examples: Sequence[Example], text: Callable[[Example], tuple[str, ...]]
 ) -> Meetings:
-    known: defaultdict[tuple[str, ...], list[TextExample]] = defaultdict(list)
+    known: defaultdict[tuple[str, ...], list[Example]] = defaultdict(list)
     for example in train:
-        if example.label is not None:
+        if example.is_labelled:
             known[text(example)].append(example)
-    labelled = (example for example in dev if example.label is not None)
-    return [(example, known[text(example)]) for example in labelled if text(example) in known]
+    return [(example, known[text(example)]) for example in examples if text(example) in known]
 
 
 def _overlap(
-    text: Literal["whole", "first"], meetings: Meetings, dev: int, agree: Callable[[Label, Label], bool]
+    split: str, text: str, meetings: Meetings, size: int, agree: Callable[[Label, Label], bool] | None
 ) -> Overlap:
-    same = [[agree(_label(other), _label(example)) for other in others] for example, others in meetings]
+    compared = [each for each in meetings if each[0].is_labelled] if agree else []
+    same = [
+        [bool(agree and agree(_right(other), _right(example))) for other in others]
+        for example, others in compared
+    ]
     agreeing = sum(map(sum, same))
     return Overlap(
+        split=split,
         text=text,
-        dev_examples=len(meetings),
-        dev_share=len(meetings) / dev,
+        examples=len(meetings),
+        share=len(meetings) / size,
+        labelled=bool(compared),
         pairs_same_label=agreeing,
         pairs_other_label=sum(map(len, same)) - agreeing,
         only_other_label=sum(not any(each) for each in same),
         copying_accuracy=float(np.mean([np.mean(each) for each in same])) if same else 0.0,
-        shown=_shown(meetings, same, text),
+        shown=_shown(compared, same, text),
     )
 
 
-def _shown(
-    meetings: Meetings, same: Sequence[Sequence[bool]], text: Literal["whole", "first"]
-) -> tuple[SharedText, ...]:
+def _right(example: Example) -> Label:
+    assert example.right is not None, "only labelled examples are compared"
+    return example.right
+
+
+def _shown(meetings: Meetings, same: Sequence[Sequence[bool]], text: str) -> tuple[SharedText, ...]:
     differing = [index for index, agreements in enumerate(same) if not all(agreements)]
     shown = []
     for index in sorted(differing, key=lambda index: any(same[index]))[:_SHOWN_PAIRS]:
         example, others = meetings[index]
         other = others[same[index].index(False)]
-        words = " | ".join(example.parts if text == "whole" else example.parts[:1])
-        labels = spelled(_label(other)), spelled(_label(example))
+        cells = {_PARTS.get(name, name): cell for name, cell in example.text_cells.items()}
+        words = cells[text] if text in cells else " | ".join(cells.values())
+        labels = spelled(_right(other)), spelled(_right(example))
         shown.append(SharedText(words, other.where, labels[0], example.where, labels[1]))
     return tuple(shown)
 
 
-def _shift(train: Sequence[TextExample], dev: Sequence[TextExample], kind: AnyKind) -> Shift:
+def _adversarial(overlaps: Sequence[Overlap]) -> Iterator[str]:
+    """Where what stands in training too has mostly another label there."""
+    for each in overlaps:
+        mostly_other = each.only_other_label > each.examples / 2
+        if mostly_other and each.only_other_label >= _MIN_ADVERSARIAL * each.examples / each.share:
+            yield (
+                f"{each.split} is adversarial: of {each.examples:,} examples ({each.share:.0%}) the "
+                f"{each.text} text stands in train, too, and of {each.only_other_label:,} of them with "
+                "another label only; a model that remembers its training set gets these wrong"
+            )
+
+
+# ---- how a split differs from training
+
+
+def _shift(kind: AnyKind, train: Sequence[Example], split: str, examples: Sequence[Example]) -> Shift:
     known = {word for example in train for word in _words(example)}
-    words = [word for example in dev for word in _words(example)]
+    words = [word for example in examples for word in _words(example)]
     unknown = sum(word not in known for word in words) / max(len(words), 1)
-    longer = _lengths(dev).median - _lengths(train).median
-    labels, dev_labels = (
-        [_label(example) for example in examples if example.label is not None] for examples in (train, dev)
-    )
-    shift = _label_shift(labels, dev_labels, kind) if labels and dev_labels else 0.0
-    return Shift(shift, unknown, longer)
+    longer = _lengths(examples).median - _lengths(train).median
+    return Shift(split, _label_shift(kind, train, examples), unknown, longer)
 
 
-def _label_shift(labels: Sequence[Label], dev_labels: Sequence[Label], kind: AnyKind) -> float:
+def _label_shift(kind: AnyKind, train: Sequence[Example], examples: Sequence[Example]) -> float | None:
+    if not _known(train) or not _known(examples):
+        return None
     if kind.numeric:
-        spread = _spread(labels)
-        return (_spread(dev_labels).mean - spread.mean) / spread.deviation if spread.deviation else 0.0
-    counts, dev_counts = Counter(labels), Counter(dev_labels)
-    shares = (
-        counts[label] / len(labels) - dev_counts[label] / len(dev_labels) for label in counts | dev_counts
+        spread = _spread(_known(train))
+        return (_spread(_known(examples)).mean - spread.mean) / spread.deviation if spread.deviation else 0.0
+    counts, others = (_label_counts(kind, each) for each in (train, examples))
+    differences = (
+        counts[label] / counts.total() - others[label] / others.total() for label in counts | others
     )
-    return sum(map(abs, shares)) / 2
+    return sum(map(abs, differences)) / 2
+
+
+def _label_counts(kind: AnyKind, examples: Sequence[Example]) -> Counter[Label]:
+    """How often each label is given; of many labels, each set of them."""
+    if kind.many_labels:
+        return Counter(_known(examples))
+    return Counter(chain.from_iterable(example.counted_as for example in examples))
+
+
+def _shifted_classes(summaries: Sequence[SplitSummary], kind: AnyKind) -> Iterator[str]:
+    """The class whose fraction differs most between training and another split, where it does."""
+    train = next((each for each in summaries if each.name == "train"), None)
+    if train is None or kind.numeric:
+        return
+    before = {each.label: each.share for each in train.labels}
+    for split in summaries:
+        after = {each.label: each.share for each in split.labels}
+        if split is train or not before or not after:
+            continue
+        both = {each: (before.get(each, 0.0), after.get(each, 0.0)) for each in before | after}
+        label = max(both, key=lambda each: round(abs(both[each][0] - both[each][1]), 9))
+        one, other = both[label]
+        together = [sum(each.count for each in summary.labels) for summary in (train, split)]
+        mean = (one * together[0] + other * together[1]) / sum(together)
+        error = sqrt(max(mean * (1 - mean), 0.0) * sum(1 / each for each in together))
+        if abs(one - other) >= max(_MIN_SHIFT, _MIN_SIGMAS * error):
+            yield (
+                f"the labels shift: {label!r} is {one:.1%} of train and {other:.1%} of {split.name}; what a "
+                "model learns of their frequency, and a threshold, does not hold there"
+            )

@@ -22,7 +22,15 @@ from typing import Any, Literal
 
 from bertsmith.core.errors import UserError
 from bertsmith.core.files import COMPRESSED_SUFFIXES, open_text_bytes
-from bertsmith.tasks.example_types import BadLabel, BadLine, Example, Reader, TextExample, Undecided
+from bertsmith.tasks.example_types import (
+    BadLabel,
+    BadLine,
+    Example,
+    Label,
+    Reader,
+    TextExample,
+    Undecided,
+)
 from bertsmith.tasks.table_format import DELIMITERS, TableFormat, header_delimiter
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -298,7 +306,6 @@ _SELF_DESCRIBED: dict[str, Callable[[Path, Columns, TableFormat], Iterator[Row |
 TABLE_SUFFIXES = (".tsv", ".txt", ".csv", *_SELF_DESCRIBED)
 
 
-Label = str | float | tuple[str, ...]
 LabelRule = Callable[[Any], Label]
 """From a cell to a label; a ValueError says what is wrong with the cell."""
 

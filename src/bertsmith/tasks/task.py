@@ -187,6 +187,11 @@ def has_name(file: Path, pattern: str) -> bool:
     return any(fnmatch(file.name, Path(pattern).name + suffix) for suffix in ("", *COMPRESSED_SUFFIXES))
 
 
+def names_file(task: Task, split: str, file: Path) -> bool:
+    """Whether a file has one of the names of a split."""
+    return any(has_name(file, pattern) for pattern in task.splits[split].files)
+
+
 def _matching(folder: Path, pattern: str) -> tuple[Path, ...]:
     if not folder.is_dir():
         return ()

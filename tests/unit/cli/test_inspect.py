@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from bertsmith.cli.inspect import inspect
 from bertsmith.core.errors import UserError
+from tests import toy_tasks
 
 app = Typer(add_completion=False, rich_markup_mode=None)
 app.command()(inspect)
@@ -78,6 +79,8 @@ def test_a_task_shows_overlap_of_first_texts_with_opposite_labels(schemas) -> No
     told = run("--task", "wnli", "--data", schemas)
     assert "2 examples (100.0%), 2 of them with another label only" in told
     assert "train entailment" in told
+    assert "dev is adversarial: of 2 examples (100%) the first text stands in train" in told
+    assert "WNLI's development set is adversarial" in told
     assert f"{schemas / 'dev.tsv'}:2" in told
 
 
@@ -96,7 +99,7 @@ def test_many_labels_are_cut_short(tmp_path) -> None:
     assert "... and 28 more labels" in told
 
 
-@pytest.mark.parametrize("arguments", [(), ("my.csv",), ("my.csv", "--text", "review"), ("--task", "wnli")])
+@pytest.mark.parametrize("arguments", [(), ("my.csv",), ("my.csv", "--label", "stars"), ("--task", "wnli")])
 def test_half_a_question_is_answered_with_the_whole_one(arguments) -> None:
     with pytest.raises(UserError) as error:
         run(*arguments)
@@ -120,3 +123,45 @@ def test_a_tiny_file_is_all_training(tmp_path) -> None:
     path.write_text("review,stars\na,1\nb,2\nc,1\n")
     (train,) = json.loads(run(path, "--text", "review", "--label", "stars", "--json"))["splits"]
     assert train["examples"] == 3
+
+
+def test_a_test_file_needs_no_labels(reviews, tmp_path) -> None:
+    (tmp_path / "new.csv").write_text("review\nfilm number 0\nanother film\n")
+    (alone,) = json.loads(run(tmp_path / "new.csv", "--text", "review", "--json"))["splits"]
+    assert (alone["name"], alone["examples"], alone["unlabelled"]) == ("test", 2, 2)
+    words = (reviews, "--text", "review", "--label", "stars", "--test", tmp_path / "new.csv")
+    (line,) = [line for line in run(*words, "--dev-share", "0").splitlines() if "test whole text" in line]
+    assert line.split("in train")[1].strip() == "1 examples (50.0%)"
+    found = json.loads(run(*words, "--json"))
+    assert [split["name"] for split in found["splits"]] == ["train", "dev", "test"]
+    assert found["shifts"][1]["labels"] is None
+    with pytest.raises(UserError, match="a training set has a column of labels"):
+        run(reviews, "--text", "review", "--test", tmp_path / "new.csv")
+
+
+def test_the_test_file_of_a_task_is_inspected_as_what_it_is(schemas) -> None:
+    (schemas / "test.tsv").write_text("index\tsentence1\tsentence2\n0\tIt fell.\tThe cup fell.\n")
+    found = json.loads(run("--task", "wnli", "--data", schemas, "--json"))
+    assert [(split["name"], split["unlabelled"]) for split in found["splits"]] == [
+        ("train", 0),
+        ("dev", 0),
+        ("test", 1),
+    ]
+    (alone,) = json.loads(run("--task", "wnli", "--data", schemas / "test.tsv", "--json"))["splits"]
+    assert (alone["name"], alone["unlabelled"]) == ("test", 1)
+    (dev,) = json.loads(run("--task", "wnli", "--data", schemas / "dev.tsv", "--json"))["splits"]
+    assert (dev["name"], dev["examples"]) == ("dev", 2)
+
+
+@pytest.mark.parametrize(
+    ("task", "write", "row"),
+    [
+        ("wnut17", toy_tasks.wnut17, "label B-location"),
+        ("squad2", toy_tasks.squad2, "label no answer"),
+        ("swag", toy_tasks.swag, "label option 0"),
+    ],
+)
+def test_tags_questions_and_choices_are_inspected(tmp_path, task, write, row) -> None:
+    write(tmp_path)
+    told = run("--task", task, "--data", tmp_path)
+    assert row in told and "constant answer on dev" in told and "train to dev" in told

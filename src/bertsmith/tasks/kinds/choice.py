@@ -1,6 +1,7 @@
 """One of several texts, all of which are sequences of one item. Shapes: M items, N sequences."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from bertsmith.tasks.predictions import (
     mean_surprise,
     softmax_of_items,
 )
-from bertsmith.tasks.text_encoding import lay_texts, text_set
+from bertsmith.tasks.text_encoding import joined_pieces, lay_pieces, lay_texts, text_set
 from bertsmith.text.tokenizer import Tokenizer
 
 
@@ -50,12 +51,19 @@ class Choose(Kind[ChoiceExample]):
             if example.label is not None and not 0 <= example.label < len(example.options):
                 what = f"option {example.label} is right, but there are {len(example.options)}"
                 raise UserError(what, where=example.where, remedy="options are numbered from 0")
-        labels_M = (example.label for example in examples)
-        targets_M = np.array([NO_LABEL if label is None else label for label in labels_M], np.int64)
-        pairs = [option for example in examples for option in example.options]
-        laid, _ = lay_texts(pairs, tokenizer, text)
-        options_M = np.array([len(example.options) for example in examples], np.int64)
-        return text_set(self.unit, laid, targets_M, options_M)
+        bare = self.without_tokens(examples, labels)
+        if known := [piece for example in examples for piece in example.pieces]:
+            laid, _ = lay_pieces(joined_pieces(known), 2, tokenizer, text)
+        else:
+            pairs = [option for example in examples for option in example.options]
+            laid, _ = lay_texts(pairs, tokenizer, text)
+        return text_set(self.unit, laid, bare.targets, np.diff(bare.items_M1))
+
+    def without_tokens(self, examples: Sequence[ChoiceExample], labels: tuple[str, ...]) -> EncodedSet:
+        targets_M = np.array([NO_LABEL if each.label is None else each.label for each in examples], np.int64)
+        items_M1 = np.cumsum([0, *(len(each.options) for each in examples)])
+        bare = EncodedSet.without_tokens(self.unit, targets_M)
+        return replace(bare, items_M1=items_M1, starts_N1=np.zeros(int(items_M1[-1]) + 1, np.int64))
 
     def loss_function(self, head: HeadSection) -> LossFunction:
         from bertsmith.tasks.losses import choice_loss
@@ -87,6 +95,9 @@ class Choose(Kind[ChoiceExample]):
         scores_N = np.zeros(len(encoded.starts_N1) - 1, np.float32)
         scores_N[encoded.items_M1[:-1] + np.where(options_M > frequent, frequent, 0)] = 1.0
         return Predictions(scores_N)
+
+    def constant_answer(self, labels: tuple[str, ...], known: NDArray[Any]) -> str:
+        return f"option {np.bincount(known[known >= 0], minlength=1).argmax()}"
 
     def mean_loss(self, encoded: EncodedSet, predictions: Predictions) -> float:
         known = encoded.targets >= 0

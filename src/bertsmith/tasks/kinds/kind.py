@@ -103,6 +103,10 @@ class Kind(ABC, Generic[ExampleT]):
     ) -> EncodedSet:
         """As `encode`, of examples that every tokenizer can read."""
 
+    @abstractmethod
+    def without_tokens(self, examples: Sequence[ExampleT], labels: tuple[str, ...]) -> EncodedSet:
+        """The targets of labelled examples, before there is a tokenizer: for constant answers."""
+
     def has_pairs(self, examples: Sequence[ExampleT]) -> bool:
         """Whether the texts are pairs, where the kind takes either."""
         return False
@@ -178,15 +182,23 @@ class Kind(ABC, Generic[ExampleT]):
         scores[:, counts_C.argmax()] = 1.0
         return Predictions(scores)
 
+    def constant_answer(self, labels: tuple[str, ...], known: NDArray[Any]) -> str:
+        """The same in words."""
+        return labels[int(np.bincount(known[known >= 0], minlength=len(labels)).argmax())]
+
     def baseline(
         self,
         metrics: Sequence[str],
         labels: tuple[str, ...],
         examples: Sequence[ExampleT],
         encoded: EncodedSet,
+        *,
+        known: NDArray[Any] | None = None,
     ) -> dict[str, float]:
-        """The named metrics of the constant answer: the one that is most frequent in this very split."""
-        constant = self.constant_predictions(labels, encoded.targets, encoded)
+        """The named metrics of the constant answer: the most frequent of the known targets, or of this very
+        split."""
+        known = encoded.targets if known is None else known
+        constant = self.constant_predictions(labels, known, encoded)
         found = self.evaluate(metrics, labels, PredictedSplit(examples, encoded, constant))
         return {name: found[name] for name in metrics if name in found}
 

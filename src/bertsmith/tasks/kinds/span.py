@@ -53,6 +53,13 @@ class Span(Kind[Question]):
     ) -> EncodedSet:
         return encode_questions(examples, tokenizer, text)
 
+    def without_tokens(self, examples: Sequence[Question], labels: tuple[str, ...]) -> EncodedSet:
+        """No windows: what is constant, that there is no answer, does not depend on them."""
+        return EncodedSet.without_tokens(self.unit, np.zeros((0, 2), np.int64))
+
+    def constant_answer(self, labels: tuple[str, ...], known: NDArray[Any]) -> str:
+        return "no answer"
+
     def usual_length(self, positions: int) -> int:
         return min(SQUAD_LENGTH, positions)
 
@@ -109,6 +116,8 @@ class Span(Kind[Question]):
         labels: tuple[str, ...],
         examples: Sequence[Question],
         encoded: EncodedSet,
+        *,
+        known: NDArray[Any] | None = None,
     ) -> dict[str, float]:
         """What one gets who never gives an answer; nothing where every question has one (SQuAD 1.1)."""
         if all(example.answers for example in examples):

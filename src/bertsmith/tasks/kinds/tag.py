@@ -5,7 +5,7 @@ of all windows, P tagged words, C tags.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,12 @@ class Tag(Kind[TaggedExample]):
         text: TextSection,
     ) -> EncodedSet:
         return encode_tags(examples, labels, tokenizer, text)
+
+    def without_tokens(self, examples: Sequence[TaggedExample], labels: tuple[str, ...]) -> EncodedSet:
+        tags = [tag for example in examples for tag in example.tags or ()]
+        names = [(index, word) for index, each in enumerate(examples) for word in range(len(each.words))]
+        words_P2 = np.array(names, np.int64).reshape(-1, 2)
+        return replace(EncodedSet.without_tokens(self.unit, label_ids(tags, labels)), words_P2=words_P2)
 
     def loss_function(self, head: HeadSection) -> LossFunction:
         from bertsmith.tasks.losses import tag_loss

@@ -74,6 +74,15 @@ class TextKind(Kind[TextExample]):
             laid, sequences_M = lay_texts(texts, tokenizer, text)
         return text_set(self.unit, laid, targets, sequences_M)
 
+    def without_tokens(self, examples: Sequence[TextExample], labels: tuple[str, ...]) -> EncodedSet:
+        return EncodedSet.without_tokens(self.unit, self.targets(examples, labels))
+
+    def constant_answer(self, labels: tuple[str, ...], known: NDArray[Any]) -> str:
+        one = EncodedSet.without_tokens(self.unit, known[:1])
+        predicted = self.predicted_targets(one, self.constant_predictions(labels, known, one))[0]
+        written = self.written(labels, predicted, separator=" + ")
+        return written if isinstance(written, str) else f"{written:g}"
+
     def has_pairs(self, examples: Sequence[TextExample]) -> bool:
         return len(examples[0].parts) > 1
 
