@@ -351,7 +351,13 @@ class Bert:
 
     def choose(self, options: Iterable[tuple[str, str]], *, truncate: bool = False) -> Choice:
         """Which of several pairs is right; long pairs as in `classify`."""
-        return self._predictor("choose", "to choose among texts").choose(options, truncate=truncate)
+        return self.choose_each([options], truncate=truncate)[0]
+
+    def choose_each(
+        self, questions: Iterable[Iterable[tuple[str, str] | TokenizedText]], *, truncate: bool = False
+    ) -> list[Choice]:
+        """Which pair of each question is right, all of them computed together."""
+        return self._predictor("choose", "to choose among texts").choose_each(questions, truncate=truncate)
 
     def save(self, folder: Path | str) -> None:
         """Write a model folder that `load` and the Hugging Face tools open."""

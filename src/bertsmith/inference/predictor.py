@@ -159,15 +159,29 @@ class Predictor:
             return []
         return [[answer, *_others(answer)] for answer in self._predict(examples).predictions.answers]
 
-    def choose(self, options: Iterable[tuple[str, str]], *, truncate: bool) -> Choice:
-        """The most probable of these pairs."""
-        pairs = as_pairs(options)
-        if len(pairs) < 2:
-            raise UserError(f"a choice among {len(pairs)} is none", remedy="give at least two pairs")
-        list(self._tokenized(pairs, truncate=truncate))  # stops at what cannot be read
-        predicted = self._predict([ChoiceExample("0", tuple(pairs), None, "")])
-        (chosen,) = self.config.kind.predicted_targets(predicted.encoded, predicted.predictions)
-        return Choice(int(chosen), tuple(map(float, predicted.predictions.scores)))
+    def choose_each(
+        self, questions: Iterable[Iterable[tuple[str, str] | TokenizedText]], *, truncate: bool
+    ) -> list[Choice]:
+        """The most probable of the pairs of each question."""
+        examples = []
+        for number, options in enumerate(questions):
+            pairs = as_pairs(options)
+            if len(pairs) < 2:
+                raise UserError(f"a choice among {len(pairs)} is none", remedy="give at least two pairs")
+            read = list(self._tokenized(pairs, truncate=truncate))  # stops at what cannot be read
+            texts = tuple(each.text for each in read if isinstance(each.text, tuple))
+            pieces = tuple(np.array(part, np.int32) for each in read for part in each.pieces())
+            examples.append(ChoiceExample(str(number), texts, None, "", pieces))
+        if not examples:
+            return []
+        predicted = self._predict(examples)
+        chosen = self.config.kind.predicted_targets(predicted.encoded, predicted.predictions)
+        bounds = predicted.encoded.items_M1[1:-1]
+        probabilities = np.split(predicted.predictions.scores, bounds)
+        return [
+            Choice(int(index), tuple(map(float, each)))
+            for index, each in zip(chosen, probabilities, strict=True)
+        ]
 
     def _predict_texts(
         self, texts: Iterable[TextInput], truncate: bool

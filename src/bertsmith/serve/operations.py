@@ -73,6 +73,10 @@ def _answer(bert: Bert, pairs: Inputs, options: Options) -> list[Json]:
     return [answers_to_json(found) for found in bert.answers_each(pairs, best=best)]
 
 
+def _choose(bert: Bert, requests: Sequence[Inputs], _: Options) -> list[Any]:
+    return bert.choose_each(requests)
+
+
 def _embed(bert: Bert, texts: Inputs, _: Options) -> list[Any]:
     # The routes cut vectors and give them the length 1; a row, not a list of numbers, for each.
     return list(bert.embed(texts, normalize=False).numpy())
@@ -101,6 +105,7 @@ OPERATIONS = {
         Operation("score", "score", _score, obeys_folder=True),
         Operation("tag", "tag", _tag, windowed=True),
         Operation("answer", "answer", _answer, windowed=True),
+        Operation("choose", "choose", _choose, obeys_folder=True, joint=True),
         Operation("embed", "embed", _embed),
         Operation("look/tokens", "look", _show_tokens),
         Operation("look/attention", "look", _show_attention),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 from fastapi import APIRouter
 
-from bertsmith.inference.outputs import classification_to_json
+from bertsmith.inference.outputs import choice_to_json, classification_to_json
 from bertsmith.inference.vectors import cosines
 from bertsmith.serve.api_errors import ApiError
 from bertsmith.serve.batching import BatchKey
@@ -15,6 +15,8 @@ from bertsmith.serve.schemas import (
     AnswerRequest,
     AnswerResponse,
     AttentionResponse,
+    ChooseRequest,
+    ChooseResponse,
     ClassifyRequest,
     ClassifyResponse,
     CompareRequest,
@@ -95,6 +97,16 @@ def prediction_routes(service: Service) -> APIRouter:
         key = BatchKey("answer", (request.best,))
         found = await service.predict(PredictionRequest(key, pairs, request.model, fields=fields))
         return AnswerResponse(model=found.model, **found.results[0])
+
+    @router.post("/choose")
+    async def choose(request: ChooseRequest) -> ChooseResponse:
+        """Which of several options fits the context best."""
+        options = request.options
+        pairs, fields = [(request.context, option) for option in options], option_fields
+        found = await service.predict(
+            PredictionRequest(BatchKey("choose"), pairs, request.model, fields=fields)
+        )
+        return ChooseResponse(model=found.model, **choice_to_json(found.results[0], options))
 
     @router.post("/compare")
     async def compare(request: CompareRequest) -> CompareResponse:
@@ -218,6 +230,12 @@ def check_occurrences(request: SensesRequest) -> None:
     if found > MAX_OCCURRENCES:
         message = f"the word stands {found} times in the sentences; at most {MAX_OCCURRENCES} are shown"
         raise ApiError(422, message)
+
+
+def option_fields(index: int) -> tuple[str, ...]:
+    """Where an option stands in a request, and the two texts of its pair."""
+    option = f"options[{index}]"
+    return option, "context", option
 
 
 def as_text(sent: SentTextOrPair) -> str | tuple[str, str]:

@@ -181,6 +181,21 @@ class AnswerResponse(ApiResponse):
     )
 
 
+class ChooseRequest(ApiRequest):
+    """What all options share, and the options: how it may go on, or a question's possible answers."""
+
+    context: str
+    options: Annotated[list[str], Field(fail_fast=True, min_length=2)]
+
+
+class ChooseResponse(ApiResponse):
+    """The option that fits best, its index, counted from 0, and the probability of each, in their order."""
+
+    index: int
+    option: str
+    probabilities: list[float]
+
+
 class CompareRequest(ApiRequest):
     """Texts to compare, each with each."""
 

@@ -136,6 +136,10 @@ def check_texts(request: PredictionRequest, limits: Limits) -> None:
         named = ((whole, text),) if isinstance(text, str) else zip(parts, text, strict=True)
         for name, each in named:
             _check_text(each, name, limits)
+    # Where all pairs share a text, as a question's options do, a small body asks for much to be tokenised.
+    if (characters := sum(map(_characters, texts))) > limits.body_bytes:
+        message = f"the pairs have {characters} characters together; this server takes {limits.body_bytes}"
+        raise ApiError(413, message)
 
 
 def _check_text(text: str, name: str, limits: Limits) -> None:

@@ -11,6 +11,7 @@ ROUTES = {
     "/classify": {"texts": ["a cat", "a dog"]},
     "/tag": {"texts": ["a cat in london"]},
     "/answer": {"question": "who?", "passage": "the cat"},
+    "/choose": {"context": "a cat", "options": ["it sits", "it runs"]},
     "/compare": {"texts": ["a cat", "a dog"]},
     "/look/tokens": {"first": "a cat", "seed": 1},
     "/look/attention": {"first": "a cat"},

@@ -34,6 +34,7 @@ def write_folders(place: Path) -> dict[str, Path]:
     text = TextSection(longest=64, step=32, longest_question=16)
     pairs = TaskConfig(task="stsb", kind="regress", metrics=(), pairs=True, text=text)
     answers = AnswersSection(null_threshold=0.0)
+    choice = TaskConfig(task="swag", kind="choice", metrics=(), text=text)
     span = TaskConfig(task="squad2", kind="span", metrics=(), text=text, answers=answers)
     return {
         "toy": place / "toy",
@@ -47,6 +48,7 @@ def write_folders(place: Path) -> dict[str, Path]:
         "alike": _write(place / "alike", {"classify": 1}, note=pairs),
         "names": _write(place / "names", {"tag": 4}, labels=TAGS),
         "reader": _write(place / "reader", {"span": 2}, note=span),
+        "chooser": _write(place / "chooser", {"choice": 1}, note=choice),
     }
 
 

@@ -306,6 +306,7 @@ def some_texts(count):
         ("names", "/tag", lambda text: {"texts": [text]}),
         ("toy", "/fill", lambda text: {"text": f"{text} [MASK]"}),
         ("reader", "/answer", lambda text: {"question": "where is it?", "passage": text}),
+        ("chooser", "/choose", lambda text: {"context": text, "options": ["it is cold", "the tree", "a"]}),
         ("toy", "/next", lambda text: {"first": text, "second": "it is cold"}),
         ("toy", "/embed", lambda text: {"inputs": text}),
     ],

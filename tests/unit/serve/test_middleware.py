@@ -75,6 +75,8 @@ def test_every_mistake_is_reported_in_one_line(path, body, status, message, appl
         ("/next", {"first": "a", "second": " "}, "second"),
         ("/answer", {"question": "", "passage": "a"}, "question"),
         ("/answer", {"question": "a", "passage": ""}, "passage"),
+        ("/choose", {"context": " ", "options": ["a", "b"]}, "context"),
+        ("/choose", {"context": "a", "options": ["a", ""]}, "options[1]"),
         ("/classify", {"texts": [["a", "b"], ["a", ""]]}, "texts[1][1]"),
         ("/look/tokens", {"first": "a", "second": ""}, "second"),
         ("/look/attention", {"first": ""}, "first"),

@@ -168,6 +168,35 @@ def test_a_passage_answers(application, folders):
     assert reply["decided_by_threshold"] is False  # a threshold of 0 is the greater probability
 
 
+def test_the_option_that_fits_best_is_chosen(application, folders):
+    context, options = "the cat sits", ["under the tree", f"{SMILE} it is cold", "the dog sleeps"]
+    reply = post(application, "/choose", {"context": context, "options": options}).json()
+    expected = bertsmith.load(folders["chooser"]).choose([(context, option) for option in options])
+    assert (reply["model"], reply["index"], reply["option"]) == (
+        "chooser",
+        expected.index,
+        options[expected.index],
+    )
+    assert reply["probabilities"] == pytest.approx(expected.probabilities, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "message"),
+    [
+        ({"context": "a", "options": ["b"]}, 422, "options: expected a list of 2 or more strings"),
+        ({"context": "a", "options": ["b"] * 257}, 413, "257 texts"),
+        (
+            {"context": "a " * 20_000, "options": ["b"] * 200},
+            413,
+            "have 8000200 characters",
+        ),
+    ],
+)
+def test_a_choice_is_held_to_the_limits(application, body, status, message):
+    reply = post(application, "/choose", body)
+    assert (reply.status_code, message in error_of(reply)) == (status, True), error_of(reply)
+
+
 @pytest.mark.parametrize(("ask", "field"), [(FillRequest, "top"), (AnswerRequest, "best")])
 def test_the_page_on_serving_tells_how_many_may_be_asked_for(ask, field):
     bounds = ask.model_json_schema()["properties"][field]

@@ -118,6 +118,7 @@ def test_whoever_is_sent_away_may_come_when_the_first_model_has_room(two):
         ("/classify", {"texts": ["cat", "the dog"], "model": "mood"}),
         ("/classify", {"texts": [["cat", "dog"]], "model": "alike"}),
         ("/answer", {"question": "who sits?", "passage": "the cat sits", "model": "reader"}),
+        ("/choose", {"context": "the cat", "options": ["sits", "runs"], "model": "chooser"}),
         ("/look/tokens", {"first": "the cat", "second": "it is cold", "model": "toy"}),
         ("/look/attention", {"first": "the cat", "model": "toy"}),
         ("/look/senses", {"word": "cat", "sentences": ["the cat", "a cat"], "model": "toy"}),

@@ -4,6 +4,7 @@ import { PanelFrame } from "./panel_frame.js";
 import { field, make } from "./elements.js";
 import { answer } from "./panel_answer.js";
 import { attention } from "./panel_attention.js";
+import { choose } from "./panel_choose.js";
 import { classify } from "./panel_classify.js";
 import { compare } from "./panel_compare.js";
 import { entities } from "./panel_entities.js";
@@ -15,7 +16,7 @@ import { tokens } from "./panel_tokens.js";
 import { ask, KeyWanted, ApiError, useKey } from "./server.js";
 import { putUpTabs } from "./tabs.js";
 
-const PANELS = [fill, answer, classify, entities, next, compare, tokens, attention, senses];
+const PANELS = [fill, answer, classify, choose, entities, next, compare, tokens, attention, senses];
 const opening = document.getElementById("opening");
 
 async function start() {

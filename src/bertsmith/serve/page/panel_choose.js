@@ -1,0 +1,51 @@
+// Which of several texts goes on, or answers: a context and its options, one a line.
+
+import { bars, spoken } from "./bars.js";
+import { field, make, percent } from "./elements.js";
+
+const EXAMPLES = [
+  [
+    "At the table",
+    "The boy sits down at the table.",
+    ["He eats an apple.", "He swims across the river.", "He flies over the roof."],
+  ],
+  [
+    "Why?",
+    "The streets were wet in the morning. Why were they?",
+    ["It had rained in the night.", "The sun had shone all day.", "The shop was closed."],
+  ],
+];
+
+export const choose = {
+  id: "choose",
+  title: "Choose",
+  group: "Ask",
+  abilities: ["choose"],
+  lead: "A sentence and how it may go on, or a question and its possible answers: the model weighs them against each other.",
+  absence: "Choosing takes a model that was fine-tuned on questions with options, such as SWAG or RACE.",
+  remedy: ["bertsmith finetune swag --data swag/ --out runs/swag", "bertsmith serve --model swag=runs/swag"],
+  build,
+};
+
+function build(frame) {
+  const context = field("Context", { lines: 2, value: EXAMPLES[0][1] });
+  const options = field("Options, one a line", { lines: 4, value: EXAMPLES[0][2].join("\n") });
+  frame.inputs.append(context.root, options.root);
+  const set = (given, among) => ((context.box.value = given), (options.box.value = among.join("\n")));
+  frame.tools([], EXAMPLES.map(([name, given, among]) => [name, () => set(given, among)]));
+  function body() {
+    const among = options.box.value.split("\n").filter((line) => line.trim());
+    if (!context.box.value.trim()) return "Write what all options share.";
+    return among.length > 1 ? { context: context.box.value, options: among } : "Write two options or more, one a line.";
+  }
+  frame.live("choose", body, (reply, asked) => show(frame.result, reply, asked.options));
+}
+
+function show(result, reply, options) {
+  const entries = options.map((option, place) => [option, reply.probabilities[place]]);
+  entries.sort(([, one], [, other]) => other - one);
+  const share = make("span", { class: "quiet-number" }, percent(reply.probabilities[reply.index]));
+  const verdict = make("p", { class: "verdict" }, reply.option, " ", share);
+  result.replaceChildren(verdict, make("section", { class: "card" }, bars(entries)));
+  return spoken(entries);
+}
