@@ -1,4 +1,4 @@
-"""The Dockerfile, read: nobody builds it here, but what it copies and runs must exist."""
+"""The Dockerfile and compose.yaml, read: nobody builds them here, but what they copy and run must exist."""
 
 import json
 import re
@@ -8,11 +8,15 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from typer.main import get_command
 
 from bertsmith.cli.app import app
 from bertsmith.inference.model_path import DEFAULT_MODEL
 from bertsmith.serve.middleware import OPEN_ROUTES
+from bertsmith.serve.server_config import Limits
 
 PROJECT = Path(__file__).parents[3]
 FILE = (PROJECT / "deploy" / "Dockerfile").read_text()
@@ -23,6 +27,15 @@ STEPS = [
 ]
 COPIES = [shlex.split(words) for step, words in STEPS if step == "COPY"]
 SOURCES = [source for words in COPIES if not words[0].startswith("--from") for source in words[:-1]]
+
+COMPOSE = yaml.safe_load((PROJECT / "deploy" / "compose.yaml").read_text())
+SERVICE = COMPOSE["services"]["bertsmith"]
+PYPROJECT = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
+INSTRUCTIONS = {
+    *("ADD", "ARG", "CMD", "COPY", "ENTRYPOINT", "ENV", "EXPOSE", "FROM", "HEALTHCHECK", "LABEL"),
+    *("ONBUILD", "RUN", "SHELL", "STOPSIGNAL", "USER", "VOLUME", "WORKDIR"),
+}
+SERVE = get_command(app).commands["serve"]
 
 
 def only(step):
@@ -35,7 +48,7 @@ def served(words):
     """The options of a `bertsmith serve` line, by the parser of the command line."""
     program, verb, *options = words
     assert (program, verb) == ("bertsmith", "serve")
-    return get_command(app).commands["serve"].make_context("serve", list(options)).params
+    return SERVE.make_context("serve", list(options)).params
 
 
 def is_sent(path):
@@ -50,6 +63,25 @@ def is_sent(path):
         if any(fnmatch(each, pattern) for each in known if "/" not in each or "/" in pattern):
             sent = rule.startswith("!")
     return sent
+
+
+def seconds(text):
+    """A duration of Docker's in seconds."""
+    return {"s": 1, "m": 60}[text[-1]] * int(text[:-1])
+
+
+def test_every_instruction_is_known_and_stands_in_a_stage():
+    assert {step for step, _ in STEPS} <= INSTRUCTIONS
+    assert STEPS[0][0] == "FROM"
+    stages = {words.split(" AS ")[1] for step, words in STEPS if step == "FROM" and " AS " in words}
+    taken = {words[0].removeprefix("--from=") for words in COPIES if words[0].startswith("--from=")}
+    assert taken == stages
+
+
+def test_the_python_of_every_stage_is_one_that_the_project_takes():
+    versions = {words.removeprefix("python:").split("-")[0] for step, words in STEPS if step == "FROM"}
+    assert len(versions) == 1  # the second stage runs the environment of the first
+    assert versions <= set(SpecifierSet(PYPROJECT["requires-python"]).filter(versions))
 
 
 @pytest.mark.parametrize("source", SOURCES)
@@ -99,15 +131,70 @@ def test_the_server_is_not_root_in_it():
     assert steps.index("USER") < steps.index("ENTRYPOINT")
 
 
-def test_what_is_installed_is_what_the_server_needs():
-    installed = " ".join(words for step, words in STEPS if step == "RUN")
-    needed = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]["dependencies"]
-    assert "pip install -c constraints.txt . " in installed
-    assert {"fastapi", "uvicorn", "prometheus-client"} <= {re.split("[<>=]", each)[0] for each in needed}
-    assert "download.pytorch.org/whl/cpu" in only("ARG") and "$TORCH_INDEX" in installed
+def test_what_is_installed_is_the_project_and_what_it_depends_on():
+    runs = [words for step, words in STEPS if step == "RUN"]
+    installs = [shlex.split(words)[2:] for words in runs if words.startswith("pip install")]
+    # Options with a value, then what is installed: packages by name, or the project with some of its extras.
+    wanted = [words[-1] for words in installs]
+    assert all(len(words) % 2 == 1 and "constraints.txt" in words for words in installs)
+    needed = {Requirement(each).name for each in PYPROJECT["dependencies"]}
+    *packages, project = wanted
+    assert set(packages) <= needed and project.startswith(".")
+    assert set(re.findall(r"[\w-]+", project)) <= PYPROJECT["optional-dependencies"].keys()
+    assert {"fastapi", "uvicorn", "prometheus-client"} <= needed
+    assert "download.pytorch.org/whl/cpu" in only("ARG") and "$TORCH_INDEX" in " ".join(runs)
+    pinned = (PROJECT / "constraints.txt").read_text().splitlines()
+    assert needed <= {line.split("==")[0] for line in pinned if "==" in line}
 
 
 def test_the_own_model_comes_with_the_code():
     assert ["src", "./src"] in COPIES
     assert DEFAULT_MODEL.is_relative_to(PROJECT / "src" / "bertsmith")
     assert ("WORKDIR", "/src") in STEPS
+
+
+# ---- compose.yaml
+
+
+def test_compose_builds_this_image_of_the_whole_project():
+    context = (PROJECT / "deploy" / SERVICE["build"]["context"]).resolve()
+    assert context == PROJECT
+    assert (context / SERVICE["build"]["dockerfile"]).read_text() == FILE
+
+
+def test_compose_publishes_the_port_that_the_image_listens_at_on_this_machine_alone():
+    default = next(option.default for option in SERVE.params if option.name == "port")
+    address, outside, inside = SERVICE["ports"][0].replace(":-", "-").split(":")
+    assert (address, inside) == ("127.0.0.1", only("EXPOSE"))
+    assert only("EXPOSE") == str(default) and str(default) in outside
+
+
+def test_compose_checks_health_as_the_image_does():
+    options, command = only("HEALTHCHECK").split("CMD ", 1)
+    check = SERVICE["healthcheck"]
+    assert check["test"] == ["CMD", *json.loads(command)]
+    assert {f"--{name.replace('_', '-')}={check[name]}" for name in check if name != "test"} == set(
+        options.split()
+    )
+
+
+def test_compose_gives_the_key_by_the_variable_that_the_server_reads():
+    (variable,) = [option.envvar for option in SERVE.params if option.name == "api_key"]
+    assert SERVICE["environment"].keys() == {variable}
+    assert SERVICE["environment"][variable].startswith(f"${{{variable}:?")  # nothing starts without one
+
+
+def test_compose_lets_the_server_write_nothing_and_bounds_what_it_takes():
+    assert SERVICE["read_only"] is True and SERVICE["cap_drop"] == ["ALL"]
+    assert "no-new-privileges:true" in SERVICE["security_opt"]
+    assert all(volume.endswith(":ro") for volume in SERVICE["volumes"])
+    assert SERVICE["deploy"]["resources"]["limits"].keys() == {"cpus", "memory", "pids"}
+    assert seconds(SERVICE["stop_grace_period"]) > Limits().drain_seconds
+
+
+def test_the_arguments_that_compose_teaches_are_options_of_ours():
+    text = (PROJECT / "deploy" / "compose.yaml").read_text()
+    (taught,) = re.findall(r'BERTSMITH_ARGUMENTS="([^"]+)"', text)
+    folders = served([*json.loads(only("ENTRYPOINT")), *shlex.split(taught)])["model"]
+    inside = SERVICE["volumes"][0].split(":")[-2]
+    assert len(folders) == 2 and all(f"={inside}/" in each for each in folders)
