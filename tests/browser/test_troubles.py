@@ -19,7 +19,7 @@ def test_only_what_the_models_can_do_is_shown_and_the_rest_named_with_its_comman
         seen = visit(context, where)
         seen.open("models")
         assert [tab.get_attribute("id") for tab in seen.page.get_by_role("tab").all()] == [
-            f"tab-{panel}" for panel in PANELS if panel not in ("answer", "classify", "entities")
+            f"tab-{panel}" for panel in PANELS if panel not in ("answer", "classify", "choose", "entities")
         ]
         assert seen.text("#missing-answer pre").splitlines() == [
             "bertsmith finetune squad2 --data squad/ --out runs/squad2",

@@ -10,12 +10,12 @@ from bertsmith.corpus.token_store import TokenStore
 from bertsmith.model.model_folder import read_model
 from bertsmith.model.network import Network
 from bertsmith.pretraining.initial_model import build_initial_model
-from bertsmith.pretraining.pretrain import STORE_FILE, run_folder
 from bertsmith.pretraining.pretrained_model import (
     check_weights_are_finite,
     held_out_rows,
     write_model_folder,
 )
+from bertsmith.pretraining.run_setup import STORE_FILE, run_folder
 from bertsmith.recipe.load import load_recipe
 from bertsmith.text.tokenizer import Tokenizer
 from bertsmith.training.checkpoint import SavedState, kept_states, load_weights
