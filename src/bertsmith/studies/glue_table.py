@@ -82,9 +82,9 @@ class GlueRequest:
 def glue(request: GlueRequest, callback: ProgressCallback) -> GlueTable:
     """Fine-tune on every task found; what an earlier call has finished is taken as it is."""
     wanted = {task_named(name).name for name in request.tasks}
-    data, found = request.data, tasks_in(request.data)
-    found = [(task, folder) for task, folder in found if not wanted or task.name in wanted]
-    present = {task.name for task, _ in found}
+    data, in_folder = request.data, tasks_in(request.data)
+    found = [(task, folder) for task, folder in in_folder if not wanted or task.name in wanted]
+    present = {task.name for task, _ in in_folder}
     if lacking := wanted - present:
         what = f"has no training data of {', '.join(sorted(lacking))}"
         raise UserError(what, where=str(data), remedy="add them, or leave them out of --tasks")

@@ -71,6 +71,7 @@ def test_a_table_has_the_constant_answer_and_the_papers_beside_ours(request_of_t
 
 def test_only_the_tasks_that_are_asked_for_are_run(request_of_two):
     table = glue(replace(request_of_two, tasks=("RTE",)), Notebook())
+    assert "CoLA" in table.missing and "SST-2" not in table.missing  # there, but not asked for
     assert [row.task.name for row in table.rows] == ["rte"]
     with pytest.raises(UserError, match="has no training data of cola; add them, or leave them out"):
         glue(replace(request_of_two, tasks=("cola", "rte")), Notebook())
