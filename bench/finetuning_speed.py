@@ -25,8 +25,9 @@ from quiet import Quiet
 from torch import Tensor
 
 from bertsmith.finetuning.assignment import Assignment
-from bertsmith.finetuning.finetune import build_trainer, filling_multiple, finetune_on
+from bertsmith.finetuning.finetune import finetune_on
 from bertsmith.finetuning.initial_task_model import load_initial_task_model
+from bertsmith.finetuning.run_setup import build_trainer, filling_multiple
 from bertsmith.finetuning.splits import TaskSplits, encoded_split, read_splits, task_config_of
 from bertsmith.model.torch_internals import has_bf16_products
 from bertsmith.recipe.finetuning_schema import FinetuningRecipe

@@ -6,7 +6,7 @@ from statistics import mean
 import pytest
 import torch
 
-from bertsmith.finetuning.finetune import Run, set_up
+from bertsmith.finetuning.run_setup import Run, set_up
 from bertsmith.finetuning.splits import read_splits
 from bertsmith.training.trainer import Progress, StepInput, Trainer, take_step
 from tests.toy_tasks import TOYS

@@ -1,22 +1,17 @@
 """The fine-tuning job: from a trained encoder and a task's files to a model that does the task.
 
-Read from top to bottom: what was asked for, how a run is set up, the loop over its steps, what is done after
-a step (metrics, evaluation, checkpoints), and the finished model.
+Read from top to bottom: what was asked for, the loop over the steps of a run (set up in `run_setup`), what is
+done after a step (metrics, evaluation, checkpoints), and the finished model.
 """
 
-import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
-from math import log2
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from bertsmith.core.errors import UserError
 from bertsmith.core.files import read_json, write_json
 from bertsmith.finetuning.assignment import (
     RESULT,
@@ -34,39 +29,21 @@ from bertsmith.finetuning.evaluation import (
     baselines,
     below_baseline,
     evaluate,
-    parts_of_first,
     tuning_report,
 )
 from bertsmith.finetuning.finetuned_model import Finished, write_results
-from bertsmith.finetuning.initial_task_model import InitialTaskModel, load_initial_task_model
-from bertsmith.finetuning.run_warnings import (
-    describe_target_scaler,
-    total_steps,
-    warn_of_cut_texts,
-    warn_of_few_steps,
-    warn_of_no_development_set,
-    warn_of_vain_patience,
-    warn_of_weak_development_set,
-)
-from bertsmith.finetuning.splits import EncodedSplit, TaskSplits, encoded_split, read_splits, task_config_of
-from bertsmith.finetuning.target_scaler import TargetScaler, fit_target_scaler
-from bertsmith.inference.task_model import TaskModel, scorer_of
-from bertsmith.model.attention_kernels import flash_fits
+from bertsmith.finetuning.run_setup import Run, set_up
+from bertsmith.finetuning.run_warnings import total_steps
+from bertsmith.finetuning.splits import EncodedSplit, TaskSplits, read_splits
+from bertsmith.finetuning.workload import Workload, workload_of
 from bertsmith.recipe.finetuning_schema import FinetuningRecipe
-from bertsmith.tasks.batches import ShuffledBatches, balanced_weights
-from bertsmith.tasks.encoded import EncodedSet
+from bertsmith.tasks.batches import ShuffledBatches
 from bertsmith.tasks.kinds.registry import metric_named
 from bertsmith.tasks.metrics import ClassScores, Metric
-from bertsmith.tasks.objective import TaskObjective
-from bertsmith.tasks.task_config import TaskConfig
 from bertsmith.training.callbacks import ProgressCallback, StopRequested
 from bertsmith.training.checkpoint import TrainingState, latest_state, load_checkpoint, save_checkpoint
-from bertsmith.training.cuda_graphs import recording_of
-from bertsmith.training.distributed import World, start_world
 from bertsmith.training.journal import RunJournal
 from bertsmith.training.optimizers import (
-    OPTIMIZERS,
-    build_optimizer,
     learning_rate,
     without_short_warmup,
 )
@@ -74,11 +51,9 @@ from bertsmith.training.run_folder import RunFolder
 from bertsmith.training.trainer import (
     Cadence,
     Clock,
-    GradientGuard,
     Progress,
     StepInput,
     StepReport,
-    Trainer,
     training_steps,
 )
 
@@ -86,13 +61,6 @@ LOGGED_LINES = 200
 """About so many lines of metrics in a run."""
 SECONDS_BETWEEN_STATES = 300.0
 OUT_OF_PATIENCE = "the run ends early, since no evaluation has been better for run.patience of them"
-CPU_HALF_MULTIPLE = 32
-"""A CPU's half-precision products are compiled for each shape (oneDNN); 10 % of a step where all differ."""
-MIN_MULTIPLE, MAX_MULTIPLE = 64, 512
-SIZES_OF_STEPS = 24
-"""Into so many parts the tokens of a usual step are counted: few sizes to record, and little filler."""
-FORWARD_AND_BACKWARD = 3
-"""A token that is trained on costs as much as so many that are evaluated: backward takes twice as long."""
 
 
 # ---- from the command to the result
@@ -195,158 +163,6 @@ def _result_of(folder: RunFolder) -> FinetuningResult:
     )
 
 
-# ---- setting up a run
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """What stays the same from a run's first step to its last."""
-
-    assignment: Assignment
-    trainer: Trainer
-    model: TaskModel
-    """The network that is trained, as it predicts."""
-    batches: ShuffledBatches
-    evaluation_splits: Mapping[str, EncodedSplit]
-    """The deciding one first."""
-    examples: int
-    """For training, each counted once."""
-    notes: tuple[str, ...]
-    """What the user should know before the first step."""
-    scaler: TargetScaler | None = None
-    """Of the targets, where they are a user's own numbers."""
-
-    @property
-    def recipe(self) -> FinetuningRecipe:
-        """How it is done."""
-        return self.assignment.recipe
-
-    @property
-    def folder(self) -> RunFolder:
-        """Where it is written."""
-        return finetuning_folder(self.assignment.out)
-
-
-def set_up(assignment: Assignment, splits: TaskSplits) -> Run:
-    """The run of an assignment, before its first step; nothing is written yet."""
-    recipe, config = assignment.recipe, task_config_of(splits, assignment.recipe)
-    _check_development_set(splits, recipe)
-    _check_label_thresholds(config)
-    world = _single_process(recipe)
-    initial = load_initial_task_model(assignment.model, config, seed=recipe.run.seed)
-    encoded = {
-        name: encoded_split(examples, config, initial.tokenizer, cache=cache_folder())
-        for name, examples in splits.splits.items()
-    }
-    trainer, model = build_trainer(initial, config, recipe, world)
-    train, scaler = encoded["train"], fit_target_scaler(splits.task, encoded["train"].encoded)
-    if scaler is not None and initial.kept:
-        scaler.take_out_of(model.objective.scorer)
-    train_set = train.encoded
-    if scaler is not None:
-        train_set = replace(train_set, targets=scaler.transform(train_set.targets))
-    balanced = config.head.class_weights == "balanced"
-    batches = ShuffledBatches(
-        train_set,
-        examples_per_step=recipe.run.examples,
-        seed=recipe.run.seed,
-        micro_tokens=recipe.run.micro_tokens,
-        multiple=filling_multiple(train_set, recipe, world.device),
-        class_weights_C=balanced_weights(config.kind, train_set, len(config.labels)) if balanced else None,
-    )
-    warnings = (
-        *warn_of_no_development_set(assignment, splits),
-        *warn_of_weak_development_set(splits),
-        *warn_of_cut_texts(train, config, initial.tokenizer),
-        *warn_of_few_steps(batches, recipe),
-        *warn_of_vain_patience(batches, recipe),
-        *describe_target_scaler(scaler),
-    )
-    return Run(
-        assignment,
-        trainer,
-        model,
-        batches=batches,
-        evaluation_splits={name: encoded[name] for name in splits.evaluation_names},
-        examples=len(splits.splits["train"]),
-        notes=(*initial.notes, *warnings),
-        scaler=scaler,
-    )
-
-
-def build_trainer(
-    initial: InitialTaskModel, config: TaskConfig, recipe: FinetuningRecipe, world: World
-) -> tuple[Trainer, TaskModel]:
-    """What is trained, and the same network as it predicts."""
-    gpu = world.device.type == "cuda"
-    precision = ("bf16" if gpu else "fp32") if recipe.run.precision == "auto" else recipe.run.precision
-    network, seed = initial.network, recipe.run.seed
-    scorer = scorer_of(network, config, initial.tokenizer, seed=seed, fresh=initial.fresh)
-    objective = TaskObjective(scorer.to(world.device), config.kind, config.head).train()
-    wanted = recipe.run.compile == "on" or (recipe.run.compile == "auto" and gpu)
-    if wanted and config.head.encoder != "frozen-mix":  # an LSTM is no part of a graph
-        objective.compile_whole()
-    optimizer = build_optimizer(scorer, recipe.optim)
-    # A step is recorded as a CUDA graph only with flash attention: other kernels read lengths on the CPU.
-    flash = (
-        gpu and precision == "bf16" and flash_fits(network.config.width // network.config.heads, world.device)
-    )
-    recordable = objective.compiled and flash and OPTIMIZERS[recipe.optim.algorithm].recordable
-    graphs = recording_of(optimizer, world.device) if recordable else None
-    clip_norm, guard = recipe.optim.clip_norm, GradientGuard("off")
-    trainer = Trainer(objective, optimizer, world, precision, clip_norm, guard, graphs, seed)
-    return trainer, TaskModel(objective, initial.tokenizer, config, world.device, precision)
-
-
-def cache_folder() -> Path:
-    """Where encoded splits are kept between runs."""
-    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(root) / "bertsmith" / "encodings"
-
-
-def filling_multiple(encoded: EncodedSet, recipe: FinetuningRecipe, device: torch.device) -> int:
-    """To multiples of this many tokens the steps are filled up, where a new shape costs time; or 1."""
-    if device.type != "cuda":
-        return CPU_HALF_MULTIPLE if recipe.run.precision == "bf16" else 1
-    tokens = recipe.run.examples * len(encoded.tokens_T) / encoded.items
-    return min(max(MIN_MULTIPLE, int(2 ** round(log2(tokens / SIZES_OF_STEPS)))), MAX_MULTIPLE)
-
-
-def _single_process(recipe: FinetuningRecipe) -> World:
-    world = start_world(recipe.run.device)
-    if world.size > 1:
-        what = f"fine-tuning runs in one process, and {world.size} were started"
-        raise UserError(what, remedy="start it without torchrun")
-    return world
-
-
-def _check_development_set(splits: TaskSplits, recipe: FinetuningRecipe) -> None:
-    """Raise where a setting needs a development set and there is none."""
-    needs = {
-        "run.keep": (recipe.run.keep == "best", "last"),
-        "answers.null_threshold": (recipe.answers.null_threshold == "tuned", "0.0"),
-        "answers.label_thresholds": (recipe.answers.label_thresholds == "tuned", "off"),
-    }
-    for key, (needed, instead) in needs.items():
-        if needed and not splits.evaluation_names:
-            what = "needs a development set, and there is none"
-            raise UserError(what, where=key, remedy=f"add its file, or --set {key}={instead}")
-
-
-def _check_label_thresholds(config: TaskConfig) -> None:
-    """Raise where the thresholds do not fit the labels: they are needed only after hours of training."""
-    thresholds, count = config.answers.label_thresholds, config.kind.threshold_count(config.labels)
-    if thresholds == "off":
-        return
-    where, labels = "answers.label_thresholds", f"a {config.kind.name} task with {len(config.labels)} labels"
-    if not count:
-        remedy = "leave it off: it is for two classes, and for multilabel"
-        raise UserError(f"{labels} decides without thresholds", where=where, remedy=remedy)
-    if thresholds != "tuned" and len(thresholds) != count:
-        what = f"{labels} takes {count} thresholds, not {len(thresholds)}"
-        raise UserError(what, where=where, remedy="give one for each label, or tuned")
-
-
 # ---- the loop
 
 
@@ -406,7 +222,7 @@ class _Session:
                 return False
         return True
 
-    def _log(self, report: StepReport, workload: "Workload") -> None:
+    def _log(self, report: StepReport, workload: Workload) -> None:
         """Write a line of metrics and begin to sum up anew."""
         state, step, seconds = self.state, report.progress.step, report.progress.seconds
         values = {
@@ -471,42 +287,6 @@ def next_step(batches: ShuffledBatches, recipe: FinetuningRecipe, progress: Prog
     items = batches.step(progress.step)
     rate = learning_rate(progress.step / steps, without_short_warmup(recipe.optim, steps=steps))
     return StepInput(items.micros, (items.count,), rate, progress)
-
-
-@dataclass(frozen=True, slots=True)
-class Workload:
-    """The work of a run in evaluated tokens, so that the time of its end can be predicted."""
-
-    steps: int
-    one_step: float
-    evaluation_steps: frozenset[int]
-    """After which steps the development set is evaluated, the end aside."""
-    one_evaluation: int
-    end: int
-    """All evaluations after the last step."""
-
-    def remaining_after(self, step: int) -> float:
-        """What remains after a step, its own evaluation included, as a multiple of what was done."""
-        evaluations = sum(number < step for number in self.evaluation_steps)
-        done = step * self.one_step + evaluations * self.one_evaluation
-        in_between = len(self.evaluation_steps) * self.one_evaluation
-        return (self.steps * self.one_step + in_between + self.end - done) / done
-
-
-def workload_of(run: Run) -> Workload:
-    """The work of a run."""
-    steps, times = total_steps(run.batches, run.recipe), run.recipe.run.evaluations
-    parts = parts_of_first(run.model.config.kind, run.evaluation_splits)
-    tokens = [
-        len(split.encoded.tokens_T) for name, split in run.evaluation_splits.items() if name not in parts
-    ]
-    return Workload(
-        steps=steps,
-        one_step=FORWARD_AND_BACKWARD * len(run.batches.encoded.tokens_T) / run.batches.steps_per_epoch,
-        evaluation_steps=frozenset(round(steps * number / times) for number in range(1, times)),
-        one_evaluation=tokens[0] if tokens else 0,
-        end=sum(tokens),
-    )
 
 
 # ---- checkpoints

@@ -4,7 +4,8 @@ import pytest
 
 from bertsmith.finetuning import finetune as finetuning_job
 from bertsmith.finetuning.evaluation import Evaluation
-from bertsmith.finetuning.finetune import RunState, remember_best, set_up
+from bertsmith.finetuning.finetune import RunState, remember_best
+from bertsmith.finetuning.run_setup import set_up
 from bertsmith.finetuning.splits import read_splits
 from bertsmith.tasks.objective import TaskObjective
 from bertsmith.training.trainer import Progress

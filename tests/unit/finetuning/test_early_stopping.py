@@ -4,7 +4,8 @@ import pytest
 
 from bertsmith.core.errors import UserError
 from bertsmith.finetuning.evaluation import Evaluation
-from bertsmith.finetuning.finetune import RunState, finetune, remember_best, set_up
+from bertsmith.finetuning.finetune import RunState, finetune, remember_best
+from bertsmith.finetuning.run_setup import set_up
 from bertsmith.finetuning.splits import read_splits
 from bertsmith.tasks.catalogue import task_named
 from bertsmith.tasks.task_recipe import finetuning_recipe

@@ -6,7 +6,8 @@ from collections import Counter
 import pytest
 
 from bertsmith.finetuning.assignment import Assignment
-from bertsmith.finetuning.finetune import Workload, finetune
+from bertsmith.finetuning.finetune import finetune
+from bertsmith.finetuning.workload import Workload
 from bertsmith.inference.task_model import TaskModel
 from bertsmith.tasks.catalogue import task_named
 from bertsmith.tasks.task_recipe import finetuning_recipe

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from bertsmith.core.errors import UserError
-from bertsmith.finetuning.finetune import finetune, set_up
+from bertsmith.finetuning.finetune import finetune
+from bertsmith.finetuning.run_setup import set_up
 from bertsmith.finetuning.splits import read_splits
 from bertsmith.tasks.catalogue import task_named
 from bertsmith.tasks.custom import CustomSpec, custom_task

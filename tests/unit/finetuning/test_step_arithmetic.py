@@ -9,7 +9,8 @@ from torch import nn
 from torch.nn import functional
 
 from bertsmith.core.seeds import key_of
-from bertsmith.finetuning.finetune import next_step, set_up
+from bertsmith.finetuning.finetune import next_step
+from bertsmith.finetuning.run_setup import set_up
 from bertsmith.finetuning.splits import read_splits
 from bertsmith.tasks.batches import ShuffledBatches
 from bertsmith.tasks.catalogue import task_named
