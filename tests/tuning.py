@@ -21,7 +21,7 @@ from tests.toy_tasks import TOYS
 
 QUICK = (
     *("optim.peak_lr=2e-3", "run.epochs=5", "run.examples=16", "run.evaluations=1"),
-    *("text.longest=64", "text.step=32", "text.longest_question=16"),
+    *("text.longest=64", "text.step=32", "text.longest_question=16", "run.keep_state=false"),
 )
 SHORT = ("run.epochs=0.5",)
 """Five steps: enough to see what happens, not to learn anything."""

@@ -21,11 +21,16 @@ from bertsmith.tasks.custom import CustomSpec, custom_task, spec_of
 from bertsmith.tasks.example_types import Example
 from bertsmith.tasks.task import Task
 from bertsmith.text.tokenizer_files import TOKENIZER_FILES
+from bertsmith.training.checkpoint_storage import STATE, saved_steps, step_folder
 from bertsmith.training.run_folder import RunFolder
 
 ASSIGNMENT = "assignment.json"
 RESULT = "result.json"
 MAX_DIFFERENCES = 6
+EPOCHS, FREE_KEYS = "run.epochs", frozenset({"run.keep_state"})
+"""More epochs lengthen a finished run; what touches nothing that is learned may change at any time."""
+ENDED_AFTER = "ended_after"
+"""In a saved state: the epochs of the run that ended with it."""
 MODEL_FILES, EXAMPLES = "model_files", "examples"
 """Under these keys of the assignment are hashes: of the initial model's files, and of what was read."""
 
@@ -58,12 +63,24 @@ def finetuning_folder(out: Path) -> RunFolder:
 
 
 def check_same_run(assignment: Assignment) -> None:
-    """Raise if the folder holds a run with another assignment, or something that is no run."""
+    """Raise if the folder holds a run with another assignment, or something that is no run.
+
+    A finished run that is to have more epochs is the same one.
+    """
     folder = finetuning_folder(assignment.out)
     folder.check_no_unknown_files()
     if folder.begun:
         known = read_json(folder.config, remedy="give --out a new folder")
         _check_same_assignment(known, as_begun(assignment))
+
+
+def lengthens_a_run(assignment: Assignment) -> bool:
+    """Whether the run in the folder, which was checked, has ended with fewer epochs."""
+    folder = finetuning_folder(assignment.out)
+    if not folder.begun:
+        return False
+    known = read_json(folder.config, remedy="give --out a new folder")
+    return bool(known["recipe"][EPOCHS] != assignment.recipe.run.epochs)
 
 
 def as_begun(assignment: Assignment) -> Assignment:
@@ -111,17 +128,38 @@ def _check_same_assignment(known: dict[str, Any], assignment: Assignment) -> Non
     if before.get("custom"):
         before["custom"] = asdict(CustomSpec("", "", split="hash")) | before["custom"]
     before["recipe"] = _recipe_as_written_today(before.get("recipe", {}))
-    if changed := differences(before, assignment.to_json()):
+    found = differences(before, assignment.to_json())
+    changed = [change for change in found if change.key.removeprefix("recipe.") not in FREE_KEYS]
+    only_epochs = [change.key for change in changed] == [f"recipe.{EPOCHS}"]
+    if only_epochs and _can_be_lengthened(assignment, before["recipe"][EPOCHS]):
+        return
+    if changed:
         listed = "; ".join(map(_described, changed[:MAX_DIFFERENCES]))
         more = len(changed) - MAX_DIFFERENCES
         listed += f"; and {more} more" if more > 0 else ""
         remedy = "give --out a new folder, or take the change back"
-        if [change.key for change in changed] == ["recipe.run.epochs"]:
+        if only_epochs and not finetuning_folder(assignment.out).finished:
             remedy += (
-                ": the epochs decide the learning rates from the first step on. To train a finished run "
-                f"further, start from it: --model {assignment.out} --out NEW --epochs MORE"
+                ": the epochs decide the learning rates from the first step on; a run can be lengthened once "
+                "it is finished"
+            )
+        elif only_epochs:
+            remedy += (
+                ": a finished run can be lengthened where its last state was kept (run.keep_state); to train "
+                f"its model further, start from it: --model {assignment.out} --out NEW --epochs MORE"
             )
         raise UserError(f"holds another run: {listed}", where=str(assignment.out), remedy=remedy)
+
+
+def _can_be_lengthened(assignment: Assignment, epochs: float) -> bool:
+    """Whether the run in the folder has ended after fewer epochs, and its last state is there."""
+    checkpoints = finetuning_folder(assignment.out).checkpoints
+    steps = saved_steps(checkpoints)
+    if not steps or assignment.recipe.run.epochs <= epochs:
+        return False
+    # Only looked at: whether it is whole is checked once the folder is locked.
+    state = read_json(step_folder(checkpoints, steps[-1]) / STATE, remedy="give --out a new folder")
+    return bool(state["scalars"].get(ENDED_AFTER) == epochs)
 
 
 def _recipe_as_written_today(leaf_values: dict[str, Any]) -> dict[str, Any]:

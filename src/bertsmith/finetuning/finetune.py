@@ -5,15 +5,17 @@ done after a step (metrics, evaluation, checkpoints), and the finished model.
 """
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from bertsmith.core.errors import UserError
 from bertsmith.core.files import read_json, write_json
 from bertsmith.finetuning.assignment import (
+    ENDED_AFTER,
     RESULT,
     Assignment,
     as_begun,
@@ -21,6 +23,7 @@ from bertsmith.finetuning.assignment import (
     check_same_run,
     finetuning_folder,
     hashes_of,
+    lengthens_a_run,
     write_assignment,
 )
 from bertsmith.finetuning.best_checkpoint import Best, read_best, remove_best_but, write_best
@@ -99,9 +102,9 @@ def finetune(assignment: Assignment, callback: ProgressCallback) -> FinetuningRe
     assignment = as_begun(assignment)
     splits = read_splits(assignment.task, assignment.data, skip_bad=assignment.skip_bad)
     splits = splits.limited(assignment.recipe.run.limit)
-    if folder.finished:
+    if folder.finished and not lengthens_a_run(assignment):
         check_same_examples(folder, hashes_of(splits.splits))
-        return _finished_before(folder, callback)
+        return _finished_before(assignment, callback)
     return finetune_on(splits, assignment, callback)
 
 
@@ -111,21 +114,30 @@ def finetune_on(splits: TaskSplits, assignment: Assignment, callback: ProgressCa
     check_same_run(assignment)
     with folder.locked(), StopRequested(callback.on_signal) as stop:
         check_same_examples(folder, hashes)
-        if folder.finished:
-            return _finished_before(folder, callback)
+        lengthens = lengthens_a_run(assignment)
+        if folder.finished and not lengthens:
+            return _finished_before(assignment, callback)
         clock = Clock()  # loading and encoding count as time spent
         _report_splits(splits, callback)
         run = set_up(assignment, splits)
         for note in run.notes:
             callback.on_message(note)
-        write_assignment(folder, assignment, hashes)
         state = restore(run)
+        if lengthens and not state.lengthened:
+            remedy = f"train its model further: --model {folder.path} --out NEW --epochs MORE"
+            raise UserError("its last state is damaged", where=str(folder.checkpoints), remedy=remedy)
+        # A run that goes on is finished no more; its model stays until there is one that was trained longer.
+        (folder.path / RESULT).unlink(missing_ok=True)
+        write_assignment(folder, assignment, hashes)
+        for note in lengthening_notes(run, state):
+            callback.on_message(note)
         if state.progress.step:
             callback.on_message(f"resumes from step {state.progress.step:,}")
             clock = replace(clock, before=state.progress.seconds)
         with RunJournal(folder.path, run.trainer.world, resume_step=state.progress.step) as journal:
             session = _Session(run, state, journal, callback, clock)
-            if not session.train(stop):
+            # A state of the end is there where a process was killed after its last step.
+            if state.ended_after is None and not session.train(stop):
                 return FinetuningResult(folder.path, False, {}, clock(), state.progress.step, run.examples)
             session.finish()
     return _result_of(folder)
@@ -139,9 +151,11 @@ def _report_splits(splits: TaskSplits, callback: ProgressCallback) -> None:
         callback.on_message(f"{len(splits.skipped):,} bad lines were skipped, the first at {first}")
 
 
-def _finished_before(folder: RunFolder, callback: ProgressCallback) -> FinetuningResult:
+def _finished_before(assignment: Assignment, callback: ProgressCallback) -> FinetuningResult:
+    folder = finetuning_folder(assignment.out)
     callback.on_message(f"{folder.path} is finished already: nothing is left to do")
-    _remove_states(folder)  # a process may have been killed between its result and this
+    if not assignment.recipe.run.keep_state:
+        _remove_states(folder)  # a process may have been killed between its result and this
     return _result_of(folder)
 
 
@@ -241,7 +255,9 @@ class _Session:
         """How right the model is now; the weights are remembered if they are the best and are to be kept."""
         run, state = self.run, self.state
         found = evaluate(run.model, splits, scaler=run.scaler)
-        if found.metrics:
+        # The end of a run may look at weights that were looked at before.
+        if found.metrics and state.evaluated_step != state.progress.step:
+            state.evaluated_step = state.progress.step
             self.journal.write("held-out", state.progress.step, {**found.deciding, "loss": found.loss})
             if run.recipe.run.keep == "best":
                 remember_best(run, state, found)
@@ -250,7 +266,11 @@ class _Session:
     def finish(self) -> None:
         """Evaluate on all splits, with the best weights where these are kept, and write the results."""
         run, state = self.run, self.state
-        found, notes = self._evaluate(run.evaluation_splits), run.notes
+        found = self._evaluate(run.evaluation_splits)
+        notes = (*run.notes, *lengthening_notes(run, state))
+        if run.recipe.run.keep_state:  # now, for below the weights change into those that people use
+            state.ended_after = run.recipe.run.epochs
+            save(run, state, seconds=self.clock())
         if state.best is not None and state.best.step != state.progress.step:
             run.trainer.objective.load_state_dict(state.best.weights)
             found = evaluate(run.model, run.evaluation_splits, scaler=run.scaler)
@@ -276,7 +296,8 @@ class _Session:
             baselines=constant,
         )
         write_results(run.folder, finished)
-        _remove_states(run.folder)
+        if not run.recipe.run.keep_state:
+            _remove_states(run.folder)
 
 
 def next_step(batches: ShuffledBatches, recipe: FinetuningRecipe, progress: Progress) -> StepInput | None:
@@ -285,8 +306,26 @@ def next_step(batches: ShuffledBatches, recipe: FinetuningRecipe, progress: Prog
     if progress.step >= steps:
         return None
     items = batches.step(progress.step)
-    rate = learning_rate(progress.step / steps, without_short_warmup(recipe.optim, steps=steps))
-    return StepInput(items.micros, (items.count,), rate, progress)
+    return StepInput(items.micros, (items.count,), rate_of_step(progress.step, recipe, steps=steps), progress)
+
+
+def rate_of_step(step: int, recipe: FinetuningRecipe, *, steps: int) -> float:
+    """The learning rate of a step, counted from 0, in a run of so many."""
+    return learning_rate(step / steps, without_short_warmup(recipe.optim, steps=steps))
+
+
+def lengthening_notes(run: Run, state: "RunState") -> Iterator[str]:
+    """That the run went on after an end, and with which learning rates."""
+    steps = total_steps(run.batches, run.recipe)
+    for epochs, end in state.lengthened[:-1]:
+        yield f"the run was lengthened after {epochs:g} epochs ({end:,} steps)"
+    for epochs, end in state.lengthened[-1:]:
+        first, last = (rate_of_step(step, run.recipe, steps=steps) for step in (end, steps - 1))
+        yield (
+            f"the run of {epochs:g} epochs, which ended after step {end:,}, is lengthened to "
+            f"{run.recipe.run.epochs:g} epochs ({steps:,} steps): the learning rate continues as that of a "
+            f"run of the new length ({run.recipe.optim.schedule}), from {first:.3g} to {last:.3g}"
+        )
 
 
 # ---- checkpoints
@@ -302,6 +341,20 @@ class RunState:
     loss_count: float = 0.0
     best: Best | None = None
     """Only where the best weights are kept."""
+    evaluated_step: int = -1
+    """After which step the development set was evaluated last."""
+    ended_after: float | None = None
+    """The epochs of the run, once it has come to its end."""
+    lengthened: tuple[tuple[float, int], ...] = ()
+    """Epochs and last step of each end after which the run was lengthened."""
+
+    def lengthened_to(self, epochs: float) -> "RunState":
+        """The state with which a longer run begins, if it is one: it waits for better weights anew."""
+        if self.ended_after is None or self.ended_after == epochs:
+            return self
+        best = None if self.best is None else replace(self.best, waited=0)
+        ends = (*self.lengthened, (self.ended_after, self.progress.step))
+        return replace(self, best=best, ended_after=None, lengthened=ends)
 
 
 def restore(run: Run) -> RunState:
@@ -312,14 +365,26 @@ def restore(run: Run) -> RunState:
     load_checkpoint(saved, run.trainer)
     scalars = saved.state.scalars
     best = read_best(run.folder, scalars["best"]) if "best" in scalars else None
-    loss_sum, loss_count = scalars["loss"]
-    return RunState(saved.state.progress, loss_sum, loss_count, best)
+    state = RunState(
+        saved.state.progress,
+        *scalars["loss"],
+        best,
+        scalars.get("evaluated_step", -1),  # older versions wrote down none of these
+        scalars.get(ENDED_AFTER),
+        tuple((epochs, step) for epochs, step in scalars.get("lengthened", ())),
+    )
+    return state.lengthened_to(run.recipe.run.epochs)
 
 
 def save(run: Run, state: RunState, *, seconds: float) -> None:
     """Save the state of this step in place of the one before."""
     folder, best, progress = run.folder, state.best, state.progress
-    scalars: dict[str, Any] = {"loss": [state.loss_sum, state.loss_count]}
+    scalars: dict[str, Any] = {
+        "loss": [state.loss_sum, state.loss_count],
+        "evaluated_step": state.evaluated_step,
+        ENDED_AFTER: state.ended_after,
+        "lengthened": state.lengthened,
+    }
     if best is not None:
         write_best(folder, best)
         scalars["best"] = {
@@ -337,8 +402,6 @@ def remember_best(run: Run, state: RunState, found: Evaluation) -> None:
     """Keep a copy of the weights if no earlier ones did as well, or as well with a smaller loss."""
     metric, best = run.model.config.deciding_metric, state.best
     value = found.deciding[metric.name]
-    if best is not None and best.step == state.progress.step:
-        return  # the last evaluation of a run that ended early looks at the same weights again
     is_better = best is None or metric.is_better(value, than=best.value)
     if best is not None and not is_better and not (value == best.value and found.loss < best.loss):
         state.best = replace(best, waited=best.waited + 1)

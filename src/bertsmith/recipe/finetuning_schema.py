@@ -77,6 +77,9 @@ class FinetuningRunSection(Section):
     those with the smaller loss there."""
     patience: Count | Off = "off"
     """The run ends after so many evaluations in a row that were not better than the best one before."""
+    keep_state: bool = True
+    """Whether a finished run keeps the state that it takes to lengthen it (three times the model's size, and
+    the best weights); the runs of a study never do."""
     limit: Count | Off = "off"
     """So many examples of each split at most, to try things out."""
 

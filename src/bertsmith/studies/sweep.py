@@ -182,7 +182,8 @@ def best_of(results: Mapping[str, FinetuningResult]) -> str:
 
 
 def _trial(assignment: Assignment, changed: Mapping[str, Any], name: str) -> Trial:
-    recipe = with_values(assignment.recipe, changed)
+    # Many last states would fill a disk: a single run keeps its own, for whoever wants to lengthen it.
+    recipe = with_values(assignment.recipe, {**changed, "run.keep_state": False})
     return Trial(name, replace(assignment, recipe=recipe, out=assignment.out / name))
 
 
