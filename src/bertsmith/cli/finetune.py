@@ -64,7 +64,7 @@ def finetune(
     ] = False,
     limit: Annotated[int | None, Option(help="Most examples of each split (run.limit).")] = None,
     device: Annotated[str | None, Option(help="auto, cpu or cuda (run.device).")] = None,
-    precision: Annotated[str | None, Option(help="auto, fp32 or bf16 (run.precision).")] = None,
+    precision: Annotated[str | None, Option(help="auto, fp32, bf16 or fp16 (run.precision).")] = None,
     seed: Annotated[int | None, Option(help="Seed (run.seed).")] = None,
     seeds: Annotated[int, Option(min=1, help="So many runs, from --seed (0) on, and their spread.")] = 1,
     grid: Annotated[bool, Option("--grid", help="The paper's grid of settings.")] = False,

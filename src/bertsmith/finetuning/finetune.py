@@ -57,6 +57,7 @@ from bertsmith.training.trainer import (
     Progress,
     StepInput,
     StepReport,
+    skip_message,
     training_steps,
 )
 
@@ -214,9 +215,7 @@ class _Session:
         for report in steps:
             state.progress = report.progress
             if report.skipped:
-                self.callback.on_message(
-                    f"step {state.progress.step} was skipped: its gradient is {report.skipped}"
-                )
+                self.callback.on_message(skip_message(report, run.trainer))
             else:
                 state.loss_sum += float(report.sums[0])
                 state.loss_count += report.step.counts[0]

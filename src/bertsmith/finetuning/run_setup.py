@@ -41,6 +41,8 @@ from bertsmith.training.run_folder import RunFolder
 from bertsmith.training.trainer import (
     GradientGuard,
     Trainer,
+    choose_precision,
+    loss_scaler,
 )
 
 CPU_HALF_MULTIPLE = 32
@@ -130,8 +132,7 @@ def build_trainer(
     initial: InitialTaskModel, config: TaskConfig, recipe: FinetuningRecipe, world: World
 ) -> tuple[Trainer, TaskModel]:
     """What is trained, and the same network as it predicts."""
-    gpu = world.device.type == "cuda"
-    precision = ("bf16" if gpu else "fp32") if recipe.run.precision == "auto" else recipe.run.precision
+    gpu, precision = world.device.type == "cuda", choose_precision(recipe.run.precision, world.device)
     network, seed = initial.network, recipe.run.seed
     scorer = scorer_of(network, config, initial.tokenizer, seed=seed, fresh=initial.fresh)
     objective = TaskObjective(scorer.to(world.device), config.kind, config.head).train()
@@ -139,14 +140,16 @@ def build_trainer(
     if wanted and config.head.encoder != "frozen-mix":  # an LSTM is no part of a graph
         objective.compile_whole()
     optimizer = build_optimizer(scorer, recipe.optim)
-    # A step is recorded as a CUDA graph only with flash attention: other kernels read lengths on the CPU.
+    # A step is recorded as a CUDA graph only with flash attention: other kernels read lengths on the CPU. Nor
+    # with fp16, where the CPU decides after each step by how much the next loss is scaled.
     flash = (
         gpu and precision == "bf16" and flash_fits(network.config.width // network.config.heads, world.device)
     )
     recordable = objective.compiled and flash and OPTIMIZERS[recipe.optim.algorithm].recordable
     graphs = recording_of(optimizer, world.device) if recordable else None
     clip_norm, guard = recipe.optim.clip_norm, GradientGuard("off")
-    trainer = Trainer(objective, optimizer, world, precision, clip_norm, guard, graphs, seed)
+    loss_scale = loss_scaler(world.device, precision)
+    trainer = Trainer(objective, optimizer, world, precision, clip_norm, guard, graphs, seed, loss_scale)
     return trainer, TaskModel(objective, initial.tokenizer, config, world.device, precision)
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import torch
@@ -24,7 +23,7 @@ from bertsmith.tasks.objective import NetworkScorer, TaskObjective, freeze_encod
 from bertsmith.tasks.predictions import Predictions
 from bertsmith.tasks.task_config import TaskConfig
 from bertsmith.text.tokenizer import Tokenizer
-from bertsmith.training.trainer import autocast
+from bertsmith.training.trainer import Precision, autocast
 
 GPU_MULTIPLE = 64
 
@@ -37,7 +36,7 @@ class TaskModel:
     tokenizer: Tokenizer
     config: TaskConfig
     device: torch.device
-    precision: Literal["fp32", "bf16"]
+    precision: Precision
 
     def encode(self, examples: Sequence[Example]) -> EncodedSet:
         """The examples as the model takes them."""

@@ -21,7 +21,7 @@ from bertsmith.model.product_attention import products_fit
 from bertsmith.recipe.schema import Recipe, Stage
 from bertsmith.training.distributed import World
 from bertsmith.training.optimizers import OPTIMIZERS
-from bertsmith.training.trainer import Precision
+from bertsmith.training.trainer import Precision, choose_precision
 
 FP32, BF16, INT64 = 4, 2, 8
 USABLE = 0.85
@@ -202,7 +202,8 @@ def fit_machine(
     A resumed run keeps its micro-batches where they still fit: other ones would round differently.
     """
     run, on_gpu = recipe.run, world.device.type == "cuda"
-    precision = _precision(recipe, world)
+    sharded = world.size > 1 and run.parallel == "fsdp"
+    precision = choose_precision(run.precision, world.device, sharded=sharded)
     cores_for_each = (os.cpu_count() or 1) // world.size
     workers = max(1, min(GPU_LOADER_WORKERS, cores_for_each - 1)) if on_gpu else 0
     load = _load(recipe, network, world, precision)
@@ -223,26 +224,6 @@ def fit_machine(
         evaluation_sequences=_evaluation_sequences(recipe, on_gpu=on_gpu),
         notes=(f"{how}; {bits}", memory),
     )
-
-
-def _precision(recipe: Recipe, world: World) -> Precision:
-    """bf16 on a GPU that has it, fp16 on an older one, fp32 on a CPU, unless the recipe says otherwise."""
-    precision, on_gpu = recipe.run.precision, world.device.type == "cuda"
-    # torch's scaler looks for overflows in what one process holds; under FSDP that is a shard.
-    sharded = world.size > 1 and recipe.run.parallel == "fsdp"
-    if precision == "auto" and on_gpu:
-        # An older GPU imitates bf16: slower than fp16, and right where fp16 cannot be had.
-        has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
-        precision = "bf16" if has_bf16 or sharded else "fp16"
-    elif precision == "auto":
-        precision = "fp32"
-    if precision == "fp16" and not on_gpu:
-        what, remedy = "fp16 is for a GPU", "set it to auto, fp32 or bf16"
-        raise UserError(what, where="run.precision", remedy=remedy)
-    if precision == "fp16" and sharded:
-        what, remedy = "fp16 does not go with sharded weights", "set run.parallel to ddp"
-        raise UserError(what, where="run.precision", remedy=remedy)
-    return precision
 
 
 def _evaluation_sequences(recipe: Recipe, *, on_gpu: bool) -> int:

@@ -36,7 +36,16 @@ from bertsmith.training.distributed import World, start_world, stop_world
 from bertsmith.training.journal import METRICS_FILE, RunJournal, read_metrics
 from bertsmith.training.optimizers import OPTIMIZERS
 from bertsmith.training.run_folder import RunFolder
-from bertsmith.training.trainer import Cadence, Clock, Due, Progress, StepReport, same_bits, training_steps
+from bertsmith.training.trainer import (
+    Cadence,
+    Clock,
+    Due,
+    Progress,
+    StepReport,
+    same_bits,
+    skip_message,
+    training_steps,
+)
 
 EVALUATIONS = 10
 """How often an "auto" run is evaluated on the held-out documents between its two ends."""
@@ -353,15 +362,8 @@ def _handle_skipped_step(run: Run, state: RunState, journal: RunJournal, report:
     """The stated rule: a bad step is skipped; after several in a row the last saved weights come back."""
     step, row = state.progress.step, state.progress.skipped_in_a_row
     journal.write("event", step, {"skipped": report.skipped, "norm": report.gradient_norm})
-    if report.skipped == "taken back":
-        run.report(f"step {step} was taken back with the weights: it had been launched already")
-        return
-    if report.skipped == "overflow" and run.trainer.scaler is not None:
-        scale = run.trainer.scaler.get_scale()
-        run.report(f"step {step} was skipped: its gradient overflowed fp16; the loss scale is now {scale:,g}")
-        return
-    run.report(f"step {step} was skipped: its gradient is {report.skipped}")
-    if row % run.recipe.run.rollback_after == 0:
+    run.report(skip_message(report, run.trainer))
+    if report.skipped not in ("taken back", "overflow") and row % run.recipe.run.rollback_after == 0:
         _roll_back(run, state, journal)
 
 

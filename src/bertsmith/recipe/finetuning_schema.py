@@ -64,8 +64,9 @@ class FinetuningRunSection(Section):
     """Decides the head's first weights, the order of examples and dropout."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto takes the GPU where there is one."""
-    precision: Literal["auto", "fp32", "bf16"] = "auto"
-    """bf16: fp32 master weights with autocast; auto is bf16 on a GPU and fp32 on a CPU."""
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    """bf16: fp32 master weights with autocast; fp16: the same with loss scaling, for GPUs without bf16; auto
+    is bf16 on a GPU that has it, else fp16, and fp32 on a CPU."""
     compile: Literal["auto", "on", "off"] = "auto"
     """torch.compile; auto is on for a GPU."""
     micro_tokens: Count = 16_384

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from bertsmith.core.errors import UserError
 from bertsmith.core.seeds import key_of
 from bertsmith.model.torch_internals import (
     enable_onednn,
@@ -307,6 +308,17 @@ def training_steps(
         yield finish_step(trainer, *each, before=reported)
 
 
+def skip_message(report: StepReport, trainer: Trainer) -> str:
+    """What to say of a step whose gradient was not used."""
+    step = report.progress.step
+    if report.skipped == "taken back":
+        return f"step {step} was taken back with the weights: it had been launched already"
+    if report.skipped == "overflow" and trainer.scaler is not None:
+        scale = trainer.scaler.get_scale()
+        return f"step {step} was skipped: its gradient overflowed fp16; the loss scale is now {scale:,g}"
+    return f"step {step} was skipped: its gradient is {report.skipped}"
+
+
 def take_step(trainer: Trainer, step: StepInput) -> StepReport:
     """Learn from one step's micro-batches and wait for what it came to."""
     return finish_step(trainer, launch_step(trainer, step))
@@ -419,6 +431,27 @@ def _gradients(trainer: Trainer, micros: Sequence[Micro], loss_scales: Tensor) -
         nn.utils.clip_grads_with_norm_(trainer.parameters(), trainer.clip_norm, norm)
     total = total.double()
     return torch.cat((norm[None].to(total), total))
+
+
+def choose_precision(
+    requested: Precision | Literal["auto"], device: torch.device, *, sharded: bool = False
+) -> Precision:
+    """The precision of a run; auto is bf16 on a GPU that has it, fp16 on an older one, fp32 on a CPU."""
+    precision, on_gpu = requested, device.type == "cuda"
+    if precision == "auto" and on_gpu:
+        # An older GPU imitates bf16: slower than fp16, and right where fp16 cannot be had.
+        has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
+        precision = "bf16" if has_bf16 or sharded else "fp16"
+    elif precision == "auto":
+        precision = "fp32"
+    if precision == "fp16" and not on_gpu:
+        what, remedy = "fp16 is for a GPU", "set it to auto, fp32 or bf16"
+        raise UserError(what, where="run.precision", remedy=remedy)
+    if precision == "fp16" and sharded:
+        # torch's scaler looks for overflows in what one process holds; under FSDP that is a shard.
+        what, remedy = "fp16 does not go with sharded weights", "set run.parallel to ddp"
+        raise UserError(what, where="run.precision", remedy=remedy)
+    return precision
 
 
 def autocast(device: torch.device, precision: Precision) -> AbstractContextManager[object]:
