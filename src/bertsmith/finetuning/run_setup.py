@@ -135,17 +135,20 @@ def build_trainer(
     gpu, precision = world.device.type == "cuda", choose_precision(recipe.run.precision, world.device)
     network, seed = initial.network, recipe.run.seed
     scorer = scorer_of(network, config, initial.tokenizer, seed=seed, fresh=initial.fresh)
+    network.encoder.recompute = recipe.run.recompute
     objective = TaskObjective(scorer.to(world.device), config.kind, config.head).train()
     wanted = recipe.run.compile == "on" or (recipe.run.compile == "auto" and gpu)
     if wanted and config.head.encoder != "frozen-mix":  # an LSTM is no part of a graph
         objective.compile_whole()
     optimizer = build_optimizer(scorer, recipe.optim)
     # A step is recorded as a CUDA graph only with flash attention: other kernels read lengths on the CPU. Nor
-    # with fp16, where the CPU decides after each step by how much the next loss is scaled.
+    # with fp16, where the CPU decides after each step by how much the next loss is scaled, nor where layers
+    # are recomputed, for which dropout's random state is read back.
     flash = (
         gpu and precision == "bf16" and flash_fits(network.config.width // network.config.heads, world.device)
     )
     recordable = objective.compiled and flash and OPTIMIZERS[recipe.optim.algorithm].recordable
+    recordable = recordable and not recipe.run.recompute
     graphs = recording_of(optimizer, world.device) if recordable else None
     clip_norm, guard = recipe.optim.clip_norm, GradientGuard("off")
     loss_scale = loss_scaler(world.device, precision)

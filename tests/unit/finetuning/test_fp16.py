@@ -17,7 +17,7 @@ def half(monkeypatch):
     """As on a GPU without bf16, with a scale that is too large for the first steps and grows every third."""
     monkeypatch.setattr(run_setup, "choose_precision", lambda *_: "fp16")
     scaler = torch.amp.GradScaler
-    monkeypatch.setattr(torch.amp, "GradScaler", lambda kind: scaler(kind, 2.0**30, growth_interval=3))
+    monkeypatch.setattr(torch.amp, "GradScaler", lambda kind: scaler(kind, 2.0**19, growth_interval=3))
 
 
 def test_a_gpu_without_bf16_is_trained_on_in_fp16(monkeypatch):

@@ -56,7 +56,7 @@ def test_the_rates_become_those_of_the_new_length_and_the_run_says_so(model, tmp
     optim = FinetuningOptimSection(peak_lr=2e-3, warmup_fraction=0.0)  # a tenth of nine steps is no step
     expected = [learning_rate(step / 5, optim) for step in range(5)]
     expected += [learning_rate(step / 9, optim) for step in range(5, 9)]
-    assert [line["learning_rate"] for line in metrics_of(run)] == pytest.approx(expected)
+    assert [line["learning_rate"] for line in metrics_of(run, "train")] == pytest.approx(expected)
     (note,) = [note for note in notebook.notes if "is lengthened" in note]
     assert "which ended after step 5, is lengthened to 0.9 epochs (9 steps)" in note
     assert note.endswith("run of the new length (linear), from 0.000889 to 0.000222")
