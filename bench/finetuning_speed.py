@@ -132,7 +132,7 @@ def our_steps(
         examples_per_step=recipe.run.examples,
         seed=0,
         micro_tokens=recipe.run.micro_tokens,
-        multiple=filling_multiple(encoded, recipe, world.device),
+        multiple=filling_multiple(encoded, recipe, world),
     )
     numbers = itertools.count()
 
@@ -305,7 +305,7 @@ def ours_to_the_end(
     with tempfile.TemporaryDirectory() as folder:
         assignment = Assignment(splits.task, seeded, options.model, options.data, Path(folder) / "run", True)
         started = time.perf_counter()
-        result = finetune_on(splits, assignment, Quiet())
+        result = finetune_on(splits, assignment, start_world(options.device), Quiet())
         seconds = time.perf_counter() - started
     return result.metrics["dev"][splits.task.metrics[0]], seconds
 

@@ -11,10 +11,13 @@ from torch import Tensor
 
 from bertsmith.finetuning.assignment import Assignment
 from bertsmith.finetuning.finetune import FinetuningResult, finetune
+from bertsmith.finetuning.run_setup import Run, set_up
+from bertsmith.finetuning.splits import read_splits
 from bertsmith.tasks.catalogue import task_named
 from bertsmith.tasks.objective import TaskObjective
 from bertsmith.tasks.task import Task
 from bertsmith.tasks.task_recipe import finetuning_recipe
+from bertsmith.training.distributed import start_world
 from tests.tiny_runs import BeforeSteps, ask_to_stop, without_pictures
 from tests.toy_folder import write_toy_folder
 from tests.toy_tasks import TOYS
@@ -59,6 +62,12 @@ def tune(
 ) -> FinetuningResult:
     """Run it."""
     return finetune(toy_assignment(name, model, place, *settings), notebook or Notebook())
+
+
+def set_up_run(assignment: Assignment) -> Run:
+    """The run of an assignment, before its first step."""
+    splits = read_splits(assignment.task, assignment.data, skip_bad=False)
+    return set_up(assignment, splits, start_world(assignment.recipe.run.device))
 
 
 def stop_at(step: int) -> BeforeSteps:

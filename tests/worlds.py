@@ -21,7 +21,12 @@ PATIENCE_SECONDS = 300  # a busy machine is slow, and only a fault waits for eve
 # Children of a server that has loaded everything already start in a moment (optimizers load dynamo at
 # their first step), and unlike plain forks they inherit no threads of the test process.
 LOADED = ["pytest", "hypothesis", "torch._dynamo", "torch.distributed.fsdp"]
-LOADED += ["bertsmith.model.network", "bertsmith.training.checkpoint", "bertsmith.training.optimizers"]
+LOADED += [
+    "bertsmith.finetuning.finetune",
+    "bertsmith.model.network",
+    "bertsmith.training.checkpoint",
+    "bertsmith.training.optimizers",
+]
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(LOADED)
 

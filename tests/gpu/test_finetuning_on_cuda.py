@@ -6,11 +6,10 @@ from statistics import mean
 import pytest
 import torch
 
-from bertsmith.finetuning.run_setup import Run, set_up
-from bertsmith.finetuning.splits import read_splits
+from bertsmith.finetuning.run_setup import Run
 from bertsmith.training.trainer import Progress, StepInput, Trainer, take_step
 from tests.toy_tasks import TOYS
-from tests.tuning import quickly, toy_assignment, toy_model, tune
+from tests.tuning import quickly, set_up_run, toy_assignment, toy_model, tune
 
 __all__ = ["quickly", "toy_model"]
 
@@ -23,7 +22,7 @@ EPOCHS = {"stsb": 16}
 
 def run_of(name, model, place, *settings) -> Run:
     assignment = toy_assignment(name, model, place, *ON_GPU, *settings)
-    return set_up(assignment, read_splits(assignment.task, assignment.data, skip_bad=False))
+    return set_up_run(assignment)
 
 
 def losses_of(run: Run, trainer: Trainer, *, steps: int) -> list[float]:

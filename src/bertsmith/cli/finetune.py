@@ -52,7 +52,9 @@ def finetune(
     delimiter: DelimiterOption = "",
     encoding: EncodingOption = "",
     columns: ColumnsOption = "",
-    epochs: Annotated[float | None, Option(help="Passes through the training data (run.epochs).")] = None,
+    epochs: Annotated[
+        float | None, Option(help="Passes through the data (run.epochs); more lengthen a finished run.")
+    ] = None,
     lr: Annotated[float | None, Option(help="Peak learning rate (optim.peak_lr).")] = None,
     batch: Annotated[int | None, Option(help="Examples a step (run.examples).")] = None,
     max_length: Annotated[int | None, Option(help="Longest sequence in tokens (text.longest).")] = None,
@@ -93,6 +95,8 @@ def finetune(
     bertsmith finetune custom --data my.csv --text review --label stars --out runs/mine --folds 5
 
     bertsmith finetune mrpc --model MODEL --data glue/MRPC --out runs/mrpc --seeds 5
+
+    torchrun --nproc-per-node 8 -m bertsmith finetune mnli --model MODEL --data glue/MNLI --out runs/mnli
     """
     from bertsmith.finetuning.assignment import Assignment
     from bertsmith.inference.model_path import DEFAULT_MODEL
@@ -320,7 +324,8 @@ def _run_one(assignment: "Assignment", *, as_json: bool) -> None:
 
     with progress_display(live_line, as_json=as_json) as callback:
         result = job(assignment, callback)
-    show(result, as_json=as_json)
+    if result.main_process:
+        show(result, as_json=as_json)
     if not result.finished:
         raise Exit(STOPPED)
 

@@ -43,8 +43,9 @@ from bertsmith.recipe.finetuning_schema import FinetuningRecipe
 from bertsmith.tasks.batches import ShuffledBatches
 from bertsmith.tasks.kinds.registry import metric_named
 from bertsmith.tasks.metrics import ClassScores, Metric
-from bertsmith.training.callbacks import ProgressCallback, StopRequested
+from bertsmith.training.callbacks import ProgressCallback, SilentCallback, StopRequested
 from bertsmith.training.checkpoint import TrainingState, latest_state, load_checkpoint, save_checkpoint
+from bertsmith.training.distributed import ALONE, World, start_world, stop_world
 from bertsmith.training.journal import RunJournal
 from bertsmith.training.optimizers import (
     learning_rate,
@@ -86,6 +87,8 @@ class FinetuningResult:
     """What the constant answer gets on each split; empty in results of older versions."""
     classes: dict[str, dict[str, ClassScores]] = field(default_factory=dict)
     """Precision, recall and F1 of each class on each split, where the task has classes."""
+    main_process: bool = True
+    """Whether this process is the one that speaks."""
 
     @property
     def deciding(self) -> tuple[Metric, float] | None:
@@ -97,51 +100,78 @@ class FinetuningResult:
 
 
 def finetune(assignment: Assignment, callback: ProgressCallback) -> FinetuningResult:
-    """Fine-tune as the assignment says; a run found in its folder resumes or, if finished, is reported."""
-    folder = finetuning_folder(assignment.out)
-    check_same_run(assignment)
-    assignment = as_begun(assignment)
-    splits = read_splits(assignment.task, assignment.data, skip_bad=assignment.skip_bad)
-    splits = splits.limited(assignment.recipe.run.limit)
-    if folder.finished and not lengthens_a_run(assignment):
-        check_same_examples(folder, hashes_of(splits.splits))
-        return _finished_before(assignment, callback)
-    return finetune_on(splits, assignment, callback)
+    """Fine-tune as the assignment says; a run found in its folder resumes or, if finished, is reported.
+
+    With more epochs than before, a finished run goes on.
+    """
+    world = start_world(assignment.recipe.run.device)
+    try:
+        world.on_main(lambda: check_same_run(assignment))
+        assignment = as_begun(assignment)
+        splits = world.main_first(
+            lambda: read_splits(assignment.task, assignment.data, skip_bad=assignment.skip_bad)
+        )
+        splits = splits.limited(assignment.recipe.run.limit)
+        # A function of its own, so that the network shared by the processes is gone before they disconnect:
+        # what gloo still holds for it is otherwise freed with Python's lock held, and may wait for ever.
+        return finetune_on(splits, assignment, world, callback if world.main else SilentCallback())
+    finally:
+        stop_world(world)
 
 
-def finetune_on(splits: TaskSplits, assignment: Assignment, callback: ProgressCallback) -> FinetuningResult:
-    """Fine-tune on examples that were read before."""
+def finetune_on(
+    splits: TaskSplits, assignment: Assignment, world: World, callback: ProgressCallback
+) -> FinetuningResult:
+    """Fine-tune on examples that were read before; all processes call it."""
     folder, hashes = finetuning_folder(assignment.out), hashes_of(splits.splits)
-    check_same_run(assignment)
-    with folder.locked(), StopRequested(callback.on_signal) as stop:
-        check_same_examples(folder, hashes)
+    world.on_main(lambda: check_same_run(assignment))
+    if folder.finished and not lengthens_a_run(assignment):
+        world.on_main(lambda: check_same_examples(folder, hashes))
+        return _finished_before(assignment, world, callback)
+    with folder.locked(world), StopRequested(callback.on_signal) as stop:
+        world.on_main(lambda: check_same_examples(folder, hashes))
         lengthens = lengthens_a_run(assignment)
-        if folder.finished and not lengthens:
-            return _finished_before(assignment, callback)
+        if folder.finished and not lengthens:  # another process ended it just now
+            return _finished_before(assignment, world, callback)
         clock = Clock()  # loading and encoding count as time spent
         _report_splits(splits, callback)
-        run = set_up(assignment, splits)
+        run = set_up(assignment, splits, world)
         for note in run.notes:
             callback.on_message(note)
         state = restore(run)
-        if lengthens and not state.lengthened:
-            remedy = f"train its model further: --model {folder.path} --out NEW --epochs MORE"
-            raise UserError("its last state is damaged", where=str(folder.checkpoints), remedy=remedy)
-        # A run that goes on is finished no more; its model stays until there is one that was trained longer.
-        (folder.path / RESULT).unlink(missing_ok=True)
-        write_assignment(folder, assignment, hashes)
+        world.barrier()  # all have looked at the files that the main process now changes
+        world.on_main(lambda: _begin(run, state, hashes, lengthens=lengthens))
         for note in lengthening_notes(run, state):
             callback.on_message(note)
         if state.progress.step:
             callback.on_message(f"resumes from step {state.progress.step:,}")
             clock = replace(clock, before=state.progress.seconds)
-        with RunJournal(folder.path, run.trainer.world, resume_step=state.progress.step) as journal:
+        with RunJournal(folder.path, world, resume_step=state.progress.step) as journal:
             session = _Session(run, state, journal, callback, clock)
             # A state of the end is there where a process was killed after its last step.
             if state.ended_after is None and not session.train(stop):
-                return FinetuningResult(folder.path, False, {}, clock(), state.progress.step, run.examples)
+                return FinetuningResult(
+                    folder.path,
+                    finished=False,
+                    metrics={},
+                    seconds=clock(),
+                    steps=state.progress.step,
+                    examples=run.examples,
+                    main_process=world.main,
+                )
             session.finish()
-    return _result_of(folder)
+    return _result_of(folder, world)
+
+
+def _begin(run: Run, state: "RunState", hashes: Mapping[str, str], *, lengthens: bool) -> None:
+    """Write down what the run is asked to do, unless it cannot go on as asked."""
+    folder = run.folder
+    if lengthens and not state.lengthened:
+        remedy = f"train its model further: --model {folder.path} --out NEW --epochs MORE"
+        raise UserError("its last state is damaged", where=str(folder.checkpoints), remedy=remedy)
+    # A run that goes on is finished no more; its model stays until there is one that was trained longer.
+    (folder.path / RESULT).unlink(missing_ok=True)
+    write_assignment(folder, run.assignment, hashes)
 
 
 def _report_splits(splits: TaskSplits, callback: ProgressCallback) -> None:
@@ -152,15 +182,15 @@ def _report_splits(splits: TaskSplits, callback: ProgressCallback) -> None:
         callback.on_message(f"{len(splits.skipped):,} bad lines were skipped, the first at {first}")
 
 
-def _finished_before(assignment: Assignment, callback: ProgressCallback) -> FinetuningResult:
+def _finished_before(assignment: Assignment, world: World, callback: ProgressCallback) -> FinetuningResult:
     folder = finetuning_folder(assignment.out)
     callback.on_message(f"{folder.path} is finished already: nothing is left to do")
-    if not assignment.recipe.run.keep_state:
+    if world.main and not assignment.recipe.run.keep_state:
         _remove_states(folder)  # a process may have been killed between its result and this
-    return _result_of(folder)
+    return _result_of(folder, world)
 
 
-def _result_of(folder: RunFolder) -> FinetuningResult:
+def _result_of(folder: RunFolder, world: World) -> FinetuningResult:
     result = read_json(folder.path / RESULT, remedy="remove the folder and run again")
     classes = {
         split: {label: ClassScores(**scores) for label, scores in of_split.items()}
@@ -175,6 +205,7 @@ def _result_of(folder: RunFolder) -> FinetuningResult:
         examples=result["examples"],
         baselines=result.get("baselines", {}),
         classes=classes,
+        main_process=world.main,
     )
 
 
@@ -198,7 +229,7 @@ class _Session:
         deciding_split = dict(islice(run.evaluation_splits.items(), 1))
         cadence = Cadence(
             stop,
-            run.trainer.world,
+            run.world,
             # Nothing is due then: `finish` evaluates all splits and writes the model.
             ends=lambda progress: progress.step == workload.steps,
             evaluates=lambda progress: progress.step in workload.evaluation_steps,
@@ -207,7 +238,7 @@ class _Session:
         )
         steps = training_steps(
             run.trainer,
-            partial(next_step, run.batches, run.recipe),
+            partial(next_step, run.batches, run.recipe, world=run.world),
             state.progress,
             clock=self.clock,
             due_after=cadence.due_after,
@@ -225,7 +256,7 @@ class _Session:
                 self._log(report, workload)
             if report.due.evaluation:
                 self._evaluate(deciding_split)
-                if state.best is not None and state.best.has_run_out(run.recipe.run.patience):
+                if self._is_out_of_patience():
                     self.callback.on_message(f"step {state.progress.step:,}: {OUT_OF_PATIENCE}")
                     return True
             if report.due.saving:
@@ -235,11 +266,16 @@ class _Session:
                 return False
         return True
 
+    def _is_out_of_patience(self) -> bool:
+        """Whether the run has waited long enough for better weights, of which the main process knows."""
+        best, patience = self.state.best, self.run.recipe.run.patience
+        return self.run.world.broadcast(float(best is not None and best.has_run_out(patience))) > 0
+
     def _log(self, report: StepReport, workload: Workload) -> None:
         """Write a line of metrics and begin to sum up anew."""
         state, step, seconds = self.state, report.progress.step, report.progress.seconds
         values = {
-            "loss": state.loss_sum / max(state.loss_count, 1e-9),
+            "loss": self.run.world.sum([state.loss_sum])[0] / max(state.loss_count, 1e-9),
             "learning_rate": report.step.learning_rate,
             "gradient_norm": report.gradient_norm,
             "epoch": step / self.run.batches.steps_per_epoch,
@@ -250,28 +286,35 @@ class _Session:
         remaining = seconds * workload.remaining_after(step)
         self.callback.on_step(step / workload.steps, {"step": step, "eta_seconds": remaining, **values})
 
-    def _evaluate(self, splits: Mapping[str, EncodedSplit]) -> Evaluation:
-        """How right the model is now; the weights are remembered if they are the best and are to be kept."""
+    def _evaluate(self, splits: Mapping[str, EncodedSplit]) -> Evaluation | None:
+        """How right the model is now, found by the main process, which keeps the weights if they are best."""
         run, state = self.run, self.state
-        found = evaluate(run.model, splits, scaler=run.scaler)
+        found = run.world.on_main(lambda: evaluate(run.model, splits, scaler=run.scaler))
         # The end of a run may look at weights that were looked at before.
-        if found.metrics and state.evaluated_step != state.progress.step:
+        if splits and state.evaluated_step != state.progress.step:
             state.evaluated_step = state.progress.step
-            self.journal.write("held-out", state.progress.step, {**found.deciding, "loss": found.loss})
-            if run.recipe.run.keep == "best":
+            values = {} if found is None else {**found.deciding, "loss": found.loss}
+            self.journal.write("held-out", state.progress.step, values)
+            if found is not None and run.recipe.run.keep == "best":
                 remember_best(run, state, found)
         return found
 
     def finish(self) -> None:
-        """Evaluate on all splits, with the best weights where these are kept, and write the results."""
+        """Evaluate on all splits, keep the state of the end, and let the main process write the results."""
         run, state = self.run, self.state
         found = self._evaluate(run.evaluation_splits)
-        notes = (*run.notes, *lengthening_notes(run, state))
         if run.recipe.run.keep_state:  # now, for below the weights change into those that people use
             state.ended_after = run.recipe.run.epochs
             save(run, state, seconds=self.clock())
+        run.world.on_main(lambda: self._write_results(found))
+
+    def _write_results(self, found: Evaluation | None) -> None:
+        """Write the results, of the best weights where these are kept."""
+        run, state = self.run, self.state
+        assert found is not None, "the main process has evaluated"
+        notes = (*run.notes, *lengthening_notes(run, state))
         if state.best is not None and state.best.step != state.progress.step:
-            run.trainer.objective.load_state_dict(state.best.weights)
+            run.model.objective.load_state_dict(state.best.weights)
             found = evaluate(run.model, run.evaluation_splits, scaler=run.scaler)
             notes = (*notes, f"the weights of step {state.best.step:,} did best and were kept")
         if found.config.answers.null_threshold != run.model.config.answers.null_threshold:
@@ -299,13 +342,16 @@ class _Session:
             _remove_states(run.folder)
 
 
-def next_step(batches: ShuffledBatches, recipe: FinetuningRecipe, progress: Progress) -> StepInput | None:
-    """What the next step learns from, or None after the last: a pure function of seed and step."""
+def next_step(
+    batches: ShuffledBatches, recipe: FinetuningRecipe, progress: Progress, *, world: World = ALONE
+) -> StepInput | None:
+    """What the next step learns from, or None after the last: a pure function of seed, step and rank."""
     steps = total_steps(batches, recipe)
     if progress.step >= steps:
         return None
     items = batches.step(progress.step)
-    return StepInput(items.micros, (items.count,), rate_of_step(progress.step, recipe, steps=steps), progress)
+    (count,) = world.sum([items.count])
+    return StepInput(items.micros, (count,), rate_of_step(progress.step, recipe, steps=steps), progress)
 
 
 def rate_of_step(step: int, recipe: FinetuningRecipe, *, steps: int) -> float:
@@ -336,10 +382,11 @@ class RunState:
 
     progress: Progress = field(default_factory=Progress)
     loss_sum: float = 0.0
-    """Since the last line of metrics, as the count; saved too, so that a resume changes no line."""
+    """Of this process since the last line of metrics; saved too, so that a resume changes no line."""
     loss_count: float = 0.0
+    """Of all processes."""
     best: Best | None = None
-    """Only where the best weights are kept."""
+    """Only where the best weights are kept, and in the main process."""
     evaluated_step: int = -1
     """After which step the development set was evaluated last."""
     ended_after: float | None = None
@@ -358,15 +405,17 @@ class RunState:
 
 def restore(run: Run) -> RunState:
     """The state that was saved last, its tensors put into the trainer; or that of a new run."""
-    saved = latest_state(run.folder.checkpoints)
+    main, saved = run.world.main, latest_state(run.folder.checkpoints, run.world)
     if saved is None:
         return RunState()
     load_checkpoint(saved, run.trainer)
     scalars = saved.state.scalars
-    best = read_best(run.folder, scalars["best"]) if "best" in scalars else None
+    best = run.world.on_main(lambda: read_best(run.folder, scalars["best"]) if "best" in scalars else None)
+    loss_sum, loss_count = scalars["loss"]
     state = RunState(
         saved.state.progress,
-        *scalars["loss"],
+        loss_sum if main else 0.0,  # saved is that of all processes
+        loss_count,
         best,
         scalars.get("evaluated_step", -1),  # older versions wrote down none of these
         scalars.get(ENDED_AFTER),
@@ -377,15 +426,15 @@ def restore(run: Run) -> RunState:
 
 def save(run: Run, state: RunState, *, seconds: float) -> None:
     """Save the state of this step in place of the one before."""
-    folder, best, progress = run.folder, state.best, state.progress
+    folder, world, best, progress = run.folder, run.world, state.best, state.progress
     scalars: dict[str, Any] = {
-        "loss": [state.loss_sum, state.loss_count],
+        "loss": [*world.sum([state.loss_sum]), state.loss_count],
         "evaluated_step": state.evaluated_step,
         ENDED_AFTER: state.ended_after,
         "lengthened": state.lengthened,
     }
+    world.on_main(lambda: write_best(folder, best) if best is not None else None)
     if best is not None:
-        write_best(folder, best)
         scalars["best"] = {
             "value": best.value,
             "loss": best.loss,
@@ -394,7 +443,7 @@ def save(run: Run, state: RunState, *, seconds: float) -> None:
         }
     saved = TrainingState.at(replace(progress, seconds=seconds), scalars)
     save_checkpoint(folder.checkpoints, saved, run.trainer, keep_last=1)
-    remove_best_but(folder, best.step if best is not None else 0)
+    world.on_main(lambda: remove_best_but(folder, best.step if best is not None else 0))
 
 
 def remember_best(run: Run, state: RunState, found: Evaluation) -> None:
@@ -405,7 +454,7 @@ def remember_best(run: Run, state: RunState, found: Evaluation) -> None:
     if best is not None and not is_better and not (value == best.value and found.loss < best.loss):
         state.best = replace(best, waited=best.waited + 1)
     else:
-        tensors = run.trainer.objective.state_dict()
+        tensors = run.model.objective.state_dict()
         weights = {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
         state.best = Best(value, found.loss, state.progress.step, weights)
 

@@ -6,8 +6,6 @@ from dataclasses import dataclass, replace
 from math import log2
 from pathlib import Path
 
-import torch
-
 from bertsmith.core.errors import UserError
 from bertsmith.finetuning.assignment import (
     Assignment,
@@ -32,7 +30,7 @@ from bertsmith.tasks.encoded import EncodedSet
 from bertsmith.tasks.objective import TaskObjective
 from bertsmith.tasks.task_config import TaskConfig
 from bertsmith.training.cuda_graphs import recording_of
-from bertsmith.training.distributed import World, start_world
+from bertsmith.training.distributed import World, share_work
 from bertsmith.training.optimizers import (
     OPTIMIZERS,
     build_optimizer,
@@ -76,17 +74,28 @@ class Run:
         return self.assignment.recipe
 
     @property
+    def world(self) -> World:
+        """The processes that share it."""
+        return self.trainer.world
+
+    @property
     def folder(self) -> RunFolder:
         """Where it is written."""
         return finetuning_folder(self.assignment.out)
 
 
-def set_up(assignment: Assignment, splits: TaskSplits) -> Run:
-    """The run of an assignment, before its first step; nothing is written yet."""
+def set_up(assignment: Assignment, splits: TaskSplits, world: World) -> Run:
+    """The run of an assignment, before its first step; nothing is written yet, and all processes call it."""
+    run = world.main_first(lambda: _set_up_here(assignment, splits, world))
+    shared = share_work(run.trainer.objective, world, "ddp")
+    return replace(run, trainer=replace(run.trainer, objective=shared))
+
+
+def _set_up_here(assignment: Assignment, splits: TaskSplits, world: World) -> Run:
+    """The run of one process."""
     recipe, config = assignment.recipe, task_config_of(splits, assignment.recipe)
     _check_development_set(splits, recipe)
     _check_label_thresholds(config)
-    world = _single_process(recipe)
     initial = load_initial_task_model(assignment.model, config, seed=recipe.run.seed)
     encoded = {
         name: encoded_split(examples, config, initial.tokenizer, cache=cache_folder())
@@ -105,8 +114,10 @@ def set_up(assignment: Assignment, splits: TaskSplits) -> Run:
         examples_per_step=recipe.run.examples,
         seed=recipe.run.seed,
         micro_tokens=recipe.run.micro_tokens,
-        multiple=filling_multiple(train_set, recipe, world.device),
+        multiple=filling_multiple(train_set, recipe, world),
         class_weights_C=balanced_weights(config.kind, train_set, len(config.labels)) if balanced else None,
+        rank=world.rank,
+        world=world.size,
     )
     warnings = (
         *warn_of_no_development_set(assignment, splits),
@@ -143,12 +154,12 @@ def build_trainer(
     optimizer = build_optimizer(scorer, recipe.optim)
     # A step is recorded as a CUDA graph only with flash attention: other kernels read lengths on the CPU. Nor
     # with fp16, where the CPU decides after each step by how much the next loss is scaled, nor where layers
-    # are recomputed, for which dropout's random state is read back.
+    # are recomputed, for which dropout's random state is read back, nor with gradients of other processes.
     flash = (
         gpu and precision == "bf16" and flash_fits(network.config.width // network.config.heads, world.device)
     )
     recordable = objective.compiled and flash and OPTIMIZERS[recipe.optim.algorithm].recordable
-    recordable = recordable and not recipe.run.recompute
+    recordable = recordable and not recipe.run.recompute and world.size == 1
     graphs = recording_of(optimizer, world.device) if recordable else None
     clip_norm, guard = recipe.optim.clip_norm, GradientGuard("off")
     loss_scale = loss_scaler(world.device, precision)
@@ -162,20 +173,12 @@ def cache_folder() -> Path:
     return Path(root) / "bertsmith" / "encodings"
 
 
-def filling_multiple(encoded: EncodedSet, recipe: FinetuningRecipe, device: torch.device) -> int:
+def filling_multiple(encoded: EncodedSet, recipe: FinetuningRecipe, world: World) -> int:
     """To multiples of this many tokens the steps are filled up, where a new shape costs time; or 1."""
-    if device.type != "cuda":
+    if world.device.type != "cuda":
         return CPU_HALF_MULTIPLE if recipe.run.precision == "bf16" else 1
-    tokens = recipe.run.examples * len(encoded.tokens_T) / encoded.items
+    tokens = recipe.run.examples / world.size * len(encoded.tokens_T) / encoded.items
     return min(max(MIN_MULTIPLE, int(2 ** round(log2(tokens / SIZES_OF_STEPS)))), MAX_MULTIPLE)
-
-
-def _single_process(recipe: FinetuningRecipe) -> World:
-    world = start_world(recipe.run.device)
-    if world.size > 1:
-        what = f"fine-tuning runs in one process, and {world.size} were started"
-        raise UserError(what, remedy="start it without torchrun")
-    return world
 
 
 def _check_development_set(splits: TaskSplits, recipe: FinetuningRecipe) -> None:

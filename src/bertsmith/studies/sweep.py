@@ -15,6 +15,7 @@ from bertsmith.inference.model_path import SPREAD_FILE
 from bertsmith.recipe.finetuning_schema import FinetuningRecipe
 from bertsmith.tasks.custom import custom_task, spec_of
 from bertsmith.training.callbacks import ProgressCallback
+from bertsmith.training.distributed import refuse_several_processes
 
 GRID: dict[str, tuple[Any, ...]] = {
     "run.examples": (16, 32),
@@ -61,6 +62,7 @@ def run_trials(trials: Sequence[Trial], callback: ProgressCallback) -> list[Fine
 
     Beside the folders of trials their spread is written.
     """
+    refuse_several_processes("the runs of a study have one process each")
     # All before the first: a folder that holds another run must not be found after hours of training.
     for trial in trials:
         check_same_run(trial.assignment)

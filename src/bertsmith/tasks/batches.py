@@ -78,11 +78,11 @@ class TaskBatch:
 
 @dataclass(frozen=True, slots=True)
 class StepItems:
-    """What one step of training learns from."""
+    """What one step of training learns from in one process."""
 
     micros: tuple[TaskBatch, ...]
     count: float
-    """The sum of all weights: what the step's loss is divided by."""
+    """The sum of all weights: what the step's loss is divided by, added up over the processes."""
     examples: int
     tokens: int
     """Without filler."""
@@ -102,6 +102,9 @@ class ShuffledBatches:
     """The number of tokens is filled up to a multiple of it; 1 leaves filler out."""
     class_weights_C: Weights | None = None
     """Of classes or tags; None where all weigh 1."""
+    rank: int = 0
+    """Of this process, and how many share each step."""
+    world: int = 1
 
     @property
     def steps_per_epoch(self) -> int:
@@ -114,12 +117,16 @@ class ShuffledBatches:
         order_M = _order_of_epoch(self.encoded.items, self.seed, epoch)
         items = order_M[index * self.examples_per_step : (index + 1) * self.examples_per_step]
         items = self._packer.by_length(items)  # a step's loss is a sum: the order within it is free
-        micros = tuple(self._packer.pack(items[group]) for group in self._packer.groups(items))
+        own = items[self.rank :: self.world]  # about as many tokens for each process
+        if not len(own):  # every process takes part in every step, if only with something that weighs nothing
+            filler = self._packer.pack(items[:1])
+            return StepItems((replace(filler, weights=torch.zeros_like(filler.weights)),), 0.0, 0, 0)
+        micros = tuple(self._packer.pack(own[group]) for group in self._packer.groups(own))
         return StepItems(
             micros,
             count=float(sum(micro.weights.sum(dtype=torch.float64) for micro in micros)),
-            examples=len(items),
-            tokens=int(self._packer.lengths_M[items].sum()),
+            examples=len(own),
+            tokens=int(self._packer.lengths_M[own].sum()),
         )
 
     @cached_property

@@ -27,6 +27,25 @@ class ProgressCallback(Protocol):
         """A message from a signal handler, amid anything else: it must not wait for any lock."""
 
 
+class SilentCallback:
+    """Says nothing: of several processes, the main one speaks."""
+
+    def on_message(self, text: str) -> None:
+        """A message."""
+
+    def on_step(self, progress: float, values: dict[str, Any]) -> None:
+        """A line of metrics."""
+
+    def on_progress(self, progress: float) -> None:
+        """A step is done."""
+
+    def on_deadline(self, seconds: float, total: float) -> None:
+        """The run goes by the clock."""
+
+    def on_signal(self, text: str) -> None:
+        """A message from a signal handler."""
+
+
 if TYPE_CHECKING:
     from bertsmith.training.distributed import World
 

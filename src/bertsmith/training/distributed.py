@@ -3,11 +3,12 @@
 This is the only place that reads what torchrun puts into the environment.
 """
 
+import logging
 import os
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Literal, TypeVar, cast
 
 import torch
 from torch import Tensor, distributed, nn
@@ -22,6 +23,7 @@ from bertsmith.model.encoder import Block
 TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
 
 Answer = TypeVar("Answer")
+log = logging.getLogger("bertsmith")
 
 
 class MainProcessFailed(SystemExit):
@@ -78,6 +80,15 @@ class World:
             raise MainProcessFailed
         return answer
 
+    def main_first(self, action: Callable[[], Answer]) -> Answer:
+        """What an action returns in each process, in the others once the main one is done: it speaks of
+        what is wrong, and fills the caches that the others read."""
+        answer = self.on_main(action)
+        if self.main:
+            return cast("Answer", answer)
+        with _warnings_off():
+            return action()
+
     def barrier(self) -> None:
         """Wait until every process has come this far."""
         self.sum([0.0])  # torch's own barrier would take a GPU along
@@ -99,6 +110,22 @@ def stop_world(world: World) -> None:
     """Disconnect the processes."""
     if world.size > 1:
         distributed.destroy_process_group()
+
+
+def refuse_several_processes(what: str) -> None:
+    """Raise where torchrun started more than one process for something that runs in one."""
+    _, size, _ = _torchrun_ranks()
+    if size == 1:
+        return
+
+    def refuse() -> None:
+        raise UserError(f"{what}, and {size} were started", remedy="start it without torchrun")
+
+    world = start_world("cpu")
+    try:
+        world.on_main(refuse)
+    finally:
+        stop_world(world)
 
 
 def share_work(module: nn.Module, world: World, how: Literal["ddp", "fsdp"]) -> nn.Module:
@@ -133,6 +160,17 @@ def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
     """The norm of all gradients over all processes."""
     norm = nn.utils.get_total_norm([each.grad for each in parameters if each.grad is not None])
     return norm.full_tensor() if isinstance(norm, DTensor) else norm
+
+
+@contextmanager
+def _warnings_off() -> Iterator[None]:
+    """Inside, nothing is logged but errors: the main process has said it."""
+    before = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
 
 
 def _sharded(module: nn.Module, world: World) -> nn.Module:

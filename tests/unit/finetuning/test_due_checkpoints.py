@@ -5,12 +5,10 @@ import pytest
 from bertsmith.finetuning import finetune as finetuning_job
 from bertsmith.finetuning.evaluation import Evaluation
 from bertsmith.finetuning.finetune import RunState, remember_best
-from bertsmith.finetuning.run_setup import set_up
-from bertsmith.finetuning.splits import read_splits
 from bertsmith.tasks.objective import TaskObjective
 from bertsmith.training.trainer import Progress
 from tests.tiny_runs import BeforeSteps, differing, metrics_of
-from tests.tuning import SHORT, Notebook, toy_assignment, tune, weights_of
+from tests.tuning import SHORT, Notebook, set_up_run, toy_assignment, tune, weights_of
 
 
 class PowerCut(Exception):
@@ -48,7 +46,7 @@ def test_a_state_is_not_due_before_its_time(model, tmp_path):
 @pytest.fixture
 def run(model, tmp_path):
     assignment = toy_assignment("sst2", model, tmp_path, *SHORT)
-    return set_up(assignment, read_splits(assignment.task, assignment.data, skip_bad=False))
+    return set_up_run(assignment)
 
 
 def test_of_weights_that_do_as_well_the_earliest_are_kept(run):

@@ -5,13 +5,11 @@ import pytest
 from bertsmith.core.errors import UserError
 from bertsmith.finetuning.evaluation import Evaluation
 from bertsmith.finetuning.finetune import RunState, finetune, remember_best
-from bertsmith.finetuning.run_setup import set_up
-from bertsmith.finetuning.splits import read_splits
 from bertsmith.tasks.catalogue import task_named
 from bertsmith.tasks.task_recipe import finetuning_recipe
 from bertsmith.training.trainer import Progress
 from tests.tiny_runs import metrics_of
-from tests.tuning import Notebook, stop_at, toy_assignment, tune, weights_of
+from tests.tuning import Notebook, set_up_run, stop_at, toy_assignment, tune, weights_of
 
 WILD = (
     *("optim.peak_lr=2e-2", "optim.schedule=constant", "run.keep=best"),
@@ -28,7 +26,7 @@ WILD = (
 )
 def test_of_equally_good_weights_those_with_the_smaller_loss_are_kept(model, tmp_path, values, kept):
     assignment = toy_assignment("sst2", model, tmp_path, "run.keep=best")
-    run = set_up(assignment, read_splits(assignment.task, assignment.data, skip_bad=False))
+    run = set_up_run(assignment)
     state = RunState()
     for step, (accuracy, loss) in enumerate(values, start=1):
         state.progress = Progress(step=step)

@@ -8,14 +8,13 @@ import pytest
 
 from bertsmith.core.errors import UserError
 from bertsmith.finetuning.finetune import finetune
-from bertsmith.finetuning.run_setup import set_up
 from bertsmith.finetuning.splits import read_splits
 from bertsmith.tasks.catalogue import task_named
 from bertsmith.tasks.custom import CustomSpec, custom_task
 from bertsmith.training.journal import read_metrics
 from tests.tiny_runs import differing
 from tests.toy_tasks import write_rows
-from tests.tuning import SHORT, Notebook, toy_assignment, tune, weights_of
+from tests.tuning import SHORT, Notebook, set_up_run, toy_assignment, tune, weights_of
 
 
 def test_the_same_seed_gives_the_same_bits_and_another_does_not(model, tmp_path):
@@ -33,7 +32,7 @@ def balanced_run(model, tmp_path, *settings):
     assignment = toy_assignment("sst2", model, tmp_path, *settings)
     rows = [["sentence", "label"], *([f"the cat {n}", int(n % 4 == 0)] for n in range(40))]
     write_rows(assignment.data / "train.tsv", rows)
-    return set_up(assignment, read_splits(assignment.task, assignment.data, skip_bad=False))
+    return set_up_run(assignment)
 
 
 def test_balanced_classes_weigh_the_same_in_sum(model, tmp_path):

@@ -48,6 +48,8 @@ DEFAULTS = {
     "run.patience": "off",
     "run.limit": "off",
     "answers.label_thresholds": "off",
+    "run.recompute": False,
+    "run.keep_state": True,
     "run.micro_tokens": 16_384,
     "run.evaluations": 5,
     "run.keep": "last",

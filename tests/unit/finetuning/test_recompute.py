@@ -4,10 +4,8 @@ import pytest
 import torch
 
 from bertsmith.core.errors import UserError
-from bertsmith.finetuning.run_setup import set_up
-from bertsmith.finetuning.splits import read_splits
 from tests.tiny_runs import differing, metrics_of
-from tests.tuning import SHORT, toy_assignment, tune, weights_of
+from tests.tuning import SHORT, set_up_run, toy_assignment, tune, weights_of
 
 
 @pytest.mark.parametrize("name", ["sst2", "wnut17"])
@@ -23,7 +21,7 @@ def test_recomputed_layers_give_the_same_weights_with_dropout(model, tmp_path, n
 def bytes_kept(model, place, *settings):
     """What autograd keeps of a step's forward pass beside the weights, each storage once."""
     assignment = toy_assignment("sst2", model, place, *settings)
-    run = set_up(assignment, read_splits(assignment.task, assignment.data, skip_bad=False))
+    run = set_up_run(assignment)
     kept = []
 
     def keep(tensor):

@@ -10,15 +10,13 @@ from torch.nn import functional
 
 from bertsmith.core.seeds import key_of
 from bertsmith.finetuning.finetune import next_step
-from bertsmith.finetuning.run_setup import set_up
-from bertsmith.finetuning.splits import read_splits
 from bertsmith.tasks.batches import ShuffledBatches
 from bertsmith.tasks.catalogue import task_named
 from bertsmith.tasks.task_recipe import finetuning_recipe
 from bertsmith.training.distributed import ALONE
 from bertsmith.training.trainer import GradientGuard, Progress, Trainer, training_steps
 from tests.toy_tasks import write_rows
-from tests.tuning import Notebook, toy_assignment, tune
+from tests.tuning import Notebook, set_up_run, toy_assignment, tune
 from tests.unit.tasks.made_sets import made_set
 
 TEN_STEPS = ("run.epochs=1", "optim.peak_lr=1e-3")
@@ -144,7 +142,7 @@ def plain_adamw(scorer):
 def test_three_steps_are_those_of_plain_adamw_with_clipping(model, tmp_path, name, kind, write, balance):
     assignment = toy_assignment(name, model, tmp_path, *THREE_STEPS, f"head.class_weights={balance}")
     weights_C = write(assignment.data) if balance == "balanced" else write(assignment.data).fill_(1.0)
-    run = set_up(assignment, read_splits(assignment.task, assignment.data, skip_bad=False))
+    run = set_up_run(assignment)
     run.trainer.objective.eval()  # no dropout
     scorer = deepcopy(run.trainer.objective.scorer)
     optimizer, norms = plain_adamw(scorer), []
