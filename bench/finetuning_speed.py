@@ -26,8 +26,8 @@ from torch import Tensor
 
 from bertsmith.finetuning.assignment import Assignment
 from bertsmith.finetuning.finetune import finetune_on
+from bertsmith.finetuning.finetuning_setup import build_trainer, filling_multiple
 from bertsmith.finetuning.initial_task_model import load_initial_task_model
-from bertsmith.finetuning.run_setup import build_trainer, filling_multiple
 from bertsmith.finetuning.splits import TaskSplits, encoded_split, read_splits, task_config_of
 from bertsmith.model.torch_internals import has_bf16_products
 from bertsmith.recipe.finetuning_schema import FinetuningRecipe

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bertsmith.finetuning.assignment import Assignment
 from bertsmith.finetuning.finetune import FinetuningResult, finetune
-from bertsmith.finetuning.run_setup import Run, set_up
+from bertsmith.finetuning.finetuning_setup import Run, set_up
 from bertsmith.finetuning.splits import read_splits
 from bertsmith.tasks.catalogue import task_named
 from bertsmith.tasks.objective import TaskObjective

@@ -6,7 +6,7 @@ from statistics import mean
 import pytest
 import torch
 
-from bertsmith.finetuning.run_setup import Run
+from bertsmith.finetuning.finetuning_setup import Run
 from bertsmith.training.trainer import Progress, StepInput, Trainer, take_step
 from tests.toy_tasks import TOYS
 from tests.tuning import quickly, set_up_run, toy_assignment, toy_model, tune

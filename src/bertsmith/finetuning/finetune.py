@@ -1,7 +1,7 @@
 """The fine-tuning job: from a trained encoder and a task's files to a model that does the task.
 
-Read from top to bottom: what was asked for, the loop over the steps of a run (set up in `run_setup`), what is
-done after a step (metrics, evaluation, checkpoints), and the finished model.
+Read from top to bottom: what was asked for, the loop over the steps of a run (set up in `finetuning_setup`),
+what is done after a step (metrics, evaluation, checkpoints), and the finished model.
 """
 
 import shutil
@@ -35,7 +35,7 @@ from bertsmith.finetuning.evaluation import (
     tuning_report,
 )
 from bertsmith.finetuning.finetuned_model import Finished, write_results
-from bertsmith.finetuning.run_setup import Run, set_up
+from bertsmith.finetuning.finetuning_setup import Run, set_up
 from bertsmith.finetuning.run_warnings import total_steps
 from bertsmith.finetuning.splits import EncodedSplit, TaskSplits, read_splits
 from bertsmith.finetuning.workload import Workload, workload_of

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from bertsmith.finetuning.evaluation import parts_of_first
-from bertsmith.finetuning.run_setup import Run
+from bertsmith.finetuning.finetuning_setup import Run
 from bertsmith.finetuning.run_warnings import total_steps
 
 FORWARD_AND_BACKWARD = 3

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from bertsmith.core.errors import UserError
-from bertsmith.finetuning import run_setup
+from bertsmith.finetuning import finetuning_setup
 from bertsmith.training.trainer import choose_precision
 from tests.tiny_runs import differing, metrics_of
 from tests.tuning import Notebook, stop_at, tune, weights_of
@@ -15,7 +15,7 @@ SETTINGS = ("run.limit=16", "run.examples=4", "run.epochs=1.5")  # 6 steps
 @pytest.fixture
 def half(monkeypatch):
     """As on a GPU without bf16, with a scale that is too large for the first steps and grows every third."""
-    monkeypatch.setattr(run_setup, "choose_precision", lambda *_: "fp16")
+    monkeypatch.setattr(finetuning_setup, "choose_precision", lambda *_: "fp16")
     scaler = torch.amp.GradScaler
     monkeypatch.setattr(torch.amp, "GradScaler", lambda kind: scaler(kind, 2.0**19, growth_interval=3))
 
