@@ -105,7 +105,7 @@ def our_round(run: Run, options: argparse.Namespace) -> Callable[[int], tuple[in
 
 
 def peer_round(run: Run, length: int, options: argparse.Namespace) -> Callable[[int], tuple[int, float]]:
-    config, device = run.network.config, options.device
+    config, device = run.objective.network.config, options.device
     theirs = transformers.BertConfig(
         vocab_size=config.vocabulary,
         hidden_size=config.width,
@@ -147,7 +147,8 @@ def report(run: Run, length: int, rates: dict[str, list[float]], waits: list[flo
     medians = {name: statistics.median(each) for name, each in rates.items()}
     spread = {name: f"{min(each) / 1e3:.0f}-{max(each) / 1e3:.0f}" for name, each in rates.items()}
     peak = peak_of(run.world.device)
-    work = flops_per_step(run.network, tokens=length, sequences=1, predicted=round(0.15 * length)) / length
+    counts = {"tokens": length, "sequences": 1, "predicted": round(0.15 * length)}
+    work = flops_per_step(run.objective.networks().values(), **counts) / length
     for name, rate in medians.items():
         share = f", MFU {rate * work / peak:.1%}" if peak else ""
         print(f"length {length}: {name} {rate / 1e3:.1f}k tokens/s ({spread[name]}){share}", flush=True)

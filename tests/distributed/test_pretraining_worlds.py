@@ -21,6 +21,8 @@ STOPPED_AFTER = 4
 # Five sequences a step: one process has two of them, the other three. All held-out sequences are looked at.
 SETTINGS = ("model.dropout=0", "model.attention_dropout=0", "batch.sequences=5", "run.log_every_steps=1")
 SETTINGS += ("run.evaluation_sequences=1000", "run.evaluate_every_steps=4", "optim.warmup_fraction=0.2")
+ELECTRA = ("model.type=electra", "model.embedding_width=16", "examples.pairs=none")
+ELECTRA += ("examples.objective=replaced", "replaced.generator_size=0.5")
 
 
 @dataclass(frozen=True)
@@ -120,6 +122,24 @@ def test_two_processes_go_on_from_what_one_began(runs):
 
 def test_one_process_resumes_from_what_two_began(runs):
     assert_same_learning(runs.from_two_to_one, runs.alone)
+
+
+def test_two_processes_learn_to_find_replaced_tokens_as_one_does(tmp_path):
+    store, settings = tiny_store(tmp_path), (*SETTINGS, *ELECTRA, "run.steps=4")
+    with without_pictures():
+        run_tiny(store, tmp_path / "alone", *settings)
+    starts = [
+        Start(tmp_path / how, (*settings, f"run.parallel={how}"), free_port()) for how in ("ddp", "fsdp")
+    ]
+    run_processes(2, take_part, store.folder, starts)
+    for how in ("ddp", "fsdp"):
+        assert_same_learning(tmp_path / how, tmp_path / "alone")
+        for folder in ("model", "model/generator"):
+            ours, theirs = (
+                load_file(tmp_path / run / folder / "model.safetensors") for run in (how, "alone")
+            )
+            assert ours.keys() == theirs.keys()
+            assert max(float((ours[name] - theirs[name]).abs().max()) for name in ours) <= 1e-4
 
 
 def test_a_wish_to_stop_that_one_process_hears_stops_both(runs):

@@ -106,7 +106,7 @@ def build_report(recipe: "Recipe", request: ExamplesRequest) -> ExamplesReport:
         steps = min(plan.steps_in(0), wanted)
         counted = [dataset[StepIndex(request.stage, number)] for number in range(steps)]
         tokenizer = store.tokenizer()
-        mask_id = tokenizer.mask_id if recipe.examples.objective == "masked" else -1
+        mask_id = tokenizer.mask_id if recipe.examples.masks_tokens else -1
         statistics, units = batch_statistics(counted, mask_id=mask_id), unit_statistics(dataset, counted)
         sequences = list(islice(sequences_of(shown), request.show))
         in_epoch = len(plan.epoch(0).examples)
@@ -243,7 +243,7 @@ def _statistics_lines(report: ExamplesReport) -> list[tuple[str, str]]:
     over = f"{counted.sequences:,} of {report.in_epoch:,} examples, {counted.tokens:,} tokens"
     lines = [("counted over", over)]
     predicted = f"{counted.predicted / counted.tokens:.2%} of the tokens"
-    if recipe.examples.objective == "masked" and counted.predicted:
+    if recipe.examples.masks_tokens and counted.predicted:
         limits = f"rate {masking.rate:.0%}, at most {stage.predictions} a sequence"
         lines.append(("predicted", f"{predicted} ({limits})"))
         shown = [counted.as_mask, counted.as_random, counted.unchanged]

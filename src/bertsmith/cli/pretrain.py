@@ -91,6 +91,8 @@ def live_line(values: dict[str, Any]) -> str:
         parts.append(f"MLM {values['mlm_accuracy']:.1%}")
     if "pair_accuracy" in values:
         parts.append(f"pairs {values['pair_accuracy']:.1%}")
+    if "replaced_accuracy" in values:
+        parts.append(f"replaced {values['replaced_accuracy']:.1%}")
     parts.append(f"{values['tokens_per_second']:,.0f} tokens/s")
     if values.get("mfu"):
         parts.append(f"MFU {values['mfu']:.1%}")
@@ -131,9 +133,10 @@ def show(result: "PretrainingResult", *, as_json: bool) -> None:
             echo(f"{why}; {again} ({result.folder})")
         return
     if (loss := result.held_out.get("mlm_loss", 0.0)) >= result.unigram_entropy:
+        which = "generator" if "replaced_loss" in result.held_out else "model"
         echo(
             f"the held-out loss {loss:.2f} is not below {result.unigram_entropy:.2f}, that of mere word "
-            "frequencies: this model has learned nothing of context yet; train longer (--steps, --minutes)"
+            f"frequencies: this {which} has learned nothing of context yet; train longer (--steps, --minutes)"
         )
     echo(f"model: {result.folder / 'model'}")
     if (result.folder / "curves.png").is_file():  # without matplotlib there are none

@@ -100,7 +100,7 @@ def batch_statistics(steps: Iterable[StepBatches], *, mask_id: int) -> BatchStat
 
 def unit_statistics(dataset: PretrainingDataset, steps: Sequence[StepBatches]) -> dict[Unit, UnitStatistics]:
     """What became of the units of each kind that only the store knows, in steps of this dataset."""
-    if dataset.recipe.examples.objective != "masked":
+    if not dataset.recipe.examples.masks_tokens:
         return {}
     statistics = {}
     for unit in stored_units(dataset.recipe.masking):

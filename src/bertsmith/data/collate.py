@@ -35,6 +35,8 @@ class PretrainingBatch:
     pair_labels_S: Tensor
     """0: B follows A, or the pair is in order; 1: B is random, or the pair is swapped (BERT and ALBERT)."""
     pair_weights_S: Tensor
+    draws_P: Tensor | None = None
+    """What the generator's tokens are sampled with, below 2**SAMPLING_BITS; only where some are replaced."""
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> "PretrainingBatch":
         """The same batch on another device."""
@@ -52,7 +54,7 @@ class PretrainingBatch:
     def tensors(self) -> dict[str, Tensor]:
         """Every tensor of the batch by its name; optional ones only where they are given."""
         inputs = self.inputs
-        optional = {} if inputs.task_types_T is None else {"task_types_T": inputs.task_types_T}
+        optional = {"task_types_T": inputs.task_types_T, "draws_P": self.draws_P}
         return {
             "tokens_T": inputs.tokens_T,
             "segments_T": inputs.segments_T,
@@ -63,7 +65,7 @@ class PretrainingBatch:
             "masked_weights_P": self.masked_weights_P,
             "pair_labels_S": self.pair_labels_S,
             "pair_weights_S": self.pair_weights_S,
-            **optional,
+            **{name: tensor for name, tensor in optional.items() if tensor is not None},
         }
 
     @classmethod
@@ -83,6 +85,7 @@ class PretrainingBatch:
             masked_weights_P=tensors["masked_weights_P"],
             pair_labels_S=tensors["pair_labels_S"],
             pair_weights_S=tensors["pair_weights_S"],
+            draws_P=tensors.get("draws_P"),
         )
 
 
@@ -163,6 +166,8 @@ class Targets:
     ids_P: Numbers
     pair_labels_S: Numbers
     pair_weight: float
+    draws_P: Numbers | None = None
+    """Only where predicted tokens are replaced by sampled ones."""
 
 
 @dataclass(frozen=True)
@@ -175,17 +180,21 @@ class Collator:
 
     def collate(self, examples: StepExamples, *, progress: float) -> tuple[PackedSequences, Targets]:
         """The sequences of these examples as the model sees them, and their targets."""
-        recipe = self.index.source.recipe
+        settings = self.index.source.recipe.examples
         sequences, text = self.lay_out(examples)
+        draws_P = None
         if self.masker is None:
-            assert recipe.examples.objective != "masked"
-            rows_P, ids_P = neighbours(sequences, recipe.examples.objective)
+            assert settings.objective != "masked" and settings.objective != "replaced"
+            rows_P, ids_P = neighbours(sequences, settings.objective)
         else:
             masks = self.masker.masks(text, progress=progress)
             rows_P, ids_P = sequences.text_rows_X[masks.indices_P], text.tokens_X[masks.indices_P]
             sequences.tokens_T[rows_P] = masks.shown_P
-        pair_weight = float(recipe.examples.pairs in ("nsp", "sop"))
-        return sequences, Targets(rows_P, ids_P, examples.index.label.astype(np.int64), pair_weight)
+            if settings.objective == "replaced":
+                draws_P = self.masker.sampling_draws(text, masks.indices_P)
+        pair_weight = float(settings.pairs in ("nsp", "sop"))
+        labels_S = examples.index.label.astype(np.int64)
+        return sequences, Targets(rows_P, ids_P, labels_S, pair_weight, draws_P)
 
     def lay_out(self, examples: StepExamples) -> tuple[PackedSequences, Text]:
         """The sequences of these examples as they are before masking, and their text alone."""
@@ -299,6 +308,7 @@ def micro_batches(
             masked_weights_P=_weights(1.0, len(rows_P), len(unused)),
             pair_labels_S=_filled(labels_S, np.zeros(1, np.int64)),
             pair_weights_S=_weights(targets.pair_weight, len(labels_S), 1),
+            draws_P=None if targets.draws_P is None else _filled(targets.draws_P[predicted], unused),
         )
 
 

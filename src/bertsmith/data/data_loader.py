@@ -161,7 +161,7 @@ class PretrainingDataset(Dataset[StepBatches]):
 
     @cached_property
     def _vocabulary(self) -> "_Vocabulary":
-        tokenizer, is_masked = self.opened_store.tokenizer(), self.recipe.examples.objective == "masked"
+        tokenizer, is_masked = self.opened_store.tokenizer(), self.recipe.examples.masks_tokens
         masked = read_vocabulary(tokenizer, self.recipe.masking) if is_masked else None
         return _Vocabulary(read_templates(tokenizer), tokenizer.pad_id, masked)
 

@@ -253,7 +253,9 @@ class _Table:
 
 # Numbers of the draws under a sequence's key, far from those that choosing units takes. They must never
 # change: a run that resumes would get other masks.
-_FATE, _REPLACEMENT, _LEVEL, _FRACTION = (number << 32 for number in (2, 3, 4, 5))
+_FATE, _REPLACEMENT, _LEVEL, _FRACTION, _SAMPLING = (number << 32 for number in (2, 3, 4, 5, 6))
+SAMPLING_BITS = 30
+"""Of the draws that tokens are sampled with: sums of so many bits fit into 32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,19 +342,30 @@ class Masker:
             budgets_S = np.maximum(1, np.rint(expected_S))
         return np.minimum(budgets_S, self.max_predictions).astype(np.int64)
 
+    def sampling_draws(self, text: Text, indices_P: Numbers) -> Numbers:
+        """A whole number below 2**SAMPLING_BITS for each of these tokens, to sample what replaces it with."""
+        keys_P, number_P = _keys_of_tokens(text, indices_P)
+        sampled_P = uniforms(keys_P, (number_P + _SAMPLING).astype(np.uint64))
+        draws_P: Numbers = (sampled_P * 2.0**SAMPLING_BITS).astype(np.int64)
+        return draws_P
+
     def _shown(self, text: Text, indices_P: Numbers) -> Numbers:
         """The mask, a random token, or what was there: each token draws for itself."""
-        # The counter of a draw is the token's index within its own sequence, so that no neighbour matters.
-        ends_S = np.cumsum(text.lengths_S)
-        sequence_P = np.searchsorted(ends_S, indices_P, side="right")
-        number_P = indices_P - (ends_S - text.lengths_S)[sequence_P]
-        keys_P = text.keys_S[sequence_P]
+        keys_P, number_P = _keys_of_tokens(text, indices_P)
         fate_P = uniforms(keys_P, (number_P + _FATE).astype(np.uint64))
         sampled_P = uniforms(keys_P, (number_P + _REPLACEMENT).astype(np.uint64))
         random_P = self.vocabulary.random_ids[(sampled_P * len(self.vocabulary.random_ids)).astype(np.int64)]
         is_kept_P = fate_P >= self.masking.as_mask + self.masking.as_random
         shown_P = np.where(is_kept_P, text.tokens_X[indices_P], random_P)
         return np.where(fate_P < self.masking.as_mask, self.vocabulary.mask_id, shown_P)
+
+
+def _keys_of_tokens(text: Text, indices_P: Numbers) -> tuple[Words, Numbers]:
+    """The key of each token's sequence, and the token's index within it: the counter of its draws."""
+    # Not its index in the batch: so no neighbour matters.
+    ends_S = np.cumsum(text.lengths_S)
+    sequence_P = np.searchsorted(ends_S, indices_P, side="right")
+    return text.keys_S[sequence_P], indices_P - (ends_S - text.lengths_S)[sequence_P]
 
 
 def _levels_of(masking: MaskingSection) -> Sequence[Level]:

@@ -9,10 +9,12 @@ from bertsmith.core.files import check_not_taken, read_json
 from bertsmith.corpus.token_store import TokenStore
 from bertsmith.model.model_folder import read_model
 from bertsmith.model.network import Network
+from bertsmith.objectives.replaced_token_detection import GENERATOR
 from bertsmith.pretraining.initial_model import build_initial_model
 from bertsmith.pretraining.pretrained_model import (
     check_weights_are_finite,
     held_out_rows,
+    weights_prefix,
     write_model_folder,
 )
 from bertsmith.pretraining.run_setup import STORE_FILE, run_folder
@@ -55,13 +57,14 @@ def export_checkpoints(run: Path, targets: Mapping[int, Path], *, store: Path | 
             raise UserError(f"step {step} was not kept", where=str(run), remedy=f"choose one of {known}")
         check_not_taken(target)
         check_undamaged(states[step].folder)
-    network, tokenizer = _blank_model(run, store)
+    networks, tokenizer = _blank_model(run, store)
     for step, target in targets.items():
-        load_weights(states[step], network, prefix="network.")
-        check_weights_are_finite(network, where=str(states[step].folder))
+        for folder, network in networks.items():
+            load_weights(states[step], network, prefix=weights_prefix(folder))
+        check_weights_are_finite(networks.values(), where=str(states[step].folder))
         recipe = (run / "recipe.toml").read_text(encoding="utf-8")
         texts = {"recipe.toml": recipe, "card.md": _card(run, states[step])}
-        write_model_folder(target, network, tokenizer, texts)
+        write_model_folder(target, networks, tokenizer, texts)
 
 
 def _states(run: Path) -> dict[int, SavedState]:
@@ -76,11 +79,14 @@ def _states(run: Path) -> dict[int, SavedState]:
     return states
 
 
-def _blank_model(run: Path, store: Path | None) -> tuple[Network, Tokenizer]:
-    """A network that the weights of a checkpoint fit into, and the tokenizer of the run."""
+def _blank_model(run: Path, store: Path | None) -> tuple[dict[str, Network], Tokenizer]:
+    """Networks, by folder, that the weights of a checkpoint fit into, and the tokenizer of the run."""
     folder = run_folder(run)
     if folder.finished:
-        return read_model(folder.model).network, Tokenizer.load(folder.model)
+        has_generator = (folder.model / GENERATOR).is_dir()
+        folders = ["", GENERATOR] if has_generator else [""]
+        networks = {each: read_model(folder.model / each).network for each in folders}
+        return networks, Tokenizer.load(folder.model)
     if store is None:
         what = "the run is not finished, and only its store knows the vocabulary"
         raise UserError(what, where=str(run), remedy="add --store, the store that it trains on")
@@ -88,7 +94,11 @@ def _blank_model(run: Path, store: Path | None) -> tuple[Network, Tokenizer]:
     if read_json(run / STORE_FILE, remedy="give another run").get("hash") != opened.hash:
         remedy = "give --store the one that the run was started with"
         raise UserError("the run was started with another store", where=str(store), remedy=remedy)
-    return build_initial_model(load_recipe(folder.config), opened).network.eval(), opened.tokenizer()
+    initial = build_initial_model(load_recipe(folder.config), opened)
+    networks = {"": initial.network.eval()}
+    if initial.generator is not None:
+        networks[GENERATOR] = initial.generator.eval()
+    return networks, opened.tokenizer()
 
 
 def _card(run: Path, saved: SavedState) -> str:

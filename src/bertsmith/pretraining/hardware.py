@@ -8,7 +8,8 @@ inner width.
 import math
 import os
 import re
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -61,6 +62,8 @@ class TrainingLoad:
     device: Literal["cpu", "cuda"]
     precision: Precision
     recompute: bool
+    generator: EncoderConfig | None = None
+    """Of the masked LM that a discriminator learns from, which then scores the predicted rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +89,16 @@ class MemoryEstimate:
 
 def estimate_memory(load: TrainingLoad, tokens: int) -> MemoryEstimate:
     """The memory of a step whose micro-batches hold this many tokens."""
+    of_generator = 0
+    if load.generator is not None:
+        smaller = replace(load, config=load.generator, generator=None)
+        of_generator = tokens * (_embeddings(smaller) + smaller.config.layers * _kept_of_a_layer(smaller))
     return MemoryEstimate(
         # Under autocast every product keeps a half-precision copy of its weights until it is differentiated.
         weights=load.parameters * (FP32 if load.precision == "fp32" else FP32 + BF16),
         gradients=load.parameters * FP32,
         optimizer=load.parameters * load.moments * FP32,
-        activations=tokens * (_embeddings(load) + load.config.layers * _kept_of_a_layer(load)),
+        activations=of_generator + tokens * (_embeddings(load) + load.config.layers * _kept_of_a_layer(load)),
         scores=math.ceil(tokens * load.predicted_fraction) * _scored_row(load),
         working=tokens * _working(load),
     )
@@ -167,6 +174,8 @@ def _scored_row(load: TrainingLoad) -> int:
     """Bytes for each predicted row: the head's transform, then scores, their logarithms and a gradient."""
     transform = 4 * load.config.width * FP32
     scores = 2 * FP32 if load.precision == "fp32" else 2 * FP32 + BF16
+    # To sample from them: probabilities, these as whole numbers, and their running sums.
+    scores += 0 if load.generator is None else 3 * FP32
     return transform + load.config.vocabulary * scores
 
 
@@ -195,7 +204,12 @@ class Machine:
 
 
 def fit_machine(
-    recipe: Recipe, network: Network, world: World, *, micro_tokens_before: int | None = None
+    recipe: Recipe,
+    network: Network,
+    world: World,
+    *,
+    generator: Network | None = None,
+    micro_tokens_before: int | None = None,
 ) -> Machine:
     """What "auto" means here; raises where the recipe cannot fit into memory.
 
@@ -206,8 +220,9 @@ def fit_machine(
     precision = choose_precision(run.precision, world.device, sharded=sharded)
     cores_for_each = (os.cpu_count() or 1) // world.size
     workers = max(1, min(GPU_LOADER_WORKERS, cores_for_each - 1)) if on_gpu else 0
-    load = _load(recipe, network, world, precision)
-    wanted = micro_tokens_before or (GPU_MICRO_TOKENS if on_gpu else _cpu_micro_tokens(network, load))
+    networks = [network] if generator is None else [network, generator]
+    load = _load(recipe, networks, world, precision)
+    wanted = micro_tokens_before or (GPU_MICRO_TOKENS if on_gpu else _cpu_micro_tokens(networks, load))
     micro_tokens, memory = _micro_tokens(recipe, load, world, wanted)
     compiled = run.compile == "on" or (run.compile == "auto" and on_gpu)
     deterministic = run.deterministic == "on" or (run.deterministic == "auto" and not on_gpu)
@@ -253,18 +268,28 @@ def choices(recipe: Recipe) -> list[str]:
     correction = f" {'with' if optim.bias_correction else 'without'} bias correction"
     optimizer = optim.algorithm + (correction if OPTIMIZERS[optim.algorithm].corrects_bias else "")
     masking = f"{recipe.masking.masks} masks by {recipe.masking.unit}, {recipe.masking.count} count"
-    return [
+    lines = [
         f"{recipe.name}: {size}, pairs {recipe.examples.pairs}, {masking}",
         f"{optimizer}, {optim.schedule} learning-rate line, {recipe.model.activation}",
     ]
+    if recipe.examples.objective == "replaced":
+        chosen, replaced = recipe.masking, recipe.replaced
+        kept = 1 - chosen.as_mask - chosen.as_random
+        lines.append(
+            f"replaced tokens: a generator of {replaced.generator_size:g} of the width sees "
+            f"{chosen.as_mask:.0%} of the chosen tokens as the mask, {chosen.as_random:.0%} as random ones, "
+            f"{kept:.0%} as they are; loss = generator + {replaced.discriminator_weight:g} x discriminator"
+        )
+    return lines
 
 
-def _load(recipe: Recipe, network: Network, world: World, precision: Precision) -> TrainingLoad:
+def _load(recipe: Recipe, networks: Sequence[Network], world: World, precision: Precision) -> TrainingLoad:
     hungriest = max(recipe.examples.stages, key=lambda stage: stage.length)
-    parameters = sum(parameter.numel() for parameter in network.parameters())
+    # A generator's embeddings count twice here, though they are shared: rather too much than too little.
+    parameters = sum(parameter.numel() for network in networks for parameter in network.parameters())
     shared = world.size if recipe.run.parallel == "fsdp" else 1
     return TrainingLoad(
-        config=network.config,
+        config=networks[0].config,
         parameters=parameters // shared,
         moments=OPTIMIZERS[recipe.optim.algorithm].moments,
         longest=hungriest.length,
@@ -272,11 +297,12 @@ def _load(recipe: Recipe, network: Network, world: World, precision: Precision) 
         device="cuda" if world.device.type == "cuda" else "cpu",
         precision=precision,
         recompute=recipe.run.recompute,
+        generator=networks[1].config if len(networks) > 1 else None,
     )
 
 
 def _predicted_fraction(recipe: Recipe, stage: Stage) -> float:
-    if recipe.examples.objective != "masked":
+    if not recipe.examples.masks_tokens:
         return 1.0
     return min(recipe.masking.rate * 1.2, stage.predictions / stage.length * 1.2)
 
@@ -304,10 +330,10 @@ def _micro_tokens(recipe: Recipe, load: TrainingLoad, world: World, wanted: int)
     )
 
 
-def _cpu_micro_tokens(network: Network, load: TrainingLoad) -> int:
+def _cpu_micro_tokens(networks: Sequence[Network], load: TrainingLoad) -> int:
     """As many tokens, a power of two, as a CPU gets through in seconds."""
     predicted = round(load.longest * load.predicted_fraction)
-    operations = flops_per_step(network, tokens=load.longest, sequences=1, predicted=predicted)
+    operations = flops_per_step(networks, tokens=load.longest, sequences=1, predicted=predicted)
     affordable = int(CPU_MICRO_OPERATIONS / operations * load.longest)
     return min(CPU_MICRO_TOKENS, 1 << max(0, affordable.bit_length() - 1))
 
@@ -339,16 +365,23 @@ PEAK_FLOPS = {
 """By words of torch's name for the GPU; longer names first where one begins with another."""
 
 
-def flops_per_step(network: Network, *, tokens: int, sequences: int, predicted: int) -> float:
+def flops_per_step(networks: Iterable[Network], *, tokens: int, sequences: int, predicted: int) -> float:
     """Multiplications and additions of a forward and a backward pass; recomputation is not counted."""
+    counts = {"tokens": tokens, "sequences": sequences, "predicted": predicted}
+    return sum(_flops_of(network, **counts) for network in networks)
+
+
+def _flops_of(network: Network, *, tokens: int, sequences: int, predicted: int) -> float:
     config = network.config
     width, of_queries = config.width, 3 * config.width**2
     of_rest = width**2 + 2 * width * config.inner
     # The last layer mixes all tokens, but continues with predicted ones and, for pairs, one of each sequence.
     wanted = predicted + (sequences if {"nsp", "sop"} & set(network.heads) else 0)
+    words = (width * config.embedding_width + config.embedding_width * config.vocabulary) * predicted
+    if "replaced" in network.heads:  # it judges every token, and scores no words
+        wanted, words = tokens, (width**2 + width) * tokens
     weights = config.layers * of_queries * tokens + of_rest * ((config.layers - 1) * tokens + wanted)
     pairs = config.layers * tokens * (tokens / max(1, sequences))
-    words = (width * config.embedding_width + config.embedding_width * config.vocabulary) * predicted
     # A weight costs 2 operations forward and 4 backward; scores and mix cost 4 x width a pair of tokens.
     return 6 * (weights + words) + 12 * width * pairs
 

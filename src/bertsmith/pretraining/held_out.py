@@ -10,11 +10,15 @@ import torch
 from numpy.typing import NDArray
 
 from bertsmith.data.data_loader import PretrainingDataset, StepBatches, StepIndex
-from bertsmith.objectives.pretraining_objective import Counts
-from bertsmith.training.distributed import World
+from bertsmith.objectives.pretraining_objective import Counts, PretrainingObjective
+from bertsmith.training.distributed import World, unwrapped
 from bertsmith.training.trainer import Trainer, autocast
 
-METRICS = ("loss", "mlm_loss", "mlm_accuracy", "pair_loss", "pair_accuracy", "pair_majority", "sequences")
+METRICS = (
+    *("loss", "mlm_loss", "mlm_accuracy", "pair_loss", "pair_accuracy"),
+    *("replaced_loss", "replaced_accuracy", "replaced_precision", "replaced_recall", "replaced_majority"),
+    *("pair_majority", "sequences"),
+)
 """What `evaluate` can return."""
 
 
@@ -49,6 +53,7 @@ def first_passes(held_out: HeldOutSet, passes: int, world: World) -> HeldOutSet:
         micros=micros,
         masked=sum(float(micro.masked_weights_P.sum()) for micro in micros),
         pairs=sum(float(micro.pair_weights_S.sum()) for micro in micros),
+        tokens=sum(int(micro.inputs.layout.starts_S1[-2]) for micro in micros),
         sequences=sum(micro.inputs.layout.sequences - 1 for micro in micros),  # less the filler sequence
     )
     return _set_of(fewer, world)
@@ -67,8 +72,9 @@ def evaluate(
     the set ends there: whoever goes on with it compares like with like.
     """
     world, objective = trainer.world, trainer.objective
-    totals = torch.zeros(4, dtype=torch.float64)
-    loss_scales = torch.ones(2, device=world.device)  # the losses are not used, only the sums
+    totals = torch.zeros(len(pretraining_objective(trainer).sums), dtype=torch.float64)
+    # The losses are not used, only the sums.
+    loss_scales = torch.ones(len(Counts._fields), device=world.device)
     started, micros = time.monotonic(), held_out.batches.micros
     objective.eval()
     try:
@@ -86,19 +92,22 @@ def evaluate(
                     break
     finally:
         objective.train()
-    means = means_of(world, totals.tolist(), Counts(held_out.batches.masked, held_out.batches.pairs))
+    means = means_of(trainer, totals.tolist(), Counts.of(held_out.batches))
     majority = {} if held_out.pair_majority is None else {"pair_majority": held_out.pair_majority}
     return {**means, **majority, "sequences": held_out.sequences}, held_out
 
 
-def means_of(world: World, sums: Sequence[float], counts: Counts) -> dict[str, float]:
-    """Sums and counts of all ranks as losses and accuracies; pairs only where there are any."""
-    mlm_loss, mlm_hits, pair_loss, pair_hits, masked, pairs = world.sum([*sums, *counts])
-    values = {"mlm_loss": mlm_loss / masked, "mlm_accuracy": mlm_hits / masked} if masked else {}
-    if pairs:
-        values |= {"pair_loss": pair_loss / pairs, "pair_accuracy": pair_hits / pairs}
-    losses = [values[name] for name in ("mlm_loss", "pair_loss") if name in values]
-    return {"loss": sum(losses) if losses else math.nan, **values}
+def means_of(trainer: Trainer, sums: Sequence[float], counts: Counts) -> dict[str, float]:
+    """Sums and counts of this rank as losses and accuracies over all ranks."""
+    summed = trainer.world.sum([*sums, *counts])
+    return pretraining_objective(trainer).means(summed[: len(sums)], Counts(*summed[len(sums) :]))
+
+
+def pretraining_objective(trainer: Trainer) -> PretrainingObjective:
+    """What the trainer trains, without what shares it between processes."""
+    objective = unwrapped(trainer.objective)
+    assert isinstance(objective, PretrainingObjective)
+    return objective
 
 
 def unigram_entropy(token_counts: NDArray[np.int64]) -> float:

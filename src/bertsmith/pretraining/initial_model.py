@@ -1,6 +1,6 @@
 """What a run begins with: a freshly drawn network, or one from a model folder with what it lacks."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,20 +15,15 @@ from bertsmith.corpus.token_store import TokenStore, tokenizer_hash
 from bertsmith.model.architectures.registry import architecture_of
 from bertsmith.model.encoder_config import ConfigReader, Direction, EncoderConfig
 from bertsmith.model.heads import MaskedLanguageHead
-from bertsmith.model.model_folder import read_model
+from bertsmith.model.model_folder import Model, read_model
 from bertsmith.model.network import Network, add_fresh_head, new_network, set_direction
-from bertsmith.objectives.pretraining_objective import PairHead
+from bertsmith.objectives.registry import OBJECTIVES
+from bertsmith.objectives.replaced_token_detection import GENERATOR
 from bertsmith.recipe.schema import ModelSection, Recipe
 from bertsmith.recipe.validation_errors import user_error
 from bertsmith.text.extend_vocabulary import new_words, read_words, with_words
 from bertsmith.text.tokenizer import Tokenizer
 
-DIRECTIONS: dict[str, Direction] = {
-    "masked": "both",
-    # Whoever predicts a neighbour must not see it.
-    "left-to-right": "left-to-right",
-    "right-to-left": "right-to-left",
-}
 SIDES: dict[Direction, str] = {
     "both": "both sides of a token",
     "left-to-right": "what stands before a token",
@@ -42,22 +37,23 @@ class InitialModel:
 
     network: Network
     notes: tuple[str, ...] = ()
-
-
-def pair_head_of(recipe: Recipe) -> PairHead:
-    """Which sentence-pair head the recipe trains."""
-    return recipe.examples.pairs if recipe.examples.pairs in ("nsp", "sop") else "none"
+    generator: Network | None = None
+    """The masked LM that a discriminator learns from; only where the objective has one."""
 
 
 def build_initial_model(recipe: Recipe, store: TokenStore) -> InitialModel:
     """The network that the recipe asks for, for the store's vocabulary."""
     stream = torch.Generator().manual_seed(key_of(recipe.run.seed, "initial weights"))
+    objective = OBJECTIVES[recipe.examples.objective]
     if recipe.start.model == "scratch":
         config = encoder_config_of(recipe.model, store.tokenizer())
-        initial = InitialModel(new_network(config, _heads(recipe), stream))
+        initial = InitialModel(new_network(config, objective.heads(recipe), stream))
+        if objective.has_generator:
+            generator = new_network(_generator_config(recipe, config), {"mlm": 0}, stream)
+            initial = replace(initial, generator=generator)
     else:
         initial = _adapted(recipe, store, stream)
-    before, wanted = initial.network.config.direction, DIRECTIONS[recipe.examples.objective]
+    before, wanted = initial.network.config.direction, objective.direction
     set_direction(initial.network, wanted)
     if recipe.start.model != "scratch" and before != wanted:
         note = f"{recipe.start.model} sees {SIDES[before]}; it will see {SIDES[wanted]} (examples.objective)"
@@ -109,28 +105,35 @@ def _check_words_have_a_model(recipe: Recipe) -> None:
         raise UserError(what, where=where, remedy="give --from that model's folder, or leave the words out")
 
 
-def _heads(recipe: Recipe) -> dict[str, int]:
-    pair = pair_head_of(recipe)
-    if pair == "none":
-        return {"mlm": 0}
-    specs = architecture_of(recipe.model.type).heads
-    if pair not in specs:
-        what = f"{recipe.model.type} has no {pair} head"
-        raise UserError(what, where="recipe: examples.pairs", remedy="choose full-sentences or another model")
-    return {**{support: 0 for support in specs[pair].needs}, "mlm": 0, pair: 2}
+def _generator_config(recipe: Recipe, config: EncoderConfig) -> EncoderConfig:
+    """The config of the generator that a discriminator of this config learns from."""
+    pretraining = architecture_of(config.model_type).pretraining
+    assert pretraining is not None and pretraining.generator_config is not None, "the recipe was checked"
+    return pretraining.generator_config(config, recipe.replaced.generator_size)
 
 
 def _adapted(recipe: Recipe, store: TokenStore, stream: torch.Generator) -> InitialModel:
     folder = Path(recipe.start.model).expanduser()
-    model, tokenizer = read_model(folder), Tokenizer.load(folder)
-    notes = list(model.notes)
+    model, before = read_model(folder), Tokenizer.load(folder)
+    objective, notes, tokenizer = OBJECTIVES[recipe.examples.objective], list(model.notes), before
+    generator = _read_generator(folder, recipe, model.network.config) if objective.has_generator else None
     if recipe.start.add_words != "none":
         words = read_words(Path(recipe.start.add_words).expanduser())
-        extended = with_words(tokenizer, words)
-        notes.append(grow_for_words(model.network, tokenizer, extended, words))
-        tokenizer = extended
+        tokenizer = with_words(before, words)
+        for network in (model.network, generator):
+            if network is not None:
+                notes.append(grow_for_words(network, before, tokenizer, words))
     _check_same_vocabulary(tokenizer, store, recipe)
-    wanted = _heads(recipe)
+    notes += _fit_heads(model, objective.heads(recipe), stream)
+    if objective.has_generator and generator is None:
+        notes.append(f"the folder holds no {GENERATOR}: it starts from fresh weights")
+        generator = new_network(_generator_config(recipe, model.network.config), {"mlm": 0}, stream)
+    return InitialModel(model.network, tuple(dict.fromkeys(notes)), generator)
+
+
+def _fit_heads(model: Model, wanted: Mapping[str, int], stream: torch.Generator) -> list[str]:
+    """Leave a model the heads that are trained, new ones where it has none; notes of those."""
+    notes = []
     for unwanted in set(model.network.heads) - set(wanted):
         del model.network.heads[unwanted]
     for head, outputs in wanted.items():
@@ -138,7 +141,35 @@ def _adapted(recipe: Recipe, store: TokenStore, stream: torch.Generator) -> Init
             notes.append(f"the head {head} is not in the folder: it starts from fresh weights")
             if head not in model.network.heads:
                 add_fresh_head(model.network, head, outputs, stream)
-    return InitialModel(model.network, tuple(dict.fromkeys(notes)))
+    return notes
+
+
+def _read_generator(folder: Path, recipe: Recipe, config: EncoderConfig) -> Network | None:
+    """The generator that a run left beside its discriminator, or None where there is none."""
+    if not (folder / GENERATOR).is_dir():
+        return None
+    generator, wanted = read_model(folder / GENERATOR).network, _generator_config(recipe, config)
+    for key in (
+        "vocabulary",
+        "embedding_width",
+        "positions",
+        "segments",
+        "layers",
+        "width",
+        "heads",
+        "inner",
+    ):
+        held, needed = getattr(generator.config, key), getattr(wanted, key)
+        if held != needed:
+            what = f"is a generator of {key} {held}, where the recipe and the model ask for {needed}"
+            remedy = (
+                "set replaced.generator_size to what it was, or remove the folder to begin with a new one"
+            )
+            raise UserError(what, where=str(folder / GENERATOR), remedy=remedy)
+    if "mlm" not in generator.heads:
+        remedy = "remove the folder to begin with a new one"
+        raise UserError("is no masked language model", where=str(folder / GENERATOR), remedy=remedy)
+    return generator
 
 
 def _check_same_vocabulary(tokenizer: Tokenizer, store: TokenStore, recipe: Recipe) -> None:

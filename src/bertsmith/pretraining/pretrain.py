@@ -23,7 +23,7 @@ from bertsmith.pretraining.metrics_window import MetricsWindow
 from bertsmith.pretraining.pretrained_model import (
     RunFacts,
     check_weights_are_finite,
-    whole_network,
+    whole_networks,
     write_results,
 )
 from bertsmith.pretraining.run_setup import STORE_FILE, Request, Run, RunState, StepLoader, run_folder, set_up
@@ -279,15 +279,16 @@ def _cadence(run: Run, state: RunState, stop: StopRequested) -> Cadence:
 def _log(run: Run, state: RunState, journal: RunJournal, report: StepReport) -> None:
     """Write a line of metrics and begin a new window."""
     window, progress = state.window, report.progress
-    values = window.metrics(run.world, report)
+    values = window.metrics(run.trainer, report)
     peak = peak_of(run.world.device)
     if peak is not None and window.tokens:
         size = run.world.size
         sequences, predicted = window.sequences * size, int(window.masked * size)
-        flops = flops_per_step(run.network, tokens=window.tokens, sequences=sequences, predicted=predicted)
+        counts = {"tokens": window.tokens, "sequences": sequences, "predicted": predicted}
+        flops = flops_per_step(run.objective.networks().values(), **counts)
         seconds = window.tokens / values["tokens_per_second"]
         values["mfu"] = round(flops / seconds / (peak * size), 4)
-    state.window = MetricsWindow(since=progress.seconds)
+    state.window = MetricsWindow.empty(run.objective, since=progress.seconds)
     journal.write("train", progress.step, values)
     if run.world.main:
         shown = {"step": progress.step, "eta_seconds": run.budget.seconds_remaining(progress), **values}
@@ -391,11 +392,11 @@ def _finish(run: Run, state: RunState, journal: RunJournal, ending: Literal["fin
         journal.write("event", step, {"state": ending})
         _plot(run, state)
         return
-    network = whole_network(run.trainer.objective, run.network)
-    run.world.on_main(lambda: check_weights_are_finite(network, where=str(run.folder.path)))
+    networks = whole_networks(run.trainer)
+    run.world.on_main(lambda: check_weights_are_finite(networks.values(), where=str(run.folder.path)))
     journal.write("event", step, {"state": ending})
     facts, tokenizer = _run_facts(run, state), run.store.tokenizer()
-    run.world.on_main(lambda: write_results(run.folder.path, run.recipe, network, tokenizer, facts))
+    run.world.on_main(lambda: write_results(run.folder.path, run.recipe, networks, tokenizer, facts))
 
 
 def _run_facts(run: Run, state: RunState) -> RunFacts:

@@ -1,12 +1,11 @@
 """The end of a pre-training run: a model folder that any tool opens, with a card of the run's own facts."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
 from bertsmith.core.errors import UserError
@@ -14,9 +13,12 @@ from bertsmith.core.files import atomic_folder, write_text
 from bertsmith.model.model_folder import Model, head_outputs, write_model
 from bertsmith.model.network import Network, build_network
 from bertsmith.model.tensor_files import SAVED_WEIGHT_FILES
+from bertsmith.objectives.replaced_token_detection import GENERATOR
+from bertsmith.pretraining.held_out import pretraining_objective
 from bertsmith.recipe.schema import Recipe, Unit
 from bertsmith.text.tokenizer import Tokenizer
 from bertsmith.training.run_folder import card_text, facts_block, table_block
+from bertsmith.training.trainer import Trainer
 
 PAIRS = {
     "nsp": "next-sentence prediction",
@@ -80,7 +82,12 @@ def model_card(recipe: Recipe, network: Network, facts: RunFacts) -> str:
 def held_out_rows(held_out: Mapping[str, float]) -> list[tuple[str, str]]:
     """Held-out results in words: what was measured, and the value."""
     names = {name: name.replace("_", " ") for name in held_out}
-    names |= {"pair_majority": "pair accuracy of always giving the commoner answer"}
+    names |= {
+        "pair_majority": "pair accuracy of always giving the commoner answer",
+        "replaced_majority": "replaced accuracy of always giving the commoner answer",
+    }
+    if "replaced_loss" in held_out:  # then two models are trained, and the generator predicts masked tokens
+        names |= {name: f"generator {names[name]}" for name in ("mlm_loss", "mlm_accuracy")}
     return [
         (names[name], f"{value:,}" if isinstance(value, int) else f"{value:.4f}")
         for name, value in held_out.items()
@@ -102,13 +109,20 @@ def _data(recipe: Recipe, facts: RunFacts) -> list[str]:
 
 def _objective(recipe: Recipe) -> str:
     masking, objective = recipe.masking, recipe.examples.objective
-    if objective != "masked":
+    if not recipe.examples.masks_tokens:
         return f"{objective}; every token is predicted"
     kept = 1 - masking.as_mask - masking.as_random
     shown = f"{masking.as_mask:.0%} masked, {masking.as_random:.0%} random, {kept:.0%} kept"
     units = [level.unit for level in masking.levels] or [masking.unit]
     chosen = " or ".join(CHOSEN[unit] for unit in units)
-    return f"masked; {masking.rate:.0%} of the tokens, {chosen}, of these {shown} ({masking.masks} masks)"
+    masked = f"masked; {masking.rate:.0%} of the tokens, {chosen}, of these {shown} ({masking.masks} masks)"
+    if objective != "replaced":
+        return masked
+    size, weight = recipe.replaced.generator_size, recipe.replaced.discriminator_weight
+    return (
+        f"replaced-token detection; the model tells which tokens a generator of {size:g} of its width made up"
+        f" (folder `{GENERATOR}`, {masked}); loss = generator + {weight:g} x discriminator"
+    )
 
 
 def _training(recipe: Recipe, facts: RunFacts) -> list[str]:
@@ -125,22 +139,34 @@ def _training(recipe: Recipe, facts: RunFacts) -> list[str]:
     ]
 
 
-def whole_network(objective: nn.Module, network: Network) -> Network:
-    """A plain copy of the network on the CPU, put together from what each process holds; all must call it."""
+def whole_networks(trainer: Trainer) -> dict[str, Network]:
+    """Plain copies of what is trained, by folder, on the CPU: put together from what each process holds.
+
+    All processes must call it.
+    """
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-    state = get_model_state_dict(objective, options=options)
-    prefix = "network."
-    weights = {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
-    with torch.device("meta"):
-        plain = build_network(network.config, head_outputs(network))
-    if weights:  # only the main process is given them
-        plain.load_state_dict(weights, assign=True)
-    return plain.eval()
+    state = get_model_state_dict(trainer.objective, options=options)
+    whole = {}
+    for folder, network in pretraining_objective(trainer).networks().items():
+        prefix = weights_prefix(folder)
+        weights = {name.removeprefix(prefix): each for name, each in state.items() if name.startswith(prefix)}
+        with torch.device("meta"):
+            plain = build_network(network.config, head_outputs(network))
+        if weights:  # only the main process is given them
+            plain.load_state_dict(weights, assign=True)
+        whole[folder] = plain.eval()
+    return whole
 
 
-def check_weights_are_finite(network: Network, *, where: str) -> None:
+def weights_prefix(folder: str) -> str:
+    """What stands before the weights of the network of this folder in those of its objective."""
+    return f"{folder or 'network'}."
+
+
+def check_weights_are_finite(networks: Iterable[Network], *, where: str) -> None:
     """Raise if a weight is not a number: a run may end amid steps that were skipped for that."""
-    broken = [name for name, tensor in network.state_dict().items() if not bool(tensor.isfinite().all())]
+    weights = (item for network in networks for item in network.state_dict().items())
+    broken = [name for name, tensor in weights if not bool(tensor.isfinite().all())]
     if broken:
         remedy = "lower optim.peak_lr and start again in a new folder"
         raise UserError(
@@ -148,20 +174,23 @@ def check_weights_are_finite(network: Network, *, where: str) -> None:
         )
 
 
-def write_model_folder(target: Path, network: Network, tokenizer: Tokenizer, extras: dict[str, str]) -> None:
+def write_model_folder(
+    target: Path, networks: Mapping[str, Network], tokenizer: Tokenizer, extras: dict[str, str]
+) -> None:
     """Write weights, tokenizer and the given texts as one folder that appears whole."""
     with atomic_folder(target, replaces=SAVED_WEIGHT_FILES) as fresh:
-        write_model(fresh, Model(network))
-        tokenizer.save(fresh)
+        for folder, network in networks.items():
+            write_model(fresh / folder, Model(network))
+            tokenizer.save(fresh / folder)
         for name, text in extras.items():
             write_text(fresh / name, text)
 
 
 def write_results(
-    folder: Path, recipe: Recipe, network: Network, tokenizer: Tokenizer, facts: RunFacts
+    folder: Path, recipe: Recipe, networks: Mapping[str, Network], tokenizer: Tokenizer, facts: RunFacts
 ) -> None:
     """Write the finished model of a run and its card."""
-    card = model_card(recipe, network, facts)
+    card = model_card(recipe, networks[""], facts)
     write_text(folder / "card.md", card)
     texts = {name: (folder / name).read_text(encoding="utf-8") for name in ("recipe.toml", "metrics.jsonl")}
-    write_model_folder(folder / "model", network, tokenizer, {**texts, "card.md": card})
+    write_model_folder(folder / "model", networks, tokenizer, {**texts, "card.md": card})

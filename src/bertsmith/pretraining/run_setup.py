@@ -15,12 +15,12 @@ from bertsmith.core.files import write_json, write_text
 from bertsmith.corpus.token_store import TokenStore
 from bertsmith.data.data_loader import PretrainingDataset, StepBatches, StepIndex, load_steps
 from bertsmith.model.encoder import Block, can_compile
-from bertsmith.model.network import Network
 from bertsmith.objectives.pretraining_objective import Counts, PretrainingObjective
+from bertsmith.objectives.registry import OBJECTIVES
 from bertsmith.pretraining.budget import Budget
 from bertsmith.pretraining.hardware import Machine, choices, fit_machine
 from bertsmith.pretraining.held_out import HeldOutSet
-from bertsmith.pretraining.initial_model import build_initial_model, pair_head_of, with_true_model
+from bertsmith.pretraining.initial_model import build_initial_model, with_true_model
 from bertsmith.pretraining.metrics_window import MetricsWindow
 from bertsmith.recipe.load import recipe_text
 from bertsmith.recipe.schema import Recipe
@@ -52,7 +52,7 @@ class Run:
     recipe: Recipe
     store: TokenStore
     folder: RunFolder
-    network: Network
+    objective: PretrainingObjective
     trainer: Trainer
     budget: Budget
     machine: Machine
@@ -84,8 +84,8 @@ class Run:
 class RunState:
     """What changes from step to step beside the weights; what cannot be found again is saved with them."""
 
+    window: MetricsWindow
     progress: Progress = field(default_factory=Progress)
-    window: MetricsWindow = field(default_factory=MetricsWindow)
     held_out: dict[str, float] = field(default_factory=dict)
     """The last held-out metrics."""
     evaluation_due: bool = True
@@ -109,7 +109,9 @@ def set_up(request: Request, world: World, callback: ProgressCallback) -> tuple[
     initial = build_initial_model(recipe, store)
     saved = latest_state(folder.checkpoints, world)
     micro_tokens = None if saved is None else int(saved.state.scalars["micro_tokens"])
-    machine = fit_machine(recipe, initial.network, world, micro_tokens_before=micro_tokens)
+    machine = fit_machine(
+        recipe, initial.network, world, generator=initial.generator, micro_tokens_before=micro_tokens
+    )
     loading: dict[str, Any] = {"rank": world.rank, "world": world.size, "cache": folder.path / PLANS}
     loading |= {"micro_tokens": machine.micro_tokens, "multiple": machine.multiple}
     train = PretrainingDataset(store, recipe, split="train", **loading)
@@ -127,14 +129,16 @@ def set_up(request: Request, world: World, callback: ProgressCallback) -> tuple[
         write_text(folder.config, recipe_text(recipe))  # last, for it says that a run is there
 
     world.on_main(begin_folder)
-    trainer = _build_trainer(recipe, initial.network, machine, world)
-    state = RunState() if saved is None else _restore(saved, trainer)
+    build = OBJECTIVES[recipe.examples.objective].build
+    objective = build(initial.network, initial.generator, recipe).to(world.device).train()
+    trainer = _build_trainer(recipe, objective, machine, world)
+    state = RunState(MetricsWindow.empty(objective)) if saved is None else _restore(saved, objective, trainer)
     notes = (*initial.notes, *choices(recipe), *machine.notes)
     run = Run(
         recipe,
         store,
         folder,
-        initial.network,
+        objective,
         trainer,
         Budget(recipe),
         machine,
@@ -165,15 +169,17 @@ def held_out_recipe(recipe: Recipe, machine: Machine) -> Recipe:
     return recipe.model_copy(update={"batch": batch})
 
 
-def _build_trainer(recipe: Recipe, network: Network, machine: Machine, world: World) -> Trainer:
-    objective = PretrainingObjective(network.to(world.device).train(), pair_head_of(recipe))
-    network.encoder.recompute = recipe.run.recompute
+def _build_trainer(
+    recipe: Recipe, objective: PretrainingObjective, machine: Machine, world: World
+) -> Trainer:
+    for network in objective.networks().values():
+        network.encoder.recompute = recipe.run.recompute
     sharded = world.size > 1 and recipe.run.parallel == "fsdp"
     if machine.compiled and not sharded:
         objective.compile_whole()
     # Sharded weights are gathered between the blocks, outside any graph.
-    if machine.compiled and sharded and can_compile(network):
-        for block in (module for module in network.modules() if isinstance(module, Block)):
+    if machine.compiled and sharded and can_compile(objective):
+        for block in (module for module in objective.modules() if isinstance(module, Block)):
             block.compile(fullgraph=True)
     wrapped = share_work(objective, world, recipe.run.parallel)
     return Trainer(
@@ -188,16 +194,18 @@ def _build_trainer(recipe: Recipe, network: Network, machine: Machine, world: Wo
     )
 
 
-def _restore(saved: SavedState, trainer: Trainer) -> RunState:
+def _restore(saved: SavedState, objective: PretrainingObjective, trainer: Trainer) -> RunState:
     """Weights and moments put into the trainer, and the rest of the state as it was saved."""
     load_checkpoint(saved, trainer)
     scalars = saved.state.scalars
     trainer.guard.norms.extend(scalars["norms"])
     # Saved sums are those of all ranks: one of them takes them over, or they would count several times.
-    window = MetricsWindow(**scalars["window"]) if trainer.world.main else MetricsWindow()
+    window = MetricsWindow.empty(objective)
+    if trainer.world.main:
+        window = MetricsWindow(**scalars["window"])
     progress = saved.state.progress
     due = scalars.get("evaluation_due", False)  # older versions broke no evaluation off
-    return RunState(progress, window, scalars["held_out"], due, saved_step=progress.step)
+    return RunState(window, progress, scalars["held_out"], due, saved_step=progress.step)
 
 
 class StepLoader:
@@ -218,10 +226,9 @@ class StepLoader:
         asked = time.monotonic()
         batches = next(self._ahead)
         waited = time.monotonic() - asked
-        masked, pairs, tokens = trainer.world.sum([batches.masked, batches.pairs, float(batches.tokens)])
+        counts = Counts(*trainer.world.sum(Counts.of(batches)))
         rate = pretraining_rate(run.budget.fraction(progress), run.recipe.optim)
-        counts = Counts(masked, pairs)
-        return StepInput(batches.micros, counts, rate, progress, int(tokens), batches, waited)
+        return StepInput(batches.micros, counts, rate, progress, int(counts.tokens), batches, waited)
 
     def _turn_to(self, address: StepIndex) -> None:
         """Start another loader where the stage or the masking level changes: it cannot foresee that."""

@@ -13,6 +13,8 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=1)]
 Off = Literal["off"]
 Unit = Literal["token", "word", "ngram", "phrase", "entity"]
+Objective = Literal["masked", "replaced", "left-to-right", "right-to-left"]
+"""What a step learns from; what each is stands in objectives/registry.py, which loads torch."""
 Algorithm = Literal["adamw", "lamb"]
 """Optimisers; what each is and needs stands in training/optimizers.py, which loads torch."""
 
@@ -43,7 +45,8 @@ class ModelSection(Section):
     """The architecture; the defaults are BERT-Base (Devlin et al. 2018)."""
 
     type: ModelType = "bert"
-    """Architecture; electra and modernbert only resume from a model folder (start.model)."""
+    """Architecture; modernbert, xlm-roberta, camembert and deberta-v2 only continue from a model folder
+    (start.model)."""
     layers: Count = 12
     """Transformer layers."""
     width: Count = 768
@@ -53,7 +56,7 @@ class ModelSection(Section):
     inner: Count = 3072
     """Width inside the feed-forward layer: four times the width in every published size."""
     embedding_width: Count | Literal["width"] = "width"
-    """Width of the word embeddings: 128 in ALBERT, elsewhere that of the hidden states."""
+    """Width of the word embeddings: 128 in ALBERT and ELECTRA-Small, elsewhere that of the hidden states."""
     positions: Count = 512
     """Longest sequence in tokens."""
     segments: Annotated[int, Field(ge=0)] = 2
@@ -143,8 +146,9 @@ class Stage(Section):
 class ExamplesSection(Section):
     """What a sequence is made of; the defaults are BERT's (create_pretraining_data.py)."""
 
-    objective: Literal["masked", "left-to-right", "right-to-left"] = "masked"
-    """Masked LM, or one of the comparators that see one side only."""
+    objective: Objective = "masked"
+    """Masked LM; replaced: tell which tokens a small masked LM made up (ELECTRA); or one of the comparators
+    that see one side only."""
     pairs: Literal["nsp", "sop", "full-sentences", "doc-sentences", "none"] = "nsp"
     """nsp: next-sentence pairs (BERT); sop: sentence order (ALBERT); full-sentences and doc-sentences: filled
     to the length across or within documents (RoBERTa); none: BERT's walk with one segment a sequence."""
@@ -159,6 +163,11 @@ class ExamplesSection(Section):
     """Sequence lengths over the run: 90 % of the steps at 128, the last 10 % at 512 (BERT)."""
     held_out_fraction: Annotated[float, Field(gt=0, lt=0.5)] = 0.005
     """Fraction of documents kept for evaluation, chosen by a hash of their number, never trained on."""
+
+    @property
+    def masks_tokens(self) -> bool:
+        """Whether some tokens are masked, which somebody then predicts."""
+        return self.objective in ("masked", "replaced")
 
     @model_validator(mode="after")
     def stages_cover_the_run(self) -> "ExamplesSection":
@@ -212,6 +221,16 @@ class MaskingSection(Section):
         if self.levels and abs(sum(level.fraction for level in self.levels) - 1) > 1e-6:
             raise RuleError("the fractions of masking.levels must add up to 1", keys=("masking.levels",))
         return self
+
+
+class ReplacedSection(Section):
+    """Replaced-token detection, where examples.objective is replaced (ELECTRA; Clark et al. 2020)."""
+
+    generator_size: Annotated[float, Field(gt=0, le=1)] = 0.25
+    """The generator's width, heads and feed-forward width, as a fraction of the model's: 1/4 for Small and
+    Large, 1/3 for Base; it has as many layers, and shares the embeddings."""
+    discriminator_weight: Annotated[float, Field(gt=0)] = 50.0
+    """What the discriminator's loss is multiplied by before the generator's is added."""
 
 
 class BatchSection(Section):
@@ -321,6 +340,7 @@ class Recipe(Section):
     model: ModelSection = ModelSection()
     examples: ExamplesSection = ExamplesSection()
     masking: MaskingSection = MaskingSection()
+    replaced: ReplacedSection = ReplacedSection()
     batch: BatchSection = BatchSection()
     optim: OptimSection = OptimSection()
     run: RunSection = RunSection()
@@ -347,7 +367,29 @@ class Recipe(Section):
                 keys=("model.type", "examples.pairs"),
                 remedy="set examples.pairs to full-sentences, doc-sentences or none",
             )
-        if self.examples.objective != "masked" and self.examples.pairs in ("nsp", "sop"):
+        if not self.examples.masks_tokens and self.examples.pairs in ("nsp", "sop"):
             what = "a one-sided objective has no sentence pairs"
             raise RuleError(what, keys=("examples.objective",), remedy="set examples.pairs to none")
+        return self
+
+    @model_validator(mode="after")
+    def generator_fits(self) -> "Recipe":
+        if self.examples.objective != "replaced":
+            return self
+        pretraining = ARCHITECTURES[self.model.type].pretraining
+        if pretraining is None or pretraining.generator_config is None:
+            raise RuleError(
+                f"model.type = {self.model.type} has no head for examples.objective = replaced",
+                keys=("model.type", "examples.objective"),
+                remedy="set model.type to electra, or examples.objective to masked",
+            )
+        model = self.model.encoder_config(pretraining.vocabulary)
+        generator = pretraining.generator_config(model, self.replaced.generator_size)
+        if generator.width % generator.heads:
+            raise RuleError(
+                f"a generator of {generator.heads} heads and width {generator.width} cannot be: the one does "
+                "not divide the other",
+                keys=("replaced.generator_size", "model.heads", "model.width"),
+                remedy="choose a size that leaves whole heads: 0.25 of 4 heads, 0.3333 of 12",
+            )
         return self

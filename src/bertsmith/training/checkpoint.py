@@ -21,7 +21,6 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
-from torch.nn.parallel import DistributedDataParallel
 
 from bertsmith.core.errors import UserError
 from bertsmith.core.files import read_json
@@ -35,7 +34,7 @@ from bertsmith.training.checkpoint_storage import (
     step_folder,
     tidy,
 )
-from bertsmith.training.distributed import ALONE, World
+from bertsmith.training.distributed import ALONE, World, unwrapped
 from bertsmith.training.trainer import Progress, Trainer
 
 FORMAT = 1
@@ -239,7 +238,7 @@ def _torch_warnings_off() -> Iterator[None]:
 
 def model_tensors(module: nn.Module) -> dict[str, Tensor]:
     """The weights and buffers of a module by their saved names, sharing its memory."""
-    return {f"model.{name}": tensor for name, tensor in _unwrapped(module).state_dict().items()}
+    return {f"model.{name}": tensor for name, tensor in unwrapped(module).state_dict().items()}
 
 
 def moments_of(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
@@ -282,12 +281,8 @@ def bytes_of(tensors: Mapping[str, Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
 
 
-def _unwrapped(module: nn.Module) -> nn.Module:
-    return module.module if isinstance(module, DistributedDataParallel) else module
-
-
 def _parameters(module: nn.Module) -> dict[str, nn.Parameter]:
-    inner = _unwrapped(module)
+    inner = unwrapped(module)
     inner.state_dict()  # After a forward without backward, FSDP shows whole parameters; this folds them up.
     return dict(inner.named_parameters())
 

@@ -1,7 +1,7 @@
 """The curves of a run as one picture, drawn from its journal."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -52,21 +52,23 @@ class Panel:
     """Where the level differs from stage to stage: how it is called in the lines of held-out results."""
 
 
-def panels(unigram_entropy: float | None) -> tuple[Panel, ...]:
-    """The panels in reading order; the first is the large one."""
+def panels(unigram_entropy: float | None, metrics: Collection[str] = ()) -> tuple[Panel, ...]:
+    """The panels of a run with these metrics, in reading order; the first is the large one."""
     frequency = (
         "" if unigram_entropy is None else f"unigram entropy {unigram_entropy:.2f}: word frequency alone"
     )
     # Not against a half: published next-sentence pairs are random more often than not.
     commoner = "always the commoner answer"
+    replaced = "replaced_accuracy" in metrics
+    judged, title = ("replaced", "Replaced tokens") if replaced else ("pair", "Sentence pairs")
     return (
         Panel("Masked words: loss in nats", "mlm_loss", "{x:g}", "{x:.3f}", unigram_entropy, frequency),
         Panel("Masked words: guessed right", "mlm_accuracy", "{x:.0%}", "{x:.1%}"),
         Panel(
-            "Sentence pairs: guessed right",
-            *("pair_accuracy", "{x:.0%}", "{x:.1%}"),
+            f"{title}: guessed right",
+            *(f"{judged}_accuracy", "{x:.0%}", "{x:.1%}"),
             level_label=commoner,
-            level_metric="pair_majority",
+            level_metric=f"{judged}_majority",
         ),
         Panel("Learning rate", "learning_rate", "{x:.3g}", "{x:.3g}"),
         Panel("Tokens a second", "tokens_per_second", "{x:,.0f}", "{x:,.0f}"),
@@ -122,7 +124,8 @@ def _draw_panels(figure: "Figure", entries: Entries, unigram_entropy: float | No
     grid = figure.add_gridspec(2, 3, height_ratios=(1.25, 1))
     places = (grid[0, :2], grid[0, 2], grid[1, 0], grid[1, 1], grid[1, 2])
     last_step = max(entry["step"] for entry in entries)
-    for place, panel in zip(places, panels(unigram_entropy), strict=True):
+    metrics = {metric for entry in entries for metric in entry}
+    for place, panel in zip(places, panels(unigram_entropy, metrics), strict=True):
         axes = figure.add_subplot(place)
         axes.set_xlim(0, max(1, last_step))
         _dress(axes, panel)

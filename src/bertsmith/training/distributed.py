@@ -144,6 +144,11 @@ def share_work(module: nn.Module, world: World, how: Literal["ddp", "fsdp"]) -> 
     return DistributedDataParallel(module, device_ids=devices, gradient_as_bucket_view=True)
 
 
+def unwrapped(module: nn.Module) -> nn.Module:
+    """What `share_work` was given."""
+    return module.module if isinstance(module, DistributedDataParallel) else module
+
+
 def accumulating(module: nn.Module, *, last: bool) -> AbstractContextManager[None]:
     """A context for one micro-batch's forward and backward; only the step's last one exchanges gradients.
 

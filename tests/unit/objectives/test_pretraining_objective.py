@@ -11,6 +11,7 @@ from torch.nn import functional
 from bertsmith.data.collate import PretrainingBatch
 from bertsmith.model.model_folder import read_model
 from bertsmith.model.network import set_direction
+from bertsmith.objectives.masked_language_modelling import MaskedLanguageModelling
 from bertsmith.objectives.pretraining_objective import PretrainingObjective, weighted_sums
 from bertsmith.packed import pack
 from bertsmith.training.trainer import same_bits
@@ -58,7 +59,7 @@ def plain_losses(model: torch.nn.Module) -> tuple[Tensor, Tensor]:
 
 
 def objective_of(folder: Path, pair_head: str = "nsp") -> PretrainingObjective:
-    return PretrainingObjective(read_model(folder).network, pair_head).eval()
+    return MaskedLanguageModelling(read_model(folder).network, pair_head).eval()
 
 
 def test_the_loss_is_that_of_transformers_over_the_counts(tmp_path):
@@ -81,7 +82,7 @@ def test_the_gradient_is_that_of_transformers(tmp_path):
 
 
 def test_rows_and_sequences_of_weight_0_do_not_count(tmp_path):
-    objective = PretrainingObjective(tiny_network(), "nsp")
+    objective = MaskedLanguageModelling(tiny_network(), "nsp")
     batch = batch_of()
     others = replace(
         batch,
@@ -98,7 +99,7 @@ def test_rows_and_sequences_of_weight_0_do_not_count(tmp_path):
 
 def test_ernie_says_1_where_bert_says_0(tmp_path):
     network = tiny_network("ernie")
-    objective = PretrainingObjective(network, "nsp")
+    objective = MaskedLanguageModelling(network, "nsp")
     batch = batch_of()
     scores_S2 = network.scores("nsp", network(batch.inputs), batch.inputs.layout)[:3]
     turned = functional.cross_entropy(scores_S2, 1 - torch.tensor(LABELS), reduction="sum")
@@ -113,7 +114,7 @@ def test_bert_and_albert_take_the_label_as_it_is(model_type, pair_head):
     batch = batch_of()
     scores_S2 = network.scores(pair_head, network(batch.inputs), batch.inputs.layout)[:3]
     straight = functional.cross_entropy(scores_S2, torch.tensor(LABELS), reduction="sum")
-    found = PretrainingObjective(network, pair_head)(batch, EVERY_COUNT)[1][2]
+    found = MaskedLanguageModelling(network, pair_head)(batch, EVERY_COUNT)[1][2]
     assert (found - straight).abs() <= FP32
 
 
@@ -126,19 +127,19 @@ def test_best_guesses_are_counted():
     wrong_once = guesses.clone()
     wrong_once[1] += 1
     changed = replace(batch, masked_ids_P=wrong_once, pair_labels_S=pairs)
-    sums = PretrainingObjective(network, "nsp")(changed, EVERY_COUNT)[1].tolist()
+    sums = MaskedLanguageModelling(network, "nsp")(changed, EVERY_COUNT)[1].tolist()
     assert (sums[1], sums[3]) == (len(PLACES) - 1, len(LABELS))
 
 
 def test_without_pairs_there_is_the_masked_loss_alone():
     network = tiny_network("roberta", {"mlm": 0})
-    loss, sums = PretrainingObjective(network, "none")(batch_of(), torch.tensor([0.25, 0.0]))
+    loss, sums = MaskedLanguageModelling(network, "none")(batch_of(), torch.tensor([0.25, 0.0]))
     assert torch.equal(loss, sums[0] * 0.25)
     assert sums[2:].tolist() == [0.0, 0.0]
 
 
 def test_the_softmax_is_taken_in_fp32_under_bf16(tmp_path):
-    objective = PretrainingObjective(tiny_network(), "nsp")
+    objective = MaskedLanguageModelling(tiny_network(), "nsp")
     with same_bits(True), torch.autocast("cpu", torch.bfloat16):
         loss, sums = objective(batch_of(), EVERY_COUNT)
     assert loss.dtype == sums.dtype == torch.float32
@@ -184,6 +185,6 @@ def test_masked_a_token_is_seen_by_all_of_its_sequence():
 
 
 def test_an_encoder_that_no_graph_can_hold_is_trained_without_one():
-    objective = PretrainingObjective(tiny_network("deberta-v2", heads={"mlm": 0}), "none")
+    objective = MaskedLanguageModelling(tiny_network("deberta-v2", heads={"mlm": 0}), "none")
     objective.compile_whole()
     assert not objective.compiled

@@ -8,7 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from bertsmith.core.errors import UserError
 from bertsmith.data.data_loader import PretrainingDataset, StepIndex
 from bertsmith.model.network import build_network
-from bertsmith.objectives.pretraining_objective import PretrainingObjective
+from bertsmith.objectives.masked_language_modelling import MaskedLanguageModelling
 from bertsmith.pretraining.hardware import (
     CPU_MICRO_OPERATIONS,
     CPU_MICRO_TOKENS,
@@ -81,7 +81,7 @@ def test_a_large_model_gets_small_forward_passes_on_a_cpu_so_that_a_step_can_be_
         network = build_network(encoder_config_of(recipe.model, store.tokenizer()), {"mlm": 0})
     chosen = fit_machine(recipe, network, ALONE).micro_tokens
     assert 1024 <= chosen < CPU_MICRO_TOKENS
-    operations = flops_per_step(network, tokens=chosen, sequences=chosen // 32, predicted=chosen // 6)
+    operations = flops_per_step([network], tokens=chosen, sequences=chosen // 32, predicted=chosen // 6)
     assert CPU_MICRO_OPERATIONS / 2.2 < operations < CPU_MICRO_OPERATIONS * 1.1
     said = tiny_recipe(*large, "batch.micro_tokens=8192")
     assert fit_machine(said, network, ALONE).micro_tokens == 8192
@@ -120,11 +120,11 @@ def test_products_are_counted_as_torch_counts_them(store, tmp_path, pair_head):
     feed = PretrainingDataset(store, tiny_recipe(), micro_tokens=256, multiple=8, cache=tmp_path)
     (micro,) = feed[StepIndex(0, 0)].micros
     with FlopCounterMode(display=False) as counter:  # it does not look into our own attention
-        PretrainingObjective(network, pair_head)(micro, torch.ones(2))[0].backward()
+        MaskedLanguageModelling(network, pair_head)(micro, torch.ones(2))[0].backward()
     tokens, predicted, sequences = (
         len(each) for each in (micro.inputs.tokens_T, micro.masked_rows_P, micro.pair_labels_S)
     )
-    ours = flops_per_step(network, tokens=tokens, sequences=sequences, predicted=predicted)
+    ours = flops_per_step([network], tokens=tokens, sequences=sequences, predicted=predicted)
     attention = 12 * network.config.layers * network.config.width * tokens * tokens / sequences
     # The small head on pairs is not worth counting.
     assert ours - attention == pytest.approx(
@@ -135,7 +135,7 @@ def test_products_are_counted_as_torch_counts_them(store, tmp_path, pair_head):
 def test_attention_costs_12_operations_a_pair_of_tokens_and_feature():
     network = tiny_network()
     network.heads = nn.ModuleDict()
-    none, some = (flops_per_step(network, tokens=80, sequences=count, predicted=0) for count in (10**15, 8))
+    none, some = (flops_per_step([network], tokens=80, sequences=count, predicted=0) for count in (10**15, 8))
     config = network.config
     assert some - none == pytest.approx(12 * config.layers * config.width * 8 * 10 * 10)
 

@@ -9,7 +9,8 @@ import torch
 
 from bertsmith.data.batch_inspection import sequences_of
 from bertsmith.data.data_loader import PretrainingDataset, StepBatches, StepIndex
-from bertsmith.objectives.pretraining_objective import Counts, PretrainingObjective
+from bertsmith.objectives.masked_language_modelling import MaskedLanguageModelling
+from bertsmith.objectives.pretraining_objective import Counts
 from bertsmith.pretraining.hardware import Machine, fit_machine
 from bertsmith.pretraining.held_out import HeldOutSet, evaluate, held_out_set, means_of, unigram_entropy
 from bertsmith.pretraining.initial_model import build_initial_model
@@ -39,7 +40,7 @@ def held_out(store, cache, *overrides: str) -> HeldOutSet:
 
 
 def trainer_of(store) -> Trainer:
-    objective = PretrainingObjective(build_initial_model(tiny_recipe(), store).network.train(), "nsp")
+    objective = MaskedLanguageModelling(build_initial_model(tiny_recipe(), store).network.train(), "nsp")
     return Trainer(
         objective, build_optimizer(objective, OptimSection()), ALONE, "fp32", "off", GradientGuard("off")
     )
@@ -141,17 +142,18 @@ def test_a_wish_to_stop_breaks_an_evaluation_off(store, tmp_path):
     assert trainer.objective.training
 
 
-def test_sums_become_means_and_pairs_only_where_there_are_any():
-    assert means_of(ALONE, [6.0, 1.0, 1.0, 2.0], Counts(4.0, 2.0)) == {
+def test_sums_become_means_and_pairs_only_where_there_are_any(store):
+    trainer = trainer_of(store)
+    assert means_of(trainer, [6.0, 1.0, 1.0, 2.0], Counts(4.0, 2.0)) == {
         **{"loss": 2.0, "mlm_loss": 1.5, "mlm_accuracy": 0.25},
         **{"pair_loss": 0.5, "pair_accuracy": 1.0},
     }
-    assert set(means_of(ALONE, [6.0, 1.0, 0.0, 0.0], Counts(4.0, 0.0))) == {
+    assert set(means_of(trainer, [6.0, 1.0, 0.0, 0.0], Counts(4.0, 0.0))) == {
         "loss",
         "mlm_loss",
         "mlm_accuracy",
     }
-    nothing = means_of(ALONE, [0.0] * 4, Counts(0.0, 0.0))
+    nothing = means_of(trainer, [0.0] * 4, Counts(0.0, 0.0))
     assert list(nothing) == ["loss"] and math.isnan(nothing["loss"])
 
 

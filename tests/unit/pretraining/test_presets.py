@@ -10,10 +10,12 @@ from torch import nn
 from bertsmith.corpus.token_store import TokenStore
 from bertsmith.data.collate import PretrainingBatch
 from bertsmith.data.data_loader import PretrainingDataset, StepIndex
+from bertsmith.model.architectures.registry import ARCHITECTURES
 from bertsmith.model.model_folder import head_outputs, read_model
 from bertsmith.model.network import Network, build_network
-from bertsmith.objectives.pretraining_objective import PretrainingObjective
-from bertsmith.pretraining.initial_model import build_initial_model, encoder_config_of, pair_head_of
+from bertsmith.objectives.pretraining_objective import Counts
+from bertsmith.objectives.registry import OBJECTIVES
+from bertsmith.pretraining.initial_model import build_initial_model, encoder_config_of
 from bertsmith.pretraining.pretrain import pretrain
 from bertsmith.recipe.load import load_recipe, preset_names, published_vocabulary
 from bertsmith.recipe.schema import Recipe
@@ -30,6 +32,7 @@ THEIR_CLASSES = {
     "albert": ("AlbertConfig", "AlbertForPreTraining"),
     "distilbert": ("DistilBertConfig", "DistilBertForMaskedLM"),
     "ernie": ("ErnieConfig", "ErnieForPreTraining"),
+    "electra": ("ElectraConfig", "ElectraForPreTraining"),
 }
 each_preset = pytest.mark.parametrize("name", preset_names())
 
@@ -37,7 +40,7 @@ each_preset = pytest.mark.parametrize("name", preset_names())
 def small(name: str) -> Recipe:
     """The preset with few short sequences a step and, unless it is small itself, a small network."""
     sizes = () if name in SMALL_ENOUGH else NARROW
-    factorised = ("model.embedding_width=16",) if name.startswith("albert") else ()
+    factorised = ("model.embedding_width=16",) if name.startswith(("albert", "electra-small")) else ()
     return load_recipe(name, [*SHORT, *FEW, *SOON, *sizes, *factorised])
 
 
@@ -72,7 +75,8 @@ def parameters(module: nn.Module) -> int:
 def theirs_in_full_size(recipe: Recipe) -> nn.Module:
     """The same model of transformers."""
     model = recipe.model
-    narrow = {} if model.embedding_width == "width" else {"embedding_size": model.embedding_width}
+    embedded = model.width if model.embedding_width == "width" else model.embedding_width
+    narrow = {"embedding_size": embedded} if model.type in ("albert", "electra") else {}
     sizes = {"hidden_size": model.width, "num_hidden_layers": model.layers, "intermediate_size": model.inner}
     sizes |= {"num_attention_heads": model.heads, "type_vocab_size": model.segments}
     if model.type == "distilbert":
@@ -92,6 +96,13 @@ def test_a_preset_in_its_published_size_has_as_many_weights_as_in_transformers(n
     assert parameters(ours) == parameters(theirs_in_full_size(recipe))
 
 
+def generator_of(network: Network, recipe: Recipe) -> Network:
+    """The generator of a discriminator in full size."""
+    generator_config = ARCHITECTURES[recipe.model.type].pretraining.generator_config
+    with torch.device("meta"):
+        return build_network(generator_config(network.config, recipe.replaced.generator_size), {"mlm": 0})
+
+
 def batch_without_numbers(recipe: Recipe, store: TokenStore, cache) -> PretrainingBatch:
     feed = PretrainingDataset(store, small(recipe.name), micro_tokens=256, multiple=8, cache=cache)
     return feed[StepIndex(0, 0)].micros[0].to("meta")
@@ -102,9 +113,10 @@ def test_a_preset_in_its_published_size_goes_forward_and_backward(name, store, t
     recipe = load_recipe(name)
     layers = recipe.model.layers if full else 2  # one layer is as large as the other
     network = in_full_size(recipe, store, layers=layers).train()
-    objective = PretrainingObjective(network, pair_head_of(recipe))
+    spec = OBJECTIVES[recipe.examples.objective]
+    objective = spec.build(network, generator_of(network, recipe) if spec.has_generator else None, recipe)
     batch = batch_without_numbers(recipe, store, tmp_path)
-    loss, sums = objective(batch, torch.ones(2, device="meta"))
+    loss, sums = objective(batch, torch.ones(len(Counts._fields), device="meta"))
     loss.backward()
-    assert (loss.shape, sums.shape) == ((), (4,))
-    assert [name for name, parameter in network.named_parameters() if parameter.grad is None] == []
+    assert (loss.shape, sums.shape) == ((), (len(objective.sums),))
+    assert [name for name, parameter in objective.named_parameters() if parameter.grad is None] == []

@@ -44,6 +44,8 @@ SIZES = {
     "albert-xxlarge": (12, 4096, 64, 16384, 128),
     "distilbert": (6, 768, 12, 3072, "width"),
     "ernie-base": (12, 768, 12, 3072, "width"),
+    "electra-small": (12, 256, 4, 1024, 128),
+    "electra-base": (12, 768, 12, 3072, "width"),
 }
 
 TWO_STAGES = [(0.9, 128, 20), (0.1, 512, 77)]
@@ -95,6 +97,22 @@ ERNIE = BERT | {
     "batch.by": "tokens", "batch.tokens": 65_536,
     "optim.eps": 1e-8, "optim.bias_correction": True, "optim.warmup_fraction": 5_000 / 1_000_000,
 }  # fmt: skip
+ELECTRA = BERT | {
+    "model.type": "electra",
+    "examples.objective": "replaced", "examples.pairs": "none", "examples.short_probability": 0.05,
+    "examples.stages": [(1.0, 128, 19)],
+    "masking.as_mask": 0.85, "masking.as_random": 0.0,
+    "replaced.generator_size": 0.25, "replaced.discriminator_weight": 50.0,
+    "batch.sequences": 128,
+    "optim.peak_lr": 5e-4,
+}  # fmt: skip
+ELECTRA_BASE = ELECTRA | {
+    "examples.stages": [(1.0, 512, 79)],
+    "replaced.generator_size": pytest.approx(1 / 3),
+    "batch.sequences": 256,
+    "optim.peak_lr": 2e-4, "optim.warmup_fraction": pytest.approx(10_000 / 766_000, abs=1e-5),
+    "run.steps": 766_000,
+}  # fmt: skip
 PUBLISHED = {
     **dict.fromkeys(["bert-tiny", "bert-mini", "bert-small", "bert-medium", "bert-base", "bert-large"], BERT),
     "roberta-base": ROBERTA,
@@ -102,9 +120,11 @@ PUBLISHED = {
     **dict.fromkeys(["albert-base", "albert-large", "albert-xlarge", "albert-xxlarge"], ALBERT),
     "distilbert": DISTILBERT,
     "ernie-base": ERNIE,
+    "electra-small": ELECTRA,
+    "electra-base": ELECTRA_BASE,
 }
 
-# Encoder plus pooler (DistilBERT has none) with the published vocabulary.
+# Encoder plus pooler (DistilBERT and ELECTRA have none) with the published vocabulary.
 COUNTS = {
     "bert-base": 109_482_240,
     "bert-large": 335_141_888,
@@ -115,6 +135,8 @@ COUNTS = {
     "albert-xlarge": 58_724_864,
     "albert-xxlarge": 222_595_584,
     "distilbert": 66_362_880,
+    "electra-small": 13_483_008,
+    "electra-base": 108_891_648,
 }
 
 each_preset = pytest.mark.parametrize("name", SIZES)
@@ -178,7 +200,8 @@ def test_the_formula_agrees_with_the_network_itself(name):
     model = load_recipe(name, ["model.positions=600"]).model
     with torch.device("meta"):
         network = build_network(
-            published_config_of(model, vocabulary=1000), {} if name == "distilbert" else {"pooler": 0}
+            published_config_of(model, vocabulary=1000),
+            {} if model.type in ("distilbert", "electra") else {"pooler": 0},
         )
     assert encoder_parameters(model, 1000) == sum(each.numel() for each in network.parameters())
 
@@ -191,7 +214,11 @@ def published_config_of(model, *, vocabulary):
     if model.type == "distilbert":
         sizes |= {"dim": model.width, "n_layers": model.layers, "n_heads": model.heads}
         sizes |= {"hidden_dim": model.inner}
-    config = {"model_type": model.type, "embedding_size": model.embedding_width, **sizes}
+    config = {
+        "model_type": model.type,
+        "embedding_size": model.width if model.embedding_width == "width" else model.embedding_width,
+        **sizes,
+    }
     return architecture_of(model.type).read_config(ConfigReader(config, "config.json"))
 
 

@@ -8,7 +8,8 @@ import torch
 from bertsmith.core.errors import UserError
 from bertsmith.data.data_loader import PretrainingDataset, StepIndex
 from bertsmith.model.network import new_network
-from bertsmith.objectives.pretraining_objective import Counts, PretrainingObjective
+from bertsmith.objectives.masked_language_modelling import MaskedLanguageModelling
+from bertsmith.objectives.pretraining_objective import Counts
 from bertsmith.pretraining.hardware import fit_machine
 from bertsmith.recipe.schema import OptimSection
 from bertsmith.training.checkpoint import (
@@ -48,7 +49,7 @@ def step(tmp_path_factory):
 def trainer_of(scale: float | None, *, precision: str = "fp32", clip_norm: float | str = 0.5) -> Trainer:
     config = tiny_encoder_config(layers=2, dropout=0.0, attention_dropout=0.0)
     network = new_network(config, {"pooler": 0, "mlm": 0, "nsp": 2}, torch.Generator().manual_seed(0))
-    objective = PretrainingObjective(network.train(), "nsp")
+    objective = MaskedLanguageModelling(network.train(), "nsp")
     optimizer = build_optimizer(objective, OptimSection())
     scaler = None if scale is None else torch.amp.GradScaler("cpu", init_scale=scale, growth_interval=3)
     return Trainer(objective, optimizer, ALONE, precision, clip_norm, GradientGuard("off"), scaler=scaler)

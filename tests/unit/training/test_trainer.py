@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from bertsmith.data.data_loader import PretrainingDataset, StepBatches, StepIndex
 from bertsmith.model.network import new_network
-from bertsmith.objectives.pretraining_objective import Counts, PretrainingObjective
+from bertsmith.objectives.masked_language_modelling import MaskedLanguageModelling
+from bertsmith.objectives.pretraining_objective import Counts
 from bertsmith.recipe.schema import OptimSection
 from bertsmith.training.checkpoint import model_tensors, moments_of
 from bertsmith.training.distributed import ALONE, World, accumulating
@@ -64,7 +65,7 @@ def trainer_of(
 ) -> Trainer:
     config = tiny_encoder_config(layers=2, dropout=dropout, attention_dropout=dropout)
     network = new_network(config, HEADS, torch.Generator().manual_seed(0))
-    objective = PretrainingObjective(network.train(), "nsp")
+    objective = MaskedLanguageModelling(network.train(), "nsp")
     optimizer = build_optimizer(objective, OptimSection(algorithm=algorithm))
     return Trainer(objective, optimizer, world, "fp32", clip_norm, guard or GradientGuard("off"))
 

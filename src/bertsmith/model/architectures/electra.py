@@ -1,10 +1,18 @@
 """ELECTRA (Clark et al. 2020): BERT's encoder, narrow embeddings in some sizes, two new heads."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from bertsmith.model.architecture import Architecture, HeadSpec, Names, always, constant_std, pair_of
+from bertsmith.model.architecture import (
+    Architecture,
+    HeadSpec,
+    Names,
+    Pretraining,
+    always,
+    constant_std,
+    pair_of,
+)
 from bertsmith.model.architectures import bert
 from bertsmith.model.encoder_config import ConfigReader, EncoderConfig
 
@@ -37,6 +45,23 @@ def write_config(config: EncoderConfig) -> dict[str, Any]:
     assert isinstance(config, ElectraConfig)
     own = {"embedding_size": config.embedding_width, "summary_last_dropout": config.choice_dropout}
     return bert.write_config(config) | own
+
+
+def generator_config(config: EncoderConfig, size: float) -> EncoderConfig:
+    """The config of the masked LM that a discriminator learns from, at a fraction of its width.
+
+    The embeddings keep their width, for both share them.
+    """
+    # run_pretraining.py says heads of 64 and four times the width, which for its own sizes is the same.
+    width, inner = round(config.width * size), round(config.inner * size)
+    return replace(config, width=max(1, width), inner=max(1, inner), heads=max(1, round(config.heads * size)))
+
+
+def count_parameters(config: EncoderConfig) -> int:
+    """The weights of the encoder; it has no pooler."""
+    differ = config.embedding_width != config.width
+    widen = bert.dense(config.embedding_width, config.width) if differ else 0
+    return bert.count_embeddings(config) + widen + config.layers * bert.count_block(config)
 
 
 def build_encoder(config: EncoderConfig) -> "Encoder":
@@ -142,4 +167,10 @@ ELECTRA = Architecture(
     },
     initial=constant_std,
     tied={"generator_lm_head.weight": "electra.embeddings.word_embeddings.weight"},
+    pretraining=Pretraining(
+        30_522,  # BERT's uncased WordPiece
+        count_parameters,
+        ElectraConfig,
+        generator_config=generator_config,
+    ),
 )

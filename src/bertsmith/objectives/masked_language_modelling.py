@@ -1,0 +1,87 @@
+"""Masked language modelling with sentence pairs (BERT, ALBERT), without them, or with one side only.
+
+Shapes: P predicted rows, S sequences, R = P + S, D model width, V vocabulary, C counts.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from bertsmith.core.errors import UserError
+from bertsmith.data.collate import PretrainingBatch
+from bertsmith.model.architectures.registry import architecture_of
+from bertsmith.model.network import Network
+from bertsmith.objectives.pretraining_objective import Counts, PretrainingObjective, weighted_sums
+from bertsmith.recipe.schema import Recipe
+
+PairHead = Literal["nsp", "sop", "none"]
+
+
+class MaskedLanguageModelling(PretrainingObjective):
+    """Predicts masked tokens and, where there are pairs, whether they belong together."""
+
+    sums = ("mlm_loss", "mlm_hits", "pair_loss", "pair_hits")
+
+    def __init__(self, network: Network, pair_head: PairHead) -> None:
+        super().__init__(network)
+        self.pair_head = pair_head
+        # Examples say 0 where B follows A, as BERT does; ERNIE's head says 1.
+        self.swaps_labels = pair_head == "nsp" and architecture_of(network.config.model_type).next_label == 1
+
+    def plain(self, batch: PretrainingBatch, loss_scales_C: Tensor) -> tuple[Tensor, Tensor]:
+        """The loss and the sums of a micro-batch, not compiled."""
+        # Only the predicted rows and those that stand for a sentence go through most of the last layer: the
+        # heads read no others.
+        encoder, rows_P = self.network.encoder, batch.masked_rows_P
+        if self.pair_head == "none":
+            hidden_PD = encoder(batch.inputs, rows=rows_P)
+        else:
+            rows_S = encoder.sentence_rows(batch.inputs.layout)
+            assert isinstance(rows_S, Tensor), "whoever has a pair head has a row that stands for a sentence"
+            hidden_RD = encoder(batch.inputs, rows=torch.cat((rows_P, rows_S)))
+            hidden_PD, sentence_SD = hidden_RD[: len(rows_P)], hidden_RD[len(rows_P) :]
+        scores_PV = self.network.scores_of_words(hidden_PD)
+        mlm_loss, mlm_hits = weighted_sums(scores_PV, batch.masked_ids_P, batch.masked_weights_P)
+        if self.pair_head == "none":
+            pair_loss, pair_hits = torch.zeros_like(mlm_loss), torch.zeros_like(mlm_hits)
+        else:
+            scores_S2 = self.network.scores_of_sentences(self.pair_head, sentence_SD)
+            labels_S = 1 - batch.pair_labels_S if self.swaps_labels else batch.pair_labels_S
+            pair_loss, pair_hits = weighted_sums(scores_S2, labels_S, batch.pair_weights_S)
+        loss = mlm_loss * loss_scales_C[0] + pair_loss * loss_scales_C[1]
+        return loss, torch.stack((mlm_loss, mlm_hits, pair_loss, pair_hits)).detach()
+
+    def means(self, sums: Sequence[float], counts: Counts) -> dict[str, float]:
+        """Losses and accuracies; pairs only where there are any."""
+        mlm_loss, mlm_hits, pair_loss, pair_hits = sums
+        masked, pairs = counts.masked, counts.pairs
+        values = {"mlm_loss": mlm_loss / masked, "mlm_accuracy": mlm_hits / masked} if masked else {}
+        if pairs:
+            values |= {"pair_loss": pair_loss / pairs, "pair_accuracy": pair_hits / pairs}
+        losses = [values[name] for name in ("mlm_loss", "pair_loss") if name in values]
+        return {"loss": sum(losses) if losses else math.nan, **values}
+
+
+def pair_head_of(recipe: Recipe) -> PairHead:
+    """Which sentence-pair head the recipe trains."""
+    return recipe.examples.pairs if recipe.examples.pairs in ("nsp", "sop") else "none"
+
+
+def heads_of(recipe: Recipe) -> dict[str, int]:
+    """The heads that the recipe trains, with their numbers of outputs."""
+    pair = pair_head_of(recipe)
+    if pair == "none":
+        return {"mlm": 0}
+    specs = architecture_of(recipe.model.type).heads
+    if pair not in specs:
+        what = f"{recipe.model.type} has no {pair} head"
+        raise UserError(what, where="recipe: examples.pairs", remedy="choose full-sentences or another model")
+    return {**{support: 0 for support in specs[pair].needs}, "mlm": 0, pair: 2}
+
+
+def build(network: Network, _: Network | None, recipe: Recipe) -> MaskedLanguageModelling:
+    """The recipe's objective over a network."""
+    return MaskedLanguageModelling(network, pair_head_of(recipe))

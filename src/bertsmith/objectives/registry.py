@@ -1,0 +1,32 @@
+"""The one list of objectives, by their names in recipes."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from bertsmith.model.encoder_config import Direction
+from bertsmith.model.network import Network
+from bertsmith.objectives import masked_language_modelling as mlm
+from bertsmith.objectives import replaced_token_detection as rtd
+from bertsmith.objectives.pretraining_objective import PretrainingObjective
+from bertsmith.recipe.schema import Objective, Recipe
+
+
+class ObjectiveSpec(NamedTuple):
+    """What the job must know of an objective before it is built."""
+
+    build: Callable[[Network, Network | None, Recipe], PretrainingObjective]
+    """From the network and, where the objective has one, its generator."""
+    heads: Callable[[Recipe], dict[str, int]]
+    """The heads of the network, with their numbers of outputs."""
+    direction: Direction = "both"
+    has_generator: bool = False
+
+
+OBJECTIVES: dict[Objective, ObjectiveSpec] = {
+    "masked": ObjectiveSpec(mlm.build, mlm.heads_of),
+    # Whoever predicts a neighbour must not see it.
+    "left-to-right": ObjectiveSpec(mlm.build, mlm.heads_of, direction="left-to-right"),
+    "right-to-left": ObjectiveSpec(mlm.build, mlm.heads_of, direction="right-to-left"),
+    "replaced": ObjectiveSpec(rtd.build, rtd.heads_of, has_generator=True),
+}
+"""A new objective is a file, an entry here and a name in the recipe's `Objective`."""

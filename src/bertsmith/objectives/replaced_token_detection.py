@@ -1,0 +1,120 @@
+"""Replaced-token detection (ELECTRA; Clark et al. 2020): which tokens did a small masked LM make up?
+
+A generator predicts masked tokens, and what is sampled from its predictions replaces them. The model, here
+the discriminator, tells of every token whether it was replaced. Only the discriminator is kept for tasks.
+
+Shapes: T packed tokens, P predicted rows, D model width, V vocabulary, C counts.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from bertsmith.data.collate import PretrainingBatch
+from bertsmith.data.masking import SAMPLING_BITS
+from bertsmith.model.network import Network
+from bertsmith.objectives.pretraining_objective import Counts, PretrainingObjective, weighted_sums
+from bertsmith.recipe.schema import Recipe
+
+GENERATOR = "generator"
+"""The generator's folder inside the model's."""
+
+
+class ReplacedTokenDetection(PretrainingObjective):
+    """A discriminator with the generator that it learns from; both share their embeddings."""
+
+    sums = ("mlm_loss", "mlm_hits", "replaced_loss", "replaced_hits", "replaced", "flagged", "found")
+
+    def __init__(self, network: Network, generator: Network, *, discriminator_weight: float) -> None:
+        super().__init__(network)
+        # google-research/electra shares all three tables and their LayerNorm; what widens them stays apart,
+        # for the widths differ.
+        ours, theirs = network.encoder.embeddings, generator.encoder.embeddings
+        theirs.words, theirs.added, theirs.norm = ours.words, ours.added, ours.norm
+        self.generator = generator
+        self.discriminator_weight = discriminator_weight
+
+    def networks(self) -> Mapping[str, Network]:
+        """The discriminator, which is the model, and the generator."""
+        return {"": self.network, GENERATOR: self.generator}
+
+    def plain(self, batch: PretrainingBatch, loss_scales_C: Tensor) -> tuple[Tensor, Tensor]:
+        """The loss and the sums of a micro-batch, not compiled."""
+        assert batch.draws_P is not None, "batches of this objective bring what tokens are sampled with"
+        hidden_PD = self.generator.encoder(batch.inputs, rows=batch.masked_rows_P)
+        scores_PV = self.generator.scores_of_words(hidden_PD)
+        mlm_loss, mlm_hits = weighted_sums(scores_PV, batch.masked_ids_P, batch.masked_weights_P)
+        sampled_P = sample(scores_PV.detach(), batch.draws_P)
+        original_T, shown_T = with_tokens(batch, batch.masked_ids_P), with_tokens(batch, sampled_P)
+        # A sample that is the very token it replaces counts as original.
+        replaced_T = shown_T != original_T
+        # All real tokens are judged, special ones too; the filler is the last sequence.
+        weights_T = torch.arange(len(shown_T), device=shown_T.device) < batch.inputs.layout.starts_S1[-2]
+        inputs = replace(batch.inputs, tokens_T=shown_T)
+        scores_T1 = self.network.scores("replaced", self.network(inputs), inputs.layout)
+        scores_T, targets_T = scores_T1[:, 0].float(), replaced_T.float()
+        losses_T = functional.binary_cross_entropy_with_logits(scores_T, targets_T, reduction="none")
+        replaced_loss = (losses_T * weights_T).sum()
+        flagged_T = scores_T.detach() > 0
+        counted = ((flagged_T == replaced_T), replaced_T, flagged_T, flagged_T & replaced_T)
+        sums = [mlm_loss, mlm_hits, replaced_loss, *((each & weights_T).sum() for each in counted)]
+        loss = mlm_loss * loss_scales_C[0] + self.discriminator_weight * replaced_loss * loss_scales_C[2]
+        return loss, torch.stack([each.detach().float() for each in sums])
+
+    def means(self, sums: Sequence[float], counts: Counts) -> dict[str, float]:
+        """The generator's loss and accuracy, and how well the discriminator finds what it replaced."""
+        mlm_loss, mlm_hits, replaced_loss, hits, replaced, flagged, found = sums
+        if not (counts.masked and counts.tokens):
+            return {"loss": math.nan}
+        values = {
+            "mlm_loss": mlm_loss / counts.masked,
+            "mlm_accuracy": mlm_hits / counts.masked,
+            "replaced_loss": replaced_loss / counts.tokens,
+            "replaced_accuracy": hits / counts.tokens,
+            # As scikit-learn has it, 0 where nothing was flagged, or nothing replaced.
+            "replaced_precision": found / flagged if flagged else 0.0,
+            "replaced_recall": found / replaced if replaced else 0.0,
+            "replaced_majority": max(replaced, counts.tokens - replaced) / counts.tokens,
+        }
+        loss = values["mlm_loss"] + self.discriminator_weight * values["replaced_loss"]
+        return {"loss": loss, **values}
+
+
+def sample(scores_PV: Tensor, draws_P: Tensor) -> Tensor:
+    """A token for each row [P], sampled from the softmax of its scores by inverting the distribution.
+
+    The draws are whole numbers below 2**SAMPLING_BITS that came with the batch, so that samples follow from
+    the seed, the step and the weights, whatever the device's own generator is at.
+    """
+    # Probabilities as whole numbers: their running sums are exact, on a GPU too, in any order of summing.
+    probabilities_PV = scores_PV.float().softmax(-1)
+    running_PV = (probabilities_PV * 2**SAMPLING_BITS).int().cumsum(-1, dtype=torch.int32)
+    thresholds_P = (draws_P * running_PV[:, -1]) >> SAMPLING_BITS
+    sampled_P: Tensor = (running_PV <= thresholds_P[:, None]).sum(-1)
+    # Weights that are no numbers any more must not lead past the table: the step is skipped later.
+    return sampled_P.clamp(max=scores_PV.shape[-1] - 1)
+
+
+def with_tokens(batch: PretrainingBatch, tokens_P: Tensor) -> Tensor:
+    """The batch's tokens [T] with these at its predicted rows."""
+    tokens_T, counts_P = batch.inputs.tokens_T, batch.masked_weights_P > 0
+    # Rows that only fill the shape point at a real token: they write the filler's last one again instead.
+    rows_P = torch.where(counts_P, batch.masked_rows_P, len(tokens_T) - 1)
+    return tokens_T.scatter(0, rows_P, torch.where(counts_P, tokens_P, tokens_T[-1]))
+
+
+def heads_of(_: Recipe) -> dict[str, int]:
+    """The discriminator's head."""
+    return {"replaced": 1}
+
+
+def build(network: Network, generator: Network | None, recipe: Recipe) -> ReplacedTokenDetection:
+    """The recipe's objective over a discriminator and its generator."""
+    assert generator is not None
+    return ReplacedTokenDetection(
+        network, generator, discriminator_weight=recipe.replaced.discriminator_weight
+    )
