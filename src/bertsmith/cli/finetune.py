@@ -74,7 +74,7 @@ def finetune(
         bool, Option("--lr-grid", help="The paper's four learning rates for GLUE; the best on dev.")
     ] = False,
     search: Annotated[
-        int | None, Option(min=1, help="So many runs with random rates, batches and epochs; the best on dev.")
+        int | None, Option(min=1, help="So many runs with random rates, batches, epochs; bad ones end early.")
     ] = None,
     skip_bad: Annotated[bool, Option("--skip-bad", help="Skip bad lines and count them.")] = False,
     settings: Annotated[
@@ -351,21 +351,24 @@ def show_stop(stopped: "Stopped", *, as_json: bool) -> None:
 
 def show_many(results: "dict[str, FinetuningResult]", *, as_json: bool) -> None:
     """Print what each run came to, which one did best, and how the runs spread."""
-    from bertsmith.studies.sweep import best_of, mean_baselines, plain_spreads, spreads_of
+    from bertsmith.studies.sweep import (
+        best_of,
+        early_ends,
+        mean_baselines,
+        plain_spreads,
+        ran_to_their_end,
+        spreads_of,
+    )
 
-    runs_in_order = list(results.values())
+    runs_in_order = ran_to_their_end(results.values())
     best, spreads, baselines = best_of(results), spreads_of(runs_in_order), mean_baselines(runs_in_order)
     if as_json:
         runs = {name: result.metrics for name, result in results.items()}
         summary = {"finished": True, "runs": runs, "best": best, "spreads": plain_spreads(spreads)}
-        echo(json.dumps({**summary, "baselines": baselines}))
+        echo(json.dumps({**summary, "baselines": baselines, "ended_early": early_ends(results)}))
         return
     for name, result in results.items():
-        line = "finished; there is no development set"
-        if result.metrics:  # of its first split: the others stand in the run's own folder
-            split, metrics = next(iter(result.metrics.items()))
-            line = f"{split} {', '.join(f'{each} {_metric_text(each, metrics[each])}' for each in metrics)}"
-        echo(f"{name}: {line}")
+        echo(f"{name}: {_run_text(result)}")
     deciding = runs_in_order[0].deciding
     for split, held in spreads.items():
         for name, spread in held.items():
@@ -380,6 +383,17 @@ def show_many(results: "dict[str, FinetuningResult]", *, as_json: bool) -> None:
         show_comparison(deciding[0], means, baselines[split], split=split)
     if best:
         echo(f"best: {best} ({results[best].folder})")
+
+
+def _run_text(result: "FinetuningResult") -> str:
+    """What a run came to on its first split: the others stand in its own folder."""
+    if not result.metrics:
+        return "finished; there is no development set"
+    split, metrics = next(iter(result.metrics.items()))
+    text = f"{split} {', '.join(f'{each} {_metric_text(each, metrics[each])}' for each in metrics)}"
+    if result.early_end is not None:
+        text += f"; ended early after {result.steps:,} steps (evaluation {result.early_end.evaluation})"
+    return text
 
 
 def _metric_text(name: str, value: float) -> str:

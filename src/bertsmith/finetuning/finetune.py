@@ -4,18 +4,16 @@ Read from top to bottom: what was asked for, the loop over the steps of a run (s
 what is done after a step (metrics, evaluation, checkpoints), and the finished model.
 """
 
-import shutil
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import islice
+from math import inf
 from pathlib import Path
-from typing import Any
 
 from bertsmith.core.errors import UserError
 from bertsmith.core.files import read_json, write_json
 from bertsmith.finetuning.assignment import (
-    ENDED_AFTER,
     RESULT,
     Assignment,
     as_begun,
@@ -26,7 +24,6 @@ from bertsmith.finetuning.assignment import (
     lengthens_a_run,
     write_assignment,
 )
-from bertsmith.finetuning.best_checkpoint import Best, read_best, remove_best_but, write_best
 from bertsmith.finetuning.evaluation import (
     Evaluation,
     baselines,
@@ -36,6 +33,14 @@ from bertsmith.finetuning.evaluation import (
 )
 from bertsmith.finetuning.finetuned_model import Finished, write_results
 from bertsmith.finetuning.finetuning_setup import Run, set_up
+from bertsmith.finetuning.finetuning_state import (
+    EarlyEnd,
+    RunState,
+    remember_best,
+    remove_states,
+    restore,
+    save,
+)
 from bertsmith.finetuning.run_warnings import total_steps
 from bertsmith.finetuning.splits import EncodedSplit, TaskSplits, read_splits
 from bertsmith.finetuning.workload import Workload, workload_of
@@ -44,9 +49,8 @@ from bertsmith.tasks.batches import ShuffledBatches
 from bertsmith.tasks.kinds.registry import metric_named
 from bertsmith.tasks.metrics import ClassScores, Metric
 from bertsmith.training.callbacks import ProgressCallback, SilentCallback, StopRequested
-from bertsmith.training.checkpoint import TrainingState, latest_state, load_checkpoint, save_checkpoint
 from bertsmith.training.distributed import ALONE, World, start_world, stop_world
-from bertsmith.training.journal import RunJournal
+from bertsmith.training.journal import RunJournal, read_metrics
 from bertsmith.training.optimizers import (
     learning_rate,
     without_short_warmup,
@@ -65,10 +69,13 @@ from bertsmith.training.trainer import (
 LOGGED_LINES = 200
 """About so many lines of metrics in a run."""
 SECONDS_BETWEEN_STATES = 300.0
-OUT_OF_PATIENCE = "the run ends early, since no evaluation has been better for run.patience of them"
 
 
 # ---- from the command to the result
+
+
+StoppingRule = Callable[[Sequence[float]], EarlyEnd | None]
+"""From the values of the deciding metric so far to how the run ends early, or None where it goes on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +94,8 @@ class FinetuningResult:
     """What the constant answer gets on each split; empty in results of older versions."""
     classes: dict[str, dict[str, ClassScores]] = field(default_factory=dict)
     """Precision, recall and F1 of each class on each split, where the task has classes."""
+    early_end: EarlyEnd | None = None
+    """Of a trial that was not worth its time."""
     main_process: bool = True
     """Whether this process is the one that speaks."""
 
@@ -99,10 +108,12 @@ class FinetuningResult:
         return None
 
 
-def finetune(assignment: Assignment, callback: ProgressCallback) -> FinetuningResult:
+def finetune(
+    assignment: Assignment, callback: ProgressCallback, *, stopping: StoppingRule | None = None
+) -> FinetuningResult:
     """Fine-tune as the assignment says; a run found in its folder resumes or, if finished, is reported.
 
-    With more epochs than before, a finished run goes on.
+    With more epochs than before, a finished run goes on. A stopping rule may end a run of one process early.
     """
     world = start_world(assignment.recipe.run.device)
     try:
@@ -114,13 +125,19 @@ def finetune(assignment: Assignment, callback: ProgressCallback) -> FinetuningRe
         splits = splits.limited(assignment.recipe.run.limit)
         # A function of its own, so that the network shared by the processes is gone before they disconnect:
         # what gloo still holds for it is otherwise freed with Python's lock held, and may wait for ever.
-        return finetune_on(splits, assignment, world, callback if world.main else SilentCallback())
+        heard = callback if world.main else SilentCallback()
+        return finetune_on(splits, assignment, world, heard, stopping=stopping)
     finally:
         stop_world(world)
 
 
 def finetune_on(
-    splits: TaskSplits, assignment: Assignment, world: World, callback: ProgressCallback
+    splits: TaskSplits,
+    assignment: Assignment,
+    world: World,
+    callback: ProgressCallback,
+    *,
+    stopping: StoppingRule | None = None,
 ) -> FinetuningResult:
     """Fine-tune on examples that were read before; all processes call it."""
     folder, hashes = finetuning_folder(assignment.out), hashes_of(splits.splits)
@@ -147,7 +164,7 @@ def finetune_on(
             callback.on_message(f"resumes from step {state.progress.step:,}")
             clock = replace(clock, before=state.progress.seconds)
         with RunJournal(folder.path, world, resume_step=state.progress.step) as journal:
-            session = _Session(run, state, journal, callback, clock)
+            session = _Session(run, state, journal, callback, clock, stopping)
             # A state of the end is there where a process was killed after its last step.
             if state.ended_after is None and not session.train(stop):
                 return FinetuningResult(
@@ -163,7 +180,7 @@ def finetune_on(
     return _result_of(folder, world)
 
 
-def _begin(run: Run, state: "RunState", hashes: Mapping[str, str], *, lengthens: bool) -> None:
+def _begin(run: Run, state: RunState, hashes: Mapping[str, str], *, lengthens: bool) -> None:
     """Write down what the run is asked to do, unless it cannot go on as asked."""
     folder = run.folder
     if lengthens and not state.lengthened:
@@ -186,7 +203,7 @@ def _finished_before(assignment: Assignment, world: World, callback: ProgressCal
     folder = finetuning_folder(assignment.out)
     callback.on_message(f"{folder.path} is finished already: nothing is left to do")
     if world.main and not assignment.recipe.run.keep_state:
-        _remove_states(folder)  # a process may have been killed between its result and this
+        remove_states(folder)  # a process may have been killed between its result and this
     return _result_of(folder, world)
 
 
@@ -205,6 +222,7 @@ def _result_of(folder: RunFolder, world: World) -> FinetuningResult:
         examples=result["examples"],
         baselines=result.get("baselines", {}),
         classes=classes,
+        early_end=EarlyEnd(**result["early_end"]) if result.get("early_end") else None,
         main_process=world.main,
     )
 
@@ -217,10 +235,11 @@ class _Session:
     """One start of a run: what it works on, and where it writes what happens."""
 
     run: Run
-    state: "RunState"
+    state: RunState
     journal: RunJournal
     callback: ProgressCallback
     clock: Clock
+    stopping: StoppingRule | None = None
 
     def train(self, stop: StopRequested) -> bool:
         """Take the steps that remain; False where somebody asked to stop before the last one."""
@@ -256,8 +275,10 @@ class _Session:
                 self._log(report, workload)
             if report.due.evaluation:
                 self._evaluate(deciding_split)
-                if self._is_out_of_patience():
-                    self.callback.on_message(f"step {state.progress.step:,}: {OUT_OF_PATIENCE}")
+                if reason := self._reason_to_end_early():
+                    self.callback.on_message(
+                        f"step {state.progress.step:,}: the run ends early, since {reason}"
+                    )
                     return True
             if report.due.saving:
                 save(run, state, seconds=self.clock())
@@ -266,10 +287,21 @@ class _Session:
                 return False
         return True
 
-    def _is_out_of_patience(self) -> bool:
-        """Whether the run has waited long enough for better weights, of which the main process knows."""
-        best, patience = self.state.best, self.run.recipe.run.patience
-        return self.run.world.broadcast(float(best is not None and best.has_run_out(patience))) > 0
+    def _reason_to_end_early(self) -> str:
+        """Why the run is not worth more time after an evaluation, or nothing."""
+        run, best, patience = self.run, self.state.best, self.run.recipe.run.patience
+        # The main process alone knows of the best weights.
+        if run.world.broadcast(float(best is not None and best.has_run_out(patience))) > 0:
+            return "no evaluation has been better for run.patience of them"
+        metric = run.model.config.deciding_metric
+        end = None if self.stopping is None else self.stopping(evaluated_values(run.folder.path, metric))
+        self.state.early_end = end
+        if end is None:
+            return ""
+        return (
+            f"its best {metric.name.replace('_', ' ')} in {end.evaluation} of {run.recipe.run.evaluations} "
+            f"evaluations is {metric.text(end.best)}, and the median of others {metric.text(end.median)}"
+        )
 
     def _log(self, report: StepReport, workload: Workload) -> None:
         """Write a line of metrics and begin to sum up anew."""
@@ -336,10 +368,18 @@ class _Session:
             seconds=self.clock(),
             examples=run.examples,
             baselines=constant,
+            early_end=None if state.early_end is None else asdict(state.early_end),
         )
         write_results(run.folder, finished)
         if not run.recipe.run.keep_state:
-            _remove_states(run.folder)
+            remove_states(run.folder)
+
+
+def evaluated_values(folder: Path, metric: Metric) -> list[float]:
+    """The values of the deciding metric at each evaluation of a run; one that is no number is the worst."""
+    worst = -inf if metric.larger_is_better else inf
+    lines = [line for line in read_metrics(folder) if line["kind"] == "held-out"]
+    return [worst if line[metric.name] is None else line[metric.name] for line in lines]
 
 
 def next_step(
@@ -359,7 +399,7 @@ def rate_of_step(step: int, recipe: FinetuningRecipe, *, steps: int) -> float:
     return learning_rate(step / steps, without_short_warmup(recipe.optim, steps=steps))
 
 
-def lengthening_notes(run: Run, state: "RunState") -> Iterator[str]:
+def lengthening_notes(run: Run, state: RunState) -> Iterator[str]:
     """That the run went on after an end, and with which learning rates."""
     steps = total_steps(run.batches, run.recipe)
     for epochs, end in state.lengthened[:-1]:
@@ -371,95 +411,3 @@ def lengthening_notes(run: Run, state: "RunState") -> Iterator[str]:
             f"{run.recipe.run.epochs:g} epochs ({steps:,} steps): the learning rate continues as that of a "
             f"run of the new length ({run.recipe.optim.schedule}), from {first:.3g} to {last:.3g}"
         )
-
-
-# ---- checkpoints
-
-
-@dataclass
-class RunState:
-    """What changes from step to step beside the weights, and is saved with them."""
-
-    progress: Progress = field(default_factory=Progress)
-    loss_sum: float = 0.0
-    """Of this process since the last line of metrics; saved too, so that a resume changes no line."""
-    loss_count: float = 0.0
-    """Of all processes."""
-    best: Best | None = None
-    """Only where the best weights are kept, and in the main process."""
-    evaluated_step: int = -1
-    """After which step the development set was evaluated last."""
-    ended_after: float | None = None
-    """The epochs of the run, once it has come to its end."""
-    lengthened: tuple[tuple[float, int], ...] = ()
-    """Epochs and last step of each end after which the run was lengthened."""
-
-    def lengthened_to(self, epochs: float) -> "RunState":
-        """The state with which a longer run begins, if it is one: it waits for better weights anew."""
-        if self.ended_after is None or self.ended_after == epochs:
-            return self
-        best = None if self.best is None else replace(self.best, waited=0)
-        ends = (*self.lengthened, (self.ended_after, self.progress.step))
-        return replace(self, best=best, ended_after=None, lengthened=ends)
-
-
-def restore(run: Run) -> RunState:
-    """The state that was saved last, its tensors put into the trainer; or that of a new run."""
-    main, saved = run.world.main, latest_state(run.folder.checkpoints, run.world)
-    if saved is None:
-        return RunState()
-    load_checkpoint(saved, run.trainer)
-    scalars = saved.state.scalars
-    best = run.world.on_main(lambda: read_best(run.folder, scalars["best"]) if "best" in scalars else None)
-    loss_sum, loss_count = scalars["loss"]
-    state = RunState(
-        saved.state.progress,
-        loss_sum if main else 0.0,  # saved is that of all processes
-        loss_count,
-        best,
-        scalars.get("evaluated_step", -1),  # older versions wrote down none of these
-        scalars.get(ENDED_AFTER),
-        tuple((epochs, step) for epochs, step in scalars.get("lengthened", ())),
-    )
-    return state.lengthened_to(run.recipe.run.epochs)
-
-
-def save(run: Run, state: RunState, *, seconds: float) -> None:
-    """Save the state of this step in place of the one before."""
-    folder, world, best, progress = run.folder, run.world, state.best, state.progress
-    scalars: dict[str, Any] = {
-        "loss": [*world.sum([state.loss_sum]), state.loss_count],
-        "evaluated_step": state.evaluated_step,
-        ENDED_AFTER: state.ended_after,
-        "lengthened": state.lengthened,
-    }
-    world.on_main(lambda: write_best(folder, best) if best is not None else None)
-    if best is not None:
-        scalars["best"] = {
-            "value": best.value,
-            "loss": best.loss,
-            "step": best.step,
-            "waited": best.waited,
-        }
-    saved = TrainingState.at(replace(progress, seconds=seconds), scalars)
-    save_checkpoint(folder.checkpoints, saved, run.trainer, keep_last=1)
-    world.on_main(lambda: remove_best_but(folder, best.step if best is not None else 0))
-
-
-def remember_best(run: Run, state: RunState, found: Evaluation) -> None:
-    """Keep a copy of the weights if no earlier ones did as well, or as well with a smaller loss."""
-    metric, best = run.model.config.deciding_metric, state.best
-    value = found.deciding[metric.name]
-    is_better = best is None or metric.is_better(value, than=best.value)
-    if best is not None and not is_better and not (value == best.value and found.loss < best.loss):
-        state.best = replace(best, waited=best.waited + 1)
-    else:
-        tensors = run.model.objective.state_dict()
-        weights = {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
-        state.best = Best(value, found.loss, state.progress.step, weights)
-
-
-def _remove_states(folder: RunFolder) -> None:
-    """Remove the resumable states of a run that is finished."""
-    shutil.rmtree(folder.checkpoints, ignore_errors=True)
-    remove_best_but(folder, 0)

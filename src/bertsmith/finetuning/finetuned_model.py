@@ -50,6 +50,8 @@ class Finished:
     examples: int
     baselines: Mapping[str, Mapping[str, float]]
     """What the constant answer gets on each split."""
+    early_end: dict[str, float] | None = None
+    """How a trial was ended that was not worth more time."""
 
     @property
     def config(self) -> TaskConfig:
@@ -76,6 +78,7 @@ def write_results(folder: RunFolder, finished: Finished) -> None:
         "steps": finished.steps,
         "examples": finished.examples,
         "baselines": finished.baselines,
+        "early_end": finished.early_end,
         "classes": {
             split: {label: asdict(scores) for label, scores in of_split.items()}
             for split, of_split in class_scores(finished.found, finished.splits).items()

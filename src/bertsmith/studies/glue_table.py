@@ -1,7 +1,7 @@
 """Every GLUE task that a folder holds, fine-tuned and put into one table."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from bertsmith.core.errors import UserError
@@ -139,7 +139,7 @@ def _trials(request: GlueRequest, task: Task, folder: Path) -> list[Trial]:
         trials = over_grid(assignment, RATES)
     else:
         trials = over_seeds(assignment, request.seeds)
-    return [Trial(f"{task.name} {trial.name}", trial.assignment) for trial in trials]
+    return [replace(trial, name=f"{task.name} {trial.name}") for trial in trials]
 
 
 def table_text(table: GlueTable) -> str:

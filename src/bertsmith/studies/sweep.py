@@ -1,7 +1,7 @@
 """Many fine-tuning runs, one table: each run has its own folder, and what is finished is not done again."""
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from typing import Any
@@ -10,9 +10,10 @@ from bertsmith.core.errors import UserError
 from bertsmith.core.files import write_json
 from bertsmith.core.seeds import stream
 from bertsmith.finetuning.assignment import Assignment, check_same_run, finetuning_folder
-from bertsmith.finetuning.finetune import FinetuningResult, finetune
+from bertsmith.finetuning.finetune import FinetuningResult, evaluated_values, finetune
 from bertsmith.inference.model_path import SPREAD_FILE
 from bertsmith.recipe.finetuning_schema import FinetuningRecipe
+from bertsmith.studies.median_stopping import MEDIAN_STOPPING_NOTE, MedianStopping
 from bertsmith.tasks.custom import custom_task, spec_of
 from bertsmith.training.callbacks import ProgressCallback
 from bertsmith.training.distributed import refuse_several_processes
@@ -38,6 +39,8 @@ class Trial:
 
     name: str
     assignment: Assignment
+    may_end_early: bool = False
+    """Whether it is one of a search, in which a bad one is not worth its time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +63,8 @@ class Stopped(Exception):
 def run_trials(trials: Sequence[Trial], callback: ProgressCallback) -> list[FinetuningResult]:
     """Run each trial that is not finished yet, one after the other; the results of all.
 
-    Beside the folders of trials their spread is written.
+    Bad trials of a search end early, by those before them. Beside the folders of trials their spread is
+    written.
     """
     refuse_several_processes("the runs of a study have one process each")
     # All before the first: a folder that holds another run must not be found after hours of training.
@@ -74,10 +78,13 @@ def run_trials(trials: Sequence[Trial], callback: ProgressCallback) -> list[Fine
             raise UserError(
                 "holds a single run, beside which no others can be kept", where=str(study), remedy=remedy
             )
-    results = []
+    results: list[FinetuningResult] = []
+    if any(trial.may_end_early for trial in trials):
+        callback.on_message(MEDIAN_STOPPING_NOTE)
     for number, trial in enumerate(trials, start=1):
         callback.on_message(f"[{number}/{len(trials)}] {trial.name}")
-        result = finetune(trial.assignment, callback)
+        rule = _stopping_rule(trial, results) if trial.may_end_early else None
+        result = finetune(trial.assignment, callback, stopping=rule)
         if not result.finished:
             raise Stopped(trial.name)
         results.append(result)
@@ -86,10 +93,34 @@ def run_trials(trials: Sequence[Trial], callback: ProgressCallback) -> list[Fine
         facts = {
             "runs": {name: result.metrics for name, result in here.items()},
             "best": best_of(here),
-            "spreads": plain_spreads(spreads_of(list(here.values()))),
+            "spreads": plain_spreads(spreads_of(ran_to_their_end(here.values()))),
+            "ended_early": early_ends(here),
         }
         write_json(place / SPREAD_FILE, facts)
     return results
+
+
+def _stopping_rule(trial: Trial, before: Sequence[FinetuningResult]) -> MedianStopping:
+    """The rule by which a trial may end early: what is known of those that came before it in its folder."""
+    metric = trial.assignment.task.deciding_metric
+    beside = [result for result in before if result.folder.parent == trial.assignment.out.parent]
+    return MedianStopping(
+        metric, [evaluated_values(result.folder, metric) for result in ran_to_their_end(beside)]
+    )
+
+
+def early_ends(results: Mapping[str, FinetuningResult]) -> dict[str, dict[str, float]]:
+    """For machines: after which step each trial was ended early that was, and why."""
+    return {
+        name: {"step": result.steps, **asdict(result.early_end)}
+        for name, result in results.items()
+        if result.early_end is not None
+    }
+
+
+def ran_to_their_end(results: Iterable[FinetuningResult]) -> list[FinetuningResult]:
+    """The runs that were not ended early."""
+    return [result for result in results if result.early_end is None]
 
 
 def over_seeds(assignment: Assignment, seeds: int) -> list[Trial]:
@@ -128,7 +159,7 @@ def over_search(assignment: Assignment, trials: int) -> list[Trial]:
         values: dict[str, Any] = {"optim.peak_lr": float(f"{rate:.2e}")}
         for key in ("run.examples", "run.epochs"):
             values[key] = GRID[key][int(draw.integers(len(GRID[key])))]
-        found.append(_trial(assignment, values, f"trial-{number}"))
+        found.append(replace(_trial(assignment, values, f"trial-{number}"), may_end_early=True))
     return found
 
 
@@ -174,7 +205,7 @@ def plain_spreads(spreads: Mapping[str, Mapping[str, Spread]]) -> dict[str, dict
 
 def best_of(results: Mapping[str, FinetuningResult]) -> str:
     """The name of the run that did best by the deciding metric of the first split; nothing without one."""
-    found = {name: result.deciding for name, result in results.items()}
+    found = {name: result.deciding for name, result in results.items() if result.early_end is None}
     values = {name: each[1] for name, each in found.items() if each is not None}
     metrics = [each[0] for each in found.values() if each is not None]
     if len(values) < len(found):

@@ -4,7 +4,7 @@ import pytest
 
 from bertsmith.finetuning import finetune as finetuning_job
 from bertsmith.finetuning.evaluation import Evaluation
-from bertsmith.finetuning.finetune import RunState, remember_best
+from bertsmith.finetuning.finetuning_state import RunState, remember_best
 from bertsmith.tasks.objective import TaskObjective
 from bertsmith.training.trainer import Progress
 from tests.tiny_runs import BeforeSteps, differing, metrics_of

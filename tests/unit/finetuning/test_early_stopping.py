@@ -4,7 +4,8 @@ import pytest
 
 from bertsmith.core.errors import UserError
 from bertsmith.finetuning.evaluation import Evaluation
-from bertsmith.finetuning.finetune import RunState, finetune, remember_best
+from bertsmith.finetuning.finetune import finetune
+from bertsmith.finetuning.finetuning_state import RunState, remember_best
 from bertsmith.tasks.catalogue import task_named
 from bertsmith.tasks.task_recipe import finetuning_recipe
 from bertsmith.training.trainer import Progress

@@ -1,0 +1,116 @@
+"""What changes while a fine-tuning run goes: saved with its weights, restored, lengthened."""
+
+import shutil
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from bertsmith.finetuning.assignment import ENDED_AFTER
+from bertsmith.finetuning.best_checkpoint import Best, read_best, remove_best_but, write_best
+from bertsmith.finetuning.evaluation import Evaluation
+from bertsmith.finetuning.finetuning_setup import Run
+from bertsmith.training.checkpoint import TrainingState, latest_state, load_checkpoint, save_checkpoint
+from bertsmith.training.run_folder import RunFolder
+from bertsmith.training.trainer import Progress
+
+
+@dataclass(frozen=True, slots=True)
+class EarlyEnd:
+    """How a trial of a search was ended that did worse than others."""
+
+    evaluation: int
+    """Its number, counted from 1."""
+    best: float
+    """Until then, by the deciding metric."""
+    median: float
+    """What it is worse than."""
+
+
+@dataclass
+class RunState:
+    """What changes from step to step beside the weights, and is saved with them."""
+
+    progress: Progress = field(default_factory=Progress)
+    loss_sum: float = 0.0
+    """Of this process since the last line of metrics; saved too, so that a resume changes no line."""
+    loss_count: float = 0.0
+    """Of all processes."""
+    best: Best | None = None
+    """Only where the best weights are kept, and in the main process."""
+    evaluated_step: int = -1
+    """After which step the development set was evaluated last."""
+    ended_after: float | None = None
+    """The epochs of the run, once it has come to its end."""
+    early_end: EarlyEnd | None = None
+    """Set with the last step of a trial that was not worth more time."""
+    lengthened: tuple[tuple[float, int], ...] = ()
+    """Epochs and last step of each end after which the run was lengthened."""
+
+    def lengthened_to(self, epochs: float) -> "RunState":
+        """The state with which a longer run begins, if it is one: it waits for better weights anew."""
+        if self.ended_after is None or self.ended_after == epochs:
+            return self
+        best = None if self.best is None else replace(self.best, waited=0)
+        ends = (*self.lengthened, (self.ended_after, self.progress.step))
+        return replace(self, best=best, ended_after=None, lengthened=ends)
+
+
+def restore(run: Run) -> RunState:
+    """The state that was saved last, its tensors put into the trainer; or that of a new run."""
+    main, saved = run.world.main, latest_state(run.folder.checkpoints, run.world)
+    if saved is None:
+        return RunState()
+    load_checkpoint(saved, run.trainer)
+    scalars = saved.state.scalars
+    best = run.world.on_main(lambda: read_best(run.folder, scalars["best"]) if "best" in scalars else None)
+    loss_sum, loss_count = scalars["loss"]
+    state = RunState(
+        saved.state.progress,
+        loss_sum if main else 0.0,  # saved is that of all processes
+        loss_count,
+        best,
+        scalars.get("evaluated_step", -1),  # older versions wrote down none of these
+        scalars.get(ENDED_AFTER),
+        lengthened=tuple((epochs, step) for epochs, step in scalars.get("lengthened", ())),
+    )
+    return state.lengthened_to(run.recipe.run.epochs)
+
+
+def save(run: Run, state: RunState, *, seconds: float) -> None:
+    """Save the state of this step in place of the one before."""
+    folder, world, best, progress = run.folder, run.world, state.best, state.progress
+    scalars: dict[str, Any] = {
+        "loss": [*world.sum([state.loss_sum]), state.loss_count],
+        "evaluated_step": state.evaluated_step,
+        ENDED_AFTER: state.ended_after,
+        "lengthened": state.lengthened,
+    }
+    world.on_main(lambda: write_best(folder, best) if best is not None else None)
+    if best is not None:
+        scalars["best"] = {
+            "value": best.value,
+            "loss": best.loss,
+            "step": best.step,
+            "waited": best.waited,
+        }
+    saved = TrainingState.at(replace(progress, seconds=seconds), scalars)
+    save_checkpoint(folder.checkpoints, saved, run.trainer, keep_last=1)
+    world.on_main(lambda: remove_best_but(folder, best.step if best is not None else 0))
+
+
+def remember_best(run: Run, state: RunState, found: Evaluation) -> None:
+    """Keep a copy of the weights if no earlier ones did as well, or as well with a smaller loss."""
+    metric, best = run.model.config.deciding_metric, state.best
+    value = found.deciding[metric.name]
+    is_better = best is None or metric.is_better(value, than=best.value)
+    if best is not None and not is_better and not (value == best.value and found.loss < best.loss):
+        state.best = replace(best, waited=best.waited + 1)
+    else:
+        tensors = run.model.objective.state_dict()
+        weights = {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
+        state.best = Best(value, found.loss, state.progress.step, weights)
+
+
+def remove_states(folder: RunFolder) -> None:
+    """Remove the resumable states of a run that is finished."""
+    shutil.rmtree(folder.checkpoints, ignore_errors=True)
+    remove_best_but(folder, 0)
