@@ -154,21 +154,121 @@ def test_bad_rows_are_counted_on_request(run, rows):
     assert bertsmith.evaluate(run.folder, spoiled, skip_bad=True, device="cpu").skipped == 1
 
 
+def test_a_dict_of_columns_is_a_frame_too(run, rows, model):
+    columns = {"review": [row["review"] for row in rows], "class": tuple(row["class"] for row in rows)}
+    columns["n"] = np.array([row["n"] for row in rows])
+    again = bertsmith.finetune(columns, model=model, out=run.folder, epochs=1, **OWN)
+    assert again.metrics == run.metrics
+    new = {"review": ["the sun", "snow"]}
+    assert [row["text"] for row in bertsmith.predict(run.folder, new, device="cpu").table()] == new["review"]
+
+
+def test_a_split_of_an_earlier_call_is_not_read_by_stealth(rows, model, tmp_path):
+    kept = tmp_path / "run-data"
+    kept.mkdir()
+    (kept / "dev.jsonl").write_text('{"review": "old", "class": "hot"}\n')
+    with pytest.raises(bertsmith.UserError, match=r"dev\.jsonl: lies there of an earlier call"):
+        bertsmith.finetune({"train": rows}, model=model, out=tmp_path / "run", epochs=1, **OWN)
+    assert [file.name for file in kept.iterdir()] == ["dev.jsonl"]
+
+
+def test_a_table_that_is_written_otherwise_is_read_as_it_is_told(run, model, tmp_path):
+    file = tmp_path / "my.dat.csv"
+    file.write_bytes("the sun ä;hot\nsnow;icy\n".encode("cp1252") * 30)
+    form = {"delimiter": ";", "encoding": "cp1252", "columns": ["review", "class"]}
+    made = bertsmith.finetune(file, model=model, out=tmp_path / "run", epochs=0.5, patience=1, **form, **OWN)
+    assert made.finished and "patience = 1" in (made.folder / "recipe.toml").read_text()
+    found = bertsmith.evaluate(run.folder, file, device="cpu", **form)
+    assert found.table()[0]["text"] == "the sun ä"
+    assert bertsmith.predict(run.folder, file, device="cpu", **form).table() == found.table()
+    with pytest.raises(bertsmith.UserError, match="^delimiter: '::' cannot part cells"):
+        bertsmith.predict(run.folder, file, delimiter="::")
+
+
+def test_folds_give_means_and_a_run_each(rows, model, tmp_path):
+    found = bertsmith.finetune(
+        rows, model=model, out=tmp_path / "run", epochs=0.5, folds=3, test_share=0.1, **OWN
+    )
+    assert found.finished and [each.folder.name for each in found.folds] == ["fold-0", "fold-1", "fold-2"]
+    scores = [each.metrics["dev"]["accuracy"] for each in found.folds]
+    assert found.metrics["dev"]["accuracy"] == pytest.approx(sum(scores) / 3)
+    assert "test-part" in found.metrics
+    (row,) = [row for row in found.table() if (row["split"], row["metric"]) == ("dev", "accuracy")]
+    assert row["deviation"] == pytest.approx(np.std(scores, ddof=1))
+    assert found.load(device="cpu").classify(["snow"])
+
+
+def test_several_models_are_evaluated_together(run, rows):
+    alone = bertsmith.evaluate(run.folder, rows[:20], device="cpu", precision="fp32")
+    twice = bertsmith.evaluate([run.folder, run.folder], rows[:20], device="cpu", precision="fp32")
+    assert twice.metrics == alone.metrics
+
+
+def test_a_notebook_shows_runs_and_predictions_as_tables(run, rows):
+    shown = run._repr_html_()
+    assert shown.count("<tr>") == 1 + len(run.table()) and "<td>accuracy</td>" in shown
+    spoiled = [{**row, "review": f"<script>{row['review']}"} for row in rows[:30]]
+    shown = bertsmith.predict(run.folder, spoiled, device="cpu")._repr_html_()
+    assert shown.count("<tr>") == 21 and "30 examples (the first 20)" in shown
+    assert "<script>" not in shown and "&lt;script&gt;" in shown
+
+
 @pytest.mark.parametrize(
     ("call", "what"),
     [
-        (lambda out: bertsmith.finetune([{"a": 1}], out=out), "needs the names of its columns; pass text="),
+        (
+            lambda out: bertsmith.finetune([{"a": 1}], out=out),
+            r'needs the names of its columns; give text="..." and label="..."',
+        ),
         (lambda out: bertsmith.finetune(["a"], out=out, text="a", label="b"), "no rows with named columns"),
         (lambda out: bertsmith.finetune([], out=out, text="a", label="b"), "data have no rows"),
         (lambda out: bertsmith.finetune(7, out=out, text="a", label="b"), "data are int"),
-        (lambda out: bertsmith.finetune({"../x": []}, out=out, text="a", label="b"), "is no split"),
+        (lambda out: bertsmith.finetune({"../x": [{"a": 1}]}, out=out, text="a", label="b"), "is no split"),
         (
             lambda out: bertsmith.finetune([{"a": 1}], out=out, task="sst2", text="a"),
             "sst2 knows its own columns",
         ),
         (
             lambda out: bertsmith.finetune([{"a": 1}], out=out, text="a", label="b", kind="rank"),
-            "unknown kind 'rank'",
+            "kind: unknown kind 'rank'",
+        ),
+        (
+            lambda out: bertsmith.finetune({"a": ["x", "y"], "b": ["z"]}, out=out, text="a", label="b"),
+            "the columns of data differ in length: a has 2, b has 1",
+        ),
+        (
+            lambda out: bertsmith.finetune([{"a": "x", "b": "y"}], out=out, text="a", label="c"),
+            r"^row 1 of data: has no column 'c'",
+        ),
+        (
+            lambda out: bertsmith.finetune(
+                [{"a": "x", "b": "y"}, {"a": "", "b": "z"}], out=out, text="a", label="b"
+            ),
+            r"^row 2 of data: has no text in a; .*, or leave such lines out with skip_bad=True$",
+        ),
+        (
+            lambda out: bertsmith.finetune(
+                {"train": [{"a": "x", "b": "y"}], "dev": [{"a": "", "b": "y"}]}, out=out, text="a", label="b"
+            ),
+            r'^row 1 of data\["dev"\]: has no text in a',
+        ),
+        (
+            lambda out: bertsmith.finetune(
+                [{"a": str(n), "b": str(n / 7)} for n in range(60)], out=out, text="a", label="b"
+            ),
+            r'row 1 of data: .* all of them numbers; add kind="regress" to learn numbers',
+        ),
+        (
+            lambda out: bertsmith.finetune(
+                [{"a": "x", "b": "y"}], out=out, text="a", label="b", folds=3, dev_share=0.2
+            ),
+            "^dev_share: each fold is the development set of a run",
+        ),
+        (
+            lambda out: bertsmith.finetune(
+                [{"a": "x", "b": "y"}], out=out, text="a", label="b", separator=";"
+            ),
+            r'^separator: .*, or add kind="multilabel"',
         ),
         (
             lambda out: bertsmith.pretrain("bert-tiny", store=out, out=out, steps=1, minutes=1),

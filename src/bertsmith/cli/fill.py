@@ -39,6 +39,11 @@ WHY_SLOW = (
     "the network reads the whole text again. A model that only looks to the left, such as a GPT, keeps these "
     "states and reads the new token alone."
 )
+WHY_SLOW_TO_ONE_SIDE = (
+    "Why so slow? This model only looks to the left, so that a new token changes no state before it: they "
+    "could be kept, as a GPT keeps them. This encoder is made for whole texts and keeps none, and reads all "
+    "of the text again for each token."
+)
 
 
 def fill(
@@ -147,7 +152,8 @@ def show_extended(bert: "Bert", text: str, count: int, *, as_json: bool) -> None
     screen.print(
         f"\n{spent:.1f} ms per token: {first} tokens were read for the first one, {last} for the last."
     )
-    screen.print(WHY_SLOW, style="dim")
+    sees_both = bert.model.network.config.direction == "both"
+    screen.print(WHY_SLOW if sees_both else WHY_SLOW_TO_ONE_SIDE, style="dim")
 
 
 def next_sentence(

@@ -117,8 +117,8 @@ def finetune(
     }
     short = [f"{key}={value_text(value)}" for key, value in given.items() if value is not None]
     parts, form = (dev, dev_share, test_share, folds), (delimiter, encoding, columns)
-    own = _OwnTable(text, second, label, kind, separator, key, *parts, *form)
-    chosen = _own_task(own, data.expanduser()) if task == OWN else _published_task(task, own)
+    own = OwnTable(text, second, label, kind, separator, key, *parts, *form)
+    chosen = own_task(own, data.expanduser()) if task == OWN else published_task(task, own)
     overrides = [*short, *(settings or [])]
     recipe = finetuning_recipe(chosen, overrides)
     start = DEFAULT_MODEL if model is None else model.expanduser()
@@ -186,7 +186,7 @@ def show_classes(classes: "Mapping[str, ClassScores]", *, split: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _OwnTable:
+class OwnTable:
     """The options about one's own table; empty where none was given."""
 
     text: str
@@ -210,7 +210,8 @@ class _OwnTable:
         return [spelled.get(name, f"--{name.replace('_', '-')}") for name in given]
 
 
-def _published_task(name: str, own: _OwnTable) -> "Task":
+def published_task(name: str, own: OwnTable) -> "Task":
+    """A task of the papers, of which no table is described."""
     from bertsmith.tasks.catalogue import task_named
 
     task = task_named(name)
@@ -220,7 +221,8 @@ def _published_task(name: str, own: _OwnTable) -> "Task":
     return task
 
 
-def _own_task(own: _OwnTable, data: Path) -> "Task":
+def own_task(own: OwnTable, data: Path) -> "Task":
+    """The task that a table of one's own poses."""
     from bertsmith.tasks.custom import CustomSpec, custom_task, has_own_dev
 
     _check_table(own)
@@ -246,7 +248,7 @@ def _own_task(own: _OwnTable, data: Path) -> "Task":
     return custom_task(chosen, form)
 
 
-def _check_table(own: _OwnTable) -> None:
+def _check_table(own: OwnTable) -> None:
     """Raise where an option is missing, or is given that has no effect."""
     if not (own.text and own.label):
         what = "a task of your own needs the names of its columns"
@@ -269,7 +271,7 @@ def _check_table(own: _OwnTable) -> None:
         raise UserError("a text has one label, which nothing parts", where="--separator", remedy=remedy)
 
 
-def _check_no_part(own: _OwnTable, what: str) -> None:
+def _check_no_part(own: OwnTable, what: str) -> None:
     """Raise where a part of the data is asked for as the development set, and there is one already."""
     for flag, given in (("--dev-share", own.dev_share), ("--folds", own.folds)):
         if given is not None:

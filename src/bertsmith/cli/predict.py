@@ -4,15 +4,18 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 from typer import Argument, Option, echo
 
 from bertsmith.cli.finetune import show_classes, show_comparison
-from bertsmith.cli.model_options import DeviceOption
+from bertsmith.cli.model_options import DeviceOption, PrecisionOption
 from bertsmith.cli.text_files import ColumnsOption, DelimiterOption, EncodingOption, SkipBadOption
 from bertsmith.core.errors import UserError
 from bertsmith.tasks.table_format import TableFormat
+
+if TYPE_CHECKING:
+    from bertsmith.inference.loaded_model import Precision
 
 RunsArgument = Annotated[list[Path], Argument(metavar="RUN...", help="Folders of `bertsmith finetune` runs.")]
 EnsembleOption = Annotated[bool, Option("--ensemble", help="Let several models predict together.")]
@@ -28,6 +31,7 @@ def evaluate(
     columns: ColumnsOption = "",
     skip_bad: SkipBadOption = False,
     device: DeviceOption = "auto",
+    precision: PrecisionOption = "auto",
     as_json: Annotated[bool, Option("--json", help="Print JSON, for machines.")] = False,
 ) -> None:
     """Evaluate a fine-tuned model by its task's official metrics.
@@ -47,8 +51,9 @@ def evaluate(
     from bertsmith.tasks.published_scores import published_lines
 
     form = TableFormat.parse(delimiter=delimiter, encoding=encoding, columns=columns)
-    folders, reading = _members(models, ensemble=ensemble), Reading(form, skip_bad)
-    file = predict_labelled(folders, data.expanduser(), split=split, reading=reading, device=device)
+    folders, reading = _members(models, ensemble=ensemble), Reading(form, skip_bad, split)
+    chosen = cast("Precision", precision)  # a model refuses any other as it is opened
+    file = predict_labelled(folders, data.expanduser(), reading=reading, device=device, precision=chosen)
     metrics = file.metrics()
     for warning in file.warnings:
         echo(warning, err=True)
@@ -81,6 +86,7 @@ def predict(
     columns: ColumnsOption = "",
     skip_bad: SkipBadOption = False,
     device: DeviceOption = "auto",
+    precision: PrecisionOption = "auto",
     as_json: Annotated[bool, Option("--json", help="Print JSON, for machines.")] = False,
 ) -> None:
     """Write what a model predicts for each example of a file.
@@ -97,14 +103,25 @@ def predict(
 
     bertsmith predict --ensemble runs/a runs/b runs/c --input new.tsv --out predictions.tsv
     """
-    from bertsmith.finetuning.predict import Reading, predict, write_official, write_predictions
+    from bertsmith.finetuning.predict import (
+        Reading,
+        check_ending,
+        config_of,
+        predict,
+        write_official,
+        write_predictions,
+    )
     from bertsmith.tasks.glue_leaderboard import submission_file
 
     folders = _members(models, ensemble=ensemble)
     data, out = data.expanduser(), out.expanduser()
     _check_not_input(data, out)
     form = TableFormat.parse(delimiter=delimiter, encoding=encoding, columns=columns)
-    file = predict(folders, data, split=split, reading=Reading(form, skip_bad), device=device)
+    if config := config_of(folders[0]):  # before anything is computed
+        check_ending(config.kind, out)
+    chosen = cast("Precision", precision)
+    reading = Reading(form, skip_bad, split)
+    file = predict(folders, data, reading=reading, device=device, precision=chosen)
     _check_not_input(file.path, out)  # where a folder was given, only now is the file known
     if official is not None:
         _check_not_input(file.path, official.expanduser() / submission_file(file.task, file.split))

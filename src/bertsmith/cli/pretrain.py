@@ -22,7 +22,9 @@ def pretrain(
     recipe: Annotated[str, Argument(metavar="RECIPE", help="A preset (bert-base) or a TOML file.")],
     store: Annotated[Path, Option(help="Token store made by `bertsmith corpus`.")],
     out: Annotated[Path, Option(help="Run folder; a run found there resumes.")],
-    start_from: Annotated[str, Option("--from", metavar="MODEL", help="Continue from this model.")] = "",
+    start_from: Annotated[
+        str, Option("--from", metavar="MODEL", help="Continue from this model: a folder, or org/name.")
+    ] = "",
     add_words: Annotated[str, Option(metavar="FILE", help="Words added to that model's vocabulary.")] = "",
     steps: Annotated[int | None, Option(help="Budget in steps (run.steps).")] = None,
     minutes: Annotated[float | None, Option(help="Budget in minutes (run.minutes).")] = None,

@@ -11,15 +11,17 @@ from bertsmith.core.files import read_json
 from bertsmith.finetuning.assignment import ASSIGNMENT, finetuning_folder
 from bertsmith.finetuning.evaluation import with_threshold
 from bertsmith.finetuning.splits import split_named, warn_of_unknown_labels, without_unknown_labels
-from bertsmith.inference.loaded_model import load_task_model
+from bertsmith.inference.finetuned_folder import read_finetuned
+from bertsmith.inference.loaded_model import Precision, load_task_model
 from bertsmith.inference.model_path import SPREAD_FILE, model_folder
 from bertsmith.inference.task_model import TaskModel
 from bertsmith.tasks.catalogue import task_named
 from bertsmith.tasks.custom import custom_task, spec_of
 from bertsmith.tasks.encoded import EncodedSet
 from bertsmith.tasks.encoding_cache import encoding_key
-from bertsmith.tasks.example_types import Example, TaggedExample
+from bertsmith.tasks.example_types import BadLine, Example, TaggedExample
 from bertsmith.tasks.glue_leaderboard import submission_file, write_submission
+from bertsmith.tasks.kinds.kind import AnyKind
 from bertsmith.tasks.kinds.registry import TEXT_KINDS
 from bertsmith.tasks.kinds.text_kind import USUAL_THRESHOLD
 from bertsmith.tasks.metrics import ClassScores
@@ -77,6 +79,8 @@ class Reading:
     form: TableFormat = TableFormat()
     """How a table of the user's own is written: of each file anew, for nothing says that two are alike."""
     skip_bad: bool = False
+    split: str = ""
+    """Which split of a folder, or which one a file is; nothing: what its name says."""
 
 
 USUAL = Reading()
@@ -94,18 +98,29 @@ def task_of(config: TaskConfig, form: TableFormat) -> Task:
     return task
 
 
+def config_of(folder: Path) -> TaskConfig | None:
+    """What the model of a folder says of its task, before its weights are read; nothing where it is none."""
+    finetuned = read_finetuned(model_folder(folder))
+    return None if finetuned is None else finetuned.config
+
+
 def predict_labelled(
-    folders: Sequence[Path], data: Path, *, split: str = "", reading: Reading = USUAL, device: str = "auto"
+    folders: Sequence[Path],
+    data: Path,
+    *,
+    reading: Reading = USUAL,
+    device: str = "auto",
+    precision: Precision = "fp32",
 ) -> FilePredictions:
     """What the models of these folders predict of a file, or of a split of a data folder: the members' mean.
 
     They are to be evaluated by the labels of the file: of the one that the first model was trained from, only
     the part that was held back is taken.
     """
-    members = _Members.open(folders, device=device)
-    task, chosen = _asked_for(members.config, data, split, reading.form)
+    members = _Members.open(folders, device=device, precision=precision)
+    task, chosen = _asked_for(members.config, data, reading)
     warnings = []
-    if not split and _is_own_file(folders[0], task, data):
+    if not reading.split and _is_own_file(folders[0], task, data):
         held = (
             chosen != "train"
             and has_split(task, data, "dev")
@@ -114,6 +129,7 @@ def predict_labelled(
         chosen = "dev" if held else chosen
         warnings.append(f"{data}: {ONLY_HELD_BACK if held else TRAINED_ON}")
     read = read_split(task, data, chosen, skip_bad=reading.skip_bad)
+    read = _labelled(read, skip_bad=reading.skip_bad)
     if reading.skip_bad:
         kept, strange = without_unknown_labels(read.examples, members.config.labels)
         if not kept:
@@ -126,11 +142,16 @@ def predict_labelled(
 
 
 def predict(
-    folders: Sequence[Path], data: Path, *, split: str = "", reading: Reading = USUAL, device: str = "auto"
+    folders: Sequence[Path],
+    data: Path,
+    *,
+    reading: Reading = USUAL,
+    device: str = "auto",
+    precision: Precision = "fp32",
 ) -> FilePredictions:
     """As `predict_labelled`, for predictions of all examples, whatever their labels are."""
-    members = _Members.open(folders, device=device)
-    task, chosen = _asked_for(members.config, data, split, reading.form)
+    members = _Members.open(folders, device=device, precision=precision)
+    task, chosen = _asked_for(members.config, data, reading)
     read = read_for_prediction(task, data, chosen, skip_bad=reading.skip_bad)
     _check_words_in_columns(read.examples, members.config.labels)
     return members.predict(task, chosen, read)
@@ -144,12 +165,13 @@ class _Members:
     models: Sequence[TaskModel]
 
     @classmethod
-    def open(cls, folders: Sequence[Path], *, device: str) -> "_Members":
+    def open(cls, folders: Sequence[Path], *, device: str, precision: Precision) -> "_Members":
         # Of several runs whose spread was written, the best one is meant.
         folders = [model_folder(each) if (each / SPREAD_FILE).is_file() else each for each in folders]
         for folder in folders:
             _check_finished(folder)
-        return cls(folders, [load_task_model(folder, device=device) for folder in folders])
+        models = [load_task_model(folder, device=device, precision=precision) for folder in folders]
+        return cls(folders, models)
 
     @property
     def config(self) -> TaskConfig:
@@ -207,6 +229,20 @@ def _is_own_file(folder: Path, task: Task, data: Path) -> bool:
     return file == trained or (file.parent == trained and names_file(task, "train", file))
 
 
+def _labelled(read: ReadSplit, *, skip_bad: bool) -> ReadSplit:
+    """The examples whose labels are known; the others cannot be evaluated."""
+    bare = [example for example in read.examples if not example.is_labelled]
+    if bare and not (skip_bad and len(bare) < len(read.examples)):
+        what = f"{len(bare):,} of {len(read.examples):,} examples have no label to compare with; the first"
+        remedy = "add the labels"
+        if len(bare) < len(read.examples):
+            remedy = "add them, or leave such lines out with --skip-bad"
+        raise UserError(f"{what} is here", where=bare[0].where, remedy=remedy)
+    skipped = [BadLine("has no label", example.where, "add it") for example in bare]
+    labelled = tuple(example for example in read.examples if example.is_labelled)
+    return replace(read, examples=labelled, skipped=(*read.skipped, *skipped))
+
+
 def _check_words_in_columns(examples: Sequence[Example], labels: tuple[str, ...]) -> None:
     """Raise where the last column holds no tag of the model: plain sentences would be read as columns."""
     sentences = [each for each in examples if isinstance(each, TaggedExample) and each.tags is not None]
@@ -234,9 +270,19 @@ def with_texts(rows: Sequence[dict[str, Any]], file: FilePredictions) -> list[di
     return [{"id": row["id"], **example.text_cells, **row} for row, example in pairs]
 
 
+def check_ending(kind: AnyKind, out: Path) -> None:
+    """Raise where the name of a file tells no format in which predictions of this kind are written."""
+    if not kind.has_own_files and out.suffix.lower() not in TABLE_WRITERS:
+        what = (
+            f"the ending {out.suffix!r} tells no format" if out.suffix else "has no ending to tell its format"
+        )
+        raise UserError(what, where=str(out), remedy=f"name it {', '.join(TABLE_WRITERS)}")
+
+
 def write_predictions(out: Path, file: FilePredictions, *, with_text: bool = False) -> list[Path]:
     """Write the predictions as the name says, else in the form that the kind's tools read; the files."""
     kind, suffix = file.config.kind, out.suffix.lower()
+    check_ending(kind, out)
     if kind.has_own_files and (suffix not in TABLE_WRITERS or suffix == ".tsv"):
         if with_text:
             what, remedy = "this form has no place for the texts", "name a .csv, .jsonl or .parquet file"
@@ -256,12 +302,12 @@ def write_official(folder: Path, file: FilePredictions) -> Path:
     return write_submission(folder, file.task, split=file.split, predictions=predictions)
 
 
-def _asked_for(config: TaskConfig, data: Path, split: str, form: TableFormat) -> tuple[Task, str]:
+def _asked_for(config: TaskConfig, data: Path, reading: Reading) -> tuple[Task, str]:
     """The task whose file this is, and the split: the development set of a folder, or what a name says.
 
     Any other file is one to predict, whose labels are read where it has some.
     """
-    own = task_of(config, form)
+    own, split = task_of(config, reading.form), reading.split
     tasks = [own, *(task_named(name) for name in FURTHER_TASKS.get(config.task, ()))]
     for task in tasks:
         if data.is_dir():

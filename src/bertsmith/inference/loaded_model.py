@@ -115,9 +115,9 @@ def load(
     return Bert(model, tokenizer, device=device, finetuned=finetuned, int8=chosen == "int8")
 
 
-def load_task_model(folder: Path, *, device: str = "auto") -> "TaskModel":
+def load_task_model(folder: Path, *, device: str = "auto", precision: Precision = "fp32") -> "TaskModel":
     """The fine-tuned model of a run folder or of the model folder in it."""
-    bert = load(folder, device=device)
+    bert = load(folder, device=device, precision=precision)
     if bert.finetuned is None:
         remedy = "give the folder of a `bertsmith finetune` run"
         raise UserError("was not fine-tuned here: it has no task.json", where=str(folder), remedy=remedy)

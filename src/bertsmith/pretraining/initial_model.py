@@ -12,11 +12,13 @@ from bertsmith.core.errors import UserError
 from bertsmith.core.files import read_json
 from bertsmith.core.seeds import key_of
 from bertsmith.corpus.token_store import TokenStore, tokenizer_hash
+from bertsmith.inference.model_path import model_folder
 from bertsmith.model.architectures.registry import architecture_of
 from bertsmith.model.encoder_config import ConfigReader, Direction, EncoderConfig
 from bertsmith.model.heads import MaskedLanguageHead
 from bertsmith.model.model_folder import Model, read_model
 from bertsmith.model.network import Network, add_fresh_head, new_network, set_direction
+from bertsmith.model.sentence_modules import transformer_folder
 from bertsmith.objectives.registry import OBJECTIVES
 from bertsmith.objectives.replaced_token_detection import GENERATOR
 from bertsmith.recipe.schema import ModelSection, Recipe
@@ -71,7 +73,7 @@ def with_true_model(recipe: Recipe) -> Recipe:
     if recipe.start.model == "scratch":
         _check_words_have_a_model(recipe)
         return recipe
-    folder = Path(recipe.start.model).expanduser()
+    folder = transformer_folder(model_folder(recipe.start.model))
     config_json = read_json(folder / "config.json", remedy="give --from a model folder")
     config = architecture_of(str(config_json.get("model_type")), where=str(folder)).read_config(
         ConfigReader(config_json, str(folder / "config.json"))
@@ -113,8 +115,8 @@ def _generator_config(recipe: Recipe, config: EncoderConfig) -> EncoderConfig:
 
 
 def _adapted(recipe: Recipe, store: TokenStore, stream: torch.Generator) -> InitialModel:
-    folder = Path(recipe.start.model).expanduser()
-    model, before = read_model(folder), Tokenizer.load(folder)
+    folder = model_folder(recipe.start.model)
+    model, before = read_model(folder), Tokenizer.load(transformer_folder(folder))
     objective, notes, tokenizer = OBJECTIVES[recipe.examples.objective], list(model.notes), before
     generator = _read_generator(folder, recipe, model.network.config) if objective.has_generator else None
     if recipe.start.add_words != "none":

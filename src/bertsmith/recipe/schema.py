@@ -127,7 +127,7 @@ class StartSection(Section):
     """What the run begins with."""
 
     model: str = "scratch"
-    """scratch, or a model folder to continue from: its architecture replaces the model section."""
+    """scratch, or a model to continue from, by its folder or name: it replaces the model section."""
     add_words: str = "none"
     """A file of words, one a line, that were added to that model's vocabulary, or none."""
 
@@ -369,7 +369,8 @@ class Recipe(Section):
             )
         if not self.examples.masks_tokens and self.examples.pairs in ("nsp", "sop"):
             what = "a one-sided objective has no sentence pairs"
-            raise RuleError(what, keys=("examples.objective",), remedy="set examples.pairs to none")
+            remedy = "set examples.pairs to none (--set examples.pairs=none)"
+            raise RuleError(what, keys=("examples.objective",), remedy=remedy)
         return self
 
     @model_validator(mode="after")

@@ -15,9 +15,9 @@ TableRows = Sequence[Mapping[str, Any]]
 
 
 def write_table(target: Path, rows: TableRows) -> None:
-    """Write the rows whole or not at all; a name that tells no format is a TSV."""
+    """Write the rows, whole or not at all, in the format of the name's ending, one of `TABLE_WRITERS`."""
     with atomic_path(target) as temporary:
-        TABLE_WRITERS.get(target.suffix.lower(), _write_tsv)(temporary, rows)
+        TABLE_WRITERS[target.suffix.lower()](temporary, rows)
 
 
 def _names(rows: TableRows) -> list[str]:

@@ -71,6 +71,37 @@ def test_bad_lines_stop_it_or_are_counted(capsys, run, tmp_path):
     assert told.out.startswith("SST-2, 40 examples (1 bad lines skipped)")
 
 
+def test_examples_without_a_label_stop_it_or_are_counted(capsys, own, tmp_path):
+    file = tmp_path / "new.csv"
+    file.write_text("text,label\nthe sun,hot\nthe snow,\nthe snow,icy\nthe tea,\n")
+    words = ("evaluate", own[0].folder, "--data", file)
+    line = mistake(capsys, *words)
+    assert "new.csv:3: 2 of 4 examples have no label to compare with" in line and "--skip-bad" in line
+    told = bertsmith(capsys, *words, "--skip-bad")
+    assert told.out.startswith("Custom, 2 examples (2 bad lines skipped)")
+    file.write_text("text,label\nthe snow,\n")
+    assert "1 of 1 examples have no label" in mistake(capsys, *words, "--skip-bad")
+
+
+def test_the_precision_can_be_chosen_and_is_that_of_classify(capsys, own, tmp_path, monkeypatch):
+    monkeypatch.setattr("bertsmith.inference.loaded_model.has_bf16_products", lambda: True)
+    file = tmp_path / "new.csv"
+    file.write_text("text,label\nthe sun,hot\nthe snow,icy\n")
+    found = {}
+    for precision in ("fp32", "bf16"):
+        words = (own[0].folder, "--input", file, "--precision", precision)
+        bertsmith(capsys, "predict", *words, "--out", tmp_path / f"{precision}.jsonl")
+        rows = map(json.loads, (tmp_path / f"{precision}.jsonl").read_text().splitlines())
+        told = bertsmith(capsys, "classify", "--model", *words, "--text", "text", "--json")
+        classified = [json.loads(line)["probabilities"] for line in told.out.splitlines()]
+        found[precision] = [{label: row[label] for label in ("hot", "icy")} for row in rows]
+        for one, other in zip(found[precision], classified, strict=True):
+            assert one == pytest.approx(other, abs=1e-6)
+    assert found["fp32"] != found["bf16"]
+    words = ("evaluate", own[0].folder, "--data", file, "--precision", "fp8")
+    assert "unknown precision 'fp8'" in mistake(capsys, *words)
+
+
 def test_mistakes_are_one_line(capsys, run, tmp_path):
     folder, data = run[0].folder, run[1]
     (tmp_path / "new.tsv").write_text("sentence\nthe sun\n")
@@ -144,7 +175,7 @@ def test_a_file_without_tags_cannot_be_evaluated(capsys, model, tmp_path):
     result = tune("wnut17", model, tmp_path, *SHORT)
     (tmp_path / "new.txt").write_text("london\nis\ncold\n")
     said = mistake(capsys, "evaluate", result.folder, "--data", tmp_path / "new.txt")
-    assert "some examples have no label to compare with" in said
+    assert "new.txt:1: 1 of 1 examples have no label to compare with" in said
     told = bertsmith(capsys, "evaluate", result.folder, "--data", tmp_path / "data" / "wnut17")
     assert "  span f1 location: " in told.out
 

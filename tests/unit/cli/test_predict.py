@@ -101,7 +101,7 @@ def test_bad_lines_are_counted(capsys, runs, new, tmp_path):
 
 def test_mistakes_are_one_line_and_write_nothing(capsys, runs, new, tmp_path):
     one, two, tags = (runs[key][0] for key in ("one", "two", "tags"))
-    out = ("--out", tmp_path / "out")
+    out = ("--out", tmp_path / "out.tsv")
     for words, said in (
         ((one, two, "--input", new), "several models were given; add --ensemble"),
         (("--ensemble", one, tags, "--input", new), "was not fine-tuned for the same task and labels"),
@@ -110,7 +110,16 @@ def test_mistakes_are_one_line_and_write_nothing(capsys, runs, new, tmp_path):
         ((tags, "--input", runs["tags"][1], "--official", tmp_path), "the GLUE site takes no predictions"),
     ):
         assert said in mistake(capsys, "predict", *words, *out)
-        assert not (tmp_path / "out").exists()
+        assert not (tmp_path / "out.tsv").exists()
+
+
+@pytest.mark.parametrize("name", ["p.xyz", "p", "p.txt"])
+def test_a_name_that_tells_no_format_is_refused_before_anything_is_computed(
+    capsys, runs, new, tmp_path, name
+):
+    words = ("predict", runs["one"][0], "--input", tmp_path / "gone.tsv", "--out", tmp_path / name)
+    assert "name it .tsv, .csv, .jsonl" in mistake(capsys, *words)
+    assert not (tmp_path / name).exists()
 
 
 def test_the_input_is_not_overwritten(capsys, runs, new, tmp_path):

@@ -4,6 +4,7 @@ import gzip
 import io
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,6 +14,8 @@ import torch
 import bertsmith as package
 from bertsmith.cli.answer import excerpt
 from bertsmith.cli.model_options import BAR_WIDTH, bar
+from bertsmith.model.model_folder import Model, read_model, write_model
+from bertsmith.model.network import new_network
 from bertsmith.recipe.finetuning_schema import AnswersSection, TextSection
 from bertsmith.tasks.task_config import TaskConfig
 from tests.command_line import bertsmith, mistake
@@ -101,6 +104,15 @@ def test_an_extended_text_says_what_each_token_cost_and_why(capsys, folders):
     assert longer == found["text"]
     assert "ms per token: 7 tokens were read for the first one, 9 for the last" in cost
     assert "Nothing can be kept from one token to the next" in why
+
+
+def test_a_model_of_one_side_is_not_said_to_look_at_both(capsys, tmp_path):
+    write_toy_folder(tmp_path / "left")
+    config = replace(read_model(tmp_path / "left").network.config, direction="left-to-right")
+    network = new_network(config, {"mlm": 0}, torch.Generator().manual_seed(0))
+    write_model(tmp_path / "left", Model(network))
+    *_, why = shown(capsys, "fill", "The boy", "--extend", 1, "--model", tmp_path / "left")
+    assert "This model only looks to the left" in why and "to its right" not in why
 
 
 # ---- next

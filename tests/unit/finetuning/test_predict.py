@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bertsmith.core.errors import UserError
-from bertsmith.finetuning.predict import predict_labelled, write_official, write_predictions
+from bertsmith.finetuning.predict import predict, predict_labelled, write_official, write_predictions
 from bertsmith.tasks.answers import squad_scores
 from tests.toy_folder import write_toy_folder
 from tests.toy_tasks import write_rows
@@ -146,7 +146,7 @@ def glue_tests(tmp_path):
     ],
 )
 def test_the_official_file_has_the_name_and_the_spelling_of_the_site(runs, glue_tests, name, file, spelling):
-    predicted = predict_labelled(runs[name][0][:1], glue_tests / f"{name}.tsv", device="cpu")
+    predicted = predict(runs[name][0][:1], glue_tests / f"{name}.tsv", device="cpu")
     path = write_official(glue_tests / "site", predicted)
     header, *lines = rows(path)
     assert (path.name, header) == (file, ["index", "prediction"])
@@ -166,9 +166,8 @@ def test_other_tasks_have_no_official_file(runs, tmp_path, name):
 
 
 def test_a_file_without_labels_cannot_be_evaluated(runs, glue_tests):
-    predicted = predict_labelled(runs["sst2"][0][:1], glue_tests / "sst2.tsv", device="cpu")
     with pytest.raises(UserError, match="have no label to compare with"):
-        predicted.metrics()
+        predict_labelled(runs["sst2"][0][:1], glue_tests / "sst2.tsv", device="cpu")
 
 
 def test_a_model_that_was_not_fine_tuned_is_rejected(tmp_path):
@@ -208,10 +207,7 @@ def test_mnli_is_evaluated_on_both_development_sets(mnli):
 )
 def test_a_files_name_says_which_part_of_the_submission_it_is(mnli, tmp_path, file, official):
     result, data = mnli
-    assert (
-        write_official(tmp_path, predict_labelled([result.folder], data / file, device="cpu")).name
-        == official
-    )
+    assert write_official(tmp_path, predict([result.folder], data / file, device="cpu")).name == official
 
 
 @pytest.mark.parametrize("place", ["AX/diagnostic-full.tsv", "AX"])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bertsmith.finetuning.predict import predict_labelled
+from bertsmith.finetuning.predict import Reading, predict_labelled
 from tests.toy_tasks import TOYS
 from tests.tuning import tune
 
@@ -19,5 +19,7 @@ def test_a_toy_rule_is_learned_and_the_folder_says_the_same_again(name, model, t
         result = tune(name, model, place, *settings)
         metrics = next(iter(result.metrics.values()))
         assert next(iter(metrics.values())) > 0.95
-        predicted = predict_labelled([result.folder], place / "data" / name, split="dev", device="cpu")
+        predicted = predict_labelled(
+            [result.folder], place / "data" / name, reading=Reading(split="dev"), device="cpu"
+        )
         assert predicted.metrics() == pytest.approx(metrics, abs=1e-4)

@@ -1,5 +1,6 @@
 """What a run begins with: fresh weights, or a model folder with what it lacks and with new words."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -199,7 +200,7 @@ def test_a_folder_of_a_member_without_pairs_is_a_clear_error(store, tmp_path):
 
 
 def test_a_folder_that_is_not_there_is_a_clear_error(store, tmp_path):
-    with pytest.raises(UserError, match="config.json: cannot be read"):
+    with pytest.raises(UserError, match="nowhere: there is no such folder"):
         run_tiny(store, tmp_path / "run", f"start.model={tmp_path / 'nowhere'}")
 
 
@@ -307,3 +308,27 @@ def test_words_to_add_without_a_model_to_add_them_to_are_rejected(store, tmp_pat
     with pytest.raises(UserError, match=r"--add-words .*this run starts from scratch; give --from"):
         run_tiny(store, tmp_path / "run", f"start.add_words={tmp_path / 'words.txt'}")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_run_continues_from_a_fetched_model_by_its_name(store, tmp_path, monkeypatch):
+    snapshot = tmp_path / "hub" / "models--org--tiny" / "snapshots" / "abc"
+    snapshot.parent.mkdir(parents=True)
+    model_folder(snapshot, store.tokenizer(), heads={"mlm": 0})
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    recipe = tiny_recipe("start.model=org/tiny", "examples.pairs=none")
+    assert with_true_model(recipe).model.layers == 3
+    initial = build_initial_model(with_true_model(recipe), store).network
+    known = read_model(snapshot).network
+    assert differing(initial.state_dict(), known.state_dict()) == []
+    with pytest.raises(UserError, match="hf download org/other"):
+        with_true_model(tiny_recipe("start.model=org/other"))
+
+
+def test_a_run_continues_from_the_old_layout_of_sentence_transformers(store, tmp_path):
+    model_folder(tmp_path / "old" / "0_Transformer", store.tokenizer(), heads={"mlm": 0})
+    kind = "sentence_transformers.models.Transformer"
+    modules = [{"idx": 0, "name": "0", "path": "0_Transformer", "type": kind}]
+    (tmp_path / "old" / "modules.json").write_text(json.dumps(modules))
+    recipe = with_true_model(tiny_recipe(f"start.model={tmp_path / 'old'}", "examples.pairs=none"))
+    assert recipe.model.width == 48
+    assert build_initial_model(recipe, store).network.config.layers == 3

@@ -280,6 +280,7 @@ def test_a_rule_between_keys_says_what_to_do():
 def test_a_rule_that_names_no_written_key_tells_the_last_place_written():
     line = refusal("bert-base", ["examples.objective=left-to-right"])
     assert line.startswith("--set: a one-sided objective has no sentence pairs")
+    assert "--set examples.pairs=none" in line
 
 
 @pytest.mark.parametrize(
