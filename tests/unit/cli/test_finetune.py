@@ -104,7 +104,7 @@ def test_pairs_are_two_columns(give, capsys, reviews, tmp_path):
         "--input",
         unlabelled(tmp_path, "review,other"),
         "--out",
-        tmp_path / "o",
+        tmp_path / "o.csv",
     )
     assert "new.csv:1: has no column 'second'" in line
 
