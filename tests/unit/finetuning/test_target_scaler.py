@@ -9,7 +9,7 @@ import torch
 import transformers
 
 from bertsmith.finetuning.finetune import finetune
-from bertsmith.finetuning.predict import predict_labelled
+from bertsmith.finetuning.predict import Reading, predict_labelled
 from bertsmith.finetuning.target_scaler import TargetScaler
 from bertsmith.inference.loaded_model import load
 from bertsmith.tasks.custom import CustomSpec, custom_task
@@ -51,7 +51,7 @@ def test_numbers_far_from_zero_are_learned_and_predicted_as_they_are(prices):
 
 def test_a_file_is_evaluated_as_the_run_evaluated_it(prices):
     predicted = predict_labelled(
-        [prices.folder], prices.folder.parents[1] / "my.csv", split="dev", device="cpu"
+        [prices.folder], prices.folder.parents[1] / "my.csv", reading=Reading(split="dev"), device="cpu"
     )
     assert predicted.metrics() == pytest.approx(prices.metrics["dev"], rel=1e-3)
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import bertsmith
 from bertsmith.core.errors import UserError
-from bertsmith.finetuning.predict import predict_labelled
+from bertsmith.finetuning.predict import Reading, predict_labelled
 from bertsmith.inference.predictor import words_of_texts
 from bertsmith.inference.text_reader import Reader
 from bertsmith.recipe.finetuning_schema import TextSection
@@ -82,7 +82,7 @@ def test_a_long_text_follows_the_rule_of_the_fine_tuned_folder(sst2):
 )
 def test_every_head_says_what_prediction_from_files_says(name, settings, folder, tmp_path):
     run = tune(name, folder, tmp_path, *BARELY, *settings).folder
-    said = predict_labelled([run], tmp_path / "data" / name, split="dev", device="cpu")
+    said = predict_labelled([run], tmp_path / "data" / name, reading=Reading(split="dev"), device="cpu")
     bert = bertsmith.load(run)
     found = bert.classify([example.texts for example in said.examples])
     assert np.ptp(said.predictions.scores[:, 0]) > 1e-4
