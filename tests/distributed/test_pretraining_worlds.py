@@ -142,6 +142,22 @@ def test_two_processes_learn_to_find_replaced_tokens_as_one_does(tmp_path):
             assert max(float((ours[name] - theirs[name]).abs().max()) for name in ours) <= 1e-4
 
 
+def test_shards_of_layers_that_share_a_part_learn_what_one_process_does(tmp_path):
+    store = tiny_store(tmp_path)
+    settings = (
+        *SETTINGS,
+        "model.type=albert",
+        "examples.pairs=none",
+        "model.sharing=attention",
+        "run.steps=3",
+    )
+    with without_pictures():
+        run_tiny(store, tmp_path / "alone", *settings)
+    start = Start(tmp_path / "fsdp", (*settings, "run.parallel=fsdp"), free_port())
+    run_processes(2, take_part, store.folder, [start])
+    assert_same_learning(tmp_path / "fsdp", tmp_path / "alone")
+
+
 def test_a_wish_to_stop_that_one_process_hears_stops_both(runs):
     assert [of_rank[3][:2] for of_rank in runs.answers] == [("stopped", STOPPED_AFTER)] * 2
     assert STOPPED_AFTER not in saved_steps(runs.alone / "checkpoints")

@@ -94,6 +94,8 @@ class Pretraining:
     """The weights of the encoder and its pooler, by arithmetic alone; pre-training heads are not counted."""
     config_class: type[EncoderConfig] = EncoderConfig
     min_segments: int = 1
+    shares_layers: bool = False
+    """Whether its layers can share weights (ALBERT)."""
     generator_config: Callable[[EncoderConfig, float], EncoderConfig] | None = None
     """The config of the generator, at a fraction of the size, where it learns from one (ELECTRA)."""
 

@@ -249,7 +249,9 @@ def model_from_tensors(
     # On the meta device a network has sizes but takes no memory: the sizes are compared before any is taken.
     with torch.device("meta"), _NothingInitialised():
         network = build_network(config, heads)
-    network.load_state_dict(checkpoint.assembled(names, network.state_dict(), dtype), assign=True)
+    assembled = checkpoint.assembled(names, network.state_dict(), dtype)
+    network.load_state_dict(assembled, assign=True)
+    _check_shared(network, assembled, where=where)
     _check_settings(reader, architecture, heads)
     fresh = add_missing_supports(network, torch.Generator().manual_seed(0))
     extras = {key: value for key, value in reader.rest().items() if key not in NOT_KEPT}
@@ -345,6 +347,16 @@ def _read_config(architecture: Architecture, reader: ConfigReader) -> EncoderCon
         what = "max_position_embeddings leaves no position"
         raise UserError(what, where=reader.where, remedy="correct it")
     return config
+
+
+def _check_shared(network: Network, assembled: Mapping[str, Tensor], *, where: Path) -> None:
+    """Stop where layers that share a weight have different ones in the file."""
+    for name, parameter in network.named_parameters(remove_duplicate=False):
+        own = assembled[name]
+        if own.data_ptr() != parameter.data_ptr() and not torch.equal(own, parameter):
+            what = f"{name} differs from the weight of another layer that config.json says it shares"
+            remedy = "remove shared_parts from config.json to have the layers apart"
+            raise UserError(what, where=str(where), remedy=remedy)
 
 
 def _check_settings(reader: ConfigReader, architecture: Architecture, heads: Mapping[str, int]) -> None:

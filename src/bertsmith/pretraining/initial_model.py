@@ -13,6 +13,7 @@ from bertsmith.core.files import read_json
 from bertsmith.core.seeds import key_of
 from bertsmith.corpus.token_store import TokenStore, tokenizer_hash
 from bertsmith.inference.model_path import model_folder
+from bertsmith.model.architectures.albert import AlbertConfig
 from bertsmith.model.architectures.registry import architecture_of
 from bertsmith.model.encoder_config import ConfigReader, Direction, EncoderConfig
 from bertsmith.model.heads import MaskedLanguageHead
@@ -87,17 +88,14 @@ def with_true_model(recipe: Recipe) -> Recipe:
 
 def model_section_of(config: EncoderConfig) -> ModelSection:
     """The recipe's words for a model folder's encoder config, so that a run's recipe.toml tells the truth."""
-    return ModelSection.model_validate(
-        {
-            "type": config.model_type,
-            "embedding_width": "width" if config.embedding_width == config.width else config.embedding_width,
-            **{
-                name: getattr(config, name)
-                for name in ModelSection.model_fields
-                if name not in ("type", "embedding_width")
-            },
-        }
-    )
+    own = {"type", "embedding_width", "sharing", "groups"}
+    values = {name: getattr(config, name) for name in ModelSection.model_fields.keys() - own}
+    values["type"] = config.model_type
+    values["embedding_width"] = "width" if config.embedding_width == config.width else config.embedding_width
+    if isinstance(config, AlbertConfig):
+        values["groups"] = config.groups
+        values["sharing"] = "auto" if config.sharing == "all" else config.sharing
+    return ModelSection.model_validate(values)
 
 
 def _check_words_have_a_model(recipe: Recipe) -> None:

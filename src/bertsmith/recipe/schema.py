@@ -74,6 +74,11 @@ class ModelSection(Section):
     """Inside LayerNorm: 1e-12 in BERT, 1e-5 in RoBERTa."""
     initial_std: Annotated[float, Field(gt=0, lt=1e30)] = 0.02
     """Standard deviation of the initial weights."""
+    sharing: Literal["auto", "all", "attention", "ffn", "none"] = "auto"
+    """Which weights layers share, for model.type = albert (its section 4.5): whole layers, the attention or
+    the feed-forward with its LayerNorm, or none; auto is all in ALBERT."""
+    groups: Count = 1
+    """Groups of neighbouring layers that share with each other: 1 in ALBERT, where all layers do."""
 
     @model_validator(mode="after")
     def heads_divide_width(self) -> "ModelSection":
@@ -82,6 +87,25 @@ class ModelSection(Section):
                 f"model.heads = {self.heads} does not divide model.width = {self.width}",
                 keys=("model.heads", "model.width"),
                 remedy="make the width a multiple of the heads: BERT's is 64 times as large",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def layers_can_share(self) -> "ModelSection":
+        pretraining = ARCHITECTURES[self.type].pretraining
+        can_share = pretraining is not None and pretraining.shares_layers
+        if not can_share and (self.groups > 1 or self.sharing not in ("auto", "none")):
+            key = "groups" if self.groups > 1 else "sharing"
+            raise RuleError(
+                f"model.{key} = {getattr(self, key)}, but layers of model.type = {self.type} share nothing",
+                keys=(f"model.{key}", "model.type"),
+                remedy="set model.type to albert",
+            )
+        if self.groups > self.layers:
+            raise RuleError(
+                f"model.groups = {self.groups} is more than model.layers = {self.layers}",
+                keys=("model.groups", "model.layers"),
+                remedy="make the groups fewer, or set model.sharing to none",
             )
         return self
 
@@ -99,7 +123,8 @@ class ModelSection(Section):
         except UserError as error:  # a size beyond what any file may hold
             what = f"a saved model of model.type = {self.type} could not be opened: {error.what}"
             raise RuleError(what, keys=("model.type",), remedy=error.remedy) from error
-        for key in [each for each in type(self).model_fields if each != "type"]:
+        not_in_all = ("type", "sharing", "groups")
+        for key in [each for each in type(self).model_fields if each not in not_in_all]:
             if getattr(saved, key) != getattr(config, key):
                 raise self._lost(key, "width" if key == "embedding_width" else getattr(saved, key))
         return self
@@ -116,7 +141,10 @@ class ModelSection(Section):
         """The config of a new encoder; `own` replaces what a recipe has no key for (`pad_id`)."""
         pretraining = ARCHITECTURES[self.type].pretraining
         assert pretraining is not None, "a recipe rejects what cannot start from scratch"
-        values = self.model_dump(exclude={"type", "embedding_width"}) | own
+        values = self.model_dump(exclude={"type", "embedding_width", "sharing", "groups"}) | own
+        if pretraining.shares_layers:
+            values["groups"] = self.layers if self.sharing == "none" else self.groups
+            values["sharing"] = "all" if self.sharing in ("auto", "none") else self.sharing
         width = self.width if self.embedding_width == "width" else self.embedding_width
         return pretraining.config_class(
             model_type=self.type, vocabulary=vocabulary, embedding_width=width, **values

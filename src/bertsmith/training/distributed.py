@@ -5,6 +5,7 @@ This is the only place that reads what torchrun puts into the environment.
 
 import logging
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -181,9 +182,13 @@ def _warnings_off() -> Iterator[None]:
 def _sharded(module: nn.Module, world: World) -> nn.Module:
     mesh = init_device_mesh(world.device.type, (world.size,))
     # Each block comes once, also where layers share it (ALBERT). What is left is one group at the root: the
-    # word embeddings are used at both ends, as the table and as the decoder.
-    for block in [each for each in module.modules() if isinstance(each, Block)]:
-        fully_shard(block, mesh=mesh)
+    # word embeddings are used at both ends, as the table and as the decoder; and blocks that share a part of
+    # themselves, for a weight belongs to one group.
+    blocks = [each for each in module.modules() if isinstance(each, Block)]
+    uses = Counter(parameter for block in blocks for parameter in block.parameters())
+    for block in blocks:
+        if all(uses[parameter] == 1 for parameter in block.parameters()):
+            fully_shard(block, mesh=mesh)
     fully_shard(module, mesh=mesh)
     return module
 

@@ -123,7 +123,8 @@ def _lr_factors(module: nn.Module, optim: OptimSection) -> Iterator[tuple[nn.Par
 
 def _levels(encoder: Encoder, optim: OptimSection) -> list[list[nn.Module]]:
     """What has one learning rate, from the last layer down to the embeddings."""
-    if optim.layer_decay != 1 and len(encoder.order) != len(encoder.blocks):
+    weights = sum(len(list(encoder.blocks[number].parameters())) for number in encoder.order)
+    if optim.layer_decay != 1 and weights != len(list(encoder.blocks.parameters())):
         what = f"layer_decay = {optim.layer_decay}, but this model's layers share their weights"
         raise UserError(what, where="optim.layer_decay", remedy="leave it at 1")
     blocks: list[list[nn.Module]] = [[block] for block in reversed(encoder.blocks)]

@@ -1,7 +1,7 @@
 """ALBERT (Lan et al. 2019): factorised embeddings, shared layers, sentence-order prediction."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from bertsmith.model.architecture import (
     Architecture,
@@ -19,20 +19,39 @@ if TYPE_CHECKING:
     from bertsmith.model.encoder import Encoder
 
 
+Sharing = Literal["all", "attention", "ffn"]
+SHARED_PARTS = {
+    "attention": ("attention", "attention_norm"),
+    "ffn": ("feed_forward", "feed_forward_norm"),
+}
+"""What the layers of a group have in common where it is not all of a layer: a sub-layer with its norm."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class AlbertConfig(EncoderConfig):
-    """A config with groups of layers that share one set of weights."""
+    """A config with groups of layers that share their weights, or some of them."""
 
     groups: int = 1
     blocks_per_group: int = 1
+    sharing: Sharing = "all"
+
+    def group_of_layers(self) -> list[int]:
+        """The group of each layer; layers in a row share one."""
+        # In floating point, as transformers does it: whole numbers would differ where groups divide unevenly.
+        return [int(layer / (self.layers / self.groups)) for layer in range(self.layers)]
+
+    @property
+    def blocks(self) -> int:
+        """How many blocks there are: of layers that share all their weights, one for all."""
+        return self.groups * self.blocks_per_group if self.sharing == "all" else self.layers
 
     def order(self) -> list[int]:
-        """Which block each step runs: layers in a row share a group, a group runs its blocks in turn."""
-        # In floating point, as transformers does it: whole numbers would differ where groups divide unevenly.
-        of_layer = [int(layer / (self.layers / self.groups)) for layer in range(self.layers)]
+        """Which block each step runs: a group runs its blocks in turn."""
+        if self.sharing != "all":
+            return list(range(self.layers))
         return [
             group * self.blocks_per_group + block
-            for group in of_layer
+            for group in self.group_of_layers()
             for block in range(self.blocks_per_group)
         ]
 
@@ -43,6 +62,14 @@ def read_config(reader: ConfigReader) -> AlbertConfig:
     common = bert.read_config(ConfigReader(rates | dict(reader.values), reader.where, reader.used))
     values = {**vars(common), "embedding_width": reader.size("embedding_size", 128)}
     values["head_dropout"] = reader.rate("classifier_dropout_prob", 0.1)
+    # transformers knows groups that share whole layers. Where only a part is shared, a file holds each layer
+    # whole, and these keys are ours.
+    sharing = cast("Sharing", reader.word("shared_parts", "all", choices=("all", *SHARED_PARTS)))
+    if sharing != "all":
+        reader.require("num_hidden_groups", common.layers, common.layers)
+        reader.require("inner_group_num", 1, 1)
+        groups = reader.size("shared_groups", 1, most=common.layers)
+        return AlbertConfig(**values, groups=groups, sharing=sharing)
     groups = reader.size("num_hidden_groups", 1, most=common.layers)
     return AlbertConfig(
         **values,
@@ -58,26 +85,38 @@ def write_config(config: EncoderConfig) -> dict[str, Any]:
     written["classifier_dropout_prob"] = written.pop("classifier_dropout")
     written["embedding_size"] = config.embedding_width
     written["num_hidden_groups"], written["inner_group_num"] = config.groups, config.blocks_per_group
+    if config.sharing != "all":
+        written["num_hidden_groups"] = config.layers
+        written |= {"shared_parts": config.sharing, "shared_groups": config.groups}
     return written
 
 
 def count_parameters(config: EncoderConfig) -> int:
     """The weights of the encoder and its pooler: shared blocks count once."""
     assert isinstance(config, AlbertConfig)
-    blocks = config.groups * config.blocks_per_group * bert.count_block(config)
+    attention, feed_forward = bert.count_attention(config), bert.count_feed_forward(config)
+    blocks = config.blocks * (attention + feed_forward)
+    if config.sharing != "all":
+        shared = attention if config.sharing == "attention" else feed_forward
+        blocks -= (config.layers - config.groups) * shared
     widen, pooler = bert.dense(config.embedding_width, config.width), bert.dense(config.width, config.width)
     return bert.count_embeddings(config) + widen + blocks + pooler
 
 
 def build_encoder(config: EncoderConfig) -> "Encoder":
-    """Narrow embeddings, widened, and as many blocks as there are different ones."""
+    """Narrow embeddings, widened, and as many blocks as there are different ones; some may share parts."""
     from torch import nn
 
     from bertsmith.model.encoder import Encoder
 
     assert isinstance(config, AlbertConfig)
     embeddings = bert.build_embeddings(config, widen=nn.Linear(config.embedding_width, config.width))
-    blocks = [bert.build_block(config) for _ in range(config.groups * config.blocks_per_group)]
+    blocks = [bert.build_block(config) for _ in range(config.blocks)]
+    if config.sharing != "all":
+        groups = config.group_of_layers()
+        for block, group in zip(blocks, groups, strict=True):
+            for part in SHARED_PARTS[config.sharing]:
+                setattr(block, part, getattr(blocks[groups.index(group)], part))
     return Encoder(embeddings, blocks, order=config.order())
 
 
@@ -85,7 +124,7 @@ def encoder_names(config: EncoderConfig) -> Names:
     """Encoder weights as ALBERT's checkpoints call them."""
     assert isinstance(config, AlbertConfig)
     names = bert.embedding_names(config) | pair_of("embeddings.widen", "encoder.embedding_hidden_mapping_in")
-    for number in range(config.groups * config.blocks_per_group):
+    for number in range(config.blocks):
         group, block = divmod(number, config.blocks_per_group)
         ours, theirs = f"blocks.{number}", f"encoder.albert_layer_groups.{group}.albert_layers.{block}"
         projections = (f"{theirs}.attention.{part}" for part in ("query", "key", "value"))
@@ -132,5 +171,5 @@ ALBERT = Architecture(
         "predictions.decoder.weight": "albert.embeddings.word_embeddings.weight",
         "predictions.decoder.bias": "predictions.bias",
     },
-    pretraining=Pretraining(30_000, count_parameters, AlbertConfig),  # SentencePiece
+    pretraining=Pretraining(30_000, count_parameters, AlbertConfig, shares_layers=True),  # SentencePiece
 )

@@ -83,9 +83,18 @@ def count_embeddings(config: EncoderConfig) -> int:
 
 
 def count_block(config: EncoderConfig) -> int:
-    """The weights of one layer: four products of attention, two of the feed-forward, two LayerNorms."""
-    width, inner = config.width, config.inner
-    return 4 * dense(width, width) + dense(width, inner) + dense(inner, width) + 4 * width
+    """The weights of one layer."""
+    return count_attention(config) + count_feed_forward(config)
+
+
+def count_attention(config: EncoderConfig) -> int:
+    """The weights of a layer's attention: four products and a LayerNorm."""
+    return 4 * dense(config.width, config.width) + 2 * config.width
+
+
+def count_feed_forward(config: EncoderConfig) -> int:
+    """The weights of a layer's feed-forward: two products and a LayerNorm."""
+    return dense(config.width, config.inner) + dense(config.inner, config.width) + 2 * config.width
 
 
 def dense(inputs: int, outputs: int) -> int:
