@@ -1,19 +1,19 @@
 """Training from Python: what the commands do, with frames and lists in and tables out."""
 
+import ast
 import json
 import random
 import shutil
 import subprocess
 import sys
-from contextlib import nullcontext
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 
 import numpy as np
 import pyarrow
 import pytest
 
 import bertsmith
-from bertsmith.cli.terminal import BarProgress, LogProgress, progress_display
+from bertsmith.cli.terminal import LogProgress, progress_display
 from tests import command_line
 from tests.tiny_runs import tiny_store
 from tests.toy_tasks import warm_or_cold
@@ -305,30 +305,72 @@ def test_importing_the_package_imports_neither_torch_nor_the_commands():
     assert done.stdout == "[False, False]\n", done.stderr
 
 
-class Output(nullcontext):
-    """What ipywidgets draws into."""
-
-    def clear_output(self, **_):
-        """Nothing is drawn."""
+# ---- in a notebook
 
 
-def test_a_notebook_gets_a_bar_and_a_log_lines(monkeypatch):
-    def line(values):
-        return f"step {values['step']}"
+class Handle:
+    """A place in a cell's output whose content can be replaced."""
 
-    with progress_display(line, as_json=False) as callback:
-        assert isinstance(callback, LogProgress)
-    shown = []
-    kernel = type("ZMQInteractiveShell", (), {})()
-    names = ("IPython", "IPython.display", "ipywidgets")
-    notebook, display, widgets = (ModuleType(name) for name in names)
-    display.display, widgets.Output = lambda *given, **_: shown.append(given), Output
-    widgets.__spec__ = SimpleNamespace(name="ipywidgets")
-    notebook.get_ipython, notebook.display = lambda: kernel, display
-    for name, module in zip(names, (notebook, display, widgets), strict=True):
-        monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.setattr("builtins.get_ipython", lambda: kernel, raising=False)
-    with progress_display(line, as_json=False) as callback:
-        assert isinstance(callback, BarProgress)
-        callback.on_step(0.5, {"step": 3})
-    assert shown
+    def __init__(self, shown):
+        self.drawings = [shown]
+
+    def update(self, shown):
+        self.drawings.append(shown)
+
+
+class Kernel:
+    """What a notebook's kernel does that is used: cells are run, and what the last line gives is shown."""
+
+    def __init__(self, monkeypatch):
+        self.names, self.places = {}, []
+        shell = type("ZMQInteractiveShell", (), {})()
+        notebook, display = ModuleType("IPython"), ModuleType("IPython.display")
+        display.HTML, display.display = str, self.display
+        notebook.get_ipython, notebook.display = lambda: shell, display
+        monkeypatch.setitem(sys.modules, "IPython", notebook)
+        monkeypatch.setitem(sys.modules, "IPython.display", display)
+        monkeypatch.setattr("builtins.get_ipython", lambda: shell, raising=False)
+
+    def display(self, shown, *, display_id):
+        assert display_id is True
+        self.places.append(Handle(shown))
+        return self.places[-1]
+
+    def run(self, cell):
+        *before, last = ast.parse(cell).body
+        exec(compile(ast.Module(before, []), "cell", "exec"), self.names)
+        found = eval(compile(ast.Expression(last.value), "cell", "eval"), self.names)
+        return found._repr_html_() if hasattr(found, "_repr_html_") else repr(found)
+
+
+def test_a_notebook_has_a_bar_that_moves_and_tables(monkeypatch, capsys, rows, model, tmp_path):
+    kernel = Kernel(monkeypatch)
+    monkeypatch.setattr("bertsmith.cli.terminal.SECONDS_BETWEEN_DRAWINGS", 0.0)
+    kernel.names |= {"rows": rows, "model": model, "out": tmp_path / "run", "settings": SETTINGS}
+    table = kernel.run(
+        "import bertsmith\n"
+        "bertsmith.finetune(rows, text='review', label='class', model=model, out=out, epochs=1, "
+        "settings=settings)"
+    )
+    assert table.startswith("<table>") and "<td>accuracy</td>" in table
+    (bar,) = kernel.places
+    values = [float(drawing.split('value="')[1].split('"')[0]) for drawing in bar.drawings]
+    assert values == sorted(values) and (values[0], values[-1]) == (0, 1) and len(set(values)) > 2
+    assert "step 4" in bar.drawings[-1] and "loss" in bar.drawings[-1]
+    assert "step 4" not in capsys.readouterr().out  # the line is drawn, not printed as well
+    assert "<td>the" in kernel.run("bertsmith.predict(out, rows, device='cpu')")
+
+
+def test_a_bar_by_the_clock_shows_the_time_that_is_spent(monkeypatch):
+    kernel = Kernel(monkeypatch)
+    with progress_display(lambda values: "<b>", as_json=False) as callback:
+        callback.on_deadline(30.0, 60.0)
+        callback.on_step(0.01, {})
+        callback.draw()
+    (bar,) = kernel.places
+    assert 'value="0.50' in bar.drawings[-1] and "&lt;b&gt;" in bar.drawings[-1]
+
+
+def test_without_a_notebook_or_a_terminal_lines_are_logged():
+    with progress_display(str, as_json=False) as callback:
+        assert type(callback) is LogProgress

@@ -10,8 +10,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from importlib.util import find_spec
-from math import isfinite
+from html import escape
+from importlib import import_module
+from math import inf, isfinite
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TextIO, cast
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 STOPPED = 130
 STOPS = (signal.SIGTERM, signal.SIGHUP)
 """What is taken as Ctrl-C: the wish of a launcher, and a terminal that is closed."""
-SECONDS_BETWEEN_LINES = 10.0
+SECONDS_BETWEEN_LINES, SECONDS_BETWEEN_DRAWINGS = 10.0, 0.1
 STDERR = 2
 Line = Callable[[dict[str, Any]], str]
 """From a step's numbers to what a person reads."""
@@ -201,10 +202,58 @@ class BarProgress(QuietProgress):
         self.on_progress(progress)
 
 
+class NotebookProgress(LogProgress):
+    """Keeps one live line in the output of a notebook's cell, where messages are printed, too.
+
+    It is drawn by IPython alone: what rich draws in a notebook needs ipywidgets, and comes from a thread.
+    """
+
+    def __init__(self, line: Line) -> None:
+        super().__init__(line)
+        self.progress, self.text, self.deadline, self.drawn = 0.0, "starting", (inf, 1.0), 0.0
+        shown = import_module("IPython.display")
+        self._html = shown.HTML
+        self._place = shown.display(self._html(self._drawing()), display_id=True)
+
+    def on_progress(self, progress: float) -> None:
+        """Move the bar, not more often than anybody can see."""
+        self.progress = progress
+        if time.monotonic() - self.drawn >= SECONDS_BETWEEN_DRAWINGS:
+            self.draw()
+
+    def on_deadline(self, seconds: float, total: float) -> None:
+        """Let the bar show the time that is spent, whenever it is drawn."""
+        self.deadline = time.monotonic() + seconds, total
+
+    def on_step(self, progress: float, values: dict[str, Any]) -> None:
+        """Renew the line."""
+        self.text = self.line(values)
+        self.on_progress(progress)
+
+    def draw(self) -> None:
+        """Draw the line as it is now."""
+        self.drawn = time.monotonic()
+        self._place.update(self._html(self._drawing()))
+
+    def _drawing(self) -> str:
+        end, total = self.deadline
+        spent = 1 - max(0.0, end - time.monotonic()) / total
+        share = self.progress if end == inf else spent
+        bar = f'<progress max="1" value="{share:.4f}" style="width: 12em"></progress>'
+        return f"{bar} {share:.0%} {escape(self.text)}"
+
+
 @contextmanager
 def progress_display(line: Line, *, as_json: bool) -> "Iterator[ProgressCallback]":
     """The progress callback that suits a terminal, a notebook, a log or a machine."""
-    if as_json or not (sys.stderr.isatty() or _in_notebook()):
+    if not as_json and _in_notebook():
+        notebook = NotebookProgress(line)
+        try:
+            yield notebook
+        finally:
+            notebook.draw()
+        return
+    if as_json or not sys.stderr.isatty():
         yield JsonProgress() if as_json else LogProgress(line)
         return
     from rich.console import Console, RenderableType
@@ -226,8 +275,8 @@ def progress_display(line: Line, *, as_json: bool) -> "Iterator[ProgressCallback
 
 
 def _in_notebook() -> bool:
-    """Whether there is a notebook that can draw a live line: rich needs ipywidgets for it."""
-    if "IPython" not in sys.modules or find_spec("ipywidgets") is None:
+    """Whether this runs in a notebook: Jupyter's, Colab's or an editor's."""
+    if "IPython" not in sys.modules:
         return False
     from rich.console import Console
 
