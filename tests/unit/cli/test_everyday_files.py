@@ -122,7 +122,7 @@ def read_back(path):
     return [{**row, "hot": float(row["hot"]), "icy": float(row["icy"])} for row in rows]
 
 
-@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl", ".json", ".parquet", ".txt"])
+@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl", ".json", ".parquet"])
 def test_predictions_are_written_as_the_name_says(capsys, run, new, tmp_path, suffix):
     out = tmp_path / f"out{suffix}"
     assert bertsmith(capsys, "predict", run / "run", "--input", new, "--out", out).code == 0
