@@ -76,10 +76,12 @@ def plain_walk(documents: Documents, rules: WalkRules, draws: KeyedWalk | FreeWa
 def plain_document(own: int, documents: Documents, *, rules: WalkRules, draws) -> list[Pair]:
     draw = draws.target(own)
     target = between(2, rules.capacity, draw(1)) if draw(0) < rules.short_probability else rules.capacity
+    target = 0 if rules.kind == "sentence-pair" else target
     document, found, chunk, place = documents[own], [], [], 0
     while place < len(document):
         chunk.append(document[place])
-        if place == len(document) - 1 or sum(map(len, chunk)) >= target:
+        is_full = len(chunk) == 2 if rules.kind == "sentence-pair" else sum(map(len, chunk)) >= target
+        if place == len(document) - 1 or is_full:
             here = draws.chunk(own, place - len(chunk) + 1)
             others = lambda length, here=here: plain_random_second(length, own, documents, here)  # noqa: E731
             put_back, pair = plain_pair(chunk, target, rules=rules, draw=here, others=others)
@@ -99,7 +101,7 @@ def plain_pair(
     a_end = between(1, len(chunk) - 1, draw(0)) if len(chunk) >= 2 else 1
     first, second = joined(chunk[:a_end]), joined(chunk[a_end:])
     is_negative = draw(1) < rules.negative_probability
-    if len(chunk) == 1 or (rules.kind == "nsp" and is_negative):
+    if len(chunk) == 1 or (rules.kind in ("nsp", "sentence-pair") and is_negative):
         return len(chunk) - a_end, (first, others(target - len(first)), 1)
     return 0, ((second, first, 1) if is_negative else (first, second, 0))
 

@@ -62,7 +62,7 @@ def walks(draw):
     everything = list(range(len(lengths)))
     members = draw(st.lists(st.sampled_from(everything), min_size=1, unique=True).map(sorted))
     rules = WalkRules(
-        kind=draw(st.sampled_from(["nsp", "sop", "none"])),
+        kind=draw(st.sampled_from(["nsp", "sop", "sentence-pair", "none"])),
         capacity=draw(st.integers(4, 30)),
         specials=3,
         negative_probability=draw(SHARES),

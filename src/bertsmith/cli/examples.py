@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 
     from bertsmith.data.batch_inspection import BatchStatistics, ShownSequence, UnitStatistics
     from bertsmith.data.epoch_index import StageIndex
-    from bertsmith.recipe.schema import Recipe, Unit
+    from bertsmith.recipe.schema import PairHead, Recipe, Unit
     from bertsmith.text.tokenizer import Tokenizer
 
 BARS, BAR_WIDTH = 10, 40
 LABELS = ("position", "segment", "token", "target")
 LABEL_WIDTH = 10
 SEGMENT_COLOURS = ("cyan", "magenta")
-PAIR_LABELS = {
+PAIR_LABELS: dict["PairHead", tuple[str, str]] = {
     "nsp": ("B follows A (label 0)", "B is random (label 1)"),
     "sop": ("A and B in order (label 0)", "A and B swapped, or B random (label 1)"),
 }
-"""What the labels 0 and 1 of a pair mean, by `examples.pairs`."""
+"""What the labels 0 and 1 of a pair mean, by what learns from them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +169,7 @@ def print_report(report: ExamplesReport) -> None:
     for number, sequence in enumerate(report.sequences, start=1):
         headline = f"{len(sequence.tokens)} tokens, {len(sequence.targets)} to predict"
         if sequence.pair_label is not None:
-            headline += f"; {PAIR_LABELS[report.recipe.examples.pairs][sequence.pair_label]}"
+            headline += f"; {PAIR_LABELS[report.recipe.examples.pair_head][sequence.pair_label]}"
         console.print(f"Example {number}: {headline}", style="bold")
         print_sequence(console, report.tokenizer, sequence)
     print_statistics(console, report)
@@ -263,11 +263,14 @@ def _statistics_lines(report: ExamplesReport) -> list[tuple[str, str]]:
 def _pair_line(recipe: "Recipe", fraction: float) -> str:
     """How many pairs are negatives, and why there are more than the recipe says."""
     wanted = recipe.examples.negative_probability
-    what = "have a random B" if recipe.examples.pairs == "nsp" else "are swapped or have a random B"
+    what = "have a random B" if recipe.examples.pair_head == "nsp" else "are swapped or have a random B"
     line = f"{fraction:.2%} {what}; the recipe says {wanted:.0%}"
     if fraction <= wanted or wanted == 1:
         return line
     # The walk of the published code: a chunk of one sentence gets a random partner, whatever was sampled.
     single = (fraction - wanted) / (1 - wanted)
     why = f"about {single:.0%} of the examples begin with a sentence that has no other after it to be B"
-    return f"{line}, but {why}: it reaches the target length alone or is the document's last"
+    last = "it is the document's last"
+    if recipe.examples.pairs != "sentence-pair":
+        last = "it reaches the target length alone or is the document's last"
+    return f"{line}, but {why}: {last}"

@@ -192,7 +192,7 @@ class Collator:
             sequences.tokens_T[rows_P] = masks.shown_P
             if settings.objective == "replaced":
                 draws_P = self.masker.sampling_draws(text, masks.indices_P)
-        pair_weight = float(settings.pairs in ("nsp", "sop"))
+        pair_weight = float(settings.pair_head != "none")
         labels_S = examples.index.label.astype(np.int64)
         return sequences, Targets(rows_P, ids_P, labels_S, pair_weight, draws_P)
 

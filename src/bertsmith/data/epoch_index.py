@@ -84,7 +84,7 @@ class StageSource:
         """Of the recipe's stage with this number."""
         self.store, self.recipe, self.split = store, recipe, split
         self.stage: Stage = recipe.examples.stages[number]
-        is_pair = recipe.examples.pairs in ("nsp", "sop")
+        is_pair = recipe.examples.pair_head != "none"
         self.template: Template = templates.pair if is_pair else templates.single
         self.specials = self.template.specials(2 if is_pair else 1)
         """Special tokens in a sequence, separators between documents not counted."""

@@ -4,6 +4,7 @@
   sentences until a target length is reached, divides them into A and B, and continues behind them, or,
   where B is random, behind A. Every draw belongs to the sentence at which an example begins, so where the
   walk would continue is known for all sentences at once, and the walk itself only follows these steps.
+- pairs of single sentences (Liu et al. 2019, 4.2: SENTENCE-PAIR+NSP): the same walk, two sentences at a time.
 - full sentences: sequences filled with contiguous sentences, across documents or within them (Liu et al.
   2019, 4.2). A sentence longer than the capacity is cut into pieces of exactly that size, the last one
   taking the rest; a piece then counts as a sentence. Nothing is random, so every epoch has the same
@@ -50,7 +51,7 @@ class Sentences:
 class WalkRules:
     """How documents become examples, and the random numbers it is done with."""
 
-    kind: Literal["nsp", "sop", "none"]
+    kind: Literal["nsp", "sop", "sentence-pair", "none"]
     capacity: int
     """Most tokens of text in an example."""
     specials: int
@@ -135,13 +136,17 @@ class _Walk:
         self.first = ranges(begins, counts)
         self.target = np.repeat(target_lengths(rules, documents), counts)
         self.key = np.repeat(sub_keys(key_of(rules.seed, "walk", *rules.purpose), documents), counts)
-        self.end = self._reach(self.first, self.target, before=np.repeat(ends, counts))
+        if rules.kind == "sentence-pair":
+            self.target[:] = 0  # so that a random B is one sentence
+            self.end = np.minimum(self.first + 2, np.repeat(ends, counts))
+        else:
+            self.end = self._reach(self.first, self.target, before=np.repeat(ends, counts))
         self.count = self.end - self.first
 
     def examples(self) -> ExampleIndex:
         """The examples along the walk."""
         everywhere, negative = slice(None), self.rules.negative_probability
-        if self.rules.kind == "nsp":
+        if self.rules.kind in ("nsp", "sentence-pair"):
             split = self._split(everywhere)
             is_random = (self.count == 1) | (self._draw(_NEGATIVE, everywhere) < negative)
             # What a random B leaves unused is put back: the walk continues behind A.

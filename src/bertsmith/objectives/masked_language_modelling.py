@@ -5,7 +5,6 @@ Shapes: P predicted rows, S sequences, R = P + S, D model width, V vocabulary, C
 
 import math
 from collections.abc import Sequence
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -15,9 +14,7 @@ from bertsmith.data.collate import PretrainingBatch
 from bertsmith.model.architectures.registry import architecture_of
 from bertsmith.model.network import Network
 from bertsmith.objectives.pretraining_objective import Counts, PretrainingObjective, weighted_sums
-from bertsmith.recipe.schema import Recipe
-
-PairHead = Literal["nsp", "sop", "none"]
+from bertsmith.recipe.schema import PairHead, Recipe
 
 
 class MaskedLanguageModelling(PretrainingObjective):
@@ -65,14 +62,9 @@ class MaskedLanguageModelling(PretrainingObjective):
         return {"loss": sum(losses) if losses else math.nan, **values}
 
 
-def pair_head_of(recipe: Recipe) -> PairHead:
-    """Which sentence-pair head the recipe trains."""
-    return recipe.examples.pairs if recipe.examples.pairs in ("nsp", "sop") else "none"
-
-
 def heads_of(recipe: Recipe) -> dict[str, int]:
     """The heads that the recipe trains, with their numbers of outputs."""
-    pair = pair_head_of(recipe)
+    pair = recipe.examples.pair_head
     if pair == "none":
         return {"mlm": 0}
     specs = architecture_of(recipe.model.type).heads
@@ -84,4 +76,4 @@ def heads_of(recipe: Recipe) -> dict[str, int]:
 
 def build(network: Network, _: Network | None, recipe: Recipe) -> MaskedLanguageModelling:
     """The recipe's objective over a network."""
-    return MaskedLanguageModelling(network, pair_head_of(recipe))
+    return MaskedLanguageModelling(network, recipe.examples.pair_head)

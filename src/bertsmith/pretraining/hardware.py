@@ -260,11 +260,14 @@ def _evaluation_sequences(recipe: Recipe, *, on_gpu: bool) -> int:
 def choices(recipe: Recipe) -> list[str]:
     """Where sources disagree or the recipe deviates, what it does, in words."""
     batch, optim = recipe.batch, recipe.optim
-    size = (
-        f"{batch.sequences:,} sequences a step"
-        if batch.by == "sequences"
-        else f"{batch.tokens:,} tokens a step (a deviation: published are sequences)"
-    )
+    size = f"{batch.sequences:,} sequences a step"
+    # RoBERTa's study of short pairs enlarged its batches until they had as many tokens as those of long ones.
+    if recipe.examples.pairs == "sentence-pair" and batch.by == "sequences":
+        size += " (a deviation: of pairs of sentences, published are as many tokens as of others)"
+    elif batch.by == "tokens":
+        size = f"{batch.tokens:,} tokens a step"
+        if recipe.examples.pairs != "sentence-pair":
+            size += " (a deviation: published are sequences)"
     correction = f" {'with' if optim.bias_correction else 'without'} bias correction"
     optimizer = optim.algorithm + (correction if OPTIMIZERS[optim.algorithm].corrects_bias else "")
     masking = f"{recipe.masking.masks} masks by {recipe.masking.unit}, {recipe.masking.count} count"

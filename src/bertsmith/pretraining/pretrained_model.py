@@ -23,6 +23,7 @@ from bertsmith.training.trainer import Trainer
 PAIRS = {
     "nsp": "next-sentence prediction",
     "sop": "sentence-order prediction",
+    "sentence-pair": "next-sentence prediction on pairs of single sentences",
     "full-sentences": "full sentences across documents, no pairs",
     "doc-sentences": "full sentences within documents, no pairs",
     "none": "single segments, no pairs",

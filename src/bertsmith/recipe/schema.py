@@ -15,6 +15,7 @@ Off = Literal["off"]
 Unit = Literal["token", "word", "ngram", "phrase", "entity"]
 Objective = Literal["masked", "replaced", "left-to-right", "right-to-left"]
 """What a step learns from; what each is stands in objectives/registry.py, which loads torch."""
+PairHead = Literal["nsp", "sop", "none"]
 Algorithm = Literal["adamw", "lamb"]
 """Optimisers; what each is and needs stands in training/optimizers.py, which loads torch."""
 
@@ -177,13 +178,14 @@ class ExamplesSection(Section):
     objective: Objective = "masked"
     """Masked LM; replaced: tell which tokens a small masked LM made up (ELECTRA); or one of the comparators
     that see one side only."""
-    pairs: Literal["nsp", "sop", "full-sentences", "doc-sentences", "none"] = "nsp"
-    """nsp: next-sentence pairs (BERT); sop: sentence order (ALBERT); full-sentences and doc-sentences: filled
-    to the length across or within documents (RoBERTa); none: BERT's walk with one segment a sequence."""
+    pairs: Literal["nsp", "sop", "sentence-pair", "full-sentences", "doc-sentences", "none"] = "nsp"
+    """nsp: next-sentence pairs of segments (BERT); sop: sentence order (ALBERT); sentence-pair: nsp of single
+    sentences, full-sentences and doc-sentences: filled to the length across or within documents (all three
+    RoBERTa); none: BERT's walk with one segment a sequence."""
     negative_probability: Fraction = 0.5
-    """Probability of a random second segment (nsp) or a swapped pair (sop)."""
+    """Probability of a random second segment (nsp, sentence-pair) or a swapped pair (sop)."""
     short_probability: Fraction = 0.1
-    """Probability that a document is walked with a random shorter target length."""
+    """Probability that a document is walked with a random shorter target length (nsp, sop, none)."""
     stages: tuple[Stage, ...] = (
         Stage(fraction=0.9, length=128, predictions=20),
         Stage(fraction=0.1, length=512, predictions=77),
@@ -191,6 +193,12 @@ class ExamplesSection(Section):
     """Sequence lengths over the run: 90 % of the steps at 128, the last 10 % at 512 (BERT)."""
     held_out_fraction: Annotated[float, Field(gt=0, lt=0.5)] = 0.005
     """Fraction of documents kept for evaluation, chosen by a hash of their number, never trained on."""
+
+    @property
+    def pair_head(self) -> PairHead:
+        """Which head learns from the pairs: a sequence without pairs has none."""
+        heads: dict[str, PairHead] = {"nsp": "nsp", "sentence-pair": "nsp", "sop": "sop"}
+        return heads.get(self.pairs, "none")
 
     @property
     def masks_tokens(self) -> bool:
@@ -389,13 +397,13 @@ class Recipe(Section):
                 keys=("model.type",),
                 remedy="set start.model to a model folder to continue from",
             )
-        if not architecture.has_pair_head() and self.examples.pairs in ("nsp", "sop"):
+        if not architecture.has_pair_head() and self.examples.pair_head != "none":
             raise RuleError(
                 f"model.type = {self.model.type} has no head for examples.pairs = nsp or sop",
                 keys=("model.type", "examples.pairs"),
                 remedy="set examples.pairs to full-sentences, doc-sentences or none",
             )
-        if not self.examples.masks_tokens and self.examples.pairs in ("nsp", "sop"):
+        if not self.examples.masks_tokens and self.examples.pair_head != "none":
             what = "a one-sided objective has no sentence pairs"
             remedy = "set examples.pairs to none (--set examples.pairs=none)"
             raise RuleError(what, keys=("examples.objective",), remedy=remedy)

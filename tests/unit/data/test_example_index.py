@@ -52,6 +52,28 @@ def test_where_b_follows_a_the_walk_continues_behind_b() -> None:
     assert index.label.sum() == 0
 
 
+def test_a_sentence_pair_is_two_sentences_of_which_the_second_follows_or_is_any() -> None:
+    lengths = [[3, 4, 5, 6, 7]] * 400
+    sentences = sentences_of(lengths)
+    index = walk_documents(sentences, replace(RULES, kind="sentence-pair", short_probability=1.0))
+    starts = set(sentences.sentence_starts[:-1].tolist())
+    assert set(index.first_start.tolist()) | set(index.second_start.tolist()) <= starts
+    # Single sentences, whatever the length to aim at.
+    for start, length in ((index.first_start, index.first_length), (index.second_start, index.second_length)):
+        number = np.searchsorted(sentences.sentence_starts, start)
+        assert length.tolist() == np.diff(sentences.sentence_starts)[number].tolist()
+    follows = index.label == 0
+    assert (index.second_start == index.first_start + index.first_length)[follows].all()
+    assert (index.length == np.minimum(index.first_length + index.second_length, 20) + 3).all()
+    # A random B leaves the next sentence to begin an example of its own; the last has nothing behind it.
+    chance = 0.5
+    at = [1.0]  # the probability that the walk begins an example at each sentence of a document
+    for place in range(1, 5):
+        at.append(at[place - 1] * chance + (at[place - 2] * chance if place > 1 else 0.0))
+    expected = sum(at[:4]) * chance / sum(at)
+    assert follows.mean() == pytest.approx(expected, abs=0.04)
+
+
 def test_a_swapped_pair_shows_the_later_segment_first() -> None:
     rules = replace(RULES, kind="sop", negative_probability=1.0, short_probability=0.0)
     index = walk_documents(sentences_of([[5] * 40]), rules)

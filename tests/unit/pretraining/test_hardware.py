@@ -109,6 +109,9 @@ def test_where_sources_disagree_the_choice_is_reported():
     assert "adamw without bias correction, google learning-rate line, gelu" in notes
     by_tokens = "\n".join(choices(load_recipe("bert-base", ["batch.by=tokens", "batch.tokens=4096"])))
     assert "4,096 tokens a step (a deviation: published are sequences)" in by_tokens
+    pairs = ["examples.pairs=sentence-pair", "batch.tokens=4096"]
+    assert "256 sequences a step (a deviation" in "\n".join(choices(load_recipe("bert-base", pairs)))
+    assert "deviation" not in "\n".join(choices(load_recipe("bert-base", [*pairs, "batch.by=tokens"])))
 
 
 # ---- arithmetic

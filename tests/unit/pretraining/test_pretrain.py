@@ -376,3 +376,14 @@ def test_a_lock_alone_is_no_run(store, tmp_path):
     (tmp_path / ".lock").touch()
     with stop_at(0):
         assert run_tiny(store, tmp_path).state == "stopped"
+
+
+def test_pairs_of_sentences_train_the_next_sentence_head(store, tmp_path):
+    by_tokens = ("batch.by=tokens", "batch.tokens=200")
+    run_tiny(store, tmp_path / "run", "examples.pairs=sentence-pair", *by_tokens, "run.steps=2")
+    lines = metrics_of(tmp_path / "run")
+    assert all(line["pair_loss"] > 0 for line in lines)
+    assert 2 * 150 < lines[-1]["tokens"] <= 2 * 200
+    assert "nsp" in read_model(tmp_path / "run" / "model").network.heads
+    card = (tmp_path / "run" / "card.md").read_text(encoding="utf-8")
+    assert "next-sentence prediction on pairs of single sentences" in card
