@@ -127,7 +127,7 @@ PASTED = {
     "compare": ("Sentences", f"{LONG_LINE}\n{LONG_LINE}", "50000"),
     "tokens": ("A", "word " * 1000, "takes 512"),
     "attention": ("A", "word " * 200, "202 tokens"),
-    "senses": ("Sentences with it, one a line", f"{LONG_LINE}\n{LONG_LINE}", "8000 times"),
+    "senses": ("Sentences with it, one a line", f"{LONG_LINE}\n{LONG_LINE}", "50000"),
 }
 """By panel: the field, more than it takes, and a part of what the server says of it."""
 

@@ -45,6 +45,12 @@ def serve(
     allow_origin: Annotated[
         list[str] | None, Option(metavar="ORIGIN", help="Web site whose pages may send requests, repeatable.")
     ] = None,
+    allow_host: Annotated[
+        list[str] | None,
+        Option(
+            metavar="NAME", help="Name of this server in requests, repeatable; else localhost and --host."
+        ),
+    ] = None,
     timeout: Annotated[float, Option(min=0.1, help="Seconds for a request to be answered.")] = 30.0,
     batch_tokens: Annotated[int, Option(min=1, help="Tokens of a batch; 1 turns batching off.")] = 8192,
     queue_tokens: Annotated[int, Option(min=1, help="Tokens that may wait for a model.")] = 262_144,
@@ -52,6 +58,7 @@ def serve(
     body_bytes: Annotated[int, Option(min=1, help="Longest body of a request.")] = 2_097_152,
     texts: Annotated[int, Option(min=1, help="Most texts of a request.")] = 256,
     characters: Annotated[int, Option(min=1, help="Longest text of a request.")] = 50_000,
+    connections: Annotated[int, Option(min=1, help="Most open connections.")] = 4096,
 ) -> None:
     """Serve models over HTTP, with a playground.
 
@@ -63,10 +70,12 @@ def serve(
 
     Example: BERTSMITH_API_KEY=secret bertsmith serve --model runs/sst2 --host 0.0.0.0
 
+    Example: bertsmith serve --model runs/sst2 --allow-host bert.example.org
+
     Example: curl localhost:8000/classify -H "Authorization: Bearer secret" -H "Content-Type:
     application/json" -d '{"texts": ["A warm day."], "model": "sst2"}'
     """
-    from bertsmith.serve.server_config import Limits, ServerConfig
+    from bertsmith.serve.server_config import Limits, ServerConfig, allowed_hosts
 
     limits = Limits(
         body_bytes=body_bytes,
@@ -76,6 +85,7 @@ def serve(
         queue_tokens=queue_tokens,
         queue_requests=queue_requests,
         request_seconds=timeout,
+        connections=connections,
     )
     config = ServerConfig(
         models=named_folders(model or []),
@@ -83,6 +93,7 @@ def serve(
         precision=cast("Precision", precision),  # a model refuses any other as it is opened
         api_key=api_key,
         allow_origins=tuple(allow_origin or ()),
+        allow_hosts=allowed_hosts(host, allow_host or ()),
         truncates=truncate,
         limits=limits,
     )

@@ -3,7 +3,6 @@
 Shapes: N tokens, L layers, H heads, M occurrences of a word, D width.
 """
 
-import re
 import unicodedata
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -114,7 +113,9 @@ def inspect_attention(bert: Bert, text: TextInput) -> Attention:
     return Attention(tuple(bert.tokenizer.token(number) for number in encoded.ids), weights_LHNN)
 
 
-def inspect_senses(bert: Bert, word: str, sentences: Iterable[str | TokenizedText]) -> Senses:
+def inspect_senses(
+    bert: Bert, word: str, sentences: Iterable[str | TokenizedText], *, max_occurrences: int | None = None
+) -> Senses:
     """Where a word stands in sentences, and how near its contextual vectors are to each other."""
     several = bert.reader.tokenize(as_list(sentences))
     encoded = bert.reader.encode(several, truncate=False)
@@ -124,6 +125,11 @@ def inspect_senses(bert: Bert, word: str, sentences: Iterable[str | TokenizedTex
     if not occurrences:
         remedy = f"write sentences in which {word!r} stands as a word"
         raise UserError(f"no sentence holds {word!r}", remedy=remedy)
+    if max_occurrences is not None and len(occurrences) > max_occurrences:
+        what = (
+            f"the word stands {len(occurrences)} times in the sentences; at most {max_occurrences} are shown"
+        )
+        raise UserError(what)
 
     def states(batch: PackedBatch) -> list[Tensor]:
         return [each.float().cpu() for each in unpack(bert.engine.network(batch), batch.layout)]
@@ -164,13 +170,31 @@ def _masked(bert: Bert, encoded: Encoded, seed: int) -> dict[int, int]:
 
 def _found(word: str, text: str) -> Iterator[tuple[int, int]]:
     """Where the word stands in the text by itself, in upper or lower case."""
-    wanted = word.strip() if isinstance(word, str) else ""
+    # By `find`, not by a regular expression: with case ignored, re takes as many steps as word times text.
+    wanted = word.strip().casefold() if isinstance(word, str) else ""
     if not wanted:
         raise UserError("no word was given", remedy="name the word whose senses are wanted")
-    before = r"(?<!\w)" if _is_spaced(wanted[0]) else ""
-    after = r"(?!\w)" if _is_spaced(wanted[-1]) else ""
-    for match in re.finditer(before + re.escape(wanted) + after, text, re.IGNORECASE):
-        yield match.span()
+    folded = text.casefold()
+    # Some letters fold to several, as \u00df does; where none does, each stands where it stood.
+    same = len(folded) == len(text)
+    letters = range(len(text)) if same else [at for at, letter in enumerate(text) for _ in letter.casefold()]
+    begin = folded.find(wanted)
+    while begin >= 0:
+        end = begin + len(wanted)
+        start, stop = letters[begin], letters[end - 1] + 1
+        is_half = begin > 0 and letters[begin - 1] == start
+        is_half |= end < len(letters) and letters[end] == stop - 1
+        inside = _is_spaced(wanted[0]) and _is_word_letter(text[start - 1 : start])
+        inside |= _is_spaced(wanted[-1]) and _is_word_letter(text[stop : stop + 1])
+        if is_half or inside:
+            begin = folded.find(wanted, begin + 1)
+        else:
+            yield start, stop
+            begin = folded.find(wanted, end)
+
+
+def _is_word_letter(letter: str) -> bool:
+    return letter.isalnum() or letter == "_"
 
 
 def _is_spaced(letter: str) -> bool:

@@ -17,7 +17,13 @@ from bertsmith.core.arrays import ranges
 from bertsmith.core.errors import Remedy, UserError
 from bertsmith.packed import Layout, PackedBatch, split_by_budget
 from bertsmith.text.fast_encoder import FastEncoder
-from bertsmith.text.tokenizer import Encoded, Tokenizer, read_templates, truncate_longest_first
+from bertsmith.text.tokenizer import (
+    Encoded,
+    Tokenizer,
+    join_pair,
+    read_templates,
+    truncate_longest_first,
+)
 
 TextOrPair = str | tuple[str, str]
 Given = TypeVar("Given")
@@ -126,6 +132,24 @@ class Reader:
             if isinstance(text, TokenizedText)
             else self.tokenize([text], allow_special=allow_special, first=number)[0]
             for number, text in enumerate(texts, start=first)
+        ]
+
+    def pairs(
+        self, first: TokenizedText, others: Sequence[TokenizedText], *, truncate: bool
+    ) -> list[TokenizedText]:
+        """The one text in a pair with each of the others, none of them tokenised again.
+
+        Of either only as many tokens are kept as the model takes: no pair has room for more.
+        """
+        template = read_templates(self.tokenizer).pair
+        limit = self.longest if truncate else None
+        before = self.truncated(first).encoded
+        return [
+            TokenizedText(
+                (str(first.text), str(other.text)),
+                join_pair(before, self.truncated(other).encoded, template, limit=limit),
+            )
+            for other in others
         ]
 
     def check(self, tokenized: Sequence[TokenizedText], *, truncate: bool, first: int = 0) -> None:

@@ -13,6 +13,7 @@ ERROR_TYPES = {
     408: "body_too_slow",
     413: "too_large",
     415: "unsupported_media_type",
+    421: "misdirected",
     422: "invalid_request",
     429: "overloaded",
     500: "internal",

@@ -6,7 +6,6 @@ from contextlib import asynccontextmanager
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
-from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -17,9 +16,11 @@ from bertsmith.serve.middleware import (
     REQUEST_CONTEXT,
     ApiKey,
     BodyLimit,
+    Cors,
     Deadline,
     Draining,
     HeadAsGet,
+    HostCheck,
     LoadShedding,
     RequestLog,
     ServerStatus,
@@ -34,8 +35,8 @@ from bertsmith.serve.server_config import ServerConfig
 from bertsmith.serve.service import Service
 from bertsmith.serve.tei_api import tei_routes
 
-PREDICTION_ERRORS = (401, 404, 408, 413, 415, 422, 429, 500, 503, 504)
-OPERATION_ERRORS = (401, 503)
+PREDICTION_ERRORS = (401, 404, 408, 413, 415, 421, 422, 429, 500, 503, 504)
+OPERATION_ERRORS = (401, 421, 503)
 DESCRIPTION = (
     "What trained BERTs predict for texts. Offsets count Unicode code points. Every response carries "
     "x-request-id; every failure is an ErrorResponse of one line."
@@ -70,15 +71,16 @@ class Application:
         self.body_limit = BodyLimit(Deadline(json_routes, limits), self.models, limits)
         app: ASGIApp = ApiKey(self.body_limit, config.api_key) if config.api_key else self.body_limit
         self.load_shedding = LoadShedding(app, self.status, self.models, limits)
+        app = Draining(self.load_shedding, self.status)
         self._entry: ASGIApp = RequestLog(
-            Draining(self.load_shedding, self.status),
+            HostCheck(app, config.allow_hosts) if config.allow_hosts else app,
             self.status,
             self.metrics,
             limits=limits,
             routes=frozenset(("/", "/openapi.json", *(route.path_format for route in routes))),
         )
         if config.allow_origins:
-            self._entry = CORSMiddleware(
+            self._entry = Cors(
                 self._entry,
                 allow_origins=config.allow_origins,
                 allow_methods=["GET", "POST"],
@@ -165,6 +167,7 @@ def _framework(models: ModelRegistry) -> FastAPI:
         lifespan=lifespan,
         docs_url=None,
         redoc_url=None,
+        redirect_slashes=False,  # a redirect would repeat whatever Host the request named
     )
     api.add_exception_handler(ApiError, _on_api_error)
     api.add_exception_handler(HTTPException, _on_http_exception)

@@ -3,19 +3,24 @@
 All state lives on the event loop, so that nothing needs a lock; only the model's own work runs in a thread.
 No timer collects a batch: while the model computes, requests gather by themselves, and one that finds the
 model idle is computed at once. So batches grow with the load, and a lone request waits for nobody.
+
+A long request goes in short parts, one in the queue at a time, and the queue is fair between connections
+(start-time fair queueing, Goyal, Vin and Cheng 1996): each begins where its last work ended, counted in
+tokens, and who has had least is next. So whoever asks for little waits for one part of whoever asks for
+much, however many parts and connections that one has.
 """
 
 import asyncio
 import math
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any
 
 from bertsmith.core.errors import UserError
-from bertsmith.packed import split_by_budget
 from bertsmith.serve.api_errors import ApiError, overloaded
 from bertsmith.serve.server_config import Limits
 
@@ -24,6 +29,21 @@ MAX_WAIT_FRACTION = 0.5
 MAX_RETRY_SECONDS = 60
 SPEED_DECAY = 0.8
 """Weight of the past in the measured speed."""
+MIN_MEASURES = 8
+"""Of the speed of parts, before anybody is rejected for it: the first parts are slow."""
+SPEED_SECONDS = 60.0
+"""For which the speed of parts is believed: what was slow a while ago may be fast now."""
+LATEST_FRACTION = 0.9
+"""Of a request's time in which a long one must be computed; what is left is for its response."""
+PART_SECONDS = 0.05
+"""Of a part of a long request: for so long it may hold up the others."""
+MIN_PART_TOKENS = 512
+"""Of a part: smaller ones would leave the device idle."""
+MAX_CONNECTIONS = 4096
+"""So many are remembered; then those that have nothing to wait for are forgotten."""
+
+CONNECTION: ContextVar[object] = ContextVar("connection", default=None)
+"""Whose request is being answered; each is for itself where nobody says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +70,13 @@ class WorkItem:
     first: int
     """The index of the first input in its request."""
     tokens: int
-    results: asyncio.Future[Sequence[Any]]
+    is_long: bool
+    """Whether it is a part of a long request, or as large as one: it shares a batch with nobody."""
     request: object
     """The same for all parts of one request."""
+    start: float
+    """Where its connection stands, in tokens: the lowest goes first."""
+    results: asyncio.Future[Sequence[Any]]
     arrived: float = field(default_factory=time.monotonic)
 
 
@@ -76,15 +100,20 @@ class BatchQueue:
     ) -> None:
         self._predict, self._executor, self._limits, self._on_batch = predict, executor, limits, on_batch
         self._waiting: dict[WorkItem, None] = {}  # in the order of their arrival
-        self._parts: Counter[object] = Counter()  # how many work items wait, by their requests
-        self._tokens = 0
+        self._waiting_tokens = 0
+        self._not_begun: dict[object, int] = {}  # tokens by request, those of its later parts among them
+        self._tokens = 0  # the sum of these
+        self._ends: dict[object, float] = {}  # where the work of each connection ends
+        self._now = 0.0  # where a connection without work begins
         self._worker: asyncio.Task[None] | None = None
         self._tokens_per_second = 0.0
+        self._part_speed = self._part_measured = 0.0
+        self._parts_measured = 0
 
     @property
     def requests(self) -> int:
         """How many requests wait, with all of their inputs or with parts."""
-        return len(self._parts)
+        return len(self._not_begun)
 
     @property
     def tokens(self) -> int:
@@ -96,7 +125,7 @@ class BatchQueue:
         """Whether a request as long as the average work item that waits would be rejected."""
         # Where less room is left, a shorter one might still slip in; but to find out it must be parsed and
         # tokenised, and most are then rejected at the full price of it.
-        average = self.tokens / len(self._waiting) if self._waiting else 0.0
+        average = self._waiting_tokens / len(self._waiting) if self._waiting else 0.0
         return self._room() <= average
 
     def retry_seconds(self) -> int:
@@ -104,48 +133,86 @@ class BatchQueue:
         speed = self._tokens_per_second or math.inf
         return min(MAX_RETRY_SECONDS, max(1, math.ceil(self.tokens / speed)))
 
-    async def predict(self, key: BatchKey, inputs: Sequence[Any], tokens: Sequence[int]) -> list[Any]:
-        """The result of each input; cancelling it removes what was not begun from the queue."""
-        items = self._work_items(key, inputs, tokens)
-        self._admit(items)
-        for item in items:
-            self._waiting[item] = None
-            self._parts[item.request] += 1
-            self._tokens += item.tokens
-        self._start_worker()
-        try:
-            if len(items) == 1:  # as nearly always
-                return list(await items[0].results)
-            found = await asyncio.gather(*(item.results for item in items))
-        finally:
-            for item in items:
-                self._remove(item)
-        return [result for part in found for result in part]
-
-    def _work_items(self, key: BatchKey, inputs: Sequence[Any], tokens: Sequence[int]) -> list[WorkItem]:
-        """A long request goes in parts, so that others get their turn between them."""
-        loop, request = asyncio.get_running_loop(), object()
-        return [
-            WorkItem(
-                key,
-                inputs[group[0] : group[-1] + 1],
-                first=group[0],
-                tokens=sum(tokens[index] for index in group),
-                results=loop.create_future(),
-                request=request,
-            )
-            for group in split_by_budget(tokens, self._limits.batch_tokens)
-        ]
-
-    def _admit(self, items: Sequence[WorkItem]) -> None:
-        wanted = sum(item.tokens for item in items)
-        if wanted > self._limits.queue_tokens:
-            message = f"the request has {wanted} tokens; this server takes {self._limits.queue_tokens}"
-            raise ApiError(413, message)
+    def check_room(self, wanted: int) -> None:
+        """Reject a request of so many tokens that cannot be answered, or not now."""
+        limits = self._limits
+        if wanted > limits.queue_tokens:
+            raise ApiError(413, f"the request has {wanted} tokens; this server takes {limits.queue_tokens}")
+        part = min(wanted, self._part_tokens())
         room = self._room()
         # A request that finds nobody waiting is taken, however slow the last batch made the model look.
-        if room <= 0 or (self._waiting and wanted > room):
+        if room <= 0 or (self._waiting and part > room):
             raise overloaded(self.retry_seconds())
+        if wanted > part:
+            seconds = LATEST_FRACTION * limits.request_seconds
+            self._check_in_time(wanted, seconds, before=self._turns_of(wanted))
+            # What one batch could hold finds room beside the largest requests.
+            if self._tokens + wanted > limits.queue_tokens * (2 if wanted <= limits.batch_tokens else 1):
+                raise overloaded(self.retry_seconds())
+
+    async def predict(self, key: BatchKey, inputs: Sequence[Any], tokens: Sequence[int]) -> list[Any]:
+        """The result of each input; cancelling it removes what was not begun from the queue."""
+        wanted = sum(tokens)
+        self.check_room(wanted)
+        request, latest = object(), time.monotonic() + LATEST_FRACTION * self._limits.request_seconds
+        self._not_begun[request] = wanted
+        self._tokens += wanted
+        found: list[Any] = []
+        try:
+            while len(found) < len(inputs):
+                if found:
+                    rest = self._not_begun[request]
+                    self._check_in_time(rest, latest - time.monotonic(), before=self._turns_of(rest) - rest)
+                found += await self._next_part(key, inputs, tokens, first=len(found), request=request)
+        finally:
+            self._tokens -= self._not_begun.pop(request, 0)
+        return found
+
+    async def _next_part(
+        self, key: BatchKey, inputs: Sequence[Any], tokens: Sequence[int], *, first: int, request: object
+    ) -> Sequence[Any]:
+        """The results of the inputs from this one on that make one part."""
+        budget = self._part_tokens()
+        end, size = first + 1, tokens[first]
+        while end < len(inputs) and size + tokens[end] <= budget:
+            size += tokens[end]
+            end += 1
+        is_long = size > budget or end - first < len(inputs)
+        connection = CONNECTION.get() or request
+        start = max(self._now, self._ends.get(connection, 0.0))
+        self._ends[connection] = start + size
+        results: asyncio.Future[Sequence[Any]] = asyncio.get_running_loop().create_future()
+        item = WorkItem(key, inputs[first:end], first, size, is_long, request, start, results)
+        self._waiting[item] = None
+        self._waiting_tokens += size
+        self._start_worker()
+        try:
+            return await results
+        finally:
+            self._remove(item)
+
+    def _part_tokens(self) -> int:
+        """How large a part may be."""
+        by_speed = int(self._tokens_per_second * PART_SECONDS)
+        return min(self._limits.batch_tokens, max(MIN_PART_TOKENS, by_speed))
+
+    def _check_in_time(self, wanted: int, seconds: float, *, before: int) -> None:
+        """Reject a long request that the model cannot compute in this time, with what comes before it."""
+        is_old = time.monotonic() - self._part_measured > SPEED_SECONDS
+        if self._parts_measured < MIN_MEASURES or is_old:
+            return
+        in_time = max(0.0, self._part_speed * seconds)
+        if wanted > in_time:
+            message = (
+                f"{wanted} tokens are left of the request; this server computes {in_time:.0f} in its time"
+            )
+            raise ApiError(413, f"{message}; send fewer texts at once")
+        if before + wanted > in_time:
+            raise overloaded(self.retry_seconds())
+
+    def _turns_of(self, wanted: int) -> int:
+        """How many tokens of others come before the last of so many: of each as many, where it has them."""
+        return sum(min(each, wanted) for each in self._not_begun.values())
 
     def _room(self) -> float:
         """Tokens that may still come: more would wait too long, and a rejection now beats a timeout later."""
@@ -154,7 +221,7 @@ class BatchQueue:
         in_time = self._tokens_per_second * self._limits.request_seconds * MAX_WAIT_FRACTION or math.inf
         # One batch may always wait: there would be nothing to measure otherwise.
         bound = max(min(self._limits.queue_tokens, in_time), self._limits.batch_tokens)
-        return bound - self.tokens
+        return bound - self._waiting_tokens
 
     def _start_worker(self) -> None:
         if self._waiting and (self._worker is None or self._worker.done()):
@@ -174,15 +241,22 @@ class BatchQueue:
                         item.results.set_exception(RuntimeError("the batch was not finished"))
 
     def _next_batch(self) -> list[WorkItem]:
-        """The oldest work item and all others of its key that fit beside it; the rest keep their order."""
-        batch: list[WorkItem] = []
-        room = self._limits.batch_tokens
-        for item in self._waiting:
-            if not batch or (item.key == batch[0].key and item.tokens <= room):
+        """The next work item and all others of its key that fit beside it; the rest keep their order."""
+        if not self._waiting:  # whoever comes now finds nobody to be fair to
+            self._ends.clear()
+            self._now = 0.0
+            return []
+        first, *others = sorted(self._waiting, key=attrgetter("start"))
+        batch, room = [first], self._limits.batch_tokens - first.tokens
+        for item in others if not first.is_long else ():
+            if item.key == first.key and item.tokens <= room and not item.is_long:
                 batch.append(item)
                 room -= item.tokens
         for item in batch:
             self._remove(item)
+        self._now = max(self._now, first.start)
+        if len(self._ends) > MAX_CONNECTIONS:
+            self._ends = {each: end for each, end in self._ends.items() if end > self._now}
         return batch
 
     async def _compute(self, batch: Sequence[WorkItem]) -> None:
@@ -198,10 +272,14 @@ class BatchQueue:
                 item.results.set_result(outcome)
         tokens = sum(item.tokens for item in batch)
         if not any(isinstance(outcome, BaseException) for outcome in outcomes):  # rejecting takes no time
-            self._measure_speed(tokens / max(seconds, 1e-6))
-        requests = len({item.request for item in batch})
+            speed = tokens / max(seconds, 1e-6)
+            self._measure_speed(speed)
+            if batch[0].is_long:
+                # The best of late: one part that was held up must not keep the next requests out.
+                self._part_speed = max(speed, _weighed(self._part_speed, speed))
+                self._part_measured, self._parts_measured = time.monotonic(), self._parts_measured + 1
         waited = tuple(begin - item.arrived for item in batch)
-        self._on_batch(BatchReport(batch[0].key, requests, tokens, seconds, waited))
+        self._on_batch(BatchReport(batch[0].key, len(batch), tokens, seconds, waited))
 
     async def _outcomes(self, batch: Sequence[WorkItem]) -> list[Outcome]:
         """The results of each work item, or what went wrong with it."""
@@ -223,16 +301,21 @@ class BatchQueue:
         return [outcome for item in batch for outcome in await self._outcomes([item])]
 
     def _measure_speed(self, speed: float) -> None:
-        before = self._tokens_per_second or speed
-        self._tokens_per_second = SPEED_DECAY * before + (1 - SPEED_DECAY) * speed
+        self._tokens_per_second = _weighed(self._tokens_per_second, speed)
 
     def _remove(self, item: WorkItem) -> None:
         if item in self._waiting:
             del self._waiting[item]
+            self._waiting_tokens -= item.tokens
             self._tokens -= item.tokens
-            self._parts[item.request] -= 1
-            if not self._parts[item.request]:
-                del self._parts[item.request]
+            self._not_begun[item.request] -= item.tokens
+            if not self._not_begun[item.request]:
+                del self._not_begun[item.request]
+
+
+def _weighed(before: float, speed: float) -> float:
+    """The measured speed with one measure more."""
+    return SPEED_DECAY * (before or speed) + (1 - SPEED_DECAY) * speed
 
 
 def predict_parts(

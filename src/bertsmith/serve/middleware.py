@@ -1,6 +1,7 @@
 """What every request passes before its route: an ordinary ASGI middleware for each limit, outermost first.
 
 RequestLog      the request id, the log line, the metrics, and every ApiError as a response
+HostCheck       421 for a name that is not this server's
 Draining        503 while the server shuts down
 LoadShedding    429 while no model has room
 ApiKey          401
@@ -13,20 +14,24 @@ requests come here; the application passes ASGI's lifespan messages to its route
 """
 
 import asyncio
+import ipaddress
 import re
 import secrets
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
 from starlette.datastructures import Headers
+from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from bertsmith.serve.api_errors import INTERNAL_ERROR, ApiError, error_response, overloaded
+from bertsmith.serve.batching import CONNECTION
 from bertsmith.serve.model_registry import ModelRegistry
 from bertsmith.serve.monitoring import Metrics, log_failure, log_request
 from bertsmith.serve.server_config import Limits
@@ -44,6 +49,8 @@ CLOSE = {"Connection": "close"}
 ID_BLANK = b"~"
 """Stands for each letter of the request id in a prepared response; nothing else in it is one."""
 
+MAX_HOST = 60
+"""Of a host's name that is quoted."""
 MAX_DISCARDED = 64 * 2**20
 """So much of a body that is too long is still read: many clients read no response before all is sent."""
 MAX_HELD = 256 * 2**20
@@ -102,6 +109,7 @@ class RequestLog:
         context = RequestContext(request_id_of(scope["headers"]), self.route_of(scope["path"]))
         scope[REQUEST_CONTEXT] = context
         LOG_FIELDS.set(context.log_fields)
+        CONNECTION.set(scope.get("client"))
 
         async def send_on(message: Message) -> None:
             is_start = message["type"] == "http.response.start"
@@ -127,8 +135,18 @@ class RequestLog:
         try:
             await self._app(scope, receive, send)
         except ApiError as error:
-            response = error_response(error, scope[REQUEST_CONTEXT].request_id)
-            await send_in_time(response, scope, receive, send, seconds=self._seconds)
+            await self._send_error(error, scope, receive, send)
+        except ClientGone:
+            raise
+        except Exception as failure:
+            context: RequestContext = scope[REQUEST_CONTEXT]
+            log_failure(failure, context.request_id)
+            if not context.status:
+                await self._send_error(ApiError(500, INTERNAL_ERROR), scope, receive, send)
+
+    async def _send_error(self, error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
+        response = error_response(error, scope[REQUEST_CONTEXT].request_id)
+        await send_in_time(response, scope, receive, send, seconds=self._seconds)
 
     def route_of(self, path: str) -> str:
         """The route of a path, by the name it has in log and metrics: a fixed set, whatever is sent."""
@@ -151,6 +169,28 @@ class RequestLog:
                 **context.log_fields,
             }
         )
+
+
+class HostCheck:
+    """Takes requests that name this server as their host.
+
+    A page of another site can have its own name point to this machine (DNS rebinding), and is then of the
+    same origin as the server for its visitors' browsers; but these still send the name.
+    """
+
+    def __init__(self, app: ASGIApp, allow_hosts: Sequence[str]) -> None:
+        self._app, self._allowed = app, frozenset(name.lower() for name in allow_hosts)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on if it is meant for this server."""
+        host = next((value for name, value in scope["headers"] if name == b"host"), b"")
+        name = host_name(host.decode("latin-1"))
+        if host and name not in self._allowed and not is_address(name):
+            message = (
+                f"this server is not called {name[:MAX_HOST]!r}; --allow-host NAME adds a name at its start"
+            )
+            raise ApiError(421, message, headers=CLOSE)
+        await self._app(scope, receive, send)
 
 
 class Draining:
@@ -194,14 +234,15 @@ class ApiKey:
     """Takes requests that bring the key."""
 
     def __init__(self, app: ASGIApp, key: str) -> None:
-        self._app, self._expected = app, f"Bearer {key}".encode()
+        self._app, self._key = app, key.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on if it has the key or needs none."""
         if scope[REQUEST_CONTEXT].route not in OPEN_ROUTES:
-            given = Headers(scope=scope).get("authorization", "").encode()
+            given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+            scheme, _, key = given.partition(b" ")
             # Compared in constant time: how long it takes must not tell how much of a key is right.
-            if not secrets.compare_digest(given, self._expected):
+            if scheme.lower() != b"bearer" or not secrets.compare_digest(key.strip(), self._key):
                 fault = "the API key is wrong" if given else "this server asks for an API key"
                 message = f"{fault}; send it as Authorization: Bearer KEY"
                 raise ApiError(401, message, headers={"WWW-Authenticate": "Bearer"})
@@ -296,13 +337,10 @@ class Deadline:
                 await self._app(scope, with_body(body, receive), send)
         except ApiError:
             raise
-        except Exception as failure:
-            if deadline.expired():
-                await self._give_up(scope, receive, has_gone=watch.done())
-                return
-            log_failure(failure, context.request_id)
-            if not context.status:
-                raise ApiError(500, INTERNAL_ERROR) from failure
+        except Exception:
+            if not deadline.expired():
+                raise
+            await self._give_up(scope, receive, has_gone=watch.done())
         finally:
             watch.cancel()
 
@@ -326,6 +364,31 @@ class HeadAsGet:
         """Pass a request on under the name of GET."""
         is_head = scope["method"] == "HEAD"
         await self._app({**scope, "method": "GET"} if is_head else scope, receive, send)
+
+
+class Cors(CORSMiddleware):
+    """Lets pages of other sites send requests; outermost, so that they can read errors too."""
+
+    def preflight_response(self, request_headers: Headers) -> Response:
+        """The answer to a browser that asks beforehand, which no other middleware sees."""
+        response = super().preflight_response(request_headers)
+        response.headers["x-request-id"] = request_id_of(request_headers.raw)
+        return response
+
+
+def host_name(host: str) -> str:
+    """The name or address in a Host header, without its port."""
+    address = re.fullmatch(r"\[([0-9a-f:.]+)\](:\d*)?", host.lower())
+    return address[1] if address else host.lower().partition(":")[0].rstrip(".")
+
+
+def is_address(name: str) -> bool:
+    """Whether a host is named by its number: nobody else can make it point here."""
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
 
 
 def request_id_of(headers: RawHeaders) -> str:

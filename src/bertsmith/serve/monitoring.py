@@ -3,8 +3,12 @@
 Labels of metrics come from fixed sets, never from a request: each new value would stay in memory.
 """
 
+import asyncio
 import json
 import logging
+import math
+import os
+import time
 import traceback
 from datetime import UTC, datetime
 from typing import Any
@@ -18,7 +22,9 @@ from bertsmith.serve.model_registry import ModelRegistry
 
 log = logging.getLogger("bertsmith.serve")
 
-LOGGERS = ("bertsmith", "uvicorn")
+LOGGERS = ("bertsmith", "uvicorn", "asyncio")
+REPEAT_SECONDS = 10.0
+"""Between two lines on the same kind of failure of the event loop."""
 MAX_FRAMES = 8
 """Of a traceback that are logged; those further out are always the same."""
 
@@ -47,6 +53,29 @@ def log_request(fields: dict[str, Any]) -> None:
 def log_failure(failure: BaseException, request_id: str) -> None:
     """Log a fault of ours: where it happened, and in which request."""
     log.error("failure", extra={"fields": {"request_id": request_id, **failure_fields(failure)}})
+
+
+class LoopFailures:
+    """Logs what the event loop reports, such as connections that cannot be accepted."""
+
+    # Without it each of them is a traceback, and they may come ten thousand times a second.
+
+    def __init__(self) -> None:
+        self._logged: dict[str, float] = {}
+        self._left_out: dict[str, int] = {}
+
+    def __call__(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Log a failure, unless one of its kind was logged a moment ago."""
+        failure = context.get("exception")
+        kind = type(failure).__name__ if failure else "unknown"
+        left_out, now = self._left_out.get(kind, 0), time.monotonic()
+        if now - self._logged.get(kind, -math.inf) < REPEAT_SECONDS:
+            self._left_out[kind] = left_out + 1
+            return
+        self._logged[kind], self._left_out[kind] = now, 0
+        reason = os.strerror(failure.errno) if isinstance(failure, OSError) and failure.errno else ""
+        fields = {"reason": reason, "left_out": left_out, **(failure_fields(failure) if failure else {})}
+        log.error("event loop", extra={"fields": fields})
 
 
 def failure_fields(failure: BaseException) -> dict[str, Any]:

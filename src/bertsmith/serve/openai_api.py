@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from bertsmith.core.errors import UserError
 from bertsmith.inference.vectors import unit
-from bertsmith.serve.api_errors import ApiError, too_many_texts
+from bertsmith.serve.api_errors import ApiError
 from bertsmith.serve.model_registry import ServedModel
 from bertsmith.serve.routes import embedding_request
 from bertsmith.serve.schemas import Texts
@@ -148,11 +148,11 @@ async def _texts_of(
     """The inputs as texts; token ids are decoded into the text that they spell."""
     if isinstance(given, str):
         return [given]
+    if not isinstance(given[0], int):
+        service.check_count(given)
     if isinstance(given[0], str):
         return [str(text) for text in given]
     lists = [given] if isinstance(given[0], int) else given
-    if len(lists) > service.limits.texts:
-        raise too_many_texts(len(lists), limit=service.limits.texts)
     tokenizer = (await model.loaded()).tokenizer
     # Before they are decoded, which takes a while for each of them; nobody else must wait for that.
     if service.truncates:

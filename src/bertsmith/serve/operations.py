@@ -92,8 +92,8 @@ def _show_attention(bert: Bert, texts: Inputs, _: Options) -> list[Any]:
 
 
 def _show_senses(bert: Bert, requests: Sequence[Inputs], options: Options) -> list[Any]:
-    (word,) = options
-    return [inspect_senses(bert, word, sentences) for sentences in requests]
+    word, most = options
+    return [inspect_senses(bert, word, sentences, max_occurrences=most) for sentences in requests]
 
 
 OPERATIONS = {

@@ -1,6 +1,5 @@
 """Our own routes: what a model predicts for texts, and a view of its inside."""
 
-import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -49,8 +48,12 @@ from bertsmith.serve.service import (
 
 MAX_SHOWN_TOKENS = 64
 """Attention grows with the square of the length, times layers, times heads."""
+MAX_WORD = 100
+"""Characters of a word whose senses are wanted."""
 MAX_OCCURRENCES = 64
 """Of a word: all are compared with each other, and a map of more is a cloud."""
+MAX_SENSES_TOKENS = 4096
+"""Of all sentences with a word: they go through the model in one piece, and nobody else meanwhile."""
 WEIGHT_DIGITS = 4
 
 
@@ -80,6 +83,7 @@ def prediction_routes(service: Service) -> APIRouter:
     @router.post("/classify")
     async def classify(request: ClassifyRequest) -> ClassifyResponse:
         """The class of each text, its classes, or its number, by the kind of model."""
+        service.check_count(request.texts)
         found = await classify_texts(service, [as_text(each) for each in request.texts], model=request.model)
         results = [classification_to_json(each) for each in found.results]
         return ClassifyResponse.model_validate({"model": found.model, "results": results})
@@ -101,16 +105,21 @@ def prediction_routes(service: Service) -> APIRouter:
     @router.post("/choose")
     async def choose(request: ChooseRequest) -> ChooseResponse:
         """Which of several options fits the context best."""
-        options = request.options
-        pairs, fields = [(request.context, option) for option in options], option_fields
-        found = await service.predict(
-            PredictionRequest(BatchKey("choose"), pairs, request.model, fields=fields)
+        service.check_count(request.options)
+        wanted = PredictionRequest(
+            BatchKey("choose"),
+            [request.context, *request.options],
+            request.model,
+            fields=context_and_options,
+            pairs_with_first=True,
         )
-        return ChooseResponse(model=found.model, **choice_to_json(found.results[0], options))
+        found = await service.predict(wanted)
+        return ChooseResponse(model=found.model, **choice_to_json(found.results[0], request.options))
 
     @router.post("/compare")
     async def compare(request: CompareRequest) -> CompareResponse:
         """How alike texts are, each with each."""
+        service.check_count(request.texts)
         model = service.models.with_ability(request.model, "embed")
         found = await service.predict(embedding_request(model, request.texts))
         return CompareResponse(model=found.model, similarity=cosines(np.stack(found.results)).tolist())
@@ -148,9 +157,15 @@ def introspection_routes(service: Service) -> APIRouter:
     @router.post("/senses")
     async def look_at_senses(request: SensesRequest) -> SensesResponse:
         """Where the vectors of a word's occurrences lie, and how alike they are."""
-        check_occurrences(request)
-        key, fields = BatchKey("look/senses", (request.word,)), list_field("sentences")
-        found = await service.predict(PredictionRequest(key, request.sentences, request.model, fields=fields))
+        check_word(request.word)
+        wanted = PredictionRequest(
+            BatchKey("look/senses", (request.word, MAX_OCCURRENCES)),
+            request.sentences,
+            request.model,
+            max_tokens=MAX_SENSES_TOKENS,
+            fields=list_field("sentences"),
+        )
+        found = await service.predict(wanted)
         seen = found.results[0]
         points = [OccurrencePoint.model_validate(each, from_attributes=True) for each in seen.points]
         similarity = np.asarray(seen.similarity, dtype=np.float64).tolist()
@@ -221,21 +236,17 @@ def check_forms(texts: Sequence[str | tuple[str, str]], model: ServedModel, fiel
         raise ApiError(422, f"{fields(index)[0]}: the model {model.name} takes {takes}")
 
 
-def check_occurrences(request: SensesRequest) -> None:
-    """Reject no word, and one that stands in the sentences too often."""
-    word = request.word.strip()
-    if not word:
+def check_word(word: str) -> None:
+    """Reject what is no word whose senses could be shown."""
+    if len(word) > MAX_WORD:
+        raise ApiError(422, f"word: has {len(word)} characters; at most {MAX_WORD} are looked for")
+    if not word.strip():
         raise ApiError(422, "word: is empty; give the word whose senses are wanted")
-    found = sum(len(re.findall(re.escape(word), text, re.IGNORECASE)) for text in request.sentences)
-    if found > MAX_OCCURRENCES:
-        message = f"the word stands {found} times in the sentences; at most {MAX_OCCURRENCES} are shown"
-        raise ApiError(422, message)
 
 
-def option_fields(index: int) -> tuple[str, ...]:
-    """Where an option stands in a request, and the two texts of its pair."""
-    option = f"options[{index}]"
-    return option, "context", option
+def context_and_options(index: int) -> tuple[str, ...]:
+    """The context, and the options after it."""
+    return (f"options[{index - 1}]" if index else "context",)
 
 
 def as_text(sent: SentTextOrPair) -> str | tuple[str, str]:

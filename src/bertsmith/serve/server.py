@@ -9,7 +9,9 @@ has begun yet, or its response is done. Whatever uvicorn does not document is us
 
 import asyncio
 import gc
+import resource
 import socket
+import sys
 import time
 from types import FrameType
 from typing import ClassVar
@@ -20,7 +22,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from bertsmith.core.errors import UserError
 from bertsmith.serve.api_errors import ApiError, error_response
 from bertsmith.serve.app import Application
-from bertsmith.serve.middleware import ABORT, CLOSE, new_request_id, with_common_headers
+from bertsmith.serve.middleware import ABORT, CLOSE, UNKNOWN_ROUTE, new_request_id, with_common_headers
+from bertsmith.serve.monitoring import LoopFailures, log_request
 from bertsmith.serve.server_config import Limits
 
 FLUSH_SECONDS = 60.0
@@ -32,21 +35,35 @@ LINGER_SECONDS = 1.0
 KEEP_ALIVE_SECONDS = 75
 """Of an idle connection; longer than the minute after which most proxies close theirs."""
 POLL_SECONDS = 0.05
+SWITCH_SECONDS = 0.0005
+"""For which a thread that tokenises keeps the interpreter from the one that answers: Python's 5 ms, taken at
+each of the dozen steps of a request, would make a tenth of a second."""
+RESERVED_FILES = 64
+"""Descriptors that are no connections: the port, the log, weights that are being read."""
 BACKLOG = 2048
 
 
 # ---- the protocol
 
 
-def protocol_with(head_seconds: float) -> type[HttpToolsProtocol]:
-    """A protocol for which the line and the headers of a request must arrive in this time."""
-    return type("BoundedProtocol", (BoundedProtocol,), {"head_seconds": head_seconds})
+def protocol_with(limits: Limits) -> type[HttpToolsProtocol]:
+    """A protocol with these limits, for all connections of one server."""
+    bounds = {
+        "head_seconds": limits.head_seconds,
+        "max_connections": min(limits.connections, max(1, open_file_limit() - RESERVED_FILES)),
+        "idle": {},
+    }
+    return type("BoundedProtocol", (BoundedProtocol,), bounds)
 
 
 class BoundedProtocol(HttpToolsProtocol):
     """HTTP/1.1 whose heads arrive in time and in bounded size, and whose last response is read in time."""
 
     head_seconds: ClassVar[float]
+    """For the line and the headers of a request to arrive."""
+    max_connections: ClassVar[int]
+    idle: ClassVar[dict["BoundedProtocol", None]]
+    """Connections without a request, in the order in which they became so."""
     _running: RequestResponseCycle | None = None
     """The request that is being answered; `cycle` is the newest, which may still wait behind it."""
     _is_receiving = True
@@ -58,6 +75,12 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to wait for the first request."""
         super().connection_made(transport)
+        if len(self.connections) > self.max_connections:
+            # Else there would soon be no descriptor left to accept anybody with. The one that has been idle
+            # for longest is missed the least; where all are busy, the new one has to try again.
+            oldest = next(iter(self.idle), self)
+            self.idle.pop(oldest, None)
+            oldest.transport.abort()
         self.app_state = {**self.app_state, ABORT: transport.abort}
         self._update_timers()
 
@@ -104,6 +127,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._running.disconnected = True
             self._running.message_event.set()
         super().connection_lost(exc)
+        self.idle.pop(self, None)
         for timer in (self._head_timer, self._flush_timer):
             if timer is not None:
                 timer.cancel()
@@ -120,6 +144,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self.flow.pause_reading()
             return
         request_id = new_request_id()
+        log_request({"request_id": request_id, "route": UNKNOWN_ROUTE, "status": 400})
         response = error_response(ApiError(400, msg, headers=CLOSE), request_id)
         own = with_common_headers(response.raw_headers, request_id)
         fields = b"".join(b"%b: %b\r\n" % each for each in (*self.server_state.default_headers, *own))
@@ -133,6 +158,10 @@ class BoundedProtocol(HttpToolsProtocol):
         self._update_timers()
 
     def _update_timers(self) -> None:
+        if self._running is not None:
+            self.idle.pop(self, None)
+        elif not self.transport.is_closing():
+            self.idle.setdefault(self)
         is_late_possible = self._running is None and self._is_receiving
         if is_late_possible and self._head_timer is None:
             self._head_timer = self.loop.call_later(self.head_seconds, self.transport.abort)
@@ -151,6 +180,20 @@ class BoundedProtocol(HttpToolsProtocol):
 
 
 # ---- the server
+
+
+def open_file_limit() -> int:
+    """How many descriptors this process may have."""
+    now, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return sys.maxsize if now == resource.RLIM_INFINITY else now
+
+
+def raise_open_file_limit(wanted: int) -> None:
+    """Let this process have so many descriptors, or as many as it may ask for; it begins with 1024."""
+    now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    allowed = wanted if most == resource.RLIM_INFINITY else min(wanted, most)
+    if now != resource.RLIM_INFINITY and now < allowed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, most))
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -172,9 +215,11 @@ def listen(host: str, port: int) -> socket.socket:
 
 def serve(application: Application, listening: socket.socket, *, limits: Limits) -> None:
     """Answer requests until SIGTERM or Ctrl-C."""
+    raise_open_file_limit(limits.connections + RESERVED_FILES)
     # What is loaded by now stays; the garbage collector would otherwise go through it again and again.
     gc.collect()
     gc.freeze()
+    sys.setswitchinterval(SWITCH_SECONDS)
     make_server(application, limits).run(sockets=[listening])
 
 
@@ -182,7 +227,7 @@ def make_server(application: Application, limits: Limits) -> "DrainingServer":
     """A server that is still to be run."""
     config = uvicorn.Config(
         application,
-        http=protocol_with(limits.head_seconds),
+        http=protocol_with(limits),
         ws="none",
         lifespan="on",
         backlog=BACKLOG,
@@ -202,6 +247,11 @@ class DrainingServer(uvicorn.Server):
         super().__init__(config)
         self._application, self._drain_seconds = application, drain_seconds
         self._draining: asyncio.Task[None] | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to listen."""
+        asyncio.get_running_loop().set_exception_handler(LoopFailures())
+        await super().startup(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begin to drain; called by a signal."""

@@ -1,6 +1,8 @@
 """How a server is configured: its models, who may use it, and the limits of a request and of the queues."""
 
 import re
+import socket
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +14,10 @@ if TYPE_CHECKING:
 
 FOR_ALL = ("*", "null")
 """Origins that any site can bring about: a page in a sandbox says null."""
+ANY_HOST = "*"
+HOST = re.compile(r"[A-Za-z0-9._-]+")
+EVERY_ADDRESS = ("0.0.0.0", "::", "")
+"""Bound to one of these, a server listens at all addresses of its machine."""
 ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[a-z0-9._\[\]:-]+")
 """As browsers write it (RFC 6454, section 6.2), with * for all."""
 
@@ -31,6 +37,8 @@ class Limits:
     """So many may wait for a model; beyond them, and beyond what can be answered in time, comes a 429."""
     queue_requests: int = 1024
     """So many may wait for a model."""
+    connections: int = 4096
+    """So many are open at a time, or as many as the system allows; the oldest idle one makes room."""
     open_requests: int = 4096
     """So many may be anywhere between their first byte and their last, slow senders among them."""
     request_seconds: float = 30.0
@@ -40,6 +48,18 @@ class Limits:
     """For a request's line and headers to arrive."""
     drain_seconds: float = 60.0
     """For accepted requests to finish after SIGTERM."""
+
+
+def allowed_hosts(bound: str, named: Sequence[str]) -> tuple[str, ...]:
+    """The names in a Host header that mean a server which is bound to this address; none for any."""
+    for name in named:
+        if name != ANY_HOST and not HOST.fullmatch(name):
+            remedy = "write the name alone, such as bert.example.org; * stands for any"
+            raise UserError("is no name of a host", where=f"--allow-host {name}", remedy=remedy)
+    if ANY_HOST in named:
+        return ()
+    own = socket.gethostname() if bound in EVERY_ADDRESS else bound
+    return ("localhost", own, *named)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +74,8 @@ class ServerConfig:
     """Empty: whoever reaches the port may use it."""
     allow_origins: tuple[str, ...] = ()
     """Web sites whose pages may send requests; none but the server's own by default."""
+    allow_hosts: tuple[str, ...] = ()
+    """Names by which requests may call this server in their Host header, beside addresses; none: any."""
     truncates: bool = False
     """Whether every text that is too long loses its end, for clients that cannot ask for it."""
     limits: Limits = Limits()

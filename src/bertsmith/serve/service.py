@@ -9,6 +9,7 @@ from bertsmith.core.errors import UserError
 from bertsmith.core.files import lone_surrogate
 from bertsmith.inference.loaded_model import Bert
 from bertsmith.inference.text_reader import TokenizedText
+from bertsmith.packed import split_by_budget
 from bertsmith.serve.api_errors import ApiError, too_many_texts
 from bertsmith.serve.batching import BatchKey
 from bertsmith.serve.middleware import LOG_FIELDS
@@ -18,6 +19,10 @@ from bertsmith.serve.server_config import Limits
 
 LONG_CHARACTERS = 4000
 """From here on, tokenising would hold up the other requests and goes to a thread."""
+CHUNK_CHARACTERS = 2**14
+"""So many are tokenised in one go: between two chunks a request can be rejected, and cancelled."""
+CAUTION = 0.7
+"""Of the tokens that a request seems to have, by its first texts: so many are taken for granted."""
 
 FieldNames = Callable[[int], tuple[str, ...]]
 """Where the text of this index stands in the request: the name of the whole, and of both parts of a pair."""
@@ -60,6 +65,8 @@ class PredictionRequest:
     """Where the result grows faster than the text."""
     fields: FieldNames = TEXTS
     """Where the texts stand in the request."""
+    pairs_with_first: bool = False
+    """Whether each text but the first is read in a pair behind the first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,15 +83,24 @@ class Service:
 
     def __init__(self, models: ModelRegistry, limits: Limits, *, truncates: bool = False) -> None:
         self.models, self.limits, self.truncates = models, limits, truncates
+        self._much_text = asyncio.Lock()  # tokens take a hundred times the memory of their text
+
+    def check_count(self, texts: Sequence[Any]) -> None:
+        """Reject more texts than a request may hold, before anything is done with each of them."""
+        if len(texts) > self.limits.texts:
+            raise too_many_texts(len(texts), limit=self.limits.texts)
 
     async def predict(self, request: PredictionRequest) -> Predictions:
         """The results of a request, once its turn has come."""
+        self.check_count(request.texts[1:] if request.pairs_with_first else request.texts)
         check_texts(request, self.limits)
         operation = OPERATIONS[request.key.operation]
         model = self.models.with_ability(request.model, operation.ability)
         log_fields = LOG_FIELDS.get({})
         log_fields |= {"model": model.name, "texts": len(request.texts)}
         texts = await self._read(request, model)
+        if request.pairs_with_first:
+            texts = await self._paired(texts, request, model)
         lengths = [len(text) for text in texts]
         tokens = log_fields["tokens"] = sum(lengths)
         if request.max_tokens is not None and tokens > request.max_tokens:
@@ -94,29 +110,69 @@ class Service:
         try:
             results = await model.queue.predict(request.key, inputs, weights)
         except UserError as error:
-            raise ApiError(422, with_field_name(error, request.fields).line()) from error
+            named = with_field_name(error, pair_fields(request))
+            raise ApiError(422, named.line()) from error
         return Predictions(model.name, results, tokens)
 
     async def _read(self, request: PredictionRequest, model: ServedModel) -> list[TokenizedText]:
         """The texts as the model takes them: with the tokens by which they are weighed."""
         bert = await model.loaded()
-        if sum(map(_characters, request.texts)) < LONG_CHARACTERS:
-            texts = tokenized(bert, request)
-        else:
-            texts = await asyncio.to_thread(tokenized, bert, request)
+        sizes = [_characters(text) for text in request.texts]
+        if sum(sizes) < LONG_CHARACTERS:
+            return self._tokenized(bert, request, model, range(len(sizes)))
+        chunks = split_by_budget(sizes, CHUNK_CHARACTERS)
+        if len(chunks) == 1:
+            return await asyncio.to_thread(self._tokenized, bert, request, model, range(len(sizes)))
+        found: list[TokenizedText] = []
+        async with self._much_text:
+            for chunk in chunks:
+                found += await asyncio.to_thread(self._tokenized, bert, request, model, chunk)
+                # Weighed by what is known of it: the rest need not be read where it is too much anyway.
+                tokens = sum(map(len, found))
+                expected = tokens * sum(sizes) / sum(sizes[: len(found)])
+                model.queue.check_room(max(tokens, int(CAUTION * expected)))
+        return found
+
+    def _tokenized(
+        self, bert: Bert, request: PredictionRequest, model: ServedModel, which: Sequence[int]
+    ) -> list[TokenizedText]:
+        """The texts of these indices, which follow each other, with their tokens."""
+        texts = tokenized(bert, request, which)
         if OPERATIONS[request.key.operation].takes_long_texts(bert):
             return texts
         if request.truncate or self.truncates:
             return [bert.reader.truncated(text) for text in texts]
-        check_lengths([len(text) for text in texts], model, request.fields)
+        check_lengths([len(text) for text in texts], model, request.fields, first=which[0])
         return texts
 
+    async def _paired(
+        self, texts: Sequence[TokenizedText], request: PredictionRequest, model: ServedModel
+    ) -> list[TokenizedText]:
+        """The first text in a pair with each of the others, once they are known not to be too many tokens."""
+        bert = await model.loaded()
+        first, *others = texts
+        truncate = request.truncate or self.truncates
+        longest = bert.reader.longest * (1 if truncate else 2)
+        model.queue.check_room(sum(min(len(first) + len(text), longest) for text in others))
+        pairs = await asyncio.to_thread(bert.reader.pairs, first, others, truncate=truncate)
+        if not truncate and not OPERATIONS[request.key.operation].takes_long_texts(bert):
+            check_lengths([len(pair) for pair in pairs], model, pair_fields(request))
+        return pairs
 
-def tokenized(bert: Bert, request: PredictionRequest) -> list[TokenizedText]:
-    """The texts of a request with all of their tokens."""
+
+def tokenized(bert: Bert, request: PredictionRequest, which: Sequence[int]) -> list[TokenizedText]:
+    """The texts of these indices, which follow each other, with all of their tokens."""
     reads_masks = OPERATIONS[request.key.operation].reads_masks
     masks = (bert.tokenizer.mask_token,) if reads_masks else ()
-    return bert.reader.tokenize(request.texts, allow_special=masks)
+    texts = request.texts[which[0] : which[-1] + 1]
+    return bert.reader.tokenize(texts, allow_special=masks, first=which[0])
+
+
+def pair_fields(request: PredictionRequest) -> FieldNames:
+    """What an input of the model is called: a text or pair of the request, or the first with another one."""
+    if not request.pairs_with_first:
+        return request.fields
+    return lambda index: (f"{request.fields(0)[0]} with {request.fields(index + 1)[0]}",)
 
 
 def with_field_name(error: UserError, fields: FieldNames) -> UserError:
@@ -127,19 +183,12 @@ def with_field_name(error: UserError, fields: FieldNames) -> UserError:
 
 
 def check_texts(request: PredictionRequest, limits: Limits) -> None:
-    """Reject more, longer, or emptier texts than the server takes."""
-    texts = request.texts
-    if len(texts) > limits.texts:
-        raise too_many_texts(len(texts), limit=limits.texts)
-    for index, text in enumerate(texts):
+    """Reject longer or emptier texts than the server takes."""
+    for index, text in enumerate(request.texts):
         whole, *parts = request.fields(index)
         named = ((whole, text),) if isinstance(text, str) else zip(parts, text, strict=True)
         for name, each in named:
             _check_text(each, name, limits)
-    # Where all pairs share a text, as a question's options do, a small body asks for much to be tokenised.
-    if (characters := sum(map(_characters, texts))) > limits.body_bytes:
-        message = f"the pairs have {characters} characters together; this server takes {limits.body_bytes}"
-        raise ApiError(413, message)
 
 
 def _check_text(text: str, name: str, limits: Limits) -> None:
@@ -152,10 +201,10 @@ def _check_text(text: str, name: str, limits: Limits) -> None:
         raise ApiError(422, f"{name}: holds half a character (a lone surrogate); send whole ones")
 
 
-def check_lengths(lengths: Sequence[int], model: ServedModel, fields: FieldNames) -> None:
+def check_lengths(lengths: Sequence[int], model: ServedModel, fields: FieldNames, *, first: int = 0) -> None:
     """Reject texts that the model cannot take whole."""
     max_tokens = model.info.max_tokens
-    for index, length in enumerate(lengths):
+    for index, length in enumerate(lengths, start=first):
         if length > max_tokens:
             message = f"{fields(index)[0]}: has {length} tokens but the model {model.name} takes {max_tokens}"
             raise ApiError(422, f"{message}; shorten or split it")

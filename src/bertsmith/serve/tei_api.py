@@ -80,6 +80,7 @@ def tei_routes(service: Service) -> APIRouter:
         """A vector for each text, pooled as its folder says, of length 1 unless `normalize` is off."""
         is_one = isinstance(request.inputs, str)
         texts = [request.inputs] if isinstance(request.inputs, str) else request.inputs
+        service.check_count(texts)
         fields = single_field("inputs") if is_one else list_field("inputs")
         wanted = embedding_request(
             service.models.with_ability(request.model, "embed"),
@@ -97,6 +98,8 @@ def tei_routes(service: Service) -> APIRouter:
     async def predict(request: PredictRequest) -> list[ClassScore] | list[list[ClassScore]]:
         """The classes of a text or pair with their scores, the best first."""
         is_batch = isinstance(request.inputs, list) and isinstance(request.inputs[0], list)
+        if is_batch:
+            service.check_count(request.inputs)
         found = await classify_texts(
             service,
             _texts_of(request.inputs),
@@ -123,13 +126,8 @@ def _inputs(_index: int) -> tuple[str, ...]:
     return "inputs", "inputs[0]", "inputs[1]"
 
 
-def _query_with_text(index: int) -> tuple[str, ...]:
-    """A text that is read together with the query."""
-    return f"query with texts[{index}]", "query", f"texts[{index}]"
-
-
 def _query_and_texts(index: int) -> tuple[str, ...]:
-    """The query and the texts, each read by itself."""
+    """The query, and the texts after it."""
     return (f"texts[{index - 1}]" if index else "query",)
 
 
@@ -154,13 +152,19 @@ def _class_scores(found: Classification | float, *, is_raw: bool) -> list[ClassS
 async def _rerank_scores(service: Service, request: RerankRequest) -> list[float]:
     """By a model that gives pairs a number, where there is one; else the cosine of query and text."""
     scorer, truncate = service.models.pair_scorer(request.model), bool(request.truncate)
-    if scorer is not None:
-        pairs, key = [(request.query, text) for text in request.texts], BatchKey("score", (False,))
-        found = await service.predict(
-            PredictionRequest(key, pairs, scorer.name, truncate, fields=_query_with_text)
-        )
-        return [float(number) if request.raw_scores else _sigmoid(number) for number in found.results]
+    service.check_count(request.texts)
     texts = [request.query, *request.texts]
+    if scorer is not None:
+        wanted = PredictionRequest(
+            BatchKey("score", (False,)),
+            texts,
+            scorer.name,
+            truncate,
+            fields=_query_and_texts,
+            pairs_with_first=True,
+        )
+        found = await service.predict(wanted)
+        return [float(number) if request.raw_scores else _sigmoid(number) for number in found.results]
     model = service.models.with_ability(request.model, "embed")
     found = await service.predict(embedding_request(model, texts, truncate=truncate, fields=_query_and_texts))
     query, *rows = unit(vectors_of(found, None))

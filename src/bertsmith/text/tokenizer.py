@@ -58,9 +58,8 @@ def truncate_longest_first(encoded: Encoded, limit: int) -> Encoded:
     capacity = limit - (len(encoded) - first - second)
     if capacity < 0:
         raise UserError(f"{limit} tokens cannot hold the special tokens", remedy="allow longer sequences")
-    kept_first = min(first, max(capacity - second, (capacity + 1) // 2))
     rows = [row for row, sequence in enumerate(encoded.sequence) if sequence < 0]  # the template's
-    for sequence, kept in enumerate((kept_first, min(second, capacity - kept_first))):
+    for sequence, kept in enumerate(_longest_first(first, second, capacity)):
         rows += [row for row, number in enumerate(encoded.sequence) if number == sequence][:kept]
     rows.sort()
     return Encoded(
@@ -70,6 +69,12 @@ def truncate_longest_first(encoded: Encoded, limit: int) -> Encoded:
         sequence=[encoded.sequence[row] for row in rows],
         words=[encoded.words[row] for row in rows],
     )
+
+
+def _longest_first(first: int, second: int, capacity: int) -> tuple[int, int]:
+    """How many of so many tokens of two texts are kept."""
+    kept_first = min(first, max(capacity - second, (capacity + 1) // 2))
+    return kept_first, min(second, capacity - kept_first)
 
 
 class Tokenizer:
@@ -372,6 +377,37 @@ def read_templates(tokenizer: Tokenizer) -> Templates:
             (_segment_of(pair, 0), _segment_of(pair, 1)),
         ),
     )
+
+
+def join_pair(first: Encoded, second: Encoded, template: Template, *, limit: int | None = None) -> Encoded:
+    """What `encode_pair` gives for two texts, from what `encode` gave for each; truncated to the limit."""
+    bounds = [
+        (each.sequence.index(0), each.sequence.count(0)) if 0 in each.sequence else (0, 0)
+        for each in (first, second)
+    ]
+    kept = [count for _, count in bounds]
+    if limit is not None and sum(kept) + template.specials(2) > limit:
+        kept = list(_longest_first(kept[0], kept[1], limit - template.specials(2)))
+    joined = Encoded([], [], [], [], [])
+    texts = zip((first, second), bounds, kept, template.text_segments, strict=True)
+    for number, (encoded, (begin, _), count, segment) in enumerate(texts):
+        _insert(joined, template.between if number else template.lead)
+        joined.ids.extend(encoded.ids[begin : begin + count])
+        joined.segments.extend([segment] * count)
+        joined.offsets.extend(encoded.offsets[begin : begin + count])
+        joined.sequence.extend([number] * count)
+        joined.words.extend(encoded.words[begin : begin + count])
+    _insert(joined, template.tail)
+    return joined
+
+
+def _insert(encoded: Encoded, inserted: Inserted) -> None:
+    """Add special tokens at the end."""
+    encoded.ids.extend(inserted.ids)
+    encoded.segments.extend(inserted.segments)
+    encoded.offsets.extend([(0, 0)] * len(inserted))
+    encoded.sequence.extend([-1] * len(inserted))
+    encoded.words.extend([None] * len(inserted))
 
 
 def _between(encoded: Encoded, before: int, after: int) -> Inserted:

@@ -1,5 +1,7 @@
 """What goes on inside a model: tokens with their masking, attention, the senses of a word."""
 
+import time
+
 import pytest
 import torch
 import transformers
@@ -8,7 +10,12 @@ from hypothesis import strategies as st
 
 import bertsmith
 from bertsmith.core.errors import UserError
-from bertsmith.inference.introspection import inspect_attention, inspect_senses, inspect_tokens
+from bertsmith.inference.introspection import (
+    _found,
+    inspect_attention,
+    inspect_senses,
+    inspect_tokens,
+)
 from bertsmith.text.tokenizer import Tokenizer
 from tests.tokenizer_makers import uncased_wordpiece
 
@@ -80,6 +87,25 @@ def test_a_word_stands_anywhere_in_a_script_without_spaces(tmp_path):
     bert = bertsmith.Bert(shape, tokenizer, device="cpu")
     points = inspect_senses(bert, "打铁", ["铁匠在炉火旁打铁，火花飞溅。"]).points
     assert [(each.start, each.end) for each in points] == [(6, 8)]
+
+
+@pytest.mark.parametrize(
+    ("word", "sentence", "spans"),
+    [
+        ("ss", "stra\u00dfe \u00df SS", [(7, 8), (9, 11)]),  # \u00df folds to ss, and half of it is no word
+        ("s", "\u00df s", [(2, 3)]),
+        ("cat cat", "cat cat cat cat", [(0, 7), (8, 15)]),
+        ("cat_", "a cat_ cat_b", [(2, 6)]),
+    ],
+)
+def test_words_are_found_whatever_their_case_folds_to(word, sentence, spans):
+    assert list(_found(word, sentence)) == spans
+
+
+def test_a_long_word_is_looked_for_in_one_pass():
+    begin = time.process_time()
+    assert not list(_found("a" * 100_000 + "b", "a" * 400_000))  # word times text steps take a minute
+    assert time.process_time() - begin < 1
 
 
 def test_cosines_are_those_of_the_mean_of_the_pieces(bert):

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -9,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bertsmith.core.errors import UserError
+from bertsmith.serve import batching
 from bertsmith.serve.api_errors import ApiError
-from bertsmith.serve.batching import BatchKey, BatchQueue, predict_parts
+from bertsmith.serve.batching import CONNECTION, BatchKey, BatchQueue, predict_parts
 from bertsmith.serve.server_config import Limits
 from tests.unit.serve.serving import Slowly, application_of, error_of, post, talk, until
 
@@ -51,9 +53,9 @@ class Model:
         return [2 * each for each in inputs]
 
 
-def run(say, *, limits=LIMITS, on_batch=lambda report: None):
+def run(say, *, limits=LIMITS, on_batch=lambda report: None, model=None):
     """What comes of talking to a queue; and what its model was asked."""
-    model = Model()
+    model = model or Model()
 
     async def main():
         with ThreadPoolExecutor(1) as thread:
@@ -242,11 +244,127 @@ def test_a_request_waits_until_its_last_part_is_begun():
 
     async def say(queue):
         queue._on_batch = lambda batch: counts.append((queue.requests, batch.requests))
-        await queue.predict(ONE, [1, 2, 3], [6, 9, 4])  # the first and the last part fit into one batch
+        await queue.predict(ONE, [1, 2, 3], [6, 9, 4])
 
     _, asked = run(say)
-    assert asked == [(ONE, [1, 3]), (ONE, [2])]
-    assert counts == [(1, 1), (0, 1)]
+    assert [inputs for _, inputs in asked] == [[1], [2], [3]]
+    assert counts == [(1, 1), (1, 1), (0, 1)]
+
+
+# ---- fairness
+
+
+def test_whoever_asks_for_little_waits_for_one_part_of_whoever_asks_for_much():
+    async def say(queue):
+        much = asyncio.create_task(queue.predict(ONE, list(range(6)), [10] * 6))
+        await asyncio.sleep(0)
+        little = [asyncio.create_task(queue.predict(ONE, [number], [2])) for number in (100, 200)]
+        return await asyncio.gather(much, *little)
+
+    found, asked = run(say, limits=Limits(batch_tokens=10, queue_tokens=1000))
+    assert found == [[2 * number for number in range(6)], [200], [400]]
+    assert [inputs for _, inputs in asked] == [[0], [100, 200], [1], [2], [3], [4], [5]]
+
+
+def test_a_connection_that_has_had_much_stands_behind_those_that_had_little():
+    free = threading.Event()
+
+    async def say(queue):
+        async def one(connection, number, tokens):
+            CONNECTION.set(connection)
+            return await queue.predict(ONE, [number], [tokens])
+
+        queue._executor.submit(free.wait, 30)
+        tasks = [asyncio.create_task(one("greedy", number, 9)) for number in range(1, 4)]
+        await asyncio.sleep(0.01)  # the first of them is begun
+        tasks.append(asyncio.create_task(one("modest", 50, 9)))
+        await asyncio.sleep(0.01)
+        free.set()
+        await asyncio.gather(*tasks)
+
+    _, asked = run(say, limits=Limits(batch_tokens=10, queue_tokens=1000))
+    assert [inputs for _, inputs in asked] == [[1], [50], [2], [3]]
+
+
+def test_connections_that_ended_are_not_remembered_for_ever(monkeypatch):
+    monkeypatch.setattr(batching, "MAX_CONNECTIONS", 3)
+
+    async def say(queue):
+        sizes = []
+        queue._on_batch = lambda _: sizes.append(len(queue._ends))
+        await asyncio.gather(*(queue.predict(ONE, [number], [9]) for number in range(12)))
+        return max(sizes[2:]), len(queue._ends)
+
+    seen, _ = run(say, limits=Limits(batch_tokens=10, queue_tokens=1000))
+    assert seen == (12, 0)  # nobody is forgotten who still waits
+
+
+def know_speed(queue, speed, age=0.0):
+    """Let a queue have measured how many tokens of long requests a second takes."""
+    queue._part_speed, queue._part_measured = speed, time.monotonic() - age
+    queue._parts_measured = 8
+
+
+@pytest.mark.parametrize(("texts", "status"), [(4, None), (7, 413)])
+def test_what_cannot_be_computed_in_time_is_rejected_when_it_comes(texts, status):
+    async def say(queue):
+        know_speed(queue, 10.0)
+        try:
+            await queue.predict(ONE, [1] * texts, [10] * texts)
+        except ApiError as error:
+            return error.status, error.message
+        return None, ""
+
+    (found, message), asked = run(say, limits=Limits(batch_tokens=10, queue_tokens=1000, request_seconds=6))
+    assert found == status
+    assert len(asked) == (0 if status else texts)
+    assert not status or "70 tokens are left of the request; this server computes 54 in its time" in message
+
+
+def test_a_long_request_that_would_take_too_long_beside_others_is_told_to_come_again():
+    async def say(queue):
+        know_speed(queue, 10.0)
+        waits = [queue.predict(ONE, [1] * count, [10] * count) for count in (4, 4, 1)]
+        return await asyncio.gather(*waits, return_exceptions=True)
+
+    found, _ = run(say, limits=Limits(batch_tokens=10, queue_tokens=1000, request_seconds=6))
+    assert [getattr(each, "status", 200) for each in found] == [200, 429, 200]
+
+
+def test_how_slow_a_model_was_a_minute_ago_keeps_nobody_out():
+    async def say(queue):
+        know_speed(queue, 0.1, age=61)
+        return await queue.predict(ONE, [1] * 4, [10] * 4)
+
+    found, _ = run(say)
+    assert found == [2] * 4
+
+
+def test_a_long_request_that_turns_out_to_take_too_long_is_given_up_at_once():
+    async def say(queue):
+        try:
+            await queue.predict(ONE, [1] * 40, [10] * 40)
+        except ApiError as error:
+            return error.status
+
+    class Slow(Model):
+        def __call__(self, kind, inputs):
+            time.sleep(0.02)
+            return super().__call__(kind, inputs)
+
+    status, asked = run(
+        say, limits=Limits(batch_tokens=10, queue_tokens=1000, request_seconds=0.5), model=Slow()
+    )
+    assert (status, len(asked)) == (413, 8)
+
+
+def test_a_part_holds_what_is_computed_in_a_twentieth_of_a_second():
+    async def say(queue):
+        queue._measure_speed(40_000.0)
+        await queue.predict(ONE, list(range(6)), [1000] * 6)
+
+    _, asked = run(say, limits=Limits(batch_tokens=8192))
+    assert len(asked[0][1]) == 2
 
 
 def test_a_queue_without_room_for_a_usual_request_is_full_though_a_short_one_is_taken():

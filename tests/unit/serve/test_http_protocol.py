@@ -5,14 +5,17 @@ import inspect
 import json
 import logging
 import re
+import resource
+import time
 
 import pytest
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from bertsmith.serve import server
+from bertsmith.serve.monitoring import JsonLines, LoopFailures
 from bertsmith.serve.server_config import Limits
-from tests.unit.serve.serving import Slowly, application_of, on_a_line, until
+from tests.unit.serve.serving import Slowly, application_of, connected, live, on_a_line, until
 
 BODY = json.dumps({"texts": ["a cat"]}).encode()
 LENGTH = len(BODY)
@@ -220,6 +223,98 @@ def test_a_request_that_others_wait_behind_is_reported_of_a_lost_connection(fold
     assert statuses(caplog) == [499]
 
 
+def test_what_is_no_http_is_logged_under_the_id_that_its_reply_has(mood, caplog):
+    async def say(protocol, wire):
+        protocol.data_received(b"\x00 no HTTP\r\n\r\n")
+        (record,) = [each for each in caplog.records if each.name == "bertsmith.serve"]
+        assert (record.fields["status"], record.fields["route"]) == (400, "elsewhere")
+        assert record.fields["request_id"].encode() in wire.written
+
+    with caplog.at_level(logging.INFO):
+        on_a_line(mood, say)
+
+
+# ---- connections
+
+
+def test_the_oldest_idle_connection_makes_room_for_a_new_one(folders):
+    limits = Limits(connections=3)
+    application = application_of({"mood": folders["mood"]}, limits=limits)
+    slow = Slowly(application, "mood")
+    with live(application, limits) as address:
+        lines = [connected(address) for _ in range(3)]
+        lines[0].sendall(request() + BODY)  # at work, so not idle
+        assert_soon(lambda: slow.batches == [1])
+        lines.append(connected(address))
+        assert lines[1].recv(1) == b""
+        lines.append(connected(address))
+        assert lines[2].recv(1) == b""
+        slow.may_go.set()
+        lines[3].sendall(request() + BODY)
+        for line in (lines[0], lines[3]):
+            assert line.recv(12) == b"HTTP/1.1 200"
+        for line in lines:
+            line.close()
+
+
+def test_where_all_connections_are_busy_a_new_one_is_closed(folders):
+    limits = Limits(connections=1)
+    application = application_of({"mood": folders["mood"]}, limits=limits)
+    slow = Slowly(application, "mood")
+    with live(application, limits) as address, connected(address) as busy:
+        busy.sendall(request() + BODY)
+        assert_soon(lambda: slow.batches == [1])
+        with connected(address) as late:
+            assert late.recv(1) == b""
+        slow.may_go.set()
+        assert busy.recv(12) == b"HTTP/1.1 200"
+
+
+def assert_soon(holds):
+    for _ in range(1000):
+        if holds():
+            return
+        time.sleep(0.01)
+    raise AssertionError("it never came true")
+
+
+def test_there_are_never_more_connections_than_descriptors(monkeypatch):
+    monkeypatch.setattr(server, "open_file_limit", lambda: 100)
+    assert server.protocol_with(Limits(connections=4096)).max_connections == 36
+    assert server.protocol_with(Limits(connections=20)).max_connections == 20
+
+
+def test_the_number_of_descriptors_is_raised_as_far_as_it_goes():
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, before[1]))
+    try:
+        server.raise_open_file_limit(300)
+        assert server.open_file_limit() == 300
+        server.raise_open_file_limit(2**30)
+        assert server.open_file_limit() == before[1]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_what_the_event_loop_reports_again_and_again_is_logged_once_as_json(caplog):
+    failures = LoopFailures()
+    with caplog.at_level(logging.INFO):
+        for _ in range(1000):
+            failures(None, {"message": "secret", "exception": OSError(24, "secret")})
+    (record,) = caplog.records
+    line = json.loads(JsonLines().format(record))
+    assert (line["event"], line["reason"], line["failure"]) == (
+        "event loop",
+        "Too many open files",
+        "OSError",
+    )
+    assert "secret" not in json.dumps(line)
+    failures._logged["OSError"] -= 11
+    with caplog.at_level(logging.INFO):
+        failures(None, {"exception": OSError(24, "secret")})
+    assert caplog.records[-1].fields["left_out"] == 999
+
+
 # ---- uvicorn
 
 
@@ -228,7 +323,16 @@ def test_uvicorn_still_has_what_the_protocol_builds_upon():
     protocol_methods = ["connection_made", "connection_lost", "data_received", "on_message_begin"]
     protocol_methods += ["on_headers_complete", "on_body", "on_message_complete", "on_response_complete"]
     protocol_methods += ["send_400_response", "shutdown", "timeout_keep_alive_handler"]
-    protocol_fields = ["app_state", "cycle", "flow", "loop", "pipeline", "server_state", "tasks"]
+    protocol_fields = [
+        "app_state",
+        "connections",
+        "cycle",
+        "flow",
+        "loop",
+        "pipeline",
+        "server_state",
+        "tasks",
+    ]
     protocol_fields += ["timeout_keep_alive", "timeout_keep_alive_task", "transport"]
     cycle_fields = ["disconnected", "keep_alive", "message_event", "response_complete"]
     missing = [name for name in protocol_methods if not callable(getattr(HttpToolsProtocol, name, None))]

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from bertsmith.serve.api_errors import ApiError
-from bertsmith.serve.json_route import validated
+from bertsmith.serve.json_route import check_items, validated
 from bertsmith.serve.openai_api import EmbeddingsRequest
 from bertsmith.serve.schemas import ClassifyRequest
 from tests.unit.serve.serving import error_of, post, talk
@@ -70,8 +70,8 @@ def test_a_body_that_is_no_json_is_reported_where_it_breaks(body, message, appli
 @pytest.mark.parametrize(
     ("path", "body", "message"),
     [
-        ("/classify", {"texts": [1] * 300_000}, "texts[0]: expected a string or a list of 2 strings"),
-        ("/v1/embeddings", {"input": [1] * 300_000 + ["x"]}, "input[300000]: expected a whole number"),
+        ("/classify", {"texts": [1] * 140_000}, "texts[0]: expected a string or a list of 2 strings"),
+        ("/v1/embeddings", {"input": [1] * 140_000 + ["x"]}, "input[140000]: expected a whole number"),
     ],
 )
 def test_a_body_with_many_mistakes_is_rejected_as_quickly_as_any_other(path, body, message, application):
@@ -80,6 +80,23 @@ def test_a_body_with_many_mistakes_is_rejected_as_quickly_as_any_other(path, bod
     assert reply.status_code == 422
     assert error_of(reply).startswith(message)
     assert time.process_time() - begin < 2  # to list all of them takes ten seconds
+
+
+@pytest.mark.parametrize("item", ["1", '"x"', "[1]", "{}", '"\\",\\""'])
+def test_more_values_than_any_request_has_are_rejected_before_they_are_parsed(item, application):
+    body = f'{{"input":[{",".join([item] * 151_000)}]}}'.encode()
+    head = {"content-type": "application/json"}
+    begin = time.process_time()
+    reply = talk(application, lambda client: client.post("/v1/embeddings", content=body, headers=head))
+    assert (reply.status_code, error_of(reply)) == (
+        413,
+        "the body holds more than 150000 values; send fewer texts at a time",
+    )
+    assert time.process_time() - begin < 0.3
+
+
+def test_commas_and_brackets_in_a_text_are_no_values():
+    check_items(json.dumps({"inputs": [',[{\\"' * 8000] * 20}).encode())
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32"])

@@ -10,8 +10,9 @@ import pytest
 
 from bertsmith.core.errors import UserError
 from bertsmith.inference.outputs import ABILITIES
+from bertsmith.serve.api_errors import INTERNAL_ERROR
 from bertsmith.serve.monitoring import JsonLines
-from bertsmith.serve.server_config import Limits, ServerConfig
+from bertsmith.serve.server_config import Limits, ServerConfig, allowed_hosts
 from tests.toy_folder import write_toy_folder
 from tests.unit.serve.serving import Slowly, application_of, error_of, get, post, talk, until
 
@@ -188,6 +189,59 @@ def test_a_key_opens_what_is_not_open_to_all(folders):
     assert missing == "this server asks for an API key; send it as Authorization: Bearer KEY"
     right = post(application, "/classify", TEXT, headers={"authorization": "Bearer se-cret"})
     assert right.status_code == 200
+
+
+@pytest.mark.parametrize("sent", ["Bearer schl\u00fcssel", "bearer schl\u00fcssel", "BEARER  schl\u00fcssel"])
+def test_a_key_is_utf_8_behind_bearer_in_any_case(sent, folders):
+    application = mood_of(folders, api_key="schl\u00fcssel")
+    assert get(application, "/models", headers={"authorization": sent.encode()}).status_code == 200
+    wrong = {"authorization": sent.encode("latin-1").replace(b" ", b" x")}
+    assert get(application, "/models", headers=wrong).status_code == 401
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost", 200),
+        ("LocalHost:8000", 200),
+        ("bert.example.org:443", 200),
+        ("127.0.0.1:8000", 200),
+        ("[::1]:8000", 200),
+        ("evil.example", 421),
+        ("localhost.evil.example", 421),
+        ("[::1].evil.example", 421),
+        ("\u00e9", 421),
+    ],
+)
+def test_a_request_for_another_host_is_rejected(host, status, folders):
+    application = mood_of(folders, allow_hosts=allowed_hosts("127.0.0.1", ["bert.example.org"]))
+    reply = get(application, "/models", headers={"host": host.encode()})
+    assert reply.status_code == status
+    assert status == 200 or "--allow-host NAME adds a name" in error_of(reply)
+
+
+def test_any_host_is_taken_where_the_operator_says_so(folders):
+    application = mood_of(folders, allow_hosts=allowed_hosts("127.0.0.1", ["*"]))
+    assert get(application, "/models", headers={"host": "evil.example"}).status_code == 200
+
+
+def test_no_reply_sends_anybody_to_the_host_that_the_request_named(folders):
+    reply = get(mood_of(folders), "/models/", headers={"host": "evil.example"})
+    assert (reply.status_code, "location" in reply.headers) == (404, False)
+
+
+def test_a_preflight_is_answered_with_a_request_id(folders):
+    application = mood_of(folders, allow_origins=("https://friend.example",))
+    asked = {"origin": "https://friend.example", "access-control-request-method": "POST", "x-request-id": "a"}
+    reply = talk(application, lambda client: client.options("/classify", headers=asked))
+    assert (reply.status_code, reply.headers["x-request-id"]) == (200, "a")
+
+
+def test_a_fault_outside_of_the_routes_is_answered_with_a_request_id_too(folders, monkeypatch, caplog):
+    application = mood_of(folders)
+    monkeypatch.setattr(type(application.load_shedding), "is_overloaded", property(lambda _: 1 / 0))
+    reply = post(application, "/classify", TEXT)
+    assert (reply.status_code, error_of(reply)) == (500, INTERNAL_ERROR)
 
 
 def test_no_other_site_may_ask_unless_it_is_named(folders):

@@ -3,12 +3,14 @@
 import asyncio
 import logging
 import threading
+import time
 
 import pytest
 
+from bertsmith.inference.text_reader import Reader
 from bertsmith.serve import service
 from bertsmith.serve.server_config import Limits
-from tests.unit.serve.serving import Slowly, application_of, post, talk, until
+from tests.unit.serve.serving import Slowly, application_of, error_of, post, talk, until
 
 
 @pytest.fixture
@@ -16,9 +18,9 @@ def counted(monkeypatch):
     """By which threads tokens are counted: the server's own, or others."""
     own, threads = service.tokenized, []
 
-    def counts(bert, question):
+    def counts(bert, request, which):
         threads.append("own" if threading.current_thread() is threading.main_thread() else "other")
-        return own(bert, question)
+        return own(bert, request, which)
 
     monkeypatch.setattr(service, "tokenized", counts)
     return threads
@@ -48,6 +50,67 @@ def test_a_text_that_loses_its_end_counts_for_what_is_left_of_it(words, tokens, 
         reply = post(application, "/embed", {"inputs": "cat " * (words + longest - 64), "truncate": True})
     assert reply.status_code == 200
     assert caplog.records[-1].fields["tokens"] == tokens + longest - 64
+
+
+# ---- much text
+
+
+@pytest.fixture
+def read(monkeypatch):
+    """The texts that were tokenised."""
+    own, texts = service.tokenized, []
+
+    def reads(bert, request, which):
+        texts.extend(which)
+        return own(bert, request, which)
+
+    monkeypatch.setattr(service, "tokenized", reads)
+    return texts
+
+
+def test_the_query_of_a_ranking_is_tokenised_once_for_all_texts(folders, read):
+    application = application_of({"alike": folders["alike"]})
+    body = {"query": "cat " * 1000, "texts": ["a dog", "tea", "the sun"], "truncate": True}
+    assert post(application, "/rerank", body).status_code == 200
+    assert read == [0, 1, 2, 3]
+
+
+def test_a_ranking_of_too_many_tokens_is_rejected_before_its_pairs_are_made(folders, monkeypatch):
+    application = application_of({"alike": folders["alike"]}, limits=Limits(queue_tokens=1000))
+    monkeypatch.setattr(Reader, "pairs", lambda *_, **__: pytest.fail("were made"))
+    reply = post(application, "/rerank", {"query": "cat " * 40, "texts": ["a dog"] * 40, "truncate": True})
+    assert (reply.status_code, error_of(reply)) == (
+        413,
+        "the request has 1840 tokens; this server takes 1000",
+    )
+
+
+def test_the_rest_of_a_request_that_is_too_large_is_not_read(folders, read):
+    application = application_of({"names": folders["names"]}, limits=Limits(queue_tokens=4000))
+    reply = post(application, "/tag", {"texts": ["cat " * 1000] * 100})
+    assert reply.status_code == 413
+    assert 0 < len(read) < 10
+
+
+def test_a_client_that_hangs_up_is_read_no_further(folders, monkeypatch):
+    application = application_of({"names": folders["names"]})
+    own, chunks = service.tokenized, []
+
+    def reads(bert, request, which):
+        chunks.append(which)
+        time.sleep(0.05)
+        return own(bert, request, which)
+
+    monkeypatch.setattr(service, "tokenized", reads)
+
+    async def say(client):
+        asked = asyncio.create_task(client.post("/tag", json={"texts": ["cat " * 1000] * 200}))
+        await until(lambda: len(chunks) == 2)
+        asked.cancel()
+        await asyncio.sleep(0.3)
+
+    talk(application, say)
+    assert len(chunks) <= 3
 
 
 # ---- several models

@@ -11,7 +11,13 @@ from tokenizers import Tokenizer as Library
 from tokenizers import models, pre_tokenizers
 
 from bertsmith.core.errors import UserError
-from bertsmith.text.tokenizer import Encoded, Tokenizer, truncate_longest_first
+from bertsmith.text.tokenizer import (
+    Encoded,
+    Tokenizer,
+    join_pair,
+    read_templates,
+    truncate_longest_first,
+)
 from tests.tokenizer_makers import (
     MAKERS,
     PARAGRAPH,
@@ -171,6 +177,21 @@ def test_many_texts_give_the_same_as_one_by_one(maker: Maker, tmp_path: Path) ->
     one_by_one = [tokenizer.encode(line) for line in lines] + [tokenizer.encode_pair(*lines[:2])]
     assert tokenizer.encode_many([*lines, (lines[0], lines[1])]) == one_by_one
     assert tokenizer.encode_many([]) == []
+
+
+@every_kind
+@pytest.mark.parametrize("limit", [None, 64, 20, 9])
+def test_two_encoded_texts_are_joined_to_what_their_pair_gives(
+    maker: Maker, limit: int | None, tmp_path: Path
+) -> None:
+    tokenizer = Tokenizer.load(maker(tmp_path))
+    first, second = PARAGRAPH.splitlines()[:2]
+    template = read_templates(tokenizer).pair
+    for one, other in ((first, second), (second, "a"), ("a", first)):
+        whole = tokenizer.encode_pair(one, other)
+        expected = whole if limit is None or len(whole) <= limit else truncate_longest_first(whole, limit)
+        encoded = tokenizer.encode(one), tokenizer.encode(other)
+        assert join_pair(*encoded, template, limit=limit) == expected
 
 
 def test_half_a_surrogate_pair_is_rejected_with_its_place(bert: Tokenizer) -> None:
