@@ -167,20 +167,21 @@ def finetune(
     Example: bertsmith.finetune(frame, text="review", label="stars", out="runs/reviews", epochs=3)
     """
     folder = Path(out).expanduser()
-    short = {
-        "run.epochs": epochs,
-        "optim.peak_lr": lr,
-        "run.seed": seed,
-        "run.patience": patience,
-        "run.keep": None if patience is None else "best",
-    }
+    short = (
+        ("--epochs", "run.epochs", epochs),
+        ("--lr", "optim.peak_lr", lr),
+        ("--seed", "run.seed", seed),
+        ("--patience", "run.patience", patience),
+        ("--patience", "run.keep", None if patience is None else "best"),
+    )
+    options = [(name, f"{key}={value_text(value)}") for name, key, value in short if value is not None]
     with _rows_beside(folder) as rows:
         path = rows.path(data, folder.with_name(f"{folder.name}-data"), "data")
         held = None if dev is None else rows.path(dev, folder.with_name(f"{folder.name}-dev"), "dev")
         parts, form = (held, dev_share, test_share, folds), (delimiter, encoding, ",".join(columns))
         own = OwnTable(text, text2, label, kind, separator, id, *parts, *form)
         chosen = own_task(own, path) if task == OWN else published_task(task, own)
-        recipe = finetuning_recipe(chosen, _overrides(short, settings))
+        recipe = finetuning_recipe(chosen, _overrides({}, settings), options=options)
         assignment = Assignment(chosen, recipe, Path(model).expanduser(), path, folder, skip_bad)
         with progress_display(finetuning_line, as_json=False) as callback:
             if not folds:

@@ -374,3 +374,12 @@ def test_a_bar_by_the_clock_shows_the_time_that_is_spent(monkeypatch):
 def test_without_a_notebook_or_a_terminal_lines_are_logged():
     with progress_display(str, as_json=False) as callback:
         assert type(callback) is LogProgress
+
+
+def test_a_wrong_value_is_blamed_on_the_argument_that_it_was_given_as(tmp_path):
+    rows = [{"review": "a", "class": "x"}, {"review": "b", "class": "y"}]
+    for name in ("epochs", "lr"):
+        with pytest.raises(bertsmith.UserError, match=rf"^{name}: \w+\.\w+ = 0 is invalid"):
+            bertsmith.finetune(rows, out=tmp_path / "run", **OWN, **{name: 0})
+    with pytest.raises(bertsmith.UserError, match="a development set cannot be nan of the rows"):
+        bertsmith.finetune(rows, out=tmp_path / "run", dev_share=np.nan, **OWN)

@@ -11,6 +11,7 @@ from typer import Argument, Exit, Option, echo
 from bertsmith.cli.terminal import STOPPED, duration, progress_display
 from bertsmith.cli.text_files import ColumnsOption, DelimiterOption, EncodingOption
 from bertsmith.core.errors import UserError
+from bertsmith.core.wording import counted
 from bertsmith.recipe.toml_text import value_text
 from bertsmith.tasks.table_format import TableFormat
 
@@ -102,29 +103,28 @@ def finetune(
     from bertsmith.inference.model_path import DEFAULT_MODEL
     from bertsmith.tasks.task_recipe import finetuning_recipe
 
-    given = {
-        "run.epochs": epochs,
-        "optim.peak_lr": lr,
-        "run.examples": batch,
-        "text.longest": max_length,
-        "run.patience": patience,
-        "run.keep": None if patience is None else "best",
-        "answers.label_thresholds": "tuned" if tune_thresholds else None,
-        "run.limit": limit,
-        "run.device": device,
-        "run.precision": precision,
-        "run.seed": seed,
-    }
-    short = [f"{key}={value_text(value)}" for key, value in given.items() if value is not None]
+    given = [
+        ("--epochs", "run.epochs", epochs),
+        ("--lr", "optim.peak_lr", lr),
+        ("--batch", "run.examples", batch),
+        ("--max-length", "text.longest", max_length),
+        ("--patience", "run.patience", patience),
+        ("--patience", "run.keep", None if patience is None else "best"),
+        ("--tune-thresholds", "answers.label_thresholds", "tuned" if tune_thresholds else None),
+        ("--limit", "run.limit", limit),
+        ("--device", "run.device", device),
+        ("--precision", "run.precision", precision),
+        ("--seed", "run.seed", seed),
+    ]
+    options = [(name, f"{key}={value_text(value)}") for name, key, value in given if value is not None]
     parts, form = (dev, dev_share, test_share, folds), (delimiter, encoding, columns)
     own = OwnTable(text, second, label, kind, separator, key, *parts, *form)
     chosen = own_task(own, data.expanduser()) if task == OWN else published_task(task, own)
-    overrides = [*short, *(settings or [])]
-    recipe = finetuning_recipe(chosen, overrides)
+    recipe = finetuning_recipe(chosen, settings or [], options=options)
     start = DEFAULT_MODEL if model is None else model.expanduser()
     assignment = Assignment(chosen, recipe, start, data.expanduser(), out.expanduser(), skip_bad)
     study = _Study(seeds, grid=grid, lr_grid=lr_grid, search=search or 0, folds=folds or 0)
-    study.check(overrides)
+    study.check([*(line for _, line in options), *(settings or [])])
     if study.flags():
         _run_many(study.trials(assignment), as_json=as_json)
     else:
@@ -149,7 +149,8 @@ def show(result: "FinetuningResult", *, as_json: bool) -> None:
         echo(json.dumps({**summary, **compared, "finished": result.finished}))
         return
     if not result.finished:
-        echo(f"stopped after {result.steps:,} steps; give the same command again to resume ({result.folder})")
+        steps = counted(result.steps, "step")
+        echo(f"stopped after {steps}; give the same command again to resume ({result.folder})")
         return
     for split, metrics in result.metrics.items():
         for name, value in metrics.items():
@@ -157,7 +158,8 @@ def show(result: "FinetuningResult", *, as_json: bool) -> None:
         if result.deciding is not None:
             show_comparison(result.deciding[0], metrics, result.baselines.get(split, {}), split=split)
         show_classes(result.classes.get(split, {}), split=split)
-    echo(f"{result.examples:,} examples, {result.steps:,} steps, {duration(result.seconds)}")
+    examples, steps = counted(result.examples, "example"), counted(result.steps, "step")
+    echo(f"{examples}, {steps}, {duration(result.seconds)}")
     echo(f"model: {result.folder / 'model'}")
 
 
@@ -394,7 +396,9 @@ def _run_text(result: "FinetuningResult") -> str:
     split, metrics = next(iter(result.metrics.items()))
     text = f"{split} {', '.join(f'{each} {_metric_text(each, metrics[each])}' for each in metrics)}"
     if result.early_end is not None:
-        text += f"; ended early after {result.steps:,} steps (evaluation {result.early_end.evaluation})"
+        text += (
+            f"; ended early after {counted(result.steps, 'step')} (evaluation {result.early_end.evaluation})"
+        )
     return text
 
 
@@ -448,14 +452,16 @@ def glue(
     if lr is not None and (lr_grid or search):
         what = "it has its own learning rates"
         raise UserError(what, where=several[0], remedy="leave --lr out")
-    short = {"run.epochs": epochs, "optim.peak_lr": lr}
-    given = [f"{key}={value_text(value)}" for key, value in short.items() if value is not None]
+    given = (("--epochs", "run.epochs", epochs), ("--lr", "optim.peak_lr", lr))
     request = GlueRequest(
         start,
         data.expanduser(),
         out.expanduser(),
         seeds=seeds,
-        settings=(*given, *(settings or ())),
+        settings=tuple(settings or ()),
+        options=tuple(
+            (name, f"{key}={value_text(value)}") for name, key, value in given if value is not None
+        ),
         skip_bad=skip_bad,
         tasks=tuple(name.strip() for name in tasks.split(",") if name.strip()),
         search=search,

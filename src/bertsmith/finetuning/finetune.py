@@ -13,6 +13,7 @@ from pathlib import Path
 
 from bertsmith.core.errors import UserError
 from bertsmith.core.files import read_json, write_json
+from bertsmith.core.wording import counted
 from bertsmith.finetuning.assignment import (
     RESULT,
     Assignment,
@@ -42,7 +43,7 @@ from bertsmith.finetuning.finetuning_state import (
     save,
 )
 from bertsmith.finetuning.run_warnings import total_steps
-from bertsmith.finetuning.splits import EncodedSplit, TaskSplits, read_splits
+from bertsmith.finetuning.splits import EncodedSplit, TaskSplits, check_new_labels, read_splits
 from bertsmith.finetuning.workload import Workload, workload_of
 from bertsmith.recipe.finetuning_schema import FinetuningRecipe
 from bertsmith.tasks.batches import ShuffledBatches
@@ -122,6 +123,8 @@ def finetune(
         splits = world.main_first(
             lambda: read_splits(assignment.task, assignment.data, skip_bad=assignment.skip_bad)
         )
+        if not finetuning_folder(assignment.out).begun:
+            world.on_main(lambda: check_new_labels(splits))
         splits = splits.limited(assignment.recipe.run.limit)
         # A function of its own, so that the network shared by the processes is gone before they disconnect:
         # what gloo still holds for it is otherwise freed with Python's lock held, and may wait for ever.
@@ -193,10 +196,10 @@ def _begin(run: Run, state: RunState, hashes: Mapping[str, str], *, lengthens: b
 
 def _report_splits(splits: TaskSplits, callback: ProgressCallback) -> None:
     for name, examples in splits.splits.items():
-        callback.on_message(f"{name}: {len(examples):,} examples")
+        callback.on_message(f"{name}: {counted(len(examples), 'example')}")
     if splits.skipped:
         first = splits.skipped[0].where
-        callback.on_message(f"{len(splits.skipped):,} bad lines were skipped, the first at {first}")
+        callback.on_message(f"skipped {counted(len(splits.skipped), 'bad line')}, the first at {first}")
 
 
 def _finished_before(assignment: Assignment, world: World, callback: ProgressCallback) -> FinetuningResult:
@@ -403,11 +406,11 @@ def lengthening_notes(run: Run, state: RunState) -> Iterator[str]:
     """That the run went on after an end, and with which learning rates."""
     steps = total_steps(run.batches, run.recipe)
     for epochs, end in state.lengthened[:-1]:
-        yield f"the run was lengthened after {epochs:g} epochs ({end:,} steps)"
+        yield f"the run was lengthened after {counted(epochs, 'epoch')} ({counted(end, 'step')})"
     for epochs, end in state.lengthened[-1:]:
         first, last = (rate_of_step(step, run.recipe, steps=steps) for step in (end, steps - 1))
         yield (
-            f"the run of {epochs:g} epochs, which ended after step {end:,}, is lengthened to "
-            f"{run.recipe.run.epochs:g} epochs ({steps:,} steps): the learning rate continues as that of a "
-            f"run of the new length ({run.recipe.optim.schedule}), from {first:.3g} to {last:.3g}"
+            f"the run of {counted(epochs, 'epoch')}, which ended after step {end:,}, is lengthened to "
+            f"{counted(run.recipe.run.epochs, 'epoch')} ({steps:,} steps): the learning rate continues as "
+            f"that of a run of the new length ({run.recipe.optim.schedule}), from {first:.3g} to {last:.3g}"
         )

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertsmith.core.files import atomic_folder, atomic_path, write_json, write_text
+from bertsmith.core.wording import counted
 from bertsmith.features.bilstm import FrozenMixScorer
 from bertsmith.finetuning.assignment import RESULT, Assignment, recipe_toml
 from bertsmith.finetuning.evaluation import Evaluation, class_scores
@@ -124,7 +125,8 @@ def model_card(finished: Finished) -> str:
         f"{finished.assignment.model.name} fine-tuned for {config.task} ({config.kind.name}) with bertsmith."
     )
     facts = [
-        f"{finished.examples:,} training examples, {run.epochs:g} epochs, {finished.steps:,} steps of "
+        f"{counted(finished.examples, 'training example')}, {counted(run.epochs, 'epoch')}, "
+        f"{counted(finished.steps, 'step')} of "
         f"{run.examples} examples, {finished.seconds / 60:.1f} minutes, seed {run.seed}.",
         f"peak learning rate {optim.peak_lr:g}, {optim.schedule} schedule, "
         f"warm-up {optim.warmup_fraction:.0%}, encoder {recipe.head.encoder}, "

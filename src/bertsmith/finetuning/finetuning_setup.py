@@ -28,7 +28,7 @@ from bertsmith.recipe.finetuning_schema import FinetuningRecipe
 from bertsmith.tasks.batches import ShuffledBatches, balanced_weights
 from bertsmith.tasks.encoded import EncodedSet
 from bertsmith.tasks.objective import TaskObjective
-from bertsmith.tasks.task_config import TaskConfig
+from bertsmith.tasks.task_config import TaskConfig, check_label_thresholds
 from bertsmith.training.cuda_graphs import recording_of
 from bertsmith.training.distributed import World, share_work
 from bertsmith.training.optimizers import (
@@ -95,7 +95,7 @@ def _set_up_here(assignment: Assignment, splits: TaskSplits, world: World) -> Ru
     """The run of one process."""
     recipe, config = assignment.recipe, task_config_of(splits, assignment.recipe)
     _check_development_set(splits, recipe)
-    _check_label_thresholds(config)
+    check_label_thresholds(config, where="answers.label_thresholds")
     initial = load_initial_task_model(assignment.model, config, seed=recipe.run.seed)
     encoded = {
         name: encoded_split(examples, config, initial.tokenizer, cache=cache_folder())
@@ -192,17 +192,3 @@ def _check_development_set(splits: TaskSplits, recipe: FinetuningRecipe) -> None
         if needed and not splits.evaluation_names:
             what = "needs a development set, and there is none"
             raise UserError(what, where=key, remedy=f"add its file, or --set {key}={instead}")
-
-
-def _check_label_thresholds(config: TaskConfig) -> None:
-    """Raise where the thresholds do not fit the labels: they are needed only after hours of training."""
-    thresholds, count = config.answers.label_thresholds, config.kind.threshold_count(config.labels)
-    if thresholds == "off":
-        return
-    where, labels = "answers.label_thresholds", f"a {config.kind.name} task with {len(config.labels)} labels"
-    if not count:
-        remedy = "leave it off: it is for two classes, and for multilabel"
-        raise UserError(f"{labels} decides without thresholds", where=where, remedy=remedy)
-    if thresholds != "tuned" and len(thresholds) != count:
-        what = f"{labels} takes {count} thresholds, not {len(thresholds)}"
-        raise UserError(what, where=where, remedy="give one for each label, or tuned")

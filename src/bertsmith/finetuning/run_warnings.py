@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from math import ceil
 
+from bertsmith.core.wording import counted
 from bertsmith.finetuning.assignment import Assignment
 from bertsmith.finetuning.splits import EncodedSplit, TaskSplits
 from bertsmith.finetuning.target_scaler import TargetScaler
@@ -44,7 +45,7 @@ def warn_of_weak_development_set(splits: TaskSplits) -> Iterator[str]:
             yield f"{name} has no example of {listed}: how well the model knows that is not measured"
         if len(examples) < FEW_EXAMPLES:
             yield (
-                f"{name} has only {len(examples)} examples, so its figures may be chance; "
+                f"{name} has only {counted(len(examples), 'example')}, so its figures may be chance; "
                 "for a table of your own see --folds and --dev-share"
             )
 
@@ -84,7 +85,7 @@ def warn_of_vain_patience(batches: ShuffledBatches, recipe: FinetuningRecipe) ->
     before_the_end = min(recipe.run.evaluations, total_steps(batches, recipe)) - 1
     if patience != "off" and patience >= before_the_end:  # the first one cannot be worse than another
         yield (
-            f"the run cannot end early: it is evaluated {before_the_end} times before its end, and "
+            f"the run cannot end early: it has {counted(before_the_end, 'evaluation')} before its end, and "
             f"run.patience is {patience}; see run.evaluations"
         )
 

@@ -74,10 +74,7 @@ def read_splits(task: Task, data: Path, *, skip_bad: bool) -> TaskSplits:
         splits[name] = read.examples
         skipped += read.skipped
     _check_labels(splits)
-    check_classes(task, splits["train"])
     labels = labels_of(task, splits["train"])
-    for message in odd_labels(task, splits["train"]):
-        _warn_once(message)
     for name in [name for name in splits if name != "train"]:
         if skip_bad:
             splits[name], unknown = without_unknown_labels(splits[name], labels)
@@ -85,6 +82,16 @@ def read_splits(task: Task, data: Path, *, skip_bad: bool) -> TaskSplits:
         if message := warn_of_unknown_labels(task.kind, splits[name], labels):
             _warn_once(f"{name}: {message}")
     return TaskSplits(task, {name: read for name, read in splits.items() if read}, labels, tuple(skipped))
+
+
+def check_new_labels(splits: TaskSplits) -> None:
+    """Raise where a user's own labels are hardly meant as classes, and warn of odd ones.
+
+    For a run that begins: one that resumes has learned them already.
+    """
+    check_classes(splits.task, splits.splits["train"])
+    for message in odd_labels(splits.task, splits.splits["train"]):
+        _warn_once(message)
 
 
 def _check_labels(splits: Mapping[str, Sequence[Example]]) -> None:

@@ -16,6 +16,7 @@ from typing import Literal
 import torch
 
 from bertsmith.core.errors import UserError
+from bertsmith.model.encoder import can_compile
 from bertsmith.model.encoder_config import EncoderConfig
 from bertsmith.model.network import Network
 from bertsmith.model.product_attention import products_fit
@@ -224,7 +225,7 @@ def fit_machine(
     load = _load(recipe, networks, world, precision)
     wanted = micro_tokens_before or (GPU_MICRO_TOKENS if on_gpu else _cpu_micro_tokens(networks, load))
     micro_tokens, memory = _micro_tokens(recipe, load, world, wanted)
-    compiled = run.compile == "on" or (run.compile == "auto" and on_gpu)
+    compiled = (run.compile == "on" or (run.compile == "auto" and on_gpu)) and all(map(can_compile, networks))
     deterministic = run.deterministic == "on" or (run.deterministic == "auto" and not on_gpu)
     place = f"{world.size} process{'es' if world.size > 1 else ''} on {world.device.type}"
     how = f"{place}, {precision}, {'compiled' if compiled else 'not compiled'}"
@@ -243,18 +244,29 @@ def fit_machine(
 
 def _evaluation_sequences(recipe: Recipe, *, on_gpu: bool) -> int:
     """How many sequences an evaluation has: so few that four take no more than their part of a short run."""
-    run, batch = recipe.run, recipe.batch
+    run = recipe.run
     if run.evaluation_sequences != "auto":
         return run.evaluation_sequences
     usual = GPU_EVALUATION_SEQUENCES if on_gpu else CPU_EVALUATION_SEQUENCES
     if run.budget == "minutes":  # what an evaluation takes is measured (`held_out.evaluate`)
         return usual
+    return min(usual, max(MIN_EVALUATION_SEQUENCES, _evaluated_sequences(recipe) // 4))
+
+
+def affordable_evaluations(recipe: Recipe, sequences: int) -> int:
+    """How many evaluations of so many sequences take their part of a run; not by the clock, so that a run of
+    steps or tokens makes the same ones each time, also where it was interrupted."""
+    return _evaluated_sequences(recipe) // sequences
+
+
+def _evaluated_sequences(recipe: Recipe) -> int:
+    """How many sequences a run of steps or tokens may be evaluated on, all evaluations together."""
+    run, batch = recipe.run, recipe.batch
     longest = max(stage.length for stage in recipe.examples.stages)
     for_each_step = batch.sequences if batch.by == "sequences" else batch.tokens // longest
     shown = run.steps * for_each_step if run.budget == "steps" else run.tokens // longest
     # Training on a sequence is a forward and a backward pass, which is twice the work of a forward one.
-    affordable = int(3 * shown * MAX_EVALUATION_FRACTION / 4)
-    return min(usual, max(MIN_EVALUATION_SEQUENCES, affordable))
+    return int(3 * shown * MAX_EVALUATION_FRACTION)
 
 
 def choices(recipe: Recipe) -> list[str]:

@@ -16,7 +16,12 @@ import torch
 from bertsmith.core.errors import UserError
 from bertsmith.core.files import read_json
 from bertsmith.corpus.token_store import TokenStore
-from bertsmith.pretraining.hardware import MAX_EVALUATION_FRACTION, flops_per_step, peak_of
+from bertsmith.pretraining.hardware import (
+    MAX_EVALUATION_FRACTION,
+    affordable_evaluations,
+    flops_per_step,
+    peak_of,
+)
 from bertsmith.pretraining.held_out import METRICS, evaluate, held_out_set, unigram_entropy
 from bertsmith.pretraining.initial_model import with_true_model
 from bertsmith.pretraining.metrics_window import MetricsWindow
@@ -249,15 +254,18 @@ def _tell_steps_that_fit(run: Run, progress: Progress) -> None:
 def _cadence(run: Run, state: RunState, stop: StopRequested) -> Cadence:
     """Evaluation ten times a run or as the recipe says, saving by steps and by the clock; both at the end."""
     settings, fraction = run.recipe.run, run.budget.fraction(state.progress)
+    by_time, times = settings.budget == "minutes", EVALUATIONS
+    if not by_time:
+        times = min(times, affordable_evaluations(run.recipe, run.machine.evaluation_sequences))
 
     def evaluates(progress: Progress) -> bool:
         nonlocal fraction
         before, fraction = fraction, run.budget.fraction(progress)
         if settings.evaluate_every_steps == "auto":
-            due = int(fraction * EVALUATIONS) > int(before * EVALUATIONS)
+            due = int(fraction * times) > int(before * times)
             # One that would take too much of the time so far is left out; the main process's clock decides.
             taken = state.all_evaluations_seconds + state.evaluation_seconds
-            affordable = taken <= MAX_EVALUATION_FRACTION * progress.seconds
+            affordable = taken <= MAX_EVALUATION_FRACTION * progress.seconds or not by_time
             return due and run.world.broadcast(float(affordable)) > 0
         return progress.step % settings.evaluate_every_steps == 0
 

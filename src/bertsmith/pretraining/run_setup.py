@@ -14,7 +14,7 @@ from typing import Any
 from bertsmith.core.files import write_json, write_text
 from bertsmith.corpus.token_store import TokenStore
 from bertsmith.data.data_loader import PretrainingDataset, StepBatches, StepIndex, load_steps
-from bertsmith.model.encoder import Block, can_compile
+from bertsmith.model.encoder import Block
 from bertsmith.objectives.pretraining_objective import Counts, PretrainingObjective
 from bertsmith.objectives.registry import OBJECTIVES
 from bertsmith.pretraining.budget import Budget
@@ -178,7 +178,7 @@ def _build_trainer(
     if machine.compiled and not sharded:
         objective.compile_whole()
     # Sharded weights are gathered between the blocks, outside any graph.
-    if machine.compiled and sharded and can_compile(objective):
+    if machine.compiled and sharded:
         for block in (module for module in objective.modules() if isinstance(module, Block)):
             block.compile(fullgraph=True)
     wrapped = share_work(objective, world, recipe.run.parallel)

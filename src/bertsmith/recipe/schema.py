@@ -350,7 +350,8 @@ class RunSection(Section):
     log_every_steps: Count = 10
     """How often metrics are written."""
     evaluate_every_steps: Count | Literal["auto"] = "auto"
-    """How often the held-out documents are evaluated; auto is ten times in a run, and at both its ends."""
+    """How often the held-out documents are evaluated; auto is ten times in a run, fewer in a short one, and
+    at both its ends."""
     evaluation_sequences: Count | Literal["auto"] = "auto"
     """How many held-out sequences; auto is 2,048 on a GPU and 128 on a CPU."""
     save_every_steps: Count = 1000

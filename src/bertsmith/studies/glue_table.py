@@ -70,6 +70,8 @@ class GlueRequest:
     seeds: int = 1
     settings: tuple[str, ...] = ()
     """Overrides for the recipes of all tasks."""
+    options: tuple[tuple[str, str], ...] = ()
+    """The same for options with a name of their own (`task_recipe.finetuning_recipe`)."""
     tasks: tuple[str, ...] = ()
     """Only these; empty: every task found."""
     search: int = 0
@@ -131,7 +133,8 @@ def _trained() -> list[Task]:
 
 def _trials(request: GlueRequest, task: Task, folder: Path) -> list[Trial]:
     """One run of the task for each seed, or for each setting that is tried."""
-    recipe, out = finetuning_recipe(task, request.settings), request.out / task.name
+    recipe = finetuning_recipe(task, request.settings, options=request.options)
+    out = request.out / task.name
     assignment = Assignment(task, recipe, request.model, folder, out, skip_bad=request.skip_bad)
     if request.search:
         trials = over_search(assignment, request.search)

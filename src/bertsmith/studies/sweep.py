@@ -15,6 +15,8 @@ from bertsmith.inference.model_path import SPREAD_FILE
 from bertsmith.recipe.finetuning_schema import FinetuningRecipe
 from bertsmith.studies.median_stopping import MEDIAN_STOPPING_NOTE, MedianStopping
 from bertsmith.tasks.custom import custom_task, spec_of
+from bertsmith.tasks.stratified_split import DEV
+from bertsmith.tasks.task import read_split
 from bertsmith.training.callbacks import ProgressCallback
 from bertsmith.training.distributed import refuse_several_processes
 
@@ -136,6 +138,8 @@ def over_folds(assignment: Assignment, folds: int) -> list[Trial]:
     for fold in range(folds):
         task = custom_task(replace(spec, folds=folds, fold=fold), assignment.task.form)
         trials.append(_trial(replace(assignment, task=task), {}, f"fold-{fold}"))
+    # Read once before anything is said: a table may have too few rows.
+    read_split(trials[0].assignment.task, assignment.data, DEV, skip_bad=assignment.skip_bad)
     return trials
 
 

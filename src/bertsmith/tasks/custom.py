@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from operator import itemgetter
 from pathlib import Path
 
+from bertsmith.core.errors import UserError
 from bertsmith.core.seeds import key_of
 from bertsmith.tasks.example_types import BadLine, Example, Reader
 from bertsmith.tasks.kinds.registry import text_kind_named
@@ -57,6 +58,10 @@ class CustomSpec:
 
 def custom_task(spec: CustomSpec, form: TableFormat = USUAL_FORMAT) -> Task:
     """The task that such a table, written in this format, poses."""
+    for part, fraction in (("development set", spec.dev_fraction), ("test part", spec.test_fraction)):
+        if not 0 <= fraction < 1:  # nor what is not a number
+            what = f"a {part} cannot be {fraction:g} of the rows"
+            raise UserError(what, remedy="give a fraction such as 0.1, or 0 for none")
     texts = (spec.text, spec.second) if spec.second else (spec.text,)
     kind = text_kind_named(spec.kind)
     label = LabelColumn(spec.label, kind.label_rule(spec.separator), unlabelled=kind.unlabelled_cells)

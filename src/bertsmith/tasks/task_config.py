@@ -7,6 +7,7 @@ from pydantic import PlainSerializer, PlainValidator, ValidationError
 
 from bertsmith.core.errors import UserError
 from bertsmith.core.files import read_json, write_json
+from bertsmith.core.wording import counted
 from bertsmith.recipe.finetuning_schema import AnswersSection, HeadSection, TextSection
 from bertsmith.recipe.load import with_new_names
 from bertsmith.recipe.schema import Section
@@ -70,9 +71,25 @@ def write_task_config(file: Path, config: TaskConfig) -> None:
 def read_task_config(file: Path) -> TaskConfig:
     """The task.json of a model folder that was fine-tuned here."""
     try:
-        return TaskConfig.model_validate(with_new_names(read_json(file, remedy="fine-tune again")))
+        config = TaskConfig.model_validate(with_new_names(read_json(file, remedy="fine-tune again")))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         key = ".".join(str(part) for part in first["loc"])
         what = f"{key}: {first['msg']}"
         raise UserError(what, where=str(file), remedy="correct the value or fine-tune again") from error
+    check_label_thresholds(config, where=f"{file}: answers.label_thresholds")
+    return config
+
+
+def check_label_thresholds(config: TaskConfig, *, where: str) -> None:
+    """Raise where the thresholds do not fit the labels: they are needed only after hours of training."""
+    thresholds, count = config.answers.label_thresholds, config.kind.threshold_count(config.labels)
+    if thresholds == "off":
+        return
+    labels = f"a {config.kind.name} task with {counted(len(config.labels), 'label')}"
+    if not count:
+        remedy = "leave it off: it is for two classes, and for multilabel"
+        raise UserError(f"{labels} decides without thresholds", where=where, remedy=remedy)
+    if thresholds != "tuned" and len(thresholds) != count:
+        what = f"{labels} takes {counted(count, 'threshold')}, not {len(thresholds)}"
+        raise UserError(what, where=where, remedy="give one for each label, or tuned")

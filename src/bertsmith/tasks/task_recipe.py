@@ -11,23 +11,32 @@ from bertsmith.recipe.validation_errors import user_error
 from bertsmith.tasks.task import Task
 
 
-def finetuning_recipe(task: Task, overrides: Sequence[str] = ()) -> FinetuningRecipe:
-    """The recipe for a task, with `key=value` overrides on top of its published settings."""
-    return finetuning_recipe_with_origins(task, overrides).recipe
+def finetuning_recipe(
+    task: Task, overrides: Sequence[str] = (), *, options: Sequence[tuple[str, str]] = ()
+) -> FinetuningRecipe:
+    """The recipe for a task, with `key=value` overrides on top of its published settings.
+
+    An option is the name of what the user gave, to be blamed, and the `key=value` that it is short for.
+    """
+    return finetuning_recipe_with_origins(task, overrides, options=options).recipe
 
 
 def finetuning_recipe_with_origins(
-    task: Task, overrides: Sequence[str] = ()
+    task: Task, overrides: Sequence[str] = (), *, options: Sequence[tuple[str, str]] = ()
 ) -> LoadedRecipe[FinetuningRecipe]:
     """The recipe together with the origin of every value that is not a default."""
     published = [f"{key}={value_text(value)}" for key, value in task.settings.items()]
     values: Tree = {"task": task.name}
     origins: dict[str, str] = {}
-    for origin, lines in ((f"task {task.name}", published), ("--set", overrides)):
-        for line in lines:
-            layer = layer_of_override(line)
-            merge(values, layer.values)
-            origins |= dict.fromkeys(leaves(layer.values), origin)
+    lines = [
+        *((f"task {task.name}", line) for line in published),
+        *options,
+        *(("--set", line) for line in overrides),
+    ]
+    for origin, line in lines:
+        layer = layer_of_override(line)
+        merge(values, layer.values)
+        origins |= dict.fromkeys(leaves(layer.values), origin)
     try:
         return LoadedRecipe(FinetuningRecipe.model_validate(values), origins)
     except ValidationError as error:

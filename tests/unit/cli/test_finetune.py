@@ -270,7 +270,7 @@ def test_bad_lines_that_are_skipped_are_counted(give, reviews):
     with reviews.open("a") as file:
         file.write("1,2\n")
     told = give("custom", "--data", reviews, "--text", "review", "--label", "class", "--skip-bad", *SHORTLY)
-    assert f"1 bad lines were skipped, the first at {reviews}:242" in told.out
+    assert f"skipped 1 bad line, the first at {reviews}:242" in told.out
 
 
 MISTAKES = {
@@ -300,6 +300,16 @@ MISTAKES = {
         "optim.lr",
     ),
     "no value": (("custom", "--data", "DATA", *OWN, "--set", "optim.peak_lr"), "is not key=value"),
+    "no patience": (
+        ("custom", "--data", "DATA", *OWN, "--patience", "0"),
+        "bertsmith: --patience: run.patience = 0 is invalid; it should be greater than or equal to 1",
+    ),
+    "no rate": (("custom", "--data", "DATA", *OWN, "--lr", "0"), "--lr: optim.peak_lr = 0.0 is invalid"),
+    "no batch": (("custom", "--data", "DATA", *OWN, "--batch", "0"), "--batch: run.examples = 0 is invalid"),
+    "a setting after its option": (
+        ("custom", "--data", "DATA", *OWN, "--batch", "8", "--set", "run.examples=0"),
+        "--set: run.examples = 0 is invalid",
+    ),
     "grid and seeds": (
         ("custom", "--data", "DATA", *OWN, "--grid", "--seeds", "3"),
         "give --grid or --seeds",
@@ -366,6 +376,18 @@ def test_a_mistake_is_one_line_and_leaves_nothing(capsys, model, tmp_path, name)
     start = () if "--model" in words else ("--model", model)
     assert said in mistake(capsys, "finetune", *given, *start, "--out", tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_folds_that_a_table_cannot_fill_are_refused_before_anything_is_said(give, reviews):
+    told = give("custom", "--data", reviews, *OWN, "--folds", "500")
+    assert told.code == 2 and "--folds: 240 rows are too few for 500 folds" in told.err
+    assert told.out == ""
+
+
+def test_one_of_a_thing_is_told_in_the_singular(give, reviews):
+    told = give("custom", "--data", reviews, *OWN, *SETTINGS, "--limit", "1", "--epochs", "1")
+    assert "train: 1 example\n" in told.out and "\n1 example, 1 step, 0:00:" in told.out
+    assert "dev has only 1 example, so its figures may be chance" in told.out
 
 
 def test_an_unknown_label_is_reported_with_its_line(capsys, model, tmp_path):

@@ -20,6 +20,12 @@ def words(model, tmp_path):
     return ["glue", "--model", model, "--data", tmp_path / "glue", "--out", tmp_path / "out", *SETTINGS]
 
 
+def test_an_option_of_the_table_is_blamed_by_its_name(capsys, tmp_path):
+    sst2(tmp_path / "glue" / "SST-2")
+    line = mistake(capsys, "glue", "--data", tmp_path / "glue", "--out", tmp_path / "out", "--lr", "0")
+    assert "--lr: optim.peak_lr = 0.0 is invalid" in line
+
+
 def test_one_table_with_what_is_missing(capsys, words, tmp_path):
     told = bertsmith(capsys, *words)
     assert told.code == 0, told

@@ -36,9 +36,14 @@ def finished(model, tmp_path_factory):
 
 
 def complaint(assignment):
+    line = refusal_of(assignment)
+    assert str(assignment.out) in line
+    return line
+
+
+def refusal_of(assignment):
     with pytest.raises(UserError) as caught:
         finetune(assignment, Notebook())
-    assert str(assignment.out) in str(caught.value)
     return str(caught.value)
 
 
@@ -153,6 +158,18 @@ def test_other_columns_of_ones_own_table_are_rejected(model, tmp_path):
     finetune(own, Notebook())
     other = replace(own, task=custom_task(CustomSpec("title", "stars")))
     assert 'custom.text: "review" there, "title" now' in complaint(other)
+
+
+def test_labels_that_were_learned_from_already_are_not_judged_anew(model, tmp_path, monkeypatch):
+    table = tmp_path / "my.csv"
+    table.write_text("review,stars\n" + "".join(f"the cat {n},{n}.5\n" for n in range(40)))
+    plain = toy_assignment("sst2", model, tmp_path, *SHORT)
+    own = replace(plain, task=custom_task(CustomSpec("review", "stars")), data=table)
+    assert "all of them numbers; add --kind regress" in refusal_of(own)
+    with monkeypatch.context() as older, stop_at(0):  # as a version that did not look at labels
+        older.setattr("bertsmith.finetuning.splits.check_classes", lambda *_: None)
+        assert not finetune(own, Notebook()).finished
+    assert finetune(own, Notebook()).finished
 
 
 def test_a_run_written_with_the_old_names_of_keys_is_the_same_run(model, tmp_path):

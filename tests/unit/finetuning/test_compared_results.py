@@ -94,7 +94,7 @@ def test_the_threshold_of_two_classes_is_tuned_by_the_deciding_metric(model, tmp
     [
         ("wnut17", "tuned", r"a tag task with \d+ labels decides without thresholds"),
         ("stsb", "tuned", "a regress task with 0 labels decides without thresholds"),
-        ("sst2", "[0.2,0.3]", "a classify task with 2 labels takes 1 thresholds, not 2"),
+        ("sst2", "[0.2,0.3]", "a classify task with 2 labels takes 1 threshold, not 2"),
     ],
 )
 def test_thresholds_that_do_not_fit_the_labels_are_rejected_before_the_first_step(
@@ -116,3 +116,16 @@ def test_a_member_without_thresholds_counts_as_one_half_in_any_order(tuned, tmp_
     for folders in ([result.folder, plain], [plain, result.folder]):
         thresholds = predict(folders, table).predictions.thresholds
         assert thresholds == pytest.approx([(each + 0.5) / 2 for each in tuned_by])
+
+
+def test_thresholds_in_a_folder_that_do_not_fit_its_labels_are_named(tuned, tmp_path):
+    result, table = tuned
+    plain = tmp_path / "plain"
+    shutil.copytree(result.folder / "model", plain)
+    config = json.loads((plain / "task.json").read_text())
+    config["answers"]["label_thresholds"].append(0.5)
+    (plain / "task.json").write_text(json.dumps(config))
+    with pytest.raises(
+        UserError, match=r"task\.json: answers\.label_thresholds: .* takes \d thresholds?, not"
+    ):
+        predict([plain], table)

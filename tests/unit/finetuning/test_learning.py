@@ -117,7 +117,7 @@ def test_bad_lines_that_are_skipped_are_counted(spoiled):
     notebook = Notebook()
     result = finetune(replace(spoiled, skip_bad=True), notebook)
     assert result.examples == 160
-    assert f"2 bad lines were skipped, the first at {spoiled.data / 'train.tsv'}:162" in notebook.notes
+    assert f"skipped 2 bad lines, the first at {spoiled.data / 'train.tsv'}:162" in notebook.notes
 
 
 @pytest.fixture

@@ -56,7 +56,7 @@ def test_a_run_with_a_development_set_says_nothing_of_it(model, tmp_path):
 def test_a_patience_that_no_evaluation_can_exhaust_is_named(model, tmp_path, patience, is_vain):
     settings = (f"run.patience={patience}", "run.keep=best", "run.evaluations=3", "run.epochs=0.5")
     told = notes_of(toy_assignment("sst2", model, tmp_path, *settings))
-    line = f"it is evaluated 2 times before its end, and run.patience is {patience}; see run.evaluations"
+    line = f"it has 2 evaluations before its end, and run.patience is {patience}; see run.evaluations"
     assert any(line in note for note in told) == is_vain
 
 

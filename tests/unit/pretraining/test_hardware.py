@@ -65,6 +65,11 @@ def test_what_the_recipe_says_is_done(store):
     assert (machine.micro_tokens, machine.loader_workers) == (100, 3)
 
 
+def test_a_network_that_cannot_be_compiled_is_not_said_to_be():
+    machine = fit_machine(tiny_recipe("run.compile=on"), tiny_network("deberta-v2", heads={"mlm": 0}), ALONE)
+    assert not machine.compiled and ", not compiled;" in machine.notes[0]
+
+
 def test_a_run_that_resumes_keeps_its_micro_batches(store):
     assert fitted(store, before=1024).micro_tokens == 1024
     assert fitted(store, "batch.micro_tokens=100", before=1024).micro_tokens == 100

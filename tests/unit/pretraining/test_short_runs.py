@@ -19,6 +19,7 @@ from tests.tiny_runs import (
     last_state,
     metrics_of,
     run_tiny,
+    stop_at,
     tiny_recipe,
 )
 
@@ -99,7 +100,18 @@ def test_evaluations_take_a_small_part_of_a_run(store, tmp_path, monkeypatch):
     finally:
         hook.remove()
     steps = [line["step"] for line in metrics_of(tmp_path / "run", "held-out")]
-    assert steps == [0, 20, 28, 40]  # between the ends only where all of them are a tenth of the time
+    # 160 sequences are worth 48 of an evaluation, which are six of eight each; the clock has no say.
+    assert steps == [0, 7, 14, 20, 27, 34, 40]
+
+
+def test_a_resumed_run_makes_the_evaluations_of_one_that_was_not_interrupted(store, tmp_path):
+    settings = ("run.steps=20", "run.evaluate_every_steps=auto", "run.evaluation_sequences=6")
+    run_tiny(store, tmp_path / "straight", *settings)
+    with stop_at(9):
+        run_tiny(store, tmp_path / "run", *settings)
+    run_tiny(store, tmp_path / "run", *settings)
+    assert metrics_of(tmp_path / "run") == metrics_of(tmp_path / "straight")
+    assert len(metrics_of(tmp_path / "run", "held-out")) == 5
 
 
 @pytest.mark.parametrize(

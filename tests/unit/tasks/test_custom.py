@@ -283,3 +283,10 @@ def test_a_number_too_large_for_any_float_is_a_bad_line(tmp_path) -> None:
     path = table(tmp_path / "my.jsonl", '{"text": "a", "price": 1' + 400 * "0" + "}")
     with pytest.raises(UserError, match=r"my\.jsonl:1: has 1000.* where a number is expected"):
         read(CustomSpec("text", "price", kind="regress", dev_fraction=WHOLE), path)
+
+
+@pytest.mark.parametrize("part", ["dev_fraction", "test_fraction"])
+@pytest.mark.parametrize("fraction", [float("nan"), -0.1, 1.0])
+def test_a_part_that_is_no_fraction_is_refused(part, fraction) -> None:
+    with pytest.raises(UserError, match="cannot be .* of the rows; give a fraction such as 0.1"):
+        custom_task(CustomSpec("text", "label", **{part: fraction}))
