@@ -378,7 +378,7 @@ def test_without_a_notebook_or_a_terminal_lines_are_logged():
 
 def test_a_wrong_value_is_blamed_on_the_argument_that_it_was_given_as(tmp_path):
     rows = [{"review": "a", "class": "x"}, {"review": "b", "class": "y"}]
-    for name in ("epochs", "lr"):
+    for name in ("epochs", "patience"):
         with pytest.raises(bertsmith.UserError, match=rf"^{name}: \w+\.\w+ = 0 is invalid"):
             bertsmith.finetune(rows, out=tmp_path / "run", **OWN, **{name: 0})
     with pytest.raises(bertsmith.UserError, match="a development set cannot be nan of the rows"):
