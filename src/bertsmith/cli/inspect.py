@@ -173,7 +173,7 @@ def _splits_table(splits: Sequence["SplitSummary"]) -> "Table":
     counts = [{each.label: f"{each.count:,} ({each.share:.1%})" for each in split.labels} for split in splits]
     labels = list(dict.fromkeys(label for each in counts for label in each))
     for label in labels[:SHOWN_LABELS]:
-        table.add_row(f"label {label}", *(each.get(label, "0") for each in counts))
+        table.add_row(f"label {label}", *(each.get(label, "0" if each else "") for each in counts))
     if len(labels) > SHOWN_LABELS:
         table.add_row(f"... and {len(labels) - SHOWN_LABELS:,} more labels")
     return table

@@ -147,6 +147,8 @@ def test_the_test_file_of_a_task_is_inspected_as_what_it_is(schemas) -> None:
         ("dev", 0),
         ("test", 1),
     ]
+    (line,) = [line for line in run("--task", "wnli", "--data", schemas).splitlines() if "label ent" in line]
+    assert line.split()[2:] == ["1", "(50.0%)", "1", "(50.0%)"]  # nothing is known of test's
     (alone,) = json.loads(run("--task", "wnli", "--data", schemas / "test.tsv", "--json"))["splits"]
     assert (alone["name"], alone["unlabelled"]) == ("test", 1)
     (dev,) = json.loads(run("--task", "wnli", "--data", schemas / "dev.tsv", "--json"))["splits"]
