@@ -59,7 +59,8 @@ class TrainingRun:
     finished: bool
     """False where it was stopped: the same call resumes it."""
     metrics: dict[str, dict[str, float]]
-    """For each split that the model was evaluated on; of pre-training, of the held-out documents."""
+    """For each split that the model was evaluated on; of pre-training, of the held-out documents, and before
+    the first step ("held-out before") where it began with a model folder."""
     steps: int
     seconds: float
     folds: tuple["TrainingRun", ...] = ()
@@ -224,6 +225,8 @@ def pretrain(
         chosen = load_recipe(recipe, _overrides(short, settings))
         result = run_pretraining(chosen, store=store, out=out, callback=callback)
     finished, metrics = result.state == "finished", {"held-out": result.held_out}
+    if result.held_out_before:
+        metrics["held-out before"] = result.held_out_before
     return TrainingRun(result.folder, finished, metrics, result.steps, result.seconds)
 
 

@@ -112,6 +112,7 @@ def show(result: "PretrainingResult", *, as_json: bool) -> None:
             "tokens": result.tokens,
             "seconds": round(result.seconds, 1),
             "held_out": result.held_out,
+            "held_out_before": result.held_out_before,
             "unigram_entropy": round(result.unigram_entropy, 4),
             "saved_step": result.saved_step,
         }
@@ -121,7 +122,7 @@ def show(result: "PretrainingResult", *, as_json: bool) -> None:
 
     spent = f"{result.steps:,} steps and {result.tokens:,} tokens ({duration(result.seconds)})"
     echo(f"{result.state} after {spent}")
-    for name, value in held_out_rows(result.held_out):
+    for name, value in held_out_rows(result.held_out, result.held_out_before):
         echo(f"  held-out {name}: {value}")
     if result.state == "stopped":
         # What the same command would do: steps without a usable gradient are not saved.

@@ -6,7 +6,7 @@ stands in `run_setup.py`.
 """
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from math import inf, isfinite
 from pathlib import Path
 from typing import Literal
@@ -88,6 +88,8 @@ class PretrainingResult:
     saved_step: int
     """Where the same command would resume, or 0."""
     main_process: bool
+    held_out_before: dict[str, float] = field(default_factory=dict)
+    """What the model that the run began with got on the same sequences; empty where it began from scratch."""
 
 
 def pretrain(recipe: Recipe, *, store: Path, out: Path, callback: ProgressCallback) -> PretrainingResult:
@@ -130,6 +132,7 @@ def _run_to_its_end(request: Request, world: World, callback: ProgressCallback) 
         unigram_entropy=unigram_entropy(run.store.token_counts),
         saved_step=state.saved_step,
         main_process=world.main,
+        held_out_before=_held_out_before(folder, run.recipe, progress.stage) if world.main else {},
     )
 
 
@@ -177,7 +180,17 @@ def _finished_before(
         unigram_entropy=unigram_entropy(store.token_counts),
         saved_step=last["step"],
         main_process=world.main,
+        held_out_before=_held_out_before(folder, load_recipe(folder.config), held_out.get("stage", 0)),
     )
+
+
+def _held_out_before(folder: RunFolder, recipe: Recipe, stage: int) -> dict[str, float]:
+    """What the model folder that a run began with got on a stage's sequences, by the journal."""
+    if recipe.start.model == "scratch":
+        return {}
+    lines = [line for line in read_metrics(folder.path) if line["kind"] == "held-out" and not line["step"]]
+    before = next((line for line in lines if line.get("stage", 0) == stage), {})
+    return {name: before[name] for name in METRICS if name in before}
 
 
 # ---- the loop
@@ -187,7 +200,9 @@ def _train(
     run: Run, state: RunState, journal: RunJournal, stop: StopRequested
 ) -> Literal["finished", "stopped"]:
     """Take the steps that remain of the budget, or those until somebody asks to stop."""
-    if state.evaluation_due and not _evaluate(run, state, journal, stop):
+    if state.evaluation_due and not (
+        _evaluate_later_stages(run, state, journal, stop) and _evaluate(run, state, journal, stop)
+    ):
         return "stopped"
     clock = _start_budget(run, state)
     cadence = _cadence(run, state, stop)
@@ -308,29 +323,52 @@ def _evaluate(run: Run, state: RunState, journal: RunJournal, stop: StopRequeste
 
     False where somebody asked to stop meanwhile: an evaluation changes nothing, so it is broken off.
     """
-    progress, sets, began = state.progress, run.held_out_sets, run.clock()
+    progress, began = state.progress, run.clock()
     state.evaluation_due = True
-    if progress.stage not in sets:
-        sets[progress.stage] = held_out_set(run.held_out_data, progress.stage, run.world)
-    asked_before = stop.here  # then the run stops after all that is due, so that a resume changes no line
-    evaluated = evaluate(
-        run.trainer,
-        sets[progress.stage],
-        stopping=lambda: stop.here and not asked_before,
-        max_seconds=_max_evaluation_seconds(run),
-    )
+    evaluated = _evaluate_stage(run, progress, journal, stop)
     if evaluated is None:
         return False
-    state.held_out, sets[progress.stage] = evaluated
+    state.held_out = evaluated
     state.evaluation_due, state.evaluation_seconds = False, run.clock() - began
     state.all_evaluations_seconds += state.evaluation_seconds
-    numbers = {"stage": progress.stage, "tokens": progress.tokens, "seconds": round(progress.seconds, 3)}
-    journal.write("held-out", progress.step, {**state.held_out, **numbers})
     waited = progress.seconds - state.plotted_seconds
     due = waited >= SECONDS_BETWEEN_PLOTS or run.budget.spent(progress)
     if progress.step and run.world.broadcast(float(due)) > 0:  # the main process's clock decides for all
         _plot(run, state)
     return True
+
+
+def _evaluate_later_stages(run: Run, state: RunState, journal: RunJournal, stop: StopRequested) -> bool:
+    """Evaluate a model that others trained on what the run will end with, too: what did it gain by the run?
+
+    False where somebody asked to stop meanwhile.
+    """
+    if run.recipe.start.model == "scratch" or state.progress.step:
+        return True
+    later = (replace(state.progress, stage=stage) for stage in range(1, len(run.recipe.examples.stages)))
+    return all(_evaluate_stage(run, progress, journal, stop) is not None for progress in later)
+
+
+def _evaluate_stage(
+    run: Run, progress: Progress, journal: RunJournal, stop: StopRequested
+) -> dict[str, float] | None:
+    """Evaluate on a stage's sequences and write it down; None where somebody asked to stop meanwhile."""
+    sets, stage = run.held_out_sets, progress.stage
+    if stage not in sets:
+        sets[stage] = held_out_set(run.held_out_data, stage, run.world)
+    asked_before = stop.here  # then the run stops after all that is due, so that a resume changes no line
+    evaluated = evaluate(
+        run.trainer,
+        sets[stage],
+        stopping=lambda: stop.here and not asked_before,
+        max_seconds=_max_evaluation_seconds(run),
+    )
+    if evaluated is None:
+        return None
+    metrics, sets[stage] = evaluated
+    numbers = {"stage": stage, "tokens": progress.tokens, "seconds": round(progress.seconds, 3)}
+    journal.write("held-out", progress.step, {**metrics, **numbers})
+    return metrics
 
 
 def _max_evaluation_seconds(run: Run) -> float:
@@ -421,4 +459,5 @@ def _run_facts(run: Run, state: RunState) -> RunFacts:
         held_out=state.held_out,
         unigram_entropy=unigram_entropy(run.store.token_counts),
         notes=run.notes,
+        held_out_before=_held_out_before(run.folder, run.recipe, progress.stage) if run.world.main else {},
     )

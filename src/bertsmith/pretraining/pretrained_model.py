@@ -1,8 +1,9 @@
 """The end of a pre-training run: a model folder that any tool opens, with a card of the run's own facts."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -53,6 +54,8 @@ class RunFacts:
     """The last held-out evaluation."""
     unigram_entropy: float
     notes: tuple[str, ...] = ()
+    held_out_before: dict[str, float] = field(default_factory=dict)
+    """What a model that others trained got before the first step."""
 
 
 def model_card(recipe: Recipe, network: Network, facts: RunFacts) -> str:
@@ -70,7 +73,7 @@ def model_card(recipe: Recipe, network: Network, facts: RunFacts) -> str:
         "unigram entropy (a model that knows only frequencies), nats",
         f"{facts.unigram_entropy:.4f}",
     )
-    results = [*held_out_rows(facts.held_out), entropy]
+    results = [*held_out_rows(facts.held_out, facts.held_out_before), entropy]
     blocks = [
         facts_block(_data(recipe, facts), heading="Data"),
         facts_block(_training(recipe, facts), heading="Training"),
@@ -80,8 +83,10 @@ def model_card(recipe: Recipe, network: Network, facts: RunFacts) -> str:
     return card_text(recipe.name, introduction, blocks, caveat=caveat)
 
 
-def held_out_rows(held_out: Mapping[str, float]) -> list[tuple[str, str]]:
-    """Held-out results in words: what was measured, and the value."""
+def held_out_rows(
+    held_out: Mapping[str, float], before: Mapping[str, float] = MappingProxyType({})
+) -> list[tuple[str, str]]:
+    """Held-out results in words: what was measured, and the value, from what it was before the run."""
     names = {name: name.replace("_", " ") for name in held_out}
     names |= {
         "pair_majority": "pair accuracy of always giving the commoner answer",
@@ -89,10 +94,14 @@ def held_out_rows(held_out: Mapping[str, float]) -> list[tuple[str, str]]:
     }
     if "replaced_loss" in held_out:  # then two models are trained, and the generator predicts masked tokens
         names |= {name: f"generator {names[name]}" for name in ("mlm_loss", "mlm_accuracy")}
-    return [
-        (names[name], f"{value:,}" if isinstance(value, int) else f"{value:.4f}")
-        for name, value in held_out.items()
-    ]
+    rows = []
+    for name, value in held_out.items():
+        now, was = (
+            f"{each:,}" if isinstance(each, int) else f"{each:.4f}"
+            for each in (value, before.get(name, value))
+        )
+        rows.append((names[name], now if was == now else f"{was} → {now}"))
+    return rows
 
 
 def _data(recipe: Recipe, facts: RunFacts) -> list[str]:

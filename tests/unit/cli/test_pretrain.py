@@ -120,6 +120,10 @@ def test_a_loss_that_is_not_below_word_frequencies_is_told(capsys):
     assert line in capsys.readouterr().out
     show(replace(result, held_out={"mlm_loss": 7.0}), as_json=False)
     assert "frequencies" not in capsys.readouterr().out
+    before = {"mlm_loss": 8.25, "sequences": 16}
+    show(replace(result, held_out={"mlm_loss": 7.0, "sequences": 16}, held_out_before=before), as_json=False)
+    out = capsys.readouterr().out
+    assert "held-out mlm loss: 8.2500 → 7.0000\n" in out and "held-out sequences: 16\n" in out
     show(result, as_json=True)
     assert json.loads(capsys.readouterr().out)["unigram_entropy"] == 7.25
 

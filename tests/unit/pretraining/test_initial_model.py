@@ -14,6 +14,7 @@ from bertsmith.model.activations import ACTIVATIONS
 from bertsmith.model.model_folder import Model, read_model, write_model
 from bertsmith.model.network import Network, new_network
 from bertsmith.objectives.pretraining_objective import PretrainingObjective
+from bertsmith.pretraining.held_out import METRICS
 from bertsmith.pretraining.initial_model import (
     build_initial_model,
     encoder_config_of,
@@ -161,6 +162,30 @@ def test_the_recipe_of_the_run_tells_the_folders_activation(store, tmp_path, act
 def test_training_continues_from_what_was_learned(finished, store, tmp_path):
     run_tiny(store, tmp_path / "run", "run.steps=1", f"start.model={finished / 'model'}")
     assert metrics_of(tmp_path / "run")[0]["mlm_loss"] < metrics_of(finished, "held-out")[0]["mlm_loss"] - 0.2
+
+
+def test_the_end_tells_what_the_model_got_before(finished, store, tmp_path):
+    settings = ("run.steps=4", f"start.model={finished / 'model'}")
+    with stop_at(2):
+        run_tiny(store, tmp_path / "run", *settings)
+    result = run_tiny(store, tmp_path / "run", *settings)
+    first = [line for line in metrics_of(tmp_path / "run", "held-out") if line["step"] == 0]
+    assert {line["stage"] for line in first} == {0, 1}
+    # On the sequences that the run ends with, which are longer than those it begins with.
+    before = next(line for line in first if line["stage"] == 1)
+    assert result.held_out_before == {name: before[name] for name in METRICS if name in before}
+    assert result.held_out_before["mlm_loss"] == metrics_of(finished, "held-out")[-1]["mlm_loss"]
+    assert run_tiny(store, tmp_path / "run", *settings).held_out_before == result.held_out_before
+    card = (tmp_path / "run" / "model" / "card.md").read_text(encoding="utf-8")
+    for name, words in (("mlm_loss", "mlm loss"), ("mlm_accuracy", "mlm accuracy")):
+        was, now = (f"{values[name]:.4f}" for values in (before, result.held_out))
+        assert was == now or f"| {words} | {was} → {now} |" in card
+    assert f"| sequences | {result.held_out['sequences']} |" in card
+
+
+def test_a_run_from_scratch_has_nothing_to_be_compared_with(finished, store):
+    assert run_tiny(store, finished).held_out_before == {}
+    assert "→" not in (finished / "model" / "card.md").read_text(encoding="utf-8")
 
 
 def test_an_adapted_run_resumes_to_the_bit(store, tmp_path):
