@@ -26,6 +26,9 @@ from tests.tiny_runs import (
 pytestmark = pytest.mark.gpu
 
 ON_GPU = ("run.device=cuda", "model.width=128", "model.heads=2", "model.inner=256", "run.loader_workers=2")
+ELECTRA = ("model.type=electra", "model.embedding_width=64", "examples.pairs=none")
+ELECTRA += ("examples.objective=replaced", "replaced.generator_size=0.5")
+each_objective = pytest.mark.parametrize("objective", [(), ELECTRA], ids=["masked", "replaced"])
 
 
 @pytest.fixture(scope="module")
@@ -33,18 +36,21 @@ def store(tmp_path_factory):
     return tiny_store(tmp_path_factory.mktemp("store"))
 
 
-def test_a_compiled_run_in_bf16_learns_and_compiles_once_for_both_lengths(store, tmp_path):
+@each_objective
+def test_a_compiled_run_in_bf16_learns_and_compiles_once_for_both_lengths(store, tmp_path, objective):
     torch.compiler.reset()
     counters.clear()
-    run_tiny(store, tmp_path / "run", *ON_GPU, "run.steps=60", "batch.sequences=16", "optim.peak_lr=3e-3")
+    settings = ("run.steps=60", "batch.sequences=16", "optim.peak_lr=3e-3")
+    run_tiny(store, tmp_path / "run", *ON_GPU, *objective, *settings)
     losses = [line["mlm_loss"] for line in read_metrics(tmp_path / "run") if line["kind"] == "held-out"]
     assert losses[-1] < losses[0] - 0.5
     assert counters["stats"]["unique_graphs"] == 1
     assert not counters["recompiles"]
 
 
-def test_with_deterministic_algorithms_a_run_gives_the_same_bits_again(store, tmp_path):
-    settings = (*ON_GPU, "run.steps=8", "run.deterministic=on", "run.compile=off")
+@each_objective
+def test_with_deterministic_algorithms_a_run_gives_the_same_bits_again(store, tmp_path, objective):
+    settings = (*ON_GPU, *objective, "run.steps=8", "run.deterministic=on", "run.compile=off")
     one, other = (run_tiny(store, tmp_path / name, *settings).folder for name in ("one", "other"))
     assert metrics_of(one) == metrics_of(other)
     assert not differing(last_state(one), last_state(other))

@@ -52,6 +52,8 @@ def pretrain(
 
     bertsmith pretrain bert-base --from MODEL --store store/ --out runs/domain --steps 5000
 
+    bertsmith pretrain electra-small --store store/ --out runs/electra
+
     torchrun --nproc-per-node 8 -m bertsmith pretrain bert-base --store store/ --out runs/base
     """
     from bertsmith.pretraining.pretrain import pretrain as job
@@ -142,5 +144,8 @@ def show(result: "PretrainingResult", *, as_json: bool) -> None:
             f"frequencies: this {which} has learned nothing of context yet; train longer (--steps, --minutes)"
         )
     echo(f"model: {result.folder / 'model'}")
-    if (result.folder / "curves.png").is_file():  # without matplotlib there are none
-        echo(f"curves: {result.folder / 'curves.png'}")
+    # Only ELECTRA has a generator, and without matplotlib there are no curves.
+    others = {"generator": result.folder / "model" / "generator", "curves": result.folder / "curves.png"}
+    for name, path in others.items():
+        if path.exists():
+            echo(f"{name}: {path}")

@@ -65,8 +65,9 @@ def model_card(recipe: Recipe, network: Network, facts: RunFacts) -> str:
     sizes = (
         f"{config.layers} layers, width {config.width}, {config.heads} heads, {config.vocabulary:,} entries"
     )
+    article = "An" if config.model_type[0] in "aeiou" else "A"
     introduction = (
-        f"A {config.model_type} encoder ({sizes}; {parameters:,} parameters) with the heads "
+        f"{article} {config.model_type} encoder ({sizes}; {parameters:,} parameters) with the heads "
         f"{', '.join(network.heads)}, pre-trained with bertsmith. Opens in bertsmith and in transformers."
     )
     entropy = (

@@ -9,6 +9,7 @@ import transformers
 from safetensors.torch import load_file
 
 import bertsmith
+from bertsmith.cli.pretrain import show
 from bertsmith.core.errors import UserError
 from bertsmith.corpus.token_store import TokenStore
 from bertsmith.data.data_loader import PretrainingDataset, StepIndex
@@ -75,8 +76,15 @@ def test_the_end_tells_the_same_of_a_run_that_is_finished_already(run, store):
     assert "replaced_recall" in result.held_out
 
 
+def test_the_end_line_names_both_folders(run, store, capsys):
+    show(run_tiny(store, run, *ELECTRA), as_json=False)
+    told = capsys.readouterr().out
+    assert f"model: {run / 'model'}\ngenerator: {run / 'model' / 'generator'}\n" in told
+
+
 def test_the_card_and_the_log_name_the_choices(run):
     card = (run / "model" / "card.md").read_text(encoding="utf-8")
+    assert card.splitlines()[2].startswith("An electra encoder")
     assert "generator of 0.5 of its width" in card and "loss = generator + 50 x discriminator" in card
     assert "| generator mlm loss |" in card and "| replaced recall |" in card
     notes = "\n".join(choices(load_recipe("electra-small")))
