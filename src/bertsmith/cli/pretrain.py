@@ -127,15 +127,7 @@ def show(result: "PretrainingResult", *, as_json: bool) -> None:
     for name, value in held_out_rows(result.held_out, result.held_out_before):
         echo(f"  held-out {name}: {value}")
     if result.state == "stopped":
-        # What the same command would do: steps without a usable gradient are not saved.
-        why = "not saved, for the last steps had no usable gradient"
-        if result.saved_step == result.steps:
-            echo(f"saved; give the same command again to resume ({result.folder})")
-        elif result.saved_step:
-            echo(f"{why}; the same command resumes from step {result.saved_step:,} ({result.folder})")
-        else:
-            again = "nothing was saved before: the same command starts again at step 0"
-            echo(f"{why}; {again} ({result.folder})")
+        _show_how_it_resumes(result)
         return
     if (loss := result.held_out.get("mlm_loss", 0.0)) >= result.unigram_entropy:
         which = "generator" if "replaced_loss" in result.held_out else "model"
@@ -149,3 +141,15 @@ def show(result: "PretrainingResult", *, as_json: bool) -> None:
     for name, path in others.items():
         if path.exists():
             echo(f"{name}: {path}")
+
+
+def _show_how_it_resumes(result: "PretrainingResult") -> None:
+    """Say what the same command would do: steps without a usable gradient are not saved."""
+    why = "not saved, for the last steps had no usable gradient"
+    if result.saved_step == result.steps:
+        echo(f"saved; give the same command again to resume ({result.folder})")
+    elif result.saved_step:
+        echo(f"{why}; the same command resumes from step {result.saved_step:,} ({result.folder})")
+    else:
+        again = "nothing was saved before: the same command starts again at step 0"
+        echo(f"{why}; {again} ({result.folder})")
