@@ -5,9 +5,9 @@ No timer collects a batch: while the model computes, requests gather by themselv
 model idle is computed at once. So batches grow with the load, and a lone request waits for nobody.
 
 A long request goes in short parts, one in the queue at a time, and the queue is fair between connections
-(start-time fair queueing, Goyal, Vin and Cheng 1996): each begins where its last work ended, counted in
-tokens, and who has had least is next. So whoever asks for little waits for one part of whoever asks for
-much, however many parts and connections that one has.
+(fair queueing, Demers, Keshav and Shenker 1989): the next item is the one that would end first if all
+connections were served at once, each with the same number of tokens a second. So whoever asks for little
+waits for one part of whoever asks for much, however many parts and connections that one has.
 """
 
 import asyncio
@@ -74,8 +74,8 @@ class WorkItem:
     """Whether it is a part of a long request, or as large as one: it shares a batch with nobody."""
     request: object
     """The same for all parts of one request."""
-    start: float
-    """Where its connection stands, in tokens: the lowest goes first."""
+    end: float
+    """How many tokens each connection would have had by its end, if all were served at once."""
     results: asyncio.Future[Sequence[Any]]
     arrived: float = field(default_factory=time.monotonic)
 
@@ -103,8 +103,8 @@ class BatchQueue:
         self._waiting_tokens = 0
         self._not_begun: dict[object, int] = {}  # tokens by request, those of its later parts among them
         self._tokens = 0  # the sum of these
-        self._ends: dict[object, float] = {}  # where the work of each connection ends
-        self._now = 0.0  # where a connection without work begins
+        self._ends: dict[object, float] = {}  # the end of the last item of each connection
+        self._served = 0.0  # tokens that each connection that always waits would have had by now
         self._worker: asyncio.Task[None] | None = None
         self._tokens_per_second = 0.0
         self._part_speed = self._part_measured = 0.0
@@ -133,36 +133,41 @@ class BatchQueue:
         speed = self._tokens_per_second or math.inf
         return min(MAX_RETRY_SECONDS, max(1, math.ceil(self.tokens / speed)))
 
-    def check_room(self, wanted: int) -> None:
-        """Reject a request of so many tokens that cannot be answered, or not now."""
-        limits = self._limits
-        if wanted > limits.queue_tokens:
-            raise ApiError(413, f"the request has {wanted} tokens; this server takes {limits.queue_tokens}")
-        part = min(wanted, self._part_tokens())
-        room = self._room()
-        # A request that finds nobody waiting is taken, however slow the last batch made the model look.
-        if room <= 0 or (self._waiting and part > room):
+    def check_size(self, tokens: int) -> None:
+        """Reject a request of more tokens than may ever wait."""
+        if tokens > self._limits.queue_tokens:
+            message = f"the request has {tokens} tokens; this server takes {self._limits.queue_tokens}"
+            raise ApiError(413, message)
+
+    def check_in_time(self, wanted: int, *, since: float | None = None, request: object = None) -> None:
+        """Reject a long request, begun then, of which the model cannot compute so many tokens in time."""
+        now = time.monotonic()
+        if self._parts_measured < MIN_MEASURES or now - self._part_measured > SPEED_SECONDS:
+            return
+        seconds = LATEST_FRACTION * self._limits.request_seconds - (0.0 if since is None else now - since)
+        in_time = max(0.0, self._part_speed * seconds)
+        if wanted > in_time:
+            message = (
+                f"{wanted} tokens are left of the request; this server computes {in_time:.0f} in its time"
+            )
+            raise ApiError(413, f"{message}; send fewer texts at once")
+        # All take turns: of each other request as many tokens come before the last of these, if it has them.
+        others = sum(min(each, wanted) for of, each in self._not_begun.items() if of is not request)
+        if others + wanted > in_time:
             raise overloaded(self.retry_seconds())
-        if wanted > part:
-            seconds = LATEST_FRACTION * limits.request_seconds
-            self._check_in_time(wanted, seconds, before=self._turns_of(wanted))
-            # What one batch could hold finds room beside the largest requests.
-            if self._tokens + wanted > limits.queue_tokens * (2 if wanted <= limits.batch_tokens else 1):
-                raise overloaded(self.retry_seconds())
 
     async def predict(self, key: BatchKey, inputs: Sequence[Any], tokens: Sequence[int]) -> list[Any]:
         """The result of each input; cancelling it removes what was not begun from the queue."""
         wanted = sum(tokens)
-        self.check_room(wanted)
-        request, latest = object(), time.monotonic() + LATEST_FRACTION * self._limits.request_seconds
+        self._admit(wanted)
+        request, began = object(), time.monotonic()
         self._not_begun[request] = wanted
         self._tokens += wanted
         found: list[Any] = []
         try:
             while len(found) < len(inputs):
                 if found:
-                    rest = self._not_begun[request]
-                    self._check_in_time(rest, latest - time.monotonic(), before=self._turns_of(rest) - rest)
+                    self.check_in_time(self._not_begun[request], since=began, request=request)
                 found += await self._next_part(key, inputs, tokens, first=len(found), request=request)
         finally:
             self._tokens -= self._not_begun.pop(request, 0)
@@ -179,10 +184,9 @@ class BatchQueue:
             end += 1
         is_long = size > budget or end - first < len(inputs)
         connection = CONNECTION.get() or request
-        start = max(self._now, self._ends.get(connection, 0.0))
-        self._ends[connection] = start + size
+        finish = self._ends[connection] = max(self._served, self._ends.get(connection, 0.0)) + size
         results: asyncio.Future[Sequence[Any]] = asyncio.get_running_loop().create_future()
-        item = WorkItem(key, inputs[first:end], first, size, is_long, request, start, results)
+        item = WorkItem(key, inputs[first:end], first, size, is_long, request, finish, results)
         self._waiting[item] = None
         self._waiting_tokens += size
         self._start_worker()
@@ -196,23 +200,17 @@ class BatchQueue:
         by_speed = int(self._tokens_per_second * PART_SECONDS)
         return min(self._limits.batch_tokens, max(MIN_PART_TOKENS, by_speed))
 
-    def _check_in_time(self, wanted: int, seconds: float, *, before: int) -> None:
-        """Reject a long request that the model cannot compute in this time, with what comes before it."""
-        is_old = time.monotonic() - self._part_measured > SPEED_SECONDS
-        if self._parts_measured < MIN_MEASURES or is_old:
-            return
-        in_time = max(0.0, self._part_speed * seconds)
-        if wanted > in_time:
-            message = (
-                f"{wanted} tokens are left of the request; this server computes {in_time:.0f} in its time"
-            )
-            raise ApiError(413, f"{message}; send fewer texts at once")
-        if before + wanted > in_time:
+    def _admit(self, wanted: int) -> None:
+        self.check_size(wanted)
+        part = min(wanted, self._part_tokens())
+        room = self._room()
+        # A request that finds nobody waiting is taken, however slow the last batch made the model look.
+        if room <= 0 or (self._waiting and part > room):
             raise overloaded(self.retry_seconds())
-
-    def _turns_of(self, wanted: int) -> int:
-        """How many tokens of others come before the last of so many: of each as many, where it has them."""
-        return sum(min(each, wanted) for each in self._not_begun.values())
+        if wanted > part:
+            self.check_in_time(wanted)
+            if self._tokens and self._tokens + wanted > self._limits.queue_tokens:
+                raise overloaded(self.retry_seconds())
 
     def _room(self) -> float:
         """Tokens that may still come: more would wait too long, and a rejection now beats a timeout later."""
@@ -244,9 +242,10 @@ class BatchQueue:
         """The next work item and all others of its key that fit beside it; the rest keep their order."""
         if not self._waiting:  # whoever comes now finds nobody to be fair to
             self._ends.clear()
-            self._now = 0.0
+            self._served = 0.0
             return []
-        first, *others = sorted(self._waiting, key=attrgetter("start"))
+        waiting = len(self._not_begun)
+        first, *others = sorted(self._waiting, key=attrgetter("end"))
         batch, room = [first], self._limits.batch_tokens - first.tokens
         for item in others if not first.is_long else ():
             if item.key == first.key and item.tokens <= room and not item.is_long:
@@ -254,9 +253,9 @@ class BatchQueue:
                 room -= item.tokens
         for item in batch:
             self._remove(item)
-        self._now = max(self._now, first.start)
+        self._served += sum(item.tokens for item in batch) / waiting
         if len(self._ends) > MAX_CONNECTIONS:
-            self._ends = {each: end for each, end in self._ends.items() if end > self._now}
+            self._ends = {each: end for each, end in self._ends.items() if end > self._served}
         return batch
 
     async def _compute(self, batch: Sequence[WorkItem]) -> None:

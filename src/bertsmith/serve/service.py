@@ -1,7 +1,8 @@
 """From a validated request to its predictions: choose the model, count tokens, wait in its queue."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -83,7 +84,6 @@ class Service:
 
     def __init__(self, models: ModelRegistry, limits: Limits, *, truncates: bool = False) -> None:
         self.models, self.limits, self.truncates = models, limits, truncates
-        self._much_text = asyncio.Lock()  # tokens take a hundred times the memory of their text
 
     def check_count(self, texts: Sequence[Any]) -> None:
         """Reject more texts than a request may hold, before anything is done with each of them."""
@@ -98,66 +98,90 @@ class Service:
         model = self.models.with_ability(request.model, operation.ability)
         log_fields = LOG_FIELDS.get({})
         log_fields |= {"model": model.name, "texts": len(request.texts)}
-        texts = await self._read(request, model)
+        results: list[Any] = []
+        log_fields["tokens"] = 0
+        async for texts in self._read(request, model):
+            lengths = [len(text) for text in texts]
+            log_fields["tokens"] += sum(lengths)
+            inputs, weights = ([texts], [sum(lengths)]) if operation.joint else (texts, lengths)
+            try:
+                results += await model.queue.predict(request.key, inputs, weights)
+            except UserError as error:
+                named = with_field_name(error, pair_fields(request), first=len(results))
+                raise ApiError(422, named.line()) from error
+        return Predictions(model.name, results, log_fields["tokens"])
+
+    async def _read(
+        self, request: PredictionRequest, model: ServedModel
+    ) -> AsyncIterator[list[TokenizedText]]:
+        """The texts as the model takes them: with the tokens by which they are weighed.
+
+        Much text comes in chunks, each of them read when those before it are answered: tokens take a hundred
+        times the memory of their text, and whoever hangs up or wants too much is read no further.
+        """
+        bert, operation = await model.loaded(), OPERATIONS[request.key.operation]
+        shared = len(request.texts[0]) if request.pairs_with_first else 0
+        sizes = [shared + _characters(text) for text in request.texts[bool(shared) :]]
+        if sum(sizes) < LONG_CHARACTERS:
+            found = self._tokenized(bert, request, model, range(len(sizes)))
+            self._weigh(request, model, tokens=sum(map(len, found)), fraction=1.0)
+            yield found
+            return
+        first = None
         if request.pairs_with_first:
-            texts = await self._paired(texts, request, model)
-        lengths = [len(text) for text in texts]
-        tokens = log_fields["tokens"] = sum(lengths)
+            (first,) = await asyncio.to_thread(tokenized, bert, request, range(1))
+        together: list[TokenizedText] = []
+        began, tokens, read = time.monotonic(), 0, 0
+        for chunk in split_by_budget(sizes, CHUNK_CHARACTERS):
+            found = await asyncio.to_thread(self._tokenized, bert, request, model, chunk, first)
+            tokens, read = tokens + sum(map(len, found)), read + sum(sizes[index] for index in chunk)
+            self._weigh(request, model, tokens=tokens, fraction=read / sum(sizes), began=began)
+            if operation.joint:
+                together += found
+            else:
+                yield found
+        if operation.joint:
+            yield together
+
+    def _weigh(
+        self,
+        request: PredictionRequest,
+        model: ServedModel,
+        *,
+        tokens: int,
+        fraction: float,
+        began: float | None = None,
+    ) -> None:
+        """Reject a request by the tokens that were read of it, and by those that seem to follow."""
         if request.max_tokens is not None and tokens > request.max_tokens:
             message = f"{tokens} tokens are too many for this view, which takes {request.max_tokens}"
             raise ApiError(422, message)
-        inputs, weights = ([texts], [tokens]) if operation.joint else (texts, lengths)
-        try:
-            results = await model.queue.predict(request.key, inputs, weights)
-        except UserError as error:
-            named = with_field_name(error, pair_fields(request))
-            raise ApiError(422, named.line()) from error
-        return Predictions(model.name, results, tokens)
-
-    async def _read(self, request: PredictionRequest, model: ServedModel) -> list[TokenizedText]:
-        """The texts as the model takes them: with the tokens by which they are weighed."""
-        bert = await model.loaded()
-        sizes = [_characters(text) for text in request.texts]
-        if sum(sizes) < LONG_CHARACTERS:
-            return self._tokenized(bert, request, model, range(len(sizes)))
-        chunks = split_by_budget(sizes, CHUNK_CHARACTERS)
-        if len(chunks) == 1:
-            return await asyncio.to_thread(self._tokenized, bert, request, model, range(len(sizes)))
-        found: list[TokenizedText] = []
-        async with self._much_text:
-            for chunk in chunks:
-                found += await asyncio.to_thread(self._tokenized, bert, request, model, chunk)
-                # Weighed by what is known of it: the rest need not be read where it is too much anyway.
-                tokens = sum(map(len, found))
-                expected = tokens * sum(sizes) / sum(sizes[: len(found)])
-                model.queue.check_room(max(tokens, int(CAUTION * expected)))
-        return found
+        rest = int(CAUTION * tokens * (1 - fraction) / fraction)
+        model.queue.check_size(tokens + rest)
+        if rest:
+            model.queue.check_in_time(rest, since=began)
 
     def _tokenized(
-        self, bert: Bert, request: PredictionRequest, model: ServedModel, which: Sequence[int]
+        self,
+        bert: Bert,
+        request: PredictionRequest,
+        model: ServedModel,
+        which: Sequence[int],
+        first: TokenizedText | None = None,
     ) -> list[TokenizedText]:
-        """The texts of these indices, which follow each other, with their tokens."""
-        texts = tokenized(bert, request, which)
-        if OPERATIONS[request.key.operation].takes_long_texts(bert):
-            return texts
-        if request.truncate or self.truncates:
-            return [bert.reader.truncated(text) for text in texts]
-        check_lengths([len(text) for text in texts], model, request.fields, first=which[0])
-        return texts
-
-    async def _paired(
-        self, texts: Sequence[TokenizedText], request: PredictionRequest, model: ServedModel
-    ) -> list[TokenizedText]:
-        """The first text in a pair with each of the others, once they are known not to be too many tokens."""
-        bert = await model.loaded()
-        first, *others = texts
+        """The texts of these indices, which follow each other, with their tokens; in pairs if asked for."""
+        begin = which[0] + (first is not None)
+        texts = tokenized(bert, request, range(begin, which[-1] + 1 + request.pairs_with_first))
+        takes_long = OPERATIONS[request.key.operation].takes_long_texts(bert)
         truncate = request.truncate or self.truncates
-        longest = bert.reader.longest * (1 if truncate else 2)
-        model.queue.check_room(sum(min(len(first) + len(text), longest) for text in others))
-        pairs = await asyncio.to_thread(bert.reader.pairs, first, others, truncate=truncate)
-        if not truncate and not OPERATIONS[request.key.operation].takes_long_texts(bert):
-            check_lengths([len(pair) for pair in pairs], model, pair_fields(request))
-        return pairs
+        if request.pairs_with_first:
+            first = first or texts.pop(0)
+            texts = bert.reader.pairs(first, texts, truncate=truncate)
+        elif truncate and not takes_long:
+            texts = [bert.reader.truncated(text) for text in texts]
+        if not truncate and not takes_long:
+            check_lengths([len(text) for text in texts], model, pair_fields(request), first=which[0])
+        return texts
 
 
 def tokenized(bert: Bert, request: PredictionRequest, which: Sequence[int]) -> list[TokenizedText]:
@@ -175,11 +199,11 @@ def pair_fields(request: PredictionRequest) -> FieldNames:
     return lambda index: (f"{request.fields(0)[0]} with {request.fields(index + 1)[0]}",)
 
 
-def with_field_name(error: UserError, fields: FieldNames) -> UserError:
-    """The error of a model, with the input that it means called as in the request."""
+def with_field_name(error: UserError, fields: FieldNames, *, first: int = 0) -> UserError:
+    """The error of a model, with the input that it means, counted from this one, called as in the request."""
     if error.index is None:
         return error
-    return replace(error, where=fields(error.index)[0] if error.field == "text" else error.field)
+    return replace(error, where=fields(first + error.index)[0] if error.field == "text" else error.field)
 
 
 def check_texts(request: PredictionRequest, limits: Limits) -> None:

@@ -89,7 +89,7 @@ def test_a_small_request_slips_past_one_that_does_not_fit_any_more():
         return await asyncio.gather(*(queue.predict(ONE, [size], [size]) for size in sizes))
 
     _, asked = run(say)
-    assert [inputs for _, inputs in asked] == [[6, 4], [6]]
+    assert [inputs for _, inputs in asked] == [[4, 6], [6]]
 
 
 def test_a_long_request_goes_in_parts():
@@ -264,6 +264,42 @@ def test_whoever_asks_for_little_waits_for_one_part_of_whoever_asks_for_much():
     found, asked = run(say, limits=Limits(batch_tokens=10, queue_tokens=1000))
     assert found == [[2 * number for number in range(6)], [200], [400]]
     assert [inputs for _, inputs in asked] == [[0], [100, 200], [1], [2], [3], [4], [5]]
+
+
+def test_whoever_asks_for_little_goes_before_the_parts_of_many_that_came_earlier():
+    free = threading.Event()
+
+    async def say(queue):
+        queue._executor.submit(free.wait, 30)
+        tasks = [asyncio.create_task(queue.predict(ONE, [number] * 3, [10] * 3)) for number in range(1, 5)]
+        await asyncio.sleep(0.01)  # the first part of the first is begun
+        tasks.append(asyncio.create_task(queue.predict(ONE, [50], [2])))
+        await asyncio.sleep(0.01)
+        free.set()
+        await asyncio.gather(*tasks)
+
+    _, asked = run(say, limits=Limits(batch_tokens=10, queue_tokens=1000))
+    order = [inputs[0] for _, inputs in asked]
+    assert order[:2] == [1, 50]
+    assert [order.index(number) for number in (2, 3, 4)] == [2, 3, 4]  # then in turns
+
+
+def test_a_long_request_gets_its_turn_however_many_short_ones_come():
+    async def say(queue):
+        done = []
+
+        async def short():
+            while len(done) < 100 and "long" not in done:
+                done.append(await queue.predict(ONE, [1], [2]))
+
+        async def long():
+            await queue.predict(ONE, [7] * 2, [10] * 2)
+            done.append("long")
+
+        await asyncio.gather(short(), short(), long())
+        return "long" in done
+
+    assert run(say, limits=Limits(batch_tokens=10, queue_tokens=1000))[0]
 
 
 def test_a_connection_that_has_had_much_stands_behind_those_that_had_little():
