@@ -156,10 +156,17 @@ class BatchQueue:
         if others + wanted > in_time:
             raise overloaded(self.retry_seconds())
 
-    async def predict(self, key: BatchKey, inputs: Sequence[Any], tokens: Sequence[int]) -> list[Any]:
-        """The result of each input; cancelling it removes what was not begun from the queue."""
+    async def predict(
+        self, key: BatchKey, inputs: Sequence[Any], tokens: Sequence[int], *, admitted: bool = False
+    ) -> list[Any]:
+        """The result of each input; cancelling it removes what was not begun from the queue.
+
+        The rest of a request that was admitted is not sent away: what was computed of it would be lost, and
+        under load a long request would never come to its end.
+        """
         wanted = sum(tokens)
-        self._admit(wanted)
+        if not admitted:
+            self._admit(wanted)
         request, began = object(), time.monotonic()
         self._not_begun[request] = wanted
         self._tokens += wanted

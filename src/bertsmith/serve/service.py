@@ -105,7 +105,7 @@ class Service:
             log_fields["tokens"] += sum(lengths)
             inputs, weights = ([texts], [sum(lengths)]) if operation.joint else (texts, lengths)
             try:
-                results += await model.queue.predict(request.key, inputs, weights)
+                results += await model.queue.predict(request.key, inputs, weights, admitted=bool(results))
             except UserError as error:
                 named = with_field_name(error, pair_fields(request), first=len(results))
                 raise ApiError(422, named.line()) from error

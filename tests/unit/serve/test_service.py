@@ -9,6 +9,8 @@ import pytest
 
 from bertsmith.inference.text_reader import Reader
 from bertsmith.serve import service
+from bertsmith.serve.api_errors import overloaded
+from bertsmith.serve.batching import BatchQueue
 from bertsmith.serve.server_config import Limits
 from tests.unit.serve.serving import Slowly, application_of, error_of, post, talk, until
 
@@ -116,6 +118,23 @@ def test_a_client_that_hangs_up_is_read_no_further(folders, monkeypatch):
 
     talk(application, say)
     assert len(chunks) <= 3
+
+
+def test_a_long_request_that_was_admitted_is_not_sent_away_between_its_chunks(folders, monkeypatch):
+    own, admitted = BatchQueue._admit, []
+
+    def admits_once(queue, tokens):
+        if admitted:
+            raise overloaded(1)
+        admitted.append(tokens)
+        own(queue, tokens)
+
+    monkeypatch.setattr(BatchQueue, "_admit", admits_once)
+    application = application_of({"names": folders["names"]})
+    reply = post(application, "/tag", {"texts": ["cat " * 200] * 40})
+    assert reply.status_code == 200
+    assert len(reply.json()["results"]) == 40
+    assert admitted[0] < 40 * 200  # it went in chunks
 
 
 # ---- several models
