@@ -131,8 +131,15 @@ def read_text(source: Path, *, remedy: str) -> str:
         ) from error
 
 
+def check_regular(source: Path, *, remedy: str) -> None:
+    """Stop at a pipe or a device, which may never end or never begin."""
+    if source.exists() and not source.is_file() and not source.is_dir():
+        raise UserError("is a pipe or a device, not a file", where=str(source), remedy=remedy)
+
+
 def read_json(source: Path, *, remedy: str) -> dict[str, Any]:
     """The object in a JSON file."""
+    check_regular(source, remedy=remedy)
     try:
         value = json.loads(read_text(source, remedy=remedy))
     except (ValueError, RecursionError) as error:
@@ -241,11 +248,12 @@ def _zstd_chunks(file: BinaryIO, unpacker: Any, zstd_error: type[Exception]) -> 
     while packed:
         frame = frame or unpacker.decompressobj()
         try:
-            yield frame.decompress(packed)
+            yield frame.decompress(packed[:_ZSTD_STEP_BYTES])
         except zstd_error as error:
             raise OSError(str(error)) from error
         # Behind the end of a frame another one may begin, as `cat a.zst b.zst` makes it.
-        packed, frame = (frame.unused_data, None) if frame.eof else (b"", frame)
+        rest = packed[_ZSTD_STEP_BYTES:]
+        packed, frame = (frame.unused_data + rest, None) if frame.eof else (rest, frame)
         packed = packed or file.read(_ZSTD_READ_BYTES)
     if frame is not None:
         raise EOFError("it ends in the middle")
@@ -268,7 +276,8 @@ def _unreadable(path: Path, error: BaseException) -> UserError:
     return UserError(f"is not a whole {path.suffix} file ({error})", where=str(path), remedy=remedy)
 
 
-_ZSTD_READ_BYTES = 1 << 14  # packed; it may unpack to hundreds of times as much
+_ZSTD_READ_BYTES = 1 << 14
+_ZSTD_STEP_BYTES = 1 << 10  # packed; four of them may unpack to 128 KiB, and all come at once
 _READING_ERRORS = (OSError, EOFError, zlib.error, lzma.LZMAError)
 _OPENERS: dict[str, Callable[[Path], Any]] = {
     ".gz": gzip.GzipFile,

@@ -5,6 +5,7 @@ import struct
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from zipfile import ZIP_STORED, BadZipFile, ZipFile
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -121,6 +122,7 @@ def _read_file(file: Path) -> dict[str, Tensor]:
     if file.suffix == ".safetensors":
         return read_safetensors(file)
     _check_readable(file)
+    _check_not_packed(file)
     try:
         # weights_only rejects everything that is not plain tensors: a pickle could run code.
         held = torch.load(file, map_location="cpu", weights_only=True)
@@ -130,6 +132,19 @@ def _read_file(file: Path) -> dict[str, Tensor]:
     if not isinstance(held, dict) or not all(_is_plain(name, tensor) for name, tensor in held.items()):
         raise UserError("holds something other than named tensors", where=str(file), remedy=BROKEN)
     return held
+
+
+def _check_not_packed(file: Path) -> None:
+    """Stop at a file that holds more than its size: torch stores what it writes, and packs nothing."""
+    try:
+        with ZipFile(file) as held:
+            entries = held.infolist()
+    except (BadZipFile, OSError, ValueError, NotImplementedError):
+        return  # the older form, or no weights at all
+    if any(entry.compress_type != ZIP_STORED for entry in entries) or (
+        sum(entry.file_size for entry in entries) > file.stat().st_size
+    ):
+        raise UserError("its entries unpack to more than the file", where=str(file), remedy=BROKEN)
 
 
 def _check_readable(file: Path, remedy: str = BROKEN) -> None:
@@ -146,5 +161,8 @@ def _check_readable(file: Path, remedy: str = BROKEN) -> None:
 
 
 def _is_plain(name: object, tensor: object) -> bool:
-    dense = isinstance(tensor, Tensor) and tensor.layout is torch.strided and tensor.device.type == "cpu"
-    return isinstance(name, str) and dense
+    if not isinstance(name, str) or not isinstance(tensor, Tensor):
+        return False
+    dense = tensor.layout is torch.strided and tensor.device.type == "cpu"
+    # One number, seen a billion times (stride 0), would become a billion where it is copied.
+    return dense and tensor.nbytes <= tensor.untyped_storage().nbytes()

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bertsmith.core.errors import UserError
-from bertsmith.core.files import COMPRESSED_SUFFIXES, open_text_bytes
+from bertsmith.core.files import COMPRESSED_SUFFIXES, check_regular, open_text_bytes
 from bertsmith.tasks.example_types import (
     BadLabel,
     BadLine,
@@ -35,7 +35,10 @@ from bertsmith.tasks.table_format import DELIMITERS, TableFormat, header_delimit
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
-_MAX_CELL = 1 << 30  # Python's csv refuses cells above 128 KiB otherwise, and documents are longer
+_MAX_CELL = 1 << 24  # Python's csv refuses cells above 128 KiB otherwise, and documents are longer
+_MAX_LINE = 1 << 25
+_SHOWN_COLUMNS = 20
+_SHOWN_CHARACTERS = 60
 _ROWS_AT_ONCE = 4096
 _TORN = re.compile(r"[\udc80-\udcff]")  # as Python decodes single bytes (PEP 383)
 NOT_UTF8, CONVERT = "is not UTF-8 text", "convert it to UTF-8 (iconv), or name its --encoding"
@@ -209,8 +212,10 @@ def numbered_lines(path: Path, encoding: str = "") -> Iterator[tuple[int, bytes]
     if encoding:
         yield from _recoded_lines(path, encoding)
         return
+    check_regular(path, remedy="write it to a file first")
     with open_text_bytes(path) as file:
-        for number, line in enumerate(file, 1):
+        for number, line in enumerate(iter(lambda: file.readline(_MAX_LINE), b""), 1):
+            _check_line(line, f"{path}:{number}")
             if number == 1 and line.startswith(_UTF16_MARKS):
                 remedy = "convert it: iconv -f UTF-16 -t UTF-8; tables of your own take --encoding utf-16"
                 raise UserError("is UTF-16 text", where=str(path), remedy=remedy)
@@ -221,12 +226,20 @@ def _recoded_lines(path: Path, encoding: str) -> Iterator[tuple[int, bytes]]:
     number = 0
     with io.TextIOWrapper(open_text_bytes(path), encoding=encoding, newline="\n") as file:
         try:
-            for number, line in enumerate(file, 1):
+            for number, line in enumerate(iter(lambda: file.readline(_MAX_LINE), ""), 1):
+                _check_line(line, f"{path}:{number}")
                 yield number, (line.removeprefix("\ufeff") if number == 1 else line).encode("utf-8")
         except UnicodeError as error:
             what = f"is not {encoding} text ({error})"
             remedy = "name another --encoding, or leave it out for UTF-8"
             raise UserError(what, where=f"{path}:{number + 1}", remedy=remedy) from error
+
+
+def _check_line(line: str | bytes, where: str) -> None:
+    """Stop at a line without an end: a small packed file can hold gigabytes of one."""
+    if len(line) >= _MAX_LINE:
+        what = f"is a line of {_MAX_LINE >> 20} MiB or more"
+        raise UserError(what, where=where, remedy="split its texts, or check that it is a table")
 
 
 def is_torn(cells: Sequence[str]) -> bool:
@@ -292,7 +305,10 @@ def _row(names: Sequence[str], cells: Sequence[str], where: str) -> Row | BadLin
 
 
 def _listed(names: Sequence[str] | Mapping[str, Any]) -> str:
-    return ", ".join(map(repr, names))
+    """The names for an error, as many as can be read."""
+    shown = ", ".join(repr(name[:_SHOWN_CHARACTERS]) for name in islice(names, _SHOWN_COLUMNS))
+    more = len(names) - _SHOWN_COLUMNS
+    return f"{shown} and {more} more" if more > 0 else shown
 
 
 _SELF_DESCRIBED: dict[str, Callable[[Path, Columns, TableFormat], Iterator[Row | BadLine]]] = {

@@ -35,6 +35,8 @@ from bertsmith.text.tokenizer_settings import (
 
 # Any text does: only the template tokens around it matter.
 _SAMPLE = "a"
+MAX_ID_FACTOR, MAX_SPARE_IDS = 10, 100_000
+"""How far ids may run beyond the pieces: each needs a row of the embedding, whether a piece has it or not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,7 +266,9 @@ def _check_ids(library: Library, vocabulary: dict[str, int], *, spec: TokenizerS
     numbers = set(vocabulary.values())
     added = json.loads(spec.pipeline).get("added_tokens") or []
     fault = ""
-    if len(numbers) < len(vocabulary):
+    if max(numbers, default=0) > MAX_ID_FACTOR * len(numbers) + MAX_SPARE_IDS:
+        fault = f"the highest id is {max(numbers)}, though there are {len(numbers)} pieces"
+    elif len(numbers) < len(vocabulary):
         fault = "two pieces share an id"
     elif not set(library.encode("", "").ids) <= numbers:
         fault = "the template adds an id that no piece has"

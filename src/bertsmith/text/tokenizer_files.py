@@ -11,7 +11,15 @@ from tokenizers import Tokenizer as Library
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from bertsmith.core.errors import UserError
-from bertsmith.core.files import atomic_folder, read_json, read_text, write_json, write_text
+from bertsmith.core.files import (
+    atomic_folder,
+    check_regular,
+    read_json,
+    read_text,
+    write_json,
+    write_text,
+)
+from bertsmith.text.pipeline_checks import check_pipeline
 from bertsmith.text.tokenizer_settings import (
     ADDED_TOKEN_PARTS,
     BERT_CLASSES,
@@ -67,9 +75,13 @@ def read_spec(folder: Path, *, max_word_characters: int) -> TokenizerSpec:
     """The tokenizer kept in a folder, in the first of the formats found there."""
     if not folder.is_dir():
         raise UserError("is not a folder", where=str(folder), remedy="give the folder of the tokenizer files")
+    for name in TOKENIZER_FILES:
+        check_regular(folder / name, remedy=FETCH_AGAIN)
     settings = read_settings(folder)
     if (file := folder / "tokenizer.json").is_file():
-        return TokenizerSpec(read_text(file, remedy=FETCH_AGAIN), settings, where=str(file))
+        pipeline = read_text(file, remedy=FETCH_AGAIN)
+        check_pipeline(pipeline, where=str(file))
+        return TokenizerSpec(pipeline, settings, where=str(file))
     if (file := folder / "vocab.txt").is_file():
         return _from_vocab_txt(file, settings, max_word_characters=max_word_characters)
     if (file := folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():

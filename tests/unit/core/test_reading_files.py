@@ -2,13 +2,15 @@ import bz2
 import gzip
 import hashlib
 import lzma
+import os
 import sys
+import tracemalloc
 
 import pytest
 import zstandard
 
 from bertsmith.core.errors import UserError
-from bertsmith.core.files import open_text_bytes, sha256_of
+from bertsmith.core.files import open_text_bytes, read_json, sha256_of
 
 TEXT = "".join(f"Line {number} of a text.\n" for number in range(3_000)).encode()
 PACKERS = {
@@ -95,3 +97,25 @@ def test_the_sha256_of_a_file_is_that_of_its_bytes(tmp_path):
     assert sha256_of(tmp_path / "file") == hashlib.sha256(TEXT).hexdigest()
     with pytest.raises(UserError, match="cannot be read"):
         sha256_of(tmp_path / "none")
+
+
+def test_a_small_packed_file_unpacks_little_at_a_time(tmp_path):
+    file = tmp_path / "bomb.zst"
+    file.write_bytes(zstandard.ZstdCompressor().compress(bytes(300_000_000)))
+    assert file.stat().st_size < 100_000
+    tracemalloc.start()
+    with open_text_bytes(file) as unpacked:
+        for _ in range(100):
+            assert len(unpacked.read(1 << 20)) == 1 << 20
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 80_000_000
+
+
+@pytest.mark.parametrize(
+    "make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")], ids=["pipe", "device"]
+)
+def test_a_pipe_or_device_is_no_json_file(make, tmp_path):
+    make(tmp_path / "config.json")
+    with pytest.raises(UserError, match="config.json: is a pipe or a device, not a file; fetch it again"):
+        read_json(tmp_path / "config.json", remedy="fetch it again")

@@ -1,8 +1,10 @@
 """What cannot be read says so in one line."""
 
 import json
+import os
 import pickle
 import struct
+import zipfile
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
+import bertsmith
 from bertsmith.core.errors import UserError
 from bertsmith.model.model_folder import Model, read_model, write_model
 from tests.folders import change_config, complaint, drop
@@ -189,6 +192,30 @@ def test_old_files_of_junk_are_rejected(folder):
     for junk in (b"", b"junk", b"PK\x03\x04", b"\x80\x02", b"\x00" * 100):
         (folder / "pytorch_model.bin").write_bytes(junk)
         assert "is not a whole weights file" in complaint(folder)
+
+
+def test_one_number_that_is_seen_a_billion_times_is_no_weight(folder):
+    held = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    name = next(iter(held))
+    torch.save(held | {name: torch.zeros(1).expand(2**30, 1)}, folder / "pytorch_model.bin")
+    assert "holds something other than named tensors" in complaint(folder)
+
+
+def test_packed_entries_are_refused_before_they_are_unpacked(folder):
+    (folder / "model.safetensors").unlink()
+    with zipfile.ZipFile(folder / "pytorch_model.bin", "w", zipfile.ZIP_DEFLATED) as packed:
+        packed.writestr("archive/data.pkl", b"x")
+        packed.writestr("archive/data/0", bytes(50_000_000))
+    assert "its entries unpack to more than the file" in complaint(folder)
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
+def test_a_pipe_in_a_model_folder_is_refused(name, folder):
+    (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / name)
+    with pytest.raises(UserError, match="is a pipe or a device"):
+        bertsmith.load(folder)
 
 
 def test_a_git_lfs_pointer_is_distinguished(folder):

@@ -5,12 +5,14 @@ import gzip
 import io
 import json
 import lzma
+import os
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pyarrow
 import pyarrow.parquet
 import pytest
+import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -340,3 +342,35 @@ def test_tsv_cells_are_what_stands_between_tabs(rows) -> None:
     with TemporaryDirectory() as folder:
         path = written(Path(folder), "a.tsv", "".join(f"{a}\t{b}\n" for a, b in [("a", "b"), *rows]))
         assert [(row["a"], row["b"]) for row in values(path)] == rows
+
+
+# ---- tables that are none
+
+
+@pytest.mark.parametrize("name", ["a.tsv", "a.csv", "a.jsonl", "a.tsv.zst"])
+def test_a_line_or_cell_of_many_megabytes_is_refused(name, tmp_path) -> None:
+    line = b"text\tlabel\n" + b"x" * 40_000_000 if "tsv" in name else b'text,label\n"' + b"x" * 40_000_000
+    content = b'{"text": "' + b"x" * 40_000_000 if "json" in name else line
+    path = written(tmp_path, name, zstandard.compress(content) if name.endswith("zst") else content)
+    with pytest.raises(UserError, match="is a line of 32 MiB or more; split its texts"):
+        values(path, Columns(needed=("text", "label")))
+
+
+def test_a_cell_over_many_lines_is_bounded_too(tmp_path) -> None:
+    path = written(tmp_path, "a.csv", 'text,label\n"' + ("x" * 10_000 + "\n") * 1700)
+    with pytest.raises(UserError, match="is not CSV .field larger than field limit"):
+        values(path, Columns(needed=("text", "label")))
+
+
+@pytest.mark.parametrize("name", ["a.tsv", "a.csv", "a.jsonl"])
+def test_a_pipe_is_no_table(name, tmp_path) -> None:
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(UserError, match="is a pipe or a device, not a file; write it to a file first"):
+        values(tmp_path / name)
+
+
+def test_of_a_million_columns_an_error_names_a_few(tmp_path) -> None:
+    path = written(tmp_path, "a.tsv", "\t".join(f"{number}{'x' * 100}" for number in range(50_000)) + "\n1\n")
+    with pytest.raises(UserError, match="and 49980 more") as told:
+        values(path, Columns(needed=("text",)))
+    assert len(told.value.line()) < 2000

@@ -1,0 +1,98 @@
+"""What a tokenizer.json from elsewhere must not do: make a text a million times longer, or take for ever."""
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from bertsmith.core.errors import UserError
+from bertsmith.text.tokenizer_settings import FETCH_AGAIN
+
+MAX_GROWTH = 100
+"""By all replacements together, of which one alone may spell a character out."""
+MAX_PATTERN = 5000
+"""Characters; those of the usual tokenizers have some hundred."""
+SHOWN = 60
+
+ATOM = re.compile(r"\\.|\[(?:\\.|[^\]])*\]|[^()+*{},0-9]", re.DOTALL)
+"""An escape, a class of characters, or any character that groups and repeats nothing."""
+INNERMOST_GROUP = re.compile(r"\(([^()]*)\)")
+ENDLESS = re.compile(r"[+*]|\{\d*,\}")
+NESTED = re.compile(r"R(?:[+*]|\{\d*,\})")
+
+
+def check_pipeline(pipeline: str, *, where: str) -> None:
+    """Stop at replacements that multiply, at patterns that try every split, at templates without a text."""
+    try:
+        parts = json.loads(pipeline)
+    except (ValueError, RecursionError):
+        return  # the library says what is wrong with it
+    if not isinstance(parts, dict):
+        return
+    faults = [_pattern_fault(name, parts.get(name)) for name in ("normalizer", "pre_tokenizer", "decoder")]
+    faults += [_template_fault(template) for template in _templates(parts.get("post_processor"))]
+    for fault in filter(None, faults):
+        raise UserError(fault, where=where, remedy=FETCH_AGAIN)
+
+
+def _pattern_fault(name: str, part: Any) -> str:
+    growth = 1.0
+    for pattern, content in _patterns(part):
+        regex, replaced = pattern.get("Regex"), pattern.get("String")
+        if isinstance(regex, str) and (len(regex) > MAX_PATTERN or has_nested_quantifiers(regex)):
+            return f"the pattern {regex[:SHOWN]!r} in its {name} repeats repetitions: it may take for ever"
+        length = len(replaced) if isinstance(replaced, str) else 1
+        growth *= max(1.0, len(content) / max(1, length))
+    return f"its {name} replaces text by {growth:.0f} times as much" if growth > MAX_GROWTH else ""
+
+
+def _template_fault(template: dict[str, Any]) -> str:
+    """What the library would lose a text over, or panic at with a trace of its own."""
+    single, pair, defined = (template.get(name) for name in ("single", "pair", "special_tokens"))
+    if not isinstance(single, list) or not isinstance(pair, list) or not isinstance(defined, dict):
+        return ""  # the library says what is wrong with it
+    if _named_in(single, "Sequence") != {"A"} or _named_in(pair, "Sequence") != {"A", "B"}:
+        return "its template leaves a text out, or has one too many"
+    unknown = _named_in([*single, *pair], "SpecialToken") - defined.keys()
+    return f"its template names {min(unknown)[:SHOWN]!r}, none of its special_tokens" if unknown else ""
+
+
+def _templates(part: Any) -> Iterator[dict[str, Any]]:
+    """Each template of a post-processor, which may be a sequence of several."""
+    if isinstance(part, dict):
+        if part.get("type") == "TemplateProcessing":
+            yield part
+        several = part.get("processors")
+        for each in several if isinstance(several, list) else ():
+            yield from _templates(each)
+
+
+def _named_in(form: list[Any], kind: str) -> set[str]:
+    """The texts, or the special tokens, in a template."""
+    held = [each.get(kind) for each in form if isinstance(each, dict)]
+    return {str(each.get("id")) for each in held if isinstance(each, dict)}
+
+
+def _patterns(part: Any) -> Iterator[tuple[dict[str, Any], str]]:
+    """Each pattern of a part of a pipeline, with what is put in its place."""
+    if isinstance(part, list):
+        for each in part:
+            yield from _patterns(each)
+    elif isinstance(part, dict):
+        if isinstance(pattern := part.get("pattern"), dict):
+            content = part.get("content")
+            yield pattern, content if isinstance(content, str) else ""
+        for value in part.values():
+            if isinstance(value, (list, dict)):
+                yield from _patterns(value)
+
+
+def has_nested_quantifiers(regex: str) -> bool:
+    """Whether a group that repeats without end holds something that does: (a+)+ has 2^n ways to match n."""
+    plain = ATOM.sub("x", regex)
+    while group := INNERMOST_GROUP.search(plain):
+        held = "R" if ENDLESS.search(group[1]) or "R" in group[1] else "x"
+        plain = plain[: group.start()] + held + plain[group.end() :]
+        if NESTED.search(plain):
+            return True
+    return False
