@@ -50,7 +50,7 @@ from bertsmith.tasks.batches import ShuffledBatches
 from bertsmith.tasks.kinds.registry import metric_named
 from bertsmith.tasks.metrics import ClassScores, Metric
 from bertsmith.training.callbacks import ProgressCallback, SilentCallback, StopRequested
-from bertsmith.training.distributed import ALONE, World, start_world, stop_world
+from bertsmith.training.distributed import ALONE, World, in_world
 from bertsmith.training.journal import RunJournal, read_metrics
 from bertsmith.training.optimizers import (
     learning_rate,
@@ -116,22 +116,18 @@ def finetune(
 
     With more epochs than before, a finished run goes on. A stopping rule may end a run of one process early.
     """
-    world = start_world(assignment.recipe.run.device)
-    try:
+
+    def in_processes(world: World) -> FinetuningResult:
         world.on_main(lambda: check_same_run(assignment))
-        assignment = as_begun(assignment)
-        splits = world.main_first(
-            lambda: read_splits(assignment.task, assignment.data, skip_bad=assignment.skip_bad)
-        )
-        if not finetuning_folder(assignment.out).begun:
+        begun = as_begun(assignment)
+        splits = world.main_first(lambda: read_splits(begun.task, begun.data, skip_bad=begun.skip_bad))
+        if not finetuning_folder(begun.out).begun:
             world.on_main(lambda: check_new_labels(splits))
-        splits = splits.limited(assignment.recipe.run.limit)
-        # A function of its own, so that the network shared by the processes is gone before they disconnect:
-        # what gloo still holds for it is otherwise freed with Python's lock held, and may wait for ever.
+        splits = splits.limited(begun.recipe.run.limit)
         heard = callback if world.main else SilentCallback()
-        return finetune_on(splits, assignment, world, heard, stopping=stopping)
-    finally:
-        stop_world(world)
+        return finetune_on(splits, begun, world, heard, stopping=stopping)
+
+    return in_world(assignment.recipe.run.device, in_processes)
 
 
 def finetune_on(

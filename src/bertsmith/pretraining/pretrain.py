@@ -37,7 +37,7 @@ from bertsmith.recipe.schema import Recipe
 from bertsmith.training.callbacks import ProgressCallback, StopRequested
 from bertsmith.training.checkpoint import TrainingState, latest_state, load_checkpoint, save_checkpoint
 from bertsmith.training.curves import draw_curves
-from bertsmith.training.distributed import World, start_world, stop_world
+from bertsmith.training.distributed import World, in_world
 from bertsmith.training.journal import METRICS_FILE, RunJournal, read_metrics
 from bertsmith.training.optimizers import OPTIMIZERS
 from bertsmith.training.run_folder import RunFolder
@@ -95,17 +95,15 @@ class PretrainingResult:
 def pretrain(recipe: Recipe, *, store: Path, out: Path, callback: ProgressCallback) -> PretrainingResult:
     """Pre-train as the recipe says; a run found in `out` resumes where it was saved last."""
     clock = Clock()  # a budget in minutes begins here: setting up and evaluating are part of it
-    world, folder = start_world(recipe.run.device), run_folder(out)
-    try:
-        true_recipe, opened = with_true_model(recipe), TokenStore.open(store)
+
+    def in_processes(world: World) -> PretrainingResult:
+        folder, true_recipe, opened = run_folder(out), with_true_model(recipe), TokenStore.open(store)
         world.on_main(lambda: _check_same_run(folder, true_recipe, opened))
         if folder.finished:
             return _finished_before(folder, opened, world, callback)
-        # A function of its own, so that the network shared by the processes is gone before they disconnect:
-        # what gloo still holds for it is otherwise freed with Python's lock held, and may wait for ever.
         return _run_to_its_end(Request(recipe, store, out, clock), world, callback)
-    finally:
-        stop_world(world)
+
+    return in_world(recipe.run.device, in_processes)
 
 
 def _run_to_its_end(request: Request, world: World, callback: ProgressCallback) -> PretrainingResult:

@@ -29,6 +29,7 @@ from bertsmith.tasks.published_scores import published_scores
 from bertsmith.tasks.task import Task, has_split
 from bertsmith.tasks.task_recipe import finetuning_recipe
 from bertsmith.training.callbacks import ProgressCallback
+from bertsmith.training.distributed import refuse_several_processes
 
 PERCENT = 100
 PUBLISHED_SYSTEMS = ("human", "BERT Large", "BERT Base", "OpenAI GPT", "BiLSTM+ELMo+Attn")
@@ -83,6 +84,7 @@ class GlueRequest:
 
 def glue(request: GlueRequest, callback: ProgressCallback) -> GlueTable:
     """Fine-tune on every task found; what an earlier call has finished is taken as it is."""
+    refuse_several_processes("the runs of a study have one process each")
     wanted = {task_named(name).name for name in request.tasks}
     data, in_folder = request.data, tasks_in(request.data)
     found = [(task, folder) for task, folder in in_folder if not wanted or task.name in wanted]

@@ -3,12 +3,14 @@
 This is the only place that reads what torchrun puts into the environment.
 """
 
+import gc
 import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from traceback import format_exception
 from typing import Literal, TypeVar, cast
 
 import torch
@@ -113,6 +115,34 @@ def stop_world(world: World) -> None:
         distributed.destroy_process_group()
 
 
+def in_world(device: Literal["auto", "cpu", "cuda"], action: Callable[[World], Answer]) -> Answer:
+    """What an action returns, in the processes that torchrun started, connected as long as it runs.
+
+    A network that the action shares is gone before they disconnect: what gloo still holds for one is
+    otherwise freed with Python's lock held, and may wait for ever.
+    """
+    world = start_world(device)
+    try:
+        return action(world)
+    except BaseException as error:
+        if world.size > 1:
+            _forget_frames(error)
+        raise
+    finally:
+        stop_world(world)
+
+
+def _forget_frames(error: BaseException) -> None:
+    """Let go of the functions that an error came through, and of their networks; what it says stays."""
+    if not isinstance(error, UserError | SystemExit | KeyboardInterrupt):
+        error.add_note("".join(format_exception(error)))
+    link: BaseException | None = error
+    while link is not None:
+        link.__traceback__ = None
+        link = link.__cause__ or link.__context__
+    gc.collect()
+
+
 def refuse_several_processes(what: str) -> None:
     """Raise where torchrun started more than one process for something that runs in one."""
     _, size, _ = _torchrun_ranks()
@@ -122,11 +152,7 @@ def refuse_several_processes(what: str) -> None:
     def refuse() -> None:
         raise UserError(f"{what}, and {size} were started", remedy="start it without torchrun")
 
-    world = start_world("cpu")
-    try:
-        world.on_main(refuse)
-    finally:
-        stop_world(world)
+    in_world("cpu", lambda world: world.on_main(refuse))
 
 
 def share_work(module: nn.Module, world: World, how: Literal["ddp", "fsdp"]) -> nn.Module:
