@@ -14,7 +14,7 @@ from bertsmith.core.seeds import sub_keys
 from bertsmith.corpus.token_store import TokenStore
 from bertsmith.data.batch_inspection import sequences_of, unit_statistics
 from bertsmith.data.data_loader import PretrainingDataset, StepBatches, StepIndex
-from bertsmith.data.masking import UNITS, Masker, Text, read_vocabulary
+from bertsmith.data.masking import SAMPLING_BITS, UNITS, Masker, Text, read_vocabulary
 from bertsmith.pretraining.pretrained_model import CHOSEN
 from bertsmith.recipe.schema import MaskingSection, Unit
 from bertsmith.text.tokenizer import Tokenizer
@@ -121,6 +121,15 @@ def test_as_random_1_shows_the_whole_vocabulary() -> None:
 def test_the_rest_is_shown_as_it_is() -> None:
     masks = masker(as_mask=0.0, as_random=0.0).masks(text_of([WORD, GOES_ON] * 50), progress=0.0)
     assert masks.shown_P.tolist() == [[WORD, GOES_ON][place % 2] for place in masks.indices_P.tolist()]
+
+
+def test_what_replaces_a_token_is_sampled_apart_from_how_the_token_is_shown() -> None:
+    text, chooses = text_of(*[[WORD] * 40] * 100), masker(rate=0.5, as_mask=0.5, as_random=0.0)
+    masks = chooses.masks(text, progress=0.0)
+    draws_P = chooses.sampling_draws(text, masks.indices_P) / 2**SAMPLING_BITS
+    for shown_P in (masks.shown_P == MASK, masks.shown_P == WORD):
+        assert shown_P.sum() > 900
+        assert np.histogram(draws_P[shown_P], bins=4, range=(0, 1))[0].min() > shown_P.sum() / 5
 
 
 def test_random_tokens_may_leave_out_the_special_ones(tmp_path: Path) -> None:

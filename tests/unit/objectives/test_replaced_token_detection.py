@@ -112,6 +112,11 @@ def test_tokens_are_sampled_as_often_as_the_generator_expects():
     assert (found - scores_V.softmax(-1)).abs().max() < 2 / count
 
 
+def test_what_the_generator_excludes_is_never_sampled():
+    scores_PV = torch.tensor([[-200.0, 0.0, 0.0, -200.0]] * 2)
+    assert sample(scores_PV, torch.tensor([0, 2**SAMPLING_BITS - 1])).tolist() == [1, 2]
+
+
 def test_a_row_is_sampled_by_its_own_draw_alone():
     scores_PV = torch.randn(6, 50, generator=torch.Generator().manual_seed(0))
     draws_P = torch.tensor([3, 2**29, 2**30 - 1, 5 * 10**8, 0, 123])
