@@ -127,6 +127,7 @@ def test_an_evaluation_that_takes_too_long_goes_on_with_fewer_sequences(store, t
     first, fewer = evaluate(trainer, given, max_seconds=0.0)
     assert len(fewer.batches.micros) == 1 < len(given.batches.micros)
     assert first["sequences"] == fewer.sequences == len(shown(fewer.batches)) < 24
+    assert fewer.batches.tokens == sum(map(len, shown(fewer.batches))) < given.batches.tokens
     assert evaluate(trainer, fewer) == (first, fewer)  # from now on the same ones
     alone = replace(given.batches, micros=given.batches.micros[:1], masked=fewer.batches.masked)
     same = evaluate(trainer, replace(given, batches=alone))[0]
