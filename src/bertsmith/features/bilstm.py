@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from bertsmith.model.encoder import largest_of_rows, mean_of_rows
+from bertsmith.model.heads import exact_outputs
 from bertsmith.model.network import Network
 from bertsmith.packed import Layout, PackedBatch
 
@@ -91,14 +92,16 @@ class FrozenMixScorer(nn.Module):
                     parameter.uniform_(-bound, bound, generator=stream)
                 else:
                     parameter.zero_()
-        self.to(network.encoder.embeddings.words.weight)
+        words = network.encoder.embeddings.words.weight
+        self.to(words)
+        self.output.to(exact_outputs(words.dtype))
 
     def forward(self, inputs: PackedBatch) -> Tensor:
         """[T, C] for tags and spans, else [S, C]."""
         with torch.no_grad():
             states = self.network.encoder.hidden_states(inputs)
-        read = self.reader(self.dropout(self.mix(states)), inputs)
-        scores: Tensor = self.output(self.dropout(read))
+        read = self.dropout(self.reader(self.dropout(self.mix(states)), inputs))
+        scores: Tensor = self.output(read if self.training else read.to(self.output.weight.dtype))
         return scores
 
     def train(self, mode: bool = True) -> "FrozenMixScorer":

@@ -63,6 +63,14 @@ class MaskedLanguageHead(nn.Module):
         return functional.linear(self.transform(hidden_PD), decoder_VE, self.bias)
 
 
+def exact_outputs(dtype: torch.dtype) -> torch.dtype:
+    """The precision of a task's last layer in a network of this one: at least fp32.
+
+    Its bias may be a number as large as the user's own (a mean of 90,000), which 8 bits cannot hold.
+    """
+    return torch.promote_types(dtype, torch.float32)
+
+
 class OutputHead(nn.Module):
     """Dropout and a linear layer, behind the architecture's own transform where it has one."""
 
@@ -79,5 +87,7 @@ class OutputHead(nn.Module):
         self.output = output
 
     def forward(self, hidden: Tensor) -> Tensor:
-        scores: Tensor = self.output(self.dropout(self.transform(self.dropout_before(hidden))))
+        states = self.dropout(self.transform(self.dropout_before(hidden)))
+        # A network that was read in half precision has this layer in fp32 (`exact_outputs`).
+        scores: Tensor = self.output(states if self.training else states.to(self.output.weight.dtype))
         return scores

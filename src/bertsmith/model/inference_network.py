@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from bertsmith.model.attention import Attend
 from bertsmith.model.encoder import ALL, Encoder, FeedForward, PostNormBlock, Rows, SelfAttention
+from bertsmith.model.heads import OutputHead
 from bertsmith.model.network import Network
 from bertsmith.model.torch_internals import (
     Quantized,
@@ -292,6 +293,9 @@ def int8_network(network: Network, batch: PackedBatch, dtype: torch.dtype) -> Ne
             )
         )
     rest = deepcopy(network).to(dtype)  # the one that was read is what `save` writes
+    for name, head in network.heads.items():
+        if isinstance(head, OutputHead):
+            rest.heads[name].output = head.output
     converted = [InferenceBlock(*each) for each in zip(convertible_blocks(rest), linears, strict=True)]
     return _with_blocks(rest, converted)
 

@@ -16,7 +16,7 @@ from bertsmith.core.files import atomic_folder, read_json, write_json
 from bertsmith.model.architecture import Architecture, Names, published_in
 from bertsmith.model.architectures.registry import architecture_of
 from bertsmith.model.encoder_config import ConfigReader, EncoderConfig
-from bertsmith.model.heads import OutputHead
+from bertsmith.model.heads import OutputHead, exact_outputs
 from bertsmith.model.network import (
     Network,
     add_missing_supports,
@@ -28,6 +28,8 @@ from bertsmith.model.tensor_files import SAVED_WEIGHT_FILES, read_tensors, write
 
 SHOWN_NAMES = 8
 WEIGHT_TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+OUTPUT_LAYER = re.compile(r"heads\.[^.]+\.output\.(weight|bias)")
+"""Our names of a task's last layer."""
 BUFFERS = ("position_ids", "token_type_ids")
 """Constants that old files store among the weights."""
 NORM_PARTS = {"gamma": "weight", "beta": "bias"}
@@ -106,7 +108,8 @@ class CheckpointTensors:
         # Query, key and value are published as three weights and computed here by one product.
         assembled = {}
         for ours, theirs in names.items():
-            parts = [self._weights(name, dtype) for name in theirs]
+            wanted = exact_outputs(dtype) if OUTPUT_LAYER.fullmatch(ours) else dtype
+            parts = [self._weights(name, wanted) for name in theirs]
             assembled[ours] = torch.cat(parts) if len(parts) > 1 else parts[0]
         return assembled
 

@@ -49,6 +49,19 @@ def test_numbers_far_from_zero_are_learned_and_predicted_as_they_are(prices):
     assert cold == pytest.approx(MEAN - DEVIATION, abs=DEVIATION / 2)
 
 
+@pytest.mark.parametrize("precision", ["bf16", "int8"])
+def test_half_precision_keeps_the_digits_of_numbers_far_from_zero(prices, monkeypatch, precision):
+    for name in ("has_bf16_products", "has_int8_products"):  # whatever machine this is
+        monkeypatch.setattr(f"bertsmith.inference.loaded_model.{name}", lambda: True)
+    texts = ["the warm sun", "the cold snow", "a warm day", "a cold day"]
+    exact, rounded = (
+        load(prices.folder, device="cpu", precision=each).score(texts) for each in ("fp32", precision)
+    )
+    # In bf16 a number of this size comes in steps of 512, a tenth of the deviation.
+    assert rounded == pytest.approx(exact, abs=DEVIATION / 20)
+    assert any(number % 256 for number in rounded)
+
+
 def test_a_file_is_evaluated_as_the_run_evaluated_it(prices):
     predicted = predict_labelled(
         [prices.folder], prices.folder.parents[1] / "my.csv", reading=Reading(split="dev"), device="cpu"
