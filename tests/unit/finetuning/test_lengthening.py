@@ -89,10 +89,13 @@ def test_best_weights_of_before_stay_where_none_are_better(model, tmp_path):
 
 
 def test_a_run_that_ran_out_of_patience_waits_anew(model, tmp_path):
-    early = tune("sst2", model, tmp_path, *SHORTER, *IDLE, "run.patience=1")
-    assert early.steps == 3
-    assert [line["step"] for line in metrics_of(early.folder, "held-out")] == [2, 3]
-    assert tune("sst2", model, tmp_path, *LONGER, *IDLE, "run.patience=1").steps == 6
+    settings = (*IDLE, "run.patience=2", "run.evaluations=4")
+    early = tune("sst2", model, tmp_path, *SHORTER, *settings)
+    assert early.steps == 4
+    assert [line["step"] for line in metrics_of(early.folder, "held-out")] == [1, 2, 4]
+    longer = tune("sst2", model, tmp_path, *LONGER, *settings)
+    assert longer.steps == 9  # after step 7 it has waited for one evaluation, not for three
+    assert [line["step"] for line in metrics_of(longer.folder, "held-out")] == [1, 2, 4, 7, 9]
 
 
 def test_a_process_killed_before_its_result_ends_as_it_would_have(model, tmp_path):
