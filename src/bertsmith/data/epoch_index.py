@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertsmith.core.errors import UserError
-from bertsmith.core.files import atomic_folder, locked, read_json, write_json
+from bertsmith.core.files import atomic_folder, locked, read_json, sha256_of, write_json
 from bertsmith.core.seeds import Words, bits, key_of, sub_keys
 from bertsmith.corpus.token_store import TokenStore
 from bertsmith.data.example_index import (
@@ -189,6 +189,7 @@ _NAMES_IN_DIGEST = {
 _INDEX_ARRAYS = tuple(each.name for each in fields(ExampleIndex))
 _ARRAYS = (*_INDEX_ARRAYS, "order", "step_starts")
 _DELETE = "delete it: it will be made again"
+CHECKSUMS = "sha256"
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,12 +269,23 @@ class StageIndex:
                     if not self._is_there(number):
                         self._make(number)
             with suppress(FileNotFoundError):  # another process, further on, has just cleared it away
+                self._check(number)
                 index = ExampleIndex(*(_read_array(folder, name) for name in _INDEX_ARRAYS))
                 return EpochIndex(index, _read_array(folder, "order"), _read_array(folder, "step_starts"))
 
     def _is_there(self, number: int) -> bool:
         files = [self._epoch_folder(number) / f"{name}.npy" for name in _ARRAYS]
         return all(file.is_file() for file in [*files, self._summary_file(number)])
+
+    def _check(self, number: int) -> None:
+        """Stop at arrays that are not as they were written: the run would silently show other examples."""
+        known = read_json(self._summary_file(number), remedy=_DELETE).get(CHECKSUMS)
+        # Older versions wrote none down.
+        for name, checksum in known.items() if isinstance(known, dict) else ():
+            file = self._epoch_folder(number) / f"{name}.npy"
+            if file.is_file() and sha256_of(file) != checksum:
+                what = f"{file.name} is damaged: its checksum is another"
+                raise UserError(what, where=str(file.parent), remedy=_DELETE)
 
     def _make(self, number: int) -> None:
         epoch = make_epoch_index(self.source, number)
@@ -287,9 +299,11 @@ class StageIndex:
             for name in _ARRAYS:
                 array = getattr(epoch.examples if name in _INDEX_ARRAYS else epoch, name)
                 np.save(temporary / f"{name}.npy", array)
+            checksums = {name: sha256_of(temporary / f"{name}.npy") for name in _ARRAYS}
         # After the arrays: `_is_there` asks for both, so a process that is killed between the two leaves
         # nothing that looks whole.
-        write_json(self._summary_file(number), {"steps": len(epoch.step_starts) - 1})
+        summary = {"steps": len(epoch.step_starts) - 1, CHECKSUMS: checksums}
+        write_json(self._summary_file(number), summary)
         # An old epoch's summary stays: a resumed run must know how many steps the epoch had.
         shutil.rmtree(self._epoch_folder(number - EPOCHS_KEPT), ignore_errors=True)
 

@@ -6,7 +6,8 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from bertsmith.core.files import atomic_path
+from bertsmith.core.errors import UserError
+from bertsmith.core.files import atomic_path, sha256_of
 from bertsmith.model.tensor_files import read_safetensors, write_safetensors
 from bertsmith.training.run_folder import RunFolder
 
@@ -31,17 +32,23 @@ def _best_file(folder: RunFolder, step: int) -> Path:
     return folder.path / f"best-{step}.safetensors"
 
 
-def write_best(folder: RunFolder, best: Best) -> None:
-    """Write the weights, unless they are there."""
-    if not _best_file(folder, best.step).is_file():
-        with atomic_path(_best_file(folder, best.step)) as temporary:
+def write_best(folder: RunFolder, best: Best) -> str:
+    """Write the weights, unless they are there; the checksum of their file."""
+    file = _best_file(folder, best.step)
+    if not file.is_file():
+        with atomic_path(file) as temporary:
             write_safetensors(temporary, best.weights)
+    return sha256_of(file)
 
 
 def read_best(folder: RunFolder, saved: dict[str, Any]) -> Best:
     """What a saved state says of the best weights, with the weights."""
     file = _best_file(folder, saved["step"])
-    weights = read_safetensors(file, remedy="the saved state needs it: remove the run folder and start again")
+    remedy = "the saved state needs it: remove the run folder and start again"
+    # Older versions wrote no checksum down.
+    if file.is_file() and saved.get("sha256", "") not in ("", sha256_of(file)):
+        raise UserError("is damaged: its checksum is another", where=str(file), remedy=remedy)
+    weights = read_safetensors(file, remedy=remedy)
     # Older versions saved no loss: as 0 it is never undercut, and the earlier of two equals stays.
     return Best(saved["value"], saved.get("loss", 0.0), saved["step"], weights, saved.get("waited", 0))
 

@@ -8,8 +8,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import islice
-from math import inf
+from math import inf, isfinite, nan
 from pathlib import Path
+
+import torch
 
 from bertsmith.core.errors import UserError
 from bertsmith.core.files import read_json, write_json
@@ -306,7 +308,8 @@ class _Session:
         """Write a line of metrics and begin to sum up anew."""
         state, step, seconds = self.state, report.progress.step, report.progress.seconds
         values = {
-            "loss": self.run.world.sum([state.loss_sum])[0] / max(state.loss_count, 1e-9),
+            # Of no step at all where every one was skipped.
+            "loss": self.run.world.sum([state.loss_sum])[0] / (state.loss_count or nan),
             "learning_rate": report.step.learning_rate,
             "gradient_norm": report.gradient_norm,
             "epoch": step / self.run.batches.steps_per_epoch,
@@ -348,6 +351,7 @@ class _Session:
             run.model.objective.load_state_dict(state.best.weights)
             found = evaluate(run.model, run.evaluation_splits, scaler=run.scaler)
             notes = (*notes, f"the weights of step {state.best.step:,} did best and were kept")
+        check_learned(run, state, found)
         if found.config.answers.null_threshold != run.model.config.answers.null_threshold:
             report = tuning_report(run.model, run.evaluation_splits, found)
             write_json(run.folder.path / "thresholds.json", report)
@@ -372,6 +376,19 @@ class _Session:
         write_results(run.folder, finished)
         if not run.recipe.run.keep_state:
             remove_states(run.folder)
+
+
+def check_learned(run: Run, state: RunState, found: Evaluation) -> None:
+    """Stop before a model is written that learned nothing, or gives nothing but what is no number."""
+    steps, what = state.progress.step, ""
+    weights = run.model.objective.state_dict().values()
+    if steps and state.progress.skipped == steps:
+        what = f"each of the {steps:,} steps was skipped: no gradient was a number"
+    elif not (isfinite(found.loss) and all(bool(torch.isfinite(each).all()) for each in weights)):
+        what = "the run diverged: its loss or its weights are no numbers any more"
+    if what:
+        remedy = "no model is written; lower optim.peak_lr, take run.precision=fp32, or look for odd numbers"
+        raise UserError(what, where=str(run.folder.path), remedy=remedy)
 
 
 def evaluated_values(folder: Path, metric: Metric) -> list[float]:

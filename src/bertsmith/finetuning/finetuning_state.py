@@ -84,13 +84,14 @@ def save(run: Run, state: RunState, *, seconds: float) -> None:
         ENDED_AFTER: state.ended_after,
         "lengthened": state.lengthened,
     }
-    world.on_main(lambda: write_best(folder, best) if best is not None else None)
+    checksum = world.on_main(lambda: write_best(folder, best) if best is not None else None)
     if best is not None:
         scalars["best"] = {
             "value": best.value,
             "loss": best.loss,
             "step": best.step,
             "waited": best.waited,
+            "sha256": checksum,
         }
     saved = TrainingState.at(replace(progress, seconds=seconds), scalars)
     save_checkpoint(folder.checkpoints, saved, run.trainer, keep_last=1)

@@ -10,12 +10,16 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from bertsmith.core.errors import UserError
 from bertsmith.features.bilstm import FrozenMixScorer
 from bertsmith.model.heads import OutputHead
 from bertsmith.tasks.encoded import EncodedSet
 from bertsmith.tasks.objective import NetworkScorer
 from bertsmith.tasks.task import Task
 from bertsmith.tasks.text_encoding import Targets
+
+LARGEST_TARGET = 1e30
+"""Squares of distances, and the products of a layer, still fit into double precision and its sums."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +57,10 @@ def fit_target_scaler(task: Task, train: EncodedSet) -> TargetScaler | None:
     if not task.custom or not task.kind.numeric:
         return None
     numbers_M = train.targets.astype(np.float64)
+    largest = float(np.abs(numbers_M).max(initial=0.0))
+    if not largest < LARGEST_TARGET:
+        what = f"its numbers reach {largest:g}, too far for a model's 32 bits"
+        raise UserError(what, where="the training file", remedy=f"keep them below {LARGEST_TARGET:g}")
     # Numbers that are all the same have no deviation, but must not be divided by 0.
     return TargetScaler(float(numbers_M.mean()), float(numbers_M.std()) or 1.0)
 

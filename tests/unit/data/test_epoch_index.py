@@ -122,7 +122,21 @@ def test_a_missing_array_is_made_again(store, tmp_path: Path) -> None:
 def test_a_damaged_array_is_named(store, tmp_path: Path) -> None:
     index_of(store, tmp_path).epoch(0)
     next(tmp_path.rglob("order.npy")).write_bytes(b"nonsense")
+    note = next(tmp_path.rglob("epoch-00000.json"))
+    note.write_text(
+        json.dumps({"steps": json.loads(note.read_text())["steps"]})
+    )  # as older versions wrote it
     with pytest.raises(UserError, match=r"epoch-00000: order\.npy cannot be read .*delete it"):
+        index_of(store, tmp_path).epoch(0)
+
+
+def test_a_flipped_bit_in_an_array_is_found(store, tmp_path: Path) -> None:
+    index_of(store, tmp_path).epoch(0)
+    (file,) = tmp_path.rglob("order.npy")
+    damaged = bytearray(file.read_bytes())
+    damaged[-8] ^= 1
+    file.write_bytes(damaged)
+    with pytest.raises(UserError, match="order.npy is damaged: its checksum is another; delete it"):
         index_of(store, tmp_path).epoch(0)
 
 

@@ -1,5 +1,6 @@
 """A user's own numbers, whatever their size."""
 
+import math
 from dataclasses import replace
 from random import Random
 
@@ -8,11 +9,14 @@ import pytest
 import torch
 import transformers
 
+from bertsmith.core.errors import UserError
+from bertsmith.finetuning import finetune as finetune_module
 from bertsmith.finetuning.finetune import finetune
 from bertsmith.finetuning.predict import Reading, predict_labelled
 from bertsmith.finetuning.target_scaler import TargetScaler
 from bertsmith.inference.loaded_model import load
 from bertsmith.tasks.custom import CustomSpec, custom_task
+from bertsmith.tasks.objective import TaskObjective
 from bertsmith.training.journal import read_metrics
 from tests.toy_tasks import COLD, WARM, sentence
 from tests.tuning import Notebook, toy_assignment
@@ -115,3 +119,39 @@ def test_what_is_transformed_is_transformed_back():
     distances = np.array([-1.0, 0.0, 2.0], np.float32)
     assert scaler.inverse_transform(distances).tolist() == [85_000, 90_000, 100_000]
     assert scaler.transform(scaler.inverse_transform(distances)).tolist() == distances.tolist()
+
+
+# ---- runs that end in nothing
+
+
+def test_numbers_that_no_model_can_give_are_refused_before_the_first_step(model, tmp_path):
+    assignment = own_run(model, tmp_path, mean=0, deviation=1e35)
+    with pytest.raises(UserError, match="the training file: its numbers reach .*e.35"):
+        finetune(assignment, Notebook())
+
+
+def test_a_run_whose_every_step_is_skipped_writes_no_model(model, tmp_path, monkeypatch):
+    own = TaskObjective.forward
+
+    def forward(self, *arguments):
+        loss, sums = own(self, *arguments)
+        return loss * float("nan"), sums
+
+    monkeypatch.setattr(TaskObjective, "forward", forward)
+    notebook = Notebook()
+    with pytest.raises(UserError, match="each of the .* steps was skipped: .*; no model is written"):
+        finetune(own_run(model, tmp_path, "run.epochs=1"), notebook)
+    assert not list(tmp_path.rglob("model.safetensors"))
+    assert notebook.lines and all(math.isnan(line["loss"]) for line in notebook.lines)
+
+
+def test_a_run_that_diverged_writes_no_model(model, tmp_path, monkeypatch):
+    own = finetune_module.evaluate
+    monkeypatch.setattr(
+        finetune_module,
+        "evaluate",
+        lambda *arguments, **options: replace(own(*arguments, **options), loss=float("nan")),
+    )
+    with pytest.raises(UserError, match="the run diverged: .*; no model is written"):
+        finetune(own_run(model, tmp_path, "run.epochs=1"), Notebook())
+    assert not list(tmp_path.rglob("model.safetensors"))
