@@ -1,12 +1,16 @@
 """A trial of a search that does worse than half of the others is ended early; nothing depends on when."""
 
 import json
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from bertsmith.cli.finetune import show_many
+from bertsmith.finetuning.finetune import FinetuningResult
+from bertsmith.finetuning.finetuning_state import EarlyEnd
 from bertsmith.studies.median_stopping import MEDIAN_STOPPING_NOTE, MedianStopping
-from bertsmith.studies.sweep import Stopped, over_grid, over_search, over_seeds, run_trials
+from bertsmith.studies.sweep import Stopped, best_of, over_grid, over_search, over_seeds, run_trials
 from bertsmith.tasks.kinds.registry import metric_named
 from bertsmith.training.journal import METRICS_FILE
 from tests.tuning import Notebook, stop_at, toy_assignment
@@ -78,6 +82,14 @@ def test_a_bad_trial_is_ended_and_the_table_says_so(trials, capsys):
         True,
     ]
     assert run_trials(trials, Notebook()) == results  # looked up, and not run again
+
+
+def test_a_trial_that_was_ended_early_is_not_the_best_however_well_it_did():
+    complete = FinetuningResult(
+        Path("a"), True, {"dev": {"accuracy": 0.8}}, seconds=1.0, steps=8, examples=32
+    )
+    ended = replace(complete, metrics={"dev": {"accuracy": 0.9}}, early_end=EarlyEnd(1, 0.9, 1.0))
+    assert best_of({"trial-0": complete, "trial-1": ended}) == "trial-0"
 
 
 def test_a_trial_that_was_interrupted_ends_where_it_would_have(trials):
