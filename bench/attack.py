@@ -286,9 +286,10 @@ async def attacked(served: Served, options: argparse.Namespace) -> bool:
     for _ in range(options.rounds):
         for name in options.only:
             before = served.memory()
-            listening = asyncio.create_task(longest_silence(served))
+            over = asyncio.Event()
+            listening = asyncio.create_task(longest_silence(served, over))
             told, as_it_should = await ATTACKS[name](served)
-            listening.cancel()
+            over.set()
             deaf = await listening
             as_it_should &= deaf < MAX_DEAF
             held &= as_it_should
@@ -302,17 +303,14 @@ async def attacked(served: Served, options: argparse.Namespace) -> bool:
     return held and grown < MAX_GROWTH
 
 
-async def longest_silence(served: Served) -> float:
-    """The longest time that /health took, until cancelled."""
-    longest, begin = 0.0, time.monotonic()
-    with suppress(asyncio.CancelledError):
-        while True:
-            begin = time.monotonic()
-            await served.ask("/health")
-            longest = max(longest, time.monotonic() - begin)
-            begin = time.monotonic()
-            await asyncio.sleep(0.05)
-    return max(longest, time.monotonic() - begin)
+async def longest_silence(served: Served, over: asyncio.Event) -> float:
+    """The longest time that /health took, until the attack is over."""
+    longest = 0.0
+    while not over.is_set():
+        _, seconds, *_ = await served.ask("/health")
+        longest = max(longest, seconds)
+        await asyncio.sleep(0.05)
+    return longest
 
 
 @contextmanager

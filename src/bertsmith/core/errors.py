@@ -1,7 +1,13 @@
 """The one exception meant for people, and the remedies that each interface words in its own way."""
 
+import re
 from dataclasses import KW_ONLY, dataclass
 from enum import StrEnum
+
+MAX_SHOWN = 2000
+"""Characters of a message: what is quoted in it may be a megabyte."""
+CONTROL = re.compile("[\x00-\x08\x0e-\x1f\x7f-\x9f\ud800-\udfff\u202a-\u202e\u2066-\u2069]")
+"""Escapes that a terminal would obey, halves of characters, and what turns the direction of writing."""
 
 
 class Remedy(StrEnum):
@@ -38,4 +44,10 @@ class UserError(Exception):
         where = self.where or (f"{self.field} {self.index}" if self.index is not None else "")
         location = f"{where}: " if where else ""
         advice = f"; {self.remedy}" if self.remedy else ""
-        return " ".join(f"{location}{self.what}{advice}".split())
+        return shown(" ".join(f"{location}{self.what}{advice}".split()))
+
+
+def shown(text: str) -> str:
+    """A text from a file as a terminal may get it: of readable length, its control characters spelled out."""
+    cut = text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]} ..."
+    return CONTROL.sub(lambda found: ascii(found[0])[1:-1], cut)

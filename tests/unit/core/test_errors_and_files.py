@@ -176,3 +176,9 @@ def test_what_is_done_in_a_moment_draws_nothing(monkeypatch, capsys):
     with progress_bar("counting", 5) as advance:
         advance(5)
     assert capsys.readouterr().err == ""
+
+
+def test_a_message_is_of_readable_length_and_its_control_characters_are_spelled_out():
+    line = UserError("the label 'a\x1b[31mb\ud800\u202ec' is unknown", where="my.tsv:2").line()
+    assert line == r"my.tsv:2: the label 'a\x1b[31mb\ud800\u202ec' is unknown"
+    assert len(UserError("x" * 1_000_000, remedy="y").line()) < 2100
