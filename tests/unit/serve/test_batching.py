@@ -289,18 +289,19 @@ def test_a_long_request_gets_its_turn_however_many_short_ones_come():
         done = []
 
         async def short():
-            while len(done) < 100 and "long" not in done:
+            while len(done) < 1000 and "long" not in done:
                 done.append(await queue.predict(ONE, [1], [2]))
 
         async def long():
             await queue.predict(ONE, [7] * 2, [10] * 2)
             done.append("long")
 
-        await asyncio.gather(short(), short(), long())
+        await asyncio.gather(*(short() for _ in range(15)), long())  # three batches of short ones at a time
         return done.index("long")
 
-    # In the time of its twenty tokens, each of the two others has twenty as well.
-    assert run(say, limits=Limits(batch_tokens=10, queue_tokens=1000))[0] <= 30
+    # In the time of its twenty tokens, each of the fifteen others has twenty, in ten requests.
+    limits = Limits(batch_tokens=10, queue_tokens=1000, queue_requests=100)
+    assert 100 < run(say, limits=limits)[0] < 250
 
 
 def test_a_connection_that_has_had_much_stands_behind_those_that_had_little():

@@ -137,6 +137,13 @@ def test_a_long_request_that_was_admitted_is_not_sent_away_between_its_chunks(fo
     assert admitted[0] < 40 * 200  # it went in chunks
 
 
+def test_what_a_model_cannot_read_in_a_later_chunk_is_called_by_its_place_in_the_request(folders):
+    application = application_of({"names": folders["names"]})
+    reply = post(application, "/tag", {"texts": [*["cat " * 200] * 30, "tea", "\u200b"]})
+    assert reply.status_code == 422
+    assert error_of(reply).startswith("texts[31]: has no token that the model can read")
+
+
 # ---- several models
 
 
