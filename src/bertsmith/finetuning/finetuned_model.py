@@ -161,6 +161,7 @@ def draw_learning_curve(path: Path, lines: Sequence[Mapping[str, Any]], metric: 
     """The training loss, and beside it the deciding metric on the development set."""
     figure = _figure((9, 4))
     if figure is None:
+        log.warning("no plots are drawn: pip install bertsmith[plots] to have them")
         return
     training = [line for line in lines if line["kind"] == "train"]
     evaluations = [line for line in lines if line["kind"] == "held-out" and metric in line]
@@ -226,8 +227,7 @@ def _figure(size: tuple[float, float]) -> "Figure | None":
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        log.warning("no plots are drawn: pip install bertsmith[plots] to have them")
-        return None
+        return None  # what every run has drawn, its learning curve, says so
     return Figure(figsize=size, layout="constrained")
 
 

@@ -129,7 +129,7 @@ def predict_labelled(
         chosen = "dev" if held else chosen
         warnings.append(f"{data}: {ONLY_HELD_BACK if held else TRAINED_ON}")
     read = read_split(task, data, chosen, skip_bad=reading.skip_bad)
-    read = _labelled(read, skip_bad=reading.skip_bad)
+    read = _labelled(task, read, skip_bad=reading.skip_bad)
     if reading.skip_bad:
         kept, strange = without_unknown_labels(read.examples, members.config.labels)
         if not kept:
@@ -229,12 +229,13 @@ def _is_own_file(folder: Path, task: Task, data: Path) -> bool:
     return file == trained or (file.parent == trained and names_file(task, "train", file))
 
 
-def _labelled(read: ReadSplit, *, skip_bad: bool) -> ReadSplit:
+def _labelled(task: Task, read: ReadSplit, *, skip_bad: bool) -> ReadSplit:
     """The examples whose labels are known; the others cannot be evaluated."""
     bare = [example for example in read.examples if not example.is_labelled]
     if bare and not (skip_bad and len(bare) < len(read.examples)):
         what = f"{len(bare):,} of {len(read.examples):,} examples have no label to compare with; the first"
-        remedy = "add the labels"
+        column = task.custom.get("label")
+        remedy = "add the labels" if column is None else f"add the labels, in the column {str(column)!r}"
         if len(bare) < len(read.examples):
             remedy = "add them, or leave such lines out with --skip-bad"
         raise UserError(f"{what} is here", where=bare[0].where, remedy=remedy)

@@ -81,6 +81,8 @@ def test_examples_without_a_label_stop_it_or_are_counted(capsys, own, tmp_path):
     assert told.out.startswith("Custom, 2 examples (2 bad lines skipped)")
     file.write_text("text,label\nthe snow,\n")
     assert "1 of 1 examples have no label" in mistake(capsys, *words, "--skip-bad")
+    file.write_text("text,warmth\nthe snow,icy\n")
+    assert mistake(capsys, *words).endswith("add the labels, in the column 'label'")
 
 
 def test_the_precision_can_be_chosen_and_is_that_of_classify(capsys, own, tmp_path, monkeypatch):

@@ -4,7 +4,9 @@ import sys
 
 import numpy as np
 
+from bertsmith.finetuning.finetune import finetune
 from bertsmith.finetuning.finetuned_model import draw_confusion
+from tests.tuning import SHORT, Notebook, toy_assignment
 
 
 def test_classes_that_training_has_not_have_no_place_among_the_others(tmp_path, monkeypatch):
@@ -14,3 +16,8 @@ def test_classes_that_training_has_not_have_no_place_among_the_others(tmp_path, 
     strange = np.append(targets, [-2, -3]), np.append(predictions, [0, 1])
     draw_confusion(tmp_path / "strange.png", *strange, ("a", "b"))
     assert (tmp_path / "strange.png").read_bytes() == (tmp_path / "known.png").read_bytes()
+
+
+def test_that_nothing_can_be_drawn_is_said_once(model, tmp_path, caplog):
+    assert finetune(toy_assignment("sst2", model, tmp_path, *SHORT), Notebook()).finished
+    assert caplog.text.count("no plots are drawn: pip install bertsmith[plots]") == 1
