@@ -257,6 +257,19 @@ def test_the_oldest_idle_connection_makes_room_for_a_new_one(folders):
             line.close()
 
 
+def test_a_connection_that_its_client_closed_makes_room_but_once(folders):
+    limits = Limits(connections=2)
+    with live(application_of({"mood": folders["mood"]}, limits=limits), limits) as address:
+        connected(address).close()
+        oldest = connected(address)
+        oldest.sendall(request() + BODY)
+        assert oldest.recv(12) == b"HTTP/1.1 200"  # by now the server has seen the other one go
+        with connected(address), connected(address):
+            while oldest.recv(4096):
+                pass
+        oldest.close()
+
+
 def test_where_all_connections_are_busy_a_new_one_is_closed(folders):
     limits = Limits(connections=1)
     application = application_of({"mood": folders["mood"]}, limits=limits)

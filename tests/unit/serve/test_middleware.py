@@ -204,6 +204,7 @@ def test_a_key_is_utf_8_behind_bearer_in_any_case(sent, folders):
     [
         ("localhost", 200),
         ("LocalHost:8000", 200),
+        ("localhost.:8000", 200),
         ("bert.example.org:443", 200),
         ("127.0.0.1:8000", 200),
         ("[::1]:8000", 200),
