@@ -112,12 +112,14 @@ def test_a_client_that_hangs_up_is_read_no_further(folders, monkeypatch):
 
     async def say(client):
         asked = asyncio.create_task(client.post("/tag", json={"texts": ["cat " * 1000] * 200}))
-        await until(lambda: len(chunks) == 2)
+        await until(lambda: len(chunks) >= 2)
         asked.cancel()
+        begun = len(chunks)
         await asyncio.sleep(0.3)
+        return begun
 
-    talk(application, say)
-    assert len(chunks) <= 3
+    begun = talk(application, say)
+    assert len(chunks) <= begun + 1 < 50  # which it would have been
 
 
 def test_a_long_request_that_was_admitted_is_not_sent_away_between_its_chunks(folders, monkeypatch):
