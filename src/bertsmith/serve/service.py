@@ -22,6 +22,8 @@ LONG_CHARACTERS = 4000
 """From here on, tokenising would hold up the other requests and goes to a thread."""
 CHUNK_CHARACTERS = 2**14
 """So many are tokenised in one go: between two chunks a request can be rejected, and cancelled."""
+MIN_CHUNK_PAIRS = 8
+"""Of short texts with a long one that they share."""
 CAUTION = 0.7
 """Of the tokens that a request seems to have, by its first texts: so many are taken for granted."""
 
@@ -120,9 +122,13 @@ class Service:
         times the memory of their text, and whoever hangs up or wants too much is read no further.
         """
         bert, operation = await model.loaded(), OPERATIONS[request.key.operation]
-        shared = len(request.texts[0]) if request.pairs_with_first else 0
-        sizes = [shared + _characters(text) for text in request.texts[bool(shared) :]]
-        if sum(sizes) < LONG_CHARACTERS:
+        shared, texts = 0, request.texts
+        if request.pairs_with_first:
+            # Of a long first text, each pair holds what fits into the model. A chunk makes several pairs, or
+            # the queue would take each for a short request, and promise to answer all of them in time.
+            shared, texts = min(len(texts[0]), CHUNK_CHARACTERS // MIN_CHUNK_PAIRS), texts[1:]
+        sizes = [shared + _characters(text) for text in texts]
+        if max(sum(sizes), sum(map(_characters, request.texts))) < LONG_CHARACTERS:
             found = self._tokenized(bert, request, model, range(len(sizes)))
             self._weigh(request, model, tokens=sum(map(len, found)), fraction=1.0)
             yield found

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from bertsmith.inference.text_reader import Reader
-from bertsmith.serve import service
+from bertsmith.serve import batching, service
 from bertsmith.serve.api_errors import overloaded
 from bertsmith.serve.batching import BatchQueue
 from bertsmith.serve.server_config import Limits
@@ -90,6 +90,15 @@ def test_a_ranking_of_too_many_tokens_is_rejected_by_its_first_pairs(folders, mo
     assert reply.status_code == 413
     assert error_of(reply).endswith("tokens; this server takes 2000")
     assert 0 < len(made) < 10
+
+
+def test_pairs_with_a_long_query_are_computed_as_the_parts_of_one_long_request(folders, monkeypatch):
+    monkeypatch.setattr(batching, "MIN_PART_TOKENS", 100)  # the toy takes 64 tokens of a pair
+    monkeypatch.setattr(batching, "PART_SECONDS", 0.0)
+    application = application_of({"alike": folders["alike"]})
+    body = {"query": "cat " * 12_000, "texts": ["a dog"] * 64, "truncate": True}
+    assert post(application, "/rerank", body).status_code == 200
+    assert application.models["alike"].queue._parts_measured > 0  # by which others like it are rejected
 
 
 def test_the_rest_of_a_request_that_is_too_large_is_not_read(folders, read):
