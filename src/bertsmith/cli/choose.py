@@ -30,6 +30,7 @@ from bertsmith.cli.text_files import (
     pieces_of,
 )
 from bertsmith.core.errors import UserError
+from bertsmith.core.wording import counted
 from bertsmith.inference.outputs import choice_to_json
 from bertsmith.tasks.table_format import TableFormat
 
@@ -100,7 +101,8 @@ def choose(
         form = TableFormat.parse(delimiter=delimiter, encoding=encoding, columns=columns)
         questions = questions_of(TextSource(source.expanduser(), column, form=form), option_columns)
     else:
-        questions = iter([ChoiceQuestion(context or "", tuple(options or ()), "the question")])
+        question = ChoiceQuestion(context or "", tuple(options or ()), "the question")
+        questions = iter([_checked(question, remedy="give the context, then its options")])
     bert = open_model(model, "choose", device=device, precision=precision)
     for question in questions:
         with naming_inputs(partial(_name, question)):
@@ -160,12 +162,12 @@ def table_questions(source: TextSource, columns: tuple[str, ...]) -> Iterator[Ch
         yield _checked(ChoiceQuestion(context, options, row.where, number))
 
 
-def _checked(question: ChoiceQuestion) -> ChoiceQuestion:
+def _checked(
+    question: ChoiceQuestion, *, remedy: str = "write the context and its options, tabs between them"
+) -> ChoiceQuestion:
     if len(question.options) < 2:
-        what = f"has {len(question.options)} options, a choice takes two or more"
-        raise UserError(
-            what, where=question.where, remedy="write the context and its options, tabs between them"
-        )
+        what = f"has {counted(len(question.options), 'option')}, a choice takes two or more"
+        raise UserError(what, where=question.where, remedy=remedy)
     return question
 
 

@@ -9,6 +9,7 @@ from typer import Argument, Exit, Option, echo
 
 from bertsmith.cli.terminal import STOPPED, duration, progress_display
 from bertsmith.core.errors import UserError
+from bertsmith.core.wording import counted
 from bertsmith.recipe.toml_text import value_text
 
 if TYPE_CHECKING:
@@ -122,8 +123,8 @@ def show(result: "PretrainingResult", *, as_json: bool) -> None:
         return
     from bertsmith.pretraining.pretrained_model import held_out_rows
 
-    spent = f"{result.steps:,} steps and {result.tokens:,} tokens ({duration(result.seconds)})"
-    echo(f"{result.state} after {spent}")
+    spent = f"{counted(result.steps, 'step')} and {counted(result.tokens, 'token')}"
+    echo(f"{result.state} after {spent} ({duration(result.seconds)})")
     for name, value in held_out_rows(result.held_out, result.held_out_before):
         echo(f"  held-out {name}: {value}")
     if result.state == "stopped":

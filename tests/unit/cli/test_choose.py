@@ -75,10 +75,10 @@ def test_a_file_gets_a_line_for_each_question(capsys, folder, expected, tmp_path
     [
         ((), "it is not clear what to choose among; give a context and its options"),
         (("a cat", "--input", "x.txt"), "it is not clear what to choose among"),
-        (("a cat", "one"), "a choice among 1 is none"),
+        (("a cat", "one"), "the question: has 1 option, a choice takes two or more; give the context, then"),
         (("--input", "TABLE"), "is a table; say which column holds the texts with --text COLUMN"),
         (("--input", "TABLE", "--text", "context"), "--text and --options: a table has a context and"),
-        (("--input", "LINES"), "questions.txt:2: has 1 options, a choice takes two or more"),
+        (("--input", "LINES"), "questions.txt:2: has 1 option, a choice takes two or more"),
         (("a cat", "one", "snow " * 200), "the question, option 1: has 205 tokens"),
     ],
 )

@@ -50,9 +50,9 @@ def recipe_of(out: Path) -> Recipe:
 
 
 def test_a_run_ends_with_its_results_and_where_they_are(store, tmp_path):
-    result = run(store, tmp_path / "run", "--steps", "2")
+    result = run(store, tmp_path / "run", "--steps", "1")
     assert result.exit_code == 0
-    assert "finished after 2 steps and" in result.stdout
+    assert "finished after 1 step and" in result.stdout
     held_out = metrics_of(tmp_path / "run", "held-out")[-1]
     assert f"held-out mlm loss: {held_out['mlm_loss']:.4f}" in result.stdout
     assert "held-out sequences: 8\n" in result.stdout
