@@ -165,9 +165,9 @@ def finetune_on(
             callback.on_message(f"resumes from step {state.progress.step:,}")
             clock = replace(clock, before=state.progress.seconds)
         with RunJournal(folder.path, world, resume_step=state.progress.step) as journal:
-            session = _Session(run, state, journal, callback, clock, stopping)
+            loop = _TrainingLoop(run, state, journal, callback, clock, stopping)
             # A state of the end is there where a process was killed after its last step.
-            if state.ended_after is None and not session.train(stop):
+            if state.ended_after is None and not loop.train(stop):
                 return FinetuningResult(
                     folder.path,
                     finished=False,
@@ -177,7 +177,7 @@ def finetune_on(
                     examples=run.examples,
                     main_process=world.main,
                 )
-            session.finish()
+            loop.finish()
     return _result_of(folder, world)
 
 
@@ -232,7 +232,7 @@ def _result_of(folder: RunFolder, world: World) -> FinetuningResult:
 
 
 @dataclass(frozen=True, slots=True)
-class _Session:
+class _TrainingLoop:
     """One start of a run: what it works on, and where it writes what happens."""
 
     run: Run
