@@ -64,13 +64,13 @@ def test_a_run_ends_with_its_results_and_where_they_are(store, tmp_path):
 def test_steps_are_a_budget_in_steps_also_where_the_preset_counts_tokens(store, tmp_path):
     pairs = ("--set", "examples.pairs=doc-sentences")
     result = run(store, tmp_path / "run", "--steps", "1", *pairs, recipe="distilbert")
-    assert "finished after 1 steps" in result.stdout
+    assert "finished after 1 step and" in result.stdout
     assert (recipe_of(tmp_path / "run").run.steps, recipe_of(tmp_path / "run").run.budget) == (1, "steps")
 
 
 def test_minutes_are_a_budget_in_minutes(store, tmp_path):
     result = run(store, tmp_path / "run", "--minutes", "1e-6")
-    assert "finished after 1 steps" in result.stdout
+    assert "finished after 1 step and" in result.stdout
     written = recipe_of(tmp_path / "run").run
     assert (written.budget, written.minutes) == ("minutes", 1e-6)
 
@@ -94,7 +94,7 @@ def test_short_options_are_keys_of_the_recipe(store, tmp_path):
         ],
         catch_exceptions=False,
     )
-    assert "finished after 1 steps" in result.stdout
+    assert "finished after 1 step and" in result.stdout
     recipe = recipe_of(tmp_path / "run")
     assert (recipe.batch.by, recipe.batch.sequences) == ("sequences", 3)
     assert [(each.fraction, each.length, each.predictions) for each in recipe.examples.stages] == [
