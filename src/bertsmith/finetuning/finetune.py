@@ -154,12 +154,11 @@ def finetune_on(
         clock = Clock()  # loading and encoding count as time spent
         _report_splits(splits, callback)
         run = set_up(assignment, splits, world)
-        for note in run.notes:
-            callback.on_message(note)
         state = restore(run)
         world.barrier()  # all have looked at the files that the main process now changes
         world.on_main(lambda: _begin(run, state, hashes, lengthens=lengthens))
-        for note in lengthening_notes(run, state):
+        # How a run began is no news where it resumes: its head has learned since.
+        for note in run.notes if not state.progress.step else lengthening_notes(run, state):
             callback.on_message(note)
         if state.progress.step:
             callback.on_message(f"resumes from step {state.progress.step:,}")

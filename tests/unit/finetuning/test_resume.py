@@ -42,6 +42,7 @@ def test_a_run_stopped_twice_ends_as_one_that_was_not(straight, model, tmp_path)
         assert tune("sst2", model, tmp_path, *SETTINGS).steps == 6  # amid an evaluation
     ended = tune("sst2", model, tmp_path, *SETTINGS, notebook=notebook)
     assert "resumes from step 6" in notebook.notes
+    assert not [note for note in notebook.notes if "starts from fresh weights" in note]
     assert ended.finished
     assert ended.seconds > stopped.seconds
     assert same(ended.folder, straight)
