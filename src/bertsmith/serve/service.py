@@ -237,7 +237,7 @@ def check_lengths(lengths: Sequence[int], model: ServedModel, fields: FieldNames
     for index, length in enumerate(lengths, start=first):
         if length > max_tokens:
             message = f"{fields(index)[0]}: has {length} tokens but the model {model.name} takes {max_tokens}"
-            raise ApiError(422, f"{message}; shorten or split it")
+            raise ApiError(422, f"{message}; shorten or split it, or start the server with --truncate")
 
 
 def _characters(text: str | tuple[str, str]) -> int:

@@ -23,7 +23,7 @@ def check_classes(task: Task, examples: Sequence[Example]) -> None:
         return
     counts = Counter(label for example in examples for label in example.label_names)
     column, rows = repr(str(task.custom["label"])), sum(counts.values())
-    found = f"{column} has {len(counts):,} different labels in {rows:,} rows"
+    found = f"{column} has {len(counts):,} different labels in {rows:,} training rows"
     numbers = [_number_in(label) for label in counts]
     many_numbers = len(counts) > MAX_NUMBERS and rows < MIN_PER_NUMBER * len(counts)
     if many_numbers and None not in numbers:

@@ -300,7 +300,10 @@ def _other_delimiter(names: Sequence[str]) -> str:
 def _row(names: Sequence[str], cells: Sequence[str], where: str) -> Row | BadLine:
     if len(cells) != len(names):
         what = f"has {len(cells)} columns where {len(names)} are expected ({_listed(names)})"
-        return BadLine(what, where, "mend the line: a separator is missing or stands inside of a text")
+        remedy = "mend the line: a separator is missing or stands inside of a text"
+        if len(names) == 1:
+            remedy = "put texts that hold the delimiter into quotes, or say a --delimiter that no text holds"
+        return BadLine(what, where, remedy)
     return Row(dict(zip(names, cells, strict=True)), where)
 
 

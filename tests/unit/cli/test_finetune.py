@@ -217,7 +217,9 @@ def test_a_column_of_numbers_is_not_taken_for_classes(give, capsys, tmp_path):
     own = table(tmp_path / "own.csv", "review,price", [[f"text {n}", f"{n}.5"] for n in range(60)])
     words = ("--data", own, "--text", "review", "--label", "price", "--out", tmp_path / "out")
     line = mistake(capsys, "finetune", "custom", *words)
-    assert "'price' has 60 different labels in 60 rows, all of them numbers; add --kind regress" in line
+    assert (
+        "'price' has 60 different labels in 60 training rows, all of them numbers; add --kind regress" in line
+    )
     assert not (tmp_path / "out").exists()
 
 

@@ -110,6 +110,12 @@ def test_a_ragged_line_is_reported_with_both_counts_and_the_next_is_read(tmp_pat
     assert values(path) == [{"a": "y", "b": "1"}]
 
 
+def test_a_delimiter_in_the_only_column_is_answered_with_another_delimiter(tmp_path) -> None:
+    (bad,) = bad_lines(written(tmp_path, "a.csv", "text\nhot, hotter\n"))
+    assert bad.what == "has 2 columns where 1 are expected ('text')"
+    assert bad.remedy.endswith("or say a --delimiter that no text holds")
+
+
 @pytest.mark.parametrize("name", ["a.tsv", "a.csv", "a.jsonl", "a.parquet"])
 def test_a_wrong_column_is_rejected_with_the_columns_there_are(tmp_path, name) -> None:
     path = tmp_path / name
