@@ -14,26 +14,8 @@ from bertsmith.serve import batching
 from bertsmith.serve.api_errors import ApiError
 from bertsmith.serve.batching import CONNECTION, BatchKey, BatchQueue, predict_parts
 from bertsmith.serve.server_config import Limits
-from tests.unit.serve.serving import Slowly, application_of, error_of, post, talk, until
 
 ONE, OTHER = BatchKey("one"), BatchKey("other")
-WORDS = [
-    "the",
-    "cat",
-    "sits",
-    "on",
-    "a",
-    "mat",
-    "and",
-    "my",
-    "dog",
-    "runs",
-    "in",
-    "cold",
-    "rain",
-    "by",
-    "tea",
-]
 LIMITS = Limits(batch_tokens=10, queue_tokens=40, queue_requests=8)
 
 
@@ -168,7 +150,7 @@ def test_the_measured_speed_follows_the_model_slowly():
     assert speed == pytest.approx(0.8 * (0.8 * 10 + 0.2 * 20) + 0.2 * 20)
 
 
-def test_those_in_line_are_served_though_whoever_metrics_fails():
+def test_those_in_line_are_served_though_whoever_measures_fails():
     def on_batch(report):
         raise ValueError(report)
 
@@ -448,7 +430,7 @@ def test_what_could_not_be_answered_in_time_is_rejected_at_once():
     assert found[2].headers["Retry-After"] == "2"
 
 
-def test_every_batch_is_reported_to_those_who_metric():
+def test_every_batch_is_reported_to_those_who_measure():
     seen = []
 
     async def say(queue):
@@ -457,100 +439,3 @@ def test_every_batch_is_reported_to_those_who_metric():
     run(say, on_batch=seen.append)
     assert [(batch.requests, batch.tokens) for batch in seen] == [(3, 9), (1, 3)]
     assert all(batch.seconds >= 0 and min(batch.waited) >= 0 for batch in seen)
-
-
-# ---- through HTTP
-
-
-def some_texts(count):
-    return [" ".join(WORDS[number % 5 : number % 5 + 1 + number % 11]) for number in range(count)]
-
-
-@pytest.mark.parametrize(
-    ("model", "path", "body_of"),
-    [
-        ("mood", "/classify", lambda text: {"texts": [text]}),
-        ("names", "/tag", lambda text: {"texts": [text]}),
-        ("toy", "/fill", lambda text: {"text": f"{text} [MASK]"}),
-        ("reader", "/answer", lambda text: {"question": "where is it?", "passage": text}),
-        ("chooser", "/choose", lambda text: {"context": text, "options": ["it is cold", "the tree", "a"]}),
-        ("toy", "/next", lambda text: {"first": text, "second": "it is cold"}),
-        ("toy", "/embed", lambda text: {"inputs": text}),
-    ],
-)
-def test_many_at_once_get_what_each_gets_alone(model, path, body_of, folders):
-    served = {model: folders[model]}
-    together, alone = application_of(served), application_of(served, limits=Limits(batch_tokens=1))
-    bodies = [body_of(text) for text in some_texts(24)]
-
-    async def say(client):
-        return await asyncio.gather(*(client.post(path, json=body) for body in bodies))
-
-    found, expected = talk(together, say), talk(alone, say)
-    assert {reply.status_code for reply in [*found, *expected]} == {200}
-    for ours, theirs in zip(found, expected, strict=True):
-        assert _flat(ours.json()) == pytest.approx(_flat(theirs.json()), abs=2e-5)
-
-
-def _flat(value):
-    """All numbers and strings of a reply, in order."""
-    if isinstance(value, dict):
-        return [part for each in value.values() for part in _flat(each)]
-    if isinstance(value, list):
-        return [part for each in value for part in _flat(each)]
-    return [value] if isinstance(value, (int, float)) and not isinstance(value, bool) else []
-
-
-def test_texts_and_pairs_that_meet_are_asked_apart(folders):
-    application = application_of({"mood": folders["mood"]})
-    slow = Slowly(application, "mood")
-    forms = ["cat", ["cat", "dog"], "tea", ["tea", "sun"]]
-
-    async def say(client):
-        tasks = [
-            asyncio.create_task(client.post("/classify", json={"texts": [form]})) for form in ["a", *forms]
-        ]
-        await until(lambda: application.models["mood"].queue.requests + sum(slow.batches) == 5)
-        slow.may_go.set()
-        return await asyncio.gather(*tasks)
-
-    assert {reply.status_code for reply in talk(application, say)} == {200}
-    assert len(slow.batches) <= 4  # nothing was refused and asked again
-
-
-def test_requests_that_meet_share_a_batch(folders):
-    application = application_of({"mood": folders["mood"]})
-    slow = Slowly(application, "mood")
-
-    async def say(client):
-        first = asyncio.create_task(client.post("/classify", json={"texts": ["cat"]}))
-        await until(lambda: slow.batches == [1])
-        tasks = [asyncio.create_task(client.post("/classify", json={"texts": [text]})) for text in WORDS]
-        await until(lambda: application.models["mood"].queue.requests == len(WORDS))
-        slow.may_go.set()
-        return await asyncio.gather(first, *tasks)
-
-    assert {reply.status_code for reply in talk(application, say)} == {200}
-    assert slow.batches == [1, len(WORDS)]
-
-
-def test_the_crowd_before_a_slow_model_is_reported_to_come_again(folders):
-    limits = Limits(queue_requests=3)
-    application = application_of({"mood": folders["mood"]}, limits=limits)
-    slow = Slowly(application, "mood")
-
-    async def say(client):
-        first = asyncio.create_task(client.post("/classify", json={"texts": ["cat"]}))
-        await until(lambda: slow.batches == [1])
-        tasks = [asyncio.create_task(client.post("/classify", json={"texts": ["cat"]})) for _ in range(8)]
-        await until(lambda: sum(task.done() for task in tasks) == 5)
-        slow.may_go.set()
-        return await asyncio.gather(first, *tasks)
-
-    replies = talk(application, say)
-    refused = [reply for reply in replies if reply.status_code == 429]
-    assert [reply.status_code for reply in replies].count(200) == 4
-    assert len(refused) == 5
-    assert all(int(reply.headers["retry-after"]) >= 1 for reply in refused)
-    assert "too many requests are waiting" in error_of(refused[0])
-    assert post(application, "/classify", {"texts": ["cat"]}).status_code == 200
