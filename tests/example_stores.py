@@ -13,7 +13,8 @@ from bertsmith.data.data_loader import StepBatches
 from bertsmith.data.epoch_index import StageSource
 from bertsmith.data.example_index import Sentences
 from bertsmith.data.masking import Vocabulary, read_vocabulary
-from bertsmith.recipe.schema import MaskingSection, Recipe
+from bertsmith.recipe.data_sections import MaskingSection
+from bertsmith.recipe.schema import Recipe
 from bertsmith.text.tokenizer import Tokenizer, read_templates
 from tests.tokenizer_makers import BERT_SPECIAL
 

@@ -21,7 +21,8 @@ from bertsmith.data.data_loader import PretrainingDataset, StepBatches, StepInde
 from bertsmith.data.epoch_index import make_epoch_index
 from bertsmith.data.example_index import WalkRules, walk_documents
 from bertsmith.data.masking import Masker, Text
-from bertsmith.recipe.schema import MaskingSection, Recipe
+from bertsmith.recipe.data_sections import MaskingSection
+from bertsmith.recipe.schema import Recipe
 from bertsmith.text.lexicon import UNIT_KINDS
 from tests.example_stores import random_store, sentences_of, source_of, two_pieces
 from tests.plain_examples import FreeWalk, free, plain_ngrams, plain_walk, plain_whole_units

@@ -10,7 +10,7 @@ import torch
 
 from bertsmith.core.errors import UserError
 from bertsmith.packed import pack
-from bertsmith.recipe.schema import OptimSection
+from bertsmith.recipe.optim_section import OptimSection
 from bertsmith.training.checkpoint import TrainingState, latest_state, load_state, moments_of, save_state
 from bertsmith.training.distributed import ALONE, World, share_work
 from bertsmith.training.optimizers import build_optimizer

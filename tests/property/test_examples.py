@@ -28,7 +28,7 @@ from bertsmith.data.example_index import (
     walk_documents,
 )
 from bertsmith.data.masking import Units, choose_runs, choose_units
-from bertsmith.recipe.schema import BatchSection
+from bertsmith.recipe.data_sections import BatchSection
 from tests.example_stores import (
     RECIPES,
     digest,

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
     from bertsmith.data.batch_inspection import BatchStatistics, ShownSequence, UnitStatistics
     from bertsmith.data.epoch_index import StageIndex
-    from bertsmith.recipe.schema import PairHead, Recipe, Unit
+    from bertsmith.recipe.data_sections import PairHead, Unit
+    from bertsmith.recipe.schema import Recipe
     from bertsmith.text.tokenizer import Tokenizer
 
 BARS, BAR_WIDTH = 10, 40

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from bertsmith.data.data_loader import PretrainingDataset, StepBatches
 from bertsmith.data.example_index import Numbers
 from bertsmith.data.masking import stored_units, uncut_units
-from bertsmith.recipe.schema import Unit
+from bertsmith.recipe.data_sections import Unit
 
 
 @dataclass(frozen=True, slots=True)

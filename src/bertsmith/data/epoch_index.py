@@ -34,7 +34,8 @@ from bertsmith.data.example_index import (
     truncated_spans,
     walk_documents,
 )
-from bertsmith.recipe.schema import BatchSection, Recipe, Stage
+from bertsmith.recipe.data_sections import BatchSection, Stage
+from bertsmith.recipe.schema import Recipe
 from bertsmith.text.tokenizer import Template, Templates
 
 Split = Literal["train", "held-out"]

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from bertsmith.core.seeds import Words, bits, uniforms
 from bertsmith.data.example_index import Numbers
-from bertsmith.recipe.schema import Level, MaskingSection, Unit
+from bertsmith.recipe.data_sections import Level, MaskingSection, Unit
 from bertsmith.text.lexicon import UNIT_KINDS
 from bertsmith.text.tokenizer import Tokenizer
 from bertsmith.text.word_boundaries import Flags, WordBoundaries

@@ -18,7 +18,7 @@ from bertsmith.data.masking import Masker, Text, read_vocabulary
 from bertsmith.inference.loaded_model import Bert
 from bertsmith.inference.text_reader import TextInput, TokenizedText, as_list
 from bertsmith.packed import PackedBatch, pack, unpack
-from bertsmith.recipe.schema import MaskingSection
+from bertsmith.recipe.data_sections import MaskingSection
 from bertsmith.text.tokenizer import Encoded
 
 NOWHERE = -1

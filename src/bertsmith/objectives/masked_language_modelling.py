@@ -14,7 +14,8 @@ from bertsmith.data.collate import PretrainingBatch
 from bertsmith.model.architectures.registry import architecture_of
 from bertsmith.model.network import Network
 from bertsmith.objectives.pretraining_objective import Counts, PretrainingObjective, weighted_sums
-from bertsmith.recipe.schema import PairHead, Recipe
+from bertsmith.recipe.data_sections import PairHead
+from bertsmith.recipe.schema import Recipe
 
 
 class MaskedLanguageModelling(PretrainingObjective):

@@ -8,7 +8,8 @@ from bertsmith.model.network import Network
 from bertsmith.objectives import masked_language_modelling as mlm
 from bertsmith.objectives import replaced_token_detection as rtd
 from bertsmith.objectives.pretraining_objective import PretrainingObjective
-from bertsmith.recipe.schema import Objective, Recipe
+from bertsmith.recipe.data_sections import Objective
+from bertsmith.recipe.schema import Recipe
 
 
 class ObjectiveSpec(NamedTuple):

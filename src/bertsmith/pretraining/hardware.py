@@ -20,7 +20,8 @@ from bertsmith.model.encoder import can_compile
 from bertsmith.model.encoder_config import EncoderConfig
 from bertsmith.model.network import Network
 from bertsmith.model.product_attention import products_fit
-from bertsmith.recipe.schema import Recipe, Stage
+from bertsmith.recipe.data_sections import Stage
+from bertsmith.recipe.schema import Recipe
 from bertsmith.training.distributed import World
 from bertsmith.training.optimizers import OPTIMIZERS
 from bertsmith.training.trainer import Precision, choose_precision

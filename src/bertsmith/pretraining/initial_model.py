@@ -22,7 +22,8 @@ from bertsmith.model.network import Network, add_fresh_head, new_network, set_di
 from bertsmith.model.sentence_modules import transformer_folder
 from bertsmith.objectives.registry import OBJECTIVES
 from bertsmith.objectives.replaced_token_detection import GENERATOR
-from bertsmith.recipe.schema import ModelSection, Recipe
+from bertsmith.recipe.model_section import ModelSection
+from bertsmith.recipe.schema import Recipe
 from bertsmith.recipe.validation_errors import user_error
 from bertsmith.text.extend_vocabulary import new_words, read_words, with_words
 from bertsmith.text.tokenizer import Tokenizer

@@ -16,7 +16,8 @@ from bertsmith.model.network import Network, build_network
 from bertsmith.model.tensor_files import SAVED_WEIGHT_FILES
 from bertsmith.objectives.replaced_token_detection import GENERATOR
 from bertsmith.pretraining.held_out import pretraining_objective
-from bertsmith.recipe.schema import Recipe, Unit
+from bertsmith.recipe.data_sections import Unit
+from bertsmith.recipe.schema import Recipe
 from bertsmith.text.tokenizer import Tokenizer
 from bertsmith.training.run_folder import card_text, facts_block, table_block
 from bertsmith.training.trainer import Trainer

@@ -4,7 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from bertsmith.recipe.schema import Count, Fraction, Off, OptimSection, RuleError, Section
+from bertsmith.recipe.optim_section import OptimSection
+from bertsmith.recipe.section import Count, Fraction, Off, RuleError, Section
 
 
 class TextSection(Section):

@@ -13,7 +13,9 @@ from pydantic import BaseModel, ValidationError
 from bertsmith.core.errors import UserError
 from bertsmith.core.files import read_text
 from bertsmith.model.architectures.registry import ARCHITECTURES
-from bertsmith.recipe.schema import ModelSection, Recipe, Section
+from bertsmith.recipe.model_section import ModelSection
+from bertsmith.recipe.schema import Recipe
+from bertsmith.recipe.section import Section
 from bertsmith.recipe.toml_text import toml_text, value_text
 from bertsmith.recipe.validation_errors import user_error
 

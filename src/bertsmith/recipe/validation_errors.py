@@ -9,7 +9,8 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from bertsmith.core.errors import UserError
-from bertsmith.recipe.schema import Recipe, RuleError, Section
+from bertsmith.recipe.schema import Recipe
+from bertsmith.recipe.section import RuleError, Section
 from bertsmith.recipe.toml_text import value_text
 
 KeyPath = tuple[int | str, ...]

@@ -10,7 +10,7 @@ from bertsmith.core.files import read_json, write_json
 from bertsmith.core.wording import counted
 from bertsmith.recipe.finetuning_schema import AnswersSection, HeadSection, TextSection
 from bertsmith.recipe.load import with_new_names
-from bertsmith.recipe.schema import Section
+from bertsmith.recipe.section import Section
 from bertsmith.tasks.kinds.kind import AnyKind, Kind
 from bertsmith.tasks.kinds.registry import kind_named
 from bertsmith.tasks.metrics import Metric

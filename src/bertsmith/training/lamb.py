@@ -21,7 +21,7 @@ from bertsmith.model.torch_internals import (
     foreach_norm,
     foreach_sqrt,
 )
-from bertsmith.recipe.schema import OptimSection
+from bertsmith.recipe.optim_section import OptimSection
 
 
 def build_lamb(groups: Iterable[dict[str, Any]], optim: OptimSection) -> "Lamb":

@@ -12,7 +12,7 @@ from torch import nn
 from bertsmith.core.errors import UserError
 from bertsmith.model.encoder import Encoder
 from bertsmith.model.heads import Pooler
-from bertsmith.recipe.schema import Algorithm, OptimSection
+from bertsmith.recipe.optim_section import Algorithm, OptimSection
 from bertsmith.training.lamb import build_lamb
 
 ENDLESS = 1e30

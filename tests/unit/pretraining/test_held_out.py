@@ -15,7 +15,8 @@ from bertsmith.pretraining.hardware import Machine, fit_machine
 from bertsmith.pretraining.held_out import HeldOutSet, evaluate, held_out_set, means_of, unigram_entropy
 from bertsmith.pretraining.initial_model import build_initial_model
 from bertsmith.pretraining.run_setup import held_out_recipe
-from bertsmith.recipe.schema import OptimSection, Recipe
+from bertsmith.recipe.optim_section import OptimSection
+from bertsmith.recipe.schema import Recipe
 from bertsmith.training.distributed import ALONE
 from bertsmith.training.optimizers import build_optimizer
 from bertsmith.training.trainer import GradientGuard, Trainer

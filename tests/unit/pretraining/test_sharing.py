@@ -14,7 +14,7 @@ from bertsmith.model.model_folder import read_model
 from bertsmith.model.network import build_network
 from bertsmith.packed import pack
 from bertsmith.recipe.load import encoder_parameters, load_recipe
-from bertsmith.recipe.schema import OptimSection
+from bertsmith.recipe.optim_section import OptimSection
 from bertsmith.training.optimizers import build_optimizer
 from tests.tiny_runs import differing, last_state, run_tiny, stop_at, tiny_recipe
 

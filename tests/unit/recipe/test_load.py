@@ -4,6 +4,7 @@ import sys
 import pytest
 
 from bertsmith.core.errors import UserError
+from bertsmith.recipe.data_sections import Level, Stage
 from bertsmith.recipe.load import (
     load_recipe,
     load_recipe_with_origins,
@@ -11,7 +12,7 @@ from bertsmith.recipe.load import (
     settings_of,
     with_new_names,
 )
-from bertsmith.recipe.schema import Level, Recipe, Stage
+from bertsmith.recipe.schema import Recipe
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from torch.distributed import destroy_process_group, init_process_group
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from bertsmith.recipe.schema import OptimSection
+from bertsmith.recipe.optim_section import OptimSection
 from bertsmith.training.lamb import Lamb
 from bertsmith.training.optimizers import build_optimizer
 from tests.tiny import tiny_network

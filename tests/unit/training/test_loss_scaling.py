@@ -11,7 +11,7 @@ from bertsmith.model.network import new_network
 from bertsmith.objectives.masked_language_modelling import MaskedLanguageModelling
 from bertsmith.objectives.pretraining_objective import Counts
 from bertsmith.pretraining.hardware import fit_machine
-from bertsmith.recipe.schema import OptimSection
+from bertsmith.recipe.optim_section import OptimSection
 from bertsmith.training.checkpoint import (
     TrainingState,
     latest_state,

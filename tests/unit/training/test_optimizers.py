@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from bertsmith.recipe.schema import Algorithm, OptimSection
+from bertsmith.recipe.optim_section import Algorithm, OptimSection
 from bertsmith.training.optimizers import OPTIMIZERS, build_optimizer
 from tests.tiny import tiny_network
 

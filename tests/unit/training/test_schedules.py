@@ -3,7 +3,7 @@ import random
 import pytest
 
 from bertsmith.recipe.finetuning_schema import FinetuningOptimSection
-from bertsmith.recipe.schema import OptimSection
+from bertsmith.recipe.optim_section import OptimSection
 from bertsmith.training.optimizers import learning_rate, pretraining_rate
 
 TOTAL, WARMUP = 1_000_000, 10_000

@@ -12,7 +12,7 @@ from bertsmith.data.data_loader import PretrainingDataset, StepBatches, StepInde
 from bertsmith.model.network import new_network
 from bertsmith.objectives.masked_language_modelling import MaskedLanguageModelling
 from bertsmith.objectives.pretraining_objective import Counts
-from bertsmith.recipe.schema import OptimSection
+from bertsmith.recipe.optim_section import OptimSection
 from bertsmith.training.checkpoint import model_tensors, moments_of
 from bertsmith.training.distributed import ALONE, World, accumulating
 from bertsmith.training.optimizers import build_optimizer

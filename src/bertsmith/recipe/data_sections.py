@@ -1,0 +1,133 @@
+"""The sections of a recipe that say what the model is shown: examples, masking, replaced tokens, batches."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from bertsmith.recipe.section import Count, Fraction, RuleError, Section
+
+Unit = Literal["token", "word", "ngram", "phrase", "entity"]
+Objective = Literal["masked", "replaced", "left-to-right", "right-to-left"]
+"""What a step learns from; what each is stands in objectives/registry.py, which loads torch."""
+PairHead = Literal["nsp", "sop", "none"]
+
+
+class Stage(Section):
+    """A part of the run with its own sequence length."""
+
+    fraction: Annotated[float, Field(gt=0, le=1, examples=[0.9])]
+    """Fraction of the run's steps."""
+    length: Annotated[int, Field(ge=8, examples=[128])]
+    """Longest sequence in tokens, special tokens counted."""
+    predictions: Annotated[Count, Field(examples=[20])]
+    """Most predicted tokens a sequence: 20 at 128, 77 at 512 (the published length x 0.15)."""
+
+
+class ExamplesSection(Section):
+    """What a sequence is made of; the defaults are BERT's (create_pretraining_data.py)."""
+
+    objective: Objective = "masked"
+    """Masked LM; replaced: tell which tokens a small masked LM made up (ELECTRA); or one of the comparators
+    that see one side only."""
+    pairs: Literal["nsp", "sop", "sentence-pair", "full-sentences", "doc-sentences", "none"] = "nsp"
+    """nsp: next-sentence pairs of segments (BERT); sop: sentence order (ALBERT); sentence-pair: nsp of single
+    sentences, full-sentences and doc-sentences: filled to the length across or within documents (all three
+    RoBERTa); none: BERT's walk with one segment a sequence."""
+    negative_probability: Fraction = 0.5
+    """Probability of a random second segment (nsp, sentence-pair) or a swapped pair (sop)."""
+    short_probability: Fraction = 0.1
+    """Probability that a document is walked with a random shorter target length (nsp, sop, none)."""
+    stages: tuple[Stage, ...] = (
+        Stage(fraction=0.9, length=128, predictions=20),
+        Stage(fraction=0.1, length=512, predictions=77),
+    )
+    """Sequence lengths over the run: 90 % of the steps at 128, the last 10 % at 512 (BERT)."""
+    held_out_fraction: Annotated[float, Field(gt=0, lt=0.5)] = 0.005
+    """Fraction of documents kept for evaluation, chosen by a hash of their number, never trained on."""
+
+    @property
+    def pair_head(self) -> PairHead:
+        """Which head learns from the pairs: a sequence without pairs has none."""
+        heads: dict[str, PairHead] = {"nsp": "nsp", "sentence-pair": "nsp", "sop": "sop"}
+        return heads.get(self.pairs, "none")
+
+    @property
+    def masks_tokens(self) -> bool:
+        """Whether some tokens are masked, which somebody then predicts."""
+        return self.objective in ("masked", "replaced")
+
+    @model_validator(mode="after")
+    def stages_cover_the_run(self) -> "ExamplesSection":
+        if abs(sum(stage.fraction for stage in self.stages) - 1) > 1e-6:
+            raise RuleError("the fractions of examples.stages must add up to 1", keys=("examples.stages",))
+        return self
+
+
+class Level(Section):
+    """One of ERNIE's masking levels and its fraction of the sequences, or of the run."""
+
+    unit: Annotated[Unit, Field(examples=["token"])]
+    fraction: Annotated[float, Field(gt=0, le=1, examples=[0.5])]
+
+
+class MaskingSection(Section):
+    """Which tokens the model must predict (Devlin et al. 2018, 3.1)."""
+
+    rate: Annotated[float, Field(gt=0, lt=1)] = 0.15
+    """Fraction of tokens to predict."""
+    as_mask: Fraction = 0.8
+    """Of those, the fraction shown as the mask token."""
+    as_random: Fraction = 0.1
+    """Of those, the fraction shown as a random token; the rest is shown as it is."""
+    unit: Unit = "token"
+    """What is chosen whole: a token, a word, one to `longest_ngram` words (ALBERT), a phrase or an entity."""
+    longest_ngram: Count = 3
+    """Longest run of words of unit ngram; a run of n words is drawn with probability proportional to 1/n."""
+    levels: tuple[Level, ...] = ()
+    """ERNIE's several units, written as [{unit="token", fraction=0.5}, {unit="entity", fraction=0.5}]; empty
+    means `unit` alone."""
+    levels_by: Literal["mix", "stage"] = "mix"
+    """mix: each sequence draws its level; stage: the levels follow each other over the run."""
+    count: Literal["rounded", "stochastic"] = "rounded"
+    """rounded: max(1, round(rate x length)) with special tokens counted (BERT); stochastic: a fraction is
+    rounded up with that probability (RoBERTa)."""
+    random_from: Literal["vocabulary", "ordinary"] = "vocabulary"
+    """Random tokens from the whole list, special tokens included (BERT), or without them (RoBERTa)."""
+    masks: Literal["dynamic", "static"] = "dynamic"
+    """dynamic: new examples and masks every epoch; static: `copies` fixed versions of the corpus, in turn."""
+    copies: Count = 10
+    """How many fixed versions static masking makes (BERT's dupe_factor)."""
+
+    @model_validator(mode="after")
+    def fractions_fit(self) -> "MaskingSection":
+        if self.as_mask + self.as_random > 1 + 1e-9:
+            raise RuleError(
+                "masking.as_mask + masking.as_random must not exceed 1",
+                keys=("masking.as_mask", "masking.as_random"),
+            )
+        if self.levels and abs(sum(level.fraction for level in self.levels) - 1) > 1e-6:
+            raise RuleError("the fractions of masking.levels must add up to 1", keys=("masking.levels",))
+        return self
+
+
+class ReplacedSection(Section):
+    """Replaced-token detection, where examples.objective is replaced (ELECTRA; Clark et al. 2020)."""
+
+    generator_size: Annotated[float, Field(gt=0, le=1)] = 0.25
+    """The generator's width, heads and feed-forward width, as a fraction of the model's: 1/4 for Small and
+    Large, 1/3 for Base; it has as many layers, and shares the embeddings."""
+    discriminator_weight: Annotated[float, Field(gt=0)] = 50.0
+    """What the discriminator's loss is multiplied by before the generator's is added."""
+
+
+class BatchSection(Section):
+    """How much one optimisation step sees."""
+
+    by: Literal["sequences", "tokens"] = "sequences"
+    """sequences: as published, whatever their length; tokens: a deviation that keeps steps equally large."""
+    sequences: Count = 256
+    """Sequences a step, over all processes."""
+    tokens: Count = 131_072
+    """Token budget a step, over all processes, where `by` is tokens."""
+    micro_tokens: Count | Literal["auto"] = "auto"
+    """Most tokens in one forward pass of one process; a step above it accumulates gradients."""

@@ -1,0 +1,128 @@
+"""The model section of a recipe: the architecture that a run starts from scratch."""
+
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from bertsmith.core.errors import UserError
+from bertsmith.model.activations import ACTIVATIONS
+from bertsmith.model.architectures.registry import ARCHITECTURES
+from bertsmith.model.encoder_config import ConfigReader, EncoderConfig
+from bertsmith.recipe.section import Count, Fraction, RuleError, Section
+
+if TYPE_CHECKING:
+    ModelType = str
+    Activation = str
+else:  # the tables decide, so that a new architecture or activation is known here by being there
+    ModelType = Literal[tuple(ARCHITECTURES)]
+    Activation = Literal[tuple(ACTIVATIONS)]
+
+
+class ModelSection(Section):
+    """The architecture; the defaults are BERT-Base (Devlin et al. 2018)."""
+
+    type: ModelType = "bert"
+    """Architecture; modernbert, xlm-roberta, camembert and deberta-v2 only continue from a model folder
+    (start.model)."""
+    layers: Count = 12
+    """Transformer layers."""
+    width: Count = 768
+    """Width of the hidden states."""
+    heads: Count = 12
+    """Attention heads a layer."""
+    inner: Count = 3072
+    """Width inside the feed-forward layer: four times the width in every published size."""
+    embedding_width: Count | Literal["width"] = "width"
+    """Width of the word embeddings: 128 in ALBERT and ELECTRA-Small, elsewhere that of the hidden states."""
+    positions: Count = 512
+    """Longest sequence in tokens."""
+    segments: Annotated[int, Field(ge=0)] = 2
+    """Segment embeddings: 2 in BERT, 1 in RoBERTa (unused), 0 in DistilBERT."""
+    task_types: Annotated[int, Field(ge=0)] = 0
+    """ERNIE 2.0's task embeddings; 0 leaves them out."""
+    activation: Activation = "gelu"
+    """gelu: the erf form of BERT's first release; gelu_new: the tanh form of its later code and of ALBERT;
+    the others are for model folders to continue from."""
+    dropout: Fraction = 0.1
+    """After embeddings, attention and feed-forward."""
+    attention_dropout: Fraction = 0.1
+    """On attention probabilities."""
+    norm_eps: Annotated[float, Field(gt=0, lt=1e30)] = 1e-12
+    """Inside LayerNorm: 1e-12 in BERT, 1e-5 in RoBERTa."""
+    initial_std: Annotated[float, Field(gt=0, lt=1e30)] = 0.02
+    """Standard deviation of the initial weights."""
+    sharing: Literal["auto", "all", "attention", "ffn", "none"] = "auto"
+    """Which weights layers share, for model.type = albert (its section 4.5): whole layers, the attention or
+    the feed-forward with its LayerNorm, or none; auto is all in ALBERT."""
+    groups: Count = 1
+    """Groups of neighbouring layers that share with each other: 1 in ALBERT, where all layers do."""
+
+    @model_validator(mode="after")
+    def heads_divide_width(self) -> "ModelSection":
+        if self.width % self.heads:
+            raise RuleError(
+                f"model.heads = {self.heads} does not divide model.width = {self.width}",
+                keys=("model.heads", "model.width"),
+                remedy="make the width a multiple of the heads: BERT's is 64 times as large",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def layers_can_share(self) -> "ModelSection":
+        pretraining = ARCHITECTURES[self.type].pretraining
+        can_share = pretraining is not None and pretraining.shares_layers
+        if not can_share and (self.groups > 1 or self.sharing not in ("auto", "none")):
+            key = "groups" if self.groups > 1 else "sharing"
+            raise RuleError(
+                f"model.{key} = {getattr(self, key)}, but layers of model.type = {self.type} share nothing",
+                keys=(f"model.{key}", "model.type"),
+                remedy="set model.type to albert",
+            )
+        if self.groups > self.layers:
+            raise RuleError(
+                f"model.groups = {self.groups} is more than model.layers = {self.layers}",
+                keys=("model.groups", "model.layers"),
+                remedy="make the groups fewer, or set model.sharing to none",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def can_be_saved(self) -> "ModelSection":
+        architecture = ARCHITECTURES[self.type]
+        if architecture.pretraining is None:
+            return self
+        if self.segments < architecture.pretraining.min_segments:
+            raise self._lost("segments", f"{architecture.pretraining.min_segments} or more")
+        # What comes back from the config.json that would be written, which lacks some keys.
+        config = self.encoder_config(architecture.pretraining.vocabulary)
+        try:
+            saved = architecture.read_config(ConfigReader(architecture.write_config(config), "config.json"))
+        except UserError as error:  # a size beyond what any file may hold
+            what = f"a saved model of model.type = {self.type} could not be opened: {error.what}"
+            raise RuleError(what, keys=("model.type",), remedy=error.remedy) from error
+        not_in_all = ("type", "sharing", "groups")
+        for key in [each for each in type(self).model_fields if each not in not_in_all]:
+            if getattr(saved, key) != getattr(config, key):
+                raise self._lost(key, "width" if key == "embedding_width" else getattr(saved, key))
+        return self
+
+    def _lost(self, key: str, kept: object) -> RuleError:
+        what = f"model.{key} = {getattr(self, key)} would be lost in a saved model"
+        return RuleError(
+            f"{what} of model.type = {self.type}",
+            keys=(f"model.{key}", "model.type"),
+            remedy=f"set model.{key} to {kept}",
+        )
+
+    def encoder_config(self, vocabulary: int, **own: int) -> EncoderConfig:
+        """The config of a new encoder; `own` replaces what a recipe has no key for (`pad_id`)."""
+        pretraining = ARCHITECTURES[self.type].pretraining
+        assert pretraining is not None, "a recipe rejects what cannot start from scratch"
+        values = self.model_dump(exclude={"type", "embedding_width", "sharing", "groups"}) | own
+        if pretraining.shares_layers:
+            values["groups"] = self.layers if self.sharing == "none" else self.groups
+            values["sharing"] = "all" if self.sharing in ("auto", "none") else self.sharing
+        width = self.width if self.embedding_width == "width" else self.embedding_width
+        return pretraining.config_class(
+            model_type=self.type, vocabulary=vocabulary, embedding_width=width, **values
+        )
