@@ -27,6 +27,7 @@ LOADED += [
     "bertsmith.training.checkpoint",
     "bertsmith.training.optimizers",
 ]
+STORES: list[distributed.TCPStore] = []  # kept as long as the tests run
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(LOADED)
 
@@ -35,6 +36,21 @@ def run_world(size: int, function: Callable[..., Any], *arguments: Any) -> list[
     """What `function(world, *arguments)` returns in each of `size` connected processes, by rank."""
     with tempfile.TemporaryDirectory() as folder:
         return run_processes(size, _connected, Path(folder) / "store", size, function, arguments)
+
+
+def meeting() -> int:
+    """The port of a store for one start of two processes, open already: nobody can take it before them."""
+    store = distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    STORES.append(store)
+    return store.port
+
+
+def as_torchrun(rank: int, port: int) -> None:
+    """Set in this process, one of two, what torchrun would; the store is the starter's."""
+    places: dict[str, Any] = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_PORT": port}
+    os.environ.update({name: str(value) for name, value in places.items()})
+    os.environ.update({"MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_USE_AGENT_STORE": "True"})
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
 
 
 def run_processes(size: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:

@@ -4,7 +4,6 @@ import gc
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -13,13 +12,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bertsmith.core.errors import UserError
 from bertsmith.core.files import read_json, write_json
+from bertsmith.finetuning.finetune import LOGGED_LINES
 from bertsmith.studies.sweep import over_seeds, run_trials
 from bertsmith.tasks.objective import NetworkScorer
-from tests.distributed.test_pretraining_worlds import free_port
 from tests.tiny_runs import differing, metrics_of, without_pictures
 from tests.toy_folder import write_toy_folder
 from tests.tuning import Notebook, stop_at, toy_assignment, tune, weights_of
-from tests.worlds import run_processes
+from tests.worlds import as_torchrun, meeting, run_processes
 
 EXACT = 1e-5
 SETTINGS = ("optim.peak_lr=1e-4", "run.epochs=1", "run.evaluations=3", "run.keep=best", "run.keep_state=true")
@@ -39,6 +38,7 @@ class Start:
     model: Path
     stops: int = -1
     """The step during which the second process, and only that one, is asked to stop."""
+    logged_lines: int = LOGGED_LINES
 
 
 @dataclass(frozen=True)
@@ -58,17 +58,12 @@ def take_part(rank: int, starts: list[Start], cache: Path) -> list[Answer]:
 
 
 def _started(rank: int, start: Start) -> Answer:
-    join_world(rank, start.port)
+    as_torchrun(rank, start.port)
     notebook = Notebook()
-    with stop_at(start.stops if rank == 1 else -1):
+    with stop_at(start.stops if rank == 1 else -1), pytest.MonkeyPatch.context() as patch:
+        patch.setattr("bertsmith.finetuning.finetune.LOGGED_LINES", start.logged_lines)
         result = tune(start.task, start.model, start.place, *start.settings, notebook=notebook)
     return Answer(result.finished, result.steps, result.main_process, len(notebook.notes))
-
-
-def join_world(rank: int, port: int) -> None:
-    places: dict[str, Any] = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_PORT": port}
-    os.environ.update({name: str(value) for name, value in places.items()})
-    os.environ.update({"MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"})
 
 
 @dataclass(frozen=True)
@@ -102,13 +97,14 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
             Start(place / "from-1-to-2", "sst2", (*SETTINGS, *TASKS["sst2"]), **toy),
             Start(place / "from-2-to-1", "sst2", (*SETTINGS, *TASKS["sst2"]), stops=1, **toy),
         ]
-        dropping = {"port": 0, "model": place / "dropping"}
+        # One line of metrics for all steps: a resume has the losses of both processes before it to add to.
+        dropping = {"port": 0, "model": place / "dropping", "logged_lines": 1}
         starts += [
             Start(place / "straight", "sst2", (*SETTINGS, *ODD), **dropping),
             Start(place / "parts", "sst2", (*SETTINGS, *ODD), stops=1, **dropping),
             Start(place / "parts", "sst2", (*SETTINGS, *ODD), **dropping),
         ]
-        starts = [Start(**{**vars(start), "port": free_port()}) for start in starts]
+        starts = [Start(**{**vars(start), "port": meeting()}) for start in starts]
         for start in starts:
             toy_assignment(start.task, start.model, start.place)  # writes the data, before both look for them
         answers = run_processes(2, take_part, starts, place / "cache")
@@ -154,7 +150,7 @@ def test_a_wish_to_stop_that_one_process_hears_stops_both_and_the_main_one_alone
 
 def refused(rank: int, model: Path, place: Path, port: int) -> str | int:
     """What a process is told, or with which code it ends without a word."""
-    join_world(rank, port)
+    as_torchrun(rank, port)
     try:
         run_trials(over_seeds(toy_assignment("sst2", model, place), 2), Notebook())
     except UserError as error:
@@ -166,7 +162,7 @@ def refused(rank: int, model: Path, place: Path, port: int) -> str | int:
 
 def test_a_study_in_two_processes_is_refused_in_one_line(runs, tmp_path):
     toy_assignment("sst2", runs.place / "toy", tmp_path)  # writes the data
-    line, code = run_processes(2, refused, runs.place / "toy", tmp_path, free_port())
+    line, code = run_processes(2, refused, runs.place / "toy", tmp_path, meeting())
     assert "the runs of a study have one process each, and 2 were started; start it without torchrun" in line
     assert code == 2
     assert not (tmp_path / "runs").exists()
@@ -183,7 +179,7 @@ def break_evaluations(module: nn.Module, _: object) -> None:
 
 def fail(rank: int, model: Path, place: Path, port: int) -> tuple[str, int]:
     """With what a run ends whose main process fails amid the steps, and how many networks gloo still held."""
-    join_world(rank, port)
+    as_torchrun(rank, port)
     nn.modules.module.register_module_forward_pre_hook(break_evaluations)
     alive, disconnect = [], distributed.destroy_process_group
 
@@ -207,6 +203,6 @@ def test_what_fails_in_the_main_process_ends_both_and_leaves_no_network_that_wai
 ):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     toy_assignment("sst2", runs.place / "toy", tmp_path)
-    endings = run_processes(2, fail, runs.place / "toy", tmp_path, free_port())
+    endings = run_processes(2, fail, runs.place / "toy", tmp_path, meeting())
     # What is freed after the processes have disconnected waits for a lock that nobody gives, one time in ten.
     assert endings == [("Broken with its place", 0), ("MainProcessFailed", 0)]

@@ -1,20 +1,20 @@
 """Several processes on a CPU learn what one would: gradients of a sum over all of them."""
 
-import os
-import socket
+import time
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import torch
 from torch import distributed
+from torch.distributed import distributed_c10d
 
 import bertsmith
 from bertsmith.packed import pack
 from bertsmith.training.callbacks import StopRequested
 from bertsmith.training.distributed import (
     ALONE,
-    TORCHRUN,
     World,
     accumulating,
     gradient_norm,
@@ -24,7 +24,7 @@ from bertsmith.training.distributed import (
 )
 from bertsmith.training.trainer import GradientGuard, Trainer
 from tests.tiny_training import SEQUENCES, TinyObjective, learn, whole
-from tests.worlds import run_processes, run_world
+from tests.worlds import as_torchrun, meeting, run_processes, run_world
 
 
 def agreements(world: World) -> tuple[object, ...]:
@@ -39,8 +39,7 @@ def test_processes_agree_on_sums_flags_and_the_main_ones_value():
 
 
 def started(rank: int, port: int) -> tuple[object, ...]:
-    place = zip(TORCHRUN, (str(rank), "2", str(rank)), strict=True)
-    os.environ |= dict(place) | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    as_torchrun(rank, port)
     world = start_world("cpu")
     answer = world.rank, world.size, world.local_rank, world.device.type, world.sum([1.0])
     stop_world(world)
@@ -48,11 +47,21 @@ def started(rank: int, port: int) -> tuple[object, ...]:
 
 
 def test_the_processes_that_torchrun_started_find_each_other():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     expected = [((rank, 2, rank, "cpu", [2.0]), False) for rank in range(2)]
-    assert run_processes(2, started, port) == expected
+    assert run_processes(2, started, meeting()) == expected
+
+
+def outlasts_torch(rank: int, port: int) -> str | None:
+    as_torchrun(rank, port)
+    world = start_world("cpu")
+    distributed_c10d._set_pg_timeout(timedelta(seconds=0.1))  # half an hour, unless it is told otherwise
+    answer = world.on_main(lambda: time.sleep(0.5) or "evaluated")
+    stop_world(world)
+    return answer
+
+
+def test_the_others_wait_for_a_main_process_that_works_alone_for_longer_than_torch_would():
+    assert run_processes(2, outlasts_torch, meeting()) == ["evaluated", None]
 
 
 def gradients(world: World, how: str, model_type: str) -> tuple[dict[str, list[float]], float]:

@@ -1,11 +1,8 @@
 """Pre-training in two processes, started as torchrun starts them, is pre-training in one."""
 
 import fcntl
-import os
-import socket
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 from safetensors.torch import load_file
@@ -14,7 +11,7 @@ from bertsmith.core.errors import UserError
 from bertsmith.corpus.token_store import TokenStore
 from bertsmith.training.checkpoint_storage import saved_steps
 from tests.tiny_runs import Listener, differing, metrics_of, run_tiny, stop_at, tiny_store, without_pictures
-from tests.worlds import run_processes
+from tests.worlds import as_torchrun, meeting, run_processes
 
 EXACT = 1e-5
 STOPPED_AFTER = 4
@@ -48,12 +45,6 @@ class Runs:
     answers: list[list[tuple[str, int, bool, int]]]
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def take_part(rank: int, store: Path, starts: list[Start]) -> list[tuple[str, int, bool, int]]:
     """State, steps, whether it is the main process, and how many remarks it made, for each start."""
     with without_pictures():
@@ -61,9 +52,7 @@ def take_part(rank: int, store: Path, starts: list[Start]) -> list[tuple[str, in
 
 
 def _started(rank: int, store: TokenStore, start: Start) -> tuple[str, int, bool, int]:
-    places: dict[str, Any] = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_PORT": start.port}
-    os.environ.update({name: str(value) for name, value in places.items()})
-    os.environ.update({"MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"})
+    as_torchrun(rank, start.port)
     listener = Listener()
     with stop_at(STOPPED_AFTER - 1 if start.stops and rank == 1 else -1):
         result = run_tiny(store, start.out, *start.overrides, listener=listener)
@@ -80,10 +69,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory, full: bool) -> Runs:
         with stop_at(STOPPED_AFTER - 1):
             run_tiny(store, folder / "from-1-to-2", *settings)
         starts = [
-            Start(folder / "ddp", settings, free_port()),
-            Start(folder / "fsdp", (*settings, "run.parallel=fsdp"), free_port()),
-            Start(folder / "from-1-to-2", settings, free_port()),
-            Start(folder / "from-2-to-1", (*settings, "run.parallel=fsdp"), free_port(), stops=True),
+            Start(folder / "ddp", settings, meeting()),
+            Start(folder / "fsdp", (*settings, "run.parallel=fsdp"), meeting()),
+            Start(folder / "from-1-to-2", settings, meeting()),
+            Start(folder / "from-2-to-1", (*settings, "run.parallel=fsdp"), meeting(), stops=True),
         ]
         answers = run_processes(2, take_part, store.folder, starts)
         run_tiny(store, folder / "from-2-to-1", *settings)
@@ -128,9 +117,7 @@ def test_two_processes_learn_to_find_replaced_tokens_as_one_does(tmp_path):
     store, settings = tiny_store(tmp_path), (*SETTINGS, *ELECTRA, "run.steps=4")
     with without_pictures():
         run_tiny(store, tmp_path / "alone", *settings)
-    starts = [
-        Start(tmp_path / how, (*settings, f"run.parallel={how}"), free_port()) for how in ("ddp", "fsdp")
-    ]
+    starts = [Start(tmp_path / how, (*settings, f"run.parallel={how}"), meeting()) for how in ("ddp", "fsdp")]
     run_processes(2, take_part, store.folder, starts)
     for how in ("ddp", "fsdp"):
         assert_same_learning(tmp_path / how, tmp_path / "alone")
@@ -153,7 +140,7 @@ def test_shards_of_layers_that_share_a_part_learn_what_one_process_does(tmp_path
     )
     with without_pictures():
         run_tiny(store, tmp_path / "alone", *settings)
-    start = Start(tmp_path / "fsdp", (*settings, "run.parallel=fsdp"), free_port())
+    start = Start(tmp_path / "fsdp", (*settings, "run.parallel=fsdp"), meeting())
     run_processes(2, take_part, store.folder, [start])
     assert_same_learning(tmp_path / "fsdp", tmp_path / "alone")
 
@@ -174,9 +161,9 @@ def test_two_processes_go_on_to_the_bit_with_dropout(tmp_path):
     store = tiny_store(tmp_path)
     settings = ("run.steps=6",)
     starts = [
-        Start(tmp_path / "straight", settings, free_port()),
-        Start(tmp_path / "run", settings, free_port(), stops=True),
-        Start(tmp_path / "run", settings, free_port()),
+        Start(tmp_path / "straight", settings, meeting()),
+        Start(tmp_path / "run", settings, meeting(), stops=True),
+        Start(tmp_path / "run", settings, meeting()),
     ]
     run_processes(2, take_part, store.folder, starts)
     straight, run = (
@@ -202,7 +189,7 @@ def test_what_the_main_process_rejects_ends_the_other_without_a_word(tmp_path):
     out.mkdir()
     with (out / ".lock").open("w") as held:
         fcntl.lockf(held, fcntl.LOCK_EX)
-        start = Start(out, ("run.steps=1",), free_port())
+        start = Start(out, ("run.steps=1",), meeting())
         assert run_processes(2, refused, store.folder, start) == ["another run is working here", 2]
 
 
@@ -219,6 +206,6 @@ def test_as_many_held_out_sequences_as_asked_for_and_the_same_ones_for_any_numbe
     settings = (*SETTINGS, "run.steps=2", "run.evaluation_sequences=7")
     with without_pictures():
         run_tiny(store, tmp_path / "alone", *settings)
-    run_processes(2, take_part, store.folder, [Start(tmp_path / "two", settings, free_port())])
+    run_processes(2, take_part, store.folder, [Start(tmp_path / "two", settings, meeting())])
     assert looked_at(tmp_path / "two") == looked_at(tmp_path / "alone")
     assert looked_at(tmp_path / "two")[0][0] == 7

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from datetime import timedelta
 from traceback import format_exception
 from typing import Literal, TypeVar, cast
 
@@ -24,6 +25,8 @@ from bertsmith.core.errors import UserError
 from bertsmith.model.encoder import Block
 
 TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+PATIENCE = timedelta(days=30)
+"""With the main process, which evaluates and writes alone; one that died ends the others at once."""
 
 Answer = TypeVar("Answer")
 log = logging.getLogger("bertsmith")
@@ -45,6 +48,8 @@ class World:
     local_rank: int
     """Number among the processes on the same machine."""
     device: torch.device
+    group: distributed.ProcessGroup | None = None
+    """Over which they agree; torch's own where there is none."""
 
     @property
     def main(self) -> bool:
@@ -56,7 +61,7 @@ class World:
         if self.size == 1:
             return [float(value) for value in values]
         summed = torch.tensor(values, dtype=torch.float64)
-        distributed.all_reduce(summed)
+        distributed.all_reduce(summed, group=self.group)
         return [float(value) for value in summed]
 
     def any(self, flag: bool) -> bool:
@@ -68,7 +73,7 @@ class World:
         if self.size == 1:
             return value
         carried = torch.tensor([value], dtype=torch.float64)
-        distributed.broadcast(carried, src=0)
+        distributed.broadcast(carried, src=0, group=self.group)
         return float(carried)
 
     def on_main(self, action: Callable[[], Answer]) -> Answer | None:
@@ -104,9 +109,13 @@ def start_world(device: Literal["auto", "cpu", "cuda"]) -> World:
     """The processes that torchrun started, connected; without torchrun, this one alone."""
     rank, size, local_rank = _torchrun_ranks()
     chosen = _chosen_device(device, local_rank)
-    if size > 1:
-        distributed.init_process_group("cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo")
-    return World(rank, size, local_rank, chosen)
+    if size == 1:
+        return World(rank, size, local_rank, chosen)
+    distributed.init_process_group("cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo")
+    # Gradients keep torch's timeouts, by which a GPU that hangs is found out. Whoever waits for the main
+    # process does so in a group that gives it the time it takes.
+    group = distributed.new_group(backend="gloo", timeout=PATIENCE)
+    return World(rank, size, local_rank, chosen, group)
 
 
 def stop_world(world: World) -> None:

@@ -108,6 +108,18 @@ def test_the_rest_of_a_request_that_is_too_large_is_not_read(folders, read):
     assert 0 < len(read) < 10
 
 
+def test_the_rest_of_a_request_that_could_not_be_computed_in_time_is_not_read(folders, read):
+    application = application_of({"names": folders["names"]}, limits=Limits(request_seconds=10))
+    queue = application.models["names"].queue
+    queue._part_speed, queue._part_measured, queue._parts_measured = 1000.0, time.monotonic(), 8
+    reply = post(
+        application, "/tag", {"texts": ["cat " * 400] * 100}
+    )  # the first chunk alone would be in time
+    assert reply.status_code == 413
+    assert "tokens are left of the request; this server computes" in error_of(reply)
+    assert len(read) <= 10
+
+
 def test_a_client_that_hangs_up_is_read_no_further(folders, monkeypatch):
     application = application_of({"names": folders["names"]})
     own, chunks = service.tokenized, []
