@@ -80,7 +80,9 @@ def load_and_learn_on(world: World, folder: Path, how: str, algorithm: str) -> d
     return fingerprint(objective, optimizer)
 
 
-@pytest.mark.parametrize(("how", "algorithm"), [("ddp", "adamw"), ("fsdp", "adamw"), ("fsdp", "lamb")])
+@pytest.mark.parametrize(
+    ("how", "algorithm"), [("ddp", "adamw"), ("fsdp", "adamw"), ("fsdp", "lamb"), ("fsdp", "muon")]
+)
 def test_a_continued_run_takes_the_same_next_step_to_the_bit(tmp_path, how, algorithm):
     straight = run_world(2, learn_save_and_learn_on, tmp_path, how, algorithm)
     assert run_world(2, load_and_learn_on, tmp_path, how, algorithm) == straight

@@ -40,8 +40,10 @@ def test_every_toy_task_learns_its_rule_from_recorded_steps(name, model, tmp_pat
     assert result.metrics["dev"][toy_assignment(name, model, tmp_path).task.metrics[0]] > 0.9
 
 
-def test_recorded_steps_teach_what_ordinary_ones_do(model, tmp_path):
-    recorded, ordinary = (run_of("sst2", model, tmp_path) for _ in range(2))
+@pytest.mark.parametrize("algorithm", ["adamw", "muon"])
+def test_recorded_steps_teach_what_ordinary_ones_do(model, tmp_path, algorithm):
+    setting = f"optim.algorithm={algorithm}"
+    recorded, ordinary = (run_of("sst2", model, tmp_path, setting) for _ in range(2))
     trainer = ordinary.trainer
     plain = Trainer(trainer.objective, trainer.optimizer, trainer.world, "bf16", 1.0, trainer.guard)
     assert recorded.trainer.graphs is not None
@@ -59,8 +61,9 @@ def test_an_epoch_needs_few_recordings(model, tmp_path):
     assert 1 <= len(run.trainer.graphs._recordings) <= 4
 
 
-def test_a_recorded_step_whose_gradient_is_no_number_changes_nothing(model, tmp_path):
-    run = run_of("sst2", model, tmp_path)
+@pytest.mark.parametrize("algorithm", ["adamw", "muon"])
+def test_a_recorded_step_whose_gradient_is_no_number_changes_nothing(model, tmp_path, algorithm):
+    run = run_of("sst2", model, tmp_path, f"optim.algorithm={algorithm}")
     losses_of(run, run.trainer, steps=20)
     kept = {name: each.clone() for name, each in run.trainer.objective.named_parameters()}
     broken = next(run.trainer.objective.parameters())

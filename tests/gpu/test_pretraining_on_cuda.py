@@ -103,7 +103,8 @@ def test_recomputing_gives_the_same_losses_with_less_memory(store, tmp_path):
     assert peaks[1] < 0.8 * peaks[0]
 
 
-def test_a_gradient_that_is_no_number_is_skipped_by_the_gpu_itself(store, tmp_path):
+@pytest.mark.parametrize("algorithm", ["adamw", "muon"])
+def test_a_gradient_that_is_no_number_is_skipped_by_the_gpu_itself(store, tmp_path, algorithm):
     kept: dict[str, torch.Tensor] = {}
 
     def act(objective, seen):
@@ -117,6 +118,7 @@ def test_a_gradient_that_is_no_number_is_skipped_by_the_gpu_itself(store, tmp_pa
                 assert not differing(kept, dict(objective.named_parameters()))
 
     settings = (*ON_GPU, "run.steps=12", "run.compile=off", "run.loader_workers=0")
+    settings += (f"optim.algorithm={algorithm}",)
     run, _ = set_up(
         Request(tiny_recipe(*settings), store.folder, tmp_path / "look"), start_world("cuda"), Listener()
     )

@@ -195,6 +195,7 @@ def mark_dynamic(tensor: Tensor) -> None:
 
 foreach_add_ = torch._foreach_add_
 foreach_addcmul_ = torch._foreach_addcmul_
+foreach_copy_ = torch._foreach_copy_
 foreach_div = torch._foreach_div
 foreach_lerp_ = torch._foreach_lerp_
 foreach_mul_ = torch._foreach_mul_

@@ -23,7 +23,7 @@ from bertsmith.model.product_attention import products_fit
 from bertsmith.recipe.data_sections import Stage
 from bertsmith.recipe.schema import Recipe
 from bertsmith.training.distributed import World
-from bertsmith.training.optimizers import OPTIMIZERS
+from bertsmith.training.optimizers import OPTIMIZERS, optimizer_text
 from bertsmith.training.trainer import Precision, choose_precision
 
 FP32, BF16, INT64 = 4, 2, 8
@@ -272,7 +272,7 @@ def _evaluated_sequences(recipe: Recipe) -> int:
 
 def choices(recipe: Recipe) -> list[str]:
     """Where sources disagree or the recipe deviates, what it does, in words."""
-    batch, optim = recipe.batch, recipe.optim
+    batch = recipe.batch
     size = f"{batch.sequences:,} sequences a step"
     # RoBERTa's study of short pairs enlarged its batches until they had as many tokens as those of long ones.
     if recipe.examples.pairs == "sentence-pair" and batch.by == "sequences":
@@ -281,12 +281,10 @@ def choices(recipe: Recipe) -> list[str]:
         size = f"{batch.tokens:,} tokens a step"
         if recipe.examples.pairs != "sentence-pair":
             size += " (a deviation: published are sequences)"
-    correction = f" {'with' if optim.bias_correction else 'without'} bias correction"
-    optimizer = optim.algorithm + (correction if OPTIMIZERS[optim.algorithm].corrects_bias else "")
     masking = f"{recipe.masking.masks} masks by {recipe.masking.unit}, {recipe.masking.count} count"
     lines = [
         f"{recipe.name}: {size}, pairs {recipe.examples.pairs}, {masking}",
-        f"{optimizer}, {optim.schedule} learning-rate line, {recipe.model.activation}",
+        f"{optimizer_text(recipe.optim)}, {recipe.model.activation}",
     ]
     if recipe.examples.objective == "replaced":
         chosen, replaced = recipe.masking, recipe.replaced

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from bertsmith.recipe.optim_section import OptimSection
+from bertsmith.recipe.optim_section import OptimSection, Schedule
 from bertsmith.recipe.section import Count, Fraction, Off, RuleError, Section
 
 
@@ -49,9 +49,9 @@ class FinetuningOptimSection(OptimSection):
     """BERT's published code has none, which makes small data sets unstable (Mosbach et al. 2021)."""
     warmup_fraction: Fraction = 0.1
     """Fraction of the run with a rising learning rate."""
-    schedule: Literal["google", "linear", "slanted", "constant"] = "linear"
+    schedule: Schedule = "linear"
     """After the warm-up: a line to 0; Google's line from step 0; slanted triangular from 1/32 of the peak and
-    back (Howard & Ruder 2018); or none."""
+    back (Howard & Ruder 2018); none (constant); flat until `decay_from`, then a line to 0 (wsd); cosine."""
 
 
 class FinetuningRunSection(Section):

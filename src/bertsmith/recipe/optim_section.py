@@ -2,21 +2,24 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
-from bertsmith.recipe.section import Fraction, Off, Section
+from bertsmith.recipe.section import Fraction, Off, RuleError, Section
 
-Algorithm = Literal["adamw", "lamb"]
+Algorithm = Literal["adamw", "lamb", "muon"]
 """Optimisers; what each is and needs stands in training/optimizers.py, which loads torch."""
+Schedule = Literal["google", "linear", "slanted", "constant", "wsd", "cosine"]
+"""Learning rates over a run, after the warm-up."""
 
 
 class OptimSection(Section):
     """The optimiser and its learning-rate schedule; the defaults are BERT's (optimization.py)."""
 
     algorithm: Algorithm = "adamw"
-    """Adam with decoupled weight decay, or LAMB (ALBERT)."""
+    """Adam with decoupled weight decay; LAMB (ALBERT); or Muon (Jordan et al. 2024) for the matrices of the
+    layers, query, key and value each its own, with Adam for embeddings, heads, norms and biases."""
     peak_lr: Annotated[float, Field(gt=0)] = 1e-4
-    """Learning rate at the end of the warm-up."""
+    """Learning rate at the end of the warm-up; the factors below multiply it for parts of the model."""
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """Decay of the first moment."""
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
@@ -31,17 +34,50 @@ class OptimSection(Section):
     """Largest global gradient norm."""
     warmup_fraction: Fraction = 0.01
     """Fraction of the run with a rising learning rate: 10,000 of 1,000,000 steps in BERT."""
-    schedule: Literal["google", "linear", "slanted", "constant"] = "google"
+    schedule: Schedule = "google"
     """After the warm-up. google: a line that counts from step 0, so the rate jumps where it takes over;
     linear: a line from the end of the warm-up; slanted: linear from 1/32 of the peak and back (Howard &
-    Ruder 2018); constant: no decay."""
+    Ruder 2018); constant: no decay; wsd: warm-up, stable, decay (Hu et al. 2024): flat until `decay_from`,
+    then a line to 0; cosine: half a wave from the end of the warm-up to 0."""
+    decay_from: Annotated[float, Field(ge=0, lt=1)] = 0.5
+    """Fraction of the run, by its budget, at which the decay of schedule wsd begins."""
     layer_decay: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Each layer's learning rate as a multiple of the one above it."""
     head_lr_factor: Annotated[float, Field(gt=0)] = 1.0
-    """The heads' learning rate as a multiple of the encoder's."""
+    """The heads' learning rate as a multiple of peak_lr."""
+    embedding_lr_factor: Annotated[float, Field(gt=0)] = 1.0
+    """The embeddings' learning rate as a multiple of peak_lr; a tied decoder is the word embeddings."""
+    matrix_lr_factor: Annotated[float, Field(gt=0)] = 1.0
+    """The learning rate of the layers' matrices as a multiple of peak_lr: with Muon, its rate over Adam's."""
+    muon_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.95
+    """Decay of Muon's running mean of gradients, with Nesterov's look ahead."""
+    muon_scale: Literal["original", "match_rms_adamw"] = "original"
+    """What Muon's orthogonal step is multiplied by beside the learning rate, as torch.optim.Muon calls it.
+    original: sqrt(max(1, rows / columns)) (Jordan), with rates near 0.02; match_rms_adamw: 0.2 x
+    sqrt(max(rows, columns)) (Moonlight), with the rates that one knows from Adam."""
 
     @field_validator("schedule", mode="before")
     @classmethod
     def read_former_value(cls, schedule: object) -> object:
         """Pre-training recipes called the linear schedule continuous."""
         return "linear" if schedule == "continuous" else schedule
+
+    @model_validator(mode="after")
+    def settings_are_of_this_algorithm_and_schedule(self) -> "OptimSection":
+        owners = {"muon_momentum": ("algorithm", "muon"), "muon_scale": ("algorithm", "muon")}
+        owners |= {"decay_from": ("schedule", "wsd")}
+        for key, (choice, value) in owners.items():
+            if getattr(self, choice) != value and getattr(self, key) != type(self).model_fields[key].default:
+                raise RuleError(
+                    f"optim.{key} is for optim.{choice} = {value}, which is {getattr(self, choice)}",
+                    keys=(f"optim.{key}", f"optim.{choice}"),
+                    remedy=f"--set optim.{choice}={value}, or leave optim.{key} out",
+                )
+        if self.schedule == "wsd" and self.decay_from < self.warmup_fraction:
+            raise RuleError(
+                f"optim.decay_from = {self.decay_from:g} lies in the warm-up, which takes "
+                f"{self.warmup_fraction:g} of the run",
+                keys=("optim.decay_from", "optim.warmup_fraction"),
+                remedy="begin the decay later, or shorten the warm-up",
+            )
+        return self

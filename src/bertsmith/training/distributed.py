@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 from torch.nn.parallel import DistributedDataParallel
 
 from bertsmith.core.errors import UserError
@@ -200,7 +200,40 @@ def accumulating(module: nn.Module, *, last: bool) -> AbstractContextManager[Non
 def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
     """The norm of all gradients over all processes."""
     norm = nn.utils.get_total_norm([each.grad for each in parameters if each.grad is not None])
-    return norm.full_tensor() if isinstance(norm, DTensor) else norm
+    return whole(norm)
+
+
+def held(tensor: Tensor) -> Tensor:
+    """What this process holds of a tensor, sharing its memory: all of it, or under FSDP its rows."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """The whole tensor, put together from what the processes hold; all of them must call it."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def own_rows(values: Tensor, like: Tensor) -> Tensor:
+    """Of values for a whole tensor, those for the rows that this process holds of it."""
+    if not isinstance(like, DTensor):
+        return values
+    first = first_row(like)
+    return values[first : first + len(held(like))]
+
+
+def first_row(tensor: Tensor) -> int:
+    """Where the rows that this process holds begin in the whole tensor."""
+    if not isinstance(tensor, DTensor):
+        return 0
+    first, left = 0, tensor.shape[0]
+    for dimension, placement in enumerate(tensor.placements):
+        if isinstance(placement, Shard):
+            assert placement.dim == 0, "FSDP shards rows"
+            # Sharding follows torch.chunk: equal shards rounded up, the last ones smaller or empty.
+            shard = -(-left // tensor.device_mesh.size(dimension))
+            before = min(shard * tensor.device_mesh.get_local_rank(dimension), left)
+            first, left = first + before, min(shard, left - before)
+    return first
 
 
 @contextmanager

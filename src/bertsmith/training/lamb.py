@@ -22,6 +22,7 @@ from bertsmith.model.torch_internals import (
     foreach_sqrt,
 )
 from bertsmith.recipe.optim_section import OptimSection
+from bertsmith.training.distributed import first_row, held
 
 
 def build_lamb(groups: Iterable[dict[str, Any]], optim: OptimSection) -> "Lamb":
@@ -70,7 +71,7 @@ class Lamb(torch.optim.Optimizer):
                 self._step(parameters, group)
 
     def _step(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
-        weights = [_held(each) for each in parameters]
+        weights = [held(each) for each in parameters]
         updates = self._adam_updates(parameters, group)
         foreach_add_(updates, weights, alpha=group["weight_decay"])
         if group["parts"]:
@@ -80,9 +81,9 @@ class Lamb(torch.optim.Optimizer):
     def _adam_updates(self, parameters: list[Tensor], group: dict[str, Any]) -> list[Tensor]:
         """The running mean of the gradients over the root of that of their squares."""
         beta1, beta2 = group["betas"]
-        gradients = [_held(each.grad) for each in parameters if each.grad is not None]
-        means = [_held(self.state[each]["exp_avg"]) for each in parameters]
-        squares = [_held(self.state[each]["exp_avg_sq"]) for each in parameters]
+        gradients = [held(each.grad) for each in parameters if each.grad is not None]
+        means = [held(self.state[each]["exp_avg"]) for each in parameters]
+        squares = [held(self.state[each]["exp_avg_sq"]) for each in parameters]
         foreach_lerp_(means, gradients, 1 - beta1)
         foreach_mul_(squares, beta2)
         foreach_addcmul_(squares, gradients, gradients, value=1 - beta2)
@@ -106,17 +107,12 @@ class Lamb(torch.optim.Optimizer):
         return 1 - beta1**step, 1 - beta2**step
 
 
-def _held(tensor: Tensor) -> Tensor:
-    """What this process holds of a tensor, sharing its memory."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
 def _lengthen(updates: Sequence[Tensor], parameters: Sequence[Tensor], parts: int) -> None:
     """Multiply the update of each matrix by its trust ratio, 1 where either norm is 0."""
     weight_pieces, update_pieces = [], []
     for update, parameter in zip(updates, parameters, strict=True):
         for rows in _rows_of_parts(parameter, parts):
-            weight_pieces.append(_held(parameter)[rows])
+            weight_pieces.append(held(parameter)[rows])
             update_pieces.append(update[rows])
     norms_2M = torch.stack((_norms(weight_pieces), _norms(update_pieces)))
     of_weights_M, of_updates_M = _over_all_processes(norms_2M, parameters[0]).unbind()
@@ -129,26 +125,11 @@ def _rows_of_parts(parameter: Tensor, parts: int) -> list[slice]:
     """For each stacked matrix, its rows among those that this process holds."""
     if parts == 1:
         return [slice(None)]
-    first, count = _first_row(parameter), _held(parameter).shape[0]
+    first, count = first_row(parameter), held(parameter).shape[0]
     assert parameter.shape[0] % parts == 0, "stacked matrices are of equal height"
     height = parameter.shape[0] // parts
     edges = [min(max(part * height - first, 0), count) for part in range(parts + 1)]
     return [slice(begin, end) for begin, end in zip(edges[:-1], edges[1:], strict=True)]
-
-
-def _first_row(parameter: Tensor) -> int:
-    """Where the rows that this process holds begin in the whole parameter."""
-    if not isinstance(parameter, DTensor):
-        return 0
-    first, left = 0, parameter.shape[0]
-    for dimension, placement in enumerate(parameter.placements):
-        if isinstance(placement, Shard):
-            assert placement.dim == 0, "FSDP shards rows"
-            # Sharding follows torch.chunk: equal shards rounded up, the last ones smaller or empty.
-            shard = -(-left // parameter.device_mesh.size(dimension))
-            before = min(shard * parameter.device_mesh.get_local_rank(dimension), left)
-            first, left = first + before, min(shard, left - before)
-    return first
 
 
 def _norms(pieces: Sequence[Tensor]) -> Tensor:

@@ -3,6 +3,7 @@
 Schedules are pure functions of a run's progress, from 0 at the first update to 1.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal, NamedTuple
 
@@ -10,17 +11,19 @@ import torch
 from torch import nn
 
 from bertsmith.core.errors import UserError
-from bertsmith.model.encoder import Encoder
+from bertsmith.model.encoder import Encoder, GatedFeedForward, SelfAttention
 from bertsmith.model.heads import Pooler
 from bertsmith.recipe.optim_section import Algorithm, OptimSection
 from bertsmith.training.lamb import build_lamb
+from bertsmith.training.muon import AdamWSettings, Muon
 
 ENDLESS = 1e30
 """A step number that no power of a beta survives and that one more step does not change in fp32."""
 Order = Literal["as defined", "matrices first"]
 """In which order parameters stand in the optimiser: the gradient norm's last bits depend on it."""
-PARTS = (1, 3, 0)
-"""Matrices stacked in a parameter, in the order of the groups: one, query with key and value, a vector."""
+PARTS = (1, 2, 3, 0)
+"""Matrices stacked in a parameter, in the order of the groups: one, a feed-forward layer with its gate, query
+with key and value, none."""
 SLANTED_RATIO = 32
 """How much smaller the lowest learning rate is than the peak (Howard & Ruder 2018, 3.2)."""
 
@@ -45,15 +48,27 @@ def hold_bias_corrections_at_one(optimizer: torch.optim.AdamW) -> None:
             }
 
 
+def build_muon(groups: Iterable[dict[str, Any]], optim: OptimSection) -> Muon:
+    """Muon over the groups of hidden matrices, Adam with decoupled weight decay over the others."""
+    first = 0.0 if optim.bias_correction else ENDLESS
+    return Muon(
+        groups,
+        lr=optim.peak_lr,
+        momentum=optim.muon_momentum,
+        scale=optim.muon_scale,
+        adamw=AdamWSettings((optim.beta1, optim.beta2), optim.eps, first),
+    )
+
+
 class OptimizerSpec(NamedTuple):
     """What the rest of the house must know of an optimiser."""
 
     build: Callable[[list[dict[str, Any]], OptimSection], torch.optim.Optimizer]
     """From groups of parameters and the recipe's settings."""
     moments: int
-    """Numbers that it keeps for each parameter, in fp32."""
-    by_matrix: bool
-    """Whether it looks at whole matrices: a group's `parts` then says how many its parameters stack."""
+    """Numbers that it keeps for each parameter, in fp32, at most."""
+    by_matrix: Literal["none", "all", "hidden"]
+    """Which matrices it looks at as a whole: a group's `parts` then says how many its parameters stack."""
     recordable: bool
     """Whether its step can be recorded in a CUDA graph: nothing in it is read back from the GPU."""
     corrects_bias: bool
@@ -61,9 +76,10 @@ class OptimizerSpec(NamedTuple):
 
 
 OPTIMIZERS: dict[Algorithm, OptimizerSpec] = {
-    "adamw": OptimizerSpec(build_adamw, moments=2, by_matrix=False, recordable=True, corrects_bias=True),
+    "adamw": OptimizerSpec(build_adamw, moments=2, by_matrix="none", recordable=True, corrects_bias=True),
     # Its step counters lie on the CPU, where a recorded step would not see them move.
-    "lamb": OptimizerSpec(build_lamb, moments=2, by_matrix=True, recordable=False, corrects_bias=True),
+    "lamb": OptimizerSpec(build_lamb, moments=2, by_matrix="all", recordable=False, corrects_bias=True),
+    "muon": OptimizerSpec(build_muon, moments=2, by_matrix="hidden", recordable=True, corrects_bias=True),
 }
 """A new optimiser is a file, an entry here and a name in the recipe's `Algorithm`."""
 
@@ -77,8 +93,12 @@ def build_optimizer(
     at whole matrices, by how many are stacked in one. A group's `lr_factor` is what the schedule's learning
     rate is multiplied by.
     """
-    spec, factors = OPTIMIZERS[optim.algorithm], dict(_lr_factors(module, optim))
+    spec, hidden = OPTIMIZERS[optim.algorithm], hidden_matrices(module)
+    factors = dict(_lr_factors(module, optim))
     named = [each for each in module.named_parameters() if each[1].requires_grad]  # a shared one comes once
+    if spec.by_matrix == "hidden" and not any(parameter in hidden for _, parameter in named):
+        what = f"{optim.algorithm} is for the matrices of the layers, and none of them is trained"
+        raise UserError(what, where="optim.algorithm", remedy="set it to adamw")
     if order == "matrices first":
         named.sort(key=lambda each: each[1].dim() <= 1)
     by_settings: dict[tuple[int, float, float], list[nn.Parameter]] = {}
@@ -86,8 +106,10 @@ def build_optimizer(
         # optimization.py exempts biases and LayerNorms; with the weights of a mix, these are the vectors.
         decay = optim.weight_decay if parameter.dim() > 1 else 0.0
         factor = factors.get(parameter, optim.head_lr_factor)
-        parts = _stacked_matrices(name, parameter) if spec.by_matrix else 1
-        by_settings.setdefault((parts, factor, decay), []).append(parameter)
+        if parameter in hidden:
+            factor *= optim.matrix_lr_factor
+        parts = {"none": 1, "all": _stacked_matrices(name, parameter), "hidden": hidden.get(parameter, 0)}
+        by_settings.setdefault((parts[spec.by_matrix], factor, decay), []).append(parameter)
     groups = [
         {
             "params": by_settings[key],
@@ -95,15 +117,25 @@ def build_optimizer(
             "lr_factor": key[1],
             "weight_decay": key[2],
         }
-        | ({"parts": key[0]} if spec.by_matrix else {})
+        | ({} if spec.by_matrix == "none" else {"parts": key[0]})
         # The order of groups is by parts, for the same reason as in `Order`.
         for key in sorted(by_settings, key=lambda key: PARTS.index(key[0]))
     ]
     return spec.build(groups, optim)
 
 
+def hidden_matrices(module: nn.Module) -> dict[nn.Parameter, int]:
+    """The matrices of an encoder's layers, and how many are stacked in each parameter."""
+    encoders = [part for part in module.modules() if isinstance(part, Encoder)]
+    parts = [part for encoder in encoders for part in encoder.blocks.modules()]
+    stacked = {part.project.weight: 3 for part in parts if isinstance(part, SelfAttention)}
+    stacked |= {part.expand.weight: 2 for part in parts if isinstance(part, GatedFeedForward)}
+    parameters = [each for encoder in encoders for each in encoder.blocks.parameters() if each.dim() == 2]
+    return {parameter: stacked.get(parameter, 1) for parameter in parameters}
+
+
 def _stacked_matrices(name: str, parameter: nn.Parameter) -> int:
-    """How many matrices a parameter holds; 0 for vectors."""
+    """How many matrices LAMB sees in a parameter; 0 for vectors."""
     if parameter.dim() <= 1:
         return 0
     # Query, key and value are one parameter of ours and three of the published models.
@@ -114,8 +146,10 @@ def _lr_factors(module: nn.Module, optim: OptimSection) -> Iterator[tuple[nn.Par
     """The factor of each encoder parameter: 1 for the last layer and the pooler, less for those below."""
     for part in module.modules():
         if isinstance(part, Encoder):
-            for depth, level in enumerate(_levels(part, optim)):
+            levels = _levels(part, optim)
+            for depth, level in enumerate(levels):
                 factor = optim.layer_decay**depth
+                factor *= optim.embedding_lr_factor if depth == len(levels) - 1 else 1.0
                 yield from ((parameter, factor) for each in level for parameter in each.parameters())
         elif isinstance(part, Pooler):
             yield from ((parameter, 1.0) for parameter in part.parameters())
@@ -131,6 +165,26 @@ def _levels(encoder: Encoder, optim: OptimSection) -> list[list[nn.Module]]:
     above = (encoder.blocks, encoder.final_norm)
     below = [part for part in encoder.children() if part not in above]  # embeddings, relative positions
     return [[encoder.final_norm, *blocks[0]], *blocks[1:], below]
+
+
+def optimizer_text(optim: OptimSection) -> str:
+    """What trains the weights, at which rates and on which schedule, in words."""
+    correction = f" {'with' if optim.bias_correction else 'without'} bias correction"
+    text = optim.algorithm + (correction if OPTIMIZERS[optim.algorithm].corrects_bias else "")
+    if optim.algorithm == "muon":
+        rate = optim.peak_lr * optim.matrix_lr_factor
+        text = (
+            f"muon at {rate:g} (momentum {optim.muon_momentum:g}, scale {optim.muon_scale}) for the layers' "
+            f"matrices, adamw at {optim.peak_lr:g}{correction} for the rest"
+        )
+    factors = {"embeddings": optim.embedding_lr_factor, "heads": optim.head_lr_factor}
+    if optim.algorithm != "muon":
+        factors["layers' matrices"] = optim.matrix_lr_factor
+    text += "".join(f", {factor:g} x for the {part}" for part, factor in factors.items() if factor != 1)
+    schedule = f"{optim.schedule} learning-rate line"
+    if optim.schedule == "wsd":
+        schedule += f" (flat until {optim.decay_from:.0%} of the run)"
+    return f"{text}, {schedule}"
 
 
 # ---- learning-rate schedules
@@ -164,7 +218,10 @@ def _height(progress: float, optim: OptimSection) -> float:
         return progress / optim.warmup_fraction
     if optim.schedule == "constant":
         return 1.0
+    if optim.schedule == "wsd":
+        return min(1.0, (1 - progress) / (1 - optim.decay_from))
     if optim.schedule == "google" or progress >= 1:
         # optimization.py counts the decay from step 0, so the rate jumps down where the warm-up ends.
         return 1 - progress
-    return (1 - progress) / (1 - optim.warmup_fraction)
+    linear = (1 - progress) / (1 - optim.warmup_fraction)
+    return (1 - math.cos(math.pi * linear)) / 2 if optim.schedule == "cosine" else linear

@@ -112,6 +112,14 @@ def test_where_sources_disagree_the_choice_is_reported():
     notes = "\n".join(choices(load_recipe("bert-base")))
     assert "256 sequences a step, pairs nsp, dynamic masks by token, rounded count" in notes
     assert "adamw without bias correction, google learning-rate line, gelu" in notes
+    muon = [
+        *("optim.algorithm=muon", "optim.peak_lr=2e-3", "optim.matrix_lr_factor=2", "optim.schedule=wsd"),
+        "optim.head_lr_factor=3",
+    ]
+    assert choices(load_recipe("bert-base", muon))[1] == (
+        "muon at 0.004 (momentum 0.95, scale original) for the layers' matrices, adamw at 0.002 without bias "
+        "correction for the rest, 3 x for the heads, wsd learning-rate line (flat until 50% of the run), gelu"
+    )
     by_tokens = "\n".join(choices(load_recipe("bert-base", ["batch.by=tokens", "batch.tokens=4096"])))
     assert "4,096 tokens a step (a deviation: published are sequences)" in by_tokens
     pairs = ["examples.pairs=sentence-pair", "batch.tokens=4096"]

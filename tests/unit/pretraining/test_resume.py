@@ -47,12 +47,16 @@ def test_a_run_stopped_three_times_ends_as_one_that_was_not(finished, store, tmp
     assert same(tmp_path / "run", finished)
 
 
-def test_lamb_resumes_to_the_bit_too(store, tmp_path):
-    lamb = ("optim.algorithm=lamb", "optim.bias_correction=true", "run.steps=6")
-    run_tiny(store, tmp_path / "straight", *lamb)
-    run_in_parts(store, tmp_path / "run", *lamb, steps=(2, 2))
+@pytest.mark.parametrize(
+    ("algorithm", "moments"),
+    [("lamb", {"exp_avg", "exp_avg_sq"}), ("muon", {"exp_avg", "exp_avg_sq", "momentum_buffer"})],
+)
+def test_other_optimisers_resume_to_the_bit_too(store, tmp_path, algorithm, moments):
+    settings = (f"optim.algorithm={algorithm}", "optim.bias_correction=true", "run.steps=6")
+    run_tiny(store, tmp_path / "straight", *settings)
+    run_in_parts(store, tmp_path / "run", *settings, steps=(2, 2))
     assert same(tmp_path / "run", tmp_path / "straight")
-    assert {name.split(".")[-1] for name in last_state(tmp_path / "run")} >= {"exp_avg", "exp_avg_sq"}
+    assert {name.split(".")[-1] for name in last_state(tmp_path / "run")} >= moments
 
 
 class Crash(Exception):

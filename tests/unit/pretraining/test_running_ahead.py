@@ -35,7 +35,10 @@ def test_a_run_stopped_in_any_step_resumes_to_the_same_bits(store, tmp_path, unw
     assert not differing(last_state(whole), last_state(parts))
 
 
-def test_a_gradient_that_is_no_number_is_skipped_without_anyone_looking(store, tmp_path, unwatched):
+@pytest.mark.parametrize("algorithm", ["adamw", "muon"])
+def test_a_gradient_that_is_no_number_is_skipped_without_anyone_looking(
+    store, tmp_path, unwatched, algorithm
+):
     kept: dict = {}
 
     def act(objective, seen):
@@ -50,6 +53,6 @@ def test_a_gradient_that_is_no_number_is_skipped_without_anyone_looking(store, t
                 assert not differing(kept, found)
 
     with BeforeSteps(act):
-        run = run_tiny(store, tmp_path / "run", *SETTINGS).folder
+        run = run_tiny(store, tmp_path / "run", *SETTINGS, f"optim.algorithm={algorithm}").folder
     skipped = [line["step"] for line in read_metrics(run) if line.get("skipped") == "not a number"]
     assert skipped == [5]

@@ -278,6 +278,21 @@ def test_a_rule_between_keys_says_what_to_do():
     assert line == f"--set: {rule}; set examples.pairs to full-sentences, doc-sentences or none"
 
 
+@pytest.mark.parametrize(
+    ("overrides", "rule"),
+    [
+        (["optim.muon_momentum=0.9"], "optim.muon_momentum is for optim.algorithm = muon, which is adamw"),
+        (["optim.decay_from=0.7"], "optim.decay_from is for optim.schedule = wsd, which is google"),
+        (
+            ["optim.schedule=wsd", "optim.warmup_fraction=0.6"],
+            "optim.decay_from = 0.5 lies in the warm-up, which takes 0.6 of the run",
+        ),
+    ],
+)
+def test_a_setting_of_an_optimiser_or_schedule_that_is_not_taken_is_rejected(overrides, rule):
+    assert refusal("bert-base", overrides).startswith(f"--set: {rule}; ")
+
+
 def test_a_rule_that_names_no_written_key_tells_the_last_place_written():
     line = refusal("bert-base", ["examples.objective=left-to-right"])
     assert line.startswith("--set: a one-sided objective has no sentence pairs")

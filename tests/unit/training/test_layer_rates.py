@@ -9,6 +9,7 @@ from torch import nn
 from bertsmith.core.errors import UserError
 from bertsmith.model.architectures.registry import ARCHITECTURES
 from bertsmith.recipe.finetuning_schema import FinetuningOptimSection
+from bertsmith.recipe.optim_section import OptimSection
 from bertsmith.training.distributed import ALONE
 from bertsmith.training.optimizers import build_optimizer, learning_rate, without_short_warmup
 from bertsmith.training.trainer import GradientGuard, StepInput, Trainer, take_step
@@ -47,6 +48,22 @@ def test_each_layer_learns_more_slowly_than_the_one_above_it():
             if name.startswith(start)
         ]
         assert [factor] == expected, name
+
+
+@pytest.mark.parametrize("algorithm", ["adamw", "muon"])
+def test_embeddings_matrices_and_heads_have_learning_rates_of_their_own(algorithm):
+    network = tiny_network(heads={"pooler": 0, "mlm": 0, "nsp": 2})
+    factors = {"embedding_lr_factor": 3.0, "matrix_lr_factor": 5.0, "head_lr_factor": 7.0}
+    optim = OptimSection(algorithm=algorithm, layer_decay=0.5, **factors)
+    found = settings_by_name(network, build_optimizer(network, optim))
+    assert found.keys() == dict(network.named_parameters()).keys()
+    of_layers = {"encoder.blocks.2.": 1.0, "encoder.blocks.1.": 0.5, "encoder.blocks.0.": 0.25}
+    for name, (factor, _) in found.items():
+        starts = {**of_layers, "encoder.embeddings.": 3 * 0.125, "heads.pooler.": 1.0, "heads.": 7.0}
+        expected = next(value for start, value in starts.items() if name.startswith(start))
+        if name.startswith("encoder.blocks.") and network.get_parameter(name).dim() == 2:
+            expected *= 5
+        assert factor == expected, name
 
 
 def test_a_last_layer_norm_learns_with_the_last_layer():

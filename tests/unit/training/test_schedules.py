@@ -101,3 +101,15 @@ def test_a_slanted_pretraining_rate_is_that_of_finetuning():
     optim = OptimSection(schedule="slanted", warmup_fraction=0.3)
     for progress in (0.0, 0.1, 0.3, 0.7, 1.0):
         assert pretraining_rate(progress, optim) == learning_rate(progress, optim)
+
+
+def test_warmup_stable_decay_is_flat_between_two_lines():
+    optim = OptimSection(schedule="wsd", warmup_fraction=0.2, decay_from=0.6, peak_lr=2.0)
+    rates = [pretraining_rate(progress, optim) for progress in (0.0, 0.1, 0.2, 0.6, 0.7, 0.8, 1.0)]
+    assert rates == pytest.approx([0.0, 1.0, 2.0, 2.0, 1.5, 1.0, 0.0])
+
+
+def test_a_cosine_falls_slowly_at_both_ends():
+    optim = OptimSection(schedule="cosine", warmup_fraction=0.2, peak_lr=2.0)
+    rates = [pretraining_rate(progress, optim) for progress in (0.1, 0.2, 0.4, 0.6, 0.8, 1.0)]
+    assert rates == pytest.approx([1.0, 2.0, 1 + 0.5**0.5, 1.0, 1 - 0.5**0.5, 0.0])

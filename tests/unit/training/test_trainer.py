@@ -190,9 +190,9 @@ def first_moments(trainer: Trainer) -> list[Tensor]:
 # ---- what is skipped
 
 
-@pytest.mark.parametrize("clip_norm", [1.0, "off"])
-def test_a_gradient_that_is_no_number_changes_neither_weights_nor_moments(batches, clip_norm):
-    trainer = trainer_of(clip_norm=clip_norm)
+@pytest.mark.parametrize(("clip_norm", "algorithm"), [(1.0, "adamw"), ("off", "adamw"), (1.0, "muon")])
+def test_a_gradient_that_is_no_number_changes_neither_weights_nor_moments(batches, clip_norm, algorithm):
+    trainer = trainer_of(clip_norm=clip_norm, algorithm=algorithm)
     assert step(trainer, batches).skipped == ""
     before = contents(trainer)
     outcome = step(trainer, broken(batches), seed=(0, 1))
@@ -255,6 +255,10 @@ def test_a_cpu_is_watched():
 
 def test_a_spike_factor_needs_the_norm_first():
     assert not trainer_of(world=ON_GPU, guard=GradientGuard(3.0)).runs_ahead
+
+
+def test_muon_needs_no_watching_either():
+    assert trainer_of(world=ON_GPU, algorithm="muon").runs_ahead
 
 
 def test_lamb_is_watched_for_it_would_not_leave_out_a_bad_update():
