@@ -42,6 +42,7 @@ from bertsmith.studies.sweep import Stopped, over_folds, run_trials, spreads_of
 from bertsmith.tasks.catalogue import OWN
 from bertsmith.tasks.table_format import TableFormat
 from bertsmith.tasks.task_recipe import finetuning_recipe
+from bertsmith.training.callbacks import ProgressCallback
 
 Rows = list[dict[str, Any]]
 Settings = Mapping[str, object]
@@ -182,9 +183,10 @@ def finetune(
         parts, form = (held, dev_share, test_share, folds), (delimiter, encoding, ",".join(columns))
         own = OwnTable(text, text2, label, kind, separator, id, *parts, *form)
         chosen = own_task(own, path) if task == OWN else published_task(task, own)
-        recipe = finetuning_recipe(chosen, _overrides({}, settings), options=options)
+        recipe = finetuning_recipe(chosen, _overrides(settings), options=options)
         assignment = Assignment(chosen, recipe, Path(model).expanduser(), path, folder, skip_bad)
-        with progress_display(finetuning_line, as_json=False) as callback:
+        with progress_display(finetuning_line, as_json=False) as display:
+            callback = _PythonCallback(display, rows)
             if not folds:
                 return _training_run(run_finetuning(assignment, callback))
             try:
@@ -218,12 +220,17 @@ def pretrain(
     """
     if steps is not None and minutes is not None:
         raise UserError("a run has one budget", where="steps and minutes", remedy="give one of them")
-    budget = "steps" if steps is not None else "minutes" if minutes is not None else None
-    short = {"run.steps": steps, "run.minutes": minutes, "run.budget": budget}
+    budgets = [(name, value) for name, value in (("steps", steps), ("minutes", minutes)) if value is not None]
+    short = [
+        (f"--{name}", line)
+        for name, value in budgets
+        for line in (f"run.{name}={value_text(value)}", f"run.budget={name}")
+    ]
     store, out = Path(store).expanduser(), Path(out).expanduser()
-    with _python_words(_Rows()), progress_display(pretraining_line, as_json=False) as callback:
-        chosen = load_recipe(recipe, _overrides(short, settings))
-        result = run_pretraining(chosen, store=store, out=out, callback=callback)
+    rows = _Rows()
+    with _python_words(rows), progress_display(pretraining_line, as_json=False) as display:
+        chosen = load_recipe(recipe, _overrides(settings), options=short)
+        result = run_pretraining(chosen, store=store, out=out, callback=_PythonCallback(display, rows))
     finished, metrics = result.state == "finished", {"held-out": result.held_out}
     if result.held_out_before:
         metrics["held-out before"] = result.held_out_before
@@ -290,9 +297,8 @@ def _folders(model: Path | str | Sequence[Path | str]) -> list[Path]:
     return [Path(folder).expanduser() for folder in given]
 
 
-def _overrides(short: Settings, settings: Settings | None) -> list[str]:
-    given = {key: value for key, value in short.items() if value is not None} | dict(settings or {})
-    return [f"{key}={value_text(value)}" for key, value in given.items()]
+def _overrides(settings: Settings | None) -> list[str]:
+    return [f"{key}={value_text(value)}" for key, value in (settings or {}).items()]
 
 
 # ---- data as files, and errors about them in the words of Python
@@ -300,6 +306,7 @@ def _overrides(short: Settings, settings: Settings | None) -> list[str]:
 _NO_VALUE = r"(?!and\b|or\b|to\b|with\b|a\b|the\b)"
 _SPELLINGS = (
     (r"--set ([\w.]+)=([^\s;,)]+)", r'settings={"\1": \2}'),
+    (r"--set\b", "settings"),
     (r"--from (\S+)", r'settings={"start.model": "\1"}'),
     (r"--(text|text2|label|id) COLUMN", r'\1="..."'),
     (rf"--(kind|encoding|delimiter) {_NO_VALUE}([\w-]+)", r'\1="\2"'),
@@ -369,6 +376,34 @@ class _Rows:
         for pattern, spelling in _SPELLINGS:
             text = re.sub(pattern, spelling, text)
         return text
+
+
+@dataclass(frozen=True, slots=True)
+class _PythonCallback:
+    """Shows how a run goes, its warnings in the words of Python."""
+
+    display: ProgressCallback
+    rows: _Rows
+
+    def on_message(self, text: str) -> None:
+        """A message, warnings included."""
+        self.display.on_message(self.rows.in_python_words(text))
+
+    def on_step(self, progress: float, values: dict[str, Any]) -> None:
+        """A line of metrics."""
+        self.display.on_step(progress, values)
+
+    def on_progress(self, progress: float) -> None:
+        """A step is done."""
+        self.display.on_progress(progress)
+
+    def on_deadline(self, seconds: float, total: float) -> None:
+        """The run goes by the clock."""
+        self.display.on_deadline(seconds, total)
+
+    def on_signal(self, text: str) -> None:
+        """A message from a signal handler."""
+        self.display.on_signal(text)
 
 
 @contextmanager

@@ -99,6 +99,12 @@ def test_rows_that_lie_beside_a_run_are_not_overwritten(run, rows, model):
     assert kept.read_bytes() == before
 
 
+def test_warnings_of_a_run_name_arguments(rows, model, tmp_path, capsys):
+    bertsmith.finetune(rows[:20], model=model, out=tmp_path / "run", epochs=0.5, **OWN)
+    told = capsys.readouterr().out
+    assert "for a table of your own see folds and dev_share" in told and "--" not in told
+
+
 def test_the_model_of_a_run_is_loaded(run):
     (found,) = run.load(device="cpu").classify(["the sun is warm"])
     assert found.label in ("hot", "icy")
@@ -273,6 +279,11 @@ def test_a_notebook_shows_runs_and_predictions_as_tables(run, rows):
         (
             lambda out: bertsmith.pretrain("bert-tiny", store=out, out=out, steps=1, minutes=1),
             "a run has one budget",
+        ),
+        (lambda out: bertsmith.pretrain("bert-tiny", store=out, out=out, steps=-1), "^steps: run.steps = -1"),
+        (
+            lambda out: bertsmith.pretrain("bert-tiny", store=out, out=out, settings={"run.seed": "x"}),
+            '^settings: run.seed = "x" is invalid',
         ),
     ],
 )

@@ -65,22 +65,24 @@ def pretrain(
     for option, budget in (("--steps", steps), ("--minutes", minutes)):
         if budget is not None and not 0 < budget < inf:
             raise UserError(f"{budget} is no budget", where=option, remedy="give a number above 0")
-    given = {
-        "start.model": start_from or None,
-        "start.add_words": add_words or None,
-        "run.steps": steps,
-        "run.minutes": minutes,
-        "run.budget": "steps" if steps is not None else "minutes" if minutes is not None else None,
-        "batch.by": "sequences" if batch is not None else None,
-        "batch.sequences": batch,
-        "run.device": device or None,
-        "run.precision": precision or None,
-    }
-    short = [f"{key}={value_text(value)}" for key, value in given.items() if value is not None]
+    given = (
+        ("--from", "start.model", start_from or None),
+        ("--add-words", "start.add_words", add_words or None),
+        ("--steps", "run.steps", steps),
+        ("--steps", "run.budget", None if steps is None else "steps"),
+        ("--minutes", "run.minutes", minutes),
+        ("--minutes", "run.budget", None if minutes is None else "minutes"),
+        ("--batch", "batch.by", None if batch is None else "sequences"),
+        ("--batch", "batch.sequences", batch),
+        ("--device", "run.device", device or None),
+        ("--precision", "run.precision", precision or None),
+    )
+    short = [(option, f"{key}={value_text(value)}") for option, key, value in given if value is not None]
     if max_length is not None:
         predictions = ceil(PREDICTED_FRACTION * max_length)
-        short.append(f"examples.stages=[{{fraction=1.0, length={max_length}, predictions={predictions}}}]")
-    chosen = load_recipe(recipe, [*short, *(settings or [])])
+        stage = f"{{fraction=1.0, length={max_length}, predictions={predictions}}}"
+        short.append(("--max-length", f"examples.stages=[{stage}]"))
+    chosen = load_recipe(recipe, settings or [], options=short)
     with progress_display(live_line, as_json=as_json) as callback:
         result = job(chosen, store=store.expanduser(), out=out.expanduser(), callback=callback)
     if result.main_process:

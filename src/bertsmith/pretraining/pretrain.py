@@ -15,6 +15,7 @@ import torch
 
 from bertsmith.core.errors import UserError
 from bertsmith.core.files import read_json
+from bertsmith.core.wording import counted
 from bertsmith.corpus.token_store import TokenStore
 from bertsmith.pretraining.hardware import (
     MAX_EVALUATION_FRACTION,
@@ -118,14 +119,14 @@ def _run_to_its_end(request: Request, world: World, callback: ProgressCallback) 
             RunJournal(folder.path, world, resume_step=state.progress.step) as journal,
         ):
             ending = _train(run, state, journal, stop)
-            _finish(run, state, journal, ending)
+            seconds = _finish(run, state, journal, ending)
     progress = state.progress
     return PretrainingResult(
         folder=folder.path,
         state=ending,
         steps=progress.step,
         tokens=progress.tokens,
-        seconds=run.clock(),
+        seconds=seconds,
         held_out=state.held_out,
         unigram_entropy=unigram_entropy(run.store.token_counts),
         saved_step=state.saved_step,
@@ -173,7 +174,8 @@ def _finished_before(
         state="finished",
         steps=last["step"],
         tokens=last["tokens"],
-        seconds=last["seconds"],
+        # Older versions wrote down only when the last step was done.
+        seconds=newest.get("event", {}).get("seconds", last["seconds"]),
         held_out={name: held_out[name] for name in METRICS if name in held_out},
         unigram_entropy=unigram_entropy(store.token_counts),
         saved_step=last["step"],
@@ -255,7 +257,7 @@ def _tell_steps_that_fit(run: Run, progress: Progress) -> None:
     if steps is None or progress.step != (2 if run.machine.compiled else 1):
         return
     each = run.budget.step_seconds(progress)
-    text = f"about {steps:,} steps of {each:.2g} seconds fit into {minutes:g} minutes"
+    text = f"about {counted(steps, 'step')} of {each:.2g} seconds fit into {counted(minutes, 'minute')}"
     if steps < MIN_USEFUL_STEPS:
         text += (
             ", too few to learn much: allow more (--minutes), or take a smaller batch (--batch), "
@@ -429,18 +431,20 @@ def _roll_back(run: Run, state: RunState, journal: RunJournal) -> None:
 # ---- the end
 
 
-def _finish(run: Run, state: RunState, journal: RunJournal, ending: Literal["finished", "stopped"]) -> None:
-    """Write the model and its card, or draw how far a stopped run has come."""
+def _finish(run: Run, state: RunState, journal: RunJournal, ending: Literal["finished", "stopped"]) -> float:
+    """Write the model and its card, or draw how far a stopped run has come; the seconds it took."""
     step = state.progress.step
     if ending == "stopped":
         journal.write("event", step, {"state": ending})
         _plot(run, state)
-        return
+        return run.clock()
     networks = whole_networks(run.trainer)
     run.world.on_main(lambda: check_weights_are_finite(networks.values(), where=str(run.folder.path)))
-    journal.write("event", step, {"state": ending})
+    seconds = round(run.clock(), 3)
+    journal.write("event", step, {"state": ending, "seconds": seconds})
     facts, tokenizer = _run_facts(run, state), run.store.tokenizer()
     run.world.on_main(lambda: write_results(run.folder.path, run.recipe, networks, tokenizer, facts))
+    return seconds
 
 
 def _run_facts(run: Run, state: RunState) -> RunFacts:

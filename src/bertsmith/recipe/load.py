@@ -2,7 +2,7 @@
 
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from importlib.resources import files
 from pathlib import Path
@@ -64,16 +64,24 @@ class _Layer:
 # ---- reading
 
 
-def load_recipe(name_or_file: str | Path, overrides: Sequence[str] = ()) -> Recipe:
-    """The recipe of a preset's name or a TOML file, with `key=value` overrides on top."""
-    return load_recipe_with_origins(name_or_file, overrides).recipe
+def load_recipe(
+    name_or_file: str | Path, overrides: Sequence[str] = (), *, options: Sequence[tuple[str, str]] = ()
+) -> Recipe:
+    """The recipe of a preset's name or a TOML file, with `key=value` overrides on top.
+
+    An option is the name of what the user gave, to be blamed, and the `key=value` that it is short for.
+    """
+    return load_recipe_with_origins(name_or_file, overrides, options=options).recipe
 
 
-def load_recipe_with_origins(name_or_file: str | Path, overrides: Sequence[str] = ()) -> LoadedRecipe[Recipe]:
+def load_recipe_with_origins(
+    name_or_file: str | Path, overrides: Sequence[str] = (), *, options: Sequence[tuple[str, str]] = ()
+) -> LoadedRecipe[Recipe]:
     """The recipe together with the origin of every value that is not a default."""
     values: Tree = {}
     origins: dict[str, str] = {}
-    for layer in [*_layers_of(name_or_file), *map(layer_of_override, overrides)]:
+    short = [replace(layer_of_override(line), origin=name) for name, line in options]
+    for layer in [*_layers_of(name_or_file), *short, *map(layer_of_override, overrides)]:
         merge(values, layer.values)
         fresh = dict.fromkeys(leaves(layer.values), layer.origin)
         # Where a table takes the place of a value, the value's own key is gone with its origin.

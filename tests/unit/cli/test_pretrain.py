@@ -141,6 +141,21 @@ def test_a_budget_of_nothing_is_rejected_by_the_name_of_its_option(store, tmp_pa
         run(store, tmp_path / "run", *arguments)
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "key"),
+    [
+        ("--batch", "0", "batch.sequences"),
+        ("--max-length", "-1", "examples.stages"),
+        ("--device", "tpu", "run.device"),
+        ("--precision", "fp8", "run.precision"),
+    ],
+)
+def test_a_wrong_value_is_blamed_on_the_option_that_was_given(tmp_path, option, value, key):
+    words = ["bert-tiny", "--store", str(tmp_path), "--out", str(tmp_path / "run"), option, value]
+    with pytest.raises(UserError, match=rf"^{option}: {key}.* is invalid"):
+        CliRunner().invoke(app, words, catch_exceptions=False)
+
+
 def test_words_to_add_without_a_model_are_rejected(store, tmp_path):
     with pytest.raises(UserError, match="--add-words words.txt: .*; give --from"):
         run(store, tmp_path / "run", "--add-words", "words.txt")

@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+import time
 from hashlib import sha256
 from pathlib import Path
 
@@ -132,6 +133,15 @@ def test_the_card_tells_what_happened(finished):
 
 
 # ---- the same command once more
+
+
+def test_a_finished_run_took_as_long_as_its_end_said(store, tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        "bertsmith.pretraining.pretrain._plot", lambda *_: time.sleep(0.2)
+    )  # after the last step
+    settings = ("run.steps=1", "run.evaluation_sequences=1")
+    first, again = (run_tiny(store, tmp_path / "run", *settings) for _ in range(2))
+    assert again.seconds == first.seconds > 0.2
 
 
 def test_a_finished_run_only_reports_its_result(finished, store):

@@ -78,11 +78,19 @@ def test_a_budget_in_minutes_tells_the_bar_its_end_and_how_many_steps_will_fit(s
     assert re.match(r"about [\d,]+ steps of \S+ seconds fit into 0\.1 minutes", line)
 
 
+def test_one_minute_is_told_as_one(store, tmp_path):
+    listener = Listener()
+    with stop_at(0):
+        run_tiny(store, tmp_path / "run", "run.budget=minutes", "run.minutes=1", listener=listener)
+    (line,) = [note for note in listener.notes if "steps of" in note]
+    assert line.endswith("fit into 1 minute")
+
+
 def test_too_few_steps_are_told_with_what_to_change(store, tmp_path):
     listener = Listener()
     run_tiny(store, tmp_path / "run", "run.budget=minutes", "run.minutes=1e-6", listener=listener)
-    (line,) = [note for note in listener.notes if "steps of" in note]
-    assert line.startswith("about 1 steps of")
+    (line,) = [note for note in listener.notes if "step of" in note]
+    assert line.startswith("about 1 step of")
     assert "too few to learn much" in line and "--minutes" in line and "--batch" in line
 
 

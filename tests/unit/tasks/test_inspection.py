@@ -239,7 +239,7 @@ def test_labels_that_shift_between_splits_are_pointed_out() -> None:
 def test_a_development_set_with_the_opposite_labels_is_called_adversarial() -> None:
     pairs = [(f"it fell {n}.", f"the cup fell {n}.") for n in range(4)]
     train: Rows = [((one, other), "yes") for one, other in pairs]
-    dev: Rows = [((one, "the mat fell."), "no") for one, _ in pairs[:3]] + [(("new", "text"), "yes")]
+    dev: Rows = [((one, "the mat fell."), "no") for one, _ in pairs[:3]] + [(("new", pairs[0][1]), "no")]
     warnings = [line for line in inspected(train, dev).warnings if "adversarial" in line]
     assert len(warnings) == 1
     assert (
