@@ -6,9 +6,11 @@ import math
 import pytest
 import torch
 
-from bertsmith.pretraining.run_setup import Request, set_up
+from bertsmith.pretraining.run_setup import Request, StepLoader, set_up
+from bertsmith.training.checkpoint import TrainingState, latest_state, load_checkpoint, save_checkpoint
 from bertsmith.training.distributed import start_world
 from bertsmith.training.journal import read_metrics
+from bertsmith.training.trainer import take_step
 from tests.compile_counter import counters
 from tests.tiny_runs import (
     BeforeSteps,
@@ -144,3 +146,54 @@ def test_a_run_whose_weights_break_takes_the_saved_ones_again(store, tmp_path):
     events = [line for line in read_metrics(tmp_path / "run") if line["kind"] == "event"]
     told = [(line["step"], line.get("skipped", line.get("rolled_back_to"))) for line in events[:-1]]
     assert told == [(6, "not a number"), (6, 4), (7, "taken back")]
+
+
+@each_objective
+def test_recorded_steps_teach_what_ordinary_ones_do(store, tmp_path, objective):
+    common = (*ON_GPU, *objective, "run.steps=24", "batch.sequences=32", "run.log_every_steps=1")
+    losses = {}
+    # A rule for spikes reads each gradient norm back, so that nothing is recorded.
+    for name, settings in {"recorded": (), "ordinary": ("run.spike_factor=1e9",)}.items():
+        request = Request(tiny_recipe(*common, *settings), store.folder, tmp_path / f"look-{name}")
+        run, _ = set_up(request, start_world("cuda"), Listener())
+        assert (run.trainer.graphs is not None) == run.machine.recorded == (name == "recorded")
+        run_tiny(store, tmp_path / name, *common, *settings)
+        losses[name] = [line["loss"] for line in metrics_of(tmp_path / name, "train")]
+    assert len(losses["recorded"]) == 24
+    assert losses["recorded"] == pytest.approx(losses["ordinary"], rel=0.01)
+
+
+def test_a_recorded_run_resumes_with_the_same_bits(store, tmp_path):
+    settings = (*ON_GPU, "run.steps=30", "batch.sequences=32", "run.deterministic=on")
+    run_tiny(store, tmp_path / "whole", *settings)
+    with stop_at(13):
+        assert run_tiny(store, tmp_path / "parts", *settings).state == "stopped"
+    run_tiny(store, tmp_path / "parts", *settings)
+    assert not differing(last_state(tmp_path / "whole"), last_state(tmp_path / "parts"))
+
+
+def test_recordings_are_made_anew_when_saved_weights_come_back(store, tmp_path):
+    settings = (*ON_GPU, "run.steps=40", "batch.sequences=32", "run.deterministic=on", "run.loader_workers=0")
+    run, state = set_up(
+        Request(tiny_recipe(*settings), store.folder, tmp_path / "run"), start_world("cuda"), Listener()
+    )
+    loader, progress, inputs = StepLoader(run), state.progress, []
+    for _ in range(16):
+        inputs.append(loader(progress))
+        progress = progress.after(tokens=inputs[-1].tokens, seconds=0.0)
+
+    def weights_after(steps):
+        for step in steps:
+            assert not take_step(run.trainer, step).skipped
+        return {name: each.detach().clone() for name, each in run.objective.named_parameters()}
+
+    weights_after(inputs[:8])
+    graphs = run.trainer.graphs
+    assert graphs is not None and graphs._recordings
+    save_checkpoint(tmp_path / "saved", TrainingState(8, 0, 0.0, {}), run.trainer, keep_last=1)
+    once = weights_after(inputs[8:])
+    saved = latest_state(tmp_path / "saved")
+    assert saved is not None
+    load_checkpoint(saved, run.trainer)
+    assert not graphs._recordings
+    assert not differing(once, weights_after(inputs[8:]))

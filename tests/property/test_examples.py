@@ -16,6 +16,7 @@ import bertsmith
 from bertsmith.core.seeds import sub_keys
 from bertsmith.data import example_index
 from bertsmith.data.batch_inspection import sequences_of
+from bertsmith.data.collate import Multiples
 from bertsmith.data.data_loader import PretrainingDataset, StepBatches, StepIndex, load_steps
 from bertsmith.data.epoch_index import cut_steps, make_epoch_index
 from bertsmith.data.example_index import (
@@ -249,21 +250,23 @@ def test_an_epoch_shows_each_example_once(store, cache, name: str) -> None:
 @given(
     world=st.integers(1, 5),
     micro_tokens=st.integers(128, 700),
-    multiple=st.sampled_from([1, 8, 64]),
+    multiples=st.sampled_from([Multiples(1, 1), Multiples(8, 8), Multiples(64, 64), Multiples(128, 8, 4)]),
     address=st.builds(StepIndex, st.integers(0, 1), st.integers(0, 40)),
 )
 def test_ranks_and_micro_batches_only_divide_what_is_shown(
-    store, cache, name: str, world, micro_tokens, multiple, address
+    store, cache, name: str, world, micro_tokens, multiples, address
 ) -> None:
     whole = dataset_of(store, cache, name, micro_tokens=1 << 20)[address]
-    choices = {"micro_tokens": micro_tokens, "multiple": multiple, "world": world}
+    choices = {"micro_tokens": micro_tokens, "multiples": multiples, "world": world}
     parts = [dataset_of(store, cache, name, rank=rank, **choices)[address] for rank in range(world)]
     assert [sequence for part in parts for sequence in content(part)] == content(whole)
     assert sum(part.masked for part in parts) == whole.masked
     assert len({len(part.micros) for part in parts}) == 1
     for micro in (micro for part in parts for micro in part.micros):
         assert len(micro.inputs.tokens_T) <= micro_tokens
-        assert len(micro.inputs.tokens_T) % multiple == 0 == len(micro.masked_rows_P) % multiple
+        assert len(micro.inputs.tokens_T) % multiples.tokens == 0
+        assert len(micro.masked_rows_P) % multiples.predicted == 0
+        assert micro.inputs.layout.sequences % multiples.sequences == 0
 
 
 @every_recipe

@@ -63,7 +63,7 @@ def sequences_of(step: StepBatches) -> Iterator[ShownSequence]:
     """The sequences of a step in their order, without fillers."""
     for micro in step.micros:
         inputs = micro.inputs
-        bounds = list(inputs.layout.bounds())[:-1]  # the last sequence is filler
+        bounds = [each for each in inputs.layout.bounds() if each[0] < micro.end_1]
         for number, (start, end) in enumerate(bounds):
             rows_P = micro.masked_rows_P
             here_P = (rows_P >= start) & (rows_P < end) & (micro.masked_weights_P > 0)
@@ -82,7 +82,7 @@ def batch_statistics(steps: Iterable[StepBatches], *, mask_id: int) -> BatchStat
     lengths, predicted, as_mask, unchanged, pairs, negatives = [], 0, 0, 0, 0, 0
     for micro in (micro for step in steps for micro in step.micros):
         starts_S1 = micro.inputs.layout.starts_S1.numpy().astype(np.int64)
-        lengths.append(np.diff(starts_S1)[:-1])  # the last sequence is filler
+        lengths.append(np.diff(starts_S1)[starts_S1[:-1] < int(micro.end_1)])
         is_predicted_P = micro.masked_weights_P > 0
         shown = micro.inputs.tokens_T[micro.masked_rows_P[is_predicted_P]]
         is_mask = shown == mask_id
@@ -121,7 +121,7 @@ def _predicted_fractions(dataset: PretrainingDataset, step: StepBatches, unit: U
     for micro in step.micros:
         is_predicted_T = np.zeros(len(micro.inputs.tokens_T), np.bool_)
         is_predicted_T[micro.masked_rows_P[micro.masked_weights_P > 0].numpy()] = True
-        is_predicted.append(is_predicted_T[: int(micro.inputs.layout.starts_S1[-2])])
+        is_predicted.append(is_predicted_T[: int(micro.end_1)])
     before_X1 = np.append(0, np.cumsum(np.concatenate(is_predicted)[sequences.text_rows_X]))
     counts_U: Numbers = before_X1[ends_U] - before_X1[starts_U]
     return counts_U / (ends_U - starts_U)

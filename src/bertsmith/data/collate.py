@@ -9,7 +9,7 @@ P predicted tokens.
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -35,6 +35,8 @@ class PretrainingBatch:
     pair_labels_S: Tensor
     """0: B follows A, or the pair is in order; 1: B is random, or the pair is swapped (BERT and ALBERT)."""
     pair_weights_S: Tensor
+    end_1: Tensor
+    """The row behind the last example's last token: filler begins there."""
     draws_P: Tensor | None = None
     """What the generator's tokens are sampled with, below 2**SAMPLING_BITS; only where some are replaced."""
 
@@ -47,11 +49,19 @@ class PretrainingBatch:
         return self.mapped(Tensor.pin_memory)
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "PretrainingBatch":
-        """The same batch with this done to every tensor, in the order of `tensors`."""
-        changed = {name: change(tensor) for name, tensor in self.tensors().items()}
+        """The same batch with this done to every tensor."""
+        changed = {name: change(tensor) for name, tensor in self.named_tensors().items()}
         return PretrainingBatch.from_tensors(changed, longest=self.inputs.layout.longest)
 
-    def tensors(self) -> dict[str, Tensor]:
+    def tensors(self) -> list[Tensor]:
+        """All its tensors, in an order that is always the same."""
+        return list(self.named_tensors().values())
+
+    def sizes(self) -> tuple[tuple[int, ...], ...]:
+        """What a recorded step depends on: every shape, and the longest sequence."""
+        return (*(tuple(tensor.shape) for tensor in self.tensors()), (self.inputs.layout.longest,))
+
+    def named_tensors(self) -> dict[str, Tensor]:
         """Every tensor of the batch by its name; optional ones only where they are given."""
         inputs = self.inputs
         optional = {"task_types_T": inputs.task_types_T, "draws_P": self.draws_P}
@@ -65,12 +75,13 @@ class PretrainingBatch:
             "masked_weights_P": self.masked_weights_P,
             "pair_labels_S": self.pair_labels_S,
             "pair_weights_S": self.pair_weights_S,
+            "end_1": self.end_1,
             **{name: tensor for name, tensor in optional.items() if tensor is not None},
         }
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor], *, longest: int) -> "PretrainingBatch":
-        """The batch of which these are the `tensors`."""
+        """The batch of which these are the `named_tensors`."""
         inputs = PackedBatch(
             tokens_T=tensors["tokens_T"],
             segments_T=tensors["segments_T"],
@@ -85,8 +96,21 @@ class PretrainingBatch:
             masked_weights_P=tensors["masked_weights_P"],
             pair_labels_S=tensors["pair_labels_S"],
             pair_weights_S=tensors["pair_weights_S"],
+            end_1=tensors["end_1"],
             draws_P=tensors.get("draws_P"),
         )
+
+
+MIN_FILLER_LENGTH = 64
+"""Up to so many tokens of filler have always been one sequence, and fingerprints of batches know it."""
+
+
+class Multiples(NamedTuple):
+    """The sizes of a micro-batch are filled up to multiples of these: few sizes to compile or record for."""
+
+    tokens: int = 64
+    predicted: int = 64
+    sequences: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +119,7 @@ class MicroShape:
 
     tokens: int
     """Most tokens, filler included."""
-    multiple: int
-    """The numbers of tokens and of predicted tokens are filled up to multiples of it."""
+    multiples: Multiples
     length: int
     """The stage's longest sequence."""
     pad_id: int
@@ -106,12 +129,17 @@ class MicroShape:
     @property
     def capacity(self) -> int:
         """Most tokens of examples, one token of filler being always there."""
-        return self.tokens // self.multiple * self.multiple - 1
+        return self.tokens // self.multiples.tokens * self.multiples.tokens - 1
+
+    @property
+    def filler_length(self) -> int:
+        """The longest sequence of filler."""
+        return min(self.multiples.tokens, max(self.length, MIN_FILLER_LENGTH))
 
     @property
     def longest(self) -> int:
         """The longest sequence there can be in the run, filler included."""
-        return max(self.recipe_length, self.multiple)
+        return max(self.recipe_length, self.filler_length)
 
 
 def slices_of_ranks(count: int, world: int) -> list[slice]:
@@ -280,34 +308,41 @@ def neighbours(
 def micro_batches(
     sequences: PackedSequences, targets: Targets, *, sizes: list[int], shape: MicroShape
 ) -> Iterator[PretrainingBatch]:
-    """The sequences as micro-batches of these sizes, each with one filler sequence at its end."""
+    """The sequences as micro-batches of these sizes, each with filler sequences at its end."""
     ends = np.cumsum(sizes).tolist()
     for first, last in pairwise([0, *ends]):
         begin, end = sequences.starts_S1[[first, last]].tolist()
         # At least one token of filler, so that a batch always has its filler sequence and one shape fewer.
-        total = _rounded_up(end - begin + 1, shape.multiple)
+        total = _rounded_up(end - begin + 1, shape.multiples.tokens)
         filler = total - (end - begin)
         rows = slice(begin, end)
-        starts_S1 = np.append(sequences.starts_S1[first : last + 1] - begin, total)
+        # Empty sequences behind those of filler make their number round.
+        of_filler = np.arange(end - begin, total, shape.filler_length)
+        starts_S = np.append(sequences.starts_S1[first:last] - begin, of_filler)
+        empty = _rounded_up(len(starts_S), shape.multiples.sequences) - len(starts_S)
+        starts_S1 = np.append(starts_S, np.full(empty + 1, total))
+        fillers = len(starts_S1) - 1 - (last - first)
         inputs = PackedBatch(
             tokens_T=_filled(sequences.tokens_T[rows], np.full(filler, shape.pad_id)),
             segments_T=_filled(sequences.segments_T[rows], np.zeros(filler, np.int64)),
-            # The filler sequence may be longer than the table of positions is: it starts again at 0.
+            # A filler sequence may be longer than the table of positions is: it starts again at 0.
             positions_T=_filled(sequences.positions_T[rows], np.arange(filler) % shape.length),
             layout=Layout(torch.from_numpy(starts_S1.astype(np.int32)), shape.longest),
         )
         # Targets are in the order of their rows, so those of a micro-batch lie side by side.
         predicted = slice(*np.searchsorted(targets.rows_P, [begin, end]).tolist())
         rows_P, ids_P = targets.rows_P[predicted] - begin, targets.ids_P[predicted]
-        unused = np.zeros(_rounded_up(max(len(rows_P), 1), shape.multiple) - len(rows_P), np.int64)
+        wanted = _rounded_up(max(len(rows_P), 1), shape.multiples.predicted)
+        unused = np.zeros(wanted - len(rows_P), np.int64)
         labels_S = targets.pair_labels_S[first:last]
         yield PretrainingBatch(
             inputs,
             masked_rows_P=_filled(rows_P, unused),
             masked_ids_P=_filled(ids_P, unused),
             masked_weights_P=_weights(1.0, len(rows_P), len(unused)),
-            pair_labels_S=_filled(labels_S, np.zeros(1, np.int64)),
-            pair_weights_S=_weights(targets.pair_weight, len(labels_S), 1),
+            pair_labels_S=_filled(labels_S, np.zeros(fillers, np.int64)),
+            pair_weights_S=_weights(targets.pair_weight, len(labels_S), fillers),
+            end_1=torch.tensor([end - begin]),
             draws_P=None if targets.draws_P is None else _filled(targets.draws_P[predicted], unused),
         )
 

@@ -22,6 +22,7 @@ from bertsmith.corpus.token_store import TokenStore
 from bertsmith.data.collate import (
     Collator,
     MicroShape,
+    Multiples,
     PretrainingBatch,
     micro_batches,
     micro_sizes,
@@ -78,7 +79,7 @@ class StepBatches:
         parts: list[Tensor] = []
         types: list[dict[str, tuple[torch.dtype, int]]] = []
         for micro in self.micros:
-            tensors = micro.tensors()
+            tensors = micro.named_tensors()
             types.append({name: (tensor.dtype, len(tensor)) for name, tensor in tensors.items()})
             for tensor in tensors.values():
                 raw = tensor.contiguous().view(torch.uint8)
@@ -100,8 +101,7 @@ class PretrainingDataset(Dataset[StepBatches]):
     """Folder for the indexes of epochs."""
     rank: int = 0
     world: int = 1
-    multiple: int = 64
-    """Numbers of tokens and of predicted tokens in a micro-batch are multiples of it."""
+    multiples: Multiples = Multiples()
     split: Split = "train"
     _collators: dict[int, Collator] = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -117,9 +117,9 @@ class PretrainingDataset(Dataset[StepBatches]):
         collator = self.collator(index.stage)
         lengths = [stage.length for stage in self.recipe.examples.stages]
         length, pad_id = lengths[index.stage], self._vocabulary.pad_id
-        shape = MicroShape(self.micro_tokens, self.multiple, length, pad_id, recipe_length=max(lengths))
+        shape = MicroShape(self.micro_tokens, self.multiples, length, pad_id, recipe_length=max(lengths))
         if shape.capacity < length:
-            needed = -(-(length + 1) // self.multiple) * self.multiple
+            needed = -(-(length + 1) // self.multiples.tokens) * self.multiples.tokens
             what = f"batch.micro_tokens = {self.micro_tokens} cannot hold a sequence of {length} tokens"
             raise UserError(what, remedy=f"allow {needed} or more")
         examples = collator.index.examples(index.step)

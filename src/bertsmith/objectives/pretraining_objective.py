@@ -72,8 +72,9 @@ class PretrainingObjective(nn.Module):
 
 def mark_sizes_as_changing(batch: PretrainingBatch) -> None:
     """Tell the compiler that T, S and P differ from step to step, before it takes them for constants."""
-    for tensor in batch.tensors().values():
-        mark_dynamic(tensor)
+    for name, tensor in batch.named_tensors().items():
+        if name != "end_1":
+            mark_dynamic(tensor)
 
 
 def weighted_sums(scores_PV: Tensor, labels_P: Tensor, weights_P: Tensor) -> tuple[Tensor, Tensor]:

@@ -52,8 +52,8 @@ class ReplacedTokenDetection(PretrainingObjective):
         original_T, shown_T = with_tokens(batch, batch.masked_ids_P), with_tokens(batch, sampled_P)
         # A sample that is the very token it replaces counts as original.
         replaced_T = shown_T != original_T
-        # All real tokens are judged, special ones too; the filler is the last sequence.
-        weights_T = torch.arange(len(shown_T), device=shown_T.device) < batch.inputs.layout.starts_S1[-2]
+        # All tokens of examples are judged, special ones too.
+        weights_T = torch.arange(len(shown_T), device=shown_T.device) < batch.end_1
         inputs = replace(batch.inputs, tokens_T=shown_T)
         scores_T1 = self.network.scores("replaced", self.network(inputs), inputs.layout)
         scores_T, targets_T = scores_T1[:, 0].float(), replaced_T.float()

@@ -16,6 +16,8 @@ from typing import Literal
 import torch
 
 from bertsmith.core.errors import UserError
+from bertsmith.data.collate import Multiples
+from bertsmith.model.attention_kernels import flash_fits
 from bertsmith.model.encoder import can_compile
 from bertsmith.model.encoder_config import EncoderConfig
 from bertsmith.model.network import Network
@@ -45,6 +47,10 @@ MAX_EVALUATION_FRACTION = 0.1
 """Of a run's time, what evaluations take at most where the recipe leaves them open; one a quarter of it."""
 GPU_MULTIPLE, CPU_MULTIPLE = 64, 8
 """Token counts are rounded up to these by a filler sequence: matrix units like round numbers."""
+RECORDED_FLOPS = 2e13
+"""A smaller step takes a GPU less time than Python needs to start its kernels: it is recorded."""
+SIZES_OF_STEPS = 64
+"""Into so many parts the sizes of a recorded step are counted: few sizes to record, and little filler."""
 MEMORY_OF_LINUX = Path("/proc/meminfo")
 
 
@@ -199,7 +205,9 @@ class Machine:
     compiled: bool
     deterministic: bool
     micro_tokens: int
-    multiple: int
+    multiples: Multiples
+    recorded: bool
+    """Whether whole steps are recorded as CUDA graphs."""
     loader_workers: int
     evaluation_sequences: int
     notes: tuple[str, ...]
@@ -224,23 +232,70 @@ def fit_machine(
     workers = max(1, min(GPU_LOADER_WORKERS, cores_for_each - 1)) if on_gpu else 0
     networks = [network] if generator is None else [network, generator]
     load = _load(recipe, networks, world, precision)
-    wanted = micro_tokens_before or (GPU_MICRO_TOKENS if on_gpu else _cpu_micro_tokens(networks, load))
-    micro_tokens, memory = _micro_tokens(recipe, load, world, wanted)
     compiled = (run.compile == "on" or (run.compile == "auto" and on_gpu)) and all(map(can_compile, networks))
+    recorded = compiled and _recordable(recipe, networks, load, world)
+    multiples = _multiples(recipe, load, on_gpu=on_gpu, recorded=recorded)
+    # The last tokens are for filler, so that a step of round size is still one pass.
+    usual = GPU_MICRO_TOKENS + multiples.tokens if on_gpu else _cpu_micro_tokens(networks, load)
+    micro_tokens, memory = _micro_tokens(recipe, load, world, micro_tokens_before or usual)
+    if recorded and _step_size(recipe)[0] + multiples.tokens > micro_tokens:  # only one pass is recorded
+        recorded, multiples = False, Multiples(GPU_MULTIPLE, GPU_MULTIPLE)
     deterministic = run.deterministic == "on" or (run.deterministic == "auto" and not on_gpu)
     place = f"{world.size} process{'es' if world.size > 1 else ''} on {world.device.type}"
     how = f"{place}, {precision}, {'compiled' if compiled else 'not compiled'}"
+    how += ", whole steps as CUDA graphs" if recorded else ""
     bits = "the same bits each time" if deterministic else "last bits may differ from run to run"
     return Machine(
         precision=precision,
         compiled=compiled,
         deterministic=deterministic,
         micro_tokens=micro_tokens,
-        multiple=GPU_MULTIPLE if on_gpu else CPU_MULTIPLE,
+        multiples=multiples,
+        recorded=recorded,
         loader_workers=workers if run.loader_workers == "auto" else run.loader_workers,
         evaluation_sequences=_evaluation_sequences(recipe, on_gpu=on_gpu),
         notes=(f"{how}; {bits}", memory),
     )
+
+
+def _recordable(recipe: Recipe, networks: Sequence[Network], load: TrainingLoad, world: World) -> bool:
+    """Whether steps can be recorded as CUDA graphs, and are so small that it is worth its filler."""
+    # Only with flash attention: other kernels read lengths on the CPU. Nor with fp16 or a rule for spikes,
+    # where the CPU decides after each step, nor where layers are recomputed, for which dropout's random state
+    # is read back, nor with gradients of other processes.
+    can = load.device == "cuda" and load.precision == "bf16" and OPTIMIZERS[recipe.optim.algorithm].recordable
+    can = can and recipe.run.spike_factor == "off" and not load.recompute and world.size == 1
+    if not can or not all(
+        flash_fits(each.config.width // each.config.heads, world.device) for each in networks
+    ):
+        return False
+    tokens, sequences = _step_size(recipe)
+    predicted = round(tokens * load.predicted_fraction)
+    flops = flops_per_step(networks, tokens=tokens, sequences=sequences, predicted=predicted)
+    return flops < RECORDED_FLOPS
+
+
+def _multiples(recipe: Recipe, load: TrainingLoad, *, on_gpu: bool, recorded: bool) -> Multiples:
+    """To multiples of what the sizes of a micro-batch are filled up."""
+    if not on_gpu:
+        return Multiples(CPU_MULTIPLE, CPU_MULTIPLE)
+    if not recorded:
+        return Multiples(GPU_MULTIPLE, GPU_MULTIPLE)
+    tokens, sequences = _step_size(recipe)
+    predicted = tokens * load.predicted_fraction
+    return Multiples(
+        max(GPU_MULTIPLE, 1 << int(tokens / SIZES_OF_STEPS).bit_length() - 1),
+        max(GPU_MULTIPLE, 1 << int(predicted / SIZES_OF_STEPS).bit_length() - 1),
+        max(1, sequences // SIZES_OF_STEPS),
+    )
+
+
+def _step_size(recipe: Recipe) -> tuple[int, int]:
+    """About how many tokens and sequences a step has."""
+    batch, longest = recipe.batch, max(stage.length for stage in recipe.examples.stages)
+    if batch.by == "sequences":
+        return batch.sequences * longest, batch.sequences
+    return batch.tokens, batch.tokens // longest
 
 
 def _evaluation_sequences(recipe: Recipe, *, on_gpu: bool) -> int:
@@ -262,9 +317,9 @@ def affordable_evaluations(recipe: Recipe, sequences: int) -> int:
 
 def _evaluated_sequences(recipe: Recipe) -> int:
     """How many sequences a run of steps or tokens may be evaluated on, all evaluations together."""
-    run, batch = recipe.run, recipe.batch
+    run = recipe.run
     longest = max(stage.length for stage in recipe.examples.stages)
-    for_each_step = batch.sequences if batch.by == "sequences" else batch.tokens // longest
+    _, for_each_step = _step_size(recipe)
     shown = run.steps * for_each_step if run.budget == "steps" else run.tokens // longest
     # Training on a sequence is a forward and a backward pass, which is twice the work of a forward one.
     return int(3 * shown * MAX_EVALUATION_FRACTION)

@@ -26,6 +26,7 @@ from bertsmith.recipe.load import recipe_text
 from bertsmith.recipe.schema import Recipe
 from bertsmith.training.callbacks import ProgressCallback
 from bertsmith.training.checkpoint import SavedState, latest_state, load_checkpoint
+from bertsmith.training.cuda_graphs import recording_of
 from bertsmith.training.distributed import World, share_work
 from bertsmith.training.journal import write_versions
 from bertsmith.training.optimizers import build_optimizer, pretraining_rate
@@ -113,7 +114,7 @@ def set_up(request: Request, world: World, callback: ProgressCallback) -> tuple[
         recipe, initial.network, world, generator=initial.generator, micro_tokens_before=micro_tokens
     )
     loading: dict[str, Any] = {"rank": world.rank, "world": world.size, "cache": folder.path / PLANS}
-    loading |= {"micro_tokens": machine.micro_tokens, "multiple": machine.multiple}
+    loading |= {"micro_tokens": machine.micro_tokens, "multiples": machine.multiples}
     train = PretrainingDataset(store, recipe, split="train", **loading)
     held_out = PretrainingDataset(store, held_out_recipe(recipe, machine), split="held-out", **loading)
     world.on_main(store.verify)
@@ -182,13 +183,15 @@ def _build_trainer(
         for block in (module for module in objective.modules() if isinstance(module, Block)):
             block.compile(fullgraph=True)
     wrapped = share_work(objective, world, recipe.run.parallel)
+    optimizer = build_optimizer(wrapped, recipe.optim, order="matrices first")
     return Trainer(
         wrapped,
-        build_optimizer(wrapped, recipe.optim, order="matrices first"),
+        optimizer,
         world,
         machine.precision,
         recipe.optim.clip_norm,
         GradientGuard(recipe.run.spike_factor),
+        graphs=recording_of(optimizer, world.device) if machine.recorded else None,
         seed=recipe.run.seed,
         scaler=loss_scaler(world.device, machine.precision),
     )

@@ -120,6 +120,8 @@ def save_checkpoint(
 def load_checkpoint(saved: SavedState, trainer: Trainer) -> None:
     """Put a saved state's weights and moments into a trainer; all processes call it."""
     load_state(saved, trainer.objective, optimizer=trainer.optimizer, world=trainer.world)
+    if trainer.graphs is not None:
+        trainer.graphs.forget()
     if trainer.scaler is not None and LOSS_SCALER in saved.state.scalars:
         trainer.scaler.load_state_dict(saved.state.scalars[LOSS_SCALER])
 

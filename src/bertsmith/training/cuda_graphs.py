@@ -76,6 +76,11 @@ class StepGraphs:
             self._recordings[sizes] = self._recorded(micro, loss_scales, learn)
         return self._recordings[sizes].replay(micro, loss_scales)
 
+    def forget(self) -> None:
+        """Drop all recordings: they write to weights and read rates at addresses that are no more."""
+        self._met.clear()
+        self._recordings.clear()
+
     def _recorded(self, micro: RecordedMicro, loss_scales: Tensor, learn: Learn) -> _Recording:
         kept_micro, kept_scales = micro.to(self._stream.device), loss_scales.to(self._stream.device)
         graph = torch.cuda.CUDAGraph()

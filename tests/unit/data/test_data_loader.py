@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 from bertsmith.core.errors import UserError
 from bertsmith.data.batch_inspection import batch_statistics, sequences_of
-from bertsmith.data.collate import PretrainingBatch
+from bertsmith.data.collate import Multiples, PretrainingBatch
 from bertsmith.data.data_loader import PretrainingDataset, StepIndex
 from tests.example_stores import digest, random_store, recipe_named, small_recipe
 
@@ -34,17 +34,22 @@ def dataset_of(store, cache: Path, recipe=None, **choices) -> PretrainingDataset
     )
 
 
-def test_each_micro_batch_ends_in_one_filler_sequence(store, cache) -> None:
-    step, pad = dataset_of(store, cache)[FIRST], store.tokenizer().pad_id
+@pytest.mark.parametrize("of_sequences", [1, 16])
+def test_each_micro_batch_ends_in_filler_sequences_and_has_round_sizes(store, cache, of_sequences) -> None:
+    multiples = Multiples(64, 32, of_sequences)
+    step, pad = dataset_of(store, cache, multiples=multiples)[FIRST], store.tokenizer().pad_id
     assert len(step.micros) > 1
     for micro in step.micros:
-        *_, (begin, end) = micro.inputs.layout.bounds()
-        assert end == len(micro.inputs.tokens_T) and end % 64 == 0 and end > begin
+        examples = int(micro.pair_weights_S.sum())
+        bounds = list(micro.inputs.layout.bounds())
+        (begin, _), end = bounds[examples], len(micro.inputs.tokens_T)
+        assert micro.end_1.tolist() == [begin] and bounds[-1][1] == end and end % 64 == 0 and end > begin
+        assert max(last - first for first, last in bounds) <= micro.inputs.layout.longest == 64
+        assert len(bounds) % of_sequences == 0 and len(micro.masked_rows_P) % 32 == 0
         assert set(micro.inputs.tokens_T[begin:].tolist()) == {pad}
         assert set(micro.inputs.segments_T[begin:].tolist()) == {0}
         assert micro.inputs.positions_T[begin:].max() < 32
-        assert micro.pair_weights_S.tolist() == [1.0] * (micro.inputs.layout.sequences - 1) + [0.0]
-        assert micro.inputs.layout.longest == 64  # a filler may be longer than the stage's sequences
+        assert micro.pair_weights_S.tolist() == [1.0] * examples + [0.0] * (len(bounds) - examples)
 
 
 def test_the_counts_are_those_of_the_examples(store, cache) -> None:

@@ -12,6 +12,7 @@ import bertsmith
 from bertsmith.cli.pretrain import show
 from bertsmith.core.errors import UserError
 from bertsmith.corpus.token_store import TokenStore
+from bertsmith.data.collate import Multiples
 from bertsmith.data.data_loader import PretrainingDataset, StepIndex
 from bertsmith.data.masking import SAMPLING_BITS
 from bertsmith.model.model_folder import read_model
@@ -175,12 +176,12 @@ def test_draws_follow_from_the_seed_and_the_step_alone(store, tmp_path):
         micros = [micro for micro in data[StepIndex(0, step)].micros]
         return np.concatenate([micro.draws_P[micro.masked_weights_P > 0].numpy() for micro in micros])
 
-    first = draws(multiple=8)
+    first = draws(multiples=Multiples(8, 8))
     assert first.min() >= 0 and first.max() < 2**SAMPLING_BITS and len(np.unique(first)) == len(first)
-    assert np.array_equal(first, draws(multiple=8, micro_tokens=48))
-    assert not np.array_equal(first, draws("run.seed=1", multiple=8)[: len(first)])
-    assert not np.array_equal(first, draws(multiple=8, step=0)[: len(first)])
-    ranks = [draws(multiple=8, rank=rank, world=2) for rank in range(2)]
+    assert np.array_equal(first, draws(multiples=Multiples(8, 8), micro_tokens=48))
+    assert not np.array_equal(first, draws("run.seed=1", multiples=Multiples(8, 8))[: len(first)])
+    assert not np.array_equal(first, draws(multiples=Multiples(8, 8), step=0)[: len(first)])
+    ranks = [draws(multiples=Multiples(8, 8), rank=rank, world=2) for rank in range(2)]
     assert np.array_equal(first, np.concatenate(ranks))
 
 

@@ -6,6 +6,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from bertsmith.core.errors import UserError
+from bertsmith.data.collate import Multiples
 from bertsmith.data.data_loader import PretrainingDataset, StepIndex
 from bertsmith.model.network import build_network
 from bertsmith.objectives.masked_language_modelling import MaskedLanguageModelling
@@ -53,6 +54,7 @@ def test_a_gpu_gets_bf16_and_an_older_one_what_it_can_do(
 ):
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: has_bf16)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (1 << 34, 1 << 34))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     recipe = tiny_recipe(f"run.parallel={parallel}", "batch.micro_tokens=128")
     world = World(rank=0, size=processes, local_rank=0, device=torch.device("cuda"))
     assert fit_machine(recipe, build_initial_model(recipe, store).network, world).precision == expected
@@ -133,7 +135,9 @@ def test_where_sources_disagree_the_choice_is_reported():
 @pytest.mark.parametrize("pair_head", ["none", "nsp"])
 def test_products_are_counted_as_torch_counts_them(store, tmp_path, pair_head):
     network = tiny_network(heads={"mlm": 0} if pair_head == "none" else {"pooler": 0, "mlm": 0, "nsp": 2})
-    feed = PretrainingDataset(store, tiny_recipe(), micro_tokens=256, multiple=8, cache=tmp_path)
+    feed = PretrainingDataset(
+        store, tiny_recipe(), micro_tokens=256, multiples=Multiples(8, 8), cache=tmp_path
+    )
     (micro,) = feed[StepIndex(0, 0)].micros
     with FlopCounterMode(display=False) as counter:  # it does not look into our own attention
         MaskedLanguageModelling(network, pair_head)(micro, torch.ones(2))[0].backward()
@@ -175,3 +179,29 @@ def test_no_peak_is_known_of_a_cpu():
 )
 def test_a_gpu_is_known_by_whole_words_of_its_name(name, peak):
     assert peak_by_name(name) == peak
+
+
+@pytest.mark.parametrize(
+    ("settings", "recorded"),
+    [
+        ((), True),
+        (("batch.micro_tokens=640",), False),  # a step of several passes
+        (("run.spike_factor=4",), False),
+        (("run.recompute=true",), False),
+        (("run.precision=fp16",), False),
+        (("optim.algorithm=lamb",), False),
+        (("run.compile=off",), False),
+        (("batch.sequences=4000000", "batch.micro_tokens=200000000"), False),  # busy enough
+    ],
+)
+def test_small_steps_on_a_gpu_are_recorded_with_few_sizes(store, monkeypatch, settings, recorded):
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (1 << 50, 1 << 50))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    recipe = tiny_recipe("batch.sequences=1024", *settings)
+    world = World(rank=0, size=1, local_rank=0, device=torch.device("cuda"))
+    machine = fit_machine(recipe, build_initial_model(recipe, store).network, world)
+    assert machine.recorded == recorded
+    # 1,024 sequences of at most 32 tokens, counted in 64 parts; about a fifth of the tokens is predicted.
+    assert machine.multiples == (Multiples(512, 64, 16) if recorded else Multiples(64, 64))
+    assert ("CUDA graphs" in machine.notes[0]) == recorded

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from bertsmith.data.batch_inspection import sequences_of
+from bertsmith.data.collate import Multiples
 from bertsmith.data.data_loader import PretrainingDataset, StepBatches, StepIndex
 from bertsmith.objectives.masked_language_modelling import MaskedLanguageModelling
 from bertsmith.objectives.pretraining_objective import Counts
@@ -30,7 +31,13 @@ def machine_of(store, recipe: Recipe) -> Machine:
 def held_out_data(store, cache, *overrides: str, rank: int = 0, world: int = 1) -> PretrainingDataset:
     """What a run with these settings is judged by."""
     recipe = tiny_recipe(*overrides)
-    choices = {"rank": rank, "world": world, "split": "held-out", "micro_tokens": 256, "multiple": 8}
+    choices = {
+        "rank": rank,
+        "world": world,
+        "split": "held-out",
+        "micro_tokens": 256,
+        "multiples": Multiples(8, 8),
+    }
     return PretrainingDataset(
         store, held_out_recipe(recipe, machine_of(store, recipe)), cache=cache, **choices
     )

@@ -8,7 +8,7 @@ import transformers
 from torch import nn
 
 from bertsmith.corpus.token_store import TokenStore
-from bertsmith.data.collate import PretrainingBatch
+from bertsmith.data.collate import Multiples, PretrainingBatch
 from bertsmith.data.data_loader import PretrainingDataset, StepIndex
 from bertsmith.model.architectures.registry import ARCHITECTURES
 from bertsmith.model.model_folder import head_outputs, read_model
@@ -104,7 +104,9 @@ def generator_of(network: Network, recipe: Recipe) -> Network:
 
 
 def batch_without_numbers(recipe: Recipe, store: TokenStore, cache) -> PretrainingBatch:
-    feed = PretrainingDataset(store, small(recipe.name), micro_tokens=256, multiple=8, cache=cache)
+    feed = PretrainingDataset(
+        store, small(recipe.name), micro_tokens=256, multiples=Multiples(8, 8), cache=cache
+    )
     return feed[StepIndex(0, 0)].micros[0].to("meta")
 
 

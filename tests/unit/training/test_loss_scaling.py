@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from bertsmith.core.errors import UserError
+from bertsmith.data.collate import Multiples
 from bertsmith.data.data_loader import PretrainingDataset, StepIndex
 from bertsmith.model.network import new_network
 from bertsmith.objectives.masked_language_modelling import MaskedLanguageModelling
@@ -39,7 +40,11 @@ from tests.tiny_runs import tiny_recipe
 def step(tmp_path_factory):
     folder = tmp_path_factory.mktemp("steps")
     dataset = PretrainingDataset(
-        random_store(folder), small_recipe(), micro_tokens=48, multiple=8, cache=folder / "cache"
+        random_store(folder),
+        small_recipe(),
+        micro_tokens=48,
+        multiples=Multiples(8, 8),
+        cache=folder / "cache",
     )
     batches = dataset[StepIndex(0, 0)]
     assert len(batches.micros) > 1  # gradients of several are summed up before they are unscaled

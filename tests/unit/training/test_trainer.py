@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from bertsmith.data.collate import Multiples
 from bertsmith.data.data_loader import PretrainingDataset, StepBatches, StepIndex
 from bertsmith.model.network import new_network
 from bertsmith.objectives.masked_language_modelling import MaskedLanguageModelling
@@ -50,7 +51,7 @@ def batches(store, folder: Path) -> StepBatches:
 
 def step_of(store, folder: Path, *, micro_tokens: int) -> StepBatches:
     dataset = PretrainingDataset(
-        store, small_recipe(), micro_tokens=micro_tokens, multiple=8, cache=folder / "cache"
+        store, small_recipe(), micro_tokens=micro_tokens, multiples=Multiples(8, 8), cache=folder / "cache"
     )
     return dataset[StepIndex(0, 0)]
 
