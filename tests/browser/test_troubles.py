@@ -2,12 +2,13 @@
 
 import json
 import re
+import time
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, Route, expect
 
-from tests.browser.playground import DESK, PANELS, Visit, served, visit
+from tests.browser.playground import DESK, PANELS, PATIENCE, Visit, served, visit
 
 # ---- what is there and what is missing
 
@@ -198,10 +199,11 @@ def test_a_reply_that_comes_late_does_not_replace_a_newer_one(seen: Visit) -> No
     held: list[Route] = []
     seen.page.route("**/fill", lambda route: held.append(route))
     box = seen.page.get_by_label("Text", exact=True)
-    box.fill("An old [MASK].")
-    seen.page.wait_for_timeout(500)
-    box.fill("A new [MASK].")
-    seen.page.wait_for_timeout(500)
+    for count, text in enumerate(("An old [MASK].", "A new [MASK]."), start=1):
+        box.fill(text)
+        deadline = time.monotonic() + PATIENCE / 1000
+        while len(held) < count and time.monotonic() < deadline:
+            seen.page.wait_for_timeout(20)
     old, new = held
     for route, token in ((new, "newer"), (old, "older")):
         mask = {"start": 6, "end": 12, "guesses": [{"token": token, "probability": 0.5}]}
