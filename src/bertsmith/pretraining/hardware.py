@@ -283,11 +283,12 @@ def _multiples(recipe: Recipe, load: TrainingLoad, *, on_gpu: bool, recorded: bo
         return Multiples(GPU_MULTIPLE, GPU_MULTIPLE)
     tokens, sequences = _step_size(recipe)
     predicted = tokens * load.predicted_fraction
-    return Multiples(
-        max(GPU_MULTIPLE, 1 << int(tokens / SIZES_OF_STEPS).bit_length() - 1),
-        max(GPU_MULTIPLE, 1 << int(predicted / SIZES_OF_STEPS).bit_length() - 1),
-        max(1, sequences // SIZES_OF_STEPS),
-    )
+
+    def part(size: float) -> int:
+        """A power of two, so that a size has as many parts or a few more."""
+        return max(GPU_MULTIPLE, 1 << max(0, int(size / SIZES_OF_STEPS).bit_length() - 1))
+
+    return Multiples(part(tokens), part(predicted), max(1, sequences // SIZES_OF_STEPS))
 
 
 def _step_size(recipe: Recipe) -> tuple[int, int]:

@@ -191,7 +191,7 @@ def test_a_gpu_is_known_by_whole_words_of_its_name(name, peak):
         (("run.precision=fp16",), False),
         (("optim.algorithm=lamb",), False),
         (("run.compile=off",), False),
-        (("batch.sequences=4000000", "batch.micro_tokens=200000000"), False),  # busy enough
+        (("batch.sequences=8000000", "batch.micro_tokens=400000000"), False),  # busy enough
     ],
 )
 def test_small_steps_on_a_gpu_are_recorded_with_few_sizes(store, monkeypatch, settings, recorded):
