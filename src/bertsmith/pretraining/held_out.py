@@ -18,8 +18,9 @@ METRICS = (
     *("loss", "mlm_loss", "mlm_accuracy", "pair_loss", "pair_accuracy"),
     *("replaced_loss", "replaced_accuracy", "replaced_precision", "replaced_recall", "replaced_majority"),
     *("pair_majority", "sequences"),
+    *("fixed_mlm_loss", "fixed_mlm_accuracy", "fixed_bits_per_character", "fixed_sequences"),
 )
-"""What `evaluate` can return."""
+"""What `evaluate` can return, and the fixed evaluation (`fixed_evaluation.py`)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from math import inf, isfinite
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -17,6 +17,7 @@ from bertsmith.core.errors import UserError
 from bertsmith.core.files import read_json
 from bertsmith.core.wording import counted
 from bertsmith.corpus.token_store import TokenStore
+from bertsmith.pretraining.fixed_evaluation import evaluate_fixed
 from bertsmith.pretraining.hardware import (
     MAX_EVALUATION_FRACTION,
     affordable_evaluations,
@@ -29,6 +30,7 @@ from bertsmith.pretraining.metrics_window import MetricsWindow
 from bertsmith.pretraining.pretrained_model import (
     RunFacts,
     check_weights_are_finite,
+    held_out_line,
     whole_networks,
     write_results,
 )
@@ -247,7 +249,8 @@ def _ending_seconds(run: Run, state: RunState) -> float:
     weights = sum(each.numel() for each in run.trainer.parameters())
     written = 4 * weights * (2 + OPTIMIZERS[run.recipe.optim.algorithm].moments)  # once more as the model
     limit = _max_evaluation_seconds(run)
-    evaluation = state.evaluation_seconds or (limit if isfinite(limit) else 0.0)
+    both = limit * (1 + len(run.fixed_sets))
+    evaluation = state.evaluation_seconds or (both if isfinite(both) else 0.0)
     return evaluation + written / BYTES_WRITTEN_A_SECOND + SECONDS_FOR_FILES
 
 
@@ -271,7 +274,8 @@ def _cadence(run: Run, state: RunState, stop: StopRequested) -> Cadence:
     settings, fraction = run.recipe.run, run.budget.fraction(state.progress)
     by_time, times = settings.budget == "minutes", EVALUATIONS
     if not by_time:
-        times = min(times, affordable_evaluations(run.recipe, run.machine.evaluation_sequences))
+        fixed = sum(each.held_out.sequences for each in run.fixed_sets)
+        times = min(times, affordable_evaluations(run.recipe, run.machine.evaluation_sequences + fixed))
 
     def evaluates(progress: Progress) -> bool:
         nonlocal fraction
@@ -357,17 +361,23 @@ def _evaluate_stage(
     if stage not in sets:
         sets[stage] = held_out_set(run.held_out_data, stage, run.world)
     asked_before = stop.here  # then the run stops after all that is due, so that a resume changes no line
-    evaluated = evaluate(
-        run.trainer,
-        sets[stage],
-        stopping=lambda: stop.here and not asked_before,
-        max_seconds=_max_evaluation_seconds(run),
-    )
+    limits: Any = {
+        "stopping": lambda: stop.here and not asked_before,
+        "max_seconds": _max_evaluation_seconds(run),
+    }
+    evaluated = evaluate(run.trainer, sets[stage], **limits)
     if evaluated is None:
         return None
     metrics, sets[stage] = evaluated
+    for number, fixed in enumerate(run.fixed_sets):
+        compared = evaluate_fixed(run.trainer, fixed, **limits)
+        if compared is None:
+            return None
+        metrics |= compared[0]
+        run.fixed_sets[number] = compared[1]
     numbers = {"stage": stage, "tokens": progress.tokens, "seconds": round(progress.seconds, 3)}
     journal.write("held-out", progress.step, {**metrics, **numbers})
+    run.report(f"step {progress.step:,}: {held_out_line(metrics)}")
     return metrics
 
 

@@ -85,17 +85,40 @@ def model_card(recipe: Recipe, network: Network, facts: RunFacts) -> str:
     return card_text(recipe.name, introduction, blocks, caveat=caveat)
 
 
+FIXED_NAMES = {
+    "fixed_mlm_loss": "fixed evaluation: mlm loss (15 % of the tokens, 80/10/10, 128 tokens)",
+    "fixed_mlm_accuracy": "fixed evaluation: mlm accuracy",
+    "fixed_bits_per_character": "fixed evaluation: bits per character",
+    "fixed_sequences": "fixed evaluation: sequences",
+}
+
+
+def held_out_line(held_out: Mapping[str, float]) -> str:
+    """An evaluation in a line of the log: what a person compares first."""
+    parts = [f"held-out loss {held_out['loss']:.3f}"]
+    if "mlm_accuracy" in held_out:
+        parts.append(f"MLM {held_out['mlm_accuracy']:.1%}")
+    if "fixed_mlm_loss" in held_out:
+        loss, accuracy, bits = (
+            held_out[f"fixed_{name}"] for name in ("mlm_loss", "mlm_accuracy", "bits_per_character")
+        )
+        parts.append(f"fixed evaluation: loss {loss:.3f}, MLM {accuracy:.1%}, {bits:.3f} bits per character")
+    return "; ".join(parts)
+
+
 def held_out_rows(
     held_out: Mapping[str, float], before: Mapping[str, float] = MappingProxyType({})
 ) -> list[tuple[str, str]]:
     """Held-out results in words: what was measured, and the value, from what it was before the run."""
-    names = {name: name.replace("_", " ") for name in held_out}
+    names = {name: name.replace("_", " ") for name in held_out} | FIXED_NAMES
     names |= {
         "pair_majority": "pair accuracy of always giving the commoner answer",
         "replaced_majority": "replaced accuracy of always giving the commoner answer",
     }
     if "replaced_loss" in held_out:  # then two models are trained, and the generator predicts masked tokens
-        names |= {name: f"generator {names[name]}" for name in ("mlm_loss", "mlm_accuracy")}
+        own = ("mlm_loss", "mlm_accuracy")
+        names |= {name: f"generator {names[name]}" for name in own}
+        names |= {f"fixed_{name}": f"{FIXED_NAMES[f'fixed_{name}']}, the generator's" for name in own}
     rows = []
     for name, value in held_out.items():
         now, was = (

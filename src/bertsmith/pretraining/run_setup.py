@@ -18,6 +18,13 @@ from bertsmith.model.encoder import Block
 from bertsmith.objectives.pretraining_objective import Counts, PretrainingObjective
 from bertsmith.objectives.registry import OBJECTIVES
 from bertsmith.pretraining.budget import Budget
+from bertsmith.pretraining.fixed_evaluation import (
+    FixedSet,
+    fixed_notes,
+    fixed_recipe,
+    fixed_set,
+    has_fixed_evaluation,
+)
 from bertsmith.pretraining.hardware import Machine, choices, fit_machine
 from bertsmith.pretraining.held_out import HeldOutSet
 from bertsmith.pretraining.initial_model import build_initial_model, with_true_model
@@ -62,6 +69,8 @@ class Run:
     callback: ProgressCallback
     notes: tuple[str, ...]
     clock: Clock
+    fixed_sets: list[FixedSet]
+    """The one set of the fixed evaluation, or none where the run has no masked LM."""
     held_out_sets: dict[int, HeldOutSet] = field(default_factory=dict)
     """What each stage is evaluated on, built when it is first needed."""
 
@@ -117,6 +126,10 @@ def set_up(request: Request, world: World, callback: ProgressCallback) -> tuple[
     loading |= {"micro_tokens": machine.micro_tokens, "multiples": machine.multiples}
     train = PretrainingDataset(store, recipe, split="train", **loading)
     held_out = PretrainingDataset(store, held_out_recipe(recipe, machine), split="held-out", **loading)
+    compared = fixed_recipe(recipe, world)
+    # Its sequences may be longer than any of the run's: without gradients, they fit all the same.
+    loading["micro_tokens"] = max(machine.micro_tokens, compared.examples.stages[0].length + machine.multiple)
+    fixed = PretrainingDataset(store, compared, split="held-out", **loading)
     world.on_main(store.verify)
 
     def begin_folder() -> None:
@@ -134,7 +147,7 @@ def set_up(request: Request, world: World, callback: ProgressCallback) -> tuple[
     objective = build(initial.network, initial.generator, recipe).to(world.device).train()
     trainer = _build_trainer(recipe, objective, machine, world)
     state = RunState(MetricsWindow.empty(objective)) if saved is None else _restore(saved, objective, trainer)
-    notes = (*initial.notes, *choices(recipe), *machine.notes)
+    notes = (*initial.notes, *choices(recipe), *fixed_notes(recipe), *machine.notes)
     run = Run(
         recipe,
         store,
@@ -148,6 +161,7 @@ def set_up(request: Request, world: World, callback: ProgressCallback) -> tuple[
         callback,
         notes,
         replace(request.clock, before=state.progress.seconds),
+        fixed_sets=[fixed_set(fixed, world)] if has_fixed_evaluation(recipe) else [],
     )
     for note in notes:
         run.report(note)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 CURVES_FILE = "curves.png"
-TRAINING, HELD_OUT, GREY = "#3b6fb6", "#d1495b", "#666666"
+TRAINING, HELD_OUT, FIXED, GREY = "#3b6fb6", "#d1495b", "#2a9d8f", "#666666"
 SMOOTHING_SHARE = 0.02
 """Width of the running mean over the training curve, as a fraction of its points."""
 
@@ -160,6 +160,10 @@ def _draw(axes: "Axes", panel: Panel, entries: Entries) -> None:
     if len(held_out.steps):
         manner = {"color": HELD_OUT, "linewidth": 1.6, "marker": "o", "ms": 3.5}
         _draw_by_stage(axes, panel.metric, entries, {**manner, "label": _label("held-out", held_out, panel)})
+    fixed = series_of(entries, "held-out", f"fixed_{panel.metric}")
+    if len(fixed.steps):  # the same sequences in all stages: one line
+        label = _label("fixed evaluation", fixed, panel)
+        axes.plot(fixed.steps, fixed.values, color=FIXED, linewidth=1.4, marker="s", ms=3, label=label)
     levels = series_of(entries, "held-out", panel.level_metric)
     if len(levels.steps):
         manner = {"color": GREY, "linestyle": ":", "linewidth": 1.8, "marker": "|"}

@@ -68,6 +68,7 @@ def test_a_run_measures_generator_and_discriminator(run):
             0.75 < line["replaced_majority"] <= 1
         )  # at most 15 % are replaced, less where sequences are short
         assert "pair_loss" not in line
+    assert after["fixed_mlm_loss"] < before["fixed_mlm_loss"]  # the generator's
 
 
 def test_the_end_tells_the_same_of_a_run_that_is_finished_already(run, store):

@@ -24,7 +24,8 @@ from tests.tiny_runs import (
 )
 
 
-@pytest.mark.parametrize(("due", "stopped_at"), [(1, 0), (2, 5), (3, 8)])
+# Each evaluation has two passes: one over its own sequences, then one over those of the fixed evaluation.
+@pytest.mark.parametrize(("due", "stopped_at"), [(1, 0), (4, 5), (5, 8)])
 def test_a_wish_to_stop_breaks_an_evaluation_off_which_the_resumed_run_makes_up_for(
     store, tmp_path, due, stopped_at
 ):
@@ -108,12 +109,13 @@ def test_evaluations_take_a_small_part_of_a_run(store, tmp_path, monkeypatch):
     finally:
         hook.remove()
     steps = [line["step"] for line in metrics_of(tmp_path / "run", "held-out")]
-    # 160 sequences are worth 48 of an evaluation, which are six of eight each; the clock has no say.
-    assert steps == [0, 7, 14, 20, 27, 34, 40]
+    # 160 sequences are worth 48 of an evaluation, which are five of eight and one of the fixed evaluation each;
+    # the clock has no say.
+    assert steps == [0, 8, 16, 24, 32, 40]
 
 
 def test_a_resumed_run_makes_the_evaluations_of_one_that_was_not_interrupted(store, tmp_path):
-    settings = ("run.steps=20", "run.evaluate_every_steps=auto", "run.evaluation_sequences=6")
+    settings = ("run.steps=20", "run.evaluate_every_steps=auto", "run.evaluation_sequences=5")
     run_tiny(store, tmp_path / "straight", *settings)
     with stop_at(9):
         run_tiny(store, tmp_path / "run", *settings)

@@ -5,7 +5,16 @@ import sys
 
 import numpy as np
 
-from bertsmith.training.curves import HELD_OUT, Series, by_stage, draw_curves, panels, series_of, smoothed
+from bertsmith.training.curves import (
+    FIXED,
+    HELD_OUT,
+    Series,
+    by_stage,
+    draw_curves,
+    panels,
+    series_of,
+    smoothed,
+)
 from bertsmith.training.journal import Journal
 
 
@@ -74,6 +83,16 @@ def test_the_picture_joins_no_held_out_points_of_different_stages(tmp_path, monk
     write_run(tmp_path)
     drawn = [steps for steps, _, manner in lines_drawn(tmp_path, monkeypatch) if manner["color"] == HELD_OUT]
     assert drawn == [[10, 20], [30, 40]] * 2  # losses and accuracies
+
+
+def test_the_fixed_evaluation_is_one_line_over_all_stages(tmp_path, monkeypatch):
+    with Journal.open(tmp_path, resume_step=0) as journal:
+        for step in (0, 10, 20):
+            values = {"mlm_loss": 9.0, "fixed_mlm_loss": 9.0 - step / 10, "stage": int(step > 10)}
+            journal.write("held-out", step, values)
+    drawn = [line for line in lines_drawn(tmp_path, monkeypatch) if line[2]["color"] == FIXED]
+    assert [(steps, values) for steps, values, _ in drawn] == [([0, 10, 20], [9.0, 8.0, 7.0])]
+    assert drawn[0][2]["label"] == "fixed evaluation, now 7.000"
 
 
 def test_pairs_are_read_against_always_giving_the_commoner_answer_of_the_stage(tmp_path, monkeypatch):

@@ -1,0 +1,101 @@
+"""The fixed held-out evaluation: one measure for all recipes, beside a run's own figures.
+
+A run is evaluated with the masking and the lengths it is trained with, so that its figures say how training
+goes; those of two recipes cannot be compared. Here every run predicts the same tokens of the same held-out
+sequences of at most 128 tokens: 15 % of them, of which 80 % are shown as the mask, 10 % as random tokens and
+10 % as they are. The set follows from the store alone, not from masking, lengths, pairs or seed.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from bertsmith.data.data_loader import PretrainingDataset
+from bertsmith.objectives.replaced_token_detection import with_tokens
+from bertsmith.pretraining.held_out import HeldOutSet, evaluate, held_out_set
+from bertsmith.recipe.data_sections import ExamplesSection, MaskingSection, Stage
+from bertsmith.recipe.schema import Recipe
+from bertsmith.training.distributed import World
+from bertsmith.training.trainer import Trainer
+
+LENGTH, PREDICTIONS = 128, 20
+HELD_OUT_FRACTION = 0.005
+"""The documents of the set, whatever larger fraction a recipe holds out: those are held out, too."""
+GPU_SEQUENCES, CPU_SEQUENCES = 1024, 128
+"""How many sequences it has at most; a CPU takes the first ones of a GPU's."""
+
+
+@dataclass(frozen=True, slots=True)
+class FixedSet:
+    """The sequences of the fixed evaluation."""
+
+    held_out: HeldOutSet
+    tokens_per_character: float
+    """Of its text; white space is not counted, for not every vocabulary keeps it."""
+
+
+def has_fixed_evaluation(recipe: Recipe) -> bool:
+    """Whether the run trains a masked LM; a one-sided model predicts neighbours and knows no masks."""
+    return recipe.examples.masks_tokens
+
+
+def fixed_recipe(recipe: Recipe, world: World) -> Recipe:
+    """The recipe of the fixed evaluation for this recipe's model and objective."""
+    stage = Stage(fraction=1.0, length=min(LENGTH, recipe.model.positions), predictions=PREDICTIONS)
+    examples = ExamplesSection(
+        objective=recipe.examples.objective,
+        pairs="doc-sentences",
+        stages=(stage,),
+        held_out_fraction=min(HELD_OUT_FRACTION, recipe.examples.held_out_fraction),
+    )
+    batch = type(recipe.batch)(by="sequences", sequences=fixed_sequences(world))
+    return recipe.model_copy(update={"examples": examples, "masking": MaskingSection(), "batch": batch})
+
+
+def fixed_sequences(world: World) -> int:
+    """How many sequences the set has at most on this machine."""
+    return GPU_SEQUENCES if world.device.type == "cuda" else CPU_SEQUENCES
+
+
+def fixed_notes(recipe: Recipe) -> list[str]:
+    """What makes a run's fixed evaluation another one than that of most runs, in words."""
+    notes, what = [], "the fixed evaluation cannot be compared with that of other runs"
+    if recipe.examples.held_out_fraction < HELD_OUT_FRACTION:
+        fraction = f"examples.held_out_fraction = {recipe.examples.held_out_fraction:g}"
+        notes.append(f"{what}: {fraction} leaves fewer documents than {HELD_OUT_FRACTION:g} does")
+    if recipe.model.positions < LENGTH:
+        notes.append(f"{what}: its sequences end at model.positions = {recipe.model.positions}")
+    return notes if has_fixed_evaluation(recipe) else []
+
+
+def fixed_set(dataset: PretrainingDataset, world: World) -> FixedSet:
+    """The sequences of the fixed evaluation, from a dataset of `fixed_recipe`."""
+    found = held_out_set(dataset, 0, world)
+    tokenizer = dataset.opened_store.tokenizer()
+    tokens, characters = 0, 0
+    for micro in found.batches.micros:
+        ids, starts = with_tokens(micro, micro.masked_ids_P).tolist(), micro.inputs.layout.starts_S1.tolist()
+        for start, end in pairwise(starts[:-1]):  # the last sequence is filler
+            text = [number for number in ids[start:end] if number not in tokenizer.special_ids]
+            tokens += len(text)
+            characters += sum(not each.isspace() for each in tokenizer.decode(text))
+    tokens_of_all, characters_of_all = world.sum([tokens, characters])
+    return FixedSet(found, tokens_of_all / max(1.0, characters_of_all))
+
+
+def evaluate_fixed(
+    trainer: Trainer, fixed: FixedSet, *, stopping: Callable[[], bool], max_seconds: float
+) -> tuple[dict[str, float], FixedSet] | None:
+    """Loss, accuracy and bits a character on the fixed set, and what was evaluated, as `evaluate` has it."""
+    evaluated = evaluate(trainer, fixed.held_out, stopping=stopping, max_seconds=max_seconds)
+    if evaluated is None:
+        return None
+    metrics, held_out = evaluated
+    values = {
+        "fixed_mlm_loss": metrics["mlm_loss"],
+        "fixed_mlm_accuracy": metrics["mlm_accuracy"],
+        "fixed_bits_per_character": metrics["mlm_loss"] / math.log(2) * fixed.tokens_per_character,
+        "fixed_sequences": held_out.sequences,
+    }
+    return values, replace(fixed, held_out=held_out)

@@ -1,0 +1,94 @@
+"""The fixed held-out evaluation: the same for every recipe, and what it says."""
+
+import math
+
+import pytest
+
+from bertsmith.data.batch_inspection import sequences_of
+from bertsmith.data.data_loader import PretrainingDataset
+from bertsmith.data.epoch_index import split_documents
+from bertsmith.pretraining.fixed_evaluation import FixedSet, fixed_notes, fixed_recipe, fixed_set
+from bertsmith.pretraining.pretrained_model import held_out_rows
+from bertsmith.training.distributed import ALONE
+from tests.tiny_runs import Listener, metrics_of, run_tiny, tiny_recipe
+
+
+def dataset_of(store, cache, *overrides: str) -> PretrainingDataset:
+    recipe = fixed_recipe(tiny_recipe(*overrides), ALONE)
+    return PretrainingDataset(store, recipe, cache=cache, split="held-out", micro_tokens=256, multiple=8)
+
+
+def of_recipe(store, cache, *overrides: str) -> FixedSet:
+    return fixed_set(dataset_of(store, cache, *overrides), ALONE)
+
+
+def shown(found: FixedSet) -> list[tuple]:
+    return [(each.tokens, each.targets) for each in sequences_of(found.held_out.batches)]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        ("run.seed=7", "batch.sequences=3", "run.evaluation_sequences=2"),
+        ("masking.rate=0.4", "masking.unit=word", "masking.as_mask=1", "masking.as_random=0"),
+        ("examples.pairs=full-sentences", "examples.held_out_fraction=0.4", "masking.masks=static"),
+        ("examples.stages=[{fraction=1, length=16, predictions=3}]",),
+    ],
+)
+def test_every_recipe_is_evaluated_on_the_same_tokens(store, tmp_path, other):
+    assert shown(of_recipe(store, tmp_path)) == shown(of_recipe(store, tmp_path, *other))
+
+
+def test_it_predicts_fifteen_percent_of_held_out_text(store, tmp_path):
+    found = of_recipe(store, tmp_path, "masking.rate=0.4")
+    for tokens, targets in shown(found):
+        assert len(targets) == max(1, round(0.15 * len(tokens)))
+    held_out = split_documents("held-out", count=60, held_out_fraction=0.2)
+    examples = dataset_of(store, tmp_path).stage_index(0).epoch(0).examples
+    starts = store.sentence_starts[store.document_starts]
+    assert {int((starts <= each).sum()) - 1 for each in examples.first_start.tolist()} <= set(
+        held_out.tolist()
+    )
+
+
+def test_bits_are_those_of_the_characters_that_a_reader_sees(store, tmp_path):
+    tokenizer, found = store.tokenizer(), of_recipe(store, tmp_path)
+    tokens, characters = 0, 0
+    for ids, targets in shown(found):
+        text = [targets.get(index, each) for index, each in enumerate(ids)][1:-1]  # [CLS] and [SEP]
+        tokens, characters = tokens + len(text), characters + len(tokenizer.decode(text).replace(" ", ""))
+    assert found.tokens_per_character == pytest.approx(tokens / characters) and tokens < characters
+
+
+def test_a_run_tells_both_evaluations_in_its_log_its_journal_and_its_card(store, tmp_path):
+    listener = Listener()
+    result = run_tiny(store, tmp_path / "run", "run.steps=2", listener=listener)
+    for line in metrics_of(tmp_path / "run", "held-out"):
+        per_token = line["fixed_bits_per_character"] * math.log(2) / line["fixed_mlm_loss"]
+        assert per_token == pytest.approx(of_recipe(store, tmp_path).tokens_per_character)
+        assert line["fixed_mlm_loss"] != line["mlm_loss"]
+    last = metrics_of(tmp_path / "run", "held-out")[-1]
+    told = f"fixed evaluation: loss {last['fixed_mlm_loss']:.3f}, MLM {last['fixed_mlm_accuracy']:.1%}"
+    assert [note for note in listener.notes if note.startswith("step 2: held-out loss") and told in note]
+    assert result.held_out["fixed_mlm_loss"] == last["fixed_mlm_loss"]
+    card = (tmp_path / "run" / "card.md").read_text()
+    assert f"| fixed evaluation: bits per character | {last['fixed_bits_per_character']:.4f} |" in card
+
+
+def test_a_model_that_sees_one_side_has_none(store, tmp_path):
+    one_sided = ("examples.objective=left-to-right", "examples.pairs=none")
+    result = run_tiny(store, tmp_path / "run", "run.steps=1", *one_sided)
+    assert not [name for name in result.held_out if name.startswith("fixed")]
+    assert fixed_notes(tiny_recipe(*one_sided)) == []
+
+
+def test_a_run_says_where_its_figure_stands_alone():
+    short, fewer = fixed_notes(tiny_recipe()), fixed_notes(tiny_recipe("examples.held_out_fraction=0.001"))
+    assert "model.positions = 64" in short[0] and "held_out_fraction = 0.001" in fewer[0]
+    assert fixed_notes(tiny_recipe("model.positions=128")) == []
+
+
+def test_that_of_electra_is_its_generators():
+    own = {"replaced_loss": 0.5, "mlm_loss": 3.0, "mlm_accuracy": 0.4}
+    rows = dict(held_out_rows({**own, "fixed_mlm_accuracy": 0.5}))
+    assert rows["fixed evaluation: mlm accuracy, the generator's"] == "0.5000"
