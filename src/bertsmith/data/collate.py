@@ -212,13 +212,13 @@ class Collator:
         sequences, text = self.lay_out(examples)
         draws_P = None
         if self.masker is None:
-            assert settings.objective != "masked" and settings.objective != "replaced"
+            assert settings.objective == "left-to-right" or settings.objective == "right-to-left"
             rows_P, ids_P = neighbours(sequences, settings.objective)
         else:
             masks = self.masker.masks(text, progress=progress)
             rows_P, ids_P = sequences.text_rows_X[masks.indices_P], text.tokens_X[masks.indices_P]
             sequences.tokens_T[rows_P] = masks.shown_P
-            if settings.objective == "replaced":
+            if settings.has_generator:
                 draws_P = self.masker.sampling_draws(text, masks.indices_P)
         pair_weight = float(settings.pair_head != "none")
         labels_S = examples.index.label.astype(np.int64)

@@ -14,8 +14,16 @@ from bertsmith.data.collate import PretrainingBatch
 from bertsmith.model.architectures.registry import architecture_of
 from bertsmith.model.network import Network
 from bertsmith.objectives.pretraining_objective import Counts, PretrainingObjective, weighted_sums
-from bertsmith.recipe.data_sections import PairHead
+from bertsmith.recipe.data_sections import PairHead, Unit
 from bertsmith.recipe.schema import Recipe
+
+CHOSEN: dict[Unit, str] = {
+    "token": "chosen one by one",
+    "word": "chosen as whole words",
+    "ngram": "chosen as runs of words",
+    "phrase": "chosen as whole phrases",
+    "entity": "chosen as whole entities",
+}
 
 
 class MaskedLanguageModelling(PretrainingObjective):
@@ -61,6 +69,18 @@ class MaskedLanguageModelling(PretrainingObjective):
             values |= {"pair_loss": pair_loss / pairs, "pair_accuracy": pair_hits / pairs}
         losses = [values[name] for name in ("mlm_loss", "pair_loss") if name in values]
         return {"loss": sum(losses) if losses else math.nan, **values}
+
+
+def summary(recipe: Recipe) -> str:
+    """The objective in words, for the card."""
+    masking = recipe.masking
+    if not recipe.examples.masks_tokens:
+        return f"{recipe.examples.objective}; every token is predicted"
+    kept = 1 - masking.as_mask - masking.as_random
+    shown = f"{masking.as_mask:.0%} masked, {masking.as_random:.0%} random, {kept:.0%} kept"
+    units = [level.unit for level in masking.levels] or [masking.unit]
+    chosen = " or ".join(CHOSEN[unit] for unit in units)
+    return f"masked; {masking.rate:.0%} of the tokens, {chosen}, of these {shown} ({masking.masks} masks)"
 
 
 def heads_of(recipe: Recipe) -> dict[str, int]:

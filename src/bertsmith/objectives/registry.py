@@ -19,15 +19,19 @@ class ObjectiveSpec(NamedTuple):
     """From the network and, where the objective has one, its generator."""
     heads: Callable[[Recipe], dict[str, int]]
     """The heads of the network, with their numbers of outputs."""
+    summary: Callable[[Recipe], str]
+    """In words, for the card."""
     direction: Direction = "both"
-    has_generator: bool = False
+    choices: Callable[[Recipe], list[str]] = lambda _: []
+    """What a run says of its own settings before the first step."""
 
 
 OBJECTIVES: dict[Objective, ObjectiveSpec] = {
-    "masked": ObjectiveSpec(mlm.build, mlm.heads_of),
+    "masked": ObjectiveSpec(mlm.build, mlm.heads_of, mlm.summary),
     # Whoever predicts a neighbour must not see it.
-    "left-to-right": ObjectiveSpec(mlm.build, mlm.heads_of, direction="left-to-right"),
-    "right-to-left": ObjectiveSpec(mlm.build, mlm.heads_of, direction="right-to-left"),
-    "replaced": ObjectiveSpec(rtd.build, rtd.heads_of, has_generator=True),
+    "left-to-right": ObjectiveSpec(mlm.build, mlm.heads_of, mlm.summary, direction="left-to-right"),
+    "right-to-left": ObjectiveSpec(mlm.build, mlm.heads_of, mlm.summary, direction="right-to-left"),
+    "replaced": ObjectiveSpec(rtd.build, rtd.heads_of, rtd.summary, choices=rtd.choices),
 }
-"""A new objective is a file, an entry here and a name in the recipe's `Objective`."""
+"""A new objective is a file, an entry here and a name in the recipe's `Objective`; what its batches hold,
+the recipe's `examples` section says."""

@@ -17,6 +17,7 @@ from torch.nn import functional
 from bertsmith.data.collate import PretrainingBatch
 from bertsmith.data.masking import SAMPLING_BITS
 from bertsmith.model.network import Network
+from bertsmith.objectives import masked_language_modelling as mlm
 from bertsmith.objectives.pretraining_objective import Counts, PretrainingObjective, weighted_sums
 from bertsmith.recipe.schema import Recipe
 
@@ -105,6 +106,26 @@ def with_tokens(batch: PretrainingBatch, tokens_P: Tensor) -> Tensor:
     # Rows that only fill the shape point at a real token: they write the filler's last one again instead.
     rows_P = torch.where(counts_P, batch.masked_rows_P, len(tokens_T) - 1)
     return tokens_T.scatter(0, rows_P, torch.where(counts_P, tokens_P, tokens_T[-1]))
+
+
+def summary(recipe: Recipe) -> str:
+    """The objective in words, for the card."""
+    size, weight = recipe.replaced.generator_size, recipe.replaced.discriminator_weight
+    return (
+        f"replaced-token detection; the model tells which tokens a generator of {size:g} of its width made up"
+        f" (folder `{GENERATOR}`, {mlm.summary(recipe)}); loss = generator + {weight:g} x discriminator"
+    )
+
+
+def choices(recipe: Recipe) -> list[str]:
+    """What the generator sees, and how the losses are weighed."""
+    masking, replaced = recipe.masking, recipe.replaced
+    kept = 1 - masking.as_mask - masking.as_random
+    return [
+        f"replaced tokens: a generator of {replaced.generator_size:g} of the width sees "
+        f"{masking.as_mask:.0%} of the chosen tokens as the mask, {masking.as_random:.0%} as random ones, "
+        f"{kept:.0%} as they are; loss = generator + {replaced.discriminator_weight:g} x discriminator"
+    ]
 
 
 def heads_of(_: Recipe) -> dict[str, int]:

@@ -22,6 +22,7 @@ from bertsmith.model.encoder import can_compile
 from bertsmith.model.encoder_config import EncoderConfig
 from bertsmith.model.network import Network
 from bertsmith.model.product_attention import products_fit
+from bertsmith.objectives.registry import OBJECTIVES
 from bertsmith.recipe.data_sections import Stage
 from bertsmith.recipe.schema import Recipe
 from bertsmith.training.distributed import World
@@ -338,19 +339,11 @@ def choices(recipe: Recipe) -> list[str]:
         if recipe.examples.pairs != "sentence-pair":
             size += " (a deviation: published are sequences)"
     masking = f"{recipe.masking.masks} masks by {recipe.masking.unit}, {recipe.masking.count} count"
-    lines = [
+    return [
         f"{recipe.name}: {size}, pairs {recipe.examples.pairs}, {masking}",
         f"{optimizer_text(recipe.optim)}, {recipe.model.activation}",
+        *OBJECTIVES[recipe.examples.objective].choices(recipe),
     ]
-    if recipe.examples.objective == "replaced":
-        chosen, replaced = recipe.masking, recipe.replaced
-        kept = 1 - chosen.as_mask - chosen.as_random
-        lines.append(
-            f"replaced tokens: a generator of {replaced.generator_size:g} of the width sees "
-            f"{chosen.as_mask:.0%} of the chosen tokens as the mask, {chosen.as_random:.0%} as random ones, "
-            f"{kept:.0%} as they are; loss = generator + {replaced.discriminator_weight:g} x discriminator"
-        )
-    return lines
 
 
 def _load(recipe: Recipe, networks: Sequence[Network], world: World, precision: Precision) -> TrainingLoad:

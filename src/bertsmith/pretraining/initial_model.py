@@ -52,7 +52,7 @@ def build_initial_model(recipe: Recipe, store: TokenStore) -> InitialModel:
     if recipe.start.model == "scratch":
         config = encoder_config_of(recipe.model, store.tokenizer())
         initial = InitialModel(new_network(config, objective.heads(recipe), stream))
-        if objective.has_generator:
+        if recipe.examples.has_generator:
             generator = new_network(_generator_config(recipe, config), {"mlm": 0}, stream)
             initial = replace(initial, generator=generator)
     else:
@@ -117,7 +117,9 @@ def _adapted(recipe: Recipe, store: TokenStore, stream: torch.Generator) -> Init
     folder = model_folder(recipe.start.model)
     model, before = read_model(folder), Tokenizer.load(transformer_folder(folder))
     objective, notes, tokenizer = OBJECTIVES[recipe.examples.objective], list(model.notes), before
-    generator = _read_generator(folder, recipe, model.network.config) if objective.has_generator else None
+    generator = (
+        _read_generator(folder, recipe, model.network.config) if recipe.examples.has_generator else None
+    )
     if recipe.start.add_words != "none":
         words = read_words(Path(recipe.start.add_words).expanduser())
         tokenizer = with_words(before, words)
@@ -126,7 +128,7 @@ def _adapted(recipe: Recipe, store: TokenStore, stream: torch.Generator) -> Init
                 notes.append(grow_for_words(network, before, tokenizer, words))
     _check_same_vocabulary(tokenizer, store, recipe)
     notes += _fit_heads(model, objective.heads(recipe), stream)
-    if objective.has_generator and generator is None:
+    if recipe.examples.has_generator and generator is None:
         notes.append(f"the folder holds no {GENERATOR}: it starts from fresh weights")
         generator = new_network(_generator_config(recipe, model.network.config), {"mlm": 0}, stream)
     return InitialModel(model.network, tuple(dict.fromkeys(notes)), generator)

@@ -14,9 +14,8 @@ from bertsmith.core.files import atomic_folder, write_text
 from bertsmith.model.model_folder import Model, head_outputs, write_model
 from bertsmith.model.network import Network, build_network
 from bertsmith.model.tensor_files import SAVED_WEIGHT_FILES
-from bertsmith.objectives.replaced_token_detection import GENERATOR
+from bertsmith.objectives.registry import OBJECTIVES
 from bertsmith.pretraining.held_out import pretraining_objective
-from bertsmith.recipe.data_sections import Unit
 from bertsmith.recipe.schema import Recipe
 from bertsmith.text.tokenizer import Tokenizer
 from bertsmith.training.run_folder import card_text, facts_block, table_block
@@ -29,14 +28,6 @@ PAIRS = {
     "full-sentences": "full sentences across documents, no pairs",
     "doc-sentences": "full sentences within documents, no pairs",
     "none": "single segments, no pairs",
-}
-
-CHOSEN: dict[Unit, str] = {
-    "token": "chosen one by one",
-    "word": "chosen as whole words",
-    "ngram": "chosen as runs of words",
-    "phrase": "chosen as whole phrases",
-    "entity": "chosen as whole entities",
 }
 
 
@@ -138,26 +129,8 @@ def _data(recipe: Recipe, facts: RunFacts) -> list[str]:
     return [
         f"Corpus: {counts}; {examples.held_out_fraction:.2%} of the documents held out.",
         f"Sequences: {PAIRS[examples.pairs]}; longest {lengths}.",
-        f"Objective: {_objective(recipe)}.",
+        f"Objective: {OBJECTIVES[examples.objective].summary(recipe)}.",
     ]
-
-
-def _objective(recipe: Recipe) -> str:
-    masking, objective = recipe.masking, recipe.examples.objective
-    if not recipe.examples.masks_tokens:
-        return f"{objective}; every token is predicted"
-    kept = 1 - masking.as_mask - masking.as_random
-    shown = f"{masking.as_mask:.0%} masked, {masking.as_random:.0%} random, {kept:.0%} kept"
-    units = [level.unit for level in masking.levels] or [masking.unit]
-    chosen = " or ".join(CHOSEN[unit] for unit in units)
-    masked = f"masked; {masking.rate:.0%} of the tokens, {chosen}, of these {shown} ({masking.masks} masks)"
-    if objective != "replaced":
-        return masked
-    size, weight = recipe.replaced.generator_size, recipe.replaced.discriminator_weight
-    return (
-        f"replaced-token detection; the model tells which tokens a generator of {size:g} of its width made up"
-        f" (folder `{GENERATOR}`, {masked}); loss = generator + {weight:g} x discriminator"
-    )
 
 
 def _training(recipe: Recipe, facts: RunFacts) -> list[str]:

@@ -54,7 +54,12 @@ class ExamplesSection(Section):
     @property
     def masks_tokens(self) -> bool:
         """Whether some tokens are masked, which somebody then predicts."""
-        return self.objective in ("masked", "replaced")
+        return self.objective == "masked" or self.has_generator
+
+    @property
+    def has_generator(self) -> bool:
+        """Whether a second, smaller model predicts them, from which the model learns."""
+        return self.objective == "replaced"
 
     @model_validator(mode="after")
     def stages_cover_the_run(self) -> "ExamplesSection":

@@ -113,7 +113,7 @@ class Recipe(Section):
 
     @model_validator(mode="after")
     def generator_fits(self) -> "Recipe":
-        if self.examples.objective != "replaced":
+        if not self.examples.has_generator:
             return self
         pretraining = ARCHITECTURES[self.model.type].pretraining
         if pretraining is None or pretraining.generator_config is None:

@@ -15,7 +15,7 @@ from bertsmith.corpus.token_store import TokenStore
 from bertsmith.data.batch_inspection import sequences_of, unit_statistics
 from bertsmith.data.data_loader import PretrainingDataset, StepBatches, StepIndex
 from bertsmith.data.masking import SAMPLING_BITS, UNITS, Masker, Text, read_vocabulary
-from bertsmith.pretraining.pretrained_model import CHOSEN
+from bertsmith.objectives.masked_language_modelling import CHOSEN
 from bertsmith.recipe.data_sections import MaskingSection, Unit
 from bertsmith.text.tokenizer import Tokenizer
 from tests.example_stores import random_store, small_recipe, two_pieces, wordpiece

@@ -116,7 +116,8 @@ def test_a_preset_in_its_published_size_goes_forward_and_backward(name, store, t
     layers = recipe.model.layers if full else 2  # one layer is as large as the other
     network = in_full_size(recipe, store, layers=layers).train()
     spec = OBJECTIVES[recipe.examples.objective]
-    objective = spec.build(network, generator_of(network, recipe) if spec.has_generator else None, recipe)
+    generator = generator_of(network, recipe) if recipe.examples.has_generator else None
+    objective = spec.build(network, generator, recipe)
     batch = batch_without_numbers(recipe, store, tmp_path)
     loss, sums = objective(batch, torch.ones(len(Counts._fields), device="meta"))
     loss.backward()
