@@ -109,8 +109,8 @@ def test_evaluations_take_a_small_part_of_a_run(store, tmp_path, monkeypatch):
     finally:
         hook.remove()
     steps = [line["step"] for line in metrics_of(tmp_path / "run", "held-out")]
-    # 160 sequences are worth 48 of an evaluation, which are five of eight and one of the fixed evaluation each;
-    # the clock has no say.
+    # 160 sequences are worth 48 of an evaluation, which are five of eight each and one of the fixed
+    # evaluation; the clock has no say.
     assert steps == [0, 8, 16, 24, 32, 40]
 
 
