@@ -5,8 +5,8 @@
 Ours takes whole optimisation steps of the real job: batches drawn, masked and packed from the store by loader
 processes, MLM and NSP with dropout 0.1, bf16 over fp32 weights, clipping, Adam. transformers takes such steps
 on batches of random ids that need no reading and no padding: its best case. It is tried with and without a
-mask of ones, with steps of several sizes and with CUDA graphs; the fastest of these is the peer. Tokens are real
-tokens.
+mask of ones, with steps of several sizes and with CUDA graphs; the fastest of these is the peer.
+Tokens are real ones.
 """
 
 import argparse
