@@ -38,6 +38,9 @@ def pretrain(
     settings: Annotated[
         list[str] | None, Option("--set", metavar="KEY=VALUE", help="Any other setting, repeatable.")
     ] = None,
+    stop_if_flat: Annotated[
+        bool, Option("--stop-if-flat", help="End a run whose loss stays at that of mere word frequencies.")
+    ] = False,
     as_json: Annotated[bool, Option("--json", help="Print JSON lines, for machines.")] = False,
 ) -> None:
     """Pre-train an encoder.
@@ -55,9 +58,12 @@ def pretrain(
 
     bertsmith pretrain electra-small --store store/ --out runs/electra
 
+    bertsmith pretrain bert-base --store store/ --out runs/try --minutes 20 --stop-if-flat
+
     torchrun --nproc-per-node 8 -m bertsmith pretrain bert-base --store store/ --out runs/base
     """
     from bertsmith.pretraining.pretrain import pretrain as job
+    from bertsmith.pretraining.run_setup import EarlyStopping
     from bertsmith.recipe.load import load_recipe
 
     if steps is not None and minutes is not None:
@@ -84,7 +90,13 @@ def pretrain(
         short.append(("--max-length", f"examples.stages=[{stage}]"))
     chosen = load_recipe(recipe, settings or [], options=short)
     with progress_display(live_line, as_json=as_json) as callback:
-        result = job(chosen, store=store.expanduser(), out=out.expanduser(), callback=callback)
+        result = job(
+            chosen,
+            store=store.expanduser(),
+            out=out.expanduser(),
+            callback=callback,
+            early_stopping=EarlyStopping(if_flat=stop_if_flat),
+        )
     if result.main_process:
         show(result, as_json=as_json)
     if result.state == "stopped":
@@ -120,9 +132,11 @@ def show(result: "PretrainingResult", *, as_json: bool) -> None:
             "held_out_before": result.held_out_before,
             "unigram_entropy": round(result.unigram_entropy, 4),
             "saved_step": result.saved_step,
+            "early_end": result.early_end,
         }
         echo(json.dumps(summary))
         return
+    from bertsmith.pretraining.learning_watch import WHAT_TO_TRY, above_frequencies
     from bertsmith.pretraining.pretrained_model import held_out_rows
 
     spent = f"{counted(result.steps, 'step')} and {counted(result.tokens, 'token')}"
@@ -130,14 +144,14 @@ def show(result: "PretrainingResult", *, as_json: bool) -> None:
     for name, value in held_out_rows(result.held_out, result.held_out_before):
         echo(f"  held-out {name}: {value}")
     if result.state == "stopped":
+        if result.early_end:
+            echo(f"ended early: {result.early_end}; {WHAT_TO_TRY}")
         _show_how_it_resumes(result)
         return
     if (loss := result.held_out.get("mlm_loss", 0.0)) >= result.unigram_entropy:
-        which = "generator" if "replaced_loss" in result.held_out else "model"
-        echo(
-            f"the held-out loss {loss:.2f} is not below {result.unigram_entropy:.2f}, that of mere word "
-            f"frequencies: this {which} has learned nothing of context yet; train longer (--steps, --minutes)"
-        )
+        which = "the generator's held-out loss" if "replaced_loss" in result.held_out else "the held-out loss"
+        told = above_frequencies(loss, result.unigram_entropy)
+        echo(f"{which}: {told} yet; train longer (--steps, --minutes), or {WHAT_TO_TRY}")
     echo(f"model: {result.folder / 'model'}")
     # Only ELECTRA has a generator, and without matplotlib there are no curves.
     others = {"generator": result.folder / "model" / "generator", "curves": result.folder / "curves.png"}
@@ -150,7 +164,12 @@ def _show_how_it_resumes(result: "PretrainingResult") -> None:
     """Say what the same command would do: steps without a usable gradient are not saved."""
     why = "not saved, for the last steps had no usable gradient"
     if result.saved_step == result.steps:
-        echo(f"saved; give the same command again to resume ({result.folder})")
+        again = (
+            "the same command again, without --stop-if-flat,"
+            if result.early_end
+            else "the same command again"
+        )
+        echo(f"saved; give {again} to resume ({result.folder})")
     elif result.saved_step:
         echo(f"{why}; the same command resumes from step {result.saved_step:,} ({result.folder})")
     else:

@@ -9,10 +9,12 @@ sequences of at most 128 tokens: 15 % of them, of which 80 % are shown as the ma
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from pathlib import Path
 
+from bertsmith.corpus.token_store import TokenStore
+from bertsmith.data.batch_inspection import sequences_of
+from bertsmith.data.collate import Multiples
 from bertsmith.data.data_loader import PretrainingDataset
-from bertsmith.objectives.replaced_token_detection import with_tokens
 from bertsmith.pretraining.held_out import HeldOutSet, evaluate, held_out_set
 from bertsmith.recipe.data_sections import ExamplesSection, MaskingSection, Stage
 from bertsmith.recipe.schema import Recipe
@@ -53,6 +55,25 @@ def fixed_recipe(recipe: Recipe, world: World) -> Recipe:
     return recipe.model_copy(update={"examples": examples, "masking": MaskingSection(), "batch": batch})
 
 
+def fixed_data(
+    store: TokenStore, recipe: Recipe, world: World, *, micro_tokens: int, cache: Path
+) -> PretrainingDataset:
+    """The held-out data that the fixed set is taken from."""
+    compared, multiples = fixed_recipe(recipe, world), Multiples()
+    # Its sequences may be longer than any of the run's: without gradients, they fit all the same.
+    longest = compared.examples.stages[0].length + multiples.tokens
+    return PretrainingDataset(
+        store,
+        compared,
+        micro_tokens=max(micro_tokens, longest),
+        cache=cache,
+        rank=world.rank,
+        world=world.size,
+        multiples=multiples,
+        split="held-out",
+    )
+
+
 def fixed_sequences(world: World) -> int:
     """How many sequences the set has at most on this machine."""
     return GPU_SEQUENCES if world.device.type == "cuda" else CPU_SEQUENCES
@@ -74,12 +95,11 @@ def fixed_set(dataset: PretrainingDataset, world: World) -> FixedSet:
     found = held_out_set(dataset, 0, world)
     tokenizer = dataset.opened_store.tokenizer()
     tokens, characters = 0, 0
-    for micro in found.batches.micros:
-        ids, starts = with_tokens(micro, micro.masked_ids_P).tolist(), micro.inputs.layout.starts_S1.tolist()
-        for start, end in pairwise(starts[:-1]):  # the last sequence is filler
-            text = [number for number in ids[start:end] if number not in tokenizer.special_ids]
-            tokens += len(text)
-            characters += sum(not each.isspace() for each in tokenizer.decode(text))
+    for shown in sequences_of(found.batches):
+        ids = (shown.targets.get(index, each) for index, each in enumerate(shown.tokens))
+        text = [each for each in ids if each not in tokenizer.special_ids]
+        tokens += len(text)
+        characters += sum(not each.isspace() for each in tokenizer.decode(text))
     tokens_of_all, characters_of_all = world.sum([tokens, characters])
     return FixedSet(found, tokens_of_all / max(1.0, characters_of_all))
 

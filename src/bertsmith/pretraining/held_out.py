@@ -55,7 +55,7 @@ def first_passes(held_out: HeldOutSet, passes: int, world: World) -> HeldOutSet:
         masked=sum(float(micro.masked_weights_P.sum()) for micro in micros),
         pairs=sum(float(micro.pair_weights_S.sum()) for micro in micros),
         tokens=sum(int(micro.end_1) for micro in micros),
-        sequences=sum(micro.inputs.layout.sequences - 1 for micro in micros),  # less the filler sequence
+        sequences=sum(int((micro.inputs.layout.starts_S1[:-1] < micro.end_1).sum()) for micro in micros),
     )
     return _set_of(fewer, world)
 

@@ -24,8 +24,9 @@ from bertsmith.pretraining.hardware import (
     flops_per_step,
     peak_of,
 )
-from bertsmith.pretraining.held_out import METRICS, evaluate, held_out_set, unigram_entropy
+from bertsmith.pretraining.held_out import METRICS, evaluate, unigram_entropy
 from bertsmith.pretraining.initial_model import with_true_model
+from bertsmith.pretraining.learning_watch import WHAT_TO_TRY, constant_prediction
 from bertsmith.pretraining.metrics_window import MetricsWindow
 from bertsmith.pretraining.pretrained_model import (
     RunFacts,
@@ -34,7 +35,17 @@ from bertsmith.pretraining.pretrained_model import (
     whole_networks,
     write_results,
 )
-from bertsmith.pretraining.run_setup import STORE_FILE, Request, Run, RunState, StepLoader, run_folder, set_up
+from bertsmith.pretraining.run_setup import (
+    NEVER_EARLY,
+    STORE_FILE,
+    EarlyStopping,
+    Request,
+    Run,
+    RunState,
+    StepLoader,
+    run_folder,
+    set_up,
+)
 from bertsmith.recipe.load import differences, load_recipe
 from bertsmith.recipe.schema import Recipe
 from bertsmith.training.callbacks import ProgressCallback, StopRequested
@@ -93,9 +104,18 @@ class PretrainingResult:
     main_process: bool
     held_out_before: dict[str, float] = field(default_factory=dict)
     """What the model that the run began with got on the same sequences; empty where it began from scratch."""
+    early_end: str = ""
+    """Why a stopped run was ended early (`EarlyStopping`)."""
 
 
-def pretrain(recipe: Recipe, *, store: Path, out: Path, callback: ProgressCallback) -> PretrainingResult:
+def pretrain(
+    recipe: Recipe,
+    *,
+    store: Path,
+    out: Path,
+    callback: ProgressCallback,
+    early_stopping: EarlyStopping = NEVER_EARLY,
+) -> PretrainingResult:
     """Pre-train as the recipe says; a run found in `out` resumes where it was saved last."""
     clock = Clock()  # a budget in minutes begins here: setting up and evaluating are part of it
 
@@ -104,7 +124,7 @@ def pretrain(recipe: Recipe, *, store: Path, out: Path, callback: ProgressCallba
         world.on_main(lambda: _check_same_run(folder, true_recipe, opened))
         if folder.finished:
             return _finished_before(folder, opened, world, callback)
-        return _run_to_its_end(Request(recipe, store, out, clock), world, callback)
+        return _run_to_its_end(Request(recipe, store, out, clock, early_stopping), world, callback)
 
     return in_world(recipe.run.device, in_processes)
 
@@ -120,6 +140,7 @@ def _run_to_its_end(request: Request, world: World, callback: ProgressCallback) 
             same_bits(run.machine.deterministic),
             RunJournal(folder.path, world, resume_step=state.progress.step) as journal,
         ):
+            state.watch.read(read_metrics(folder.path))
             ending = _train(run, state, journal, stop)
             seconds = _finish(run, state, journal, ending)
     progress = state.progress
@@ -134,6 +155,7 @@ def _run_to_its_end(request: Request, world: World, callback: ProgressCallback) 
         saved_step=state.saved_step,
         main_process=world.main,
         held_out_before=_held_out_before(folder, run.recipe, progress.stage) if world.main else {},
+        early_end=state.early_end if ending == "stopped" else "",
     )
 
 
@@ -220,6 +242,9 @@ def _train(
             _handle_skipped_step(run, state, journal, report)
         if state.progress.step % run.recipe.run.log_every_steps == 0 or run.budget.spent(state.progress):
             _log(run, state, journal, report)
+            _watch_learning(run, state, journal)
+            if state.early_end:
+                stop.here = True  # the step that follows is the last: it may be launched already
         broken_off = report.due.evaluation and not _evaluate(run, state, journal, stop)
         if report.due.saving or broken_off:
             _save(run, state, cadence)
@@ -316,10 +341,32 @@ def _log(run: Run, state: RunState, journal: RunJournal, report: StepReport) -> 
         seconds = window.tokens / values["tokens_per_second"]
         values["mfu"] = round(flops / seconds / (peak * size), 4)
     state.window = MetricsWindow.empty(run.objective, since=progress.seconds)
+    state.watch.add(progress.step, values)
     journal.write("train", progress.step, values)
     if run.world.main:
         shown = {"step": progress.step, "eta_seconds": run.budget.seconds_remaining(progress), **values}
         run.callback.on_step(run.budget.fraction(progress), shown)
+
+
+def _watch_learning(run: Run, state: RunState, journal: RunJournal) -> None:
+    """Name what is wrong with a run as soon as it is seen; a flat one ends here where that was asked for."""
+    watch, plateau = state.watch, state.watch.plateau(run.budget.fraction(state.progress))
+    for finding in filter(None, (watch.explosion(), plateau)):
+        if finding.kind in watch.told:
+            continue
+        watch.told.add(finding.kind)
+        text = finding.text
+        if finding.kind == "plateau":
+            token = constant_prediction(run.trainer, run.held_out_sets[state.progress.stage])
+            if token is not None:
+                text += (
+                    f"; the decoder is dead: it predicts {run.store.tokenizer().token(token)!r} everywhere"
+                )
+            text += f"; {WHAT_TO_TRY}"
+        journal.write("event", state.progress.step, {"warning": finding.kind, "text": text})
+        run.report(text)
+    if plateau is not None and run.early_stopping.if_flat:
+        state.early_end = plateau.text
 
 
 def _evaluate(run: Run, state: RunState, journal: RunJournal, stop: StopRequested) -> bool:
@@ -357,18 +404,16 @@ def _evaluate_stage(
     run: Run, progress: Progress, journal: RunJournal, stop: StopRequested
 ) -> dict[str, float] | None:
     """Evaluate on a stage's sequences and write it down; None where somebody asked to stop meanwhile."""
-    sets, stage = run.held_out_sets, progress.stage
-    if stage not in sets:
-        sets[stage] = held_out_set(run.held_out_data, stage, run.world)
+    stage = progress.stage
     asked_before = stop.here  # then the run stops after all that is due, so that a resume changes no line
     limits: Any = {
         "stopping": lambda: stop.here and not asked_before,
         "max_seconds": _max_evaluation_seconds(run),
     }
-    evaluated = evaluate(run.trainer, sets[stage], **limits)
+    evaluated = evaluate(run.trainer, run.held_out_set(stage), **limits)
     if evaluated is None:
         return None
-    metrics, sets[stage] = evaluated
+    metrics, run.held_out_sets[stage] = evaluated
     for number, fixed in enumerate(run.fixed_sets):
         compared = evaluate_fixed(run.trainer, fixed, **limits)
         if compared is None:

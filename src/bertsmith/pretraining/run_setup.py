@@ -20,14 +20,15 @@ from bertsmith.objectives.registry import OBJECTIVES
 from bertsmith.pretraining.budget import Budget
 from bertsmith.pretraining.fixed_evaluation import (
     FixedSet,
+    fixed_data,
     fixed_notes,
-    fixed_recipe,
     fixed_set,
     has_fixed_evaluation,
 )
 from bertsmith.pretraining.hardware import Machine, choices, fit_machine
-from bertsmith.pretraining.held_out import HeldOutSet
+from bertsmith.pretraining.held_out import HeldOutSet, held_out_set, unigram_entropy
 from bertsmith.pretraining.initial_model import build_initial_model, with_true_model
+from bertsmith.pretraining.learning_watch import LearningWatch
 from bertsmith.pretraining.metrics_window import MetricsWindow
 from bertsmith.recipe.load import recipe_text
 from bertsmith.recipe.schema import Recipe
@@ -44,6 +45,17 @@ STORE_FILE, PLANS = "store.json", "plans"
 
 
 @dataclass(frozen=True, slots=True)
+class EarlyStopping:
+    """When a run may end before its budget is spent; what it has is saved, and it can be resumed."""
+
+    if_flat: bool = False
+    """Where its loss stays at the unigram line."""
+
+
+NEVER_EARLY = EarlyStopping()
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """What was asked for."""
 
@@ -51,6 +63,7 @@ class Request:
     store: Path
     out: Path
     clock: Clock = field(default_factory=Clock)
+    early_stopping: EarlyStopping = NEVER_EARLY
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +86,18 @@ class Run:
     """The one set of the fixed evaluation, or none where the run has no masked LM."""
     held_out_sets: dict[int, HeldOutSet] = field(default_factory=dict)
     """What each stage is evaluated on, built when it is first needed."""
+    early_stopping: EarlyStopping = NEVER_EARLY
 
     @property
     def world(self) -> World:
         """The processes that share the run."""
         return self.trainer.world
+
+    def held_out_set(self, stage: int) -> HeldOutSet:
+        """What a stage is evaluated on."""
+        if stage not in self.held_out_sets:
+            self.held_out_sets[stage] = held_out_set(self.held_out_data, stage, self.world)
+        return self.held_out_sets[stage]
 
     def show_progress(self, progress: Progress) -> None:
         """Move the user's bar."""
@@ -95,6 +115,7 @@ class RunState:
     """What changes from step to step beside the weights; what cannot be found again is saved with them."""
 
     window: MetricsWindow
+    watch: LearningWatch
     progress: Progress = field(default_factory=Progress)
     held_out: dict[str, float] = field(default_factory=dict)
     """The last held-out metrics."""
@@ -110,6 +131,8 @@ class RunState:
     """The run's seconds when its curves were last drawn."""
     rolled_back_to: int = -1
     """The step whose saved weights were loaded again last."""
+    early_end: str = ""
+    """Why the run ends early, if it does (`EarlyStopping`)."""
 
 
 def set_up(request: Request, world: World, callback: ProgressCallback) -> tuple[Run, RunState]:
@@ -126,10 +149,7 @@ def set_up(request: Request, world: World, callback: ProgressCallback) -> tuple[
     loading |= {"micro_tokens": machine.micro_tokens, "multiples": machine.multiples}
     train = PretrainingDataset(store, recipe, split="train", **loading)
     held_out = PretrainingDataset(store, held_out_recipe(recipe, machine), split="held-out", **loading)
-    compared = fixed_recipe(recipe, world)
-    # Its sequences may be longer than any of the run's: without gradients, they fit all the same.
-    loading["micro_tokens"] = max(machine.micro_tokens, compared.examples.stages[0].length + machine.multiple)
-    fixed = PretrainingDataset(store, compared, split="held-out", **loading)
+    fixed = fixed_data(store, recipe, world, micro_tokens=machine.micro_tokens, cache=folder.path / PLANS)
     world.on_main(store.verify)
 
     def begin_folder() -> None:
@@ -146,7 +166,9 @@ def set_up(request: Request, world: World, callback: ProgressCallback) -> tuple[
     build = OBJECTIVES[recipe.examples.objective].build
     objective = build(initial.network, initial.generator, recipe).to(world.device).train()
     trainer = _build_trainer(recipe, objective, machine, world)
-    state = RunState(MetricsWindow.empty(objective)) if saved is None else _restore(saved, objective, trainer)
+    watch = LearningWatch(unigram_entropy(store.token_counts), recipe.optim.warmup_fraction)
+    fresh = RunState(MetricsWindow.empty(objective), watch)
+    state = fresh if saved is None else _restore(saved, fresh, trainer)
     notes = (*initial.notes, *choices(recipe), *fixed_notes(recipe), *machine.notes)
     run = Run(
         recipe,
@@ -162,6 +184,7 @@ def set_up(request: Request, world: World, callback: ProgressCallback) -> tuple[
         notes,
         replace(request.clock, before=state.progress.seconds),
         fixed_sets=[fixed_set(fixed, world)] if has_fixed_evaluation(recipe) else [],
+        early_stopping=request.early_stopping,
     )
     for note in notes:
         run.report(note)
@@ -211,18 +234,16 @@ def _build_trainer(
     )
 
 
-def _restore(saved: SavedState, objective: PretrainingObjective, trainer: Trainer) -> RunState:
+def _restore(saved: SavedState, fresh: RunState, trainer: Trainer) -> RunState:
     """Weights and moments put into the trainer, and the rest of the state as it was saved."""
     load_checkpoint(saved, trainer)
     scalars = saved.state.scalars
     trainer.guard.norms.extend(scalars["norms"])
     # Saved sums are those of all ranks: one of them takes them over, or they would count several times.
-    window = MetricsWindow.empty(objective)
-    if trainer.world.main:
-        window = MetricsWindow(**scalars["window"])
+    window = MetricsWindow(**scalars["window"]) if trainer.world.main else fresh.window
     progress = saved.state.progress
     due = scalars.get("evaluation_due", False)  # older versions broke no evaluation off
-    return RunState(window, progress, scalars["held_out"], due, saved_step=progress.step)
+    return RunState(window, fresh.watch, progress, scalars["held_out"], due, saved_step=progress.step)
 
 
 class StepLoader:

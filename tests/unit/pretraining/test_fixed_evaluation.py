@@ -15,7 +15,7 @@ from tests.tiny_runs import Listener, metrics_of, run_tiny, tiny_recipe
 
 def dataset_of(store, cache, *overrides: str) -> PretrainingDataset:
     recipe = fixed_recipe(tiny_recipe(*overrides), ALONE)
-    return PretrainingDataset(store, recipe, cache=cache, split="held-out", micro_tokens=256, multiple=8)
+    return PretrainingDataset(store, recipe, cache=cache, split="held-out", micro_tokens=256)
 
 
 def of_recipe(store, cache, *overrides: str) -> FixedSet:

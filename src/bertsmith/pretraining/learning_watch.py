@@ -1,0 +1,125 @@
+"""Whether a run learns, told early: plateaus at the unigram line, a dead decoder, exploding gradient norms.
+
+A model that knows nothing but how frequent words are has the unigram entropy as its loss. All runs fall to
+that line within their first steps; those whose learning rate is too high stay there, often predicting one and
+the same word, and hours later nothing has changed.
+"""
+
+import statistics
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from math import isfinite
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bertsmith.pretraining.held_out import HeldOutSet, pretraining_objective
+from bertsmith.training.trainer import Trainer, autocast
+
+MIN_LINES = 12
+"""Of metrics; before, the loss falls too fast to call anything a plateau."""
+NEAR, FALLING = 0.02, 0.01
+"""Fractions of the unigram entropy: a loss that far below it is not at the line; one that fell by so much
+since the second quarter of the run until now is still falling."""
+EXPLOSION = 30.0
+"""How many times the usual gradient norm is an explosion: norms of healthy runs change a few times over."""
+CONSTANT = 0.99
+"""The fraction of equal predictions that makes a decoder a dead one."""
+WHAT_TO_TRY = "try a lower optim.peak_lr, a longer optim.warmup_fraction, or a pre-norm model (modernbert)"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that is wrong with a run."""
+
+    kind: str
+    text: str
+
+
+@dataclass
+class LearningWatch:
+    """The losses and gradient norms of a run's lines of metrics, and what they say."""
+
+    unigram_entropy: float
+    warmup_fraction: float
+    steps: list[int] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    norms: list[float] = field(default_factory=list)
+    told: set[str] = field(default_factory=set)
+    """The kinds of findings that the journal names already."""
+
+    def read(self, entries: Iterable[Mapping[str, Any]]) -> None:
+        """Take in a journal, for a run that resumes."""
+        for entry in entries:
+            if entry["kind"] == "train":
+                self.add(entry["step"], entry)
+            if "warning" in entry:
+                self.told.add(entry["warning"])
+
+    def add(self, step: int, values: Mapping[str, Any]) -> None:
+        """Take in a line of metrics."""
+        loss, norm = values.get("mlm_loss"), values.get("gradient_norm")
+        if loss is not None and norm is not None and isfinite(loss) and isfinite(norm):
+            self.steps.append(step)
+            self.losses.append(loss)
+            self.norms.append(norm)
+
+    def plateau(self, fraction: float) -> Finding | None:
+        """The loss has been at the unigram line, or above it, for half of the run so far."""
+        quarter = len(self.losses) // 4
+        if len(self.losses) < MIN_LINES or fraction < self.warmup_fraction:
+            return None
+        before = statistics.fmean(self.losses[quarter : 2 * quarter])
+        now = statistics.fmean(self.losses[-quarter:])
+        line = self.unigram_entropy
+        if now < (1 - NEAR) * line or before - now > FALLING * line:
+            return None
+        since = f"step {self.steps[-1]:,}: the loss stays near {now:.2f} since step {self.steps[quarter]:,}"
+        return Finding("plateau", f"{since}; {above_frequencies(now, line)}")
+
+    def explosion(self) -> Finding | None:
+        """Gradient norms have become many times what they were."""
+        newest = max(2, len(self.norms) // 8)
+        if len(self.norms) < MIN_LINES:
+            return None
+        before, now = statistics.median(self.norms[:-newest]), statistics.median(self.norms[-newest:])
+        if now <= EXPLOSION * before:
+            return None
+        text = f"step {self.steps[-1]:,}: the gradient norm is {now:.3g} and was {before:.3g}: it explodes"
+        return Finding("explosion", f"{text}; {WHAT_TO_TRY}, or set run.spike_factor")
+
+
+def above_frequencies(loss: float, unigram_entropy: float) -> str:
+    """What a loss at the unigram line means."""
+    compared = "is not below" if loss >= unigram_entropy else "is hardly below"
+    return (
+        f"{loss:.2f} {compared} {unigram_entropy:.2f}, the loss of mere word frequencies (the unigram line): "
+        "nothing of context is learned"
+    )
+
+
+def constant_prediction(trainer: Trainer, held_out: HeldOutSet) -> int | None:
+    """The token that the decoder predicts everywhere, or None where its predictions differ."""
+    networks = pretraining_objective(trainer).networks().values()
+    heads = [network.heads["mlm"] for network in networks if "mlm" in network.heads]
+    predicted: list[Tensor] = []
+
+    def keep(_: nn.Module, __: Any, scores_PV: Tensor) -> None:
+        predicted.append(scores_PV.argmax(-1))
+
+    micro = held_out.batches.micros[0].to(trainer.world.device)
+    loss_scales = torch.ones(3, device=trainer.world.device)
+    # A hook on the head: the objective reports sums alone, and sharded weights are whole only inside it.
+    hook = heads[0].register_forward_hook(keep)
+    trainer.objective.eval()
+    try:
+        with torch.no_grad(), autocast(trainer.world.device, trainer.precision):
+            trainer.objective(micro, loss_scales)
+    finally:
+        hook.remove()
+        trainer.objective.train()
+    ids_P = predicted[0][micro.masked_weights_P > 0]
+    commonest = int(ids_P.mode().values) if len(ids_P) else 0
+    is_constant = len(ids_P) > 1 and float((ids_P == commonest).float().mean()) >= CONSTANT
+    return commonest if is_constant else None
