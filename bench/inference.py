@@ -24,7 +24,7 @@ import transformers
 from inference_peers import PEERS, Vectors
 
 import bertsmith
-from bertsmith.inference.loaded_model import fastest_precision
+from bertsmith.inference.precision import fastest_precision
 from bertsmith.model.encoder_config import EncoderConfig
 from bertsmith.model.model_folder import Model, write_model
 from bertsmith.model.network import new_network

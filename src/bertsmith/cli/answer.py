@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from bertsmith.cli.model_options import (
+    BaseOption,
     DeviceOption,
     JsonOption,
     ModelOption,
@@ -52,6 +53,7 @@ def answer(
     ] = None,
     best: Annotated[int, Option(min=1, help="How many answers to print.")] = 3,
     model: ModelOption = None,
+    base: BaseOption = None,
     device: DeviceOption = "auto",
     precision: PrecisionOption = "auto",
     as_json: JsonOption = False,
@@ -70,7 +72,7 @@ def answer(
         remedy = "give the questions or the passage in another way"
         raise UserError("the standard input cannot be both", where="QUESTION and --passage", remedy=remedy)
     written = passage_of(passage, text)
-    bert = open_model(model, "answer", device=device, precision=precision)
+    bert = open_model(model, "answer", device=device, precision=precision, base=base)
     asked = list(texts_of(question, "the question and its passage"))
     with naming_inputs(lambda number: asked[number][0]):
         several = bert.answers_each([(each, written) for _, each in asked], best=best)

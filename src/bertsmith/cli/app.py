@@ -19,6 +19,7 @@ from bertsmith.cli.fill import fill, next_sentence
 from bertsmith.cli.finetune import finetune, glue
 from bertsmith.cli.import_tf import import_tf
 from bertsmith.cli.inspect import inspect
+from bertsmith.cli.merge import merge
 from bertsmith.cli.predict import evaluate, predict
 from bertsmith.cli.pretrain import pretrain
 from bertsmith.cli.recipe import recipe
@@ -77,6 +78,7 @@ app.add_typer(recipe, name="recipe")
 app.command("tasks", cls=Verb)(tasks)
 app.command("finetune", cls=Verb)(finetune)
 app.command("glue", cls=Verb)(glue)
+app.command("merge", cls=Verb)(merge)
 app.command("inspect", cls=Verb)(inspect)
 app.command("evaluate", cls=Verb)(evaluate)
 app.command("predict", cls=Verb)(predict)

@@ -9,6 +9,7 @@ from typing import Annotated
 from typer import Argument, Option, echo
 
 from bertsmith.cli.model_options import (
+    BaseOption,
     DeviceOption,
     JsonOption,
     ModelOption,
@@ -74,6 +75,7 @@ def choose(
     encoding: EncodingOption = "",
     columns: ColumnsOption = "",
     model: ModelOption = None,
+    base: BaseOption = None,
     device: DeviceOption = "auto",
     precision: PrecisionOption = "auto",
     truncate: TruncateOption = False,
@@ -103,7 +105,7 @@ def choose(
     else:
         question = ChoiceQuestion(context or "", tuple(options or ()), "the question")
         questions = iter([_checked(question, remedy="give the context, then its options")])
-    bert = open_model(model, "choose", device=device, precision=precision)
+    bert = open_model(model, "choose", device=device, precision=precision, base=base)
     for question in questions:
         with naming_inputs(partial(_name, question)):
             pairs = [(question.context, option) for option in question.options]

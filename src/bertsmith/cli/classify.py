@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option, echo
 
 from bertsmith.cli.model_options import (
+    BaseOption,
     DeviceOption,
     JsonOption,
     ModelOption,
@@ -64,6 +65,7 @@ def classify(
     columns: ColumnsOption = "",
     skip_bad: SkipBadOption = False,
     model: ModelOption = None,
+    base: BaseOption = None,
     device: DeviceOption = "auto",
     precision: PrecisionOption = "auto",
     truncate: TruncateOption = False,
@@ -95,7 +97,7 @@ def classify(
     if source is not None:
         texts = TextSource(source.expanduser(), column, column2, form, skip_bad)
         texts.check()  # before the model is opened
-    bert = open_model(model, "classify", "score", device=device, precision=precision)
+    bert = open_model(model, "classify", "score", device=device, precision=precision, base=base)
     if texts is not None:
         classify_file(bert, texts, truncate=truncate, as_json=as_json)
     elif text is not None:

@@ -97,6 +97,8 @@ def finetune(
 
     bertsmith finetune mrpc --model MODEL --data glue/MRPC --out runs/mrpc --seeds 5
 
+    bertsmith finetune sst2 --model MODEL --data glue/SST-2 --out runs/lora --set head.encoder=lora --lr 5e-4
+
     torchrun --nproc-per-node 8 -m bertsmith finetune mnli --model MODEL --data glue/MNLI --out runs/mnli
     """
     from bertsmith.finetuning.assignment import Assignment

@@ -30,6 +30,14 @@ ModelOption = Annotated[
         help="Model or run folder, or the name of a fetched one; else the small own one.",
     ),
 ]
+BaseOption = Annotated[
+    Path | None,
+    Option(
+        "--base",
+        metavar="FOLDER",
+        help="Of an adapter folder, the model it belongs to; without it the one that it names.",
+    ),
+]
 DeviceOption = Annotated[
     str, Option("--device", help="Where to compute: auto (a GPU if there is one), cpu, cuda, cuda:1, ...")
 ]
@@ -83,13 +91,16 @@ REMEDIES: dict[str, str] = {
 """Remedies of the Python API in the words of the command line."""
 
 
-def open_model(folder: Path | None, *abilities: str, device: str, precision: str) -> "Bert":
+def open_model(
+    folder: Path | None, *abilities: str, device: str, precision: str, base: Path | None = None
+) -> "Bert":
     """The model of a folder, or the project's own, if it has one of these abilities."""
     with without_garbage_collection():
         from bertsmith.inference.loaded_model import load
 
     chosen = DEFAULT_MODEL if folder is None else folder.expanduser()
-    bert = load(chosen, device=device, precision=cast("Precision", precision))  # which rejects any other
+    named = cast("Precision", precision)  # `load` rejects any other
+    bert = load(chosen, device=device, precision=named, base=base)
     if not set(abilities) & set(bert.abilities):
         can = ", ".join(ABILITIES[each] for each in bert.abilities)
         what = f"this model cannot {ABILITIES[abilities[0]]}; it can {can}"

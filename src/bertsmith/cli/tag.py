@@ -7,6 +7,7 @@ from typer import Argument, Option, echo
 
 from bertsmith.cli.model_options import (
     COLOURS,
+    BaseOption,
     DeviceOption,
     JsonOption,
     ModelOption,
@@ -59,6 +60,7 @@ def tag(
     columns: ColumnsOption = "",
     skip_bad: SkipBadOption = False,
     model: ModelOption = None,
+    base: BaseOption = None,
     device: DeviceOption = "auto",
     precision: PrecisionOption = "auto",
     as_json: JsonOption = False,
@@ -83,7 +85,7 @@ def tag(
     if source is not None:
         texts = TextSource(source.expanduser(), column, form=form, skip_bad=skip_bad)
         texts.check()
-    bert = open_model(model, "tag", device=device, precision=precision)
+    bert = open_model(model, "tag", device=device, precision=precision, base=base)
     if texts is not None:
         tag_file(bert, texts, as_json=as_json)
     elif text is not None:

@@ -14,7 +14,9 @@ from bertsmith.core.wording import counted
 from bertsmith.features.bilstm import FrozenMixScorer
 from bertsmith.finetuning.assignment import RESULT, Assignment, recipe_toml
 from bertsmith.finetuning.evaluation import Evaluation, class_scores
+from bertsmith.finetuning.finetuning_setup import lora_shape
 from bertsmith.finetuning.splits import EncodedSplit
+from bertsmith.inference.adapter_folder import ADAPTER_FILES, base_name, write_adapter
 from bertsmith.inference.finetuned_folder import FinetunedTask, write_finetuned
 from bertsmith.inference.task_model import TaskModel, mix_state
 from bertsmith.model.model_folder import Model, write_model
@@ -92,12 +94,15 @@ def _write_model_folder(folder: RunFolder, finished: Finished, card: str) -> Non
     scorer = finished.model.objective.scorer
     assert isinstance(scorer, NetworkScorer | FrozenMixScorer)
     mix = mix_state(scorer) if isinstance(scorer, FrozenMixScorer) else {}
-    with atomic_folder(folder.model, replaces=SAVED_WEIGHT_FILES) as fresh:
-        # Under a mix the network has no head whose outputs could be named.
-        write_model(
-            fresh,
-            Model(scorer.network, {} if mix else finished.config.kind.config_keys(finished.config.labels)),
-        )
+    with atomic_folder(folder.model, replaces=(*SAVED_WEIGHT_FILES, *ADAPTER_FILES)) as fresh:
+        if finished.config.head.encoder == "lora":
+            base = base_name(finished.assignment.model)
+            shape = lora_shape(finished.assignment.recipe.lora)
+            write_adapter(fresh, scorer.network, finished.config.head_name, shape=shape, base=base)
+        else:
+            # Under a mix the network has no head whose outputs could be named.
+            keys = {} if mix else finished.config.kind.config_keys(finished.config.labels)
+            write_model(fresh, Model(scorer.network, keys))
         write_finetuned(fresh, FinetunedTask(finished.config, mix))
         finished.model.tokenizer.save(fresh)
         write_text(fresh / "recipe.toml", recipe_toml(finished.assignment.recipe))

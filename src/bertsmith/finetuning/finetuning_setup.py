@@ -6,13 +6,17 @@ from dataclasses import dataclass, replace
 from math import log2
 from pathlib import Path
 
+import torch
+
 from bertsmith.core.errors import UserError
+from bertsmith.core.seeds import key_of
 from bertsmith.finetuning.assignment import (
     Assignment,
     finetuning_folder,
 )
 from bertsmith.finetuning.initial_task_model import InitialTaskModel, load_initial_task_model
 from bertsmith.finetuning.run_warnings import (
+    describe_adapters,
     describe_target_scaler,
     warn_of_cut_texts,
     warn_of_few_steps,
@@ -24,10 +28,11 @@ from bertsmith.finetuning.splits import EncodedSplit, TaskSplits, encoded_split,
 from bertsmith.finetuning.target_scaler import TargetScaler, fit_target_scaler
 from bertsmith.inference.task_model import TaskModel, scorer_of
 from bertsmith.model.attention_kernels import flash_fits
-from bertsmith.recipe.finetuning_schema import FinetuningRecipe
+from bertsmith.model.lora import LoraShape, add_fresh_adapters
+from bertsmith.recipe.finetuning_schema import FinetuningRecipe, LoraSection
 from bertsmith.tasks.batches import ShuffledBatches, balanced_weights
 from bertsmith.tasks.encoded import EncodedSet
-from bertsmith.tasks.objective import TaskObjective
+from bertsmith.tasks.objective import TaskObjective, freeze_encoder
 from bertsmith.tasks.task_config import TaskConfig, check_label_thresholds
 from bertsmith.training.cuda_graphs import recording_of
 from bertsmith.training.distributed import World, share_work
@@ -125,6 +130,7 @@ def _set_up_here(assignment: Assignment, splits: TaskSplits, world: World) -> Ru
         *warn_of_cut_texts(train, config, initial.tokenizer),
         *warn_of_few_steps(batches, recipe),
         *warn_of_vain_patience(batches, recipe),
+        *describe_adapters(initial.network, recipe),
         *describe_target_scaler(scaler),
     )
     return Run(
@@ -145,6 +151,10 @@ def build_trainer(
     """What is trained, and the same network as it predicts."""
     gpu, precision = world.device.type == "cuda", choose_precision(recipe.run.precision, world.device)
     network, seed = initial.network, recipe.run.seed
+    if config.head.encoder == "lora":
+        freeze_encoder(network, fresh=initial.fresh)
+        stream = torch.Generator().manual_seed(key_of(seed, "lora"))
+        add_fresh_adapters(network, recipe.lora.targets, lora_shape(recipe.lora), stream)
     scorer = scorer_of(network, config, initial.tokenizer, seed=seed, fresh=initial.fresh)
     network.encoder.recompute = recipe.run.recompute
     objective = TaskObjective(scorer.to(world.device), config.kind, config.head).train()
@@ -165,6 +175,11 @@ def build_trainer(
     loss_scale = loss_scaler(world.device, precision)
     trainer = Trainer(objective, optimizer, world, precision, clip_norm, guard, graphs, seed, loss_scale)
     return trainer, TaskModel(objective, initial.tokenizer, config, world.device, precision)
+
+
+def lora_shape(lora: LoraSection) -> LoraShape:
+    """The adapters that a recipe asks for."""
+    return LoraShape(lora.rank, lora.alpha, lora.dropout, lora.rank_stabilized)
 
 
 def cache_folder() -> Path:

@@ -8,6 +8,7 @@ import torch
 from bertsmith.core.errors import UserError
 from bertsmith.core.seeds import key_of
 from bertsmith.inference.loaded_model import load
+from bertsmith.inference.model_path import is_adapter, model_folder
 from bertsmith.inference.task_model import leave_pooler_out
 from bertsmith.model.architectures.registry import architecture_of
 from bertsmith.model.heads import OutputHead
@@ -37,6 +38,9 @@ class InitialTaskModel:
 
 def load_initial_task_model(folder: Path, config: TaskConfig, *, seed: int) -> InitialTaskModel:
     """The encoder of a model folder with the head that the config asks for, its own or a fresh one."""
+    if config.head.encoder == "lora" and is_adapter(model_folder(folder)):
+        remedy = f"merge it first: bertsmith merge {folder} --out FOLDER"
+        raise UserError("is an adapter, and adapters stand on whole models", where=str(folder), remedy=remedy)
     bert = load(folder, device="cpu")
     network, stream = bert.model.network, torch.Generator().manual_seed(key_of(seed, "task head"))
     _check_text_length(network, config, where=str(folder))

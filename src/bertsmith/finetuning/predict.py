@@ -13,7 +13,7 @@ from bertsmith.finetuning.evaluation import with_threshold
 from bertsmith.finetuning.splits import split_named, warn_of_unknown_labels, without_unknown_labels
 from bertsmith.inference.finetuned_folder import read_finetuned
 from bertsmith.inference.loaded_model import Precision, load_task_model
-from bertsmith.inference.model_path import SPREAD_FILE, model_folder
+from bertsmith.inference.model_path import SPREAD_FILE, is_model, model_folder
 from bertsmith.inference.task_model import TaskModel
 from bertsmith.tasks.catalogue import task_named
 from bertsmith.tasks.custom import custom_task, spec_of
@@ -206,7 +206,7 @@ class _Members:
 
 def _check_finished(folder: Path) -> None:
     """Stop where there is no model yet, or where the folder holds several runs."""
-    if (folder / "config.json").exists() or (finetuning_folder(folder).model / "config.json").exists():
+    if is_model(folder) or is_model(finetuning_folder(folder).model):
         return
     if (folder / ASSIGNMENT).is_file():
         remedy = "give its `bertsmith finetune` command again, and it resumes"

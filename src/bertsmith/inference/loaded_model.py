@@ -2,19 +2,19 @@
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from textwrap import shorten
 from threading import Lock
 from typing import TYPE_CHECKING, Literal, get_args, overload
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from bertsmith.core.errors import UserError
 from bertsmith.core.files import atomic_folder
+from bertsmith.inference.adapter_folder import adapted_model, base_folder, read_adapter
 from bertsmith.inference.engine import Engine, make_ready
 from bertsmith.inference.fill_mask import (
     Candidate,
@@ -32,8 +32,9 @@ from bertsmith.inference.finetuned_folder import (
     read_finetuned,
     write_finetuned,
 )
-from bertsmith.inference.model_path import DEFAULT_MODEL, model_folder
+from bertsmith.inference.model_path import DEFAULT_MODEL, is_adapter, model_folder
 from bertsmith.inference.outputs import ABILITIES, Choice, Classification, Entity, TaggedWord
+from bertsmith.inference.precision import fast_network, quantized_network, usable_precision
 from bertsmith.inference.text_reader import Reader, TextInput, TextOrPair, TokenizedText, as_list, as_pairs
 from bertsmith.model.architectures.registry import architecture_of
 from bertsmith.model.encoder import (
@@ -43,14 +44,13 @@ from bertsmith.model.encoder import (
     mean_of_rows,
     root_mean_of_rows,
 )
-from bertsmith.model.inference_network import can_pack, convertible_blocks, int8_network, packed_network
+from bertsmith.model.lora import merged_network
 from bertsmith.model.model_folder import Model, read_model, write_model
-from bertsmith.model.network import Network
 from bertsmith.model.sentence_modules import POOLINGS, Pooling, transformer_folder
 from bertsmith.model.tensor_files import SAVED_WEIGHT_FILES
-from bertsmith.model.torch_internals import has_bf16_products, has_int8_products
 from bertsmith.packed import PackedBatch, unpack
 from bertsmith.text.tokenizer import Tokenizer
+from bertsmith.text.tokenizer_files import TOKENIZER_FILES
 
 if TYPE_CHECKING:
     from bertsmith.inference.predictor import Predictor, Sentence
@@ -73,10 +73,6 @@ PRECISIONS = get_args(Precision)
 MAX_SPARE_ROWS = 128
 """Embedding matrices are rounded up for speed; more spare rows than this speak of another vocabulary."""
 
-CALIBRATION_TEXTS = 64
-CALIBRATION_WORDS = (4, 48)
-CALIBRATION_SEED = 0
-
 log = logging.getLogger("bertsmith")
 
 
@@ -89,12 +85,17 @@ class NextSentence:
 
 
 def load(
-    folder: Path | str = DEFAULT_MODEL, *, device: str = "auto", precision: Precision = "fp32"
+    folder: Path | str = DEFAULT_MODEL,
+    *,
+    device: str = "auto",
+    precision: Precision = "fp32",
+    base: Path | str | None = None,
 ) -> "Bert":
     """Open a Hugging Face model folder, ours or anyone's, or that of a run; without a name the project's own.
 
     Of the folder of several runs it is the best one. A name such as org/name that is no folder opens what the
-    Hugging Face tools have fetched; nothing is downloaded.
+    Hugging Face tools have fetched; nothing is downloaded. An adapter folder (LoRA, ours or peft's) opens the
+    model that it names, or `base`, with the adapter merged into its weights.
 
     Precisions: fp32 is exact, bf16 faster where the machine has it, and auto takes bf16 just there; int8
     rounds the products of a CPU to 8 bits, for which it is calibrated while it is opened.
@@ -105,8 +106,15 @@ def load(
         raise UserError(f"unknown precision {precision!r}", remedy=f"choose one of {', '.join(PRECISIONS)}")
     chosen = usable_precision(precision, _usable_device(device))
     folder = model_folder(folder)
-    model = read_model(folder, dtype=torch.bfloat16 if chosen == "bf16" else torch.float32)
-    finetuned, tokenizer = read_finetuned(folder), Tokenizer.load(transformer_folder(folder))
+    adapter = read_adapter(folder) if is_adapter(folder) else None
+    if base is not None and adapter is None:
+        raise UserError("is no adapter, and needs no base", where=str(folder), remedy="leave the base out")
+    whole = folder if adapter is None else base_folder(folder, given=base)
+    model = read_model(whole, dtype=torch.bfloat16 if chosen == "bf16" else torch.float32)
+    finetuned, tokenizer = read_finetuned(folder), Tokenizer.load(_tokenizer_folder(folder, whole))
+    if adapter is not None:
+        adapted = adapted_model(model, adapter, finetuned)
+        model = replace(adapted, network=merged_network(adapted.network))
     check_vocabulary(model, tokenizer, where=str(folder))
     # The last note tells of a pooler without weights, which matters only where something reads it.
     skipped = finetuned is not None and finetuned.skips_pooler and model.untrained == ("pooler",)
@@ -115,15 +123,27 @@ def load(
     return Bert(model, tokenizer, device=device, finetuned=finetuned, int8=chosen == "int8")
 
 
-def load_task_model(folder: Path, *, device: str = "auto", precision: Precision = "fp32") -> "TaskModel":
+def load_task_model(
+    folder: Path, *, device: str = "auto", precision: Precision = "fp32", base: Path | None = None
+) -> "TaskModel":
     """The fine-tuned model of a run folder or of the model folder in it."""
-    bert = load(folder, device=device, precision=precision)
+    bert = load(folder, device=device, precision=precision, base=base)
     if bert.finetuned is None:
         remedy = "give the folder of a `bertsmith finetune` run"
         raise UserError("was not fine-tuned here: it has no task.json", where=str(folder), remedy=remedy)
     from bertsmith.inference.task_model import task_model_of  # it imports what only training needs
 
     return task_model_of(bert.engine.network, bert.finetuned, bert.engine)
+
+
+def _tokenizer_folder(folder: Path, base: Path) -> Path:
+    """Where the tokenizer lies: in the folder, or with the base of an adapter that has none beside it."""
+    return transformer_folder(folder if has_tokenizer(folder) else base)
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Whether files of a tokenizer lie in an adapter folder."""
+    return any((folder / name).is_file() for name in TOKENIZER_FILES)
 
 
 def check_vocabulary(model: Model, tokenizer: Tokenizer, *, where: str) -> None:
@@ -160,7 +180,7 @@ class Bert:
         # A folder or its tokenizer may name fewer tokens than the model has positions: those of its training.
         positions = model.network.config.positions
         longest = min(positions, model.sentence.longest or tokenizer.max_length or positions)
-        self._device, self.reader = chosen, Reader(tokenizer, longest)
+        self._device, self._int8, self.reader = chosen, int8, Reader(tokenizer, longest)
         network = model.network.to(chosen).eval()
         if int8:
             self.engine = Engine(quantized_network(network, self.reader, chosen), self.reader, chosen)
@@ -169,6 +189,27 @@ class Bert:
     def engine(self) -> Engine:
         """What predicts: made at the first prediction, for fine-tuning makes none."""
         return Engine(fast_network(self.model.network, self._device), self.reader, self._device)
+
+    def with_adapter(self, folder: Path | str) -> "Bert":
+        """This model with the adapter of a folder, and the heads in it; all other weights are shared.
+
+        Nothing is merged: the low-rank products are computed beside the weights that both have in memory, so
+        that many adapters cost little more than one model. `load` merges, which computes faster.
+
+        Example: bertsmith.load("models/bert-base").with_adapter("runs/sst2-lora").classify(["A warm day."])
+        """
+        folder = model_folder(folder)
+        if self._int8:
+            what, remedy = "8-bit weights take no adapters", "load the adapter's folder by itself in int8"
+            raise UserError(what, where=str(folder), remedy=remedy)
+        finetuned = read_finetuned(folder)
+        model = adapted_model(self.model, read_adapter(folder), finetuned)
+        tokenizer = Tokenizer.load(folder) if has_tokenizer(folder) else self.tokenizer
+        check_vocabulary(model, tokenizer, where=str(folder))
+        adapted = Bert(model, tokenizer, device=str(self._device), finetuned=finetuned)
+        network = fast_network(model.network, self._device, self.engine.network)
+        adapted.engine = Engine(network, adapted.reader, self._device)
+        return adapted
 
     @property
     def heads(self) -> tuple[str, ...]:
@@ -363,7 +404,7 @@ class Bert:
         """Write a model folder that `load` and the Hugging Face tools open."""
         replaces = (*SAVED_WEIGHT_FILES, *FINETUNED_FILES)  # what others wrote there stays
         with atomic_folder(Path(folder).expanduser(), replaces=replaces) as fresh:
-            write_model(fresh, self.model)
+            write_model(fresh, replace(self.model, network=merged_network(self.model.network)))
             self.tokenizer.save(fresh)
             if self.finetuned:
                 write_finetuned(fresh, self.finetuned)
@@ -423,54 +464,3 @@ def _usable_device(device: str) -> torch.device:
     if chosen.type == "meta":
         raise UserError("the meta device computes nothing", remedy="choose auto, cpu or cuda")
     return chosen
-
-
-# ---- precision: the network as it was read, or made faster where weights need not change any more
-
-
-def usable_precision(requested: str, device: torch.device) -> str:
-    """The precision to take for the one that was requested; warns where a CPU is not made for it."""
-    fastest = fastest_precision(device)
-    if requested == "auto":
-        return fastest
-    if requested == "bf16" and device.type == "cpu" and fastest != "bf16":
-        log.warning("this CPU has no bf16 products and would imitate them, many times slower: fp32 is taken")
-        return fastest
-    if requested == "int8" and device.type == "cpu" and not has_int8_products():
-        log.warning("this CPU has no 8-bit products (VNNI or AMX): int8 is slower on it than fp32")
-    return requested
-
-
-def fastest_precision(device: torch.device) -> str:
-    """bf16 where the machine has products for it, else fp32, which is faster than imitating them."""
-    fast = device.type == "cuda" or (device.type == "cpu" and has_bf16_products())
-    return "bf16" if fast else "fp32"
-
-
-def fast_network(network: Network, device: torch.device) -> Network:
-    """The network as it computes fastest on a device."""
-    return packed_network(network) if device.type == "cpu" else network
-
-
-def quantized_network(network: Network, reader: Reader, device: torch.device) -> Network:
-    """The fp32 network with 8-bit products, calibrated on texts of the vocabulary."""
-    if device.type != "cpu":
-        raise UserError("int8 is for a CPU", where="precision", remedy=f"take bf16 on {device.type}")
-    if not can_pack(torch.float32):
-        raise UserError("this torch comes without oneDNN", where="precision", remedy="take fp32")
-    if not convertible_blocks(network):
-        what = f"int8 is for layers as in BERT, and those of {network.config.model_type} are others"
-        raise UserError(what, where="precision", remedy="take bf16 or fp32")
-    rest = torch.bfloat16 if fastest_precision(device) == "bf16" else torch.float32
-    return int8_network(network, _calibration_batch(reader), rest)
-
-
-def _calibration_batch(reader: Reader) -> PackedBatch:
-    """Texts of random words of the vocabulary, of many lengths, always the same."""
-    chance, tokenizer = np.random.default_rng(CALIBRATION_SEED), reader.tokenizer
-    ordinary = sorted(set(range(tokenizer.vocabulary_size)) - tokenizer.special_ids - set(tokenizer.gaps))
-    sampled = (chance.choice(ordinary, chance.integers(*CALIBRATION_WORDS)) for _ in range(CALIBRATION_TEXTS))
-    texts = [tokenizer.decode(ids) for ids in sampled]
-    sequences = reader.read([text for text in texts if text.strip()], truncate=True, first=0)
-    ((_, batch),) = sequences.batches(sequences.tokens)
-    return batch

@@ -15,6 +15,8 @@ from bertsmith.model.sentence_modules import MODULES_FILE
 DEFAULT_MODEL = Path(__file__).parents[1] / "pretrained" / "bertsmith-tiny"
 """What is opened where none is named, a part of the package: 4 layers of width 256, pre-trained by `bertsmith
 pretrain` in five minutes on one H200; see its card."""
+ADAPTER_CONFIG = "adapter_config.json"
+"""What peft, and we, write beside the weights of an adapter."""
 SPREAD_FILE = "spread.json"
 """Beside the folders of several runs: what each came to, and which did best."""
 HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
@@ -22,18 +24,19 @@ HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 
 def model_folder(given: Path | str, *, environment: Mapping[str, str] = os.environ) -> Path:
-    """The model folder at this path, of the run or the best of several runs there, or in the cache."""
+    """The model folder at this path, of the run or the best of several there, our own, or in the cache."""
     folder = Path(given).expanduser()
     if folder.is_file():
         remedy = f"give the folder that holds it, {folder.parent}"
         raise UserError("is a file, not a model folder", where=str(folder), remedy=remedy)
     if not folder.is_dir():
-        return _cached_folder(str(given), environment)
-    if _is_model(folder):
+        own = DEFAULT_MODEL.parent / folder
+        return own if str(given) == own.name and own.is_dir() else _cached_folder(str(given), environment)
+    if is_model(folder):
         return folder
-    if _is_model(folder / "model"):
+    if is_model(folder / "model"):
         return folder / "model"
-    runs = sorted(each.parent.name for each in folder.glob("*/model") if _is_model(each))
+    runs = sorted(each.parent.name for each in folder.glob("*/model") if is_model(each))
     if not runs:
         return folder  # whoever opens it says what is missing
     # The folder of `finetune --seeds` or `--grid`, whose spread is written once all runs are finished.
@@ -46,8 +49,14 @@ def model_folder(given: Path | str, *, environment: Mapping[str, str] = os.envir
     raise UserError(what, where=str(folder), remedy=remedy)
 
 
-def _is_model(folder: Path) -> bool:
-    return (folder / "config.json").exists() or (folder / MODULES_FILE).exists()
+def is_adapter(folder: Path) -> bool:
+    """Whether a folder holds an adapter, which stands on a model elsewhere."""
+    return (folder / ADAPTER_CONFIG).is_file()
+
+
+def is_model(folder: Path) -> bool:
+    """Whether a model or an adapter lies in a folder itself."""
+    return any((folder / file).exists() for file in ("config.json", MODULES_FILE, ADAPTER_CONFIG))
 
 
 def _cached_folder(name: str, environment: Mapping[str, str]) -> Path:

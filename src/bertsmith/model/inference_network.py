@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from bertsmith.model.attention import Attend
 from bertsmith.model.encoder import ALL, Encoder, FeedForward, PostNormBlock, Rows, SelfAttention
 from bertsmith.model.heads import OutputHead
+from bertsmith.model.lora import LoraLinear
 from bertsmith.model.network import Network
 from bertsmith.model.torch_internals import (
     Quantized,
@@ -96,6 +97,25 @@ class PackedLinear:
     def plus(self, values_TI: Tensor, residual_TO: Tensor) -> Tensor:
         """The sum of the product and a residual."""
         return packed_linear_plus(values_TI, residual_TO, self._weight, self._bias)
+
+
+class AdaptedLinear:
+    """A linear layer with adapters beside it; those of other tasks may stand beside the same one."""
+
+    def __init__(self, linear: LoraLinear, frozen: InferenceLinear) -> None:
+        self._adapters, self.frozen = linear, frozen
+
+    def __call__(self, values_TI: Tensor) -> Tensor:
+        """The product."""
+        return self._adapters.adapted(self.frozen(values_TI), values_TI)
+
+    def activated(self, values_TI: Tensor, activation: Activation) -> Tensor:
+        """The product after an activation, which has to wait for the adapters."""
+        return activation.function(self(values_TI))
+
+    def plus(self, values_TI: Tensor, residual_TO: Tensor) -> Tensor:
+        """The sum of the product and a residual."""
+        return self._adapters.adapted(self.frozen.plus(values_TI, residual_TO), values_TI)
 
 
 # ---- a linear layer of 8-bit products: weights by output, inputs by the range that calibration saw
@@ -228,6 +248,10 @@ class BlockLinears:
     expand: InferenceLinear
     contract: InferenceLinear
 
+    def in_order(self) -> tuple[InferenceLinear, ...]:
+        """As `linears_of` gives those that they come from."""
+        return self.project, self.output, self.expand, self.contract
+
 
 class InferenceBlock(nn.Module):
     """One post-norm layer that cannot learn any more."""
@@ -264,13 +288,29 @@ def convertible_blocks(network: Network) -> list[PostNormBlock]:
     return blocks if plain and len(blocks) == len(network.encoder.blocks) else []
 
 
-def packed_network(network: Network) -> Network:
-    """The same network with packed weights where its layers and its precision allow it, else itself."""
+def packed_network(network: Network, over: Network | None = None) -> Network:
+    """The same network with packed weights where its layers and its precision allow it, else itself.
+
+    Adapters are computed beside packed weights: those of `over`, the packed network of their base, which are
+    then held once, or their own.
+    """
     blocks = convertible_blocks(network)
     if not blocks or not can_pack(blocks[0].attention.project.weight.dtype):
         return network
-    linears = (BlockLinears(*map(PackedLinear, linears_of(block))) for block in blocks)
-    return _with_blocks(network, [InferenceBlock(*each) for each in zip(blocks, linears, strict=True)])
+    converted = []
+    for number, block in enumerate(blocks):
+        base = None if over is None else over.encoder.blocks[number]
+        linears = linears_of(block)
+        if isinstance(base, InferenceBlock):
+            frozen = base.linears.in_order()
+        else:
+            frozen = tuple(map(PackedLinear, linears))
+        beside = (
+            AdaptedLinear(linear, packed) if isinstance(linear, LoraLinear) else packed
+            for linear, packed in zip(linears, frozen, strict=True)
+        )
+        converted.append(InferenceBlock(block, BlockLinears(*beside)))
+    return _with_blocks(network, converted)
 
 
 def int8_network(network: Network, batch: PackedBatch, dtype: torch.dtype) -> Network:

@@ -31,13 +31,33 @@ class HeadSection(Section):
     """The sentence's vector: through the pooler (run_classifier.py), or the last state (the paper)."""
     span_over: Literal["all", "passage"] = "all"
     """Where an answer may begin: anywhere (run_squad.py), or in the passage and at the first token only."""
-    encoder: Literal["tuned", "frozen-linear", "frozen-mix"] = "tuned"
-    """Everything is tuned; or the encoder stays as it is under a linear head; or under a learned mix of all
-    its layers with a two-layer BiLSTM on top (the feature-based use: ELMo; Devlin et al. 2018, 5.3)."""
+    encoder: Literal["tuned", "lora", "frozen-linear", "frozen-mix"] = "tuned"
+    """Everything is tuned; or the encoder stays as it is, and low-rank adapters of some of its layers learn
+    with the head (LoRA; Hu et al. 2021); or it stays as it is under a linear head; or under a learned mix of
+    all its layers with a two-layer BiLSTM on top (the feature-based use: ELMo; Devlin et al. 2018, 5.3)."""
     class_weights: Literal["equal", "balanced"] = "equal"
     """balanced: each class weighs as much as any other, however frequent."""
     fresh_layers: Annotated[int, Field(ge=0)] = 0
     """So many of the last layers begin anew (Zhang et al. 2021)."""
+
+
+Target = Literal["query", "key", "value", "output", "feed-forward"]
+
+
+class LoraSection(Section):
+    """The adapters of head.encoder = lora; the defaults are those of the paper for RoBERTa on GLUE."""
+
+    rank: Count = 8
+    """How many rows A and columns B have."""
+    alpha: Annotated[float, Field(gt=0)] = 16.0
+    """The low-rank product is multiplied by alpha / rank."""
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Of what goes into an adapter, on top of the encoder's own dropout."""
+    targets: Annotated[tuple[Target, ...], Field(min_length=1)] = ("query", "value")
+    """Which layers of a block have adapters; output is that of the attention, feed-forward both of its
+    layers. Where query, key and value are one layer (ModernBERT), each of the three names it."""
+    rank_stabilized: bool = False
+    """Multiply by alpha / the square root of the rank instead (rsLoRA; Kalajdzievski 2023)."""
 
 
 class FinetuningOptimSection(OptimSection):
@@ -110,6 +130,7 @@ class FinetuningRecipe(Section):
     """The task's name."""
     text: TextSection = TextSection()
     head: HeadSection = HeadSection()
+    lora: LoraSection = LoraSection()
     optim: FinetuningOptimSection = FinetuningOptimSection()
     run: FinetuningRunSection = FinetuningRunSection()
     answers: AnswersSection = AnswersSection()
@@ -122,8 +143,16 @@ class FinetuningRecipe(Section):
         return self
 
     @model_validator(mode="after")
-    def only_a_tuned_encoder_recomputes(self) -> "FinetuningRecipe":
-        if self.run.recompute and self.head.encoder != "tuned":
+    def only_lora_has_adapters(self) -> "FinetuningRecipe":
+        if self.head.encoder != "lora" and self.lora != LoraSection():
+            key = next(name for name, value in self.lora if value != getattr(LoraSection(), name))
+            what = f"head.encoder = {self.head.encoder} has no adapters, and lora.{key} is about them"
+            raise RuleError(what, keys=(f"lora.{key}", "head.encoder"), remedy="--set head.encoder=lora")
+        return self
+
+    @model_validator(mode="after")
+    def only_an_encoder_that_learns_recomputes(self) -> "FinetuningRecipe":
+        if self.run.recompute and self.head.encoder not in ("tuned", "lora"):
             what = f"head.encoder = {self.head.encoder} keeps nothing of its layers that could be recomputed"
             raise RuleError(what, keys=("run.recompute", "head.encoder"), remedy="--set run.recompute=false")
         return self

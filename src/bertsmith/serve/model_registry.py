@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -10,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from bertsmith.core.errors import UserError
+from bertsmith.inference.adapter_folder import base_folder
 from bertsmith.inference.loaded_model import Bert, load
-from bertsmith.inference.model_path import model_folder
+from bertsmith.inference.model_path import is_adapter, model_folder
 from bertsmith.inference.outputs import ABILITIES
 from bertsmith.model.sentence_modules import SentenceModules
 from bertsmith.serve.api_errors import ApiError
@@ -48,14 +50,48 @@ class ModelInfo:
     """When its folder was last written, in seconds since 1970."""
 
 
+class OpenedModels:
+    """Opens the folders of a server; a base that several of them stand on is in memory once, for good."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        self._config = config
+        folders = [model_folder(folder) for folder in config.models.values()]
+        adapters = Counter(base_folder(folder).resolve() for folder in folders if is_adapter(folder))
+        standing = Counter(folder.resolve() for folder in folders if not is_adapter(folder))
+        # An adapter that has its base for itself is merged, which computes faster; 8-bit weights take none.
+        several = {base for base, count in adapters.items() if count + standing[base] > 1}
+        self._shared = several if config.precision != "int8" else set[Path]()
+        self._bases: dict[Path, Bert] = {}
+        self._lock = threading.Lock()
+
+    def open(self, folder: Path) -> Bert:
+        """The model of a folder, by itself or over a base that it shares with others."""
+        base = (base_folder(folder) if is_adapter(folder) else folder).resolve()
+        if base not in self._shared:
+            return self._load(folder)
+        with self._lock:
+            if base not in self._bases:
+                self._bases[base] = self._load(base)
+                # Made now: two threads that ask for it at once would each pack the weights.
+                _ = self._bases[base].engine
+        return self._bases[base].with_adapter(folder) if is_adapter(folder) else self._bases[base]
+
+    def _load(self, folder: Path) -> Bert:
+        return load(folder, device=self._config.device, precision=self._config.precision)
+
+
 class ServedModel:
     """A model folder, its weights once they were asked for, and what waits for it."""
 
-    def __init__(self, name: str, folder: Path, config: ServerConfig, on_batch: OnBatch) -> None:
-        self.name, self._folder, self._config = name, model_folder(folder), config
+    def __init__(
+        self, name: str, folder: Path, config: ServerConfig, on_batch: OnBatch, *, opened: OpenedModels
+    ) -> None:
+        self.name, self._folder, self._opened = name, model_folder(folder), opened
         self._load_lock = threading.Lock()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"model-{name}")
-        self._bert: Bert | None = self._load()  # a wrong folder is told before the first request, not by it
+        self._bert: Bert | None = opened.open(
+            self._folder
+        )  # a wrong folder is told before the first request, not by it
         self.info = info_of(self._bert, self._folder)
         self.queue = BatchQueue(
             self._predict, self._thread, limits=config.limits, on_batch=lambda report: on_batch(name, report)
@@ -77,7 +113,7 @@ class ServedModel:
         with self._load_lock:
             if self._bert is None:
                 try:
-                    self._bert = self._load()
+                    self._bert = self._opened.open(self._folder)
                 except UserError as error:
                     log.error("%s cannot be loaded: %s", self.name, error.line())
                     raise ApiError(
@@ -96,17 +132,15 @@ class ServedModel:
     def _predict(self, key: BatchKey, inputs: Sequence[Any]) -> Sequence[Any]:
         return OPERATIONS[key.operation].predict(self.load(), inputs, key.options)
 
-    def _load(self) -> Bert:
-        return load(self._folder, device=self._config.device, precision=self._config.precision)
-
 
 class ModelRegistry:
     """All models of a server, in the order they were named."""
 
     def __init__(self, config: ServerConfig, on_batch: OnBatch) -> None:
         self._models: dict[str, ServedModel] = {}
+        opened = OpenedModels(config)
         for name, folder in config.models.items():
-            self._models[name] = ServedModel(name, folder, config, on_batch)
+            self._models[name] = ServedModel(name, folder, config, on_batch, opened=opened)
             if len(self._models) > 1:  # the first stays: one model, the usual case, answers at once
                 self._models[name].release()
 

@@ -5,4 +5,4 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def no_bf16_products(monkeypatch):
-    monkeypatch.setattr("bertsmith.inference.loaded_model.has_bf16_products", lambda: False)
+    monkeypatch.setattr("bertsmith.inference.precision.has_bf16_products", lambda: False)

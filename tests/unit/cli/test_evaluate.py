@@ -86,7 +86,7 @@ def test_examples_without_a_label_stop_it_or_are_counted(capsys, own, tmp_path):
 
 
 def test_the_precision_can_be_chosen_and_is_that_of_classify(capsys, own, tmp_path, monkeypatch):
-    monkeypatch.setattr("bertsmith.inference.loaded_model.has_bf16_products", lambda: True)
+    monkeypatch.setattr("bertsmith.inference.precision.has_bf16_products", lambda: True)
     file = tmp_path / "new.csv"
     file.write_text("text,label\nthe sun,hot\nthe snow,icy\n")
     found = {}

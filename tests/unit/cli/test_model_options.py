@@ -65,7 +65,7 @@ def test_every_verb_tells_which_precisions_there_are(verb, folders, capsys):
 
 
 def test_the_precision_that_is_named_is_the_one_that_answers(folders, capsys, monkeypatch):
-    monkeypatch.setattr("bertsmith.inference.loaded_model.has_bf16_products", lambda: True)
+    monkeypatch.setattr("bertsmith.inference.precision.has_bf16_products", lambda: True)
     words = ("next", "a cat runs in the rain", "my dog", "--model", folders / "plain", "--device", "cpu")
     found = {
         precision: json.loads(bertsmith(capsys, *words, "--json", "--precision", precision).out)

@@ -203,7 +203,7 @@ def test_a_saved_model_says_the_same(bert, tmp_path):
 
 
 def test_bfloat16_is_close(folder, bert, monkeypatch):
-    monkeypatch.setattr("bertsmith.inference.loaded_model.has_bf16_products", lambda: True)
+    monkeypatch.setattr("bertsmith.inference.precision.has_bf16_products", lambda: True)
     half = bertsmith.load(folder, device="cpu", precision="bf16")
     assert half.model.network.encoder.embeddings.words.weight.dtype == torch.bfloat16
     assert torch.cosine_similarity(half.embed(TEXTS), bert.embed(TEXTS)).min() > 0.999

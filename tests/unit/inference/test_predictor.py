@@ -152,7 +152,7 @@ def test_a_single_output_without_a_task_file_is_a_number(tmp_path):
 
 @pytest.mark.parametrize("precision", ["bf16", "int8"])
 def test_another_precision_is_close(lesson, sst2, monkeypatch, precision):
-    monkeypatch.setattr("bertsmith.inference.loaded_model.has_bf16_products", lambda: precision == "bf16")
+    monkeypatch.setattr("bertsmith.inference.precision.has_bf16_products", lambda: precision == "bf16")
     half = bertsmith.load(lesson("sst2"), device="cpu", precision=precision)
     for rough, exact in zip(half.classify(TEXTS), sst2.classify(TEXTS), strict=True):
         assert rough.probabilities == pytest.approx(exact.probabilities, abs=0.05)

@@ -12,12 +12,8 @@ import bertsmith
 from bertsmith.cli.model_options import PrecisionOption
 from bertsmith.core.errors import UserError
 from bertsmith.inference import text_reader
-from bertsmith.inference.loaded_model import (
-    PRECISIONS,
-    fastest_precision,
-    quantized_network,
-    usable_precision,
-)
+from bertsmith.inference.loaded_model import PRECISIONS
+from bertsmith.inference.precision import fastest_precision, quantized_network, usable_precision
 from bertsmith.inference.text_reader import Reader, Sequences
 from bertsmith.model.inference_network import InferenceBlock
 from bertsmith.text.tokenizer import Tokenizer
@@ -157,9 +153,7 @@ def test_eight_bits_are_rejected_where_they_cannot_be(toy):
 def test_the_fastest_precision_is_half_where_the_machine_has_it(monkeypatch, tmp_path):
     assert fastest_precision(torch.device("cuda")) == "bf16"
     for has_it, expected in ((True, "bf16"), (False, "fp32")):
-        monkeypatch.setattr(
-            "bertsmith.inference.loaded_model.has_bf16_products", lambda has_it=has_it: has_it
-        )
+        monkeypatch.setattr("bertsmith.inference.precision.has_bf16_products", lambda has_it=has_it: has_it)
         assert fastest_precision(torch.device("cpu")) == expected
     write_toy_folder(tmp_path)
     assert bertsmith.load(tmp_path, device="cpu", precision="auto").embed(["a cat"]).dtype == torch.float32
@@ -167,7 +161,7 @@ def test_the_fastest_precision_is_half_where_the_machine_has_it(monkeypatch, tmp
 
 def test_a_cpu_that_is_not_made_for_a_precision_says_so(monkeypatch, caplog):
     for name in ("has_bf16_products", "has_int8_products"):
-        monkeypatch.setattr(f"bertsmith.inference.loaded_model.{name}", lambda: False)
+        monkeypatch.setattr(f"bertsmith.inference.precision.{name}", lambda: False)
     cpu = torch.device("cpu")
     assert usable_precision("bf16", cpu) == "fp32" and "fp32 is taken" in caplog.text
     assert usable_precision("int8", cpu) == "int8" and "int8 is slower on it than fp32" in caplog.text

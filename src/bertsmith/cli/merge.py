@@ -1,0 +1,41 @@
+"""`bertsmith merge`: an adapter and its base become one ordinary model folder."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+from typer import Argument, Option, echo
+
+from bertsmith.cli.model_options import BaseOption
+from bertsmith.core.errors import UserError
+
+
+def merge(
+    adapter: Annotated[
+        Path, Argument(metavar="ADAPTER", help="Adapter or run folder (LoRA), ours or peft's.")
+    ],
+    out: Annotated[Path, Option(metavar="FOLDER", help="Model folder to write.")],
+    base: BaseOption = None,
+    as_json: Annotated[bool, Option("--json", help="Print JSON, for machines.")] = False,
+) -> None:
+    """Merge an adapter into its base model.
+
+    Writes an ordinary model folder, which every tool opens without peft, and which needs the base no more. An
+    adapter folder itself can be used wherever a model folder can: this is for other tools, and for the
+    quickest answers of a server.
+
+    Example: bertsmith merge runs/sst2-lora --out models/sst2
+
+    Example: bertsmith merge their-adapter --base models/bert-base --out models/theirs
+    """
+    from bertsmith.core.files import check_not_taken
+    from bertsmith.inference.loaded_model import load  # torch loads here, not for --help
+    from bertsmith.inference.model_path import is_adapter, model_folder
+
+    adapter, out = adapter.expanduser(), out.expanduser()
+    check_not_taken(out)
+    if not is_adapter(model_folder(adapter)):
+        remedy = "give a folder with adapter_config.json, such as that of a run with head.encoder=lora"
+        raise UserError("is no adapter folder", where=str(adapter), remedy=remedy)
+    load(adapter, device="cpu", base=base).save(out)
+    echo(json.dumps({"out": str(out)}) if as_json else f"{adapter} -> {out}")

@@ -1,0 +1,343 @@
+"""Adapter folders in the format of peft: LoRA over a base model that is named, and the heads trained with it.
+
+`adapter_config.json` says how, `adapter_model.safetensors` holds A and B of each layer and the whole weights
+of the heads. What peft can also say there and bertsmith does not do is refused, and nothing is skipped.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bertsmith.core.errors import UserError
+from bertsmith.core.files import read_json, write_json
+from bertsmith.inference.finetuned_folder import FinetunedTask
+from bertsmith.inference.model_path import ADAPTER_CONFIG, DEFAULT_MODEL, is_adapter, model_folder
+from bertsmith.model.architecture import Architecture
+from bertsmith.model.architectures.registry import architecture_of
+from bertsmith.model.lora import (
+    LoraShape,
+    LowRank,
+    PublishedLayer,
+    adapters_of,
+    add_adapters,
+    published_layers,
+    with_shared_weights,
+)
+from bertsmith.model.model_folder import CheckpointTensors, Model, head_outputs
+from bertsmith.model.network import Network, add_missing_supports, published_names
+from bertsmith.model.sentence_modules import transformer_folder
+from bertsmith.model.tensor_files import FOR_TORCH, read_safetensors, write_safetensors
+
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+ADAPTER_FILES = (ADAPTER_CONFIG, ADAPTER_WEIGHTS)
+PREFIX = "base_model.model."
+"""What peft puts before every published name."""
+LOW_RANK_NAME = re.compile(r"(?P<layer>.+)\.lora_(?P<part>[AB])\.weight")
+TASK_TYPES = {"classify": "SEQ_CLS", "tag": "TOKEN_CLS", "span": "QUESTION_ANS"}
+"""peft's name for what a head does; it has none for choices among texts."""
+WITHOUT_EFFECT = {
+    *("auto_mapping", "base_model_name_or_path", "inference_mode", "peft_type", "peft_version", "task_type"),
+    *("exclude_modules", "layers_pattern", "layers_to_transform", "modules_to_save", "target_modules"),
+    *("lora_alpha", "lora_dropout", "r", "rank_pattern", "use_rslora", "bias", "init_lora_weights"),
+    *("fan_in_fan_out", "megatron_core", "qalora_group_size", "ensure_weight_tying", "runtime_config"),
+    *("corda_config", "eva_config", "lora_ga_config"),
+}
+"""Keys that are read here, or that the tensors say better, or that matter to training alone. (A rank is that
+of the tensors; fan_in_fan_out is for layers that BERTs have not, and peft turns it off for those they have.)
+Any other key must be off."""
+PLAIN_BEGINNINGS = (True, False, "gaussian", "orthogonal", "eva")
+"""Values of init_lora_weights that leave the weights of the base as they are."""
+BROKEN = "copy the whole adapter folder again, or train it again"
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """What an adapter folder holds."""
+
+    folder: Path
+    config: Mapping[str, Any]
+    tensors: Mapping[str, Tensor]
+    """Under their published names, without peft's prefix."""
+
+    @property
+    def base(self) -> str:
+        """The model that it belongs to, as its config names it."""
+        return str(self.config.get("base_model_name_or_path") or "")
+
+    @property
+    def config_file(self) -> Path:
+        """Where it says what it is."""
+        return self.folder / ADAPTER_CONFIG
+
+    @property
+    def weights_file(self) -> Path:
+        """Where its tensors lie."""
+        return self.folder / ADAPTER_WEIGHTS
+
+
+# ---- reading
+
+
+def read_adapter(folder: Path) -> Adapter:
+    """The adapter of a folder, if it is one that is computed here."""
+    config = read_json(folder / ADAPTER_CONFIG, remedy=BROKEN)
+    _check_config(config, where=str(folder / ADAPTER_CONFIG))
+    tensors = read_safetensors(folder / ADAPTER_WEIGHTS, remedy=BROKEN)
+    for name, tensor in tensors.items():
+        if not name.startswith(PREFIX) or not tensor.is_floating_point() or not tensor.isfinite().all():
+            what = f"{name} is no weight of an adapter, or holds NaN or infinite values"
+            raise UserError(what, where=str(folder / ADAPTER_WEIGHTS), remedy=BROKEN)
+    return Adapter(folder, config, {name.removeprefix(PREFIX): each for name, each in tensors.items()})
+
+
+def _check_config(config: Mapping[str, Any], *, where: str) -> None:
+    """Stop at what would have to be computed in another way than here."""
+    merge = "merge it into its base with peft (merge_and_unload), and open that folder"
+    if config.get("peft_type") != "LORA":
+        what = f"peft_type is {config.get('peft_type')!r}, and only LORA is computed here"
+        raise UserError(what, where=where, remedy=merge)
+    on = {key: value for key, value in config.items() if value and key not in WITHOUT_EFFECT}
+    if config.get("bias", "none") != "none":
+        on["bias"] = config["bias"]
+    if config.get("init_lora_weights", True) not in PLAIN_BEGINNINGS:
+        on["init_lora_weights"] = config["init_lora_weights"]
+    if on.get("revision") == "main":
+        del on["revision"]
+    for key, value in on.items():
+        raise UserError(f"{key} is {value!r}, which bertsmith does not do", where=where, remedy=merge)
+    alpha = config.get("lora_alpha", 8)
+    if isinstance(alpha, bool) or not isinstance(alpha, int | float):
+        raise UserError(f"lora_alpha is {alpha!r}, not a number", where=where, remedy="correct it")
+
+
+def base_folder(folder: Path, *, given: Path | str | None = None) -> Path:
+    """The model folder that an adapter folder belongs to: as given, or as its config names it.
+
+    A path that is not absolute counts from the adapter folder, then from here; a name is one of ours, or is
+    looked up in the cache of the Hugging Face tools.
+    """
+    config = read_json(folder / ADAPTER_CONFIG, remedy=BROKEN)
+    named = str(config.get("base_model_name_or_path") or "")
+    try:
+        if given is None and not named:
+            raise UserError("names no base model", where=str(folder / ADAPTER_CONFIG))
+        beside = folder / Path(named).expanduser()
+        found = model_folder(given if given is not None else beside if beside.is_dir() else named)
+    except UserError as error:
+        if given is not None:
+            raise
+        what = f"its base model {named!r} is not on this machine ({error.what})" if named else error.what
+        remedy = "say where it is: --base FOLDER (in Python base=), or base_model_name_or_path there"
+        raise UserError(what, where=str(folder / ADAPTER_CONFIG), remedy=remedy) from error
+    if is_adapter(found):
+        remedy = f"merge that one first: bertsmith merge {found} --out FOLDER"
+        raise UserError("the base of an adapter is an adapter itself", where=str(found), remedy=remedy)
+    return found
+
+
+def adapted_model(base: Model, adapter: Adapter, finetuned: FinetunedTask | None) -> Model:
+    """The base with an adapter and its heads; what the adapter does not change is shared with the base."""
+    network = with_shared_weights(base.network)
+    architecture = architecture_of(network.config.model_type)
+    low_rank, whole = _sorted_tensors(adapter, network)
+    wanted = _wanted_heads(adapter, architecture, finetuned)
+    if whole and not wanted:
+        what, remedy = (
+            "does not say of which head it holds weights",
+            'add "task_type": "SEQ_CLS", or what it is',
+        )
+        raise UserError(what, where=str(adapter.config_file), remedy=remedy)
+    own = CheckpointTensors(whole, architecture, network.config, adapter.weights_file, adapter.config_file)
+    brought = [head for head in wanted if own.names_of(head) & whole.keys() or head not in network.heads]
+    # Of a head that the adapter brings in part, the rest is the base's (the dense layer under ModernBERT's).
+    ours, rest = network.state_dict(), published_names(network.config, dict.fromkeys(network.heads, 0))
+    for head in brought:
+        for name, theirs in rest.items():
+            if theirs[0] in own.names_of(head) and theirs[0] not in whole:
+                whole[theirs[0]] = ours[name]
+    heads = own.heads(brought)
+    for head in set(network.heads) - set(wanted) if wanted else ():
+        del network.heads[head]
+    names = {
+        name: theirs
+        for name, theirs in published_names(network.config, heads).items()
+        if name.startswith("heads.")
+    }
+    if left := own.unused(names):
+        what = f"holds weights that belong to no head of {architecture.model_type}: {left}"
+        raise UserError(what, where=str(adapter.weights_file), remedy=BROKEN)
+    like = network.encoder.embeddings.words.weight
+    for head, outputs in heads.items():
+        network.heads[head] = architecture.heads[head].build(network.config, outputs)
+    # Of a network whose other weights are there already, only those of the new heads are asked for.
+    expected = {name: tensor for name, tensor in network.state_dict().items() if name in names}
+    assembled = own.assembled(names, expected, like.dtype)
+    network.load_state_dict(assembled, strict=False, assign=True)
+    network.heads.to(like.device)
+    add_adapters(network, _adapters(adapter, network, low_rank))
+    fresh = add_missing_supports(network, torch.Generator().manual_seed(0))
+    untrained = (*(head for head in base.untrained if head in network.heads and head not in heads), *fresh)
+    extras = _with_labels(base, network, finetuned)
+    return replace(base, network=network.eval(), extras=extras, notes=(), untrained=untrained)
+
+
+def _sorted_tensors(
+    adapter: Adapter, network: Network
+) -> tuple[dict[str, dict[str, Tensor]], dict[str, Tensor]]:
+    """A and B by the published names of their layers, and whole weights by theirs."""
+    prefix = architecture_of(network.config.model_type).prefix
+    layers, low_rank, whole = published_layers(network), dict[str, dict[str, Tensor]](), dict[str, Tensor]()
+    for name, tensor in adapter.tensors.items():
+        found = LOW_RANK_NAME.fullmatch(name)
+        if found is None and ".lora_" in name:
+            what = f"{name} is no part of plain LoRA on a linear layer"
+            raise UserError(what, where=str(adapter.weights_file), remedy="adapt linear layers only")
+        if found is None:
+            whole[name] = tensor
+            continue
+        # An adapter over the bare encoder has no prefix before its names.
+        layer = next((each for each in (found["layer"], prefix + found["layer"]) if each in layers), None)
+        if layer is None:
+            what = f"{found['layer']} is no linear layer of the base, a {network.config.model_type} model"
+            remedy = "give the base that the adapter was trained over, with --base"
+            raise UserError(what, where=str(adapter.weights_file), remedy=remedy)
+        low_rank.setdefault(layer, {})[found["part"]] = tensor
+    return low_rank, whole
+
+
+def _adapters(
+    adapter: Adapter, network: Network, low_rank: Mapping[str, Mapping[str, Tensor]]
+) -> dict[PublishedLayer, LowRank]:
+    found, layers, like = {}, published_layers(network), network.encoder.embeddings.words.weight
+    alpha, stabilized = float(adapter.config.get("lora_alpha", 8)), bool(adapter.config.get("use_rslora"))
+    for name, parts in low_rank.items():
+        layer = layers[name]
+        linear = network.get_submodule(layer.ours)
+        assert isinstance(linear, nn.Linear), "published_layers gives no others"
+        inputs, outputs = linear.in_features, linear.out_features // layer.stacked
+        shapes = {part: list(tensor.shape) for part, tensor in parts.items()}
+        rank = shapes["A"][0] if "A" in shapes else 0
+        if shapes != {"A": [rank, inputs], "B": [outputs, rank]} or not rank:
+            what = f"A and B of {name} have the shapes {shapes}, but the layer is {outputs} x {inputs}"
+            remedy = "give the base that the adapter was trained over, with --base"
+            raise UserError(what, where=str(adapter.weights_file), remedy=remedy)
+        shape = LoraShape(rank, alpha, rank_stabilized=stabilized)
+        low = LowRank(parts["A"].to(like), parts["B"].to(like), scaling=shape.scaling)
+        found[layer] = low.requires_grad_(False)
+    return found
+
+
+def _wanted_heads(
+    adapter: Adapter, architecture: Architecture, finetuned: FinetunedTask | None
+) -> tuple[str, ...]:
+    """The heads that the adapter was trained with; none where it says of none, and the base's stay."""
+    mapping = adapter.config.get("auto_mapping") or {}
+    published_class = mapping.get("base_model_class") if isinstance(mapping, dict) else None
+    task_type = adapter.config.get("task_type")
+    head = next((head for head, named in TASK_TYPES.items() if named == task_type), None)
+    if finetuned is not None:
+        head = finetuned.config.head_name
+    if head is None:
+        return architecture.classes.get(str(published_class), ())
+    if head not in architecture.heads:
+        what = f"{architecture.model_type} models have no {head} head, which the adapter was trained with"
+        remedy = "give the base that the adapter was trained over, with --base"
+        raise UserError(what, where=str(adapter.folder), remedy=remedy)
+    return (head, *architecture.heads[head].needs)
+
+
+def _with_labels(base: Model, network: Network, finetuned: FinetunedTask | None) -> dict[str, Any]:
+    """What config.json would say: of the labels what the task says, or the base where they are as many."""
+    if finetuned is not None:
+        config = finetuned.config
+        spoken_for = ("id2label", "label2id", "problem_type")
+        kept = {key: value for key, value in base.extras.items() if key not in spoken_for}
+        return {**kept, **config.kind.config_keys(config.labels)}
+    specs = architecture_of(network.config.model_type).heads
+    outputs = {number for name, number in head_outputs(network).items() if specs[name].labelled}
+    fits = not outputs or len(base.labels()) in outputs
+    return {key: value for key, value in base.extras.items() if fits or key not in ("id2label", "label2id")}
+
+
+# ---- writing
+
+
+def base_name(given: Path) -> str:
+    """How an adapter names its base: a name as it was given, one of ours by its name, or a whole path."""
+    if not given.expanduser().is_dir():
+        return str(given)
+    folder = transformer_folder(model_folder(given)).resolve()
+    return folder.name if folder.parent == DEFAULT_MODEL.parent.resolve() else str(folder)
+
+
+def write_adapter(folder: Path, network: Network, head: str, *, shape: LoraShape, base: str) -> None:
+    """Put adapters, and the heads that were trained with them, into a folder that is being written."""
+    architecture, heads = architecture_of(network.config.model_type), _trained_heads(network)
+    low_rank = dict(adapters_of(network))
+    tensors = {}
+    for name, adapter in low_rank.items():
+        tensors[f"{PREFIX}{name}.lora_A.weight"] = adapter.lora_A
+        tensors[f"{PREFIX}{name}.lora_B.weight"] = adapter.lora_B
+    ours, saved = network.state_dict(), set[str]()
+    for name, theirs in published_names(network.config, dict.fromkeys(heads, 0)).items():
+        if name.startswith("heads."):
+            (published,) = theirs
+            tensors[PREFIX + published] = ours[name]
+            saved.add(published.removeprefix(architecture.prefix).split(".")[0])
+    held_heads = dict.fromkeys(architecture.heads, 0)
+    universe = [
+        name.removesuffix(".weight")
+        for theirs in published_names(network.config, held_heads).values()
+        for name in theirs
+        if name.endswith(".weight")
+    ]
+    config = {
+        "auto_mapping": None if head in TASK_TYPES else _class_with(architecture, head),
+        "base_model_name_or_path": base,
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "inference_mode": True,
+        "init_lora_weights": True,
+        "lora_alpha": int(shape.alpha) if shape.alpha.is_integer() else shape.alpha,
+        "lora_dropout": shape.dropout,
+        "modules_to_save": sorted(saved),
+        "peft_type": "LORA",
+        "r": shape.rank,
+        "target_modules": _shortest_suffixes(low_rank, universe),
+        "task_type": TASK_TYPES.get(head),
+        "use_dora": False,
+        "use_rslora": shape.rank_stabilized,
+    }
+    held = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    write_json(folder / ADAPTER_CONFIG, config)
+    write_safetensors(folder / ADAPTER_WEIGHTS, held, FOR_TORCH)
+
+
+def _trained_heads(network: Network) -> list[str]:
+    return [
+        name for name, head in network.heads.items() if any(each.requires_grad for each in head.parameters())
+    ]
+
+
+def _class_with(architecture: Architecture, head: str) -> dict[str, str]:
+    """Where transformers has the class of a head that peft has no task type for."""
+    published = next(name for name, heads in architecture.classes.items() if head in heads)
+    room = architecture.model_type.replace("-", "_")
+    return {"base_model_class": published, "parent_library": f"transformers.models.{room}.modeling_{room}"}
+
+
+def _shortest_suffixes(targets: Iterable[str], universe: Iterable[str]) -> list[str]:
+    """The shortest ends of names by which peft finds these layers and no others."""
+    targets = list(targets)
+    others = [f".{name}" for name in set(universe) - set(targets)]
+    chosen = set()
+    for target in targets:
+        parts = target.split(".")
+        ends = (".".join(parts[first:]) for first in reversed(range(len(parts))))
+        chosen.add(next(end for end in ends if not any(name.endswith(f".{end}") for name in others)))
+    return sorted(chosen)

@@ -1,0 +1,67 @@
+"""Precision: the network as it was read, or made faster where weights need not change any more."""
+
+import logging
+
+import numpy as np
+import torch
+
+from bertsmith.core.errors import UserError
+from bertsmith.inference.text_reader import Reader
+from bertsmith.model.inference_network import can_pack, convertible_blocks, int8_network, packed_network
+from bertsmith.model.network import Network
+from bertsmith.model.torch_internals import has_bf16_products, has_int8_products
+from bertsmith.packed import PackedBatch
+
+CALIBRATION_TEXTS = 64
+CALIBRATION_WORDS = (4, 48)
+CALIBRATION_SEED = 0
+
+log = logging.getLogger("bertsmith")
+
+
+def usable_precision(requested: str, device: torch.device) -> str:
+    """The precision to take for the one that was requested; warns where a CPU is not made for it."""
+    fastest = fastest_precision(device)
+    if requested == "auto":
+        return fastest
+    if requested == "bf16" and device.type == "cpu" and fastest != "bf16":
+        log.warning("this CPU has no bf16 products and would imitate them, many times slower: fp32 is taken")
+        return fastest
+    if requested == "int8" and device.type == "cpu" and not has_int8_products():
+        log.warning("this CPU has no 8-bit products (VNNI or AMX): int8 is slower on it than fp32")
+    return requested
+
+
+def fastest_precision(device: torch.device) -> str:
+    """bf16 where the machine has products for it, else fp32, which is faster than imitating them."""
+    fast = device.type == "cuda" or (device.type == "cpu" and has_bf16_products())
+    return "bf16" if fast else "fp32"
+
+
+def fast_network(network: Network, device: torch.device, over: Network | None = None) -> Network:
+    """The network as it computes fastest on a device; of an adapter beside the fast weights of its base."""
+    return packed_network(network, over) if device.type == "cpu" else network
+
+
+def quantized_network(network: Network, reader: Reader, device: torch.device) -> Network:
+    """The fp32 network with 8-bit products, calibrated on texts of the vocabulary."""
+    if device.type != "cpu":
+        raise UserError("int8 is for a CPU", where="precision", remedy=f"take bf16 on {device.type}")
+    if not can_pack(torch.float32):
+        raise UserError("this torch comes without oneDNN", where="precision", remedy="take fp32")
+    if not convertible_blocks(network):
+        what = f"int8 is for layers as in BERT, and those of {network.config.model_type} are others"
+        raise UserError(what, where="precision", remedy="take bf16 or fp32")
+    rest = torch.bfloat16 if fastest_precision(device) == "bf16" else torch.float32
+    return int8_network(network, _calibration_batch(reader), rest)
+
+
+def _calibration_batch(reader: Reader) -> PackedBatch:
+    """Texts of random words of the vocabulary, of many lengths, always the same."""
+    chance, tokenizer = np.random.default_rng(CALIBRATION_SEED), reader.tokenizer
+    ordinary = sorted(set(range(tokenizer.vocabulary_size)) - tokenizer.special_ids - set(tokenizer.gaps))
+    sampled = (chance.choice(ordinary, chance.integers(*CALIBRATION_WORDS)) for _ in range(CALIBRATION_TEXTS))
+    texts = [tokenizer.decode(ids) for ids in sampled]
+    sequences = reader.read([text for text in texts if text.strip()], truncate=True, first=0)
+    ((_, batch),) = sequences.batches(sequences.tokens)
+    return batch

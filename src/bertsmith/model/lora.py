@@ -1,0 +1,216 @@
+"""LoRA (Hu et al. 2021): linear layers that stay as they are, with low-rank products beside them that learn.
+
+Shapes: T packed tokens, I inputs, O outputs, R rank.
+
+Query, key and value are one layer of ours and three of the published models: each of the three can have an
+adapter of its own, the one that it would have as a layer of its own.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from itertools import chain
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from bertsmith.core.errors import UserError
+from bertsmith.model.elementwise import Dropout
+from bertsmith.model.network import Network, published_names
+
+TARGETS: dict[str, tuple[tuple[str, int], ...]] = {
+    "query": (("attention.project", 0),),
+    "key": (("attention.project", 1),),
+    "value": (("attention.project", 2),),
+    "output": (("attention.output", 0),),
+    "feed-forward": (("feed_forward.expand", 0), ("feed_forward.contract", 0)),
+}
+"""What a recipe calls the layers of a block -> our layers, and which of the matrices stacked in each."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoraShape:
+    """How large adapters are, and how much they count."""
+
+    rank: int
+    alpha: float
+    dropout: float = 0.0
+    rank_stabilized: bool = False
+
+    @property
+    def scaling(self) -> float:
+        """What the low-rank product is multiplied by; rsLoRA divides by the root (Kalajdzievski 2023)."""
+        return self.alpha / (math.sqrt(self.rank) if self.rank_stabilized else self.rank)
+
+
+class LowRank(nn.Module):
+    """An adapter: inputs through A [R, I], then through B [O, R], scaled."""
+
+    def __init__(self, lora_A: Tensor, lora_B: Tensor, *, scaling: float, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.lora_A, self.lora_B = nn.Parameter(lora_A), nn.Parameter(lora_B)
+        self.scaling, self.dropout = scaling, Dropout(dropout)
+
+    def forward(self, values_TI: Tensor) -> Tensor:
+        inner_TR = functional.linear(self.dropout(values_TI), self.lora_A)
+        return functional.linear(inner_TR, self.lora_B) * self.scaling
+
+    def product(self) -> Tensor:
+        """What it adds to the weights of its layer [O, I], in fp32 or better."""
+        exact = torch.promote_types(self.lora_A.dtype, torch.float32)
+        return self.lora_B.detach().to(exact) @ self.lora_A.detach().to(exact) * self.scaling
+
+
+class LoraLinear(nn.Linear):
+    """A linear layer, its weights those of the one it stands for, with adapters of the matrices in it."""
+
+    def __init__(self, linear: nn.Linear, stacked: int) -> None:
+        nn.Module.__init__(self)  # weights of its own would only be thrown away
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.weight = linear.weight
+        self.register_parameter("bias", linear.bias)
+        self.stacked = stacked
+        self.adapters = nn.ModuleDict()
+        """By the number of the matrix."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return self.adapted(super().forward(input), input)
+
+    def adapted(self, frozen_TO: Tensor, values_TI: Tensor) -> Tensor:
+        """What the layer gives without its adapters, with them."""
+        parts = [
+            part + self.adapters[number](values_TI) if (number := str(index)) in self.adapters else part
+            for index, part in enumerate(frozen_TO.chunk(self.stacked, dim=-1))
+        ]
+        return torch.cat(parts, dim=-1) if len(parts) > 1 else parts[0]
+
+    def merged(self) -> nn.Linear:
+        """A plain linear layer that gives the same."""
+        linear = nn.Linear(self.in_features, self.out_features, bias=self.bias is not None, device="meta")
+        weight_OI = self.weight.detach().to(torch.promote_types(self.weight.dtype, torch.float32), copy=True)
+        for number, adapter in self.adapters.items():
+            assert isinstance(adapter, LowRank), "nothing else is put there"
+            weight_OI.chunk(self.stacked)[int(number)].add_(adapter.product())
+        linear.weight = nn.Parameter(weight_OI.to(self.weight.dtype))
+        linear.register_parameter("bias", self.bias)
+        return linear
+
+
+# ---- the layers of a network
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedLayer:
+    """A linear layer of a published model, as it is found in a network of ours."""
+
+    name: str
+    """Its published name."""
+    ours: str
+    """Our layer."""
+    number: int
+    """Of the matrix in our layer."""
+    stacked: int
+    """How many our layer holds."""
+
+    def in_network(self, network: Network) -> LoraLinear:
+        """Our layer, made into one that can hold adapters."""
+        layer = network.get_submodule(self.ours)
+        assert isinstance(layer, nn.Linear), "published_layers gives no others"
+        if not isinstance(layer, LoraLinear):
+            layer = LoraLinear(layer, self.stacked)
+            network.set_submodule(self.ours, layer)
+        return layer
+
+    def adapter_in(self, network: Network) -> LowRank | None:
+        """Its adapter, if it has one."""
+        layer = network.get_submodule(self.ours)
+        if not isinstance(layer, LoraLinear) or str(self.number) not in layer.adapters:
+            return None
+        adapter = layer.adapters[str(self.number)]
+        assert isinstance(adapter, LowRank), "nothing else is put there"
+        return adapter
+
+
+def published_layers(network: Network) -> dict[str, PublishedLayer]:
+    """The linear layers of a network by their published names."""
+    found = {}
+    for ours, theirs in published_names(network.config, dict.fromkeys(network.heads, 0)).items():
+        layer, _, kind = ours.rpartition(".")
+        if kind == "weight" and isinstance(network.get_submodule(layer), nn.Linear):
+            for number, name in enumerate(theirs):
+                published = name.removesuffix(".weight")
+                found[published] = PublishedLayer(published, layer, number, len(theirs))
+    return found
+
+
+def targeted_layers(network: Network, targets: Sequence[str]) -> list[PublishedLayer]:
+    """The layers of the encoder that these targets name.
+
+    Where query, key and value are published as one layer (ModernBERT), each of the three names it.
+    """
+    wanted = {place for target in targets for place in TARGETS[target]}
+    found = []
+    for layer in published_layers(network).values():
+        parts = layer.ours.split(".")  # encoder, blocks, number, and the path in the block
+        fused = layer.stacked == 1
+        places = {(path, 0 if fused else number) for path, number in wanted}
+        if parts[:2] == ["encoder", "blocks"] and (".".join(parts[3:]), layer.number) in places:
+            found.append(layer)
+    return found
+
+
+def add_fresh_adapters(
+    network: Network, targets: Sequence[str], shape: LoraShape, generator: torch.Generator
+) -> None:
+    """Give the targets adapters that change nothing yet: A by Kaiming's rule, B zero, as peft begins."""
+    for layer in targeted_layers(network, targets):
+        ours = layer.in_network(network)
+        if str(layer.number) in ours.adapters:  # layers that share their weights share the adapter (ALBERT)
+            continue
+        inputs, outputs = ours.in_features, ours.out_features // ours.stacked
+        if shape.rank > min(inputs, outputs):
+            what = f"is {shape.rank}, and {layer.name} has {inputs} inputs and {outputs} outputs"
+            remedy = f"choose at most {min(inputs, outputs)}; 8 is usual"
+            raise UserError(what, where="lora.rank", remedy=remedy)
+        # Sampled in fp32 on the CPU, then moved: the same weights whatever the device.
+        lora_A, like = torch.empty(shape.rank, inputs), ours.weight
+        nn.init.kaiming_uniform_(lora_A, a=math.sqrt(5), generator=generator)
+        lora_B = torch.zeros(outputs, shape.rank)
+        adapter = LowRank(lora_A, lora_B, scaling=shape.scaling, dropout=shape.dropout)
+        ours.adapters[str(layer.number)] = adapter.to(like.device, like.dtype)
+
+
+def add_adapters(network: Network, adapters: Mapping[PublishedLayer, LowRank]) -> None:
+    """Give layers their adapters."""
+    for layer, adapter in adapters.items():
+        layer.in_network(network).adapters[str(layer.number)] = adapter
+
+
+def adapters_of(network: Network) -> Iterator[tuple[str, LowRank]]:
+    """The adapters of a network by the published names of their layers."""
+    for name, layer in published_layers(network).items():
+        if (adapter := layer.adapter_in(network)) is not None:
+            yield name, adapter
+
+
+def has_adapters(network: Network) -> bool:
+    """Whether any layer has an adapter."""
+    return any(isinstance(module, LoraLinear) for module in network.modules())
+
+
+def with_shared_weights(network: Network) -> Network:
+    """A network of its own whose weights are those of another: what is put into it changes no other."""
+    tensors = chain(network.parameters(), network.buffers())
+    return deepcopy(network, {id(tensor): tensor for tensor in tensors})
+
+
+def merged_network(network: Network) -> Network:
+    """A network without adapters that gives the same; weights that had none are shared."""
+    merged = with_shared_weights(network)
+    for module in list(merged.modules()):
+        for name, layer in list(module.named_children()):
+            if isinstance(layer, LoraLinear):
+                setattr(module, name, layer.merged())
+    return merged

@@ -1,0 +1,99 @@
+"""Adapters over one base: it is in memory once, and each answers as if it were served alone."""
+
+import json
+
+import pytest
+import torch
+
+from bertsmith.inference.adapter_folder import write_adapter
+from bertsmith.inference.finetuned_folder import FinetunedTask, write_finetuned
+from bertsmith.inference.loaded_model import load
+from bertsmith.model.inference_network import AdaptedLinear
+from bertsmith.model.lora import LoraShape, adapters_of, add_fresh_adapters, has_adapters, with_shared_weights
+from bertsmith.model.network import add_fresh_head
+from bertsmith.recipe.finetuning_schema import TextSection
+from bertsmith.serve.app import Application
+from bertsmith.serve.server_config import ServerConfig
+from bertsmith.tasks.objective import freeze_encoder
+from bertsmith.tasks.task_config import TaskConfig
+from tests.toy_folder import write_toy_folder
+from tests.unit.serve.serving import application_of, post
+
+SHAPE = LoraShape(4, 8.0)
+TASKS = {
+    "mood": TaskConfig(
+        task="sst2", kind="classify", metrics=(), labels=("cold", "warm"), text=TextSection(longest=64)
+    ),
+    "names": TaskConfig(
+        task="ner", kind="tag", metrics=(), labels=("O", "B-PER", "B-LOC"), text=TextSection(longest=64)
+    ),
+}
+REQUESTS = {
+    "mood": ("/classify", {"texts": ["warm tea", "the cold rain and the river"]}),
+    "names": ("/tag", {"texts": ["the boy sits in london"]}),
+}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """A base and adapters over it with lively weights."""
+    place = tmp_path_factory.mktemp("adapters")
+    write_toy_folder(place / "base")
+    base = load(place / "base", device="cpu").model.network
+    for seed, (name, config) in enumerate(TASKS.items()):
+        network, stream = with_shared_weights(base), torch.Generator().manual_seed(seed)
+        for head in ("mlm", "nsp"):
+            del network.heads[head]
+        add_fresh_head(network, config.head_name, config.outputs, stream)
+        freeze_encoder(network)
+        add_fresh_adapters(network, ("query", "value", "feed-forward"), SHAPE, stream)
+        with torch.no_grad():
+            for part in [each for _, each in adapters_of(network)]:
+                part.lora_B.normal_(0, 0.2, generator=stream)
+            network.heads[config.head_name].output.weight.normal_(0, 1.0, generator=stream)
+        (place / name).mkdir()
+        write_adapter(place / name, network, config.head_name, shape=SHAPE, base="../base")
+        write_finetuned(place / name, FinetunedTask(config))
+    return {name: place / name for name in ("base", *TASKS)}
+
+
+def numbers_of(reply):
+    assert reply.status_code == 200, reply.text
+    return json.loads(reply.text, parse_float=lambda text: round(float(text), 4))
+
+
+def test_the_base_is_held_once_and_answers_are_those_of_separate_servers(folders):
+    together = application_of(folders)
+    for name, (path, body) in REQUESTS.items():
+        alone = application_of({name: folders[name]})
+        assert not has_adapters(alone.models[name].load().model.network)  # merged: it shares with nobody
+        (one, other) = (numbers_of(post(each, path, body | {"model": name})) for each in (together, alone))
+        assert one == other
+    base = together.models["base"].load()
+    weights = dict(base.model.network.named_parameters())
+    for name in TASKS:
+        bert = together.models[name].load()
+        assert has_adapters(bert.model.network)
+        shared = {key: each for key, each in bert.model.network.encoder.named_parameters(prefix="encoder")}
+        for key, parameter in shared.items():
+            assert ".adapters." in key or parameter.data_ptr() == weights[key].data_ptr()
+        for mine, theirs in zip(
+            bert.engine.network.encoder.blocks, base.engine.network.encoder.blocks, strict=True
+        ):
+            for linear, packed in zip(mine.linears.in_order(), theirs.linears.in_order(), strict=True):
+                assert (linear.frozen if isinstance(linear, AdaptedLinear) else linear) is packed
+
+
+def test_a_base_that_is_not_served_itself_is_shared_too(folders):
+    application = application_of({name: folders[name] for name in TASKS})
+    one, other = (application.models[name].load() for name in TASKS)
+    assert (
+        one.model.network.encoder.embeddings.words.weight
+        is other.model.network.encoder.embeddings.words.weight
+    )
+    assert "fill" not in one.abilities
+
+
+def test_adapters_are_merged_one_by_one_where_weights_have_8_bits(folders):
+    application = Application(ServerConfig(models=folders, device="cpu", precision="int8"))
+    assert not has_adapters(application.models["mood"].load().model.network)
