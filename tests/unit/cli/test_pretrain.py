@@ -116,8 +116,9 @@ def test_a_loss_that_is_not_below_word_frequencies_is_told(capsys):
         main_process=True,
     )
     show(result, as_json=False)
-    line = "the held-out loss 7.50 is not below 7.25, that of mere word frequencies"
-    assert line in capsys.readouterr().out
+    told = "the held-out loss: 7.50 is not below 7.25, the loss of mere word frequencies (the unigram line)"
+    out = capsys.readouterr().out
+    assert told in out and "train longer (--steps, --minutes), or try a lower optim.peak_lr" in out
     show(replace(result, held_out={"mlm_loss": 7.0}), as_json=False)
     assert "frequencies" not in capsys.readouterr().out
     before = {"mlm_loss": 8.25, "sequences": 16}
@@ -126,6 +127,25 @@ def test_a_loss_that_is_not_below_word_frequencies_is_told(capsys):
     assert "held-out mlm loss: 8.2500 → 7.0000\n" in out and "held-out sequences: 16\n" in out
     show(result, as_json=True)
     assert json.loads(capsys.readouterr().out)["unigram_entropy"] == 7.25
+
+
+def test_a_run_that_was_ended_early_says_why_and_how_it_goes_on(capsys):
+    result = PretrainingResult(
+        folder=Path("runs/x"),
+        state="stopped",
+        steps=10,
+        tokens=1000,
+        seconds=9.0,
+        held_out={},
+        unigram_entropy=7.25,
+        saved_step=10,
+        main_process=True,
+        early_end="the loss stays near 7.30",
+    )
+    show(result, as_json=False)
+    out = capsys.readouterr().out
+    assert "ended early: the loss stays near 7.30; try a lower optim.peak_lr" in out
+    assert "saved; give the same command again, without --stop-if-flat, to resume (runs/x)" in out
 
 
 def test_both_budgets_are_rejected(store, tmp_path):

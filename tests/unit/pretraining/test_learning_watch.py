@@ -1,0 +1,112 @@
+"""Runs that do not learn are named early; those that learn are left alone."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from bertsmith.pretraining.learning_watch import LearningWatch
+from bertsmith.pretraining.pretrain import PretrainingResult, pretrain
+from bertsmith.pretraining.run_setup import EarlyStopping
+from tests.tiny_runs import Listener, metrics_of, run_tiny, tiny_recipe
+
+LINE = 7.0
+ABSURD = ("optim.peak_lr=3.0", "run.steps=60", "run.log_every_steps=2", "run.evaluate_every_steps=60")
+
+
+def watched(losses: Sequence[float], norms: Sequence[float] = (), *, warmup: float = 0.01) -> LearningWatch:
+    watch = LearningWatch(LINE, warmup)
+    for number, loss in enumerate(losses):
+        norm = norms[number] if len(norms) else 1.0
+        watch.add(10 * (number + 1), {"mlm_loss": float(loss), "gradient_norm": float(norm)})
+    return watch
+
+
+def falling(to: float, lines: int = 40) -> list[float]:
+    """A loss that falls quickly at first and comes to its end in small steps."""
+    return [to + 3.5 * np.exp(-number / 2) for number in range(lines)]
+
+
+def test_a_loss_that_stays_at_the_unigram_line_is_a_plateau():
+    found = watched(falling(LINE)).plateau(0.05)
+    assert found is not None and found.kind == "plateau"
+    assert "step 400: the loss stays near 7.00 since step 110; 7.00 is" in found.text
+    assert "below 7.00, the loss of mere word frequencies (the unigram line)" in found.text
+
+
+@pytest.mark.parametrize(
+    "losses",
+    [
+        falling(6.5),  # below the line it may be slow
+        falling(LINE, 8),  # nobody knows yet
+        list(np.linspace(10.4, 7.1, 40)),  # still on its way to the line
+        list(np.linspace(7.3, 6.9, 40)),  # slowly through it
+    ],
+)
+def test_a_loss_that_falls_or_lies_below_the_line_is_none(losses):
+    assert watched(losses).plateau(0.5) is None
+
+
+def test_a_loss_that_comes_back_to_the_line_is_a_plateau_again():
+    assert watched([*falling(5.0, 20), *[7.2] * 40]).plateau(0.5) is not None
+
+
+def test_a_warm_up_is_waited_for():
+    watch = watched(falling(LINE), warmup=0.1)
+    assert watch.plateau(0.09) is None and watch.plateau(0.1) is not None
+
+
+def test_gradient_norms_that_explode_are_named():
+    healthy = [8.0, 4.0, *[1.0] * 20, *[2.5] * 8]
+    assert watched([5.0] * 30, healthy).explosion() is None
+    found = watched([5.0] * 30, [*healthy[:-3], 90.0, 200.0, 400.0]).explosion()
+    assert found is not None and "the gradient norm is 200 and was 1: it explodes" in found.text
+    assert watched([5.0] * 30, [*healthy[:-1], 4000.0]).explosion() is None  # one spike is none
+
+
+@pytest.fixture(scope="module")
+def flat(store, tmp_path_factory) -> tuple[PretrainingResult, Listener]:
+    """A run at an absurd learning rate that is ended as soon as it is seen not to learn."""
+    out, listener = tmp_path_factory.mktemp("flat") / "run", Listener()
+    result = pretrain(
+        tiny_recipe(*ABSURD),
+        store=store.folder,
+        out=out,
+        callback=listener,
+        early_stopping=EarlyStopping(if_flat=True),
+    )
+    return result, listener
+
+
+def test_a_run_that_does_not_learn_says_so_once_and_what_to_try(flat):
+    _, listener = flat
+    (told,) = [note for note in listener.notes if "the unigram line" in note]
+    assert "the decoder is dead: it predicts '" in told
+    assert "try a lower optim.peak_lr, a longer optim.warmup_fraction, or a pre-norm model" in told
+
+
+def test_a_flat_run_ends_early_where_that_was_asked_for_and_can_be_resumed(flat, store):
+    result, _ = flat
+    assert result.state == "stopped" and result.steps == result.saved_step < 60
+    assert "the unigram line" in result.early_end
+    (warning,) = [line for line in metrics_of(result.folder, "event") if "warning" in line]
+    assert warning["warning"] == "plateau" and "the unigram line" in warning["text"]
+    listener = Listener()
+    resumed = run_tiny(store, result.folder, *ABSURD, listener=listener)
+    assert (resumed.state, resumed.steps, resumed.early_end) == ("finished", 60, "")
+    assert not [note for note in listener.notes if "the unigram line" in note]  # it was told before
+
+
+def test_a_run_that_learns_is_not_ended_and_nothing_is_said(store, tmp_path):
+    settings = ("run.steps=40", "run.log_every_steps=2", "run.evaluate_every_steps=40")
+    listener = Listener()
+    result = pretrain(
+        tiny_recipe(*settings),
+        store=store.folder,
+        out=tmp_path / "run",
+        callback=listener,
+        early_stopping=EarlyStopping(if_flat=True),
+    )
+    assert (result.state, result.steps, result.early_end) == ("finished", 40, "")
+    assert not [line for line in metrics_of(tmp_path / "run", "event") if "warning" in line]
+    assert not [note for note in listener.notes if "unigram" in note or "explodes" in note]
