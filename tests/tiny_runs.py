@@ -201,7 +201,12 @@ def last_scalars(run: Path) -> dict[str, Any]:
 
 def last_state(run: Path) -> dict[str, Tensor]:
     """Weights and moments of the newest saved state of a run that had one process."""
-    folder = step_folder(run / "checkpoints", saved_steps(run / "checkpoints")[-1])
+    return state_of(run, saved_steps(run / "checkpoints")[-1])
+
+
+def state_of(run: Path, step: int) -> dict[str, Tensor]:
+    """Weights and moments of a saved state of a run that had one process."""
+    folder = step_folder(run / "checkpoints", step)
     return {
         name: tensor
         for file in sorted(folder.glob("*.safetensors"))

@@ -18,6 +18,7 @@ STOPPED_AFTER = 4
 # Five sequences a step: one process has two of them, the other three. All held-out sequences are looked at.
 SETTINGS = ("model.dropout=0", "model.attention_dropout=0", "batch.sequences=5", "run.log_every_steps=1")
 SETTINGS += ("run.evaluation_sequences=1000", "run.evaluate_every_steps=4", "optim.warmup_fraction=0.2")
+SETTINGS += ("run.average_from=0.3",)  # the evaluations between steps then exchange all weights
 ELECTRA = ("model.type=electra", "model.embedding_width=16", "examples.pairs=none")
 ELECTRA += ("examples.objective=replaced", "replaced.generator_size=0.5")
 

@@ -342,8 +342,17 @@ def choices(recipe: Recipe) -> list[str]:
     return [
         f"{recipe.name}: {size}, pairs {recipe.examples.pairs}, {masking}",
         f"{optimizer_text(recipe.optim)}, {recipe.model.activation}",
+        *_average_text(recipe),
         *OBJECTIVES[recipe.examples.objective].choices(recipe),
     ]
+
+
+def _average_text(recipe: Recipe) -> list[str]:
+    begins, decay = recipe.run.average_from, recipe.run.average_decay
+    if begins == "off":
+        return []
+    kind = "equal average" if decay == "equal" else f"exponential average (decay {decay:g})"
+    return [f"the model is the {kind} of the weights after {begins:.0%} of the run"]
 
 
 def _load(recipe: Recipe, networks: Sequence[Network], world: World, precision: Precision) -> TrainingLoad:
@@ -354,7 +363,7 @@ def _load(recipe: Recipe, networks: Sequence[Network], world: World, precision: 
     return TrainingLoad(
         config=networks[0].config,
         parameters=parameters // shared,
-        moments=OPTIMIZERS[recipe.optim.algorithm].moments,
+        moments=kept_for_each_weight(recipe),
         longest=hungriest.length,
         predicted_fraction=_predicted_fraction(recipe, hungriest),
         device="cuda" if world.device.type == "cuda" else "cpu",
@@ -362,6 +371,11 @@ def _load(recipe: Recipe, networks: Sequence[Network], world: World, precision: 
         recompute=recipe.run.recompute,
         generator=networks[1].config if len(networks) > 1 else None,
     )
+
+
+def kept_for_each_weight(recipe: Recipe) -> int:
+    """Numbers in fp32 that a run keeps beside each weight: the optimiser's moments, and an average."""
+    return OPTIMIZERS[recipe.optim.algorithm].moments + (recipe.run.average_from != "off")
 
 
 def _predicted_fraction(recipe: Recipe, stage: Stage) -> float:

@@ -22,6 +22,7 @@ from bertsmith.pretraining.hardware import (
     MAX_EVALUATION_FRACTION,
     affordable_evaluations,
     flops_per_step,
+    kept_for_each_weight,
     peak_of,
 )
 from bertsmith.pretraining.held_out import METRICS, evaluate, unigram_entropy
@@ -53,7 +54,6 @@ from bertsmith.training.checkpoint import TrainingState, latest_state, load_chec
 from bertsmith.training.curves import draw_curves
 from bertsmith.training.distributed import World, in_world
 from bertsmith.training.journal import METRICS_FILE, RunJournal, read_metrics
-from bertsmith.training.optimizers import OPTIMIZERS
 from bertsmith.training.run_folder import RunFolder
 from bertsmith.training.trainer import (
     Cadence,
@@ -230,9 +230,8 @@ def _train(
         return "stopped"
     clock = _start_budget(run, state)
     cadence = _cadence(run, state, stop)
-    steps = training_steps(
-        run.trainer, StepLoader(run), state.progress, clock=clock, due_after=cadence.due_after
-    )
+    due_after = _averaging(run, cadence)
+    steps = training_steps(run.trainer, StepLoader(run), state.progress, clock=clock, due_after=due_after)
     for report in steps:
         state.progress = report.progress
         state.window.add(report)
@@ -272,7 +271,7 @@ def _start_budget(run: Run, state: RunState) -> Callable[[], float]:
 def _ending_seconds(run: Run, state: RunState) -> float:
     """About what the end of a run takes, but for its curves: an evaluation, a checkpoint and the model."""
     weights = sum(each.numel() for each in run.trainer.parameters())
-    written = 4 * weights * (2 + OPTIMIZERS[run.recipe.optim.algorithm].moments)  # once more as the model
+    written = 4 * weights * (2 + kept_for_each_weight(run.recipe))  # once more as the model
     limit = _max_evaluation_seconds(run)
     both = limit * (1 + len(run.fixed_sets))
     evaluation = state.evaluation_seconds or (both if isfinite(both) else 0.0)
@@ -323,6 +322,16 @@ def _cadence(run: Run, state: RunState, stop: StopRequested) -> Cadence:
         save_every_seconds=60 * settings.save_every_minutes,
         saved_seconds=state.progress.seconds,
     )
+
+
+def _averaging(run: Run, cadence: Cadence) -> Callable[[Progress], Due]:
+    """What says what is due after a step, and takes its weights into the average."""
+
+    def due_after(progress: Progress) -> Due:
+        run.average_weights(progress)  # of the step that was just launched, and of no later one
+        return cadence.due_after(progress)
+
+    return due_after
 
 
 # ---- metrics
@@ -376,7 +385,8 @@ def _evaluate(run: Run, state: RunState, journal: RunJournal, stop: StopRequeste
     """
     progress, began = state.progress, run.clock()
     state.evaluation_due = True
-    evaluated = _evaluate_stage(run, progress, journal, stop)
+    with run.averaged_weights():
+        evaluated = _evaluate_stage(run, progress, journal, stop)
     if evaluated is None:
         return False
     state.held_out = evaluated
@@ -493,12 +503,13 @@ def _finish(run: Run, state: RunState, journal: RunJournal, ending: Literal["fin
         journal.write("event", step, {"state": ending})
         _plot(run, state)
         return run.clock()
-    networks = whole_networks(run.trainer)
-    run.world.on_main(lambda: check_weights_are_finite(networks.values(), where=str(run.folder.path)))
-    seconds = round(run.clock(), 3)
-    journal.write("event", step, {"state": ending, "seconds": seconds})
-    facts, tokenizer = _run_facts(run, state), run.store.tokenizer()
-    run.world.on_main(lambda: write_results(run.folder.path, run.recipe, networks, tokenizer, facts))
+    with run.averaged_weights():
+        networks = whole_networks(run.trainer)
+        run.world.on_main(lambda: check_weights_are_finite(networks.values(), where=str(run.folder.path)))
+        seconds = round(run.clock(), 3)
+        journal.write("event", step, {"state": ending, "seconds": seconds})
+        facts, tokenizer = _run_facts(run, state), run.store.tokenizer()
+        run.world.on_main(lambda: write_results(run.folder.path, run.recipe, networks, tokenizer, facts))
     return seconds
 
 

@@ -7,6 +7,7 @@ which changes with every step; `StepLoader` gives the steps their batches.
 import itertools
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,7 @@ from bertsmith.training.journal import write_versions
 from bertsmith.training.optimizers import build_optimizer, pretraining_rate
 from bertsmith.training.run_folder import RunFolder
 from bertsmith.training.trainer import Clock, GradientGuard, Progress, StepInput, Trainer, loss_scaler
+from bertsmith.training.weight_average import WeightAverage
 
 STORE_FILE, PLANS = "store.json", "plans"
 
@@ -103,6 +105,16 @@ class Run:
         """Move the user's bar."""
         if self.world.main:
             self.callback.on_progress(self.budget.fraction(progress))
+
+    def average_weights(self, progress: Progress) -> None:
+        """Take the weights that led here into the average, where the recipe asks for one and it has begun."""
+        average, begins = self.trainer.average, self.recipe.run.average_from
+        if average is not None and begins != "off" and self.budget.fraction(progress) > begins:
+            average.add()
+
+    def averaged_weights(self) -> AbstractContextManager[None]:
+        """Inside, the weights are those that the run would write as its model now."""
+        return nullcontext() if self.trainer.average is None else self.trainer.average.applied()
 
     def report(self, text: str) -> None:
         """Tell the user, once."""
@@ -221,6 +233,7 @@ def _build_trainer(
             block.compile(fullgraph=True)
     wrapped = share_work(objective, world, recipe.run.parallel)
     optimizer = build_optimizer(wrapped, recipe.optim, order="matrices first")
+    averages = recipe.run.average_from != "off"
     return Trainer(
         wrapped,
         optimizer,
@@ -231,6 +244,7 @@ def _build_trainer(
         graphs=recording_of(optimizer, world.device) if machine.recorded else None,
         seed=recipe.run.seed,
         scaler=loss_scaler(world.device, machine.precision),
+        average=WeightAverage(wrapped, optimizer, recipe.run.average_decay) if averages else None,
     )
 
 

@@ -63,10 +63,22 @@ class RunSection(Section):
     """How many resumable states stay on disk."""
     keep_at: tuple[Count, ...] = ()
     """Steps whose states are never deleted."""
+    average_from: Annotated[float, Field(ge=0, lt=1)] | Off = "off"
+    """The model is the average of the weights of all steps after this fraction of the run; off: the last."""
+    average_decay: Annotated[float, Field(gt=0, lt=1)] | Literal["equal"] = "equal"
+    """Decay of an exponential average, a step; or equal: all weights of the average count the same."""
     spike_factor: Annotated[float, Field(gt=1)] | Off = "off"
     """A step whose gradient norm exceeds this many times the running median is skipped."""
     rollback_after: Count = 10
     """After so many skipped steps in a row (not a number, or a spike) the last saved state is taken again."""
+
+    @model_validator(mode="after")
+    def only_an_average_has_a_decay(self) -> "RunSection":
+        if self.average_decay != "equal" and self.average_from == "off":
+            what = "run.average_decay is of an average, and run.average_from = off asks for none"
+            keys = ("run.average_decay", "run.average_from")
+            raise RuleError(what, keys=keys, remedy="--set run.average_from=0.8, or leave it out")
+        return self
 
 
 class Recipe(Section):

@@ -38,7 +38,7 @@ from bertsmith.training.distributed import ALONE, World, unwrapped
 from bertsmith.training.trainer import Progress, Trainer
 
 FORMAT = 1
-LOSS_SCALER = "loss_scaler"
+LOSS_SCALER, AVERAGED = "loss_scaler", "averaged"
 ROOM_FOR_NAMES = 1_000
 """Bytes a tensor that its name, place and size take at most beside its contents."""
 
@@ -113,6 +113,8 @@ def save_checkpoint(
     module, optimizer, world = trainer.objective, trainer.optimizer, trainer.world
     if trainer.scaler is not None:
         state = replace(state, scalars={**state.scalars, LOSS_SCALER: trainer.scaler.state_dict()})
+    if trainer.average is not None:
+        state = replace(state, scalars={**state.scalars, AVERAGED: trainer.average.count})
     save_state(folder, state, module=module, optimizer=optimizer, world=world)
     world.on_main(lambda: prune(folder, keep_last=keep_last, keep_at=keep_at))
 
@@ -124,6 +126,8 @@ def load_checkpoint(saved: SavedState, trainer: Trainer) -> None:
         trainer.graphs.forget()
     if trainer.scaler is not None and LOSS_SCALER in saved.state.scalars:
         trainer.scaler.load_state_dict(saved.state.scalars[LOSS_SCALER])
+    if trainer.average is not None:
+        trainer.average.count = saved.state.scalars.get(AVERAGED, 0)
 
 
 def latest_state(folder: Path, world: World = ALONE) -> SavedState | None:

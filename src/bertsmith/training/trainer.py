@@ -29,6 +29,7 @@ from bertsmith.model.torch_internals import (
 from bertsmith.training.callbacks import StopRequested
 from bertsmith.training.cuda_graphs import RecordedMicro, StepGraphs
 from bertsmith.training.distributed import ALONE, World, accumulating, gradient_norm
+from bertsmith.training.weight_average import WeightAverage
 
 NORMS_REMEMBERED = 128
 NORMS_NEEDED = 32
@@ -258,6 +259,8 @@ class Trainer:
     """With the step and the rank it decides all dropout."""
     scaler: torch.amp.GradScaler | None = None
     """What keeps small gradients of fp16 from rounding to nothing (`loss_scaler`)."""
+    average: WeightAverage | None = None
+    """What averages the last weights of the run, where the job asks for it."""
 
     def parameters(self) -> list[nn.Parameter]:
         """What is trained."""

@@ -122,6 +122,8 @@ def test_where_sources_disagree_the_choice_is_reported():
         "muon at 0.004 (momentum 0.95, scale original) for the layers' matrices, adamw at 0.002 without bias "
         "correction for the rest, 3 x for the heads, wsd learning-rate line (flat until 50% of the run), gelu"
     )
+    averaged = choices(load_recipe("bert-base", ["run.average_from=0.8", "run.average_decay=0.99"]))
+    assert "the model is the exponential average (decay 0.99) of the weights after 80% of the run" in averaged
     by_tokens = "\n".join(choices(load_recipe("bert-base", ["batch.by=tokens", "batch.tokens=4096"])))
     assert "4,096 tokens a step (a deviation: published are sequences)" in by_tokens
     pairs = ["examples.pairs=sentence-pair", "batch.tokens=4096"]

@@ -7,6 +7,7 @@ import torch
 
 from bertsmith.core.seeds import key_of
 from bertsmith.corpus.token_store import TokenStore
+from bertsmith.model.model_folder import read_model
 from bertsmith.objectives.pretraining_objective import PretrainingObjective
 from bertsmith.pretraining.run_setup import Request, set_up
 from bertsmith.training.checkpoint_storage import saved_steps, step_folder
@@ -20,6 +21,7 @@ from tests.tiny_runs import (
     last_state,
     metrics_of,
     run_tiny,
+    state_of,
     stop_at,
     tiny_recipe,
 )
@@ -57,6 +59,20 @@ def test_other_optimisers_resume_to_the_bit_too(store, tmp_path, algorithm, mome
     run_in_parts(store, tmp_path / "run", *settings, steps=(2, 2))
     assert same(tmp_path / "run", tmp_path / "straight")
     assert {name.split(".")[-1] for name in last_state(tmp_path / "run")} >= moments
+
+
+def test_a_run_with_averaged_weights_resumes_to_the_bit_and_its_model_is_the_average(store, tmp_path):
+    settings = ("run.average_from=0.5", "run.keep_at=[5,6,7,8]", "run.evaluate_every_steps=3")
+    run_tiny(store, tmp_path / "straight", *settings)
+    run_in_parts(store, tmp_path / "run", *settings, steps=(3, 4))
+    assert same(tmp_path / "run", tmp_path / "straight")
+    assert last_scalars(tmp_path / "run")["averaged"] == 4
+    model = read_model(tmp_path / "run" / "model").network.state_dict()
+    states = [state_of(tmp_path / "run", step) for step in (5, 6, 7, 8)]
+    for name, weights in model.items():
+        steps = [state[f"model.network.{name}"] for state in states]
+        torch.testing.assert_close(weights, torch.stack(steps).mean(0), rtol=1e-5, atol=1e-7)
+        assert not torch.equal(weights, steps[-1]), name
 
 
 class Crash(Exception):

@@ -282,6 +282,10 @@ def test_a_rule_between_keys_says_what_to_do():
     ("overrides", "rule"),
     [
         (["optim.muon_momentum=0.9"], "optim.muon_momentum is for optim.algorithm = muon, which is adamw"),
+        (
+            ["run.average_decay=0.9"],
+            "run.average_decay is of an average, and run.average_from = off asks for",
+        ),
         (["optim.decay_from=0.7"], "optim.decay_from is for optim.schedule = wsd, which is google"),
         (
             ["optim.schedule=wsd", "optim.warmup_fraction=0.6"],
@@ -289,8 +293,8 @@ def test_a_rule_between_keys_says_what_to_do():
         ),
     ],
 )
-def test_a_setting_of_an_optimiser_or_schedule_that_is_not_taken_is_rejected(overrides, rule):
-    assert refusal("bert-base", overrides).startswith(f"--set: {rule}; ")
+def test_a_setting_of_an_optimiser_schedule_or_average_that_is_not_taken_is_rejected(overrides, rule):
+    assert refusal("bert-base", overrides).startswith(f"--set: {rule}")
 
 
 def test_a_rule_that_names_no_written_key_tells_the_last_place_written():
