@@ -50,7 +50,8 @@ def quantized_network(network: Network, reader: Reader, device: torch.device) ->
     if not can_pack(torch.float32):
         raise UserError("this torch comes without oneDNN", where="precision", remedy="take fp32")
     if not convertible_blocks(network):
-        what = f"int8 is for layers as in BERT, and those of {network.config.model_type} are others"
+        others = network.config.model_type
+        what = f"int8 is for layers as in BERT or ModernBERT, and those of {others} are others"
         raise UserError(what, where="precision", remedy="take bf16 or fp32")
     rest = torch.bfloat16 if fastest_precision(device) == "bf16" else torch.float32
     return int8_network(network, _calibration_batch(reader), rest)

@@ -21,6 +21,12 @@ def _erf_gelu() -> "Activate":
     return gelu
 
 
+def _squared_relu() -> "Activate":
+    from torch.nn import functional
+
+    return lambda values: functional.relu(values).square()
+
+
 def _of_torch(name: str, **settings: Any) -> "Activate":
     from torch.nn import functional
 
@@ -33,6 +39,7 @@ ACTIVATIONS: "dict[str, Callable[[], Activate]]" = {
     "gelu_new": partial(_of_torch, "gelu", approximate="tanh"),
     "gelu_pytorch_tanh": partial(_of_torch, "gelu", approximate="tanh"),
     "relu": partial(_of_torch, "relu"),
+    "relu2": _squared_relu,  # Primer (So et al. 2021)
     "silu": partial(_of_torch, "silu"),
     "swish": partial(_of_torch, "silu"),
     "tanh": partial(_of_torch, "tanh"),

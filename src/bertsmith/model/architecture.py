@@ -61,6 +61,9 @@ class Architecture:
     initial: Callable[[EncoderConfig], InitialRule]
     tied: Mapping[str, str]
     """Published second names of a weight -> its first name."""
+    own_settings: Callable[[EncoderConfig], tuple[str, ...]] = lambda _config: ()
+    """The settings of a config, by their names in a recipe, that no published class has: config.json then
+    names a type of our own, and no other tool opens the folder."""
     next_label: int = 0
     """Which output of the next-sentence head says that B follows A: 0 in BERT, 1 in ERNIE."""
     pretraining: "Pretraining | None" = None

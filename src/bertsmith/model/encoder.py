@@ -10,6 +10,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from bertsmith.model.activations import activation_function
@@ -60,7 +61,7 @@ class Embeddings(nn.Module):
         words: nn.Embedding,
         added: Mapping[str, PositionTable | SegmentTable | TaskTypeTable],
         *,
-        norm: nn.LayerNorm,
+        norm: nn.Module,
         dropout: float,
         widen: nn.Linear | None = None,
     ) -> None:
@@ -95,6 +96,26 @@ class Rotary(nn.Module):
         angle_T1F = positions_T[:, None, None].to(exact) * (1.0 / self.theta**exponent)
         cosine, sine = angle_T1F.cos().to(query_THK.dtype), angle_T1F.sin().to(query_THK.dtype)
         return _turned(query_THK, cosine, sine), _turned(key_THK, cosine, sine)
+
+
+class NormalisedRotary(Rotary):
+    """Rotary positions of queries and keys that each head scales to a root mean square of 1, without gains.
+
+    Their products then stay within the head width, however large the weights grow (QK-norm; Henry et al.
+    2020, Dehghani et al. 2023).
+    """
+
+    def __init__(self, theta: float, *, eps: float) -> None:
+        super().__init__(theta)
+        self.eps = eps
+
+    def forward(self, query_THK: Tensor, key_THK: Tensor, positions_T: Tensor) -> tuple[Tensor, Tensor]:
+        return super().forward(self._scaled(query_THK), self._scaled(key_THK), positions_T)
+
+    def _scaled(self, features_THK: Tensor) -> Tensor:
+        scaled_THK = functional.rms_norm(features_THK, features_THK.shape[-1:], eps=self.eps)
+        # Autocast gives fp32, which the flash kernel does not take.
+        return scaled_THK.to(features_THK.dtype)
 
 
 def _turned(features_THK: Tensor, cosine_T1F: Tensor, sine_T1F: Tensor) -> Tensor:
@@ -132,14 +153,18 @@ class SelfAttention(nn.Module):
 class FeedForward(nn.Module):
     """Two linear layers with an activation between them."""
 
-    def __init__(self, width: int, inner: int, activation: str) -> None:
+    def __init__(
+        self, width: int, inner: int, activation: str, *, bias: bool = True, dropout: float = 0.0
+    ) -> None:
         super().__init__()
-        self.expand = nn.Linear(width, inner)
-        self.contract = nn.Linear(inner, width)
+        self.expand = nn.Linear(width, inner, bias=bias)
+        self.contract = nn.Linear(inner, width, bias=bias)
+        # BERT has none here.
+        self.dropout = Dropout(dropout) if dropout else nn.Identity()
         self.activation_name, self.activation = activation, activation_function(activation)
 
     def forward(self, hidden_TD: Tensor) -> Tensor:
-        output_TD: Tensor = self.contract(self.activation(self.expand(hidden_TD)))
+        output_TD: Tensor = self.contract(self.dropout(self.activation(self.expand(hidden_TD))))
         return output_TD
 
 
@@ -151,7 +176,7 @@ class GatedFeedForward(nn.Module):
         self.expand = nn.Linear(width, 2 * inner, bias=bias)
         self.contract = nn.Linear(inner, width, bias=bias)
         self.dropout = Dropout(dropout)
-        self.activation = activation_function(activation)
+        self.activation_name, self.activation = activation, activation_function(activation)
 
     def forward(self, hidden_TD: Tensor) -> Tensor:
         inner, gate = self.expand(hidden_TD).chunk(2, dim=-1)
@@ -196,6 +221,23 @@ class PreNormBlock(Block):
         attended_RD = self.attention(self.attention_norm(hidden_TD), batch, attend, rows)
         hidden_RD = hidden_TD[rows] + self.dropout(attended_RD)
         output_RD: Tensor = hidden_RD + self.feed_forward(self.feed_forward_norm(hidden_RD))
+        return output_RD
+
+
+class SandwichNormBlock(PreNormBlock):
+    """A pre-norm layer that also normalises what each sub-layer adds (CogView; Ding et al. 2021)."""
+
+    def __init__(self, block: PreNormBlock, output_norms: Norms) -> None:
+        norms = Norms(block.attention_norm, block.feed_forward_norm)
+        super().__init__(block.attention, block.feed_forward, norms, dropout=block.dropout.p)
+        self.attention_output_norm = output_norms.attention
+        self.feed_forward_output_norm = output_norms.feed_forward
+
+    def forward(self, hidden_TD: Tensor, batch: PackedBatch, attend: Attend, rows: Rows = ALL) -> Tensor:
+        attended_RD = self.attention(self.attention_norm(hidden_TD), batch, attend, rows)
+        hidden_RD = hidden_TD[rows] + self.dropout(self.attention_output_norm(attended_RD))
+        fed_RD = self.feed_forward(self.feed_forward_norm(hidden_RD))
+        output_RD: Tensor = hidden_RD + self.feed_forward_output_norm(fed_RD)
         return output_RD
 
 

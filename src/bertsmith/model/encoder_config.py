@@ -42,6 +42,15 @@ class EncoderConfig:
     direction: Direction = "both"
     """One side only where the model was trained to predict the next or the previous token."""
 
+    @property
+    def expanded(self) -> int:
+        """How many values the first product of the feed-forward gives each token."""
+        return self.inner
+
+    def seen_tokens(self, length: float) -> float:
+        """How many tokens a token of a sequence sees, all layers added up."""
+        return self.layers * length
+
 
 MAX_SIZE = 2**24
 """No size in any published config comes near it; a larger one is a broken or hostile file."""

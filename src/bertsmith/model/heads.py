@@ -32,7 +32,7 @@ class Pooler(nn.Module):
 class Transform(nn.Module):
     """A dense layer, an activation and, where the architecture has one, a LayerNorm."""
 
-    def __init__(self, dense: nn.Linear, activation: str, norm: nn.LayerNorm | None = None) -> None:
+    def __init__(self, dense: nn.Linear, activation: str, norm: nn.Module | None = None) -> None:
         super().__init__()
         self.dense = dense
         self.activation = activation_function(activation)

@@ -8,7 +8,7 @@ can lie as oneDNN reads it fastest, and a linear layer can compute its activatio
 which spares a pass over the outputs. Training could use neither: the packed form has no gradient.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
@@ -18,7 +18,18 @@ import torch
 from torch import Tensor, nn
 
 from bertsmith.model.attention import Attend
-from bertsmith.model.encoder import ALL, Encoder, FeedForward, PostNormBlock, Rows, SelfAttention
+from bertsmith.model.encoder import (
+    ALL,
+    Block,
+    Encoder,
+    FeedForward,
+    GatedFeedForward,
+    PostNormBlock,
+    PreNormBlock,
+    Rows,
+    SandwichNormBlock,
+    SelfAttention,
+)
 from bertsmith.model.heads import OutputHead
 from bertsmith.model.lora import LoraLinear
 from bertsmith.model.network import Network
@@ -254,35 +265,85 @@ class BlockLinears:
 
 
 class InferenceBlock(nn.Module):
-    """One post-norm layer that cannot learn any more."""
+    """One layer that cannot learn any more; where its norms stand is said by those below."""
 
-    def __init__(self, block: PostNormBlock, linears: BlockLinears) -> None:
+    def __init__(self, block: Block, linears: BlockLinears) -> None:
         super().__init__()
         self.heads, self.rule = block.attention.heads, block.attention.rule
+        self.rotary = block.attention.rotary
         self.attention_norm, self.feed_forward_norm = block.attention_norm, block.feed_forward_norm
         feed_forward = block.feed_forward
-        assert isinstance(feed_forward, FeedForward), "convertible_blocks gives no others"
+        assert isinstance(feed_forward, FeedForward | GatedFeedForward), "convertible_blocks gives no others"
+        self.gated = isinstance(feed_forward, GatedFeedForward)
         self.activation = Activation(feed_forward.activation_name, feed_forward.activation)
         self.linears = linears
 
-    def forward(self, hidden_TD: Tensor, batch: PackedBatch, attend: Attend, rows: Rows = ALL) -> Tensor:
-        linears = self.linears
-        projected = linears.project(hidden_TD)
+    def mixed(self, hidden_TD: Tensor, batch: PackedBatch, attend: Attend) -> Tensor:
+        """What the heads attend to [T, D], in front of the output layer."""
+        projected = self.linears.project(hidden_TD)
         query_THK, key_THK, value_THK = projected.view(len(projected), 3, self.heads, -1).unbind(1)
-        mixed_THK = attend(query_THK, key_THK, value_THK, batch.layout, self.rule)
-        hidden_RD = self.attention_norm(linears.output.plus(mixed_THK.flatten(1)[rows], hidden_TD[rows]))
-        inner = linears.expand.activated(hidden_RD, self.activation)
-        output_RD: Tensor = self.feed_forward_norm(linears.contract.plus(inner, hidden_RD))
+        if self.rotary is not None:
+            query_THK, key_THK = self.rotary(query_THK, key_THK, batch.positions_T)
+        return attend(query_THK, key_THK, value_THK, batch.layout, self.rule).flatten(1)
+
+    def inner(self, hidden_RD: Tensor) -> Tensor:
+        """What the feed-forward's last layer is given [R, I]."""
+        if not self.gated:
+            return self.linears.expand.activated(hidden_RD, self.activation)
+        inner, gate = self.linears.expand(hidden_RD).chunk(2, dim=-1)
+        return self.activation.function(inner) * gate
+
+
+class PostNormInferenceBlock(InferenceBlock):
+    """A layer of BERT's make."""
+
+    def forward(self, hidden_TD: Tensor, batch: PackedBatch, attend: Attend, rows: Rows = ALL) -> Tensor:
+        mixed_RD = self.mixed(hidden_TD, batch, attend)[rows]
+        hidden_RD = self.attention_norm(self.linears.output.plus(mixed_RD, hidden_TD[rows]))
+        added_RD = self.linears.contract.plus(self.inner(hidden_RD), hidden_RD)
+        output_RD: Tensor = self.feed_forward_norm(added_RD)
         return output_RD
 
 
-def convertible_blocks(network: Network) -> list[PostNormBlock]:
+class PreNormInferenceBlock(InferenceBlock):
+    """A layer of ModernBERT's make."""
+
+    def forward(self, hidden_TD: Tensor, batch: PackedBatch, attend: Attend, rows: Rows = ALL) -> Tensor:
+        mixed_RD = self.mixed(self.attention_norm(hidden_TD), batch, attend)[rows]
+        hidden_RD = self.linears.output.plus(mixed_RD, hidden_TD[rows])
+        return self.linears.contract.plus(self.inner(self.feed_forward_norm(hidden_RD)), hidden_RD)
+
+
+class SandwichNormInferenceBlock(InferenceBlock):
+    """A pre-norm layer that also normalises what it adds."""
+
+    def __init__(self, block: SandwichNormBlock, linears: BlockLinears) -> None:
+        super().__init__(block, linears)
+        self.attention_output_norm = block.attention_output_norm
+        self.feed_forward_output_norm = block.feed_forward_output_norm
+
+    def forward(self, hidden_TD: Tensor, batch: PackedBatch, attend: Attend, rows: Rows = ALL) -> Tensor:
+        mixed_RD = self.mixed(self.attention_norm(hidden_TD), batch, attend)[rows]
+        hidden_RD = hidden_TD[rows] + self.attention_output_norm(self.linears.output(mixed_RD))
+        inner = self.inner(self.feed_forward_norm(hidden_RD))
+        output_RD: Tensor = hidden_RD + self.feed_forward_output_norm(self.linears.contract(inner))
+        return output_RD
+
+
+INFERENCE_BLOCKS: dict[type[nn.Module], Callable[..., InferenceBlock]] = {
+    PostNormBlock: PostNormInferenceBlock,
+    PreNormBlock: PreNormInferenceBlock,
+    SandwichNormBlock: SandwichNormInferenceBlock,
+}
+
+
+def convertible_blocks(network: Network) -> list[Block]:
     """The blocks of a network, or none where some are of another make."""
-    blocks = [each for each in network.encoder.blocks if isinstance(each, PostNormBlock)]
+    blocks = [each for each in network.encoder.blocks if isinstance(each, Block)]
     plain = all(
-        type(block.feed_forward) is FeedForward
+        type(block) in INFERENCE_BLOCKS
+        and isinstance(block.feed_forward, FeedForward | GatedFeedForward)
         and type(block.attention) is SelfAttention
-        and not block.attention.rotary
         for block in blocks
     )
     return blocks if plain and len(blocks) == len(network.encoder.blocks) else []
@@ -309,7 +370,7 @@ def packed_network(network: Network, over: Network | None = None) -> Network:
             AdaptedLinear(linear, packed) if isinstance(linear, LoraLinear) else packed
             for linear, packed in zip(linears, frozen, strict=True)
         )
-        converted.append(InferenceBlock(block, BlockLinears(*beside)))
+        converted.append((block, BlockLinears(*beside)))
     return _with_blocks(network, converted)
 
 
@@ -321,37 +382,39 @@ def int8_network(network: Network, batch: PackedBatch, dtype: torch.dtype) -> Ne
     linears = []
     for block in blocks:
         project, output, expand, contract = linears_of(block)
-        # The layer in the middle gives its activation already rounded, as the last one reads it: that spares
-        # the widest values of a block a pass in full precision.
-        between = seen[contract].steps()
+        between, last = None, smoothed_linear(contract, seen[contract], dtype)
+        if isinstance(block.feed_forward, FeedForward) and block.feed_forward.activation_name in FUSED:
+            # The layer in the middle gives its activation already rounded, as the last one reads it: that
+            # spares the widest values of a block a pass in full precision.
+            between = seen[contract].steps()
+            last = linear_after_activation(contract, between, dtype)
         linears.append(
             BlockLinears(
                 project=smoothed_linear(project, seen[project], dtype),
                 output=smoothed_linear(output, seen[output], dtype),
                 expand=smoothed_linear(expand, seen[expand], dtype, to=between),
-                contract=linear_after_activation(contract, between, dtype),
+                contract=last,
             )
         )
     rest = deepcopy(network).to(dtype)  # the one that was read is what `save` writes
     for name, head in network.heads.items():
         if isinstance(head, OutputHead):
             rest.heads[name].output = head.output
-    converted = [InferenceBlock(*each) for each in zip(convertible_blocks(rest), linears, strict=True)]
-    return _with_blocks(rest, converted)
+    return _with_blocks(rest, zip(convertible_blocks(rest), linears, strict=True))
 
 
-def linears_of(block: PostNormBlock) -> tuple[nn.Linear, nn.Linear, nn.Linear, nn.Linear]:
+def linears_of(block: Block) -> tuple[nn.Linear, nn.Linear, nn.Linear, nn.Linear]:
     """Project, output, expand, contract."""
     attention, feed_forward = block.attention, block.feed_forward
-    assert isinstance(feed_forward, FeedForward), "convertible_blocks gives no others"
+    assert isinstance(feed_forward, FeedForward | GatedFeedForward), "convertible_blocks gives no others"
     return attention.project, attention.output, feed_forward.expand, feed_forward.contract
 
 
-def _with_blocks(network: Network, blocks: list[InferenceBlock]) -> Network:
+def _with_blocks(network: Network, layers: Iterable[tuple[Block, BlockLinears]]) -> Network:
     encoder = network.encoder
     converted = Encoder(
         encoder.embeddings,
-        blocks,
+        [INFERENCE_BLOCKS[type(block)](block, linears) for block, linears in layers],
         order=encoder.order,
         final_norm=encoder.final_norm,
         sentence=encoder.sentence,

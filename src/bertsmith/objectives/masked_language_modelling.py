@@ -41,14 +41,10 @@ class MaskedLanguageModelling(PretrainingObjective):
         """The loss and the sums of a micro-batch, not compiled."""
         # Only the predicted rows and those that stand for a sentence go through most of the last layer: the
         # heads read no others.
-        encoder, rows_P = self.network.encoder, batch.masked_rows_P
         if self.pair_head == "none":
-            hidden_PD = encoder(batch.inputs, rows=rows_P)
+            hidden_PD = self.network.encoder(batch.inputs, rows=batch.masked_rows_P)
         else:
-            rows_S = encoder.sentence_rows(batch.inputs.layout)
-            assert isinstance(rows_S, Tensor), "whoever has a pair head has a row that stands for a sentence"
-            hidden_RD = encoder(batch.inputs, rows=torch.cat((rows_P, rows_S)))
-            hidden_PD, sentence_SD = hidden_RD[: len(rows_P)], hidden_RD[len(rows_P) :]
+            hidden_PD, sentence_SD = self._states(batch)
         scores_PV = self.network.scores_of_words(hidden_PD)
         mlm_loss, mlm_hits = weighted_sums(scores_PV, batch.masked_ids_P, batch.masked_weights_P)
         if self.pair_head == "none":
@@ -59,6 +55,16 @@ class MaskedLanguageModelling(PretrainingObjective):
             pair_loss, pair_hits = weighted_sums(scores_S2, labels_S, batch.pair_weights_S)
         loss = mlm_loss * loss_scales_C[0] + pair_loss * loss_scales_C[1]
         return loss, torch.stack((mlm_loss, mlm_hits, pair_loss, pair_hits)).detach()
+
+    def _states(self, batch: PretrainingBatch) -> tuple[Tensor, Tensor]:
+        """The states of the predicted rows [P, D] and what stands for each sentence [S, D]."""
+        encoder, layout, rows_P = self.network.encoder, batch.inputs.layout, batch.masked_rows_P
+        rows_S = encoder.sentence_rows(layout)
+        if isinstance(rows_S, slice):  # the mean of all rows (a ModernBERT may say so)
+            hidden_TD = encoder(batch.inputs)
+            return hidden_TD[rows_P], encoder.sentence_states(hidden_TD, layout)
+        hidden_RD = encoder(batch.inputs, rows=torch.cat((rows_P, rows_S)))
+        return hidden_RD[: len(rows_P)], hidden_RD[len(rows_P) :]
 
     def means(self, sums: Sequence[float], counts: Counts) -> dict[str, float]:
         """Losses and accuracies; pairs only where there are any."""

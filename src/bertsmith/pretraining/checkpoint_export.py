@@ -14,6 +14,7 @@ from bertsmith.pretraining.initial_model import build_initial_model
 from bertsmith.pretraining.pretrained_model import (
     check_weights_are_finite,
     held_out_rows,
+    opened_by,
     weights_prefix,
     write_model_folder,
 )
@@ -63,7 +64,7 @@ def export_checkpoints(run: Path, targets: Mapping[int, Path], *, store: Path | 
             load_weights(states[step], network, prefix=weights_prefix(folder))
         check_weights_are_finite(networks.values(), where=str(states[step].folder))
         recipe = (run / "recipe.toml").read_text(encoding="utf-8")
-        texts = {"recipe.toml": recipe, "card.md": _card(run, states[step])}
+        texts = {"recipe.toml": recipe, "card.md": _card(run, states[step], networks[""])}
         write_model_folder(target, networks, tokenizer, texts)
 
 
@@ -101,11 +102,11 @@ def _blank_model(run: Path, store: Path | None) -> tuple[dict[str, Network], Tok
     return networks, opened.tokenizer()
 
 
-def _card(run: Path, saved: SavedState) -> str:
+def _card(run: Path, saved: SavedState, network: Network) -> str:
     recipe, state = load_recipe(run / "recipe.toml"), saved.state
     introduction = (
         f"A checkpoint of a pre-training run, exported with bertsmith: after {state.step:,} steps and "
-        f"{state.tokens:,} tokens ({state.seconds / 60:.1f} minutes). Opens in bertsmith and in transformers."
+        f"{state.tokens:,} tokens ({state.seconds / 60:.1f} minutes). {opened_by(network.config)}"
     )
     results = held_out_rows(state.scalars.get("held_out", {}))
     blocks = [

@@ -164,9 +164,9 @@ def _kept_of_a_layer(load: TrainingLoad) -> int:
 
 def _all_of_a_layer(load: TrainingLoad) -> int:
     """Bytes for each token that a post-norm layer keeps."""
-    width, inner, value = load.config.width, load.config.inner, _value(load)
+    width, expanded, value = load.config.width, load.config.expanded, _value(load)
     # Inputs of both sub-layers (2 D), query, key and value (3 D), their mix (D), before and after GELU (2 I).
-    products = (6 * width + 2 * inner) * value
+    products = (6 * width + 2 * expanded) * value
     # In fp32: both LayerNorms' inputs (2 D), means and deviations; each head's softmax denominator.
     norms = 2 * (width + 2) * FP32 + load.config.heads * FP32
     return products + norms + 2 * width * _dropout_mark(load) + _kept_scores(load)
@@ -191,7 +191,7 @@ def _scored_row(load: TrainingLoad) -> int:
 def _working(load: TrainingLoad) -> int:
     """Bytes for each token of the gradients on their way through a layer, and of a layer computed again."""
     config = load.config
-    gradients = (2 * config.inner + 4 * config.width) * _value(load)
+    gradients = (2 * config.expanded + 4 * config.width) * _value(load)
     again = _all_of_a_layer(load) if load.recompute else 0
     flash = load.device == "cuda" and load.precision == "bf16"  # fp16 is for GPUs that are too old for it
     dense = 0 if flash or not config.attention_dropout else DENSE_BUFFERS * config.heads * load.longest * FP32
@@ -451,14 +451,14 @@ def flops_per_step(networks: Iterable[Network], *, tokens: int, sequences: int, 
 def _flops_of(network: Network, *, tokens: int, sequences: int, predicted: int) -> float:
     config = network.config
     width, of_queries = config.width, 3 * config.width**2
-    of_rest = width**2 + 2 * width * config.inner
+    of_rest = width**2 + width * (config.expanded + config.inner)
     # The last layer mixes all tokens, but continues with predicted ones and, for pairs, one of each sequence.
     wanted = predicted + (sequences if {"nsp", "sop"} & set(network.heads) else 0)
     words = (width * config.embedding_width + config.embedding_width * config.vocabulary) * predicted
     if "replaced" in network.heads:  # it judges every token, and scores no words
         wanted, words = tokens, (width**2 + width) * tokens
     weights = config.layers * of_queries * tokens + of_rest * ((config.layers - 1) * tokens + wanted)
-    pairs = config.layers * tokens * (tokens / max(1, sequences))
+    pairs = tokens * config.seen_tokens(tokens / max(1, sequences))
     # A weight costs 2 operations forward and 4 backward; scores and mix cost 4 x width a pair of tokens.
     return 6 * (weights + words) + 12 * width * pairs
 

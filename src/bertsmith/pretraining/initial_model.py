@@ -14,6 +14,7 @@ from bertsmith.core.seeds import key_of
 from bertsmith.corpus.token_store import TokenStore, tokenizer_hash
 from bertsmith.inference.model_path import model_folder
 from bertsmith.model.architectures.albert import AlbertConfig
+from bertsmith.model.architectures.modernbert import ModernBertConfig
 from bertsmith.model.architectures.registry import architecture_of
 from bertsmith.model.encoder_config import ConfigReader, Direction, EncoderConfig
 from bertsmith.model.heads import MaskedLanguageHead
@@ -61,7 +62,11 @@ def build_initial_model(recipe: Recipe, store: TokenStore) -> InitialModel:
     set_direction(initial.network, wanted)
     if recipe.start.model != "scratch" and before != wanted:
         note = f"{recipe.start.model} sees {SIDES[before]}; it will see {SIDES[wanted]} (examples.objective)"
-        return replace(initial, notes=(*initial.notes, note))
+        initial = replace(initial, notes=(*initial.notes, note))
+    config = initial.network.config
+    if only_ours := architecture_of(config.model_type).own_settings(config):
+        note = f"only bertsmith opens the result: no published {config.model_type} has {', '.join(only_ours)}"
+        initial = replace(initial, notes=(*initial.notes, f"{note} as set here"))
     return initial
 
 
@@ -90,12 +95,19 @@ def with_true_model(recipe: Recipe) -> Recipe:
 def model_section_of(config: EncoderConfig) -> ModelSection:
     """The recipe's words for a model folder's encoder config, so that a run's recipe.toml tells the truth."""
     own = {"type", "embedding_width", "sharing", "groups"}
-    values = {name: getattr(config, name) for name in ModelSection.model_fields.keys() - own}
+    shared = ModelSection.model_fields.keys() & vars(config).keys()
+    values = {name: getattr(config, name) for name in shared - own}
     values["type"] = config.model_type
     values["embedding_width"] = "width" if config.embedding_width == config.width else config.embedding_width
     if isinstance(config, AlbertConfig):
         values["groups"] = config.groups
         values["sharing"] = "auto" if config.sharing == "all" else config.sharing
+    if isinstance(config, ModernBertConfig):
+        for every in (ModelSection.model_fields["global_layers"].default, *range(1, config.layers + 1)):
+            if config.global_layers == tuple(range(0, config.layers, every)):
+                values["global_layers"] = every
+                break
+        values["gated"] = "auto" if config.gated else False
     return ModelSection.model_validate(values)
 
 

@@ -11,6 +11,8 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 
 from bertsmith.core.errors import UserError
 from bertsmith.core.files import atomic_folder, write_text
+from bertsmith.model.architectures.registry import architecture_of
+from bertsmith.model.encoder_config import EncoderConfig
 from bertsmith.model.model_folder import Model, head_outputs, write_model
 from bertsmith.model.network import Network, build_network
 from bertsmith.model.tensor_files import SAVED_WEIGHT_FILES
@@ -60,7 +62,7 @@ def model_card(recipe: Recipe, network: Network, facts: RunFacts) -> str:
     article = "An" if config.model_type[0] in "aeiou" else "A"
     introduction = (
         f"{article} {config.model_type} encoder ({sizes}; {parameters:,} parameters) with the heads "
-        f"{', '.join(network.heads)}, pre-trained with bertsmith. Opens in bertsmith and in transformers."
+        f"{', '.join(network.heads)}, pre-trained with bertsmith. {opened_by(config)}"
     )
     entropy = (
         "unigram entropy (a model that knows only frequencies), nats",
@@ -95,6 +97,12 @@ def held_out_line(held_out: Mapping[str, float]) -> str:
         )
         parts.append(f"fixed evaluation: loss {loss:.3f}, MLM {accuracy:.1%}, {bits:.3f} bits per character")
     return "; ".join(parts)
+
+
+def opened_by(config: EncoderConfig) -> str:
+    """Which tools open a folder of this config."""
+    only_ours = architecture_of(config.model_type).own_settings(config)
+    return "Opens in bertsmith." if only_ours else "Opens in bertsmith and in transformers."
 
 
 def held_out_rows(

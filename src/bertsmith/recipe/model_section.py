@@ -1,14 +1,17 @@
 """The model section of a recipe: the architecture that a run starts from scratch."""
 
+from dataclasses import fields
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from bertsmith.core.errors import UserError
 from bertsmith.model.activations import ACTIVATIONS
+from bertsmith.model.architectures.modernbert import Norm
 from bertsmith.model.architectures.registry import ARCHITECTURES
 from bertsmith.model.encoder_config import ConfigReader, EncoderConfig
 from bertsmith.recipe.section import Count, Fraction, RuleError, Section
+from bertsmith.recipe.toml_text import value_text
 
 if TYPE_CHECKING:
     ModelType = str
@@ -18,12 +21,18 @@ else:  # the tables decide, so that a new architecture or activation is known he
     Activation = Literal[tuple(ACTIVATIONS)]
 
 
+_OF_SOME = (
+    *("global_layers", "local_attention", "global_theta", "local_theta"),
+    *("gated", "norm", "qk_norm", "sandwich_norm"),
+)
+"""Keys of parts that not every architecture has."""
+
+
 class ModelSection(Section):
     """The architecture; the defaults are BERT-Base (Devlin et al. 2018)."""
 
     type: ModelType = "bert"
-    """Architecture; modernbert, xlm-roberta, camembert and deberta-v2 only continue from a model folder
-    (start.model)."""
+    """Architecture; xlm-roberta, camembert and deberta-v2 only continue from a model folder (start.model)."""
     layers: Count = 12
     """Transformer layers."""
     width: Count = 768
@@ -31,24 +40,25 @@ class ModelSection(Section):
     heads: Count = 12
     """Attention heads a layer."""
     inner: Count = 3072
-    """Width inside the feed-forward layer: four times the width in every published size."""
+    """Width inside the feed-forward layer: four times the width in every published size but ModernBERT's,
+    where it is that of one of two halves."""
     embedding_width: Count | Literal["width"] = "width"
     """Width of the word embeddings: 128 in ALBERT and ELECTRA-Small, elsewhere that of the hidden states."""
     positions: Count = 512
     """Longest sequence in tokens."""
     segments: Annotated[int, Field(ge=0)] = 2
-    """Segment embeddings: 2 in BERT, 1 in RoBERTa (unused), 0 in DistilBERT."""
+    """Segment embeddings: 2 in BERT, 1 in RoBERTa (unused), 0 in DistilBERT and ModernBERT."""
     task_types: Annotated[int, Field(ge=0)] = 0
     """ERNIE 2.0's task embeddings; 0 leaves them out."""
     activation: Activation = "gelu"
     """gelu: the erf form of BERT's first release; gelu_new: the tanh form of its later code and of ALBERT;
-    the others are for model folders to continue from."""
+    relu2: the squared ReLU (Primer); the others are for model folders to continue from."""
     dropout: Fraction = 0.1
-    """After embeddings, attention and feed-forward."""
+    """After embeddings, attention and feed-forward; in ModernBERT inside the feed-forward."""
     attention_dropout: Fraction = 0.1
-    """On attention probabilities."""
+    """On attention probabilities; in ModernBERT also on what attention adds."""
     norm_eps: Annotated[float, Field(gt=0, lt=1e30)] = 1e-12
-    """Inside LayerNorm: 1e-12 in BERT, 1e-5 in RoBERTa."""
+    """Inside LayerNorm: 1e-12 in BERT, 1e-5 in RoBERTa and ModernBERT."""
     initial_std: Annotated[float, Field(gt=0, lt=1e30)] = 0.02
     """Standard deviation of the initial weights."""
     sharing: Literal["auto", "all", "attention", "ffn", "none"] = "auto"
@@ -56,6 +66,26 @@ class ModelSection(Section):
     the feed-forward with its LayerNorm, or none; auto is all in ALBERT."""
     groups: Count = 1
     """Groups of neighbouring layers that share with each other: 1 in ALBERT, where all layers do."""
+    global_layers: Count | tuple[Annotated[int, Field(ge=0)], ...] = 3
+    """Which layers of a ModernBERT see everything: every so many from the first on, or, as in [0, 5], those
+    of these numbers, counted from 0. The others see `local_attention` tokens; with 1 there are no others."""
+    local_attention: Count = 128
+    """Tokens that a local layer of a ModernBERT sees on both sides together."""
+    global_theta: Annotated[float, Field(gt=0, lt=1e30)] = 160_000.0
+    """Base of the rotary positions in a ModernBERT's global layers: 10,000 while it learned from 1,024
+    tokens, 160,000 from 8,192."""
+    local_theta: Annotated[float, Field(gt=0, lt=1e30)] = 10_000.0
+    """Base of the rotary positions in its local layers."""
+    gated: bool | Literal["auto"] = "auto"
+    """Whether one half of the feed-forward's inner values is multiplied by the other (GeGLU); auto is true in
+    ModernBERT. This and the next three are for model.type = modernbert; a model with another value than
+    ModernBERT's own is one that only bertsmith opens."""
+    norm: Norm = "layernorm"
+    """layernorm, or rmsnorm, which has no gains and subtracts no mean (Zhang & Sennrich 2019)."""
+    qk_norm: bool = False
+    """Whether each head scales its queries and keys to a root mean square of 1, without gains."""
+    sandwich_norm: bool = False
+    """Whether what a sub-layer adds is normalised, too (CogView)."""
 
     @model_validator(mode="after")
     def heads_divide_width(self) -> "ModelSection":
@@ -87,6 +117,26 @@ class ModelSection(Section):
         return self
 
     @model_validator(mode="after")
+    def has_the_parts(self) -> "ModelSection":
+        known, default = self._config_keys(), type(self).model_fields
+        for key in [key for key in _OF_SOME if key not in known]:
+            value = getattr(self, key)
+            if value != default[key].default:
+                raise RuleError(
+                    f"model.{key} = {value_text(value)} is a part that model.type = {self.type} has not",
+                    keys=(f"model.{key}", "model.type"),
+                    remedy="set model.type to modernbert",
+                )
+        if isinstance(self.global_layers, tuple) and any(each >= self.layers for each in self.global_layers):
+            raise RuleError(
+                f"model.global_layers names {max(self.global_layers)}, and the last of model.layers = "
+                f"{self.layers} layers is {self.layers - 1}",
+                keys=("model.global_layers", "model.layers"),
+                remedy="count the layers from 0",
+            )
+        return self
+
+    @model_validator(mode="after")
     def can_be_saved(self) -> "ModelSection":
         architecture = ARCHITECTURES[self.type]
         if architecture.pretraining is None:
@@ -100,8 +150,8 @@ class ModelSection(Section):
         except UserError as error:  # a size beyond what any file may hold
             what = f"a saved model of model.type = {self.type} could not be opened: {error.what}"
             raise RuleError(what, keys=("model.type",), remedy=error.remedy) from error
-        not_in_all = ("type", "sharing", "groups")
-        for key in [each for each in type(self).model_fields if each not in not_in_all]:
+        own = self._config_keys() - {"sharing", "groups"}
+        for key in [each for each in type(self).model_fields if each in own]:
             if getattr(saved, key) != getattr(config, key):
                 raise self._lost(key, "width" if key == "embedding_width" else getattr(saved, key))
         return self
@@ -114,15 +164,24 @@ class ModelSection(Section):
             remedy=f"set model.{key} to {kept}",
         )
 
+    def _config_keys(self) -> set[str]:
+        """What an encoder config of this type holds."""
+        pretraining = ARCHITECTURES[self.type].pretraining
+        config_class = EncoderConfig if pretraining is None else pretraining.config_class
+        return {each.name for each in fields(config_class)}
+
     def encoder_config(self, vocabulary: int, **own: int) -> EncoderConfig:
         """The config of a new encoder; `own` replaces what a recipe has no key for (`pad_id`)."""
         pretraining = ARCHITECTURES[self.type].pretraining
         assert pretraining is not None, "a recipe rejects what cannot start from scratch"
-        values = self.model_dump(exclude={"type", "embedding_width", "sharing", "groups"}) | own
+        values = self.model_dump(include=self._config_keys()) | own
+        if isinstance(values.get("global_layers"), int):
+            values["global_layers"] = tuple(range(0, self.layers, values["global_layers"]))
+        if values.get("gated") == "auto":
+            values["gated"] = True
         if pretraining.shares_layers:
             values["groups"] = self.layers if self.sharing == "none" else self.groups
             values["sharing"] = "all" if self.sharing in ("auto", "none") else self.sharing
-        width = self.width if self.embedding_width == "width" else self.embedding_width
-        return pretraining.config_class(
-            model_type=self.type, vocabulary=vocabulary, embedding_width=width, **values
-        )
+        if self.embedding_width == "width":
+            values["embedding_width"] = self.width
+        return pretraining.config_class(model_type=self.type, vocabulary=vocabulary, **values)

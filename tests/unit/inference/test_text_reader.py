@@ -146,8 +146,8 @@ def test_eight_bits_are_rejected_where_they_cannot_be(toy):
     reader = Reader(toy, LONGEST)
     with pytest.raises(UserError, match="precision: int8 is for a CPU; take bf16 on cuda"):
         quantized_network(tiny_network(), reader, torch.device("cuda"))
-    with pytest.raises(UserError, match="those of modernbert are others; take bf16 or fp32"):
-        quantized_network(tiny_network("modernbert", heads={}), reader, torch.device("cpu"))
+    with pytest.raises(UserError, match="those of deberta-v2 are others; take bf16 or fp32"):
+        quantized_network(tiny_network("deberta-v2", heads={}), reader, torch.device("cpu"))
 
 
 def test_the_fastest_precision_is_half_where_the_machine_has_it(monkeypatch, tmp_path):

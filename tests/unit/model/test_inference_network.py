@@ -25,7 +25,7 @@ from bertsmith.model.network import new_network
 from bertsmith.packed import pack
 from tests.tiny import tiny_encoder_config, tiny_network
 
-OF_ANOTHER_MAKE = ("modernbert", "deberta-v2")
+OF_ANOTHER_MAKE = ("deberta-v2",)
 CONVERTIBLE = tuple(name for name in ARCHITECTURES if name not in OF_ANOTHER_MAKE)
 BATCH = pack([[5, 17, 3, 80, 9], [44, 2, 61], [7] * 40])
 GELU = Activation("gelu", functional.gelu)

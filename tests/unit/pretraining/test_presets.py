@@ -33,6 +33,7 @@ THEIR_CLASSES = {
     "distilbert": ("DistilBertConfig", "DistilBertForMaskedLM"),
     "ernie": ("ErnieConfig", "ErnieForPreTraining"),
     "electra": ("ElectraConfig", "ElectraForPreTraining"),
+    "modernbert": ("ModernBertConfig", "ModernBertForMaskedLM"),
 }
 each_preset = pytest.mark.parametrize("name", preset_names())
 

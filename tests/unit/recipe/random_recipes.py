@@ -68,6 +68,7 @@ LISTS = {
     "masking.levels": parts_of_a_whole(
         st.fixed_dictionaries({"unit": st.sampled_from(["token", "word", "ngram", "phrase", "entity"])})
     ),
+    "model.global_layers": st.integers(1, 99) | st.lists(st.integers(0, 30), max_size=4),
     "run.keep_at": st.lists(st.integers(1, 10**9), max_size=4),
 }
 

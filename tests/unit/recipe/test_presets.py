@@ -25,7 +25,10 @@ MODEL_CHANGES = [
     *(f"model.segments={segments}" for segments in range(4)),
     *("model.task_types=3", "model.embedding_width=96", "model.norm_eps=1e-6", "model.activation=gelu_new"),
     *("model.dropout=0.3", "model.attention_dropout=0.3", "model.initial_std=0.03", "model.positions=40"),
-    *("model.layers=3", "model.heads=1", "model.inner=100", "model.width=1536"),
+    *("model.layers=3", "model.heads=1", "model.inner=100", "model.width=1536", "model.activation=relu2"),
+    *("model.global_layers=2", "model.global_layers=[0, 7]", "model.local_attention=64", "model.gated=false"),
+    *("model.global_theta=5e4", "model.local_theta=500", "model.norm=rmsnorm", "model.qk_norm=true"),
+    "model.sandwich_norm=true",
 ]
 
 # layers, width, heads, inner, embedding width
@@ -46,6 +49,8 @@ SIZES = {
     "ernie-base": (12, 768, 12, 3072, "width"),
     "electra-small": (12, 256, 4, 1024, 128),
     "electra-base": (12, 768, 12, 3072, "width"),
+    "modernbert-base": (22, 768, 12, 1152, "width"),
+    "modernbert-large": (28, 1024, 16, 2624, "width"),
 }
 
 TWO_STAGES = [(0.9, 128, 20), (0.1, 512, 77)]
@@ -113,6 +118,23 @@ ELECTRA_BASE = ELECTRA | {
     "optim.peak_lr": 2e-4, "optim.warmup_fraction": pytest.approx(10_000 / 766_000, abs=1e-5),
     "run.steps": 766_000,
 }  # fmt: skip
+MODERNBERT = BERT | {
+    "model.type": "modernbert", "model.segments": 0, "model.norm_eps": 1e-5, "model.positions": 1024,
+    "model.dropout": 0.0, "model.attention_dropout": 0.0, "model.gated": "auto", "model.norm": "layernorm",
+    "model.global_layers": 3, "model.local_attention": 128,
+    "model.global_theta": 10_000.0, "model.local_theta": 10_000.0,
+    "examples.pairs": "doc-sentences", "examples.short_probability": 0.0,
+    "examples.stages": [(1.0, 1024, 308)],
+    "masking.rate": 0.3, "masking.count": "stochastic",
+    "batch.by": "tokens", "batch.tokens": 4_608 * 1_024,
+    "optim.peak_lr": 8e-4, "optim.beta2": 0.98, "optim.weight_decay": 1e-5, "optim.bias_correction": True,
+    "optim.warmup_fraction": pytest.approx(3 / 1_719, rel=1e-3), "optim.schedule": "constant",
+    "run.budget": "tokens", "run.tokens": 1_719_000_000_000,
+}  # fmt: skip
+MODERNBERT_LARGE = MODERNBERT | {
+    "batch.tokens": 4_928 * 1_024,
+    "optim.peak_lr": 5e-4, "optim.warmup_fraction": pytest.approx(2 / 1_719, rel=1e-3),
+}  # fmt: skip
 PUBLISHED = {
     **dict.fromkeys(["bert-tiny", "bert-mini", "bert-small", "bert-medium", "bert-base", "bert-large"], BERT),
     "roberta-base": ROBERTA,
@@ -122,9 +144,11 @@ PUBLISHED = {
     "ernie-base": ERNIE,
     "electra-small": ELECTRA,
     "electra-base": ELECTRA_BASE,
+    "modernbert-base": MODERNBERT,
+    "modernbert-large": MODERNBERT_LARGE,
 }
 
-# Encoder plus pooler (DistilBERT and ELECTRA have none) with the published vocabulary.
+# Encoder plus pooler (DistilBERT, ELECTRA and ModernBERT have none) with the published vocabulary.
 COUNTS = {
     "bert-base": 109_482_240,
     "bert-large": 335_141_888,
@@ -137,6 +161,8 @@ COUNTS = {
     "distilbert": 66_362_880,
     "electra-small": 13_483_008,
     "electra-base": 108_891_648,
+    "modernbert-base": 149_014_272,
+    "modernbert-large": 394_781_696,
 }
 
 each_preset = pytest.mark.parametrize("name", SIZES)
@@ -197,11 +223,11 @@ def test_the_formula_follows_the_vocabulary():
 def test_the_formula_agrees_with_the_network_itself(name):
     import torch
 
-    model = load_recipe(name, ["model.positions=600"]).model
+    model = load_recipe(name, ["model.positions=1200"]).model
     with torch.device("meta"):
         network = build_network(
             published_config_of(model, vocabulary=1000),
-            {} if model.type in ("distilbert", "electra") else {"pooler": 0},
+            {} if model.type in ("distilbert", "electra", "modernbert") else {"pooler": 0},
         )
     assert encoder_parameters(model, 1000) == sum(each.numel() for each in network.parameters())
 
@@ -222,7 +248,9 @@ def published_config_of(model, *, vocabulary):
     return architecture_of(model.type).read_config(ConfigReader(config, "config.json"))
 
 
-@pytest.mark.parametrize("name", ["bert-tiny", "roberta-base", "albert-base", "distilbert", "ernie-base"])
+@pytest.mark.parametrize(
+    "name", ["bert-tiny", "roberta-base", "albert-base", "distilbert", "ernie-base", "modernbert-base"]
+)
 def test_a_model_that_a_recipe_may_ask_for_is_the_same_after_saving(name, tmp_path):
     from bertsmith.pretraining.initial_model import encoder_config_of
 

@@ -6,37 +6,82 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from bertsmith.core.errors import UserError
-from bertsmith.model.architecture import Architecture, HeadSpec, InitialRule, Names, pair_of
+from bertsmith.model.architecture import Architecture, HeadSpec, InitialRule, Names, Pretraining, pair_of
 from bertsmith.model.encoder_config import MAX_LAYERS, ConfigReader, EncoderConfig, direction_keys
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from bertsmith.model.encoder import Encoder, PreNormBlock
+    from bertsmith.model.encoder import Encoder, FeedForward, GatedFeedForward, PreNormBlock
     from bertsmith.model.heads import MaskedLanguageHead, OutputHead, Reads, Transform
 
 GLOBAL, LOCAL = "full_attention", "sliding_attention"
+OWN_TYPE = "bertsmith"
+"""The model_type in config.json where a setting is none of ModernBERT's: other tools do not open it."""
+POOLING = {"first": "cls", "mean": "mean"}
+OWN_POOLING = {"first": "first", "mean": "average"}
+"""With our own type: at another word than its own, a ModernBERT class of transformers that is called by name
+stops, too, where it would only warn of another type."""
+
+
+Norm = Literal["layernorm", "rmsnorm"]
+NORMS: tuple[Norm, ...] = ("layernorm", "rmsnorm")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModernBertConfig(EncoderConfig):
-    """A config whose layers look at everything or at a window, each with rotary positions of its own base."""
+    """A config whose layers look at everything or at a window, each with rotary positions of its own base.
 
-    reach: tuple[str, ...]
-    """For each layer, GLOBAL or LOCAL."""
-    local_attention: int
+    The defaults are the published ones (transformers, configuration_modernbert.py).
+    """
+
+    head_dropout: float = 0.0
+    global_layers: tuple[int, ...]
+    """The numbers, from 0, of the layers that see everything; the others see a window."""
+    local_attention: int = 128
     """Tokens that a local layer sees on both sides together."""
-    global_theta: float
-    local_theta: float
-    attention_bias: bool
-    inner_bias: bool
-    norm_bias: bool
-    head_bias: bool
-    decoder_bias: bool
-    embedding_dropout: float
-    head_activation: str
-    sentence: Literal["first", "mean"]
-    initial_cut: float
+    global_theta: float = 160_000.0
+    local_theta: float = 10_000.0
+    attention_bias: bool = False
+    inner_bias: bool = False
+    norm_bias: bool = False
+    head_bias: bool = False
+    decoder_bias: bool = True
+    embedding_dropout: float = 0.0
+    head_activation: str = "gelu"
+    sentence: Literal["first", "mean"] = "first"
+    initial_cut: float = 2.0
+    gated: bool = True
+    """Whether one half of the feed-forward's inner values is multiplied by the other."""
+    norm: Norm = "layernorm"
+    """rmsnorm has no gains."""
+    qk_norm: bool = False
+    """Whether each head normalises its queries and keys."""
+    sandwich_norm: bool = False
+    """Whether what a sub-layer adds is normalised, too."""
+
+    @property
+    def expanded(self) -> int:
+        """Twice the inner width where one half of it is a gate."""
+        return 2 * self.inner if self.gated else self.inner
+
+    def seen_tokens(self, length: float) -> float:
+        """A local layer sees its window at most."""
+        near = self.layers - len(self.global_layers)
+        return len(self.global_layers) * length + near * min(length, self.local_attention + 1)
+
+
+def own_settings(config: EncoderConfig) -> tuple[str, ...]:
+    """The settings that ModernBERT has not, by their names in a recipe."""
+    assert isinstance(config, ModernBertConfig)
+    differs = {
+        "model.gated": not config.gated,
+        "model.norm": config.norm != "layernorm",
+        "model.qk_norm": config.qk_norm,
+        "model.sandwich_norm": config.sandwich_norm,
+        "examples.objective": config.direction != "both",
+    }
+    return tuple(name for name, own in differs.items() if own)
 
 
 def read_config(reader: ConfigReader) -> ModernBertConfig:
@@ -48,7 +93,9 @@ def read_config(reader: ConfigReader) -> ModernBertConfig:
         what = f"rotary positions need heads of an even width, not {width // heads}"
         raise UserError(what, where=reader.where, remedy="correct hidden_size or num_attention_heads")
     global_theta, local_theta = _read_thetas(reader)
-    pooling = reader.word("classifier_pooling", "cls", choices=("cls", "mean"))
+    is_own = reader.values.get("model_type") == OWN_TYPE
+    sentence = {word: which for which, word in (OWN_POOLING if is_own else POOLING).items()}
+    pooling = reader.word("classifier_pooling", next(iter(sentence)), choices=tuple(sentence))
     return ModernBertConfig(
         model_type="modernbert",
         vocabulary=reader.size("vocab_size", 50368),
@@ -67,7 +114,7 @@ def read_config(reader: ConfigReader) -> ModernBertConfig:
         initial_std=reader.number("initializer_range", 0.02),
         pad_id=reader.size("pad_token_id", 50283, least=0),
         direction=reader.direction(),
-        reach=_read_reach(reader, layers),
+        global_layers=_read_global_layers(reader, layers),
         local_attention=reader.size("local_attention", 128),
         global_theta=global_theta,
         local_theta=local_theta,
@@ -78,12 +125,16 @@ def read_config(reader: ConfigReader) -> ModernBertConfig:
         decoder_bias=reader.switch("decoder_bias", True),
         embedding_dropout=reader.rate("embedding_dropout", 0.0),
         head_activation=reader.activation("classifier_activation", "gelu"),
-        sentence=cast(Literal["first", "mean"], {"cls": "first", "mean": "mean"}[pooling]),
+        sentence=cast(Literal["first", "mean"], sentence[pooling]),
         initial_cut=reader.number("initializer_cutoff_factor", 2.0),
+        gated=reader.switch("gated", True),
+        norm=cast(Norm, reader.word("norm", "layernorm", choices=NORMS)),
+        qk_norm=reader.switch("qk_norm", False),
+        sandwich_norm=reader.switch("sandwich_norm", False),
     )
 
 
-def _read_reach(reader: ConfigReader, layers: int) -> tuple[str, ...]:
+def _read_global_layers(reader: ConfigReader, layers: int) -> tuple[int, ...]:
     every = reader.size("global_attn_every_n_layers", 3)
     # Today's files list every layer; those of 2024 say how many layers lie from one global one to the next.
     listed = reader.texts("layer_types")
@@ -91,7 +142,7 @@ def _read_reach(reader: ConfigReader, layers: int) -> tuple[str, ...]:
     if len(reach) != layers or not set(reach) <= {GLOBAL, LOCAL}:
         remedy = f"name {GLOBAL} or {LOCAL} for each of the {layers} layers"
         raise UserError("layer_types does not fit the layers", where=reader.where, remedy=remedy)
-    return reach
+    return tuple(layer for layer, kind in enumerate(reach) if kind == GLOBAL)
 
 
 def _read_thetas(reader: ConfigReader) -> tuple[float, float]:
@@ -117,11 +168,18 @@ def _theta_in(table: Mapping[str, Any], kind: str, default: float, reader: Confi
 
 
 def write_config(config: EncoderConfig) -> dict[str, Any]:
-    """The config.json in today's form."""
+    """The config.json in today's form; with our own type and keys where a setting is none of ModernBERT's."""
     assert isinstance(config, ModernBertConfig)
+    is_own = bool(own_settings(config))
+    own = {
+        "gated": config.gated,
+        "norm": config.norm,
+        "qk_norm": config.qk_norm,
+        "sandwich_norm": config.sandwich_norm,
+    }
     thetas = {GLOBAL: config.global_theta, LOCAL: config.local_theta}
     return {
-        "model_type": "modernbert",
+        "model_type": OWN_TYPE if is_own else "modernbert",
         "vocab_size": config.vocabulary,
         "hidden_size": config.width,
         "num_hidden_layers": config.layers,
@@ -137,7 +195,7 @@ def write_config(config: EncoderConfig) -> dict[str, Any]:
         "initializer_cutoff_factor": config.initial_cut,
         "pad_token_id": config.pad_id,
         **direction_keys(config),
-        "layer_types": list(config.reach),
+        "layer_types": [GLOBAL if layer in config.global_layers else LOCAL for layer in range(config.layers)],
         "local_attention": config.local_attention,
         "rope_parameters": {
             kind: {"rope_type": "default", "rope_theta": theta} for kind, theta in thetas.items()
@@ -149,8 +207,19 @@ def write_config(config: EncoderConfig) -> dict[str, Any]:
         "decoder_bias": config.decoder_bias,
         "embedding_dropout": config.embedding_dropout,
         "classifier_activation": config.head_activation,
-        "classifier_pooling": {"first": "cls", "mean": "mean"}[config.sentence],
+        "classifier_pooling": (OWN_POOLING if is_own else POOLING)[config.sentence],
+        **(own if is_own else {}),
     }
+
+
+def count_parameters(config: EncoderConfig) -> int:
+    """The weights of the encoder; it has no pooler."""
+    assert isinstance(config, ModernBertConfig)
+    # A recipe has no key for biases, and ModernBERT no biases.
+    norms = 2 + 2 * config.layers - 1 + (2 * config.layers if config.sandwich_norm else 0)
+    gains = norms * config.width if config.norm == "layernorm" else 0
+    block = 4 * config.width**2 + config.width * (config.expanded + config.inner)
+    return config.vocabulary * config.width + config.layers * block + gains
 
 
 def build_encoder(config: EncoderConfig) -> "Encoder":
@@ -172,27 +241,42 @@ def _build_block(config: ModernBertConfig, layer: int) -> "PreNormBlock":
     from torch import nn
 
     from bertsmith.model.attention import EVERYTHING, AttentionRule
-    from bertsmith.model.encoder import GatedFeedForward, Norms, PreNormBlock, Rotary, SelfAttention
+    from bertsmith.model.encoder import (
+        NormalisedRotary,
+        Norms,
+        PreNormBlock,
+        Rotary,
+        SandwichNormBlock,
+        SelfAttention,
+    )
 
-    is_global = config.reach[layer] == GLOBAL
+    is_global = layer in config.global_layers
     rule = AttentionRule(
         window=EVERYTHING if is_global else config.local_attention // 2, dropout=config.attention_dropout
     )
-    rotary = Rotary(config.global_theta if is_global else config.local_theta)
+    theta = config.global_theta if is_global else config.local_theta
+    rotary = NormalisedRotary(theta, eps=config.norm_eps) if config.qk_norm else Rotary(theta)
     attention = SelfAttention(
         config.width, config.heads, rule=rule, bias=config.attention_bias, rotary=rotary
     )
-    feed_forward = GatedFeedForward(
-        config.width, config.inner, config.activation, bias=config.inner_bias, dropout=config.dropout
-    )
     # The embeddings are normalised already: the first layer does not do it twice.
     norms = Norms(nn.Identity() if layer == 0 else _norm(config), _norm(config))
-    return PreNormBlock(attention, feed_forward, norms, dropout=config.attention_dropout)
+    block = PreNormBlock(attention, _feed_forward(config), norms, dropout=config.attention_dropout)
+    return SandwichNormBlock(block, Norms(_norm(config), _norm(config))) if config.sandwich_norm else block
 
 
-def _norm(config: ModernBertConfig) -> "nn.LayerNorm":
+def _feed_forward(config: ModernBertConfig) -> "FeedForward | GatedFeedForward":
+    from bertsmith.model.encoder import FeedForward, GatedFeedForward
+
+    kind = GatedFeedForward if config.gated else FeedForward
+    return kind(config.width, config.inner, config.activation, bias=config.inner_bias, dropout=config.dropout)
+
+
+def _norm(config: ModernBertConfig) -> "nn.LayerNorm | nn.RMSNorm":
     from torch import nn
 
+    if config.norm == "rmsnorm":
+        return nn.RMSNorm(config.width, eps=config.norm_eps, elementwise_affine=False)
     return nn.LayerNorm(config.width, eps=config.norm_eps, bias=config.norm_bias)
 
 
@@ -200,19 +284,26 @@ def encoder_names(config: EncoderConfig) -> Names:
     """Encoder weights as ModernBERT's checkpoints call them."""
     assert isinstance(config, ModernBertConfig)
     names: Names = {"embeddings.words.weight": ("embeddings.tok_embeddings.weight",)}
-    names |= pair_of("embeddings.norm", "embeddings.norm", bias=config.norm_bias)
+    names |= _norm_names(config, "embeddings.norm", "embeddings.norm")
     for layer in range(config.layers):
         ours, theirs = f"blocks.{layer}", f"layers.{layer}"
         if layer:  # the first has none: see `_build_block`
-            names |= pair_of(f"{ours}.attention_norm", f"{theirs}.attn_norm", bias=config.norm_bias)
+            names |= _norm_names(config, f"{ours}.attention_norm", f"{theirs}.attn_norm")
+        if config.sandwich_norm:
+            names |= _norm_names(config, f"{ours}.attention_output_norm", f"{theirs}.attn_output_norm")
+            names |= _norm_names(config, f"{ours}.feed_forward_output_norm", f"{theirs}.mlp_output_norm")
         names |= {
             **pair_of(f"{ours}.attention.project", f"{theirs}.attn.Wqkv", bias=config.attention_bias),
             **pair_of(f"{ours}.attention.output", f"{theirs}.attn.Wo", bias=config.attention_bias),
-            **pair_of(f"{ours}.feed_forward_norm", f"{theirs}.mlp_norm", bias=config.norm_bias),
+            **_norm_names(config, f"{ours}.feed_forward_norm", f"{theirs}.mlp_norm"),
             **pair_of(f"{ours}.feed_forward.expand", f"{theirs}.mlp.Wi", bias=config.inner_bias),
             **pair_of(f"{ours}.feed_forward.contract", f"{theirs}.mlp.Wo", bias=config.inner_bias),
         }
-    return names | pair_of("final_norm", "final_norm", bias=config.norm_bias)
+    return names | _norm_names(config, "final_norm", "final_norm")
+
+
+def _norm_names(config: ModernBertConfig, ours: str, theirs: str) -> Names:
+    return pair_of(ours, theirs, bias=config.norm_bias) if config.norm == "layernorm" else {}
 
 
 def _transform(config: EncoderConfig) -> "Transform":
@@ -225,11 +316,10 @@ def _transform(config: EncoderConfig) -> "Transform":
     return Transform(dense, config.head_activation, _norm(config))
 
 
-def _transform_names(config: EncoderConfig) -> Names:
+def _transform_names(config: EncoderConfig, head: str = "head") -> Names:
     assert isinstance(config, ModernBertConfig)
-    return pair_of("transform.dense", "head.dense", bias=config.head_bias) | pair_of(
-        "transform.norm", "head.norm", bias=config.norm_bias
-    )
+    dense = pair_of("transform.dense", f"{head}.dense", bias=config.head_bias)
+    return dense | _norm_names(config, "transform.norm", f"{head}.norm")
 
 
 def _build_masked_language_head(config: EncoderConfig, _: int) -> "MaskedLanguageHead":
@@ -259,6 +349,20 @@ def _output_head(reads: "Reads", outputs: int = 0) -> HeadSpec:
     return HeadSpec(build, names, labelled=not outputs)
 
 
+def _build_pair_head(config: EncoderConfig, _: int) -> "OutputHead":
+    from torch import nn
+
+    from bertsmith.model.heads import OutputHead
+
+    # As BERT's, it drops nothing out.
+    return OutputHead(nn.Linear(config.width, 2), reads="sentence", dropout=0.0, transform=_transform(config))
+
+
+def _pair_names(config: EncoderConfig) -> Names:
+    # No published class has it: the names are ours, and transformers passes over them.
+    return _transform_names(config, "pair_head") | pair_of("output", "pair_classifier")
+
+
 def initial(config: EncoderConfig) -> InitialRule:
     """Layers that write to the residual stream start smaller; task outputs start at 1 / sqrt(width)."""
     assert isinstance(config, ModernBertConfig)
@@ -281,6 +385,7 @@ MODERNBERT = Architecture(
     prefix="model.",
     heads={
         "mlm": HeadSpec(_build_masked_language_head, _masked_language_names),
+        "nsp": HeadSpec(_build_pair_head, _pair_names),
         "classify": _output_head("sentence"),
         "tag": _output_head("tokens"),
         "span": _output_head("tokens", outputs=2),
@@ -296,4 +401,7 @@ MODERNBERT = Architecture(
     },
     initial=initial,
     tied={"decoder.weight": "model.embeddings.tok_embeddings.weight"},
+    own_settings=own_settings,
+    # The published vocabulary is byte-level BPE of 50,368 entries, some of them unused.
+    pretraining=Pretraining(50_368, count_parameters, ModernBertConfig, min_segments=0),
 )
