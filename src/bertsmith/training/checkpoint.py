@@ -279,7 +279,11 @@ def give_moments(module: nn.Module, optimizer: torch.optim.Optimizer, moments: M
     for name, tensor in moments.items():
         parameter, key = _split_name(name)
         state.setdefault(number_of[parameters[parameter]], {})[key] = tensor
+    rates = [group["lr"] for group in optimizer.param_groups]
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+    # torch puts copies there, but a recorded step reads its learning rates where they were.
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
 
 
 def bytes_of(tensors: Mapping[str, Tensor]) -> int:

@@ -118,6 +118,16 @@ def test_moments_are_loaded_into_the_memory_they_had(tmp_path):
     assert optimizer.state[module.weight]["exp_avg"] is before
 
 
+def test_learning_rates_stay_the_tensors_that_a_recorded_step_reads(tmp_path):
+    save(tmp_path, 1)
+    module, optimizer = trainer()
+    for group in optimizer.param_groups:
+        group["lr"] = torch.tensor(0.5)
+    rates = [group["lr"] for group in optimizer.param_groups]
+    load_state(latest_state(tmp_path), module, optimizer=optimizer, world=ALONE)
+    assert all(group["lr"] is rate for group, rate in zip(optimizer.param_groups, rates, strict=True))
+
+
 def test_the_files_are_ordinary_safetensors_and_json(tmp_path):
     save(tmp_path, 12)
     folder = tmp_path / "step-00000012"
