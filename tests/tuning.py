@@ -81,8 +81,9 @@ def stop_at(step: int) -> BeforeSteps:
 
 
 def weights_of(run: Path) -> dict[str, Tensor]:
-    """The weights of a finished run's model folder."""
-    return load_file(run / "model" / "model.safetensors")
+    """The weights of a finished run's model folder, or of its adapter folder."""
+    (file,) = (run / "model").glob("*model.safetensors")
+    return load_file(file)
 
 
 @pytest.fixture(scope="session", name="model")

@@ -23,7 +23,11 @@ from tests.worlds import as_torchrun, meeting, run_processes
 EXACT = 1e-5
 SETTINGS = ("optim.peak_lr=1e-4", "run.epochs=1", "run.evaluations=3", "run.keep=best", "run.keep_state=true")
 # The last of four steps has one example: the second process has none.
-TASKS = {"sst2": ("run.examples=53",), "wnut17": ("run.examples=31",)}
+TASKS = {
+    "sst2": ("run.examples=53",),
+    "wnut17": ("run.examples=31",),
+    "rte": ("run.examples=53", "head.encoder=lora"),
+}
 ODD = ("run.examples=31", "run.epochs=0.9")
 
 
@@ -140,7 +144,7 @@ def test_two_processes_resume_to_the_bit_with_dropout(runs):
 
 def test_a_wish_to_stop_that_one_process_hears_stops_both_and_the_main_one_alone_speaks(runs):
     first, second = runs.answers
-    stopped = [3, 5]
+    stopped = [len(TASKS) + 1, len(TASKS) + 3]
     for answers in (first, second):
         assert [index for index, answer in enumerate(answers) if not answer.finished] == stopped
         assert {answers[index].steps for index in stopped} == {2}

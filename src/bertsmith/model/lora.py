@@ -80,10 +80,9 @@ class LoraLinear(nn.Linear):
 
     def adapted(self, frozen_TO: Tensor, values_TI: Tensor) -> Tensor:
         """What the layer gives without its adapters, with them."""
-        parts = [
-            part + self.adapters[number](values_TI) if (number := str(index)) in self.adapters else part
-            for index, part in enumerate(frozen_TO.chunk(self.stacked, dim=-1))
-        ]
+        parts = list(frozen_TO.chunk(self.stacked, dim=-1))
+        for number, adapter in self.adapters.items():
+            parts[int(number)] = parts[int(number)] + adapter(values_TI)
         return torch.cat(parts, dim=-1) if len(parts) > 1 else parts[0]
 
     def merged(self) -> nn.Linear:

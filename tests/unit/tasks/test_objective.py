@@ -11,6 +11,7 @@ from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 
 from bertsmith.model.encoder import mean_of_rows
+from bertsmith.model.lora import LoraShape, add_fresh_adapters
 from bertsmith.model.network import new_network
 from bertsmith.packed import Layout
 from bertsmith.recipe.finetuning_schema import HeadSection
@@ -206,6 +207,16 @@ def test_one_graph_of_a_network_serves_all_sizes():
     config = tiny_encoder_config("bert", layers=1)
     network = new_network(config, heads_for("classify"), torch.Generator().manual_seed(0)).double()
     assert_compiles_once(TaskObjective(NetworkScorer(network.eval(), "classify"), BY_NAME["classify"]))
+
+
+def test_one_graph_of_a_network_with_adapters_serves_all_sizes():
+    config = tiny_encoder_config("bert", layers=1)
+    network = new_network(config, heads_for("classify"), torch.Generator().manual_seed(0)).double()
+    freeze_encoder(network)
+    shape = LoraShape(4, 8.0, dropout=0.1)
+    add_fresh_adapters(network, ("query", "value"), shape, torch.Generator().manual_seed(0))
+    assert_compiles_once(TaskObjective(NetworkScorer(network.eval(), "classify"), BY_NAME["classify"]))
+    assert all(each.grad is not None for name, each in network.named_parameters() if "lora" in name)
 
 
 def assert_compiles_once(objective):
