@@ -206,7 +206,9 @@ class Collator:
     masker: Masker | None
     """None where the objective is one-sided and nothing is masked."""
 
-    def collate(self, examples: StepExamples, *, progress: float) -> tuple[PackedSequences, Targets]:
+    def collate(
+        self, examples: StepExamples, *, progress: float, rate: float | None = None
+    ) -> tuple[PackedSequences, Targets]:
         """The sequences of these examples as the model sees them, and their targets."""
         settings = self.index.source.recipe.examples
         sequences, text = self.lay_out(examples)
@@ -215,7 +217,7 @@ class Collator:
             assert settings.objective == "left-to-right" or settings.objective == "right-to-left"
             rows_P, ids_P = neighbours(sequences, settings.objective)
         else:
-            masks = self.masker.masks(text, progress=progress)
+            masks = self.masker.masks(text, progress=progress, rate=rate)
             rows_P, ids_P = sequences.text_rows_X[masks.indices_P], text.tokens_X[masks.indices_P]
             sequences.tokens_T[rows_P] = masks.shown_P
             if settings.has_generator:

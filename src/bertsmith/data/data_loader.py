@@ -47,6 +47,8 @@ class StepIndex:
     stage: int
     step: int
     progress: float = 0.0
+    masking_rate: float | None = None
+    """Where the rate changes over the run, that of this step; else the recipe's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +129,9 @@ class PretrainingDataset(Dataset[StepBatches]):
         # Every rank computes the sizes of all: no word between them, and the same number of micro-batches.
         lengths_by_rank = [examples.index.length[each].astype(np.int64) for each in slices]
         sizes = micro_sizes(lengths_by_rank, self.rank, capacity=shape.capacity)
-        sequences, targets = collator.collate(examples.part(slices[self.rank]), progress=index.progress)
+        sequences, targets = collator.collate(
+            examples.part(slices[self.rank]), progress=index.progress, rate=index.masking_rate
+        )
         micros = tuple(micro_batches(sequences, targets, sizes=sizes, shape=shape))
         return StepBatches(
             index,

@@ -85,6 +85,7 @@ class StageSource:
         """Of the recipe's stage with this number."""
         self.store, self.recipe, self.split = store, recipe, split
         self.stage: Stage = recipe.examples.stages[number]
+        self.number = number
         is_pair = recipe.examples.pair_head != "none"
         self.template: Template = templates.pair if is_pair else templates.single
         self.specials = self.template.specials(2 if is_pair else 1)
@@ -130,13 +131,19 @@ class StageSource:
         return truncated_spans(examples, capacity=self.text_capacity, keys_S=keys_S)
 
 
-def make_epoch_index(source: StageSource, epoch: int) -> EpochIndex:
-    """The examples of an epoch in their random order, cut into steps."""
+def make_epoch_index(source: StageSource, epoch: int, *, steps_before: int = 0) -> EpochIndex:
+    """The examples of an epoch in their random order, cut into steps; those before it count in a ramp."""
     settings = source.recipe.examples
-    if settings.pairs == "full-sentences":
-        index = fill_across_documents(source.sentences, FillRules(source.text_capacity, source.specials))
-    elif settings.pairs == "doc-sentences":
-        index = fill_within_documents(source.sentences, FillRules(source.text_capacity, source.specials))
+    if settings.pairs == "full-sentences" or settings.pairs == "doc-sentences":
+        fill = FillRules(
+            source.text_capacity,
+            source.specials,
+            short_fraction=settings.short_fraction,
+            short_length=settings.short_length,
+            key=key_of(source.seed, "short", *source.purpose(epoch)),
+        )
+        across = settings.pairs == "full-sentences"
+        index = (fill_across_documents if across else fill_within_documents)(source.sentences, fill)
     else:
         rules = WalkRules(
             kind=settings.pairs,
@@ -152,22 +159,28 @@ def make_epoch_index(source: StageSource, epoch: int) -> EpochIndex:
     key = key_of(source.seed, "order", source.split, source.stage.length, epoch, *source.again)
     # Stable: which of two equal draws comes first must not depend on numpy's choice of a sorting algorithm.
     order = np.argsort(bits(np.uint64(key), np.arange(len(index), dtype=np.uint64)), kind="stable")
-    starts = cut_steps(index.length[order].astype(np.int64), source.recipe.batch)
+    batch, lengths = source.recipe.batch, index.length[order].astype(np.int64)
+    starts = cut_steps(lengths, batch, steps_before=steps_before if not source.number else batch.ramp_steps)
     if source.split == "held-out" and starts[-1] < len(order):
         starts = np.append(starts, len(order))  # evaluation takes what there is
     return EpochIndex(index, order, starts)
 
 
-def cut_steps(lengths: Numbers, batch: BatchSection) -> Numbers:
+def cut_steps(lengths: Numbers, batch: BatchSection, *, steps_before: int = 0) -> Numbers:
     """Where each whole step starts and the last one ends; what is left at the end makes no step."""
     if batch.by == "sequences":
-        return np.arange(0, len(lengths) + 1, batch.sequences)
+        ramp = range(steps_before, batch.ramp_steps if batch.ramp_from != "off" else 0)
+        begun = np.cumsum([0, *(batch.size_at(step) for step in ramp)])
+        if begun[-1] > len(lengths):
+            return begun[begun <= len(lengths)]
+        return np.append(begun[:-1], np.arange(begun[-1], len(lengths) + 1, batch.sequences))
     ends = np.cumsum(lengths, dtype=np.int64)
     starts, used = [0], 0
     while starts[-1] < len(lengths):
         # As many examples as fit, but one at least: a single example may be longer than a step.
-        cut = max(int(np.searchsorted(ends, used + batch.tokens, side="right")), starts[-1] + 1)
-        if cut == len(lengths) and ends[-1] - used < batch.tokens:
+        allowed = batch.size_at(steps_before + len(starts) - 1)
+        cut = max(int(np.searchsorted(ends, used + allowed, side="right")), starts[-1] + 1)
+        if cut == len(lengths) and ends[-1] - used < allowed:
             break
         starts.append(cut)
         used = int(ends[cut - 1])
@@ -212,7 +225,10 @@ class StageIndex:
     def __init__(self, source: StageSource, *, cache: Path) -> None:
         self.source = source
         recipe = source.recipe
-        examples = recipe.examples.model_dump(exclude={"objective", "stages"})
+        # What is off changes no example: indexes that were made before it could be set stay valid.
+        off = set() if recipe.examples.short_fraction else {"short_fraction", "short_length"}
+        examples = recipe.examples.model_dump(exclude={"objective", "stages"} | off)
+        off = {"ramp_from", "ramp_steps"} if recipe.batch.ramp_from == "off" else set()
         # The folder's name differs wherever the examples, their order or the steps do, and nowhere else: runs
         # that only mask or train otherwise share their indexes.
         settings = {
@@ -222,7 +238,7 @@ class StageIndex:
             "examples": {_NAMES_IN_DIGEST.get(key, key): value for key, value in examples.items()},
             "specials": source.specials,
             "copies": recipe.masking.copies if recipe.masking.masks == "static" else "dynamic",
-            "batch": recipe.batch.model_dump(exclude={"micro_tokens"}),
+            "batch": recipe.batch.model_dump(exclude={"micro_tokens"} | off),
         }
         digest = blake2b(json.dumps(settings, sort_keys=True).encode(), digest_size=6).hexdigest()
         name = "-".join(map(str, (source.split, source.stage.length, *source.again, digest)))
@@ -289,7 +305,9 @@ class StageIndex:
                 raise UserError(what, where=str(file.parent), remedy=_DELETE)
 
     def _make(self, number: int) -> None:
-        epoch = make_epoch_index(self.source, number)
+        has_ramp = self.source.recipe.batch.ramp_from != "off"
+        steps_before = sum(map(self.steps_in, range(number))) if has_ramp else 0
+        epoch = make_epoch_index(self.source, number, steps_before=steps_before)
         if len(epoch.step_starts) < 2:
             batch, length = self.source.recipe.batch, self.source.stage.length
             size = f"batch.{batch.by} = {batch.sequences if batch.by == 'sequences' else batch.tokens}"

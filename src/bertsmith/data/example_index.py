@@ -8,7 +8,7 @@
 - full sentences: sequences filled with contiguous sentences, across documents or within them (Liu et al.
   2019, 4.2). A sentence longer than the capacity is cut into pieces of exactly that size, the last one
   taking the rest; a piece then counts as a sentence. Nothing is random, so every epoch has the same
-  sequences, in another order and with other masks, as in the published code.
+  sequences, in another order and with other masks, as in the published code; unless some are to be short.
 
 Shapes: N spans of text, S sequences.
 """
@@ -254,6 +254,20 @@ class FillRules:
     """Most tokens of text, and of separators between documents."""
     specials: int
     """How many special tokens come on top."""
+    short_fraction: float = 0.0
+    """Of the sequences, those that are filled to a random shorter length only."""
+    short_length: int = 0
+    key: int = 0
+    """What the random numbers of an epoch belong to."""
+
+    def limits(self, starts: Numbers) -> Numbers:
+        """To how many tokens each sequence is filled that begins at this token of the store."""
+        if not self.short_fraction:
+            return np.full(len(starts), self.capacity)
+        keys = sub_keys(self.key, starts)
+        is_short = uniforms(keys, np.uint64(0)) < self.short_fraction
+        longest = min(self.short_length, self.capacity)
+        return np.where(is_short, draw_between(1, longest, uniforms(keys, np.uint64(1))), self.capacity)
 
 
 def fill_across_documents(sentences: Sentences, rules: FillRules) -> ExampleIndex:
@@ -302,7 +316,9 @@ def _filled(sentences: Sentences, block: Numbers, rules: FillRules, separators: 
     before = np.cumsum(piece_length) - piece_length
     # With separators counted, the pieces from p to q fit if q ends within one capacity from where p starts.
     offset = before + document * separators
-    next_piece = np.searchsorted(offset + piece_length, offset + rules.capacity, side="right")
+    limits = rules.limits(piece_start)
+    next_piece = np.searchsorted(offset + piece_length, offset + limits, side="right")
+    next_piece = np.maximum(next_piece, np.arange(1, len(next_piece) + 1))  # a short one has a sentence, too
     first = followed(next_piece - np.arange(len(next_piece)))
     last = next_piece[first] - 1
     length = before[last] + piece_length[last] - before[first]

@@ -302,8 +302,11 @@ class Masker:
     max_predictions: int
     """Most predicted tokens a sequence."""
 
-    def masks(self, text: Text, *, progress: float) -> Masks:
-        """The masks of these sequences; the run's progress tells the level where levels follow each other."""
+    def masks(self, text: Text, *, progress: float, rate: float | None = None) -> Masks:
+        """The masks of these sequences at a rate, by default the recipe's first one.
+
+        The run's progress tells the level where levels follow each other.
+        """
         levels = _levels_of(self.masking)
         limits = np.cumsum([level.fraction for level in levels])[:-1]
         if self.masking.levels_by == "stage":
@@ -322,7 +325,8 @@ class Masker:
         before_X1 = np.concatenate([[0], np.cumsum(starts_X)])
         ends_S = np.cumsum(text.lengths_S)
         counts_S = before_X1[ends_S] - before_X1[ends_S - text.lengths_S]
-        units, budgets_S = Units(sizes_U, barred_X[starts_U], counts_S, text.keys_S), self._budgets(text)
+        units = Units(sizes_U, barred_X[starts_U], counts_S, text.keys_S)
+        budgets_S = self._budgets(text, self.masking.rate if rate is None else rate)
         # Choice, then replacement.
         runs = [self.masking.longest_ngram if UNITS[level.unit].in_runs else 1 for level in levels]
         max_run_S = np.array(runs)[level_S]
@@ -333,9 +337,9 @@ class Masker:
         indices_P = np.flatnonzero(np.repeat(chosen_U, sizes_U))
         return Masks(indices_P, self._shown(text, indices_P))
 
-    def _budgets(self, text: Text) -> Numbers:
+    def _budgets(self, text: Text, rate: float) -> Numbers:
         """How many tokens to predict, of each sequence with its special tokens counted."""
-        expected_S = self.masking.rate * text.whole_lengths_S
+        expected_S = rate * text.whole_lengths_S
         if self.masking.count == "stochastic":  # fairseq, mask_tokens_dataset.py
             budgets_S = np.floor(expected_S + uniforms(text.keys_S, np.uint64(_FRACTION)))
         else:  # create_pretraining_data.py; rint and Python's round both take halves to the even side

@@ -86,7 +86,10 @@ def summary(recipe: Recipe) -> str:
     shown = f"{masking.as_mask:.0%} masked, {masking.as_random:.0%} random, {kept:.0%} kept"
     units = [level.unit for level in masking.levels] or [masking.unit]
     chosen = " or ".join(CHOSEN[unit] for unit in units)
-    return f"masked; {masking.rate:.0%} of the tokens, {chosen}, of these {shown} ({masking.masks} masks)"
+    rate = f"{masking.rate:.0%}"
+    if masking.final_rate != "rate":
+        rate += f", in the end {masking.final_rate:.0%},"
+    return f"masked; {rate} of the tokens, {chosen}, of these {shown} ({masking.masks} masks)"
 
 
 def heads_of(recipe: Recipe) -> dict[str, int]:

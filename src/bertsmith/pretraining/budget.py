@@ -76,6 +76,14 @@ class Budget:
         """Where in the data the next step lies."""
         return StepIndex(progress.stage, progress.stage_step, self._masking_level(progress))
 
+    def masking_rate(self, progress: Progress, *, steps_ahead: int) -> float | None:
+        """The masking rate so many steps after this progress; None where it is always the recipe's."""
+        if self.recipe.masking.final_rate == "rate":
+            return None
+        # A budget in minutes goes by what is known when the step is built: nobody knows how long others take.
+        ahead = steps_ahead if self.recipe.run.budget == "steps" else 0
+        return self.recipe.masking.rate_at(self.fraction(replace(progress, step=progress.step + ahead)))
+
     def _masking_level(self, progress: Progress) -> float:
         """The middle of the current masking level: constant while it lasts, so batches can be built ahead."""
         masking = self.recipe.masking

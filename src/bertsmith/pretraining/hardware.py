@@ -342,9 +342,32 @@ def choices(recipe: Recipe) -> list[str]:
     return [
         f"{recipe.name}: {size}, pairs {recipe.examples.pairs}, {masking}",
         f"{optimizer_text(recipe.optim)}, {recipe.model.activation}",
+        *_shown_text(recipe),
         *_average_text(recipe),
         *OBJECTIVES[recipe.examples.objective].choices(recipe),
     ]
+
+
+def _shown_text(recipe: Recipe) -> list[str]:
+    """What the model is shown otherwise than a recipe's first lines say."""
+    masking, examples, batch, lines = recipe.masking, recipe.examples, recipe.batch, []
+    for stage in examples.stages if examples.masks_tokens else ():
+        if round(masking.largest_rate * stage.length) > stage.predictions:
+            lines.append(
+                f"of {stage.length} tokens at most {stage.predictions} are predicted (examples.stages), "
+                f"fewer than {masking.largest_rate:.0%} of them (masking.rate, masking.final_rate)"
+            )
+    if masking.final_rate != "rate":
+        lines.append(f"the masking rate goes from {masking.rate:.0%} to {masking.final_rate:.0%}")
+    if examples.short_fraction:
+        lines.append(
+            f"{examples.short_fraction:.0%} of the sequences end after at most {examples.short_length} "
+            "tokens, or after a sentence"
+        )
+    if batch.ramp_from != "off":
+        rise = f"from {batch.ramp_from:,} to {batch.full_size:,} {batch.by}"
+        lines.append(f"steps grow {rise} over the first {batch.ramp_steps:,} of them")
+    return lines
 
 
 def _average_text(recipe: Recipe) -> list[str]:
@@ -381,7 +404,7 @@ def kept_for_each_weight(recipe: Recipe) -> int:
 def _predicted_fraction(recipe: Recipe, stage: Stage) -> float:
     if not recipe.examples.masks_tokens:
         return 1.0
-    return min(recipe.masking.rate * 1.2, stage.predictions / stage.length * 1.2)
+    return min(recipe.masking.largest_rate * 1.2, stage.predictions / stage.length * 1.2)
 
 
 def _micro_tokens(recipe: Recipe, load: TrainingLoad, world: World, wanted: int) -> tuple[int, str]:

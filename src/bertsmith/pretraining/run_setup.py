@@ -215,7 +215,8 @@ def run_folder(out: Path) -> RunFolder:
 
 def held_out_recipe(recipe: Recipe, machine: Machine) -> Recipe:
     """The recipe for held-out examples: one step holds all of them, however many ranks share it."""
-    batch = recipe.batch.model_copy(update={"by": "sequences", "sequences": machine.evaluation_sequences})
+    sizes = {"by": "sequences", "sequences": machine.evaluation_sequences, "ramp_from": "off"}
+    batch = recipe.batch.model_copy(update=sizes)
     return recipe.model_copy(update={"batch": batch})
 
 
@@ -267,13 +268,14 @@ class StepLoader:
         self.run = run
         self._part: tuple[int, float] | None = None
         self._ahead: Iterator[StepBatches] = iter(())
+        self._progress = Progress()
 
     def __call__(self, progress: Progress) -> StepInput | None:
         """The input of the step that follows, or None where the budget is spent."""
         run, trainer = self.run, self.run.trainer
         if run.budget.spent(progress):
             return None
-        progress = run.budget.enter_stage(progress)
+        self._progress = progress = run.budget.enter_stage(progress)
         self._turn_to(run.budget.address(progress))
         asked = time.monotonic()
         batches = next(self._ahead)
@@ -287,7 +289,16 @@ class StepLoader:
         if self._part == (address.stage, address.progress):
             return
         self._part = address.stage, address.progress
-        following = (replace(address, step=step) for step in itertools.count(address.step))
+        following = (self._index(address, step) for step in itertools.count(address.step))
         pin = self.run.world.device.type == "cuda"
         workers = self.run.machine.loader_workers
         self._ahead = load_steps(self.run.train_data, following, workers=workers, pin=pin)
+
+    def _index(self, address: StepIndex, step: int) -> StepIndex:
+        """The index of a step of the stage, which is asked for when some process begins to build it."""
+        ahead = step - self._progress.stage_step
+        return replace(
+            address,
+            step=step,
+            masking_rate=self.run.budget.masking_rate(self._progress, steps_ahead=ahead),
+        )

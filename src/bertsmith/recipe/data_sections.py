@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from bertsmith.recipe.section import Count, Fraction, RuleError, Section
+from bertsmith.recipe.section import Count, Fraction, Off, RuleError, Section
 
 Unit = Literal["token", "word", "ngram", "phrase", "entity"]
 Objective = Literal["masked", "replaced", "left-to-right", "right-to-left"]
@@ -37,6 +37,11 @@ class ExamplesSection(Section):
     """Probability of a random second segment (nsp, sentence-pair) or a swapped pair (sop)."""
     short_probability: Fraction = 0.1
     """Probability that a document is walked with a random shorter target length (nsp, sop, none)."""
+    short_fraction: Fraction = 0.0
+    """Fraction of the sequences of full-sentences and doc-sentences that are short: filled with whole
+    sentences up to a random length from 1 to `short_length` tokens, or with one sentence that is longer."""
+    short_length: Count = 32
+    """Longest text that a short sequence of `short_fraction` is filled to."""
     stages: tuple[Stage, ...] = (
         Stage(fraction=0.9, length=128, predictions=20),
         Stage(fraction=0.1, length=512, predictions=77),
@@ -67,6 +72,17 @@ class ExamplesSection(Section):
             raise RuleError("the fractions of examples.stages must add up to 1", keys=("examples.stages",))
         return self
 
+    @model_validator(mode="after")
+    def short_sequences_are_filled(self) -> "ExamplesSection":
+        if self.short_fraction and self.pairs not in ("full-sentences", "doc-sentences"):
+            raise RuleError(
+                f"examples.short_fraction is not for examples.pairs = {self.pairs}",
+                keys=("examples.short_fraction", "examples.pairs"),
+                remedy="set examples.short_probability instead, or examples.pairs to full-sentences or "
+                "doc-sentences",
+            )
+        return self
+
 
 class Level(Section):
     """One of ERNIE's masking levels and its fraction of the sequences, or of the run."""
@@ -79,7 +95,10 @@ class MaskingSection(Section):
     """Which tokens the model must predict (Devlin et al. 2018, 3.1)."""
 
     rate: Annotated[float, Field(gt=0, lt=1)] = 0.15
-    """Fraction of tokens to predict."""
+    """Fraction of tokens to predict; where final_rate differs, that of the run's beginning."""
+    final_rate: Annotated[float, Field(gt=0, lt=1)] | Literal["rate"] = "rate"
+    """The fraction at the run's end: it changes linearly with the progress that the learning rate goes by
+    (from 0.3 to 0.15, say); rate: it stays as it is. For a budget of steps or minutes."""
     as_mask: Fraction = 0.8
     """Of those, the fraction shown as the mask token."""
     as_random: Fraction = 0.1
@@ -112,7 +131,24 @@ class MaskingSection(Section):
             )
         if self.levels and abs(sum(level.fraction for level in self.levels) - 1) > 1e-6:
             raise RuleError("the fractions of masking.levels must add up to 1", keys=("masking.levels",))
+        if self.final_rate != "rate" and self.masks == "static":
+            raise RuleError(
+                "masking.final_rate needs masks that are made anew, and masking.masks is static",
+                keys=("masking.final_rate", "masking.masks"),
+                remedy="set masking.masks to dynamic",
+            )
         return self
+
+    def rate_at(self, progress: float) -> float:
+        """The fraction of tokens to predict when so much of the run is done."""
+        if self.final_rate == "rate":
+            return self.rate
+        return self.rate + (self.final_rate - self.rate) * progress
+
+    @property
+    def largest_rate(self) -> float:
+        """The largest fraction of tokens that is predicted at any time."""
+        return max(self.rate, self.rate_at(1.0))
 
 
 class ReplacedSection(Section):
@@ -136,3 +172,30 @@ class BatchSection(Section):
     """Token budget a step, over all processes, where `by` is tokens."""
     micro_tokens: Count | Literal["auto"] = "auto"
     """Most tokens in one forward pass of one process; a step above it accumulates gradients."""
+    ramp_from: Count | Off = "off"
+    """Sequences, or tokens where `by` is tokens, of the first steps: the number rises in multiples of it, on
+    a line to the full one, which it has after `ramp_steps` steps, or where the second stage begins."""
+    ramp_steps: Count = 1000
+    """Steps of such a ramp; in steps, so that what a step shows does not depend on budget or clock."""
+
+    @model_validator(mode="after")
+    def ramp_rises(self) -> "BatchSection":
+        if self.ramp_from != "off" and self.ramp_from > self.full_size:
+            raise RuleError(
+                f"batch.ramp_from = {self.ramp_from} is more than batch.{self.by} = {self.full_size}",
+                keys=("batch.ramp_from", f"batch.{self.by}"),
+                remedy="begin with less than a full step has, or set batch.ramp_from to off",
+            )
+        return self
+
+    @property
+    def full_size(self) -> int:
+        """Sequences of a step, or tokens where `by` is tokens, after any ramp."""
+        return self.sequences if self.by == "sequences" else self.tokens
+
+    def size_at(self, step: int) -> int:
+        """Sequences, or tokens where `by` is tokens, of this step of the first stage."""
+        if self.ramp_from == "off" or step >= self.ramp_steps:
+            return self.full_size
+        multiples = -(-self.full_size // self.ramp_from)
+        return min(self.full_size, self.ramp_from * -(-multiples * (step + 1) // self.ramp_steps))

@@ -124,6 +124,25 @@ class Recipe(Section):
         return self
 
     @model_validator(mode="after")
+    def masking_rate_can_change(self) -> "Recipe":
+        if self.masking.final_rate == "rate":
+            return self
+        if not self.examples.masks_tokens:
+            raise RuleError(
+                f"examples.objective = {self.examples.objective} masks nothing",
+                keys=("masking.final_rate", "examples.objective"),
+                remedy="leave masking.final_rate out",
+            )
+        # Steps are built ahead, and how many tokens those before them have is not known then.
+        if self.run.budget == "tokens":
+            raise RuleError(
+                "masking.final_rate cannot follow run.budget = tokens",
+                keys=("masking.final_rate", "run.budget"),
+                remedy="set run.budget to steps or minutes",
+            )
+        return self
+
+    @model_validator(mode="after")
     def generator_fits(self) -> "Recipe":
         if not self.examples.has_generator:
             return self
