@@ -7,6 +7,7 @@ resumed run needs no state but the number of its step, and every rank finds its 
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -14,8 +15,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from bertsmith.core.errors import UserError
 from bertsmith.corpus.token_store import TokenStore
@@ -87,7 +89,7 @@ class StepBatches:
                 raw = tensor.contiguous().view(torch.uint8)
                 parts.append(torch.nn.functional.pad(raw, (0, -len(raw) % _ALIGNMENT)))
         longest = self.micros[0].inputs.layout.longest
-        return _unpickled_step, (self.index, torch.cat(parts), types, longest, self._counts())
+        return _unpickled_step, (self.index, _to_send(torch.cat(parts)), types, longest, self._counts())
 
 
 @dataclass(frozen=True)
@@ -182,6 +184,45 @@ class _Vocabulary:
     masked: Vocabulary | None
 
 
+def _to_send(flat: Tensor) -> Tensor | NDArray[np.uint8]:
+    """A worker's bytes in shared memory or, where that is full, as they go through a pipe, more slowly."""
+    if get_worker_info() is not None:
+        try:
+            flat.untyped_storage().share_memory_()
+        except RuntimeError:  # 64 MB are a container's default; what fails later, nobody hears of
+            return flat.numpy()
+    return flat
+
+
+@dataclass(frozen=True)
+class _ReportingErrors(Dataset["StepBatches | UserError"]):
+    """The steps of a data set, or what is wrong with one: of an exception, a worker sends a traceback."""
+
+    dataset: PretrainingDataset
+
+    def __getitem__(self, index: StepIndex) -> "StepBatches | UserError":
+        try:
+            return self.dataset[index]
+        except UserError as error:
+            return error
+
+
+@contextmanager
+def reporting_dead_workers() -> Iterator[None]:
+    """Inside, where steps are loaded, the death of a worker is an error in one line.
+
+    torch raises it amid whatever the main thread does, as soon as it hears of it.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if "DataLoader worker" not in str(error):
+            raise
+        remedy = "take fewer (--set run.loader_workers=1) if memory ran out; the same command resumes"
+        what = f"a loader worker died ({str(error).split(') ', 1)[-1].splitlines()[0].strip(' .')})"
+        raise UserError(what, where="run.loader_workers", remedy=remedy) from error
+
+
 def load_steps(
     dataset: PretrainingDataset, indices: Iterable[StepIndex], *, workers: int, pin: bool
 ) -> Iterator[StepBatches]:
@@ -189,7 +230,7 @@ def load_steps(
     # The loader takes indices ahead of the steps that are wanted, and returns steps in the order of indices:
     # how many workers there are, and which of them is late, cannot be seen in what comes out.
     loader = DataLoader(
-        dataset,
+        _ReportingErrors(dataset),
         batch_size=None,  # an item is a whole step already
         sampler=indices,
         num_workers=workers,
@@ -197,7 +238,10 @@ def load_steps(
         collate_fn=_unchanged,
         generator=torch.Generator(),  # else starting the loader would draw from the generator of dropout
     )
-    yield from loader
+    for step in loader:
+        if isinstance(step, UserError):
+            raise step
+        yield step
 
 
 def _unchanged(step: Any) -> Any:
@@ -206,12 +250,13 @@ def _unchanged(step: Any) -> Any:
 
 def _unpickled_step(
     index: StepIndex,
-    flat: Tensor,
+    sent: Tensor | NDArray[np.uint8],
     types: Sequence[Mapping[str, tuple[torch.dtype, int]]],
     longest: int,
     counts: tuple[Any, ...],
 ) -> StepBatches:
     """The step that `StepBatches.__reduce__` took apart; its tensors are views of the bytes."""
+    flat = torch.as_tensor(sent)
     micros, start = [], 0
     for names in types:
         tensors = {}

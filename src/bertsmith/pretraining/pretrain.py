@@ -17,6 +17,7 @@ from bertsmith.core.errors import UserError
 from bertsmith.core.files import read_json
 from bertsmith.core.wording import counted
 from bertsmith.corpus.token_store import TokenStore
+from bertsmith.data.data_loader import reporting_dead_workers
 from bertsmith.pretraining.fixed_evaluation import evaluate_fixed
 from bertsmith.pretraining.hardware import (
     MAX_EVALUATION_FRACTION,
@@ -139,6 +140,7 @@ def _run_to_its_end(request: Request, world: World, callback: ProgressCallback) 
         with (
             same_bits(run.machine.deterministic),
             RunJournal(folder.path, world, resume_step=state.progress.step) as journal,
+            reporting_dead_workers(),
         ):
             state.watch.read(read_metrics(folder.path))
             ending = _train(run, state, journal, stop)

@@ -96,11 +96,12 @@ def save_state(
         with _torch_warnings_off():
             save(tensors, storage_writer=writer, no_dist=world.size == 1)
     except CheckpointException as error:
-        # What went wrong in some process, as an error for people where the disk is to blame.
+        # What went wrong in some process, as an error for people where the disk or memory is to blame.
         cause = next(failure for failure, _ in error.failures.values())
-        if not isinstance(cause, OSError):
+        if not isinstance(cause, OSError | MemoryError):
             raise cause from error
-        what = f"cannot be written ({cause.strerror or cause}); it needs {needed:,} bytes"
+        reason = "memory ran out" if isinstance(cause, MemoryError) else cause.strerror or cause
+        what = f"cannot be written ({reason}); it needs {needed:,} bytes"
         raise _not_written(target, what) from error
     finally:
         shutil.rmtree(partial_folder, ignore_errors=True)

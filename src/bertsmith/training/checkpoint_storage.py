@@ -50,12 +50,12 @@ def saved_steps(folder: Path) -> list[int]:
 
 def write_durably(target: Path, pieces: Iterable[bytes | memoryview]) -> str:
     """Write a new file through to the disk; its sha256."""
+    # Not hashed in a thread beside: one that cannot start for lack of memory is waited for without end.
     digest = hashlib.sha256()
-    with target.open("xb") as file, ThreadPoolExecutor(max_workers=1) as beside:
+    with target.open("xb") as file:
         for piece in pieces:
-            hashed = beside.submit(digest.update, piece)  # both let other threads run: one waits for the disk
+            digest.update(piece)
             file.write(piece)
-            hashed.result()
         file.flush()
         os.fsync(file.fileno())
     return digest.hexdigest()

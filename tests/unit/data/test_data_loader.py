@@ -1,6 +1,7 @@
 """What a step's batches look like: shapes, fillers, targets, and what is refused."""
 
 import pickle
+import signal
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from torch.utils.data import DataLoader
 from bertsmith.core.errors import UserError
 from bertsmith.data.batch_inspection import batch_statistics, sequences_of
 from bertsmith.data.collate import Multiples, PretrainingBatch
-from bertsmith.data.data_loader import PretrainingDataset, StepIndex
+from bertsmith.data.data_loader import PretrainingDataset, StepIndex, load_steps
 from tests.example_stores import digest, random_store, recipe_named, small_recipe
 
 FIRST = StepIndex(0, 0)
@@ -135,6 +136,37 @@ def test_a_step_comes_from_a_worker_with_every_tensor_as_it_was(store, cache, wi
             for name, tensor in got.items():
                 assert tensor.dtype == wanted[name].dtype, name
                 assert torch.equal(tensor, wanted[name]), name
+
+
+@pytest.fixture
+def bounded():
+    """What waits for ever fails."""
+
+    def late(*_):
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(30)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.usefixtures("bounded")
+def test_steps_arrive_where_shared_memory_is_full(store, cache, monkeypatch) -> None:
+    def full(*_: object) -> None:
+        raise RuntimeError("unable to allocate shared memory(shm): No space left on device (28)")
+
+    dataset = dataset_of(store, cache)
+    monkeypatch.setattr(torch.UntypedStorage, "_share_fd_cpu_", full)
+    monkeypatch.setattr(torch.UntypedStorage, "_share_filename_cpu_", full)
+    (received,) = load_steps(dataset, [FIRST], workers=1, pin=False)
+    assert digest(received) == digest(dataset[FIRST])
+
+
+def test_what_is_wrong_with_a_step_comes_from_a_worker_as_it_is(store, cache) -> None:
+    with pytest.raises(UserError, match=r"^batch.micro_tokens = 40 cannot hold a sequence of 32 tokens"):
+        list(load_steps(dataset_of(store, cache, micro_tokens=40), [FIRST], workers=1, pin=False))
 
 
 def _with_odd_values(micro: PretrainingBatch, *, with_task_types: bool) -> PretrainingBatch:

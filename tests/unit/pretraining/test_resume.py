@@ -1,12 +1,18 @@
 """A run that was interrupted ends as one that was not, to the bit."""
 
+import os
+import signal
 from pathlib import Path
 
 import pytest
 import torch
+from torch.utils.data import get_worker_info
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
+from bertsmith.core.errors import UserError
 from bertsmith.core.seeds import key_of
 from bertsmith.corpus.token_store import TokenStore
+from bertsmith.data.data_loader import PretrainingDataset
 from bertsmith.model.model_folder import read_model
 from bertsmith.objectives.pretraining_objective import PretrainingObjective
 from bertsmith.pretraining.run_setup import Request, set_up
@@ -183,3 +189,22 @@ def test_where_no_saved_state_is_whole_the_run_says_that_it_starts_again(finishe
     run_tiny(store, tmp_path / "run", listener=listener)
     assert "no saved state is whole: the run starts again at step 0" in listener.notes
     assert same(tmp_path / "run", finished)
+
+
+def test_a_loader_worker_that_dies_is_told_in_one_line_and_the_run_resumes(store, tmp_path, monkeypatch):
+    settings = ("run.steps=3", "run.evaluation_sequences=1")
+    own = PretrainingDataset.__getitem__
+
+    def dies(dataset, index):
+        if get_worker_info() is not None and index.step == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return own(dataset, index)
+
+    with monkeypatch.context() as patch, pytest.raises(UserError) as told:
+        patch.setattr(PretrainingDataset, "__getitem__", dies)
+        # Five seconds, in which torch waits before it looks after its workers.
+        patch.setattr(_MultiProcessingDataLoaderIter._try_get_data, "__defaults__", (0.1,))
+        run_tiny(store, tmp_path / "run", *settings, "run.loader_workers=1")
+    assert told.value.line().startswith("run.loader_workers: a loader worker died (")
+    assert "\n" not in told.value.what and "the same command resumes" in told.value.remedy
+    assert run_tiny(store, tmp_path / "run", *settings).state == "finished"

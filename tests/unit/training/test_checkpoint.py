@@ -7,6 +7,7 @@ import json
 import os
 import random
 import shutil
+import threading
 import time
 from collections import namedtuple
 from pathlib import Path
@@ -19,6 +20,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from bertsmith.core.errors import UserError
+from bertsmith.training import checkpoint_storage
 from bertsmith.training.checkpoint import TrainingState, latest_state, load_state, prune, save_state
 from bertsmith.training.distributed import ALONE
 from tests.tiny_training import fingerprint, take_step, trained
@@ -327,6 +329,28 @@ def test_a_disk_that_fills_up_while_saving_leaves_the_last_state(tmp_path, monke
     assert "the state of step 1 stays" in caught.value.line()
     assert names(tmp_path) == ["step-00000001"]
     assert weights_are(tmp_path, 1)
+
+
+def test_a_lack_of_memory_while_saving_leaves_the_last_state(tmp_path, monkeypatch):
+    save(tmp_path, 1)
+
+    def no_room(*_):
+        raise MemoryError
+
+    with monkeypatch.context() as patched, pytest.raises(UserError) as caught:
+        patched.setattr(checkpoint_storage, "_file_pieces", no_room)
+        save(tmp_path, 2)
+    assert "step-00000002: cannot be written (memory ran out); it needs 8,104 bytes" in caught.value.line()
+    assert names(tmp_path) == ["step-00000001"]
+
+
+def test_saving_needs_no_thread_which_might_not_start_for_lack_of_memory(tmp_path, monkeypatch):
+    def no_thread(_):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", no_thread)
+    save(tmp_path, 1)
+    assert names(tmp_path) == ["step-00000001"]
 
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path):
