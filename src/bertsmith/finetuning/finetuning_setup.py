@@ -14,7 +14,7 @@ from bertsmith.finetuning.assignment import (
     Assignment,
     finetuning_folder,
 )
-from bertsmith.finetuning.initial_task_model import InitialTaskModel, load_initial_task_model
+from bertsmith.finetuning.initial_task_model import DROPOUTS, InitialTaskModel, load_initial_task_model
 from bertsmith.finetuning.run_warnings import (
     describe_adapters,
     describe_target_scaler,
@@ -101,7 +101,8 @@ def _set_up_here(assignment: Assignment, splits: TaskSplits, world: World) -> Ru
     recipe, config = assignment.recipe, task_config_of(splits, assignment.recipe)
     _check_development_set(splits, recipe)
     check_label_thresholds(config, where="answers.label_thresholds")
-    initial = load_initial_task_model(assignment.model, config, seed=recipe.run.seed)
+    dropouts = {key: rate for key in DROPOUTS if (rate := getattr(recipe.run, key)) != "model"}
+    initial = load_initial_task_model(assignment.model, config, seed=recipe.run.seed, dropouts=dropouts)
     encoded = {
         name: encoded_split(examples, config, initial.tokenizer, cache=cache_folder())
         for name, examples in splits.splits.items()

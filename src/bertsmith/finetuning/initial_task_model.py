@@ -1,7 +1,10 @@
 """What a fine-tuning run begins with: a trained encoder with the head of the task on it."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import torch
 
@@ -12,8 +15,8 @@ from bertsmith.inference.model_path import is_adapter, model_folder
 from bertsmith.inference.task_model import leave_pooler_out
 from bertsmith.model.architectures.registry import architecture_of
 from bertsmith.model.heads import OutputHead
-from bertsmith.model.model_folder import Model
-from bertsmith.model.network import Network, add_fresh_head, initialise
+from bertsmith.model.model_folder import Model, head_outputs
+from bertsmith.model.network import Network, add_fresh_head, build_network, initialise, set_pooling
 from bertsmith.tasks.task_config import TaskConfig
 from bertsmith.text.tokenizer import Tokenizer
 
@@ -21,6 +24,12 @@ MIX_NOTE = (
     "a mix of all layers and a BiLSTM learn: bertsmith finds them in mix.safetensors; to other tools the "
     "folder is an encoder without a head"
 )
+DROPOUTS = {
+    "dropout": ("dropout", "embedding_dropout"),
+    "attention_dropout": ("attention_dropout",),
+    "head_dropout": ("head_dropout", "span_dropout", "choice_dropout", "pooler_dropout"),
+}
+"""The keys of a recipe -> what the configs of the architectures call it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,27 +45,70 @@ class InitialTaskModel:
     notes: tuple[str, ...]
 
 
-def load_initial_task_model(folder: Path, config: TaskConfig, *, seed: int) -> InitialTaskModel:
-    """The encoder of a model folder with the head that the config asks for, its own or a fresh one."""
+def load_initial_task_model(
+    folder: Path, config: TaskConfig, *, seed: int, dropouts: Mapping[str, float] = MappingProxyType({})
+) -> InitialTaskModel:
+    """The encoder of a model folder with the head that the config asks for, its own or a fresh one.
+
+    `dropouts` are rates by the keys of a recipe; the others are those of the folder.
+    """
     if config.head.encoder == "lora" and is_adapter(model_folder(folder)):
         remedy = f"merge it first: bertsmith merge {folder} --out FOLDER"
         raise UserError("is an adapter, and adapters stand on whole models", where=str(folder), remedy=remedy)
     bert = load(folder, device="cpu")
-    network, stream = bert.model.network, torch.Generator().manual_seed(key_of(seed, "task head"))
+    model = replace(bert.model, network=_with_dropouts(bert.model.network, dropouts))
+    network, stream = model.network, torch.Generator().manual_seed(key_of(seed, "task head"))
     _check_text_length(network, config, where=str(folder))
     if config.head.encoder == "frozen-mix":
-        _leave_bare(bert.model, config)
+        _leave_bare(model, config)
         return InitialTaskModel(network, bert.tokenizer, fresh=(), kept=False, notes=(MIX_NOTE,))
-    kept, fresh = _put_head(bert.model, config, stream)
-    notes = [f"the head {config.head_name} of the folder is kept"] if kept else []
+    own = bert.model.network.config
+    notes = [f"run.{key} = {rate:g}; the model has {getattr(own, key):g}" for key, rate in dropouts.items()]
+    kept, fresh = _put_head(model, config, stream)
+    notes += [f"the head {config.head_name} of the folder is kept"] if kept else []
     notes += [f"the head {name} starts from fresh weights" for name in fresh]
+    if config.head.pooling != "model":
+        notes += _choose_pooling(network, config)
     if config.head.fresh_layers:
         notes.append(_renew_layers(network, config, stream))
     return InitialTaskModel(network, bert.tokenizer, fresh, kept, tuple(notes))
 
 
+def _with_dropouts(network: Network, dropouts: Mapping[str, float]) -> Network:
+    """The same weights in a network with these rates."""
+    if not dropouts:
+        return network
+    known = {field.name for field in fields(network.config)}
+    names: dict[str, Any] = {
+        name: rate for key, rate in dropouts.items() for name in DROPOUTS[key] if name in known
+    }
+    with torch.device("meta"):
+        other = build_network(replace(network.config, **names), head_outputs(network))
+    other.load_state_dict(network.state_dict(), assign=True)
+    return other.train(network.training)
+
+
+def _choose_pooling(network: Network, config: TaskConfig) -> list[str]:
+    """Let the sequence's first token or the mean of all stand for it."""
+    pooling = config.head.pooling
+    assert pooling != "model", "then there is nothing to choose"
+    if config.kind.head.reads == "tokens":
+        what = f"a {config.kind.name} task looks at every token, and no state stands for all"
+        raise UserError(what, where="head.pooling", remedy="leave it out")
+    if pooling == "first" and network.config.direction == "left-to-right":
+        what = "the first token of a model that reads from left to right sees no text"
+        raise UserError(what, where="head.pooling", remedy="leave it out, or set it to mean")
+    set_pooling(network, pooling)
+    if pooling == "mean" and not hasattr(network.config, "sentence"):
+        return ["the head reads the mean of all tokens, as task.json says; other tools would read the first"]
+    return []
+
+
 def _leave_bare(model: Model, config: TaskConfig) -> None:
     """Take every head off but a trained pooler: what a mix learns has no head, and a random one misleads."""
+    if config.head.pooling != "model":
+        what = "a mix of all layers has a way of its own to read a sequence"
+        raise UserError(what, where="head.pooling", remedy="leave it out")
     if config.head.cls == "raw":
         remedy = "leave it at pooled"
         raise UserError("a mix of all layers reads raw states already", where="head.cls", remedy=remedy)

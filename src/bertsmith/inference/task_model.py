@@ -15,7 +15,7 @@ from bertsmith.features.bilstm import FrozenMixScorer
 from bertsmith.inference.engine import Engine, batching_for, in_streams
 from bertsmith.inference.finetuned_folder import MIX_FILE, FinetunedTask
 from bertsmith.model.heads import OutputHead
-from bertsmith.model.network import Network
+from bertsmith.model.network import Network, set_pooling
 from bertsmith.tasks.batches import Numbers, TaskBatch, ordered_batches, scores_in_order
 from bertsmith.tasks.encoded import EncodedSet
 from bertsmith.tasks.example_types import Example
@@ -78,6 +78,8 @@ def task_model_of(network: Network, finetuned: FinetunedTask, engine: Engine) ->
     config = finetuned.config
     if finetuned.skips_pooler:
         leave_pooler_out(network, config.head_name)
+    if config.head.pooling != "model":
+        set_pooling(network, config.head.pooling)
     scorer = scorer_of(network, config, engine.tokenizer, seed=0)
     if isinstance(scorer, FrozenMixScorer):
         _load_mix(scorer, finetuned.mix)

@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -94,6 +95,13 @@ def set_direction(network: Network, direction: Direction) -> None:
         encoder.sentence = "last"
     elif before == "left-to-right" != direction and encoder.sentence == "last":
         encoder.sentence = "first"
+
+
+def set_pooling(network: Network, sentence: Literal["first", "mean"]) -> None:
+    """Let another state stand for a whole sequence; a config that can say so does."""
+    network.encoder.sentence = sentence
+    said: dict[str, Any] = {key.name: sentence for key in fields(network.config) if key.name == "sentence"}
+    network.config = replace(network.config, **said)
 
 
 def new_network(config: EncoderConfig, heads: Mapping[str, int], generator: torch.Generator) -> Network:

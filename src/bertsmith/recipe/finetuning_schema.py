@@ -29,6 +29,10 @@ class HeadSection(Section):
 
     cls: Literal["pooled", "raw"] = "pooled"
     """The sentence's vector: through the pooler (run_classifier.py), or the last state (the paper)."""
+    pooling: Literal["model", "first", "mean"] = "model"
+    """What stands for a sequence, before the pooler where there is one: its first token ([CLS]), the mean of
+    all, or what the model has, which is the first but for some ModernBERTs. The mean is often better where no
+    pre-training taught the first token anything; of others' tools, only ModernBERT's know it."""
     span_over: Literal["all", "passage"] = "all"
     """Where an answer may begin: anywhere (run_squad.py), or in the passage and at the first token only."""
     encoder: Literal["tuned", "lora", "frozen-linear", "frozen-mix"] = "tuned"
@@ -74,6 +78,9 @@ class FinetuningOptimSection(OptimSection):
     back (Howard & Ruder 2018); none (constant); flat until `decay_from`, then a line to 0 (wsd); cosine."""
 
 
+Rate = Annotated[float, Field(ge=0, lt=1)] | Literal["model"]
+
+
 class FinetuningRunSection(Section):
     """How long, where and how carefully."""
 
@@ -90,6 +97,13 @@ class FinetuningRunSection(Section):
     is bf16 on a GPU that has it, else fp16, and fp32 on a CPU."""
     compile: Literal["auto", "on", "off"] = "auto"
     """torch.compile; auto is on for a GPU."""
+    dropout: Rate = "model"
+    """Dropout of embeddings and layers; model: what config.json says, which is what it was pre-trained with,
+    for a model that was trained without dropout is ruined by it."""
+    attention_dropout: Rate = "model"
+    """Dropout of attention probabilities; model: what config.json says."""
+    head_dropout: Rate = "model"
+    """Dropout before the task's output layer; model: what config.json says."""
     recompute: bool = False
     """Gradient checkpointing: a third more work for a fraction of the memory."""
     micro_tokens: Count = 16_384
@@ -155,6 +169,16 @@ class FinetuningRecipe(Section):
         if self.run.recompute and self.head.encoder not in ("tuned", "lora"):
             what = f"head.encoder = {self.head.encoder} keeps nothing of its layers that could be recomputed"
             raise RuleError(what, keys=("run.recompute", "head.encoder"), remedy="--set run.recompute=false")
+        return self
+
+    @model_validator(mode="after")
+    def only_an_encoder_that_learns_drops_out(self) -> "FinetuningRecipe":
+        for key in ("dropout", "attention_dropout"):
+            if getattr(self.run, key) != "model" and self.head.encoder not in ("tuned", "lora"):
+                what = (
+                    f"head.encoder = {self.head.encoder} stays as it is, and run.{key} is about its training"
+                )
+                raise RuleError(what, keys=(f"run.{key}", "head.encoder"), remedy=f"leave run.{key} out")
         return self
 
     @model_validator(mode="after")

@@ -9,12 +9,20 @@ from bertsmith.core.errors import UserError
 from bertsmith.finetuning.initial_task_model import load_initial_task_model
 from bertsmith.finetuning.predict import predict_labelled
 from bertsmith.inference.loaded_model import load, load_task_model
+from bertsmith.model.elementwise import Dropout
+from bertsmith.model.model_folder import Model, read_model, write_model
+from bertsmith.model.network import new_network
+from bertsmith.packed import pack
 from bertsmith.recipe.finetuning_schema import HeadSection, TextSection
+from bertsmith.recipe.model_section import ModelSection
 from bertsmith.tasks.task_config import TaskConfig
+from tests.tiny import tiny_encoder_config
 from tests.tiny_runs import differing
-from tests.tuning import SHORT, Notebook, tune, weights_of
+from tests.toy_folder import toy_vocabulary
+from tests.tuning import SHORT, Notebook, set_up_run, toy_assignment, tune, weights_of
 
 OWN = "the head classify of the folder is kept"
+VOCABULARY = len(toy_vocabulary())
 FRESH = "the head classify starts from fresh weights"
 
 
@@ -144,3 +152,81 @@ def test_dropout_follows_the_folder(model, tmp_path):
     network = load_initial_task_model(folder, config(), seed=0).network
     assert network.heads["classify"].dropout.p == 0.25
     assert {part.dropout.p for part in network.encoder.blocks} == {0.0}
+
+
+def write_folder(folder, encoder_config, like):
+    """A folder of a new model, with the tokenizer of another."""
+    network = new_network(encoder_config, {"mlm": 0}, torch.Generator().manual_seed(0))
+    write_model(folder, Model(network))
+    load(like, device="cpu").tokenizer.save(folder)
+
+
+def rates_of(network):
+    """Dropout rates of the layers, of attention, and before the output layer."""
+    layers = {part.p for part in network.encoder.modules() if isinstance(part, Dropout)}
+    attention = {block.attention.training_rule.dropout for block in network.encoder.blocks}
+    return layers, attention, network.heads["classify"].dropout.p
+
+
+def test_a_model_pretrained_without_dropout_is_finetuned_without_it_unless_asked_to(model, tmp_path):
+    section = ModelSection(layers=2, width=32, heads=2, inner=64, dropout=0, attention_dropout=0)
+    write_folder(tmp_path, section.encoder_config(VOCABULARY), model)
+    assert rates_of(load_initial_task_model(tmp_path, config(), seed=0).network) == ({0.0}, {0.0}, 0.1)
+    asked = {"dropout": 0.2, "attention_dropout": 0.3, "head_dropout": 0.4}
+    found = load_initial_task_model(tmp_path, config(), seed=0, dropouts=asked)
+    assert rates_of(found.network) == ({0.2}, {0.3}, 0.4)
+    assert found.notes[0] == "run.dropout = 0.2; the model has 0"
+    before = load(tmp_path, device="cpu").model.network.encoder.state_dict()
+    assert differing(dict(before), dict(found.network.encoder.state_dict())) == []
+
+
+@pytest.mark.parametrize("model_type", ["modernbert", "distilbert", "albert", "deberta-v2"])
+def test_every_architecture_takes_other_dropouts(model, tmp_path, model_type):
+    write_folder(tmp_path, tiny_encoder_config(model_type, vocabulary=VOCABULARY), model)
+    asked = {"dropout": 0.5, "attention_dropout": 0.5, "head_dropout": 0.5}
+    network = load_initial_task_model(tmp_path, config(), seed=0, dropouts=asked).network
+    assert rates_of(network) == ({0.5}, {0.5}, 0.5)
+
+
+def test_a_run_drops_out_as_its_recipe_says(model, tmp_path):
+    run = set_up_run(toy_assignment("sst2", model, tmp_path, "run.dropout=0", "run.attention_dropout=0"))
+    assert rates_of(run.trainer.objective.scorer.network) == ({0.0}, {0.0}, 0.1)
+
+
+@pytest.mark.parametrize("cls", ["pooled", "raw"])
+def test_a_head_on_the_mean_of_all_tokens_is_saved_and_asked_again_the_same(model, tmp_path, cls):
+    notebook = Notebook()
+    settings = (*SHORT, "head.pooling=mean", f"head.cls={cls}", "run.device=cpu")
+    folder = tune("sst2", model, tmp_path, *settings, notebook=notebook).folder / "model"
+    assert any("other tools would read the first" in note for note in notebook.notes)
+    texts = ["the cat sits on the mat", "snow"]
+    bert = load(folder, device="cpu")
+    network = read_model(folder).network.eval()
+    encodings = [bert.tokenizer.encode(text).ids for text in texts]
+    with torch.no_grad():
+        means_SD = torch.stack([network(pack([ids])).mean(0) for ids in encodings])
+        if cls == "pooled":
+            means_SD = network.heads["pooler"](means_SD)
+        expected = network.heads["classify"](means_SD).softmax(-1)
+    found = [classified.probabilities for classified in bert.classify(texts)]
+    for given, wanted in zip(found, expected.tolist(), strict=True):
+        assert list(given.values()) == pytest.approx(wanted, abs=1e-5)
+
+
+def test_modernbert_says_in_its_config_that_the_mean_is_read(model, tmp_path):
+    write_folder(tmp_path, tiny_encoder_config("modernbert", vocabulary=VOCABULARY), model)
+    found = load_initial_task_model(tmp_path, config(head=head(pooling="mean")), seed=0)
+    assert (found.network.config.sentence, found.network.encoder.sentence) == ("mean", "mean")
+    assert found.notes == (FRESH,)
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"kind": "tag", "head": head(pooling="mean")}, "head.pooling: a tag task looks at every token"),
+        ({"head": head(pooling="mean", encoder="frozen-mix")}, "head.pooling: a mix of all layers has a way"),
+    ],
+)
+def test_pooling_that_nothing_would_read_is_rejected(model, changes, complaint):
+    with pytest.raises(UserError, match=complaint):
+        load_initial_task_model(model, config(**changes), seed=0)
