@@ -42,10 +42,18 @@ def test_every_member_gives_on_cuda_what_it_gives_on_the_cpu(model_type):
     assert (half - expected).abs().mean() < 2e-2
 
 
-@pytest.mark.parametrize("model_type", ["bert", "electra", "modernbert"])
-def test_a_training_step_compiles_whole_and_at_most_twice_over_ragged_batches(model_type):
+OWN = {"gated": False, "norm": "rmsnorm", "qk_norm": True, "sandwich_norm": True, "activation": "relu2"}
+
+
+@pytest.mark.parametrize(
+    ("model_type", "changes"),
+    [("bert", {}), ("electra", {}), ("modernbert", {}), ("modernbert", OWN)],
+    ids=["bert", "electra", "modernbert", "own"],
+)
+def test_a_training_step_compiles_whole_and_at_most_twice_over_ragged_batches(model_type, changes):
     torch.compiler.reset()
-    network = network_of(model_type, attention_dropout=0.0, dropout=0.0, head_dropout=0.0).cuda().train()
+    rates = {"attention_dropout": 0.0, "dropout": 0.0, "head_dropout": 0.0}
+    network = network_of(model_type, **rates, **changes).cuda().train()
     counter = CompileCounter("inductor")
 
     def loss_of(network, batch, rows):
@@ -85,6 +93,22 @@ def test_a_compiled_step_with_dropout_is_reproducible_from_its_seed():
 
     assert torch.equal(run(1), run(1))
     assert not torch.equal(run(1), run(2))
+
+
+def test_compiled_layers_compute_their_rotary_turns_once_for_each_base():
+    torch.compiler.reset()
+    network, batch = network_of("modernbert", **OWN).cuda().train(), ragged(random.Random(3), LENGTHS)
+
+    @torch.compile(fullgraph=True)
+    def states(network, batch):
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            return network(batch)
+
+    states(network, batch.to("cuda"))
+    with torch.profiler.profile() as profiled:
+        states(network, batch.to("cuda"))
+    assert [event.name for event in profiled.events()].count("bertsmith::rotary_turns") == 2
+    assert network.config.layers == 3
 
 
 @pytest.mark.parametrize(("model_type", "half"), [("bert", True), ("modernbert", False)], ids=str)

@@ -10,13 +10,13 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from bertsmith.model.activations import activation_function
 from bertsmith.model.attention import Attend, AttentionRule, explain_attention
 from bertsmith.model.attention_kernels import packed_attention
 from bertsmith.model.elementwise import Dropout
+from bertsmith.model.rotary import Rotary
 from bertsmith.packed import Layout, PackedBatch
 
 Rows = Tensor | slice
@@ -79,49 +79,6 @@ class Embeddings(nn.Module):
             summed_TE = summed_TE + table.look_up(batch)  # type: ignore[operator]
         widened_TD: Tensor = self.widen(self.dropout(self.norm(summed_TE)))
         return widened_TD
-
-
-class Rotary(nn.Module):
-    """Rotary positions: turns pairs of query and key features by an angle that grows with the position."""
-
-    def __init__(self, theta: float) -> None:
-        super().__init__()
-        self.theta = theta
-
-    def forward(self, query_THK: Tensor, key_THK: Tensor, positions_T: Tensor) -> tuple[Tensor, Tensor]:
-        half = query_THK.shape[-1] // 2
-        # Half precision cannot tell far positions apart: angles in fp32, as published, or better.
-        exact = torch.float64 if query_THK.dtype == torch.float64 else torch.float32
-        exponent = torch.arange(half, device=positions_T.device, dtype=exact) / half
-        angle_T1F = positions_T[:, None, None].to(exact) * (1.0 / self.theta**exponent)
-        cosine, sine = angle_T1F.cos().to(query_THK.dtype), angle_T1F.sin().to(query_THK.dtype)
-        return _turned(query_THK, cosine, sine), _turned(key_THK, cosine, sine)
-
-
-class NormalisedRotary(Rotary):
-    """Rotary positions of queries and keys that each head scales to a root mean square of 1, without gains.
-
-    Their products then stay within the head width, however large the weights grow (QK-norm; Henry et al.
-    2020, Dehghani et al. 2023).
-    """
-
-    def __init__(self, theta: float, *, eps: float) -> None:
-        super().__init__(theta)
-        self.eps = eps
-
-    def forward(self, query_THK: Tensor, key_THK: Tensor, positions_T: Tensor) -> tuple[Tensor, Tensor]:
-        return super().forward(self._scaled(query_THK), self._scaled(key_THK), positions_T)
-
-    def _scaled(self, features_THK: Tensor) -> Tensor:
-        scaled_THK = functional.rms_norm(features_THK, features_THK.shape[-1:], eps=self.eps)
-        # Autocast gives fp32, which the flash kernel does not take.
-        return scaled_THK.to(features_THK.dtype)
-
-
-def _turned(features_THK: Tensor, cosine_T1F: Tensor, sine_T1F: Tensor) -> Tensor:
-    first, second = features_THK.chunk(2, dim=-1)
-    turned = (first * cosine_T1F - second * sine_T1F, second * cosine_T1F + first * sine_T1F)
-    return torch.cat(turned, dim=-1)
 
 
 class SelfAttention(nn.Module):

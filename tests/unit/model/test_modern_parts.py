@@ -13,6 +13,7 @@ from bertsmith.model.architectures.modernbert import MODERNBERT, ModernBertConfi
 from bertsmith.model.inference_network import InferenceBlock, int8_network, packed_network
 from bertsmith.model.model_folder import Model, read_model, write_model
 from bertsmith.model.network import Network, build_network, new_network
+from bertsmith.model.rotary import NormalisedRotary, Rotary
 from bertsmith.packed import pack
 from tests.tiny import tiny_encoder_config
 
@@ -239,3 +240,20 @@ def test_initial_weights_are_those_that_were_published():
         "heads.mlm.bias",
         "heads.nsp.output.bias",
     ]
+
+
+# ---- compiled
+
+
+def test_a_compiled_layer_turns_as_a_plain_one_in_one_graph():
+    torch.compiler.reset()
+    layers = [Rotary(10.0), NormalisedRotary(50.0, eps=1e-5)]
+    states, positions = torch.randn(7, 2, 8, generator=torch.Generator().manual_seed(0)), torch.arange(7)
+
+    def turned(states):
+        for layer in layers:
+            states, _ = layer(states, states, positions)
+        return states
+
+    compiled = torch.compile(turned, fullgraph=True, backend="eager")
+    assert torch.allclose(compiled(states), turned(states), atol=1e-6)

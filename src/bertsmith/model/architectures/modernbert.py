@@ -241,14 +241,8 @@ def _build_block(config: ModernBertConfig, layer: int) -> "PreNormBlock":
     from torch import nn
 
     from bertsmith.model.attention import EVERYTHING, AttentionRule
-    from bertsmith.model.encoder import (
-        NormalisedRotary,
-        Norms,
-        PreNormBlock,
-        Rotary,
-        SandwichNormBlock,
-        SelfAttention,
-    )
+    from bertsmith.model.encoder import Norms, PreNormBlock, SandwichNormBlock, SelfAttention
+    from bertsmith.model.rotary import NormalisedRotary, Rotary
 
     is_global = layer in config.global_layers
     rule = AttentionRule(

@@ -1,0 +1,76 @@
+"""Rotary positions of queries and keys (Su et al. 2021), and those of normalised ones.
+
+Shapes: T packed tokens, H heads, K head width, F = K / 2 pairs of features.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+
+class Rotary(nn.Module):
+    """Rotary positions: turns pairs of query and key features by an angle that grows with the position."""
+
+    def __init__(self, theta: float) -> None:
+        super().__init__()
+        self.theta = theta
+
+    def forward(self, query_THK: Tensor, key_THK: Tensor, positions_T: Tensor) -> tuple[Tensor, Tensor]:
+        # Half precision cannot tell far positions apart: angles in fp32, as published, or better.
+        exact = torch.float64 if query_THK.dtype == torch.float64 else torch.float32
+        turns = _turns_once if torch.compiler.is_compiling() else _turns
+        cosine_TF, sine_TF = turns(positions_T, self.theta, query_THK.shape[-1] // 2, exact)
+        both = cosine_TF[:, None].to(query_THK.dtype), sine_TF[:, None].to(query_THK.dtype)
+        return _turned(query_THK, *both), _turned(key_THK, *both)
+
+
+class NormalisedRotary(Rotary):
+    """Rotary positions of queries and keys that each head scales to a root mean square of 1, without gains.
+
+    Their products then stay within the head width, however large the weights grow (QK-norm; Henry et al.
+    2020, Dehghani et al. 2023).
+    """
+
+    def __init__(self, theta: float, *, eps: float) -> None:
+        super().__init__(theta)
+        self.eps = eps
+
+    def forward(self, query_THK: Tensor, key_THK: Tensor, positions_T: Tensor) -> tuple[Tensor, Tensor]:
+        return super().forward(self._scaled(query_THK), self._scaled(key_THK), positions_T)
+
+    def _scaled(self, features_THK: Tensor) -> Tensor:
+        scaled_THK = functional.rms_norm(features_THK, features_THK.shape[-1:], eps=self.eps)
+        # Autocast gives fp32, which the flash kernel does not take.
+        return scaled_THK.to(features_THK.dtype)
+
+
+def _turns(positions_T: Tensor, theta: float, pairs: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Cosine and sine [T, F] of the angle by which each pair of features is turned at each position."""
+    exponent_F = torch.arange(pairs, device=positions_T.device, dtype=dtype) / pairs
+    angle_TF = positions_T[:, None].to(dtype) * (1.0 / theta**exponent_F)
+    return angle_TF.cos(), angle_TF.sin()
+
+
+# The compiler would compute power, cosine and sine again for each feature of each head of each layer, on the
+# way into its products: more work than all else that is computed of single values. It does not look into an
+# operator, and calls one with the same arguments once for all layers.
+_turns_once = torch.library.custom_op(
+    "bertsmith::rotary_turns",
+    _turns,
+    mutates_args=(),
+    schema="(Tensor positions, float theta, int pairs, ScalarType dtype) -> (Tensor, Tensor)",
+)
+
+
+@_turns_once.register_fake
+def _turns_shapes(
+    positions_T: Tensor, _theta: float, pairs: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    shape = (len(positions_T), pairs)
+    return positions_T.new_empty(shape, dtype=dtype), positions_T.new_empty(shape, dtype=dtype)
+
+
+def _turned(features_THK: Tensor, cosine_T1F: Tensor, sine_T1F: Tensor) -> Tensor:
+    first, second = features_THK.chunk(2, dim=-1)
+    turned = (first * cosine_T1F - second * sine_T1F, second * cosine_T1F + first * sine_T1F)
+    return torch.cat(turned, dim=-1)
