@@ -49,6 +49,8 @@ SIZES = {
     "ernie-base": (12, 768, 12, 3072, "width"),
     "electra-small": (12, 256, 4, 1024, 128),
     "electra-base": (12, 768, 12, 3072, "width"),
+    "speedrun-small": (9, 384, 6, 1536, "width"),
+    "speedrun-base": (12, 768, 12, 3072, "width"),
     "modernbert-base": (22, 768, 12, 1152, "width"),
     "modernbert-large": (28, 1024, 16, 2624, "width"),
 }
@@ -135,6 +137,14 @@ MODERNBERT_LARGE = MODERNBERT | {
     "batch.tokens": 4_928 * 1_024,
     "optim.peak_lr": 5e-4, "optim.warmup_fraction": pytest.approx(2 / 1_719, rel=1e-3),
 }  # fmt: skip
+SPEEDRUN = {
+    "model.type": "modernbert", "model.activation": "relu2", "model.gated": False, "model.norm": "rmsnorm",
+    "model.qk_norm": True, "model.dropout": 0.0, "model.global_layers": 1,
+    "examples.pairs": "full-sentences", "examples.stages": [(1.0, 128, 39)], "masking.rate": 0.3,
+    "batch.by": "tokens", "batch.tokens": 65_536,
+    "optim.algorithm": "muon", "optim.schedule": "wsd", "optim.peak_lr": 2e-3, "optim.matrix_lr_factor": 2.0,
+    "run.budget": "minutes",
+}  # fmt: skip
 PUBLISHED = {
     **dict.fromkeys(["bert-tiny", "bert-mini", "bert-small", "bert-medium", "bert-base", "bert-large"], BERT),
     "roberta-base": ROBERTA,
@@ -146,6 +156,8 @@ PUBLISHED = {
     "electra-base": ELECTRA_BASE,
     "modernbert-base": MODERNBERT,
     "modernbert-large": MODERNBERT_LARGE,
+    "speedrun-small": SPEEDRUN,
+    "speedrun-base": SPEEDRUN,
 }
 
 # Encoder plus pooler (DistilBERT, ELECTRA and ModernBERT have none) with the published vocabulary.
@@ -224,9 +236,10 @@ def test_the_formula_agrees_with_the_network_itself(name):
     import torch
 
     model = load_recipe(name, ["model.positions=1200"]).model
+    own = name.startswith("speedrun")  # with parts that no published config has
     with torch.device("meta"):
         network = build_network(
-            published_config_of(model, vocabulary=1000),
+            model.encoder_config(1000) if own else published_config_of(model, vocabulary=1000),
             {} if model.type in ("distilbert", "electra", "modernbert") else {"pooler": 0},
         )
     assert encoder_parameters(model, 1000) == sum(each.numel() for each in network.parameters())
