@@ -7,7 +7,9 @@ of the heads. What peft can also say there and bertsmith does not do is refused,
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from math import isfinite
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import torch
@@ -52,6 +54,9 @@ of the tensors; fan_in_fan_out is for layers that BERTs have not, and peft turns
 Any other key must be off."""
 PLAIN_BEGINNINGS = (True, False, "gaussian", "orthogonal", "eva")
 """Values of init_lora_weights that leave the weights of the base as they are."""
+NO_FOLDER = (UserError, OSError, RuntimeError, ValueError)
+"""What a name in a file can come to: no folder, one too long for the disk, in no user's home, with a null."""
+MAX_NAME = 200
 BROKEN = "copy the whole adapter folder again, or train it again"
 
 
@@ -111,7 +116,7 @@ def _check_config(config: Mapping[str, Any], *, where: str) -> None:
     for key, value in on.items():
         raise UserError(f"{key} is {value!r}, which bertsmith does not do", where=where, remedy=merge)
     alpha = config.get("lora_alpha", 8)
-    if isinstance(alpha, bool) or not isinstance(alpha, int | float):
+    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not isfinite(alpha):
         raise UserError(f"lora_alpha is {alpha!r}, not a number", where=where, remedy="correct it")
 
 
@@ -121,23 +126,25 @@ def base_folder(folder: Path, *, given: Path | str | None = None) -> Path:
     A path that is not absolute counts from the adapter folder, then from here; a name is one of ours, or is
     looked up in the cache of the Hugging Face tools.
     """
-    config = read_json(folder / ADAPTER_CONFIG, remedy=BROKEN)
-    named = str(config.get("base_model_name_or_path") or "")
-    try:
-        if given is None and not named:
-            raise UserError("names no base model", where=str(folder / ADAPTER_CONFIG))
-        beside = folder / Path(named).expanduser()
-        found = model_folder(given if given is not None else beside if beside.is_dir() else named)
-    except UserError as error:
-        if given is not None:
-            raise
-        what = f"its base model {named!r} is not on this machine ({error.what})" if named else error.what
-        remedy = "say where it is: --base FOLDER (in Python base=), or base_model_name_or_path there"
-        raise UserError(what, where=str(folder / ADAPTER_CONFIG), remedy=remedy) from error
+    found = model_folder(given) if given is not None else _named_base(folder)
     if is_adapter(found):
         remedy = f"merge that one first: bertsmith merge {found} --out FOLDER"
         raise UserError("the base of an adapter is an adapter itself", where=str(found), remedy=remedy)
     return found
+
+
+def _named_base(folder: Path) -> Path:
+    config_file = folder / ADAPTER_CONFIG
+    named = str(read_json(config_file, remedy=BROKEN).get("base_model_name_or_path") or "")
+    remedy = "say where it is: --base FOLDER (in Python base=), or base_model_name_or_path there"
+    if not named:
+        raise UserError("names no base model", where=str(config_file), remedy=remedy)
+    try:
+        beside = folder / Path(named).expanduser()
+        return model_folder(beside if beside.is_dir() else named)
+    except NO_FOLDER as error:
+        what = f"its base model {shorten(named, MAX_NAME, placeholder='...')!r} is not on this machine"
+        raise UserError(what, where=str(config_file), remedy=remedy) from error
 
 
 def adapted_model(base: Model, adapter: Adapter, finetuned: FinetunedTask | None) -> Model:
@@ -221,7 +228,7 @@ def _adapters(
         assert isinstance(linear, nn.Linear), "published_layers gives no others"
         inputs, outputs = linear.in_features, linear.out_features // layer.stacked
         shapes = {part: list(tensor.shape) for part, tensor in parts.items()}
-        rank = shapes["A"][0] if "A" in shapes else 0
+        rank = next(iter(shapes.get("A", ())), 0)
         if shapes != {"A": [rank, inputs], "B": [outputs, rank]} or not rank:
             what = f"A and B of {name} have the shapes {shapes}, but the layer is {outputs} x {inputs}"
             remedy = "give the base that the adapter was trained over, with --base"

@@ -153,6 +153,7 @@ def load_base(place):
         ({"init_lora_weights": "pissa"}, "init_lora_weights is 'pissa'"),
         ({"some_new_thing": True}, "some_new_thing is True"),
         ({"lora_alpha": "much"}, "lora_alpha is 'much', not a number"),
+        ({"lora_alpha": float("nan")}, "lora_alpha is nan, not a number"),
         ({"task_type": None}, "does not say of which head it holds weights"),
     ],
 )
@@ -165,6 +166,10 @@ def test_what_is_not_computed_here_is_refused(theirs, changes, complaint):
 def narrower(tensors):
     name = LAYER.format(0, "query", "A")
     tensors[name] = tensors[name][:, :32].contiguous()
+
+
+def a_number(tensors):
+    tensors[LAYER.format(0, "query", "A")] = torch.tensor(1.0)
 
 
 def without_b(tensors):
@@ -195,6 +200,7 @@ def headless(tensors):
     ("change", "complaint"),
     [
         (narrower, "A and B of .*layer.0.attention.self.query have the shapes .* but the layer is 64 x 64"),
+        (a_number, "A and B of .*layer.0.attention.self.query have the shapes"),
         (without_b, "A and B of .*layer.0.attention.self.query have the shapes"),
         (of_embeddings, "lora_embedding_A is no part of plain LoRA"),
         (elsewhere, "layer.9.output.dense is no linear layer of the base"),
@@ -229,6 +235,13 @@ def test_a_base_is_found_beside_the_adapter_by_its_name_or_where_it_is_said_to_b
         load(folder, base=folder)
     with pytest.raises(UserError, match="the base of an adapter is an adapter itself"):
         load(theirs, base=theirs)
+
+
+@pytest.mark.parametrize("named", ["~nobody-of-this-name/base", "a\0b", "x" * 5000, "", None, 5, ["a"]])
+def test_a_base_that_cannot_be_a_folder_is_one_line(theirs, named):
+    write_config(theirs, base_model_name_or_path=named)
+    with pytest.raises(UserError, match=r"adapter_config\.json: .*base model.*--base FOLDER"):
+        load(theirs)
 
 
 # ---- writing
