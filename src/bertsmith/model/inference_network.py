@@ -103,6 +103,8 @@ class PackedLinear:
         """The product after an activation."""
         if activation.name in FUSED:
             return packed_linear(values_TI, self._weight, self._bias, *FUSED[activation.name])
+        if activation.name == "relu2":
+            return packed_linear(values_TI, self._weight, self._bias, *FUSED["relu"]).square_()
         return activation.function(self(values_TI))
 
     def plus(self, values_TI: Tensor, residual_TO: Tensor) -> Tensor:
@@ -198,9 +200,11 @@ class Int8Linear:
 
     def activated(self, values_TI: Tensor, activation: Activation) -> Tensor:
         """The product after an activation, rounded where it could be computed on the way out."""
-        if activation.name not in FUSED:
-            return activation.function(self(values_TI))
-        return self._product(values_TI, self._per_input_I.dtype, *FUSED[activation.name], to=self._to)
+        if activation.name in FUSED:
+            return self._product(values_TI, self._per_input_I.dtype, *FUSED[activation.name], to=self._to)
+        if activation.name == "relu2":
+            return self._product(values_TI, self._per_input_I.dtype, *FUSED["relu"]).square_()
+        return activation.function(self(values_TI))
 
     def plus(self, values_TI: Tensor, residual_TO: Tensor) -> Tensor:
         """The sum of the product and a residual."""
