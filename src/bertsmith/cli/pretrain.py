@@ -1,19 +1,26 @@
 """`bertsmith pretrain`: from a token store to a pre-trained model."""
 
 import json
+from dataclasses import asdict
+from functools import partial
 from math import ceil, inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Exit, Option, echo
 
+from bertsmith.cli.finetune import show_stop
 from bertsmith.cli.terminal import STOPPED, duration, progress_display
 from bertsmith.core.errors import UserError
 from bertsmith.core.wording import counted
 from bertsmith.recipe.toml_text import value_text
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from bertsmith.pretraining.pretrain import PretrainingResult
+    from bertsmith.recipe.schema import Recipe
+    from bertsmith.studies.pretraining_sweep import TrialOutcome
 
 
 def pretrain(
@@ -34,6 +41,10 @@ def pretrain(
     precision: Annotated[str, Option(help="auto, fp32, bf16 or fp16 (run.precision).")] = "",
     settings: Annotated[
         list[str] | None, Option("--set", metavar="KEY=VALUE", help="Any other setting, repeatable.")
+    ] = None,
+    sweep: Annotated[
+        list[str] | None,
+        Option(metavar="KEY=VALUES", help="A run for each value, with commas between; several: the grid."),
     ] = None,
     stop_if_flat: Annotated[
         bool, Option("--stop-if-flat", help="End a run whose loss stays at that of mere word frequencies.")
@@ -57,11 +68,12 @@ def pretrain(
 
     bertsmith pretrain bert-base --store store/ --out runs/try --minutes 20 --stop-if-flat
 
+    bertsmith pretrain bert-mini --store store/ --out sweeps/lr --steps 2000 --sweep optim.peak_lr=1e-3,2e-3
+
     torchrun --nproc-per-node 8 -m bertsmith pretrain bert-base --store store/ --out runs/base
     """
     from bertsmith.pretraining.pretrain import pretrain as job
     from bertsmith.pretraining.run_setup import EarlyStopping
-    from bertsmith.recipe.load import load_recipe
 
     if steps is not None and minutes is not None:
         raise UserError("a run has one budget", where="--steps and --minutes", remedy="give one of them")
@@ -81,25 +93,86 @@ def pretrain(
         ("--precision", "run.precision", precision or None),
     )
     short = [(option, f"{key}={value_text(value)}") for option, key, value in given if value is not None]
-    if max_length is not None:
-        # The most tokens that are predicted, as published: 20 of 128, 77 of 512 at a rate of 15 %.
-        rate = load_recipe(recipe, settings or [], options=short).masking.largest_rate
-        predictions = ceil(rate * max_length)
-        stage = f"{{fraction=1.0, length={max_length}, predictions={predictions}}}"
-        short.append(("--max-length", f"examples.stages=[{stage}]"))
-    chosen = load_recipe(recipe, settings or [], options=short)
+    chosen = partial(_chosen_recipe, recipe, short, settings or [], max_length)
+    store, out = store.expanduser(), out.expanduser()
+    if sweep:
+        _sweep(sweep, chosen, store=store, out=out, as_json=as_json)
+        return
     with progress_display(live_line, as_json=as_json) as callback:
-        result = job(
-            chosen,
-            store=store.expanduser(),
-            out=out.expanduser(),
-            callback=callback,
-            early_stopping=EarlyStopping(if_flat=stop_if_flat),
-        )
+        stopping = EarlyStopping(if_flat=stop_if_flat)
+        result = job(chosen(), store=store, out=out, callback=callback, early_stopping=stopping)
     if result.main_process:
         show(result, as_json=as_json)
     if result.state == "stopped":
         raise Exit(STOPPED)
+
+
+def _chosen_recipe(
+    recipe: str, options: "list[tuple[str, str]]", settings: list[str], max_length: int | None, *swept: str
+) -> "Recipe":
+    """The recipe with what was given as options, settings and a point of a sweep."""
+    from bertsmith.recipe.load import load_recipe
+
+    chosen = load_recipe(recipe, [*settings, *swept], options=options)
+    if max_length is None:
+        return chosen
+    # The most tokens that are predicted, as published: 20 of 128, 77 of 512 at a rate of 15 %.
+    predictions = ceil(chosen.masking.largest_rate * max_length)
+    stage = f"{{fraction=1.0, length={max_length}, predictions={predictions}}}"
+    one_stage = ("--max-length", f"examples.stages=[{stage}]")
+    return load_recipe(recipe, [*settings, *swept], options=[*options, one_stage])
+
+
+def _sweep(
+    texts: list[str], chosen: "Callable[..., Recipe]", *, store: Path, out: Path, as_json: bool
+) -> None:
+    """Run a grid of settings and print its table."""
+    from bertsmith.studies.pretraining_sweep import PretrainingTrial, read_grid, run_sweep, trial_name
+    from bertsmith.studies.sweep import Stopped
+
+    trials = []
+    for point in read_grid(texts):
+        swept, name = [f"{key}={value}" for key, value in point.items()], trial_name(point)
+        trials.append(PretrainingTrial(name, chosen(*swept), out / name))
+    try:
+        with progress_display(live_line, as_json=as_json) as callback:
+            outcomes = run_sweep(trials, store=store, callback=callback)
+    except Stopped as stopped:
+        show_stop(stopped, as_json=as_json)
+        raise Exit(STOPPED) from None
+    show_sweep(outcomes, as_json=as_json)
+
+
+def show_sweep(outcomes: "Sequence[TrialOutcome]", *, as_json: bool) -> None:
+    """Print what each run of a sweep came to, the best first."""
+    place = outcomes[0].folder.parent
+    if as_json:
+        rows = [{**asdict(each), "folder": str(each.folder)} for each in outcomes]
+        best = "" if outcomes[0].early_end else outcomes[0].name
+        echo(json.dumps({"state": "finished", "best": best, "runs": rows}))
+        return
+    columns = {
+        "fixed loss": ("fixed_mlm_loss", "{:.4f}"),
+        "MLM": ("fixed_mlm_accuracy", "{:.1%}"),
+        "bits/character": ("fixed_bits_per_character", "{:.4f}"),
+        "own loss": ("loss", "{:.4f}"),
+    }
+    width = max(len("run"), *(len(each.name) for each in outcomes))
+    echo(f"{'run':<{width}}  {'steps':>9}  " + "  ".join(f"{title:>14}" for title in columns))
+    for each in outcomes:
+        cells = [
+            form.format(each.held_out[name]) if name in each.held_out else "-"
+            for name, form in columns.values()
+        ]
+        line = f"{each.name:<{width}}  {each.steps:>9,}  " + "  ".join(f"{cell:>14}" for cell in cells)
+        echo(f"{line}  ended early" if each.early_end else line)
+    for each in outcomes:
+        if each.early_end:
+            echo(f"{each.name} was ended early: {each.early_end}")
+    if not outcomes[0].early_end:
+        echo(f"best: {outcomes[0].name} ({outcomes[0].folder / 'model'})")
+    if (place / "sweep.png").exists():
+        echo(f"picture: {place / 'sweep.png'}")
 
 
 def live_line(values: dict[str, Any]) -> str:

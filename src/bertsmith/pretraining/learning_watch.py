@@ -73,7 +73,8 @@ class LearningWatch:
         before = statistics.fmean(self.losses[quarter : 2 * quarter])
         now = statistics.fmean(self.losses[-quarter:])
         line = self.unigram_entropy
-        if now < (1 - NEAR) * line or before - now > FALLING * line:
+        falls = before - now > FALLING * line and now < self.losses[0]  # not from where it went up before
+        if now < (1 - NEAR) * line or falls:
             return None
         since = f"step {self.steps[-1]:,}: the loss stays near {now:.2f} since step {self.steps[quarter]:,}"
         return Finding("plateau", f"{since}; {above_frequencies(now, line)}")

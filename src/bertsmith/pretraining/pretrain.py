@@ -122,7 +122,7 @@ def pretrain(
 
     def in_processes(world: World) -> PretrainingResult:
         folder, true_recipe, opened = run_folder(out), with_true_model(recipe), TokenStore.open(store)
-        world.on_main(lambda: _check_same_run(folder, true_recipe, opened))
+        world.on_main(lambda: check_same_run(folder, true_recipe, opened))
         if folder.finished:
             return _finished_before(folder, opened, world, callback)
         return _run_to_its_end(Request(recipe, store, out, clock, early_stopping), world, callback)
@@ -161,7 +161,7 @@ def _run_to_its_end(request: Request, world: World, callback: ProgressCallback) 
     )
 
 
-def _check_same_run(folder: RunFolder, recipe: Recipe, store: TokenStore) -> None:
+def check_same_run(folder: RunFolder, recipe: Recipe, store: TokenStore) -> None:
     """Raise if the folder holds a run with another recipe or store, or something that is no run."""
     folder.check_no_unknown_files()
     if not folder.begun:
@@ -244,9 +244,9 @@ def _train(
         if state.progress.step % run.recipe.run.log_every_steps == 0 or run.budget.spent(state.progress):
             _log(run, state, journal, report)
             _watch_learning(run, state, journal)
-            if state.early_end:
-                stop.here = True  # the step that follows is the last: it may be launched already
         broken_off = report.due.evaluation and not _evaluate(run, state, journal, stop)
+        if state.early_end:
+            stop.here = True  # the step that follows is the last: it may be launched already
         if report.due.saving or broken_off:
             _save(run, state, cadence)
         if report.due.stopping or broken_off:
@@ -394,6 +394,11 @@ def _evaluate(run: Run, state: RunState, journal: RunJournal, stop: StopRequeste
     state.held_out = evaluated
     state.evaluation_due, state.evaluation_seconds = False, run.clock() - began
     state.all_evaluations_seconds += state.evaluation_seconds
+    if progress.step and run.early_stopping.rule is not None:
+        name = "fixed_mlm_loss" if run.fixed_sets else "mlm_loss"
+        lines = (line for line in read_metrics(run.folder.path) if line["kind"] == "held-out")
+        losses = [line[name] for line in lines if line["step"]]
+        state.early_end = state.early_end or run.early_stopping.rule(losses)
     waited = progress.seconds - state.plotted_seconds
     due = waited >= SECONDS_BETWEEN_PLOTS or run.budget.spent(progress)
     if progress.step and run.world.broadcast(float(due)) > 0:  # the main process's clock decides for all
@@ -502,7 +507,8 @@ def _finish(run: Run, state: RunState, journal: RunJournal, ending: Literal["fin
     """Write the model and its card, or draw how far a stopped run has come; the seconds it took."""
     step = state.progress.step
     if ending == "stopped":
-        journal.write("event", step, {"state": ending})
+        why = {"early_end": state.early_end} if state.early_end else {}
+        journal.write("event", step, {"state": ending, **why})
         _plot(run, state)
         return run.clock()
     with run.averaged_weights():

@@ -6,7 +6,7 @@ which changes with every step; `StepLoader` gives the steps their batches.
 
 import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -52,6 +52,9 @@ class EarlyStopping:
 
     if_flat: bool = False
     """Where its loss stays at the unigram line."""
+    rule: Callable[[Sequence[float]], str] | None = None
+    """For a run of one process: from the losses of the fixed evaluation after step 0 (of the run's own one,
+    where there is none), why it ends; or nothing."""
 
 
 NEVER_EARLY = EarlyStopping()

@@ -51,6 +51,10 @@ def test_a_loss_that_comes_back_to_the_line_is_a_plateau_again():
     assert watched([*falling(5.0, 20), *[7.2] * 40]).plateau(0.5) is not None
 
 
+def test_a_loss_that_went_up_and_falls_slowly_back_is_worse_than_none():
+    assert watched([10.0, *np.linspace(900, 400, 39)]).plateau(0.5) is not None
+
+
 def test_a_warm_up_is_waited_for():
     watch = watched(falling(LINE), warmup=0.1)
     assert watch.plateau(0.09) is None and watch.plateau(0.1) is not None
@@ -89,7 +93,8 @@ def test_a_flat_run_ends_early_where_that_was_asked_for_and_can_be_resumed(flat,
     result, _ = flat
     assert result.state == "stopped" and result.steps == result.saved_step < 60
     assert "the unigram line" in result.early_end
-    (warning,) = [line for line in metrics_of(result.folder, "event") if "warning" in line]
+    warning, end = metrics_of(result.folder, "event")
+    assert (end["state"], end["early_end"]) == ("stopped", result.early_end)
     assert warning["warning"] == "plateau" and "the unigram line" in warning["text"]
     listener = Listener()
     resumed = run_tiny(store, result.folder, *ABSURD, listener=listener)

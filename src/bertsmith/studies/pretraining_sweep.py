@@ -1,0 +1,200 @@
+"""A grid of settings over one pre-training recipe: a run for each, hopeless ones ended early, one table.
+
+Runs are compared by the fixed evaluation, which is the same for all of them. Each has its own folder, and
+what is finished or was ended early is not done again.
+"""
+
+import logging
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from bertsmith.core.errors import UserError
+from bertsmith.core.files import atomic_path, write_json
+from bertsmith.corpus.token_store import TokenStore
+from bertsmith.pretraining.initial_model import with_true_model
+from bertsmith.pretraining.pretrain import check_same_run, pretrain
+from bertsmith.pretraining.run_setup import EarlyStopping, run_folder
+from bertsmith.recipe.schema import Recipe
+from bertsmith.studies.median_stopping import MEDIAN_STOPPING_NOTE, MedianStopping
+from bertsmith.studies.sweep import Stopped
+from bertsmith.tasks.metrics import Metric
+from bertsmith.training.callbacks import ProgressCallback
+from bertsmith.training.distributed import refuse_several_processes
+from bertsmith.training.journal import read_metrics
+
+SWEEP_FILE, PICTURE_FILE = "sweep.json", "sweep.png"
+log = logging.getLogger("bertsmith")
+
+
+@dataclass(frozen=True, slots=True)
+class PretrainingTrial:
+    """One run of a sweep."""
+
+    name: str
+    recipe: Recipe
+    out: Path
+
+
+@dataclass(frozen=True, slots=True)
+class TrialOutcome:
+    """What a run of a sweep came to, by its journal."""
+
+    name: str
+    folder: Path
+    steps: int
+    tokens: int
+    seconds: float
+    held_out: dict[str, float]
+    """The last held-out evaluation."""
+    evaluated_steps: list[int]
+    losses: list[float]
+    """By the deciding metric, at these steps."""
+    early_end: str
+    """Why it was ended early, or nothing."""
+
+
+def read_grid(texts: Sequence[str]) -> list[dict[str, str]]:
+    """The points of a grid, from texts such as optim.peak_lr=1e-3,2e-3: each key with one of its values."""
+    values: dict[str, list[str]] = {}
+    for text in texts:
+        key, equals, listed = text.partition("=")
+        found = [each.strip() for each in listed.split(",")]
+        if not equals or not key.strip() or not all(found):
+            remedy = "write a key and its values: --sweep optim.peak_lr=1e-3,2e-3,4e-3"
+            raise UserError(f"{text!r} names no values of a key", where="--sweep", remedy=remedy)
+        if key.strip() in values or len(set(found)) < len(found):
+            raise UserError(
+                f"{key.strip()} has a value twice", where="--sweep", remedy="give each value once"
+            )
+        values[key.strip()] = found
+    return [dict(zip(values, point, strict=True)) for point in product(*values.values())]
+
+
+def trial_name(point: Mapping[str, str]) -> str:
+    """The folder of a point of the grid: the last part of each key, and its value."""
+    parts = [f"{key.rpartition('.')[2]}-{value}" for key, value in point.items()]
+    return re.sub(r"[^\w.+=-]+", "-", "_".join(parts)).strip("-")
+
+
+def deciding_metric(recipe: Recipe) -> Metric:
+    """What decides which run is best: the fixed evaluation's loss, or where there is none the run's own."""
+    name = "fixed_mlm_loss" if recipe.examples.masks_tokens else "mlm_loss"
+    return Metric(name, larger_is_better=False, in_percent=False)
+
+
+def run_sweep(
+    trials: Sequence[PretrainingTrial], *, store: Path, callback: ProgressCallback
+) -> list[TrialOutcome]:
+    """Run each trial that is not finished yet, one after the other; the outcomes, the best first."""
+    refuse_several_processes("the runs of a sweep have one process each")
+    _check(trials, store)
+    outcomes: list[TrialOutcome] = []
+    callback.on_message(f"a run at the unigram line ends early; {MEDIAN_STOPPING_NOTE}")
+    for number, trial in enumerate(trials, start=1):
+        callback.on_message(f"[{number}/{len(trials)}] {trial.name}")
+        if run_folder(trial.out).begun and outcome_of(trial).early_end:
+            callback.on_message(f"{trial.out} was ended early before: nothing is left to do")
+        else:
+            rule = stopping_rule(deciding_metric(trial.recipe), outcomes)
+            stopping = EarlyStopping(if_flat=True, rule=rule)
+            result = pretrain(
+                trial.recipe, store=store, out=trial.out, callback=callback, early_stopping=stopping
+            )
+            if result.state == "stopped" and not result.early_end:
+                raise Stopped(trial.name)
+        outcomes.append(outcome_of(trial))
+    ranked = ranking(outcomes)
+    place = trials[0].out.parent
+    rows = [{**asdict(each), "folder": each.folder.name} for each in ranked]
+    write_json(place / SWEEP_FILE, {"metric": deciding_metric(trials[0].recipe).name, "runs": rows})
+    draw_sweep(place / PICTURE_FILE, outcomes, deciding_metric(trials[0].recipe))
+    return ranked
+
+
+def _check(trials: Sequence[PretrainingTrial], store: Path) -> None:
+    """Raise before the first run where a folder holds something else: not after hours of training."""
+    place, opened = trials[0].out.parent, TokenStore.open(store)
+    if run_folder(place).begun:
+        remedy = "give --out a folder of its own"
+        raise UserError(
+            "holds a single run, beside which no others can be kept", where=str(place), remedy=remedy
+        )
+    if len({trial.out for trial in trials}) < len(trials):
+        remedy = "sweep over other keys"
+        raise UserError("two runs of the sweep have one name", where="--sweep", remedy=remedy)
+    for trial in trials:
+        check_same_run(run_folder(trial.out), with_true_model(trial.recipe), opened)
+
+
+def stopping_rule(metric: Metric, before: Sequence[TrialOutcome]) -> Callable[[Sequence[float]], str]:
+    """Why a run with its losses so far is not worth more time, by those that ran to their end; or nothing."""
+    median = MedianStopping(metric, [each.losses for each in before if not each.early_end])
+
+    def rule(losses: Sequence[float]) -> str:
+        end = median(losses)
+        if end is None:
+            return ""
+        return (
+            f"at evaluation {end.evaluation} the best held-out loss is {end.best:.3f}, worse than the median "
+            f"of the runs before, {end.median:.3f} (median stopping rule)"
+        )
+
+    return rule
+
+
+def outcome_of(trial: PretrainingTrial) -> TrialOutcome:
+    """What a trial has come to, by its journal."""
+    entries = read_metrics(trial.out)
+    last: dict[str, dict[str, Any]] = {line["kind"]: line for line in entries}
+    ends = [line for line in entries if line["kind"] == "event" and "state" in line]
+    metric = deciding_metric(trial.recipe).name
+    held_out, trained = last.get("held-out", {}), last.get("train", {})
+    evaluated = [line for line in entries if line["kind"] == "held-out" and line["step"] and metric in line]
+    return TrialOutcome(
+        name=trial.name,
+        folder=trial.out,
+        steps=trained.get("step", 0),
+        tokens=trained.get("tokens", 0),
+        seconds=trained.get("seconds", 0.0),
+        held_out={name: value for name, value in held_out.items() if isinstance(value, float)},
+        evaluated_steps=[line["step"] for line in evaluated],
+        losses=[line[metric] for line in evaluated],
+        early_end=ends[-1].get("early_end", "") if ends else "",
+    )
+
+
+def ranking(outcomes: Sequence[TrialOutcome]) -> list[TrialOutcome]:
+    """The runs that came to their end, the one with the smallest loss first; then those ended early."""
+    return sorted(
+        outcomes,
+        key=lambda each: (bool(each.early_end), each.losses[-1] if each.losses else float("inf")),
+    )
+
+
+def draw_sweep(path: Path, outcomes: Sequence[TrialOutcome], metric: Metric) -> None:
+    """Draw the losses of all runs over their steps."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        log.warning("no picture is drawn: pip install bertsmith[plots] to have one")
+        return
+    figure = Figure(figsize=(10, 6), layout="constrained")
+    axes = figure.add_subplot()
+    for outcome in outcomes:
+        ended = ", ended early" if outcome.early_end else ""
+        now = f" ({outcome.losses[-1]:.3f}{ended})" if outcome.losses else ended
+        style = "--" if outcome.early_end else "-"
+        axes.plot(
+            outcome.evaluated_steps, outcome.losses, style, marker="o", ms=3.5, label=f"{outcome.name}{now}"
+        )
+    axes.set_title(metric.name.replace("_", " "), loc="left", fontsize=11, weight="bold")
+    axes.set_xlabel("step")
+    axes.grid(color="#e8e8e8", linewidth=0.8)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(fontsize=9, frameon=False)
+    with atomic_path(path) as temporary:
+        figure.savefig(temporary, format="png", dpi=110)

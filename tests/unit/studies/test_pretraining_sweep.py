@@ -1,0 +1,139 @@
+"""A grid of pre-training runs: its folders, its table, and what is ended early."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from typer import Typer
+from typer.testing import CliRunner
+
+from bertsmith.cli.pretrain import pretrain
+from bertsmith.core.errors import UserError
+from bertsmith.corpus.token_store import TokenStore
+from bertsmith.studies.pretraining_sweep import (
+    TrialOutcome,
+    deciding_metric,
+    draw_sweep,
+    ranking,
+    read_grid,
+    stopping_rule,
+    trial_name,
+)
+from tests.tiny_runs import TINY, metrics_of, stop_at, tiny_recipe, tiny_store
+
+app = Typer()
+app.command()(pretrain)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> TokenStore:
+    return tiny_store(tmp_path_factory.mktemp("tiny"))
+
+
+def sweep(store: TokenStore, out: Path, *arguments: str) -> Result:
+    settings = [part for override in TINY for part in ("--set", override)]
+    words = ["bert-tiny", "--store", str(store.folder), "--out", str(out), *settings, *arguments]
+    return CliRunner().invoke(app, words, catch_exceptions=False)
+
+
+def outcome(name: str, *losses: float, early_end: str = "") -> TrialOutcome:
+    steps = list(range(1, len(losses) + 1))
+    return TrialOutcome(name, Path(name), 9, 90, 1.0, {}, steps, list(losses), early_end)
+
+
+def test_several_keys_make_a_grid():
+    points = read_grid(["optim.peak_lr=1e-3, 2e-3", "masking.rate=0.15,0.3"])
+    assert [trial_name(point) for point in points] == [
+        "peak_lr-1e-3_rate-0.15",
+        "peak_lr-1e-3_rate-0.3",
+        "peak_lr-2e-3_rate-0.15",
+        "peak_lr-2e-3_rate-0.3",
+    ]
+
+
+@pytest.mark.parametrize("text", ["optim.peak_lr", "=1e-3", "optim.peak_lr=", "optim.peak_lr=1e-3,,2e-3"])
+def test_a_sweep_without_values_is_rejected(text):
+    with pytest.raises(UserError, match="^--sweep: .*write a key and its values"):
+        read_grid([text])
+    with pytest.raises(UserError, match="has a value twice"):
+        read_grid(["optim.peak_lr=1e-3,1e-3"])
+
+
+def test_the_smallest_loss_comes_first_and_what_was_ended_early_last():
+    outcomes = [
+        outcome("a", 5.0, 4.0),
+        outcome("b", 3.0, early_end="flat"),
+        outcome("c", 6.0, 3.5),
+        outcome("d"),
+    ]
+    assert [each.name for each in ranking(outcomes)] == ["c", "a", "d", "b"]
+
+
+def test_a_run_that_is_worse_than_the_median_of_those_before_ends():
+    metric = deciding_metric(tiny_recipe())
+    before = [outcome("a", 5.0, 4.0), outcome("b", 5.2, 4.2), outcome("c", 5.4, 4.4)]
+    assert stopping_rule(metric, before[:2])([9.0]) == ""  # too few to compare with
+    rule = stopping_rule(metric, [*before, outcome("d", 1.0, 1.0, early_end="flat")])
+    assert rule([5.1]) == "" and rule([5.3, 4.7]) == ""
+    assert rule([5.3, 4.9]).startswith(
+        "at evaluation 2 the best held-out loss is 4.900, worse than the median"
+    )
+
+
+def test_a_sweep_runs_each_value_in_its_folder_and_ranks_them(store, tmp_path):
+    arguments = ("--steps", "4", "--sweep", "optim.peak_lr=1e-6,3e-3")
+    with stop_at(1):
+        stopped = sweep(store, tmp_path / "out", *arguments)
+    assert stopped.exit_code == 130 and "stopped in peak_lr-1e-6" in stopped.stdout
+    result = sweep(store, tmp_path / "out", *arguments)
+    assert result.exit_code == 0 and "resumes from step 2" in result.stdout
+    losses = {}
+    for rate in ("1e-6", "3e-3"):
+        folder = tmp_path / "out" / f"peak_lr-{rate}"
+        assert (folder / "model" / "config.json").is_file()
+        losses[rate] = metrics_of(folder, "held-out")[-1]["fixed_mlm_loss"]
+    assert losses["3e-3"] < losses["1e-6"]
+    table = [line.split() for line in result.stdout.splitlines() if line.startswith("peak_lr-")]
+    assert [(row[0], row[2]) for row in table] == [
+        (f"peak_lr-{each}", f"{losses[each]:.4f}") for each in ("3e-3", "1e-6")
+    ]
+    assert f"best: peak_lr-3e-3 ({tmp_path / 'out' / 'peak_lr-3e-3' / 'model'})" in result.stdout
+    written = json.loads((tmp_path / "out" / "sweep.json").read_text())
+    assert (written["metric"], [run["name"] for run in written["runs"]]) == (
+        "fixed_mlm_loss",
+        ["peak_lr-3e-3", "peak_lr-1e-6"],
+    )
+    with pytest.raises(UserError, match="another recipe"):
+        sweep(store, tmp_path / "out", *arguments, "--set", "run.seed=3")
+    with pytest.raises(UserError, match="holds a single run"):
+        sweep(store, tmp_path / "out" / "peak_lr-1e-6", *arguments)
+
+
+def test_a_hopeless_run_is_ended_early_and_not_begun_again(store, tmp_path):
+    flat = ("--set", "run.log_every_steps=2", "--set", "run.evaluate_every_steps=60")
+    arguments = ("--steps", "60", *flat, "--sweep", "optim.peak_lr=3.0", "--json")
+    first, again = (
+        json.loads(sweep(store, tmp_path / "out", *arguments).stdout.splitlines()[-1]) for _ in range(2)
+    )
+    assert first == again and first["best"] == ""
+    (run,) = first["runs"]
+    assert "the unigram line" in run["early_end"] and run["steps"] < 60
+
+
+def test_the_picture_has_a_line_for_each_run(tmp_path, monkeypatch):
+    monkeypatch.delitem(sys.modules, "matplotlib.figure", raising=False)  # the other tests draw nothing
+    from matplotlib.axes import Axes
+
+    drawn, plot = [], Axes.plot
+
+    def spy(axes, steps, values, *style, **manner):
+        drawn.append((list(steps), list(values), manner["label"]))
+        return plot(axes, steps, values, *style, **manner)
+
+    monkeypatch.setattr(Axes, "plot", spy)
+    outcomes = [outcome("a", 5.0, 4.0), outcome("b", 6.0, early_end="flat")]
+    draw_sweep(tmp_path / "sweep.png", outcomes, deciding_metric(tiny_recipe()))
+    assert (tmp_path / "sweep.png").read_bytes()[1:4] == b"PNG"
+    assert drawn == [([1, 2], [5.0, 4.0], "a (4.000)"), ([1], [6.0], "b (6.000, ended early)")]
