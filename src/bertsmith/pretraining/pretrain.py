@@ -1,15 +1,15 @@
 """The pre-training job: from a recipe, a store and a folder to a model, through any interruptions.
 
 Read from top to bottom: from the command to the result, the loop over the steps of a run, what is done after
-a step (metrics, evaluation, checkpoints, rollbacks), and the finished model. How a run is set up or resumed
-stands in `run_setup.py`.
+a step (metrics, checkpoints, rollbacks), and the finished model. How a run is set up or resumed stands in
+`run_setup.py`, how it is evaluated in `run_evaluation.py`.
 """
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
-from math import inf, isfinite
+from dataclasses import asdict, dataclass, field
+from math import isfinite
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
@@ -18,7 +18,6 @@ from bertsmith.core.files import read_json
 from bertsmith.core.wording import counted
 from bertsmith.corpus.token_store import TokenStore
 from bertsmith.data.data_loader import reporting_dead_workers
-from bertsmith.pretraining.fixed_evaluation import evaluate_fixed
 from bertsmith.pretraining.hardware import (
     MAX_EVALUATION_FRACTION,
     affordable_evaluations,
@@ -26,16 +25,21 @@ from bertsmith.pretraining.hardware import (
     kept_for_each_weight,
     peak_of,
 )
-from bertsmith.pretraining.held_out import METRICS, evaluate, unigram_entropy
+from bertsmith.pretraining.held_out import METRICS, unigram_entropy
 from bertsmith.pretraining.initial_model import with_true_model
 from bertsmith.pretraining.learning_watch import WHAT_TO_TRY, constant_prediction
 from bertsmith.pretraining.metrics_window import MetricsWindow
 from bertsmith.pretraining.pretrained_model import (
     RunFacts,
     check_weights_are_finite,
-    held_out_line,
     whole_networks,
     write_results,
+)
+from bertsmith.pretraining.run_evaluation import (
+    evaluate_later_stages,
+    evaluate_run,
+    max_evaluation_seconds,
+    plot_curves,
 )
 from bertsmith.pretraining.run_setup import (
     NEVER_EARLY,
@@ -52,7 +56,6 @@ from bertsmith.recipe.load import differences, load_recipe
 from bertsmith.recipe.schema import Recipe
 from bertsmith.training.callbacks import ProgressCallback, StopRequested
 from bertsmith.training.checkpoint import TrainingState, latest_state, load_checkpoint, save_checkpoint
-from bertsmith.training.curves import draw_curves
 from bertsmith.training.distributed import World, in_world
 from bertsmith.training.journal import METRICS_FILE, RunJournal, read_metrics
 from bertsmith.training.run_folder import RunFolder
@@ -69,7 +72,6 @@ from bertsmith.training.trainer import (
 
 EVALUATIONS = 10
 """How often an "auto" run is evaluated on the held-out documents between its two ends."""
-SECONDS_BETWEEN_PLOTS = 60.0
 MIN_USEFUL_STEPS = 100
 """After fewer, a model has hardly learned how frequent words are."""
 BYTES_WRITTEN_A_SECOND, SECONDS_FOR_FILES = 2e8, 4.0
@@ -227,7 +229,7 @@ def _train(
 ) -> Literal["finished", "stopped"]:
     """Take the steps that remain of the budget, or those until somebody asks to stop."""
     if state.evaluation_due and not (
-        _evaluate_later_stages(run, state, journal, stop) and _evaluate(run, state, journal, stop)
+        evaluate_later_stages(run, state, journal, stop) and evaluate_run(run, state, journal, stop)
     ):
         return "stopped"
     clock = _start_budget(run, state)
@@ -244,7 +246,7 @@ def _train(
         if state.progress.step % run.recipe.run.log_every_steps == 0 or run.budget.spent(state.progress):
             _log(run, state, journal, report)
             _watch_learning(run, state, journal)
-        broken_off = report.due.evaluation and not _evaluate(run, state, journal, stop)
+        broken_off = report.due.evaluation and not evaluate_run(run, state, journal, stop)
         if state.early_end:
             stop.here = True  # the step that follows is the last: it may be launched already
         if report.due.saving or broken_off:
@@ -262,7 +264,7 @@ def _start_budget(run: Run, state: RunState) -> Callable[[], float]:
     if by_time:
         # Drawn once now, with hardly anything to see: matplotlib is loaded, and what curves take is known.
         began = run.clock()
-        _plot(run, state)
+        plot_curves(run, state)
         run.budget.ending_seconds = run.world.broadcast(_ending_seconds(run, state) + run.clock() - began)
     ready = clock()
     run.budget.ready_seconds = None if run.machine.compiled else ready
@@ -274,7 +276,7 @@ def _ending_seconds(run: Run, state: RunState) -> float:
     """About what the end of a run takes, but for its curves: an evaluation, a checkpoint and the model."""
     weights = sum(each.numel() for each in run.trainer.parameters())
     written = 4 * weights * (2 + kept_for_each_weight(run.recipe))  # once more as the model
-    limit = _max_evaluation_seconds(run)
+    limit = max_evaluation_seconds(run)
     both = limit * (1 + len(run.fixed_sets))
     evaluation = state.evaluation_seconds or (both if isfinite(both) else 0.0)
     return evaluation + written / BYTES_WRITTEN_A_SECOND + SECONDS_FOR_FILES
@@ -380,83 +382,6 @@ def _watch_learning(run: Run, state: RunState, journal: RunJournal) -> None:
         state.early_end = plateau.text
 
 
-def _evaluate(run: Run, state: RunState, journal: RunJournal, stop: StopRequested) -> bool:
-    """Evaluate on the held-out documents; once a minute, and at the end, the curves are drawn, too.
-
-    False where somebody asked to stop meanwhile: an evaluation changes nothing, so it is broken off.
-    """
-    progress, began = state.progress, run.clock()
-    state.evaluation_due = True
-    with run.averaged_weights():
-        evaluated = _evaluate_stage(run, progress, journal, stop)
-    if evaluated is None:
-        return False
-    state.held_out = evaluated
-    state.evaluation_due, state.evaluation_seconds = False, run.clock() - began
-    state.all_evaluations_seconds += state.evaluation_seconds
-    if progress.step and run.early_stopping.rule is not None:
-        name = "fixed_mlm_loss" if run.fixed_sets else "mlm_loss"
-        lines = (line for line in read_metrics(run.folder.path) if line["kind"] == "held-out")
-        losses = [line[name] for line in lines if line["step"]]
-        state.early_end = state.early_end or run.early_stopping.rule(losses)
-    waited = progress.seconds - state.plotted_seconds
-    due = waited >= SECONDS_BETWEEN_PLOTS or run.budget.spent(progress)
-    if progress.step and run.world.broadcast(float(due)) > 0:  # the main process's clock decides for all
-        _plot(run, state)
-    return True
-
-
-def _evaluate_later_stages(run: Run, state: RunState, journal: RunJournal, stop: StopRequested) -> bool:
-    """Evaluate a model that others trained on what the run will end with, too: what did it gain by the run?
-
-    False where somebody asked to stop meanwhile.
-    """
-    if run.recipe.start.model == "scratch" or state.progress.step:
-        return True
-    later = (replace(state.progress, stage=stage) for stage in range(1, len(run.recipe.examples.stages)))
-    return all(_evaluate_stage(run, progress, journal, stop) is not None for progress in later)
-
-
-def _evaluate_stage(
-    run: Run, progress: Progress, journal: RunJournal, stop: StopRequested
-) -> dict[str, float] | None:
-    """Evaluate on a stage's sequences and write it down; None where somebody asked to stop meanwhile."""
-    stage = progress.stage
-    asked_before = stop.here  # then the run stops after all that is due, so that a resume changes no line
-    limits: Any = {
-        "stopping": lambda: stop.here and not asked_before,
-        "max_seconds": _max_evaluation_seconds(run),
-    }
-    evaluated = evaluate(run.trainer, run.held_out_set(stage), **limits)
-    if evaluated is None:
-        return None
-    metrics, run.held_out_sets[stage] = evaluated
-    for number, fixed in enumerate(run.fixed_sets):
-        compared = evaluate_fixed(run.trainer, fixed, **limits)
-        if compared is None:
-            return None
-        metrics |= compared[0]
-        run.fixed_sets[number] = compared[1]
-    numbers = {"stage": stage, "tokens": progress.tokens, "seconds": round(progress.seconds, 3)}
-    journal.write("held-out", progress.step, {**metrics, **numbers})
-    run.report(f"step {progress.step:,}: {held_out_line(metrics)}")
-    return metrics
-
-
-def _max_evaluation_seconds(run: Run) -> float:
-    """What one evaluation may take of a budget in minutes, where the recipe leaves its size open."""
-    settings = run.recipe.run
-    if settings.budget != "minutes" or settings.evaluation_sequences != "auto":
-        return inf
-    return 60 * settings.minutes * MAX_EVALUATION_FRACTION / 4
-
-
-def _plot(run: Run, state: RunState) -> None:
-    entropy = unigram_entropy(run.store.token_counts)
-    run.world.on_main(lambda: draw_curves(run.folder.path, unigram_entropy=entropy))
-    state.plotted_seconds = state.progress.seconds
-
-
 # ---- checkpoints
 
 
@@ -509,7 +434,7 @@ def _finish(run: Run, state: RunState, journal: RunJournal, ending: Literal["fin
     if ending == "stopped":
         why = {"early_end": state.early_end} if state.early_end else {}
         journal.write("event", step, {"state": ending, **why})
-        _plot(run, state)
+        plot_curves(run, state)
         return run.clock()
     with run.averaged_weights():
         networks = whole_networks(run.trainer)

@@ -137,7 +137,7 @@ def test_the_card_tells_what_happened(finished):
 
 def test_a_finished_run_took_as_long_as_its_end_said(store, tmp_path, monkeypatch):
     monkeypatch.setattr(
-        "bertsmith.pretraining.pretrain._plot", lambda *_: time.sleep(0.2)
+        "bertsmith.pretraining.run_evaluation.plot_curves", lambda *_: time.sleep(0.2)
     )  # after the last step
     settings = ("run.steps=1", "run.evaluation_sequences=1")
     first, again = (run_tiny(store, tmp_path / "run", *settings) for _ in range(2))
@@ -257,7 +257,7 @@ def test_a_stopped_run_says_so_and_has_saved_its_last_step(store, tmp_path):
 def test_a_stopped_run_is_drawn_before_it_ends(store, tmp_path, monkeypatch):
     drawn = []
     monkeypatch.setattr(
-        "bertsmith.pretraining.pretrain.draw_curves", lambda folder, **_: drawn.append(folder)
+        "bertsmith.pretraining.run_evaluation.draw_curves", lambda folder, **_: drawn.append(folder)
     )
     with stop_at(2):
         run_tiny(store, tmp_path / "run")
