@@ -14,6 +14,7 @@ from torch import Tensor
 
 from bertsmith.core.errors import UserError
 from bertsmith.core.files import atomic_folder
+from bertsmith.core.steps import Steps, finished
 from bertsmith.inference.adapter_folder import adapted_model, base_folder, read_adapter
 from bertsmith.inference.engine import Engine, make_ready
 from bertsmith.inference.fill_mask import (
@@ -345,7 +346,13 @@ class Bert:
 
     def tag(self, sentences: "Iterable[Sentence | TokenizedText]") -> list[list[TaggedWord]]:
         """The tag of each word; a sentence is a string, or a list of words. Long ones are read in windows."""
-        return self._predictor("tag", "to tag words").tag(sentences)
+        return finished(self.tag_in_steps(sentences))
+
+    def tag_in_steps(
+        self, sentences: "Iterable[Sentence | TokenizedText]"
+    ) -> "Steps[list[list[TaggedWord]]]":
+        """The same for a server, which lets others have a turn between two batches of a long text."""
+        return self._predictor("tag", "to tag words").tag_in_steps(sentences)
 
     def entities(self, text: str) -> list[Entity]:
         """The stretches of a text that a tagger marks, such as names."""
@@ -386,8 +393,15 @@ class Bert:
         self, questions: Iterable[tuple[str, str] | TokenizedText], *, best: int = 1
     ) -> "list[list[QuestionAnswer]]":
         """For each question and its passage the answer, and the next `best` - 1 after it."""
+        return finished(self.answers_in_steps(questions, best=best))
+
+    def answers_in_steps(
+        self, questions: Iterable[tuple[str, str] | TokenizedText], *, best: int
+    ) -> "Steps[list[list[QuestionAnswer]]]":
+        """The same for a server, which lets others have a turn between two batches of a long passage."""
         check_count("best", best)
-        found = self._predictor("answer", "to answer questions").answers(questions)
+        predictor = self._predictor("answer", "to answer questions")
+        found = yield from predictor.answers_in_steps(questions)
         return [each[:best] for each in found]
 
     def choose(self, options: Iterable[tuple[str, str]], *, truncate: bool = False) -> Choice:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from bertsmith.core.errors import Remedy, UserError
+from bertsmith.core.steps import Steps, finished
 from bertsmith.inference.engine import WINDOW_TEXTS, Engine
 from bertsmith.inference.finetuned_folder import FinetunedTask
 from bertsmith.inference.outputs import Choice, Classification, Entity, TaggedWord
@@ -95,7 +96,7 @@ class Predictor:
         predicted = self._predict_texts(texts, truncate)
         return [] if predicted is None else [float(number) for number in predicted.predictions.scores]
 
-    def tag(self, sentences: Iterable[Sentence | TokenizedText]) -> list[list[TaggedWord]]:
+    def tag_in_steps(self, sentences: Iterable[Sentence | TokenizedText]) -> Steps[list[list[TaggedWord]]]:
         """The tag of each word of each sentence, long sentences being read in windows."""
         several = as_list(sentences)
         written = [_written(sentence, number) for number, sentence in enumerate(several)]
@@ -109,7 +110,7 @@ class Predictor:
         ]
         if not examples:
             return []
-        predicted = self._predict(examples)
+        predicted = yield from self._predict_in_steps(examples)
         encoded, scores_PC = predicted.encoded, predicted.predictions.scores
         tags_P = self.config.kind.predicted_targets(encoded, predicted.predictions)
         tagged: list[list[TaggedWord]] = [[] for _ in words]
@@ -133,7 +134,7 @@ class Predictor:
             if not isinstance(text, str):
                 what = f"is {type(text).__name__}, not a text"
                 raise UserError(what, index=number, remedy="a text with entities is a str")
-        tagged = zip(several, self.tag(several), strict=True)
+        tagged = zip(several, finished(self.tag_in_steps(several)), strict=True)
         return [self.entities_of(text, words) for text, words in tagged]
 
     def entities_of(self, text: str, words: Sequence[TaggedWord]) -> list[Entity]:
@@ -146,7 +147,9 @@ class Predictor:
             entities.append(Entity(span.type, text[start:end], start, end, probability))
         return entities
 
-    def answers(self, questions: Iterable[tuple[str, str] | TokenizedText]) -> list[list[QuestionAnswer]]:
+    def answers_in_steps(
+        self, questions: Iterable[tuple[str, str] | TokenizedText]
+    ) -> Steps[list[list[QuestionAnswer]]]:
         """To each question about its passage the answer, then what else was considered, best first."""
         pairs = as_pairs(questions)
         for number, pair in enumerate(pairs):
@@ -157,7 +160,8 @@ class Predictor:
         examples = [_question(each, number) for number, each in enumerate(self._tokenized(pairs))]
         if not examples:
             return []
-        return [[answer, *_others(answer)] for answer in self._predict(examples).predictions.answers]
+        predicted = yield from self._predict_in_steps(examples)
+        return [[answer, *_others(answer)] for answer in predicted.predictions.answers]
 
     def choose_each(
         self, questions: Iterable[Iterable[tuple[str, str] | TokenizedText]], *, truncate: bool
@@ -213,6 +217,10 @@ class Predictor:
     def _predict(self, examples: Sequence[ExampleT]) -> PredictedSplit[ExampleT]:
         encoded = self.model.encode(examples)
         return PredictedSplit(examples, encoded, self.model.predict(examples, encoded))
+
+    def _predict_in_steps(self, examples: Sequence[ExampleT]) -> Steps[PredictedSplit[ExampleT]]:
+        encoded = self.model.encode(examples)
+        return PredictedSplit(examples, encoded, (yield from self.model.predict_in_steps(examples, encoded)))
 
 
 def ability_of_head(model: Model, head: str, finetuned: FinetunedTask | None) -> str:

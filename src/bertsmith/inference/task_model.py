@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from bertsmith.core.errors import UserError
 from bertsmith.core.progress import progress_bar
 from bertsmith.core.seeds import key_of
+from bertsmith.core.steps import Steps
 from bertsmith.features.bilstm import FrozenMixScorer
 from bertsmith.inference.engine import Engine, batching_for, in_streams
 from bertsmith.inference.finetuned_folder import MIX_FILE, FinetunedTask
@@ -45,6 +46,16 @@ class TaskModel:
     def predict(self, examples: Sequence[Example], encoded: EncodedSet) -> Predictions:
         """What the model predicts of these examples."""
         return self.config.kind.predict(self.logits(encoded), encoded, examples, self.config.answers)
+
+    def predict_in_steps(self, examples: Sequence[Example], encoded: EncodedSet) -> Steps[Predictions]:
+        """What the model predicts, a batch at a time."""
+        found, done = [], 0
+        for scores, items in self._scored(encoded):
+            found.append((scores, items))
+            done += len(items)
+            yield 1 - done / encoded.items
+        logits = scores_in_order(encoded, found)
+        return self.config.kind.predict(logits, encoded, examples, self.config.answers)
 
     def logits(self, encoded: EncodedSet) -> NDArray[np.float32]:
         """The raw scores of a split, in its order."""

@@ -7,7 +7,8 @@ model idle is computed at once. So batches grow with the load, and a lone reques
 A long request goes in short parts, one in the queue at a time, and the queue is fair between connections
 (fair queueing, Demers, Keshav and Shenker 1989): the next item is the one that would end first if all
 connections were served at once, each with the same number of tokens a second. So whoever asks for little
-waits for one part of whoever asks for much, however many parts and connections that one has.
+waits for one part of whoever asks for much, however many parts and connections that one has. A single text
+that is longer than a part is computed in steps, and waits for its turn again after each.
 """
 
 import asyncio
@@ -21,6 +22,7 @@ from operator import attrgetter
 from typing import Any
 
 from bertsmith.core.errors import UserError
+from bertsmith.core.steps import Steps
 from bertsmith.serve.api_errors import ApiError, overloaded
 from bertsmith.serve.server_config import Limits
 
@@ -57,8 +59,10 @@ class BatchKey:
 
 Predict = Callable[[BatchKey, Sequence[Any]], Sequence[Any]]
 """A result for each input."""
-Outcome = Sequence[Any] | BaseException
-"""The results of a work item, or what went wrong with it."""
+InSteps = Callable[[BatchKey, Sequence[Any]], Steps[Sequence[Any]] | None]
+"""The same a step at a time, where that is possible."""
+Outcome = Sequence[Any] | float | BaseException
+"""The results of a work item, the fraction that remains of it, or what went wrong with it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -69,7 +73,8 @@ class WorkItem:
     inputs: Sequence[Any]
     first: int
     """The index of the first input in its request."""
-    tokens: int
+    size: int
+    """All of its tokens."""
     is_long: bool
     """Whether it is a part of a long request, or as large as one: it shares a batch with nobody."""
     request: object
@@ -78,6 +83,14 @@ class WorkItem:
     """How many tokens each connection would have had by its end, if all were served at once."""
     results: asyncio.Future[Sequence[Any]]
     arrived: float = field(default_factory=time.monotonic)
+    remaining: float = 1.0
+    """The fraction that is not computed yet."""
+    steps: Steps[Sequence[Any]] | None = None
+
+    @property
+    def tokens(self) -> int:
+        """How many are not computed yet."""
+        return math.ceil(self.size * self.remaining)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +109,16 @@ class BatchQueue:
     """The requests that wait for one model."""
 
     def __init__(
-        self, predict: Predict, executor: Executor, *, limits: Limits, on_batch: Callable[[BatchReport], None]
+        self,
+        predict: Predict,
+        executor: Executor,
+        *,
+        limits: Limits,
+        on_batch: Callable[[BatchReport], None],
+        in_steps: InSteps = lambda _key, _inputs: None,
     ) -> None:
         self._predict, self._executor, self._limits, self._on_batch = predict, executor, limits, on_batch
+        self._in_steps = in_steps
         self._waiting: dict[WorkItem, None] = {}  # in the order of their arrival
         self._waiting_tokens = 0
         self._not_begun: dict[object, int] = {}  # tokens by request, those of its later parts among them
@@ -242,7 +262,7 @@ class BatchQueue:
             finally:
                 # Let nobody wait for what was taken out of the queue and will not be computed any more.
                 for item in batch:
-                    if not item.results.done():
+                    if item not in self._waiting and not item.results.done():
                         item.results.set_exception(RuntimeError("the batch was not finished"))
 
     def _next_batch(self) -> list[WorkItem]:
@@ -260,23 +280,29 @@ class BatchQueue:
                 room -= item.tokens
         for item in batch:
             self._remove(item)
-        self._served += sum(item.tokens for item in batch) / waiting
+        # Of a text in steps, one is computed now.
+        tokens = min(first.tokens, self._part_tokens()) if first.is_long else sum(map(_tokens, batch))
+        self._served += tokens / waiting
         if len(self._ends) > MAX_CONNECTIONS:
             self._ends = {each: end for each, end in self._ends.items() if end > self._served}
         return batch
 
     async def _compute(self, batch: Sequence[WorkItem]) -> None:
-        begin = time.monotonic()
+        begin, before = time.monotonic(), sum(map(_tokens, batch))
+        waited = tuple(begin - item.arrived for item in batch)
         outcomes = await self._outcomes(batch)
         seconds = time.monotonic() - begin
         for item, outcome in zip(batch, outcomes, strict=True):
+            item.remaining = outcome if isinstance(outcome, float) else 0.0
             if item.results.done():  # its request was cancelled meanwhile
                 continue
-            if isinstance(outcome, BaseException):
+            if isinstance(outcome, float):
+                self._wait_again(item)
+            elif isinstance(outcome, BaseException):
                 item.results.set_exception(outcome)
             else:
                 item.results.set_result(outcome)
-        tokens = sum(item.tokens for item in batch)
+        tokens = before - sum(map(_tokens, batch))
         if not any(isinstance(outcome, BaseException) for outcome in outcomes):  # rejecting takes no time
             speed = tokens / max(seconds, 1e-6)
             self._measure_speed(speed)
@@ -284,14 +310,12 @@ class BatchQueue:
                 # The best of late: one part that was held up must not keep the next requests out.
                 self._part_speed = max(speed, _weighed(self._part_speed, speed))
                 self._part_measured, self._parts_measured = time.monotonic(), self._parts_measured + 1
-        waited = tuple(begin - item.arrived for item in batch)
         self._on_batch(BatchReport(batch[0].key, len(batch), tokens, seconds, waited))
 
     async def _outcomes(self, batch: Sequence[WorkItem]) -> list[Outcome]:
         """The results of each work item, or what went wrong with it."""
-        parts = [item.inputs for item in batch]
-        future = asyncio.get_running_loop().run_in_executor(
-            self._executor, predict_parts, self._predict, batch[0].key, parts
+        future: asyncio.Future[list[Outcome]] = asyncio.get_running_loop().run_in_executor(
+            self._executor, self._computed, batch
         )
         await asyncio.wait({future})  # not the future itself: what it raises belongs to the requests
         failure = future.exception()
@@ -306,6 +330,28 @@ class BatchQueue:
         # A fault does not tell whose it is, and the others must not suffer for it.
         return [outcome for item in batch for outcome in await self._outcomes([item])]
 
+    def _computed(self, batch: Sequence[WorkItem]) -> list[Outcome]:
+        """What comes of a batch, in the model's thread; of a single text that makes a long one, of a step."""
+        first = batch[0]
+        if first.is_long and len(first.inputs) == 1 and first.steps is None:
+            first.steps = self._in_steps(first.key, first.inputs)
+        if first.steps is None:
+            return [*predict_parts(self._predict, first.key, [item.inputs for item in batch])]
+        try:
+            return [next(first.steps)]
+        except StopIteration as end:
+            return [end.value]
+        except UserError as error:
+            return [error]
+
+    def _wait_again(self, item: WorkItem) -> None:
+        """Let the rest of a text in steps wait: whoever came meanwhile and asks for less goes first."""
+        item.arrived = time.monotonic()
+        self._waiting[item] = None
+        self._waiting_tokens += item.tokens
+        self._tokens += item.tokens
+        self._not_begun[item.request] = self._not_begun.get(item.request, 0) + item.tokens
+
     def _measure_speed(self, speed: float) -> None:
         self._tokens_per_second = _weighed(self._tokens_per_second, speed)
 
@@ -317,6 +363,10 @@ class BatchQueue:
             self._not_begun[item.request] -= item.tokens
             if not self._not_begun[item.request]:
                 del self._not_begun[item.request]
+
+
+def _tokens(item: WorkItem) -> int:
+    return item.tokens
 
 
 def _weighed(before: float, speed: float) -> float:

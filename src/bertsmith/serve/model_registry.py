@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bertsmith.core.errors import UserError
+from bertsmith.core.steps import Steps
 from bertsmith.inference.adapter_folder import base_folder
 from bertsmith.inference.loaded_model import Bert, load
 from bertsmith.inference.model_path import is_adapter, model_folder
@@ -94,7 +95,11 @@ class ServedModel:
         )  # a wrong folder is told before the first request, not by it
         self.info = info_of(self._bert, self._folder)
         self.queue = BatchQueue(
-            self._predict, self._thread, limits=config.limits, on_batch=lambda report: on_batch(name, report)
+            self._predict,
+            self._thread,
+            limits=config.limits,
+            on_batch=lambda report: on_batch(name, report),
+            in_steps=self._in_steps,
         )
 
     @property
@@ -131,6 +136,10 @@ class ServedModel:
 
     def _predict(self, key: BatchKey, inputs: Sequence[Any]) -> Sequence[Any]:
         return OPERATIONS[key.operation].predict(self.load(), inputs, key.options)
+
+    def _in_steps(self, key: BatchKey, inputs: Sequence[Any]) -> Steps[Sequence[Any]] | None:
+        in_steps = OPERATIONS[key.operation].predict_in_steps
+        return None if in_steps is None else in_steps(self.load(), inputs, key.options)
 
 
 class ModelRegistry:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from bertsmith.core.steps import Steps, finished
 from bertsmith.inference.fill_mask import mask_offsets_in
 from bertsmith.inference.introspection import inspect_attention, inspect_senses, inspect_tokens
 from bertsmith.inference.loaded_model import Bert
@@ -36,6 +37,8 @@ class Operation:
     """Whether a mask in a text is more than its characters."""
     joint: bool = False
     """Whether all texts of a request are one input, with one result."""
+    predict_in_steps: Callable[[Bert, Sequence[Any], Options], Steps[Sequence[Any]]] | None = None
+    """The same, for texts so long that others should have a turn between two batches of theirs."""
 
     def takes_long_texts(self, bert: Bert) -> bool:
         """Whether a text may be longer than what the model reads at once."""
@@ -63,14 +66,26 @@ def _score(bert: Bert, texts: Inputs, _: Options) -> list[float]:
     return bert.score(texts)
 
 
-def _tag(bert: Bert, texts: Inputs, _: Options) -> list[Json]:
-    found = zip(texts, bert.tag(texts), strict=True)
+def _tag(bert: Bert, texts: Inputs, _: Options) -> Steps[list[Json]]:
+    found = zip(texts, (yield from bert.tag_in_steps(texts)), strict=True)
     return [tags_to_json(words, bert.entities_of(str(each.text), words)) for each, words in found]
 
 
-def _answer(bert: Bert, pairs: Inputs, options: Options) -> list[Json]:
+def _answer(bert: Bert, pairs: Inputs, options: Options) -> Steps[list[Json]]:
     (best,) = options
-    return [answers_to_json(found) for found in bert.answers_each(pairs, best=best)]
+    found = yield from bert.answers_in_steps(pairs, best=best)
+    return [answers_to_json(each) for each in found]
+
+
+def _windowed(name: str, in_steps: Callable[[Bert, Inputs, Options], Steps[list[Any]]]) -> Operation:
+    """An operation that reads long texts in windows."""
+    return Operation(
+        name,
+        name,
+        lambda bert, inputs, options: finished(in_steps(bert, inputs, options)),
+        windowed=True,
+        predict_in_steps=in_steps,
+    )
 
 
 def _choose(bert: Bert, requests: Sequence[Inputs], _: Options) -> list[Any]:
@@ -103,8 +118,8 @@ OPERATIONS = {
         Operation("next", "next", _next),
         Operation("classify", "classify", _classify, obeys_folder=True),
         Operation("score", "score", _score, obeys_folder=True),
-        Operation("tag", "tag", _tag, windowed=True),
-        Operation("answer", "answer", _answer, windowed=True),
+        _windowed("tag", _tag),
+        _windowed("answer", _answer),
         Operation("choose", "choose", _choose, obeys_folder=True, joint=True),
         Operation("embed", "embed", _embed),
         Operation("look/tokens", "look", _show_tokens),

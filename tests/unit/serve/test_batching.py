@@ -41,7 +41,8 @@ def run(say, *, limits=LIMITS, on_batch=lambda report: None, model=None):
 
     async def main():
         with ThreadPoolExecutor(1) as thread:
-            return await say(BatchQueue(model, thread, limits=limits, on_batch=on_batch))
+            steps = {"in_steps": model.in_steps} if hasattr(model, "in_steps") else {}
+            return await say(BatchQueue(model, thread, limits=limits, on_batch=on_batch, **steps))
 
     return asyncio.run(main()), model.asked
 
@@ -246,6 +247,65 @@ def test_whoever_asks_for_little_waits_for_one_part_of_whoever_asks_for_much():
     found, asked = run(say, limits=Limits(batch_tokens=10, queue_tokens=1000))
     assert found == [[2 * number for number in range(6)], [200], [400]]
     assert [inputs for _, inputs in asked] == [[0], [100, 200], [1], [2], [3], [4], [5]]
+
+
+class Stepping(Model):
+    """Computes a long input in four steps."""
+
+    def in_steps(self, kind, inputs):
+        for number in range(4):
+            self.asked.append((kind, [f"step {number}"]))
+            yield 0.75 - number / 4
+        return self(kind, inputs)
+
+
+def test_whoever_asks_for_little_waits_for_one_step_of_a_text_that_is_long_by_itself():
+    seen = []
+
+    async def say(queue):
+        long = asyncio.create_task(queue.predict(ONE, [7], [40]))
+        await asyncio.sleep(0)
+        little = [asyncio.create_task(queue.predict(ONE, [number], [2])) for number in (100, 200)]
+        found = await asyncio.gather(long, *little)
+        return found, queue.tokens, queue.requests
+
+    found, asked = run(
+        say, limits=Limits(batch_tokens=10, queue_tokens=1000), model=Stepping(), on_batch=seen.append
+    )
+    assert found == ([[14], [200], [400]], 0, 0)
+    order = [inputs for _, inputs in asked]
+    assert order == [["step 0"], [100, 200], ["step 1"], ["step 2"], ["step 3"], [7]]
+    assert [batch.tokens for batch in seen] == [10, 4, 10, 10, 10, 0]
+
+
+def test_a_long_text_whose_client_hangs_up_is_computed_no_further():
+    async def say(queue):
+        long = asyncio.create_task(queue.predict(ONE, [7], [40]))
+        for _ in range(1000):
+            await asyncio.sleep(0.001)
+            if queue._predict.asked:
+                break
+        long.cancel()
+        await asyncio.gather(long, return_exceptions=True)
+        return await queue.predict(ONE, [1], [2]), queue.tokens, queue.requests
+
+    found, asked = run(say, limits=Limits(batch_tokens=10, queue_tokens=1000), model=Stepping())
+    assert found == ([2], 0, 0)
+    assert len(asked) < 5 and asked[-1] == (ONE, [1])
+
+
+def test_a_long_text_that_the_model_rejects_amid_its_steps_is_called_by_its_index():
+    class Rejecting(Stepping):
+        def in_steps(self, kind, inputs):
+            yield 0.5
+            raise UserError("is negative", index=0)
+
+    async def say(queue):
+        await queue.predict(ONE, [1, 2, -3], [2, 2, 40])
+
+    with pytest.raises(UserError) as told:
+        run(say, limits=Limits(batch_tokens=10, queue_tokens=1000), model=Rejecting())
+    assert told.value.index == 2
 
 
 def test_whoever_asks_for_little_goes_before_the_parts_of_many_that_came_earlier():

@@ -5,8 +5,10 @@ import logging
 import threading
 import time
 
+import httpx
 import pytest
 
+from bertsmith.inference.task_model import TaskModel
 from bertsmith.inference.text_reader import Reader
 from bertsmith.serve import batching, service
 from bertsmith.serve.api_errors import overloaded
@@ -165,6 +167,42 @@ def test_what_a_model_cannot_read_in_a_later_chunk_is_called_by_its_place_in_the
     reply = post(application, "/tag", {"texts": [*["cat " * 200] * 30, "tea", "\u200b"]})
     assert reply.status_code == 422
     assert error_of(reply).startswith("texts[31]: has no token that the model can read")
+
+
+@pytest.mark.parametrize(
+    ("path", "model", "long", "short"),
+    [
+        (
+            "/answer",
+            "reader",
+            {"question": "who?", "passage": "the cat sits. " * 1200},
+            {"question": "who?", "passage": "cat"},
+        ),
+        ("/tag", "names", {"texts": ["the cat sits. " * 1200]}, {"texts": ["a cat"]}),
+    ],
+)
+def test_one_long_text_lets_others_have_their_turn(folders, monkeypatch, path, model, long, short):
+    own, batches = TaskModel._scored, []
+
+    def slow(task_model, encoded):
+        for scored in own(task_model, encoded):
+            time.sleep(0.1)
+            batches.append(encoded.items)
+            yield scored
+
+    monkeypatch.setattr(TaskModel, "_scored", slow)
+    application = application_of({model: folders[model]})
+
+    async def say(client):
+        asked = asyncio.create_task(client.post(path, json=long))
+        await until(lambda: batches)
+        transport = httpx.ASGITransport(application, client=("127.0.0.1", 2))  # another connection
+        async with httpx.AsyncClient(transport=transport, base_url="http://here", timeout=60) as other:
+            replies = [await other.post(path, json=short), await asked]
+        return [reply.status_code for reply in replies]
+
+    assert talk(application, say) == [200, 200]
+    assert len(batches) > 4 and 0 < batches.index(1) < len(batches) - 1  # amid those of the long text
 
 
 # ---- several models
