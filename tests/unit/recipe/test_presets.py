@@ -141,7 +141,7 @@ SPEEDRUN = {
     "model.type": "modernbert", "model.activation": "relu2", "model.gated": False, "model.norm": "rmsnorm",
     "model.qk_norm": True, "model.dropout": 0.0, "model.global_layers": 1,
     "examples.pairs": "full-sentences", "examples.stages": [(1.0, 128, 39)], "masking.rate": 0.3,
-    "batch.by": "tokens", "batch.tokens": 65_536,
+    "batch.by": "tokens", "batch.tokens": 65_024,
     "optim.algorithm": "muon", "optim.schedule": "wsd", "optim.peak_lr": 2e-3, "optim.matrix_lr_factor": 2.0,
     "run.budget": "minutes",
 }  # fmt: skip
