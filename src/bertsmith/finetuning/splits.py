@@ -16,7 +16,7 @@ from bertsmith.tasks.encoded import EncodedSet
 from bertsmith.tasks.encoding_cache import cached_encoding, encoding_key
 from bertsmith.tasks.example_types import BadLine, Example
 from bertsmith.tasks.kinds.kind import AnyKind
-from bertsmith.tasks.label_checks import check_classes, odd_labels
+from bertsmith.tasks.label_checks import check_classes, check_spelling, odd_labels
 from bertsmith.tasks.stratified_split import TEST
 from bertsmith.tasks.task import Task, has_split, labels_of, names_file, read_split
 from bertsmith.tasks.task_config import TaskConfig
@@ -89,6 +89,7 @@ def check_new_labels(splits: TaskSplits) -> None:
 
     For a run that begins: one that resumes has learned them already.
     """
+    check_spelling(splits.task, splits.splits["train"])
     check_classes(splits.task, splits.splits["train"])
     for message in odd_labels(splits.task, splits.splits["train"]):
         _warn_once(message)

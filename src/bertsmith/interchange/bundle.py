@@ -13,9 +13,10 @@ are left for the usual table. Nothing here needs the machine's own CRC instructi
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +156,7 @@ class Bundle:
             # The header has the empty name; keys that start with a zero byte are pieces of partitioned ones.
             names = [key for key in records if key != b"" and not key.startswith(b"\0")]
             self._entries = {_name(key): _entry(key, records[key]) for key in names}
+            _check_apart(self._entries)
 
     def names(self) -> tuple[str, ...]:
         """The names of all variables, sorted."""
@@ -216,6 +218,16 @@ def _shard_count(records: dict[bytes, bytes]) -> int:
     if header.integer(1) < 1:
         raise _Malformed(f"says that it has {header.integer(1)} data files")
     return header.integer(1)
+
+
+def _check_apart(entries: Mapping[str, _Entry]) -> None:
+    """Stop where variables lie over the same bytes: a small file could name thousands of large ones."""
+    filled = {name: entry for name, entry in entries.items() if entry.size > 0}
+    by_place = sorted(filled, key=lambda name: (filled[name].shard, filled[name].offset))
+    for name, other in pairwise(by_place):
+        one, next_one = filled[name], filled[other]
+        if one.shard == next_one.shard and next_one.offset < one.offset + one.size:
+            raise _Malformed(f"says that {name!r} and {other!r} lie over the same bytes")
 
 
 def _name(key: bytes) -> str:

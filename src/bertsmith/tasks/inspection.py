@@ -16,7 +16,7 @@ import numpy as np
 from bertsmith.core.errors import UserError
 from bertsmith.tasks.example_types import Example, Label
 from bertsmith.tasks.kinds.kind import AnyKind
-from bertsmith.tasks.label_checks import check_classes, odd_labels
+from bertsmith.tasks.label_checks import check_classes, check_spelling, odd_labels
 from bertsmith.tasks.task import ReadSplit, Task, has_split, read_split
 
 _SHOWN_PAIRS = 3
@@ -177,6 +177,7 @@ def inspect_splits(task: Task, splits: Mapping[str, ReadSplit]) -> Inspection:
     shifts = tuple(_shift(task.kind, train, name, examples) for name, examples in others.items())
     warnings = list(odd_labels(task, train))
     try:
+        check_spelling(task, train)
         check_classes(task, train)
     except UserError as error:
         warnings.insert(0, error.line())

@@ -3,7 +3,7 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 
-from bertsmith.core.errors import UserError
+from bertsmith.core.errors import CONTROL, UserError
 from bertsmith.tasks.example_types import Example
 from bertsmith.tasks.tables import number
 from bertsmith.tasks.task import Task
@@ -13,8 +13,24 @@ MAX_NUMBERS = 20
 MIN_PER_NUMBER = 10
 """More different numbers than this, with fewer examples each, are measured rather than named."""
 MAX_LISTED = 4
+MAX_CHARACTERS = 1000
+MAX_SHOWN = 60
 EMPTY_SPELLINGS = frozenset({"nan", "null", "none", "n/a", "na", "#n/a", "<na>", "nil", "-", "?"})
 """What programs write where there is nothing, in lower case."""
+
+
+def check_spelling(task: Task, examples: Sequence[Example]) -> None:
+    """Raise where a user's own label is no name: a terminal would obey it, or nobody read it."""
+    if not task.custom or not task.kind.min_labels:
+        return
+    known: set[str] = set()
+    for example in examples:
+        for label in example.label_names:
+            if label not in known and (len(label) > MAX_CHARACTERS or CONTROL.search(label)):
+                fault = f"has {len(label):,} characters" if len(label) > MAX_CHARACTERS else "holds controls"
+                what = f"the label {label[:MAX_SHOWN]!r} {fault}, and is no name of a class"
+                raise UserError(what, where=example.where, remedy="clean the column of the labels")
+            known.add(label)
 
 
 def check_classes(task: Task, examples: Sequence[Example]) -> None:

@@ -37,6 +37,7 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 _MAX_CELL = 1 << 24  # Python's csv refuses cells above 128 KiB otherwise, and documents are longer
 _MAX_LINE = 1 << 25
+_MAX_RECORD_LINES = 100_000
 _SHOWN_COLUMNS = 20
 _SHOWN_CHARACTERS = 60
 _ROWS_AT_ONCE = 4096
@@ -113,18 +114,28 @@ def _tab_separated(path: Path, columns: Columns, form: TableFormat) -> Iterator[
         yield _row(names, cells, where)
 
 
+def _lines_of_records(path: Path, form: TableFormat, *, begun: Callable[[], int]) -> Iterator[str]:
+    """The lines of a table; stops at a record, begun after so many of them, that has too many."""
+    for number, line in numbered_lines(path, form.encoding):
+        if number - begun() > _MAX_RECORD_LINES:  # millions of them fit into the largest cell
+            what, where = f"is a cell of more than {_MAX_RECORD_LINES:,} lines", f"{path}:{begun() + 1}"
+            raise UserError(what, where=where, remedy="close its quotes, or split its text")
+        yield line.decode("utf-8", errors="surrogateescape")
+
+
 def _quoted(path: Path, columns: Columns, form: TableFormat) -> Iterator[Row | BadLine]:
     csv.field_size_limit(_MAX_CELL)
     # Bytes that are not UTF-8 become lone surrogates: none of them looks like a comma, a quote or a line end,
     # so the records around them can still be told apart.
-    raw = (line for _, line in numbered_lines(path, form.encoding))
-    lines = (line.decode("utf-8", errors="surrogateescape") for line in raw)
+    begun = 0
+    lines = _lines_of_records(path, form, begun=lambda: begun)
     first = next(lines, "")
     delimiter = form.delimiter or header_delimiter(path, first, columns.needed, headless=columns.headless)
     reader = csv.reader(chain([first], lines), delimiter=delimiter, strict=True)
     names: tuple[str, ...] = ()
     while True:
-        where = f"{path}:{reader.line_num + 1}"  # where the record begins; a cell may hold line ends
+        begun = reader.line_num
+        where = f"{path}:{begun + 1}"  # where the record begins; a cell may hold line ends
         try:
             cells = next(reader, None)
         except csv.Error as error:

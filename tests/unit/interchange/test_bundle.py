@@ -271,6 +271,18 @@ def test_an_unknown_compression_is_rejected(tmp_path: Path) -> None:
         Bundle(tmp_path / "x.ckpt")
 
 
+def test_variables_over_the_same_bytes_are_rejected(tmp_path):
+    write_bundle(tmp_path / "x.ckpt", {"a": np.zeros(64, np.float32)})
+    crc = writer.masked(writer.crc32c(bytes(256)))
+    records = [
+        (f"v{number:04}".encode(), writer.entry(dtype=1, shape=[64], place=(0, 0, 256), crc=crc))
+        for number in range(2000)
+    ]
+    writer.write_table(tmp_path / "x.ckpt.index", [(b"", writer.header(1)), *records])
+    with pytest.raises(UserError, match="says that 'v0000' and 'v0001' lie over the same bytes"):
+        Bundle(tmp_path / "x.ckpt")
+
+
 def write_single_block(folder: Path, stored: bytes) -> None:
     handle = writer.varint(0) + writer.varint(len(stored) - 5)
     (folder / "x.ckpt.index").write_bytes(writer.finished_table(stored, [(b"z", handle)]))

@@ -5,7 +5,7 @@ import pytest
 from bertsmith.core.errors import UserError
 from bertsmith.tasks.custom import CustomSpec, custom_task
 from bertsmith.tasks.example_types import TextExample
-from bertsmith.tasks.label_checks import check_classes, odd_labels
+from bertsmith.tasks.label_checks import check_classes, check_spelling, odd_labels
 
 
 def task(kind="classify"):
@@ -14,6 +14,24 @@ def task(kind="classify"):
 
 def examples(labels):
     return [TextExample(str(n), f"text {n}", label, f"my.csv:{n + 2}") for n, label in enumerate(labels)]
+
+
+@pytest.mark.parametrize(
+    ("label", "fault"),
+    [
+        ("\x1b[31mred", r"'\\x1b\[31mred' holds controls"),
+        ("half \ud800", r"'half \\ud800' holds controls"),
+        ("x" * 2**20, "has 1,048,576 characters"),
+    ],
+)
+def test_a_label_that_is_no_name_is_refused(label, fault):
+    with pytest.raises(UserError, match=f"^my.csv:3: the label .*{fault}.*; clean the column") as told:
+        check_spelling(task(), examples(["fine", label]))
+    assert len(told.value.line()) < 300
+
+
+def test_labels_in_any_script_are_names():
+    check_spelling(task(), examples(["sehr gut", "très bien", "良い", "👍🏽", "two\nlines"]))
 
 
 def test_a_column_of_numbers_is_no_column_of_classes():

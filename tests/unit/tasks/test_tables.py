@@ -368,6 +368,18 @@ def test_a_cell_over_many_lines_is_bounded_too(tmp_path) -> None:
         values(path, Columns(needed=("text", "label")))
 
 
+def test_a_cell_of_very_many_lines_is_refused_before_its_end(tmp_path) -> None:
+    path = written(tmp_path, "a.csv", 'text,label\nx,y\n"' + "\n" * 200_000)
+    with pytest.raises(UserError, match=r"a\.csv:3: is a cell of more than 100,000 lines"):
+        values(path, Columns(needed=("text", "label")))
+
+
+def test_many_records_may_have_many_lines_together(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("bertsmith.tasks.tables._MAX_RECORD_LINES", 3)
+    path = written(tmp_path, "a.csv", "text,label\n" + '"a\nb\nc",x\n' * 5)
+    assert len(values(path, Columns(needed=("text", "label")))) == 5
+
+
 @pytest.mark.parametrize("name", ["a.tsv", "a.csv", "a.jsonl"])
 def test_a_pipe_is_no_table(name, tmp_path) -> None:
     os.mkfifo(tmp_path / name)
