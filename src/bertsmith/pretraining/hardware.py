@@ -50,8 +50,9 @@ GPU_MULTIPLE, CPU_MULTIPLE = 64, 8
 """Token counts are rounded up to these by a filler sequence: matrix units like round numbers."""
 RECORDED_FLOPS = 2e13
 """A smaller step takes a GPU less time than Python needs to start its kernels: it is recorded."""
-SIZES_OF_STEPS = 64
-"""Into so many parts the sizes of a recorded step are counted: few sizes to record, and little filler."""
+TOKEN_PARTS, PREDICTED_PARTS, SEQUENCE_PARTS = 64, 32, 4
+"""Into so many parts the sizes of a recorded step are counted: few sizes to record, and little filler; an empty
+sequence costs nothing."""
 MEMORY_OF_LINUX = Path("/proc/meminfo")
 
 
@@ -285,11 +286,13 @@ def _multiples(recipe: Recipe, load: TrainingLoad, *, on_gpu: bool, recorded: bo
     tokens, sequences = _step_size(recipe)
     predicted = tokens * load.predicted_fraction
 
-    def part(size: float) -> int:
+    def part(size: float, parts: int) -> int:
         """A power of two, so that a size has as many parts or a few more."""
-        return max(GPU_MULTIPLE, 1 << max(0, int(size / SIZES_OF_STEPS).bit_length() - 1))
+        return max(GPU_MULTIPLE, 1 << max(0, int(size / parts).bit_length() - 1))
 
-    return Multiples(part(tokens), part(predicted), max(1, sequences // SIZES_OF_STEPS))
+    return Multiples(
+        part(tokens, TOKEN_PARTS), part(predicted, PREDICTED_PARTS), max(1, sequences // SEQUENCE_PARTS)
+    )
 
 
 def _step_size(recipe: Recipe) -> tuple[int, int]:

@@ -204,6 +204,6 @@ def test_small_steps_on_a_gpu_are_recorded_with_few_sizes(store, monkeypatch, se
     world = World(rank=0, size=1, local_rank=0, device=torch.device("cuda"))
     machine = fit_machine(recipe, build_initial_model(recipe, store).network, world)
     assert machine.recorded == recorded
-    # 1,024 sequences of at most 32 tokens, counted in 64 parts; about a fifth of the tokens is predicted.
-    assert machine.multiples == (Multiples(512, 64, 16) if recorded else Multiples(64, 64))
+    # 1,024 sequences of at most 32 tokens; about a fifth of the tokens is predicted.
+    assert machine.multiples == (Multiples(512, 128, 256) if recorded else Multiples(64, 64))
     assert ("CUDA graphs" in machine.notes[0]) == recorded
