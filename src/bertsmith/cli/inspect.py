@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option, echo
 
 from bertsmith.cli.text_files import ColumnsOption, DelimiterOption, EncodingOption
-from bertsmith.core.errors import UserError
+from bertsmith.core.errors import UserError, shown
 from bertsmith.tasks.table_format import TableFormat
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ def show(found: "Inspection") -> None:
 
 
 def _short(text: str) -> str:
-    return text if len(text) <= SHOWN_CHARACTERS else text[: SHOWN_CHARACTERS - 3] + "..."
+    return shown(text if len(text) <= SHOWN_CHARACTERS else text[: SHOWN_CHARACTERS - 3] + "...")
 
 
 def _table(*headings: str) -> "Table":
@@ -173,7 +173,7 @@ def _splits_table(splits: Sequence["SplitSummary"]) -> "Table":
     counts = [{each.label: f"{each.count:,} ({each.share:.1%})" for each in split.labels} for split in splits]
     labels = list(dict.fromkeys(label for each in counts for label in each))
     for label in labels[:SHOWN_LABELS]:
-        table.add_row(f"label {label}", *(each.get(label, "0" if each else "") for each in counts))
+        table.add_row(f"label {_short(label)}", *(each.get(label, "0" if each else "") for each in counts))
     if len(labels) > SHOWN_LABELS:
         table.add_row(f"... and {len(labels) - SHOWN_LABELS:,} more labels")
     return table

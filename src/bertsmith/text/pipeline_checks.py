@@ -14,11 +14,20 @@ MAX_PATTERN = 5000
 """Characters; those of the usual tokenizers have some hundred."""
 SHOWN = 60
 
+MAX_SPELLINGS = 200
+"""Of a group that repeats, after what is left out or repeats in it; no usual pattern has so many."""
+
 ATOM = re.compile(r"\\.|\[(?:\\.|[^\]])*\]|[^()+*{},0-9]", re.DOTALL)
 """An escape, a class of characters, or any character that groups and repeats nothing."""
 INNERMOST_GROUP = re.compile(r"\(([^()]*)\)")
 ENDLESS = re.compile(r"[+*]|\{\d*,\}")
 NESTED = re.compile(r"R(?:[+*]|\{\d*,\})")
+REPEATED_GROUP = re.compile(r"\(((?:\\.|\[(?:\\.|[^\]])*\]|[^()\\\[])*)\)(?:[+*]|\{\d*,\})", re.DOTALL)
+"""Without a group inside."""
+QUANTIFIED = re.compile(
+    r"(\\[pP]\{\^?\w+\}|\\.|\[(?:\\.|[^\]])*\]|[^\\\[{}?])(?:(\?)|\{(\d+)(?:,(\d+))?\})?", re.DOTALL
+)
+"""A character or a class, and how often it stands there."""
 
 
 def check_pipeline(pipeline: str, *, where: str) -> None:
@@ -39,7 +48,7 @@ def _pattern_fault(name: str, part: Any) -> str:
     growth = 1.0
     for pattern, content in _patterns(part):
         regex, replaced = pattern.get("Regex"), pattern.get("String")
-        if isinstance(regex, str) and (len(regex) > MAX_PATTERN or has_nested_quantifiers(regex)):
+        if isinstance(regex, str) and takes_for_ever(regex):
             return f"the pattern {regex[:SHOWN]!r} in its {name} repeats repetitions: it may take for ever"
         length = len(replaced) if isinstance(replaced, str) else 1
         growth *= max(1.0, len(content) / max(1, length))
@@ -85,6 +94,67 @@ def _patterns(part: Any) -> Iterator[tuple[dict[str, Any], str]]:
         for value in part.values():
             if isinstance(value, (list, dict)):
                 yield from _patterns(value)
+
+
+def takes_for_ever(regex: str) -> bool:
+    """Whether a pattern has exponentially many ways to match some text, or is too long to tell."""
+    return len(regex) > MAX_PATTERN or has_nested_quantifiers(regex) or has_ambiguous_repeats(regex)
+
+
+def has_ambiguous_repeats(regex: str) -> bool:
+    """Whether a group that repeats without end reads some text in two ways: (a|aa)+ has 2^(n/2) of n."""
+    return any(_is_ambiguous(group[1]) for group in REPEATED_GROUP.finditer(regex))
+
+
+def _is_ambiguous(held: str) -> bool:
+    """Whether two rows of alternatives are the same text, as Sardinas and Patterson (1953) find it."""
+    spellings = [row for alternative in _alternatives(held) for row in _spellings(alternative)]
+    if len(spellings) > MAX_SPELLINGS or len(spellings) != len(set(spellings)):
+        return True
+    known = set(spellings) - {()}
+    left = {other[len(one) :] for one in known for other in known if _begins(other, one) and one != other}
+    seen: set[tuple[str, ...]] = set()
+    while left:
+        if () in left or left & known:
+            return True
+        seen |= left
+        left = {
+            longer[len(shorter) :]
+            for rest in left
+            for word in known
+            for longer, shorter in ((rest, word), (word, rest))
+            if _begins(longer, shorter)
+        } - seen
+    return False
+
+
+def _begins(text: tuple[str, ...], start: tuple[str, ...]) -> bool:
+    return len(start) <= len(text) and all(
+        one == other or "." in (one, other) for one, other in zip(text, start, strict=False)
+    )
+
+
+def _alternatives(held: str) -> list[str]:
+    """What a bar outside of classes and escapes parts."""
+    parts, found = [""], re.findall(r"\\.|\[(?:\\.|[^\]])*\]|.", held.removeprefix("?:"), re.DOTALL)
+    for piece in found:
+        if piece == "|":
+            parts.append("")
+        else:
+            parts[-1] += piece
+    return parts
+
+
+def _spellings(alternative: str) -> list[tuple[str, ...]]:
+    """The rows of characters and classes that it stands for, without its look-arounds."""
+    rows: list[tuple[str, ...]] = [()]
+    for atom, optional, fewest, most in QUANTIFIED.findall(alternative):
+        low = 0 if optional else int(fewest or 1)
+        high = 1 if optional else int(most or low)
+        rows = [row + (atom,) * count for row in rows for count in range(low, min(high, low + 8) + 1)]
+        if len(rows) > MAX_SPELLINGS:
+            break
+    return rows
 
 
 def has_nested_quantifiers(regex: str) -> bool:

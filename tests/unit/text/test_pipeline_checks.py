@@ -12,7 +12,7 @@ import pytest
 
 import bertsmith
 from bertsmith.core.errors import UserError
-from bertsmith.text.pipeline_checks import has_nested_quantifiers
+from bertsmith.text.pipeline_checks import check_pipeline, has_nested_quantifiers, takes_for_ever
 from bertsmith.text.tokenizer import Tokenizer
 from tests.tokenizer_makers import MAKERS, uncased_wordpiece
 from tests.toy_folder import write_toy_folder
@@ -132,6 +132,16 @@ def test_repetitions_of_repetitions_are_found(regex: str) -> None:
 
 @pytest.mark.parametrize(
     "regex",
+    ["(a|aa)+$", "(?:a|a)*b", "(aa?)+", r"(\w|\w\w)+", "(.|a)+", "(a{1,2})+", "(ab|a|b)+", "(01|10|0){2,}"],
+)
+def test_repeated_alternatives_that_read_one_text_in_two_ways_are_refused(regex: str) -> None:
+    pipeline = {"pre_tokenizer": {"type": "Split", "pattern": {"Regex": regex}}}
+    with pytest.raises(UserError, match="in its pre_tokenizer repeats repetitions: it may take for ever"):
+        check_pipeline(json.dumps(pipeline), where="tokenizer.json")
+
+
+@pytest.mark.parametrize(
+    "regex",
     [
         r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
         r"(?i:'s|'t)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+",
@@ -140,10 +150,15 @@ def test_repetitions_of_repetitions_are_found(regex: str) -> None:
         r"(\+\*)+",
         r"([+*])+",
         r"(a+){1,3}",
+        r"(ab|ac)+",
+        r"(a|aa){1,3}",
+        r"(?:\p{L}|\p{N})+",
+        r"(?:[a-z]|\d)+",
+        r"(?:'s|'t)*",
     ],
 )
 def test_the_patterns_of_the_usual_tokenizers_are_none(regex: str) -> None:
-    assert not has_nested_quantifiers(regex)
+    assert not takes_for_ever(regex)
 
 
 @pytest.mark.parametrize("maker", MAKERS, ids=lambda maker: maker.__name__)
