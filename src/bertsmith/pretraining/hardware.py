@@ -51,8 +51,8 @@ GPU_MULTIPLE, CPU_MULTIPLE = 64, 8
 RECORDED_FLOPS = 2e13
 """A smaller step takes a GPU less time than Python needs to start its kernels: it is recorded."""
 TOKEN_PARTS, PREDICTED_PARTS, SEQUENCE_PARTS = 64, 32, 4
-"""Into so many parts the sizes of a recorded step are counted: few sizes to record, and little filler; an empty
-sequence costs nothing."""
+"""Into so many parts the sizes of a recorded step are counted: few sizes to record, and little filler. Empty
+sequences cost nothing."""
 MEMORY_OF_LINUX = Path("/proc/meminfo")
 
 
