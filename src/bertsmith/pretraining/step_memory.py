@@ -1,0 +1,164 @@
+"""The memory that a training step needs, by arithmetic alone.
+
+The figures count tensors: what autograd keeps of each layer (seen with saved_tensors_hooks, on a CPU), what
+stands beside it for a moment, and fp32 weights, gradients and the moments. Shapes: D width, I inner width.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from bertsmith.core.errors import UserError
+from bertsmith.model.encoder_config import EncoderConfig
+from bertsmith.model.product_attention import products_fit
+from bertsmith.training.trainer import Precision
+
+FP32, BF16, INT64 = 4, 2, 8
+USABLE = 0.85
+"""Fraction of the free memory to plan with; the rest is for workspaces and gaps between the blocks."""
+DENSE_BUFFERS = 5
+"""Matrices of all scores that grouped attention with dropout holds at once in its backward pass."""
+MAX_TOKENS = 1 << 22
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingLoad:
+    """What decides the memory of a training step, but for its number of tokens."""
+
+    config: EncoderConfig
+    parameters: int
+    """Those that this process holds: all of them, or its shard under FSDP."""
+    moments: int
+    """Those that the optimiser keeps of each."""
+    longest: int
+    """Tokens of the longest sequence."""
+    predicted_fraction: float
+    """Rows that are scored against the vocabulary, for each token."""
+    device: Literal["cpu", "cuda"]
+    precision: Precision
+    recompute: bool
+    generator: EncoderConfig | None = None
+    """Of the masked LM that a discriminator learns from, which then scores the predicted rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryEstimate:
+    """Bytes of one training step by what they are for."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+    activations: int
+    """What the backward pass needs of every layer."""
+    scores: int
+    """The predicted rows over the whole vocabulary, with their logarithms and gradients."""
+    working: int
+    """What the backward pass of one layer needs for a moment."""
+
+    @property
+    def total(self) -> int:
+        """All of it together: the peak, at the start of the backward pass."""
+        kept = self.weights + self.gradients + self.optimizer
+        return kept + self.activations + self.scores + self.working
+
+
+def estimate_memory(load: TrainingLoad, tokens: int) -> MemoryEstimate:
+    """The memory of a step whose micro-batches hold this many tokens."""
+    of_generator = 0
+    if load.generator is not None:
+        smaller = replace(load, config=load.generator, generator=None)
+        of_generator = tokens * (_embeddings(smaller) + smaller.config.layers * _kept_of_a_layer(smaller))
+    return MemoryEstimate(
+        # Under autocast every product keeps a half-precision copy of its weights until it is differentiated.
+        weights=load.parameters * (FP32 if load.precision == "fp32" else FP32 + BF16),
+        gradients=load.parameters * FP32,
+        optimizer=load.parameters * load.moments * FP32,
+        activations=of_generator + tokens * (_embeddings(load) + load.config.layers * _kept_of_a_layer(load)),
+        scores=math.ceil(tokens * load.predicted_fraction) * _scored_row(load),
+        working=tokens * _working(load),
+    )
+
+
+def largest_micro_batch(load: TrainingLoad, *, free_bytes: int) -> int:
+    """The most tokens, 2 or 3 times a power of two, whose step fits what is free before the run begins."""
+    usable = int(free_bytes * USABLE)
+    sizes = (factor << power for power in range(MAX_TOKENS.bit_length(), 0, -1) for factor in (3, 2))
+    for tokens in (*(size for size in sizes if load.longest < size <= MAX_TOKENS), load.longest):
+        if estimate_memory(load, tokens).total <= usable:
+            return tokens
+    raise _does_not_fit(load, usable)
+
+
+def _does_not_fit(load: TrainingLoad, usable: int) -> UserError:
+    needed, alone = estimate_memory(load, load.longest), estimate_memory(load, 0)
+    if alone.total > usable:
+        what = f"the model's weights, gradients and moments need {gibibytes(alone.total)}"
+        remedy = 'take a smaller model (model.layers, model.width) or share it out (run.parallel = "fsdp")'
+    else:
+        what = f"one sequence of {load.longest} tokens needs {gibibytes(needed.total)} with the model"
+        less = "" if load.recompute else "set run.recompute = true, "
+        remedy = f"{less}shorten examples.stages or take a smaller model (model.layers, model.width)"
+    return UserError(
+        f"{what}, and {gibibytes(usable)} may be used", where="batch.micro_tokens", remedy=remedy
+    )
+
+
+def gibibytes(count: int) -> str:
+    """A number of bytes in words."""
+    return f"{count / 2**30:.2f} GiB"
+
+
+def _value(load: TrainingLoad) -> int:
+    """Bytes of a number that a product gives."""
+    return FP32 if load.precision == "fp32" else BF16
+
+
+def _dropout_mark(load: TrainingLoad) -> int:
+    """Bytes of what dropout keeps for each number: on a CPU its factor, on a GPU whether it stayed."""
+    return _value(load) if load.device == "cpu" else 1
+
+
+def _embeddings(load: TrainingLoad) -> int:
+    """Bytes for each token: three ids, the sum in front of the LayerNorm with its two statistics, dropout."""
+    return 3 * INT64 + load.config.embedding_width * (FP32 + _dropout_mark(load)) + 2 * FP32
+
+
+def _kept_of_a_layer(load: TrainingLoad) -> int:
+    # Recomputing keeps the input alone.
+    return load.config.width * FP32 if load.recompute else _all_of_a_layer(load)
+
+
+def _all_of_a_layer(load: TrainingLoad) -> int:
+    """Bytes for each token that a post-norm layer keeps."""
+    width, expanded, value = load.config.width, load.config.expanded, _value(load)
+    # Inputs of both sub-layers (2 D), query, key and value (3 D), their mix (D), before and after GELU (2 I).
+    products = (6 * width + 2 * expanded) * value
+    # In fp32: both LayerNorms' inputs (2 D), means and deviations; each head's softmax denominator.
+    norms = 2 * (width + 2) * FP32 + load.config.heads * FP32
+    return products + norms + 2 * width * _dropout_mark(load) + _kept_scores(load)
+
+
+def _kept_scores(load: TrainingLoad) -> int:
+    """Bytes for each token where attention keeps its probabilities and what dropout left out of them."""
+    if load.device == "cpu" and products_fit(load.longest, load.config.attention_dropout):
+        return load.config.heads * load.longest * (_value(load) + 1)
+    return 0
+
+
+def _scored_row(load: TrainingLoad) -> int:
+    """Bytes for each predicted row: the head's transform, then scores, their logarithms and a gradient."""
+    transform = 4 * load.config.width * FP32
+    scores = 2 * FP32 if load.precision == "fp32" else 2 * FP32 + BF16
+    # To sample from them: probabilities, these as whole numbers, and their running sums.
+    scores += 0 if load.generator is None else 3 * FP32
+    return transform + load.config.vocabulary * scores
+
+
+def _working(load: TrainingLoad) -> int:
+    """Bytes for each token of the gradients on their way through a layer, and of a layer computed again."""
+    config = load.config
+    gradients = (2 * config.expanded + 4 * config.width) * _value(load)
+    again = _all_of_a_layer(load) if load.recompute else 0
+    flash = load.device == "cuda" and load.precision == "bf16"  # fp16 is for GPUs that are too old for it
+    dense = 0 if flash or not config.attention_dropout else DENSE_BUFFERS * config.heads * load.longest * FP32
+    return gradients + again + dense
