@@ -56,7 +56,7 @@ def test_numbers_far_from_zero_are_learned_and_predicted_as_they_are(prices):
 @pytest.mark.parametrize("precision", ["bf16", "int8"])
 def test_half_precision_keeps_the_digits_of_numbers_far_from_zero(prices, monkeypatch, precision):
     for name in ("has_bf16_products", "has_int8_products"):  # whatever machine this is
-        monkeypatch.setattr(f"bertsmith.inference.loaded_model.{name}", lambda: True)
+        monkeypatch.setattr(f"bertsmith.inference.precision.{name}", lambda: True)
     texts = ["the warm sun", "the cold snow", "a warm day", "a cold day"]
     exact, rounded = (
         load(prices.folder, device="cpu", precision=each).score(texts) for each in ("fp32", precision)

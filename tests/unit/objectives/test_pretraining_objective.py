@@ -39,6 +39,7 @@ def batch_of(texts: list[list[int]] = TEXTS) -> PretrainingBatch:
         masked_weights_P=torch.tensor([1.0] * len(PLACES) + [0.0]),
         pair_labels_S=torch.tensor([*LABELS, 0]),
         pair_weights_S=torch.tensor([1.0] * len(LABELS) + [0.0]),
+        end_1=inputs.layout.starts_S1[-2:-1].long(),
     )
 
 

@@ -38,6 +38,7 @@ def batch_of(*, filler: list[int] = FILLER, draws: list[float] = (0.1, 0.5, 0.7,
         masked_weights_P=torch.tensor([1.0] * len(PLACES) + [0.0]),
         pair_labels_S=torch.zeros(len(TEXTS) + 1, dtype=torch.long),
         pair_weights_S=torch.zeros(len(TEXTS) + 1),
+        end_1=inputs.layout.starts_S1[-2:-1].long(),
         draws_P=torch.tensor([*(int(draw * 2**SAMPLING_BITS) for draw in draws), 77]),
     )
 
