@@ -66,7 +66,7 @@ _turns_once = torch.library.custom_op(
 def _turns_shapes(
     positions_T: Tensor, _theta: float, pairs: int, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    shape = (len(positions_T), pairs)
+    shape = (positions_T.shape[0], pairs)  # `len` would tie the graph to this very number of tokens
     return positions_T.new_empty(shape, dtype=dtype), positions_T.new_empty(shape, dtype=dtype)
 
 
