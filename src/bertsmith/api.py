@@ -4,24 +4,22 @@ Example: bertsmith.finetune(frame, text="review", label="stars", out="runs/revie
 """
 
 import filecmp
-import json
-import re
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from html import escape
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from bertsmith.api_rows import PythonCallback, RowFiles, Rows, python_words, rows_beside
 from bertsmith.cli.finetune import OwnTable, own_task, published_task
 from bertsmith.cli.finetune import live_line as finetuning_line
 from bertsmith.cli.pretrain import live_line as pretraining_line
 from bertsmith.cli.terminal import progress_display
 from bertsmith.core.errors import UserError
-from bertsmith.core.files import write_text
-from bertsmith.finetuning.assignment import ASSIGNMENT, Assignment
+from bertsmith.finetuning.assignment import Assignment
 from bertsmith.finetuning.finetune import FinetuningResult
 from bertsmith.finetuning.finetune import finetune as run_finetuning
 from bertsmith.finetuning.predict import (
@@ -36,20 +34,21 @@ from bertsmith.finetuning.predict import predict as run_prediction
 from bertsmith.inference.loaded_model import Bert, Precision, load
 from bertsmith.inference.model_path import DEFAULT_MODEL
 from bertsmith.pretraining.pretrain import pretrain as run_pretraining
+from bertsmith.pretraining.run_setup import EarlyStopping
 from bertsmith.recipe.load import load_recipe
+from bertsmith.recipe.schema import Recipe
 from bertsmith.recipe.toml_text import value_text
+from bertsmith.studies.pretraining_sweep import PretrainingTrial, grid_points, run_sweep, trials_of
 from bertsmith.studies.sweep import Stopped, over_folds, run_trials, spreads_of
 from bertsmith.tasks.catalogue import OWN
 from bertsmith.tasks.table_format import TableFormat
 from bertsmith.tasks.task_recipe import finetuning_recipe
 from bertsmith.training.callbacks import ProgressCallback
 
-Rows = list[dict[str, Any]]
 Settings = Mapping[str, object]
 """Recipe keys with their values: {"optim.peak_lr": 3e-5}."""
 SHOWN_ROWS = 20
 """Of a table that a notebook shows."""
-_FILE_STEM = re.compile(r"[A-Za-z0-9_-]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +65,21 @@ class TrainingRun:
     seconds: float
     folds: tuple["TrainingRun", ...] = ()
     """Of several folds the run of each; the metrics are then their means."""
+    trials: tuple["TrainingRun", ...] = ()
+    """Of a sweep all runs, the best first; the rest says what the best one came to."""
+    early_end: str = ""
+    """Why it was ended early, or nothing."""
 
     def table(self) -> Rows:
-        """A row for each metric: split, metric, value, and over several folds its standard deviation."""
+        """A row for each metric: split, metric, value, and over several folds its standard deviation.
+
+        Of a sweep a row for each run and metric.
+        """
         rows: Rows = []
+        for trial in self.trials:
+            rows += [{"run": trial.folder.name, **row} for row in trial.table()]
+        if rows:
+            return rows
         for split, metrics in self.metrics.items():
             for name, value in metrics.items():
                 row = {"split": split, "metric": name, "value": value}
@@ -86,7 +96,7 @@ class TrainingRun:
         return load(self.folder, device=device)
 
     def _repr_html_(self) -> str:
-        state = "finished" if self.finished else "stopped: the same call resumes it"
+        state = "finished" if self.finished else self.early_end or "stopped: the same call resumes it"
         return _html(f"{self.folder} ({state}; {self.steps:,} steps)", self.table())
 
 
@@ -177,7 +187,7 @@ def finetune(
         ("--patience", "run.keep", None if patience is None else "best"),
     )
     options = [(name, f"{key}={value_text(value)}") for name, key, value in short if value is not None]
-    with _rows_beside(folder) as rows:
+    with rows_beside(folder) as rows:
         path = rows.path(data, folder.with_name(f"{folder.name}-data"), "data")
         held = None if dev is None else rows.path(dev, folder.with_name(f"{folder.name}-dev"), "dev")
         parts, form = (held, dev_share, test_share, folds), (delimiter, encoding, ",".join(columns))
@@ -186,7 +196,7 @@ def finetune(
         recipe = finetuning_recipe(chosen, _overrides(settings), options=options)
         assignment = Assignment(chosen, recipe, Path(model).expanduser(), path, folder, skip_bad)
         with progress_display(finetuning_line, as_json=False) as display:
-            callback = _PythonCallback(display, rows)
+            callback = PythonCallback(display, rows)
             if not folds:
                 return _training_run(run_finetuning(assignment, callback))
             try:
@@ -213,8 +223,13 @@ def pretrain(
     steps: int | None = None,
     minutes: float | None = None,
     settings: Settings | None = None,
+    sweep: Mapping[str, Sequence[object]] | None = None,
+    stop_if_flat: bool = False,
 ) -> TrainingRun:
     """Pre-train an encoder, as `bertsmith pretrain` does: a run found in `out` resumes.
+
+    A sweep is a run for each value of a recipe key, several keys a grid: {"optim.peak_lr": [1e-3, 2e-3]}. Its
+    hopeless runs end early, as with `stop_if_flat` a single run does that learns mere word frequencies.
 
     Example: bertsmith.pretrain("bert-tiny", store="store", out="runs/tiny", minutes=5)
     """
@@ -227,14 +242,69 @@ def pretrain(
         for line in (f"run.{name}={value_text(value)}", f"run.budget={name}")
     ]
     store, out = Path(store).expanduser(), Path(out).expanduser()
-    rows = _Rows()
-    with _python_words(rows), progress_display(pretraining_line, as_json=False) as display:
-        chosen = load_recipe(recipe, _overrides(settings), options=short)
-        result = run_pretraining(chosen, store=store, out=out, callback=_PythonCallback(display, rows))
+    rows = RowFiles()
+    with python_words(rows), progress_display(pretraining_line, as_json=False) as display:
+        recipe_with = partial(_swept_recipe, recipe, _overrides(settings), short)
+        callback = PythonCallback(display, rows)
+        if sweep is not None:
+            trials = trials_of(_points(sweep), recipe_with, out=out)
+            return _sweep_run(out, trials, store=store, callback=callback)
+        stopping = EarlyStopping(if_flat=stop_if_flat)
+        result = run_pretraining(
+            recipe_with(()), store=store, out=out, callback=callback, early_stopping=stopping
+        )
     finished, metrics = result.state == "finished", {"held-out": result.held_out}
     if result.held_out_before:
         metrics["held-out before"] = result.held_out_before
-    return TrainingRun(result.folder, finished, metrics, result.steps, result.seconds)
+    return TrainingRun(
+        result.folder, finished, metrics, result.steps, result.seconds, early_end=result.early_end
+    )
+
+
+def _swept_recipe(
+    recipe: Path | str, overrides: Sequence[str], options: Sequence[tuple[str, str]], swept: Sequence[str]
+) -> Recipe:
+    return load_recipe(recipe, overrides, options=options, swept=swept)
+
+
+def _points(sweep: Mapping[str, Sequence[object]]) -> list[dict[str, str]]:
+    """The points of a grid that is given as lists of values."""
+    texts: dict[str, list[str]] = {}
+    for key, values in sweep.items():
+        if isinstance(values, str) or not isinstance(values, Sequence) or not values:
+            remedy = f'give a list: sweep={{"{key}": [...]}}'
+            raise UserError(f"{key} has no list of values", where="sweep", remedy=remedy)
+        # A word is named as people write it on the command line, without quotes.
+        texts[key] = [each if isinstance(each, str) else value_text(each) for each in values]
+        if len(set(texts[key])) < len(texts[key]):
+            raise UserError(f"{key} has a value twice", where="sweep", remedy="give each value once")
+    if not texts:
+        raise UserError(
+            "it names no key", where="sweep", remedy='as in sweep={"optim.peak_lr": [1e-3, 2e-3]}'
+        )
+    return grid_points(texts)
+
+
+def _sweep_run(
+    out: Path, trials: Sequence[PretrainingTrial], *, store: Path, callback: ProgressCallback
+) -> TrainingRun:
+    """The best run of a sweep, with all the others."""
+    try:
+        outcomes = run_sweep(trials, store=store, callback=callback)
+    except Stopped:
+        return TrainingRun(out, False, {}, 0, 0.0)
+    runs = tuple(
+        TrainingRun(
+            each.folder,
+            not each.early_end,
+            {"held-out": each.held_out},
+            each.steps,
+            each.seconds,
+            early_end=each.early_end,
+        )
+        for each in outcomes
+    )
+    return replace(runs[0], trials=runs)
 
 
 def evaluate(
@@ -253,8 +323,8 @@ def evaluate(
 
     Example: bertsmith.evaluate("runs/reviews", frame).metrics["accuracy"]
     """
-    folders, rows = _folders(model), _Rows()
-    with TemporaryDirectory() as place, _python_words(rows):
+    folders, rows = _folders(model), RowFiles()
+    with TemporaryDirectory() as place, python_words(rows):
         form = TableFormat.parse(delimiter=delimiter, encoding=encoding, columns=",".join(columns))
         path, reading = rows.path(data, Path(place) / "data", "data"), Reading(form, skip_bad, split)
         kept = folders[0].with_name(f"{folders[0].name}-data.jsonl")
@@ -283,8 +353,8 @@ def predict(
 
     Example: pandas.DataFrame(bertsmith.predict("runs/reviews", frame).table())
     """
-    rows = _Rows()
-    with TemporaryDirectory() as place, _python_words(rows):
+    rows = RowFiles()
+    with TemporaryDirectory() as place, python_words(rows):
         form = TableFormat.parse(delimiter=delimiter, encoding=encoding, columns=",".join(columns))
         path, reading = rows.path(data, Path(place) / "data", "data"), Reading(form, skip_bad, split)
         file = run_prediction(_folders(model), path, reading=reading, device=device, precision=precision)
@@ -299,186 +369,3 @@ def _folders(model: Path | str | Sequence[Path | str]) -> list[Path]:
 
 def _overrides(settings: Settings | None) -> list[str]:
     return [f"{key}={value_text(value)}" for key, value in (settings or {}).items()]
-
-
-# ---- data as files, and errors about them in the words of Python
-
-_NO_VALUE = r"(?!and\b|or\b|to\b|with\b|a\b|the\b)"
-_SPELLINGS = (
-    (r"--set ([\w.]+)=([^\s;,)]+)", r'settings={"\1": \2}'),
-    (r"--set\b", "settings"),
-    (r"--from (\S+)", r'settings={"start.model": "\1"}'),
-    (r"--(text|text2|label|id) COLUMN", r'\1="..."'),
-    (rf"--(kind|encoding|delimiter) {_NO_VALUE}([\w-]+)", r'\1="\2"'),
-    (r"--columns (\w+(?:,\w+)+)", lambda found: f"columns={found[1].split(',')}".replace("'", '"')),
-    (r"--(skip-bad)\b", lambda found: f"{found[1].replace('-', '_')}=True"),
-    (r"--([a-z][a-z0-9-]*)", lambda found: found[1].replace("-", "_")),
-)
-"""Options of the command line, and how the same thing is said here; the first that fits is taken."""
-
-
-class _Rows:
-    """Files of rows, and what the call named them."""
-
-    def __init__(self) -> None:
-        self.names: dict[Path, str] = {}
-        """The files of rows that were given as such, by the expression that gives them again."""
-        self.written: list[Path] = []
-        """Files, and behind them the folders that were made for them."""
-
-    def path(self, data: Any, place: Path, name: str) -> Path:
-        """The path that was given, or that of a file with these rows, or of a folder of splits."""
-        if isinstance(data, str | Path):
-            return Path(data).expanduser()
-        if not (isinstance(data, Mapping) and data and _columns_in(data) is None):
-            return self._write(place.with_name(f"{place.name}.jsonl"), _rows_of(data), name)
-        for split in data:
-            if not _FILE_STEM.fullmatch(str(split)):
-                raise UserError(f"{split!r} is no split", remedy='name them "train", "dev" and "test"')
-        files = {place / f"{split}.jsonl": split for split in data}
-        if stale := [each for each in sorted(place.glob("*")) if each not in files]:
-            what = f"lies there of an earlier call, and would be read beside {', '.join(map(str, data))}"
-            raise UserError(what, where=str(stale[0]), remedy="pass another out, or remove it first")
-        for file, split in files.items():
-            self._write(file, _rows_of(data[split]), f'{name}["{split}"]')
-        return place
-
-    def _write(self, file: Path, rows: Rows, name: str) -> Path:
-        self.names[file] = name
-        lines = (json.dumps(row, ensure_ascii=False, default=_plain) for row in rows)
-        text = "".join(f"{line}\n" for line in lines)
-        if file.exists():
-            # The rows of a run that is to resume, or a file of the user's own, which nothing brings back.
-            if not file.is_file() or file.read_bytes() != text.encode():
-                del self.names[file]  # the error is about the file itself
-                remedy = "pass another out, or remove it first"
-                raise UserError("is there already and holds other rows", where=str(file), remedy=remedy)
-            return file
-        made = [] if file.parent.exists() else [file.parent]
-        write_text(file, text)
-        self.written = [file, *self.written, *made]
-        return file
-
-    def remove(self) -> None:
-        """Remove what was written by this call."""
-        for path in self.written:
-            if path.is_file():
-                path.unlink()
-            elif path.is_dir() and not any(path.iterdir()):
-                path.rmdir()
-
-    def in_python_words(self, text: str) -> str:
-        """A message with arguments in place of options, and rows in place of lines of a file."""
-        for file, name in self.names.items():
-            for path in dict.fromkeys((str(file), str(file.resolve()))):
-                text = re.sub(re.escape(path) + r":(\d+)", rf"row \1 of {name}", text)
-                text = text.replace(path, name)
-        for pattern, spelling in _SPELLINGS:
-            text = re.sub(pattern, spelling, text)
-        return text
-
-
-@dataclass(frozen=True, slots=True)
-class _PythonCallback:
-    """Shows how a run goes, its warnings in the words of Python."""
-
-    display: ProgressCallback
-    rows: _Rows
-
-    def on_message(self, text: str) -> None:
-        """A message, warnings included."""
-        self.display.on_message(self.rows.in_python_words(text))
-
-    def on_step(self, progress: float, values: dict[str, Any]) -> None:
-        """A line of metrics."""
-        self.display.on_step(progress, values)
-
-    def on_progress(self, progress: float) -> None:
-        """A step is done."""
-        self.display.on_progress(progress)
-
-    def on_deadline(self, seconds: float, total: float) -> None:
-        """The run goes by the clock."""
-        self.display.on_deadline(seconds, total)
-
-    def on_signal(self, text: str) -> None:
-        """A message from a signal handler."""
-        self.display.on_signal(text)
-
-
-@contextmanager
-def _python_words(rows: _Rows) -> Iterator[None]:
-    """While it is open, errors speak of arguments and rows, not of options and files that nobody named."""
-    try:
-        yield
-    except UserError as error:
-        what, where, remedy = map(rows.in_python_words, (error.what, error.where, error.remedy))
-        raise replace(error, what=what, where=where, remedy=remedy) from error
-
-
-@contextmanager
-def _rows_beside(folder: Path) -> Iterator[_Rows]:
-    """Rows that are kept beside a run, unless it does not even begin."""
-    rows = _Rows()
-    try:
-        with _python_words(rows):
-            yield rows
-    except BaseException:
-        if not any(folder.glob(ASSIGNMENT)) and not any(folder.glob(f"*/{ASSIGNMENT}")):
-            rows.remove()
-        raise
-
-
-def _columns_in(data: Mapping[Any, Any]) -> Rows | None:
-    """The rows of a dict of columns; nothing where it is one of splits."""
-    columns: dict[str, list[Any]] = {}
-    for name, column in data.items():
-        if (cells := _cells_of(column)) is None:
-            return None
-        columns[str(name)] = cells
-    lengths = {name: len(cells) for name, cells in columns.items()}
-    if len(set(lengths.values())) > 1:
-        listed = ", ".join(f"{name} has {length}" for name, length in lengths.items())
-        raise UserError(f"the columns of data differ in length: {listed}", remedy="give each row a cell")
-    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-
-
-def _cells_of(column: Any) -> list[Any] | None:
-    """The cells of a column; nothing where it is no column, but rows, a frame or a path."""
-    if (
-        isinstance(column, str | Path | Mapping)
-        or hasattr(column, "columns")
-        or hasattr(column, "column_names")
-    ):
-        return None
-    for method in ("tolist", "to_list", "to_pylist"):  # numpy, pandas; polars; Arrow
-        if hasattr(column, method):
-            column = getattr(column, method)()
-            break
-    if not isinstance(column, list | tuple) or any(isinstance(cell, Mapping) for cell in column):
-        return None
-    return list(column)
-
-
-def _rows_of(data: Any) -> Rows:
-    """Rows as dicts; a frame is known by its methods, so that none of its libraries is needed."""
-    for method in ("to_dicts", "to_pylist", "to_list"):  # polars; Arrow; datasets
-        if hasattr(data, method):
-            data = getattr(data, method)()
-            break
-    else:
-        if hasattr(data, "to_dict") and hasattr(data, "columns"):  # pandas
-            data = data.to_dict(orient="records")
-    if isinstance(data, Mapping) and (columns := _columns_in(data)) is not None:
-        data = columns
-    if not isinstance(data, list | tuple) or not all(isinstance(row, Mapping) for row in data):
-        what = f"data are {type(data).__name__}, no rows with named columns"
-        raise UserError(what, remedy="pass a path, a data frame, a list of dicts or a dict of columns")
-    if not data:
-        raise UserError("data have no rows", remedy="pass some")
-    return [{str(name): cell for name, cell in row.items()} for row in data]
-
-
-def _plain(cell: Any) -> Any:
-    """A cell of numpy, or anything else, as JSON knows it."""
-    return cell.tolist() if hasattr(cell, "tolist") else str(cell)

@@ -285,6 +285,22 @@ def test_a_notebook_shows_runs_and_predictions_as_tables(run, rows):
             lambda out: bertsmith.pretrain("bert-tiny", store=out, out=out, settings={"run.seed": "x"}),
             '^settings: run.seed = "x" is invalid',
         ),
+        (
+            lambda out: bertsmith.pretrain("bert-tiny", store=out, out=out, sweep={"run.seed": [1, "x"]}),
+            '^sweep: run.seed = "x" is invalid',
+        ),
+        (
+            lambda out: bertsmith.pretrain("bert-tiny", store=out, out=out, sweep={"run.seed": "12"}),
+            '^sweep: run.seed has no list of values; give a list: sweep={"run.seed": ',
+        ),
+        (
+            lambda out: bertsmith.pretrain("bert-tiny", store=out, out=out, sweep={"run.seed": [1, 1]}),
+            "^sweep: run.seed has a value twice",
+        ),
+        (
+            lambda out: bertsmith.pretrain("bert-tiny", store=out, out=out, sweep={}),
+            "^sweep: it names no key",
+        ),
     ],
 )
 def test_mistakes_are_told_as_python_says_them(tmp_path, call, what):
@@ -293,19 +309,41 @@ def test_mistakes_are_told_as_python_says_them(tmp_path, call, what):
     assert not list(tmp_path.iterdir())
 
 
+PRETRAINING = {
+    "batch.sequences": 4,
+    "examples.held_out_fraction": 0.2,
+    "examples.stages": [{"fraction": 1.0, "length": 32, "predictions": 5}],
+    "run.device": "cpu",
+    "run.evaluation_sequences": 8,
+}
+
+
 def test_pre_training_gives_the_held_out_metrics(tmp_path):
-    settings = {
-        "batch.sequences": 4,
-        "examples.held_out_fraction": 0.2,
-        "examples.stages": [{"fraction": 1.0, "length": 32, "predictions": 5}],
-        "run.device": "cpu",
-        "run.evaluation_sequences": 8,
-    }
     store = tiny_store(tmp_path / "tiny").folder
-    run = bertsmith.pretrain("bert-tiny", store=store, out=tmp_path / "run", steps=2, settings=settings)
+    run = bertsmith.pretrain("bert-tiny", store=store, out=tmp_path / "run", steps=2, settings=PRETRAINING)
     assert run.finished and run.steps == 2
     assert run.metrics["held-out"]["mlm_loss"] > 0
     assert (tmp_path / "run" / "model" / "config.json").is_file()
+
+
+def test_a_sweep_gives_all_runs_the_best_first(tmp_path):
+    store, values = tiny_store(tmp_path / "tiny").folder, {"optim.peak_lr": [1e-6, 3e-3]}
+    place = {"store": store, "out": tmp_path / "out", "steps": 3}
+    best = bertsmith.pretrain("bert-tiny", **place, settings=PRETRAINING, sweep=values)
+    losses = [trial.metrics["held-out"]["fixed_mlm_loss"] for trial in best.trials]
+    assert best.finished and len(losses) == 2 and losses == sorted(losses)
+    assert best.folder == best.trials[0].folder and best.metrics == best.trials[0].metrics
+    assert {row["run"] for row in best.table()} == {"peak_lr-0.003", "peak_lr-1e-6"}
+    assert best.load().model.network.config.width == 128
+
+
+def test_a_run_that_stays_flat_can_end_early(tmp_path):
+    store = tiny_store(tmp_path / "tiny").folder
+    flat = PRETRAINING | {"optim.peak_lr": 3.0, "run.log_every_steps": 2, "run.evaluate_every_steps": 60}
+    place = {"store": store, "out": tmp_path / "run", "steps": 60}
+    run = bertsmith.pretrain("bert-tiny", **place, settings=flat, stop_if_flat=True)
+    assert not run.finished and run.steps < 60
+    assert run.early_end and run.early_end in run._repr_html_()
 
 
 def test_importing_the_package_imports_neither_torch_nor_the_commands():

@@ -108,32 +108,33 @@ def pretrain(
 
 
 def _chosen_recipe(
-    recipe: str, options: "list[tuple[str, str]]", settings: list[str], max_length: int | None, *swept: str
+    recipe: str,
+    options: "list[tuple[str, str]]",
+    settings: list[str],
+    max_length: int | None,
+    swept: "Sequence[str]" = (),
 ) -> "Recipe":
     """The recipe with what was given as options, settings and a point of a sweep."""
     from bertsmith.recipe.load import load_recipe
 
-    chosen = load_recipe(recipe, [*settings, *swept], options=options)
+    chosen = load_recipe(recipe, settings, options=options, swept=swept)
     if max_length is None:
         return chosen
     # The most tokens that are predicted, as published: 20 of 128, 77 of 512 at a rate of 15 %.
     predictions = ceil(chosen.masking.largest_rate * max_length)
     stage = f"{{fraction=1.0, length={max_length}, predictions={predictions}}}"
     one_stage = ("--max-length", f"examples.stages=[{stage}]")
-    return load_recipe(recipe, [*settings, *swept], options=[*options, one_stage])
+    return load_recipe(recipe, settings, options=[*options, one_stage], swept=swept)
 
 
 def _sweep(
     texts: list[str], chosen: "Callable[..., Recipe]", *, store: Path, out: Path, as_json: bool
 ) -> None:
     """Run a grid of settings and print its table."""
-    from bertsmith.studies.pretraining_sweep import PretrainingTrial, read_grid, run_sweep, trial_name
+    from bertsmith.studies.pretraining_sweep import read_grid, run_sweep, trials_of
     from bertsmith.studies.sweep import Stopped
 
-    trials = []
-    for point in read_grid(texts):
-        swept, name = [f"{key}={value}" for key, value in point.items()], trial_name(point)
-        trials.append(PretrainingTrial(name, chosen(*swept), out / name))
+    trials = trials_of(read_grid(texts), chosen, out=out)
     try:
         with progress_display(live_line, as_json=as_json) as callback:
             outcomes = run_sweep(trials, store=store, callback=callback)

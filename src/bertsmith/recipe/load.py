@@ -2,7 +2,7 @@
 
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib.resources import files
 from pathlib import Path
@@ -22,7 +22,7 @@ from bertsmith.recipe.validation_errors import user_error
 Tree = dict[str, Any]
 
 _PRESETS = files("bertsmith.recipe") / "presets"
-_SET = "--set"
+_SET, _SWEEP = "--set", "--sweep"
 
 RENAMED_KEYS = {
     "examples.negative_share": "examples.negative_probability",
@@ -46,7 +46,7 @@ class LoadedRecipe(Generic[RecipeT]):
 
     recipe: RecipeT
     origins: Mapping[str, str]
-    """Dotted key -> "preset NAME", a file's path or "--set", in order of writing; the rest are defaults."""
+    """Dotted key -> "preset NAME", a file's path or an option, in order of writing; the rest are defaults."""
 
     def origin(self, key: str) -> str:
         """Where the value of a dotted key came from."""
@@ -65,23 +65,32 @@ class _Layer:
 
 
 def load_recipe(
-    name_or_file: str | Path, overrides: Sequence[str] = (), *, options: Sequence[tuple[str, str]] = ()
+    name_or_file: str | Path,
+    overrides: Sequence[str] = (),
+    *,
+    options: Sequence[tuple[str, str]] = (),
+    swept: Sequence[str] = (),
 ) -> Recipe:
     """The recipe of a preset's name or a TOML file, with `key=value` overrides on top.
 
-    An option is the name of what the user gave, to be blamed, and the `key=value` that it is short for.
+    An option is the name of what the user gave, to be blamed, and the `key=value` that it is short for. What
+    is swept over stands above all others.
     """
-    return load_recipe_with_origins(name_or_file, overrides, options=options).recipe
+    return load_recipe_with_origins(name_or_file, overrides, options=options, swept=swept).recipe
 
 
 def load_recipe_with_origins(
-    name_or_file: str | Path, overrides: Sequence[str] = (), *, options: Sequence[tuple[str, str]] = ()
+    name_or_file: str | Path,
+    overrides: Sequence[str] = (),
+    *,
+    options: Sequence[tuple[str, str]] = (),
+    swept: Sequence[str] = (),
 ) -> LoadedRecipe[Recipe]:
     """The recipe together with the origin of every value that is not a default."""
     values: Tree = {}
     origins: dict[str, str] = {}
-    short = [replace(layer_of_override(line), origin=name) for name, line in options]
-    for layer in [*_layers_of(name_or_file), *short, *map(layer_of_override, overrides)]:
+    given = [*options, *((_SET, line) for line in overrides), *((_SWEEP, line) for line in swept)]
+    for layer in [*_layers_of(name_or_file), *(layer_of_override(line, origin) for origin, line in given)]:
         merge(values, layer.values)
         fresh = dict.fromkeys(leaves(layer.values), layer.origin)
         # Where a table takes the place of a value, the value's own key is gone with its origin.
@@ -143,12 +152,12 @@ def _preset_advice(name: str) -> str:
     return f"did you mean {near[0]}?" if near else f"presets are {', '.join(known)}"
 
 
-def layer_of_override(override: str) -> _Layer:
-    """The values of one `a.b=c`."""
+def layer_of_override(override: str, origin: str = _SET) -> _Layer:
+    """The values of one `a.b=c`, and what the user gave it as."""
     key, equals, text = override.partition("=")
     if not (equals and key.strip()):
-        remedy = f"write it as in {_SET} optim.peak_lr=3e-5"
-        raise UserError(f"{override!r} is not key=value", where=_SET, remedy=remedy)
+        remedy = f"write it as in {origin} optim.peak_lr=3e-5"
+        raise UserError(f"{override!r} is not key=value", where=origin, remedy=remedy)
     text = text.strip()
     value: Any = text  # a bare word stays text, which spares people a second pair of quotes
     try:
@@ -158,12 +167,12 @@ def layer_of_override(override: str) -> _Layer:
     except (ValueError, RecursionError) as error:
         if text.startswith(("[", "{", '"', "'")):
             remedy = "write a list as [1, 2] and a table as { a = 1 }, in quotes for the shell"
-            raise UserError(f"{text} is not valid TOML ({error})", where=_SET, remedy=remedy) from error
+            raise UserError(f"{text} is not valid TOML ({error})", where=origin, remedy=remedy) from error
     *path, last = key.strip().split(".")
     values: Tree = {last: value}
     for part in reversed(path):
         values = {part: values}
-    return _Layer(_SET, with_new_names(values))
+    return _Layer(origin, with_new_names(values))
 
 
 def with_new_names(tree: Mapping[str, Any], around: str = "") -> Tree:

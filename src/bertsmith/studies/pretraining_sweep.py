@@ -71,7 +71,23 @@ def read_grid(texts: Sequence[str]) -> list[dict[str, str]]:
                 f"{key.strip()} has a value twice", where="--sweep", remedy="give each value once"
             )
         values[key.strip()] = found
+    return grid_points(values)
+
+
+def grid_points(values: Mapping[str, Sequence[str]]) -> list[dict[str, str]]:
+    """Each key with one of its values, in every combination."""
     return [dict(zip(values, point, strict=True)) for point in product(*values.values())]
+
+
+def trials_of(
+    points: Sequence[Mapping[str, str]], recipe_with: Callable[[Sequence[str]], Recipe], *, out: Path
+) -> list[PretrainingTrial]:
+    """A trial for each point of a grid, from what gives the recipe with some `key=value` on top."""
+    return [
+        PretrainingTrial(name, recipe_with([f"{key}={value}" for key, value in point.items()]), out / name)
+        for point in points
+        for name in [trial_name(point)]
+    ]
 
 
 def trial_name(point: Mapping[str, str]) -> str:

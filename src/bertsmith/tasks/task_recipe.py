@@ -34,7 +34,7 @@ def finetuning_recipe_with_origins(
         *(("--set", line) for line in overrides),
     ]
     for origin, line in lines:
-        layer = layer_of_override(line)
+        layer = layer_of_override(line, origin)
         merge(values, layer.values)
         origins |= dict.fromkeys(leaves(layer.values), origin)
     try:

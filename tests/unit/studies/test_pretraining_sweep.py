@@ -61,6 +61,20 @@ def test_a_sweep_without_values_is_rejected(text):
         read_grid(["optim.peak_lr=1e-3,1e-3"])
 
 
+@pytest.mark.parametrize(
+    ("values", "what"),
+    [
+        ("optim.peak_lr=1e-3,fast", '^--sweep: optim.peak_lr = "fast" is invalid'),
+        ("optim.peek_lr=1e-3", "^--sweep: unknown key optim.peek_lr"),
+        ("run.seed=[1", r"^--sweep: \[1 is not valid TOML"),
+    ],
+)
+def test_a_wrong_value_is_told_of_the_sweep(store, tmp_path, values, what):
+    with pytest.raises(UserError, match=what):
+        sweep(store, tmp_path / "out", "--set", "optim.peak_lr=1e-4", "--sweep", values)
+    assert not (tmp_path / "out").exists()
+
+
 def test_the_smallest_loss_comes_first_and_what_was_ended_early_last():
     outcomes = [
         outcome("a", 5.0, 4.0),

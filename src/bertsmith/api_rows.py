@@ -1,0 +1,196 @@
+"""What Python hands over as files: data frames and lists as JSON lines, and errors in the words of Python."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from bertsmith.core.errors import UserError
+from bertsmith.core.files import write_text
+from bertsmith.finetuning.assignment import ASSIGNMENT
+from bertsmith.training.callbacks import ProgressCallback
+
+Rows = list[dict[str, Any]]
+_FILE_STEM = re.compile(r"[A-Za-z0-9_-]+")
+_NO_VALUE = r"(?!and\b|or\b|to\b|with\b|a\b|the\b)"
+_SPELLINGS = (
+    (r"--set ([\w.]+)=([^\s;,)]+)", r'settings={"\1": \2}'),
+    (r"--set\b", "settings"),
+    (r"--from (\S+)", r'settings={"start.model": "\1"}'),
+    (r"--(text|text2|label|id) COLUMN", r'\1="..."'),
+    (rf"--(kind|encoding|delimiter) {_NO_VALUE}([\w-]+)", r'\1="\2"'),
+    (r"--columns (\w+(?:,\w+)+)", lambda found: f"columns={found[1].split(',')}".replace("'", '"')),
+    (r"--(skip-bad)\b", lambda found: f"{found[1].replace('-', '_')}=True"),
+    (r"--([a-z][a-z0-9-]*)", lambda found: found[1].replace("-", "_")),
+)
+"""Options of the command line, and how the same thing is said here; the first that fits is taken."""
+
+
+class RowFiles:
+    """Files of rows, and what the call named them."""
+
+    def __init__(self) -> None:
+        self.names: dict[Path, str] = {}
+        """The files of rows that were given as such, by the expression that gives them again."""
+        self.written: list[Path] = []
+        """Files, and behind them the folders that were made for them."""
+
+    def path(self, data: Any, place: Path, name: str) -> Path:
+        """The path that was given, or that of a file with these rows, or of a folder of splits."""
+        if isinstance(data, str | Path):
+            return Path(data).expanduser()
+        if not (isinstance(data, Mapping) and data and _columns_in(data) is None):
+            return self._write(place.with_name(f"{place.name}.jsonl"), _rows_of(data), name)
+        for split in data:
+            if not _FILE_STEM.fullmatch(str(split)):
+                raise UserError(f"{split!r} is no split", remedy='name them "train", "dev" and "test"')
+        files = {place / f"{split}.jsonl": split for split in data}
+        if stale := [each for each in sorted(place.glob("*")) if each not in files]:
+            what = f"lies there of an earlier call, and would be read beside {', '.join(map(str, data))}"
+            raise UserError(what, where=str(stale[0]), remedy="pass another out, or remove it first")
+        for file, split in files.items():
+            self._write(file, _rows_of(data[split]), f'{name}["{split}"]')
+        return place
+
+    def _write(self, file: Path, rows: Rows, name: str) -> Path:
+        self.names[file] = name
+        lines = (json.dumps(row, ensure_ascii=False, default=_plain) for row in rows)
+        text = "".join(f"{line}\n" for line in lines)
+        if file.exists():
+            # The rows of a run that is to resume, or a file of the user's own, which nothing brings back.
+            if not file.is_file() or file.read_bytes() != text.encode():
+                del self.names[file]  # the error is about the file itself
+                remedy = "pass another out, or remove it first"
+                raise UserError("is there already and holds other rows", where=str(file), remedy=remedy)
+            return file
+        made = [] if file.parent.exists() else [file.parent]
+        write_text(file, text)
+        self.written = [file, *self.written, *made]
+        return file
+
+    def remove(self) -> None:
+        """Remove what was written by this call."""
+        for path in self.written:
+            if path.is_file():
+                path.unlink()
+            elif path.is_dir() and not any(path.iterdir()):
+                path.rmdir()
+
+    def in_python_words(self, text: str) -> str:
+        """A message with arguments in place of options, and rows in place of lines of a file."""
+        for file, name in self.names.items():
+            for path in dict.fromkeys((str(file), str(file.resolve()))):
+                text = re.sub(re.escape(path) + r":(\d+)", rf"row \1 of {name}", text)
+                text = text.replace(path, name)
+        for pattern, spelling in _SPELLINGS:
+            text = re.sub(pattern, spelling, text)
+        return text
+
+
+@dataclass(frozen=True, slots=True)
+class PythonCallback:
+    """Shows how a run goes, its warnings in the words of Python."""
+
+    display: ProgressCallback
+    rows: RowFiles
+
+    def on_message(self, text: str) -> None:
+        """A message, warnings included."""
+        self.display.on_message(self.rows.in_python_words(text))
+
+    def on_step(self, progress: float, values: dict[str, Any]) -> None:
+        """A line of metrics."""
+        self.display.on_step(progress, values)
+
+    def on_progress(self, progress: float) -> None:
+        """A step is done."""
+        self.display.on_progress(progress)
+
+    def on_deadline(self, seconds: float, total: float) -> None:
+        """The run goes by the clock."""
+        self.display.on_deadline(seconds, total)
+
+    def on_signal(self, text: str) -> None:
+        """A message from a signal handler."""
+        self.display.on_signal(text)
+
+
+@contextmanager
+def python_words(rows: RowFiles) -> Iterator[None]:
+    """While it is open, errors speak of arguments and rows, not of options and files that nobody named."""
+    try:
+        yield
+    except UserError as error:
+        what, where, remedy = map(rows.in_python_words, (error.what, error.where, error.remedy))
+        raise replace(error, what=what, where=where, remedy=remedy) from error
+
+
+@contextmanager
+def rows_beside(folder: Path) -> Iterator[RowFiles]:
+    """Rows that are kept beside a run, unless it does not even begin."""
+    rows = RowFiles()
+    try:
+        with python_words(rows):
+            yield rows
+    except BaseException:
+        if not any(folder.glob(ASSIGNMENT)) and not any(folder.glob(f"*/{ASSIGNMENT}")):
+            rows.remove()
+        raise
+
+
+def _columns_in(data: Mapping[Any, Any]) -> Rows | None:
+    """The rows of a dict of columns; nothing where it is one of splits."""
+    columns: dict[str, list[Any]] = {}
+    for name, column in data.items():
+        if (cells := _cells_of(column)) is None:
+            return None
+        columns[str(name)] = cells
+    lengths = {name: len(cells) for name, cells in columns.items()}
+    if len(set(lengths.values())) > 1:
+        listed = ", ".join(f"{name} has {length}" for name, length in lengths.items())
+        raise UserError(f"the columns of data differ in length: {listed}", remedy="give each row a cell")
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def _cells_of(column: Any) -> list[Any] | None:
+    """The cells of a column; nothing where it is no column, but rows, a frame or a path."""
+    if (
+        isinstance(column, str | Path | Mapping)
+        or hasattr(column, "columns")
+        or hasattr(column, "column_names")
+    ):
+        return None
+    for method in ("tolist", "to_list", "to_pylist"):  # numpy, pandas; polars; Arrow
+        if hasattr(column, method):
+            column = getattr(column, method)()
+            break
+    if not isinstance(column, list | tuple) or any(isinstance(cell, Mapping) for cell in column):
+        return None
+    return list(column)
+
+
+def _rows_of(data: Any) -> Rows:
+    """Rows as dicts; a frame is known by its methods, so that none of its libraries is needed."""
+    for method in ("to_dicts", "to_pylist", "to_list"):  # polars; Arrow; datasets
+        if hasattr(data, method):
+            data = getattr(data, method)()
+            break
+    else:
+        if hasattr(data, "to_dict") and hasattr(data, "columns"):  # pandas
+            data = data.to_dict(orient="records")
+    if isinstance(data, Mapping) and (columns := _columns_in(data)) is not None:
+        data = columns
+    if not isinstance(data, list | tuple) or not all(isinstance(row, Mapping) for row in data):
+        what = f"data are {type(data).__name__}, no rows with named columns"
+        raise UserError(what, remedy="pass a path, a data frame, a list of dicts or a dict of columns")
+    if not data:
+        raise UserError("data have no rows", remedy="pass some")
+    return [{str(name): cell for name, cell in row.items()} for row in data]
+
+
+def _plain(cell: Any) -> Any:
+    """A cell of numpy, or anything else, as JSON knows it."""
+    return cell.tolist() if hasattr(cell, "tolist") else str(cell)
