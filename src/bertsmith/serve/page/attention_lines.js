@@ -1,6 +1,6 @@
 // One head: the tokens twice, side by side, with lines from each to what it reads.
 
-import { draw, heated, make, percent, walkable, withNumber } from "./elements.js";
+import { draw, heated, make, percent, quoted, walkable, withNumber } from "./elements.js";
 
 const ROW = 28; // pixels, as in the style sheet
 const WIDTH = 100;
@@ -10,7 +10,7 @@ const FAINTEST = 0.02; // lines below this weight only cloud the picture
 export function attentionLines(tokens, pick) {
   let weights = [];
   const from = tokens.map((text, place) => fromToken(text, () => look(place)));
-  const to = tokens.map((text) => make("li", { class: "to" }, make("span", { class: "to-share" }), text));
+  const to = tokens.map((text) => make("li", { class: "to" }, make("span", { class: "to-share" }), quoted(text)));
   const viewBox = `0 0 ${WIDTH} ${tokens.length * ROW}`;
   const lines = draw("svg", { class: "lines", viewBox, preserveAspectRatio: "none", "aria-hidden": "true" });
   const spoken = make("p", { class: "lead", role: "status" });
@@ -39,7 +39,7 @@ export function attentionLines(tokens, pick) {
 }
 
 function fromToken(text, choose) {
-  return make("button", { type: "button", class: "from", mouseenter: choose, focus: choose, click: choose }, text);
+  return make("button", { type: "button", class: "from", mouseenter: choose, focus: choose, click: choose }, quoted(text));
 }
 
 function light(item, weight) {

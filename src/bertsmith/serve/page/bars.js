@@ -1,6 +1,6 @@
 // Probabilities as bars.
 
-import { make, percent, withNumber } from "./elements.js";
+import { make, percent, quoted, withNumber } from "./elements.js";
 
 /** A list of bars for [name, share] pairs; with `pick`, each can be pressed. */
 export function bars(entries, pick) {
@@ -9,7 +9,7 @@ export function bars(entries, pick) {
 
 function bar([name, share], pick) {
   const parts = [
-    make("span", { class: "bar-name" }, name),
+    make("span", { class: "bar-name" }, quoted(name)),
     make("span", { class: "bar-share" }, percent(share)),
     withNumber(make("span", { class: "bar-track", "aria-hidden": "true" }), "--share", share),
   ];

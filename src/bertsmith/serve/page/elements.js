@@ -2,6 +2,7 @@
 // page needs neither innerHTML nor the style attribute that its Content-Security-Policy refuses.
 
 const SVG = "http://www.w3.org/2000/svg";
+const [DARK_TURNS, LIGHT_TURNS] = [0.56, 0.84]; // heats from which black ink reads better, and white
 
 /** An HTML element: functions become listeners, true and false set or leave out an attribute. */
 export function make(name, attributes = {}, ...children) {
@@ -22,10 +23,15 @@ export function withNumber(element, property, value) {
 /** The same element, as warm as this number from 0 to 1; style sheets give it a readable ink. */
 export function heated(element, heat) {
   element.classList.add("heated");
-  // Where the shade meets dark and light ink half-way differs between the themes.
-  element.classList.toggle("warm", heat > 0.53);
-  element.classList.toggle("hot", heat > 0.76);
+  // Where the shade meets black and white ink half-way differs between the themes.
+  element.classList.toggle("warm", heat > DARK_TURNS);
+  element.classList.toggle("hot", heat > LIGHT_TURNS);
   return withNumber(element, "--heat", heat.toFixed(3));
+}
+
+/** Someone's words inside of ours: whichever way they are written, they do not turn what stands around them. */
+export function quoted(text) {
+  return make("bdi", {}, text);
 }
 
 function furnish(element, attributes, children) {
@@ -40,7 +46,12 @@ function furnish(element, attributes, children) {
 
 /** A labelled text field of one line, or of several that grow with their text. */
 export function field(label, { lines = 1, value = "", ...attributes } = {}) {
-  const box = make(lines > 1 ? "textarea" : "input", { autocomplete: "off", spellcheck: "false", ...attributes });
+  const box = make(lines > 1 ? "textarea" : "input", {
+    autocomplete: "off",
+    spellcheck: "false",
+    dir: "auto",
+    ...attributes,
+  });
   if (lines > 1) box.rows = lines;
   box.value = value;
   return { box, root: make("label", { class: "field" }, make("span", { class: "label" }, label), box) };
@@ -64,11 +75,14 @@ export function percent(share) {
 /** Makes one of several elements reachable by Tab, and the arrow keys walk among them; returns the wanderer. */
 export function walkable(elements, { columns = 1 } = {}) {
   const steps = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: columns, ArrowUp: -columns };
+  const turned = { ArrowRight: "ArrowLeft", ArrowLeft: "ArrowRight" }; // where lines run from right to left
   const reach = (wanted) => elements.forEach((element, place) => (element.tabIndex = place === wanted ? 0 : -1));
   elements.forEach((element, place) =>
     element.addEventListener("keydown", (event) => {
       const aims = { Home: 0, End: elements.length - 1 };
-      const aim = event.key in steps ? place + steps[event.key] : aims[event.key];
+      const leftward = event.key in turned && getComputedStyle(element).direction === "rtl";
+      const key = leftward ? turned[event.key] : event.key;
+      const aim = key in steps ? place + steps[key] : aims[key];
       if (aim === undefined) return;
       event.preventDefault();
       if (!elements[aim]) return;

@@ -1,7 +1,7 @@
 // Questions about a passage: the answer is marked where it stands.
 
 import { pieces } from "./codepoints.js";
-import { field, make, percent, withNumber } from "./elements.js";
+import { field, make, percent, quoted, withNumber } from "./elements.js";
 
 const EXAMPLES = [
   [
@@ -25,6 +25,7 @@ const EXAMPLES = [
   ],
 ];
 
+const NONE = "No answer in the passage";
 const BY_THRESHOLD = "This is not the most probable: the model's threshold for no answer decided.";
 
 export const answer = {
@@ -56,13 +57,14 @@ function build(frame) {
 
 function show(result, reply, passage) {
   const found = reply.answers.filter(({ start }) => start >= 0);
-  const text = make("p", { class: "passage" });
-  const rows = found.map((each) => candidate(each, () => point(each)));
+  const candidates = [...found, ...noAnswer(reply)].sort((one, other) => other.probability - one.probability);
+  const text = make("p", { class: "passage", dir: "auto" });
+  const rows = candidates.map((each) => candidate(each, () => point(each)));
   function point(chosen) {
-    rows.forEach((row, place) => row.setAttribute("aria-pressed", String(found[place] === chosen)));
-    text.replaceChildren(...marked(passage, found, chosen));
+    rows.forEach((row, place) => row.setAttribute("aria-pressed", String(candidates[place] === chosen)));
+    text.replaceChildren(...marked(passage, found, found.includes(chosen) ? chosen : null));
   }
-  point(reply.no_answer ? null : found[0]);
+  point(reply.no_answer ? candidates.find(({ start }) => start < 0) : found[0]);
   const list = make("div", { class: "candidates" }, ...rows);
   const others = make("section", { class: "card" }, make("h3", {}, "Best answers"), list);
   const split = make("div", { class: "split" }, text, rows.length ? others : null);
@@ -71,15 +73,21 @@ function show(result, reply, passage) {
   return reply.no_answer ? "The passage does not say." : `The answer: ${found[0]?.text}`;
 }
 
+/** That there is no answer, as one more candidate, where the model was taught that this happens. */
+function noAnswer({ no_answer_probability: probability }) {
+  return Number.isFinite(probability) ? [{ text: NONE, start: -1, end: -1, probability }] : [];
+}
+
 function verdict(reply, found) {
   const chance = reply.no_answer ? reply.no_answer_probability : found[0]?.probability;
-  const said = reply.no_answer || !found.length ? "The passage does not say." : found[0].text;
+  const said = reply.no_answer || !found.length ? "The passage does not say." : quoted(found[0].text);
   const share = Number.isFinite(chance) ? make("span", { class: "quiet-number" }, percent(chance)) : null;
   return make("p", { class: reply.no_answer ? "verdict unsure" : "verdict" }, said, " ", share);
 }
 
-function candidate({ text, probability }, point) {
-  const parts = [make("span", {}, text), make("span", { class: "bar-share" }, percent(probability))];
+function candidate({ text, start, probability }, point) {
+  const name = make("span", { class: start < 0 ? "none" : "" }, quoted(text));
+  const parts = [name, make("span", { class: "bar-share" }, percent(probability))];
   const track = withNumber(make("span", { class: "bar-track", "aria-hidden": "true" }), "--share", probability);
   const pointing = { click: point, mouseenter: point, focus: point };
   return make("button", { type: "button", class: "candidate", ...pointing }, ...parts, track);

@@ -1,7 +1,7 @@
 // Which of several texts goes on, or answers: a context and its options, one a line.
 
 import { bars, spoken } from "./bars.js";
-import { field, make, percent } from "./elements.js";
+import { field, make, percent, quoted } from "./elements.js";
 
 const EXAMPLES = [
   [
@@ -45,7 +45,7 @@ function show(result, reply, options) {
   const entries = options.map((option, place) => [option, reply.probabilities[place]]);
   entries.sort(([, one], [, other]) => other - one);
   const share = make("span", { class: "quiet-number" }, percent(reply.probabilities[reply.index]));
-  const verdict = make("p", { class: "verdict" }, reply.option, " ", share);
+  const verdict = make("p", { class: "verdict" }, quoted(reply.option), " ", share);
   result.replaceChildren(verdict, make("section", { class: "card" }, bars(entries)));
   return spoken(entries);
 }

@@ -46,9 +46,9 @@ function show(result, text, spans, labels) {
   const parts = pieces(text, spans).map(({ text: piece, span }) => {
     if (!span) return piece;
     const title = `${span.label}, ${percent(span.probability)}`;
-    return make("mark", { class: `entity ${tint(span.label)}`, title }, piece, make("small", {}, span.label));
+    return make("mark", { class: `entity ${tint(span.label)}`, title }, piece, make("small", { dir: "auto" }, span.label));
   });
-  result.replaceChildren(make("p", { class: "passage roomy" }, ...parts), legend(spans, tint));
+  result.replaceChildren(make("p", { class: "passage roomy", dir: "auto" }, ...parts), legend(spans, tint));
   return spans.length ? spans.map((span) => `${span.text}: ${span.label}`).join(", ") : "Nothing is marked.";
 }
 

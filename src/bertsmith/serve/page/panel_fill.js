@@ -1,7 +1,8 @@
 // Fill the blank: guesses for each mask while you type.
 
 import { bars, spoken } from "./bars.js";
-import { pieces, replace } from "./codepoints.js";
+import { blanksSentence } from "./blanks_sentence.js";
+import { replace } from "./codepoints.js";
 import { field, make } from "./elements.js";
 
 const EXAMPLES = [
@@ -10,7 +11,6 @@ const EXAMPLES = [
   ["A book", "He opened the [MASK] and read the first chapter."],
   ["Doctor", "The doctor told him to [MASK] more water."],
 ];
-const WORD = /[\p{L}\p{N}][\p{L}\p{M}\p{N}'’]*/gu;
 
 export const fill = {
   id: "fill",
@@ -27,7 +27,7 @@ export const fill = {
 
 function build(frame) {
   const maskOf = () => frame.model.mask ?? "[MASK]";
-  const text = field("Text", { lines: 2, value: "" });
+  const text = field("Text", { lines: 2, value: "", class: "brief" });
   const set = (value) => {
     text.box.value = value;
     frame.refresh({ now: true });
@@ -40,19 +40,38 @@ function build(frame) {
 
   function question() {
     if (text.box.value.includes(maskOf())) return { text: text.box.value, top: 6 };
-    return `Put a blank into the text: “Insert a blank”, or write ${maskOf()}.`;
+    return `Put a blank into the text: press a word, “Insert a blank”, or write ${maskOf()}.`;
+  }
+  let pressed = null; // the code point to whose successor the focus goes
+  function sentenceOf(value, masks, turnTo) {
+    // What was typed since then must not be lost: a press counts only while the result is that of the text.
+    const change = (start, end, by) => {
+      if (text.box.value !== value) return;
+      pressed = start;
+      set(replace(value, start, end, by));
+    };
+    const sentence = blanksSentence(value, masks, { hide: (first, end) => change(first, end, maskOf()), turnTo });
+    return { sentence, change };
+  }
+  function putUp(sentence, ...below) {
+    const left = frame.result.contains(document.activeElement) || document.activeElement === document.body;
+    frame.result.replaceChildren(sentence.root, ...below);
+    sentence.showFirst();
+    if (pressed !== null && left) sentence.focusAt(pressed);
+    pressed = null;
   }
   function show(reply, asked) {
-    // What was typed since then must not be lost: a press counts only while the result is that of the text.
-    const change = (...how) => text.box.value === asked.text && set(replace(asked.text, ...how));
+    const turnTo = (number) => cards[number].querySelector("button").focus();
+    const { sentence, change } = sentenceOf(asked.text, reply.masks, turnTo);
     const put = (mask, token) => change(...joined(asked.text, mask, token));
     const cards = reply.masks.map((mask, number) => guesses(mask, number, (token) => put(mask, token)));
-    frame.result.replaceChildren(
-      sentence(asked.text, reply.masks, (first, end) => change(first, end, maskOf())),
-      make("div", { class: "cards" }, ...cards),
-    );
+    putUp(sentence, make("div", { class: "cards" }, ...cards));
     return reply.masks.map((mask, number) => `Blank ${number + 1}: ${spoken(pairs(mask))}`).join(". ");
   }
+  frame.idle = () => {
+    if (text.box.value.trim()) putUp(sentenceOf(text.box.value, [], () => {}).sentence);
+    return Boolean(text.box.value.trim());
+  };
   frame.live("fill", question, show, 200);
 }
 
@@ -68,33 +87,6 @@ function joined(text, { start, end }, token) {
   if (!token.startsWith("##")) return [start, end, token];
   const before = [...text][start - 1];
   return [before === " " ? start - 1 : start, end, token.slice(2)];
-}
-
-/** The text with its masks numbered, and every word a button that hides it. */
-function sentence(text, masks, hide) {
-  const numbered = masks.map((mask, number) => ({ ...mask, number }));
-  const line = make("p", { class: "sentence", role: "group", "aria-label": "Press a word to hide it" });
-  let start = 0;
-  for (const { text: piece, span } of pieces(text, numbered)) {
-    if (span) line.append(make("span", { class: "blank" }, String(span.number + 1)));
-    else line.append(...words(piece, start, hide));
-    start += [...piece].length;
-  }
-  return line;
-}
-
-function words(piece, offset, hide) {
-  const found = [];
-  let reached = 0;
-  for (const match of piece.matchAll(WORD)) {
-    const start = offset + [...piece.slice(0, match.index)].length;
-    const end = start + [...match[0]].length;
-    const look = { type: "button", class: "word", title: "Hide this word" };
-    const button = make("button", { ...look, click: () => hide(start, end) }, match[0]);
-    found.push(piece.slice(reached, match.index), button);
-    reached = match.index + match[0].length;
-  }
-  return [...found, piece.slice(reached)];
 }
 
 function insertMask(box, mask, set) {

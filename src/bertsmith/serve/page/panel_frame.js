@@ -12,6 +12,7 @@ export class PanelFrame {
     this.note = make("p", { class: "note", role: "status" });
     this.result = make("div", { class: "result" });
     this.spoken = make("p", { class: "unseen", "aria-live": "polite" });
+    this.idle = null; // for a panel that shows something before there is an answer: says whether it did
     this.chooser = this.#chooser();
     const heading = make("div", { class: "heading" }, make("h2", {}, title), this.chooser.root);
     root.append(heading, make("p", { class: "lead" }, lead), this.inputs, this.note, this.result, this.spoken);
@@ -77,11 +78,12 @@ export class PanelFrame {
     this.result.removeAttribute("aria-busy");
   }
 
-  /** Say what is still wanted, and take the result away. */
+  /** Say what is still wanted, and take the result away; what the panel shows without one takes its place. */
   hint(line) {
     this.#say(line, "note");
     this.result.removeAttribute("aria-busy");
-    this.#clear();
+    if (!this.idle?.()) this.result.replaceChildren();
+    this.spoken.textContent = "";
   }
 
   /** Take the result away, also from who hears it: it would be taken for that of what is asked now. */
@@ -103,7 +105,7 @@ export class PanelFrame {
 
   #chooser() {
     const chooser = choice("Model", this.models.map(({ name }) => [name, name]), { class: "model" });
-    chooser.root.classList.toggle("lone", this.models.length < 2);
+    chooser.root.hidden = this.models.length < 2;
     return chooser;
   }
 }

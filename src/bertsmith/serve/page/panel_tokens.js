@@ -1,6 +1,6 @@
 // What BERT sees: tokens, the three embeddings that are added up, and a fresh masking.
 
-import { field, make } from "./elements.js";
+import { field, make, quoted } from "./elements.js";
 
 const EXAMPLES = [
   ["A pair", "My dog is cute.", "He likes playing in the snow."],
@@ -58,13 +58,13 @@ function show(result, seen) {
 
 function column({ text, id, segment, position, masking, shown }) {
   const changed = masking === "mask" || masking === "random";
-  const was = make("span", { class: "was" }, changed ? text : masking);
+  const was = make("span", { class: "was" }, quoted(changed ? text : masking));
   const title = `${text}, id ${id}${masking ? `: ${FATES[masking]}` : ""}`;
   return make(
     "li",
     { class: masking ? `token fate-${masking}` : "token", title },
     was,
-    make("span", { class: "piece" }, changed ? shown : text),
+    make("span", { class: "piece" }, quoted(changed ? shown : text)),
     make("span", { class: `segment segment-${segment % 2}` }, "AB"[segment] ?? String(segment)),
     make("span", { class: "position" }, String(position)),
   );

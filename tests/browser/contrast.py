@@ -1,0 +1,48 @@
+"""How readable the text of a page is: the contrast of each piece of text with what lies behind it."""
+
+from playwright.sync_api import Page
+
+CONTRASTS = """root => {
+    const brush = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
+    function paint(...colours) {  // on top of each other, as the browser itself mixes them
+        brush.clearRect(0, 0, 1, 1);
+        for (const colour of colours) {
+            brush.fillStyle = colour;
+            brush.fillRect(0, 0, 1, 1);
+        }
+        return [...brush.getImageData(0, 0, 1, 1).data].slice(0, 3);
+    }
+    const linear = (value) => (value <= 0.04045 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4);
+    function luminance(colour) {
+        const [red, green, blue] = colour.map((value) => linear(value / 255));
+        return 0.2126 * red + 0.7152 * green + 0.0722 * blue;
+    }
+    function grounds(element) {
+        const above = element.parentElement ? grounds(element.parentElement) : ["white"];
+        return [...above, getComputedStyle(element).backgroundColor];
+    }
+    function ratio(element) {
+        const behind = grounds(element);
+        const ink = luminance(paint(...behind, getComputedStyle(element).color));
+        const ground = luminance(paint(...behind));
+        return (Math.max(ink, ground) + 0.05) / (Math.min(ink, ground) + 0.05);
+    }
+    const texts = document.createTreeWalker(document.querySelector(root), NodeFilter.SHOW_TEXT);
+    const found = [];
+    while (texts.nextNode()) {
+        const element = texts.currentNode.parentElement;
+        const text = texts.currentNode.data.trim();
+        const seen = element.checkVisibility() && !element.closest(".unseen, svg");
+        if (text && seen) found.push([text, ratio(element)]);
+    }
+    return found;
+}"""
+READABLE = 4.5
+"""The least contrast of ordinary text in WCAG 2, level AA."""
+
+
+def unreadable(page: Page, root: str) -> dict[str, float]:
+    """The visible pieces of text below `root` that are too faint, with their contrasts."""
+    found = page.evaluate(CONTRASTS, root)
+    assert found, f"there is no text in {root}"
+    return {text: round(ratio, 2) for text, ratio in found if ratio < READABLE}
