@@ -19,6 +19,7 @@ from bertsmith.cli.fill import fill, next_sentence
 from bertsmith.cli.finetune import finetune, glue
 from bertsmith.cli.import_tf import import_tf
 from bertsmith.cli.inspect import inspect
+from bertsmith.cli.look.group import look
 from bertsmith.cli.merge import merge
 from bertsmith.cli.predict import evaluate, predict
 from bertsmith.cli.pretrain import pretrain
@@ -90,6 +91,7 @@ app.command("classify", cls=Verb)(classify)
 app.command("tag", cls=Verb)(tag)
 app.command("compare", cls=Verb)(compare)
 app.command("embed", cls=Verb)(embed)
+app.add_typer(look, name="look")
 app.command("serve", cls=Verb)(serve)
 app.command("import-tf", cls=Verb)(import_tf)
 

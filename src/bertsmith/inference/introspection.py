@@ -84,7 +84,7 @@ class Senses:
 def inspect_tokens(bert: Bert, text: TextInput, *, seed: int) -> InspectedTokens:
     """The tokens of a text or a pair, with a fresh masking as published: 15 %, of these 80-10-10."""
     (encoded,) = bert.reader.encode([text], truncate=False)
-    masked = _masked(bert, encoded, seed)
+    masked = masked_tokens(bert, encoded, seed)
     token = bert.tokenizer.token
     seen = []
     for index, number in enumerate(encoded.ids):
@@ -145,7 +145,7 @@ def inspect_senses(
 # ---- masking
 
 
-def _masked(bert: Bert, encoded: Encoded, seed: int) -> dict[int, int]:
+def masked_tokens(bert: Bert, encoded: Encoded, seed: int) -> dict[int, int]:
     """The indices of the tokens to predict, and what is shown there."""
     rows = [row for row, sequence in enumerate(encoded.sequence) if sequence >= 0]
     spans = [encoded.sequence.count(number) for number in sorted({0, *encoded.sequence} - {NOWHERE})]

@@ -52,18 +52,20 @@ def explain_attention(
     """The mix and, for each sequence, the probabilities [H, N, N] before dropout."""
     mixed, maps = [], []
     for start, end in layout.bounds():
-        probabilities_HNN = _probabilities(query_THK[start:end], key_THK[start:end], rule)
+        probabilities_HNN = attention_probabilities(query_THK[start:end], key_THK[start:end], rule)
         kept_HNN = functional.dropout(probabilities_HNN, rule.dropout, training=rule.dropout > 0)
         mixed.append(torch.einsum("hqk,khd->qhd", kept_HNN.to(value_THK.dtype), value_THK[start:end]))
         maps.append(probabilities_HNN)
     return torch.cat(mixed), maps
 
 
-def _probabilities(query_NHK: Tensor, key_NHK: Tensor, rule: AttentionRule) -> Tensor:
-    scores_HNN: Tensor = torch.einsum("qhd,khd->hqk", query_NHK, key_NHK) / query_NHK.shape[-1] ** 0.5
+def attention_probabilities(query_NHK: Tensor, key_NHK: Tensor, rule: AttentionRule) -> Tensor:
+    """What each token of a sequence attends to [H, N, N]; several of one length may stand in front."""
+    scores_HNN: Tensor = torch.einsum("...qhd,...khd->...hqk", query_NHK, key_NHK)
+    scores_HNN = scores_HNN / query_NHK.shape[-1] ** 0.5
     if scores_HNN.dtype in (torch.bfloat16, torch.float16):
         scores_HNN = scores_HNN.float()  # half precision cannot hold a softmax over many keys
-    index_N = torch.arange(query_NHK.shape[0], device=query_NHK.device)
+    index_N = torch.arange(query_NHK.shape[-3], device=query_NHK.device)
     distance_NN = index_N[:, None] - index_N[None, :]
     hidden_NN = torch.zeros_like(distance_NN, dtype=torch.bool)
     if rule.causal:

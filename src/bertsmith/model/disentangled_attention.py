@@ -17,6 +17,7 @@ from torch.nn import functional
 from bertsmith.model.attention import Attend, AttentionRule
 from bertsmith.model.elementwise import Dropout
 from bertsmith.model.encoder import ALL, Embeddings, Encoder, Rows, SelfAttention
+from bertsmith.model.watched_attention import WatchedAttention
 from bertsmith.packed import Layout, PackedBatch
 
 
@@ -65,25 +66,21 @@ class DisentangledAttention(SelfAttention):
         self,
         hidden_TD: Tensor,
         batch: PackedBatch,
-        attend: Attend,  # noqa: ARG002 - the signature of every attention
+        attend: Attend,
         rows: Rows = ALL,
     ) -> Tensor:
-        """The output at the wanted rows; `attend` is not asked, for kernels know no relative positions."""
+        """The output at the wanted rows; `attend` only watches, for kernels know no relative positions."""
         rule = self.training_rule if self.training else self.rule
         query_HTK, key_HTK, value_HTK = self._projected(hidden_TD)
+        probabilities = self._probabilities(query_HTK, key_HTK, batch.layout)
+        if isinstance(attend, WatchedAttention):
+            probabilities = attend.show(probabilities)
         mixed = []
-        for (start, end), probabilities_HNN in zip(
-            batch.layout.bounds(), self._probabilities(query_HTK, key_HTK, batch.layout), strict=True
-        ):
+        for (start, end), probabilities_HNN in zip(batch.layout.bounds(), probabilities, strict=True):
             kept_HNN = functional.dropout(probabilities_HNN, rule.dropout, training=rule.dropout > 0)
             mixed.append((kept_HNN.to(value_HTK.dtype) @ value_HTK[:, start:end]).transpose(0, 1))
         output_RD: Tensor = self.output(torch.cat(mixed).flatten(1)[rows])
         return output_RD
-
-    def probabilities(self, hidden_TD: Tensor, layout: Layout) -> list[Tensor]:
-        """For each sequence, what every head attends to [H, N, N]."""
-        query_HTK, key_HTK, _ = self._projected(hidden_TD)
-        return self._probabilities(query_HTK, key_HTK, layout)
 
     def _probabilities(self, query_HTK: Tensor, key_HTK: Tensor, layout: Layout) -> list[Tensor]:
         (relative,) = self._shared
@@ -121,13 +118,3 @@ class DisentangledEncoder(Encoder):
     ) -> None:
         super().__init__(embeddings, blocks, order=range(len(blocks)))
         self.relative = relative
-
-    def attention_maps(self, batch: PackedBatch) -> list[list[Tensor]]:
-        """For each layer and each sequence, what every head attends to [H, N, N]."""
-        states = self.hidden_states(batch)[:-1]
-        attentions = (self.blocks[number].attention for number in self.order)
-        return [
-            attention.probabilities(state_TD, batch.layout)
-            for attention, state_TD in zip(attentions, states, strict=True)
-            if isinstance(attention, DisentangledAttention)
-        ]

@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from bertsmith.model.activations import activation_function
-from bertsmith.model.attention import Attend, AttentionRule, explain_attention
+from bertsmith.model.attention import Attend, AttentionRule
 from bertsmith.model.attention_kernels import packed_attention
 from bertsmith.model.elementwise import Dropout
 from bertsmith.model.rotary import Rotary
+from bertsmith.model.watched_attention import WatchedAttention
 from bertsmith.packed import Layout, PackedBatch
 
 Rows = Tensor | slice
@@ -245,17 +246,14 @@ class Encoder(nn.Module):
 
     def attention_maps(self, batch: PackedBatch) -> list[list[Tensor]]:
         """For each layer and each sequence, what every head attends to [H, N, N]."""
-        maps: list[list[Tensor]] = []
+        maps: list[dict[int, Tensor]] = [{} for _ in self.order]
 
-        def recorded(
-            query: Tensor, key: Tensor, value: Tensor, layout: Layout, rule: AttentionRule
-        ) -> Tensor:
-            mixed_THK, layer_maps = explain_attention(query, key, value, layout, rule)
-            maps.append(layer_maps)
-            return mixed_THK
+        def keep(layer: int, numbers: list[int], weights_GHNN: Tensor) -> Tensor:
+            maps[layer] |= dict(zip(numbers, weights_GHNN, strict=True))
+            return weights_GHNN
 
-        self.forward(batch, recorded)
-        return maps
+        self.forward(batch, WatchedAttention(keep))
+        return [[layer[number] for number in sorted(layer)] for layer in maps]
 
     def sentence_rows(self, layout: Layout) -> Rows:
         """The rows that `sentence_states` looks at."""

@@ -1,0 +1,13 @@
+"""`bertsmith look`: what goes on inside a model, as tables and pictures."""
+
+from typer import Typer
+
+from bertsmith.cli.look.surface import surface
+
+look = Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Look inside a model: what its heads attend to, and what its layers know.",
+    epilog="Start here: bertsmith look surface --input texts.txt --out look/",
+)
+look.command("surface")(surface)

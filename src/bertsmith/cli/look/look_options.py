@@ -1,0 +1,55 @@
+"""What the commands of `bertsmith look` have in common: options, texts, and how a report is left behind."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Option, echo
+
+from bertsmith.cli.classify import text_or_pair
+from bertsmith.cli.model_options import open_model, print_json
+from bertsmith.cli.text_files import pieces_of
+from bertsmith.inference.model_path import DEFAULT_MODEL
+
+if TYPE_CHECKING:
+    from bertsmith.inference.loaded_model import Bert
+    from bertsmith.inference.text_reader import TextOrPair
+    from bertsmith.insight.report import Report
+
+OutOption = Annotated[
+    Path, Option("--out", metavar="FOLDER", help="Folder of the table (.txt, .json) and the picture (.png).")
+]
+TextsOption = Annotated[
+    Path, Option("--input", metavar="FILE", help="One text a line, a tab between the two of a pair.")
+]
+SeedOption = Annotated[int, Option("--seed", min=0, help="Of random weights, masks and samples.")]
+
+
+def open_for_looking(model: Path | None, device: str) -> "Bert":
+    """The model in single precision: studies compare small differences."""
+    return open_model(model, "look", device=device, precision="fp32")
+
+
+def name_of_model(model: Path | None) -> str:
+    """How tables and pictures call it."""
+    return Path(DEFAULT_MODEL if model is None else model).expanduser().resolve().name
+
+
+def texts_or_pairs(source: Path) -> "list[TextOrPair]":
+    """All texts and pairs of a file."""
+    return [text for piece in pieces_of(source.expanduser(), text_or_pair) for text in piece.texts]
+
+
+def leave(reports: "Sequence[Report]", out: Path, *, as_json: bool) -> None:
+    """Write reports into a folder, and print what they say."""
+    from bertsmith.insight.report import plain, write_report
+
+    out = out.expanduser()
+    for report in reports:
+        write_report(report, out)
+    if as_json:
+        print_json({report.name: plain(report.values) for report in reports})
+        return
+    for report in reports:
+        echo(report.text())
+    echo(f"written to {out}: {', '.join(report.name for report in reports)} (.txt, .json, .png)")

@@ -1,0 +1,46 @@
+"""`bertsmith look surface`: neighbours, special tokens, punctuation, entropy and gradients of every head."""
+
+from functools import partial
+from typing import Annotated
+
+from typer import Option
+
+from bertsmith.cli.look.look_options import (
+    OutOption,
+    SeedOption,
+    TextsOption,
+    leave,
+    name_of_model,
+    open_for_looking,
+    texts_or_pairs,
+)
+from bertsmith.cli.model_options import DeviceOption, JsonOption, ModelOption
+
+
+def surface(
+    texts: TextsOption,
+    out: OutOption,
+    model: ModelOption = None,
+    longest: Annotated[int, Option(min=8, help="Cut texts to so many tokens; published: 128.")] = 128,
+    seed: SeedOption = 0,
+    device: DeviceOption = "auto",
+    as_json: JsonOption = False,
+) -> None:
+    """Show what every head attends to on the surface.
+
+    Previous, next and current token, [CLS], [SEP], periods and commas, the other text of a pair, how broad
+    attention is (entropy), and, where the model has a masked-LM head, how much its loss changes with
+    attention (gradients), as Clark et al. 2019 measured them on pairs of paragraphs. Beside it stands what
+    three networks with random weights show.
+
+    Example: bertsmith look surface --model models/bert-base --input texts.txt --out look/
+    Pairs of consecutive lines: paste - - < texts.txt > pairs.txt
+    """
+    from bertsmith.insight.random_control import of_untrained
+    from bertsmith.insight.surface import study_surface
+    from bertsmith.insight.surface_report import surface_report
+
+    given, bert = texts_or_pairs(texts), open_for_looking(model, device)
+    study = partial(study_surface, texts=given, longest=longest, seed=seed)
+    found, untrained = study(bert), of_untrained(bert, study, seed=seed)
+    leave([surface_report(found, untrained, model=name_of_model(model))], out, as_json=as_json)

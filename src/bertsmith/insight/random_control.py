@@ -1,0 +1,30 @@
+"""The same network before it learned anything: a finding that it shows too says nothing about training."""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+
+from bertsmith.core.seeds import key_of
+from bertsmith.inference.loaded_model import Bert
+from bertsmith.model.model_folder import Model
+from bertsmith.model.network import new_network
+
+INITIALISATIONS = 3
+
+Finding = TypeVar("Finding")
+
+
+def untrained_twin(bert: Bert, seed: int) -> Bert:
+    """A model of the same shape with fresh initial weights, and a masked-LM head where there is one."""
+    network = bert.model.network
+    heads = {"mlm": 0} if "mlm" in bert.heads else {}
+    # Drawn on the CPU: the same weights whatever the device.
+    generator = torch.Generator().manual_seed(key_of(seed, "untrained twin") % 2**63)
+    fresh = new_network(network.config, heads, generator)
+    return Bert(Model(fresh), bert.tokenizer, device=str(bert.engine.device))
+
+
+def of_untrained(bert: Bert, study: Callable[[Bert], Finding], *, seed: int) -> list[Finding]:
+    """What a study finds in each of three initialisations."""
+    return [study(untrained_twin(bert, seed + number)) for number in range(INITIALISATIONS)]

@@ -1,0 +1,105 @@
+"""What a study leaves behind: tables as text, all of its numbers as JSON, and a picture."""
+
+import json
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bertsmith.core.files import atomic_folder, write_text
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Cell = str | int | float | None
+Draw = Callable[["Figure"], None]
+UNTRAINED_TOO = "*"
+"""Stands behind a finding that random weights show too."""
+
+log = logging.getLogger("bertsmith")
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows under named columns, with a title above and notes below."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: Sequence[Sequence[Cell]]
+    notes: tuple[str, ...] = ()
+
+    def text(self) -> str:
+        """The table for a person; the first column is flush left, numbers flush right."""
+        lines = [[_shown(cell) for cell in row] for row in (self.columns, *self.rows)]
+        widths = [max(len(line[column]) for line in lines) for column in range(len(self.columns))]
+        written = [
+            "  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]).rstrip()
+            for line in lines
+        ]
+        rule = "  ".join("-" * width for width in widths)
+        return "\n".join([self.title, "", written[0], rule, *written[1:], *(f"  {n}" for n in self.notes)])
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Tables, the numbers behind them, and what draws their picture."""
+
+    name: str
+    """Of its files: name.txt, name.json, name.png."""
+    tables: tuple[Table, ...]
+    values: Mapping[str, Any]
+    draw: Draw
+    size: tuple[float, float] = (12, 7)
+    """Of the picture, in inches."""
+
+    def text(self) -> str:
+        """All tables."""
+        return "\n\n".join(table.text() for table in self.tables) + "\n"
+
+
+def write_report(report: Report, out: Path) -> None:
+    """Write a report into a folder, which may hold others; all of its files appear, or none does."""
+    values = json.dumps(plain(report.values), ensure_ascii=False, allow_nan=False)
+    with atomic_folder(out) as folder:
+        write_text(folder / f"{report.name}.txt", report.text())
+        write_text(folder / f"{report.name}.json", values + "\n")
+        _draw(report, folder / f"{report.name}.png")
+
+
+def head_name(layer: int, head: int) -> str:
+    """A head as the paper writes it, both counted from 1: 7-6."""
+    return f"{layer + 1}-{head + 1}"
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON has it: arrays become lists, what is no number null."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(each) for key, each in value.items()}
+    if isinstance(value, np.ndarray | np.generic):
+        return plain(value.tolist())
+    if isinstance(value, list | tuple):
+        return [plain(each) for each in value]
+    if isinstance(value, float):
+        return round(value, 7) if math.isfinite(value) else None
+    return value
+
+
+def _draw(report: Report, file: Path) -> None:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        log.warning("no picture is drawn: pip install bertsmith[plots] to have one")
+        return
+    figure = Figure(figsize=report.size)
+    report.draw(figure)
+    figure.savefig(file, format="png", dpi=90)
+
+
+def _shown(cell: Cell) -> str:
+    if cell is None or (isinstance(cell, float) and math.isnan(cell)):
+        return "-"
+    return f"{cell:.3f}" if isinstance(cell, float) else str(cell)

@@ -1,0 +1,232 @@
+"""What every head attends to on the surface: neighbours, special tokens, punctuation, the other sentence.
+
+The measures of Clark et al. 2019, section 3, each a sum over all tokens of all texts over their number. The
+paper averages texts; here a long text counts for as many tokens as it has.
+
+Shapes: L layers, H heads, G texts of one length N, M measures, C kinds of tokens, R kinds of rows.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional
+
+from bertsmith.core.progress import progress_bar
+from bertsmith.inference.introspection import masked_tokens
+from bertsmith.inference.loaded_model import Bert
+from bertsmith.inference.text_reader import Sequences, TextInput
+from bertsmith.insight.attention_pass import Study, attention_pass
+from bertsmith.model.watched_attention import WatchedAttention
+from bertsmith.packed import PackedBatch, pack
+from bertsmith.text.tokenizer import Encoded, truncate_longest_first
+
+PerHead = NDArray[np.float64]
+"""A number for each head [L, H]."""
+
+SHARES = ("previous", "next", "itself", "[CLS]", "[SEP]", "punctuation")
+"""Fractions of the attention of all tokens."""
+MEASURES = (*SHARES, "[SEP] to [SEP]", "others to [SEP]", "A to B", "B to A", "entropy", "entropy of [CLS]")
+GRADIENTS = ("gradient to [SEP]", "gradient to punctuation", "gradient to others")
+PUNCTUATION = frozenset(".,")
+"""The paper's "punctuation" is periods and commas."""
+SMOOTHING = 1e-4
+"""Of entropies, as published: .9999 a + .0001 / n."""
+GRADIENT_BATCH_TOKENS = 1024
+"""For gradients all layers of a batch are kept at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Surface:
+    """The measures of every head [L, H]; one that the texts do not have (pairs) or the model (a masked-LM
+    head) is not a number."""
+
+    measures: dict[str, PerHead]
+    texts: int
+    tokens: int
+
+
+@dataclass(slots=True)
+class _Sums:
+    """Sums over tokens and their number, for each measure."""
+
+    sums: dict[str, PerHead] = field(default_factory=dict)
+    counts: dict[str, float] = field(default_factory=dict)
+
+    def add(self, measure: str, sum_LH: PerHead, count: float) -> None:
+        self.sums[measure] = self.sums.get(measure, 0.0) + sum_LH
+        self.counts[measure] = self.counts.get(measure, 0.0) + count
+
+    def mean(self, measure: str, shape: tuple[int, int]) -> PerHead:
+        count = self.counts.get(measure, 0.0)
+        return self.sums[measure] / count if count else np.full(shape, np.nan)
+
+
+def study_surface(bert: Bert, texts: Sequence[TextInput], *, longest: int, seed: int) -> Surface:
+    """The surface measures of every head over these texts, each cut to the longest length."""
+    encoded = shortened(bert, texts, longest)
+    config = bert.model.network.config
+    shape, sums = (config.layers, config.heads), _Sums()
+    kinds = [_kinds_of(bert, each, text) for each, text in zip(encoded, texts, strict=True)]
+    study = Study(
+        prepare=lambda numbers: torch.stack([kinds[each] for each in numbers]).to(bert.engine.device),
+        reduce=_measured,
+    )
+    for numbers, layers in attention_pass(bert, encoded, study, what="attention"):
+        found_LMH = torch.stack(layers).double().cpu().numpy()
+        counts = _counts(torch.stack([kinds[each] for each in numbers]))
+        for at, measure in enumerate(MEASURES):
+            sums.add(measure, found_LMH[:, at], counts[measure])
+    if "mlm" in bert.heads:
+        _add_gradients(bert, encoded, kinds, sums, seed)
+    measures = {name: sums.mean(name, shape) for name in (*MEASURES, *GRADIENTS)}
+    return Surface(measures, len(encoded), sum(map(len, encoded)))
+
+
+def shortened(bert: Bert, texts: Sequence[TextInput], longest: int) -> list[Encoded]:
+    """The tokens of texts, cut to this length or to the model's, whichever is shorter."""
+    whole = bert.reader.encode(texts, truncate=True)
+    return [each if len(each) <= longest else truncate_longest_first(each, longest) for each in whole]
+
+
+# ---- which tokens are meant: columns of kinds [N, C]
+
+SEP, CLS, PUNCT, FIRST, SECOND = range(5)
+
+
+def _kinds_of(bert: Bert, encoded: Encoded, text: TextInput) -> Tensor:
+    """Of each token whether it is [SEP], [CLS], punctuation, of the first and of the second text [N, C]."""
+    whole = text if isinstance(text, str | tuple) else text.text
+    parts = (whole,) if isinstance(whole, str) else whole
+    kinds = torch.zeros(len(encoded), 5)
+    for row, (number, sequence) in enumerate(zip(encoded.ids, encoded.sequence, strict=True)):
+        if sequence < 0:
+            kinds[row, SEP], kinds[row, CLS] = (
+                number == bert.tokenizer.sep_id,
+                number == bert.tokenizer.cls_id,
+            )
+            continue
+        start, end = encoded.offsets[row]
+        kinds[row, PUNCT] = parts[sequence][start:end].strip() in PUNCTUATION
+        kinds[row, FIRST + sequence] = 1
+    return kinds
+
+
+def _counts(kinds_GNC: Tensor) -> dict[str, float]:
+    """How many rows each measure is an average over."""
+    texts, length, _ = kinds_GNC.shape
+    of_kind_GC = kinds_GNC.sum(1)
+    paired_G = (of_kind_GC[:, SECOND] > 0).float()
+    separators = float(of_kind_GC[:, SEP].sum())
+    return dict.fromkeys((*SHARES, "entropy"), float(texts * length)) | {
+        "[SEP] to [SEP]": separators,
+        "others to [SEP]": texts * length - separators,
+        "A to B": float((of_kind_GC[:, FIRST] * paired_G).sum()),
+        "B to A": float((of_kind_GC[:, SECOND] * paired_G).sum()),
+        "entropy of [CLS]": float(of_kind_GC[:, CLS].sum()),
+    }
+
+
+def _measured(kinds_GNC: Tensor, weights_GHNN: Tensor) -> Tensor:
+    """The sums of all measures over the rows of G texts [M, H]."""
+    weights_GHNN = weights_GHNN.float()
+    to_kind_GHNC = weights_GHNN @ kinds_GNC[:, None]
+    # [G, H, R, C]: from the rows of a kind to the columns of a kind.
+    between_HRC = (kinds_GNC.mT[:, None] @ to_kind_GHNC).sum(0)
+    to_kind_HC = to_kind_GHNC.sum((0, 2))
+    entropy_GHN = entropies(weights_GHNN)
+    near = [weights_GHNN.diagonal(step, 2, 3).sum((0, 2)) for step in (-1, 1, 0)]
+    found = {
+        **dict(zip(("previous", "next", "itself"), near, strict=True)),
+        "[CLS]": to_kind_HC[:, CLS],
+        "[SEP]": to_kind_HC[:, SEP],
+        "punctuation": to_kind_HC[:, PUNCT],
+        "[SEP] to [SEP]": between_HRC[:, SEP, SEP],
+        "others to [SEP]": to_kind_HC[:, SEP] - between_HRC[:, SEP, SEP],
+        "A to B": between_HRC[:, FIRST, SECOND],
+        "B to A": between_HRC[:, SECOND, FIRST],
+        "entropy": entropy_GHN.sum((0, 2)),
+        "entropy of [CLS]": torch.einsum("ghn,gn->h", entropy_GHN, kinds_GNC[:, :, CLS]),
+    }
+    return torch.stack([found[name] for name in MEASURES])
+
+
+def entropies(weights_GHNN: Tensor) -> Tensor:
+    """The entropy of what each token attends to, in nats [G, H, N]."""
+    smooth_GHNN = (1 - SMOOTHING) * weights_GHNN + SMOOTHING / weights_GHNN.shape[-1]
+    return -(smooth_GHNN * smooth_GHNN.log()).sum(-1)
+
+
+# ---- gradients
+
+
+def _add_gradients(
+    bert: Bert, encoded: Sequence[Encoded], kinds: Sequence[Tensor], sums: _Sums, seed: int
+) -> None:
+    """Add how much the masked-LM loss of a text changes with one attention weight, in absolute size."""
+    with progress_bar("gradients", len(encoded)) as advance:
+        for numbers, _ in Sequences.of(encoded).batches(GRADIENT_BATCH_TOKENS):
+            chosen = [encoded[number] for number in numbers.tolist()]
+            masks = [
+                masked_tokens(bert, each, seed + int(n)) for each, n in zip(chosen, numbers, strict=True)
+            ]
+            found_LHC, count_C = _gradient_sums(bert, chosen, masks, [kinds[n] for n in numbers])
+            for at, measure in enumerate(GRADIENTS):
+                sums.add(measure, found_LHC[:, :, at], float(count_C[at]))
+            advance(len(chosen))
+
+
+def _gradient_sums(
+    bert: Bert, texts: Sequence[Encoded], masks: Sequence[dict[int, int]], kinds: Sequence[Tensor]
+) -> tuple[PerHead, PerHead]:
+    """Sums of absolute gradients to [SEP], punctuation and others [L, H, 3], and how many they are [3]."""
+    batch, rows_P, wanted_P, weights_P = _masked_batch(texts, masks)
+    network, device = bert.model.network, bert.engine.device
+    seen: list[tuple[int, list[int], Tensor]] = []
+
+    def watch(layer: int, numbers: list[int], weights_GHNN: Tensor) -> Tensor:
+        kept = weights_GHNN if weights_GHNN.requires_grad else weights_GHNN.requires_grad_()
+        seen.append((layer, numbers, kept))
+        return kept
+
+    hidden_TD = network.encoder(batch.to(device), WatchedAttention(watch))
+    scores_PV = network.word_scores(hidden_TD, rows_P.to(device)).float()
+    losses_P = functional.cross_entropy(scores_PV, wanted_P.to(device), reduction="none")
+    gradients = torch.autograd.grad((losses_P * weights_P.to(device)).sum(), [each for *_, each in seen])
+    found_LHC = np.zeros((network.config.layers, network.config.heads, 3))
+    count_C = np.zeros(3)
+    for (layer, numbers, _), gradient_GHNN in zip(seen, gradients, strict=True):
+        kind_GNC = torch.stack([_key_kinds(kinds[number]) for number in numbers]).to(device)
+        found_LHC[layer] += (gradient_GHNN.abs().float() @ kind_GNC[:, None]).sum((0, 2)).cpu().numpy()
+        if layer == 0:
+            count_C += (kind_GNC.sum((0, 1)) * kind_GNC.shape[1]).cpu().numpy()
+    return found_LHC, count_C
+
+
+def _key_kinds(kinds_NC: Tensor) -> Tensor:
+    """Of each token whether it is [SEP], punctuation or neither [N, 3]."""
+    named = kinds_NC[:, [SEP, PUNCT]]
+    return torch.cat([named, 1 - named.sum(1, keepdim=True)], 1)
+
+
+def _masked_batch(
+    texts: Sequence[Encoded], masks: Sequence[dict[int, int]]
+) -> tuple[PackedBatch, Tensor, Tensor, Tensor]:
+    """The texts as masking shows them; rows and ids of what is to be predicted, and each one's weight.
+
+    A text's loss is the mean over its predicted tokens.
+    """
+    shown = [
+        [mask.get(row, id) for row, id in enumerate(each.ids)]
+        for each, mask in zip(texts, masks, strict=True)
+    ]
+    batch = pack(shown, [each.segments for each in texts])
+    rows, wanted, weights = [], [], []
+    for (start, _), each, mask in zip(batch.layout.bounds(), texts, masks, strict=True):
+        rows += [start + row for row in mask]
+        wanted += [each.ids[row] for row in mask]
+        weights += [1 / len(mask)] * len(mask)
+    return batch, torch.tensor(rows), torch.tensor(wanted), torch.tensor(weights)

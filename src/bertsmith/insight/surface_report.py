@@ -1,0 +1,70 @@
+"""The tables and the picture of the surface study."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from bertsmith.insight.pictures import draw_head_grids
+from bertsmith.insight.report import UNTRAINED_TOO, Report, Table, head_name
+from bertsmith.insight.surface import GRADIENTS, MEASURES, SHARES, PerHead, Surface
+
+BY_LAYER = (*SHARES, "A to B", "B to A", "entropy", *GRADIENTS)
+
+
+def surface_report(surface: Surface, untrained: Sequence[Surface], *, model: str) -> Report:
+    """What the study found, beside what it finds in untrained networks."""
+    known = [name for name in (*MEASURES, *GRADIENTS) if not np.isnan(surface.measures[name]).all()]
+    grids = {name: surface.measures[name] for name in known}
+    title = f"{model}: what heads attend to, {surface.texts:,} texts of {surface.tokens:,} tokens"
+    values = {
+        "model": model,
+        "texts": surface.texts,
+        "tokens": surface.tokens,
+        "measures": grids,
+        "untrained": [{name: each.measures[name] for name in known} for each in untrained],
+    }
+    tables = (_strongest(title, surface, untrained, known), _by_layer(surface, untrained, known))
+    height = 2.4 * -(-len(grids) // 4) + 0.6
+    return Report(
+        "surface", tables, values, lambda figure: draw_head_grids(figure, grids, title=title), (13, height)
+    )
+
+
+def _strongest(title: str, surface: Surface, untrained: Sequence[Surface], known: Sequence[str]) -> Table:
+    rows = []
+    for name in known:
+        values_LH = surface.measures[name]
+        layer, head = np.unravel_index(np.nanargmax(values_LH), values_LH.shape)
+        control = max(float(np.nanmax(each.measures[name])) for each in untrained)
+        best = float(values_LH[layer, head])
+        over_half = int((values_LH > 0.5).sum()) if name not in BY_LAYER[-4:] else None
+        marked = UNTRAINED_TOO if control >= best else ""
+        where = head_name(int(layer), int(head))
+        rows.append((name, where, best, over_half, float(np.nanmean(values_LH)), control, marked))
+    columns = ("measure", "largest in", "value", "heads > 0.5", "mean", "untrained", "")
+    notes = (
+        "Fractions of attention; entropies in nats (of uniform attention: the logarithm of the length).",
+        "Gradients: mean absolute change of the masked-LM loss with one attention weight.",
+        f"untrained: the largest value in {len(untrained)} random initialisations; {UNTRAINED_TOO} where one "
+        "of them has as much.",
+    )
+    return Table(title, columns, rows, notes)
+
+
+def _by_layer(surface: Surface, untrained: Sequence[Surface], known: Sequence[str]) -> Table:
+    names = [name for name in BY_LAYER if name in known]
+    rows: list[tuple[str | float, ...]] = []
+
+    def row(what: str, value: dict[str, PerHead], layer: slice) -> None:
+        rows.append((what, *(float(np.mean(value[name][layer])) for name in names)))
+
+    layers = len(next(iter(surface.measures.values())))
+    for layer in range(layers):
+        row(f"layer {layer + 1}", surface.measures, slice(layer, layer + 1))
+    means = {name: np.mean([each.measures[name] for each in untrained], axis=0) for name in names}
+    row("untrained", means, slice(None))
+    # A gradient is small beside a fraction: a thousand of it shows its digits.
+    shown = [f"1000 x {name}" if name in GRADIENTS else name for name in names]
+    scale = [1000.0 if name in GRADIENTS else 1.0 for name in names]
+    scaled = [(first, *(float(v) * s for v, s in zip(rest, scale, strict=True))) for first, *rest in rows]
+    return Table("Means over the heads of a layer", ("", *shown), scaled)
