@@ -1,11 +1,14 @@
 """Does a run that is killed again and again end exactly as one that was never disturbed?
 
-    python bench/kill_and_resume.py --store store/ --kills 10
+    python bench/kill_and_resume.py --store store/ --kills 100    # pre-training
+    python bench/kill_and_resume.py --finetune --kills 50         # fine-tuning, on sentences made up here
 
-Pre-trains a small model once without interruption. Then the same again with SIGKILL at random moments, while
-it starts, between two saves and, at least three times, inside the write of a state; after each kill the same
-command is given again. Tells where each kill hit. At the end compares measurements, weights, moments and the
-saved position bit for bit. Exit status 1 if anything differs.
+Trains a small model once without interruption. Then the same again with SIGKILL at random moments, while it
+starts, between two saves and, at least three times, inside the write of a state; after each kill the same
+command is given again. Fine-tuning saves a state every five minutes and when it is asked to stop: where a
+write is to be hit it gets SIGTERM first, as on a machine that is taken away. Tells where each kill hit. At
+the end compares measurements, weights, moments and the saved position bit for bit. Exit status 1 if anything
+differs.
 """
 
 import argparse
@@ -18,7 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,7 +33,7 @@ from bertsmith.training.checkpoint_storage import saved_steps, step_folder
 from bertsmith.training.journal import read_metrics
 
 RECIPE = "bert-tiny"
-SETTINGS = (
+PRETRAINING_SETTINGS = (
     *(
         "examples.stages=[{fraction=0.7, length=32, predictions=5}, "
         "{fraction=0.3, length=64, predictions=10}]",
@@ -43,38 +46,37 @@ SETTINGS = (
     ),
     *("run.device=cpu", "run.log_every_steps=3", "run.save_every_steps=5", "run.evaluate_every_steps=25"),
 )
+EXAMPLES, EXAMPLES_A_STEP = 1600, 8
+FINETUNING_SETTINGS = (
+    *(f"run.examples={EXAMPLES_A_STEP}", "run.device=cpu", "run.evaluations=8", "run.keep=best"),
+    *("optim.peak_lr=1e-4", "text.longest=16"),
+)
 CLOCK = {"seconds", "first_step_seconds", "tokens_per_second", "input_wait", "mfu"}
 """What the clock decides in a line of metrics; in a saved state also the time waited for batches."""
 WRITES_TO_HIT = 3
 LONGEST_START_SECONDS = 8.0
 LONGEST_WAIT_INSIDE_A_WRITE_SECONDS = 0.03
 LOOK_EVERY_SECONDS = 0.0005
+LONGEST_WAIT_AFTER_SIGTERM_SECONDS = 0.4
+"""About as long as a state takes to be written: some are hit inside, others are whole when the kill comes."""
 SHARE_WHILE_STARTING, SHARE_INSIDE_WRITES = 0.15, 0.6
+STOPPED = 130
+"""Exit status of a run that was asked to stop and has saved its state."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """The run under test."""
+    """The run under test: what a user would type, but for where it writes."""
 
-    store: Path
+    words: tuple[str, ...]
+    settings: tuple[str, ...]
     out: Path
-    steps: int
+    saves_when_asked: bool = False
+    """Whether it saves hardly ever of itself."""
 
     def command(self) -> list[str]:
-        """What a user would type."""
-        settings = [word for setting in SETTINGS for word in ("--set", setting)]
-        places = ["--store", str(self.store), "--out", str(self.out)]
-        return [
-            sys.executable,
-            "-m",
-            "bertsmith",
-            "pretrain",
-            RECIPE,
-            *places,
-            "--steps",
-            str(self.steps),
-            *settings,
-        ]
+        settings = [word for setting in self.settings for word in ("--set", setting)]
+        return [sys.executable, "-m", "bertsmith", *self.words, "--out", str(self.out), *settings]
 
     def start(self) -> subprocess.Popen[bytes]:
         """The command in a process group of its own."""
@@ -96,15 +98,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--store", type=Path, required=True, help="token store")
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("--store", type=Path, help="pre-train on this token store")
+    which.add_argument("--finetune", action="store_true", help="fine-tune the small own model")
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--seed", type=int, default=int(time.time()), help="of the moments of the kills")
     options = parser.parse_args()
     print(f"moments drawn from seed {options.seed}")
     with tempfile.TemporaryDirectory() as folder:
-        undisturbed = Job(options.store, Path(folder) / "undisturbed", options.steps)
-        disturbed = Job(options.store, Path(folder) / "disturbed", options.steps)
+        make = finetuning if options.finetune else pretraining
+        undisturbed, disturbed = make(options, Path(folder))
         seconds = finish(undisturbed)
         kill_again_and_again(disturbed, Kills(options.kills, seconds, random.Random(options.seed)))
         finish(disturbed)
@@ -115,6 +119,31 @@ def main() -> None:
     print(f"half-written files left in the finished run: {', '.join(left.values()) or 'none'}")
     print("verdict:", "NOT THE SAME" if differences else "the same to the bit")
     sys.exit(1 if differences else 0)
+
+
+def pretraining(options: argparse.Namespace, folder: Path) -> tuple[Job, Job]:
+    """The run that is left alone, and the one that is killed."""
+    words = ("pretrain", RECIPE, "--store", str(options.store), "--steps", str(options.steps))
+    undisturbed = Job(words, PRETRAINING_SETTINGS, folder / "undisturbed")
+    return undisturbed, replace(undisturbed, out=folder / "disturbed")
+
+
+def finetuning(options: argparse.Namespace, folder: Path) -> tuple[Job, Job]:
+    """The same two of fine-tuning, which has to tell sentences with a river from those with a king."""
+    chance, table = random.Random(0), folder / "table.tsv"
+    words = ("cold", "old", "wide", "small", "red", "new", "far", "north")
+    lines = ["text\tlabel"]
+    for _ in range(EXAMPLES):
+        label = chance.choice(("river", "king"))
+        around = chance.choices(words, k=8)
+        lines.append(f"the {' '.join(around[:4])} {label} {' '.join(around[4:])}\t{label}")
+    table.write_text("\n".join(lines) + "\n")
+    epochs = options.steps * EXAMPLES_A_STEP / (0.9 * EXAMPLES)  # a tenth is the development set
+    columns = ("--data", str(table), "--text", "text", "--label", "label", "--epochs", f"{epochs:.4f}")
+    undisturbed = Job(
+        ("finetune", "custom", *columns), FINETUNING_SETTINGS, folder / "undisturbed", saves_when_asked=True
+    )
+    return undisturbed, replace(undisturbed, out=folder / "disturbed")
 
 
 def finish(job: Job) -> float:
@@ -160,7 +189,9 @@ def kill_again_and_again(job: Job, kills: Kills) -> None:
         process, started = job.start(), time.monotonic()
         must = kills.wanted - hits <= WRITES_TO_HIT - hits_inside
         await_moment(job, process, kills, kills.aim(must_hit_a_write=must))
-        kill(process)
+        if not kill(process):
+            print(f"         stopped in time when it was asked to, {where_it_hit(job, [])}", flush=True)
+            continue
         half = [name for inode, name in job.half_written().items() if inode not in left_before]
         hits += 1
         hits_inside += any(name.startswith("checkpoints/") for name in half)
@@ -180,19 +211,29 @@ def await_moment(
     while process.poll() is None and job.last_step() == known:  # until it has learned something new
         time.sleep(0.01)
     time.sleep(kills.wait())
+    if aim == "write" and job.saves_when_asked:
+        process.terminate()
     if aim == "write":
         while process.poll() is None and not any((job.out / "checkpoints").glob(".step-*.partial")):
             time.sleep(LOOK_EVERY_SECONDS)
-        time.sleep(kills.chance.uniform(0, LONGEST_WAIT_INSIDE_A_WRITE_SECONDS))
+        longest = (
+            LONGEST_WAIT_AFTER_SIGTERM_SECONDS
+            if job.saves_when_asked
+            else LONGEST_WAIT_INSIDE_A_WRITE_SECONDS
+        )
+        time.sleep(kills.chance.uniform(0, longest))
 
 
-def kill(process: subprocess.Popen[bytes]) -> None:
-    """End the process at once, with all it has started."""
+def kill(process: subprocess.Popen[bytes]) -> bool:
+    """End the process at once, with all it has started; False where it had just stopped when asked to."""
     if process.poll() is not None:
         _, complaint = process.communicate()
+        if process.returncode == STOPPED:
+            return False
         sys.exit(f"the run ended before it could be killed: give more --steps\n{complaint.decode()}")
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
+    return True
 
 
 def where_it_hit(job: Job, half_written: list[str]) -> str:

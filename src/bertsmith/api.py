@@ -24,6 +24,7 @@ from bertsmith.finetuning.finetune import FinetuningResult
 from bertsmith.finetuning.finetune import finetune as run_finetuning
 from bertsmith.finetuning.predict import (
     FilePredictions,
+    Opening,
     Reading,
     predict_labelled,
     prediction_rows,
@@ -318,6 +319,7 @@ def evaluate(
     skip_bad: bool = False,
     device: str = "auto",
     precision: Precision = "auto",
+    base: Path | str | None = None,
 ) -> PredictionRun:
     """How right a fine-tuned model is on labelled data, or several together, as `bertsmith evaluate` says.
 
@@ -332,7 +334,8 @@ def evaluate(
             # The rows of the training: by the file that the run knows, only those held back are taken.
             path = kept
             rows.names[kept] = "data"
-        file = predict_labelled(folders, path, reading=reading, device=device, precision=precision)
+        opening = _opening(device, precision, base)
+        file = predict_labelled(folders, path, reading=reading, **opening)
         warnings = tuple(map(rows.in_python_words, file.warnings))
     return PredictionRun(file.metrics(), file.skipped, warnings, file)
 
@@ -348,6 +351,7 @@ def predict(
     skip_bad: bool = False,
     device: str = "auto",
     precision: Precision = "auto",
+    base: Path | str | None = None,
 ) -> PredictionRun:
     """What a fine-tuned model predicts of data, or several together, as `bertsmith predict` does.
 
@@ -357,9 +361,14 @@ def predict(
     with TemporaryDirectory() as place, python_words(rows):
         form = TableFormat.parse(delimiter=delimiter, encoding=encoding, columns=",".join(columns))
         path, reading = rows.path(data, Path(place) / "data", "data"), Reading(form, skip_bad, split)
-        file = run_prediction(_folders(model), path, reading=reading, device=device, precision=precision)
+        opening = _opening(device, precision, base)
+        file = run_prediction(_folders(model), path, reading=reading, **opening)
         warnings = tuple(map(rows.in_python_words, file.warnings))
     return PredictionRun({}, file.skipped, warnings, file)
+
+
+def _opening(device: str, precision: Precision, base: Path | str | None) -> Opening:
+    return Opening(device=device, precision=precision, base=None if base is None else Path(base))
 
 
 def _folders(model: Path | str | Sequence[Path | str]) -> list[Path]:

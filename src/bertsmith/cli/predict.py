@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 from typer import Argument, Option, echo
 
 from bertsmith.cli.finetune import show_classes, show_comparison
-from bertsmith.cli.model_options import DeviceOption, PrecisionOption
+from bertsmith.cli.model_options import BaseOption, DeviceOption, PrecisionOption
 from bertsmith.cli.text_files import ColumnsOption, DelimiterOption, EncodingOption, SkipBadOption
 from bertsmith.core.errors import UserError
 from bertsmith.tasks.table_format import TableFormat
@@ -32,6 +32,7 @@ def evaluate(
     skip_bad: SkipBadOption = False,
     device: DeviceOption = "auto",
     precision: PrecisionOption = "auto",
+    base: BaseOption = None,
     as_json: Annotated[bool, Option("--json", help="Print JSON, for machines.")] = False,
 ) -> None:
     """Evaluate a fine-tuned model by its task's official metrics.
@@ -53,7 +54,9 @@ def evaluate(
     form = TableFormat.parse(delimiter=delimiter, encoding=encoding, columns=columns)
     folders, reading = _members(models, ensemble=ensemble), Reading(form, skip_bad, split)
     chosen = cast("Precision", precision)  # a model refuses any other as it is opened
-    file = predict_labelled(folders, data.expanduser(), reading=reading, device=device, precision=chosen)
+    file = predict_labelled(
+        folders, data.expanduser(), reading=reading, device=device, precision=chosen, base=base
+    )
     metrics = file.metrics()
     for warning in file.warnings:
         echo(warning, err=True)
@@ -87,6 +90,7 @@ def predict(
     skip_bad: SkipBadOption = False,
     device: DeviceOption = "auto",
     precision: PrecisionOption = "auto",
+    base: BaseOption = None,
     as_json: Annotated[bool, Option("--json", help="Print JSON, for machines.")] = False,
 ) -> None:
     """Write what a model predicts for each example of a file.
@@ -121,7 +125,7 @@ def predict(
         check_ending(config.kind, out)
     chosen = cast("Precision", precision)
     reading = Reading(form, skip_bad, split)
-    file = predict(folders, data, reading=reading, device=device, precision=chosen)
+    file = predict(folders, data, reading=reading, device=device, precision=chosen, base=base)
     _check_not_input(file.path, out)  # where a folder was given, only now is the file known
     if official is not None:
         _check_not_input(file.path, official.expanduser() / submission_file(file.task, file.split))

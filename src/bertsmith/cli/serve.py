@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 from typer import Option, echo
 
-from bertsmith.cli.model_options import DeviceOption, PrecisionOption
+from bertsmith.cli.model_options import BaseOption, DeviceOption, PrecisionOption
 from bertsmith.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ def serve(
     port: Annotated[int, Option(min=0, max=65535, help="Port to listen at; 0 for any free one.")] = 8000,
     device: DeviceOption = "auto",
     precision: PrecisionOption = "auto",
+    base: BaseOption = None,
     truncate: Annotated[
         bool, Option("--truncate", help="Cut texts that are too long, for clients that cannot ask for it.")
     ] = False,
@@ -91,6 +92,7 @@ def serve(
         models=named_folders(model or []),
         device=device,
         precision=cast("Precision", precision),  # a model refuses any other as it is opened
+        base=base,
         api_key=api_key,
         allow_origins=tuple(allow_origin or ()),
         allow_hosts=allowed_hosts(host, allow_host or ()),

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from bertsmith.core.errors import UserError
 from bertsmith.core.files import read_json
@@ -86,6 +86,15 @@ class Reading:
 USUAL = Reading()
 
 
+class Opening(TypedDict, total=False):
+    """How models are opened: as `load_task_model` takes it."""
+
+    device: str
+    precision: Precision
+    base: Path | None
+    """Of models that are adapters, the one that they stand on, where it is not the one that they name."""
+
+
 def task_of(config: TaskConfig, form: TableFormat) -> Task:
     """The task that a model was fine-tuned for, with tables in this format."""
     if config.custom:
@@ -109,15 +118,14 @@ def predict_labelled(
     data: Path,
     *,
     reading: Reading = USUAL,
-    device: str = "auto",
-    precision: Precision = "fp32",
+    **opening: Unpack[Opening],
 ) -> FilePredictions:
     """What the models of these folders predict of a file, or of a split of a data folder: the members' mean.
 
     They are to be evaluated by the labels of the file: of the one that the first model was trained from, only
     the part that was held back is taken.
     """
-    members = _Members.open(folders, device=device, precision=precision)
+    members = _Members.open(folders, **opening)
     task, chosen = _asked_for(members.config, data, reading)
     warnings = []
     if not reading.split and _is_own_file(folders[0], task, data):
@@ -146,11 +154,10 @@ def predict(
     data: Path,
     *,
     reading: Reading = USUAL,
-    device: str = "auto",
-    precision: Precision = "fp32",
+    **opening: Unpack[Opening],
 ) -> FilePredictions:
     """As `predict_labelled`, for predictions of all examples, whatever their labels are."""
-    members = _Members.open(folders, device=device, precision=precision)
+    members = _Members.open(folders, **opening)
     task, chosen = _asked_for(members.config, data, reading)
     read = read_for_prediction(task, data, chosen, skip_bad=reading.skip_bad)
     _check_words_in_columns(read.examples, members.config.labels)
@@ -165,12 +172,12 @@ class _Members:
     models: Sequence[TaskModel]
 
     @classmethod
-    def open(cls, folders: Sequence[Path], *, device: str, precision: Precision) -> "_Members":
+    def open(cls, folders: Sequence[Path], **opening: Unpack[Opening]) -> "_Members":
         # Of several runs whose spread was written, the best one is meant.
         folders = [model_folder(each) if (each / SPREAD_FILE).is_file() else each for each in folders]
         for folder in folders:
             _check_finished(folder)
-        models = [load_task_model(folder, device=device, precision=precision) for folder in folders]
+        models = [load_task_model(folder, **opening) for folder in folders]
         return cls(folders, models)
 
     @property

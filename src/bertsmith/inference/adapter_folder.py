@@ -4,6 +4,7 @@
 of the heads. What peft can also say there and bertsmith does not do is refused, and nothing is skipped.
 """
 
+import hashlib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -33,10 +34,14 @@ from bertsmith.model.lora import (
 from bertsmith.model.model_folder import CheckpointTensors, Model, head_outputs
 from bertsmith.model.network import Network, add_missing_supports, published_names
 from bertsmith.model.sentence_modules import transformer_folder
-from bertsmith.model.tensor_files import FOR_TORCH, read_safetensors, write_safetensors
+from bertsmith.model.tensor_files import FOR_TORCH, read_metadata, read_safetensors, write_safetensors
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 ADAPTER_FILES = (ADAPTER_CONFIG, ADAPTER_WEIGHTS)
+BASE_FINGERPRINT = "base_fingerprint"
+"""In the metadata of the weights: peft takes no keys of others in its config."""
+FINGERPRINT_VALUES = 256
+"""Of each weight, about."""
 PREFIX = "base_model.model."
 """What peft puts before every published name."""
 LOW_RANK_NAME = re.compile(r"(?P<layer>.+)\.lora_(?P<part>[AB])\.weight")
@@ -68,6 +73,8 @@ class Adapter:
     config: Mapping[str, Any]
     tensors: Mapping[str, Tensor]
     """Under their published names, without peft's prefix."""
+    base_fingerprint: str = ""
+    """Of the base that it was trained over; others than we write none."""
 
     @property
     def base(self) -> str:
@@ -97,7 +104,8 @@ def read_adapter(folder: Path) -> Adapter:
         if not name.startswith(PREFIX) or not tensor.is_floating_point() or not tensor.isfinite().all():
             what = f"{name} is no weight of an adapter, or holds NaN or infinite values"
             raise UserError(what, where=str(folder / ADAPTER_WEIGHTS), remedy=BROKEN)
-    return Adapter(folder, config, {name.removeprefix(PREFIX): each for name, each in tensors.items()})
+    named = {name.removeprefix(PREFIX): each for name, each in tensors.items()}
+    return Adapter(folder, config, named, read_metadata(folder / ADAPTER_WEIGHTS).get(BASE_FINGERPRINT, ""))
 
 
 def _check_config(config: Mapping[str, Any], *, where: str) -> None:
@@ -149,6 +157,7 @@ def _named_base(folder: Path) -> Path:
 
 def adapted_model(base: Model, adapter: Adapter, finetuned: FinetunedTask | None) -> Model:
     """The base with an adapter and its heads; what the adapter does not change is shared with the base."""
+    _check_base(base, adapter)
     network = with_shared_weights(base.network)
     architecture = architecture_of(network.config.model_type)
     low_rank, whole = _sorted_tensors(adapter, network)
@@ -191,6 +200,14 @@ def adapted_model(base: Model, adapter: Adapter, finetuned: FinetunedTask | None
     untrained = (*(head for head in base.untrained if head in network.heads and head not in heads), *fresh)
     extras = _with_labels(base, network, finetuned)
     return replace(base, network=network.eval(), extras=extras, notes=(), untrained=untrained)
+
+
+def _check_base(base: Model, adapter: Adapter) -> None:
+    """Stop where the base is not the one that the adapter was trained over: it would answer nonsense."""
+    if adapter.base_fingerprint not in ("", fingerprint(base.network)):
+        what = "the adapter was trained over another base than this one: their weights differ"
+        remedy = "give the base that the adapter was trained over, with --base"
+        raise UserError(what, where=str(adapter.folder), remedy=remedy)
 
 
 def _sorted_tensors(
@@ -271,6 +288,20 @@ def _with_labels(base: Model, network: Network, finetuned: FinetunedTask | None)
     return {key: value for key, value in base.extras.items() if fits or key not in ("id2label", "label2id")}
 
 
+def fingerprint(network: Network) -> str:
+    """A hash of the encoder's own weights, whatever adapters stand beside them and in which precision.
+
+    Of each weight some values: bases differ in all of them, and a large one need not be hashed as a whole.
+    """
+    found = hashlib.sha256()
+    for name, tensor in sorted(network.encoder.state_dict().items()):
+        if ".adapters." not in name and tensor.is_floating_point():
+            flat = tensor.detach().flatten()
+            some = flat[:: max(1, flat.numel() // FINGERPRINT_VALUES)].to("cpu", torch.bfloat16)
+            found.update(name.encode() + some.view(torch.int16).numpy().tobytes())
+    return found.hexdigest()
+
+
 # ---- writing
 
 
@@ -322,7 +353,8 @@ def write_adapter(folder: Path, network: Network, head: str, *, shape: LoraShape
     }
     held = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     write_json(folder / ADAPTER_CONFIG, config)
-    write_safetensors(folder / ADAPTER_WEIGHTS, held, FOR_TORCH)
+    metadata = {**FOR_TORCH, BASE_FINGERPRINT: fingerprint(network)}
+    write_safetensors(folder / ADAPTER_WEIGHTS, held, metadata)
 
 
 def _trained_heads(network: Network) -> list[str]:

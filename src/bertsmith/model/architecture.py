@@ -99,6 +99,9 @@ class Pretraining:
     min_segments: int = 1
     shares_layers: bool = False
     """Whether its layers can share weights (ALBERT)."""
+    own_head_dropout: bool = False
+    """Whether the dropout before a task's output layer has a published rate of its own (ALBERT, DistilBERT,
+    ModernBERT); elsewhere it is the encoder's."""
     generator_config: Callable[[EncoderConfig, float], EncoderConfig] | None = None
     """The config of the generator, at a fraction of the size, where it learns from one (ELECTRA)."""
 

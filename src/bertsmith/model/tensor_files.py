@@ -53,6 +53,12 @@ def read_safetensors(file: Path, *, remedy: str = BROKEN) -> dict[str, Tensor]:
         raise UserError(what, where=str(file), remedy=remedy) from error
 
 
+def read_metadata(file: Path) -> dict[str, str]:
+    """What the header of a safetensors file says beside its tensors; the file was read before."""
+    with safetensors_errors(), safe_open(file, framework="pt") as opened:
+        return dict(opened.metadata() or {})
+
+
 def write_safetensors(
     file: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None
 ) -> None:

@@ -175,6 +175,8 @@ class ModelSection(Section):
         pretraining = ARCHITECTURES[self.type].pretraining
         assert pretraining is not None, "a recipe rejects what cannot start from scratch"
         values = self.model_dump(include=self._config_keys()) | own
+        if not pretraining.own_head_dropout:
+            values["head_dropout"] = self.dropout
         if isinstance(values.get("global_layers"), int):
             values["global_layers"] = tuple(range(0, self.layers, values["global_layers"]))
         if values.get("gated") == "auto":

@@ -57,7 +57,9 @@ class OpenedModels:
     def __init__(self, config: ServerConfig) -> None:
         self._config = config
         folders = [model_folder(folder) for folder in config.models.values()]
-        adapters = Counter(base_folder(folder).resolve() for folder in folders if is_adapter(folder))
+        if config.base is not None and not any(map(is_adapter, folders)):
+            raise UserError("no model is an adapter", where="--base", remedy="leave it out")
+        adapters = Counter(self._base_of(folder) for folder in folders if is_adapter(folder))
         standing = Counter(folder.resolve() for folder in folders if not is_adapter(folder))
         # An adapter that has its base for itself is merged, which computes faster; 8-bit weights take none.
         several = {base for base, count in adapters.items() if count + standing[base] > 1}
@@ -67,7 +69,7 @@ class OpenedModels:
 
     def open(self, folder: Path) -> Bert:
         """The model of a folder, by itself or over a base that it shares with others."""
-        base = (base_folder(folder) if is_adapter(folder) else folder).resolve()
+        base = self._base_of(folder) if is_adapter(folder) else folder.resolve()
         if base not in self._shared:
             return self._load(folder)
         with self._lock:
@@ -77,8 +79,12 @@ class OpenedModels:
                 _ = self._bases[base].engine
         return self._bases[base].with_adapter(folder) if is_adapter(folder) else self._bases[base]
 
+    def _base_of(self, adapter: Path) -> Path:
+        return base_folder(adapter, given=self._config.base).resolve()
+
     def _load(self, folder: Path) -> Bert:
-        return load(folder, device=self._config.device, precision=self._config.precision)
+        base = self._config.base if is_adapter(folder) else None
+        return load(folder, device=self._config.device, precision=self._config.precision, base=base)
 
 
 class ServedModel:

@@ -70,6 +70,8 @@ class ServerConfig:
     """Folders by name; a request without a model goes to the first that can do what it asks for."""
     device: str = "auto"
     precision: "Precision" = "auto"
+    base: Path | None = None
+    """What the adapters among the models stand on, where it is not what they name."""
     api_key: str = field(default="", repr=False)
     """Empty: whoever reaches the port may use it."""
     allow_origins: tuple[str, ...] = ()

@@ -171,7 +171,7 @@ def rates_of(network):
 def test_a_model_pretrained_without_dropout_is_finetuned_without_it_unless_asked_to(model, tmp_path):
     section = ModelSection(layers=2, width=32, heads=2, inner=64, dropout=0, attention_dropout=0)
     write_folder(tmp_path, section.encoder_config(VOCABULARY), model)
-    assert rates_of(load_initial_task_model(tmp_path, config(), seed=0).network) == ({0.0}, {0.0}, 0.1)
+    assert rates_of(load_initial_task_model(tmp_path, config(), seed=0).network) == ({0.0}, {0.0}, 0.0)
     asked = {"dropout": 0.2, "attention_dropout": 0.3, "head_dropout": 0.4}
     found = load_initial_task_model(tmp_path, config(), seed=0, dropouts=asked)
     assert rates_of(found.network) == ({0.2}, {0.3}, 0.4)

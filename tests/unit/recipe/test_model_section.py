@@ -47,3 +47,16 @@ def test_heads_that_no_rotation_fits_are_rejected():
 def test_segments_are_none_of_modernberts():
     with pytest.raises(UserError, match="model.segments = 2 would be lost .* set model.segments to 0"):
         load_recipe("modernbert-base", ["model.segments=2"])
+
+
+@pytest.mark.parametrize(
+    ("name", "rate"),
+    [("bert-tiny", 0.0), ("roberta-base", 0.0), ("electra-small", 0.0), ("distilbert", 0.2)],
+)
+def test_a_head_drops_out_as_the_encoder_does_unless_its_rate_was_published(name, rate):
+    assert load_recipe(name, ["model.dropout=0"]).model.encoder_config(99).head_dropout == rate
+
+
+def test_alberts_head_keeps_its_published_dropout():
+    config = load_recipe("albert-base").model.encoder_config(99)
+    assert (config.dropout, config.head_dropout) == (0.0, 0.1)

@@ -1,10 +1,12 @@
 """Adapters over one base: it is in memory once, and each answers as if it were served alone."""
 
 import json
+import shutil
 
 import pytest
 import torch
 
+from bertsmith.core.errors import UserError
 from bertsmith.inference.adapter_folder import write_adapter
 from bertsmith.inference.finetuned_folder import FinetunedTask, write_finetuned
 from bertsmith.inference.loaded_model import load
@@ -97,3 +99,21 @@ def test_a_base_that_is_not_served_itself_is_shared_too(folders):
 def test_adapters_are_merged_one_by_one_where_weights_have_8_bits(folders):
     application = Application(ServerConfig(models=folders, device="cpu", precision="int8"))
     assert not has_adapters(application.models["mood"].load().model.network)
+
+
+def test_adapters_can_be_served_over_another_place_of_their_base(folders, tmp_path):
+    for name in TASKS:
+        shutil.copytree(folders[name], tmp_path / name)  # "../base" is nothing there
+    models = {name: tmp_path / name for name in TASKS}
+    with pytest.raises(UserError, match="--base FOLDER"):
+        Application(ServerConfig(models, device="cpu", precision="fp32"))
+    moved = application_of(models, base=folders["base"])
+    beside = application_of({name: folders[name] for name in TASKS})
+    for name, (path, body) in REQUESTS.items():
+        one, other = (numbers_of(post(each, path, body | {"model": name})) for each in (moved, beside))
+        assert one == other
+
+
+def test_a_base_without_adapters_is_refused(folders):
+    with pytest.raises(UserError, match="^--base: no model is an adapter; leave it out"):
+        Application(ServerConfig({"base": folders["base"]}, device="cpu", base=folders["base"]))

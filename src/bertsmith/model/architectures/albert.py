@@ -171,5 +171,7 @@ ALBERT = Architecture(
         "predictions.decoder.weight": "albert.embeddings.word_embeddings.weight",
         "predictions.decoder.bias": "predictions.bias",
     },
-    pretraining=Pretraining(30_000, count_parameters, AlbertConfig, shares_layers=True),  # SentencePiece
+    pretraining=Pretraining(
+        30_000, count_parameters, AlbertConfig, shares_layers=True, own_head_dropout=True
+    ),  # SentencePiece
 )

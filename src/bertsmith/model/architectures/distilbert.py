@@ -147,5 +147,7 @@ DISTILBERT = Architecture(
     },
     initial=constant_std,
     tied={"vocab_projector.weight": "distilbert.embeddings.word_embeddings.weight"},
-    pretraining=Pretraining(30_522, count_parameters, DistilBertConfig, min_segments=0),  # BERT's vocabulary
+    pretraining=Pretraining(
+        30_522, count_parameters, DistilBertConfig, min_segments=0, own_head_dropout=True
+    ),  # BERT's vocabulary
 )

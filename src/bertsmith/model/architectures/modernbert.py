@@ -397,5 +397,7 @@ MODERNBERT = Architecture(
     tied={"decoder.weight": "model.embeddings.tok_embeddings.weight"},
     own_settings=own_settings,
     # The published vocabulary is byte-level BPE of 50,368 entries, some of them unused.
-    pretraining=Pretraining(50_368, count_parameters, ModernBertConfig, min_segments=0),
+    pretraining=Pretraining(
+        50_368, count_parameters, ModernBertConfig, min_segments=0, own_head_dropout=True
+    ),
 )
