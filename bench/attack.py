@@ -3,6 +3,7 @@
     python bench/attack.py                 # about a minute; exit status 1 where anything did not hold
     python bench/attack.py --rounds 5      # each attack five times on the same server: memory must stay flat
     python bench/attack.py --only starve   # one attack
+    python bench/attack.py --src ../old/src  # the server of another checkout
 
 It starts `bertsmith serve` on loopback with 1,024 descriptors and two models: the small own one, and the same
 with an untrained head that scores pairs. While an attack goes on, another client asks for /health; how long
@@ -260,15 +261,17 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--src", type=Path, help="of the checkout whose server is attacked; else this one's")
     parser.add_argument("--only", nargs="*", choices=ATTACKS, default=list(ATTACKS))
     options = parser.parse_args()
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, most), most))
-    with tempfile.TemporaryDirectory() as folder, server(Path(folder)) as served:
+    with tempfile.TemporaryDirectory() as folder, server(Path(folder), options.src) as served:
         held = asyncio.run(attacked(served, options))
         served.process.send_signal(signal.SIGTERM)
-        begin = time.monotonic()
-        code = served.process.wait(90)
+        begin, code = time.monotonic(), None
+        with suppress(subprocess.TimeoutExpired):  # then it heard nothing, and is killed below
+            code = served.process.wait(90)
         print(f"SIGTERM: exit status {code} after {time.monotonic() - begin:.1f} s")
         tracebacks = served.log.read_text(errors="replace").count("Traceback")
     faults = sum(count for status, count in served.statuses.items() if status >= 500)
@@ -314,7 +317,7 @@ async def longest_silence(served: Served, over: asyncio.Event) -> float:
 
 
 @contextmanager
-def server(folder: Path) -> Iterator[Served]:
+def server(folder: Path, src: Path | None) -> Iterator[Served]:
     """A server with few descriptors, whose log goes to a file."""
     write_pair_scorer(folder / "pairs")
     command = [sys.executable, "-m", "bertsmith", "serve", "--port", "0", "--device", "cpu"]
@@ -331,12 +334,13 @@ def server(folder: Path) -> Iterator[Served]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (DESCRIPTORS, DESCRIPTORS))
 
     log = folder / "server.log"
+    other = {} if src is None else {"PYTHONPATH": str(src.resolve())}
     with (
         log.open("wb") as written,
         subprocess.Popen(
             command,
             stderr=written,
-            env={**os.environ, "BERTSMITH_API_KEY": KEY},
+            env={**os.environ, "BERTSMITH_API_KEY": KEY, **other},
             preexec_fn=with_few_descriptors,
         ) as process,
     ):

@@ -57,9 +57,9 @@ WRITES_TO_HIT = 3
 LONGEST_START_SECONDS = 8.0
 LONGEST_WAIT_INSIDE_A_WRITE_SECONDS = 0.03
 LOOK_EVERY_SECONDS = 0.0005
-LONGEST_WAIT_AFTER_SIGTERM_SECONDS = 0.4
-"""About as long as a state takes to be written: some are hit inside, others are whole when the kill comes."""
-SHARE_WHILE_STARTING, SHARE_INSIDE_WRITES = 0.15, 0.6
+LONGEST_WAIT_INSIDE_A_LARGE_WRITE_SECONDS = 0.4
+"""Fine-tuning writes a state of 130 MB."""
+SHARE_WHILE_STARTING, SHARE_INSIDE_WRITES, SHARE_BEHIND_ASKED_WRITES = 0.15, 0.6, 0.5
 STOPPED = 130
 """Exit status of a run that was asked to stop and has saved its state."""
 
@@ -213,15 +213,25 @@ def await_moment(
     time.sleep(kills.wait())
     if aim == "write" and job.saves_when_asked:
         process.terminate()
+        if kills.chance.random() < SHARE_BEHIND_ASKED_WRITES:  # else the run would never get on
+            await_whole_state(job, process)
+            return
     if aim == "write":
         while process.poll() is None and not any((job.out / "checkpoints").glob(".step-*.partial")):
             time.sleep(LOOK_EVERY_SECONDS)
         longest = (
-            LONGEST_WAIT_AFTER_SIGTERM_SECONDS
+            LONGEST_WAIT_INSIDE_A_LARGE_WRITE_SECONDS
             if job.saves_when_asked
             else LONGEST_WAIT_INSIDE_A_WRITE_SECONDS
         )
         time.sleep(kills.chance.uniform(0, longest))
+
+
+def await_whole_state(job: Job, process: subprocess.Popen[bytes]) -> None:
+    """Wait until a state is there that was not, or for the end of the process."""
+    known = saved_steps(job.out / "checkpoints")
+    while process.poll() is None and saved_steps(job.out / "checkpoints") in (known, []):
+        time.sleep(LOOK_EVERY_SECONDS)
 
 
 def kill(process: subprocess.Popen[bytes]) -> bool:

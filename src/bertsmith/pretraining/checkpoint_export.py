@@ -108,9 +108,12 @@ def _card(run: Path, saved: SavedState, network: Network) -> str:
         f"A checkpoint of a pre-training run, exported with bertsmith: after {state.step:,} steps and "
         f"{state.tokens:,} tokens ({state.seconds / 60:.1f} minutes). {opened_by(network.config)}"
     )
+    facts = ["Every setting: `recipe.toml`."]
+    if saved.averaged:
+        facts.append(f"The weights are the average of {saved.averaged:,} steps' (`run.average_from`).")
     results = held_out_rows(state.scalars.get("held_out", {}))
     blocks = [
-        facts_block(["Every setting: `recipe.toml`."], heading="Training"),
+        facts_block(facts, heading="Training"),
         table_block(("metric", "value"), results, heading="Last held-out results before it"),
     ]
     caveat = "The learning rate had not come to its end, unless this is the run's last checkpoint."

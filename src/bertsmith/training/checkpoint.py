@@ -36,6 +36,7 @@ from bertsmith.training.checkpoint_storage import (
 )
 from bertsmith.training.distributed import ALONE, World, unwrapped
 from bertsmith.training.trainer import Progress, Trainer
+from bertsmith.training.weight_average import AVERAGE
 
 FORMAT = 1
 LOSS_SCALER, AVERAGED = "loss_scaler", "averaged"
@@ -76,6 +77,11 @@ class SavedState:
     state: TrainingState
     world_size: int
     """How many processes wrote it; any other number can read it."""
+
+    @property
+    def averaged(self) -> int:
+        """Of how many steps it holds the average of the weights."""
+        return int(self.state.scalars.get(AVERAGED, 0))
 
 
 def save_state(
@@ -128,7 +134,7 @@ def load_checkpoint(saved: SavedState, trainer: Trainer) -> None:
     if trainer.scaler is not None and LOSS_SCALER in saved.state.scalars:
         trainer.scaler.load_state_dict(saved.state.scalars[LOSS_SCALER])
     if trainer.average is not None:
-        trainer.average.count = saved.state.scalars.get(AVERAGED, 0)
+        trainer.average.count = saved.averaged
 
 
 def latest_state(folder: Path, world: World = ALONE) -> SavedState | None:
@@ -168,7 +174,10 @@ def load_state(
 
 
 def load_weights(saved: SavedState, module: nn.Module, *, prefix: str) -> None:
-    """Put the saved weights whose names begin with this into a module that nothing trains."""
+    """Put the saved weights whose names begin with this into a module that nothing trains.
+
+    Where the run averages its weights, and had begun to, it is their average: what its model would hold.
+    """
     held = HuggingFaceStorageReader(str(saved.folder)).read_metadata().state_dict_metadata
     start = f"model.{prefix}"
     layouts = {
@@ -178,8 +187,12 @@ def load_weights(saved: SavedState, module: nn.Module, *, prefix: str) -> None:
     }
     weights = {f"{start}{name}": tensor for name, tensor in module.state_dict().items()}
     _check_same_model(saved.folder, weights, layouts)
+    averages = {f"optimizer.{prefix}{name}.{AVERAGE}": tensor for name, tensor in module.state_dict().items()}
+    averages = {name: tensor for name, tensor in averages.items() if saved.averaged and name in held}
     with _torch_warnings_off():
-        load(weights, storage_reader=HuggingFaceStorageReader(str(saved.folder)), no_dist=True)
+        # One after the other: both are read into the tensors of the module.
+        for tensors in (weights, averages) if averages else (weights,):
+            load(tensors, storage_reader=HuggingFaceStorageReader(str(saved.folder)), no_dist=True)
 
 
 def kept_states(folder: Path) -> list[SavedState]:

@@ -69,6 +69,27 @@ def test_a_checkpoint_holds_the_weights_of_its_step(run, models):
     assert not torch.equal(early[name], late[name])
 
 
+def test_a_run_that_averages_its_weights_exports_their_average(store, tmp_path):
+    with without_pictures():
+        run_tiny(store, tmp_path / "run", "run.keep_at=[3, 6]", "run.keep_last=1", "run.average_from=0.5")
+    models = {step: tmp_path / str(step) for step in STEPS}
+    export_checkpoints(tmp_path / "run", models)
+    weights = {step: load_file(folder / "model.safetensors") for step, folder in models.items()}
+    name, ours = "bert.embeddings.word_embeddings.weight", "network.encoder.embeddings.words.weight"
+    saved = {
+        step: load_file(next(step_folder(tmp_path / "run" / "checkpoints", step).glob("*.safetensors")))
+        for step in STEPS
+    }
+    assert torch.equal(weights[3][name], saved[3][f"model.{ours}"])  # no average had begun
+    assert torch.equal(weights[6][name], saved[6][f"optimizer.{ours}.average"])
+    assert not torch.equal(weights[6][name], saved[6][f"model.{ours}"])
+    finished = load_file(tmp_path / "run" / "model" / "model.safetensors")
+    assert finished.keys() == weights[8].keys()
+    assert all(torch.equal(finished[each], weights[8][each]) for each in finished)
+    assert "the average of 2 steps'" in (models[6] / "card.md").read_text()
+    assert "average" not in (models[3] / "card.md").read_text()
+
+
 def test_a_checkpoint_opens_here_and_in_transformers(models):
     ours = load(models[3], precision="fp32")
     theirs = AutoModelForPreTraining.from_pretrained(models[3]).eval()
