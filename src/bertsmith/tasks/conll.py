@@ -86,6 +86,31 @@ def conllu_reader(column: str) -> Reader:
     return read
 
 
+@dataclass(frozen=True, slots=True)
+class ConlluSentence:
+    """The words of a sentence, ten cells each, without multi-word tokens and empty nodes."""
+
+    words: tuple[tuple[str, ...], ...]
+    comments: tuple[str, ...]
+    wheres: tuple[str, ...]
+    """Where each word stands, as errors say it."""
+
+
+def conllu_sentences(path: Path) -> Iterator[ConlluSentence]:
+    """The sentences of a CoNLL-U file with all of their columns; a bad line is an error."""
+    for lines in _blocks(path):
+        comments = tuple(line.text for line in lines if line.text.startswith("#"))
+        rows = [(line, line.text.split("\t")) for line in lines if not line.text.startswith("#")]
+        faults = (_conllu_fault(line, cells) for line, cells in rows)
+        if fault := _torn(lines) or next(filter(None, faults), None):
+            raise UserError(fault.what, where=fault.where, remedy=fault.remedy)
+        kept = [(line, tuple(cells)) for line, cells in rows if _WORD_ID.fullmatch(cells[0])]
+        if kept:
+            yield ConlluSentence(
+                tuple(cells for _, cells in kept), comments, tuple(line.where for line, _ in kept)
+            )
+
+
 def read_tagged_rows(path: Path) -> Iterator[TaggedExample | BadLine]:
     """The sentences of a JSONL file: the lists `words` (or `tokens`) and `tags` (absent where unknown)."""
     for index, row in enumerate(rows_of(path)):

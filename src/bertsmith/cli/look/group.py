@@ -2,6 +2,7 @@
 
 from typer import Typer
 
+from bertsmith.cli.look.heads import heads
 from bertsmith.cli.look.surface import surface
 
 look = Typer(
@@ -11,3 +12,4 @@ look = Typer(
     epilog="Start here: bertsmith look surface --input texts.txt --out look/",
 )
 look.command("surface")(surface)
+look.command("heads")(heads)

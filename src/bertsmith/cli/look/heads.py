@@ -1,0 +1,62 @@
+"""`bertsmith look heads`: which head finds which dependency relation."""
+
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Literal
+
+from typer import Option
+
+from bertsmith.cli.look.look_options import OutOption, SeedOption, leave, name_of_model, open_for_looking
+from bertsmith.cli.model_options import DeviceOption, JsonOption, ModelOption
+
+PiecesOption = Annotated[
+    Literal["mean", "first"],
+    Option(
+        "--from-pieces",
+        help="What a word attends to: the mean over its pieces (as in the paper) or its first piece (as in "
+        "the paper's code).",
+    ),
+]
+
+
+def heads(
+    treebank: Annotated[Path, Option(metavar="FILE", help="Treebank to score on, in CoNLL-U.")],
+    out: OutOption,
+    choose_on: Annotated[
+        Path | None,
+        Option(
+            metavar="FILE",
+            help="Treebank on which head, direction and offset are chosen; else the one that is scored.",
+        ),
+    ] = None,
+    model: ModelOption = None,
+    from_pieces: PiecesOption = "mean",
+    seed: SeedOption = 0,
+    device: DeviceOption = "auto",
+    as_json: JsonOption = False,
+) -> None:
+    """Show which head finds which dependency relation.
+
+    A head's guess for a word is the word that it attends to most, or the one that attends to it most. For
+    each relation with at least 100 occurrences the best head is chosen on one treebank and scored on
+    another, with an interval, beside the best fixed offset and three networks with random weights.
+
+    Example: bertsmith look heads --model models/bert-base --treebank en_ewt-ud-dev.conllu
+    --choose-on en_ewt-ud-train.conllu --out look/
+    """
+    from bertsmith.insight.random_control import of_untrained
+    from bertsmith.insight.relations import study_relations
+    from bertsmith.insight.relations_report import relations_report
+    from bertsmith.insight.treebank import read_treebank
+
+    scored = read_treebank(treebank.expanduser())
+    chosen_on = scored if choose_on is None else read_treebank(choose_on.expanduser())
+    bert = open_for_looking(model, device)
+    study = partial(study_relations, scored=scored, chosen_on=chosen_on, mode=from_pieces, seed=seed)
+    found, untrained = study(bert), of_untrained(bert, study, seed=seed)
+    how = (
+        "Head, direction and offset chosen on the sentences that are scored, as in the paper."
+        if choose_on is None
+        else f"Head, direction and offset chosen on {choose_on.name}, scored on {treebank.name}."
+    )
+    leave([relations_report(found, untrained, model=name_of_model(model), how=how)], out, as_json=as_json)

@@ -1,0 +1,29 @@
+"""How far a fraction may be off: intervals from resampled sentences.
+
+Shapes: S sentences, B samples of as many of them, C columns (relations, genders).
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bertsmith.core.seeds import stream
+
+SAMPLES = 1000
+TAIL = 2.5
+"""Per cent on either side of the interval."""
+BLOCK = 100
+
+Counts = NDArray[np.float64]
+
+
+def bootstrap_intervals(right_SC: Counts, total_SC: Counts, *, seed: int) -> tuple[Counts, Counts]:
+    """Lower and upper end [C] of the 95 % intervals of the sum of right ones over the sum of all."""
+    sentences, chance = len(right_SC), stream(seed, "bootstrap")
+    equal_S = np.full(sentences, 1 / sentences)
+    fractions = []
+    for _ in range(SAMPLES // BLOCK):
+        times_BS = chance.multinomial(sentences, equal_S, size=BLOCK).astype(np.float64)
+        with np.errstate(invalid="ignore"):
+            fractions.append((times_BS @ right_SC) / (times_BS @ total_SC))
+    low_C, high_C = np.nanpercentile(np.concatenate(fractions), [TAIL, 100 - TAIL], axis=0)
+    return low_C, high_C

@@ -1,0 +1,252 @@
+"""Which head finds which dependency relation (Clark et al. 2019, section 4.2).
+
+A head predicts as a word's head the word that it attends to most (to the head), or the word that attends most
+to it (from the head). Head, direction and the offset of the baseline are chosen on one treebank and scored on
+another.
+
+Shapes: L layers, H heads, 2 directions, O offsets, G sentences of one length, W words, S sentences,
+R relations, the last of which is "all".
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from bertsmith.core.errors import UserError
+from bertsmith.inference.loaded_model import Bert
+from bertsmith.insight.attention_pass import Study, attention_pass
+from bertsmith.insight.bootstrap import Counts, bootstrap_intervals
+from bertsmith.insight.treebank import ParsedSentence
+from bertsmith.insight.word_attention import EncodedWords, FromPieces, WordMaps, encode_words
+
+DIRECTIONS = ("to the head", "from the head")
+OFFSETS = tuple(range(-3, 3))
+"""Of the baseline that says "the head is the word so many to the right", as published."""
+LEAST = 100
+"""Occurrences of a relation below which it is left out, as published."""
+SKIPPED = frozenset({"root", "punct", "_"})
+ALL = "all"
+POSSESSIVES = frozenset({"'s", "s'", "'", "’s", "’"})
+"""What follows a possessor and speaks for it: its prediction is the one that counts (section 4.2)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """Of each word that counts: whose prediction is asked, its head, and the number of its relation."""
+
+    asked: NDArray[np.int64]
+    gold: NDArray[np.int64]
+    kinds: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Treebank:
+    """The trees of the sentences that a model can read."""
+
+    trees: tuple[Tree, ...]
+    relations: tuple[str, ...]
+
+    def totals(self) -> Counts:
+        """How often each sentence has each relation [S, R]."""
+        found_SR = np.stack([np.bincount(tree.kinds, minlength=len(self.relations)) for tree in self.trees])
+        found_SR[:, -1] = found_SR.sum(1)
+        return found_SR.astype(np.float64)
+
+    def offset_hits(self) -> Counts:
+        """How often each offset is right in each sentence [S, O, R]."""
+        found_SOR = np.zeros((len(self.trees), len(OFFSETS), len(self.relations)))
+        for number, tree in enumerate(self.trees):
+            for at, offset in enumerate(OFFSETS):
+                right = tree.asked + offset == tree.gold
+                found_SOR[number, at] = np.bincount(tree.kinds[right], minlength=len(self.relations))
+        found_SOR[:, :, -1] = found_SOR.sum(2)
+        return found_SOR
+
+
+@dataclass(frozen=True, slots=True)
+class RelationScore:
+    """What the chosen head of a relation gets right, beside the chosen offset."""
+
+    relation: str
+    count: int
+    layer: int
+    head: int
+    direction: str
+    accuracy: float
+    low: float
+    high: float
+    offset: int
+    baseline: float
+
+    @property
+    def beats(self) -> bool:
+        """Whether the whole interval lies above the baseline."""
+        return self.low > self.baseline
+
+
+@dataclass(frozen=True, slots=True)
+class HeadRelations:
+    """The scores of all relations, and those of every head [L, 2, H, R] for the picture."""
+
+    scores: tuple[RelationScore, ...]
+    accuracy_L2HR: Counts
+    sentences: int
+    skipped: int
+
+
+def relations_of(sentences: Sequence[ParsedSentence], least: int) -> tuple[str, ...]:
+    """The relations with so many occurrences, the most frequent first, and "all"."""
+    names, counts = np.unique([name for each in sentences for name in each.relations], return_counts=True)
+    frequent = [(-count, str(name)) for name, count in zip(names, counts, strict=True) if count >= least]
+    return (*(name for _, name in sorted(frequent) if name not in SKIPPED), ALL)
+
+
+def tree_of(sentence: ParsedSentence, relations: Sequence[str]) -> Tree:
+    """What is scored of a sentence; words of rare relations count for "all" only."""
+    number_of = {name: number for number, name in enumerate(relations)}
+    counted = [word for word, name in enumerate(sentence.relations) if name not in SKIPPED]
+    asked = [
+        word + 1
+        if sentence.relations[word] == "nmod:poss" and sentence.words[word + 1 : word + 2] in _MARKS
+        else word
+        for word in counted
+    ]
+    kinds = [number_of.get(sentence.relations[word], number_of[ALL]) for word in counted]
+    gold = [sentence.heads[word] for word in counted]
+    return Tree(np.array(asked, np.int64), np.array(gold, np.int64), np.array(kinds, np.int64))
+
+
+_MARKS = tuple((mark,) for mark in POSSESSIVES)
+
+
+def study_relations(
+    bert: Bert,
+    scored: Sequence[ParsedSentence],
+    chosen_on: Sequence[ParsedSentence],
+    *,
+    mode: FromPieces,
+    seed: int,
+) -> HeadRelations:
+    """Choose a head for each frequent relation of a treebank on another one, and score it."""
+    relations = relations_of(scored, LEAST)
+    if len(relations) == 1:
+        what = f"no relation occurs {LEAST} times in the treebank"
+        raise UserError(what, remedy="take a larger treebank")
+    texts, treebank = _readable(bert, scored, relations)
+    chosen = hit_rates(bert, *_readable(bert, chosen_on, relations), mode=mode)
+    heads = chosen.best_heads()
+    totals_SR, right_SR = treebank.totals(), np.zeros((len(treebank.trees), len(relations)))
+    sums_L2HR = np.zeros_like(chosen.heads_L2HR)
+    for numbers, hits_L2GHR in _hits(bert, texts, treebank, mode):
+        sums_L2HR += hits_L2GHR.sum(2)
+        for relation, (layer, direction, head) in enumerate(heads):
+            right_SR[numbers, relation] = hits_L2GHR[layer, direction, :, head, relation]
+    offsets = chosen.best_offsets()
+    baseline_R = treebank.offset_hits().sum(0)[offsets, np.arange(len(relations))] / totals_SR.sum(0)
+    low_R, high_R = bootstrap_intervals(right_SR, totals_SR, seed=seed)
+    accuracy_R = right_SR.sum(0) / totals_SR.sum(0)
+    scores = [
+        RelationScore(
+            relation=name,
+            count=int(totals_SR[:, at].sum()),
+            layer=heads[at][0],
+            head=heads[at][2],
+            direction=DIRECTIONS[heads[at][1]],
+            accuracy=float(accuracy_R[at]),
+            low=float(low_R[at]),
+            high=float(high_R[at]),
+            offset=OFFSETS[offsets[at]],
+            baseline=float(baseline_R[at]),
+        )
+        for at, name in enumerate(relations)
+    ]
+    skipped = len(scored) - len(texts)
+    return HeadRelations(tuple(scores), sums_L2HR / totals_SR.sum(0), len(texts), skipped)
+
+
+@dataclass(frozen=True, slots=True)
+class HitRates:
+    """How often every head [L, 2, H, R] and every offset [O, R] is right."""
+
+    heads_L2HR: Counts
+    offsets_OR: Counts
+
+    def best_heads(self) -> list[tuple[int, int, int]]:
+        """Layer, direction and head of each relation; of equals the first."""
+        layers, directions, heads, relations = self.heads_L2HR.shape
+        best_R = self.heads_L2HR.reshape(-1, relations).argmax(0)
+        layer, direction, head = np.unravel_index(best_R, (layers, directions, heads))
+        return list(zip(layer.tolist(), direction.tolist(), head.tolist(), strict=True))
+
+    def best_offsets(self) -> list[int]:
+        """The number of each relation's offset; of equals the first."""
+        return [int(number) for number in self.offsets_OR.argmax(0)]
+
+
+def hit_rates(bert: Bert, texts: Sequence[EncodedWords], treebank: Treebank, *, mode: FromPieces) -> HitRates:
+    """How often all heads and offsets are right on a treebank."""
+    config = bert.model.network.config
+    sums_L2HR = np.zeros((config.layers, 2, config.heads, len(treebank.relations)))
+    for _, hits_L2GHR in _hits(bert, texts, treebank, mode):
+        sums_L2HR += hits_L2GHR.sum(2)
+    # A relation that this treebank lacks has no rate: 0 of 1 chooses the first head.
+    totals_R = np.maximum(treebank.totals().sum(0), 1)
+    return HitRates(sums_L2HR / totals_R, treebank.offset_hits().sum(0) / totals_R)
+
+
+def _readable(
+    bert: Bert, sentences: Sequence[ParsedSentence], relations: tuple[str, ...]
+) -> tuple[list[EncodedWords], Treebank]:
+    """The sentences that fit the model and have something to score."""
+    encoded = encode_words(bert, [each.words for each in sentences])
+    kept = [(text, tree_of(each, relations)) for text, each in zip(encoded, sentences, strict=True) if text]
+    return [text for text, _ in kept], Treebank(tuple(tree for _, tree in kept), relations)
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """The words of G sentences: how pieces become words, whose prediction is asked, and what is right."""
+
+    maps: WordMaps
+    asked_GW: Tensor
+    gold_GW: Tensor
+    kinds_GWR: Tensor
+
+
+def _hits(
+    bert: Bert, texts: Sequence[EncodedWords], treebank: Treebank, mode: FromPieces
+) -> Iterator[tuple[list[int], Counts]]:
+    """For groups of sentences, how often each head is right about each relation [L, 2, G, H, R]."""
+    device = bert.engine.device
+
+    def prepare(numbers: Sequence[int]) -> _Prepared:
+        maps = WordMaps.of([texts[number] for number in numbers], mode, device)
+        trees = [treebank.trees[number] for number in numbers]
+        asked_GW = torch.zeros(len(trees), max(1, *(len(tree.asked) for tree in trees)), dtype=torch.long)
+        gold_GW, kinds_GWR = (
+            torch.full_like(asked_GW, -2),
+            torch.zeros(*asked_GW.shape, len(treebank.relations)),
+        )
+        for row, tree in enumerate(trees):
+            count = len(tree.asked)
+            asked_GW[row, :count] = torch.from_numpy(tree.asked)
+            gold_GW[row, :count] = torch.from_numpy(tree.gold)
+            kinds_GWR[row, range(count), torch.from_numpy(tree.kinds)] = 1
+            kinds_GWR[row, :count, -1] = 1
+        return _Prepared(maps, asked_GW.to(device), gold_GW.to(device), kinds_GWR.to(device))
+
+    def reduce(prepared: _Prepared, weights_GHNN: Tensor) -> Tensor:
+        words_GHWW = prepared.maps.between_words(weights_GHNN)
+        predicted_2GHW = torch.stack([words_GHWW.argmax(-1), words_GHWW.argmax(-2)])
+        asked_2GHW = prepared.asked_GW[None, :, None].expand(2, -1, predicted_2GHW.shape[2], -1)
+        right_2GHW = predicted_2GHW.gather(-1, asked_2GHW) == prepared.gold_GW[None, :, None]
+        return right_2GHW.float() @ prepared.kinds_GWR
+
+    study = Study(prepare, reduce)
+    encoded = [text.encoded for text in texts]
+    for numbers, layers in attention_pass(bert, encoded, study, what="sentences"):
+        yield numbers, torch.stack(layers).double().cpu().numpy()

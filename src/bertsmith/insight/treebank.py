@@ -1,0 +1,67 @@
+"""A dependency treebank in CoNLL-U: words, their parts of speech, heads and relations."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bertsmith.core.errors import UserError
+from bertsmith.tasks.conll import ConlluSentence, conllu_sentences
+
+ROOT = -1
+FORM, UPOS, HEAD, RELATION = 1, 3, 6, 7
+MEND = "mend the line: columns 7 and 8 of CoNLL-U are the head's number and the relation"
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedSentence:
+    """A sentence with its tree: the four run in parallel."""
+
+    words: tuple[str, ...]
+    tags: tuple[str, ...]
+    heads: tuple[int, ...]
+    """Which word each depends on, counted from 0; -1 for the root."""
+    relations: tuple[str, ...]
+
+    def depths(self) -> list[int]:
+        """How many steps each word is from the root, which has 0."""
+        found = []
+        for word in range(len(self.words)):
+            depth = 0
+            while self.heads[word] != ROOT:
+                word, depth = self.heads[word], depth + 1
+            found.append(depth)
+        return found
+
+
+def read_treebank(path: Path) -> list[ParsedSentence]:
+    """All sentences of a CoNLL-U file."""
+    found = [_parsed(sentence) for sentence in conllu_sentences(path)]
+    if not found:
+        raise UserError("holds no sentence", where=str(path), remedy="give a treebank in CoNLL-U")
+    return found
+
+
+def _parsed(sentence: ConlluSentence) -> ParsedSentence:
+    words = sentence.words
+    heads = tuple(
+        _head(cells, len(words), where) for cells, where in zip(words, sentence.wheres, strict=True)
+    )
+    _check_tree(heads, sentence.wheres[0])
+    forms, tags, relations = (tuple(cells[column] for cells in words) for column in (FORM, UPOS, RELATION))
+    return ParsedSentence(forms, tags, heads, relations)
+
+
+def _head(cells: Sequence[str], words: int, where: str) -> int:
+    number = int(cells[HEAD]) if cells[HEAD].isdecimal() else -1
+    if not 0 <= number <= words or number == int(cells[0]):
+        raise UserError(f"{cells[HEAD]!r} is no head of this word", where=where, remedy=MEND)
+    return number - 1
+
+
+def _check_tree(heads: Sequence[int], where: str) -> None:
+    for word in range(len(heads)):
+        steps = 0
+        while heads[word] != ROOT and steps <= len(heads):
+            word, steps = heads[word], steps + 1
+        if steps > len(heads):
+            raise UserError("its heads go round in a circle", where=where, remedy=MEND)
