@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from bertsmith.api import evaluate, finetune, predict, pretrain
     from bertsmith.core.errors import UserError
+    from bertsmith.inference.feature_folder import extract_features, open_features
     from bertsmith.inference.loaded_model import Bert, load
     from bertsmith.model.encoder import Encoder
     from bertsmith.packed import PackedBatch
@@ -21,8 +22,10 @@ __all__ = [
     "UserError",
     "__version__",
     "evaluate",
+    "extract_features",
     "finetune",
     "load",
+    "open_features",
     "predict",
     "pretrain",
 ]
@@ -35,8 +38,10 @@ _HOMES = {
     "Tokenizer": "bertsmith.text.tokenizer",
     "UserError": "bertsmith.core.errors",
     "evaluate": "bertsmith.api",
+    "extract_features": "bertsmith.inference.feature_folder",
     "finetune": "bertsmith.api",
     "load": "bertsmith.inference.loaded_model",
+    "open_features": "bertsmith.inference.feature_folder",
     "predict": "bertsmith.api",
     "pretrain": "bertsmith.api",
 }

@@ -15,6 +15,7 @@ from bertsmith.cli.corpus import corpus
 from bertsmith.cli.demo import demo
 from bertsmith.cli.embed import embed
 from bertsmith.cli.examples import examples
+from bertsmith.cli.features import features, features_table
 from bertsmith.cli.fill import fill, next_sentence
 from bertsmith.cli.finetune import finetune, glue
 from bertsmith.cli.import_tf import import_tf
@@ -92,6 +93,8 @@ app.command("tag", cls=Verb)(tag)
 app.command("compare", cls=Verb)(compare)
 app.command("embed", cls=Verb)(embed)
 app.add_typer(look, name="look")
+app.command("features", cls=Verb)(features)
+app.command("features-table", cls=Verb)(features_table)
 app.command("serve", cls=Verb)(serve)
 app.command("import-tf", cls=Verb)(import_tf)
 

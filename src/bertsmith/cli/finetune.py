@@ -99,6 +99,8 @@ def finetune(
 
     bertsmith finetune sst2 --model MODEL --data glue/SST-2 --out runs/lora --set head.encoder=lora --lr 5e-4
 
+    bertsmith finetune ner --data conll/ --out runs/ner --set head.encoder=frozen-features --lr 1e-3
+
     torchrun --nproc-per-node 8 -m bertsmith finetune mnli --model MODEL --data glue/MNLI --out runs/mnli
     """
     from bertsmith.finetuning.assignment import Assignment
@@ -148,6 +150,8 @@ def show(result: "FinetuningResult", *, as_json: bool) -> None:
             for split, each in result.classes.items()
         }
         compared = {"baselines": result.baselines, "classes": of_classes}
+        if result.layer_weights:
+            compared["layer_weights"] = result.layer_weights
         echo(json.dumps({**summary, **compared, "finished": result.finished}))
         return
     if not result.finished:
@@ -160,6 +164,10 @@ def show(result: "FinetuningResult", *, as_json: bool) -> None:
         if result.deciding is not None:
             show_comparison(result.deciding[0], metrics, result.baselines.get(split, {}), split=split)
         show_classes(result.classes.get(split, {}), split=split)
+    if result.layer_weights:
+        from bertsmith.finetuning.finetuned_model import weights_text
+
+        echo(f"  learned weights of the layers: {weights_text(result.layer_weights)}")
     examples, steps = counted(result.examples, "example"), counted(result.steps, "step")
     echo(f"{examples}, {steps}, {duration(result.seconds)}")
     echo(f"model: {result.folder / 'model'}")

@@ -1,5 +1,7 @@
 """Arrays that several rooms make in the same way: ranges of indices, and .npy files that grow."""
 
+import math
+import os
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -22,18 +24,26 @@ def ranges(first: NDArray[Any], count: NDArray[Any]) -> Numbers:
 class GrowingNpy:
     """An .npy file to which rows are appended; how many there are is written into its header at the end."""
 
-    def __init__(self, path: Path, dtype: str, *, row_shape: tuple[int, ...] = ()) -> None:
-        self.rows = 0
+    def __init__(self, path: Path, dtype: str, row_shape: tuple[int, ...] = (), *, rows: int = 0) -> None:
+        """A new file; or, to go on, one of which so many rows are whole, and the rest is cut off."""
+        self.rows = rows
         self._dtype, self._row_shape = np.dtype(dtype), row_shape
-        self._file = path.open("wb")
+        self._file = path.open("r+b" if rows else "wb")
         self._write_header()
         self._data_start = self._file.tell()
+        self._file.truncate(self._data_start + rows * self._dtype.itemsize * math.prod(row_shape))
+        self._file.seek(0, os.SEEK_END)
 
     def append(self, rows: NDArray[Any]) -> None:
         """Write these rows behind those that are there."""
         assert rows.shape[1:] == self._row_shape
         self._file.write(np.ascontiguousarray(rows, self._dtype).data)
         self.rows += len(rows)
+
+    def flush(self) -> None:
+        """Bring all rows to the disk."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
 
     def close(self) -> None:
         """Complete the file; nothing can be appended after."""

@@ -1,20 +1,23 @@
-"""Feature-based use of an encoder: frozen states, mixed, under BiLSTMs that learn (Devlin et al. 2018, 5.3).
+"""Feature-based use of an encoder: frozen states under BiLSTMs that learn (Devlin et al. 2018, 5.3).
 
 Shapes: L states of a token, T packed tokens, S sequences, D width of what comes in, W width of one direction;
 G parts of sequences (the two texts of each pair), N longest part; C outputs.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
+from bertsmith.features.layer_states import layer_name, layer_numbers
 from bertsmith.model.encoder import largest_of_rows, mean_of_rows
 from bertsmith.model.heads import exact_outputs
 from bertsmith.model.network import Network
 from bertsmith.packed import Layout, PackedBatch
+from bertsmith.recipe.finetuning_schema import FeaturesSection
 
 Reads = Literal["sentence", "tokens"]
 LAYERS = 2
@@ -22,7 +25,7 @@ LAYERS = 2
 
 
 class LayerMix(nn.Module):
-    """The sum of all layers' states with weights that add up to 1, times one number; at first their mean.
+    """The sum of several layers' states with weights that add up to 1, times one number; first their mean.
 
     Peters et al. 2018, equation 1.
     """
@@ -39,6 +42,14 @@ class LayerMix(nn.Module):
         mixed_TD = sum(fraction * state for fraction, state in zip(fractions_L, states, strict=True))
         assert isinstance(mixed_TD, Tensor)
         return self.gamma * mixed_TD
+
+
+class LayerConcatenation(nn.Module):
+    """The states of several layers side by side."""
+
+    def forward(self, states: Sequence[Tensor]) -> Tensor:
+        """From one [T, D] for each layer to [T, L * D]."""
+        return torch.cat(tuple(states), -1)
 
 
 class PackedBiLstm(nn.Module):
@@ -62,28 +73,46 @@ class PackedBiLstm(nn.Module):
         return states[rows_T.argsort()]
 
 
-class FrozenMixScorer(nn.Module):
-    """Scores from a frozen encoder: all its layers mixed, then BiLSTMs, then one linear layer."""
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What of a sequence is scored."""
+
+    reads: Reads
+    """That of the task's head (`tasks.kinds.kind`)."""
+    separator: int | None = None
+    """The token that ends the first text of a pair; None where a text stands alone."""
+
+
+class FeatureScorer(nn.Module):
+    """Scores from a frozen encoder: some of its layers combined, then BiLSTMs, then one linear layer."""
 
     def __init__(
-        self, network: Network, outputs: int, *, reads: Reads, separator: int | None, stream: torch.Generator
+        self,
+        network: Network,
+        outputs: int,
+        features: FeaturesSection,
+        *,
+        reading: Reading,
+        stream: torch.Generator,
     ) -> None:
-        """`reads` is that of the task's head (`tasks.kinds.kind`).
-
-        The separator is the token that ends the first text of a pair; None where a text stands alone.
-        """
         super().__init__()
         self.network = network.requires_grad_(False).eval()
-        width, dropout = network.config.width, network.config.head_dropout
-        self.mix = LayerMix(len(network.encoder.order) + 1)
+        width_in, dropout = network.config.width, network.config.head_dropout
+        width = width_in if features.width == "model" else features.width
+        self.layers = layer_numbers(features.layers, len(network.encoder.order))
+        self.mix: LayerMix | LayerConcatenation
+        if features.combine == "weighted-sum" and len(self.layers) > 1:
+            self.mix = LayerMix(len(self.layers))
+        else:  # of a single layer there is nothing to weigh
+            self.mix, width_in = LayerConcatenation(), len(self.layers) * width_in
         self.dropout = nn.Dropout(dropout)
         self.reader: TokenReader | TextReader | PairReader
-        if reads == "tokens":
-            self.reader = TokenReader(width, dropout=dropout)
-        elif separator is None:
-            self.reader = TextReader(width, dropout=dropout)
+        if reading.reads == "tokens":
+            self.reader = TokenReader(width_in, width, dropout=dropout)
+        elif reading.separator is None:
+            self.reader = TextReader(width_in, width, dropout=dropout)
         else:
-            self.reader = PairReader(width, separator=separator, dropout=dropout)
+            self.reader = PairReader(width_in, width, separator=reading.separator, dropout=dropout)
         self.output = nn.Linear(self.reader.outputs, outputs)
         with torch.no_grad():
             for parameter in (*self.reader.parameters(), *self.output.parameters()):
@@ -96,15 +125,26 @@ class FrozenMixScorer(nn.Module):
         self.to(words)
         self.output.to(exact_outputs(words.dtype))
 
-    def forward(self, inputs: PackedBatch) -> Tensor:
-        """[T, C] for tags and spans, else [S, C]."""
-        with torch.no_grad():
-            states = self.network.encoder.hidden_states(inputs)
+    def forward(self, inputs: PackedBatch, states: Sequence[Tensor] | None = None) -> Tensor:
+        """[T, C] for tags and spans, else [S, C]; `states` are those of its layers, where they are known."""
+        if states is None:
+            with torch.no_grad():
+                every = self.network.encoder.hidden_states(inputs)
+            states = [every[number] for number in self.layers]
         read = self.dropout(self.reader(self.dropout(self.mix(states)), inputs))
         scores: Tensor = self.output(read if self.training else read.to(self.output.weight.dtype))
         return scores
 
-    def train(self, mode: bool = True) -> "FrozenMixScorer":
+    def layer_weights(self) -> dict[str, float]:
+        """How much each layer weighs in the sum, as learned, and the number that scales it; else nothing."""
+        if not isinstance(self.mix, LayerMix):
+            return {}
+        weights = self.mix.weights_L.detach().double().softmax(0).tolist()
+        return dict(zip(map(layer_name, self.layers), weights, strict=True)) | {
+            "scale": self.mix.gamma.item()
+        }
+
+    def train(self, mode: bool = True) -> "FeatureScorer":
         """Set the mode of what learns; the encoder never drops anything."""
         super().train(mode)
         self.network.eval()
@@ -114,9 +154,9 @@ class FrozenMixScorer(nn.Module):
 class TokenReader(nn.Module):
     """A BiLSTM's states of every token."""
 
-    def __init__(self, width: int, *, dropout: float) -> None:
+    def __init__(self, width_in: int, width: int, *, dropout: float) -> None:
         super().__init__()
-        self.bilstm = PackedBiLstm(width, width, dropout=dropout)
+        self.bilstm = PackedBiLstm(width_in, width, dropout=dropout)
         self.outputs = 2 * width
 
     def forward(self, mixed_TD: Tensor, inputs: PackedBatch) -> Tensor:
@@ -127,9 +167,9 @@ class TokenReader(nn.Module):
 class TextReader(nn.Module):
     """The largest and the mean of a BiLSTM's states."""
 
-    def __init__(self, width: int, *, dropout: float) -> None:
+    def __init__(self, width_in: int, width: int, *, dropout: float) -> None:
         super().__init__()
-        self.bilstm = PackedBiLstm(width, width, dropout=dropout)
+        self.bilstm = PackedBiLstm(width_in, width, dropout=dropout)
         self.outputs = 4 * width
 
     def forward(self, mixed_TD: Tensor, inputs: PackedBatch) -> Tensor:
@@ -140,10 +180,10 @@ class PairReader(nn.Module):
     """Two texts that look at each other, as in ESIM (Chen et al. 2017): each is read, every token is compared
     with what it finds in the other text, and the comparisons are read again."""
 
-    def __init__(self, width: int, *, separator: int, dropout: float) -> None:
+    def __init__(self, width_in: int, width: int, *, separator: int, dropout: float) -> None:
         super().__init__()
         self.separator = separator
-        self.bilstm = PackedBiLstm(width, width, dropout=dropout)
+        self.bilstm = PackedBiLstm(width_in, width, dropout=dropout)
         self.compare = nn.Linear(4 * 2 * width, width)
         self.second_bilstm = PackedBiLstm(width, width, dropout=dropout)
         self.outputs = 8 * width

@@ -99,6 +99,8 @@ class FinetuningResult:
     """Precision, recall and F1 of each class on each split, where the task has classes."""
     early_end: EarlyEnd | None = None
     """Of a trial that was not worth its time."""
+    layer_weights: dict[str, float] = field(default_factory=dict)
+    """What a weighted sum of frozen layers has learned: the fraction of each, and the scale of all."""
     main_process: bool = True
     """Whether this process is the one that speaks."""
 
@@ -223,6 +225,7 @@ def _result_of(folder: RunFolder, world: World) -> FinetuningResult:
         baselines=result.get("baselines", {}),
         classes=classes,
         early_end=EarlyEnd(**result["early_end"]) if result.get("early_end") else None,
+        layer_weights=result.get("layer_weights", {}),
         main_process=world.main,
     )
 

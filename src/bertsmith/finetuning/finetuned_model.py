@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from bertsmith.core.files import atomic_folder, atomic_path, write_json, write_text
 from bertsmith.core.wording import counted
-from bertsmith.features.bilstm import FrozenMixScorer
+from bertsmith.features.bilstm import FeatureScorer
 from bertsmith.finetuning.assignment import RESULT, Assignment, recipe_toml
 from bertsmith.finetuning.evaluation import Evaluation, class_scores
 from bertsmith.finetuning.finetuning_setup import lora_shape
@@ -61,6 +61,12 @@ class Finished:
         """How the model is to be asked."""
         return self.found.config
 
+    @property
+    def layer_weights(self) -> dict[str, float]:
+        """What a weighted sum of frozen layers has learned; otherwise empty."""
+        scorer = self.model.objective.scorer
+        return scorer.layer_weights() if isinstance(scorer, FeatureScorer) else {}
+
 
 def write_results(folder: RunFolder, finished: Finished) -> None:
     """Write everything that people and tools look at; the result file comes last."""
@@ -82,6 +88,7 @@ def write_results(folder: RunFolder, finished: Finished) -> None:
         "examples": finished.examples,
         "baselines": finished.baselines,
         "early_end": finished.early_end,
+        "layer_weights": finished.layer_weights,
         "classes": {
             split: {label: asdict(scores) for label, scores in of_split.items()}
             for split, of_split in class_scores(finished.found, finished.splits).items()
@@ -92,15 +99,15 @@ def write_results(folder: RunFolder, finished: Finished) -> None:
 
 def _write_model_folder(folder: RunFolder, finished: Finished, card: str) -> None:
     scorer = finished.model.objective.scorer
-    assert isinstance(scorer, NetworkScorer | FrozenMixScorer)
-    mix = mix_state(scorer) if isinstance(scorer, FrozenMixScorer) else {}
+    assert isinstance(scorer, NetworkScorer | FeatureScorer)
+    mix = mix_state(scorer) if isinstance(scorer, FeatureScorer) else {}
     with atomic_folder(folder.model, replaces=(*SAVED_WEIGHT_FILES, *ADAPTER_FILES)) as fresh:
         if finished.config.head.encoder == "lora":
             base = base_name(finished.assignment.model)
             shape = lora_shape(finished.assignment.recipe.lora)
             write_adapter(fresh, scorer.network, finished.config.head_name, shape=shape, base=base)
         else:
-            # Under a mix the network has no head whose outputs could be named.
+            # Over frozen features the network has no head whose outputs could be named.
             keys = {} if mix else finished.config.kind.config_keys(finished.config.labels)
             write_model(fresh, Model(scorer.network, keys))
         write_finetuned(fresh, FinetunedTask(finished.config, mix))
@@ -138,6 +145,8 @@ def model_card(finished: Finished) -> str:
         f"longest sequence {recipe.text.longest}.",
         *finished.notes,
     ]
+    if finished.layer_weights:
+        facts.append(f"Learned weights of the layers: {weights_text(finished.layer_weights)}.")
     if isinstance(config.answers.null_threshold, float):
         facts.append(f"Null threshold {config.answers.null_threshold:.4f}: {config.null_rule}.")
     if isinstance(config.answers.label_thresholds, tuple):
@@ -153,6 +162,11 @@ def model_card(finished: Finished) -> str:
     blocks = [facts_block(facts), table, *([facts_block(published)] if published else [])]
     caveat = "The labels are those of the data, mistakes and prejudices included."
     return card_text(config.task, introduction, blocks, caveat=caveat)
+
+
+def weights_text(weights: Mapping[str, float]) -> str:
+    """The learned weights of layers, for people."""
+    return ", ".join(f"{name} {value:.3f}" for name, value in weights.items())
 
 
 def _shown(value: float | None) -> str:

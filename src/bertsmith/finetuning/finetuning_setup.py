@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import log2
 from pathlib import Path
+from typing import Literal
 
 import torch
 
@@ -14,6 +15,7 @@ from bertsmith.finetuning.assignment import (
     Assignment,
     finetuning_folder,
 )
+from bertsmith.finetuning.feature_cache import cached_states
 from bertsmith.finetuning.initial_task_model import DROPOUTS, InitialTaskModel, load_initial_task_model
 from bertsmith.finetuning.run_warnings import (
     describe_adapters,
@@ -104,10 +106,12 @@ def _set_up_here(assignment: Assignment, splits: TaskSplits, world: World) -> Ru
     dropouts = {key: rate for key in DROPOUTS if (rate := getattr(recipe.run, key)) != "model"}
     initial = load_initial_task_model(assignment.model, config, seed=recipe.run.seed, dropouts=dropouts)
     encoded = {
-        name: encoded_split(examples, config, initial.tokenizer, cache=cache_folder())
+        name: encoded_split(examples, config, initial.tokenizer, cache=cache_folder("encodings"))
         for name, examples in splits.splits.items()
     }
     trainer, model = build_trainer(initial, config, recipe, world)
+    if config.head.encoder == "frozen-features":
+        encoded = {name: _with_states(split, model) for name, split in encoded.items()}
     train, scaler = encoded["train"], fit_target_scaler(splits.task, encoded["train"].encoded)
     if scaler is not None and initial.kept:
         scaler.take_out_of(model.objective.scorer)
@@ -160,7 +164,7 @@ def build_trainer(
     network.encoder.recompute = recipe.run.recompute
     objective = TaskObjective(scorer.to(world.device), config.kind, config.head).train()
     wanted = recipe.run.compile == "on" or (recipe.run.compile == "auto" and gpu)
-    if wanted and config.head.encoder != "frozen-mix":  # an LSTM is no part of a graph
+    if wanted and config.head.encoder != "frozen-features":  # an LSTM is no part of a graph
         objective.compile_whole()
     optimizer = build_optimizer(scorer, recipe.optim)
     # A step is recorded as a CUDA graph only with flash attention: other kernels read lengths on the CPU. Nor
@@ -183,10 +187,15 @@ def lora_shape(lora: LoraSection) -> LoraShape:
     return LoraShape(lora.rank, lora.alpha, lora.dropout, lora.rank_stabilized)
 
 
-def cache_folder() -> Path:
-    """Where encoded splits are kept between runs."""
+def cache_folder(kind: Literal["encodings", "features"]) -> Path:
+    """Where encoded splits, or the states of a frozen encoder for them, are kept between runs."""
     root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(root) / "bertsmith" / "encodings"
+    return Path(root) / "bertsmith" / kind
+
+
+def _with_states(split: EncodedSplit, model: TaskModel) -> EncodedSplit:
+    states_L = cached_states(split.encoded, model, cache_folder("features"))
+    return replace(split, encoded=replace(split.encoded, states_L=states_L))
 
 
 def filling_multiple(encoded: EncodedSet, recipe: FinetuningRecipe, world: World) -> int:

@@ -21,8 +21,8 @@ from bertsmith.tasks.task_config import TaskConfig
 from bertsmith.text.tokenizer import Tokenizer
 
 MIX_NOTE = (
-    "a mix of all layers and a BiLSTM learn: bertsmith finds them in mix.safetensors; to other tools the "
-    "folder is an encoder without a head"
+    "a BiLSTM on frozen layers learns: bertsmith finds it in mix.safetensors; to other tools the folder is "
+    "an encoder without a head"
 )
 DROPOUTS = {
     "dropout": ("dropout", "embedding_dropout"),
@@ -34,7 +34,7 @@ DROPOUTS = {
 
 @dataclass(frozen=True, slots=True)
 class InitialTaskModel:
-    """A network that has the task's head and no other (none under a mix), and what there is to know of it."""
+    """A network that has the task's head and no other (none over features), and what is known of it."""
 
     network: Network
     tokenizer: Tokenizer
@@ -59,7 +59,7 @@ def load_initial_task_model(
     model = replace(bert.model, network=_with_dropouts(bert.model.network, dropouts))
     network, stream = model.network, torch.Generator().manual_seed(key_of(seed, "task head"))
     _check_text_length(network, config, where=str(folder))
-    if config.head.encoder == "frozen-mix":
+    if config.head.encoder == "frozen-features":
         _leave_bare(model, config)
         return InitialTaskModel(network, bert.tokenizer, fresh=(), kept=False, notes=(MIX_NOTE,))
     own = bert.model.network.config
@@ -105,13 +105,13 @@ def _choose_pooling(network: Network, config: TaskConfig) -> list[str]:
 
 
 def _leave_bare(model: Model, config: TaskConfig) -> None:
-    """Take every head off but a trained pooler: what a mix learns has no head, and a random one misleads."""
+    """Take every head off but a trained pooler: what learns is no head, and a random one misleads."""
     if config.head.pooling != "model":
-        what = "a mix of all layers has a way of its own to read a sequence"
+        what = "a BiLSTM on frozen layers has a way of its own to read a sequence"
         raise UserError(what, where="head.pooling", remedy="leave it out")
     if config.head.cls == "raw":
         remedy = "leave it at pooled"
-        raise UserError("a mix of all layers reads raw states already", where="head.cls", remedy=remedy)
+        raise UserError("a BiLSTM on frozen layers reads raw states already", where="head.cls", remedy=remedy)
     if config.head.fresh_layers:
         raise _frozen_anew(config)
     for name in set(model.network.heads) - ({"pooler"} - set(model.untrained)):

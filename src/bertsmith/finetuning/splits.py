@@ -175,6 +175,7 @@ def task_config_of(splits: TaskSplits, recipe: FinetuningRecipe) -> TaskConfig:
         pairs=task.kind.has_pairs(splits.splits["train"]),
         text=recipe.text,
         head=recipe.head,
+        features=recipe.features,
         answers=recipe.answers,
         custom=dict(task.custom),
     )

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from bertsmith.core.errors import UserError
-from bertsmith.features.bilstm import FrozenMixScorer
+from bertsmith.features.bilstm import FeatureScorer
 from bertsmith.model.heads import OutputHead
 from bertsmith.tasks.encoded import EncodedSet
 from bertsmith.tasks.objective import NetworkScorer
@@ -66,7 +66,7 @@ def fit_target_scaler(task: Task, train: EncodedSet) -> TargetScaler | None:
 
 
 def _last_layer(scorer: nn.Module) -> nn.Linear:
-    if isinstance(scorer, FrozenMixScorer):
+    if isinstance(scorer, FeatureScorer):
         return scorer.output
     assert isinstance(scorer, NetworkScorer)
     head = scorer.network.heads[scorer.head]

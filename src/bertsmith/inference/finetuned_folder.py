@@ -25,7 +25,7 @@ class FinetunedTask:
 
     config: "TaskConfig"
     mix: dict[str, Tensor] = field(default_factory=dict)
-    """What was learned on top of a frozen encoder (head.encoder = frozen-mix); otherwise empty."""
+    """What was learned on top of a frozen encoder (head.encoder = frozen-features); otherwise empty."""
 
     @property
     def skips_pooler(self) -> bool:
@@ -40,7 +40,7 @@ def read_finetuned(folder: Path) -> FinetunedTask | None:
     from bertsmith.tasks.task_config import read_task_config  # pydantic, which a plain model needs not
 
     config = read_task_config(folder / TASK_FILE)
-    if config.head.encoder != "frozen-mix":
+    if config.head.encoder != "frozen-features":
         return FinetunedTask(config)
     file, remedy = folder / MIX_FILE, "copy the whole folder again, or fine-tune again"
     if not file.is_file():

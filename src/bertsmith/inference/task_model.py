@@ -12,7 +12,7 @@ from bertsmith.core.errors import UserError
 from bertsmith.core.progress import progress_bar
 from bertsmith.core.seeds import key_of
 from bertsmith.core.steps import Steps
-from bertsmith.features.bilstm import FrozenMixScorer
+from bertsmith.features.bilstm import FeatureScorer, Reading
 from bertsmith.inference.engine import Engine, batching_for, in_streams
 from bertsmith.inference.finetuned_folder import MIX_FILE, FinetunedTask
 from bertsmith.model.heads import OutputHead
@@ -92,14 +92,14 @@ def task_model_of(network: Network, finetuned: FinetunedTask, engine: Engine) ->
     if config.head.pooling != "model":
         set_pooling(network, config.head.pooling)
     scorer = scorer_of(network, config, engine.tokenizer, seed=0)
-    if isinstance(scorer, FrozenMixScorer):
+    if isinstance(scorer, FeatureScorer):
         _load_mix(scorer, finetuned.mix)
     objective = TaskObjective(scorer.to(engine.device), config.kind, config.head).eval()
     # No autocast: the weights have the precision that was asked for.
     return TaskModel(objective, engine.tokenizer, config, engine.device, "fp32")
 
 
-def _load_mix(scorer: FrozenMixScorer, mix: Mapping[str, Tensor]) -> None:
+def _load_mix(scorer: FeatureScorer, mix: Mapping[str, Tensor]) -> None:
     """Put what was learned onto a frozen encoder, and all of it."""
     wanted = {name: tensor.shape for name, tensor in mix_state(scorer).items()}
     given = {name: tensor.shape for name, tensor in mix.items()}
@@ -124,19 +124,18 @@ def leave_pooler_out(network: Network, name: str) -> bool:
 def scorer_of(
     network: Network, config: TaskConfig, tokenizer: Tokenizer, *, seed: int, fresh: tuple[str, ...] = ()
 ) -> nn.Module:
-    """What gives a network's scores for a task: its own head, or a mix of a frozen encoder's layers."""
-    if config.head.encoder == "frozen-mix":
+    """What gives a network's scores for a task: its own head, or one over a frozen encoder's layers."""
+    if config.head.encoder == "frozen-features":
         stream = torch.Generator().manual_seed(key_of(seed, "mix"))
         separator = tokenizer.sep_id if config.pairs else None
-        return FrozenMixScorer(
-            network, config.outputs, reads=config.kind.head.reads, separator=separator, stream=stream
-        )
+        reading = Reading(config.kind.head.reads, separator)
+        return FeatureScorer(network, config.outputs, config.features, reading=reading, stream=stream)
     if config.head.encoder == "frozen-linear":
         freeze_encoder(network, fresh=fresh)
     return NetworkScorer(network, config.head_name)
 
 
-def mix_state(scorer: FrozenMixScorer) -> dict[str, Tensor]:
+def mix_state(scorer: FeatureScorer) -> dict[str, Tensor]:
     """What was learned on top of a frozen encoder."""
     state = scorer.state_dict()
     return {name: tensor.cpu() for name, tensor in state.items() if not name.startswith("network.")}

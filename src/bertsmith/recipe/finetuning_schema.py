@@ -35,15 +35,33 @@ class HeadSection(Section):
     pre-training taught the first token anything; of others' tools, only ModernBERT's know it."""
     span_over: Literal["all", "passage"] = "all"
     """Where an answer may begin: anywhere (run_squad.py), or in the passage and at the first token only."""
-    encoder: Literal["tuned", "lora", "frozen-linear", "frozen-mix"] = "tuned"
+    encoder: Literal["tuned", "lora", "frozen-linear", "frozen-features"] = "tuned"
     """Everything is tuned; or the encoder stays as it is, and low-rank adapters of some of its layers learn
-    with the head (LoRA; Hu et al. 2021); or it stays as it is under a linear head; or under a learned mix of
-    all its layers with a two-layer BiLSTM on top (the feature-based use: ELMo; Devlin et al. 2018, 5.3)."""
+    with the head (LoRA; Hu et al. 2021); or it stays as it is under a linear head; or its layers are the
+    features of a two-layer BiLSTM, as `features` says (ELMo; Devlin et al. 2018, 5.3)."""
     class_weights: Literal["equal", "balanced"] = "equal"
     """balanced: each class weighs as much as any other, however frequent."""
     fresh_layers: Annotated[int, Field(ge=0)] = 0
     """So many of the last layers begin anew (Zhang et al. 2021)."""
 
+
+LayerChoice = Literal["embeddings", "second-to-last", "last", "last4", "all", "all-and-embeddings"]
+"""Layers of an encoder, as the feature-based table of the paper names them (Devlin et al. 2018, table 7)."""
+
+
+class FeaturesSection(Section):
+    """What head.encoder = frozen-features reads, and with what; by default ELMo's mix of all there is."""
+
+    layers: LayerChoice = "all-and-embeddings"
+    """Which states of a token are its features; all: those of every layer, without the embeddings."""
+    combine: Literal["weighted-sum", "concat"] = "weighted-sum"
+    """Several layers are summed with weights that are learned (Peters et al. 2018), or stand side by side."""
+    width: Count | Literal["model"] = "model"
+    """Units of the BiLSTM in each direction; model: the encoder's width. The paper has 768."""
+
+
+PUBLISHED_FEATURES = FeaturesSection(layers="last4", combine="concat", width=768)
+"""The best of the paper's table 7, which its table 8 takes as the feature-based approach."""
 
 Target = Literal["query", "key", "value", "output", "feed-forward"]
 
@@ -145,6 +163,7 @@ class FinetuningRecipe(Section):
     text: TextSection = TextSection()
     head: HeadSection = HeadSection()
     lora: LoraSection = LoraSection()
+    features: FeaturesSection = FeaturesSection()
     optim: FinetuningOptimSection = FinetuningOptimSection()
     run: FinetuningRunSection = FinetuningRunSection()
     answers: AnswersSection = AnswersSection()
@@ -162,6 +181,17 @@ class FinetuningRecipe(Section):
             key = next(name for name, value in self.lora if value != getattr(LoraSection(), name))
             what = f"head.encoder = {self.head.encoder} has no adapters, and lora.{key} is about them"
             raise RuleError(what, keys=(f"lora.{key}", "head.encoder"), remedy="--set head.encoder=lora")
+        return self
+
+    @model_validator(mode="after")
+    def only_frozen_features_have_layers(self) -> "FinetuningRecipe":
+        # A task brings the published ones along, whether they are asked for or not.
+        idle = self.features in (FeaturesSection(), PUBLISHED_FEATURES)
+        if self.head.encoder != "frozen-features" and not idle:
+            key = next(name for name, value in self.features if value != getattr(FeaturesSection(), name))
+            what = f"head.encoder = {self.head.encoder} reads no features, and features.{key} is about them"
+            remedy = "--set head.encoder=frozen-features"
+            raise RuleError(what, keys=(f"features.{key}", "head.encoder"), remedy=remedy)
         return self
 
     @model_validator(mode="after")

@@ -35,6 +35,8 @@ RENAMED_KEYS = {
     "custom.dev_share": "custom.dev_fraction",
 }
 """Keys as older recipe files, run folders and task files call them; only the new names are written."""
+RENAMED_VALUES = {("head.encoder", "frozen-mix"): "frozen-features"}
+"""The same for values: what such files say under a key, and what it is called now."""
 
 
 RecipeT = TypeVar("RecipeT", bound=Section)
@@ -181,7 +183,8 @@ def with_new_names(tree: Mapping[str, Any], around: str = "") -> Tree:
     for key, value in tree.items():
         dotted = f"{around}{key}"
         new = RENAMED_KEYS.get(dotted, dotted).removeprefix(around)
-        named[key if new in tree else new] = _with_new_names_inside(value, f"{dotted}.")
+        today = RENAMED_VALUES.get((dotted, value), value) if isinstance(value, str) else value
+        named[key if new in tree else new] = _with_new_names_inside(today, f"{dotted}.")
     return named
 
 

@@ -38,6 +38,8 @@ class TaskBatch:
     """The item of each sequence, counted within the batch."""
     passages_S2: Tensor
     """span: first and past-the-last packed row of the passage of each sequence; otherwise empty."""
+    states_LTD: Tensor | None = None
+    """States of a frozen encoder that were computed before (`EncodedSet.states_L`)."""
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> "TaskBatch":
         """The same batch on another device."""
@@ -48,7 +50,7 @@ class TaskBatch:
         return self._mapped(Tensor.pin_memory)
 
     def tensors(self) -> list[Tensor]:
-        """All its tensors, in an order that is always the same."""
+        """All its tensors, in an order that is always the same; no step with states of before is recorded."""
         old = self.inputs
         inputs = [old.tokens_T, old.segments_T, old.positions_T, old.layout.starts_S1]
         return [*inputs, self.targets, self.weights, self.rows_P, self.items_S, self.passages_S2]
@@ -73,6 +75,7 @@ class TaskBatch:
             rows_P=change(self.rows_P),
             items_S=change(self.items_S),
             passages_S2=change(self.passages_S2),
+            states_LTD=None if self.states_LTD is None else change(self.states_LTD),
         )
 
 
@@ -164,6 +167,11 @@ def scores_in_order(
     return whole
 
 
+def token_rows(encoded: EncodedSet, items: Numbers) -> Numbers:
+    """Where the tokens of these items stand in the whole set, in the order in which a batch has them."""
+    return _run_of(*_tokens_of(encoded, items))
+
+
 def balanced_weights(kind: AnyKind, encoded: EncodedSet, classes: int) -> Weights:
     """A weight for each class so that all classes weigh the same in sum, and an example 1 on average."""
     if not kind.has_class_weights:
@@ -188,7 +196,7 @@ def _score_rows(encoded: EncodedSet, items: Numbers) -> Numbers:
         return _run_of(*_sequences_of(encoded, items))
     begins, ends = _tokens_of(encoded, items)
     if encoded.unit == "token":
-        return _run_of(begins, ends)
+        return token_rows(encoded, items)
     return _run_of(*_words_between(encoded, begins, ends))
 
 
@@ -258,12 +266,21 @@ class _Packer:
             rows_P=_filled(rows_P, fillers if encoded.unit == "word" else 0),
             items_S=torch.from_numpy(np.append(items_S, np.full(int(self.fills), len(items)))),
             passages_S2=_filled(passages_S2, int(has_passages and self.fills)),
+            states_LTD=self._states(items, len(inputs.tokens_T)),
         )
+
+    def _states(self, items: Numbers, tokens: int) -> Tensor | None:
+        """What a frozen encoder gives for these items, with zeros up to so many tokens, if it is known."""
+        if not self.encoded.states_L:
+            return None
+        rows_T = token_rows(self.encoded, items)
+        states = [_filled(layer_TD[rows_T], tokens - len(rows_T)) for layer_TD in self.encoded.states_L]
+        return torch.stack(states)
 
     def _inputs(self, items: Numbers, sequences_S: Numbers) -> PackedBatch:
         """The tokens of these items; filler is one more sequence behind them, which nothing attends to."""
         encoded = self.encoded
-        tokens_T = _run_of(*_tokens_of(encoded, items))
+        tokens_T = token_rows(encoded, items)
         lengths_S = encoded.starts_N1[sequences_S + 1] - encoded.starts_N1[sequences_S]
         filler = 0
         if self.fills:  # up to the next multiple, at least one token

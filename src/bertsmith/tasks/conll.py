@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bertsmith.core.errors import UserError
+from bertsmith.recipe.finetuning_schema import PUBLISHED_FEATURES
 from bertsmith.tasks.example_types import BadLine, Reader, TaggedExample
 from bertsmith.tasks.kinds.tag import TAG
 from bertsmith.tasks.tables import CONVERT, NOT_UTF8, Row, is_torn, numbered_lines, rows_of
@@ -226,7 +227,8 @@ TASKS: tuple[Task, ...] = (
         },
         folders=("conll", "conll2003", "CoNLL-2003", "ner"),
         # Devlin et al. 2018, 5.3: "the maximal document context provided by the data".
-        settings={"text.longest": 512, "text.context": "document"},
+        settings={"text.longest": 512, "text.context": "document"}
+        | {f"features.{key}": value for key, value in PUBLISHED_FEATURES},
     ),
     Task(
         "wnut17",

@@ -51,6 +51,8 @@ class EncodedSet:
     passages_N2: NDArray[np.int64]
     """span: first and past-the-last row of the passage in each window, counted from its first row."""
     windows: QuestionWindows | None = None
+    states_L: tuple[NDArray[np.float32], ...] = ()
+    """States [T, D] of some layers of a frozen encoder, where they were computed before; else none."""
 
     @classmethod
     def without_tokens(

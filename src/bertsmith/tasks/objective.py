@@ -78,15 +78,20 @@ class TaskObjective(nn.Module):
 
     def scores(self, batch: TaskBatch) -> Tensor:
         """Logits for prediction: [M, C] averaged over windows, tag [P, C], span [T, 2], choice [S]."""
-        scores = _exact(self.scorer(batch.inputs))
+        scores = self._outputs(batch)
         if self.kind.unit == "word":
             return scores[batch.rows_P]
         if self.kind.unit == "token":
             return scores
         return scores.squeeze(-1) if self.kind.unit == "sequence" else scores_of_items(scores, batch)
 
+    def _outputs(self, batch: TaskBatch) -> Tensor:
+        if batch.states_LTD is None:
+            return _exact(self.scorer(batch.inputs))
+        return _exact(self.scorer(batch.inputs, tuple(batch.states_LTD)))
+
     def _plain(self, batch: TaskBatch, scales_1: Tensor) -> tuple[Tensor, Tensor]:
-        losses, hits = self._losses(_exact(self.scorer(batch.inputs)), batch)
+        losses, hits = self._losses(self._outputs(batch), batch)
         loss = (losses * batch.weights).sum()
         hit = (hits.to(batch.weights.dtype) * batch.weights).sum()
         return loss * scales_1[0], torch.stack((loss, hit.to(loss.dtype))).detach()

@@ -8,7 +8,7 @@ from pydantic import PlainSerializer, PlainValidator, ValidationError
 from bertsmith.core.errors import UserError
 from bertsmith.core.files import read_json, write_json
 from bertsmith.core.wording import counted
-from bertsmith.recipe.finetuning_schema import AnswersSection, HeadSection, TextSection
+from bertsmith.recipe.finetuning_schema import AnswersSection, FeaturesSection, HeadSection, TextSection
 from bertsmith.recipe.load import with_new_names
 from bertsmith.recipe.section import Section
 from bertsmith.tasks.kinds.kind import AnyKind, Kind
@@ -41,6 +41,8 @@ class TaskConfig(Section):
     """Whether the texts are pairs."""
     text: TextSection = TextSection()
     head: HeadSection = HeadSection()
+    features: FeaturesSection = FeaturesSection()
+    """Of head.encoder = frozen-features."""
     answers: AnswersSection = AnswersSection()
     custom: dict[str, str | float] = {}
     """A user's own table: which columns are what (the fields of tasks.custom.CustomSpec)."""

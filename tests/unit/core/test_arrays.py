@@ -28,3 +28,13 @@ def test_a_growing_file_is_what_numpy_saves(tmp_path: Path, row_shape, chunks: l
     whole = np.concatenate([np.empty((0, *row_shape)), *rows]).astype("<f4")
     assert np.array_equal(np.load(tmp_path / "grown.npy"), whole)
     assert file.rows == len(whole)
+
+
+def test_a_growing_file_goes_on_from_the_rows_that_are_whole(tmp_path: Path) -> None:
+    path, rows = tmp_path / "grown.npy", np.arange(12, dtype="<f4").reshape(4, 3)
+    with GrowingNpy(path, "<f4", (3,)) as file:
+        file.append(rows[:3])
+        file.flush()
+    with GrowingNpy(path, "<f4", (3,), rows=2) as file:
+        file.append(rows[2:])
+    assert np.array_equal(np.load(path), rows)

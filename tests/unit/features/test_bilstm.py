@@ -5,9 +5,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bertsmith.features.bilstm import FrozenMixScorer, LayerMix, PackedBiLstm, PairReader
+from bertsmith.features.bilstm import FeatureScorer, LayerMix, PackedBiLstm, PairReader, Reading
 from bertsmith.packed import Layout, pack
-from bertsmith.recipe.finetuning_schema import FinetuningOptimSection
+from bertsmith.recipe.finetuning_schema import FeaturesSection, FinetuningOptimSection
 from bertsmith.tasks.batches import ShuffledBatches
 from bertsmith.tasks.kinds.registry import kind_named
 from bertsmith.tasks.objective import TaskObjective
@@ -21,12 +21,11 @@ PAIRS = pack(TEXTS, SEGMENTS)
 SEPARATOR = 3
 
 
-def scorer_for(kind, *, separator=None, outputs=2, seed=0):
+def scorer_for(kind, *, separator=None, outputs=2, seed=0, features=None):
     network = tiny_network(heads={"pooler": 0, "mlm": 0})
     stream = torch.Generator().manual_seed(seed)
-    return FrozenMixScorer(
-        network, outputs, reads=kind_named(kind).head.reads, separator=separator, stream=stream
-    )
+    reading = Reading(kind_named(kind).head.reads, separator)
+    return FeatureScorer(network, outputs, features or FeaturesSection(), reading=reading, stream=stream)
 
 
 @given(lengths=st.lists(st.integers(0, 6), min_size=1, max_size=5).filter(any))
@@ -62,7 +61,7 @@ def plain_pair(reader, mixed_TD, segments):
 
 def test_pairs_look_at_each_other_as_in_a_plain_computation():
     torch.manual_seed(0)
-    reader = PairReader(6, separator=SEPARATOR, dropout=0.0).double()
+    reader = PairReader(6, 6, separator=SEPARATOR, dropout=0.0).double()
     mixed_TD = torch.randn(len(PAIRS.tokens_T), 6, dtype=torch.float64, requires_grad=True)
     found = reader(mixed_TD, PAIRS)
     texts = mixed_TD.split([len(text) for text in TEXTS])
@@ -80,7 +79,7 @@ def test_two_texts_of_one_segment_look_at_each_other_too():
     texts = [[0, 5, 6, 2, 2, 7, 8, 2], [0, 9, 2, 2, 10, 2]]
     parts = [[0, 0, 0, 0, 1, 1, 1, 1], [0, 0, 0, 1, 1, 1]]
     torch.manual_seed(0)
-    reader = PairReader(6, separator=2, dropout=0.0).double()
+    reader = PairReader(6, 6, separator=2, dropout=0.0).double()
     values = [torch.randn(len(text), 6, dtype=torch.float64) for text in texts]
     expected = [plain_pair(reader, each, part) for each, part in zip(values, parts, strict=True)]
     assert (reader(torch.cat(values), pack(texts)) - torch.stack(expected)).abs().max() < 1e-12

@@ -16,7 +16,7 @@ from tests.tuning import SHORT, tune
 
 LEARNS = {
     "frozen-linear": ("pos", "optim.peak_lr=3e-2", "run.epochs=8"),
-    "frozen-mix": ("sst2", "optim.peak_lr=5e-3", "run.epochs=16"),
+    "frozen-features": ("sst2", "optim.peak_lr=5e-3", "run.epochs=16"),
 }
 
 
@@ -40,7 +40,7 @@ def test_a_pooler_that_was_trained_stays_under_a_linear_head(model, tmp_path):
 
 
 def test_what_a_mix_has_learned_stands_in_a_file_of_its_own(model, tmp_path):
-    folder = tune("rte", model, tmp_path, *SHORT, "head.encoder=frozen-mix").folder / "model"
+    folder = tune("rte", model, tmp_path, *SHORT, "head.encoder=frozen-features").folder / "model"
     names = set(load_file(folder / "mix.safetensors"))
     assert {"mix.weights_L", "mix.gamma", "output.weight", "reader.compare.weight"} <= names
     assert not [name for name in names if name.startswith("network.")]
@@ -52,7 +52,7 @@ def test_what_a_mix_has_learned_stands_in_a_file_of_its_own(model, tmp_path):
 @pytest.fixture
 def mixed(model, tmp_path):
     """A finished model with a mix, and its weights."""
-    folder = tune("sst2", model, tmp_path, *SHORT, "head.encoder=frozen-mix").folder / "model"
+    folder = tune("sst2", model, tmp_path, *SHORT, "head.encoder=frozen-features").folder / "model"
     return folder, load_file(folder / "mix.safetensors")
 
 
@@ -93,7 +93,7 @@ def test_a_mix_that_cannot_be_written_is_an_error_of_the_system(mixed):
 
 
 def test_a_mix_is_an_encoder_without_a_head_to_other_tools(model, tmp_path):
-    folder = tune("sst2", model, tmp_path, *SHORT, "head.encoder=frozen-mix").folder / "model"
+    folder = tune("sst2", model, tmp_path, *SHORT, "head.encoder=frozen-features").folder / "model"
     config = json.loads((folder / "config.json").read_text())
     assert config["architectures"] == ["BertModel"]
     assert not [name for name in load_file(folder / "model.safetensors") if "classifier" in name]
@@ -108,7 +108,7 @@ def test_a_mix_is_an_encoder_without_a_head_to_other_tools(model, tmp_path):
 
 
 def test_a_mix_is_asked_from_python_and_is_a_start_for_another_run(model, tmp_path):
-    first = tune("sst2", model, tmp_path / "first", *SHORT, "head.encoder=frozen-mix").folder
+    first = tune("sst2", model, tmp_path / "first", *SHORT, "head.encoder=frozen-features").folder
     predicted = predict_labelled([first], tmp_path / "first" / "data" / "sst2", device="cpu")
     found = load(first, device="cpu").classify([predicted.examples[0].texts])
     assert list(found[0].probabilities.values()) == pytest.approx(
@@ -121,10 +121,10 @@ def test_a_mix_is_asked_from_python_and_is_a_start_for_another_run(model, tmp_pa
 @pytest.mark.parametrize(
     ("setting", "complaint"),
     [
-        ("head.cls=raw", "head.cls: a mix of all layers reads raw states already; leave it at pooled"),
+        ("head.cls=raw", "head.cls: a BiLSTM on frozen layers reads raw states already; leave it at pooled"),
         ("head.fresh_layers=1", "layers with fresh weights cannot stay frozen"),
     ],
 )
 def test_settings_that_mean_nothing_to_a_mix_are_rejected(model, tmp_path, setting, complaint):
     with pytest.raises(UserError, match=complaint):
-        tune("sst2", model, tmp_path, "head.encoder=frozen-mix", setting)
+        tune("sst2", model, tmp_path, "head.encoder=frozen-features", setting)

@@ -224,7 +224,10 @@ def test_modernbert_says_in_its_config_that_the_mean_is_read(model, tmp_path):
     ("changes", "complaint"),
     [
         ({"kind": "tag", "head": head(pooling="mean")}, "head.pooling: a tag task looks at every token"),
-        ({"head": head(pooling="mean", encoder="frozen-mix")}, "head.pooling: a mix of all layers has a way"),
+        (
+            {"head": head(pooling="mean", encoder="frozen-features")},
+            "head.pooling: a BiLSTM on frozen layers has a way",
+        ),
     ],
 )
 def test_pooling_that_nothing_would_read_is_rejected(model, changes, complaint):

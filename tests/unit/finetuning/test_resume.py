@@ -132,7 +132,7 @@ def test_what_happened_after_the_saved_state_never_happened(straight, model, tmp
 
 
 def test_a_frozen_mix_resumes_too(model, tmp_path):
-    settings = ("run.epochs=0.4", "head.encoder=frozen-mix")
+    settings = ("run.epochs=0.4", "head.encoder=frozen-features")
     whole = tune("sst2", model, tmp_path / "whole", *settings).folder
     with stop_at(1):
         assert not tune("sst2", model, tmp_path / "parts", *settings).finished

@@ -38,7 +38,7 @@ def own_run(model, place, *settings, mean=MEAN, deviation=DEVIATION):
     return replace(plain, task=custom_task(WARMTH), data=place / "my.csv")
 
 
-@pytest.fixture(scope="module", params=["tuned", "frozen-mix"])
+@pytest.fixture(scope="module", params=["tuned", "frozen-features"])
 def prices(request, model, tmp_path_factory):
     place = tmp_path_factory.mktemp("prices")
     rate = () if request.param == "tuned" else ("optim.peak_lr=5e-3", "run.epochs=12")

@@ -76,7 +76,7 @@ def test_a_long_text_follows_the_rule_of_the_fine_tuned_folder(sst2):
     ("name", "settings"),
     [
         ("sst2", ("head.cls=raw",)),
-        ("rte", ("head.encoder=frozen-mix",)),
+        ("rte", ("head.encoder=frozen-features",)),
         ("sst2", ("text.long_texts=windows",)),
     ],
 )
@@ -359,7 +359,7 @@ def test_a_fine_tuned_folder_tells_its_abilities(sst2, tagger, reader, tmp_path)
 
 
 def test_a_mix_of_layers_is_an_ability_too(folder, tmp_path):
-    run = tune("rte", folder, tmp_path, *BARELY, "head.encoder=frozen-mix").folder
+    run = tune("rte", folder, tmp_path, *BARELY, "head.encoder=frozen-features").folder
     assert "classify" in bertsmith.load(run).abilities
 
 
@@ -478,7 +478,7 @@ def test_a_changed_task_file_is_rejected(sst2, tmp_path):
 def test_a_missing_mix_is_named(sst2, tmp_path):
     sst2.save(tmp_path)
     note = sst2.finetuned.config
-    head = note.head.model_copy(update={"encoder": "frozen-mix"})
+    head = note.head.model_copy(update={"encoder": "frozen-features"})
     write_task_config(tmp_path / "task.json", note.model_copy(update={"head": head}))
     with pytest.raises(UserError, match=r"mix.safetensors: is missing, and task.json speaks of it"):
         bertsmith.load(tmp_path)

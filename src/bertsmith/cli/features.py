@@ -1,0 +1,166 @@
+"""`bertsmith features` and `features-table`: frozen layers as vectors of tokens, and their use."""
+
+from pathlib import Path
+from typing import Annotated
+
+from typer import Argument, Exit, Option, echo
+
+from bertsmith.cli.model_options import (
+    DeviceOption,
+    JsonOption,
+    ModelOption,
+    PrecisionOption,
+    TruncateOption,
+    naming_inputs,
+    open_model,
+    print_json,
+    without_garbage_collection,
+)
+from bertsmith.cli.terminal import STOPPED, progress_display
+from bertsmith.cli.text_files import (
+    STANDARD_INPUT,
+    ColumnsOption,
+    DelimiterOption,
+    EncodingOption,
+    SkipBadOption,
+    TextColumnOption,
+    TextSource,
+    pieces_of,
+    reading_bar,
+    report_skipped,
+    without_unreadable,
+)
+from bertsmith.core.errors import UserError
+from bertsmith.core.files import sha256_of
+from bertsmith.recipe.finetuning_schema import LayerChoice
+from bertsmith.tasks.table_format import TableFormat
+
+
+def features(
+    source: Annotated[
+        Path, Option("--input", metavar="FILE", help="One text a line, or a table; - reads stdin.")
+    ],
+    out: Annotated[Path, Option(metavar="FOLDER", help="Folder to write; a call that was stopped resumes.")],
+    layers: Annotated[
+        LayerChoice, Option(help="embeddings, second-to-last, last, last4, all, all-and-embeddings.")
+    ] = "last4",
+    combine: Annotated[
+        str, Option(help="concat: layers side by side; mean; separate: [tokens, layers, width].")
+    ] = "concat",
+    column: TextColumnOption = "",
+    delimiter: DelimiterOption = "",
+    encoding: EncodingOption = "",
+    columns: ColumnsOption = "",
+    skip_bad: SkipBadOption = False,
+    model: ModelOption = None,
+    device: DeviceOption = "auto",
+    precision: PrecisionOption = "fp32",
+    truncate: TruncateOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Write a vector for each token of each text: features for a model of your own.
+
+    The folder holds memory-mapped arrays in fp32: vectors.npy, tokens.npy (ids), offsets.npy (the first and
+    past-the-last character of each token in its text, -1 of special ones), starts.npy (the row at which each
+    text begins) and lines.npy. It appears when it is whole; what a stopped call has done is kept.
+
+    Example: bertsmith features --input texts.txt --layers last4 --combine concat --out features/
+
+    Example: bertsmith features --model MODEL --input reviews.csv --text review --layers last --out features/
+
+    In Python: bertsmith.open_features("features/").of_text(0)
+    """
+    with without_garbage_collection():
+        from bertsmith.inference.feature_folder import (
+            FeatureRequest,
+            FeatureSpec,
+            open_features,
+            writing_features,
+        )
+
+    path, out = source.expanduser(), out.expanduser()
+    spec = FeatureSpec(layers, combine)  # type: ignore[arg-type]  # it rejects any other
+    form = TableFormat.parse(delimiter=delimiter, encoding=encoding, columns=columns)
+    texts = TextSource(path, column, form=form, skip_bad=skip_bad)
+    texts.check()
+    bert = open_model(model, "embed", device=device, precision=precision)
+    readable_twice = path != STANDARD_INPUT and path.is_file()
+    name = f"{sha256_of(path)} {column} {skip_bad}" if readable_twice else ""
+    bad: list[UserError] = []
+    request = FeatureRequest(spec, out, name, truncate)
+    with writing_features(bert, request) as writer, reading_bar(texts) as advance:
+        for read in pieces_of(texts):
+            piece = without_unreadable(bert, read, truncate=truncate) if skip_bad else read
+            bad += piece.bad
+            with naming_inputs(piece.wheres.__getitem__):
+                writer.append(piece.texts, piece.numbers)
+            advance(piece.size)
+    written = open_features(out)
+    report_skipped(bad)
+    facts = {"texts": len(written), "tokens": len(written.tokens), "shape": written.facts["shape"]}
+    if as_json:
+        print_json({**facts, "out": str(out), **({"skipped": len(bad)} if skip_bad else {})})
+    else:
+        shape = " x ".join(map(str, written.facts["shape"]))
+        echo(f"{facts['texts']:,} texts, {facts['tokens']:,} tokens of {shape} numbers -> {out}")
+
+
+def features_table(
+    task: Annotated[str, Argument(metavar="TASK", help="ner, wnut17, pos, sst2 ...")],
+    data: Annotated[Path, Option(help="The task's folder, or its file.")],
+    out: Annotated[Path, Option(help="Folder for all runs; what is finished there is not done again.")],
+    model: Annotated[Path | None, Option(help="Model folder; without it the small own one.")] = None,
+    seeds: Annotated[int, Option(min=1, help="Runs for each row, from run.seed (0) on.")] = 3,
+    epochs: Annotated[float | None, Option(help="Passes through the training data (run.epochs).")] = None,
+    lr: Annotated[float | None, Option(help="Peak learning rate of fine-tuning (optim.peak_lr).")] = None,
+    features_lr: Annotated[float | None, Option(help="That of the feature-based rows; else 1e-3.")] = None,
+    skip_bad: SkipBadOption = False,
+    settings: Annotated[
+        list[str] | None, Option("--set", metavar="KEY=VALUE", help="A setting for all rows, repeatable.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Fill the feature-based table of the BERT paper: six ways to read frozen layers, beside fine-tuning.
+
+    The rows are the embeddings, the second-to-last and the last layer, the weighted sum and the concatenation
+    of the last four, and the weighted sum of all, each under a two-layer BiLSTM of 768 units. The encoder
+    runs once over the data, for all rows and seeds.
+
+    A call that was stopped or killed resumes with the runs that are not done yet.
+
+    Example: bertsmith features-table ner --model MODEL --data conll2003/ --out runs/features --seeds 5
+
+    Example: bertsmith features-table wnut17 --data wnut17/ --out runs/small --seeds 1 --set features.width=64
+    """
+    from bertsmith.cli.finetune import live_line, show_stop
+    from bertsmith.inference.model_path import DEFAULT_MODEL
+    from bertsmith.studies.features_table import FeaturesTableRequest, plain_table, table_text
+    from bertsmith.studies.features_table import features_table as study
+    from bertsmith.studies.sweep import Stopped
+    from bertsmith.tasks.catalogue import task_named
+
+    own = [line for line in settings or [] if line.startswith("features.")]
+    shared = [line for line in settings or [] if line not in own]
+    shared += [] if epochs is None else [f"run.epochs={epochs}"]
+    rates = [] if features_lr is None else [f"optim.peak_lr={features_lr}"]
+    request = FeaturesTableRequest(
+        task_named(task),
+        DEFAULT_MODEL if model is None else model.expanduser(),
+        data.expanduser(),
+        out.expanduser(),
+        seeds=seeds,
+        settings=tuple(shared),
+        tuning_settings=() if lr is None else (f"optim.peak_lr={lr}",),
+        features_settings=(*own, *rates),
+        skip_bad=skip_bad,
+    )
+    try:
+        with progress_display(live_line, as_json=as_json) as callback:
+            rows = study(request, callback)
+    except Stopped as stopped:
+        show_stop(stopped, as_json=as_json)
+        raise Exit(STOPPED) from None
+    if as_json:
+        print_json(plain_table(rows))
+    else:
+        echo(table_text(rows, request.task))

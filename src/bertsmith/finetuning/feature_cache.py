@@ -1,0 +1,125 @@
+"""States of a frozen encoder, computed once for a split and kept on disk: no step runs the encoder again.
+
+One file for each layer, under a hash of the encoder and the tokens: other choices of layers, other seeds and
+later runs find what is there. Shapes: T tokens of a split, D width.
+"""
+
+import hashlib
+import logging
+import shutil
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.lib.format import open_memmap
+from numpy.typing import NDArray
+
+from bertsmith.core.errors import UserError
+from bertsmith.core.files import atomic_path
+from bertsmith.core.progress import progress_bar
+from bertsmith.features.bilstm import FeatureScorer
+from bertsmith.features.layer_states import encoder_hash
+from bertsmith.inference.engine import batching_for, in_streams
+from bertsmith.inference.task_model import GPU_MULTIPLE, TaskModel
+from bertsmith.tasks.batches import Numbers, TaskBatch, ordered_batches, token_rows
+from bertsmith.tasks.encoded import EncodedSet
+from bertsmith.training.trainer import autocast
+
+States = NDArray[np.float32]
+MOST_OF_FREE_DISK = 0.5
+
+log = logging.getLogger("bertsmith")
+
+
+def cached_states(encoded: EncodedSet, model: TaskModel, folder: Path) -> tuple[States, ...]:
+    """What a model's scorer reads of each token of a split [T, D], a memory map for each layer.
+
+    Nothing where the disk has no room for it: then the encoder runs at every step.
+    """
+    scorer = model.objective.scorer
+    assert isinstance(scorer, FeatureScorer)
+    place, shape = folder / _key(encoded, model, scorer), (len(encoded.tokens_T), scorer.network.config.width)
+    files = {number: place / f"layer-{number:02d}.npy" for number in scorer.layers}
+    missing = {number: file for number, file in files.items() if _opened(file, shape) is None}
+    try:
+        if missing and not _fits(folder, len(missing) * shape[0] * shape[1] * np.dtype(np.float32).itemsize):
+            return ()
+        if missing:
+            _compute(missing, encoded, model, shape)
+    except UserError as error:
+        _warn_once(f"{folder}: {error.what}; the encoder runs at every step")
+        return ()
+    opened = [_opened(file, shape) for file in files.values()]
+    return tuple(each for each in opened if each is not None)
+
+
+def _key(encoded: EncodedSet, model: TaskModel, scorer: FeatureScorer) -> str:
+    digest = hashlib.sha256(encoder_hash(scorer.network).encode())
+    digest.update(f"{model.device.type} {model.precision}".encode())
+    for array in (encoded.tokens_T, encoded.segments_T, encoded.starts_N1):
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()
+
+
+def _opened(file: Path, shape: tuple[int, int]) -> States | None:
+    """The states of a file, None if there is no file or not what was written."""
+    try:
+        states_TD: States = np.load(file, mmap_mode="r")
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, EOFError) as error:
+        log.warning("%s: cannot be read (%s); it is made anew", file, error)
+        return None
+    return states_TD if states_TD.shape == shape and states_TD.dtype == np.float32 else None
+
+
+def _fits(folder: Path, needed: int) -> bool:
+    """Whether the disk has room for so many bytes."""
+    there = next(each for each in (folder, *folder.parents) if each.exists())
+    free = shutil.disk_usage(there).free
+    if needed <= free * MOST_OF_FREE_DISK:
+        return True
+    _warn_once(
+        f"{folder}: features would take {needed / 1e9:.1f} GB of {free / 1e9:.1f} GB that are free; "
+        "the encoder runs at every step"
+    )
+    return False
+
+
+@cache
+def _warn_once(message: str) -> None:
+    log.warning("%s", message)
+
+
+def _compute(
+    files: Mapping[int, Path], encoded: EncodedSet, model: TaskModel, shape: tuple[int, int]
+) -> None:
+    """Run the encoder once over a split, and write each layer's file, all of them or none."""
+    scorer, numbers = model.objective.scorer, list(files)
+    assert isinstance(scorer, FeatureScorer)
+    encoder = scorer.network.encoder
+
+    def states(numbered: tuple[TaskBatch, Numbers]) -> tuple[list[States], Numbers]:
+        batch, items = numbered
+        # no_grad and autocast hold for one thread only, and this may be any of the streams.
+        with torch.no_grad(), autocast(model.device, model.precision):
+            every = encoder.hidden_states(batch.inputs.to(model.device))
+        return [every[number].float().cpu().numpy() for number in numbers], items
+
+    cut = batching_for(shape[0], model.device)
+    multiple = GPU_MULTIPLE if model.device.type == "cuda" else 1
+    batches = ordered_batches(encoded, micro_tokens=cut.tokens, multiple=multiple)
+    with ExitStack() as written, progress_bar("computing features", encoded.items) as advance:
+        temporary = [written.enter_context(atomic_path(file)) for file in files.values()]
+        maps: Sequence[States] = [
+            open_memmap(path, mode="w+", dtype=np.float32, shape=shape) for path in temporary
+        ]
+        for found, items in in_streams(states, batches, streams=cut.streams):
+            rows_T = token_rows(encoded, items)
+            for map_TD, states_TD in zip(maps, found, strict=True):
+                map_TD[rows_T] = states_TD[: len(rows_T)]  # filler stands at the end
+            advance(len(items))
+        del maps  # closes the maps, before the files take their names

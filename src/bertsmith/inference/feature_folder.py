@@ -1,0 +1,304 @@
+"""A folder of features: a vector for each token of many texts, as memory-mapped arrays, and what they are of.
+
+Shapes: T tokens of all texts, S1 = texts + 1 boundaries, L chosen layers, D width of the model.
+"""
+
+import hashlib
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from bertsmith.core.arrays import GrowingNpy
+from bertsmith.core.errors import UserError
+from bertsmith.core.files import check_not_taken, lock_for_this_process, open_lock_file, read_json, write_json
+from bertsmith.features.layer_states import encoder_hash, layer_numbers
+from bertsmith.inference.engine import WINDOW_TEXTS
+from bertsmith.inference.loaded_model import Bert, load
+from bertsmith.inference.model_path import DEFAULT_MODEL
+from bertsmith.inference.text_reader import TextInput, as_list
+from bertsmith.packed import PackedBatch, unpack
+from bertsmith.recipe.finetuning_schema import LayerChoice
+from bertsmith.text.tokenizer import Encoded
+
+Combine = Literal["concat", "mean", "separate"]
+FEATURES_FILE, PROGRESS_FILE = "features.json", "progress.json"
+LOCK = ".lock"
+NO_OFFSETS = -1
+"""First and past-the-last code point of a special token, which stands in no text."""
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureSpec:
+    """Which features are wanted."""
+
+    layers: LayerChoice = "last4"
+    combine: Combine = "concat"
+
+    def __post_init__(self) -> None:
+        for name, given, known in (
+            ("layers", self.layers, get_args(LayerChoice)),
+            ("combine", self.combine, get_args(Combine)),
+        ):
+            if given not in known:
+                raise UserError(f"unknown {name} {given!r}", remedy=f"choose one of {', '.join(known)}")
+
+    def shape(self, bert: Bert) -> tuple[int, ...]:
+        """The shape of one token's features."""
+        config, count = bert.model.network.config, len(self.numbers(bert))
+        shapes = {"concat": (count * config.width,), "mean": (config.width,)}
+        return shapes.get(self.combine, (count, config.width))
+
+    def numbers(self, bert: Bert) -> tuple[int, ...]:
+        """The numbers of the layers; 0 are the embeddings."""
+        return layer_numbers(self.layers, len(bert.model.network.encoder.order))
+
+
+@dataclass(frozen=True, slots=True)
+class Features:
+    """The features of a folder; nothing is read before it is looked at."""
+
+    facts: dict[str, Any]
+    """What features.json says: the model, the layers and how they are combined."""
+    vectors: NDArray[np.float32]
+    """[T, L * D] (concat), [T, D] (mean) or [T, L, D] (separate)."""
+    tokens: NDArray[np.int32]
+    """[T] ids."""
+    offsets: NDArray[np.int32]
+    """[T, 2] first and past-the-last code point of each token in its text; (-1, -1) of a special one."""
+    starts: NDArray[np.int64]
+    """[S1] the row at which each text begins, and the number of all rows."""
+    lines: NDArray[np.int64]
+    """[texts] the line or row of the input that each text stands in, counted from 1."""
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    def of_text(self, number: int) -> NDArray[np.float32]:
+        """The features of each token of a text, counted from 0."""
+        begin, end = self.starts[number : number + 2]
+        return self.vectors[begin:end]
+
+
+def open_features(folder: Path | str) -> Features:
+    """The features that `bertsmith features` or `extract_features` wrote."""
+    place = Path(folder).expanduser()
+    facts = read_json(place / FEATURES_FILE, remedy="name a folder that `bertsmith features` has written")
+    if facts.get("format") != 1:
+        remedy = "open it with a newer bertsmith"
+        raise UserError(f"has format {facts.get('format')!r}, not 1", where=str(place), remedy=remedy)
+    arrays = {name: _opened(place / f"{name}.npy") for name in ("vectors", "tokens", "offsets", "starts")}
+    lines = _opened(place / "lines.npy")
+    texts, tokens = facts["texts"], facts["tokens"]
+    lengths = {**{name: tokens for name in arrays}, "starts": texts + 1}
+    if any(len(arrays[name]) != lengths[name] for name in arrays) or len(lines) != texts:
+        raise UserError("its arrays do not fit each other", where=str(place), remedy="make the features anew")
+    return Features(facts, **arrays, lines=lines)
+
+
+def _opened(file: Path) -> NDArray[Any]:
+    try:
+        array: NDArray[Any] = np.load(file, mmap_mode="r")
+    except (OSError, ValueError, EOFError) as error:
+        remedy = "copy the whole folder again, or make the features anew"
+        raise UserError(f"cannot be read ({error})", where=str(file), remedy=remedy) from error
+    return array
+
+
+def _computed(bert: Bert, spec: FeatureSpec, encoded: Sequence[Encoded]) -> list[Tensor]:
+    numbers = spec.numbers(bert)
+
+    def of_batch(batch: PackedBatch) -> list[Tensor]:
+        every = bert.engine.network.encoder.hidden_states(batch)
+        states_TLD = torch.stack([every[number] for number in numbers], 1).float()
+        combined = states_TLD.mean(1) if spec.combine == "mean" else states_TLD
+        if spec.combine == "concat":
+            combined = states_TLD.flatten(1)
+        return [each.clone() for each in unpack(combined.cpu(), batch.layout)]
+
+    return bert.engine.predict_encoded(encoded, of_batch)
+
+
+# ---- writing
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureRequest:
+    """What is to be written, and where."""
+
+    spec: FeatureSpec
+    out: Path
+    source: str = ""
+    """What tells the input from others: a hash of its content; "" where it cannot be read twice."""
+    truncate: bool = False
+
+    @property
+    def unfinished(self) -> Path:
+        """Where it is written until it is whole."""
+        return self.out.parent / f".{self.out.name}.unfinished"
+
+
+@contextmanager
+def writing_features(bert: Bert, request: FeatureRequest) -> Iterator["FeatureWriter"]:
+    """What takes texts piece by piece; the folder takes its name when all pieces are there.
+
+    Until then a hidden folder beside it holds them. The same call continues there after a stop.
+    """
+    place = request.unfinished
+    check_not_taken(request.out)
+    with _alone_in(place), ExitStack() as files:
+        writer = FeatureWriter(bert, request, _progress(bert, request))
+        for name, (form, rows) in writer.forms().items():
+            writer.arrays[name] = files.enter_context(GrowingNpy(place / f"{name}.npy", *form, rows=rows))
+        try:
+            yield writer
+        except UserError:  # an input that has to be mended is another input
+            shutil.rmtree(place)
+            raise
+        writer.write_facts()
+    if request.out.is_dir():
+        request.out.rmdir()  # it is empty, as was checked
+    place.rename(request.out)
+
+
+@contextmanager
+def _alone_in(place: Path) -> Iterator[None]:
+    handle = open_lock_file(place / LOCK)
+    try:
+        lock_for_this_process(handle)
+    except OSError as error:
+        os.close(handle)
+        what = "another process is writing these features"
+        raise UserError(what, where=str(place), remedy="wait for it, or choose another --out") from error
+    try:
+        yield
+        (place / LOCK).unlink()
+    finally:
+        os.close(handle)
+
+
+def _progress(bert: Bert, request: FeatureRequest) -> "_Progress":
+    """How far the same call has come; what another one left is removed."""
+    place = request.unfinished
+    if (place / PROGRESS_FILE).is_file():
+        known = read_json(place / PROGRESS_FILE, remedy="remove it")
+        if request.source and known["settings"] == _settings(bert, request):
+            return _Progress(**known["done"])
+    for file in [each for each in place.iterdir() if each.name != LOCK]:
+        file.unlink()
+    return _Progress()
+
+
+def _settings(bert: Bert, request: FeatureRequest) -> dict[str, Any]:
+    return {
+        **asdict(request.spec),
+        "source": request.source,
+        "truncate": request.truncate,
+        "encoder": encoder_hash(bert.model.network),
+        "tokenizer": bert.tokenizer.spec.pipeline,
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _Progress:
+    """How much stands in the arrays."""
+
+    pieces: int = 0
+    texts: int = 0
+    tokens: int = 0
+
+
+@dataclass(slots=True)
+class FeatureWriter:
+    """Appends the features of texts to the arrays of a folder that is being written."""
+
+    bert: Bert
+    request: FeatureRequest
+    done: _Progress
+    """What is on the disk."""
+    arrays: dict[str, GrowingNpy] = field(default_factory=dict)
+    _seen: int = 0
+
+    def forms(self) -> dict[str, tuple[tuple[str, tuple[int, ...]], int]]:
+        """The type and row shape of each array, and how many rows of it are there."""
+        texts, tokens = self.done.texts, self.done.tokens
+        return {
+            "vectors": (("<f4", self.request.spec.shape(self.bert)), tokens),
+            "tokens": (("<i4", ()), tokens),
+            "offsets": (("<i4", (2,)), tokens),
+            "starts": (("<i8", ()), texts + 1 if self.done.pieces else 0),
+            "lines": (("<i8", ()), texts),
+        }
+
+    def append(self, texts: Sequence[TextInput], lines: Sequence[int]) -> None:
+        """Write the features of the next texts, with the numbers of their lines, unless they are there."""
+        self._seen += 1
+        if self._seen <= self.done.pieces:
+            return
+        arrays, encoded = self.arrays, self.bert.reader.encode(texts, truncate=self.request.truncate)
+        if not arrays["starts"].rows:
+            arrays["starts"].append(np.zeros(1, np.int64))
+        for each, vectors in zip(encoded, _computed(self.bert, self.request.spec, encoded), strict=True):
+            inside = np.array(each.sequence)[:, None] >= 0
+            arrays["vectors"].append(vectors.numpy())
+            arrays["tokens"].append(np.array(each.ids, np.int32))
+            arrays["offsets"].append(np.where(inside, np.array(each.offsets), NO_OFFSETS))
+            arrays["starts"].append(np.array([arrays["tokens"].rows]))
+        arrays["lines"].append(np.array(lines, np.int64))
+        for array in arrays.values():
+            array.flush()
+        self.done = _Progress(self._seen, arrays["lines"].rows, arrays["tokens"].rows)
+        known = {"settings": _settings(self.bert, self.request), "done": asdict(self.done)}
+        write_json(self.request.unfinished / PROGRESS_FILE, known)
+
+    def write_facts(self) -> None:
+        """Write down what the arrays are, in the place of how far they are."""
+        spec, config = self.request.spec, self.bert.model.network.config
+        facts = {
+            "format": 1,
+            **asdict(spec),
+            "layer_numbers": list(spec.numbers(self.bert)),
+            "shape": list(spec.shape(self.bert)),
+            "texts": self.done.texts,
+            "tokens": self.done.tokens,
+            "model_type": config.model_type,
+            "encoder": encoder_hash(self.bert.model.network),
+        }
+        write_json(self.request.unfinished / FEATURES_FILE, facts)
+        (self.request.unfinished / PROGRESS_FILE).unlink()
+
+
+def extract_features(  # noqa: PLR0913 - the options of the verb, from Python
+    texts: Iterable[TextInput],
+    *,
+    out: Path | str,
+    model: Path | str | Bert = DEFAULT_MODEL,
+    layers: LayerChoice = "last4",
+    combine: Combine = "concat",
+    truncate: bool = False,
+) -> Features:
+    """Write a vector for each token of each text into a folder, and open it.
+
+    Example: bertsmith.extract_features(["A warm day."], out="features", layers="last").of_text(0)
+    """
+    bert = model if isinstance(model, Bert) else load(model)
+    given = as_list(texts)
+    source = hashlib.sha256(repr(given).encode()).hexdigest()
+    request = FeatureRequest(FeatureSpec(layers, combine), Path(out).expanduser(), source, truncate)
+    with writing_features(bert, request) as writer:
+        for first in range(0, len(given), WINDOW_TEXTS):
+            piece = given[first : first + WINDOW_TEXTS]
+            try:
+                writer.append(piece, range(first + 1, first + 1 + len(piece)))
+            except UserError as error:
+                index = None if error.index is None else error.index + first
+                raise replace(error, index=index) from error
+    return open_features(request.out)
