@@ -1,6 +1,6 @@
 """Steps as a pure function, every example once an epoch, and batches that hold what the set holds."""
 
-from dataclasses import fields
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -21,9 +21,7 @@ def batches_of(encoded, **changes):
 
 
 def tensors_of(batch):
-    inputs = batch.inputs
-    own = [getattr(batch, field.name) for field in fields(batch) if field.name != "inputs"]
-    return [inputs.tokens_T, inputs.segments_T, inputs.positions_T, inputs.layout.starts_S1, *own]
+    return batch.tensors()
 
 
 def sequences_in(batch):
@@ -208,3 +206,16 @@ def numbered_set(encoded):
     if encoded.unit == "token":
         return np.stack((tokens_T, tokens_T), -1)
     return sums_N if encoded.unit == "sequence" else np.add.reduceat(sums_N, encoded.items_M1[:-1])[:, None]
+
+
+@pytest.mark.parametrize("multiple", [1, 16])
+def test_states_of_a_frozen_encoder_stand_where_their_tokens_do(multiple):
+    plain = made_set("tag")
+    states = np.random.default_rng(0).random((2, len(plain.tokens_T), 3), np.float32)
+    states[:, :, 0] = plain.tokens_T
+    encoded = replace(plain, states_L=tuple(states))
+    for micro in batches_of(encoded, multiple=multiple).step(0).micros:
+        real = int(micro.inputs.layout.starts_S1[-2 if multiple > 1 else -1])
+        assert micro.states_LTD.shape == (2, len(micro.inputs.tokens_T), 3)
+        assert torch.equal(micro.states_LTD[:, :real, 0].long(), micro.inputs.tokens_T[:real].expand(2, -1))
+        assert not micro.states_LTD[:, real:].any()
