@@ -20,8 +20,8 @@ from pathlib import Path
 import torch
 
 from bertsmith.inference.adapter_folder import write_adapter
+from bertsmith.inference.embedded_models import default_model
 from bertsmith.inference.loaded_model import load
-from bertsmith.inference.model_path import DEFAULT_MODEL
 from bertsmith.model.encoder_config import EncoderConfig
 from bertsmith.model.lora import TARGETS, LoraShape, adapters_of, add_fresh_adapters, with_shared_weights
 from bertsmith.model.model_folder import Model, write_model
@@ -74,7 +74,7 @@ def parse() -> argparse.Namespace:
 
 def write_folders(place: Path, options: argparse.Namespace) -> None:
     """The base, three adapters over it, and the three as folders of their own."""
-    tokenizer = Tokenizer.load(options.model or DEFAULT_MODEL)
+    tokenizer = Tokenizer.load(options.model or default_model())
     if options.model is None:
         config = EncoderConfig(
             model_type="bert",

@@ -32,7 +32,7 @@ from typing import Any
 import torch
 
 import bertsmith
-from bertsmith.inference.model_path import DEFAULT_MODEL
+from bertsmith.inference.embedded_models import default_model
 from bertsmith.model.model_folder import Model, write_model
 from bertsmith.model.network import new_network
 
@@ -325,7 +325,7 @@ def server(folder: Path, src: Path | None) -> Iterator[Served]:
         "--precision",
         "fp32",
         "--model",
-        f"own={DEFAULT_MODEL}",
+        f"own={default_model()}",
         "--model",
         f"pairs={folder / 'pairs'}",
     ]

@@ -32,7 +32,7 @@ from typing import Any
 
 import bertsmith
 from bertsmith.core.files import write_json
-from bertsmith.inference.model_path import DEFAULT_MODEL
+from bertsmith.inference.embedded_models import default_model
 
 DISTINCT = 400
 TOLERANCE = 1e-3
@@ -152,7 +152,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--model", type=Path, default=DEFAULT_MODEL)
+    parser.add_argument("--model", type=Path, default=default_model())
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--precision", default="fp32", help="in bf16, batches of other shapes differ by more")
     parser.add_argument("--route", default="next", choices=ROUTES)

@@ -32,8 +32,8 @@ from bertsmith.finetuning.predict import (
     write_predictions,
 )
 from bertsmith.finetuning.predict import predict as run_prediction
+from bertsmith.inference.embedded_models import default_model
 from bertsmith.inference.loaded_model import Bert, Precision, load
-from bertsmith.inference.model_path import DEFAULT_MODEL
 from bertsmith.pretraining.pretrain import pretrain as run_pretraining
 from bertsmith.pretraining.run_setup import EarlyStopping
 from bertsmith.recipe.load import load_recipe
@@ -148,7 +148,7 @@ def finetune(
     *,
     out: Path | str,
     task: str = OWN,
-    model: Path | str = DEFAULT_MODEL,
+    model: Path | str | None = None,
     text: str = "",
     label: str = "",
     text2: str = "",
@@ -195,7 +195,8 @@ def finetune(
         own = OwnTable(text, text2, label, kind, separator, id, *parts, *form)
         chosen = own_task(own, path) if task == OWN else published_task(task, own)
         recipe = finetuning_recipe(chosen, _overrides(settings), options=options)
-        assignment = Assignment(chosen, recipe, Path(model).expanduser(), path, folder, skip_bad)
+        start = default_model() if model is None else Path(model).expanduser()
+        assignment = Assignment(chosen, recipe, start, path, folder, skip_bad)
         with progress_display(finetuning_line, as_json=False) as display:
             callback = PythonCallback(display, rows)
             if not folds:

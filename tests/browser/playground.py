@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 
-from bertsmith.inference.model_path import DEFAULT_MODEL
+from bertsmith.inference.embedded_models import default_model
 from bertsmith.serve.app import Application
 from bertsmith.serve.server import listen, make_server
 from bertsmith.serve.server_config import Limits, ServerConfig
@@ -78,7 +78,7 @@ def tuned_models(lesson: Callable[..., Path]) -> dict[str, Path]:
     lessons = {"squad2": (), "sst2": (), "wnut17": ()}
     lessons |= {"stsb": SHORT, "swag": SHORT}  # any number of stars, and any choice, will do
     runs = {name: lesson(name, *settings) for name, settings in lessons.items()}
-    return {"default": DEFAULT_MODEL, **runs}
+    return {"default": default_model(), **runs}
 
 
 @contextmanager

@@ -4,15 +4,15 @@ import torch
 from transformers import AutoModelForPreTraining, AutoTokenizer
 
 import bertsmith
-from bertsmith.inference.model_path import DEFAULT_MODEL
+from bertsmith.inference.embedded_models import default_model
 
 MAX_FOLDER_BYTES = 24_000_000
 
 
 def test_the_default_model_opens_as_a_pre_training_bert_and_says_the_same():
-    theirs = AutoModelForPreTraining.from_pretrained(DEFAULT_MODEL, dtype=torch.float32).eval()
+    theirs = AutoModelForPreTraining.from_pretrained(default_model(), dtype=torch.float32).eval()
     assert type(theirs).__name__ == "BertForPreTraining"
-    tokenizer = AutoTokenizer.from_pretrained(DEFAULT_MODEL)
+    tokenizer = AutoTokenizer.from_pretrained(default_model())
     text = "Paris is the [MASK] of France."
     inputs = tokenizer(text, return_tensors="pt")
     with torch.no_grad():
@@ -32,4 +32,4 @@ def test_the_default_model_knows_masked_words_and_following_sentences():
 
 
 def test_the_default_model_is_small_enough_to_travel_with_the_code():
-    assert sum(file.stat().st_size for file in DEFAULT_MODEL.iterdir()) <= MAX_FOLDER_BYTES
+    assert sum(file.stat().st_size for file in default_model().iterdir()) <= MAX_FOLDER_BYTES

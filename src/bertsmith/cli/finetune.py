@@ -32,7 +32,7 @@ def finetune(
     task: Annotated[str, Argument(metavar="TASK", help="sst2, mnli, squad2, ner ... or custom.")],
     data: Annotated[Path, Option(help="The task's folder, or your own file.")],
     out: Annotated[Path, Option(help="Run folder; a run found there resumes.")],
-    model: Annotated[Path | None, Option(help="Model folder; without it the small own one.")] = None,
+    model: Annotated[Path | None, Option(help="Model folder; without it the embedded encoder.")] = None,
     text: Annotated[str, Option(help="custom: column of the text.")] = "",
     second: Annotated[str, Option("--text2", help="custom: column of the second text of a pair.")] = "",
     label: Annotated[str, Option(help="custom: column of the label or number.")] = "",
@@ -104,7 +104,7 @@ def finetune(
     torchrun --nproc-per-node 8 -m bertsmith finetune mnli --model MODEL --data glue/MNLI --out runs/mnli
     """
     from bertsmith.finetuning.assignment import Assignment
-    from bertsmith.inference.model_path import DEFAULT_MODEL
+    from bertsmith.inference.embedded_models import default_model
     from bertsmith.tasks.task_recipe import finetuning_recipe
 
     given = [
@@ -125,7 +125,7 @@ def finetune(
     own = OwnTable(text, second, label, kind, separator, key, *parts, *form)
     chosen = own_task(own, data.expanduser()) if task == OWN else published_task(task, own)
     recipe = finetuning_recipe(chosen, settings or [], options=options)
-    start = DEFAULT_MODEL if model is None else model.expanduser()
+    start = default_model() if model is None else model.expanduser()
     assignment = Assignment(chosen, recipe, start, data.expanduser(), out.expanduser(), skip_bad)
     study = _Study(seeds, grid=grid, lr_grid=lr_grid, search=search or 0, folds=folds or 0)
     study.check([*(line for _, line in options), *(settings or [])])
@@ -421,7 +421,7 @@ def _metric_text(name: str, value: float) -> str:
 def glue(
     data: Annotated[Path, Option(help="The folder that holds CoLA/, SST-2/ and so on.")],
     out: Annotated[Path, Option(help="Folder for all runs; what is finished there is not done again.")],
-    model: Annotated[Path | None, Option(help="Model folder; without it the small own one.")] = None,
+    model: Annotated[Path | None, Option(help="Model folder; without it the embedded encoder.")] = None,
     tasks: Annotated[str, Option(help="Only these, with commas: sst2,mrpc.")] = "",
     epochs: Annotated[float | None, Option(help="Passes through the training data (run.epochs).")] = None,
     lr: Annotated[float | None, Option(help="Peak learning rate (optim.peak_lr).")] = None,
@@ -448,12 +448,12 @@ def glue(
 
     Example: bertsmith glue --model MODEL --data glue/ --out runs/small --tasks mrpc,rte --lr-grid
     """
-    from bertsmith.inference.model_path import DEFAULT_MODEL  # torch loads here, not for --help
+    from bertsmith.inference.embedded_models import default_model  # torch loads here, not for --help
     from bertsmith.studies.glue_table import GlueRequest, plain_table, table_text
     from bertsmith.studies.glue_table import glue as study
     from bertsmith.studies.sweep import Stopped
 
-    start = DEFAULT_MODEL if model is None else model.expanduser()
+    start = default_model() if model is None else model.expanduser()
     flags = {"--seeds": seeds > 1, "--lr-grid": lr_grid, "--search": bool(search)}
     several = [flag for flag, is_given in flags.items() if is_given]
     if len(several) > 1:

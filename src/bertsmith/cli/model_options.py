@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 from typer import Option, echo
 
 from bertsmith.core.errors import Remedy, UserError
-from bertsmith.inference.model_path import DEFAULT_MODEL
+from bertsmith.inference.embedded_models import default_model, embedded_models_for
 from bertsmith.inference.outputs import ABILITIES
 from bertsmith.model.sentence_modules import Pooling
 
@@ -27,7 +27,7 @@ ModelOption = Annotated[
     Option(
         "--model",
         metavar="FOLDER",
-        help="Model or run folder, or the name of a fetched one; else the small own one.",
+        help="Model or run folder, or the name of a fetched one; else an embedded one.",
     ),
 ]
 BaseOption = Annotated[
@@ -71,8 +71,8 @@ COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red")
 
 OWN_MODEL = "leave --model out to use the one that comes with bertsmith"
 HOW_TO_GET = {
-    "fill": OWN_MODEL,
-    "next": OWN_MODEL,
+    "fill": "make one with bertsmith pretrain, and say --model FOLDER",
+    "next": "make one with bertsmith pretrain --set examples.pairs=nsp, and say --model FOLDER",
     "classify": "make one with bertsmith finetune sst2 --data glue/SST-2 --out runs/sst2 (or custom, for a "
     "table of your own), and say --model runs/sst2",
     "tag": "make one with bertsmith finetune ner --data conll2003/ --out runs/ner, and say --model runs/ner",
@@ -94,18 +94,23 @@ REMEDIES: dict[str, str] = {
 def open_model(
     folder: Path | None, *abilities: str, device: str, precision: str, base: Path | None = None
 ) -> "Bert":
-    """The model of a folder, or the project's own, if it has one of these abilities."""
+    """The model of a folder, or an embedded one, whose name is told, if it has one of these abilities."""
     with without_garbage_collection():
         from bertsmith.inference.loaded_model import load
 
-    chosen = DEFAULT_MODEL if folder is None else folder.expanduser()
+    own = embedded_models_for(*abilities)
     named = cast("Precision", precision)  # `load` rejects any other
-    bert = load(chosen, device=device, precision=named, base=base)
-    if not set(abilities) & set(bert.abilities):
-        can = ", ".join(ABILITIES[each] for each in bert.abilities)
-        what = f"this model cannot {ABILITIES[abilities[0]]}; it can {can}"
-        raise UserError(what, where=str(chosen), remedy=HOW_TO_GET[abilities[0]])
-    return bert
+    for chosen in (own or [default_model()]) if folder is None else [folder.expanduser()]:
+        bert = load(chosen, device=device, precision=named, base=base)
+        if set(abilities) & set(bert.abilities):
+            if folder is None:
+                # Not among the results, which may be read by a program.
+                echo(f"model: {chosen.name}", err=True)
+            return bert
+    can = ", ".join(ABILITIES[each] for each in bert.abilities)
+    what = f"this model cannot {ABILITIES[abilities[0]]}; it can {can}"
+    remedy = HOW_TO_GET[abilities[0]] if folder is None or not own else OWN_MODEL
+    raise UserError(what, where=str(chosen), remedy=remedy)
 
 
 @contextmanager

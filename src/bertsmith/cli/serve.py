@@ -9,12 +9,12 @@ from typer import Option, echo
 
 from bertsmith.cli.model_options import BaseOption, DeviceOption, PrecisionOption
 from bertsmith.core.errors import UserError
+from bertsmith.inference.embedded_models import embedded_models
 
 if TYPE_CHECKING:
     from bertsmith.inference.loaded_model import Precision
     from bertsmith.serve.server_config import ServerConfig
 
-DEFAULT_NAME = "default"
 MODEL_NAME = re.compile(r"[\w./-]+")
 """What can stand in a URL, a log and a list without quotes."""
 NAMING = "write NAME=FOLDER, such as sst2=runs/sst2, with letters, digits, . _ / or - in the name"
@@ -26,7 +26,7 @@ def serve(
         Option(
             "--model",
             metavar="[NAME=]FOLDER",
-            help="A model, repeatable; its name is the folder's unless given. Else the own one.",
+            help="A model, repeatable; its name is the folder's unless given. Else the embedded ones.",
         ),
     ] = None,
     host: Annotated[
@@ -116,11 +116,9 @@ def _serve_at(host: str, port: int, config: "ServerConfig") -> None:
 
 
 def named_folders(given: list[str]) -> dict[str, Path]:
-    """The folders by their names; the project's own model where none is given."""
-    from bertsmith.inference.model_path import DEFAULT_MODEL
-
+    """The folders by their names; the embedded models where none is given."""
     if not given:
-        return {DEFAULT_NAME: DEFAULT_MODEL}
+        return embedded_models()
     folders: dict[str, Path] = {}
     for each in given:
         name, equals, folder = each.partition("=")

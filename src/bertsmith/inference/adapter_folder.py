@@ -18,8 +18,9 @@ from torch import Tensor, nn
 
 from bertsmith.core.errors import UserError
 from bertsmith.core.files import read_json, write_json
+from bertsmith.inference.embedded_models import embedded_models
 from bertsmith.inference.finetuned_folder import FinetunedTask
-from bertsmith.inference.model_path import ADAPTER_CONFIG, DEFAULT_MODEL, is_adapter, model_folder
+from bertsmith.inference.model_path import ADAPTER_CONFIG, is_adapter, model_folder
 from bertsmith.model.architecture import Architecture
 from bertsmith.model.architectures.registry import architecture_of
 from bertsmith.model.lora import (
@@ -132,7 +133,8 @@ def base_folder(folder: Path, *, given: Path | str | None = None) -> Path:
     """The model folder that an adapter folder belongs to: as given, or as its config names it.
 
     A path that is not absolute counts from the adapter folder, then from here; a name is one of ours, or is
-    looked up in the cache of the Hugging Face tools.
+    looked up in the cache of the Hugging Face tools. An embedded adapter means the embedded model of that
+    name, whatever lies here.
     """
     found = model_folder(given) if given is not None else _named_base(folder)
     if is_adapter(found):
@@ -147,6 +149,9 @@ def _named_base(folder: Path) -> Path:
     remedy = "say where it is: --base FOLDER (in Python base=), or base_model_name_or_path there"
     if not named:
         raise UserError("names no base model", where=str(config_file), remedy=remedy)
+    own = embedded_models()
+    if named in own and folder in own.values():
+        return own[named]
     try:
         beside = folder / Path(named).expanduser()
         return model_folder(beside if beside.is_dir() else named)
@@ -310,7 +315,7 @@ def base_name(given: Path) -> str:
     if not given.expanduser().is_dir():
         return str(given)
     folder = transformer_folder(model_folder(given)).resolve()
-    return folder.name if folder.parent == DEFAULT_MODEL.parent.resolve() else str(folder)
+    return next((name for name, own in embedded_models().items() if own.resolve() == folder), str(folder))
 
 
 def write_adapter(folder: Path, network: Network, head: str, *, shape: LoraShape, base: str) -> None:

@@ -16,6 +16,7 @@ from bertsmith.core.errors import UserError
 from bertsmith.core.files import atomic_folder
 from bertsmith.core.steps import Steps, finished
 from bertsmith.inference.adapter_folder import adapted_model, base_folder, read_adapter
+from bertsmith.inference.embedded_models import default_model
 from bertsmith.inference.engine import Engine, make_ready
 from bertsmith.inference.fill_mask import (
     Candidate,
@@ -33,7 +34,7 @@ from bertsmith.inference.finetuned_folder import (
     read_finetuned,
     write_finetuned,
 )
-from bertsmith.inference.model_path import DEFAULT_MODEL, is_adapter, model_folder
+from bertsmith.inference.model_path import is_adapter, model_folder
 from bertsmith.inference.outputs import ABILITIES, Choice, Classification, Entity, TaggedWord
 from bertsmith.inference.precision import fast_network, quantized_network, usable_precision
 from bertsmith.inference.text_reader import Reader, TextInput, TextOrPair, TokenizedText, as_list, as_pairs
@@ -86,17 +87,18 @@ class NextSentence:
 
 
 def load(
-    folder: Path | str = DEFAULT_MODEL,
+    folder: Path | str | None = None,
     *,
     device: str = "auto",
     precision: Precision = "fp32",
     base: Path | str | None = None,
 ) -> "Bert":
-    """Open a Hugging Face model folder, ours or anyone's, or that of a run; without a name the project's own.
+    """Open a Hugging Face model folder, ours or anyone's, or that of a run; without a name an embedded one.
 
-    Of the folder of several runs it is the best one. A name such as org/name that is no folder opens what the
-    Hugging Face tools have fetched; nothing is downloaded. An adapter folder (LoRA, ours or peft's) opens the
-    model that it names, or `base`, with the adapter merged into its weights.
+    Of the folder of several runs it is the best one. A name that is no folder opens the embedded model that
+    is called so, and one such as org/name what the Hugging Face tools have fetched; nothing is downloaded. An
+    adapter folder (LoRA, ours or peft's) opens the model that it names, or `base`, with the adapter merged
+    into its weights.
 
     Precisions: fp32 is exact, bf16 faster where the machine has it, and auto takes bf16 just there; int8
     rounds the products of a CPU to 8 bits, for which it is calibrated while it is opened.
@@ -106,7 +108,7 @@ def load(
     if precision not in PRECISIONS:
         raise UserError(f"unknown precision {precision!r}", remedy=f"choose one of {', '.join(PRECISIONS)}")
     chosen = usable_precision(precision, _usable_device(device))
-    folder = model_folder(folder)
+    folder = default_model() if folder is None else model_folder(folder)
     adapter = read_adapter(folder) if is_adapter(folder) else None
     if base is not None and adapter is None:
         raise UserError("is no adapter, and needs no base", where=str(folder), remedy="leave the base out")

@@ -10,11 +10,9 @@ from pathlib import Path
 
 from bertsmith.core.errors import UserError
 from bertsmith.core.files import read_json
+from bertsmith.inference.embedded_models import embedded_models
 from bertsmith.model.sentence_modules import MODULES_FILE
 
-DEFAULT_MODEL = Path(__file__).parents[1] / "pretrained" / "bertsmith-tiny"
-"""What is opened where none is named, a part of the package: 4 layers of width 256, pre-trained by `bertsmith
-pretrain` in five minutes on one H200; see its card."""
 ADAPTER_CONFIG = "adapter_config.json"
 """What peft, and we, write beside the weights of an adapter."""
 SPREAD_FILE = "spread.json"
@@ -30,8 +28,7 @@ def model_folder(given: Path | str, *, environment: Mapping[str, str] = os.envir
         remedy = f"give the folder that holds it, {folder.parent}"
         raise UserError("is a file, not a model folder", where=str(folder), remedy=remedy)
     if not folder.is_dir():
-        own = DEFAULT_MODEL.parent / folder
-        return own if str(given) == own.name and own.is_dir() else _cached_folder(str(given), environment)
+        return embedded_models().get(str(given)) or _cached_folder(str(given), environment)
     if is_model(folder):
         return folder
     if is_model(folder / "model"):

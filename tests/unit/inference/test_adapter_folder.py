@@ -11,8 +11,9 @@ from safetensors.torch import load_file, save_file
 
 from bertsmith.core.errors import UserError
 from bertsmith.inference.adapter_folder import base_folder, write_adapter
+from bertsmith.inference.embedded_models import default_model
 from bertsmith.inference.loaded_model import load
-from bertsmith.inference.model_path import DEFAULT_MODEL, is_adapter
+from bertsmith.inference.model_path import is_adapter
 from bertsmith.model.architecture import published_in
 from bertsmith.model.architectures.registry import ARCHITECTURES
 from bertsmith.model.lora import TARGETS, LoraShape, adapters_of, add_fresh_adapters, has_adapters
@@ -223,8 +224,8 @@ def test_a_base_is_found_beside_the_adapter_by_its_name_or_where_it_is_said_to_b
     (tmp_path / "base").symlink_to(folder)
     write_config(theirs, base_model_name_or_path="../base")
     assert base_folder(theirs).resolve() == folder.resolve()
-    write_config(theirs, base_model_name_or_path=DEFAULT_MODEL.name)
-    assert base_folder(theirs) == DEFAULT_MODEL
+    write_config(theirs, base_model_name_or_path=default_model().name)
+    assert base_folder(theirs) == default_model()
     write_config(theirs, base_model_name_or_path="org/nowhere")
     with pytest.raises(
         UserError, match=r"its base model 'org/nowhere' is not on this machine.*--base FOLDER"

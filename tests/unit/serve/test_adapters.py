@@ -4,24 +4,19 @@ import json
 import shutil
 
 import pytest
-import torch
 
 from bertsmith.core.errors import UserError
-from bertsmith.inference.adapter_folder import write_adapter
-from bertsmith.inference.finetuned_folder import FinetunedTask, write_finetuned
 from bertsmith.inference.loaded_model import load
 from bertsmith.model.inference_network import AdaptedLinear
-from bertsmith.model.lora import LoraShape, adapters_of, add_fresh_adapters, has_adapters, with_shared_weights
-from bertsmith.model.network import add_fresh_head
+from bertsmith.model.lora import has_adapters
 from bertsmith.recipe.finetuning_schema import TextSection
 from bertsmith.serve.app import Application
 from bertsmith.serve.server_config import ServerConfig
-from bertsmith.tasks.objective import freeze_encoder
 from bertsmith.tasks.task_config import TaskConfig
+from tests.lively_adapters import write_lively_adapter
 from tests.toy_folder import write_toy_folder
 from tests.unit.serve.serving import application_of, post
 
-SHAPE = LoraShape(4, 8.0)
 TASKS = {
     "mood": TaskConfig(
         task="sst2", kind="classify", metrics=(), labels=("cold", "warm"), text=TextSection(longest=64)
@@ -43,19 +38,7 @@ def folders(tmp_path_factory):
     write_toy_folder(place / "base")
     base = load(place / "base", device="cpu").model.network
     for seed, (name, config) in enumerate(TASKS.items()):
-        network, stream = with_shared_weights(base), torch.Generator().manual_seed(seed)
-        for head in ("mlm", "nsp"):
-            del network.heads[head]
-        add_fresh_head(network, config.head_name, config.outputs, stream)
-        freeze_encoder(network)
-        add_fresh_adapters(network, ("query", "value", "feed-forward"), SHAPE, stream)
-        with torch.no_grad():
-            for part in [each for _, each in adapters_of(network)]:
-                part.lora_B.normal_(0, 0.2, generator=stream)
-            network.heads[config.head_name].output.weight.normal_(0, 1.0, generator=stream)
-        (place / name).mkdir()
-        write_adapter(place / name, network, config.head_name, shape=SHAPE, base="../base")
-        write_finetuned(place / name, FinetunedTask(config))
+        write_lively_adapter(place / name, base, config, named="../base", seed=seed)
     return {name: place / name for name in ("base", *TASKS)}
 
 

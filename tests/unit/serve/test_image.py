@@ -14,7 +14,7 @@ from packaging.specifiers import SpecifierSet
 from typer.main import get_command
 
 from bertsmith.cli.app import app
-from bertsmith.inference.model_path import DEFAULT_MODEL
+from bertsmith.inference.embedded_models import default_model
 from bertsmith.serve.middleware import OPEN_ROUTES
 from bertsmith.serve.server_config import Limits
 
@@ -149,7 +149,7 @@ def test_what_is_installed_is_the_project_and_what_it_depends_on():
 
 def test_the_own_model_comes_with_the_code():
     assert ["src", "./src"] in COPIES
-    assert DEFAULT_MODEL.is_relative_to(PROJECT / "src" / "bertsmith")
+    assert default_model().is_relative_to(PROJECT / "src" / "bertsmith")
     assert ("WORKDIR", "/src") in STEPS
 
 

@@ -9,7 +9,7 @@ from typer import Option, echo
 from bertsmith.cli.classify import text_or_pair
 from bertsmith.cli.model_options import open_model, print_json
 from bertsmith.cli.text_files import pieces_of
-from bertsmith.inference.model_path import DEFAULT_MODEL
+from bertsmith.inference.embedded_models import default_model
 
 if TYPE_CHECKING:
     from bertsmith.inference.loaded_model import Bert
@@ -32,7 +32,7 @@ def open_for_looking(model: Path | None, device: str) -> "Bert":
 
 def name_of_model(model: Path | None) -> str:
     """How tables and pictures call it."""
-    return Path(DEFAULT_MODEL if model is None else model).expanduser().resolve().name
+    return (default_model() if model is None else model).expanduser().resolve().name
 
 
 def texts_or_pairs(source: Path) -> "list[TextOrPair]":

@@ -15,6 +15,7 @@ export class PanelFrame {
     this.idle = null; // for a panel that shows something before there is an answer: says whether it did
     this.chooser = this.#chooser();
     const heading = make("div", { class: "heading" }, make("h2", {}, title), this.chooser.root);
+    if (this.chooser.root.hidden) heading.append(make("span", { class: "quiet-number" }, models[0].name));
     root.append(heading, make("p", { class: "lead" }, lead), this.inputs, this.note, this.result, this.spoken);
   }
 
