@@ -68,7 +68,11 @@ def test_poisoning_one_sequence_leaves_every_other_one_finite_and_unchanged(mode
 
 
 @pytest.mark.parametrize("model_type", ["bert", "albert", "modernbert"])
-def test_forward_and_backward_compile_whole_and_at_most_twice_over_ragged_batches(model_type, monkeypatch):
+def test_forward_and_backward_compile_whole_and_at_most_twice_over_ragged_batches(
+    model_type, monkeypatch, full
+):
+    if model_type == "albert" and not full:
+        pytest.skip("one block again and again: compiled as BERT's are, and compiling takes seconds")
     torch.compiler.reset()
     monkeypatch.setattr("bertsmith.model.product_attention.MKL", False)  # that form samples otherwise
     heads = {"mlm": 0, "classify": 3} | ({"pooler": 0} if "pooler" in ARCHITECTURES[model_type].heads else {})

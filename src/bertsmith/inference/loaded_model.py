@@ -340,11 +340,21 @@ class Bert:
 
         A fine-tuned folder has its own rule for long texts, and `truncate` adds nothing to it.
         """
-        return self._predictor("classify", "to classify texts").classify(texts, truncate=truncate)
+        return finished(self.classify_in_steps(texts, truncate=truncate))
+
+    def classify_in_steps(
+        self, texts: Iterable[TextInput], *, truncate: bool = False
+    ) -> "Steps[list[Classification]]":
+        """The same for a server, which lets others have a turn between two batches of a long text."""
+        return self._predictor("classify", "to classify texts").classify_in_steps(texts, truncate=truncate)
 
     def score(self, texts: Iterable[TextInput], *, truncate: bool = False) -> list[float]:
         """The number that a model for regression gives each text or pair; long texts as in `classify`."""
-        return self._predictor("score", "to score texts").score(texts, truncate=truncate)
+        return finished(self.score_in_steps(texts, truncate=truncate))
+
+    def score_in_steps(self, texts: Iterable[TextInput], *, truncate: bool = False) -> "Steps[list[float]]":
+        """The same for a server, as `classify_in_steps`."""
+        return self._predictor("score", "to score texts").score_in_steps(texts, truncate=truncate)
 
     def tag(self, sentences: "Iterable[Sentence | TokenizedText]") -> list[list[TaggedWord]]:
         """The tag of each word; a sentence is a string, or a list of words. Long ones are read in windows."""

@@ -63,13 +63,13 @@ class Predictor:
         """The labels, the rule for long texts and the rest of task.json."""
         return self.model.config
 
-    def classify(self, texts: Iterable[TextInput], *, truncate: bool) -> list[Classification]:
+    def classify_in_steps(self, texts: Iterable[TextInput], *, truncate: bool) -> Steps[list[Classification]]:
         """The class of each text, or its classes."""
         if self.config.kind.ability != "classify":
             raise UserError("this model gives a text a number, not a class", remedy="call score")
         labels, kind = self.config.labels, self.config.kind
         assert isinstance(kind, TextKind)
-        predicted = self._predict_texts(texts, truncate)
+        predicted = yield from self._predict_texts(texts, truncate)
         if predicted is None:
             return []
         found = []
@@ -89,11 +89,11 @@ class Predictor:
             )
         return found
 
-    def score(self, texts: Iterable[TextInput], *, truncate: bool) -> list[float]:
+    def score_in_steps(self, texts: Iterable[TextInput], *, truncate: bool) -> Steps[list[float]]:
         """The number of each text."""
         if self.config.kind.ability != "score":
             raise UserError("this model gives a text a class, not a number", remedy="call classify")
-        predicted = self._predict_texts(texts, truncate)
+        predicted = yield from self._predict_texts(texts, truncate)
         return [] if predicted is None else [float(number) for number in predicted.predictions.scores]
 
     def tag_in_steps(self, sentences: Iterable[Sentence | TokenizedText]) -> Steps[list[list[TaggedWord]]]:
@@ -189,7 +189,7 @@ class Predictor:
 
     def _predict_texts(
         self, texts: Iterable[TextInput], truncate: bool
-    ) -> PredictedSplit[TextExample] | None:
+    ) -> Steps[PredictedSplit[TextExample] | None]:
         """What is predicted of texts: probabilities [M, C], or numbers [M]; nothing without a text."""
         examples: list[TextExample] = []
         for number, each in enumerate(self._tokenized(as_list(texts), truncate=truncate)):
@@ -204,7 +204,7 @@ class Predictor:
                     what = f"{forms[0]}, but this model was fine-tuned on {forms[1]}"
                     remedy = Remedy.PASS_PAIR if takes_pairs else Remedy.PASS_TEXT
                     raise UserError(what, index=index, remedy=remedy)
-        return self._predict(examples) if examples else None
+        return (yield from self._predict_in_steps(examples)) if examples else None
 
     def _tokenized(self, texts: Sequence[TextInput], *, truncate: bool = True) -> Iterator[TokenizedText]:
         """Texts with their tokens; stops at what is none or empty, and at long ones that nothing allows."""

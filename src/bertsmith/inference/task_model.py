@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from bertsmith.core.errors import UserError
 from bertsmith.core.progress import progress_bar
 from bertsmith.core.seeds import key_of
-from bertsmith.core.steps import Steps
+from bertsmith.core.steps import Steps, finished
 from bertsmith.features.bilstm import FeatureScorer, Reading
-from bertsmith.inference.engine import Engine, batching_for, in_streams
+from bertsmith.inference.engine import BATCH_TOKENS, USUAL_BATCH_TOKENS, Engine, batching_for, in_streams
 from bertsmith.inference.finetuned_folder import MIX_FILE, FinetunedTask
 from bertsmith.model.heads import OutputHead
 from bertsmith.model.network import Network, set_pooling
@@ -49,12 +49,7 @@ class TaskModel:
 
     def predict_in_steps(self, examples: Sequence[Example], encoded: EncodedSet) -> Steps[Predictions]:
         """What the model predicts, a batch at a time."""
-        found, done = [], 0
-        for scores, items in self._scored(encoded):
-            found.append((scores, items))
-            done += len(items)
-            yield 1 - done / encoded.items
-        logits = scores_in_order(encoded, found)
+        logits = yield from self._logits_in_steps(encoded)
         return self.config.kind.predict(logits, encoded, examples, self.config.answers)
 
     def logits(self, encoded: EncodedSet) -> NDArray[np.float32]:
@@ -62,9 +57,25 @@ class TaskModel:
         was_training = self.objective.training
         self.objective.eval()
         try:
-            return scores_in_order(encoded, self._scored(encoded))
+            return finished(self._logits_in_steps(encoded))
         finally:
             self.objective.train(was_training)
+
+    def _logits_in_steps(self, encoded: EncodedSet) -> Steps[NDArray[np.float32]]:
+        """The raw scores; the windows of a text that is longer than a batch come in several of them."""
+        most = BATCH_TOKENS.get(self.device.type, USUAL_BATCH_TOKENS)
+        apart = encoded.unit == "item" and encoded.lengths_M().max(initial=0) > most
+        parts, done = encoded.by_sequence() if apart else encoded, 0
+        found = []
+        for scores, items in self._scored(parts):
+            found.append((scores, items))
+            done += len(items)
+            yield 1 - done / parts.items
+        in_order = scores_in_order(parts, found)
+        if not apart:
+            return in_order
+        counts_M = np.diff(encoded.items_M1).reshape(-1, *[1] * (in_order.ndim - 1))
+        return (np.add.reduceat(in_order, encoded.items_M1[:-1]) / counts_M).astype(np.float32)
 
     def _scored(self, encoded: EncodedSet) -> Iterator[tuple[NDArray[np.float32], Numbers]]:
         """The scores of each batch, with the numbers of its items; one at a time, so that memory holds."""

@@ -58,12 +58,12 @@ def _next(bert: Bert, pairs: Inputs, _: Options) -> list[Any]:
     return bert.next_sentences(pairs)
 
 
-def _classify(bert: Bert, texts: Inputs, _: Options) -> list[Any]:
-    return bert.classify(texts)
+def _classify(bert: Bert, texts: Inputs, _: Options) -> Steps[list[Any]]:
+    return bert.classify_in_steps(texts)
 
 
-def _score(bert: Bert, texts: Inputs, _: Options) -> list[float]:
-    return bert.score(texts)
+def _score(bert: Bert, texts: Inputs, _: Options) -> Steps[list[float]]:
+    return bert.score_in_steps(texts)
 
 
 def _tag(bert: Bert, texts: Inputs, _: Options) -> Steps[list[Json]]:
@@ -77,14 +77,16 @@ def _answer(bert: Bert, pairs: Inputs, options: Options) -> Steps[list[Json]]:
     return [answers_to_json(each) for each in found]
 
 
-def _windowed(name: str, in_steps: Callable[[Bert, Inputs, Options], Steps[list[Any]]]) -> Operation:
-    """An operation that reads long texts in windows."""
+def _in_steps(
+    name: str, in_steps: Callable[[Bert, Inputs, Options], Steps[list[Any]]], **long_texts: bool
+) -> Operation:
+    """An operation that can be computed a batch at a time."""
     return Operation(
         name,
         name,
         lambda bert, inputs, options: finished(in_steps(bert, inputs, options)),
-        windowed=True,
         predict_in_steps=in_steps,
+        **long_texts,
     )
 
 
@@ -116,10 +118,10 @@ OPERATIONS = {
     for operation in (
         Operation("fill", "fill", _fill, reads_masks=True),
         Operation("next", "next", _next),
-        Operation("classify", "classify", _classify, obeys_folder=True),
-        Operation("score", "score", _score, obeys_folder=True),
-        _windowed("tag", _tag),
-        _windowed("answer", _answer),
+        _in_steps("classify", _classify, obeys_folder=True),
+        _in_steps("score", _score, obeys_folder=True),
+        _in_steps("tag", _tag, windowed=True),
+        _in_steps("answer", _answer, windowed=True),
         Operation("choose", "choose", _choose, obeys_folder=True, joint=True),
         Operation("embed", "embed", _embed),
         Operation("look/tokens", "look", _show_tokens),

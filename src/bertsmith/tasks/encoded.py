@@ -5,7 +5,7 @@ An item is what is learned and scored as one: a text, a tagged window, a questio
 all its options. It has one sequence, but as many as there are options (choice) or windows of a long text.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -70,6 +70,12 @@ class EncodedSet:
     def items(self) -> int:
         """How many items there are."""
         return len(self.items_M1) - 1
+
+    def by_sequence(self) -> "EncodedSet":
+        """The same with each window of a long text as an item of its own."""
+        counts_M = np.diff(self.items_M1)
+        targets = self.targets.repeat(counts_M, axis=0)
+        return replace(self, items_M1=np.arange(len(self.starts_N1)), targets=targets)
 
     def lengths_M(self) -> NDArray[np.int64]:
         """The tokens of each item."""

@@ -16,7 +16,7 @@ from tests.tuning import SHORT, tune
 
 LEARNS = {
     "frozen-linear": ("pos", "optim.peak_lr=3e-2", "run.epochs=8"),
-    "frozen-features": ("sst2", "optim.peak_lr=5e-3", "run.epochs=16"),
+    "frozen-features": ("sst2", "optim.peak_lr=5e-3", "run.epochs=8"),
 }
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import shutil
 import threading
 import time
 
@@ -10,10 +11,12 @@ import pytest
 
 from bertsmith.inference.task_model import TaskModel
 from bertsmith.inference.text_reader import Reader
+from bertsmith.recipe.finetuning_schema import TextSection
 from bertsmith.serve import batching, service
 from bertsmith.serve.api_errors import overloaded
 from bertsmith.serve.batching import BatchQueue
 from bertsmith.serve.server_config import Limits
+from bertsmith.tasks.task_config import TaskConfig, write_task_config
 from tests.unit.serve.serving import Slowly, application_of, error_of, post, talk, until
 
 
@@ -169,6 +172,18 @@ def test_what_a_model_cannot_read_in_a_later_chunk_is_called_by_its_place_in_the
     assert error_of(reply).startswith("texts[31]: has no token that the model can read")
 
 
+@pytest.fixture(scope="module")
+def windowed(folders, tmp_path_factory):
+    """Models that read long texts in windows."""
+    text, place = TextSection(longest=64, step=32, long_texts="windows"), tmp_path_factory.mktemp("windowed")
+    labels = TaskConfig(task="sst2", kind="classify", metrics=(), labels=("cold", "warm"), text=text)
+    number = TaskConfig(task="stsb", kind="regress", metrics=(), text=text)
+    for name, like, config in (("windows", "mood", labels), ("numbers", "alike", number)):
+        shutil.copytree(folders[like], place / name)
+        write_task_config(place / name / "task.json", config)
+    return folders | {name: place / name for name in ("windows", "numbers")}
+
+
 @pytest.mark.parametrize(
     ("path", "model", "long", "short"),
     [
@@ -179,9 +194,11 @@ def test_what_a_model_cannot_read_in_a_later_chunk_is_called_by_its_place_in_the
             {"question": "who?", "passage": "cat"},
         ),
         ("/tag", "names", {"texts": ["the cat sits. " * 1200]}, {"texts": ["a cat"]}),
+        ("/classify", "windows", {"texts": ["the cat sits. " * 1200]}, {"texts": ["a cat"]}),
+        ("/predict", "numbers", {"inputs": "the cat sits. " * 1200}, {"inputs": "a cat"}),
     ],
 )
-def test_one_long_text_lets_others_have_their_turn(folders, monkeypatch, path, model, long, short):
+def test_one_long_text_lets_others_have_their_turn(windowed, monkeypatch, path, model, long, short):
     own, batches = TaskModel._scored, []
 
     def slow(task_model, encoded):
@@ -191,7 +208,7 @@ def test_one_long_text_lets_others_have_their_turn(folders, monkeypatch, path, m
             yield scored
 
     monkeypatch.setattr(TaskModel, "_scored", slow)
-    application = application_of({model: folders[model]})
+    application = application_of({model: windowed[model]})
 
     async def say(client):
         asked = asyncio.create_task(client.post(path, json=long))
