@@ -133,7 +133,7 @@ def features_table(
     Example: bertsmith features-table wnut17 --data wnut17/ --out runs/small --seeds 1 --set features.width=64
     """
     from bertsmith.cli.finetune import live_line, show_stop
-    from bertsmith.inference.model_path import DEFAULT_MODEL
+    from bertsmith.inference.embedded_models import default_model
     from bertsmith.studies.features_table import FeaturesTableRequest, plain_table, table_text
     from bertsmith.studies.features_table import features_table as study
     from bertsmith.studies.sweep import Stopped
@@ -145,7 +145,7 @@ def features_table(
     rates = [] if features_lr is None else [f"optim.peak_lr={features_lr}"]
     request = FeaturesTableRequest(
         task_named(task),
-        DEFAULT_MODEL if model is None else model.expanduser(),
+        default_model() if model is None else model.expanduser(),
         data.expanduser(),
         out.expanduser(),
         seeds=seeds,

@@ -23,7 +23,6 @@ from bertsmith.core.files import check_not_taken, lock_for_this_process, open_lo
 from bertsmith.features.layer_states import encoder_hash, layer_numbers
 from bertsmith.inference.engine import WINDOW_TEXTS
 from bertsmith.inference.loaded_model import Bert, load
-from bertsmith.inference.model_path import DEFAULT_MODEL
 from bertsmith.inference.text_reader import TextInput, as_list
 from bertsmith.packed import PackedBatch, unpack
 from bertsmith.recipe.finetuning_schema import LayerChoice
@@ -280,7 +279,7 @@ def extract_features(  # noqa: PLR0913 - the options of the verb, from Python
     texts: Iterable[TextInput],
     *,
     out: Path | str,
-    model: Path | str | Bert = DEFAULT_MODEL,
+    model: Path | str | Bert | None = None,
     layers: LayerChoice = "last4",
     combine: Combine = "concat",
     truncate: bool = False,
