@@ -3,7 +3,7 @@
     python bench/attack.py                 # about a minute; exit status 1 where anything did not hold
     python bench/attack.py --rounds 5      # each attack five times on the same server: memory must stay flat
     python bench/attack.py --only starve   # one attack
-    python bench/attack.py --src ../old/src  # the server of another checkout
+    python bench/attack.py --src ../old/src --key secret  # the server of another checkout
 
 It starts `bertsmith serve` on loopback with 1,024 descriptors and two models: the small own one, and the same
 with an untrained head that scores pairs. While an attack goes on, another client asks for /health; how long
@@ -56,6 +56,7 @@ class Served:
     port: int
     process: subprocess.Popen[bytes]
     log: Path
+    key: str
     statuses: Counter[int] = field(default_factory=Counter)
 
     def memory(self) -> float:
@@ -73,7 +74,11 @@ class Served:
         """Status, seconds, head and body of the reply; a body that is no bytes is sent as JSON."""
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
         method = "GET" if body is None else "POST"
-        fields = {"Host": "localhost", "Authorization": f"Bearer {KEY}", "Content-Type": "application/json"}
+        fields = {
+            "Host": "localhost",
+            "Authorization": f"Bearer {self.key}",
+            "Content-Type": "application/json",
+        }
         fields |= {name.replace("_", "-"): value for name, value in headers.items()} | {"Connection": "close"}
         lines = [f"{method} {path} HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items())]
         if body is not None:
@@ -173,7 +178,7 @@ async def long_query(served: Served) -> tuple[str, bool]:
 
 async def hang_up(served: Served) -> tuple[str, bool]:
     """Forty long requests whose clients are gone as soon as they are sent."""
-    head = f"POST /embed HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {KEY}\r\n"
+    head = f"POST /embed HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {served.key}\r\n"
     head += f"Content-Type: application/json\r\nContent-Length: {len(GREEDY)}\r\n\r\n"
     for _ in range(40):
         _, writer = await asyncio.open_connection("127.0.0.1", served.port)
@@ -205,7 +210,7 @@ async def strangers(served: Served) -> tuple[str, bool]:
     """Another site's name, redirects to it, keys in other spellings, replies without an id."""
     rebound, *_ = await served.ask("/models", Host="evil.example")
     _, _, head, _ = await served.ask("/models/", Host="evil.example")
-    spelled, *_ = await served.ask("/models", Authorization=f"bearer {KEY}")
+    spelled, *_ = await served.ask("/models", Authorization=f"bearer {served.key}")
     wrong, *_ = await served.ask("/models", Authorization="Bearer schlussel")
     broken = await served.send(b"\x00\x01 no HTTP\r\n\r\n")
     held = (rebound, spelled, wrong) == (421, 200, 401)
@@ -262,11 +267,12 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--src", type=Path, help="of the checkout whose server is attacked; else this one's")
+    parser.add_argument("--key", default=KEY, help="the API key; servers of old knew ASCII alone")
     parser.add_argument("--only", nargs="*", choices=ATTACKS, default=list(ATTACKS))
     options = parser.parse_args()
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, most), most))
-    with tempfile.TemporaryDirectory() as folder, server(Path(folder), options.src) as served:
+    with tempfile.TemporaryDirectory() as folder, server(Path(folder), options.src, options.key) as served:
         held = asyncio.run(attacked(served, options))
         served.process.send_signal(signal.SIGTERM)
         begin, code = time.monotonic(), None
@@ -317,7 +323,7 @@ async def longest_silence(served: Served, over: asyncio.Event) -> float:
 
 
 @contextmanager
-def server(folder: Path, src: Path | None) -> Iterator[Served]:
+def server(folder: Path, src: Path | None, key: str) -> Iterator[Served]:
     """A server with few descriptors, whose log goes to a file."""
     write_pair_scorer(folder / "pairs")
     command = [sys.executable, "-m", "bertsmith", "serve", "--port", "0", "--device", "cpu"]
@@ -340,7 +346,7 @@ def server(folder: Path, src: Path | None) -> Iterator[Served]:
         subprocess.Popen(
             command,
             stderr=written,
-            env={**os.environ, "BERTSMITH_API_KEY": KEY, **other},
+            env={**os.environ, "BERTSMITH_API_KEY": key, **other},
             preexec_fn=with_few_descriptors,
         ) as process,
     ):
@@ -350,7 +356,7 @@ def server(folder: Path, src: Path | None) -> Iterator[Served]:
         if not first.startswith("http"):
             sys.exit(log.read_text())
         try:
-            yield Served(int(first.split()[0].rsplit(":", 1)[1]), process, log)
+            yield Served(int(first.split()[0].rsplit(":", 1)[1]), process, log, key)
         finally:
             if process.poll() is None:
                 process.kill()

@@ -284,9 +284,13 @@ def _table(table: bytes) -> dict[bytes, bytes]:
     _, at = _varint(footer, at)
     records: dict[bytes, bytes] = {}
     last: bytes | None = None
+    end = 0
     for _, handle in _records(_block(table, footer[at:])):
+        offset, behind = _varint(handle, 0)
+        if offset < end:  # else a large block without a record, named again and again, would take hours
+            raise _Malformed("is damaged: its blocks are not one behind the other")
+        end = offset + _varint(handle, behind)[0]
         for key, value in _records(_block(table, handle)):
-            # Sorted keys also mean that no record is taken twice, however often an index names its block.
             if last is not None and key <= last:
                 raise _Malformed("is damaged: its records are not in order")
             last, records[key] = key, value

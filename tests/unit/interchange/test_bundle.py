@@ -283,6 +283,15 @@ def test_variables_over_the_same_bytes_are_rejected(tmp_path):
         Bundle(tmp_path / "x.ckpt")
 
 
+def test_a_block_without_records_that_is_named_again_and_again_is_rejected(tmp_path):
+    stored = writer.stored_block(writer.block([]))
+    handle = writer.varint(0) + writer.varint(len(stored) - 5)
+    handles = [(f"{number:04}".encode(), handle) for number in range(3)]
+    (tmp_path / "x.ckpt.index").write_bytes(writer.finished_table(stored, handles))
+    with pytest.raises(UserError, match="its blocks are not one behind the other"):
+        Bundle(tmp_path / "x.ckpt")
+
+
 def write_single_block(folder: Path, stored: bytes) -> None:
     handle = writer.varint(0) + writer.varint(len(stored) - 5)
     (folder / "x.ckpt.index").write_bytes(writer.finished_table(stored, [(b"z", handle)]))
