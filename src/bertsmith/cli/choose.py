@@ -148,7 +148,8 @@ def line_questions(source: TextSource) -> Iterator[ChoiceQuestion]:
 def table_questions(source: TextSource, columns: tuple[str, ...]) -> Iterator[ChoiceQuestion]:
     """The questions of a table: a column of contexts, and columns of options or one of lists."""
     from bertsmith.tasks.example_types import BadLine
-    from bertsmith.tasks.tables import Columns, cell_text, rows_of
+    from bertsmith.tasks.label_rules import cell_text
+    from bertsmith.tasks.tables import Columns, rows_of
 
     rows = rows_of(source.path, Columns((source.text, *columns)), source.form)
     for number, row in enumerate(rows, 1):

@@ -306,7 +306,7 @@ def _table_pieces(source: TextSource) -> Iterator[Piece]:
 
 
 def _text_of_row(row: "Row", columns: tuple[str, ...]) -> "TextOrPair":
-    from bertsmith.tasks.tables import cell_text
+    from bertsmith.tasks.label_rules import cell_text
 
     try:
         texts = [cell if isinstance(cell := row.values[name], str) else cell_text(cell) for name in columns]

@@ -9,13 +9,12 @@ from dataclasses import replace
 from bertsmith.tasks.example_types import Reader
 from bertsmith.tasks.kinds.classify import CLASSIFY
 from bertsmith.tasks.kinds.regress import REGRESS
+from bertsmith.tasks.label_rules import number, one_of
 from bertsmith.tasks.tables import (
     LabelColumn,
     TextColumns,
     all_but_every_tenth,
     every_tenth,
-    number,
-    one_of,
     text_reader,
 )
 from bertsmith.tasks.task import Split, Task

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from bertsmith.core.errors import CONTROL, UserError
 from bertsmith.tasks.example_types import Example
-from bertsmith.tasks.tables import number
+from bertsmith.tasks.label_rules import number
 from bertsmith.tasks.task import Task
 
 MAX_SINGLE_CLASSES = 10

@@ -11,9 +11,9 @@ from bertsmith.tasks.encoded import EncodedSet
 from bertsmith.tasks.example_types import TextExample
 from bertsmith.tasks.kinds.kind import LossFunction
 from bertsmith.tasks.kinds.text_kind import TextKind, best_label_threshold
+from bertsmith.tasks.label_rules import LabelRule, word
 from bertsmith.tasks.metrics import OF_CLASSES, Metric
 from bertsmith.tasks.predictions import HardError, PredictedSplit, Predictions
-from bertsmith.tasks.tables import LabelRule, word
 from bertsmith.tasks.text_encoding import Targets, label_ids
 
 

@@ -11,6 +11,7 @@ from bertsmith.tasks.encoded import NO_LABEL, EncodedSet
 from bertsmith.tasks.example_types import TextExample
 from bertsmith.tasks.kinds.kind import LossFunction
 from bertsmith.tasks.kinds.text_kind import USUAL_THRESHOLD, TextKind, best_label_threshold
+from bertsmith.tasks.label_rules import LabelRule, several
 from bertsmith.tasks.metrics import ACCURACY, F1, MACRO_F1, MICRO_F1, Metric
 from bertsmith.tasks.predictions import (
     HardError,
@@ -20,7 +21,6 @@ from bertsmith.tasks.predictions import (
     mean_surprise,
     sigmoid,
 )
-from bertsmith.tasks.tables import LabelRule, several
 from bertsmith.tasks.text_encoding import Targets
 
 

@@ -12,9 +12,9 @@ from bertsmith.tasks.encoded import EncodedSet
 from bertsmith.tasks.example_types import TextExample
 from bertsmith.tasks.kinds.kind import LossFunction, TaskHead
 from bertsmith.tasks.kinds.text_kind import TextKind
+from bertsmith.tasks.label_rules import LabelRule, number
 from bertsmith.tasks.metrics import OF_NUMBERS
 from bertsmith.tasks.predictions import HardError, Numbers, PredictedSplit, Predictions
-from bertsmith.tasks.tables import LabelRule, number
 from bertsmith.tasks.text_encoding import Targets
 
 

@@ -12,9 +12,9 @@ from bertsmith.recipe.finetuning_schema import TextSection
 from bertsmith.tasks.encoded import EncodedSet
 from bertsmith.tasks.example_types import TextExample
 from bertsmith.tasks.kinds.kind import Kind, TaskHead
+from bertsmith.tasks.label_rules import LabelRule
 from bertsmith.tasks.metrics import Metric, Values, compute_metrics
 from bertsmith.tasks.predictions import PredictedSplit
-from bertsmith.tasks.tables import LabelRule
 from bertsmith.tasks.text_encoding import Targets, joined_pieces, lay_pieces, lay_texts, text_set
 from bertsmith.text.tokenizer import Tokenizer
 
