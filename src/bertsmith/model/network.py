@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from bertsmith.core.errors import UserError
 from bertsmith.model.architecture import Architecture, HeadSpec, InitialRule, Names, with_prefix
 from bertsmith.model.architectures.registry import architecture_of
-from bertsmith.model.encoder import ALL, Encoder, SelfAttention
+from bertsmith.model.encoder import Encoder, SelfAttention
 from bertsmith.model.encoder_config import Direction, EncoderConfig
 from bertsmith.model.heads import MaskedLanguageHead
 from bertsmith.packed import Layout, PackedBatch
@@ -48,7 +48,7 @@ class Network(nn.Module):
         """The outputs of a sentence head [S, C], without computing what it does not look at."""
         rows = self.encoder.sentence_rows(batch.layout)
         hidden_RD: Tensor = self.encoder(batch, rows=rows)
-        if rows is ALL:
+        if isinstance(rows, slice):  # all of them; a compiled graph makes a slice of its own: never `is ALL`
             return self.scores(head, hidden_RD, batch.layout)
         return self.scores_of_sentences(head, hidden_RD)
 

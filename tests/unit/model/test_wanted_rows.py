@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from bertsmith.model.architectures.registry import ARCHITECTURES
+from bertsmith.model.network import set_pooling
 from bertsmith.packed import pack
 from tests.tiny import tiny_network
 
@@ -44,6 +45,15 @@ def test_a_sentence_head_says_the_same_of_the_rows_it_looks_at(model_type):
     network = tiny_network(model_type, heads={"classify": 3, **_supports(model_type)}).eval()
     whole = network.scores("classify", network(BATCH), BATCH.layout)
     torch.testing.assert_close(network.sentence_scores("classify", BATCH), whole)
+
+
+@pytest.mark.parametrize("pooling", ["first", "mean"])
+def test_a_compiled_sentence_head_says_the_same(pooling):
+    network = tiny_network("modernbert", heads={"classify": 3}).eval()
+    set_pooling(network, pooling)
+    torch.compiler.reset()
+    compiled = torch.compile(network.sentence_scores, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled("classify", BATCH), network.sentence_scores("classify", BATCH))
 
 
 def _supports(model_type: str) -> dict[str, int]:
