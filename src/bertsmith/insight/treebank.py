@@ -35,13 +35,14 @@ class ParsedSentence:
 
 def read_treebank(path: Path) -> list[ParsedSentence]:
     """All sentences of a CoNLL-U file."""
-    found = [_parsed(sentence) for sentence in conllu_sentences(path)]
+    found = [parsed(sentence) for sentence in conllu_sentences(path)]
     if not found:
         raise UserError("holds no sentence", where=str(path), remedy="give a treebank in CoNLL-U")
     return found
 
 
-def _parsed(sentence: ConlluSentence) -> ParsedSentence:
+def parsed(sentence: ConlluSentence) -> ParsedSentence:
+    """A sentence with its tree."""
     words = sentence.words
     heads = tuple(
         _head(cells, len(words), where) for cells, where in zip(words, sentence.wheres, strict=True)

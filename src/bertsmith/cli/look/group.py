@@ -2,6 +2,7 @@
 
 from typer import Typer
 
+from bertsmith.cli.look.coref import coref
 from bertsmith.cli.look.heads import heads
 from bertsmith.cli.look.surface import surface
 
@@ -13,3 +14,4 @@ look = Typer(
 )
 look.command("surface")(surface)
 look.command("heads")(heads)
+look.command("coref")(coref)
