@@ -8,6 +8,7 @@ import bertsmith
 from bertsmith.model.model_folder import Model, write_model
 from bertsmith.model.network import new_network
 from bertsmith.tasks.task_config import TaskConfig, write_task_config
+from tests.oracles import saved_oracle
 from tests.tiny import tiny_encoder_config
 from tests.toy_folder import toy_vocabulary, write_toy_folder
 
@@ -31,3 +32,10 @@ def untrained(
 def numbered_labels(*labels: str) -> dict[str, dict[str, str]]:
     """What a config.json says of a head's outputs."""
     return {"id2label": {str(number): label for number, label in enumerate(labels)}}
+
+
+def strangers(folder: Path, kind: str, **changes) -> bertsmith.Bert:
+    """A folder that transformers wrote, with the toy vocabulary."""
+    write_toy_folder(folder)
+    saved_oracle(folder, "bert", kind, vocab_size=len(toy_vocabulary()), **changes)
+    return bertsmith.load(folder)

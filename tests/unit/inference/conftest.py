@@ -20,3 +20,8 @@ def folder(model: Path) -> Path:
 def bert(folder: Path) -> bertsmith.Bert:
     """The toy model, opened; not to be changed."""
     return bertsmith.load(folder)
+
+
+@pytest.fixture(scope="module")
+def tagger(lesson):
+    return bertsmith.load(lesson("wnut17") / "model")

@@ -1,4 +1,4 @@
-"""The file formats: what is read from them, what is refused, and what others read from ours."""
+"""The file formats: what is read from them, and what others read from ours."""
 
 import json
 from collections.abc import Callable
@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import transformers
 from tokenizers import Tokenizer as Library
-from tokenizers import models, pre_tokenizers
+from tokenizers import models
 
 from bertsmith.core.errors import UserError
 from bertsmith.text.tokenizer import Tokenizer
+from tests.tokenizer_folders import add_tokens_in_a_file, opened, write_settings, write_vocab
 from tests.tokenizer_makers import (
     BERT_SPECIAL,
     MAKERS,
@@ -27,29 +28,6 @@ Maker = Callable[[Path], Path]
 every_kind = pytest.mark.parametrize("maker", MAKERS, ids=lambda maker: maker.__name__)
 LITERALS = "iron [MASK] is <mask>hot [CLS]<pad> </s>   [unused0]"
 TEXT = PARAGRAPH + LITERALS
-
-
-def write_vocab(folder: Path, pieces: list[str]) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "vocab.txt").write_bytes("".join(f"{piece}\n" for piece in pieces).encode())
-    return folder
-
-
-def write_settings(folder: Path, **settings: Any) -> Path:
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
-    return folder
-
-
-def edit_json(file: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    value = json.loads(file.read_text(encoding="utf-8"))
-    change(value)
-    file.write_text(json.dumps(value), encoding="utf-8")
-
-
-def opened(tokenizer: Tokenizer, text: str) -> list[int]:
-    """The ids with every special token read out of the text, as transformers does."""
-    special = tuple(tokenizer.token(number) for number in tokenizer.special_ids)
-    return tokenizer.encode(text, allow_special=special).ids
 
 
 # --- reading ---
@@ -230,15 +208,6 @@ def test_additional_special_tokens_of_the_settings_are_special(tmp_path: Path) -
     assert tokenizer.encode("iron", allow_special=("iron",)).ids[1:-1] == [tokenizer.id("iron")]
 
 
-def add_tokens_in_a_file(folder: Path, *tokens: str, first: int, **more: Any) -> None:
-    """What transformers wrote until 2023: added_tokens.json and special_tokens_map.json."""
-    ids = {token: first + number for number, token in enumerate(tokens)}
-    (folder / "added_tokens.json").write_text(json.dumps(ids), encoding="utf-8")
-    map_file = folder / "special_tokens_map.json"
-    special = json.loads(map_file.read_text(encoding="utf-8")) if map_file.is_file() else {}
-    map_file.write_text(json.dumps(special | more), encoding="utf-8")
-
-
 WITH_ADDED = "the [E1] iron [/E1] is covid19 Covid19 hot <mask>"
 
 
@@ -359,143 +328,6 @@ def test_an_unknown_class_of_tokenizer_is_reported(tmp_path: Path, caplog: pytes
     Tokenizer.load(tmp_path)
     (told,) = caplog.messages
     assert "tokenizer_config.json: tokenizer_class is BertJapaneseTokenizer, which bertsmith does not" in told
-
-
-# --- refusing ---
-
-
-def test_an_added_token_that_cannot_have_its_id_is_rejected(tmp_path: Path) -> None:
-    add_tokens_in_a_file(write_vocab(tmp_path, [*BERT_SPECIAL, "iron"]), "covid19", first=9)
-    assert_refused(tmp_path, "the added token 'covid19' would get id 6, not 9")
-
-
-def test_a_faulty_added_tokens_json_is_rejected(tmp_path: Path) -> None:
-    add_tokens_in_a_file(write_vocab(tmp_path, [*BERT_SPECIAL, "iron"]), "covid19", first=6)
-    (tmp_path / "added_tokens.json").write_text('{"covid19": "6"}', encoding="utf-8")
-    assert_refused(tmp_path, "added_tokens.json: the id of 'covid19' is '6'")
-
-
-def test_a_folder_without_a_tokenizer_names_the_three_formats(tmp_path: Path) -> None:
-    with pytest.raises(UserError) as caught:
-        Tokenizer.load(tmp_path)
-    line = str(caught.value)
-    assert line.startswith(f"{tmp_path}: holds no tokenizer")
-    assert all(name in line for name in ("tokenizer.json", "vocab.txt", "vocab.json with merges.txt"))
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"", r"vocab.txt: has no piece '\[UNK\]'"),
-        (b"[CLS]\n[SEP]\n[PAD]\n[MASK]\n", r"vocab.txt: has no piece '\[UNK\]'.*unk_token"),
-        (b"[UNK]\n[CLS]\n[PAD]\n[MASK]\n", r"vocab.txt: has no piece '\[SEP\]'.*sep_token"),
-        (b"[UNK]\n\xff\n", r"vocab.txt: is no UTF-8 text .*position 6"),
-    ],
-)
-def test_a_faulty_vocab_txt_is_rejected(content: bytes, message: str, tmp_path: Path) -> None:
-    (tmp_path / "vocab.txt").write_bytes(content)
-    assert_refused(tmp_path, message)
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("", "vocab.json: is not valid JSON"),
-        ("[1]", "vocab.json: holds no JSON object"),
-        ("{}", "vocab.json: no piece has id 0"),
-        ('{"a": "0"}', "vocab.json: the id of 'a' is '0'"),
-        ('{"a": true}', "vocab.json: the id of 'a' is True"),
-        ('{"a": 0, "b": 2}', "vocab.json: no piece has id 1, though there are 2 pieces"),
-        ('{"a": 0, "b": 0}', "vocab.json: no piece has id 1"),
-        ('{"a": 0, "b": -1}', "vocab.json: no piece has id 1"),
-        ('{"a": 0}', "vocab.json: has no piece '<unk>'"),
-    ],
-)
-def test_a_faulty_vocab_json_is_rejected(content: str, message: str, tmp_path: Path) -> None:
-    (byte_bpe(tmp_path) / "vocab.json").write_text(content, encoding="utf-8")
-    assert_refused(tmp_path, message)
-
-
-@pytest.mark.parametrize("line", ["h", "h e l", "h  e", "", " ", "h zzz", "zzz h"])
-def test_a_faulty_line_of_merges_txt_is_rejected(line: str, tmp_path: Path) -> None:
-    file = byte_bpe(tmp_path) / "merges.txt"
-    lines = file.read_text(encoding="utf-8").split("\n")
-    lines[3] = line
-    file.write_text("\n".join(lines), encoding="utf-8")
-    assert_refused(tmp_path, r"merges.txt:4: .* does not join two pieces")
-
-
-@pytest.mark.parametrize("size", [0, 1, 100, 1000])
-def test_a_cut_off_tokenizer_json_is_rejected(size: int, tmp_path: Path) -> None:
-    file = modern_bpe(tmp_path) / "tokenizer.json"
-    file.write_bytes(file.read_bytes()[:size])
-    assert_refused(tmp_path, "tokenizer.json: is no usable tokenizer")
-
-
-@pytest.mark.parametrize("content", ["[]", "1", "null", '"a"', "{}", '{"model": {}}', "[" * 100_000])
-def test_a_tokenizer_json_of_another_kind_is_rejected(content: str, tmp_path: Path) -> None:
-    (tmp_path / "tokenizer.json").write_text(content, encoding="utf-8")
-    assert_refused(tmp_path, "tokenizer.json: is no usable tokenizer")
-
-
-def test_a_template_with_an_id_outside_the_vocabulary_is_rejected(tmp_path: Path) -> None:
-    file = albert_unigram(tmp_path) / "tokenizer.json"
-    edit_json(file, lambda parts: parts["post_processor"]["special_tokens"]["[SEP]"].update(ids=[99_999]))
-    assert_refused(tmp_path, "the template adds an id that no piece has")
-
-
-def test_a_template_with_an_unknown_token_is_rejected(tmp_path: Path) -> None:
-    file = albert_unigram(tmp_path) / "tokenizer.json"
-    edit_json(file, lambda parts: parts["post_processor"]["special_tokens"].pop("[SEP]"))
-    assert_refused(tmp_path, "tokenizer.json: its template names .*, none of its special_tokens")
-
-
-def test_two_pieces_with_one_id_are_rejected(tmp_path: Path) -> None:
-    Tokenizer.load(uncased_wordpiece(tmp_path / "source")).save(tmp_path)
-    edit_json(tmp_path / "tokenizer.json", lambda parts: parts["model"]["vocab"].update(iron=9))
-    assert_refused(tmp_path, "two pieces share an id")
-
-
-def test_an_added_token_that_would_be_renumbered_is_rejected(tmp_path: Path) -> None:
-    file = modern_bpe(tmp_path) / "tokenizer.json"
-    edit_json(file, lambda parts: parts["added_tokens"][-1].update(id=9_000))
-    assert_refused(tmp_path, "an added token cannot have the id it states")
-
-
-def test_a_model_without_its_unknown_piece_is_rejected(tmp_path: Path) -> None:
-    library = Library(models.WordPiece({"iron": 0}, unk_token="[UNK]"))
-    library.pre_tokenizer = pre_tokenizers.Whitespace()
-    library.save(str(tmp_path / "tokenizer.json"))
-    assert_refused(tmp_path, r"tokenizer.json: is no usable tokenizer .*Missing \[UNK\]")
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"do_lower_case": "yes"}, "do_lower_case is 'yes'; write true or false"),
-        ({"mask_token": 4}, "mask_token is 4; write the token as a string"),
-        ({"mask_token": {"content": 4}}, "mask_token is 4"),
-        ({"mask_token": "<mask>"}, "has no piece '<mask>'"),
-        ({"additional_special_tokens": 7}, "additional_special_tokens is 7; write a list"),
-        ({"extra_special_tokens": [7]}, "extra_special_tokens is 7; write the token as a string"),
-        ({"added_tokens_decoder": {"x": {}}}, "added_tokens_decoder is malformed"),
-        ({"added_tokens_decoder": {"7": "x"}}, "added_tokens_decoder is malformed"),
-    ],
-    ids=str,
-)
-def test_faulty_settings_are_rejected(settings: dict[str, Any], message: str, tmp_path: Path) -> None:
-    assert_refused(write_settings(uncased_wordpiece(tmp_path), **settings), message)
-
-
-def test_settings_that_are_no_json_are_rejected(tmp_path: Path) -> None:
-    (uncased_wordpiece(tmp_path) / "tokenizer_config.json").write_text("{", encoding="utf-8")
-    assert_refused(tmp_path, "tokenizer_config.json: is not valid JSON")
-
-
-def assert_refused(folder: Path, message: str) -> None:
-    with pytest.raises(UserError, match=message) as caught:
-        Tokenizer.load(folder)
-    assert "\n" not in str(caught.value)
 
 
 # --- writing ---
