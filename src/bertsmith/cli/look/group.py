@@ -3,8 +3,11 @@
 from typer import Typer
 
 from bertsmith.cli.look.coref import coref
+from bertsmith.cli.look.direction import direction
 from bertsmith.cli.look.heads import heads
+from bertsmith.cli.look.layers import changes, layers
 from bertsmith.cli.look.surface import surface
+from bertsmith.cli.look.views import attention, senses, words
 
 look = Typer(
     no_args_is_help=True,
@@ -15,3 +18,9 @@ look = Typer(
 look.command("surface")(surface)
 look.command("heads")(heads)
 look.command("coref")(coref)
+look.command("attention")(attention)
+look.command("senses")(senses)
+look.command("layers")(layers)
+look.command("changes")(changes)
+look.command("words")(words)
+look.command("direction")(direction)

@@ -1,0 +1,88 @@
+"""`bertsmith look direction`: how much attention goes left and right, and what a task loses without."""
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Option
+
+from bertsmith.cli.look.look_options import (
+    OutOption,
+    SeedOption,
+    leave,
+    name_of_model,
+    open_for_looking,
+    texts_or_pairs,
+)
+from bertsmith.cli.model_options import DeviceOption, JsonOption, ModelOption
+from bertsmith.core.errors import UserError
+
+if TYPE_CHECKING:
+    from bertsmith.inference.loaded_model import Bert
+    from bertsmith.inference.text_reader import TextOrPair
+    from bertsmith.insight.direction import Side, TaskLoss
+
+
+def direction(
+    out: OutOption,
+    model: ModelOption = None,
+    texts: Annotated[
+        Path | None, Option("--input", metavar="FILE", help="One text a line, a tab between two of a pair.")
+    ] = None,
+    data: Annotated[
+        Path | None, Option(help="Instead: the data of the model's task, which also says what it loses.")
+    ] = None,
+    longest: Annotated[int, Option(min=8, help="Cut texts to so many tokens.")] = 128,
+    seed: SeedOption = 0,
+    device: DeviceOption = "auto",
+    as_json: JsonOption = False,
+) -> None:
+    """Show whether heads look left or right, and what a task loses when one side of each word is hidden.
+
+    Hidden means: in every layer a word sees itself, special tokens and the words of the other side only;
+    [CLS] and [SEP] still see all. Beside the fractions stands what networks with random weights show.
+
+    Example: bertsmith look direction --input texts.txt --out look/
+
+    Example: bertsmith look direction --model runs/rte --data glue/RTE --out look/
+    """
+    from bertsmith.insight.direction import direction_report, study_direction
+    from bertsmith.insight.random_control import of_untrained
+
+    if (texts is None) == (data is None):
+        remedy = "give one of --input FILE and --data FOLDER"
+        raise UserError("it is not clear which texts to look at", remedy=remedy)
+    bert, loss = open_for_looking(model, device), None
+    if data is not None:
+        given, loss = _task(bert, model, data.expanduser(), device)
+    else:
+        assert texts is not None
+        given = texts_or_pairs(texts)
+    study = partial(study_direction, texts=given, longest=longest)
+    found, untrained = study(bert), of_untrained(bert, study, seed=seed)
+    leave([direction_report(found, untrained, loss, model=name_of_model(model))], out, as_json=as_json)
+
+
+def _task(bert: "Bert", model: Path | None, data: Path, device: str) -> "tuple[list[TextOrPair], TaskLoss]":
+    """The texts of a task, and its metric with both sides, and without either."""
+    from bertsmith.finetuning.predict import predict_labelled
+    from bertsmith.insight.direction import TaskLoss, one_sided_metrics
+    from bertsmith.tasks.example_types import TextExample
+
+    if model is None or bert.finetuned is None:
+        what, remedy = "only a fine-tuned model has a task to lose", "name its run with --model"
+        raise UserError(what, where="--data", remedy=remedy)
+    file = predict_labelled([model.expanduser()], data, device=device)
+    texts = [each.texts for each in file.examples if isinstance(each, TextExample)]
+    if not texts:
+        what = f"a {file.config.kind.name} task has no plain texts to look at"
+        raise UserError(what, where=str(data), remedy="name a run that classifies or scores texts")
+    metric = file.config.deciding_metric.name
+    values = {"both sides": file.metrics()[metric]}
+    sides: tuple[Side, ...] = ("left", "right")
+    for side in sides:
+        found = one_sided_metrics(bert, file.examples, file.encoded, hidden=side)
+        values[f"{side} hidden"] = found[metric]
+    if metric in (constant := file.baseline()):
+        values["constant answer"] = constant[metric]
+    return texts, TaskLoss(file.task.title, metric, len(file.examples), values)

@@ -1,0 +1,91 @@
+"""`bertsmith look layers` and `changes`: how far layers move tokens, and what fine-tuning changed in them."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Argument, Option
+
+from bertsmith.cli.look.look_options import (
+    TextsOption,
+    leave,
+    name_of_model,
+    open_for_looking,
+    texts_or_pairs,
+)
+from bertsmith.cli.model_options import DeviceOption, JsonOption
+from bertsmith.core.errors import UserError
+
+if TYPE_CHECKING:
+    from bertsmith.insight.report import Report
+
+PictureOption = Annotated[
+    Path, Option("--out", metavar="FILE", help="Picture (.png) to write; .txt and .json lie beside it.")
+]
+LongestOption = Annotated[int, Option("--longest", min=8, help="Cut texts to so many tokens.")]
+
+
+def layers(
+    models: Annotated[list[Path], Option("--models", metavar="FOLDER ...", help="Model folders.")],
+    texts: TextsOption,
+    out: PictureOption,
+    more: Annotated[list[Path] | None, Argument(metavar="[FOLDER ...]", hidden=True)] = None,
+    longest: LongestOption = 128,
+    device: DeviceOption = "auto",
+    as_json: JsonOption = False,
+) -> None:
+    """Show how far each layer moves a token: L2 distance and angle between its input and output.
+
+    The figure with which Lan et al. 2019 compared BERT and ALBERT: where layers share their weights, tokens
+    move more evenly.
+
+    Example: bertsmith look layers --models models/bert models/albert --input texts.txt --out layers.png
+    """
+    from bertsmith.insight.layer_distances import layer_distances, layers_report
+
+    picture = _checked(out)
+    given, found = texts_or_pairs(texts), {}
+    for model in [*models, *(more or [])]:
+        name = name_of_model(model)
+        if name in found:
+            raise UserError("two models have this name", where=name, remedy="rename the folder of one")
+        found[name] = layer_distances(open_for_looking(model, device), given, longest=longest)
+    _leave(layers_report(found), picture, as_json=as_json)
+
+
+def changes(
+    before: Annotated[Path, Argument(metavar="BEFORE", help="Model folder that was fine-tuned.")],
+    after: Annotated[Path, Argument(metavar="AFTER", help="What came out: a run or model folder.")],
+    out: PictureOption,
+    texts: Annotated[
+        Path | None, Option("--input", metavar="FILE", help="Texts on which the layers are compared, too.")
+    ] = None,
+    longest: LongestOption = 128,
+    device: DeviceOption = "auto",
+    as_json: JsonOption = False,
+) -> None:
+    """Show what fine-tuning changed, layer by layer: weights and, given texts, what the layers say of them.
+
+    Example: bertsmith look changes models/bert-base runs/sst2 --input texts.txt --out changes.png
+    """
+    from bertsmith.insight.changes import changes_report, state_changes, weight_changes
+
+    picture = _checked(out)
+    given = texts_or_pairs(texts) if texts is not None else []
+    one, other = (open_for_looking(each, device) for each in (before, after))
+    weights = weight_changes(one, other)
+    states = state_changes(one, other, given, longest=longest) if given else []
+    names = (name_of_model(before), name_of_model(after))
+    _leave(changes_report(weights, states, names=names), picture, as_json=as_json)
+
+
+def _checked(out: Path) -> Path:
+    if out.suffix.lower() != ".png":
+        raise UserError(
+            "is no name of a picture", where=f"--out {out}", remedy="name a file that ends in .png"
+        )
+    return out.expanduser()
+
+
+def _leave(report: "Report", picture: Path, *, as_json: bool) -> None:
+    leave([replace(report, name=picture.stem)], picture.parent, as_json=as_json)

@@ -1,0 +1,128 @@
+"""`bertsmith look attention`, `senses` and `words`: views to be opened in a browser, each one file."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Argument, Option, echo
+
+from bertsmith.cli.look.look_options import (
+    SeedOption,
+    TextsOption,
+    name_of_model,
+    open_for_looking,
+    texts_or_pairs,
+)
+from bertsmith.cli.model_options import DeviceOption, JsonOption, ModelOption, naming_inputs, print_json
+from bertsmith.core.errors import UserError
+
+if TYPE_CHECKING:
+    from bertsmith.inference.text_reader import TextOrPair
+
+ViewOption = Annotated[
+    Path, Option("--out", metavar="FILE", help="HTML file to write; it needs nothing else.")
+]
+SecondOption = Annotated[str, Option("--text2", help="The second text of a pair.")]
+
+
+def attention(
+    text: Annotated[str, Argument(metavar="TEXT", help="What the model reads.")],
+    out: ViewOption,
+    second: SecondOption = "",
+    model: ModelOption = None,
+    device: DeviceOption = "auto",
+) -> None:
+    """Write a view of all heads over one text: choose a head, then a token, and see what it reads.
+
+    It works offline and by keyboard, with texts as long as the model takes.
+
+    Example: bertsmith look attention "The dog that chased the cats was tired." --out view.html
+    """
+    from bertsmith.insight.html_view import write_view
+    from bertsmith.insight.views import attention_data
+
+    place, bert = _checked(out), open_for_looking(model, device)
+    with naming_inputs(lambda _: "the text"):
+        data = attention_data(bert, (text, second) if second else text)
+    write_view(place, "attention_view", data, title=f"Attention in {name_of_model(model)}")
+    echo(f"{len(data['tokens']):,} tokens, {data['layers']} layers of {data['heads']} heads -> {place}")
+
+
+def senses(
+    word: Annotated[str, Option(help="The word.")],
+    texts: TextsOption,
+    out: ViewOption,
+    model: ModelOption = None,
+    device: DeviceOption = "auto",
+) -> None:
+    """Write a map of a word's vectors in the sentences of a file; sentences without the word are left out.
+
+    Example: bertsmith look senses --word bank --input texts.txt --out senses.html
+    """
+    from bertsmith.insight.html_view import write_view
+    from bertsmith.insight.views import senses_data
+
+    place, bert = _checked(out), open_for_looking(model, device)
+    given = [str(each) for each in texts_or_pairs(texts) if isinstance(each, str)]
+    with naming_inputs(lambda index: f"{texts}:{index + 1}"):
+        data = senses_data(bert, word, given)
+    write_view(place, "senses_view", data, title=f"“{word}” in {name_of_model(model)}")
+    echo(f"{len(data['sentences']):,} sentences of {len(given):,} -> {place}")
+
+
+def words(
+    out: ViewOption,
+    text: Annotated[str, Argument(metavar="[TEXT]", help="A text to explain, or --input.")] = "",
+    second: SecondOption = "",
+    texts: Annotated[
+        Path | None, Option("--input", metavar="FILE", help="One text a line, a tab between two of a pair.")
+    ] = None,
+    model: ModelOption = None,
+    seed: SeedOption = 0,
+    device: DeviceOption = "auto",
+    as_json: JsonOption = False,
+) -> None:
+    """Write a view of the words that decided a text's class, by two methods, and say how faithful they are.
+
+    Leave-one-out is what the class's probability loses without the word; gradient x input how the class's
+    score follows the word's vector. Comprehensiveness and sufficiency (DeYoung et al. 2020) tell how much the
+    probability falls without the words that a method ranks first, and with them alone, beside random words.
+
+    Example: bertsmith look words --model runs/sst2 "A stunning ballet dancer." --out why.html
+
+    Example: bertsmith look words --model runs/sst2 --input reviews.txt --out why.html
+    """
+    from bertsmith.insight.deciding_words import deciding_words, mean_faithfulness
+    from bertsmith.insight.html_view import write_view
+    from bertsmith.insight.views import words_data
+
+    place = _checked(out)
+    if bool(text) == (texts is not None):
+        remedy = "give a text, or --input FILE"
+        raise UserError("it is not clear what to explain", remedy=remedy)
+    given: list[TextOrPair] = (
+        texts_or_pairs(texts) if texts is not None else [(text, second) if second else text]
+    )
+    bert = open_for_looking(model, device)
+    with naming_inputs(lambda index: f"{texts}:{index + 1}" if texts is not None else "the text"):
+        found = deciding_words(bert, given, seed=seed)
+    data = words_data(found, model=name_of_model(model))
+    write_view(place, "words_view", data, title=f"Which words decided in {name_of_model(model)}")
+    if as_json:
+        print_json(data)
+        return
+    for each in found[:1] if texts is None else ():
+        echo(f"{each.label} {each.probability:.1%}")
+        order = sorted(range(len(each.words)), key=lambda at: -each.scores["leave-one-out"][at])
+        for at in order:
+            scores = "  ".join(f"{name} {values[at]:+.3f}" for name, values in each.scores.items())
+            echo(f"  {each.words[at][1].text:<20} {scores}")
+    for name, trust in mean_faithfulness(found).items():
+        numbers = f"comprehensiveness {trust.comprehensiveness:.3f}, sufficiency {trust.sufficiency:.3f}"
+        echo(f"{name}: {numbers}")
+    echo(f"{len(found):,} texts -> {place}")
+
+
+def _checked(out: Path) -> Path:
+    if out.suffix.lower() not in (".html", ".htm"):
+        raise UserError("is no name of a page", where=f"--out {out}", remedy="name a file that ends in .html")
+    return out.expanduser()

@@ -1,0 +1,215 @@
+"""Which words decided: what a class loses without a word, gradient times input, and what to trust.
+
+Shapes: N tokens of a text, W its words, D width, C classes.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from bertsmith.core.errors import UserError
+from bertsmith.core.progress import progress_bar
+from bertsmith.core.seeds import stream
+from bertsmith.inference.finetuned_folder import FinetunedTask
+from bertsmith.inference.loaded_model import Bert
+from bertsmith.inference.predictor import Word, default_config, words_of_texts
+from bertsmith.inference.task_model import task_model_of
+from bertsmith.inference.text_reader import TextOrPair, TokenizedText
+from bertsmith.packed import pack, split_by_budget
+from bertsmith.text.tokenizer import truncate_longest_first
+
+METHODS = ("leave-one-out", "gradient x input")
+FRACTIONS = (0.01, 0.05, 0.1, 0.2, 0.5)
+"""Of the words, as DeYoung et al. 2020 (ERASER) remove them; at least one."""
+RANDOM_ORDERS = 20
+BATCH_TOKENS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Faithfulness:
+    """How a class's probability falls without the words that are said to matter, and with nothing else."""
+
+    comprehensiveness: float
+    """Without them: the more it falls, the better they explain."""
+    sufficiency: float
+    """With them alone: the less it falls, the better."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecidingWords:
+    """A text, its class and what each word did for it."""
+
+    text: TextOrPair
+    label: str
+    probability: float
+    words: tuple[tuple[int, Word], ...]
+    """Each with the number of its text, 0 or 1 in a pair."""
+    scores: dict[str, list[float]]
+    """By method, one for each word; above 0 it speaks for the class."""
+    faithfulness: dict[str, Faithfulness]
+    """By method, and under "random" the mean of random orders."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Sequence:
+    """The tokens of a text, and for each the number of its word; -1 of special tokens."""
+
+    ids: list[int]
+    segments: list[int]
+    words: list[int]
+
+    def without(self, gone: set[int]) -> "_Sequence":
+        """The sequence without the tokens of these words."""
+        kept = [row for row, word in enumerate(self.words) if word not in gone]
+        return _Sequence(*([each[row] for row in kept] for each in (self.ids, self.segments, self.words)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Classifier:
+    """A head that classifies, with gradients."""
+
+    bert: Bert
+    scorer: nn.Module
+    labels: tuple[str, ...]
+    longest: int
+
+    @classmethod
+    def of(cls, bert: Bert) -> "_Classifier":
+        task = bert.finetuned or (
+            FinetunedTask(default_config(bert.model, "classify")) if "classify" in bert.heads else None
+        )
+        if task is None or task.config.kind.name != "classify":
+            what = "does not give texts one of several classes, and only such decisions are explained"
+            remedy = "name a run of `bertsmith finetune` for sst2, mnli or the like"
+            raise UserError(f"this model {what}", remedy=remedy)
+        # Not the engine's network, whose packed weights give no gradients.
+        model = task_model_of(bert.model.network, task, bert.engine)
+        return cls(bert, model.objective.scorer, task.config.labels, task.config.text.longest)
+
+    def probabilities(self, sequences: Sequence[_Sequence], target: int) -> list[float]:
+        """The probability of a class for each sequence."""
+        order = sorted(range(len(sequences)), key=lambda number: len(sequences[number].ids))
+        lengths = [len(sequences[number].ids) for number in order]
+        found: dict[int, float] = {}
+        for group in split_by_budget(lengths, BATCH_TOKENS):
+            numbers = [order[at] for at in group]
+            with torch.no_grad():
+                logits_SC = self._logits([sequences[number] for number in numbers])
+            found |= dict(zip(numbers, logits_SC.softmax(-1)[:, target].tolist(), strict=True))
+        return [found[number] for number in range(len(sequences))]
+
+    def decision(self, sequence: _Sequence) -> tuple[int, float]:
+        """The likeliest class, and its probability."""
+        with torch.no_grad():
+            probability_C = self._logits([sequence])[0].softmax(-1)
+        return int(probability_C.argmax()), float(probability_C.max())
+
+    def gradient_times_input(self, sequence: _Sequence, target: int) -> list[float]:
+        """For each token, the gradient of the class's logit times the token's word embedding."""
+        embedded: list[Tensor] = []
+
+        def keep(_: nn.Module, __: object, vectors_ND: Tensor) -> Tensor:
+            embedded.append(vectors_ND.detach().requires_grad_())
+            return embedded[-1]
+
+        hook = self.bert.model.network.encoder.embeddings.words.register_forward_hook(keep)
+        try:
+            logit = self._logits([sequence])[0, target]
+        finally:
+            hook.remove()
+        (gradient_ND,) = torch.autograd.grad(logit, embedded)
+        return [float(each) for each in (gradient_ND * embedded[0].detach()).sum(-1)]
+
+    def _logits(self, sequences: Sequence[_Sequence]) -> Tensor:
+        batch = pack([each.ids for each in sequences], [each.segments for each in sequences])
+        logits_SC: Tensor = self.scorer(batch.to(self.bert.engine.device))
+        return logits_SC.double()
+
+
+def deciding_words(bert: Bert, texts: Sequence[TextOrPair], *, seed: int) -> list[DecidingWords]:
+    """What each word of each text did for the text's class."""
+    classifier, found = _Classifier.of(bert), []
+    with progress_bar("leaving words out", len(texts)) as advance:
+        for number, text in enumerate(texts):
+            found.append(_explained(classifier, text, number, seed))
+            advance(1)
+    return found
+
+
+def _explained(classifier: _Classifier, text: TextOrPair, number: int, seed: int) -> DecidingWords:
+    sequence, words = _read(classifier, text, number)
+    target, probability = classifier.decision(sequence)
+    without = classifier.probabilities([sequence.without({word}) for word in range(len(words))], target)
+    by_token = classifier.gradient_times_input(sequence, target)
+    summed = [0.0] * len(words)
+    for word, value in zip(sequence.words, by_token, strict=True):
+        if word >= 0:
+            summed[word] += value
+    scores = {METHODS[0]: [probability - each for each in without], METHODS[1]: summed}
+    orders = {name: [np.argsort(-np.array(each), kind="stable")] for name, each in scores.items()}
+    draws = [stream(seed, "random words", number, draw) for draw in range(RANDOM_ORDERS)]
+    orders["random"] = [draw.permutation(len(words)) for draw in draws]
+    faithfulness = {
+        name: _faithfulness(classifier, sequence, target, [each.tolist() for each in of_method])
+        for name, of_method in orders.items()
+    }
+    label = classifier.labels[target]
+    return DecidingWords(text, label, probability, tuple(words), scores, faithfulness)
+
+
+def _read(classifier: _Classifier, text: TextOrPair, number: int) -> tuple[_Sequence, list[tuple[int, Word]]]:
+    """The tokens of a text with the words that they belong to, cut to what the model was trained with."""
+    reader = classifier.bert.reader
+    (whole,) = reader.encode([text], truncate=True, first=number)
+    if len(whole) > classifier.longest:
+        whole = truncate_longest_first(whole, classifier.longest)
+    parts = (text,) if isinstance(text, str) else text
+    cut = words_of_texts([TokenizedText(part, reader.tokenizer.encode(part)) for part in parts])
+    words = [(part, word) for part, of_part in enumerate(cut) for word in of_part]
+    numbers = []
+    for part, (start, end) in zip(whole.sequence, whole.offsets, strict=True):
+        numbers.append(_word_at(words, part, start, end) if part >= 0 else -1)
+    known = sorted({each for each in numbers if each >= 0})
+    renumbered = {word: at for at, word in enumerate(known)} | {-1: -1}
+    sequence = _Sequence(list(whole.ids), list(whole.segments), [renumbered[each] for each in numbers])
+    if not known:
+        raise UserError("has no word", index=number, remedy="write one")
+    return sequence, [words[each] for each in known]
+
+
+def _word_at(words: Sequence[tuple[int, Word]], part: int, start: int, end: int) -> int:
+    """The number of the word that a token stands in; -1 of a token of nothing but white space."""
+    for number, (of_part, word) in enumerate(words):
+        if of_part == part and start < word.end and end > word.start:
+            return number
+    return -1
+
+
+def _faithfulness(
+    classifier: _Classifier, sequence: _Sequence, target: int, orders: Sequence[Sequence[int]]
+) -> Faithfulness:
+    """The means over fractions of the words, and over orders of their importance."""
+    count = len(orders[0])
+    tops = [set(order[: math.ceil(fraction * count)]) for order in orders for fraction in FRACTIONS]
+    every = set(range(count))
+    removed = [*tops, *(every - top for top in tops)]
+    variants = [sequence, *(sequence.without(each) for each in removed)]
+    whole, *others = classifier.probabilities(variants, target)
+    without, alone = others[: len(tops)], others[len(tops) :]
+    return Faithfulness(fmean(whole - each for each in without), fmean(whole - each for each in alone))
+
+
+def mean_faithfulness(found: Sequence[DecidingWords]) -> dict[str, Faithfulness]:
+    """The means over texts, by method."""
+    return {
+        name: Faithfulness(
+            fmean(each.faithfulness[name].comprehensiveness for each in found),
+            fmean(each.faithfulness[name].sufficiency for each in found),
+        )
+        for name in (*METHODS, "random")
+    }

@@ -1,0 +1,99 @@
+"""Views as one HTML file each: script, style and data inside, nothing from elsewhere, no server.
+
+The parts are the playground's own (`serve/page`), so that a file looks and behaves as the page does; what a
+view adds lies in `insight/page`.
+"""
+
+import base64
+import hashlib
+import json
+import re
+import zlib
+from collections.abc import Iterable
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bertsmith.core.files import write_text
+
+_FOLDERS = (files("bertsmith.insight") / "page", files("bertsmith.serve") / "page")
+_STYLES = ("style.css", "panels.css", "view.css")
+_IMPORT = re.compile(r'^import \{([^}]*)\} from "\./([a-z_]+)\.js";\n', re.MULTILINE)
+_EXPORT = re.compile(r"^export (?:async )?(?:function|const|class) (\w+)", re.MULTILINE)
+
+
+def write_view(out: Path, script: str, data: dict[str, Any], *, title: str) -> None:
+    """Write a view: the script's `show(root, data)` fills the page."""
+    write_text(out, page_text(script, data, title=title))
+
+
+def page_text(script: str, data: dict[str, Any], *, title: str) -> str:
+    """The whole page."""
+    style = "\n".join(_text(name) for name in _STYLES)
+    code = f'"use strict";\n{bundled(script)}'
+    code += (
+        f"{script}.show(document.querySelector('main'), JSON.parse(document.querySelector('#data').text));\n"
+    )
+    # Whatever a text holds, it cannot end the element that it stands in.
+    held = json.dumps(data, ensure_ascii=False, allow_nan=False).replace("<", "\\u003c")
+    allowed = f"script-src {_hash(code)}; style-src {_hash(style)}; img-src data:"
+    policy = f"default-src 'none'; {allowed}; base-uri 'none'"
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        '<link rel="icon" href="data:,">\n'
+        f"<title>{escape(title)}</title>\n<style>{style}</style>\n</head>\n<body>\n"
+        f'<main class="view" id="view"><h1>{escape(title)}</h1></main>\n'
+        f'<script type="application/json" id="data">{held}</script>\n'
+        f"<script>{code}</script>\n</body>\n</html>\n"
+    )
+
+
+def bundled(script: str) -> str:
+    """A script with all that it imports, each module an object of what it exports, in order of need."""
+    done: dict[str, str] = {}
+
+    def add(name: str) -> None:
+        if name in done:
+            return
+        text = _text(f"{name}.js")
+        for _, other in _IMPORT.findall(text):
+            add(other)
+        exported = _EXPORT.findall(text)
+        body = _IMPORT.sub(lambda found: _taken(found[1], found[2]), text)
+        body = re.sub(r"^export ", "", body, flags=re.MULTILINE)
+        done[name] = f"const {name} = (() => {{\n{body}\nreturn {{ {', '.join(exported)} }};\n}})();\n"
+
+    add(script)
+    return "".join(done.values())
+
+
+def _taken(names: str, module: str) -> str:
+    """An import as an assignment; `a as b` is `a: b` there."""
+    return f"const {{{names.replace(' as ', ': ')}}} = {module};\n"
+
+
+def _text(name: str) -> str:
+    for folder in _FOLDERS:
+        if (folder / name).is_file():
+            return (folder / name).read_text("utf-8")
+    raise FileNotFoundError(name)
+
+
+def _hash(content: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"
+
+
+def packed_bytes(values: NDArray[np.uint8]) -> str:
+    """Bytes as a page takes them: compressed, in base 64."""
+    return base64.b64encode(zlib.compress(values.tobytes(), 6)).decode()
+
+
+def rounded(values: Iterable[float], digits: int = 4) -> list[float]:
+    """Numbers that take little room."""
+    return [round(float(each), digits) for each in values]

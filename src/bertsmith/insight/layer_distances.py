@@ -1,0 +1,100 @@
+"""How far each layer moves a token: L2 distance and angle between its input and its output.
+
+As Lan et al. 2019 (ALBERT, figure 1) drew them for BERT and ALBERT: shared layers move tokens more evenly.
+
+Shapes: L layers, T packed tokens, D width.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from bertsmith.inference.loaded_model import Bert
+from bertsmith.inference.text_reader import TextInput
+from bertsmith.insight.pictures import BLUE, GREEN, GREY, RED
+from bertsmith.insight.report import Report, Table
+from bertsmith.insight.surface import shortened
+from bertsmith.packed import PackedBatch, unpack
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True, slots=True)
+class LayerDistances:
+    """Means over all tokens of all texts, special ones included, for each layer."""
+
+    distances_L: list[float]
+    angles_L: list[float]
+    """In degrees."""
+    texts: int
+    tokens: int
+
+
+def layer_distances(bert: Bert, texts: Sequence[TextInput], *, longest: int) -> LayerDistances:
+    """How far each layer of a model moves the tokens of these texts."""
+    encoded = shortened(bert, texts, longest)
+
+    def sums(batch: PackedBatch) -> list[Tensor]:
+        states = bert.engine.network.encoder.hidden_states(batch)
+        moved = [moved_by(before, after) for before, after in zip(states, states[1:], strict=False)]
+        measures_TL2 = torch.stack([torch.stack(each, -1) for each in moved], 1)
+        return [each.sum(0).cpu() for each in unpack(measures_TL2, batch.layout)]
+
+    tokens = sum(map(len, encoded))
+    means_L2 = torch.stack(bert.engine.predict_encoded(encoded, sums)).sum(0) / tokens
+    return LayerDistances(means_L2[:, 0].tolist(), means_L2[:, 1].tolist(), len(encoded), tokens)
+
+
+def moved_by(before_TD: Tensor, after_TD: Tensor) -> tuple[Tensor, Tensor]:
+    """The L2 distance of each two states, and the angle between them in degrees."""
+    one_TD, other_TD = before_TD.double(), after_TD.double()
+    distance_T = (other_TD - one_TD).norm(dim=-1)
+    cosine_T = torch.nn.functional.cosine_similarity(one_TD, other_TD, dim=-1).clamp(-1, 1)
+    return distance_T, torch.rad2deg(cosine_T.acos())
+
+
+def layers_report(found: Mapping[str, LayerDistances]) -> Report:
+    """The distances of several models side by side."""
+    most = max(len(each.distances_L) for each in found.values())
+    columns = ["layer", *(f"{name} {what}" for name in found for what in ("L2", "angle"))]
+    rows = []
+    for layer in range(most):
+        cells: list[str | float | None] = [str(layer + 1)]
+        for each in found.values():
+            known = layer < len(each.distances_L)
+            cells += [each.distances_L[layer], each.angles_L[layer]] if known else [None, None]
+        rows.append(cells)
+    first = next(iter(found.values()))
+    title = f"How far each layer moves a token, {first.texts:,} texts of {first.tokens:,} tokens"
+    notes = ("Mean L2 distance and mean angle in degrees between a layer's input and its output.",)
+    values = {
+        name: {"l2": each.distances_L, "angle": each.angles_L, "texts": each.texts, "tokens": each.tokens}
+        for name, each in found.items()
+    }
+    table = Table(title, tuple(columns), rows, notes)
+    return Report("layers", (table,), values, lambda figure: _draw(figure, found), (10, 4.2))
+
+
+def _draw(figure: "Figure", found: Mapping[str, LayerDistances]) -> None:
+    left, right = figure.subplots(1, 2)
+    for (name, each), colour in zip(found.items(), _colours(len(found)), strict=True):
+        layers = range(1, len(each.distances_L) + 1)
+        left.plot(layers, each.distances_L, color=colour, marker="o", label=name)
+        right.plot(layers, each.angles_L, color=colour, marker="o", label=name)
+    left.set(title="L2 distance", xlabel="layer", ylim=(0, None))
+    right.set(title="Angle (degrees)", xlabel="layer", ylim=(0, None))
+    for axes in (left, right):
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(alpha=0.3)
+    right.legend(frameon=False)
+    figure.suptitle("Between the input and the output of each layer", x=0.01, ha="left", weight="bold")
+    figure.tight_layout()
+
+
+def _colours(count: int) -> list[str]:
+    named = [BLUE, RED, GREEN, GREY]
+    return [named[number % len(named)] for number in range(count)]

@@ -1,0 +1,82 @@
+"""What the HTML views show: attention over one text, a word's senses, and the words that decided.
+
+Shapes: L layers, H heads, N tokens.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, astuple
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bertsmith.inference.introspection import inspect_attention, inspect_senses
+from bertsmith.inference.loaded_model import Bert
+from bertsmith.inference.text_reader import TextOrPair
+from bertsmith.insight.deciding_words import METHODS, DecidingWords, mean_faithfulness
+from bertsmith.insight.html_view import packed_bytes, rounded
+
+THUMBNAIL = 32
+"""Rows and columns of a head's small map, at most."""
+
+
+def attention_data(bert: Bert, text: TextOrPair) -> dict[str, Any]:
+    """All heads over one text, each compressed by itself: a page opens those that are looked at."""
+    found = inspect_attention(bert, text)
+    weights_LHNN = found.weights
+    layers, heads, length, _ = weights_LHNN.shape
+    # Bytes of square roots: most weights are small, and what rounding takes away is not seen.
+    bytes_LHNN = (255 * weights_LHNN.sqrt()).round().to(torch.uint8).numpy()
+    small_LHSS = torch.nn.functional.adaptive_max_pool2d(weights_LHNN, min(length, THUMBNAIL)).numpy()
+    special = {bert.tokenizer.token(number) for number in bert.tokenizer.special_ids}
+    layer, head, token = _worth_seeing(weights_LHNN, [each in special for each in found.tokens])
+    return {
+        "tokens": found.tokens,
+        "layers": layers,
+        "heads": heads,
+        "maps": [[packed_bytes(map_NN) for map_NN in of_layer] for of_layer in bytes_LHNN],
+        "thumbnails": np.round(small_LHSS.astype(float), 3).tolist(),
+        "layer": layer,
+        "head": head,
+        "token": token,
+    }
+
+
+def _worth_seeing(weights_LHNN: Tensor, special: Sequence[bool]) -> tuple[int, int, int]:
+    """The layer, head and token of the strongest attention between words that are no neighbours."""
+    length = len(special)
+    words_N = ~torch.tensor(special)
+    far_NN = (torch.arange(length)[:, None] - torch.arange(length)).abs() > 1
+    shown = weights_LHNN * (far_NN & words_N[:, None] & words_N)
+    layer, head, token, _ = np.unravel_index(int(shown.argmax()), shown.shape)
+    return int(layer), int(head), int(token)
+
+
+def senses_data(bert: Bert, word: str, sentences: Sequence[str]) -> dict[str, Any]:
+    """Where a word stands, and how near its vectors are to each other."""
+    found = inspect_senses(bert, word, sentences)
+    kept = sorted({point.sentence for point in found.points})  # the others do not hold the word
+    points = [{**asdict(point), "sentence": kept.index(point.sentence)} for point in found.points]
+    similarity = [rounded(row) for row in found.similarity.tolist()]
+    return {
+        "sentences": [sentences[number] for number in kept],
+        "lead": f"The vectors of “{word}” in {len(points)} places, in the plane that spreads them most.",
+        "layers": [{"name": "after the last layer", "points": points, "similarity": similarity}],
+    }
+
+
+def words_data(found: Sequence[DecidingWords], *, model: str) -> dict[str, Any]:
+    """The words of each text with their scores, and how far each method can be trusted."""
+    texts = [
+        {
+            "label": each.label,
+            "probability": each.probability,
+            "words": [word.text for _, word in each.words],
+            "scores": {name: rounded(scores, 6) for name, scores in each.scores.items()},
+        }
+        for each in found
+    ]
+    trust = {name: astuple(each) for name, each in mean_faithfulness(found).items()}
+    lead = f"{model}: what each word did for the class of its text."
+    return {"methods": METHODS, "texts": texts, "faithfulness": trust, "lead": lead}

@@ -1,0 +1,116 @@
+"""The views of `bertsmith look`: one file each, opened from the disk without a network."""
+
+import pytest
+
+import bertsmith
+from bertsmith.inference.introspection import inspect_attention
+from bertsmith.insight.deciding_words import deciding_words
+from bertsmith.insight.html_view import bundled, write_view
+from bertsmith.insight.views import attention_data, senses_data, words_data
+from tests.browser.contrast import unreadable
+from tests.browser.playground import DESK, THEMES
+
+SENTENCES = ["They sat on the bank of the river.", "The bank lent him money.", "A large <bank> in the city."]
+
+
+@pytest.fixture(scope="module")
+def bert():
+    return bertsmith.load(device="cpu")
+
+
+@pytest.fixture
+def opened(browser, tmp_path):
+    """Gives the page of a view, which may complain of nothing and ask nobody for anything."""
+    said, asked = [], []
+    with browser.new_context(**DESK, offline=True) as context:
+        page = context.new_page()
+        page.on("console", lambda line: said.append(line.text))
+        page.on("pageerror", lambda error: said.append(str(error)))
+        page.on("request", lambda request: asked.append(request.url))
+
+        def show(script, data):
+            write_view(tmp_path / "view.html", script, data, title="A view")
+            page.goto((tmp_path / "view.html").as_uri())
+            page.wait_for_selector("main[data-ready]")
+            return page
+
+        yield show
+        assert said == []
+        assert [url for url in asked if not url.startswith(("file:", "data:"))] == []
+
+
+def test_attention_is_walked_by_keyboard(opened, bert):
+    data = attention_data(bert, "The animal did not cross the street because it was too tired.")
+    page = opened("attention_view", data)
+    assert "reads" in page.locator("[role=status]").first.inner_text()
+    assert page.locator(".map").count() == data["layers"] * data["heads"]
+    page.locator(".token[tabindex='0']").focus()
+    page.keyboard.press("Home")
+    assert page.locator("[role=status]").first.inner_text().startswith("“[CLS]” reads")
+    page.keyboard.press("ArrowRight")
+    assert page.locator(".token[aria-pressed=true]").inner_text() == data["tokens"][1]
+    page.locator("select").first.select_option("0")
+    page.wait_for_selector(".map[aria-pressed=true]")
+    page.get_by_label("Shade").select_option("read")
+    page.wait_for_function("document.querySelector('[role=status]').textContent.includes('is read by')")
+
+
+def test_the_shades_are_the_weights(opened, bert):
+    text = "The cat sat on the mat."
+    data = attention_data(bert, text)
+    page = opened("attention_view", data)
+    weights = inspect_attention(bert, text).weights
+    row = weights[data["layer"], data["head"], data["token"]].sqrt().tolist()
+    heat = "all => all.map((each) => Number(each.style.getPropertyValue('--heat')))"
+    shown = page.locator(".token").evaluate_all(heat)
+    assert shown == pytest.approx(row, abs=1 / 255)
+
+
+def test_a_text_of_five_hundred_tokens_is_quick(opened, bert):
+    longest = bert.reader.longest
+    page = opened("attention_view", attention_data(bert, "the cat " * ((longest - 2) // 2)))
+    assert page.locator(".token").count() >= longest - 2
+    spent = page.evaluate(
+        """async () => {
+          const begin = performance.now();
+          const tokens = document.querySelectorAll('.token');
+          document.querySelectorAll('.map')[0].click();
+          tokens[tokens.length - 3].focus();
+          await new Promise((done) => requestAnimationFrame(() => setTimeout(done)));
+          return performance.now() - begin;
+        }"""
+    )
+    assert spent < 10_000  # a page that hangs; how fast it is, a noisy machine cannot tell
+    assert page.locator(".token[aria-pressed=true]").count() == 1
+
+
+def test_senses_are_dots_with_their_sentences(opened, bert):
+    page = opened("senses_view", senses_data(bert, "bank", ["Nothing here.", *SENTENCES]))
+    assert page.locator(".dot").count() == 3
+    assert page.locator(".sense").count() == 3
+    assert "<bank>" in page.locator(".senses").inner_text()
+    page.locator(".sense").first.focus()
+    assert page.locator(".dot.lit").count() == 1
+
+
+def test_words_are_shaded_for_and_against(opened, models):
+    bert = bertsmith.load(models["sst2"], device="cpu")
+    found = deciding_words(bert, ["a warm </script> day", "the cold morning was hot"], seed=0)
+    page = opened("words_view", words_data(found, model="sst2"))
+    assert page.locator(".card .word").count() == sum(len(each.words) for each in found)
+    assert page.locator("table tr").count() == 4
+    page.get_by_label("Shade by").select_option("gradient x input")
+    best = max(range(len(found[0].words)), key=lambda at: found[0].scores["gradient x input"][at])
+    assert found[0].words[best][1].text in page.locator("section [role=status]").first.inner_text()
+
+
+@pytest.mark.parametrize("theme", THEMES)
+def test_everything_can_be_read_in_both_themes(opened, bert, theme):
+    page = opened("attention_view", attention_data(bert, "The cat sat on the mat."))
+    page.emulate_media(color_scheme=theme)
+    assert unreadable(page, "main") == {}
+
+
+def test_what_is_imported_twice_is_there_once():
+    code = bundled("attention_view")
+    assert code.count("const elements = ") == 1 and "import {" not in code and "export " not in code
