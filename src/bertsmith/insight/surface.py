@@ -7,7 +7,7 @@ Shapes: L layers, H heads, G texts of one length N, M measures, C kinds of token
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -60,16 +60,28 @@ class _Sums:
         self.sums[measure] = self.sums.get(measure, 0.0) + sum_LH
         self.counts[measure] = self.counts.get(measure, 0.0) + count
 
-    def mean(self, measure: str, shape: tuple[int, int]) -> PerHead:
+    def mean(self, measure: str, shape: tuple[int, ...]) -> PerHead:
         count = self.counts.get(measure, 0.0)
         return self.sums[measure] / count if count else np.full(shape, np.nan)
 
 
 def study_surface(bert: Bert, texts: Sequence[TextInput], *, longest: int, seed: int) -> Surface:
     """The surface measures of every head over these texts, each cut to the longest length."""
+    surface = measure_attention(bert, texts, longest=longest)
+    shape, sums = surface.measures["entropy"].shape, _Sums()
+    if "mlm" in bert.heads:
+        encoded = shortened(bert, texts, longest)
+        kinds = [_kinds_of(bert, each, text) for each, text in zip(encoded, texts, strict=True)]
+        _add_gradients(bert, encoded, kinds, sums, seed)
+    gradients = {name: sums.mean(name, shape) for name in GRADIENTS}
+    return replace(surface, measures=surface.measures | gradients)
+
+
+def measure_attention(bert: Bert, texts: Sequence[TextInput], *, longest: int) -> Surface:
+    """The same without gradients."""
     encoded = shortened(bert, texts, longest)
     config = bert.model.network.config
-    shape, sums = (config.layers, config.heads), _Sums()
+    sums = _Sums()
     kinds = [_kinds_of(bert, each, text) for each, text in zip(encoded, texts, strict=True)]
     study = Study(
         prepare=lambda numbers: torch.stack([kinds[each] for each in numbers]).to(bert.engine.device),
@@ -80,9 +92,7 @@ def study_surface(bert: Bert, texts: Sequence[TextInput], *, longest: int, seed:
         counts = _counts(torch.stack([kinds[each] for each in numbers]))
         for at, measure in enumerate(MEASURES):
             sums.add(measure, found_LMH[:, at], counts[measure])
-    if "mlm" in bert.heads:
-        _add_gradients(bert, encoded, kinds, sums, seed)
-    measures = {name: sums.mean(name, shape) for name in (*MEASURES, *GRADIENTS)}
+    measures = {name: sums.mean(name, (config.layers, config.heads)) for name in MEASURES}
     return Surface(measures, len(encoded), sum(map(len, encoded)))
 
 

@@ -2,6 +2,7 @@
 
 from typer import Typer
 
+from bertsmith.cli.look.clusters import clusters
 from bertsmith.cli.look.coref import coref
 from bertsmith.cli.look.direction import direction
 from bertsmith.cli.look.heads import heads
@@ -18,6 +19,7 @@ look = Typer(
 look.command("surface")(surface)
 look.command("heads")(heads)
 look.command("coref")(coref)
+look.command("clusters")(clusters)
 look.command("attention")(attention)
 look.command("senses")(senses)
 look.command("layers")(layers)

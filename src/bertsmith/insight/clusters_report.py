@@ -1,0 +1,79 @@
+"""The table and the map of heads that attend alike."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from bertsmith.insight.clusters import HeadMap
+from bertsmith.insight.pictures import BLUE, GREEN, GREY, RED
+from bertsmith.insight.report import UNTRAINED_TOO, Report, Table, head_name
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+COLOUR_OF_KIND = {"previous": BLUE, "next": GREEN, "special": RED, "broad": "#e9c46a", "other": GREY}
+PAIRS = 8
+
+
+def clusters_report(
+    found: HeadMap, kinds: Sequence[str], untrained: Sequence[HeadMap], *, model: str
+) -> Report:
+    """Which heads attend alike, and whether those of one layer do, beside untrained networks."""
+    title = f"{model}: heads that attend alike"
+    values = {
+        "model": model,
+        "distances": found.distances_AA,
+        "points": found.points_A2,
+        "kinds": list(kinds),
+        "untrained": [
+            dict(zip(("within", "across"), each.within_and_across(), strict=True)) for each in untrained
+        ],
+    }
+    tables = (_layers(title, found, untrained), _nearest(found, kinds))
+    return Report("clusters", tables, values, lambda figure: _draw(figure, title, found, kinds), (8, 7))
+
+
+def _layers(title: str, found: HeadMap, untrained: Sequence[HeadMap]) -> Table:
+    within, across = found.within_and_across()
+    controls = [each.within_and_across() for each in untrained]
+    too = any(one < other for one, other in controls) and within < across
+    named = [("trained", (within, across)), *((f"untrained {n}", c) for n, c in enumerate(controls, 1))]
+    rows = [(model, one, other, one / other) for model, (one, other) in named]
+    notes = (
+        "Mean Jensen-Shannon divergence in nats between what two heads attend to, over all tokens.",
+        f"Heads of one layer {'are' if within < across else 'are not'} nearer to each other"
+        f"{' ' + UNTRAINED_TOO if too else ''}; {UNTRAINED_TOO}: those of an untrained network are, too.",
+    )
+    return Table(title, ("", "one layer", "two layers", "ratio"), rows, notes)
+
+
+def _nearest(found: HeadMap, kinds: Sequence[str]) -> Table:
+    heads = found.shape[1]
+    names = [head_name(*divmod(number, heads)) for number in range(len(kinds))]
+    first, second = np.triu_indices(len(names), 1)
+    order = np.argsort(found.distances_AA[first, second], kind="stable")[:PAIRS]
+    rows = [
+        (
+            f"{names[one]} and {names[other]}",
+            f"{kinds[one]}, {kinds[other]}",
+            float(found.distances_AA[one, other]),
+        )
+        for one, other in zip(first[order].tolist(), second[order].tolist(), strict=True)
+    ]
+    return Table("The heads most alike", ("heads", "kinds", "divergence"), rows)
+
+
+def _draw(figure: "Figure", title: str, found: HeadMap, kinds: Sequence[str]) -> None:
+    axes = figure.subplots()
+    for kind, colour in COLOUR_OF_KIND.items():
+        chosen = [number for number, name in enumerate(kinds) if name == kind]
+        if chosen:
+            x_C, y_C = found.points_A2[chosen].T
+            axes.scatter(x_C, y_C, color=colour, s=30, label=f"{kind} ({len(chosen)})")
+    for number, (x, y) in enumerate(found.points_A2):
+        name = head_name(*divmod(number, found.shape[1]))
+        axes.annotate(name, (x, y), fontsize=6, xytext=(2, 2), textcoords="offset points")
+    axes.set_aspect("equal")
+    axes.legend(fontsize=8)
+    figure.suptitle(title, x=0.01, ha="left", fontsize=12, weight="bold", parse_math=False)
