@@ -57,7 +57,7 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(ENV)
 
 $(ENV)/.runtime: pyproject.toml constraints.txt | $(BIN)/python
-	$(INSTALL) -e .
+	$(INSTALL) -e ".[plots]"
 	@touch $@
 
 $(ENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python

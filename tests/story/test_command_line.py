@@ -27,15 +27,6 @@ def bertsmith_command(*words):
     )
 
 
-def test_the_demonstration_fills_a_mask_with_sense_and_scores_pairs():
-    done = bertsmith_command("demo")
-    assert done.returncode == 0, done.stderr
-    assert "capital 0." in done.stdout
-    assert "follows: True" in done.stdout and "follows: False" in done.stdout
-    for call in ("fill", "next_sentence", "tokenizer.encode", "hidden_states", "embed"):
-        assert f">>> bert.{call}(" in done.stdout
-
-
 @pytest.fixture
 def checkpoint(tmp_path):
     """A TensorFlow 1 checkpoint of a tiny BERT with its pre-training heads, and the network behind it."""

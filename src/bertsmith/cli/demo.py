@@ -1,48 +1,148 @@
-"""`bertsmith demo`: what the library does, shown on the small model that comes with it."""
+"""`bertsmith demo`: the embedded models, then a tiny BERT of one's own from a text to a table of scores."""
 
-from typer import echo
+import shlex
+import tempfile
+from pathlib import Path
+from typing import Annotated
 
-TOP = 4
+from typer import Exit, Option, echo, style
+
+from bertsmith.cli.model_options import console
+from bertsmith.cli.village import write_village
+from bertsmith.core.files import check_not_taken, read_json
+from bertsmith.inference.embedded_models import embedded_models_for
+
+PASSAGE = (
+    "Alyssa had never seen the sea. In the spring of 2019 she went to Miami because her sister Ruth had "
+    "opened a bakery there and needed help. They baked bread at night and swam in the morning."
+)
+QUESTIONS = {
+    "answer": ("answer", "Why did Alyssa go to Miami?", "--passage-text", PASSAGE),
+    "tag": ("tag", "Ada Lovelace met Charles Babbage in London."),
+    "classify": ("classify", "A film that never once loses its rhythm."),
+}
+"""For each ability of a task model what it is asked here."""
+FINETUNING = ("--text", "sentence", "--label", "worker", "--epochs", "10", "--lr", "1e-3", "--batch", "16")
+UNSEEN = "I need the poker for the kettles."
+"""Of the development set: neither word is in a labelled sentence for training."""
 
 
-def demo() -> None:
-    """See bertsmith at work on the small model that comes with it.
+def demo(
+    steps: Annotated[int, Option(min=1, help="Steps of pre-training.")] = 600,
+    out: Annotated[
+        Path | None, Option(metavar="FOLDER", help="Where everything is kept; else a temporary folder.")
+    ] = None,
+) -> None:
+    """See bertsmith at work: with what comes with it, then with a BERT that is pre-trained before your eyes.
+
+    Every step is a command that you can give yourself, printed before it runs. Nothing is downloaded. The
+    pre-training takes about a minute, all of it about two on two cores.
 
     Example: bertsmith demo
+
+    Example: bertsmith demo --steps 2000 --out village/
     """
-    from bertsmith.inference.loaded_model import load
+    if out is not None:
+        check_not_taken(out.expanduser())
+    folder = Path(tempfile.mkdtemp(prefix="bertsmith-demo-")) if out is None else out.expanduser()
+    ask_embedded_models()
+    _heading("From a text to a BERT")
+    write_village(folder)
+    echo(f"{folder / 'village.txt'} tells of a village in few words:")
+    with (folder / "village.txt").open(encoding="utf-8") as text:
+        echo("".join(f"    {line}" for _, line in zip(range(4), text, strict=False)), nl=False)
+    pretrain_on_village(folder, steps)
+    finetune_for_trades(folder)
+    compare(folder)
 
-    bert = load(device="cpu")
-    config = bert.model.network.config
-    parameters = sum(each.numel() for each in bert.model.network.parameters())
-    echo(f"bertsmith-tiny: {config.layers} layers, width {config.width}, {parameters:,} parameters,")
-    echo("pre-trained by this code in five minutes on one GPU. It knows a little of the world.")
 
-    for masked in ("Paris is the [MASK] of France.", "The cat sat on the [MASK]."):
-        echo(f"\n>>> bert.fill({masked!r}, top={TOP})")
-        for candidates in bert.fill(masked, top=TOP):
-            echo("    " + "  ".join(f"{each.token} {each.probability:.3f}" for each in candidates))
+def ask_embedded_models() -> None:
+    """Show what the models of the package say without any training."""
+    _heading("What comes with bertsmith")
+    _bertsmith("fill", "Paris is the [MASK] of France.", "--top", "3")
+    _bertsmith("fill", "The cat sat on the [MASK].", "--top", "3")
+    _bertsmith("next", "The battle was lost.", "Add two spoons of sugar and stir.")
+    for ability, words in QUESTIONS.items():
+        if embedded_models_for(ability):
+            _bertsmith(*words)
 
-    for first, second in (
-        ("We got some time.", "Should we get some coffee?"),
-        ("The battle was lost.", "Add two spoons of sugar and stir."),
-    ):
-        answer = bert.next_sentence(first, second)
-        echo(f"\n>>> bert.next_sentence({first!r}, {second!r})")
-        echo(f"    follows: {answer.follows}, probability {answer.probability:.3f}")
 
-    text = "My dog is cute."
-    encoded = bert.tokenizer.encode(text)
-    tokens = (bert.tokenizer.token(number) for number in encoded.ids)
-    offsets = zip(tokens, encoded.offsets, strict=True)
-    echo(f"\n>>> bert.tokenizer.encode({text!r})")
-    echo("    " + "  ".join(f"{token}@{start}-{end}" for token, (start, end) in offsets))
+def pretrain_on_village(folder: Path, steps: int) -> None:
+    """Learn a vocabulary, make a token store, pre-train, and ask the new model for a word."""
+    text, vocab, store, run = (str(folder / name) for name in ("village.txt", "vocab", "store", "pretrained"))
+    _bertsmith("vocab", text, "--size", "600", "--workers", "1", "--out", vocab)
+    _bertsmith("corpus", text, "--vocab", vocab, "--sentences", "line", "--workers", "1", "--out", store)
+    recipe = str(folder / "village.toml")
+    _bertsmith("pretrain", recipe, "--store", store, "--steps", str(steps), "--out", run)
+    _bertsmith("fill", "People ask the baker for [MASK].", "--model", run, "--top", "3")
 
-    texts: list[str | tuple[str, str]] = [text, ("A boy plays in the snow.", "A boy is outside.")]
-    echo(f"\n>>> bert.hidden_states({texts!r})")
-    for states in bert.hidden_states(texts):
-        echo(f"    {tuple(states.shape)}: layers + 1, tokens, width; nothing padded")
 
-    vectors = bert.embed(["The cat sits on the mat.", "It was cold in the park."], pooling="mean")
-    echo(f"\n>>> bert.embed([...], pooling='mean')\n    {tuple(vectors.shape)}: texts, width")
-    echo("\nNext: bertsmith.load('path/to/model-folder') opens any BERT you have. See README.md.")
+def finetune_for_trades(folder: Path) -> None:
+    """Fine-tune the pre-trained model, and one of the same shape that has read nothing."""
+    _heading("One task, with and without pre-training")
+    echo("Of whose work does a sentence speak? 96 labelled sentences to learn from and 96 to be asked, which")
+    echo("share no tool, material or product: what the new words mean stands in the village's text alone.")
+    write_fresh_model(folder / "pretrained", folder / "fresh")
+    for start in ("fresh", "pretrained"):
+        data = ("--data", str(folder / "train.csv"), "--dev", str(folder / "dev.csv"), *FINETUNING)
+        run = str(folder / f"trades-{start}")
+        _bertsmith("finetune", "custom", *data, "--model", str(folder / start), "--out", run)
+    _bertsmith("classify", UNSEEN, "--model", str(folder / "trades-pretrained"))
+
+
+def write_fresh_model(trained: Path, out: Path) -> None:
+    """Write a model of the same shape and vocabulary with the weights that training begins with."""
+    from dataclasses import replace
+
+    import torch
+
+    from bertsmith.inference.loaded_model import Bert, load
+    from bertsmith.model.model_folder import head_outputs
+    from bertsmith.model.network import new_network
+
+    bert = load(trained, device="cpu")
+    network = bert.model.network
+    fresh = new_network(network.config, head_outputs(network), torch.Generator().manual_seed(0))
+    Bert(replace(bert.model, network=fresh), bert.tokenizer, device="cpu").save(out)
+
+
+def compare(folder: Path) -> None:
+    """Print what both came to, where everything is, and what to do next."""
+    from rich.table import Table
+
+    from bertsmith.finetuning.assignment import RESULT
+
+    remedy = "run the demonstration again"
+    fresh, pretrained = (
+        read_json(folder / f"trades-{start}" / RESULT, remedy=remedy) for start in ("fresh", "pretrained")
+    )
+    table = Table("fine-tuned from", "accuracy on words without a label")
+    table.add_row("(the constant answer)", _percent(fresh["baselines"]))
+    table.add_row("fresh weights", _percent(fresh["measures"]))
+    table.add_row("the model that has read the village", _percent(pretrained["measures"]))
+    _heading("What pre-training was good for")
+    console().print(table)
+    pictures = [run / "curves.png" for run in (folder / "pretrained", folder / "trades-pretrained")]
+    pictures.append(folder / "trades-pretrained" / "confusion-dev.png")
+    for picture in filter(Path.exists, pictures):
+        echo(f"picture: {picture}")
+    echo("\nThe playground, a page with all of this: give one of these, and open http://127.0.0.1:8000")
+    echo("    bertsmith serve")
+    echo(f"    bertsmith serve --model {folder / 'pretrained'} --model {folder / 'trades-pretrained'}")
+
+
+def _percent(by_split: dict[str, dict[str, float]]) -> str:
+    return f"{by_split['dev']['accuracy']:.1%}"
+
+
+def _heading(title: str) -> None:
+    echo(style(f"\n── {title} ", bold=True))
+
+
+def _bertsmith(*words: str) -> None:
+    """Print a command, and run it as if it had been typed."""
+    from bertsmith.cli.app import app  # it imports this file
+
+    echo(style(f"\n$ bertsmith {shlex.join(words)}", fg="cyan"))
+    if code := app(list(words), prog_name="bertsmith", standalone_mode=False):
+        raise Exit(code)
