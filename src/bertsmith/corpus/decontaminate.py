@@ -12,6 +12,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -196,10 +197,38 @@ def task_strings(path: Path) -> list[str]:
 
 
 def _cells(text: str, where: str) -> Iterator[str]:
-    """Lines of plain text, and cells where tabs part a line; in GLUE's tables a quote is a character."""
+    """Lines of plain text, and cells where tabs part a line; in GLUE's tables a quote is a character.
+
+    Where every line is a word with its tag, the sentences.
+    """
     del where  # any text is a table of one column
+    for pattern in _WORD_LINES:
+        if all(pattern.fullmatch(line) for line in islice(_word_lines(text), _LINES_LOOKED_AT)):
+            yield from _sentences(text, pattern)
+            return
     for line in text.split("\n"):
         yield from line.split("\t")
+
+
+_WORD_LINES = (
+    re.compile(r"(?P<word>\S+)[\t ]+(?:.*[\t ])?(?:O|[BIESLU]-\S+)\s*"),  # CoNLL-2003 and its likes
+    re.compile(r"\d+(?:[-.]\d+)?\t(?P<word>[^\t]+)(?:\t[^\t]*){8}\s*"),  # CoNLL-U
+)
+"""A line of one word with its tags."""
+_LINES_LOOKED_AT = 200
+
+
+def _word_lines(text: str) -> Iterator[str]:
+    """Lines of words; between them are empty ones, comments and marks of documents."""
+    lines = (line for line in text.splitlines() if line.strip())
+    return (line for line in lines if not line.startswith(("# ", "-DOCSTART-")))
+
+
+def _sentences(text: str, pattern: re.Pattern[str]) -> Iterator[str]:
+    for is_sentence, lines in groupby(text.splitlines(), key=lambda line: bool(line.strip())):
+        if is_sentence:
+            found = map(pattern.fullmatch, lines)
+            yield " ".join(each["word"] for each in found if each is not None)
 
 
 def _quoted_cells(text: str, where: str) -> Iterator[str]:

@@ -71,6 +71,37 @@ def test_the_first_match_in_a_document_names_its_file(tmp_path):
     assert texts.match(f"{LONG} {WHOLE}") == str(tmp_path / "task0.tsv")
 
 
+def tagged(text: str) -> str:
+    return "".join(f"{word}\tO\n" for word in text.split())
+
+
+def in_conllu(text: str) -> str:
+    rest = "\t_" * 8
+    return "".join(f"{number}\t{word}{rest}\n" for number, word in enumerate(text.split(), start=1))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        f"-DOCSTART- -X- O O\n\n{tagged(LONG)}\n{tagged(WHOLE)}".replace("\tO", " NN I-NP B-LOC"),
+        f"{tagged(LONG)}\n{tagged(WHOLE)}",
+        f"# sent_id = 1\n# text = hidden\n{in_conllu(LONG)}\n\n{in_conllu(WHOLE)}\n",
+    ],
+    ids=["conll", "tab", "conllu"],
+)
+def test_words_one_a_line_are_read_as_the_sentences_they_make(tmp_path, content):
+    texts = tasks(tmp_path, content)
+    assert texts.files[0].texts == 2
+    assert texts.match(f"He wrote: {WHOLE}")
+    assert texts.match(f"He wrote: {LONG}")
+    assert texts.match(f"{' '.join(WHOLE.split()[-6:])} {' '.join(LONG.split()[:7])}") is None
+
+
+def test_a_table_in_which_only_some_lines_look_like_tagged_words_is_a_table(tmp_path):
+    texts = tasks(tmp_path, f"Really\tO\n{LONG}\t1\n{WHOLE}\t0\n")
+    assert texts.files[0].texts == 2
+
+
 def test_runs_do_not_cross_from_one_text_into_the_next(tmp_path):
     texts = tasks(tmp_path, f"{WHOLE}\t{LONG}")
     across = WHOLE.split()[-6:] + LONG.split()[:7]
