@@ -2,20 +2,23 @@
 
     python bench/serving_load.py                                        # the own model, next sentences
     python bench/serving_load.py --model runs/sst2 --route classify --seconds 60 --clients 500
+    python bench/serving_load.py --src ../old/src                       # the server of another checkout
 
 Texts have log-normal lengths, 5 to 256 tokens, mean 40. First the capacity is measured: clients ask again as
 soon as they are answered. Then requests come at random moments at a share of that capacity, whether the
 server keeps up or not, and latency counts from the moment at which a request was due. The same with batching
-turned off, and at last SIGTERM in the middle of it. Every answer is compared with what the model says
-offline. Exit status 1 if a target is missed: at 70 % at least 99.5 % are answered, all as offline; at 200 %
-the answered ones keep above 90 % of the capacity and the rest get 429; no 5xx; SIGTERM loses no accepted
-request.
+turned off, and at last SIGTERM in the middle of it. CPU ms is what the server's process spent on an answer,
+which tells two versions apart on a machine that others use, too. Every answer is compared with what the
+model says offline. Exit status 1 if a target is missed: at 70 % at least 99.5 % are answered, all as offline;
+at 200 % the answered ones keep above 90 % of the capacity and the rest get 429; no 5xx; SIGTERM loses no
+accepted request.
 """
 
 import argparse
 import asyncio
 import json
 import math
+import os
 import random
 import signal
 import subprocess
@@ -23,7 +26,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -104,6 +107,8 @@ class Round:
     outcomes: list[Outcome] = field(default_factory=list)
     not_sent: int = 0
     """Due while every client was waiting."""
+    cpu_seconds: float = 0.0
+    """Of the server's process meanwhile."""
 
     def count(self, status: int) -> int:
         return sum(outcome.status == status for outcome in self.outcomes)
@@ -111,6 +116,10 @@ class Round:
     @property
     def rate(self) -> float:
         return self.count(200) / self.seconds
+
+    @property
+    def cpu_ms(self) -> float:
+        return 1000 * self.cpu_seconds / max(1, self.count(200))
 
     def percentile(self, share: float) -> float:
         times = sorted(outcome.seconds for outcome in self.outcomes if outcome.status == 200)
@@ -132,11 +141,11 @@ def main() -> None:
         with server(options, tokens) as served:
             address = served.address
             asyncio.run(bench.saturate(address, "warm-up", min(5, options.seconds)))
-            before = asyncio.run(bench.saturate(address, "capacity", options.seconds))
+            before = served.charged(bench.saturate(address, "capacity", options.seconds))
             offered = [
-                asyncio.run(bench.offer(address, share, share * before.rate)) for share in options.shares
+                served.charged(bench.offer(address, share, share * before.rate)) for share in options.shares
             ]
-            after = asyncio.run(bench.saturate(address, "capacity again", options.seconds))
+            after = served.charged(bench.saturate(address, "capacity again", options.seconds))
         # Before and after, since other work on the machine comes and goes.
         capacities[batching] = (before.rate + after.rate) / 2
         rounds += [(batching, made) for made in (before, *offered, after)]
@@ -161,6 +170,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--shares", type=float, nargs="*", default=[0.7, 2.0], help="of the capacity")
     parser.add_argument("--batch-tokens", type=int, default=8192)
     parser.add_argument("--queue-requests", type=int, help="that may wait; without it a third of the clients")
+    parser.add_argument("--src", type=Path, help="of the checkout whose server is asked; else this one's")
     parser.add_argument("--out", type=Path, help="write what was measured as JSON")
     options = parser.parse_args()
     if options.queue_requests is None:
@@ -200,6 +210,17 @@ class Served:
     process: subprocess.Popen[bytes]
     log: Path
 
+    def charged(self, load: Coroutine[Any, Any, Round]) -> Round:
+        """A round of load, with what it cost the server."""
+        before = self._cpu_seconds()
+        made = asyncio.run(load)
+        made.cpu_seconds = self._cpu_seconds() - before
+        return made
+
+    def _cpu_seconds(self) -> float:
+        user, system = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+        return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
     def lines(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self.log.read_text().splitlines() if line.startswith("{")]
 
@@ -211,9 +232,11 @@ def server(options: argparse.Namespace, batch_tokens: int) -> Iterator[Served]:
     command += ["--precision", options.precision]
     command += ["--model", f"m={options.model}", "--batch-tokens", str(batch_tokens)]
     command += ["--queue-requests", str(options.queue_requests)]
+    other = {} if options.src is None else {"PYTHONPATH": str(options.src.resolve())}
+    environment = {**os.environ, **other}
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "server.log"
-        with log.open("wb") as written, subprocess.Popen(command, stderr=written) as process:
+        with log.open("wb") as written, subprocess.Popen(command, stderr=written, env=environment) as process:
             try:
                 yield Served(("127.0.0.1", port_of(process, log)), process, log)
             finally:
@@ -370,11 +393,11 @@ class Bench:
 
 
 def print_table(rounds: list[tuple[str, Round]], capacities: dict[str, float], bench: Bench) -> None:
-    times = "p50 ms | p95 ms | p99 ms"
+    times = "CPU ms | p50 ms | p95 ms | p99 ms"
     print(
         f"| batching | load | sent | not sent | 200 | 429 | other | 200/s | of capacity | {times} | wrong |"
     )
-    print("|---" * 13 + "|")
+    print("|---" * 14 + "|")
     for batching, made in rounds:
         sent = len(made.outcomes)
         good, crowded = made.count(200), made.count(429)
@@ -383,7 +406,7 @@ def print_table(rounds: list[tuple[str, Round]], capacities: dict[str, float], b
         print(
             f"| {batching} | {made.name} | {sent} | {made.not_sent} "
             f"| {good / sent:.2%} | {crowded / sent:.2%} | {sent - good - crowded} "
-            f"| {made.rate:.0f} | {part:.0%} | {times} | {bench.wrong(made)} |"
+            f"| {made.rate:.0f} | {part:.0%} | {made.cpu_ms:.2f} | {times} | {bench.wrong(made)} |"
         )
     print(f"batching on / off: {capacities['on'] / capacities['off']:.2f} times the capacity", flush=True)
 
@@ -397,6 +420,7 @@ def told(batching: str, made: Round) -> dict[str, Any]:
         "load": made.name,
         "not_sent": made.not_sent,
         "rate": made.rate,
+        "cpu_ms": made.cpu_ms,
         **latencies,
         "statuses": dict(statuses),
     }
