@@ -190,7 +190,7 @@ def infinite(place: Path) -> Words:
     """Numbers to learn whose spread is beyond any float."""
     rows = [f"text {number},{'-' * (number % 2)}1e308" for number in range(64)]
     (place / "table.csv").write_text("\n".join(["text,label", *rows]) + "\n")
-    words = ("finetune", "custom", "--kind", "regress", "--epochs", "1", "--device", "cpu")
+    words = ("finetune", "custom", "--kind", "regress", "--epochs", "1", "--set", "run.device=cpu")
     return (*words, "--data", place / "table.csv", *OWN, place / "run")
 
 
