@@ -7,6 +7,7 @@ from bertsmith.cli.look.coref import coref
 from bertsmith.cli.look.direction import direction
 from bertsmith.cli.look.heads import heads
 from bertsmith.cli.look.layers import changes, layers
+from bertsmith.cli.look.probe import probe
 from bertsmith.cli.look.surface import surface
 from bertsmith.cli.look.views import attention, senses, words
 
@@ -20,6 +21,7 @@ look.command("surface")(surface)
 look.command("heads")(heads)
 look.command("coref")(coref)
 look.command("clusters")(clusters)
+look.command("probe")(probe)
 look.command("attention")(attention)
 look.command("senses")(senses)
 look.command("layers")(layers)

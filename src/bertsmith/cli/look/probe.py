@@ -1,0 +1,49 @@
+"""`bertsmith look probe`: what simple probes find in layers and in attention."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Option
+
+from bertsmith.cli.look.look_options import OutOption, SeedOption, leave, name_of_model, open_for_looking
+from bertsmith.cli.model_options import DeviceOption, JsonOption, ModelOption
+
+if TYPE_CHECKING:
+    from bertsmith.inference.loaded_model import Bert
+    from bertsmith.insight.probe_report import Probes
+
+
+def probe(
+    treebank: Annotated[Path, Option(metavar="FILE", help="Treebank to score on, in CoNLL-U.")],
+    train: Annotated[Path, Option(metavar="FILE", help="Treebank to train the probes on, in CoNLL-U.")],
+    out: OutOption,
+    model: ModelOption = None,
+    seed: SeedOption = 0,
+    device: DeviceOption = "auto",
+    as_json: JsonOption = False,
+) -> None:
+    """Show what simple probes find: part of speech and depth in each layer, trees in attention.
+
+    Of each layer's vectors a linear probe learns the part of speech of a word and its depth in the
+    dependency tree; beside it stands a control task, random labels of words, which can only be learned by
+    heart. Of all heads together two probes learn to find heads of words: from attention alone, and with
+    static vectors. Everything is done again with three networks of random weights.
+
+    Example: bertsmith look probe --train en_ewt-ud-train.conllu --treebank en_ewt-ud-dev.conllu --out look/
+    """
+    from bertsmith.insight.dependency_probe import study_dependency_probes
+    from bertsmith.insight.layer_probe import study_layers
+    from bertsmith.insight.probe_report import Probes, probe_report
+    from bertsmith.insight.random_control import of_untrained
+    from bertsmith.insight.treebank import read_treebank
+
+    scored, learned = read_treebank(treebank.expanduser()), read_treebank(train.expanduser())
+    bert = open_for_looking(model, device)
+
+    def study(bert: "Bert") -> "Probes":
+        layers = study_layers(bert, scored, learned, seed=seed)
+        return Probes(layers, study_dependency_probes(bert, scored, learned, seed=seed))
+
+    how = f"Trained on {len(learned):,} sentences of {train.name}, scored on {treebank.name}."
+    found, untrained = study(bert), of_untrained(bert, study, seed=seed)
+    leave([probe_report(found, untrained, model=name_of_model(model), how=how)], out, as_json=as_json)
