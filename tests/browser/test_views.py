@@ -44,11 +44,11 @@ def test_attention_is_walked_by_keyboard(opened, bert):
     page = opened("attention_view", data)
     assert "reads" in page.locator("[role=status]").first.inner_text()
     assert page.locator(".map").count() == data["layers"] * data["heads"]
-    page.locator(".token[tabindex='0']").focus()
+    page.locator(".view-token[tabindex='0']").focus()
     page.keyboard.press("Home")
     assert page.locator("[role=status]").first.inner_text().startswith("“[CLS]” reads")
     page.keyboard.press("ArrowRight")
-    assert page.locator(".token[aria-pressed=true]").inner_text() == data["tokens"][1]
+    assert page.locator(".view-token[aria-pressed=true]").inner_text() == data["tokens"][1]
     page.locator("select").first.select_option("0")
     page.wait_for_selector(".map[aria-pressed=true]")
     page.get_by_label("Shade").select_option("read")
@@ -62,18 +62,18 @@ def test_the_shades_are_the_weights(opened, bert):
     weights = inspect_attention(bert, text).weights
     row = weights[data["layer"], data["head"], data["token"]].sqrt().tolist()
     heat = "all => all.map((each) => Number(each.style.getPropertyValue('--heat')))"
-    shown = page.locator(".token").evaluate_all(heat)
+    shown = page.locator(".view-token").evaluate_all(heat)
     assert shown == pytest.approx(row, abs=1 / 255)
 
 
 def test_a_text_of_five_hundred_tokens_is_quick(opened, bert):
     longest = bert.reader.longest
     page = opened("attention_view", attention_data(bert, "the cat " * ((longest - 2) // 2)))
-    assert page.locator(".token").count() >= longest - 2
+    assert page.locator(".view-token").count() >= longest - 2
     spent = page.evaluate(
         """async () => {
           const begin = performance.now();
-          const tokens = document.querySelectorAll('.token');
+          const tokens = document.querySelectorAll('.view-token');
           document.querySelectorAll('.map')[0].click();
           tokens[tokens.length - 3].focus();
           await new Promise((done) => requestAnimationFrame(() => setTimeout(done)));
@@ -81,7 +81,7 @@ def test_a_text_of_five_hundred_tokens_is_quick(opened, bert):
         }"""
     )
     assert spent < 10_000  # a page that hangs; how fast it is, a noisy machine cannot tell
-    assert page.locator(".token[aria-pressed=true]").count() == 1
+    assert page.locator(".view-token[aria-pressed=true]").count() == 1
 
 
 def test_senses_are_dots_with_their_sentences(opened, bert):
@@ -97,7 +97,7 @@ def test_words_are_shaded_for_and_against(opened, models):
     bert = bertsmith.load(models["sst2"], device="cpu")
     found = deciding_words(bert, ["a warm </script> day", "the cold morning was hot"], seed=0)
     page = opened("words_view", words_data(found, model="sst2"))
-    assert page.locator(".card .word").count() == sum(len(each.words) for each in found)
+    assert page.locator(".card .view-word").count() == sum(len(each.words) for each in found)
     assert page.locator("table tr").count() == 4
     page.get_by_label("Shade by").select_option("gradient x input")
     best = max(range(len(found[0].words)), key=lambda at: found[0].scores["gradient x input"][at])

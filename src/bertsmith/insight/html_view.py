@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from bertsmith.core.files import write_text
 
 _FOLDERS = (files("bertsmith.insight") / "page", files("bertsmith.serve") / "page")
-_STYLES = ("style.css", "panels.css", "view.css")
+_STYLE = re.compile(r'<link rel="stylesheet" href="page/(\w+\.css)">')
 _IMPORT = re.compile(r'^import \{([^}]*)\} from "\./([a-z_]+)\.js";\n', re.MULTILINE)
 _EXPORT = re.compile(r"^export (?:async )?(?:function|const|class) (\w+)", re.MULTILINE)
 
@@ -33,7 +33,7 @@ def write_view(out: Path, script: str, data: dict[str, Any], *, title: str) -> N
 
 def page_text(script: str, data: dict[str, Any], *, title: str) -> str:
     """The whole page."""
-    style = "\n".join(_text(name) for name in _STYLES)
+    style = "\n".join(_text(name) for name in (*_STYLE.findall(_text("page.html")), "view.css"))
     code = f'"use strict";\n{bundled(script)}'
     code += (
         f"{script}.show(document.querySelector('main'), JSON.parse(document.querySelector('#data').text));\n"

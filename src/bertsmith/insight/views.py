@@ -36,6 +36,7 @@ def attention_data(bert: Bert, text: TextOrPair) -> dict[str, Any]:
         "layers": layers,
         "heads": heads,
         "maps": [[packed_bytes(map_NN) for map_NN in of_layer] for of_layer in bytes_LHNN],
+        "kinds": [[{"kind": "mixed"}] * heads] * layers,
         "thumbnails": np.round(small_LHSS.astype(float), 3).tolist(),
         "layer": layer,
         "head": head,
@@ -62,7 +63,14 @@ def senses_data(bert: Bert, word: str, sentences: Sequence[str]) -> dict[str, An
     return {
         "sentences": [sentences[number] for number in kept],
         "lead": f"The vectors of “{word}” in {len(points)} places, in the plane that spreads them most.",
-        "layers": [{"name": "after the last layer", "points": points, "similarity": similarity}],
+        "layers": [
+            {
+                "name": "after the last layer",
+                "points": points,
+                "plane": [(point.x, point.y) for point in found.points],
+                "similarity": similarity,
+            }
+        ],
     }
 
 

@@ -1,5 +1,6 @@
 """`bertsmith look attention`, `senses` and `words`: views to be opened in a browser, each one file."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,7 +14,7 @@ from bertsmith.cli.look.look_options import (
     texts_or_pairs,
 )
 from bertsmith.cli.model_options import DeviceOption, JsonOption, ModelOption, naming_inputs, print_json
-from bertsmith.core.errors import UserError
+from bertsmith.core.errors import Remedy, UserError
 
 if TYPE_CHECKING:
     from bertsmith.inference.text_reader import TextOrPair
@@ -41,8 +42,11 @@ def attention(
     from bertsmith.insight.views import attention_data
 
     place, bert = _checked(out), open_for_looking(model, device)
-    with naming_inputs(lambda _: "the text"):
+    try:
         data = attention_data(bert, (text, second) if second else text)
+    except UserError as error:  # nothing is cut: attention over half of a text is another one's
+        remedy = "shorten it" if error.remedy == Remedy.TRUNCATE else error.remedy
+        raise replace(error, index=None, where="the text", remedy=remedy) from error
     write_view(place, "attention_view", data, title=f"Attention in {name_of_model(model)}")
     echo(f"{len(data['tokens']):,} tokens, {data['layers']} layers of {data['heads']} heads -> {place}")
 

@@ -12,7 +12,7 @@ export function show(root, data) {
   const chosen = { layer: data.layer, head: data.head, token: Math.min(data.token, tokens.length - 1), way: "reads" };
   const text = runningText(tokens, (token) => turnTo({ token }));
   const lines = tokens.length <= MOST_LINES ? attentionLines(tokens, (token) => text.mark((chosen.token = token))) : null;
-  const grid = headGrid({ layers, heads, weights: data.thumbnails }, (layer, head) => turnTo({ layer, head }));
+  const grid = headGrid({ layers, heads, weights: data.thumbnails, maps: data.thumbnails, kinds: data.kinds }, (layer, head) => turnTo({ layer, head }));
   const layer = choice("Layer", numbered(layers), { change: () => turnTo({ layer: Number(layer.box.value) }) });
   const head = choice("Head", numbered(heads), { change: () => turnTo({ head: Number(head.box.value) }) });
   const ways = [["reads", "what the token reads"], ["read", "what reads the token"]];
@@ -50,7 +50,7 @@ const numbered = (count) => Array.from({ length: count }, (_, number) => [String
 /** The tokens as one running text of buttons. */
 function runningText(tokens, pick) {
   const buttons = tokens.map((text, token) =>
-    make("button", { type: "button", class: "token", click: () => pick(token), focus: () => pick(token) }, quoted(text)),
+    make("button", { type: "button", class: "view-token", click: () => pick(token), focus: () => pick(token) }, quoted(text)),
   );
   const reach = walkable(buttons);
   const mark = (token) => {

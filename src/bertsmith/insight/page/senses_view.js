@@ -13,9 +13,10 @@ export function show(root, data) {
   function turn() {
     const number = Number(slider.value);
     shown.textContent = data.layers[number].name;
-    const map = sensesMap(data.layers[number], data.sentences);
+    const map = sensesMap({ ...data.layers[number], layers: data.layers }, data.sentences);
     stage.replaceChildren(map.root);
-    map.place();
+    if (map.turnTo) map.turnTo(number);
+    else map.place();
     root.dataset.ready = "true";
   }
   slider.value = String(last);

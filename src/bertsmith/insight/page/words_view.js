@@ -16,10 +16,10 @@ export function show(root, data) {
   turn();
 }
 
-const swatch = (kind) => withNumber(make("span", { class: `word ${kind}` }, kind === "for" ? "this" : "that"), "--size", 0.7);
+const swatch = (kind) => withNumber(make("span", { class: `view-word ${kind}` }, kind === "for" ? "this" : "that"), "--size", 0.7);
 
 function explained({ label, probability, words, scores }) {
-  const marks = words.map((word) => make("span", { class: "word", tabindex: 0 }, quoted(word)));
+  const marks = words.map((word) => make("span", { class: "view-word", tabindex: 0 }, quoted(word)));
   const spoken = make("p", { class: "note", role: "status" });
   let values = [];
   marks.forEach((mark, number) =>
