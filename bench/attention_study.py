@@ -1,0 +1,139 @@
+"""The study of heads and relations beside the same study over transformers' `output_attentions=True`.
+
+    python bench/attention_study.py --model models/gte-small --treebank en_ewt-ud-dev.conllu --sentences 200
+
+Each contender runs in a process of its own, which says its sentences a second (without reading the model) and
+its peak memory beyond what it had when the model was read. transformers runs twice: one sentence at a time,
+as the published code does it, and in batches of like length, as careful users do; both turn pieces into words
+by matrix products and keep no attention longer than a batch. All contenders must count the same hits.
+"""
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from bertsmith.inference.loaded_model import Bert, load
+from bertsmith.insight.relations import Treebank, _readable, hit_rates, relations_of
+from bertsmith.insight.treebank import read_treebank
+from bertsmith.insight.word_attention import EncodedWords, WordMaps
+
+PEER_BATCH = 32
+CONTENDERS = ("bertsmith", "transformers, one by one", "transformers, sorted batches")
+LEAST = 20
+CLOSE = 0.002
+"""Rates may differ where two words are attended to equally, up to rounding."""
+
+
+def main() -> None:
+    options = parse()
+    if options.contender:
+        print(json.dumps(measured(options)))
+        return
+    results = {name: in_its_own_process(name, options) for name in CONTENDERS}
+    ours = results[CONTENDERS[0]]
+    for name, found in results.items():
+        apart = np.abs(np.array(found["rates"]) - np.array(ours["rates"])).max()
+        assert apart < CLOSE, f"{name} counts other hits: {apart}"
+        print(f"{name:30} {found['speed']:8.1f} sentences/s  {found['memory']:8.0f} MB more at its peak")
+    best = max(found["speed"] for name, found in results.items() if name != CONTENDERS[0])
+    least = min(found["memory"] for name, found in results.items() if name != CONTENDERS[0])
+    print(f"ours: {ours['speed'] / best:.2f} times the speed of the faster one, "
+          f"{ours['memory'] / least:.2f} times the memory of the smaller one")  # fmt: skip
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--treebank", type=Path, required=True)
+    parser.add_argument("--sentences", type=int, default=200)
+    parser.add_argument("--contender", choices=CONTENDERS, help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def in_its_own_process(name: str, options: argparse.Namespace) -> dict:
+    command = [sys.executable, __file__, "--model", str(options.model), "--treebank", str(options.treebank)]
+    told = subprocess.run(
+        [*command, "--sentences", str(options.sentences), "--contender", name],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return json.loads(told.stdout.splitlines()[-1])
+
+
+def measured(options: argparse.Namespace) -> dict:
+    bert = load(options.model, device="cpu")
+    sentences = read_treebank(options.treebank)[: options.sentences]
+    texts, treebank = _readable(bert, sentences, relations_of(sentences, LEAST))
+    if options.contender == CONTENDERS[0]:
+        bert.engine  # noqa: B018 - made before the clock runs, as the peer is read
+        study = ours
+    else:
+        study = peer_study(options.model, 1 if options.contender == CONTENDERS[1] else PEER_BATCH)
+    before, start = peak_megabytes(), time.perf_counter()
+    rates = study(bert, texts, treebank)
+    seconds = time.perf_counter() - start
+    return {
+        "speed": len(texts) / seconds,
+        "memory": peak_megabytes() - before,
+        "rates": rates.tolist(),
+    }
+
+
+def peak_megabytes() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def ours(bert: Bert, texts: list[EncodedWords], treebank: Treebank) -> np.ndarray:
+    return hit_rates(bert, texts, treebank, mode="mean").heads_L2HR
+
+
+def peer_study(folder: Path, size: int):
+    import transformers
+
+    model = transformers.AutoModel.from_pretrained(folder, attn_implementation="eager").eval()
+
+    def study(_bert: Bert, texts: list[EncodedWords], treebank: Treebank) -> np.ndarray:
+        order = sorted(range(len(texts)), key=lambda number: len(texts[number].encoded))
+        total = 0.0
+        for first in range(0, len(order), size):
+            numbers = order[first : first + size]
+            lengths = [len(texts[number].encoded) for number in numbers]
+            ids, mask = torch.zeros(2, len(numbers), max(lengths), dtype=torch.long)
+            for row, number in enumerate(numbers):
+                ids[row, : lengths[row]] = torch.tensor(texts[number].encoded.ids)
+                mask[row, : lengths[row]] = 1
+            with torch.inference_mode():
+                attentions = model(ids, attention_mask=mask, output_attentions=True).attentions
+            for row, number in enumerate(numbers):
+                length = lengths[row]
+                maps = torch.stack([layer[row, :, :length, :length] for layer in attentions])
+                total = total + hits_of(maps, texts[number], treebank, number)
+        return (total / treebank.totals().sum(0)).numpy()
+
+    return study
+
+
+def hits_of(maps_LHNN: torch.Tensor, text: EncodedWords, treebank: Treebank, number: int) -> torch.Tensor:
+    """How often each head is right about each relation in a sentence [L, 2, H, R]."""
+    tree, relations = treebank.trees[number], len(treebank.relations)
+    words = WordMaps.of([text], "mean", torch.device("cpu"))
+    between = words.rows_GWN[0] @ (maps_LHNN @ words.columns_GNW[0])
+    between.diagonal(0, 2, 3).zero_()
+    guesses = torch.stack([between.argmax(-1), between.argmax(-2)], 1)[..., torch.from_numpy(tree.asked)]
+    kinds = torch.nn.functional.one_hot(torch.from_numpy(tree.kinds), relations).double()
+    kinds[:, -1] = 1
+    return (guesses == torch.from_numpy(tree.gold)).double() @ kinds
+
+
+if __name__ == "__main__":
+    main()
