@@ -87,6 +87,9 @@ class _Classifier:
             what = "does not give texts one of several classes, and only such decisions are explained"
             remedy = "name a run of `bertsmith finetune` for sst2, mnli or the like"
             raise UserError(f"this model {what}", remedy=remedy)
+        if task.config.head.encoder == "frozen-features":
+            what = "the frozen layers that this model reads give no gradients"
+            raise UserError(what, remedy="name a run whose encoder was tuned")
         # Not the engine's network, whose packed weights give no gradients.
         model = task_model_of(bert.model.network, task, bert.engine)
         return cls(bert, model.objective.scorer, task.config.labels, task.config.text.longest)

@@ -100,6 +100,12 @@ def test_the_command_writes_a_page_and_prints_the_words(capsys, run, tmp_path):
     assert "is no name of a page" in mistake(capsys, *neither[:-1], tmp_path / "x.png")
 
 
+def test_frozen_features_are_not_explained(model, tmp_path):
+    run = tune("sst2", model, tmp_path, *SHORT, "head.encoder=frozen-features").folder
+    with pytest.raises(UserError, match="give no gradients"):
+        deciding_words(package.load(run, device="cpu"), ["a day"], seed=0)
+
+
 def test_only_classes_are_explained():
     with pytest.raises(UserError, match="only such decisions are explained"):
         deciding_words(package.load(device="cpu"), ["a day"], seed=0)
