@@ -114,7 +114,7 @@ def visit(context: BrowserContext, address: str) -> Visit:
     home = urlsplit(address).netloc
 
     def requested(url: str) -> None:
-        if urlsplit(url).netloc != home:
+        if urlsplit(url.removeprefix("blob:")).netloc != home:  # blob: is what the page itself has made
             seen.strangers.append(url)
 
     seen.page.on("request", lambda request: requested(request.url))

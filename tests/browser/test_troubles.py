@@ -63,9 +63,9 @@ def test_no_key_is_no_mistake_and_a_wrong_one_is_said_to_be_wrong(browser: Brows
 
 def test_what_the_server_rejects_is_said_in_one_line(opened: Visit) -> None:
     opened.open("attention")
-    opened.page.get_by_label("A", exact=True).fill("word " * 70)
+    opened.page.get_by_label("A", exact=True).fill("word " * 600)
     note = opened.page.locator("#panel-attention .note.wrong")
-    expect(note).to_contain_text("64")
+    expect(note).to_contain_text("512")
     assert "\n" not in note.inner_text()
     opened.page.get_by_label("A", exact=True).fill("A word.")
     expect(opened.page.locator("#panel-attention .note")).to_be_empty()
@@ -127,7 +127,7 @@ PASTED = {
     "next": ("A", LONG_LINE, "50000"),
     "compare": ("Sentences", f"{LONG_LINE}\n{LONG_LINE}", "50000"),
     "tokens": ("A", "word " * 1000, "takes 512"),
-    "attention": ("A", "word " * 200, "202 tokens"),
+    "attention": ("A", "word " * 600, "602 tokens"),
     "senses": ("Sentences with it, one a line", f"{LONG_LINE}\n{LONG_LINE}", "50000"),
 }
 """By panel: the field, more than it takes, and a part of what the server says of it."""

@@ -151,9 +151,9 @@ def fill_each_mask(
         is_mask_T = batch.tokens_T == engine.tokenizer.mask_id
         masks_PD = engine.network(batch)[is_mask_T.nonzero().flatten() + aside]
         of_masks = [
-            [Candidate(engine.tokenizer.token(token), math.exp(score)) for token, score in best]
+            best_candidates(engine, row_V, top)
             for some_PD in masks_PD.split(MASKS_AT_ONCE)
-            for best in (_best(engine, row_V, top) for row_V in _word_log_probabilities(engine, some_PD))
+            for row_V in word_log_probabilities(engine, some_PD)
         ]
         # The masks of all sequences stand in one row: those of a sequence begin where so many came before.
         before = [0, *is_mask_T.cumsum(0).tolist()]
@@ -187,7 +187,7 @@ def extend_text(engine: Engine, text: str, count: int) -> Iterator[Extension]:
 
     def at_the_mask(batch: PackedBatch) -> list[Tensor]:
         mask_1D = engine.network(batch)[len(before) + aside : len(before) + aside + 1]
-        return [_word_log_probabilities(engine, mask_1D)[0]]
+        return [word_log_probabilities(engine, mask_1D)[0]]
 
     for _ in range(count):
         ids = [*before, engine.tokenizer.mask_id, *after]
@@ -265,7 +265,7 @@ def _extend(engine: Engine, partials: Sequence[_Partial], index: int, beam: int)
 
     def at_the_mask(batch: PackedBatch) -> list[Tensor]:
         rows = batch.layout.starts_S1[:-1] + index + predicting_row(engine)
-        return list(_word_log_probabilities(engine, engine.network(batch)[rows]))
+        return list(word_log_probabilities(engine, engine.network(batch)[rows]))
 
     rows = engine.predict_encoded([each.encoded for each in partials], at_the_mask)
     grown = []
@@ -284,12 +284,19 @@ def check_count(name: str, value: object) -> None:
         raise UserError(f"{name} is {value!r}", remedy="a whole number from 1 on is expected")
 
 
-def _word_log_probabilities(engine: Engine, masks_PD: Tensor) -> Tensor:
+def word_log_probabilities(engine: Engine, masks_PD: Tensor) -> Tensor:
+    """What the head makes of the states at masks: the log-probability of every token [P, V]."""
     scores_PV = engine.network.scores_of_words(masks_PD).float()
     # Rows that no token has (the matrix is rounded up, ids have gaps) stand for nothing.
     scores_PV[:, engine.tokenizer.vocabulary_size :] = float("-inf")
     scores_PV[:, list(engine.tokenizer.gaps)] = float("-inf")
     return scores_PV.log_softmax(-1).cpu()
+
+
+def best_candidates(engine: Engine, log_probabilities_V: Tensor, wanted: int) -> list[Candidate]:
+    """The most probable tokens with their probabilities."""
+    best = _best(engine, log_probabilities_V, wanted)
+    return [Candidate(engine.tokenizer.token(token), math.exp(score)) for token, score in best]
 
 
 def _best(engine: Engine, log_probabilities_V: Tensor, wanted: int) -> list[tuple[int, float]]:

@@ -15,9 +15,10 @@ from torch import Tensor
 from bertsmith.core.errors import UserError
 from bertsmith.core.seeds import key_of
 from bertsmith.data.masking import Masker, Text, read_vocabulary
+from bertsmith.inference.layer_introspection import Cosines, layer_cosines
 from bertsmith.inference.loaded_model import Bert
 from bertsmith.inference.text_reader import TextInput, TokenizedText, as_list
-from bertsmith.packed import PackedBatch, pack, unpack
+from bertsmith.packed import pack
 from bertsmith.recipe.data_sections import MaskingSection
 from bertsmith.text.tokenizer import Encoded
 
@@ -73,12 +74,23 @@ class SensePoint:
 
 
 @dataclass(frozen=True, slots=True)
+class SenseLayer:
+    """A word's vectors after one layer: on a plane, in units of their mean length, and their cosines."""
+
+    plane: Tensor
+    """[M, 2], turned so that it is nearest to that of the next layer."""
+    similarity: Cosines
+
+
+@dataclass(frozen=True, slots=True)
 class Senses:
     """A word in several sentences: its contextual vectors on a plane, and their cosines."""
 
     points: tuple[SensePoint, ...]
     similarity: Tensor
     """[M, M]"""
+    layers: tuple[SenseLayer, ...]
+    """From the word's own vector, which is the same in every sentence, to the last layer."""
 
 
 def inspect_tokens(bert: Bert, text: TextInput, *, seed: int) -> InspectedTokens:
@@ -131,15 +143,15 @@ def inspect_senses(
         )
         raise UserError(what)
 
-    def states(batch: PackedBatch) -> list[Tensor]:
-        return [each.float().cpu() for each in unpack(bert.engine.network(batch), batch.layout)]
-
-    hidden = bert.engine.predict_encoded(encoded, states)
-    vectors_MD = torch.stack([_vector(encoded[at], hidden[at], span) for at, *span in occurrences]).double()
-    similarity_MM = torch.nn.functional.cosine_similarity(vectors_MD[:, None], vectors_MD[None], dim=-1)
-    plane = _plane(vectors_MD).tolist()
+    groups = [
+        [_rows(each, span) for at, *span in occurrences if at == number]
+        for number, each in enumerate(encoded)
+    ]
+    vectors, cosines = layer_cosines(bert, encoded, groups)
+    plane = _plane(vectors[-1]).tolist()
     points = [SensePoint(*each, x, y) for each, (x, y) in zip(occurrences, plane, strict=True)]
-    return Senses(tuple(points), similarity_MM.float())
+    planes = _turned([_plane(some_MD) / some_MD.norm(dim=-1).mean() for some_MD in vectors])
+    return Senses(tuple(points), cosines[-1].plain, tuple(map(SenseLayer, planes, cosines)))
 
 
 # ---- masking
@@ -201,8 +213,8 @@ def _is_spaced(letter: str) -> bool:
     return not unicodedata.name(letter, "").startswith(UNSPACED)
 
 
-def _vector(encoded: Encoded, hidden_ND: Tensor, span: list[int]) -> Tensor:
-    """The mean of the last states of a word's pieces."""
+def _rows(encoded: Encoded, span: list[int]) -> list[int]:
+    """The tokens that are pieces of a word."""
     first, last = span
     rows = [
         row
@@ -211,7 +223,7 @@ def _vector(encoded: Encoded, hidden_ND: Tensor, span: list[int]) -> Tensor:
     ]
     if not rows:
         raise UserError("the word has no token that the model can read", remedy="take another word")
-    return hidden_ND[rows].mean(0)
+    return rows
 
 
 def _plane(vectors_MD: Tensor) -> Tensor:
@@ -223,3 +235,12 @@ def _plane(vectors_MD: Tensor) -> Tensor:
     points[:, :kept] = (axes_UM * sizes_M)[:, :kept]
     farthest = points.gather(0, points.abs().argmax(0, keepdim=True))
     return points * torch.where(farthest < 0, -1.0, 1.0)
+
+
+def _turned(planes: list[Tensor]) -> list[Tensor]:
+    """The planes of all layers, each turned or mirrored so that its points lie nearest to the next one's."""
+    turned = planes[-1:]
+    for plane_M2 in reversed(planes[:-1]):
+        left_22, _, right_22 = torch.linalg.svd(plane_M2.T @ turned[0])
+        turned.insert(0, plane_M2 @ (left_22 @ right_22))
+    return turned

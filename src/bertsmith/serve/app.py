@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from bertsmith.core.version import VERSION
 from bertsmith.serve.api_errors import INTERNAL_ERROR, ApiError, error_response
 from bertsmith.serve.json_route import JsonRoutes
+from bertsmith.serve.look_routes import look_routes
 from bertsmith.serve.middleware import (
     REQUEST_CONTEXT,
     ApiKey,
@@ -29,7 +30,7 @@ from bertsmith.serve.model_registry import ModelRegistry, ServedModel
 from bertsmith.serve.monitoring import Metrics
 from bertsmith.serve.openai_api import openai_routes
 from bertsmith.serve.playground import playground_routes
-from bertsmith.serve.routes import introspection_routes, prediction_routes
+from bertsmith.serve.routes import prediction_routes
 from bertsmith.serve.schemas import ModelDescription, ModelsResponse, StatusResponse, error_responses
 from bertsmith.serve.server_config import ServerConfig
 from bertsmith.serve.service import Service
@@ -53,7 +54,7 @@ class Application:
         service = Service(self.models, limits, truncates=config.truncates)
         predictions = (
             prediction_routes(service),
-            introspection_routes(service),
+            look_routes(service),
             openai_routes(service),
             tei_routes(service),
         )

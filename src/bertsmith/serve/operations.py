@@ -9,7 +9,9 @@ from typing import Any
 
 from bertsmith.core.steps import Steps, finished
 from bertsmith.inference.fill_mask import mask_offsets_in
+from bertsmith.inference.head_introspection import inspect_head, inspect_head_steps, inspect_heads
 from bertsmith.inference.introspection import inspect_attention, inspect_senses, inspect_tokens
+from bertsmith.inference.layer_introspection import inspect_embedding, inspect_guesses, inspect_similarity
 from bertsmith.inference.loaded_model import Bert
 from bertsmith.inference.outputs import Json, answers_to_json, masks_to_json, tags_to_json
 from bertsmith.inference.text_reader import TokenizedText
@@ -113,6 +115,34 @@ def _show_senses(bert: Bert, requests: Sequence[Inputs], options: Options) -> li
     return [inspect_senses(bert, word, sentences, max_occurrences=most) for sentences in requests]
 
 
+def _show_embedding(bert: Bert, texts: Inputs, options: Options) -> list[Any]:
+    (token,) = options
+    return [inspect_embedding(bert, each, token) for each in texts]
+
+
+def _show_heads(bert: Bert, texts: Inputs, _: Options) -> list[Any]:
+    return [inspect_heads(bert, each) for each in texts]
+
+
+def _show_head(bert: Bert, texts: Inputs, options: Options) -> list[Any]:
+    layer, head = options
+    return [inspect_head(bert, each, layer, head) for each in texts]
+
+
+def _show_head_steps(bert: Bert, texts: Inputs, options: Options) -> list[Any]:
+    layer, head, token = options
+    return [inspect_head_steps(bert, each, layer, head, token) for each in texts]
+
+
+def _show_similarity(bert: Bert, requests: Sequence[Inputs], _: Options) -> list[Any]:
+    return [inspect_similarity(bert, texts) for texts in requests]
+
+
+def _show_guesses(bert: Bert, texts: Inputs, options: Options) -> list[Any]:
+    (top,) = options
+    return [inspect_guesses(bert, each, top=top) for each in texts]
+
+
 OPERATIONS = {
     operation.name: operation
     for operation in (
@@ -127,5 +157,11 @@ OPERATIONS = {
         Operation("look/tokens", "look", _show_tokens),
         Operation("look/attention", "look", _show_attention),
         Operation("look/senses", "look", _show_senses, joint=True),
+        Operation("look/embedding", "look", _show_embedding),
+        Operation("look/heads", "look", _show_heads),
+        Operation("look/head", "look", _show_head),
+        Operation("look/head-steps", "look", _show_head_steps),
+        Operation("look/similarity", "look", _show_similarity, joint=True),
+        Operation("look/guesses", "fill", _show_guesses, reads_masks=True),
     )
 }

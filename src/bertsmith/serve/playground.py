@@ -22,8 +22,14 @@ TYPES = {
     ".woff2": "font/woff2",
 }
 
-POLICY = "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; object-src 'none'"
-"""Scripts, styles, pictures and requests only from this server, nothing inline, in nobody's frame."""
+POLICY = (
+    "default-src 'self'; img-src 'self' blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+    "object-src 'none'"
+)
+"""Scripts, styles, pictures and requests only from this server, nothing inline, in nobody's frame.
+
+A picture may also be one that the page itself has drawn (blob:), to save it as PNG.
+"""
 
 
 def playground_routes(folder: Path = PAGE) -> APIRouter:

@@ -1,4 +1,4 @@
-"""Our own routes: what a model predicts for texts, and a view of its inside."""
+"""Our own routes: what a model predicts for texts."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,6 @@ from bertsmith.serve.model_registry import ServedModel
 from bertsmith.serve.schemas import (
     AnswerRequest,
     AnswerResponse,
-    AttentionResponse,
     ChooseRequest,
     ChooseResponse,
     ClassifyRequest,
@@ -22,18 +21,11 @@ from bertsmith.serve.schemas import (
     CompareResponse,
     FillRequest,
     FillResponse,
-    IntrospectionRequest,
     NextRequest,
     NextResponse,
-    OccurrencePoint,
-    SensesRequest,
-    SensesResponse,
     SentTextOrPair,
     TagRequest,
     TagResponse,
-    TokensRequest,
-    TokensResponse,
-    TokenView,
 )
 from bertsmith.serve.service import (
     TEXTS,
@@ -41,20 +33,9 @@ from bertsmith.serve.service import (
     PredictionRequest,
     Predictions,
     Service,
-    list_field,
     pair_of_fields,
     single_field,
 )
-
-MAX_SHOWN_TOKENS = 64
-"""Attention grows with the square of the length, times layers, times heads."""
-MAX_WORD = 100
-"""Characters of a word whose senses are wanted."""
-MAX_OCCURRENCES = 64
-"""Of a word: all are compared with each other, and a map of more is a cloud."""
-MAX_SENSES_TOKENS = 4096
-"""Of all sentences with a word: they go through the model in one piece, and nobody else meanwhile."""
-WEIGHT_DIGITS = 4
 
 
 def prediction_routes(service: Service) -> APIRouter:
@@ -127,53 +108,6 @@ def prediction_routes(service: Service) -> APIRouter:
     return router
 
 
-def introspection_routes(service: Service) -> APIRouter:
-    """Routes that show the inside of a model."""
-    router = APIRouter(prefix="/look")
-
-    @router.post("/tokens")
-    async def look_at_tokens(request: TokensRequest) -> TokensResponse:
-        """What the model reads of a text or pair, and a random masking of it."""
-        found = await service.predict(_introspection(BatchKey("look/tokens", (request.seed,)), request))
-        views = [TokenView.model_validate(each, from_attributes=True) for each in found.results[0].tokens]
-        return TokensResponse(model=found.model, tokens=views)
-
-    @router.post("/attention")
-    async def look_at_attention(request: IntrospectionRequest) -> AttentionResponse:
-        """What each token attends to, in every layer and head."""
-        key = BatchKey("look/attention")
-        found = await service.predict(_introspection(key, request, max_tokens=MAX_SHOWN_TOKENS))
-        seen = found.results[0]
-        weights = np.asarray(seen.weights, dtype=np.float64).round(WEIGHT_DIGITS)
-        layers, heads = weights.shape[:2]
-        return AttentionResponse(
-            model=found.model,
-            tokens=list(seen.tokens),
-            layers=layers,
-            heads=heads,
-            weights=weights.tolist(),
-        )
-
-    @router.post("/senses")
-    async def look_at_senses(request: SensesRequest) -> SensesResponse:
-        """Where the vectors of a word's occurrences lie, and how alike they are."""
-        check_word(request.word)
-        wanted = PredictionRequest(
-            BatchKey("look/senses", (request.word, MAX_OCCURRENCES)),
-            request.sentences,
-            request.model,
-            max_tokens=MAX_SENSES_TOKENS,
-            fields=list_field("sentences"),
-        )
-        found = await service.predict(wanted)
-        seen = found.results[0]
-        points = [OccurrencePoint.model_validate(each, from_attributes=True) for each in seen.points]
-        similarity = np.asarray(seen.similarity, dtype=np.float64).tolist()
-        return SensesResponse(model=found.model, points=points, similarity=similarity)
-
-    return router
-
-
 async def classify_texts(
     service: Service,
     texts: Sequence[str | tuple[str, str]],
@@ -236,14 +170,6 @@ def check_forms(texts: Sequence[str | tuple[str, str]], model: ServedModel, fiel
         raise ApiError(422, f"{fields(index)[0]}: the model {model.name} takes {takes}")
 
 
-def check_word(word: str) -> None:
-    """Reject what is no word whose senses could be shown."""
-    if len(word) > MAX_WORD:
-        raise ApiError(422, f"word: has {len(word)} characters; at most {MAX_WORD} are looked for")
-    if not word.strip():
-        raise ApiError(422, "word: is empty; give the word whose senses are wanted")
-
-
 def context_and_options(index: int) -> tuple[str, ...]:
     """The context, and the options after it."""
     return (f"options[{index - 1}]" if index else "context",)
@@ -252,11 +178,3 @@ def context_and_options(index: int) -> tuple[str, ...]:
 def as_text(sent: SentTextOrPair) -> str | tuple[str, str]:
     """A text or a pair, as the models take it."""
     return sent if isinstance(sent, str) else (sent[0], sent[1])
-
-
-def _introspection(
-    key: BatchKey, request: IntrospectionRequest, *, max_tokens: int | None = None
-) -> PredictionRequest:
-    text = request.first if request.second is None else (request.first, request.second)
-    fields = single_field("first") if request.second is None else pair_of_fields("first", "second")
-    return PredictionRequest(key, [text], request.model, max_tokens=max_tokens, fields=fields)

@@ -35,14 +35,22 @@ function putUp(models) {
   const can = (model, abilities) => abilities.some((each) => model.abilities.includes(each));
   const able = ({ abilities }) => models.filter((model) => can(model, abilities));
   const present = PANELS.filter((panel) => able(panel).length);
-  const entries = present.map((panel) => ({
-    ...panel,
-    fill: (root) => panel.build(new PanelFrame(root, panel, able(panel))),
-  }));
+  const entries = present.map((panel) => entryOf(panel, able(panel)));
   const missing = PANELS.filter((panel) => !present.includes(panel));
   document.getElementById("summary").textContent = `playground · ${models.map(({ name }) => name).join(", ")}`;
   const [list, place] = ["tabs", "panels"].map((id) => document.getElementById(id));
   putUpTabs(list, place, [...entries, modelsPanel(models, missing)]);
+}
+
+/** What the tabs need of a panel; it is built when it is first shown. */
+function entryOf(panel, models) {
+  let frame = null;
+  function fill(root) {
+    frame = new PanelFrame(root, panel, models);
+    panel.build(frame);
+    frame.arrive();
+  }
+  return { ...panel, fill, arrive: () => frame.arrive(), address: () => frame?.address };
 }
 
 /** A button that turns light to dark and back, whatever the system says, and remembers it. */

@@ -2,27 +2,34 @@
 
 import { pieces } from "./codepoints.js";
 import { field, make, percent, quoted, withNumber } from "./elements.js";
+import { whySection } from "./why_words.js";
 
 const EXAMPLES = [
-  [
-    "Miami",
-    "Why did Alyssa go to Miami?",
-    "Alyssa got to the beach after a long trip. She is from Charlotte and travelled from Atlanta. She is now " +
+  {
+    name: "Miami",
+    question: "Why did Alyssa go to Miami?",
+    passage:
+      "Alyssa got to the beach after a long trip. She is from Charlotte and travelled from Atlanta. She is now " +
       "in Miami, where she went to visit some friends. But she wanted some time to herself at the beach, " +
       "so she went there first.",
-  ],
-  [
-    "Rivers",
-    "Which river runs through Paris?",
-    "Paris lies on both banks of the Seine 🛶, which winds through the city from the south-east to the west. " +
+    notice: "The model does not write an answer: it points at where one begins and where it ends.",
+  },
+  {
+    name: "Rivers",
+    question: "Which river runs through Paris?",
+    passage:
+      "Paris lies on both banks of the Seine 🛶, which winds through the city from the south-east to the west. " +
       "London stands on the Thames, and Vienna on the Danube.",
-  ],
-  [
-    "No answer",
-    "Who built the lighthouse?",
-    "The lighthouse stands on a cliff above the bay. It is painted in red and white, and its lamp can be " +
+    notice: "Put London for Paris in the question, and the mark should move to another river.",
+  },
+  {
+    name: "No answer",
+    question: "Who built the lighthouse?",
+    passage:
+      "The lighthouse stands on a cliff above the bay. It is painted in red and white, and its lamp can be " +
       "seen for twenty miles.",
-  ],
+    notice: "Nothing here says who. How sure is the model of that, and what comes second?",
+  },
 ];
 
 const NONE = "No answer in the passage";
@@ -40,19 +47,30 @@ export const answer = {
 };
 
 function build(frame) {
-  const question = field("Question", { value: EXAMPLES[0][1] });
-  const passage = field("Passage", { lines: 5, value: EXAMPLES[0][2] });
+  const question = field("Question", { value: EXAMPLES[0].question });
+  const passage = field("Passage", { lines: 5, value: EXAMPLES[0].passage });
   frame.inputs.append(question.root, passage.root);
-  frame.tools(
-    [],
-    EXAMPLES.map(([name, asked, read]) => [name, () => ((question.box.value = asked), (passage.box.value = read))]),
-  );
+  const set = (example) => ((question.box.value = example.question), (passage.box.value = example.passage));
+  frame.tools([], EXAMPLES.map((example) => ({ ...example, set: () => set(example) })));
+  frame.keep("question", question.box);
+  frame.keep("passage", passage.box);
+  frame.carries(passage.box);
   function body() {
     const [asked, read] = [question.box.value, passage.box.value];
     if (!asked.trim()) return "Write a question.";
     return read.trim() ? { question: asked, passage: read, best: 5 } : "Write or paste a passage.";
   }
-  frame.live("answer", body, (reply, asked) => show(frame.result, reply, asked.passage), 350);
+  frame.live(
+    "answer",
+    body,
+    (reply, { question: first, passage: second }, { place, model }) => {
+      const said = show(place, reply, second);
+      const ask = (signal) => frame.ask("look/words", { first, second }, signal, model);
+      place.append(whySection(ask, [first, second]));
+      return said;
+    },
+    350,
+  );
 }
 
 function show(result, reply, passage) {

@@ -4,16 +4,18 @@ import { bars, spoken } from "./bars.js";
 import { field, make, percent, quoted } from "./elements.js";
 
 const EXAMPLES = [
-  [
-    "At the table",
-    "The boy sits down at the table.",
-    ["He eats an apple.", "He swims across the river.", "He flies over the roof."],
-  ],
-  [
-    "Why?",
-    "The streets were wet in the morning. Why were they?",
-    ["It had rained in the night.", "The sun had shone all day.", "The shop was closed."],
-  ],
+  {
+    name: "At the table",
+    context: "The boy sits down at the table.",
+    options: ["He eats an apple.", "He swims across the river.", "He flies over the roof."],
+    notice: "Each option is read together with the context; only then are the three weighed.",
+  },
+  {
+    name: "Why?",
+    context: "The streets were wet in the morning. Why were they?",
+    options: ["It had rained in the night.", "The sun had shone all day.", "The shop was closed."],
+    notice: "Write a fourth option: the shares of all others change, for together they are 100 %.",
+  },
 ];
 
 export const choose = {
@@ -28,17 +30,23 @@ export const choose = {
 };
 
 function build(frame) {
-  const context = field("Context", { lines: 2, value: EXAMPLES[0][1] });
-  const options = field("Options, one a line", { lines: 4, value: EXAMPLES[0][2].join("\n") });
+  const context = field("Context", { lines: 2, value: EXAMPLES[0].context });
+  const options = field("Options, one a line", { lines: 4, value: EXAMPLES[0].options.join("\n") });
   frame.inputs.append(context.root, options.root);
-  const set = (given, among) => ((context.box.value = given), (options.box.value = among.join("\n")));
-  frame.tools([], EXAMPLES.map(([name, given, among]) => [name, () => set(given, among)]));
+  const set = (example) => {
+    context.box.value = example.context;
+    options.box.value = example.options.join("\n");
+  };
+  frame.tools([], EXAMPLES.map((example) => ({ ...example, set: () => set(example) })));
+  frame.keep("context", context.box);
+  frame.keep("options", options.box);
+  frame.carries(context.box);
   function body() {
     const among = options.box.value.split("\n").filter((line) => line.trim());
     if (!context.box.value.trim()) return "Write what all options share.";
     return among.length > 1 ? { context: context.box.value, options: among } : "Write two options or more, one a line.";
   }
-  frame.live("choose", body, (reply, asked) => show(frame.result, reply, asked.options));
+  frame.live("choose", body, (reply, asked, { place }) => show(place, reply, asked.options));
 }
 
 function show(result, reply, options) {

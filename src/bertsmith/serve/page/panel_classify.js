@@ -2,15 +2,36 @@
 
 import { bars, spoken } from "./bars.js";
 import { field, make } from "./elements.js";
+import { whySection } from "./why_words.js";
 
 const SINGLE = [
-  ["A dancer", "A stunning ballet dancer, and a film that never once loses its rhythm.", ""],
-  ["A long evening", "Two hours of beautiful pictures, and not one moment that I cared about.", ""],
-  ["Not bad", "Not bad at all: I laughed more than I had expected to.", ""],
+  {
+    name: "A dancer",
+    texts: ["A stunning ballet dancer, and a film that never once loses its rhythm.", ""],
+    notice: "Press “Why?”: which single word, left out, takes most of the certainty away?",
+  },
+  {
+    name: "A long evening",
+    texts: ["Two hours of beautiful pictures, and not one moment that I cared about.", ""],
+    notice: "Praise comes first and the verdict last. Does the model weigh them, or count kind words?",
+  },
+  {
+    name: "Not bad",
+    texts: ["Not bad at all: I laughed more than I had expected to.", ""],
+    notice: "“Not bad” is praise. Take the “not” away and see how far the bars move.",
+  },
 ];
 const PAIRS = [
-  ["A pair", "A man is playing the guitar on a stage.", "Someone is making music."],
-  ["Against", "The shop closes at six on Saturdays.", "You can buy bread there on Saturday night."],
+  {
+    name: "A pair",
+    texts: ["A man is playing the guitar on a stage.", "Someone is making music."],
+    notice: "Swap the two sentences: the first follows from the second no longer.",
+  },
+  {
+    name: "Against",
+    texts: ["The shop closes at six on Saturdays.", "You can buy bread there on Saturday night."],
+    notice: "No word of the second denies the first: it takes knowing that night comes after six.",
+  },
 ];
 // Labels of the pair tasks of GLUE, SNLI and SICK; a model of one score is one of those too (STS-B, SICK-R).
 const OF_PAIRS = /entail|contradict|equivalent|duplicate/i;
@@ -29,10 +50,13 @@ export const classify = {
 function build(frame) {
   const first = field("Text", { lines: 2 });
   const second = field("Second text, for models of pairs", { lines: 2 });
-  const set = ([, one, two]) => ((first.box.value = one), (second.box.value = two));
+  const set = ({ texts: [one, two] }) => ((first.box.value = one), (second.box.value = two));
   frame.inputs.append(first.root, second.root);
   const examples = [...SINGLE, ...PAIRS];
-  const chips = frame.tools([], examples.map((example) => [example[0], () => set(example)]));
+  const chips = frame.tools([], examples.map((example) => ({ ...example, set: () => set(example) })));
+  frame.keep("text", first.box);
+  frame.keep("second", second.box);
+  frame.carries(first.box);
   function starting() {
     const { pairs, single } = frame.model;
     set(readsPairs(frame.model) ? PAIRS[0] : SINGLE[0]);
@@ -47,8 +71,15 @@ function build(frame) {
     if (!two.trim() && !frame.model.single) return "Write a second text: this model reads pairs.";
     return { texts: [two.trim() ? [one, two] : one] };
   }
-  frame.live("classify", body, (reply) => show(frame.result, reply.results[0]));
+  frame.live("classify", body, ({ results }, { texts: [text] }, { place, model }) => {
+    const said = show(place, results[0]);
+    const parts = typeof text === "string" ? [text] : text;
+    place.append(whySection((signal) => frame.ask("look/words", asWords(parts), signal, model), parts));
+    return said;
+  });
 }
+
+const asWords = ([first, second]) => ({ first, second: second ?? null });
 
 function readsPairs({ abilities, labels, pairs, single }) {
   if (!pairs || !single) return pairs;

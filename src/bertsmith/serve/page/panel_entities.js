@@ -5,9 +5,21 @@ import { choice, field, make, percent } from "./elements.js";
 
 const COLOURS = 6; // as many as style sheets name .tint-0, .tint-1 ...
 const EXAMPLES = [
-  ["A trip", "Alyssa flew from Atlanta to Miami with Delta, and met Marco Bianchi of the Red Cross in Rome."],
-  ["Science", "Marie Curie was born in Warsaw and won the Nobel Prize at the University of Paris."],
-  ["With emoji", "Off to London 🇬🇧 and then Paris 🗼 with the whole band!"],
+  {
+    name: "A trip",
+    text: "Alyssa flew from Atlanta to Miami with Delta, and met Marco Bianchi of the Red Cross in Rome.",
+    notice: "Delta may be an airline or a river's end: only the words around it tell.",
+  },
+  {
+    name: "Science",
+    text: "Marie Curie was born in Warsaw and won the Nobel Prize at the University of Paris.",
+    notice: "“Paris” is a place, but “University of Paris” is one name. Where does the mark begin?",
+  },
+  {
+    name: "With emoji",
+    text: "Off to London 🇬🇧 and then Paris 🗼 with the whole band!",
+    notice: "The marks sit on the names, to the letter, whatever stands between them.",
+  },
 ];
 
 export const entities = {
@@ -22,17 +34,20 @@ export const entities = {
 };
 
 function build(frame) {
-  const text = field("Text", { lines: 3, value: EXAMPLES[0][1] });
+  const text = field("Text", { lines: 3, value: EXAMPLES[0].text });
   const view = choice("Show", [["entities", "Names"], ["words", "Every word"]]);
   const suit = () => (view.box.value = marksNames(frame.model) ? "entities" : "words");
   frame.chooser.box.addEventListener("change", suit);
   suit();
   frame.inputs.append(text.root);
-  frame.tools([view.root], EXAMPLES.map(([name, value]) => [name, () => (text.box.value = value)]));
+  frame.tools([view.root], EXAMPLES.map((example) => ({ ...example, set: () => (text.box.value = example.text) })));
+  frame.keep("text", text.box);
+  frame.keep("show", view.box);
+  frame.carries(text.box);
   const body = () => (text.box.value.trim() ? { texts: [text.box.value] } : "Write a text.");
-  frame.live("tag", body, (reply, asked) => {
+  frame.live("tag", body, (reply, asked, { place, model }) => {
     const spans = view.box.value === "words" ? tagged(reply.results[0]) : reply.results[0].entities;
-    return show(frame.result, asked.texts[0], spans, frame.model.labels);
+    return show(place, asked.texts[0], spans, model.labels);
   });
 }
 

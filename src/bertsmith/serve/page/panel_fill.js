@@ -3,13 +3,31 @@
 import { bars, spoken } from "./bars.js";
 import { blanksSentence } from "./blanks_sentence.js";
 import { replace } from "./codepoints.js";
+import { tick } from "./controls.js";
 import { field, make } from "./elements.js";
+import { guessesTable } from "./guesses_table.js";
 
 const EXAMPLES = [
-  ["Capital", "Paris is the [MASK] of France."],
-  ["Two blanks", "The king was [MASK] by his son and [MASK] in the church."],
-  ["A book", "He opened the [MASK] and read the first chapter."],
-  ["Doctor", "The doctor told him to [MASK] more water."],
+  {
+    name: "Capital",
+    text: "Paris is the [MASK] of France.",
+    notice: "Tick “Layer by layer”: the first layers know the grammar, and only later ones that Paris is a capital.",
+  },
+  {
+    name: "Two blanks",
+    text: "The king was [MASK] by his son and [MASK] in the church.",
+    notice: "Put a guess into the first blank and watch the second change: each is read with the other.",
+  },
+  {
+    name: "A book",
+    text: "He opened the [MASK] and read the first chapter.",
+    notice: "What he opened is told by what comes after it: BERT reads both sides. Delete the end and see.",
+  },
+  {
+    name: "Doctor",
+    text: "The doctor told him to [MASK] more water.",
+    notice: "Hide “water” as well: without it, many more verbs are possible.",
+  },
 ];
 
 export const fill = {
@@ -30,13 +48,21 @@ function build(frame) {
   const text = field("Text", { lines: 2, value: "", class: "brief" });
   const set = (value) => {
     text.box.value = value;
-    frame.refresh({ now: true });
+    frame.changed({ now: true });
   };
   const insert = make("button", { type: "button", click: () => insertMask(text.box, maskOf(), set) }, "Insert a blank");
   frame.inputs.append(text.root);
   const start = (value) => (text.box.value = value.replaceAll("[MASK]", maskOf()));
-  frame.tools([insert], EXAMPLES.map(([name, value]) => [name, () => start(value)]));
-  start(EXAMPLES[0][1]);
+  const layered = tick("Layer by layer");
+  frame.tools([insert, layered.root], EXAMPLES.map((example) => ({ ...example, set: () => start(example.text) })));
+  start(EXAMPLES[0].text);
+  frame.keep("text", text.box);
+  frame.keep("layers", layered.box);
+  const guessed = []; // the best guesses, which stand for the blanks in panels that have none
+  frame.carries(text.box, {
+    give: (value) => guessed.reduce((filled, token) => filled.replace(maskOf(), token), value),
+    take: (value) => value,
+  });
 
   function question() {
     if (text.box.value.includes(maskOf())) return { text: text.box.value, top: 6 };
@@ -53,23 +79,32 @@ function build(frame) {
     const sentence = blanksSentence(value, masks, { hide: (first, end) => change(first, end, maskOf()), turnTo });
     return { sentence, change };
   }
-  function putUp(sentence, ...below) {
+  function putUp(place, sentence, ...below) {
     const left = frame.result.contains(document.activeElement) || document.activeElement === document.body;
-    frame.result.replaceChildren(sentence.root, ...below);
+    place.replaceChildren(sentence.root, ...below);
     sentence.showFirst();
     if (pressed !== null && left) sentence.focusAt(pressed);
     pressed = null;
   }
-  function show(reply, asked) {
+  function show(reply, asked, { place, model }) {
     const turnTo = (number) => cards[number].querySelector("button").focus();
     const { sentence, change } = sentenceOf(asked.text, reply.masks, turnTo);
     const put = (mask, token) => change(...joined(asked.text, mask, token));
     const cards = reply.masks.map((mask, number) => guesses(mask, number, (token) => put(mask, token)));
-    putUp(sentence, make("div", { class: "cards" }, ...cards));
+    guessed.splice(0, Infinity, ...reply.masks.map((mask) => mask.guesses[0].token));
+    const below = make("div", { class: "cards layered" });
+    putUp(place, sentence, make("div", { class: "cards" }, ...cards), below);
+    if (layered.box.checked) showLayers(below, asked.text, model);
     return reply.masks.map((mask, number) => `Blank ${number + 1}: ${spoken(pairs(mask))}`).join(". ");
   }
+  async function showLayers(place, value, model) {
+    await frame.aside(async () => {
+      const { masks } = await frame.ask("look/guesses", { text: value }, undefined, model);
+      place.replaceChildren(...masks.map(guessesTable));
+    });
+  }
   frame.idle = () => {
-    if (text.box.value.trim()) putUp(sentenceOf(text.box.value, [], () => {}).sentence);
+    if (text.box.value.trim()) putUp(frame.result, sentenceOf(text.box.value, [], () => {}).sentence);
     return Boolean(text.box.value.trim());
   };
   frame.live("fill", question, show, 200);

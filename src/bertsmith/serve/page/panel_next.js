@@ -3,9 +3,21 @@
 import { field, make, percent, withNumber } from "./elements.js";
 
 const EXAMPLES = [
-  ["Coffee", "We got some time.", "Should we get some coffee?"],
-  ["At sea", "The ship left the harbour at dawn.", "By noon the coast was out of sight."],
-  ["Out of place", "The ship left the harbour at dawn.", "Mitochondria are found in most cells of plants and animals."],
+  {
+    name: "Coffee",
+    texts: ["We got some time.", "Should we get some coffee?"],
+    notice: "No word is shared. What makes the second a good neighbour of the first?",
+  },
+  {
+    name: "At sea",
+    texts: ["The ship left the harbour at dawn.", "By noon the coast was out of sight."],
+    notice: "Swap the two sentences: does the model mind the order, or only the topic?",
+  },
+  {
+    name: "Out of place",
+    texts: ["The ship left the harbour at dawn.", "Mitochondria are found in most cells of plants and animals."],
+    notice: "Another topic is easy to tell. Try a second sentence about ships that does not follow.",
+  },
 ];
 // Each turn: the line that goes on, and a stray one.
 const OPENING = "We got some time.";
@@ -33,17 +45,21 @@ export const next = {
 };
 
 function build(frame) {
-  const first = field("A", { lines: 2, value: EXAMPLES[0][1] });
-  const second = field("B", { lines: 2, value: EXAMPLES[0][2] });
+  const first = field("A", { lines: 2, value: EXAMPLES[0].texts[0] });
+  const second = field("B", { lines: 2, value: EXAMPLES[0].texts[1] });
   frame.inputs.append(make("div", { class: "pair" }, first.root, second.root));
-  frame.tools([], EXAMPLES.map(([name, one, two]) => [name, () => ((first.box.value = one), (second.box.value = two))]));
+  const set = ({ texts: [one, two] }) => ((first.box.value = one), (second.box.value = two));
+  frame.tools([], EXAMPLES.map((example) => ({ ...example, set: () => set(example) })));
+  frame.keep("first", first.box);
+  frame.keep("second", second.box);
+  frame.carries(first.box);
   const talk = make("section", { class: "card talk", "aria-label": "A dialogue to click through" });
   frame.result.after(talk);
   function body() {
     const asked = { first: first.box.value, second: second.box.value };
     return asked.first.trim() && asked.second.trim() ? asked : "Write both sentences.";
   }
-  frame.live("next", body, (reply) => show(frame.result, reply));
+  frame.live("next", body, (reply, _, { place }) => show(place, reply));
   converse(frame, talk);
 }
 

@@ -1,27 +1,34 @@
 // One word, many senses: the vectors of a word in several sentences, on a map.
 
 import { brief } from "./codepoints.js";
-import { field } from "./elements.js";
+import { layerSlider, saveButtons, tick } from "./controls.js";
+import { field, make } from "./elements.js";
 import { sensesMap } from "./senses_map.js";
 
 const EXAMPLES = [
-  [
-    "apple",
-    "She ate a green apple from the tree.\nHe peeled an apple and baked a pie.\n" +
+  {
+    name: "apple",
+    lines:
+      "She ate a green apple from the tree.\nHe peeled an apple and baked a pie.\n" +
       "The apple and the pear are sweet fruits.\nApple released a new computer in March.\n" +
       "Apple sold millions of phones last year.\nThe software runs on Apple computers.",
-  ],
-  [
-    "bank",
-    "They sat on the bank of the river.\nTrees grow on the north bank of the lake.\n" +
+    notice: "Move the slider from layer 0, where the word is one point, to the last: fruit and company part.",
+  },
+  {
+    name: "bank",
+    lines:
+      "They sat on the bank of the river.\nTrees grow on the north bank of the lake.\n" +
       "The boat was pulled up on the muddy bank.\nThe bank lent him money to buy a house.\n" +
       "She works for a large bank in the city.\nThe bank raised its interest rates.",
-  ],
-  [
-    "light",
-    "The light of the sun fell on the floor.\nShe turned off the light in the kitchen.\n" +
+    notice: "After which layer do river banks and money banks lie apart? Some sentence may stay between.",
+  },
+  {
+    name: "light",
+    lines:
+      "The light of the sun fell on the floor.\nShe turned off the light in the kitchen.\n" +
       "The box was light enough to carry.\nA light rain fell in the morning.\nThey travel at the speed of light.",
-  ],
+    notice: "A noun and an adjective: the parts of speech part before the meanings do.",
+  },
 ];
 const MOST = 20;
 const LONGEST_WORD = 100; // characters
@@ -36,17 +43,24 @@ export const senses = {
   abilities: ["look"],
   lead:
     "A word's vector depends on its sentence. " +
-    "Here are the last-layer vectors of one word, in the plane that spreads them most.",
+    "Here are the vectors of one word after each layer, in the plane that spreads them most.",
   absence: "Any model can do this.",
   remedy: ["bertsmith serve"],
   build,
 };
 
 function build(frame) {
-  const word = field("Word", { value: EXAMPLES[0][0] });
-  const text = field("Sentences with it, one a line", { lines: 6, value: EXAMPLES[0][1] });
+  const word = field("Word", { value: EXAMPLES[0].name });
+  const text = field("Sentences with it, one a line", { lines: 6, value: EXAMPLES[0].lines });
   frame.inputs.append(word.root, text.root);
-  frame.tools([], EXAMPLES.map(([name, lines]) => [name, () => ((word.box.value = name), (text.box.value = lines))]));
+  const set = ({ name, lines }) => ((word.box.value = name), (text.box.value = lines));
+  const centred = tick("Less their mean", { title: "Take away what all tokens share before comparing" });
+  frame.tools([centred.root], EXAMPLES.map((example) => ({ ...example, set: () => set(example) })));
+  const chosen = { layer: null };
+  frame.keep("word", word.box);
+  frame.keep("text", text.box);
+  frame.keep("centred", centred.box);
+  frame.keep("layer", { get: () => chosen.layer ?? "", set: (value) => (chosen.layer = Number(value)) });
   function body() {
     const wanted = word.box.value.trim();
     const lines = text.box.value.split("\n").map((line) => line.trim()).filter(Boolean);
@@ -57,7 +71,15 @@ function build(frame) {
     if (lines.length < 2) return `Write two sentences or more with “${wanted}”, one a line.`;
     return lines.length > MOST ? `At most ${MOST} sentences, please.` : { word: wanted, sentences: lines };
   }
-  frame.live("look/senses", body, (reply, asked) => show(frame.result, reply, asked), 350);
+  function show(reply, { sentences }, { place }) {
+    const map = sensesMap(reply, sentences, { centred: centred.box.checked });
+    const slider = layerSlider((layer) => ((chosen.layer = layer), frame.remember(), map.turnTo(layer)));
+    const tools = make("div", { class: "row" }, slider.root, saveButtons(() => map.picture, `senses-${word.box.value}`));
+    place.replaceChildren(tools, map.root);
+    map.turnTo(slider.fit(reply.layers.length - 1, chosen.layer ?? undefined));
+    return `${reply.points.length} places of the word.`;
+  }
+  frame.live("look/senses", body, show, 350);
 }
 
 function holds(line, word) {
@@ -65,11 +87,4 @@ function holds(line, word) {
   const letters = [...word];
   const [before, after] = [letters[0], letters.at(-1)].map((letter) => (UNSPACED.test(letter) ? "" : SPACED));
   return new RegExp(`${before && `(?<!${before})`}${literal}${after && `(?!${after})`}`, "iu").test(line);
-}
-
-function show(result, reply, { sentences }) {
-  const map = sensesMap(reply, sentences);
-  result.replaceChildren(map.root);
-  map.place();
-  return `${reply.points.length} places of the word.`;
 }

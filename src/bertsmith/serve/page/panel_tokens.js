@@ -1,11 +1,24 @@
 // What BERT sees: tokens, the three embeddings that are added up, and a fresh masking.
 
-import { field, make, quoted } from "./elements.js";
+import { field, make, quoted, walkable } from "./elements.js";
+import { largestOf, vectorStrip } from "./vector_strip.js";
 
 const EXAMPLES = [
-  ["A pair", "My dog is cute.", "He likes playing in the snow."],
-  ["Rare words", "The blacksmith unhooked the samovar.", "Its chimney clattered quixotically."],
-  ["Emoji", "We had ramen 🍜 in Kyōto.", "It was unforgettable!"],
+  {
+    name: "A pair",
+    texts: ["My dog is cute.", "He likes playing in the snow."],
+    notice: "Press a token: its own vector, its position's and its segment's are added up to one.",
+  },
+  {
+    name: "Rare words",
+    texts: ["The blacksmith unhooked the samovar.", "Its chimney clattered quixotically."],
+    notice: "A word that is not in the vocabulary is put together from pieces; ## goes on with a word.",
+  },
+  {
+    name: "Emoji",
+    texts: ["We had ramen 🍜 in Kyōto.", "It was unforgettable!"],
+    notice: "What the vocabulary lacks becomes [UNK]: for the model all such signs are the same.",
+  },
 ];
 const FATES = {
   mask: "hidden behind the mask token",
@@ -27,32 +40,75 @@ export const tokens = {
 };
 
 function build(frame) {
-  const first = field("A", { lines: 2, value: EXAMPLES[0][1] });
-  const second = field("B, if there is one", { lines: 2, value: EXAMPLES[0][2] });
+  const first = field("A", { lines: 2, value: EXAMPLES[0].texts[0] });
+  const second = field("B, if there is one", { lines: 2, value: EXAMPLES[0].texts[1] });
   let seed = Math.floor(Math.random() * 1e6);
   const redraw = () => ((seed += 1), frame.refresh({ now: true }));
   const button = make("button", { type: "button", click: redraw }, "Draw another masking");
   frame.inputs.append(make("div", { class: "pair" }, first.root, second.root));
-  frame.tools([button], EXAMPLES.map(([name, one, two]) => [name, () => ((first.box.value = one), (second.box.value = two))]));
+  const set = ({ texts: [one, two] }) => ((first.box.value = one), (second.box.value = two));
+  frame.tools([button], EXAMPLES.map((example) => ({ ...example, set: () => set(example) })));
+  const chosen = { token: 1 };
+  frame.keep("first", first.box);
+  frame.keep("second", second.box);
+  frame.keep("token", { get: () => chosen.token, set: (value) => (chosen.token = Number(value)) });
+  frame.carries(first.box);
   function body() {
     if (!first.box.value.trim()) return "Write a text.";
     return { first: first.box.value, second: second.box.value.trim() ? second.box.value : null, seed };
   }
-  frame.live("look/tokens", body, (reply) => show(frame.result, reply.tokens));
+  frame.live("look/tokens", body, async (reply, { first: one, second: two }, { place, model }) => {
+    const strips = make("section", { class: "card strips" });
+    const ask = async (token) => {
+      const { parts } = await frame.ask("look/embedding", { first: one, second: two, token }, undefined, model);
+      if (chosen.token === token) strips.replaceChildren(...embeddingStrips(parts, reply.tokens[token].text));
+    };
+    chosen.token = Math.min(chosen.token, reply.tokens.length - 1);
+    const said = show(place, reply.tokens, chosen.token, (token) => {
+      chosen.token = token;
+      frame.remember();
+      frame.aside(() => ask(token));
+    });
+    place.append(strips);
+    await ask(chosen.token);
+    return said;
+  });
 }
 
-function show(result, seen) {
+/** The vectors that are added up for a token, one strip below the other. */
+function embeddingStrips(parts, token) {
+  const largest = largestOf(parts.filter(({ name }) => name !== "normalised").flatMap(({ values }) => values));
+  const rows = parts.flatMap(({ name, values }, place) => {
+    const sign = name === "sum" ? "= " : place && name !== "normalised" ? "+ " : "";
+    const strip = vectorStrip(values, name === "normalised" ? largestOf(values) : largest, name);
+    return [make("span", { class: "strip-name" }, `${sign}${name}`), strip];
+  });
+  const title = make("h3", {}, "What goes into the first layer for “", quoted(token), "”");
+  const lead = "A cell for each number: one colour above 0, the other below, the stronger the larger.";
+  return [title, make("div", { class: "strip-rows" }, ...rows), make("p", { class: "lead" }, lead)];
+}
+
+function show(result, seen, chosen, pick) {
   const count = (fate) => seen.filter(({ masking }) => masking === fate).length;
   const entry = ([fate, text]) => make("li", { class: `fate-${fate}` }, `${text} × ${count(fate)}`);
   const fates = Object.entries(FATES).map(entry);
   const names = ["", "token", "segment", "position"].map((row) => make("span", {}, row));
   const rows = make("li", { class: "token rows", "aria-hidden": "true" }, ...names);
+  const columns = seen.map(column);
   const summary = `${seen.length - count("")} of ${seen.length} tokens are to be guessed.`;
   result.replaceChildren(
     make("p", { class: "lead" }, summary),
     make("ul", { class: "legend" }, ...fates),
-    make("ol", { class: "tokens" }, rows, ...seen.map(column)),
+    make("ol", { class: "tokens" }, rows, ...columns),
   );
+  const pieces = columns.map((each) => each.querySelector(".piece"));
+  const reach = walkable(pieces);
+  function mark(token) {
+    pieces.forEach((piece, number) => piece.setAttribute("aria-pressed", String(number === token)));
+    reach(token);
+  }
+  pieces.forEach((piece, number) => piece.addEventListener("click", () => (mark(number), pick(number))));
+  mark(chosen);
   return summary;
 }
 
@@ -64,7 +120,7 @@ function column({ text, id, segment, position, masking, shown }) {
     "li",
     { class: masking ? `token fate-${masking}` : "token", title },
     was,
-    make("span", { class: "piece" }, quoted(changed ? shown : text)),
+    make("button", { type: "button", class: "piece" }, quoted(changed ? shown : text)),
     make("span", { class: `segment segment-${segment % 2}` }, "AB"[segment] ?? String(segment)),
     make("span", { class: "position" }, String(position)),
   );

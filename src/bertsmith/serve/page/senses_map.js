@@ -7,31 +7,38 @@ const MARGIN = 34; // pixels that keep the numbers inside the frame
 const NEAREST = 24; // pixels between two dots that can both be read
 const ROUNDS = 8; // of pushing dots apart
 
-/** The map and the list of sentences beside it; `place()` puts the dots where they belong once it is on the page. */
-export function sensesMap({ points, similarity }, sentences) {
-  const span = extent(points.map(({ x }) => x));
-  const tone = ({ x }) => (x - span.low) / (span.high - span.low || 1);
-  const dots = points.map((point, number) => dot(number, tone(point), () => look(number)));
-  const rows = points.map((point, number) => row(number, textOf(point, sentences), tone(point), () => look(number)));
+/**
+ * The map and the list of sentences beside it. `turnTo(layer)` shows the word after that layer; all layers have one
+ * scale, so that the dots of layer 0 lie in one place. With `centred`, cosines are those without the mean.
+ */
+export function sensesMap({ points, layers }, sentences, { centred = false } = {}) {
+  const last = layers.at(-1).plane.map(([x]) => x);
+  const span = extent(last);
+  const tones = last.map((x) => (x - span.low) / (span.high - span.low || 1));
+  const dots = points.map((_, number) => dot(number, tones[number], () => look(number)));
+  const rows = points.map((point, number) => row(number, textOf(point, sentences), tones[number], () => look(number)));
   const threads = draw("g", { class: "threads" });
   const name = { role: "img", "aria-label": "Map of the word's vectors" };
   const map = draw("svg", { class: "map-of-senses", ...name }, threads, ...dots);
-  let looked = 0;
+  const shown = { layer: layers.length - 1, dot: 0 };
 
   function look(chosen) {
-    looked = chosen;
+    shown.dot = chosen;
+    const layer = layers[shown.layer];
+    const cosines = (centred ? layer.centred : layer.similarity)[chosen];
     rows.forEach((each, number) => each.setAttribute("aria-pressed", String(number === chosen)));
     dots.forEach((each, number) => each.classList.toggle("lit", number === chosen));
-    rows.forEach((each, number) => (each.lastChild.textContent = similarity[chosen][number].toFixed(2)));
-    threads.replaceChildren(...points.flatMap((_, number) => thread(dots, chosen, number, similarity[chosen])));
+    rows.forEach((each, number) => (each.lastChild.textContent = cosines[number].toFixed(2)));
+    threads.replaceChildren(...points.flatMap((_, number) => thread(dots, chosen, number, cosines)));
+  }
+  function place() {
+    arrange(map, dots, layers[shown.layer].plane, layers.flatMap(({ plane }) => plane));
+    look(shown.dot);
   }
   const list = make("section", { class: "card senses" }, make("h3", {}, "Cosine to the chosen one"), ...rows);
-  function place() {
-    arrange(map, dots, points);
-    look(looked);
-  }
   new ResizeObserver(place).observe(map);
-  return { root: make("div", { class: "split" }, make("div", { class: "card map-frame" }, map), list), place };
+  const root = make("div", { class: "split" }, make("div", { class: "card map-frame" }, map), list);
+  return { root, picture: map, turnTo: (layer) => ((shown.layer = layer), place()) };
 }
 
 function dot(number, tone, choose) {
@@ -55,23 +62,23 @@ function row(number, text, tone, choose) {
 const extent = (values) => ({ low: Math.min(...values), high: Math.max(...values) });
 
 /** Put the dots into the frame. */
-function arrange(map, dots, points) {
+function arrange(map, dots, plane, everywhere) {
   const { width, height } = map.getBoundingClientRect();
   if (!width || !height) return;
   map.setAttribute("viewBox", `0 0 ${width} ${height}`);
-  const spots = apart(placed(points, width, height));
+  const spots = apart(placed(plane, everywhere, width, height));
   spots.forEach(({ left, top }, number) => {
     dots[number].setAttribute("transform", `translate(${left.toFixed(1)} ${top.toFixed(1)})`);
     Object.assign(dots[number].dataset, { left, top });
   });
 }
 
-/** Where the points come to lie, the same scale both ways, so that distances are true. */
-function placed(points, width, height) {
-  const [across, up] = [extent(points.map(({ x }) => x)), extent(points.map(({ y }) => y))];
+/** Where the points come to lie: one scale both ways and in all layers, so that distances are true. */
+function placed(plane, everywhere, width, height) {
+  const [across, up] = [0, 1].map((axis) => extent(everywhere.map((point) => point[axis])));
   const room = [width - 2 * MARGIN, height - 2 * MARGIN];
   const scale = Math.min(room[0] / (across.high - across.low || 1), room[1] / (up.high - up.low || 1));
-  return points.map(({ x, y }) => ({
+  return plane.map(([x, y]) => ({
     left: width / 2 + scale * (x - (across.low + across.high) / 2),
     top: height / 2 - scale * (y - (up.low + up.high) / 2),
   }));

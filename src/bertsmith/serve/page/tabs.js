@@ -1,8 +1,12 @@
 // Tabs as in the ARIA practices: one stop for Tab, arrows between them, the choice kept in the address.
 
+import { readAddress, writeAddress } from "./address.js";
 import { make, walkable } from "./elements.js";
 
-/** Put up the tabs; each entry has id, title, group and badge, and `fill(panel)` is called at its first showing. */
+/**
+ * Put up the tabs; each entry has id, title, group and badge. `fill(panel)` is called at its first showing, `arrive()`
+ * at every later one, and `address()` gives its part of the address.
+ */
 export function putUpTabs(list, place, entries) {
   const shown = new Set();
   const made = entries.map((entry) => ({ entry, tab: tabOf(entry), panel: panelOf(entry) }));
@@ -22,18 +26,18 @@ export function putUpTabs(list, place, entries) {
     });
     centre(wanted.tab, list.parentElement);
     document.title = `${wanted.entry.title} · bertsmith playground`;
-    if (shown.has(wanted)) return;
+    if (shown.has(wanted)) return wanted.entry.arrive?.();
     shown.add(wanted);
     wanted.entry.fill(wanted.panel);
   }
-  const named = () => made.find(({ entry }) => entry.id === location.hash.slice(1));
+  const named = () => made.find(({ entry }) => entry.id === readAddress().panel);
   for (const each of made) {
     each.tab.addEventListener("focus", () => choose(each));
     each.tab.addEventListener("click", () => choose(each));
   }
   function choose(each) {
     if (each.tab.getAttribute("aria-selected") === "true") return;
-    history.replaceState(null, "", `#${each.entry.id}`);
+    writeAddress(each.entry.address?.() ?? `#${each.entry.id}`);
     show(each);
   }
   addEventListener("hashchange", () => named() && show(named()));

@@ -1,0 +1,273 @@
+"""The heads of a model on one text: what each is like, what one attends to, and how it comes to that.
+
+Attention grows with the square of the text, times heads, times layers: only one layer of it is held at once.
+
+Shapes: N tokens, L layers, H heads, K head width, C cells of a small map, R tokens that are read most.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from bertsmith.core.errors import UserError
+from bertsmith.inference.loaded_model import Bert
+from bertsmith.inference.text_reader import TextInput
+from bertsmith.model.attention import AttentionRule, explain_attention
+from bertsmith.model.disentangled_attention import DisentangledEncoder
+from bertsmith.packed import Layout, PackedBatch, pack
+from bertsmith.text.tokenizer import Encoded
+
+HeadKind = Literal["previous", "next", "itself", "first", "separator", "broad", "mixed"]
+
+MAP_CELLS = 24
+"""Of a small map, each way; a longer text is pooled into so many."""
+CLEAR_SHARE = 0.4
+"""A head that gives so much of its attention to one place is named after it."""
+BROAD_ENTROPY = 0.75
+"""Of the largest entropy there could be: a head above it is called broad."""
+MIN_DISTANCE = 2
+"""Tokens between two that are worth showing: heads that read a neighbour are easily found."""
+MOST_READ = 6
+"""Tokens whose keys and values are shown."""
+PRONOUN_LIST = "it he she they him her them his its their hers theirs himself herself itself"
+FUNCTION_WORD_LIST = (
+    "a an the and or but of to in on at by for from with as that this these those because so if than then "
+    "not no did does do is are was were be been am has have had will would can could may might must too very "
+    "i you we who which what when where how there here"
+)
+PRONOUNS = frozenset(PRONOUN_LIST.split())
+FUNCTION_WORDS = PRONOUNS | frozenset(FUNCTION_WORD_LIST.split())
+"""English words that say little by themselves: a head that reads one is seldom worth opening with."""
+CONTINUES = "##"
+"""Before a piece that goes on with a word."""
+MARKS = "##\N{LATIN CAPITAL LETTER G WITH DOT ABOVE}\N{LOWER ONE EIGHTH BLOCK}"
+"""What tokenizers put before a piece to say where words begin."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeadSummary:
+    """What a head is like on a text: where most of its attention goes, and how much of it."""
+
+    kind: HeadKind
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """A token of which a head reads another one that stands apart: what a view may open with."""
+
+    layer: int
+    head: int
+    token: int
+    target: int
+    weight: float
+
+
+@dataclass(frozen=True, slots=True)
+class HeadsOverview:
+    """All heads of a model on one text."""
+
+    tokens: tuple[str, ...]
+    special: tuple[bool, ...]
+    """Which tokens the template put there."""
+    summaries: tuple[tuple[HeadSummary, ...], ...]
+    """By layer and head."""
+    maps: Tensor
+    """[L, H, C, C]: the weights of each head, or the largest of those that fall into a cell."""
+    moment: Moment | None
+
+
+@dataclass(frozen=True, slots=True)
+class HeadSteps:
+    """How one token's attention comes about in one head, with the numbers of every step."""
+
+    query: Tensor
+    """[K]"""
+    scores: Tensor
+    """[N]: the product of the query with each key, over the square root of the head's width."""
+    weights: Tensor
+    """[N]: the softmax of the scores."""
+    most_read: tuple[int, ...]
+    """The tokens with the largest weights, R of them."""
+    keys: Tensor
+    """[R, K]"""
+    values: Tensor
+    """[R, K]"""
+    output: Tensor
+    """[K]: the sum of all values, each times its weight."""
+
+
+def inspect_heads(bert: Bert, text: TextInput) -> HeadsOverview:
+    """What every head is like on a text or a pair, and a moment worth seeing."""
+    encoded, batch = _one_sequence(bert, text)
+    tokens = tuple(bert.tokenizer.token(number) for number in encoded.ids)
+    special = tuple(sequence < 0 for sequence in encoded.sequence)
+    telling = _telling_pairs(tokens, special)
+    summaries: list[tuple[HeadSummary, ...]] = []
+    maps: list[Tensor] = []
+    moments: list[Moment] = []
+
+    def record(weights_HNN: Tensor) -> None:
+        layer = len(summaries)
+        summaries.append(_summaries(weights_HNN, special))
+        maps.append(functional.adaptive_max_pool2d(weights_HNN[None], min(len(tokens), MAP_CELLS))[0])
+        if telling.any():
+            moments.append(_best_moment(weights_HNN, telling, layer))
+
+    _each_layer(bert, batch, record)
+    moment = max(moments, key=lambda each: each.weight, default=None)
+    return HeadsOverview(tokens, special, tuple(summaries), torch.stack(maps), moment)
+
+
+def inspect_head(bert: Bert, text: TextInput, layer: int, head: int | None) -> Tensor:
+    """What every token of a text attends to in one head, or on average over a layer's heads [N, N]."""
+    check_head(bert, layer, head)
+    found: list[Tensor] = []
+    reached = 0
+
+    def record(weights_HNN: Tensor) -> None:
+        nonlocal reached
+        if reached == layer:
+            found.append(weights_HNN.mean(0) if head is None else weights_HNN[head])
+        reached += 1
+
+    _each_layer(bert, _one_sequence(bert, text)[1], record)
+    return found[0]
+
+
+def inspect_head_steps(bert: Bert, text: TextInput, layer: int, head: int, token: int) -> HeadSteps:
+    """Query, keys, scores, weights, values and their sum, for one token in one head."""
+    check_head(bert, layer, head)
+    encoded, batch = _one_sequence(bert, text)
+    if not 0 <= token < len(encoded):
+        raise UserError(f"there is no token {token}", remedy=f"name one from 0 to {len(encoded) - 1}")
+    if isinstance(bert.engine.network.encoder, DisentangledEncoder):
+        what = (
+            "the scores of this model are not a product of one query and one key: they add relative positions"
+        )
+        raise UserError(what, remedy="take a BERT for this view")
+    found: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
+
+    def record(weights_HNN: Tensor, *vectors_NHK: Tensor) -> None:
+        query, key, value = (each[:, head].float().cpu() for each in vectors_NHK)
+        found.append((query, key, value, weights_HNN[head]))
+
+    _each_layer_with_vectors(bert, batch, record)
+    query_NK, key_NK, value_NK, weights_NN = found[layer]
+    scores_N = key_NK @ query_NK[token] / query_NK.shape[-1] ** 0.5
+    weights_N = weights_NN[token]
+    most = weights_N.topk(min(MOST_READ, len(weights_N))).indices
+    output_K = weights_N @ value_NK
+    return HeadSteps(
+        query_NK[token], scores_N, weights_N, tuple(most.tolist()), key_NK[most], value_NK[most], output_K
+    )
+
+
+def check_head(bert: Bert, layer: int, head: int | None) -> None:
+    """Stop at a layer or head that the model does not have."""
+    config = bert.engine.network.config
+    for name, number, count in (("layer", layer, config.layers), ("head", head or 0, config.heads)):
+        if not 0 <= number < count:
+            raise UserError(f"there is no {name} {number}", remedy=f"name one from 0 to {count - 1}")
+
+
+# ---- one layer after the other
+
+
+def _one_sequence(bert: Bert, text: TextInput) -> tuple[Encoded, PackedBatch]:
+    (encoded,) = bert.reader.encode([text], truncate=False)
+    return encoded, pack([encoded.ids], [encoded.segments]).to(bert.engine.device)
+
+
+def _each_layer(bert: Bert, batch: PackedBatch, record: Callable[[Tensor], None]) -> None:
+    """Call `record` with the weights [H, N, N] of each layer."""
+    encoder = bert.engine.network.encoder
+    if not isinstance(encoder, DisentangledEncoder):
+        _each_layer_with_vectors(bert, batch, lambda weights_HNN, *_: record(weights_HNN))
+        return
+    with torch.no_grad():
+        for (weights_HNN,) in encoder.attention_maps(batch):
+            record(weights_HNN.float().cpu())
+
+
+def _each_layer_with_vectors(bert: Bert, batch: PackedBatch, record: Callable[..., None]) -> None:
+    """Call `record` with the weights [H, N, N], queries, keys and values [N, H, K] of each layer."""
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, layout: Layout, rule: AttentionRule) -> Tensor:
+        mixed_THK, (weights_HNN,) = explain_attention(query, key, value, layout, rule)
+        record(weights_HNN.float().cpu(), query, key, value)
+        return mixed_THK
+
+    with torch.no_grad():
+        bert.engine.network.encoder(batch, attend)
+
+
+# ---- what heads are like
+
+
+def _summaries(weights_HNN: Tensor, special: tuple[bool, ...]) -> tuple[HeadSummary, ...]:
+    """The kind of each head, by the tokens of the text itself."""
+    of_text = [row for row, is_special in enumerate(special) if not is_special] or list(range(len(special)))
+    rows_HRN = weights_HNN[:, of_text]
+    entropy_H = -(rows_HRN.clamp(min=1e-12).log() * rows_HRN).sum(-1).mean(-1)
+    evenness_H = entropy_H / math.log(max(2, len(special)))
+    shares = {
+        kind: (rows_HRN * place_NN[of_text]).sum(-1).mean(-1).tolist()
+        for kind, place_NN in _places(special).items()
+    }
+    found = []
+    for head, evenness in enumerate(evenness_H.tolist()):
+        kind = max(shares, key=lambda each: shares[each][head])
+        share = shares[kind][head]
+        if share < CLEAR_SHARE:
+            kind = "broad" if evenness >= BROAD_ENTROPY else "mixed"
+        found.append(HeadSummary(kind, share))
+    return tuple(found)
+
+
+def _places(special: tuple[bool, ...]) -> dict[HeadKind, Tensor]:
+    """For each kind of head that is named after a place: a 1 where that is, by token [N, N]."""
+    count = len(special)
+    special_N = torch.tensor(special)
+    is_first_N = torch.arange(count) == 0
+    return {
+        "previous": torch.eye(count).roll(-1, 1).tril(),
+        "next": torch.eye(count).roll(1, 1).triu(),
+        "itself": torch.eye(count),
+        "first": (special_N & is_first_N).float().expand(count, -1),
+        "separator": (special_N & ~is_first_N).float().expand(count, -1),
+    }
+
+
+# ---- a moment worth seeing
+
+
+def _telling_pairs(tokens: tuple[str, ...], special: tuple[bool, ...]) -> Tensor:
+    """Which tokens are worth seeing read by which [N, N]: words before a pronoun by it, or words by words."""
+    words = [
+        "" if is_special else token.lstrip(MARKS).lower()
+        for token, is_special in zip(tokens, special, strict=True)
+    ]
+    is_word_N = torch.tensor([word.isalpha() and word not in FUNCTION_WORDS for word in words])
+    is_whole_N = torch.tensor([not token.startswith(CONTINUES) for token in tokens])
+    is_pronoun_N = torch.tensor([word in PRONOUNS for word in words])
+    index_N = torch.arange(len(tokens))
+    distance_NN = index_N[:, None] - index_N[None, :]
+    target_N = is_word_N & is_whole_N
+    if is_pronoun_N.any():
+        return is_pronoun_N[:, None] & target_N & (distance_NN >= MIN_DISTANCE)
+    return is_word_N[:, None] & target_N & (distance_NN.abs() >= MIN_DISTANCE)
+
+
+def _best_moment(weights_HNN: Tensor, telling_NN: Tensor, layer: int) -> Moment:
+    telling_HNN = weights_HNN.masked_fill(~telling_NN, -1.0)
+    count = telling_HNN.shape[-1]
+    best = int(telling_HNN.argmax())
+    head, rest = divmod(best, count * count)
+    token, target = divmod(rest, count)
+    return Moment(layer, head, token, target, float(weights_HNN[head, token, target]))

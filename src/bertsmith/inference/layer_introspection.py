@@ -1,0 +1,149 @@
+"""From layer to layer: how the vectors of texts and tokens change, and what would be guessed after each.
+
+Layer 0 is a token's own vector, before position and context; the last is what the model's heads read.
+
+Shapes: N tokens, L layers, M vectors, T texts, D width, V vocabulary.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from bertsmith.core.errors import UserError
+from bertsmith.inference.engine import Engine
+from bertsmith.inference.fill_mask import (
+    Candidate,
+    best_candidates,
+    encode_masked,
+    mask_offsets_in,
+    predicting_row,
+    word_log_probabilities,
+)
+from bertsmith.inference.loaded_model import Bert
+from bertsmith.inference.text_reader import TextInput, TokenizedText, as_list
+from bertsmith.packed import pack
+from bertsmith.text.tokenizer import Encoded
+
+
+@dataclass(frozen=True, slots=True)
+class Cosines:
+    """How alike vectors are, each with each, as they are and without the mean of all tokens."""
+
+    plain: Tensor
+    """[M, M]"""
+    centred: Tensor
+    """[M, M]: the vectors of one layer share a large part, which tells nothing; here it is taken away."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerGuesses:
+    """What would be guessed for a mask if the model ended after this layer."""
+
+    guesses: tuple[Candidate, ...]
+    final: float
+    """The probability of what the last layer finds best."""
+
+
+@dataclass(frozen=True, slots=True)
+class MaskLayers:
+    """The guesses for one mask, layer by layer."""
+
+    start: int
+    end: int
+    layers: tuple[LayerGuesses, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingPart:
+    """One of the vectors whose sum goes into the first layer, or that sum."""
+
+    name: str
+    values: Tensor
+    """[D]"""
+
+
+def layer_cosines(
+    bert: Bert, encoded: Sequence[Encoded], groups: Sequence[Sequence[list[int]]]
+) -> tuple[list[Tensor], list[Cosines]]:
+    """After each layer, the mean vectors [M, D] of groups of each text's tokens, and how alike those are."""
+    by_text, sums, count = [], [torch.zeros(())], 0
+    for each, rows in zip(encoded, groups, strict=True):
+        states = _layer_states(bert, each)  # of one text at a time: all layers of many are a lot of memory
+        by_text.append([[state_ND[some].mean(0) for some in rows] for state_ND in states])
+        before = sums if count else [torch.zeros(())] * len(states)
+        sums = [before_D + state_ND.sum(0) for before_D, state_ND in zip(before, states, strict=True)]
+        count += len(each)
+    vectors = [torch.stack([one for some in layer for one in some]) for layer in zip(*by_text, strict=True)]
+    cosines = [_cosines(some_MD, sum_D / count) for some_MD, sum_D in zip(vectors, sums, strict=True)]
+    return vectors, cosines
+
+
+def _layer_states(bert: Bert, encoded: Encoded) -> list[Tensor]:
+    """The vectors of a text's tokens [N, D]: their own, then those after each layer."""
+    encoder = bert.engine.network.encoder
+    batch = pack([encoded.ids], [encoded.segments]).to(bert.engine.device)
+    with torch.no_grad():
+        _, *after = encoder.hidden_states(batch)
+        own = encoder.embeddings.words(batch.tokens_T)
+    return [each.double().cpu() for each in (own, *after)]
+
+
+def _cosines(vectors_MD: Tensor, mean_D: Tensor) -> Cosines:
+    def each_with_each(some_MD: Tensor) -> Tensor:
+        return functional.cosine_similarity(some_MD[:, None], some_MD[None], dim=-1).float()
+
+    return Cosines(each_with_each(vectors_MD), each_with_each(vectors_MD - mean_D))
+
+
+def inspect_similarity(bert: Bert, texts: Iterable[str | TokenizedText]) -> list[Cosines]:
+    """How alike the mean vectors of texts are, after each layer."""
+    encoded = bert.reader.encode(as_list(texts), truncate=False)
+    whole = [[list(range(len(each)))] for each in encoded]
+    return layer_cosines(bert, encoded, whole)[1]
+
+
+def inspect_guesses(bert: Bert, text: str | TokenizedText, *, top: int) -> list[MaskLayers]:
+    """For each mask of a text, what the masked-language head would make of every layer."""
+    engine = bert.engine
+    (masked,) = encode_masked(engine, [text], truncate=False)
+    rows = [index + predicting_row(engine) for index in masked.indices]
+    batch = pack([masked.encoded.ids], [masked.encoded.segments]).to(engine.device)
+    encoder = engine.network.encoder
+    with torch.no_grad():
+        *states, last_ND = encoder.hidden_states(batch)
+        # Where norms stand before the layers, what a head reads was normalised once more at the end.
+        after = [*(encoder.final_norm(state_ND) for state_ND in states), last_ND]
+        scores = [word_log_probabilities(engine, state_ND[rows]) for state_ND in after]
+    spans = mask_offsets_in(masked.text, masked.encoded, bert.tokenizer)
+    return [
+        MaskLayers(start, end, _guesses_of(engine, [layer_PV[mask] for layer_PV in scores], top))
+        for mask, (start, end) in enumerate(spans)
+    ]
+
+
+def _guesses_of(engine: Engine, layers_V: Sequence[Tensor], top: int) -> tuple[LayerGuesses, ...]:
+    best = int(layers_V[-1].argmax())
+    return tuple(
+        LayerGuesses(tuple(best_candidates(engine, each_V, top)), float(each_V[best].exp()))
+        for each_V in layers_V
+    )
+
+
+def inspect_embedding(bert: Bert, text: TextInput, token: int) -> list[EmbeddingPart]:
+    """The vectors that are added up for one token of a text, their sum, and the sum as it is normalised."""
+    (encoded,) = bert.reader.encode([text], truncate=False)
+    if not 0 <= token < len(encoded):
+        raise UserError(f"there is no token {token}", remedy=f"name one from 0 to {len(encoded) - 1}")
+    embeddings = bert.engine.network.encoder.embeddings
+    batch = pack([encoded.ids], [encoded.segments]).to(bert.engine.device)
+    with torch.no_grad():
+        parts = {"token": embeddings.words(batch.tokens_T)[token]}
+        for name, table in embeddings.added.items():
+            added = table.look_up(batch)  # type: ignore[operator]  # one vector for all tokens, or one for each
+            parts[name] = added if added.dim() == 1 else added[token]
+        parts["sum"] = torch.stack(list(parts.values())).sum(0)
+        parts["normalised"] = embeddings.norm(parts["sum"])
+    return [EmbeddingPart(name, values.float().cpu()) for name, values in parts.items()]

@@ -1,0 +1,285 @@
+"""Routes that show the inside of a model: its tokens, heads and layers, and which words decided."""
+
+import re
+from typing import Any
+
+import numpy as np
+from fastapi import APIRouter
+
+from bertsmith.inference.outputs import Classification
+from bertsmith.serve.api_errors import ApiError
+from bertsmith.serve.batching import BatchKey
+from bertsmith.serve.look_schemas import (
+    AttentionResponse,
+    EmbeddingPartView,
+    EmbeddingRequest,
+    EmbeddingResponse,
+    GuessesRequest,
+    GuessesResponse,
+    HeadRequest,
+    HeadResponse,
+    HeadsResponse,
+    HeadStepsRequest,
+    HeadStepsResponse,
+    HeadView,
+    IntrospectionRequest,
+    LayerCosines,
+    MaskLayersView,
+    MomentView,
+    OccurrencePoint,
+    SensesLayer,
+    SensesRequest,
+    SensesResponse,
+    SimilarityRequest,
+    SimilarityResponse,
+    TokensRequest,
+    TokensResponse,
+    TokenView,
+    WordsRequest,
+    WordsResponse,
+    WordView,
+)
+from bertsmith.serve.routes import classify_texts
+from bertsmith.serve.service import (
+    FieldNames,
+    PredictionRequest,
+    Service,
+    list_field,
+    pair_of_fields,
+    single_field,
+)
+
+MAX_ALL_HEADS_TOKENS = 64
+"""Attention grows with the square of the length, times layers, times heads."""
+MAX_HEAD_TOKENS = 512
+"""Of one head, or of all heads in small."""
+MAX_WORD = 100
+"""Characters of a word whose senses are wanted."""
+MAX_OCCURRENCES = 64
+"""Of a word: all are compared with each other, and a map of more is a cloud."""
+MAX_JOINT_TOKENS = 4096
+"""Of texts that go through the model in one piece, and nobody else meanwhile."""
+MAX_GUESSES_TOKENS = 128
+"""Every layer gives scores of a whole vocabulary for every mask."""
+MAX_WORDS = 120
+"""Words of which each is left out once: as many texts as there are words go through the model."""
+MAX_WORDS_CHARACTERS = 4000
+DIGITS = 4
+MAP_DIGITS = 2
+WORD = re.compile(r"[^\W_]+(?:['\N{RIGHT SINGLE QUOTATION MARK}][^\W_]+)*")
+CANDIDATES = 20
+"""Answers among which the probability of one is looked up again."""
+
+
+def look_routes(service: Service) -> APIRouter:
+    """Routes that show the inside of a model."""
+    router = APIRouter(prefix="/look")
+    _add_token_routes(router, service)
+    _add_head_routes(router, service)
+    _add_layer_routes(router, service)
+
+    @router.post("/words")
+    async def look_at_words(request: WordsRequest) -> WordsResponse:
+        """Which words decided: what the outcome of a classifier or an answer loses without each of them."""
+        model = service.models.with_ability(request.model, "classify", "score", "answer")
+        without = _each_word_left_out(request)
+        texts = [_text_of(request), *(text for _, text in without)]
+        if "answer" in model.info.abilities:
+            wanted = PredictionRequest(
+                BatchKey("answer", (CANDIDATES,)), texts, model.name, fields=_as_sent(request)
+            )
+            outcomes = [_answer_outcome(each) for each in (await service.predict(wanted)).results]
+        else:
+            found = await classify_texts(service, texts, model=model.name, fields=_as_sent(request))
+            outcomes = [_class_outcome(each) for each in found.results]
+        name = max(outcomes[0], key=lambda each: outcomes[0][each])
+        value = outcomes[0][name]
+        changes = [value - each.get(name, 0.0) for each in outcomes[1:]]
+        words = [
+            WordView(part=part, start=start, end=end, change=change)
+            for ((part, start, end), _), change in zip(without, changes, strict=True)
+        ]
+        return WordsResponse(model=model.name, outcome=name, value=value, words=words)
+
+    return router
+
+
+def _add_token_routes(router: APIRouter, service: Service) -> None:
+    @router.post("/tokens")
+    async def look_at_tokens(request: TokensRequest) -> TokensResponse:
+        """What the model reads of a text or pair, and a random masking of it."""
+        found = await service.predict(_one_text("look/tokens", request, request.seed))
+        views = [TokenView.model_validate(each, from_attributes=True) for each in found.results[0].tokens]
+        return TokensResponse(model=found.model, tokens=views)
+
+    @router.post("/embedding")
+    async def look_at_embedding(request: EmbeddingRequest) -> EmbeddingResponse:
+        """The vectors that are added up for one token."""
+        found = await service.predict(_one_text("look/embedding", request, request.token))
+        parts = [EmbeddingPartView(name=each.name, values=_numbers(each.values)) for each in found.results[0]]
+        return EmbeddingResponse(model=found.model, parts=parts)
+
+
+def _add_head_routes(router: APIRouter, service: Service) -> None:
+    @router.post("/attention")
+    async def look_at_attention(request: IntrospectionRequest) -> AttentionResponse:
+        """What each token of a short text attends to, in every layer and head."""
+        wanted = _one_text("look/attention", request, max_tokens=MAX_ALL_HEADS_TOKENS)
+        found = await service.predict(wanted)
+        seen = found.results[0]
+        layers, heads = seen.weights.shape[:2]
+        return AttentionResponse(
+            model=found.model,
+            tokens=list(seen.tokens),
+            layers=layers,
+            heads=heads,
+            weights=_numbers(seen.weights),
+        )
+
+    @router.post("/heads")
+    async def look_at_heads(request: IntrospectionRequest) -> HeadsResponse:
+        """All heads in small: what each is like on this text, and where to look first."""
+        found = await service.predict(_one_text("look/heads", request, max_tokens=MAX_HEAD_TOKENS))
+        seen = found.results[0]
+        kinds = [
+            [HeadView.model_validate(each, from_attributes=True) for each in row] for row in seen.summaries
+        ]
+        moment = seen.moment and MomentView.model_validate(seen.moment, from_attributes=True)
+        return HeadsResponse(
+            model=found.model,
+            tokens=list(seen.tokens),
+            special=list(seen.special),
+            kinds=kinds,
+            maps=_numbers(seen.maps, MAP_DIGITS),
+            moment=moment,
+        )
+
+    @router.post("/head")
+    async def look_at_head(request: HeadRequest) -> HeadResponse:
+        """What each token attends to in one head, or on average over the heads of a layer."""
+        head = (request.layer, request.head)
+        found = await service.predict(_one_text("look/head", request, *head, max_tokens=MAX_HEAD_TOKENS))
+        return HeadResponse(model=found.model, weights=_numbers(found.results[0]))
+
+    @router.post("/head-steps")
+    async def look_at_head_steps(request: HeadStepsRequest) -> HeadStepsResponse:
+        """How one token's attention comes about in one head, number by number."""
+        asked = (request.layer, request.head, request.token)
+        found = await service.predict(
+            _one_text("look/head-steps", request, *asked, max_tokens=MAX_HEAD_TOKENS)
+        )
+        seen = found.results[0]
+        names = ("query", "scores", "weights", "keys", "values", "output")
+        numbers = {name: _numbers(getattr(seen, name)) for name in names}
+        return HeadStepsResponse(model=found.model, most_read=list(seen.most_read), **numbers)
+
+
+def _add_layer_routes(router: APIRouter, service: Service) -> None:
+    @router.post("/senses")
+    async def look_at_senses(request: SensesRequest) -> SensesResponse:
+        """Where the vectors of a word's occurrences lie, and how alike they are, layer by layer."""
+        check_word(request.word)
+        key = BatchKey("look/senses", (request.word, MAX_OCCURRENCES))
+        found = await service.predict(_joint(key, request.sentences, request.model, "sentences"))
+        seen = found.results[0]
+        points = [OccurrencePoint.model_validate(each, from_attributes=True) for each in seen.points]
+        layers = [
+            SensesLayer(plane=_numbers(each.plane), **_cosines(each.similarity)) for each in seen.layers
+        ]
+        similarity = np.asarray(seen.similarity, dtype=np.float64).tolist()
+        return SensesResponse(model=found.model, points=points, similarity=similarity, layers=layers)
+
+    @router.post("/similarity")
+    async def look_at_similarity(request: SimilarityRequest) -> SimilarityResponse:
+        """How alike the mean vectors of texts are, layer by layer."""
+        service.check_count(request.texts)
+        wanted = _joint(BatchKey("look/similarity"), request.texts, request.model, "texts")
+        found = await service.predict(wanted)
+        layers = [LayerCosines(**_cosines(each)) for each in found.results[0]]
+        return SimilarityResponse(model=found.model, layers=layers)
+
+    @router.post("/guesses")
+    async def look_at_guesses(request: GuessesRequest) -> GuessesResponse:
+        """What would be guessed for each mask if the model ended after each of its layers."""
+        wanted = PredictionRequest(
+            BatchKey("look/guesses", (request.top,)),
+            [request.text],
+            request.model,
+            max_tokens=MAX_GUESSES_TOKENS,
+            fields=single_field("text"),
+        )
+        found = await service.predict(wanted)
+        masks = [MaskLayersView.model_validate(each, from_attributes=True) for each in found.results[0]]
+        return GuessesResponse(model=found.model, masks=masks)
+
+
+def check_word(word: str) -> None:
+    """Reject what is no word whose senses could be shown."""
+    if len(word) > MAX_WORD:
+        raise ApiError(422, f"word: has {len(word)} characters; at most {MAX_WORD} are looked for")
+    if not word.strip():
+        raise ApiError(422, "word: is empty; give the word whose senses are wanted")
+
+
+def _one_text(
+    operation: str, request: IntrospectionRequest, *options: Any, max_tokens: int | None = None
+) -> PredictionRequest:
+    fields = single_field("first") if request.second is None else pair_of_fields("first", "second")
+    key = BatchKey(operation, options)
+    return PredictionRequest(key, [_text_of(request)], request.model, max_tokens=max_tokens, fields=fields)
+
+
+def _joint(key: BatchKey, texts: list[str], model: str | None, field: str) -> PredictionRequest:
+    return PredictionRequest(key, texts, model, max_tokens=MAX_JOINT_TOKENS, fields=list_field(field))
+
+
+def _text_of(request: IntrospectionRequest | WordsRequest) -> str | tuple[str, str]:
+    return request.first if request.second is None else (request.first, request.second)
+
+
+def _numbers(values: Any, digits: int = DIGITS) -> Any:
+    return np.asarray(values, dtype=np.float64).round(digits).tolist()
+
+
+def _cosines(seen: Any) -> dict[str, Any]:
+    return {"similarity": _numbers(seen.plain), "centred": _numbers(seen.centred)}
+
+
+# ---- which words decided
+
+
+def _each_word_left_out(
+    request: WordsRequest,
+) -> list[tuple[tuple[int, int, int], str | tuple[str, str]]]:
+    """Where each word stands, and the text or pair without it."""
+    parts = [request.first] if request.second is None else [request.first, request.second]
+    if (characters := sum(map(len, parts))) > MAX_WORDS_CHARACTERS:
+        raise ApiError(
+            422, f"{characters} characters are too many for this view, which takes {MAX_WORDS_CHARACTERS}"
+        )
+    spans = [(part, *found.span()) for part, text in enumerate(parts) for found in WORD.finditer(text)]
+    if len(spans) > MAX_WORDS:
+        raise ApiError(422, f"{len(spans)} words are too many for this view, which takes {MAX_WORDS}")
+    without = []
+    for part, start, end in spans:
+        rest = f"{parts[part][:start].rstrip()} {parts[part][end:].lstrip()}".strip()
+        if not rest:
+            continue  # it was all there is: what is left is no text
+        changed = [*parts[:part], rest, *parts[part + 1 :]]
+        without.append(((part, start, end), changed[0] if len(changed) == 1 else (changed[0], changed[1])))
+    return without
+
+
+def _as_sent(request: WordsRequest) -> FieldNames:
+    """All texts are the one that was sent, each without another word."""
+    return single_field("first") if request.second is None else pair_of_fields("first", "second")
+
+
+def _class_outcome(found: Classification | float) -> dict[str, float]:
+    return {"score": found} if isinstance(found, float) else found.probabilities
+
+
+def _answer_outcome(found: dict[str, Any]) -> dict[str, float]:
+    """The probability of each answer; no answer is an empty text."""
+    chances = {each["text"]: each["probability"] for each in found["answers"]}
+    return chances | {"": found["no_answer_probability"] or 0.0}
