@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Exit, Option, echo
 
@@ -135,9 +135,11 @@ def finetune(
         _run_one(assignment, as_json=as_json)
 
 
-def live_line(values: dict[str, float]) -> str:
+def live_line(values: dict[str, Any]) -> str:
     """The numbers a person watches."""
     parts = [f"step {values['step']:,.0f}", f"epoch {values['epoch']:.1f}", f"loss {values['loss']:.4f}"]
+    for name, value in values.get("development", {}).items():
+        parts.append(f"dev {name.replace('_', ' ')} {_metric_text(name, value)}")
     return "  ".join([*parts, f"ETA {duration(values['eta_seconds'])}"])
 
 

@@ -319,8 +319,10 @@ class _TrainingLoop:
         }
         state.loss_sum = state.loss_count = 0.0
         self.journal.write("train", step, values)
-        remaining = seconds * workload.remaining_after(step)
-        self.callback.on_step(step / workload.steps, {"step": step, "eta_seconds": remaining, **values})
+        # The evaluations after the last step are part of the work: 100 % is when nothing is left to wait for.
+        remaining = workload.remaining_after(step)
+        state.shown |= {"step": step, "eta_seconds": seconds * remaining, **values}
+        self.callback.on_step(1 / (1 + remaining), dict(state.shown))
 
     def _evaluate(self, splits: Mapping[str, EncodedSplit]) -> Evaluation | None:
         """How right the model is now, found by the main process, which keeps the weights if they are best."""
@@ -329,6 +331,9 @@ class _TrainingLoop:
         # The end of a run may look at weights that were looked at before.
         if splits and state.evaluated_step != state.progress.step:
             state.evaluated_step = state.progress.step
+            metric = run.model.config.deciding_metric.name
+            if found is not None:
+                state.shown["development"] = {metric: found.deciding[metric]}
             values = {} if found is None else {**found.deciding, "loss": found.loss}
             self.journal.write("held-out", state.progress.step, values)
             if found is not None and run.recipe.run.keep == "best":
@@ -343,6 +348,8 @@ class _TrainingLoop:
             state.ended_after = run.recipe.run.epochs
             save(run, state, seconds=self.clock())
         run.world.on_main(lambda: self._write_results(found))
+        if "step" in state.shown:  # this start took steps; one that only had to finish has told of none
+            self.callback.on_step(1.0, {**state.shown, "eta_seconds": 0.0})
 
     def _write_results(self, found: Evaluation | None) -> None:
         """Write the results, of the best weights where these are kept."""

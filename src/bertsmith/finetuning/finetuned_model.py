@@ -1,42 +1,55 @@
 """The end of a fine-tuning run: a model folder that any tool opens, with plots, errors and a card."""
 
-import logging
-from collections.abc import Mapping, Sequence
+import shutil
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from bertsmith.core.files import atomic_folder, atomic_path, write_json, write_text
+from bertsmith.core.files import atomic_folder, write_json, write_text
 from bertsmith.core.wording import counted
 from bertsmith.features.bilstm import FeatureScorer
 from bertsmith.finetuning.assignment import RESULT, Assignment, recipe_toml
 from bertsmith.finetuning.evaluation import Evaluation, class_scores
 from bertsmith.finetuning.finetuning_setup import lora_shape
+from bertsmith.finetuning.run_plots import (
+    LearningCurve,
+    draw_calibration,
+    draw_confusion,
+    draw_learning_curve,
+)
 from bertsmith.finetuning.splits import EncodedSplit
 from bertsmith.inference.adapter_folder import ADAPTER_FILES, base_name, write_adapter
 from bertsmith.inference.finetuned_folder import FinetunedTask, write_finetuned
 from bertsmith.inference.task_model import TaskModel, mix_state
 from bertsmith.model.model_folder import Model, write_model
 from bertsmith.model.tensor_files import SAVED_WEIGHT_FILES
-from bertsmith.tasks.metrics import Reliability, reliability
+from bertsmith.tasks.kinds.registry import metric_named
+from bertsmith.tasks.metrics import reliability
 from bertsmith.tasks.objective import NetworkScorer
 from bertsmith.tasks.predictions import PredictedSplit, errors_table, hardest_errors
 from bertsmith.tasks.published_scores import published_lines
 from bertsmith.tasks.task_config import TaskConfig
+from bertsmith.training.curves import CURVES_FILE
 from bertsmith.training.journal import read_metrics, write_versions
-from bertsmith.training.run_folder import RunFolder, card_text, facts_block, table_block
+from bertsmith.training.run_folder import RunFolder, card_text, facts_block, table_block, usage_block
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-MAX_CLASSES = 40
-"""A table of more classes than this is not readable any more."""
-CLASSES_WITH_COUNTS = 15
-TRAINING, EVALUATED, GREY = "#3b6fb6", "#d1495b", "#666666"
-log = logging.getLogger("bertsmith")
+PIPELINE_TAGS = {
+    "classify": "text-classification",
+    "multilabel": "text-classification",
+    "regress": "text-classification",
+    "tag": "token-classification",
+    "span": "question-answering",
+    "choice": "multiple-choice",
+}
+"""How model hubs call each kind of task."""
+USAGE = {
+    "classify": "bert.classify([{text}])[0].label",
+    "multilabel": "bert.classify([{text}])[0].labels",
+    "regress": "bert.score([{text}])[0]",
+    "tag": 'bert.tag(["Marie Curie was born in Warsaw."])[0]',
+    "span": 'bert.answer("Who was born in Warsaw?", "Marie Curie was born in Warsaw.").text',
+    "choice": 'bert.choose([("It is wet.", "It rained."), ("It is wet.", "It is hot.")]).index',
+}
+"""What asks a model of each kind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,14 +85,12 @@ def write_results(folder: RunFolder, finished: Finished) -> None:
     """Write everything that people and tools look at; the result file comes last."""
     write_versions(folder.path)
     write_text(folder.path / "recipe.toml", recipe_toml(finished.assignment.recipe))
-    card = model_card(finished)
+    _draw_curve(folder, finished)
+    card = model_card(finished, picture=(folder.path / CURVES_FILE).exists())
     write_text(folder.path / "card.md", card)
     _write_model_folder(folder, finished, card)
     for name, split in finished.splits.items():
         _write_split(folder, finished, name, split)
-    draw_learning_curve(
-        folder.path / "curves.png", read_metrics(folder.path), finished.config.deciding_metric.name
-    )
     result = {
         "task": finished.config.task,
         "measures": finished.found.metrics,
@@ -95,6 +106,12 @@ def write_results(folder: RunFolder, finished: Finished) -> None:
         },
     }
     write_json(folder.path / RESULT, result)
+
+
+def _draw_curve(folder: RunFolder, finished: Finished) -> None:
+    metric = finished.config.deciding_metric
+    baseline = finished.baselines.get(next(iter(finished.splits), ""), {}).get(metric.name)
+    draw_learning_curve(folder.path / CURVES_FILE, LearningCurve(read_metrics(folder.path), metric, baseline))
 
 
 def _write_model_folder(folder: RunFolder, finished: Finished, card: str) -> None:
@@ -114,6 +131,8 @@ def _write_model_folder(folder: RunFolder, finished: Finished, card: str) -> Non
         finished.model.tokenizer.save(fresh)
         write_text(fresh / "recipe.toml", recipe_toml(finished.assignment.recipe))
         write_text(fresh / "card.md", card)
+        if (folder.path / CURVES_FILE).exists():  # the card shows it
+            shutil.copy(folder.path / CURVES_FILE, fresh / CURVES_FILE)
 
 
 def _write_split(folder: RunFolder, finished: Finished, name: str, split: EncodedSplit) -> None:
@@ -129,7 +148,7 @@ def _write_split(folder: RunFolder, finished: Finished, name: str, split: Encode
         draw_calibration(folder.path / f"calibration-{name}.png", reliability(predictions.scores, targets))
 
 
-def model_card(finished: Finished) -> str:
+def model_card(finished: Finished, *, picture: bool) -> str:
     """What the model is, how it came to be and how right it is, as Markdown."""
     config, recipe = finished.config, finished.assignment.recipe
     run, optim = recipe.run, recipe.optim
@@ -153,15 +172,27 @@ def model_card(finished: Finished) -> str:
         given = ", ".join(f"{each:.4f}" for each in config.answers.label_thresholds)
         facts.append(f"Thresholds of the labels, tuned on the development set: {given}.")
     results = [
-        (split, name.replace("_", " "), f"{value:.4f}", _shown(finished.baselines.get(split, {}).get(name)))
+        (
+            split,
+            name.replace("_", " "),
+            _shown(name, value),
+            _shown(name, finished.baselines.get(split, {}).get(name)),
+        )
         for split, metrics in finished.found.metrics.items()
         for name, value in metrics.items()
     ]
     table = table_block(("split", "metric", "value", "constant answer"), results)
     published = [line for split in finished.found.metrics for line in published_lines(config.task, split)]
     blocks = [facts_block(facts), table, *([facts_block(published)] if published else [])]
+    blocks += [usage_block(_usage(finished)), *([[f"![Learning curve]({CURVES_FILE})"]] if picture else [])]
     caveat = "The labels are those of the data, mistakes and prejudices included."
-    return card_text(config.task, introduction, blocks, caveat=caveat)
+    header = {
+        "library_name": "bertsmith",
+        "pipeline_tag": PIPELINE_TAGS[config.kind.name],
+        "base_model": finished.assignment.model.name,
+        "tags": ["bertsmith", config.task],
+    }
+    return card_text(config.task, introduction, blocks, caveat=caveat, header=header)
 
 
 def weights_text(weights: Mapping[str, float]) -> str:
@@ -169,92 +200,14 @@ def weights_text(weights: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {value:.3f}" for name, value in weights.items())
 
 
-def _shown(value: float | None) -> str:
-    return "" if value is None else f"{value:.4f}"
+def _usage(finished: Finished) -> str:
+    """What a user writes to ask the model, by its kind."""
+    text = '("The first text.", "The second one.")' if finished.config.pairs else '"A text of your own."'
+    asked = USAGE[finished.config.kind.name].format(text=text)
+    # The folder is where this card stands, under whatever name it is moved to.
+    return f'import bertsmith\n\nbert = bertsmith.load("path/to/this/folder")\nprint({asked})'
 
 
-# ---- plots
-
-
-def draw_learning_curve(path: Path, lines: Sequence[Mapping[str, Any]], metric: str) -> None:
-    """The training loss, and beside it the deciding metric on the development set."""
-    figure = _figure((9, 4))
-    if figure is None:
-        log.warning("no plots are drawn: pip install bertsmith[plots] to have them")
-        return
-    training = [line for line in lines if line["kind"] == "train"]
-    evaluations = [line for line in lines if line["kind"] == "held-out" and metric in line]
-    left, right = figure.subplots(1, 2)
-    left.plot([line["step"] for line in training], [line["loss"] for line in training], color=TRAINING)
-    left.set(title="Training loss", xlabel="step")
-    steps, values = [line["step"] for line in evaluations], [line[metric] for line in evaluations]
-    right.plot(steps, values, color=EVALUATED, marker="o")
-    right.set(title=f"Development set: {metric.replace('_', ' ')}", xlabel="step")
-    for axes in (left, right):
-        _plain(axes)
-    _save(figure, path)
-
-
-def draw_confusion(
-    path: Path, targets: NDArray[np.int64], predictions: NDArray[np.int64], labels: Sequence[str]
-) -> None:
-    """How often each class was taken for each other."""
-    if len(labels) > MAX_CLASSES:
-        return
-    figure = _figure((1.5 + 0.45 * max(6, len(labels)), 1.2 + 0.4 * max(6, len(labels))))
-    if figure is None:
-        return
-    counts = np.zeros((len(labels), len(labels)), np.int64)
-    known = targets >= 0  # what training does not have has no row
-    np.add.at(counts, (targets[known], predictions[known]), 1)
-    fractions = counts / np.maximum(counts.sum(1, keepdims=True), 1)
-    axes = figure.subplots()
-    axes.imshow(fractions, cmap="Blues", vmin=0, vmax=1)
-    axes.set_xticks(range(len(labels)), labels, rotation=45, ha="right")
-    axes.set_yticks(range(len(labels)), labels)
-    axes.set(xlabel="guessed", ylabel="right", title="What is taken for what")
-    if len(labels) <= CLASSES_WITH_COUNTS:
-        for (row, column), count in np.ndenumerate(counts):
-            colour = "white" if fractions[row, column] > 0.5 else "black"
-            axes.text(column, row, f"{count:,}", ha="center", va="center", color=colour, fontsize=8)
-    _save(figure, path)
-
-
-def draw_calibration(path: Path, reliability: Reliability) -> None:
-    """How often the model is right when it is so and so sure."""
-    figure = _figure((5, 5))
-    if figure is None:
-        return
-    axes = figure.subplots()
-    axes.plot([0, 1], [0, 1], color=GREY, linestyle=":", label="as sure as right")
-    filled = reliability.counts_B > 0
-    axes.plot(
-        reliability.confidences_B[filled],
-        reliability.accuracies_B[filled],
-        color=EVALUATED,
-        marker="o",
-        label=f"the model; expected error {reliability.expected_error:.1%}",
-    )
-    axes.set(xlabel="how sure it is", ylabel="how often it is right", xlim=(0, 1), ylim=(0, 1.02))
-    axes.set_title("Calibration")
-    axes.legend(frameon=False)
-    _plain(axes)
-    _save(figure, path)
-
-
-def _figure(size: tuple[float, float]) -> "Figure | None":
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        return None  # what every run has drawn, its learning curve, says so
-    return Figure(figsize=size, layout="constrained")
-
-
-def _plain(axes: "Axes") -> None:
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(alpha=0.3)
-
-
-def _save(figure: "Figure", path: Path) -> None:
-    with atomic_path(path) as temporary:
-        figure.savefig(temporary, format="png", dpi=110)
+def _shown(name: str, value: float | None) -> str:
+    """A value as the terminal shows it."""
+    return "" if value is None else metric_named(name).text(value)

@@ -42,6 +42,8 @@ class RunState:
     """The epochs of the run, once it has come to its end."""
     early_end: EarlyEnd | None = None
     """Set with the last step of a trial that was not worth more time."""
+    shown: dict[str, Any] = field(default_factory=dict)
+    """What this start told last of its progress; it is not saved."""
     lengthened: tuple[tuple[float, int], ...] = ()
     """Epochs and last step of each end after which the run was lengthened."""
 

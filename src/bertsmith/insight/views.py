@@ -59,18 +59,22 @@ def senses_data(bert: Bert, word: str, sentences: Sequence[str]) -> dict[str, An
     found = inspect_senses(bert, word, sentences)
     kept = sorted({point.sentence for point in found.points})  # the others do not hold the word
     points = [{**asdict(point), "sentence": kept.index(point.sentence)} for point in found.points]
-    similarity = [rounded(row) for row in found.similarity.tolist()]
+    last = len(found.layers) - 1
+    names = {0: "0, the word alone", last: f"{last}, the last"}
+    layers = [
+        {
+            "name": names.get(number, str(number)),
+            "plane": [rounded(place) for place in layer.plane.tolist()],
+            "similarity": [rounded(row) for row in layer.similarity.plain.tolist()],
+            "centred": [rounded(row) for row in layer.similarity.centred.tolist()],
+        }
+        for number, layer in enumerate(found.layers)
+    ]
     return {
         "sentences": [sentences[number] for number in kept],
         "lead": f"The vectors of “{word}” in {len(points)} places, in the plane that spreads them most.",
-        "layers": [
-            {
-                "name": "after the last layer",
-                "points": points,
-                "plane": [(point.x, point.y) for point in found.points],
-                "similarity": similarity,
-            }
-        ],
+        "points": points,
+        "layers": layers,
     }
 
 

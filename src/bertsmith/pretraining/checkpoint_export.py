@@ -12,9 +12,11 @@ from bertsmith.model.network import Network
 from bertsmith.objectives.replaced_token_detection import GENERATOR
 from bertsmith.pretraining.initial_model import build_initial_model
 from bertsmith.pretraining.pretrained_model import (
+    card_header,
     check_weights_are_finite,
     held_out_rows,
     opened_by,
+    usage_of,
     weights_prefix,
     write_model_folder,
 )
@@ -23,7 +25,7 @@ from bertsmith.recipe.load import load_recipe
 from bertsmith.text.tokenizer import Tokenizer
 from bertsmith.training.checkpoint import SavedState, kept_states, load_weights
 from bertsmith.training.checkpoint_storage import check_undamaged
-from bertsmith.training.run_folder import card_text, facts_block, table_block
+from bertsmith.training.run_folder import card_text, facts_block, table_block, usage_block
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,4 +119,6 @@ def _card(run: Path, saved: SavedState, network: Network) -> str:
         table_block(("metric", "value"), results, heading="Last held-out results before it"),
     ]
     caveat = "The learning rate had not come to its end, unless this is the run's last checkpoint."
-    return card_text(f"{recipe.name}, step {state.step:,}", introduction, blocks, caveat=caveat)
+    blocks.append(usage_block(usage_of(network)))
+    title = f"{recipe.name}, step {state.step:,}"
+    return card_text(title, introduction, blocks, caveat=caveat, header=card_header(network))

@@ -1,5 +1,6 @@
 """The end of a pre-training run: a model folder that any tool opens, with a card of the run's own facts."""
 
+import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +21,8 @@ from bertsmith.objectives.registry import OBJECTIVES
 from bertsmith.pretraining.held_out import pretraining_objective
 from bertsmith.recipe.schema import Recipe
 from bertsmith.text.tokenizer import Tokenizer
-from bertsmith.training.run_folder import card_text, facts_block, table_block
+from bertsmith.training.curves import CURVES_FILE
+from bertsmith.training.run_folder import card_text, facts_block, table_block, usage_block
 from bertsmith.training.trainer import Trainer
 
 PAIRS = {
@@ -52,7 +54,7 @@ class RunFacts:
     """What a model that others trained got before the first step."""
 
 
-def model_card(recipe: Recipe, network: Network, facts: RunFacts) -> str:
+def model_card(recipe: Recipe, network: Network, facts: RunFacts, *, picture: bool) -> str:
     """The card as Markdown."""
     config = network.config
     parameters = sum(parameter.numel() for parameter in network.parameters())
@@ -75,7 +77,30 @@ def model_card(recipe: Recipe, network: Network, facts: RunFacts) -> str:
         table_block(("metric", "value"), results, heading="Held-out results"),
     ]
     caveat = "The model reflects its corpus, mistakes and prejudices included. Try it on your own data first."
-    return card_text(recipe.name, introduction, blocks, caveat=caveat)
+    blocks += [
+        usage_block(usage_of(network)),
+        *([[f"![Curves of the run]({CURVES_FILE})"]] if picture else []),
+    ]
+    return card_text(recipe.name, introduction, blocks, caveat=caveat, header=card_header(network))
+
+
+def card_header(network: Network) -> dict[str, Any]:
+    """What hubs read of a pre-trained model's card."""
+    ability = "fill-mask" if "mlm" in network.heads else "feature-extraction"
+    return {
+        "library_name": "bertsmith",
+        "pipeline_tag": ability,
+        "tags": ["bertsmith", network.config.model_type, "pre-trained"],
+    }
+
+
+def usage_of(network: Network) -> str:
+    """What a user writes to ask a pre-trained model."""
+    asked = 'bert.embed(["A text of your own."]).shape'
+    if "mlm" in network.heads:
+        asked = 'bert.fill(f"Paris is the {bert.tokenizer.mask_token} of France.")[0][0].token'
+    # The folder is where this card stands, under whatever name it is moved to.
+    return f'import bertsmith\n\nbert = bertsmith.load("path/to/this/folder")\nprint({asked})'
 
 
 FIXED_NAMES = {
@@ -191,22 +216,30 @@ def check_weights_are_finite(networks: Iterable[Network], *, where: str) -> None
 
 
 def write_model_folder(
-    target: Path, networks: Mapping[str, Network], tokenizer: Tokenizer, extras: dict[str, str]
+    target: Path,
+    networks: Mapping[str, Network],
+    tokenizer: Tokenizer,
+    extras: dict[str, str],
+    pictures: Iterable[Path] = (),
 ) -> None:
-    """Write weights, tokenizer and the given texts as one folder that appears whole."""
+    """Write weights, tokenizer, the given texts and pictures as one folder that appears whole."""
     with atomic_folder(target, replaces=SAVED_WEIGHT_FILES) as fresh:
         for folder, network in networks.items():
             write_model(fresh / folder, Model(network))
             tokenizer.save(fresh / folder)
         for name, text in extras.items():
             write_text(fresh / name, text)
+        for picture in pictures:
+            shutil.copy(picture, fresh / picture.name)
 
 
 def write_results(
     folder: Path, recipe: Recipe, networks: Mapping[str, Network], tokenizer: Tokenizer, facts: RunFacts
 ) -> None:
     """Write the finished model of a run and its card."""
-    card = model_card(recipe, networks[""], facts)
+    picture = folder / CURVES_FILE
+    card = model_card(recipe, networks[""], facts, picture=picture.exists())
     write_text(folder / "card.md", card)
     texts = {name: (folder / name).read_text(encoding="utf-8") for name in ("recipe.toml", "metrics.jsonl")}
-    write_model_folder(folder / "model", networks, tokenizer, {**texts, "card.md": card})
+    pictures = [picture] if picture.exists() else []
+    write_model_folder(folder / "model", networks, tokenizer, {**texts, "card.md": card}, pictures)

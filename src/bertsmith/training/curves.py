@@ -88,7 +88,7 @@ def draw_curves(folder: Path, *, unigram_entropy: float | None) -> Path | None:
         return None
     figure = Figure(figsize=(15, 8.2), layout="constrained")
     _draw_panels(figure, entries, unigram_entropy)
-    title = _title(folder.resolve().name, entries)
+    title = run_title(folder.resolve().name, entries)
     figure.suptitle(title, x=0.012, ha="left", fontsize=14, weight="bold", parse_math=False)
     with atomic_path(folder / CURVES_FILE) as temporary:
         figure.savefig(temporary, format="png", dpi=110)
@@ -128,12 +128,13 @@ def _draw_panels(figure: "Figure", entries: Entries, unigram_entropy: float | No
     for place, panel in zip(places, panels(unigram_entropy, metrics), strict=True):
         axes = figure.add_subplot(place)
         axes.set_xlim(0, max(1, last_step))
-        _dress(axes, panel)
-        _draw(axes, panel, entries)
+        dress_axes(axes, panel)
+        draw_panel(axes, panel, entries)
     _write_tokens_below_steps(figure.axes[0], series_of(entries, "train", "tokens"))
 
 
-def _dress(axes: "Axes", panel: Panel) -> None:
+def dress_axes(axes: "Axes", panel: Panel) -> None:
+    """Title, grid and scales, the same in all pictures of runs."""
     axes.set_title(panel.title, loc="left", fontsize=11, weight="bold", pad=8)
     axes.set_xlabel("step", fontsize=9)
     axes.locator_params(axis="x", integer=True)
@@ -145,7 +146,8 @@ def _dress(axes: "Axes", panel: Panel) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _draw(axes: "Axes", panel: Panel, entries: Entries) -> None:
+def draw_panel(axes: "Axes", panel: Panel, entries: Entries) -> None:
+    """The curves of a metric, smoothed, each with where it ends, and what they are read against."""
     training, held_out = (series_of(entries, kind, panel.metric) for kind in ("train", "held-out"))
     if not len(training.steps) + len(held_out.steps):
         axes.text(0.5, 0.5, "not part of this run", transform=axes.transAxes, ha="center", color=GREY)
@@ -207,7 +209,7 @@ def _short(count: float) -> str:
     return f"{count:.0f}"
 
 
-def _title(name: str, entries: Entries) -> str:
+def run_title(name: str, entries: Entries) -> str:
     """The run's name and how far it has come."""
     parts = [name, f"step {max(entry['step'] for entry in entries):,}"]
     tokens, seconds = (series_of(entries, "train", metric).values for metric in ("tokens", "seconds"))

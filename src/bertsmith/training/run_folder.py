@@ -1,11 +1,13 @@
 """The folder of a run: its places, how far a run in it is, the lock that keeps others out, and the card."""
 
+import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from bertsmith.core.errors import UserError
 from bertsmith.core.files import lock_for_this_process, open_lock_file
@@ -128,10 +130,23 @@ class RunLock:
 # ---- the card of the finished model, as Markdown: what it is, how it was made, and with which results
 
 
-def card_text(title: str, introduction: str, blocks: Sequence[Block], *, caveat: str) -> str:
-    """A whole card: its title and introduction, blocks of facts and results, and what to beware of."""
-    whole = [[f"# {title}"], [introduction], *blocks, [caveat]]
+def card_text(
+    title: str, introduction: str, blocks: Sequence[Block], *, caveat: str, header: Mapping[str, Any]
+) -> str:
+    """A whole card: what hubs read, its title and introduction, facts and results, what to beware of."""
+    # JSON is YAML too, and quotes what needs it.
+    front = [
+        "---",
+        *(f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in header.items()),
+        "---",
+    ]
+    whole = [front, [f"# {title}"], [introduction], *blocks, [caveat]]
     return "\n\n".join("\n".join(block) for block in whole) + "\n"
+
+
+def usage_block(code: str) -> Block:
+    """How the model is asked, from Python."""
+    return [*_heading("Usage"), "", "```python", *code.splitlines(), "```"]
 
 
 def facts_block(facts: Iterable[str], *, heading: str = "") -> Block:

@@ -69,8 +69,11 @@ def test_exams_count_in_the_time_that_is_left():
 def test_a_run_tells_of_the_exam_that_is_left_after_its_last_step(model, tmp_path):
     notebook = Notebook()
     finetune(toy_assignment("sst2", model, tmp_path, *SHORT), notebook)
-    assert notebook.lines[-1]["progress"] == 1
-    assert 0 < notebook.lines[-1]["eta_seconds"] < notebook.lines[0]["eta_seconds"]
+    before, last = notebook.lines[-2:]
+    assert before["progress"] < 1
+    assert 0 < before["eta_seconds"] < notebook.lines[0]["eta_seconds"]
+    assert (last["progress"], last["eta_seconds"]) == (1, 0)
+    assert last["development"].keys() == {"accuracy"}
 
 
 def test_schools_of_race_are_evaluated_by_what_was_said_of_both(model, tmp_path, asked):

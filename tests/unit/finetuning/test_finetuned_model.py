@@ -72,4 +72,17 @@ def test_the_card_tells_how_the_model_came_to_be(model, tmp_path):
     card = (result.folder / "card.md").read_text()
     assert "160 training examples, 0.5 epochs, 5 steps of 16 examples" in card
     assert "the head classify starts from fresh weights" in card
-    assert f"| dev | accuracy | {result.metrics['dev']['accuracy']:.4f} |" in card
+    assert f"| dev | accuracy | {100 * result.metrics['dev']['accuracy']:.2f} |" in card  # as in the terminal
+    header = dict(line.split(": ", 1) for line in card.split("---")[1].strip().splitlines())
+    assert json.loads(header["pipeline_tag"]) == "text-classification"
+    assert json.loads(header["tags"]) == ["bertsmith", "sst2"]
+
+
+def test_the_usage_on_a_card_runs_and_its_picture_lies_beside_it(model, tmp_path, pictures_are_drawn, capsys):
+    folder = tune("sst2", model, tmp_path, *SHORT).folder / "model"
+    card = (folder / "card.md").read_text()
+    code = card.split("```python\n")[1].split("```")[0]
+    exec(code.replace("path/to/this/folder", folder.as_posix()), {})
+    assert capsys.readouterr().out.strip() in ("negative", "positive")
+    assert "![Learning curve](curves.png)" in card
+    assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")

@@ -116,7 +116,9 @@ def test_the_model_folder_carries_recipe_metrics_and_card(finished):
 def test_the_card_tells_what_happened(finished):
     card = (finished / "card.md").read_text()
     last = metrics_of(finished, "held-out")[-1]
-    assert card.startswith("# bert-tiny\n")
+    assert 'pipeline_tag: "fill-mask"' in card.split("---")[1]
+    assert "\n# bert-tiny\n" in card
+    assert "![Curves of the run](curves.png)" in card or not (finished / "curves.png").exists()
     for fact in (
         "A bert encoder (2 layers, width 32, 2 heads, 80 entries;",
         "- Corpus: 60 documents,",

@@ -8,17 +8,15 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from bertsmith.serve.json_route import error_in, validator_message
+from bertsmith.serve.look_schemas import IntrospectionRequest, SensesRequest, TokensRequest
 from bertsmith.serve.openai_api import EmbeddingsRequest
 from bertsmith.serve.schemas import (
     AnswerRequest,
     ClassifyRequest,
     CompareRequest,
     FillRequest,
-    IntrospectionRequest,
     NextRequest,
-    SensesRequest,
     TagRequest,
-    TokensRequest,
 )
 from bertsmith.serve.tei_api import EmbedRequest, PredictRequest, RerankRequest
 

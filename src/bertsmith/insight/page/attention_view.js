@@ -12,7 +12,7 @@ export function show(root, data) {
   const chosen = { layer: data.layer, head: data.head, token: Math.min(data.token, tokens.length - 1), way: "reads" };
   const text = runningText(tokens, (token) => turnTo({ token }));
   const lines = tokens.length <= MOST_LINES ? attentionLines(tokens, (token) => text.mark((chosen.token = token))) : null;
-  const grid = headGrid({ layers, heads, weights: data.thumbnails, maps: data.thumbnails, kinds: data.kinds }, (layer, head) => turnTo({ layer, head }));
+  const grid = headGrid({ maps: data.thumbnails, kinds: data.kinds }, (layer, head) => turnTo({ layer, head }));
   const layer = choice("Layer", numbered(layers), { change: () => turnTo({ layer: Number(layer.box.value) }) });
   const head = choice("Head", numbered(heads), { change: () => turnTo({ head: Number(head.box.value) }) });
   const ways = [["reads", "what the token reads"], ["read", "what reads the token"]];

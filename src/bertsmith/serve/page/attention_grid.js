@@ -12,12 +12,15 @@ export const KINDS = {
   mixed: ["", "reads here and there"],
 };
 
-/** A grid of canvases; `mark(layer, head)` shows which one is chosen (no head: a whole row), `pick` hears of presses. */
+/**
+ * A grid of canvases; `mark(layer, head)` shows which one is chosen (no head: a whole row), `pick` hears of presses.
+ * Where `kinds` are known, each has the sign of its kind.
+ */
 export function headGrid({ kinds, maps }, pick) {
   const [layers, heads] = [maps.length, maps[0].length];
   const root = withNumber(make("div", { class: "heads", role: "group", "aria-label": "All heads" }), "--heads", heads);
   const places = Array.from({ length: layers * heads }, (_, place) => [Math.floor(place / heads), place % heads]);
-  const buttons = places.map(([layer, head]) => mapButton(layer, head, kinds[layer][head], pick));
+  const buttons = places.map(([layer, head]) => mapButton(layer, head, kinds?.[layer][head].kind, pick));
   root.append(make("span", { class: "corner" }), ...numbers(heads, "head"));
   for (let layer = 0; layer < layers; layer += 1) {
     root.append(axis(layer, "layer"), ...buttons.slice(layer * heads, (layer + 1) * heads));
@@ -48,10 +51,10 @@ export function kindsLegend(kinds) {
   return make("ul", { class: "kinds" }, ...entries.map(line));
 }
 
-function mapButton(layer, head, { kind }, pick) {
-  const [sign, said] = KINDS[kind];
+function mapButton(layer, head, kind, pick) {
+  const [sign, said] = KINDS[kind] ?? ["", ""];
   const title = `Layer ${layer + 1}, head ${head + 1}`;
-  const look = { type: "button", class: "map", title: `${title}: ${said}`, "aria-label": title };
+  const look = { type: "button", class: "map", title: said ? `${title}: ${said}` : title, "aria-label": title };
   const mark = sign ? make("span", { class: "kind", "aria-hidden": "true" }, sign) : null;
   return make("button", { ...look, click: () => pick(layer, head) }, make("canvas", { "aria-hidden": "true" }), mark);
 }
