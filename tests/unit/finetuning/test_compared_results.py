@@ -26,7 +26,7 @@ def test_a_run_says_what_the_constant_answer_gets_and_how_each_class_is_found(mo
         written["baselines"],
         counts["positive"],
     )
-    assert f"| {constant:.4f} |" in (result.folder / "card.md").read_text()
+    assert f"| {100 * constant:.2f} |" in (result.folder / "card.md").read_text()
 
 
 def test_a_model_that_does_not_beat_the_constant_answer_is_named_so(model, tmp_path):

@@ -1,6 +1,11 @@
-from bertsmith.training.run_folder import card_text, facts_block, table_block
+from bertsmith.training.run_folder import card_text, facts_block, table_block, usage_block
 
-CARD = """# toy
+CARD = """---
+library_name: "bertsmith"
+tags: ["a: b", "c"]
+---
+
+# toy
 
 A toy encoder.
 
@@ -12,6 +17,12 @@ A toy encoder.
 |---|---|---|
 | dev | accuracy | 0.5000 |
 
+## Usage
+
+```python
+print(1)
+```
+
 Try it first.
 """
 
@@ -21,8 +32,10 @@ def test_a_card_is_blocks_with_blank_lines_between_them():
     blocks = [
         facts_block(["3 steps.", "seed 0."], heading="Training"),
         table_block(("split", "metric", "value"), rows),
+        usage_block("print(1)"),
     ]
-    assert card_text("toy", "A toy encoder.", blocks, caveat="Try it first.") == CARD
+    header = {"library_name": "bertsmith", "tags": ["a: b", "c"]}
+    assert card_text("toy", "A toy encoder.", blocks, caveat="Try it first.", header=header) == CARD
 
 
 def test_a_table_without_rows_keeps_its_head():
