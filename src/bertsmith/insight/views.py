@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bertsmith.inference.head_introspection import inspect_heads
 from bertsmith.inference.introspection import inspect_attention, inspect_senses
 from bertsmith.inference.loaded_model import Bert
 from bertsmith.inference.text_reader import TextOrPair
@@ -36,7 +37,9 @@ def attention_data(bert: Bert, text: TextOrPair) -> dict[str, Any]:
         "layers": layers,
         "heads": heads,
         "maps": [[packed_bytes(map_NN) for map_NN in of_layer] for of_layer in bytes_LHNN],
-        "kinds": [[{"kind": "mixed"}] * heads] * layers,
+        "kinds": [
+            [{"kind": head.kind} for head in of_layer] for of_layer in inspect_heads(bert, text).summaries
+        ],
         "thumbnails": np.round(small_LHSS.astype(float), 3).tolist(),
         "layer": layer,
         "head": head,
