@@ -46,7 +46,7 @@ from bertsmith.text.tokenizer import Tokenizer
 from bertsmith.text.tokenizer_files import TOKENIZER_FILES
 
 ENCODER = "bertsmith-small"
-MAX_BYTES = 64 * 2**20
+MAX_BYTES = 64_000_000
 """Of all together."""
 LORA = (
     *("head.encoder=lora", "lora.rank=16", "lora.alpha=32", "optim.peak_lr=5e-4", "run.examples=32"),
@@ -117,7 +117,7 @@ def main() -> None:
     write_cards(models, found, options)
     print(report(found))
     size = sum(file.stat().st_size for file in models.rglob("*") if file.is_file())
-    print(f"{models}: {size / 2**20:.1f} MiB of {MAX_BYTES / 2**20:.0f}")
+    print(f"{models}: {size / 1e6:.1f} MB of {MAX_BYTES / 1e6:.0f}")
 
 
 def parse() -> argparse.Namespace:

@@ -38,6 +38,7 @@ def test_no_word_belongs_to_two_trades():
 
 def test_every_step_is_a_command_and_the_table_is_what_was_measured(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(demo, "FINETUNING", (*demo.FINETUNING, "--limit", "16", "--epochs", "1"))
+    monkeypatch.setattr(village, "DOCUMENTS", 60)
     with without_pictures():
         told = bertsmith(capsys, "demo", "--steps", 2, "--out", tmp_path / "shown")
     assert told.code == 0, told
