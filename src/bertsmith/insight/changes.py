@@ -193,6 +193,7 @@ def _draw(
             title="States: angle to before (degrees)", xlabel="layer (0: embeddings)", ylim=(0, None)
         )
     for axes in places:
+        axes.xaxis.get_major_locator().set_params(integer=True)
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(alpha=0.3)
     figure.suptitle(title, x=0.01, ha="left", weight="bold", parse_math=False)

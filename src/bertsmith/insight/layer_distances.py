@@ -88,6 +88,7 @@ def _draw(figure: "Figure", found: Mapping[str, LayerDistances]) -> None:
     left.set(title="L2 distance", xlabel="layer", ylim=(0, None))
     right.set(title="Angle (degrees)", xlabel="layer", ylim=(0, None))
     for axes in (left, right):
+        axes.xaxis.get_major_locator().set_params(integer=True)
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(alpha=0.3)
     right.legend(frameon=False)
