@@ -95,7 +95,8 @@ class Served:
         try:
             reader, writer = await asyncio.open_connection("127.0.0.1", self.port, limit=2**26)
             writer.write(data)
-            found = await asyncio.wait_for(reader.read(-1), 60)
+            async with asyncio.timeout(60):  # wait_for may lose a wish to stop, and a client went on for ever
+                found = await reader.read(-1)
             writer.close()
         except (OSError, TimeoutError):
             return b""
