@@ -5,7 +5,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from bertsmith.insight.coreference import ALL, AntecedentScore, Coreference, QuestionSet
-from bertsmith.insight.pictures import BLUE, COLOURS, GREY, RED
+from bertsmith.insight.pictures import BLUE, COLOURS, RED
 from bertsmith.insight.report import UNTRAINED_TOO, Report, Table, head_name
 
 if TYPE_CHECKING:
@@ -81,15 +81,21 @@ def _draw(figure: "Figure", title: str, found: Coreference, untrained: Sequence[
     for number, each in enumerate(untrained):
         places = [place + len(who) * width for place in range(len(kinds))]
         right = [100 * _of(each, "head", kind).accuracy for kind in kinds]
-        bars.plot(places, right, ".", color=GREY, label="untrained" if number == 0 else None)
+        bars.plot(
+            places, right, "o", ms=4, mfc="white", mec="black", label="untrained" if number == 0 else None
+        )
     bars.set_xticks([place + 0.3 for place in range(len(kinds))], kinds)
     bars.set_ylabel("antecedents found, per cent")
-    bars.legend(fontsize=8)
+    bars.set_ylim(0, 118)
+    bars.legend(fontsize=8, loc="upper left", ncols=len(who) + 1)
     best_LH = found.accuracy_L2H.max(1)
     image = grid.imshow(best_LH, cmap=COLOURS, aspect="auto", interpolation="nearest")
     figure.colorbar(image, ax=grid)
     grid.set_title("every head, better direction", fontsize=9)
-    grid.set_xlabel("head, from 0", fontsize=9)
-    grid.set_ylabel("layer, from 0", fontsize=9)
+    layers, heads = best_LH.shape
+    grid.set_xticks(range(heads), [str(head + 1) for head in range(heads)], fontsize=7)
+    grid.set_yticks(range(layers), [str(layer + 1) for layer in range(layers)], fontsize=7)
+    grid.set_xlabel("head", fontsize=9)
+    grid.set_ylabel("layer", fontsize=9)
     figure.subplots_adjust(left=0.07, right=0.97, bottom=0.12, top=0.86, wspace=0.2)
     figure.suptitle(title, x=0.01, ha="left", fontsize=12, weight="bold", parse_math=False)

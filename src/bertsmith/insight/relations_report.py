@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from bertsmith.insight.pictures import BLUE, COLOURS, GREY, RED
+from bertsmith.insight.pictures import BLUE, COLOURS, RED
 from bertsmith.insight.relations import HeadRelations, RelationScore
 from bertsmith.insight.report import UNTRAINED_TOO, Report, Table, head_name
 from bertsmith.insight.stanford_names import PUBLISHED, STANFORD_OF_UD
@@ -98,7 +98,9 @@ def _draw_bars(axes: "Axes", found: HeadRelations, untrained: Sequence[HeadRelat
               label="fixed offset")  # fmt: skip
     for number, each in enumerate(untrained):
         label = "untrained" if number == 0 else None
-        axes.plot([100 * s.accuracy for s in each.scores], places, ".", color=GREY, label=label)
+        axes.plot(
+            [100 * s.accuracy for s in each.scores], places, "o", ms=4, mfc="white", mec="black", label=label
+        )
     names = [f"{s.relation}  {head_name(s.layer, s.head)}" for s in found.scores]
     axes.set_yticks(places, names, fontsize=8)
     axes.set_xlim(0, 100)

@@ -1,0 +1,64 @@
+"""Watched attention: what a study is shown, and that what it returns is used."""
+
+import pytest
+import torch
+
+from bertsmith.model.architectures.registry import ARCHITECTURES
+from bertsmith.model.attention import AttentionRule, explain_attention
+from bertsmith.model.watched_attention import WatchedAttention
+from bertsmith.packed import pack
+from tests.tiny import tiny_network
+
+BATCH = pack([[5, 6, 7], [8, 9], [10, 11, 12], [13]])
+
+
+def test_sequences_of_one_length_are_shown_together_and_as_the_plain_form_has_them():
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = torch.randn(3, 9, 2, 4, generator=generator)
+    mixed, maps = explain_attention(query, key, value, BATCH.layout, AttentionRule(window=1))
+    shown: dict[int, torch.Tensor] = {}
+    groups = []
+
+    def watch(layer, numbers, weights):
+        assert layer == 0
+        groups.append(numbers)
+        shown.update(zip(numbers, weights, strict=True))
+        return weights
+
+    found = WatchedAttention(watch)(query, key, value, BATCH.layout, AttentionRule(window=1))
+    assert groups == [[0, 2], [1], [3]]
+    torch.testing.assert_close(found, mixed)
+    for number, expected in enumerate(maps):
+        torch.testing.assert_close(shown[number], expected)
+
+
+@pytest.mark.parametrize("model_type", ARCHITECTURES)
+def test_what_the_study_returns_is_used_by_every_architecture(model_type):
+    network = tiny_network(model_type, heads={})
+    layers = []
+
+    def uniform(layer, _numbers, weights):
+        layers.append(layer)
+        return torch.full_like(weights, 1 / weights.shape[-1])
+
+    with torch.no_grad():
+        plain = network(BATCH)
+        same = network.encoder(BATCH, WatchedAttention(lambda _layer, _numbers, weights: weights))
+        changed = network.encoder(BATCH, WatchedAttention(uniform))
+    torch.testing.assert_close(same, plain, atol=1e-5, rtol=1e-4)
+    assert (changed - plain)[:3].abs().max() > 1e-6
+    torch.testing.assert_close(changed[-1], plain[-1], atol=1e-5, rtol=1e-4)  # alone, it sees itself only
+    assert set(layers) == set(range(network.config.layers))
+
+
+@pytest.mark.parametrize("model_type", ["bert", "deberta-v2"])
+def test_gradients_reach_what_was_shown(model_type):
+    network, seen = tiny_network(model_type, heads={}), []
+
+    def keep(_layer, _numbers, weights):
+        seen.append(weights)
+        return weights
+
+    loss = network.encoder(BATCH, WatchedAttention(keep)).square().sum()
+    gradients = torch.autograd.grad(loss, seen)
+    assert any(each.abs().max() > 0 for each in gradients)
