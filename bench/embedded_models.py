@@ -35,7 +35,9 @@ from bertsmith.core.files import atomic_folder, read_json, write_json, write_tex
 from bertsmith.corpus.token_store import TokenStore
 from bertsmith.finetuning.assignment import Assignment
 from bertsmith.finetuning.finetune import FinetuningResult, finetune
+from bertsmith.inference.adapter_folder import ADAPTER_FILES
 from bertsmith.inference.embedded_models import default_model
+from bertsmith.inference.finetuned_folder import FINETUNED_FILES
 from bertsmith.inference.loaded_model import Bert, load
 from bertsmith.inference.model_path import ADAPTER_CONFIG, model_folder
 from bertsmith.model.model_folder import read_model, write_model
@@ -43,7 +45,6 @@ from bertsmith.model.tensor_files import SAVED_WEIGHT_FILES
 from bertsmith.tasks.catalogue import task_named
 from bertsmith.tasks.task_recipe import finetuning_recipe
 from bertsmith.text.tokenizer import Tokenizer
-from bertsmith.text.tokenizer_files import TOKENIZER_FILES
 
 ENCODER = "bertsmith-small"
 MAX_BYTES = 64_000_000
@@ -52,8 +53,10 @@ LORA = (
     *("head.encoder=lora", "lora.rank=16", "lora.alpha=32", "optim.peak_lr=5e-4", "run.examples=32"),
     *('lora.targets=["query","key","value","output","feed-forward"]', "run.evaluations=1"),
 )
-BESIDE_CARD = ("card.md", "recipe.toml", "metrics.jsonl")
+BESIDE_CARD = ("card.md", "curves.png", "recipe.toml", "metrics.jsonl")
 """What a run says of its model."""
+KEPT_FILES = (*ADAPTER_FILES, *FINETUNED_FILES, "recipe.toml")
+"""Of an adapter: its tokenizer is that of its base, and its card is written here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,9 +207,9 @@ def trained(name: str, seed: int, encoder: Path, options: argparse.Namespace) ->
 def keep_adapter(source: Path, out: Path) -> None:
     """The adapter without a tokenizer, which is its base's, and with that base by its name."""
     with atomic_folder(out) as fresh:
-        for file in source.iterdir():
-            if file.is_file() and file.name not in TOKENIZER_FILES:
-                shutil.copy(file, fresh / file.name)
+        for name in KEPT_FILES:
+            if (source / name).is_file():
+                shutil.copy(source / name, fresh / name)
         config = read_json(fresh / ADAPTER_CONFIG, remedy="train it again")
         write_json(fresh / ADAPTER_CONFIG, {**config, "base_model_name_or_path": ENCODER})
 
