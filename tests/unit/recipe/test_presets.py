@@ -49,8 +49,8 @@ SIZES = {
     "ernie-base": (12, 768, 12, 3072, "width"),
     "electra-small": (12, 256, 4, 1024, 128),
     "electra-base": (12, 768, 12, 3072, "width"),
-    "speedrun-small": (9, 384, 6, 1536, "width"),
-    "speedrun-base": (12, 768, 12, 3072, "width"),
+    "speedrun-small": (9, 384, 6, 1024, "width"),
+    "speedrun-base": (12, 768, 12, 2048, "width"),
     "modernbert-base": (22, 768, 12, 1152, "width"),
     "modernbert-large": (28, 1024, 16, 2624, "width"),
 }
@@ -138,7 +138,7 @@ MODERNBERT_LARGE = MODERNBERT | {
     "optim.peak_lr": 5e-4, "optim.warmup_fraction": pytest.approx(2 / 1_719, rel=1e-3),
 }  # fmt: skip
 SPEEDRUN = {
-    "model.type": "modernbert", "model.activation": "relu2", "model.gated": False, "model.norm": "rmsnorm",
+    "model.type": "modernbert", "model.activation": "gelu", "model.gated": "auto", "model.norm": "rmsnorm",
     "model.qk_norm": True, "model.dropout": 0.0, "model.global_layers": 1,
     "examples.pairs": "full-sentences", "examples.stages": [(1.0, 128, 39)], "masking.rate": 0.3,
     "batch.by": "tokens", "batch.tokens": 65_024,
