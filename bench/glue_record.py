@@ -1,0 +1,159 @@
+"""GLUE scores of a record (docs/speedrun.md): settings chosen on a part of the training set, then dev once.
+
+    python bench/glue_record.py choose --model runs/small/model --data glue/ --out runs/chosen
+    python bench/glue_record.py score  --model runs/small/model --data glue/ --out runs/scored \\
+        --chosen runs/chosen/chosen.json
+
+`choose` keeps every tenth line of a training file for the choice, fine-tunes on the others with each setting
+of the grid and writes down the best one of each task. `score` fine-tunes on whole training sets with these,
+several seeds each, and tells the median on dev and its spread; dev is seen there for the first time. Several
+runs share the GPU (--together). What is finished under --out is not done again.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from statistics import mean, median
+
+KEPT = 10
+"""Every so manieth line of a training file is for the choice."""
+
+
+@dataclass(frozen=True, slots=True)
+class Protocol:
+    """How a task is fine-tuned, all but what is chosen."""
+
+    folder: str
+    epochs: int
+    seeds: int
+    header: int = 1
+    """Lines before the first example."""
+
+
+TASKS = {
+    "cola": Protocol("CoLA", epochs=5, seeds=5, header=0),
+    "sst2": Protocol("SST-2", epochs=3, seeds=3),
+    "mrpc": Protocol("MRPC", epochs=5, seeds=5),
+    "stsb": Protocol("STS-B", epochs=5, seeds=5),
+    "rte": Protocol("RTE", epochs=5, seeds=5),
+}
+FIRST_METRIC = {"cola": "matthews", "sst2": "accuracy", "mrpc": "f1", "stsb": "spearman", "rte": "accuracy"}
+RATES, POOLINGS = ("5e-5", "1e-4", "2e-4"), ("first", "mean")
+
+
+@dataclass(frozen=True, slots=True)
+class FinetuningRun:
+    """One fine-tuning run: where its data lies, what it is told, where it goes."""
+
+    task: str
+    data: Path
+    settings: tuple[str, ...]
+    out: Path
+
+
+def main() -> None:
+    options = parse()
+    options.out.mkdir(parents=True, exist_ok=True)
+    options.act(options, [name for name in TASKS if name in options.tasks.split(",")])
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    acts: dict[str, Callable[..., None]] = {"choose": choose, "score": score}
+    parts = parser.add_subparsers(required=True)
+    for name, act in acts.items():
+        part = parts.add_parser(name)
+        part.set_defaults(act=act)
+        part.add_argument("--model", type=Path, required=True)
+        part.add_argument(
+            "--data", type=Path, required=True, help="the folder that holds CoLA/, SST-2/ and so on"
+        )
+        part.add_argument("--out", type=Path, required=True)
+        part.add_argument("--tasks", default=",".join(TASKS))
+        part.add_argument("--together", type=int, default=1, help="runs at a time")
+        if act is score:
+            part.add_argument("--chosen", type=Path, required=True, help="what choose wrote")
+    return parser.parse_args()
+
+
+def choose(options: argparse.Namespace, tasks: list[str]) -> None:
+    """Write the setting of each task that does best on what was kept of its training set."""
+    runs = []
+    for task, rate, pooling in product(tasks, RATES, POOLINGS):
+        data = kept_apart(TASKS[task], options.data, options.out / "data")
+        settings = (f"optim.peak_lr={rate}", f"head.pooling={pooling}", f"run.epochs={TASKS[task].epochs}")
+        runs.append(FinetuningRun(task, data, settings, options.out / task / f"{rate}-{pooling}"))
+    scores = all_scores(runs, options)
+    chosen: dict[str, list[str]] = {}
+    for task in tasks:
+        tried = [run for run in runs if run.task == task]
+        for run in tried:
+            print(f"{task:5} {100 * scores[run]:6.2f}  {' '.join(run.settings)}")
+        chosen[task] = list(max(tried, key=lambda run: scores[run]).settings)
+    path = options.out / "chosen.json"
+    path.write_text(json.dumps(chosen, indent=1) + "\n", encoding="utf-8")
+    print(f"{path}: {chosen}")
+
+
+def kept_apart(protocol: Protocol, data: Path, out: Path) -> Path:
+    """A task's folder whose two files are parts of the training set."""
+    lines = (data / protocol.folder / "train.tsv").read_text(encoding="utf-8").splitlines(keepends=True)
+    top, examples = lines[: protocol.header], lines[protocol.header :]
+    folder = out / protocol.folder
+    folder.mkdir(parents=True, exist_ok=True)
+    kept = examples[::KEPT]
+    others = [line for number, line in enumerate(examples) if number % KEPT]
+    (folder / "train.tsv").write_text("".join(top + others), encoding="utf-8")
+    (folder / "dev.tsv").write_text("".join(top + kept), encoding="utf-8")
+    return folder
+
+
+def score(options: argparse.Namespace, tasks: list[str]) -> None:
+    """Print the median over the seeds and the spread on dev, and the mean over the tasks."""
+    chosen = json.loads(options.chosen.read_text(encoding="utf-8"))
+    runs = []
+    for task in tasks:
+        for seed in range(TASKS[task].seeds):
+            settings = (*chosen[task], f"run.seed={seed}")
+            data = options.data / TASKS[task].folder
+            runs.append(FinetuningRun(task, data, settings, options.out / task / str(seed)))
+    scores = all_scores(runs, options)
+    medians = []
+    print("| task | metric | median | lowest | highest | seeds | settings |\n|---|---|---|---|---|---|---|")
+    for task in tasks:
+        of_task = [100 * scores[run] for run in runs if run.task == task]
+        medians.append(median(of_task))
+        spread = f"{medians[-1]:.1f} | {min(of_task):.1f} | {max(of_task):.1f} | {len(of_task)}"
+        print(f"| {task} | {FIRST_METRIC[task]} | {spread} | {' '.join(chosen[task])} |")
+    print(f"| mean | | **{mean(medians):.1f}** | | | | |")
+
+
+def all_scores(runs: Iterable[FinetuningRun], options: argparse.Namespace) -> dict[FinetuningRun, float]:
+    """The first metric of each run on its dev, as many runs at a time as asked for."""
+
+    def scored(run: FinetuningRun) -> float:
+        command = [sys.executable, "-m", "bertsmith", "finetune", run.task, "--model", str(options.model)]
+        command += ["--data", str(run.data), "--out", str(run.out), "--json"]
+        command += [word for setting in run.settings for word in ("--set", setting)]
+        ended = subprocess.run(command, capture_output=True, text=True, check=False)
+        if ended.returncode:
+            raise SystemExit(f"{run.out}: {ended.stderr.strip().splitlines()[-1]}")
+        metrics = json.loads(ended.stdout.splitlines()[-1])["measures"]["dev"]
+        print(f"{run.out}: {metrics}", file=sys.stderr, flush=True)
+        return float(metrics[FIRST_METRIC[run.task]])
+
+    ordered = list(runs)
+    with ThreadPoolExecutor(options.together) as pool:
+        return dict(zip(ordered, pool.map(scored, ordered), strict=True))
+
+
+if __name__ == "__main__":
+    main()
