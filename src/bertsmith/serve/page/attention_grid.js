@@ -39,7 +39,13 @@ export function headGrid({ kinds, maps }, pick) {
     reach(layer * heads + (head ?? 0));
   }
   document.addEventListener("themechange", paint);
-  requestAnimationFrame(paint);
+  // Once it is on the page: only there it has colours.
+  const arrival = new ResizeObserver(() => {
+    if (!root.isConnected) return;
+    arrival.disconnect();
+    paint();
+  });
+  arrival.observe(root);
   return { root, mark };
 }
 
