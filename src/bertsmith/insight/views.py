@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from bertsmith.inference.head_introspection import inspect_heads
 from bertsmith.inference.introspection import inspect_attention, inspect_senses
@@ -18,43 +17,26 @@ from bertsmith.inference.text_reader import TextOrPair
 from bertsmith.insight.deciding_words import METHODS, DecidingWords, mean_faithfulness
 from bertsmith.insight.html_view import packed_bytes, rounded
 
-THUMBNAIL = 32
-"""Rows and columns of a head's small map, at most."""
-
 
 def attention_data(bert: Bert, text: TextOrPair) -> dict[str, Any]:
     """All heads over one text, each compressed by itself: a page opens those that are looked at."""
-    found = inspect_attention(bert, text)
-    weights_LHNN = found.weights
-    layers, heads, length, _ = weights_LHNN.shape
+    weights_LHNN, overview = inspect_attention(bert, text).weights, inspect_heads(bert, text)
+    layers, heads, _, _ = weights_LHNN.shape
     # Bytes of square roots: most weights are small, and what rounding takes away is not seen.
     bytes_LHNN = (255 * weights_LHNN.sqrt()).round().to(torch.uint8).numpy()
-    small_LHSS = torch.nn.functional.adaptive_max_pool2d(weights_LHNN, min(length, THUMBNAIL)).numpy()
-    special = {bert.tokenizer.token(number) for number in bert.tokenizer.special_ids}
-    layer, head, token = _worth_seeing(weights_LHNN, [each in special for each in found.tokens])
+    moment = overview.moment
+    layer, head, token = (0, 0, 0) if moment is None else (moment.layer, moment.head, moment.token)
     return {
-        "tokens": found.tokens,
+        "tokens": overview.tokens,
         "layers": layers,
         "heads": heads,
         "maps": [[packed_bytes(map_NN) for map_NN in of_layer] for of_layer in bytes_LHNN],
-        "kinds": [
-            [{"kind": head.kind} for head in of_layer] for of_layer in inspect_heads(bert, text).summaries
-        ],
-        "thumbnails": np.round(small_LHSS.astype(float), 3).tolist(),
+        "kinds": [[{"kind": each.kind} for each in of_layer] for of_layer in overview.summaries],
+        "thumbnails": np.round(overview.maps.double().numpy(), 3).tolist(),
         "layer": layer,
         "head": head,
         "token": token,
     }
-
-
-def _worth_seeing(weights_LHNN: Tensor, special: Sequence[bool]) -> tuple[int, int, int]:
-    """The layer, head and token of the strongest attention between words that are no neighbours."""
-    length = len(special)
-    words_N = ~torch.tensor(special)
-    far_NN = (torch.arange(length)[:, None] - torch.arange(length)).abs() > 1
-    shown = weights_LHNN * (far_NN & words_N[:, None] & words_N)
-    layer, head, token, _ = np.unravel_index(int(shown.argmax()), shown.shape)
-    return int(layer), int(head), int(token)
 
 
 def senses_data(bert: Bert, word: str, sentences: Sequence[str]) -> dict[str, Any]:
