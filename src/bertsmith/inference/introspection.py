@@ -96,7 +96,7 @@ class Senses:
 def inspect_tokens(bert: Bert, text: TextInput, *, seed: int) -> InspectedTokens:
     """The tokens of a text or a pair, with a fresh masking as published: 15 %, of these 80-10-10."""
     (encoded,) = bert.reader.encode([text], truncate=False)
-    masked = masked_tokens(bert, encoded, seed)
+    masked = masked_tokens(token_masker(bert), encoded, seed)
     token = bert.tokenizer.token
     seen = []
     for index, number in enumerate(encoded.ids):
@@ -157,11 +157,17 @@ def inspect_senses(
 # ---- masking
 
 
-def masked_tokens(bert: Bert, encoded: Encoded, seed: int) -> dict[int, int]:
+def token_masker(bert: Bert) -> Masker:
+    """What masks texts of a model as published; made once for many, for it reads the whole vocabulary."""
+    masking = MaskingSection()  # its defaults are the published numbers
+    vocabulary = read_vocabulary(bert.tokenizer, masking)
+    return Masker(masking, vocabulary, max_predictions=bert.reader.longest)
+
+
+def masked_tokens(masker: Masker, encoded: Encoded, seed: int) -> dict[int, int]:
     """The indices of the tokens to predict, and what is shown there."""
     rows = [row for row, sequence in enumerate(encoded.sequence) if sequence >= 0]
     spans = [encoded.sequence.count(number) for number in sorted({0, *encoded.sequence} - {NOWHERE})]
-    masking = MaskingSection()  # its defaults are the published numbers
     text = Text(
         tokens_X=np.array([encoded.ids[row] for row in rows]),
         span_lengths_N=np.array(spans),
@@ -169,7 +175,6 @@ def masked_tokens(bert: Bert, encoded: Encoded, seed: int) -> dict[int, int]:
         whole_lengths_S=np.array([len(encoded)]),
         keys_S=np.array([key_of(seed, "look")], np.uint64),
     )
-    masker = Masker(masking, read_vocabulary(bert.tokenizer, masking), max_predictions=len(rows))
     masks = masker.masks(text, progress=0.0)
     return {
         rows[index]: shown

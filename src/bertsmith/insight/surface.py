@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from bertsmith.core.progress import progress_bar
-from bertsmith.inference.introspection import masked_tokens
+from bertsmith.inference.introspection import masked_tokens, token_masker
 from bertsmith.inference.loaded_model import Bert
 from bertsmith.inference.text_reader import Sequences, TextInput
 from bertsmith.insight.attention_pass import Study, attention_pass
@@ -177,11 +177,12 @@ def _add_gradients(
     bert: Bert, encoded: Sequence[Encoded], kinds: Sequence[Tensor], sums: _Sums, seed: int
 ) -> None:
     """Add how much the masked-LM loss of a text changes with one attention weight, in absolute size."""
+    masker = token_masker(bert)
     with progress_bar("gradients", len(encoded)) as advance:
         for numbers, _ in Sequences.of(encoded).batches(GRADIENT_BATCH_TOKENS):
             chosen = [encoded[number] for number in numbers.tolist()]
             masks = [
-                masked_tokens(bert, each, seed + int(n)) for each, n in zip(chosen, numbers, strict=True)
+                masked_tokens(masker, each, seed + int(n)) for each, n in zip(chosen, numbers, strict=True)
             ]
             found_LHC, count_C = _gradient_sums(bert, chosen, masks, [kinds[n] for n in numbers])
             for at, measure in enumerate(GRADIENTS):

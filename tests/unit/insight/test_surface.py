@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from bertsmith.inference.introspection import masked_tokens
+from bertsmith.inference.introspection import masked_tokens, token_masker
 from bertsmith.insight.random_control import of_untrained, untrained_twin
 from bertsmith.insight.surface import GRADIENTS, MEASURES, study_surface
 from tests.command_line import bertsmith
@@ -81,7 +81,7 @@ def slow_gradients(bert, eager, seed):
     """Absolute gradients of each text's masked-LM loss, by autograd through transformers."""
     sums, counts = np.zeros((3, 2, 4)), np.zeros(3)
     for number, (text, encoded) in enumerate(zip(TEXTS, encodings(bert), strict=True)):
-        masks = masked_tokens(bert, encoded, seed + number)
+        masks = masked_tokens(token_masker(bert), encoded, seed + number)
         shown = torch.tensor([[masks.get(row, id) for row, id in enumerate(encoded.ids)]])
         labels = torch.full_like(shown, -100)
         for row in masks:
