@@ -32,25 +32,6 @@ from bertsmith.training.curves import CURVES_FILE
 from bertsmith.training.journal import read_metrics, write_versions
 from bertsmith.training.run_folder import RunFolder, card_text, facts_block, table_block, usage_block
 
-PIPELINE_TAGS = {
-    "classify": "text-classification",
-    "multilabel": "text-classification",
-    "regress": "text-classification",
-    "tag": "token-classification",
-    "span": "question-answering",
-    "choice": "multiple-choice",
-}
-"""How model hubs call each kind of task."""
-USAGE = {
-    "classify": "bert.classify([{text}])[0].label",
-    "multilabel": "bert.classify([{text}])[0].labels",
-    "regress": "bert.score([{text}])[0]",
-    "tag": 'bert.tag(["Marie Curie was born in Warsaw."])[0]',
-    "span": 'bert.answer("Who was born in Warsaw?", "Marie Curie was born in Warsaw.").text',
-    "choice": 'bert.choose([("It is wet.", "It rained."), ("It is wet.", "It is hot.")]).index',
-}
-"""What asks a model of each kind."""
-
 
 @dataclass(frozen=True, slots=True)
 class Finished:
@@ -188,7 +169,7 @@ def model_card(finished: Finished, *, picture: bool) -> str:
     caveat = "The labels are those of the data, mistakes and prejudices included."
     header = {
         "library_name": "bertsmith",
-        "pipeline_tag": PIPELINE_TAGS[config.kind.name],
+        "pipeline_tag": config.kind.pipeline_tag,
         "base_model": finished.assignment.model.name,
         "tags": ["bertsmith", config.task],
     }
@@ -203,7 +184,7 @@ def weights_text(weights: Mapping[str, float]) -> str:
 def _usage(finished: Finished) -> str:
     """What a user writes to ask the model, by its kind."""
     text = '("The first text.", "The second one.")' if finished.config.pairs else '"A text of your own."'
-    asked = USAGE[finished.config.kind.name].format(text=text)
+    asked = finished.config.kind.usage.format(text=text)
     # The folder is where this card stands, under whatever name it is moved to.
     return f'import bertsmith\n\nbert = bertsmith.load("path/to/this/folder")\nprint({asked})'
 

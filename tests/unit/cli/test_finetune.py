@@ -75,7 +75,7 @@ def test_ones_own_table_is_learned_and_new_texts_are_predicted(give, capsys, rev
     label, words, measure = KINDS[kind]
     told = give("custom", "--data", reviews, "--text", "review", "--label", label, *SETTINGS, *RATE, *words)
     assert told.code == 0, told
-    (line,) = [line for line in told.out.splitlines() if f"dev {measure}" in line]
+    (line,) = [line for line in told.out.splitlines() if line.strip().startswith(f"dev {measure}")]
     assert float(line.split(": ")[1]) > (70 if kind == "regress" else 90)
     assert "dev: " in told.out  # a tenth was kept for it
     header, *lines = predicted(capsys, tmp_path, unlabelled(tmp_path))

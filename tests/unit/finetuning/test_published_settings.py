@@ -27,6 +27,9 @@ DEFAULTS = {
     "head.encoder": "tuned",
     "head.class_weights": "equal",
     "head.fresh_layers": 0,
+    "features.layers": "all-and-embeddings",
+    "features.combine": "weighted-sum",
+    "features.width": "model",
     # Warm-up over 10 %, all else as in pre-training: A.2 and optimization.py.
     "optim.algorithm": "adamw",
     "optim.peak_lr": 3e-5,
@@ -87,7 +90,14 @@ GLUE_TINY = {**GLUE, "run.epochs": 5.0}  # README of run_glue.py
 SQUAD = {"text.longest": 384, "optim.peak_lr": 5e-5}  # 3 epochs of 32
 SQUAD2 = {**SQUAD, "run.epochs": 2.0, "run.examples": 48, "answers.null_threshold": "tuned"}
 SWAG = {"optim.peak_lr": 2e-5, "run.examples": 16}  # 3 epochs
-NER = {"text.longest": 512, "text.context": "document"}  # "the maximal document context"
+NER = {
+    "text.longest": 512,
+    "text.context": "document",  # "the maximal document context"
+    # Devlin et al. 2018, table 7 and section 5.3.
+    "features.layers": "last4",
+    "features.combine": "concat",
+    "features.width": 768,
+}
 RACE = {  # Liu et al. 2019, table 10
     "text.longest": 512,
     "optim.peak_lr": 1e-5,

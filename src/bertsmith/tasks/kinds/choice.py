@@ -29,6 +29,8 @@ class Choose(Kind[ChoiceExample]):
     """One of several pairs of texts."""
 
     name = "choice"
+    pipeline_tag = "multiple-choice"
+    usage = 'bert.choose([("It is wet.", "It rained."), ("It is wet.", "It is hot.")]).index'
     head = TaskHead("choice", "sentence", size=1)
     unit = "sequence"
     metrics = OF_CLASSES

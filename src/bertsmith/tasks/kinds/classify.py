@@ -21,6 +21,8 @@ class Classify(TextKind):
     """One of several classes."""
 
     name = "classify"
+    pipeline_tag = "text-classification"
+    usage = "bert.classify([{text}])[0].label"
     metrics = OF_CLASSES
     custom_metrics = ("accuracy", "macro_f1")
     min_labels = 2

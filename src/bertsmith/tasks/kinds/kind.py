@@ -66,6 +66,10 @@ class Kind(ABC, Generic[ExampleT]):
     metrics: ClassVar[tuple[Metric, ...]]
     ability: ClassVar[str]
     """The method of `bertsmith.Bert` that predicts it."""
+    pipeline_tag: ClassVar[str]
+    """How model hubs call such a task."""
+    usage: ClassVar[str]
+    """What asks a model of this kind, in Python; {text} stands for a text or a pair."""
     taught_by: ClassVar[str]
     """The tasks of `bertsmith finetune` that make a head for it, as an error names them."""
     min_labels: ClassVar[int] = 0

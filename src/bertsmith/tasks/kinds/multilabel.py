@@ -28,6 +28,8 @@ class MultiLabel(TextKind):
     """Any number of classes, each decided by itself."""
 
     name = "multilabel"
+    pipeline_tag = "text-classification"
+    usage = "bert.classify([{text}])[0].labels"
     metrics = (ACCURACY, MACRO_F1, MICRO_F1)
     custom_metrics = ("micro_f1",)
     unlabelled_cells = ()  # an empty cell says that there are none; only a missing column leaves them unknown

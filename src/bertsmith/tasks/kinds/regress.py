@@ -22,6 +22,8 @@ class Regress(TextKind):
     """A number."""
 
     name = "regress"
+    pipeline_tag = "text-classification"
+    usage = "bert.score([{text}])[0]"
     head = TaskHead("classify", "sentence", size=1)
     metrics = OF_NUMBERS
     custom_metrics = tuple(metric.name for metric in OF_NUMBERS)

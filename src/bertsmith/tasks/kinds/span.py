@@ -35,6 +35,8 @@ class Span(Kind[Question]):
     """The first and the last token of the answer, or that there is none; each window is an item."""
 
     name = "span"
+    pipeline_tag = "question-answering"
+    usage = 'bert.answer("Who was born in Warsaw?", "Marie Curie was born in Warsaw.").text'
     head = TaskHead("span", "tokens", size=2)
     unit = "token"
     metrics = (

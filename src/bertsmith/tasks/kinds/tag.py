@@ -40,6 +40,8 @@ class Tag(Kind[TaggedExample]):
     """A tag for each word."""
 
     name = "tag"
+    pipeline_tag = "token-classification"
+    usage = 'bert.tag(["Marie Curie was born in Warsaw."])[0]'
     head = TaskHead("tag", "tokens")
     unit = "word"
     metrics = (*OF_CLASSES, SPAN_F1, Metric("precision"), Metric("recall"))
