@@ -370,7 +370,7 @@ def _watch_learning(run: Run, state: RunState, journal: RunJournal) -> None:
         watch.told.add(finding.kind)
         text = finding.text
         if finding.kind == "plateau":
-            token = constant_prediction(run.trainer, run.held_out_sets[state.progress.stage])
+            token = constant_prediction(run.trainer, run.held_out_set(state.progress.stage))
             if token is not None:
                 text += (
                     f"; the decoder is dead: it predicts {run.store.tokenizer().token(token)!r} everywhere"

@@ -8,7 +8,7 @@ import pytest
 from bertsmith.pretraining.learning_watch import LearningWatch
 from bertsmith.pretraining.pretrain import PretrainingResult, pretrain
 from bertsmith.pretraining.run_setup import EarlyStopping
-from tests.tiny_runs import Listener, metrics_of, run_tiny, tiny_recipe
+from tests.tiny_runs import Listener, metrics_of, run_tiny, stop_at, tiny_recipe
 
 LINE = 7.0
 ABSURD = ("optim.peak_lr=3.0", "run.steps=60", "run.log_every_steps=2", "run.evaluate_every_steps=60")
@@ -100,6 +100,15 @@ def test_a_flat_run_ends_early_where_that_was_asked_for_and_can_be_resumed(flat,
     resumed = run_tiny(store, result.folder, *ABSURD, listener=listener)
     assert (resumed.state, resumed.steps, resumed.early_end) == ("finished", 60, "")
     assert not [note for note in listener.notes if "the unigram line" in note]  # it was told before
+
+
+def test_a_plateau_is_named_by_a_run_that_was_resumed_and_not_evaluated_since(store, tmp_path):
+    with stop_at(4):
+        assert run_tiny(store, tmp_path / "run", *ABSURD).state == "stopped"
+    listener = Listener()
+    assert run_tiny(store, tmp_path / "run", *ABSURD, listener=listener).state == "finished"
+    (told,) = [note for note in listener.notes if "the unigram line" in note]
+    assert "the decoder is dead: it predicts '" in told
 
 
 def test_a_run_that_learns_is_not_ended_and_nothing_is_said(store, tmp_path):
