@@ -170,9 +170,7 @@ def build_trainer(
     # A step is recorded as a CUDA graph only with flash attention: other kernels read lengths on the CPU. Nor
     # with fp16, where the CPU decides after each step by how much the next loss is scaled, nor where layers
     # are recomputed, for which dropout's random state is read back, nor with gradients of other processes.
-    flash = (
-        gpu and precision == "bf16" and flash_fits(network.config.width // network.config.heads, world.device)
-    )
+    flash = gpu and precision == "bf16" and flash_fits(network.config.head_width, world.device)
     recordable = objective.compiled and flash and OPTIMIZERS[recipe.optim.algorithm].recordable
     recordable = recordable and not recipe.run.recompute and world.size == 1
     graphs = recording_of(optimizer, world.device) if recordable else None

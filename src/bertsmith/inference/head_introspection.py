@@ -104,6 +104,7 @@ class HeadSteps:
 
 def inspect_heads(bert: Bert, text: TextInput) -> HeadsOverview:
     """What every head is like on a text or a pair, and a moment worth seeing."""
+    check_equal_heads(bert)
     encoded, batch = _one_sequence(bert, text)
     tokens = tuple(bert.tokenizer.token(number) for number in encoded.ids)
     special = tuple(sequence < 0 for sequence in encoded.sequence)
@@ -170,10 +171,21 @@ def inspect_head_steps(bert: Bert, text: TextInput, layer: int, head: int, token
 
 def check_head(bert: Bert, layer: int, head: int | None) -> None:
     """Stop at a layer or head that the model does not have."""
-    config = bert.engine.network.config
-    for name, number, count in (("layer", layer, config.layers), ("head", head or 0, config.heads)):
-        if not 0 <= number < count:
-            raise UserError(f"there is no {name} {number}", remedy=f"name one from 0 to {count - 1}")
+    order = bert.engine.network.config.order()
+    _check_number("layer", layer, len(order))
+    _check_number("head", head or 0, bert.engine.network.config.heads_in(order[layer]))
+
+
+def _check_number(name: str, number: int, count: int) -> None:
+    if not 0 <= number < count:
+        raise UserError(f"there is no {name} {number}", remedy=f"name one from 0 to {count - 1}")
+
+
+def check_equal_heads(bert: Bert) -> None:
+    """Stop at a model whose layers differ in their number of heads: a table of heads has no place for it."""
+    if bert.engine.network.config.layer_heads:
+        what = "heads of this model were pruned, and this view wants as many in each layer"
+        raise UserError(what, remedy="look at the model that it was pruned from")
 
 
 # ---- one layer after the other

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from bertsmith.model.encoder_config import ConfigReader, EncoderConfig
+from bertsmith.model.encoder_config import ConfigReader, EncoderConfig, layer_shape_settings
 
 if TYPE_CHECKING:
     from torch import nn
@@ -61,7 +61,7 @@ class Architecture:
     initial: Callable[[EncoderConfig], InitialRule]
     tied: Mapping[str, str]
     """Published second names of a weight -> its first name."""
-    own_settings: Callable[[EncoderConfig], tuple[str, ...]] = lambda _config: ()
+    own_settings: Callable[[EncoderConfig], tuple[str, ...]] = layer_shape_settings
     """The settings of a config, by their names in a recipe, that no published class has: config.json then
     names a type of our own, and no other tool opens the folder."""
     next_label: int = 0

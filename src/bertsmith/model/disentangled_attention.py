@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from bertsmith.model.attention import Attend, AttentionRule
 from bertsmith.model.elementwise import Dropout
-from bertsmith.model.encoder import ALL, Embeddings, Encoder, Rows, SelfAttention
+from bertsmith.model.encoder import ALL, AttentionShape, Embeddings, Encoder, Rows, SelfAttention
 from bertsmith.model.watched_attention import WatchedAttention
 from bertsmith.packed import Layout, PackedBatch
 
@@ -57,8 +57,8 @@ def log_buckets(distance: Tensor, buckets: int, max_distance: int) -> Tensor:
 class DisentangledAttention(SelfAttention):
     """Self-attention whose scores add up three terms; positions go through the content's own projections."""
 
-    def __init__(self, width: int, heads: int, *, rule: AttentionRule, relative: RelativePositions) -> None:
-        super().__init__(width, heads, rule=rule)
+    def __init__(self, shape: AttentionShape, *, rule: AttentionRule, relative: RelativePositions) -> None:
+        super().__init__(shape, rule=rule)
         # In a tuple, which hides it from torch: the encoder owns what all of its layers share.
         self._shared = (relative,)
 

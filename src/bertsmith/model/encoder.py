@@ -16,6 +16,7 @@ from bertsmith.model.activations import activation_function
 from bertsmith.model.attention import Attend, AttentionRule
 from bertsmith.model.attention_kernels import packed_attention
 from bertsmith.model.elementwise import Dropout
+from bertsmith.model.encoder_config import EncoderConfig
 from bertsmith.model.rotary import Rotary
 from bertsmith.model.watched_attention import WatchedAttention
 from bertsmith.packed import Layout, PackedBatch
@@ -82,16 +83,31 @@ class Embeddings(nn.Module):
         return widened_TD
 
 
+@dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """The sizes of one layer's attention."""
+
+    width: int
+    heads: int
+    head_width: int
+
+
+def attention_shape(config: EncoderConfig, block: int) -> AttentionShape:
+    """The sizes of a block's attention."""
+    return AttentionShape(config.width, config.heads_in(block), config.head_width)
+
+
 class SelfAttention(nn.Module):
     """Multi-head self-attention; query, key and value come from one product."""
 
     def __init__(
-        self, width: int, heads: int, *, rule: AttentionRule, bias: bool = True, rotary: Rotary | None = None
+        self, shape: AttentionShape, *, rule: AttentionRule, bias: bool = True, rotary: Rotary | None = None
     ) -> None:
         super().__init__()
-        self.heads = heads
-        self.project = nn.Linear(width, 3 * width, bias=bias)
-        self.output = nn.Linear(width, width, bias=bias)
+        self.heads = shape.heads
+        mixed = shape.heads * shape.head_width  # the model's width, unless heads were pruned
+        self.project = nn.Linear(shape.width, 3 * mixed, bias=bias)
+        self.output = nn.Linear(mixed, shape.width, bias=bias)
         self.rotary = rotary
         # Only training drops out. Both rules are static, as a compiled graph is specialised on them.
         self.training_rule, self.rule = rule, replace(rule, dropout=0.0)

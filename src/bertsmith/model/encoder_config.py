@@ -1,7 +1,7 @@
 """The numbers of an encoder as frozen data, and the reader of the config.json they come from."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from bertsmith.core.errors import UserError
@@ -21,7 +21,7 @@ class EncoderConfig:
     layers: int
     heads: int
     inner: int
-    """Width inside the feed-forward layer."""
+    """Width inside the feed-forward layer; of the widest one where they differ."""
     embedding_width: int
     """ALBERT and ELECTRA keep narrow embeddings and widen them; elsewhere equal to `width`."""
     positions: int
@@ -41,17 +41,44 @@ class EncoderConfig:
     """Whether the word embeddings are also the decoder of masked words; else that has weights of its own."""
     direction: Direction = "both"
     """One side only where the model was trained to predict the next or the previous token."""
+    layer_heads: tuple[int, ...] = ()
+    """How many heads each block has left where some were pruned; empty where each has `heads`."""
+    layer_inner: tuple[int, ...] = ()
+    """The width inside of each block's feed-forward where they differ; empty where each has `inner`."""
 
     @property
-    def expanded(self) -> int:
-        """How many values the first product of the feed-forward gives each token."""
-        return self.inner
+    def head_width(self) -> int:
+        """The width of a head: pruning takes heads away, and leaves the others as they are."""
+        return self.width // self.heads
 
-    def seen_tokens(self, length: float) -> float:
-        """How many tokens a token of a sequence sees, all layers added up."""
-        return self.layers * length
+    @property
+    def blocks(self) -> int:
+        """How many blocks there are; fewer than layers where these share them (ALBERT)."""
+        return self.layers
+
+    def order(self) -> Sequence[int]:
+        """Which block each layer runs."""
+        return range(self.layers)
+
+    def heads_in(self, block: int) -> int:
+        """How many heads a block has."""
+        return self.layer_heads[block] if self.layer_heads else self.heads
+
+    def inner_in(self, block: int) -> int:
+        """The width inside of a block's feed-forward."""
+        return self.layer_inner[block] if self.layer_inner else self.inner
+
+    def expanded_in(self, block: int) -> int:
+        """How many values the first product of a block's feed-forward gives each token."""
+        return self.inner_in(block)
+
+    def seen_tokens(self, length: float, layer: int) -> float:  # noqa: ARG002 - layers differ elsewhere
+        """How many tokens a token of a sequence sees in a layer."""
+        return length
 
 
+OWN_TYPE = "bertsmith"
+"""The model_type in config.json where no published class has the network: other tools do not open it."""
 MAX_SIZE = 2**24
 """No size in any published config comes near it; a larger one is a broken or hostile file."""
 MAX_LAYERS = 1024
@@ -120,6 +147,24 @@ class ConfigReader:
             raise self._wrong(key, f"is {value!r}", "an object is expected")
         return value or {}
 
+    @property
+    def model_type(self) -> str:
+        """The published type: that of the file, or the one that a type of our own comes from."""
+        named = self.values.get("model_type")
+        self.used.add("base_model_type")
+        # The first folders of our own type were all ModernBERT's, and did not say so.
+        return str(self.values.get("base_model_type", "modernbert") if named == OWN_TYPE else named)
+
+    def sizes(self, key: str, *, count: int, most: int) -> tuple[int, ...]:
+        """So many whole numbers from 1 on, or none at all."""
+        value = self._get(key, None)
+        if value is None:
+            return ()
+        whole = isinstance(value, list) and all(type(each) is int and 1 <= each <= most for each in value)
+        if not whole or len(value) != count:
+            raise self._wrong(key, f"is {value!r}", f"{count} whole numbers from 1 to {most} are expected")
+        return tuple(value)
+
     def texts(self, key: str) -> tuple[str, ...]:
         """A list of words, empty where the file has none."""
         value = self._get(key, None)
@@ -155,3 +200,23 @@ def direction_keys(config: EncoderConfig) -> dict[str, Any]:
     if config.direction == "left-to-right":
         return {"is_decoder": True}
     return {"attention_direction": config.direction} if config.direction == "right-to-left" else {}
+
+
+def with_layer_shapes(config: EncoderConfig, reader: ConfigReader) -> EncoderConfig:
+    """The config with the heads and widths of each layer, where a file that was pruned lists them."""
+    heads = reader.sizes("heads_per_layer", count=config.blocks, most=config.heads)
+    inner = reader.sizes("intermediate_sizes", count=config.blocks, most=config.inner)
+    return replace(config, layer_heads=heads, layer_inner=inner)
+
+
+def layer_shape_keys(config: EncoderConfig) -> dict[str, Any]:
+    """What config.json says where layers differ, which no published type can say; or nothing."""
+    keys = {"heads_per_layer": list(config.layer_heads), "intermediate_sizes": list(config.layer_inner)}
+    said = {key: sizes for key, sizes in keys.items() if sizes}
+    return {"model_type": OWN_TYPE, "base_model_type": config.model_type, **said} if said else {}
+
+
+def layer_shape_settings(config: EncoderConfig) -> tuple[str, ...]:
+    """In words, what of the layers' shapes no published class has."""
+    differs = {"pruned heads": config.layer_heads, "feed-forward widths by layer": config.layer_inner}
+    return tuple(name for name, sizes in differs.items() if sizes)

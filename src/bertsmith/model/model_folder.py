@@ -15,7 +15,12 @@ from bertsmith.core.errors import UserError
 from bertsmith.core.files import atomic_folder, read_json, write_json
 from bertsmith.model.architecture import Architecture, Names, published_in
 from bertsmith.model.architectures.registry import architecture_of
-from bertsmith.model.encoder_config import ConfigReader, EncoderConfig
+from bertsmith.model.encoder_config import (
+    ConfigReader,
+    EncoderConfig,
+    layer_shape_keys,
+    with_layer_shapes,
+)
 from bertsmith.model.heads import OutputHead, exact_outputs
 from bertsmith.model.network import (
     Network,
@@ -238,9 +243,9 @@ def model_from_tensors(
     if config_json.get("model_type") is None:
         remedy = 'add "model_type": "bert", or what the model is'
         raise UserError("has no model_type", where=reader.where, remedy=remedy)
-    architecture = architecture_of(str(config_json["model_type"]), where=reader.where)
+    architecture = architecture_of(reader.model_type, where=reader.where)
     ties = reader.switch("tie_word_embeddings", True)
-    config = replace(_read_config(architecture, reader), tied=ties)
+    config = replace(read_config(reader), tied=ties)
     checkpoint = canonical_tensors(tensors, architecture, config, where=where, config_file=config_file)
     # A tagger and a classifier have the same published names: the class that config.json names tells which.
     expected = [head for name in reader.texts("architectures") for head in architecture.classes.get(name, ())]
@@ -300,6 +305,7 @@ def write_model(folder: Path, model: Model, *, shard_bytes: int = SHARD_BYTES) -
         **model.extras,
         **_label_keys(model, architecture, heads),
         **architecture.write_config(config),
+        **layer_shape_keys(config),
         **({} if config.tied else {"tie_word_embeddings": False}),
         "dtype": str(next(network.parameters()).dtype).removeprefix("torch."),
         "architectures": [CAUSAL_CLASSES.get(name, name) for name in classes]
@@ -341,15 +347,16 @@ class _NothingInitialised(TorchFunctionMode):
         return named["tensor"] if initialises else function(*args, **named)
 
 
-def _read_config(architecture: Architecture, reader: ConfigReader) -> EncoderConfig:
-    config = architecture.read_config(reader)
+def read_config(reader: ConfigReader) -> EncoderConfig:
+    """The encoder config of a config.json, by the architecture that it names."""
+    config = architecture_of(reader.model_type, where=reader.where).read_config(reader)
     if config.width % config.heads:
         what = f"{config.heads} attention heads do not divide a width of {config.width}"
         raise UserError(what, where=reader.where, remedy="correct the two numbers")
     if config.positions < 1:
         what = "max_position_embeddings leaves no position"
         raise UserError(what, where=reader.where, remedy="correct it")
-    return config
+    return with_layer_shapes(config, reader)
 
 
 def _check_shared(network: Network, assembled: Mapping[str, Tensor], *, where: Path) -> None:

@@ -115,9 +115,7 @@ def _recordable(recipe: Recipe, networks: Sequence[Network], load: TrainingLoad,
     # is read back, nor with gradients of other processes.
     can = load.device == "cuda" and load.precision == "bf16" and OPTIMIZERS[recipe.optim.algorithm].recordable
     can = can and recipe.run.spike_factor == "off" and not load.recompute and world.size == 1
-    if not can or not all(
-        flash_fits(each.config.width // each.config.heads, world.device) for each in networks
-    ):
+    if not can or not all(flash_fits(each.config.head_width, world.device) for each in networks):
         return False
     tokens, sequences = _step_size(recipe)
     predicted = round(tokens * load.predicted_fraction)
@@ -324,17 +322,20 @@ def flops_per_step(networks: Iterable[Network], *, tokens: int, sequences: int, 
 
 def _flops_of(network: Network, *, tokens: int, sequences: int, predicted: int) -> float:
     config = network.config
-    width, of_queries = config.width, 3 * config.width**2
-    of_rest = width**2 + width * (config.expanded + config.inner)
+    width, of_queries, of_rest, of_pairs = config.width, 0, [], 0.0
+    for layer, block in enumerate(config.order()):
+        mixed = config.heads_in(block) * config.head_width
+        of_queries += 3 * width * mixed
+        of_rest.append(width * (mixed + config.expanded_in(block) + config.inner_in(block)))
+        of_pairs += mixed * config.seen_tokens(tokens / max(1, sequences), layer)
     # The last layer mixes all tokens, but continues with predicted ones and, for pairs, one of each sequence.
     wanted = predicted + (sequences if {"nsp", "sop"} & set(network.heads) else 0)
     words = (width * config.embedding_width + config.embedding_width * config.vocabulary) * predicted
     if "replaced" in network.heads:  # it judges every token, and scores no words
         wanted, words = tokens, (width**2 + width) * tokens
-    weights = config.layers * of_queries * tokens + of_rest * ((config.layers - 1) * tokens + wanted)
-    pairs = tokens * config.seen_tokens(tokens / max(1, sequences))
+    weights = (of_queries + sum(of_rest[:-1])) * tokens + of_rest[-1] * wanted
     # A weight costs 2 operations forward and 4 backward; scores and mix cost 4 x width a pair of tokens.
-    return 6 * (weights + words) + 12 * width * pairs
+    return 6 * (weights + words) + 12 * tokens * of_pairs
 
 
 def peak_of(device: torch.device) -> float | None:

@@ -18,7 +18,7 @@ from bertsmith.model.architectures.modernbert import ModernBertConfig
 from bertsmith.model.architectures.registry import architecture_of
 from bertsmith.model.encoder_config import ConfigReader, Direction, EncoderConfig
 from bertsmith.model.heads import MaskedLanguageHead
-from bertsmith.model.model_folder import Model, read_model
+from bertsmith.model.model_folder import Model, read_config, read_model
 from bertsmith.model.network import Network, add_fresh_head, new_network, set_direction
 from bertsmith.model.sentence_modules import transformer_folder
 from bertsmith.objectives.registry import OBJECTIVES
@@ -82,9 +82,7 @@ def with_true_model(recipe: Recipe) -> Recipe:
         return recipe
     folder = transformer_folder(model_folder(recipe.start.model))
     config_json = read_json(folder / "config.json", remedy="give --from a model folder")
-    config = architecture_of(str(config_json.get("model_type")), where=str(folder)).read_config(
-        ConfigReader(config_json, str(folder / "config.json"))
-    )
+    config = read_config(ConfigReader(config_json, str(folder / "config.json")))
     values = {**recipe.model_dump(), "model": model_section_of(config).model_dump()}
     try:
         return Recipe.model_validate(values)

@@ -67,13 +67,13 @@ def estimate_memory(load: TrainingLoad, tokens: int) -> MemoryEstimate:
     of_generator = 0
     if load.generator is not None:
         smaller = replace(load, config=load.generator, generator=None)
-        of_generator = tokens * (_embeddings(smaller) + smaller.config.layers * _kept_of_a_layer(smaller))
+        of_generator = tokens * (_embeddings(smaller) + _kept_of_layers(smaller))
     return MemoryEstimate(
         # Under autocast every product keeps a half-precision copy of its weights until it is differentiated.
         weights=load.parameters * (FP32 if load.precision == "fp32" else FP32 + BF16),
         gradients=load.parameters * FP32,
         optimizer=load.parameters * load.moments * FP32,
-        activations=of_generator + tokens * (_embeddings(load) + load.config.layers * _kept_of_a_layer(load)),
+        activations=of_generator + tokens * (_embeddings(load) + _kept_of_layers(load)),
         scores=math.ceil(tokens * load.predicted_fraction) * _scored_row(load),
         working=tokens * _working(load),
     )
@@ -123,25 +123,28 @@ def _embeddings(load: TrainingLoad) -> int:
     return 3 * INT64 + load.config.embedding_width * (FP32 + _dropout_mark(load)) + 2 * FP32
 
 
-def _kept_of_a_layer(load: TrainingLoad) -> int:
-    # Recomputing keeps the input alone.
-    return load.config.width * FP32 if load.recompute else _all_of_a_layer(load)
+def _kept_of_layers(load: TrainingLoad) -> int:
+    if load.recompute:  # that keeps their inputs alone
+        return load.config.layers * load.config.width * FP32
+    return sum(_all_of_a_layer(load, block) for block in load.config.order())
 
 
-def _all_of_a_layer(load: TrainingLoad) -> int:
+def _all_of_a_layer(load: TrainingLoad, block: int) -> int:
     """Bytes for each token that a post-norm layer keeps."""
-    width, expanded, value = load.config.width, load.config.expanded, _value(load)
-    # Inputs of both sub-layers (2 D), query, key and value (3 D), their mix (D), before and after GELU (2 I).
-    products = (6 * width + 2 * expanded) * value
+    config, value = load.config, _value(load)
+    width, heads = config.width, config.heads_in(block)
+    # Inputs of both sub-layers (2 D), query, key, value and their mix (4 D, less where heads were pruned),
+    # before and after GELU (2 I).
+    products = (2 * width + 4 * heads * config.head_width + 2 * config.expanded_in(block)) * value
     # In fp32: both LayerNorms' inputs (2 D), means and deviations; each head's softmax denominator.
-    norms = 2 * (width + 2) * FP32 + load.config.heads * FP32
-    return products + norms + 2 * width * _dropout_mark(load) + _kept_scores(load)
+    norms = 2 * (width + 2) * FP32 + heads * FP32
+    return products + norms + 2 * width * _dropout_mark(load) + heads * _kept_scores(load)
 
 
 def _kept_scores(load: TrainingLoad) -> int:
-    """Bytes for each token where attention keeps its probabilities and what dropout left out of them."""
+    """Bytes for each token and head where attention keeps its probabilities and what dropout left of them."""
     if load.device == "cpu" and products_fit(load.longest, load.config.attention_dropout):
-        return load.config.heads * load.longest * (_value(load) + 1)
+        return load.longest * (_value(load) + 1)
     return 0
 
 
@@ -156,9 +159,13 @@ def _scored_row(load: TrainingLoad) -> int:
 
 def _working(load: TrainingLoad) -> int:
     """Bytes for each token of the gradients on their way through a layer, and of a layer computed again."""
-    config = load.config
-    gradients = (2 * config.expanded + 4 * config.width) * _value(load)
-    again = _all_of_a_layer(load) if load.recompute else 0
+    return max(_working_in(load, block) for block in range(load.config.blocks))
+
+
+def _working_in(load: TrainingLoad, block: int) -> int:
+    config, heads = load.config, load.config.heads_in(block)
+    gradients = (2 * config.expanded_in(block) + 4 * config.width) * _value(load)
+    again = _all_of_a_layer(load, block) if load.recompute else 0
     flash = load.device == "cuda" and load.precision == "bf16"  # fp16 is for GPUs that are too old for it
-    dense = 0 if flash or not config.attention_dropout else DENSE_BUFFERS * config.heads * load.longest * FP32
+    dense = 0 if flash or not config.attention_dropout else DENSE_BUFFERS * heads * load.longest * FP32
     return gradients + again + dense

@@ -209,4 +209,6 @@ def _is_camembert(folder: Path, settings: Settings) -> bool:
     if name := settings.get("tokenizer_class"):
         return str(name).startswith("Camembert")
     config = folder / "config.json"
-    return config.is_file() and read_json(config, remedy=FETCH_AGAIN).get("model_type") == "camembert"
+    types = ("model_type", "base_model_type")  # the second where a model was pruned
+    found = read_json(config, remedy=FETCH_AGAIN) if config.is_file() else {}
+    return "camembert" in (found.get(key) for key in types)

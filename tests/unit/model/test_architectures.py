@@ -11,7 +11,7 @@ from bertsmith.core.errors import UserError
 from bertsmith.model.activations import activation_function
 from bertsmith.model.architectures.registry import ARCHITECTURES, architecture_of
 from bertsmith.model.attention import AttentionRule
-from bertsmith.model.encoder import Encoder, SelfAttention
+from bertsmith.model.encoder import AttentionShape, Encoder, SelfAttention
 from bertsmith.model.encoder_config import ConfigReader
 from bertsmith.model.network import add_fresh_head, build_network, new_network
 from bertsmith.packed import pack
@@ -188,7 +188,7 @@ def test_attention_maps_are_those_the_forward_pass_used():
 
 
 def test_attention_dropout_is_on_in_training_and_off_in_evaluation():
-    attention = SelfAttention(8, 2, rule=AttentionRule(dropout=0.5))
+    attention = SelfAttention(AttentionShape(8, 2, 4), rule=AttentionRule(dropout=0.5))
     assert (attention.training_rule.dropout, attention.rule.dropout) == (0.5, 0.0)
     network, batch = tiny_network(heads={}), pack([[1, 5, 6, 2]])
     assert torch.equal(network(batch), network(batch))

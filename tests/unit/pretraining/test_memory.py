@@ -14,6 +14,9 @@ CONFIGS = {
     "narrow": tiny_encoder_config("bert", width=32, inner=64, heads=4, layers=3),
     "wide": tiny_encoder_config("bert", width=64, inner=256, heads=2, layers=4),
     "albert": tiny_encoder_config("albert", width=64, inner=256, heads=2, layers=4, dropout=0.1),
+    "pruned": tiny_encoder_config(
+        "bert", width=64, inner=256, heads=4, layers=3, layer_heads=(1, 4, 2), layer_inner=(64, 256, 128)
+    ),
 }
 
 

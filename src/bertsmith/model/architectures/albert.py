@@ -94,11 +94,10 @@ def write_config(config: EncoderConfig) -> dict[str, Any]:
 def count_parameters(config: EncoderConfig) -> int:
     """The weights of the encoder and its pooler: shared blocks count once."""
     assert isinstance(config, AlbertConfig)
-    attention, feed_forward = bert.count_attention(config), bert.count_feed_forward(config)
-    blocks = config.blocks * (attention + feed_forward)
+    blocks = bert.count_blocks(config)
     if config.sharing != "all":
-        shared = attention if config.sharing == "attention" else feed_forward
-        blocks -= (config.layers - config.groups) * shared
+        count = bert.count_attention if config.sharing == "attention" else bert.count_feed_forward
+        blocks -= (config.layers - config.groups) * count(config, 0)
     widen, pooler = bert.dense(config.embedding_width, config.width), bert.dense(config.width, config.width)
     return bert.count_embeddings(config) + widen + blocks + pooler
 
@@ -111,7 +110,7 @@ def build_encoder(config: EncoderConfig) -> "Encoder":
 
     assert isinstance(config, AlbertConfig)
     embeddings = bert.build_embeddings(config, widen=nn.Linear(config.embedding_width, config.width))
-    blocks = [bert.build_block(config) for _ in range(config.blocks)]
+    blocks = [bert.build_block(config, number) for number in range(config.blocks)]
     if config.sharing != "all":
         groups = config.group_of_layers()
         for block, group in zip(blocks, groups, strict=True):

@@ -29,7 +29,7 @@ def read_config(reader: ConfigReader) -> EncoderConfig:
     reader.require("add_cross_attention", False, False)
     width = reader.size("hidden_size")
     return EncoderConfig(
-        model_type=str(reader.values["model_type"]),
+        model_type=reader.model_type,
         vocabulary=reader.size("vocab_size"),
         width=width,
         layers=reader.size("num_hidden_layers", most=MAX_LAYERS),
@@ -73,7 +73,7 @@ def write_config(config: EncoderConfig) -> dict[str, Any]:
 
 def count_parameters(config: EncoderConfig) -> int:
     """The weights of BERT's encoder and pooler, by arithmetic."""
-    return count_embeddings(config) + config.layers * count_block(config) + dense(config.width, config.width)
+    return count_embeddings(config) + count_blocks(config) + dense(config.width, config.width)
 
 
 def count_embeddings(config: EncoderConfig) -> int:
@@ -82,19 +82,23 @@ def count_embeddings(config: EncoderConfig) -> int:
     return (rows + 2) * config.embedding_width
 
 
-def count_block(config: EncoderConfig) -> int:
-    """The weights of one layer."""
-    return count_attention(config) + count_feed_forward(config)
+def count_blocks(config: EncoderConfig) -> int:
+    """The weights of all blocks."""
+    return sum(
+        count_attention(config, block) + count_feed_forward(config, block) for block in range(config.blocks)
+    )
 
 
-def count_attention(config: EncoderConfig) -> int:
-    """The weights of a layer's attention: four products and a LayerNorm."""
-    return 4 * dense(config.width, config.width) + 2 * config.width
+def count_attention(config: EncoderConfig, block: int) -> int:
+    """The weights of a block's attention: four products and a LayerNorm."""
+    mixed = config.heads_in(block) * config.head_width
+    return 3 * dense(config.width, mixed) + dense(mixed, config.width) + 2 * config.width
 
 
-def count_feed_forward(config: EncoderConfig) -> int:
-    """The weights of a layer's feed-forward: two products and a LayerNorm."""
-    return dense(config.width, config.inner) + dense(config.inner, config.width) + 2 * config.width
+def count_feed_forward(config: EncoderConfig, block: int) -> int:
+    """The weights of a block's feed-forward: two products and a LayerNorm."""
+    inner = config.inner_in(block)
+    return dense(config.width, inner) + dense(inner, config.width) + 2 * config.width
 
 
 def dense(inputs: int, outputs: int) -> int:
@@ -109,7 +113,7 @@ def build_encoder(config: EncoderConfig) -> "Encoder":
     """An encoder of BERT's parts."""
     from bertsmith.model.encoder import Encoder
 
-    blocks = [build_block(config) for _ in range(config.layers)]
+    blocks = [build_block(config, number) for number in range(config.layers)]
     return Encoder(build_embeddings(config), blocks, order=range(config.layers))
 
 
@@ -134,16 +138,16 @@ def build_embeddings(
     return Embeddings(words, added, norm=norm, dropout=config.dropout, widen=widen)
 
 
-def build_block(config: EncoderConfig) -> "PostNormBlock":
+def build_block(config: EncoderConfig, number: int) -> "PostNormBlock":
     """One post-norm layer."""
     from torch import nn
 
     from bertsmith.model.attention import AttentionRule
-    from bertsmith.model.encoder import FeedForward, Norms, PostNormBlock, SelfAttention
+    from bertsmith.model.encoder import FeedForward, Norms, PostNormBlock, SelfAttention, attention_shape
 
     rule = AttentionRule(dropout=config.attention_dropout)
-    attention = SelfAttention(config.width, config.heads, rule=rule)
-    feed_forward = FeedForward(config.width, config.inner, config.activation)
+    attention = SelfAttention(attention_shape(config, number), rule=rule)
+    feed_forward = FeedForward(config.width, config.inner_in(number), config.activation)
     norms = Norms(*(nn.LayerNorm(config.width, eps=config.norm_eps) for _ in range(2)))
     return PostNormBlock(attention, feed_forward, norms, dropout=config.dropout)
 

@@ -114,7 +114,14 @@ def build_encoder(config: EncoderConfig) -> "DisentangledEncoder":
         DisentangledEncoder,
         RelativePositions,
     )
-    from bertsmith.model.encoder import Embeddings, FeedForward, Norms, PostNormBlock, SegmentTable
+    from bertsmith.model.encoder import (
+        Embeddings,
+        FeedForward,
+        Norms,
+        PostNormBlock,
+        SegmentTable,
+        attention_shape,
+    )
 
     assert isinstance(config, DebertaConfig)
 
@@ -128,10 +135,11 @@ def build_encoder(config: EncoderConfig) -> "DisentangledEncoder":
         dropout=config.dropout,
     )
     blocks = []
-    for _ in range(config.layers):
+    for number in range(config.layers):
         rule = AttentionRule(dropout=config.attention_dropout)
-        attention = DisentangledAttention(config.width, config.heads, rule=rule, relative=relative)
-        feed_forward = FeedForward(config.width, config.inner, config.activation)
+        shape = attention_shape(config, number)
+        attention = DisentangledAttention(shape, rule=rule, relative=relative)
+        feed_forward = FeedForward(config.width, config.inner_in(number), config.activation)
         blocks.append(PostNormBlock(attention, feed_forward, Norms(norm(), norm()), dropout=config.dropout))
     segments = {"segment": SegmentTable(config.segments, config.width)} if config.segments else {}
     words = nn.Embedding(config.vocabulary, config.width)

@@ -87,7 +87,7 @@ def write_config(config: EncoderConfig) -> dict[str, Any]:
 
 def count_parameters(config: EncoderConfig) -> int:
     """The weights of the encoder: BERT's without a pooler."""
-    return bert.count_embeddings(config) + config.layers * bert.count_block(config)
+    return bert.count_embeddings(config) + bert.count_blocks(config)
 
 
 def encoder_names(config: EncoderConfig) -> Names:

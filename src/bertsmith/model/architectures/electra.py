@@ -61,7 +61,7 @@ def count_parameters(config: EncoderConfig) -> int:
     """The weights of the encoder; it has no pooler."""
     differ = config.embedding_width != config.width
     widen = bert.dense(config.embedding_width, config.width) if differ else 0
-    return bert.count_embeddings(config) + widen + config.layers * bert.count_block(config)
+    return bert.count_embeddings(config) + widen + bert.count_blocks(config)
 
 
 def build_encoder(config: EncoderConfig) -> "Encoder":
@@ -72,7 +72,7 @@ def build_encoder(config: EncoderConfig) -> "Encoder":
 
     differ = config.embedding_width != config.width
     widen = nn.Linear(config.embedding_width, config.width) if differ else None
-    blocks = [bert.build_block(config) for _ in range(config.layers)]
+    blocks = [bert.build_block(config, number) for number in range(config.layers)]
     return Encoder(bert.build_embeddings(config, widen=widen), blocks, order=range(config.layers))
 
 

@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from bertsmith.core.errors import UserError
 from bertsmith.model.architecture import Architecture, HeadSpec, InitialRule, Names, Pretraining, pair_of
-from bertsmith.model.encoder_config import MAX_LAYERS, ConfigReader, EncoderConfig, direction_keys
+from bertsmith.model.encoder_config import (
+    MAX_LAYERS,
+    OWN_TYPE,
+    ConfigReader,
+    EncoderConfig,
+    direction_keys,
+    layer_shape_settings,
+)
 
 if TYPE_CHECKING:
     from torch import nn
@@ -16,8 +23,6 @@ if TYPE_CHECKING:
     from bertsmith.model.heads import MaskedLanguageHead, OutputHead, Reads, Transform
 
 GLOBAL, LOCAL = "full_attention", "sliding_attention"
-OWN_TYPE = "bertsmith"
-"""The model_type in config.json where a setting is none of ModernBERT's: other tools do not open it."""
 POOLING = {"first": "cls", "mean": "mean"}
 OWN_POOLING = {"first": "first", "mean": "average"}
 """With our own type: at another word than its own, a ModernBERT class of transformers that is called by name
@@ -60,15 +65,13 @@ class ModernBertConfig(EncoderConfig):
     sandwich_norm: bool = False
     """Whether what a sub-layer adds is normalised, too."""
 
-    @property
-    def expanded(self) -> int:
+    def expanded_in(self, block: int) -> int:
         """Twice the inner width where one half of it is a gate."""
-        return 2 * self.inner if self.gated else self.inner
+        return 2 * self.inner_in(block) if self.gated else self.inner_in(block)
 
-    def seen_tokens(self, length: float) -> float:
+    def seen_tokens(self, length: float, layer: int) -> float:
         """A local layer sees its window at most."""
-        near = self.layers - len(self.global_layers)
-        return len(self.global_layers) * length + near * min(length, self.local_attention + 1)
+        return length if layer in self.global_layers else min(length, self.local_attention + 1)
 
 
 def own_settings(config: EncoderConfig) -> tuple[str, ...]:
@@ -81,7 +84,7 @@ def own_settings(config: EncoderConfig) -> tuple[str, ...]:
         "model.sandwich_norm": config.sandwich_norm,
         "examples.objective": config.direction != "both",
     }
-    return tuple(name for name, own in differs.items() if own)
+    return (*(name for name, own in differs.items() if own), *layer_shape_settings(config))
 
 
 def read_config(reader: ConfigReader) -> ModernBertConfig:
@@ -218,8 +221,9 @@ def count_parameters(config: EncoderConfig) -> int:
     # A recipe has no key for biases, and ModernBERT no biases.
     norms = 2 + 2 * config.layers - 1 + (2 * config.layers if config.sandwich_norm else 0)
     gains = norms * config.width if config.norm == "layernorm" else 0
-    block = 4 * config.width**2 + config.width * (config.expanded + config.inner)
-    return config.vocabulary * config.width + config.layers * block + gains
+    attention = 4 * config.head_width * sum(config.heads_in(layer) for layer in range(config.layers))
+    inner = sum(config.expanded_in(layer) + config.inner_in(layer) for layer in range(config.layers))
+    return config.width * (config.vocabulary + attention + inner) + gains
 
 
 def build_encoder(config: EncoderConfig) -> "Encoder":
@@ -241,7 +245,13 @@ def _build_block(config: ModernBertConfig, layer: int) -> "PreNormBlock":
     from torch import nn
 
     from bertsmith.model.attention import EVERYTHING, AttentionRule
-    from bertsmith.model.encoder import Norms, PreNormBlock, SandwichNormBlock, SelfAttention
+    from bertsmith.model.encoder import (
+        Norms,
+        PreNormBlock,
+        SandwichNormBlock,
+        SelfAttention,
+        attention_shape,
+    )
     from bertsmith.model.rotary import NormalisedRotary, Rotary
 
     is_global = layer in config.global_layers
@@ -251,19 +261,19 @@ def _build_block(config: ModernBertConfig, layer: int) -> "PreNormBlock":
     theta = config.global_theta if is_global else config.local_theta
     rotary = NormalisedRotary(theta, eps=config.norm_eps) if config.qk_norm else Rotary(theta)
     attention = SelfAttention(
-        config.width, config.heads, rule=rule, bias=config.attention_bias, rotary=rotary
+        attention_shape(config, layer), rule=rule, bias=config.attention_bias, rotary=rotary
     )
     # The embeddings are normalised already: the first layer does not do it twice.
     norms = Norms(nn.Identity() if layer == 0 else _norm(config), _norm(config))
-    block = PreNormBlock(attention, _feed_forward(config), norms, dropout=config.attention_dropout)
+    block = PreNormBlock(attention, _feed_forward(config, layer), norms, dropout=config.attention_dropout)
     return SandwichNormBlock(block, Norms(_norm(config), _norm(config))) if config.sandwich_norm else block
 
 
-def _feed_forward(config: ModernBertConfig) -> "FeedForward | GatedFeedForward":
+def _feed_forward(config: ModernBertConfig, layer: int) -> "FeedForward | GatedFeedForward":
     from bertsmith.model.encoder import FeedForward, GatedFeedForward
 
-    kind = GatedFeedForward if config.gated else FeedForward
-    return kind(config.width, config.inner, config.activation, bias=config.inner_bias, dropout=config.dropout)
+    kind, inner = GatedFeedForward if config.gated else FeedForward, config.inner_in(layer)
+    return kind(config.width, inner, config.activation, bias=config.inner_bias, dropout=config.dropout)
 
 
 def _norm(config: ModernBertConfig) -> "nn.LayerNorm | nn.RMSNorm":

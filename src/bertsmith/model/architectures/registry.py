@@ -8,7 +8,7 @@ from bertsmith.model.architectures.deberta import DEBERTA
 from bertsmith.model.architectures.distilbert import DISTILBERT
 from bertsmith.model.architectures.electra import ELECTRA
 from bertsmith.model.architectures.ernie import ERNIE
-from bertsmith.model.architectures.modernbert import MODERNBERT, OWN_TYPE
+from bertsmith.model.architectures.modernbert import MODERNBERT
 from bertsmith.model.architectures.roberta import CAMEMBERT, ROBERTA, XLM_ROBERTA
 
 ARCHITECTURES: dict[str, Architecture] = {
@@ -22,8 +22,6 @@ ARCHITECTURES: dict[str, Architecture] = {
 
 def architecture_of(model_type: str, *, where: str = "") -> Architecture:
     """The architecture of this name in a config.json."""
-    if model_type == OWN_TYPE:
-        return MODERNBERT
     if model_type not in ARCHITECTURES:
         remedy = f"bertsmith knows {', '.join(ARCHITECTURES)}"
         raise UserError(f"unknown model_type {model_type!r}", where=where, remedy=remedy)

@@ -48,7 +48,7 @@ def build_encoder(config: EncoderConfig) -> "Encoder":
     from bertsmith.model.encoder import Encoder
 
     embeddings = bert.build_embeddings(config, first_position=first_position(config))
-    blocks = [bert.build_block(config) for _ in range(config.layers)]
+    blocks = [bert.build_block(config, number) for number in range(config.layers)]
     return Encoder(embeddings, blocks, order=range(config.layers))
 
 
