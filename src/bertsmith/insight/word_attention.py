@@ -3,13 +3,14 @@
 Attention to a word is the sum of that to its pieces. Attention from a word is the mean of that from its
 pieces (Clark et al. 2019, section 4.1) or that from its first piece (what the paper's released code does).
 
-Shapes: G texts of one length N, H heads, W words of the longest of them.
+Shapes: G texts of one length N, H heads, W words of the longest of them, M numbers of all heads in a row.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -58,18 +59,25 @@ class WordMaps:
     def of(cls, texts: Sequence[EncodedWords], mode: FromPieces, device: torch.device) -> "WordMaps":
         """The maps of texts of one length; the last words of shorter ones are empty."""
         words, length = max(len(text.pieces) for text in texts), len(texts[0].encoded)
-        rows_GWN = torch.zeros(len(texts), words, length)
-        columns_GNW = torch.zeros(len(texts), length, words)
+        rows_GWN, columns_GNW = np.zeros((len(texts), words, length)), np.zeros((len(texts), length, words))
         for number, text in enumerate(texts):
             for word, pieces in enumerate(text.pieces):
-                columns_GNW[number, list(pieces), word] = 1
+                for piece in pieces:
+                    columns_GNW[number, piece, word] = 1
                 asked = pieces if mode == "mean" else pieces[:1]
-                rows_GWN[number, word, list(asked)] = 1 / max(len(asked), 1)
-        return cls(rows_GWN.to(device), columns_GNW.to(device))
+                for piece in asked:
+                    rows_GWN[number, word, piece] = 1 / len(asked)
+        rows, columns = torch.from_numpy(rows_GWN), torch.from_numpy(columns_GNW)
+        return cls(rows.float().to(device), columns.float().to(device))
 
     def words(self, weights_GHNN: Tensor) -> Tensor:
         """The attention between words [G, H, W, W]; what goes to [CLS] and [SEP] is left out."""
-        return self.rows_GWN[:, None] @ (weights_GHNN.float() @ self.columns_GNW[:, None])
+        # All heads of a text in one product: on a CPU many small products take longer than their numbers.
+        texts, heads, length, _ = weights_GHNN.shape
+        to_words_GMW = weights_GHNN.float().flatten(1, 2) @ self.columns_GNW
+        beside_GNHW = to_words_GMW.view(texts, heads, length, -1).transpose(1, 2)
+        words_GWM = self.rows_GWN @ beside_GNHW.flatten(2)
+        return words_GWM.view(*words_GWM.shape[:2], heads, -1).transpose(1, 2)
 
     def between_words(self, weights_GHNN: Tensor) -> Tensor:
         """The same without what a word attends to itself."""

@@ -65,12 +65,20 @@ def attention_probabilities(query_NHK: Tensor, key_NHK: Tensor, rule: AttentionR
     scores_HNN = scores_HNN / query_NHK.shape[-1] ** 0.5
     if scores_HNN.dtype in (torch.bfloat16, torch.float16):
         scores_HNN = scores_HNN.float()  # half precision cannot hold a softmax over many keys
-    index_N = torch.arange(query_NHK.shape[-3], device=query_NHK.device)
+    if rule.causal or rule.window != EVERYTHING:
+        scores_HNN = scores_HNN.masked_fill(
+            _hidden(scores_HNN.shape[-1], rule, scores_HNN.device), -torch.inf
+        )
+    return scores_HNN.softmax(-1)
+
+
+def _hidden(length: int, rule: AttentionRule, device: torch.device) -> Tensor:
+    """Which keys each query may not see [N, N]."""
+    index_N = torch.arange(length, device=device)
     distance_NN = index_N[:, None] - index_N[None, :]
     hidden_NN = torch.zeros_like(distance_NN, dtype=torch.bool)
     if rule.causal:
         hidden_NN |= distance_NN > 0 if rule.backwards else distance_NN < 0
     if rule.window != EVERYTHING:
         hidden_NN |= distance_NN.abs() > rule.window
-    visible_HNN: Tensor = scores_HNN.masked_fill(hidden_NN, float("-inf"))
-    return visible_HNN.softmax(-1)
+    return hidden_NN

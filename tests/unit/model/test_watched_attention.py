@@ -12,10 +12,18 @@ from tests.tiny import tiny_network
 BATCH = pack([[5, 6, 7], [8, 9], [10, 11, 12], [13]])
 
 
-def test_sequences_of_one_length_are_shown_together_and_as_the_plain_form_has_them():
+SORTED = pack([[5, 6, 7], [10, 11, 12], [8, 9], [13]])
+
+
+@pytest.mark.parametrize(
+    ("layout", "expected"),
+    [(BATCH.layout, [[0, 2], [1], [3]]), (SORTED.layout, [[0, 1], [2], [3]])],
+    ids=["apart", "side by side"],
+)
+def test_sequences_of_one_length_are_shown_together_and_as_the_plain_form_has_them(layout, expected):
     generator = torch.Generator().manual_seed(0)
     query, key, value = torch.randn(3, 9, 2, 4, generator=generator)
-    mixed, maps = explain_attention(query, key, value, BATCH.layout, AttentionRule(window=1))
+    mixed, maps = explain_attention(query, key, value, layout, AttentionRule(window=1))
     shown: dict[int, torch.Tensor] = {}
     groups = []
 
@@ -25,11 +33,11 @@ def test_sequences_of_one_length_are_shown_together_and_as_the_plain_form_has_th
         shown.update(zip(numbers, weights, strict=True))
         return weights
 
-    found = WatchedAttention(watch)(query, key, value, BATCH.layout, AttentionRule(window=1))
-    assert groups == [[0, 2], [1], [3]]
+    found = WatchedAttention(watch)(query, key, value, layout, AttentionRule(window=1))
+    assert groups == expected
     torch.testing.assert_close(found, mixed)
-    for number, expected in enumerate(maps):
-        torch.testing.assert_close(shown[number], expected)
+    for number, plain in enumerate(maps):
+        torch.testing.assert_close(shown[number], plain)
 
 
 @pytest.mark.parametrize("model_type", ARCHITECTURES)
