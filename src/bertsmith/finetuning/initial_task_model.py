@@ -17,6 +17,7 @@ from bertsmith.model.architectures.registry import architecture_of
 from bertsmith.model.heads import OutputHead
 from bertsmith.model.model_folder import Model, head_outputs
 from bertsmith.model.network import Network, add_fresh_head, build_network, initialise, set_pooling
+from bertsmith.model.quantized_folder import is_quantized
 from bertsmith.tasks.task_config import TaskConfig
 from bertsmith.text.tokenizer import Tokenizer
 
@@ -56,6 +57,9 @@ def load_initial_task_model(
         remedy = f"merge it first: bertsmith merge {folder} --out FOLDER"
         raise UserError("is an adapter, and adapters stand on whole models", where=str(folder), remedy=remedy)
     bert = load(folder, device="cpu")
+    if is_quantized(bert.model.network):
+        remedy = "fine-tune the model that it was made from, and quantise again"
+        raise UserError("the model is quantised, and cannot learn", where=str(folder), remedy=remedy)
     model = replace(bert.model, network=_with_dropouts(bert.model.network, dropouts))
     network, stream = model.network, torch.Generator().manual_seed(key_of(seed, "task head"))
     _check_text_length(network, config, where=str(folder))

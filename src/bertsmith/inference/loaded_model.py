@@ -36,7 +36,7 @@ from bertsmith.inference.finetuned_folder import (
 )
 from bertsmith.inference.model_path import is_adapter, model_folder
 from bertsmith.inference.outputs import ABILITIES, Choice, Classification, Entity, TaggedWord
-from bertsmith.inference.precision import fast_network, quantized_network, usable_precision
+from bertsmith.inference.precision import fast_network, quantized_network, takes_int8, usable_precision
 from bertsmith.inference.text_reader import Reader, TextInput, TextOrPair, TokenizedText, as_list, as_pairs
 from bertsmith.model.architectures.registry import architecture_of
 from bertsmith.model.encoder import (
@@ -101,13 +101,15 @@ def load(
     into its weights.
 
     Precisions: fp32 is exact, bf16 faster where the machine has it, and auto takes bf16 just there; int8
-    rounds the products of a CPU to 8 bits, for which it is calibrated while it is opened.
+    rounds the products of a CPU to 8 bits, for which it is calibrated while it is opened, unless the folder
+    was (`bertsmith quantise`). Of such a folder auto takes int8 where the CPU has 8-bit products.
 
     Example: bertsmith.load("path/to/model-folder", device="cuda", precision="bf16")
     """
     if precision not in PRECISIONS:
         raise UserError(f"unknown precision {precision!r}", remedy=f"choose one of {', '.join(PRECISIONS)}")
-    chosen = usable_precision(precision, _usable_device(device))
+    place = _usable_device(device)
+    chosen = usable_precision(precision, place)
     folder = default_model() if folder is None else model_folder(folder)
     adapter = read_adapter(folder) if is_adapter(folder) else None
     if base is not None and adapter is None:
@@ -123,7 +125,8 @@ def load(
     skipped = finetuned is not None and finetuned.skips_pooler and model.untrained == ("pooler",)
     for note in model.notes[:-1] if skipped else model.notes:
         log.warning("%s: %s", folder, note)
-    return Bert(model, tokenizer, device=device, finetuned=finetuned, int8=chosen == "int8")
+    int8 = chosen == "int8" or (precision == "auto" and takes_int8(model.network, place))
+    return Bert(model, tokenizer, device=device, finetuned=finetuned, int8=int8)
 
 
 def load_task_model(

@@ -7,7 +7,14 @@ import torch
 
 from bertsmith.core.errors import UserError
 from bertsmith.inference.text_reader import Reader
-from bertsmith.model.inference_network import can_pack, convertible_blocks, int8_network, packed_network
+from bertsmith.model.inference_network import (
+    calibrated,
+    can_pack,
+    convertible_blocks,
+    int8_network,
+    packed_network,
+    stored_weights,
+)
 from bertsmith.model.network import Network
 from bertsmith.model.torch_internals import has_bf16_products, has_int8_products
 from bertsmith.packed import PackedBatch
@@ -38,13 +45,18 @@ def fastest_precision(device: torch.device) -> str:
     return "bf16" if fast else "fp32"
 
 
+def takes_int8(network: Network, device: torch.device) -> bool:
+    """Whether a network was calibrated for 8-bit products, and the device is made for them."""
+    return device.type == "cpu" and has_int8_products() and bool(stored_weights(network))
+
+
 def fast_network(network: Network, device: torch.device, over: Network | None = None) -> Network:
     """The network as it computes fastest on a device; of an adapter beside the fast weights of its base."""
     return packed_network(network, over) if device.type == "cpu" else network
 
 
 def quantized_network(network: Network, reader: Reader, device: torch.device) -> Network:
-    """The fp32 network with 8-bit products, calibrated on texts of the vocabulary."""
+    """The network with 8-bit products: as they were calibrated before, else on texts of the vocabulary."""
     if device.type != "cpu":
         raise UserError("int8 is for a CPU", where="precision", remedy=f"take bf16 on {device.type}")
     if not can_pack(torch.float32):
@@ -54,7 +66,8 @@ def quantized_network(network: Network, reader: Reader, device: torch.device) ->
         what = f"int8 is for layers as in BERT or ModernBERT, and those of {others} are others"
         raise UserError(what, where="precision", remedy="take bf16 or fp32")
     rest = torch.bfloat16 if fastest_precision(device) == "bf16" else torch.float32
-    return int8_network(network, _calibration_batch(reader), rest)
+    weights = stored_weights(network) or calibrated(network, [_calibration_batch(reader)])
+    return int8_network(network, weights, rest)
 
 
 def _calibration_batch(reader: Reader) -> PackedBatch:

@@ -8,11 +8,11 @@ can lie as oneDNN reads it fastest, and a linear layer can compute its activatio
 which spares a pass over the outputs. Training could use neither: the packed form has no gradient.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,7 @@ from bertsmith.model.attention import Attend
 from bertsmith.model.encoder import (
     ALL,
     Block,
+    Embeddings,
     Encoder,
     FeedForward,
     GatedFeedForward,
@@ -33,6 +34,15 @@ from bertsmith.model.encoder import (
 from bertsmith.model.heads import OutputHead
 from bertsmith.model.lora import LoraLinear
 from bertsmith.model.network import Network
+from bertsmith.model.quantized_weights import (
+    InputRange,
+    QuantizedEmbedding,
+    QuantizedLinear,
+    Steps,
+    bits_of,
+    in_steps,
+    smoothed,
+)
 from bertsmith.model.torch_internals import (
     Quantized,
     QuantizedWeight,
@@ -48,10 +58,6 @@ from bertsmith.packed import PackedBatch
 
 FUSED = {"gelu": ("gelu", "none"), "relu": ("relu", "")}
 """Activations that oneDNN computes on the way out, with its name for their form."""
-SMOOTHING = 0.6
-"""How much of the inputs' spread moves into the weights (alpha of SmoothQuant; Xiao et al. 2022)."""
-MIN_MAGNITUDE = 1e-5
-"""Weights and inputs that are smaller are treated as if they were this large."""
 
 
 # ---- a linear layer with packed weights
@@ -132,67 +138,25 @@ class AdaptedLinear:
 
 
 # ---- a linear layer of 8-bit products: weights by output, inputs by the range that calibration saw
-#
-# A transformer's inputs differ much in size from each other, and one step for all would round most of them
-# away. What makes them alike is divided out as they are rounded, and multiplied into the weights beforehand,
-# where each output has a step of its own.
-
-
-@dataclass(frozen=True, slots=True)
-class Steps:
-    """How real numbers become 8-bit ones: in steps of one size, counted from a zero that may be shifted."""
-
-    size: float
-    zero: int
-    dtype: torch.dtype
-
-    def quantize(self, counted: Tensor) -> Tensor:
-        """Numbers counted in steps, as 8-bit ones, what is too far out clamped; they are written over."""
-        # -128 is left out, so that the range is the same on both sides of 0.
-        lowest, highest = (0, 255) if self.dtype == torch.uint8 else (-127, 127)
-        shifted = counted.round_() if self.zero == 0 else counted.round_().add_(self.zero)
-        return shifted.clamp_(lowest, highest).to(self.dtype)
-
-
-@dataclass(frozen=True, slots=True)
-class InputRange:
-    """What calibration saw of a linear layer's inputs."""
-
-    lowest: float
-    highest: float
-    largest_I: Tensor
-    """Of each input, by its absolute value."""
-
-    def steps(self) -> Steps:
-        """Unsigned steps over the whole range: for what an activation gives, most of it on one side of 0."""
-        # With 0 outside of the range, the shifted zero would not fit into 8 bits.
-        lowest, highest = min(self.lowest, 0.0), max(self.highest, 0.0)
-        size = max(highest - lowest, MIN_MAGNITUDE) / 255
-        return Steps(size, round(-lowest / size), torch.uint8)
-
-    def joined(self, other: "InputRange") -> "InputRange":
-        """The range of both."""
-        largest_I = torch.maximum(self.largest_I, other.largest_I)
-        return InputRange(min(self.lowest, other.lowest), max(self.highest, other.highest), largest_I)
 
 
 class Int8Linear:
     """A linear layer that rounds its inputs, or takes them rounded, and can give its activation rounded."""
 
-    def __init__(
-        self, weight_OI: Tensor, bias_O: Tensor | None, *, steps: Steps, per_input_I: Tensor, to: Steps | None
-    ) -> None:
-        """`per_input_I`: steps in a unit of each input; `to`: the steps in which an activation is given."""
-        # A scale for each output costs nothing: the product is scaled when its sum is complete.
-        scales_O = weight_OI.abs().amax(1).clamp(min=MIN_MAGNITUDE / 127) / 127
-        whole_OI = (weight_OI / scales_O[:, None]).round().to(torch.int8)
+    def __init__(self, linear: QuantizedLinear, dtype: torch.dtype, *, to: Steps | None = None) -> None:
+        """`dtype`: of inputs and outputs; `to`: the steps in which an activation is given."""
+        assert linear.steps is not None and bits_of(linear.whole) == 8, "it was calibrated"
+        self._steps, self._to = linear.steps, to
         self._weight = QuantizedWeight(
-            pack_int8_weight(whole_OI),
-            scales_O,
-            zeros_O=torch.zeros(len(whole_OI), dtype=torch.int32),
-            bias_O=None if bias_O is None else bias_O.detach().float(),
+            pack_int8_weight(linear.whole),
+            linear.scales_OG[:, 0].float(),
+            zeros_O=torch.zeros(len(linear.whole), dtype=torch.int32),
+            bias_O=None if linear.bias is None else linear.bias.detach().float(),
         )
-        self._steps, self._per_input_I, self._to = steps, per_input_I, to
+        per_input_I = linear.per_input_I
+        if per_input_I is None:
+            per_input_I = torch.full((linear.in_features,), 1 / linear.steps.size)
+        self._per_input_I = per_input_I.to(dtype)
 
     def __call__(self, values_TI: Tensor) -> Tensor:
         """The product."""
@@ -225,30 +189,6 @@ class Int8Linear:
         output = (1.0, 0, dtype) if to is None else (to.size, to.zero, to.dtype)
         inputs = Quantized(whole_TI.contiguous(), steps.size, steps.zero)
         return int8_linear(inputs, self._weight, output, activation, form)
-
-
-def smoothed_linear(
-    linear: nn.Linear, seen: InputRange, dtype: torch.dtype, *, to: Steps | None = None
-) -> Int8Linear:
-    """A linear layer that rounds its inputs, each by a step of its own."""
-    largest_I = seen.largest_I.clamp(min=MIN_MAGNITUDE)
-    weight_OI = linear.weight.detach().float()
-    by_weight_I = weight_OI.abs().amax(0).clamp(min=MIN_MAGNITUDE)
-    # SmoothQuant's factor of each input: it makes inputs alike without making the weights too unlike.
-    alike_I = largest_I**SMOOTHING / by_weight_I ** (1 - SMOOTHING)
-    steps = Steps(float((largest_I / alike_I).max()) / 127, 0, torch.int8)
-    per_input_I = (1 / (alike_I * steps.size)).to(dtype)
-    # The weights make up for the factors as they are applied, rounded to this precision.
-    adjusted_OI = weight_OI / (per_input_I.float() * steps.size)
-    return Int8Linear(adjusted_OI, linear.bias, steps=steps, per_input_I=per_input_I, to=to)
-
-
-def linear_after_activation(linear: nn.Linear, steps: Steps, dtype: torch.dtype) -> Int8Linear:
-    """A linear layer that takes its inputs as they were rounded after an activation."""
-    # Its inputs come in one step for all: a factor for each could not be divided out behind the activation.
-    per_input_I = torch.full((linear.in_features,), 1 / steps.size, dtype=dtype)
-    weight_OI = linear.weight.detach().float()
-    return Int8Linear(weight_OI, linear.bias, steps=steps, per_input_I=per_input_I, to=None)
 
 
 # ---- a block of four such layers, and a network of such blocks
@@ -360,7 +300,7 @@ def packed_network(network: Network, over: Network | None = None) -> Network:
     then held once, or their own.
     """
     blocks = convertible_blocks(network)
-    if not blocks or not can_pack(blocks[0].attention.project.weight.dtype):
+    if not blocks or is_for_memory(blocks) or not can_pack(blocks[0].attention.project.weight.dtype):
         return network
     converted = []
     for number, block in enumerate(blocks):
@@ -378,26 +318,24 @@ def packed_network(network: Network, over: Network | None = None) -> Network:
     return _with_blocks(network, converted)
 
 
-def int8_network(network: Network, batch: PackedBatch, dtype: torch.dtype) -> Network:
-    """The same fp32 network with 8-bit products, calibrated on a batch; all else in another precision."""
-    blocks = convertible_blocks(network)
-    with _observed([linear for block in blocks for linear in linears_of(block)]) as seen, torch.no_grad():
-        network(batch)
+BlockWeights = tuple[QuantizedLinear, QuantizedLinear, QuantizedLinear, QuantizedLinear]
+"""Project, output, expand, contract."""
+
+
+def int8_network(network: Network, weights: Sequence[BlockWeights], dtype: torch.dtype) -> Network:
+    """The same network with 8-bit products by the weights of each block; all else in another precision."""
     linears = []
-    for block in blocks:
-        project, output, expand, contract = linears_of(block)
-        between, last = None, smoothed_linear(contract, seen[contract], dtype)
-        if isinstance(block.feed_forward, FeedForward) and block.feed_forward.activation_name in FUSED:
-            # The layer in the middle gives its activation already rounded, as the last one reads it: that
-            # spares the widest values of a block a pass in full precision.
-            between = seen[contract].steps()
-            last = linear_after_activation(contract, between, dtype)
+    for project, output, expand, contract in weights:
+        assert contract.steps is not None, "it was calibrated"
+        # The layer in the middle gives its activation already rounded, as the last one reads it: that spares
+        # the widest values of a block a pass in full precision.
+        between = contract.steps if contract.steps.dtype == torch.uint8 else None
         linears.append(
             BlockLinears(
-                project=smoothed_linear(project, seen[project], dtype),
-                output=smoothed_linear(output, seen[output], dtype),
-                expand=smoothed_linear(expand, seen[expand], dtype, to=between),
-                contract=last,
+                project=Int8Linear(project, dtype),
+                output=Int8Linear(output, dtype),
+                expand=Int8Linear(expand, dtype, to=between),
+                contract=Int8Linear(contract, dtype),
             )
         )
     rest = deepcopy(network).to(dtype)  # the one that was read is what `save` writes
@@ -405,6 +343,46 @@ def int8_network(network: Network, batch: PackedBatch, dtype: torch.dtype) -> Ne
         if isinstance(head, OutputHead):
             rest.heads[name].output = head.output
     return _with_blocks(rest, zip(convertible_blocks(rest), linears, strict=True))
+
+
+def calibrated(network: Network, batches: Iterable[PackedBatch]) -> list[BlockWeights]:
+    """The weights of each block for 8-bit products, by the inputs that its layers have in these batches."""
+    blocks = convertible_blocks(network)
+    with _observed([linear for block in blocks for linear in linears_of(block)]) as seen, torch.no_grad():
+        for batch in batches:
+            network(batch)
+    found = []
+    for block in blocks:
+        project, output, expand, contract = linears_of(block)
+        fused = isinstance(block.feed_forward, FeedForward) and block.feed_forward.activation_name in FUSED
+        last = in_steps(contract, seen[contract].steps()) if fused else smoothed(contract, seen[contract])
+        first, second, third = (smoothed(linear, seen[linear]) for linear in (project, output, expand))
+        found.append((first, second, third, last))
+    return found
+
+
+def stored_weights(network: Network) -> list[BlockWeights]:
+    """The weights of each block that were calibrated before; none where some were not."""
+    found = []
+    for block in convertible_blocks(network):
+        linears = linears_of(block)
+        if not all(isinstance(linear, QuantizedLinear) and linear.steps is not None for linear in linears):
+            return []
+        found.append(cast("BlockWeights", linears))
+    return found
+
+
+def is_for_memory(blocks: Sequence[Block]) -> bool:
+    """Whether they hold weights of few bits that are to stay small: packed ones would not be."""
+    linears = (linear for block in blocks for linear in linears_of(block))
+    return any(isinstance(linear, QuantizedLinear) and linear.steps is None for linear in linears)
+
+
+def put_weights(block: Block, weights: BlockWeights) -> None:
+    """Let a block hold quantised weights."""
+    feed_forward = block.feed_forward
+    assert isinstance(feed_forward, FeedForward | GatedFeedForward), "linears_of takes no others"
+    block.attention.project, block.attention.output, feed_forward.expand, feed_forward.contract = weights
 
 
 def linears_of(block: Block) -> tuple[nn.Linear, nn.Linear, nn.Linear, nn.Linear]:
@@ -417,13 +395,24 @@ def linears_of(block: Block) -> tuple[nn.Linear, nn.Linear, nn.Linear, nn.Linear
 def _with_blocks(network: Network, layers: Iterable[tuple[Block, BlockLinears]]) -> Network:
     encoder = network.encoder
     converted = Encoder(
-        encoder.embeddings,
+        _with_real_table(encoder.embeddings),
         [INFERENCE_BLOCKS[type(block)](block, linears) for block, linears in layers],
         order=encoder.order,
         final_norm=encoder.final_norm,
         sentence=encoder.sentence,
     )
     return Network(network.config, converted, dict(network.heads.items())).eval()
+
+
+def _with_real_table(embeddings: Embeddings) -> Embeddings:
+    """Embeddings whose word table holds real numbers: rows of 8-bit ones would be scaled at each look-up."""
+    if not isinstance(embeddings.words, QuantizedEmbedding):
+        return embeddings
+    weight_VE = embeddings.words.weight
+    table = nn.Embedding(len(weight_VE), weight_VE.shape[1], _weight=weight_VE)
+    widen = embeddings.widen if isinstance(embeddings.widen, nn.Linear) else None
+    added, norm, dropout = dict(embeddings.added.items()), embeddings.norm, embeddings.dropout.p
+    return Embeddings(table, added, norm=norm, dropout=dropout, widen=widen)  # type: ignore[arg-type]
 
 
 @contextmanager

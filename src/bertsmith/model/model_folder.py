@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from bertsmith.core.errors import UserError
 from bertsmith.core.files import atomic_folder, read_json, write_json
 from bertsmith.model.architecture import Architecture, Names, published_in
-from bertsmith.model.architectures.registry import architecture_of
+from bertsmith.model.architectures.registry import QUANTIZED_TYPE, architecture_of
 from bertsmith.model.encoder_config import (
     ConfigReader,
     EncoderConfig,
@@ -28,6 +28,14 @@ from bertsmith.model.network import (
     build_network,
     published_names,
 )
+from bertsmith.model.quantized_folder import (
+    put_stored,
+    quantized_config,
+    real_config,
+    stored_and_real,
+    stored_tensors,
+)
+from bertsmith.model.quantized_weights import QuantizedLayer
 from bertsmith.model.sentence_modules import SentenceModules, read_sentence_modules, transformer_folder
 from bertsmith.model.tensor_files import SAVED_WEIGHT_FILES, read_tensors, write_tensors
 
@@ -221,8 +229,16 @@ def read_model(folder: Path, *, dtype: torch.dtype = torch.float32) -> Model:
         raise UserError("is not a folder", where=str(folder), remedy="give the folder that holds config.json")
     remedy = "a model folder holds config.json, weights and tokenizer files"
     inner = transformer_folder(folder)
-    config_json = read_json(inner / "config.json", remedy=remedy)
-    model = model_from_tensors(config_json, read_tensors(inner), where=inner, dtype=dtype)
+    config_json, tensors = read_json(inner / "config.json", remedy=remedy), read_tensors(inner)
+    stored = None
+    if config_json.get("model_type") == QUANTIZED_TYPE:
+        config_json = real_config(config_json, where=inner)
+        stored, real = stored_and_real(tensors, where=inner)
+        tensors = iter(real.items())
+    model = model_from_tensors(config_json, tensors, where=inner, dtype=dtype)
+    if stored is not None:
+        put_stored(model.network, stored)
+        model.network.encoder.to(dtype)
     return replace(model, sentence=read_sentence_modules(folder))
 
 
@@ -288,12 +304,7 @@ def write_model(folder: Path, model: Model, *, shard_bytes: int = SHARD_BYTES) -
         if architecture.names_of_head(one, config) & architecture.names_of_head(other, config):
             what = f"the heads {one} and {other} of {architecture.model_type} go by the same published names"
             raise UserError(what, remedy="remove one of them and save again")
-    ours = network.state_dict()
-    tensors: dict[str, Tensor] = {}
-    for name, theirs in published_names(config, heads).items():
-        # Clones: a file must not store one memory twice, nor the rest of a view's memory.
-        parts = [part.clone() for part in ours[name].detach().cpu().contiguous().chunk(len(theirs))]
-        tensors |= dict(zip(theirs, parts, strict=True))
+    tensors = _published_tensors(network, published_names(config, heads))
     if "mlm" in heads and not config.tied:  # readers do not tie the biases then either
         bias = architecture.decoder_name(config).removesuffix("weight") + "bias"
         if first := architecture.tied.get(bias):
@@ -313,9 +324,27 @@ def write_model(folder: Path, model: Model, *, shard_bytes: int = SHARD_BYTES) -
         else classes,
     }
     with atomic_folder(folder, replaces=SAVED_WEIGHT_FILES) as fresh:
-        write_json(fresh / "config.json", config_json)
+        write_json(fresh / "config.json", quantized_config(config_json, network))
         write_tensors(fresh, tensors, shard_bytes)
         model.sentence.write(fresh)
+
+
+def _published_tensors(network: Network, names: Names) -> dict[str, Tensor]:
+    """The weights of a network under their published names, quantised ones with what belongs to them."""
+    ours, tensors = network.state_dict(), dict[str, Tensor]()
+    quantized = {
+        f"{name}.weight": layer
+        for name, layer in network.named_modules(remove_duplicate=False)
+        if isinstance(layer, QuantizedLayer)
+    }
+    for name, theirs in names.items():
+        if name in quantized:
+            tensors |= stored_tensors(quantized[name], theirs)
+            continue
+        # Clones: a file must not store one memory twice, nor the rest of a view's memory.
+        parts = [part.clone() for part in ours[name].detach().cpu().contiguous().chunk(len(theirs))]
+        tensors |= dict(zip(theirs, parts, strict=True))
+    return tensors
 
 
 def head_outputs(network: Network) -> dict[str, int]:

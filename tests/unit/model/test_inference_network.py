@@ -12,16 +12,15 @@ from bertsmith.model.architectures.registry import ARCHITECTURES
 from bertsmith.model.inference_network import (
     Activation,
     InferenceBlock,
-    InputRange,
+    Int8Linear,
     PackedLinear,
-    Steps,
+    calibrated,
     can_pack,
     int8_network,
-    linear_after_activation,
     packed_network,
-    smoothed_linear,
 )
 from bertsmith.model.network import new_network
+from bertsmith.model.quantized_weights import InputRange, Steps, in_steps, smoothed
 from bertsmith.packed import pack
 from tests.tiny import tiny_encoder_config, tiny_network
 
@@ -66,7 +65,10 @@ def test_every_activation_is_the_same_packed_and_in_eight_bits(activation):
         plain = network(BATCH)
         assert torch.allclose(packed_network(network)(BATCH), plain, atol=2e-6)
         assert (
-            torch.cosine_similarity(int8_network(network, BATCH, torch.float32)(BATCH), plain).min() > 0.998
+            torch.cosine_similarity(
+                int8_network(network, calibrated(network, [BATCH]), torch.float32)(BATCH), plain
+            ).min()
+            > 0.998
         )
 
 
@@ -107,7 +109,7 @@ def relative_error(found: torch.Tensor, exact: torch.Tensor) -> float:
 def test_eight_bits_are_whole_numbers_times_the_steps(stream):
     linear, whole = nn.Linear(16, 8), torch.randint(-127, 128, (5, 16), generator=stream)
     steps = Steps(0.5, 0, torch.int8)
-    made = linear_after_activation(linear, steps, torch.float32)
+    made = Int8Linear(in_steps(linear, steps), torch.float32)
     with torch.no_grad():
         sizes = linear.weight.abs().amax(1, keepdim=True) / 127
         weight = (linear.weight / sizes).round() * sizes
@@ -122,8 +124,10 @@ def test_an_input_that_dwarfs_the_others_does_not_cost_them_their_steps(stream):
     with torch.no_grad():
         linear.weight[:, 3] /= 100
         exact = linear(values)
-    one_step = linear_after_activation(linear, range_of(values).steps(), torch.float32)
-    assert relative_error(smoothed_linear(linear, range_of(values), torch.float32)(values), exact) < 0.012
+    one_step = Int8Linear(in_steps(linear, range_of(values).steps()), torch.float32)
+    assert (
+        relative_error(Int8Linear(smoothed(linear, range_of(values)), torch.float32)(values), exact) < 0.012
+    )
     assert relative_error(one_step(values), exact) > 0.1
 
 
@@ -134,8 +138,8 @@ def test_an_activation_is_handed_on_in_steps_of_the_layer_after_it(stream):
         inner = functional.gelu(expand(values))
         exact = contract(inner) + residual
     steps = range_of(inner).steps()
-    first = smoothed_linear(expand, range_of(values), torch.float32, to=steps)
-    second = linear_after_activation(contract, steps, torch.float32)
+    first = Int8Linear(smoothed(expand, range_of(values)), torch.float32, to=steps)
+    second = Int8Linear(in_steps(contract, steps), torch.float32)
     between = first.activated(values, GELU)
     assert between.dtype == torch.uint8
     assert relative_error((between.float() - steps.zero) * steps.size, inner) < 0.02
@@ -150,7 +154,7 @@ def test_what_is_beyond_the_steps_is_cut_off_and_not_turned_around():
 def test_inputs_that_come_rounded_are_not_scaled_again(stream):
     linear, values = nn.Linear(256, 128, bias=False), torch.rand(40, 256, generator=stream)
     steps = Steps(0.0123, 0, torch.uint8)
-    made = linear_after_activation(linear, steps, torch.bfloat16)
+    made = Int8Linear(in_steps(linear, steps), torch.bfloat16)
     whole = (values / steps.size).round()
     with torch.no_grad():
         exact = linear(whole * steps.size)
@@ -167,14 +171,14 @@ def test_shared_layers_are_calibrated_on_all_their_uses():
     network = tiny_network("albert", heads={})
     with torch.no_grad():
         exact = network(BATCH)
-        found = int8_network(network, BATCH, torch.float32)(BATCH)
+        found = int8_network(network, calibrated(network, [BATCH]), torch.float32)(BATCH)
     assert torch.cosine_similarity(found, exact).min() > 0.998
 
 
 def test_the_network_that_was_read_keeps_its_precision_and_its_weights():
     network = tiny_network()
     before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
-    int8_network(network, BATCH, torch.bfloat16)
+    int8_network(network, calibrated(network, [BATCH]), torch.bfloat16)
     assert all(torch.equal(tensor, before[name]) for name, tensor in network.state_dict().items())
 
 
@@ -182,7 +186,7 @@ def test_a_network_in_eight_bits_stays_near_and_takes_what_else_it_has_in_anothe
     network = tiny_network()
     with torch.no_grad():
         exact = network(BATCH)
-        rounded = int8_network(network, BATCH, torch.bfloat16)
+        rounded = int8_network(network, calibrated(network, [BATCH]), torch.bfloat16)
         found = rounded(BATCH)
     assert found.dtype == torch.bfloat16
     assert torch.cosine_similarity(found.float(), exact).min() > 0.995

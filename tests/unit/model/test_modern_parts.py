@@ -10,7 +10,7 @@ from bertsmith.core.errors import UserError
 from bertsmith.core.files import read_json, write_json
 from bertsmith.model.activations import activation_function
 from bertsmith.model.architectures.modernbert import MODERNBERT, ModernBertConfig
-from bertsmith.model.inference_network import InferenceBlock, int8_network, packed_network
+from bertsmith.model.inference_network import InferenceBlock, calibrated, int8_network, packed_network
 from bertsmith.model.model_folder import Model, read_model, write_model
 from bertsmith.model.network import Network, build_network, new_network
 from bertsmith.model.rotary import NormalisedRotary, Rotary
@@ -171,7 +171,10 @@ def test_normalised_queries_leave_half_precision_to_the_kernels():
 @each_variant
 def test_packed_weights_give_the_same_states_and_eight_bits_nearly(changes):
     network = lively(changes)
-    packed, rounded = packed_network(network), int8_network(network, pack(TEXTS), torch.float32)
+    packed, rounded = (
+        packed_network(network),
+        int8_network(network, calibrated(network, [pack(TEXTS)]), torch.float32),
+    )
     assert all(isinstance(block, InferenceBlock) for block in packed.encoder.blocks)
     with torch.no_grad():
         plain = network(pack(TEXTS))

@@ -19,9 +19,15 @@ ARCHITECTURES: dict[str, Architecture] = {
     )
 }
 
+QUANTIZED_TYPE = "bertsmith-quantized"
+"""The model_type of a folder whose weights are whole numbers; what they were before stands beside it."""
+
 
 def architecture_of(model_type: str, *, where: str = "") -> Architecture:
     """The architecture of this name in a config.json."""
+    if model_type == QUANTIZED_TYPE:
+        remedy = "train the model that it was made from, and quantise again"
+        raise UserError("the model is quantised, and cannot learn", where=where, remedy=remedy)
     if model_type not in ARCHITECTURES:
         remedy = f"bertsmith knows {', '.join(ARCHITECTURES)}"
         raise UserError(f"unknown model_type {model_type!r}", where=where, remedy=remedy)

@@ -1,0 +1,97 @@
+"""`bertsmith quantise`: a model in whole numbers of 8 or 4 bits."""
+
+from dataclasses import asdict
+from itertools import islice
+from pathlib import Path
+from typing import Annotated
+
+from typer import Option, echo
+
+from bertsmith.cli.classify import text_or_pair
+from bertsmith.cli.model_options import BaseOption, JsonOption, naming_inputs, print_json
+from bertsmith.cli.text_files import TextColumnOption, TextSource, pieces_of
+from bertsmith.core.errors import UserError
+
+MEGABYTE = 1e6
+
+
+def quantise(
+    model: Annotated[Path, Option(metavar="FOLDER", help="Model, run or adapter folder (which is merged).")],
+    out: Annotated[Path, Option(metavar="FOLDER", help="Model folder to write.")],
+    calibrate: Annotated[
+        Path | None,
+        Option(metavar="FILE", help="Texts like those to come, one a line (a pair: a tab), or a table; 512."),
+    ] = None,
+    column: TextColumnOption = "",
+    bits: Annotated[int, Option(help="8, or with --weights-only 4.")] = 8,
+    weights_only: Annotated[
+        bool, Option("--weights-only", help="Round no inputs: for memory, and for every member.")
+    ] = False,
+    data: Annotated[
+        Path | None, Option(help="The task's folder or a labelled file: evaluate before and after.")
+    ] = None,
+    base: BaseOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Quantise a model: weights of 8 bits, and what 8-bit products need to know of your texts.
+
+    The folder opens wherever a model folder does (classify, serve, evaluate ...), a quarter as large and
+    without being calibrated again. Where the CPU has 8-bit products (VNNI, AMX) they are computed; elsewhere
+    the same weights are multiplied as real numbers, as fast as before. It predicts and cannot learn.
+
+    With --weights-only nothing but the weights is rounded, and they stay small in memory.
+
+    Example: bertsmith quantise --model runs/sst2 --calibrate texts.txt --out runs/int8
+
+    Example: bertsmith quantise --model runs/sst2 --calibrate texts.txt --data glue/SST-2 --out runs/int8
+
+    Example: bertsmith quantise --model runs/sst2 --weights-only --bits 4 --out runs/int4
+    """
+    from bertsmith.shrink.quantise import CALIBRATION_TEXTS, quantise_for_products, quantise_weights
+
+    model, out = model.expanduser(), out.expanduser()
+    if calibrate is None or weights_only or bits != 8:
+        _check_weights_only(bits, calibrate, weights_only=weights_only)
+        made = quantise_weights(model, out, bits=bits, base=base)
+    else:
+        pieces = pieces_of(TextSource(calibrate.expanduser(), column), text_or_pair)
+        lines = (line for piece in pieces for line in zip(piece.wheres, piece.texts, strict=True))
+        chosen = list(islice((line for line in lines if "".join(line[1]).strip()), CALIBRATION_TEXTS))
+        if not chosen:
+            raise UserError("holds no text", where=str(calibrate), remedy="write one text a line")
+        with naming_inputs([where for where, _ in chosen].__getitem__):
+            made = quantise_for_products(model, [text for _, text in chosen], out, base=base)
+    scores = {} if data is None else _scores(model, out, data.expanduser(), base, weights_only=weights_only)
+    if as_json:
+        print_json({"out": str(out), **asdict(made), **scores})
+        return
+    before, after = made.bytes_before / MEGABYTE, made.bytes_after / MEGABYTE
+    how = f"calibrated on {made.texts:,} texts" if made.texts else "weights only"
+    echo(f"{model} -> {out}: {bits} bits, {how}, {before:.1f} MB -> {after:.1f} MB")
+    for name in scores.get("before", {}):
+        echo(f"  {name.replace('_', ' ')}: {scores['before'][name]:.4f} -> {scores['after'][name]:.4f}")
+
+
+def _check_weights_only(bits: int, calibrate: Path | None, *, weights_only: bool) -> None:
+    if bits not in (4, 8):
+        raise UserError(f"is {bits}", where="--bits", remedy="choose 8 or 4")
+    if not weights_only and bits == 4:
+        remedy = "add --weights-only, or take 8 bits"
+        raise UserError("products of 4 bits are not computed", where="--bits", remedy=remedy)
+    if not weights_only:
+        remedy = "give texts with --calibrate FILE, or round the weights alone with --weights-only"
+        raise UserError("8-bit products are calibrated on texts", remedy=remedy)
+    if calibrate is not None:
+        remedy = "leave one of the two out"
+        raise UserError("weights are rounded without texts", where="--weights-only", remedy=remedy)
+
+
+def _scores(
+    model: Path, out: Path, data: Path, base: Path | None, *, weights_only: bool
+) -> dict[str, dict[str, float]]:
+    """The task's metrics of both models, the second with its own products whatever this machine prefers."""
+    from bertsmith.finetuning.predict import predict_labelled
+
+    before = predict_labelled([model], data, device="cpu", precision="fp32", base=base)
+    after = predict_labelled([out], data, device="cpu", precision="fp32" if weights_only else "int8")
+    return {"before": before.metrics(), "after": after.metrics()}

@@ -1,0 +1,227 @@
+"""Weights in whole numbers of 8 or 4 bits, and the layers that hold them.
+
+Shapes: I inputs, O outputs, G groups of inputs with a step of their own, V words, E embedding width.
+
+A weight is a whole number times the size of a step. For 8-bit products the inputs of a layer are rounded,
+too, and what calibration saw of them is kept beside the weights; for memory alone the weights are enough.
+What such a layer computes by itself is the product with what its numbers stand for.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+SMOOTHING = 0.6
+"""How much of the inputs' spread moves into the weights (alpha of SmoothQuant; Xiao et al. 2022)."""
+MIN_MAGNITUDE = 1e-5
+"""Weights and inputs that are smaller are treated as if they were this large."""
+HIGHEST = {8: 127, 4: 7}
+"""The largest whole number; the range is the same on both sides of 0."""
+GROUP_INPUTS = 32
+"""Inputs that share a step at 4 bits, whose steps are too coarse for a whole row."""
+NARROWED = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7)
+"""Fractions of a 4-bit group's range that are tried: cutting off its ends can cost less than wide steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """How real numbers become 8-bit ones: in steps of one size, counted from a zero that may be shifted."""
+
+    size: float
+    zero: int
+    dtype: torch.dtype
+
+    def quantize(self, counted: Tensor) -> Tensor:
+        """Numbers counted in steps, as 8-bit ones, what is too far out clamped; they are written over."""
+        # -128 is left out, so that the range is the same on both sides of 0.
+        lowest, highest = (0, 255) if self.dtype == torch.uint8 else (-127, 127)
+        shifted = counted.round_() if self.zero == 0 else counted.round_().add_(self.zero)
+        return shifted.clamp_(lowest, highest).to(self.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class InputRange:
+    """What calibration saw of a linear layer's inputs."""
+
+    lowest: float
+    highest: float
+    largest_I: Tensor
+    """Of each input, by its absolute value."""
+
+    def steps(self) -> Steps:
+        """Unsigned steps over the whole range: for what an activation gives, most of it on one side of 0."""
+        # With 0 outside of the range, the shifted zero would not fit into 8 bits.
+        lowest, highest = min(self.lowest, 0.0), max(self.highest, 0.0)
+        size = max(highest - lowest, MIN_MAGNITUDE) / 255
+        return Steps(size, round(-lowest / size), torch.uint8)
+
+    def joined(self, other: "InputRange") -> "InputRange":
+        """The range of both."""
+        largest_I = torch.maximum(self.largest_I, other.largest_I)
+        return InputRange(min(self.lowest, other.lowest), max(self.highest, other.highest), largest_I)
+
+
+# ---- layers that hold whole numbers
+
+
+class QuantizedLinear(nn.Linear):
+    """A linear layer whose weight is whole numbers in steps, with what 8-bit products need, or without."""
+
+    whole: Tensor
+    """int8 [O, I], or two 4-bit numbers in each byte, uint8 [O, I / 2]."""
+    scales_OG: Tensor
+    per_input_I: Tensor | None
+
+    def __init__(
+        self,
+        whole: Tensor,
+        scales_OG: Tensor,
+        bias_O: Tensor | None,
+        *,
+        steps: Steps | None = None,
+        per_input_I: Tensor | None = None,
+    ) -> None:
+        """`steps`: of the inputs of 8-bit products; `per_input_I`: steps in a unit of each, else of all."""
+        nn.Module.__init__(self)  # a weight of its own would only be thrown away
+        self.out_features, self.in_features = len(whole), whole.shape[1] * (8 // bits_of(whole))
+        self.steps = steps
+        self.register_buffer("whole", whole)
+        self.register_buffer("scales_OG", scales_OG)
+        self.register_buffer("per_input_I", per_input_I)
+        self.register_parameter("bias", None if bias_O is None else nn.Parameter(bias_O, requires_grad=False))
+
+    @property
+    def weight(self) -> Tensor:  # type: ignore[override]
+        """What the numbers stand for, computed anew each time: it is for memory that they are kept."""
+        factors_I = None
+        if self.steps is not None and self.per_input_I is not None:
+            factors_I = self.per_input_I.float() * self.steps.size
+        return dequantized(self.whole, self.scales_OG, factors_I)
+
+
+class QuantizedEmbedding(nn.Embedding):
+    """A table of 8-bit numbers with a step for each row."""
+
+    whole: Tensor
+    scales_OG: Tensor
+
+    def __init__(self, whole_VE: Tensor, scales_V1: Tensor) -> None:
+        nn.Module.__init__(self)
+        self.num_embeddings, self.embedding_dim = whole_VE.shape
+        self.register_buffer("whole", whole_VE)
+        self.register_buffer("scales_OG", scales_V1)
+
+    def forward(self, input: Tensor) -> Tensor:
+        return dequantized(self.whole[input], self.scales_OG[input])
+
+    @property
+    def weight(self) -> Tensor:  # type: ignore[override]
+        """The whole table as real numbers."""
+        return dequantized(self.whole, self.scales_OG)
+
+
+QuantizedLayer = QuantizedLinear | QuantizedEmbedding
+
+
+def bits_of(whole: Tensor) -> int:
+    """How many bits a number has."""
+    return 8 if whole.dtype == torch.int8 else 4
+
+
+def dequantized(whole: Tensor, scales_OG: Tensor, factors_I: Tensor | None = None) -> Tensor:
+    """The weights [O, I] that whole numbers stand for, in the precision of their scales."""
+    numbers_OI = whole if bits_of(whole) == 8 else _unpacked(whole)
+    grouped_OGN = numbers_OI.view(*scales_OG.shape, -1)
+    weight_OI = (grouped_OGN * scales_OG[..., None].float()).flatten(-2)
+    if factors_I is not None:
+        weight_OI = weight_OI * factors_I
+    return weight_OI.to(scales_OG.dtype)
+
+
+def _packed(whole_OI: Tensor) -> Tensor:
+    """Two 4-bit numbers in a byte, the first in its lower half."""
+    unsigned_OI = (whole_OI + 8).to(torch.uint8)
+    return unsigned_OI[:, ::2] | (unsigned_OI[:, 1::2] << 4)
+
+
+def _unpacked(packed: Tensor) -> Tensor:
+    return torch.stack((packed & 15, packed >> 4), -1).flatten(-2).to(torch.int8) - 8
+
+
+# ---- rounding
+
+
+def smoothed(linear: nn.Linear, seen: InputRange) -> QuantizedLinear:
+    """A layer for 8-bit products that rounds its inputs, each by a step of its own.
+
+    A transformer's inputs differ much in size from each other, and one step for all would round most of them
+    away. What makes them alike is divided out as they are rounded, and multiplied into the weights
+    beforehand, where each output has a step of its own.
+    """
+    largest_I = seen.largest_I.clamp(min=MIN_MAGNITUDE)
+    weight_OI = linear.weight.detach().float()
+    by_weight_I = weight_OI.abs().amax(0).clamp(min=MIN_MAGNITUDE)
+    # SmoothQuant's factor of each input: it makes inputs alike without making the weights too unlike.
+    alike_I = largest_I**SMOOTHING / by_weight_I ** (1 - SMOOTHING)
+    steps = Steps(float((largest_I / alike_I).max()) / 127, 0, torch.int8)
+    # The weights make up for the factors as they are applied: in bf16, where the machine computes in it.
+    per_input_I = (1 / (alike_I * steps.size)).bfloat16().float()
+    adjusted_OI = weight_OI / (per_input_I * steps.size)
+    return _with_weight(linear, *rounded(adjusted_OI, 8), steps=steps, per_input_I=per_input_I)
+
+
+def in_steps(linear: nn.Linear, steps: Steps) -> QuantizedLinear:
+    """A layer for 8-bit products that takes its inputs as they were rounded after an activation."""
+    # Its inputs come in one step for all: a factor for each could not be divided out behind the activation.
+    return _with_weight(linear, *rounded(linear.weight.detach().float(), 8), steps=steps)
+
+
+def quantized_for_memory(linear: nn.Linear, bits: int) -> QuantizedLinear:
+    """A layer of few bits that rounds nothing but its weights."""
+    return _with_weight(linear, *rounded(linear.weight.detach().float(), bits))
+
+
+def quantized_table(table: nn.Embedding) -> QuantizedEmbedding:
+    """A table of 8-bit numbers."""
+    return QuantizedEmbedding(*rounded(table.weight.detach().float(), 8))
+
+
+def _with_weight(
+    linear: nn.Linear,
+    whole: Tensor,
+    scales_OG: Tensor,
+    *,
+    steps: Steps | None = None,
+    per_input_I: Tensor | None = None,
+) -> QuantizedLinear:
+    bias_O = None if linear.bias is None else linear.bias.detach()
+    return QuantizedLinear(whole, scales_OG, bias_O, steps=steps, per_input_I=per_input_I)
+
+
+def rounded(weight_OI: Tensor, bits: int) -> tuple[Tensor, Tensor]:
+    """Whole numbers of so many bits, and the sizes of their steps [O, G]."""
+    # At 8 bits a scale for each output costs nothing: a product is scaled when its sum is complete.
+    fits = weight_OI.shape[1] % GROUP_INPUTS == 0
+    groups = weight_OI.shape[1] // GROUP_INPUTS if bits == 4 and fits else 1
+    grouped_OGN = weight_OI.view(len(weight_OI), groups, -1)
+    largest_OG = grouped_OGN.abs().amax(-1).clamp(min=MIN_MAGNITUDE / 127) / HIGHEST[bits]
+    best_OGN, best_OG = _in_steps_of(largest_OG, grouped_OGN, bits), largest_OG
+    for fraction in NARROWED if bits == 4 else ():
+        tried_OG = largest_OG * fraction
+        tried_OGN = _in_steps_of(tried_OG, grouped_OGN, bits)
+        better_OG = _squared_errors(tried_OGN, tried_OG, grouped_OGN) < _squared_errors(
+            best_OGN, best_OG, grouped_OGN
+        )
+        best_OG = torch.where(better_OG, tried_OG, best_OG)
+        best_OGN = torch.where(better_OG[..., None], tried_OGN, best_OGN)
+    whole_OI = best_OGN.flatten(1).to(torch.int8)
+    return whole_OI if bits == 8 else _packed(whole_OI), best_OG
+
+
+def _in_steps_of(scales_OG: Tensor, grouped_OGN: Tensor, bits: int) -> Tensor:
+    return (grouped_OGN / scales_OG[..., None]).round().clamp(-HIGHEST[bits], HIGHEST[bits])
+
+
+def _squared_errors(whole_OGN: Tensor, scales_OG: Tensor, grouped_OGN: Tensor) -> Tensor:
+    return (whole_OGN * scales_OG[..., None] - grouped_OGN).square().sum(-1)

@@ -1,0 +1,97 @@
+"""Quantising: a model folder whose weights are whole numbers of 8 or 4 bits."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bertsmith.core.errors import UserError
+from bertsmith.core.files import check_not_taken
+from bertsmith.core.progress import progress_bar
+from bertsmith.inference.engine import BATCH_TOKENS
+from bertsmith.inference.loaded_model import Bert, load
+from bertsmith.inference.text_reader import TextOrPair
+from bertsmith.model.encoder import Block
+from bertsmith.model.inference_network import (
+    calibrated,
+    convertible_blocks,
+    linears_of,
+    put_weights,
+)
+from bertsmith.model.network import Network
+from bertsmith.model.quantized_folder import is_quantized
+from bertsmith.model.quantized_weights import QuantizedLinear, quantized_for_memory, quantized_table
+from bertsmith.model.tensor_files import SAVED_WEIGHT_FILES
+from bertsmith.packed import PackedBatch
+
+CALIBRATION_TEXTS = 512
+"""As many as SmoothQuant takes (Xiao et al. 2022); more of them widen the ranges and add little."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quantised:
+    """What quantising came to."""
+
+    bytes_before: int
+    bytes_after: int
+    texts: int
+    """Of the calibration; 0 where only weights are rounded."""
+
+
+def quantise_for_products(
+    model: Path, texts: Sequence[TextOrPair], out: Path, *, base: Path | None
+) -> Quantised:
+    """Write a folder of 8-bit weights, and of the ranges that its layers' inputs have in these texts."""
+    bert = _opened(model, out, base)
+    network, chosen = bert.model.network, texts[:CALIBRATION_TEXTS]
+    blocks = convertible_blocks(network)
+    if not blocks:
+        what = f"8-bit products are for layers as in BERT or ModernBERT; those of {network.config.model_type}"
+        remedy = "round the weights alone: --weights-only"
+        raise UserError(f"{what} are others", where=str(model), remedy=remedy)
+    before, weights = _bytes_of(network), calibrated(network, _batches(bert, chosen))
+    for block, four in zip(blocks, weights, strict=True):
+        put_weights(block, four)
+    return _written(bert, out, texts=len(chosen), before=before)
+
+
+def quantise_weights(model: Path, out: Path, *, bits: int, base: Path | None) -> Quantised:
+    """Write a folder of weights of 8 or 4 bits, whose products are computed with real numbers."""
+    bert = _opened(model, out, base)
+    before = _bytes_of(bert.model.network)
+    for block in (each for each in bert.model.network.encoder.blocks if isinstance(each, Block)):
+        # Layers that share weights have the quantised ones by now.
+        project, output, expand, contract = (
+            each if isinstance(each, QuantizedLinear) else quantized_for_memory(each, bits)
+            for each in linears_of(block)
+        )
+        put_weights(block, (project, output, expand, contract))
+    return _written(bert, out, texts=0, before=before)
+
+
+def _opened(model: Path, out: Path, base: Path | None) -> Bert:
+    check_not_taken(out)
+    bert = load(model, device="cpu", base=base)
+    if is_quantized(bert.model.network):
+        remedy = "give the model that it was made from"
+        raise UserError("is quantised already", where=str(model), remedy=remedy)
+    return bert
+
+
+def _batches(bert: Bert, texts: Sequence[TextOrPair]) -> Iterator[PackedBatch]:
+    sequences = bert.reader.read(texts, truncate=True, first=0)
+    with progress_bar("calibrating", len(texts)) as advance:
+        for numbers, batch in sequences.batches(BATCH_TOKENS["cpu"]):
+            yield batch
+            advance(len(numbers))
+
+
+def _written(bert: Bert, out: Path, *, texts: int, before: int) -> Quantised:
+    embeddings = bert.model.network.encoder.embeddings
+    embeddings.words = quantized_table(embeddings.words)
+    bert.save(out)
+    after = sum(file.stat().st_size for pattern in SAVED_WEIGHT_FILES for file in out.glob(pattern))
+    return Quantised(before, after, texts)
+
+
+def _bytes_of(network: Network) -> int:
+    return sum(parameter.nbytes for parameter in network.parameters())

@@ -1,0 +1,176 @@
+"""Folders of quantised weights: every member is read as it was written, and broken ones say so."""
+
+import json
+import re
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from bertsmith.core.errors import UserError
+from bertsmith.model.architectures.registry import ARCHITECTURES, architecture_of
+from bertsmith.model.encoder import Block
+from bertsmith.model.inference_network import (
+    calibrated,
+    convertible_blocks,
+    int8_network,
+    linears_of,
+    packed_network,
+    put_weights,
+    stored_weights,
+)
+from bertsmith.model.model_folder import Model, read_model, write_model
+from bertsmith.model.quantized_folder import is_quantized
+from bertsmith.model.quantized_weights import (
+    QuantizedEmbedding,
+    QuantizedLinear,
+    quantized_for_memory,
+    quantized_table,
+    rounded,
+)
+from bertsmith.packed import pack
+from tests.folders import change_config, complaint, drop
+from tests.tiny import tiny_network
+
+CONVERTIBLE = tuple(name for name in ARCHITECTURES if name != "deberta-v2")
+BATCH = pack([[5, 17, 3, 80, 9], [44, 2, 61], [7] * 40])
+
+
+def lively(model_type: str):
+    """A tiny network whose layers do something: published initial weights are small."""
+    network = tiny_network(model_type, heads={"mlm": 0})
+    with torch.no_grad():
+        for block in network.encoder.blocks:
+            for linear in linears_of(block):
+                linear.weight.mul_(5)
+    return network
+
+
+def calibrated_network(model_type: str = "bert"):
+    network = lively(model_type)
+    for block, weights in zip(convertible_blocks(network), calibrated(network, [BATCH]), strict=True):
+        put_weights(block, weights)
+    network.encoder.embeddings.words = quantized_table(network.encoder.embeddings.words)
+    return network
+
+
+def for_memory(model_type: str, bits: int):
+    network = lively(model_type)
+    for block in network.encoder.blocks:
+        assert isinstance(block, Block)
+        put_weights(block, tuple(quantized_for_memory(each, bits) for each in linears_of(block)))
+    network.encoder.embeddings.words = quantized_table(network.encoder.embeddings.words)
+    return network
+
+
+def likeness(found: torch.Tensor, exact: torch.Tensor) -> float:
+    return float(torch.cosine_similarity(found, exact).min())
+
+
+@pytest.mark.parametrize("model_type", CONVERTIBLE)
+def test_eight_bit_products_are_to_the_bit_those_that_were_written(model_type, tmp_path):
+    network = calibrated_network(model_type)
+    write_model(tmp_path / "int8", Model(network))
+    found = read_model(tmp_path / "int8").network
+    assert is_quantized(found) and isinstance(found.encoder.embeddings.words, QuantizedEmbedding)
+    with torch.no_grad():
+        plain = lively(model_type)(BATCH)
+        ours, theirs = (int8_network(each, stored_weights(each), torch.float32) for each in (network, found))
+        assert torch.equal(ours(BATCH), theirs(BATCH))
+        assert likeness(theirs(BATCH), plain) > 0.99
+        # Where a machine has no such products, the same weights are multiplied as real numbers.
+        assert torch.equal(network(BATCH), found(BATCH))
+        assert torch.allclose(packed_network(found)(BATCH), found(BATCH), atol=1e-5)
+        rows = torch.tensor([0, 3])
+        assert torch.equal(network.word_scores(network(BATCH), rows), found.word_scores(found(BATCH), rows))
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("model_type", ARCHITECTURES)
+def test_weights_of_few_bits_stay_small_and_are_read_as_they_were_written(model_type, bits, tmp_path):
+    network = for_memory(model_type, bits)
+    write_model(tmp_path / "small", Model(network))
+    found = read_model(tmp_path / "small").network
+    assert packed_network(found) is found and not stored_weights(found)
+    held = [module for module in found.modules() if isinstance(module, QuantizedLinear)]
+    assert len(held) == 4 * len(found.encoder.blocks)
+    assert {module.whole.nbytes * 8 // bits for module in held} <= {
+        linear.weight.numel() for block in lively(model_type).encoder.blocks for linear in linears_of(block)
+    }
+    with torch.no_grad():
+        assert torch.equal(network(BATCH), found(BATCH))
+        assert likeness(found(BATCH), lively(model_type)(BATCH)) > (0.99 if bits == 8 else 0.8)
+
+
+def test_rounding_errs_by_half_a_step_and_four_bits_pack_two_numbers_in_a_byte():
+    linear = nn.Linear(64, 8).requires_grad_(False)
+    for bits, most in ((8, 0.5 / 127), (4, 0.5 / 7)):
+        made = quantized_for_memory(linear, bits)
+        assert made.whole.numel() == 64 * 8 * bits // 8
+        error = (made.weight - linear.weight).abs() / linear.weight.abs().amax()
+        # Four bits may cut off the ends of a group where that costs less than wider steps.
+        assert float(error.max()) <= most * (1.01 if bits == 8 else 5)
+        assert float(error.square().mean()) < most**2
+    odd = nn.Linear(6, 2)
+    assert quantized_for_memory(odd, 4).scales_OG.shape == (2, 1)
+    whole, scales = rounded(torch.tensor([[7.0, -7.0, 3.0, 0.0]]), 4)
+    assert whole.tolist() == [[15 | 1 << 4, 11 | 8 << 4]] and scales.tolist() == [[1.0]]
+
+
+def test_a_layer_in_half_precision_keeps_its_whole_numbers(tmp_path):
+    write_model(tmp_path / "int8", Model(calibrated_network()))
+    exact, half = (
+        read_model(tmp_path / "int8", dtype=each).network for each in (torch.float32, torch.bfloat16)
+    )
+    ours, theirs = (each.encoder.blocks[0].attention.project for each in (exact, half))
+    assert torch.equal(ours.whole, theirs.whole) and theirs.weight.dtype == torch.bfloat16
+    assert torch.allclose(ours.weight, theirs.weight.float(), rtol=0.02, atol=1e-6)
+
+
+def test_other_tools_stop_at_the_type_and_recipes_say_why(tmp_path):
+    from transformers import AutoConfig
+
+    write_model(tmp_path / "int8", Model(calibrated_network()))
+    with pytest.raises(ValueError, match="bertsmith-quantized"):
+        AutoConfig.from_pretrained(tmp_path / "int8")
+    told = json.loads((tmp_path / "int8" / "config.json").read_text())["quantized"]
+    assert told == {"model_type": "bert", "bits": 8, "weights_only": False}
+
+
+def spoil(folder, name, change):
+    tensors = load_file(folder / "model.safetensors")
+    tensors[name] = change(tensors[name])
+    save_file(tensors, folder / "model.safetensors")
+
+
+QUERY = "bert.encoder.layer.0.attention.self.query.weight"
+
+
+@pytest.mark.parametrize(
+    "name, change",
+    [
+        (QUERY, lambda whole: whole.float()),
+        (QUERY, lambda whole: whole[:, :7].contiguous()),
+        (f"{QUERY}_scales", lambda scales: scales * float("nan")),
+        (f"{QUERY}_scales", lambda scales: -scales),
+        (f"{QUERY}_scales", lambda scales: scales[:3].clone()),
+        (f"{QUERY}_per_input", lambda factors: factors[:3].clone()),
+        (f"{QUERY}_input_steps", lambda steps: steps * 0),
+        (f"{QUERY}_input_steps", lambda steps: steps + 1000),
+    ],
+)
+def test_numbers_that_do_not_belong_together_are_refused(name, change, tmp_path):
+    write_model(tmp_path / "int8", Model(calibrated_network()))
+    spoil(tmp_path / "int8", name, change)
+    assert re.search("quantise again|different models", complaint(tmp_path / "int8"))
+
+
+def test_a_folder_that_lacks_a_part_is_refused(tmp_path):
+    write_model(tmp_path / "int8", Model(calibrated_network()))
+    drop(tmp_path / "int8", QUERY)
+    assert QUERY in complaint(tmp_path / "int8")
+    change_config(tmp_path / "int8", quantized="DROP")
+    assert "does not say which model was quantised" in complaint(tmp_path / "int8")
+    with pytest.raises(UserError, match="quantised, and cannot learn"):
+        architecture_of("bertsmith-quantized")
