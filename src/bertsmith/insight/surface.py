@@ -20,6 +20,7 @@ from bertsmith.inference.introspection import masked_tokens, token_masker
 from bertsmith.inference.loaded_model import Bert
 from bertsmith.inference.text_reader import Sequences, TextInput
 from bertsmith.insight.attention_pass import Study, attention_pass
+from bertsmith.model.importance import ImportanceGates, importance_gates
 from bertsmith.model.watched_attention import WatchedAttention
 from bertsmith.packed import PackedBatch, pack
 from bertsmith.text.tokenizer import Encoded, truncate_longest_first
@@ -31,6 +32,9 @@ SHARES = ("previous", "next", "itself", "[CLS]", "[SEP]", "punctuation")
 """Fractions of the attention of all tokens."""
 MEASURES = (*SHARES, "[SEP] to [SEP]", "others to [SEP]", "A to B", "B to A", "entropy", "entropy of [CLS]")
 GRADIENTS = ("gradient to [SEP]", "gradient to punctuation", "gradient to others")
+IMPORTANCE = "importance"
+"""How much a text's masked-LM loss changes with a gate on the head's output (Michel et al. 2019)."""
+WITH_MASKED_LM = (*GRADIENTS, IMPORTANCE)
 PUNCTUATION = frozenset(".,")
 """The paper's "punctuation" is periods and commas."""
 SMOOTHING = 1e-4
@@ -73,7 +77,7 @@ def study_surface(bert: Bert, texts: Sequence[TextInput], *, longest: int, seed:
         encoded = shortened(bert, texts, longest)
         kinds = [_kinds_of(bert, each, text) for each, text in zip(encoded, texts, strict=True)]
         _add_gradients(bert, encoded, kinds, sums, seed)
-    gradients = {name: sums.mean(name, shape) for name in GRADIENTS}
+    gradients = {name: sums.mean(name, shape) for name in WITH_MASKED_LM}
     return replace(surface, measures=surface.measures | gradients)
 
 
@@ -184,14 +188,26 @@ def _add_gradients(
             masks = [
                 masked_tokens(masker, each, seed + int(n)) for each, n in zip(chosen, numbers, strict=True)
             ]
-            found_LHC, count_C = _gradient_sums(bert, chosen, masks, [kinds[n] for n in numbers])
+            with importance_gates(bert.model.network) as gates:
+                found_LHC, count_C = _gradient_sums(bert, chosen, masks, [kinds[n] for n in numbers], gates)
+            sums.add(IMPORTANCE, _importance_sums(gates), len(chosen))
             for at, measure in enumerate(GRADIENTS):
                 sums.add(measure, found_LHC[:, :, at], float(count_C[at]))
             advance(len(chosen))
 
 
+def _importance_sums(gates: ImportanceGates) -> PerHead:
+    """What the gates of every layer's heads collected [L, H]; layers that share a block share its gates."""
+    found = [heads_H for heads_H, _ in gates.sums]
+    return torch.stack([found[block] for block in gates.network.encoder.order]).numpy()
+
+
 def _gradient_sums(
-    bert: Bert, texts: Sequence[Encoded], masks: Sequence[dict[int, int]], kinds: Sequence[Tensor]
+    bert: Bert,
+    texts: Sequence[Encoded],
+    masks: Sequence[dict[int, int]],
+    kinds: Sequence[Tensor],
+    gates: ImportanceGates,
 ) -> tuple[PerHead, PerHead]:
     """Sums of absolute gradients to [SEP], punctuation and others [L, H, 3], and how many they are [3]."""
     batch, rows_P, wanted_P, weights_P = _masked_batch(texts, masks)
@@ -206,7 +222,9 @@ def _gradient_sums(
     hidden_TD = network.encoder(batch.to(device), WatchedAttention(watch))
     scores_PV = network.word_scores(hidden_TD, rows_P.to(device)).float()
     losses_P = functional.cross_entropy(scores_PV, wanted_P.to(device), reduction="none")
-    gradients = torch.autograd.grad((losses_P * weights_P.to(device)).sum(), [each for *_, each in seen])
+    loss = (losses_P * weights_P.to(device)).sum()
+    gradients = torch.autograd.grad(loss, [each for *_, each in seen], retain_graph=True)
+    gates.collect(loss)
     found_LHC = np.zeros((network.config.layers, network.config.heads, 3))
     count_C = np.zeros(3)
     for (layer, numbers, _), gradient_GHNN in zip(seen, gradients, strict=True):

@@ -6,14 +6,15 @@ import numpy as np
 
 from bertsmith.insight.pictures import draw_head_grids
 from bertsmith.insight.report import UNTRAINED_TOO, Report, Table, head_name
-from bertsmith.insight.surface import GRADIENTS, MEASURES, SHARES, PerHead, Surface
+from bertsmith.insight.surface import GRADIENTS, MEASURES, SHARES, WITH_MASKED_LM, PerHead, Surface
 
-BY_LAYER = (*SHARES, "A to B", "B to A", "entropy", *GRADIENTS)
+NO_FRACTIONS = ("entropy", *WITH_MASKED_LM)
+BY_LAYER = (*SHARES, "A to B", "B to A", *NO_FRACTIONS)
 
 
 def surface_report(surface: Surface, untrained: Sequence[Surface], *, model: str) -> Report:
     """What the study found, beside what it finds in untrained networks."""
-    known = [name for name in (*MEASURES, *GRADIENTS) if not np.isnan(surface.measures[name]).all()]
+    known = [name for name in (*MEASURES, *WITH_MASKED_LM) if not np.isnan(surface.measures[name]).all()]
     grids = {name: surface.measures[name] for name in known}
     title = f"{model}: what heads attend to, {surface.texts:,} texts of {surface.tokens:,} tokens"
     values = {
@@ -37,7 +38,7 @@ def _strongest(title: str, surface: Surface, untrained: Sequence[Surface], known
         layer, head = np.unravel_index(np.nanargmax(values_LH), values_LH.shape)
         control = max(float(np.nanmax(each.measures[name])) for each in untrained)
         best = float(values_LH[layer, head])
-        over_half = int((values_LH > 0.5).sum()) if name not in BY_LAYER[-4:] else None
+        over_half = int((values_LH > 0.5).sum()) if name not in NO_FRACTIONS else None
         marked = UNTRAINED_TOO if control >= best else ""
         where = head_name(int(layer), int(head))
         rows.append((name, where, best, over_half, float(np.nanmean(values_LH)), control, marked))
@@ -45,6 +46,7 @@ def _strongest(title: str, surface: Surface, untrained: Sequence[Surface], known
     notes = (
         "Fractions of attention; entropies in nats (of uniform attention: the logarithm of the length).",
         "Gradients: mean absolute change of the masked-LM loss with one attention weight.",
+        "Importance: mean absolute change of a text's masked-LM loss with a gate on the head's output.",
         f"untrained: the largest value in {len(untrained)} random initialisations; {UNTRAINED_TOO} where one "
         "of them has as much.",
     )

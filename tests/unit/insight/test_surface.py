@@ -10,7 +10,7 @@ import torch
 
 from bertsmith.inference.introspection import masked_tokens, token_masker
 from bertsmith.insight.random_control import of_untrained, untrained_twin
-from bertsmith.insight.surface import GRADIENTS, MEASURES, study_surface
+from bertsmith.insight.surface import GRADIENTS, IMPORTANCE, MEASURES, study_surface
 from tests.command_line import bertsmith
 from tests.unit.insight.slow_attention import eager_maps
 
@@ -77,16 +77,21 @@ def slow_measures(bert, eager):
     return {name: sums[name] / counts[name] for name in MEASURES}
 
 
+def masked_inputs(bert, encoded, seed):
+    """Tokens as masking shows them, segments, and labels as transformers takes them."""
+    masks = masked_tokens(token_masker(bert), encoded, seed)
+    shown = torch.tensor([[masks.get(row, id) for row, id in enumerate(encoded.ids)]])
+    labels = torch.full_like(shown, -100)
+    for row in masks:
+        labels[0, row] = encoded.ids[row]
+    return shown, torch.tensor([encoded.segments]), labels
+
+
 def slow_gradients(bert, eager, seed):
     """Absolute gradients of each text's masked-LM loss, by autograd through transformers."""
     sums, counts = np.zeros((3, 2, 4)), np.zeros(3)
     for number, (text, encoded) in enumerate(zip(TEXTS, encodings(bert), strict=True)):
-        masks = masked_tokens(token_masker(bert), encoded, seed + number)
-        shown = torch.tensor([[masks.get(row, id) for row, id in enumerate(encoded.ids)]])
-        labels = torch.full_like(shown, -100)
-        for row in masks:
-            labels[0, row] = encoded.ids[row]
-        segments = torch.tensor([encoded.segments])
+        shown, segments, labels = masked_inputs(bert, encoded, seed + number)
         found = eager(shown, token_type_ids=segments, labels=labels, output_attentions=True)
         gradients = torch.autograd.grad(found.loss, found.attentions)
         for column in range(len(encoded)):
@@ -97,9 +102,28 @@ def slow_gradients(bert, eager, seed):
     return {name: sums[at] / counts[at] for at, name in enumerate(GRADIENTS)}
 
 
+def slow_importance(bert, eager, seed):
+    """Absolute gradients of gates on the heads' outputs, put on transformers' layers by hand."""
+    sums = np.zeros((2, 4))
+    for number, encoded in enumerate(encodings(bert)):
+        shown, segments, labels = masked_inputs(bert, encoded, seed + number)
+        gates = [torch.ones(4, requires_grad=True) for _ in range(2)]
+        hooks = [
+            layer.attention.output.dense.register_forward_pre_hook(
+                lambda _, args, gate=gate: (args[0] * gate.repeat_interleave(args[0].shape[-1] // 4),)
+            )
+            for layer, gate in zip(eager.bert.encoder.layer, gates, strict=True)
+        ]
+        loss = eager(shown, token_type_ids=segments, labels=labels).loss
+        for hook in hooks:
+            hook.remove()
+        sums += torch.stack(torch.autograd.grad(loss, gates)).abs().double().numpy()
+    return {IMPORTANCE: sums / len(TEXTS)}
+
+
 def test_every_measure_is_what_its_definition_says(bert, eager):
     found = study_surface(bert, TEXTS, longest=128, seed=3)
-    expected = slow_measures(bert, eager) | slow_gradients(bert, eager, 3)
+    expected = slow_measures(bert, eager) | slow_gradients(bert, eager, 3) | slow_importance(bert, eager, 3)
     assert set(found.measures) == set(expected)
     for name, values in expected.items():
         np.testing.assert_allclose(found.measures[name], values, atol=1e-5, err_msg=name)

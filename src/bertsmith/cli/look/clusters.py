@@ -1,11 +1,9 @@
 """`bertsmith look clusters`: which heads attend alike."""
 
 from functools import partial
-from typing import Annotated
-
-from typer import Option
 
 from bertsmith.cli.look.look_options import (
+    LongestOption,
     OutOption,
     SeedOption,
     TextsOption,
@@ -21,7 +19,7 @@ def clusters(
     texts: TextsOption,
     out: OutOption,
     model: ModelOption = None,
-    longest: Annotated[int, Option(min=8, help="Cut texts to so many tokens; published: 128.")] = 128,
+    longest: LongestOption = 128,
     seed: SeedOption = 0,
     device: DeviceOption = "auto",
     as_json: JsonOption = False,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Option
 
 from bertsmith.cli.look.look_options import (
+    LongestOption,
     OutOption,
     SeedOption,
     leave,
@@ -32,7 +33,7 @@ def direction(
     data: Annotated[
         Path | None, Option(help="Instead: the data of the model's task, which also says what it loses.")
     ] = None,
-    longest: Annotated[int, Option(min=8, help="Cut texts to so many tokens.")] = 128,
+    longest: LongestOption = 128,
     seed: SeedOption = 0,
     device: DeviceOption = "auto",
     as_json: JsonOption = False,

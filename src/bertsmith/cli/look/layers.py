@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from bertsmith.cli.look.look_options import (
+    LongestOption,
     TextsOption,
     leave,
     name_of_model,
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 PictureOption = Annotated[
     Path, Option("--out", metavar="FILE", help="Picture (.png) to write; .txt and .json lie beside it.")
 ]
-LongestOption = Annotated[int, Option("--longest", min=8, help="Cut texts to so many tokens.")]
 
 
 def layers(

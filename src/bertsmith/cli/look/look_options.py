@@ -22,6 +22,10 @@ OutOption = Annotated[
 TextsOption = Annotated[
     Path, Option("--input", metavar="FILE", help="One text a line, a tab between the two of a pair.")
 ]
+LongestOption = Annotated[
+    int,
+    Option("--longest", min=8, help="Cut texts to so many tokens; 128 in the published study."),
+]
 SeedOption = Annotated[int, Option("--seed", min=0, help="Of random weights, masks and samples.")]
 
 
