@@ -24,6 +24,7 @@ from bertsmith.cli.look.group import look
 from bertsmith.cli.merge import merge
 from bertsmith.cli.predict import evaluate, predict
 from bertsmith.cli.pretrain import pretrain
+from bertsmith.cli.prune import prune
 from bertsmith.cli.quantise import quantise
 from bertsmith.cli.recipe import recipe
 from bertsmith.cli.serve import serve
@@ -82,6 +83,7 @@ app.command("tasks", cls=Verb)(tasks)
 app.command("finetune", cls=Verb)(finetune)
 app.command("glue", cls=Verb)(glue)
 app.command("merge", cls=Verb)(merge)
+app.command("prune", cls=Verb)(prune)
 app.command("quantise", cls=Verb)(quantise)
 app.command("inspect", cls=Verb)(inspect)
 app.command("evaluate", cls=Verb)(evaluate)

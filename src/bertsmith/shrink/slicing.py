@@ -15,6 +15,7 @@ from bertsmith.core.errors import UserError
 from bertsmith.model.encoder import Block, FeedForward, GatedFeedForward
 from bertsmith.model.encoder_config import EncoderConfig
 from bertsmith.model.network import Network
+from bertsmith.model.quantized_folder import is_quantized
 
 Numbers = tuple[int, ...]
 
@@ -29,6 +30,9 @@ class KeptUnits:
 
 def blocks_to_prune(network: Network) -> list[Block]:
     """The blocks of a network; each holds its weights for itself, or for all layers that run it (ALBERT)."""
+    if is_quantized(network):
+        remedy = "prune the model that it was made from, and quantise again"
+        raise UserError("the model is quantised, and its weights are fixed", remedy=remedy)
     blocks = [each for each in network.encoder.blocks if isinstance(each, Block)]
     for part in ("attention", "feed_forward"):
         if len({id(getattr(block, part)) for block in blocks}) < len(blocks):
@@ -48,6 +52,10 @@ def all_units(network: Network) -> list[KeptUnits]:
 
 def pruned_network(network: Network, kept: Sequence[KeptUnits]) -> Network:
     """A network of its own that has only these heads and neurons, with weights that are that much smaller."""
+    for layer, units in enumerate(kept):
+        if not (units.heads and units.neurons):
+            what = f"layer {layer} would lose all of its {'neurons' if units.heads else 'heads'}"
+            raise UserError(what, remedy="keep at least one")
     pruned = deepcopy(network)
     for block, units in zip(blocks_to_prune(pruned), kept, strict=True):
         _slice_attention(block, units.heads)

@@ -10,10 +10,17 @@ import transformers
 
 from bertsmith.core.errors import UserError
 from bertsmith.model.architectures.registry import ARCHITECTURES
-from bertsmith.model.inference_network import int8_network, packed_network
+from bertsmith.model.inference_network import (
+    calibrated,
+    int8_network,
+    packed_network,
+    put_weights,
+    stored_weights,
+)
 from bertsmith.model.lora import LoraShape, adapters_of, add_fresh_adapters, merged_network
 from bertsmith.model.model_folder import Model, read_model, write_model
 from bertsmith.model.network import Network, build_network
+from bertsmith.model.quantized_folder import is_quantized
 from bertsmith.packed import pack
 from bertsmith.pretraining.hardware import flops_per_step
 from bertsmith.shrink.slicing import KeptUnits, all_units, pruned_network, zero_filled_network
@@ -112,14 +119,23 @@ def test_equal_widths_are_a_published_shape(tmp_path):
 
 
 @pytest.mark.parametrize("model_type", ["bert", "modernbert", "albert"])
-def test_packed_and_in_eight_bits_a_pruned_network_is_the_same(model_type):
+def test_packed_and_in_eight_bits_a_pruned_network_is_the_same(model_type, tmp_path):
     network = lively_network(model_type, {})
     pruned = pruned_network(network, kept_in(network))
     with torch.no_grad():
         plain = pruned(BATCH)
         assert torch.allclose(packed_network(pruned)(BATCH), plain, atol=1e-5)
-        rounded = int8_network(pruned, BATCH, torch.float32)(BATCH)
+        weights = calibrated(pruned, [BATCH])
+        rounded = int8_network(pruned, weights, torch.float32)(BATCH)
         assert torch.cosine_similarity(rounded, plain).min() > 0.99
+        for block, of_block in zip(pruned.encoder.blocks, weights, strict=True):
+            put_weights(block, of_block)
+        write_model(tmp_path, Model(pruned))
+        read = read_model(tmp_path).network
+        assert (read.config, is_quantized(read)) == (pruned.config, True)
+        assert torch.equal(int8_network(read, stored_weights(read), torch.float32)(BATCH), rounded)
+    with pytest.raises(UserError, match="quantised"):
+        pruned_network(read, all_units(read))
 
 
 def test_adapters_stand_on_a_pruned_network():

@@ -1,0 +1,85 @@
+"""Which heads and neurons stay: the most important ones, and never none of a layer."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+from bertsmith.core.errors import UserError
+from bertsmith.model.importance import UnitImportance
+from bertsmith.shrink.slicing import KeptUnits, Numbers
+
+Widths = Literal["equal", "free"]
+"""equal: each layer keeps as many neurons, which is a published shape; free: the best ones of all layers."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnitCounts:
+    """How many heads, in all layers together, and neurons are to be left."""
+
+    heads: int
+    neurons: int
+    widths: Widths
+
+
+def counts_left(
+    before: Sequence[KeptUnits], fractions: tuple[float, float], widths: Widths, *, done: float = 1.0
+) -> UnitCounts:
+    """What is left of these units once a part, from 0 to 1, of a fraction of heads and of neurons is gone."""
+    blocks = len(before)
+    heads = _left(sum(len(units.heads) for units in before), fractions[0], done)
+    neurons = _left(sum(len(units.neurons) for units in before), fractions[1], done)
+    heads.check(blocks, "heads", option="--heads")
+    neurons.check(blocks, "neurons", option="--ffn")
+    return UnitCounts(heads.left, neurons.left, widths)
+
+
+@dataclass(frozen=True, slots=True)
+class _Left:
+    left: int
+    every: int
+    fraction: float
+
+    def check(self, blocks: int, noun: str, *, option: str) -> None:
+        """Stop where a layer would lose all it has."""
+        if self.left < blocks:
+            most = int(100 * (self.every - blocks) / self.every) / 100
+            what = f"{self.fraction:g} would leave {self.left} of {self.every} {noun} for {blocks} layers"
+            remedy = f"a layer keeps at least one: choose at most {most:g}"
+            raise UserError(what, where=option, remedy=remedy)
+
+
+def _left(every: int, fraction: float, done: float) -> _Left:
+    return _Left(every - round(every * fraction * done), every, fraction)
+
+
+def chosen_units(importance: UnitImportance, left: UnitCounts) -> list[KeptUnits]:
+    """So many of the units, the most important by scores that compare between layers."""
+    ranked = importance.normalised()
+    heads = best_of_all(ranked.heads, left.heads)
+    if left.widths == "free":
+        neurons = best_of_all(ranked.neurons, left.neurons)
+    else:
+        each = max(1, left.neurons // len(ranked.neurons))
+        neurons = [_best_of(scores, min(each, len(scores))) for scores in ranked.neurons]
+    return [KeptUnits(*both) for both in zip(heads, neurons, strict=True)]
+
+
+def best_of_all(scores: Sequence[Tensor], count: int) -> list[Numbers]:
+    """The numbers of the best units of all blocks together; each block keeps its best one at least."""
+    kept = [set(_best_of(block, 1)) for block in scores]
+    others = sorted(
+        (-float(score), block, number)
+        for block, of_block in enumerate(scores)
+        for number, score in enumerate(of_block)
+        if number not in kept[block]
+    )
+    for _, block, number in others[: max(0, count - len(kept))]:
+        kept[block].add(number)
+    return [tuple(sorted(numbers)) for numbers in kept]
+
+
+def _best_of(scores: Tensor, count: int) -> Numbers:
+    best = sorted(range(len(scores)), key=lambda number: (-float(scores[number]), number))[:count]
+    return tuple(sorted(best))

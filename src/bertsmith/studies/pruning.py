@@ -1,0 +1,315 @@
+"""Structured pruning as a job: the least important heads and neurons go, with training in between.
+
+Read from top to bottom: what was asked for, the rounds, one round, and the finished folder.
+"""
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from bertsmith.core.errors import UserError
+from bertsmith.core.files import atomic_folder, read_json, write_json
+from bertsmith.finetuning.assignment import Assignment
+from bertsmith.finetuning.evaluation import evaluate
+from bertsmith.finetuning.finetune import finetune
+from bertsmith.finetuning.finetuning_setup import cache_folder
+from bertsmith.finetuning.predict import config_of
+from bertsmith.finetuning.splits import TaskSplits, encoded_split, read_splits
+from bertsmith.inference.finetuned_folder import write_finetuned
+from bertsmith.inference.loaded_model import Bert, load
+from bertsmith.inference.model_path import model_folder
+from bertsmith.inference.task_model import TaskModel, task_model_of
+from bertsmith.inference.unit_importance import task_importance
+from bertsmith.model.model_folder import write_model
+from bertsmith.model.network import Network
+from bertsmith.recipe.finetuning_schema import FinetuningRecipe
+from bertsmith.recipe.load import leaves
+from bertsmith.recipe.toml_text import value_text
+from bertsmith.shrink.layer_dropping import without_layers
+from bertsmith.shrink.selection import Widths, chosen_units, counts_left
+from bertsmith.shrink.slicing import KeptUnits, all_units, blocks_to_prune, pruned_network
+from bertsmith.studies.sweep import Stopped
+from bertsmith.tasks.catalogue import task_named
+from bertsmith.tasks.custom import custom_task, spec_of
+from bertsmith.tasks.objective import NetworkScorer
+from bertsmith.tasks.task import Task
+from bertsmith.tasks.task_config import TaskConfig
+from bertsmith.tasks.task_recipe import finetuning_recipe
+from bertsmith.training.callbacks import ProgressCallback
+from bertsmith.training.distributed import refuse_several_processes
+from bertsmith.training.run_folder import RunFolder
+
+ASSIGNMENT, RESULT, ROUNDS = "pruning.json", "result.json", "rounds"
+Metrics = dict[str, dict[str, float]]
+"""By split and metric."""
+
+
+# ---- what was asked for
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """What is to go."""
+
+    heads: float = 0.0
+    """Fraction of all heads."""
+    neurons: float = 0.0
+    """Fraction of the feed-forward neurons."""
+    widths: Widths = "equal"
+    layers: tuple[int, ...] = ()
+    """Whole layers, counted from 0."""
+    rounds: int = 4
+    """Heads and neurons go in so many equal parts."""
+    examples: int = 1024
+    """Training examples that importance is taken over."""
+
+    @property
+    def fractions(self) -> tuple[float, float]:
+        """Of heads and of neurons."""
+        return self.heads, self.neurons
+
+
+@dataclass(frozen=True, slots=True)
+class PruningRequest:
+    """A fine-tuned model, and what is to be removed of it."""
+
+    task: Task
+    model: Path
+    data: Path
+    out: Path
+    removal: Removal
+    recipe: FinetuningRecipe
+    """Of the training after each round."""
+    trains: bool = True
+    """Whether there is any."""
+    skip_bad: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """What a run found in the folder must agree with to be resumed."""
+        asked = {
+            **asdict(self.removal),
+            "task": self.task.name,
+            "custom": dict(self.task.custom),
+            "recipe": leaves(self.recipe.model_dump(mode="json")),
+            "trains": self.trains,
+            "skip_bad": self.skip_bad,
+            "model": str(self.model.resolve()),
+            "data": str(self.data.resolve()),
+        }
+        plain: dict[str, Any] = json.loads(json.dumps(asked))  # tuples become lists, as in the file
+        return plain
+
+
+def task_of_model(folder: Path, named: str) -> tuple[Task, TaskConfig]:
+    """The task that a model was fine-tuned for, which must be the one that is named, if any."""
+    config = config_of(folder)
+    if config is None:
+        remedy = "fine-tune it first: what matters to a task is removed last"
+        raise UserError("was not fine-tuned here: it has no task.json", where=str(folder), remedy=remedy)
+    if named and named != config.task:
+        what, remedy = f"was fine-tuned for {config.task}, not for {named}", "leave --task out"
+        raise UserError(what, where=str(folder), remedy=remedy)
+    if config.head.encoder == "frozen-features":
+        what = "a BiLSTM on frozen layers learned the task, and the encoder knows nothing of it"
+        raise UserError(what, where=str(folder), remedy="prune a model whose encoder was tuned")
+    return custom_task(spec_of(config.custom)) if config.custom else task_named(config.task), config
+
+
+def pruning_recipe(
+    task: Task, config: TaskConfig, overrides: Sequence[str], *, options: Sequence[tuple[str, str]]
+) -> FinetuningRecipe:
+    """The recipe of the training in between: texts and head as the model has them, the rest the task's."""
+    own = {"text": config.text.model_dump(), "head": config.head.model_dump(include={"cls", "pooling"})}
+    known = [("task.json", f"{key}={value_text(value)}") for key, value in leaves(own).items()]
+    recipe = finetuning_recipe(task, overrides, options=[*known, *options])
+    # As the runs of any study; nobody lengthens one of these.
+    return recipe.model_copy(update={"run": recipe.run.model_copy(update={"keep_state": False})})
+
+
+# ---- the rounds
+
+
+@dataclass(frozen=True, slots=True)
+class RoundReport:
+    """What is left after a round, and how right the model is."""
+
+    heads: tuple[int, ...]
+    """By layer."""
+    neurons: tuple[int, ...]
+    parameters: int
+    pruned: Metrics
+    """As it was cut; of round 0 as it was given."""
+    tuned: Metrics
+    """After the training; empty where there was none."""
+
+    @classmethod
+    def of(cls, facts: Mapping[str, Any], tuned: Metrics) -> "RoundReport":
+        """From what a file says, and what the training came to."""
+        shapes = tuple(facts["heads"]), tuple(facts["neurons"])
+        return cls(*shapes, parameters=facts["parameters"], pruned=facts["pruned"], tuned=tuned)
+
+    @property
+    def metrics(self) -> Metrics:
+        """At the end of the round."""
+        return self.tuned or self.pruned
+
+
+@dataclass(frozen=True, slots=True)
+class PruningResult:
+    """Where the model is, what each round came to, and which of the first heads are left."""
+
+    folder: Path
+    rounds: tuple[RoundReport, ...]
+    kept_heads: tuple[tuple[int, ...], ...]
+
+
+def prune(request: PruningRequest, callback: ProgressCallback) -> PruningResult:
+    """Prune as asked; a job found in the folder resumes where it was, or is reported if it is finished."""
+    refuse_several_processes("pruning has one process")
+    folder = RunFolder(request.out, ASSIGNMENT, RESULT)
+    check_same_request(folder, request.to_json())
+    if not folder.finished:
+        first = _units_to_begin_with(request)
+        splits = read_splits(request.task, request.data, skip_bad=request.skip_bad)
+        with folder.locked():
+            write_json(folder.config, request.to_json())
+            _Pruning(request, splits.limited(request.recipe.run.limit), first, callback).run(folder)
+    shutil.rmtree(request.out / ROUNDS, ignore_errors=True)
+    return _result_in(folder)
+
+
+def check_same_request(folder: RunFolder, asked: Mapping[str, Any]) -> None:
+    """Raise if the folder holds something else than this job, begun or finished."""
+    folder.check_no_unknown_files()
+    if folder.begun:
+        begun = read_json(folder.config, remedy="give --out a new folder")
+        if changed := [key for key in asked if begun.get(key) != asked[key]]:
+            what = f"holds a job that was asked for something else ({', '.join(changed)})"
+            raise UserError(what, where=str(folder.path), remedy="give --out a new folder")
+
+
+def _units_to_begin_with(request: PruningRequest) -> list[KeptUnits]:
+    """Every unit of the layers that stay; raises before any work where no model could come of it."""
+    removal = request.removal
+    network = without_layers(load(request.model, device="cpu").model.network, removal.layers)
+    blocks_to_prune(network)
+    units = all_units(network)
+    counts_left(units, removal.fractions, removal.widths)
+    return units
+
+
+def _result_in(folder: RunFolder) -> PruningResult:
+    result = read_json(folder.path / RESULT, remedy="remove the folder and run again")
+    rounds = tuple(RoundReport.of(each, each["tuned"]) for each in result["rounds"])
+    return PruningResult(folder.path, rounds, tuple(map(tuple, result["kept_heads"])))
+
+
+@dataclass(frozen=True, slots=True)
+class _Pruning:
+    """One start of a job."""
+
+    request: PruningRequest
+    splits: TaskSplits
+    first: Sequence[KeptUnits]
+    """Every unit, before the first round."""
+    callback: ProgressCallback
+
+    def run(self, folder: RunFolder) -> None:
+        """Take the rounds that are not done yet, and write the model and the result."""
+        rounds, place = self.request.removal.rounds, self.request.out / ROUNDS
+        model, reports = self.request.model, [RoundReport.of(self._evaluated(place / "given"), {})]
+        kept: Sequence[Sequence[int]] = [units.heads for units in self.first]
+        for number in range(1, rounds + 1):
+            self.callback.on_message(f"round {number} of {rounds}")
+            pruned = place / str(number) / "pruned"
+            facts = self._evaluated(pruned, model, kept, number)
+            kept = facts["kept"]
+            model, tuned = self._train(pruned) if self.request.trains else (pruned, {})
+            reports.append(RoundReport.of(facts, tuned))
+        with atomic_folder(folder.model, replaces=("*",)) as fresh:
+            shutil.copytree(model_folder(model), fresh, dirs_exist_ok=True)
+        listed = [asdict(each) for each in reports]
+        write_json(
+            folder.path / RESULT, {"task": self.request.task.name, "rounds": listed, "kept_heads": kept}
+        )
+
+    def _evaluated(
+        self, folder: Path, before: Path | None = None, kept: Sequence[Sequence[int]] = (), number: int = 0
+    ) -> dict[str, Any]:
+        """What a round's model is like, pruned from the one before; the file that says it comes last."""
+        facts = folder.with_suffix(".json")
+        if not facts.is_file():
+            if before is not None:
+                kept = self._prune_once(before, folder, kept, number)
+            bert = load(self.request.model if before is None else folder, device=self._device)
+            write_json(facts, self._facts(bert, kept))
+        return read_json(facts, remedy="give --out a new folder")
+
+    def _facts(self, bert: Bert, kept: Sequence[Sequence[int]]) -> dict[str, Any]:
+        units = all_units(bert.model.network)
+        return {
+            "heads": [len(block.heads) for block in units],
+            "neurons": [len(block.neurons) for block in units],
+            "parameters": sum(each.numel() for each in bert.model.network.parameters()),
+            "pruned": self._metrics(bert),
+            "kept": [list(heads) for heads in kept],
+        }
+
+    def _metrics(self, bert: Bert) -> Metrics:
+        assert bert.finetuned is not None, "task_of_model has looked"
+        model = task_model_of(bert.engine.network, bert.finetuned, bert.engine)
+        cache = cache_folder("encodings")
+        encoded = {
+            name: encoded_split(self.splits.splits[name], model.config, model.tokenizer, cache=cache)
+            for name in self.splits.evaluation_names
+        }
+        return evaluate(model, encoded).metrics
+
+    def _prune_once(
+        self, before: Path, folder: Path, kept: Sequence[Sequence[int]], number: int
+    ) -> list[list[int]]:
+        """Write a model without this round's part of the units; which of the first heads it has left."""
+        removal = self.request.removal
+        bert = load(before, device=self._device)
+        assert bert.finetuned is not None, "task_of_model has looked"
+        model = task_model_of(bert.model.network, bert.finetuned, bert.engine)
+        if number == 1:
+            model.objective.scorer.network = without_layers(network_of(model), removal.layers)
+        examples = self.splits.limited(removal.examples).splits["train"]
+        importance = task_importance(model, model.encode(examples))
+        left = counts_left(self.first, removal.fractions, removal.widths, done=number / removal.rounds)
+        units = chosen_units(importance, left)
+        network = pruned_network(network_of(model), units).cpu()
+        write_pruned(folder, bert, network)
+        return [[heads[each] for each in block.heads] for heads, block in zip(kept, units, strict=True)]
+
+    def _train(self, pruned: Path) -> tuple[Path, Metrics]:
+        request, out = self.request, pruned.parent / "tuned"
+        assignment = Assignment(request.task, request.recipe, pruned, request.data, out, request.skip_bad)
+        result = finetune(assignment, self.callback)
+        if not result.finished:
+            raise Stopped(f"round {pruned.parent.name}")
+        return out, result.metrics
+
+    @property
+    def _device(self) -> str:
+        return self.request.recipe.run.device
+
+
+def network_of(model: TaskModel) -> Network:
+    """The network of a task model that is no BiLSTM."""
+    scorer = model.objective.scorer
+    assert isinstance(scorer, NetworkScorer), "task_of_model has looked"
+    return scorer.network
+
+
+def write_pruned(folder: Path, bert: Bert, network: Network) -> None:
+    """A model folder of a network in place of a fine-tuned model's own."""
+    assert bert.finetuned is not None, "task_of_model has looked"
+    with atomic_folder(folder, replaces=("*",)) as fresh:
+        write_model(fresh, replace(bert.model, network=network))
+        write_finetuned(fresh, bert.finetuned)
+        bert.tokenizer.save(fresh)

@@ -1,0 +1,149 @@
+"""Pruning a fine-tuned toy: what goes, what is left, and a job that was stopped ends as one that was not."""
+
+import json
+
+import pytest
+import torch
+
+from bertsmith.core.errors import UserError
+from bertsmith.finetuning.predict import predict_labelled
+from bertsmith.finetuning.splits import read_splits
+from bertsmith.inference.loaded_model import load
+from bertsmith.inference.task_model import task_model_of
+from bertsmith.inference.unit_importance import task_importance
+from bertsmith.studies.pruning import PruningRequest, Removal, prune, pruning_recipe, task_of_model
+from bertsmith.studies.sweep import Stopped
+from tests.command_line import bertsmith, mistake
+from tests.tiny_runs import differing
+from tests.tuning import Notebook, shared_lesson, stop_at, weights_of
+
+__all__ = ["shared_lesson"]
+TRAINING = ("run.epochs=0.4", "run.examples=16", "optim.peak_lr=1e-3", "run.evaluations=1")
+
+
+@pytest.fixture(scope="module")
+def learned(lesson):
+    return lesson("sst2")
+
+
+@pytest.fixture(scope="module")
+def data(learned):
+    return learned.parent.parent / "data" / "sst2"
+
+
+def request_of(model, data, out, removal, *, trains=True):
+    task, config = task_of_model(model, "")
+    recipe = pruning_recipe(task, config, TRAINING, options=[])
+    return PruningRequest(task, model, data, out, removal, recipe, trains=trains)
+
+
+REMOVAL = Removal(heads=0.5, neurons=0.5, rounds=2, examples=50)
+
+
+@pytest.fixture(scope="module")
+def straight(learned, data, tmp_path_factory):
+    out = tmp_path_factory.mktemp("straight") / "pruned"
+    return prune(request_of(learned, data, out, REMOVAL), Notebook())
+
+
+def test_the_rounds_take_their_part_and_the_model_still_knows_its_task(straight, learned, data):
+    given, first, last = straight.rounds
+    assert (sum(given.heads), sum(first.heads), sum(last.heads)) == (8, 6, 4)
+    assert (given.neurons, first.neurons, last.neurons) == ((256, 256), (192, 192), (128, 128))
+    assert [len(heads) for heads in straight.kept_heads] == list(last.heads)
+    assert last.parameters < first.parameters < given.parameters
+    assert not given.tuned and {*last.tuned} == {*last.pruned} == {"dev"}
+    network = load(straight.folder, device="cpu").model.network
+    assert sum(each.numel() for each in network.parameters()) == last.parameters
+    found = predict_labelled([straight.folder], data).metrics()
+    assert found == last.metrics["dev"]
+    assert found["accuracy"] > 0.9
+    assert not (straight.folder / "rounds").exists()
+
+
+def test_a_job_that_was_stopped_ends_as_one_that_was_not(straight, learned, data, tmp_path):
+    request = request_of(learned, data, tmp_path / "pruned", REMOVAL)
+    with stop_at(2), pytest.raises(Stopped, match="round 1"):
+        prune(request, Notebook())
+    assert not (tmp_path / "pruned" / "result.json").exists()
+    with stop_at(5), pytest.raises(Stopped, match="round 2"):
+        prune(request, Notebook())
+    ended = prune(request, Notebook())
+    assert ended.rounds == straight.rounds
+    assert ended.kept_heads == straight.kept_heads
+    assert differing(weights_of(ended.folder), weights_of(straight.folder)) == []
+    again = Notebook()
+    assert prune(request, again).rounds == straight.rounds
+    assert again.notes == []
+
+
+def test_a_job_killed_while_it_cuts_begins_that_round_anew(learned, data, tmp_path, monkeypatch):
+    request = request_of(learned, data, tmp_path / "pruned", Removal(heads=0.25, rounds=1), trains=False)
+    with monkeypatch.context() as patch:
+        patch.setattr("bertsmith.studies.pruning.write_finetuned", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            prune(request, Notebook())
+    assert not list((tmp_path / "pruned" / "rounds").glob("1/pruned*"))
+    assert sum(prune(request, Notebook()).rounds[-1].heads) == 6
+
+
+def test_the_least_important_heads_go_first(learned, data, tmp_path):
+    removal = Removal(heads=0.5, rounds=1, examples=10**6)
+    result = prune(request_of(learned, data, tmp_path / "pruned", removal, trains=False), Notebook())
+    bert = load(learned, device="cpu")
+    model = task_model_of(bert.model.network, bert.finetuned, bert.engine)
+    train = read_splits(task_of_model(learned, "sst2")[0], data, skip_bad=False).splits["train"]
+    scores = task_importance(model, model.encode(train)).normalised().heads
+    best = {(layer, int(scores[layer].argmax())) for layer in range(2)}
+    others = {(layer, head) for layer in range(2) for head in range(4)} - best
+    best |= set(sorted(others, key=lambda each: -float(scores[each[0]][each[1]]))[:2])
+    assert {(layer, head) for layer, heads in enumerate(result.kept_heads) for head in heads} == best
+    assert result.rounds[-1].neurons == (256, 256) and not result.rounds[-1].tuned
+
+
+def test_dropped_layers_go_before_heads(learned, data, tmp_path):
+    removal = Removal(heads=0.5, layers=(1,), rounds=1)
+    result = prune(request_of(learned, data, tmp_path / "pruned", removal, trains=False), Notebook())
+    assert result.rounds[-1].heads == (2,)
+    network = load(result.folder, device="cpu").model.network
+    assert (network.config.layers, network.config.layer_heads) == (1, (2,))
+    assert torch.isfinite(network.encoder.blocks[0].attention.project.weight).all()
+
+
+def test_another_job_in_the_folder_is_not_resumed(straight, learned, data):
+    other = request_of(learned, data, straight.folder, Removal(heads=0.25))
+    with pytest.raises(UserError, match=r"something else \(heads"):
+        prune(other, Notebook())
+
+
+def test_a_model_without_a_task_is_not_pruned(model):
+    with pytest.raises(UserError, match="was not fine-tuned"):
+        task_of_model(model, "")
+
+
+def test_the_command_prints_each_round(learned, data, tmp_path, capsys):
+    words = ["--model", learned, "--data", data, "--rounds", 1, "--epochs", 0]
+    cut = ["prune", *words, "--task", "sst2", "--heads", 0.25, "--out", tmp_path / "cut"]
+    told = bertsmith(capsys, *cut)
+    assert told.code == 0, told
+    assert "round 1: 6 heads, 512 neurons" in told.out
+    facts = json.loads(bertsmith(capsys, *cut, "--json").out)
+    assert sum(facts["rounds"][1]["heads"]) == 6
+    assert facts["rounds"][1]["pruned"]["dev"]["accuracy"] >= 0.5
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--heads", "0.9"), "--heads: 0.9 would leave 1 of 8 heads for 2 layers"),
+        ((), "nothing is to be removed"),
+        (("--heads", "0.1", "--task", "mrpc"), "was fine-tuned for sst2, not for mrpc"),
+        (("--drop-layers", "2"), "there is no layer 2"),
+        (("--drop-layers", "last"), "'last' is no layer"),
+        (("--ffn", "0.1", "--widths", "any"), "choose equal or free"),
+    ],
+)
+def test_a_mistake_is_one_line_and_nothing_is_written(learned, data, tmp_path, capsys, words, told):
+    out = tmp_path / "out"
+    assert told in mistake(capsys, "prune", "--model", learned, "--data", data, "--out", out, *words)
+    assert not out.exists()
