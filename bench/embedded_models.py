@@ -15,7 +15,9 @@ import argparse
 import shutil
 import statistics
 from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +114,8 @@ def main() -> None:
         ENCODER: bias(bert, options.data / "winobias"),
         options.beside.name: bias(beside, options.data / "winobias"),
     }
-    found["tasks"] = {name: train_adapter(name, encoder, options) for name in TASKS}
+    train_together(encoder, options)
+    found["tasks"] = {name: scored_adapter(name, encoder, options) for name in TASKS}
     questions = load(models / f"{ENCODER}-questions", base=encoder)
     found["answers"] = passage_answers(questions)
     write_json(options.out / "evaluation.json", found)
@@ -136,6 +139,7 @@ def parse() -> argparse.Namespace:
         "--held-out", type=float, default=0.005, help="examples.held_out_fraction of the pre-training"
     )
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--together", type=int, default=1, help="adapters that are trained at a time")
     parser.add_argument("--masks", type=int, default=500)
     parser.add_argument("--set", nargs="*", default=[], help="settings for all tasks, to try the script out")
     return parser.parse_args()
@@ -170,8 +174,16 @@ def evaluate_masks(
 # ---- adapters
 
 
-def train_adapter(name: str, encoder: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Train all seeds of a task, keep the adapter of the first, and give the scores on dev."""
+def train_together(encoder: Path, options: argparse.Namespace) -> None:
+    """Train all seeds of all tasks, several at a time; each has a process, for each has a GPU's memory."""
+    wanted = [(name, seed, encoder, options) for name in TASKS for seed in range(options.seeds)]
+    if options.together > 1:
+        with ProcessPoolExecutor(options.together, get_context("spawn"), max_tasks_per_child=1) as pool:
+            list(pool.map(trained, *zip(*wanted, strict=True)))
+
+
+def scored_adapter(name: str, encoder: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Train what is not trained yet of a task, keep the adapter of the first seed, and give the scores."""
     runs = [trained(name, seed, encoder, options) for seed in range(options.seeds)]
     kept = encoder.with_name(f"{ENCODER}-{name}")
     if not kept.exists():

@@ -45,6 +45,8 @@ TASKS = {
 }
 FIRST_METRIC = {"cola": "matthews", "sst2": "accuracy", "mrpc": "f1", "stsb": "spearman", "rte": "accuracy"}
 RATES, POOLINGS = ("5e-5", "1e-4", "2e-4"), ("first", "mean")
+ONCE = ("run.evaluations=1", "run.keep_state=false")
+"""Dev is looked at when all is learned, and never before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +144,7 @@ def all_scores(runs: Iterable[FinetuningRun], options: argparse.Namespace) -> di
     def scored(run: FinetuningRun) -> float:
         command = [sys.executable, "-m", "bertsmith", "finetune", run.task, "--model", str(options.model)]
         command += ["--data", str(run.data), "--out", str(run.out), "--json"]
-        command += [word for setting in run.settings for word in ("--set", setting)]
+        command += [word for setting in (*run.settings, *ONCE) for word in ("--set", setting)]
         ended = subprocess.run(command, capture_output=True, text=True, check=False)
         if ended.returncode:
             raise SystemExit(f"{run.out}: {ended.stderr.strip().splitlines()[-1]}")
@@ -150,7 +152,8 @@ def all_scores(runs: Iterable[FinetuningRun], options: argparse.Namespace) -> di
         print(f"{run.out}: {metrics}", file=sys.stderr, flush=True)
         return float(metrics[FIRST_METRIC[run.task]])
 
-    ordered = list(runs)
+    # The largest first: one that begins last is waited for alone.
+    ordered = sorted(runs, key=lambda run: -(run.data / "train.tsv").stat().st_size)
     with ThreadPoolExecutor(options.together) as pool:
         return dict(zip(ordered, pool.map(scored, ordered), strict=True))
 
