@@ -13,6 +13,7 @@ from bertsmith.cli.classify import classify
 from bertsmith.cli.compare import compare
 from bertsmith.cli.corpus import corpus
 from bertsmith.cli.demo import demo
+from bertsmith.cli.distill import distill
 from bertsmith.cli.embed import embed
 from bertsmith.cli.examples import examples
 from bertsmith.cli.features import features, features_table
@@ -76,6 +77,7 @@ app.command("demo", cls=Verb)(demo)
 app.command("vocab", cls=Verb)(vocab)
 app.command("corpus", cls=Verb)(corpus)
 app.command("pretrain", cls=Verb)(pretrain)
+app.command("distill", cls=Verb)(distill)
 app.add_typer(checkpoint, name="checkpoint")
 app.command("examples", cls=Verb)(examples)
 app.add_typer(recipe, name="recipe")

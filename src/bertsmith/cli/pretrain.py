@@ -16,9 +16,10 @@ from bertsmith.core.wording import counted
 from bertsmith.recipe.toml_text import value_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from bertsmith.pretraining.pretrain import PretrainingResult
+    from bertsmith.pretraining.run_setup import EarlyStopping
     from bertsmith.recipe.schema import Recipe
     from bertsmith.studies.pretraining_sweep import TrialOutcome
 
@@ -72,17 +73,31 @@ def pretrain(
 
     torchrun --nproc-per-node 8 -m bertsmith pretrain bert-base --store store/ --out runs/base
     """
-    from bertsmith.pretraining.pretrain import pretrain as job
     from bertsmith.pretraining.run_setup import EarlyStopping
 
+    begins = (
+        ("--from", "start.model", start_from or None),
+        ("--add-words", "start.add_words", add_words or None),
+    )
+    sizes = run_options(steps=steps, minutes=minutes, batch=batch, device=device, precision=precision)
+    chosen = partial(chosen_recipe, recipe, [*spelled(begins), *sizes], settings or [], max_length)
+    store, out = store.expanduser(), out.expanduser()
+    if sweep:
+        _sweep(sweep, chosen, store=store, out=out, as_json=as_json)
+        return
+    run(chosen(), store=store, out=out, as_json=as_json, early_stopping=EarlyStopping(if_flat=stop_if_flat))
+
+
+def run_options(
+    *, steps: int | None, minutes: float | None, batch: int | None, device: str, precision: str
+) -> "list[tuple[str, str]]":
+    """What the options of a pre-training run that many people want are short for."""
     if steps is not None and minutes is not None:
         raise UserError("a run has one budget", where="--steps and --minutes", remedy="give one of them")
     for option, budget in (("--steps", steps), ("--minutes", minutes)):
         if budget is not None and not 0 < budget < inf:
             raise UserError(f"{budget} is no budget", where=option, remedy="give a number above 0")
     given = (
-        ("--from", "start.model", start_from or None),
-        ("--add-words", "start.add_words", add_words or None),
         ("--steps", "run.steps", steps),
         ("--steps", "run.budget", None if steps is None else "steps"),
         ("--minutes", "run.minutes", minutes),
@@ -92,22 +107,31 @@ def pretrain(
         ("--device", "run.device", device or None),
         ("--precision", "run.precision", precision or None),
     )
-    short = [(option, f"{key}={value_text(value)}") for option, key, value in given if value is not None]
-    chosen = partial(_chosen_recipe, recipe, short, settings or [], max_length)
-    store, out = store.expanduser(), out.expanduser()
-    if sweep:
-        _sweep(sweep, chosen, store=store, out=out, as_json=as_json)
-        return
+    return spelled(given)
+
+
+def spelled(given: "Iterable[tuple[str, str, Any]]") -> "list[tuple[str, str]]":
+    """Options that were given, each with the `key=value` it is short for."""
+    return [(option, f"{key}={value_text(value)}") for option, key, value in given if value is not None]
+
+
+def run(
+    recipe: "Recipe", *, store: Path, out: Path, as_json: bool, early_stopping: "EarlyStopping | None" = None
+) -> None:
+    """Run a recipe to its end and print how it ended."""
+    from bertsmith.pretraining.pretrain import pretrain as job
+    from bertsmith.pretraining.run_setup import NEVER_EARLY
+
     with progress_display(live_line, as_json=as_json) as callback:
-        stopping = EarlyStopping(if_flat=stop_if_flat)
-        result = job(chosen(), store=store, out=out, callback=callback, early_stopping=stopping)
+        stopping = early_stopping or NEVER_EARLY
+        result = job(recipe, store=store, out=out, callback=callback, early_stopping=stopping)
     if result.main_process:
         show(result, as_json=as_json)
     if result.state == "stopped":
         raise Exit(STOPPED)
 
 
-def _chosen_recipe(
+def chosen_recipe(
     recipe: str,
     options: "list[tuple[str, str]]",
     settings: list[str],
@@ -185,6 +209,8 @@ def live_line(values: dict[str, Any]) -> str:
         parts.append(f"pairs {values['pair_accuracy']:.1%}")
     if "replaced_accuracy" in values:
         parts.append(f"replaced {values['replaced_accuracy']:.1%}")
+    if "teacher_agreement" in values:
+        parts.append(f"as the teacher {values['teacher_agreement']:.1%}")
     parts.append(f"{values['tokens_per_second']:,.0f} tokens/s")
     if values.get("mfu"):
         parts.append(f"MFU {values['mfu']:.1%}")

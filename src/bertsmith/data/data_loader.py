@@ -168,7 +168,9 @@ class PretrainingDataset(Dataset[StepBatches]):
     @cached_property
     def _vocabulary(self) -> "_Vocabulary":
         tokenizer, is_masked = self.opened_store.tokenizer(), self.recipe.examples.masks_tokens
-        masked = read_vocabulary(tokenizer, self.recipe.masking) if is_masked else None
+        masked = None
+        if is_masked:
+            masked = read_vocabulary(tokenizer, self.recipe.masking, self.opened_store.token_counts)
         return _Vocabulary(read_templates(tokenizer), tokenizer.pad_id, masked)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -130,6 +130,8 @@ class Units:
     counts_S: Numbers
     """Units in each sequence."""
     keys_S: Words
+    weights_U: NDArray[np.float64] | None = None
+    """How often each is chosen beside others, where they are not alike."""
 
 
 def choose_units(units: Units, budgets_S: Numbers) -> Flags:
@@ -202,6 +204,10 @@ class _Table:
         self.exists_SG = self.numbers_1G < units.counts_S[:, None]
         self.sizes_SG = np.full(self.exists_SG.shape, _TOO_LARGE)
         self.sizes_SG[self.exists_SG] = np.where(units.barred_U, _TOO_LARGE, units.sizes_U)
+        self.weights_SG: NDArray[np.float64] | None = None
+        if units.weights_U is not None:
+            self.weights_SG = np.ones(self.exists_SG.shape)
+            self.weights_SG[self.exists_SG] = units.weights_U
         self._first_S = np.cumsum(units.counts_S) - units.counts_S
         self._total = len(units.sizes_U)
 
@@ -217,7 +223,14 @@ class _Table:
         # A random number for each unit, and these sorted: unlike a shuffle that swaps, it needs no state that
         # goes from one draw to the next, and each sequence has its order whatever stands beside it.
         numbers_1G = self.numbers_1G.astype(np.uint64)
-        sampled_SG = bits(self.keys_S[:, None], numbers_1G) | _RANK_BITS
+        if self.weights_SG is None:
+            sampled_SG = bits(self.keys_S[:, None], numbers_1G)
+        else:
+            # Waiting times at these rates: the order is that of drawing by weight without putting back
+            # (Efraimidis & Spirakis 2006), and the bits of positive numbers sort as the numbers do.
+            drawn_SG = uniforms(self.keys_S[:, None], numbers_1G)
+            sampled_SG = (-np.log1p(-drawn_SG) / self.weights_SG).view(np.uint64)
+        sampled_SG |= _RANK_BITS
         sampled_SG[~self.exists_SG] = ~np.uint64(0)
         # The unit's number replaces the lowest bits, so that sorting moves it along.
         sampled_SG ^= _RANK_BITS ^ numbers_1G
@@ -266,6 +279,8 @@ class Vocabulary:
     random_ids: Numbers
     """The ids that a random token is sampled from."""
     boundaries: WordBoundaries
+    weights_V: NDArray[np.float64] | None = None
+    """How often each token is chosen beside others (masking.smoothing); None: all alike."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,14 +293,20 @@ class Masks:
     """What the model sees there."""
 
 
-def read_vocabulary(tokenizer: Tokenizer, masking: MaskingSection) -> Vocabulary:
-    """The ids that masking needs."""
+def read_vocabulary(
+    tokenizer: Tokenizer, masking: MaskingSection, token_counts: NDArray[np.int64] | None = None
+) -> Vocabulary:
+    """What masking needs of the ids; the counts of tokens only where rare ones are chosen more often."""
     # A gap is an id without a token: its embedding is trained by nothing, and must not be shown.
     excluded = set(tokenizer.gaps)
     if masking.random_from == "ordinary":
         excluded |= tokenizer.special_ids
     random_ids = np.setdiff1d(np.arange(tokenizer.vocabulary_size), np.array(sorted(excluded), np.int64))
-    return Vocabulary(tokenizer.mask_id, random_ids, WordBoundaries(tokenizer))
+    weights_V = None
+    if masking.smoothing:
+        assert token_counts is not None, "only a store knows which tokens are rare"
+        weights_V = np.maximum(token_counts, 1).astype(np.float64) ** -masking.smoothing
+    return Vocabulary(tokenizer.mask_id, random_ids, WordBoundaries(tokenizer), weights_V)
 
 
 def stored_units(masking: MaskingSection) -> list[Unit]:
@@ -325,7 +346,9 @@ class Masker:
         before_X1 = np.concatenate([[0], np.cumsum(starts_X)])
         ends_S = np.cumsum(text.lengths_S)
         counts_S = before_X1[ends_S] - before_X1[ends_S - text.lengths_S]
-        units = Units(sizes_U, barred_X[starts_U], counts_S, text.keys_S)
+        weights_V = self.vocabulary.weights_V
+        weights_U = None if weights_V is None else weights_V[text.tokens_X[starts_U]]
+        units = Units(sizes_U, barred_X[starts_U], counts_S, text.keys_S, weights_U)
         budgets_S = self._budgets(text, self.masking.rate if rate is None else rate)
         # Choice, then replacement.
         runs = [self.masking.longest_ngram if UNITS[level.unit].in_runs else 1 for level in levels]

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from bertsmith.model.encoder_config import Direction
 from bertsmith.model.network import Network
+from bertsmith.objectives import distillation
 from bertsmith.objectives import masked_language_modelling as mlm
 from bertsmith.objectives import replaced_token_detection as rtd
 from bertsmith.objectives.pretraining_objective import PretrainingObjective
@@ -16,7 +17,7 @@ class ObjectiveSpec(NamedTuple):
     """What the job must know of an objective before it is built."""
 
     build: Callable[[Network, Network | None, Recipe], PretrainingObjective]
-    """From the network and, where the objective has one, its generator."""
+    """From the network and, where the objective has one, its generator or teacher."""
     heads: Callable[[Recipe], dict[str, int]]
     """The heads of the network, with their numbers of outputs."""
     summary: Callable[[Recipe], str]
@@ -32,6 +33,9 @@ OBJECTIVES: dict[Objective, ObjectiveSpec] = {
     "left-to-right": ObjectiveSpec(mlm.build, mlm.heads_of, mlm.summary, direction="left-to-right"),
     "right-to-left": ObjectiveSpec(mlm.build, mlm.heads_of, mlm.summary, direction="right-to-left"),
     "replaced": ObjectiveSpec(rtd.build, rtd.heads_of, rtd.summary, choices=rtd.choices),
+    "distilled": ObjectiveSpec(
+        distillation.build, distillation.heads_of, distillation.summary, choices=distillation.choices
+    ),
 }
 """A new objective is a file, an entry here and a name in the recipe's `Objective`; what its batches hold,
 the recipe's `examples` section says."""

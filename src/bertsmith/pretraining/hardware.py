@@ -68,10 +68,12 @@ def fit_machine(
     network: Network,
     world: World,
     *,
-    generator: Network | None = None,
+    other: Network | None = None,
     micro_tokens_before: int | None = None,
 ) -> Machine:
     """What "auto" means here; raises where the recipe cannot fit into memory.
+
+    The other network is the generator or the teacher that the objective has.
 
     A resumed run keeps its micro-batches where they still fit: other ones would round differently.
     """
@@ -80,7 +82,7 @@ def fit_machine(
     precision = choose_precision(run.precision, world.device, sharded=sharded)
     cores_for_each = (os.cpu_count() or 1) // world.size
     workers = max(1, min(GPU_LOADER_WORKERS, cores_for_each - 1)) if on_gpu else 0
-    networks = [network] if generator is None else [network, generator]
+    networks = [network] if other is None else [network, other]
     load = _load(recipe, networks, world, precision)
     compiled = (run.compile == "on" or (run.compile == "auto" and on_gpu)) and all(map(can_compile, networks))
     recorded = compiled and _recordable(recipe, networks, load, world)
@@ -230,18 +232,21 @@ def _average_text(recipe: Recipe) -> list[str]:
 def _load(recipe: Recipe, networks: Sequence[Network], world: World, precision: Precision) -> TrainingLoad:
     hungriest = max(recipe.examples.stages, key=lambda stage: stage.length)
     # A generator's embeddings count twice here, though they are shared: rather too much than too little.
-    parameters = sum(parameter.numel() for network in networks for parameter in network.parameters())
+    weights = [sum(parameter.numel() for parameter in network.parameters()) for network in networks]
     shared = world.size if recipe.run.parallel == "fsdp" else 1
+    has_teacher, others = recipe.examples.has_teacher, [network.config for network in networks[1:]]
     return TrainingLoad(
         config=networks[0].config,
-        parameters=parameters // shared,
+        parameters=(weights[0] if has_teacher else sum(weights)) // shared,
         moments=kept_for_each_weight(recipe),
         longest=hungriest.length,
         predicted_fraction=_predicted_fraction(recipe, hungriest),
         device="cuda" if world.device.type == "cuda" else "cpu",
         precision=precision,
         recompute=recipe.run.recompute,
-        generator=networks[1].config if len(networks) > 1 else None,
+        generator=others[0] if others and not has_teacher else None,
+        teacher=others[0] if has_teacher else None,
+        teacher_parameters=weights[1] if has_teacher else 0,
     )
 
 
@@ -251,7 +256,9 @@ def kept_for_each_weight(recipe: Recipe) -> int:
 
 
 def _predicted_fraction(recipe: Recipe, stage: Stage) -> float:
-    if not recipe.examples.masks_tokens:
+    distill = recipe.distill
+    everywhere = recipe.examples.has_teacher and distill.soft_weight > 0 and distill.rows == "all"
+    if everywhere or not recipe.examples.masks_tokens:
         return 1.0
     return min(recipe.masking.largest_rate * 1.2, stage.predictions / stage.length * 1.2)
 

@@ -17,6 +17,8 @@ from bertsmith.training.trainer import Trainer, autocast
 METRICS = (
     *("loss", "mlm_loss", "mlm_accuracy", "pair_loss", "pair_accuracy"),
     *("replaced_loss", "replaced_accuracy", "replaced_precision", "replaced_recall", "replaced_majority"),
+    *("soft_loss", "cosine_loss", "hidden_loss", "attention_loss", "relation_loss"),
+    *("teacher_mlm_accuracy", "teacher_agreement"),
     *("pair_majority", "sequences"),
     *("fixed_mlm_loss", "fixed_mlm_accuracy", "fixed_bits_per_character", "fixed_sequences"),
 )

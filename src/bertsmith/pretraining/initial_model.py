@@ -18,9 +18,11 @@ from bertsmith.model.architectures.modernbert import ModernBertConfig
 from bertsmith.model.architectures.registry import architecture_of
 from bertsmith.model.encoder_config import ConfigReader, Direction, EncoderConfig
 from bertsmith.model.heads import MaskedLanguageHead
+from bertsmith.model.layer_subset import network_of_layers, subset_config, without_segments
 from bertsmith.model.model_folder import Model, read_config, read_model
 from bertsmith.model.network import Network, add_fresh_head, new_network, set_direction
 from bertsmith.model.sentence_modules import transformer_folder
+from bertsmith.objectives.distillation import check_comparable
 from bertsmith.objectives.registry import OBJECTIVES
 from bertsmith.objectives.replaced_token_detection import GENERATOR
 from bertsmith.recipe.model_section import ModelSection
@@ -44,13 +46,23 @@ class InitialModel:
     notes: tuple[str, ...] = ()
     generator: Network | None = None
     """The masked LM that a discriminator learns from; only where the objective has one."""
+    teacher: Network | None = None
+    """What a student learns from; only where the objective has one."""
+
+    @property
+    def other(self) -> Network | None:
+        """What the objective takes beside the network: generator, teacher or nothing."""
+        return self.generator if self.teacher is None else self.teacher
 
 
 def build_initial_model(recipe: Recipe, store: TokenStore) -> InitialModel:
     """The network that the recipe asks for, for the store's vocabulary."""
     stream = torch.Generator().manual_seed(key_of(recipe.run.seed, "initial weights"))
     objective = OBJECTIVES[recipe.examples.objective]
-    if recipe.start.model == "scratch":
+    teacher = read_teacher(recipe, store) if recipe.examples.has_teacher else None
+    if teacher is not None and recipe.distill.layers:
+        initial = _student_of_layers(recipe, teacher, stream)
+    elif recipe.start.model == "scratch":
         config = encoder_config_of(recipe.model, store.tokenizer())
         initial = InitialModel(new_network(config, objective.heads(recipe), stream))
         if recipe.examples.has_generator:
@@ -58,6 +70,9 @@ def build_initial_model(recipe: Recipe, store: TokenStore) -> InitialModel:
             initial = replace(initial, generator=generator)
     else:
         initial = _adapted(recipe, store, stream)
+    if teacher is not None:
+        _check_student(initial.network, teacher, recipe)
+        initial = replace(initial, teacher=teacher)
     before, wanted = initial.network.config.direction, objective.direction
     set_direction(initial.network, wanted)
     if recipe.start.model != "scratch" and before != wanted:
@@ -76,18 +91,72 @@ def encoder_config_of(model: ModelSection, tokenizer: Tokenizer) -> EncoderConfi
 
 
 def with_true_model(recipe: Recipe) -> Recipe:
-    """The recipe with the true architecture: that of the model folder it starts from, where there is one."""
+    """The recipe with the true architecture: that of the model folder it starts from, where there is one, or
+    of the teacher's layers that a student begins with."""
     if recipe.start.model == "scratch":
         _check_words_have_a_model(recipe)
-        return recipe
-    folder = transformer_folder(model_folder(recipe.start.model))
-    config_json = read_json(folder / "config.json", remedy="give --from a model folder")
-    config = read_config(ConfigReader(config_json, str(folder / "config.json")))
+        if not recipe.distill.layers:
+            return recipe
+        folder, config = config_of(recipe.distill.teacher, option="--teacher")
+        config = student_config(config, recipe)
+    else:
+        folder, config = config_of(recipe.start.model, option="--from")
     values = {**recipe.model_dump(), "model": model_section_of(config).model_dump()}
     try:
         return Recipe.model_validate(values)
     except ValidationError as error:
         raise user_error(error, values, {f"model.{key}": str(folder) for key in values["model"]}) from error
+
+
+def config_of(model: str, *, option: str) -> tuple[Path, EncoderConfig]:
+    """The folder of a model that an option names, and its encoder config, without its weights."""
+    folder = transformer_folder(model_folder(model))
+    config_json = read_json(folder / "config.json", remedy=f"give {option} a model folder")
+    return folder, read_config(ConfigReader(config_json, str(folder / "config.json")))
+
+
+def student_config(teacher: EncoderConfig, recipe: Recipe) -> EncoderConfig:
+    """The config of a student that begins with layers of a teacher."""
+    fewer = subset_config(teacher, recipe.distill.layers)
+    return without_segments(fewer) if recipe.distill.segments == "dropped" else fewer
+
+
+def read_teacher(recipe: Recipe, store: TokenStore) -> Network:
+    """The teacher of a recipe, without the heads that nobody asks."""
+    folder, distill = model_folder(recipe.distill.teacher), recipe.distill
+    model = read_model(folder)
+    check_same_vocabulary(Tokenizer.load(transformer_folder(folder)), store, distill.teacher)
+    if distill.soft_weight and "mlm" not in model.network.heads:
+        remedy = (
+            "give one with an MLM head (bertsmith pretrain --from trains one), or set distill.soft_weight=0"
+        )
+        raise UserError("predicts no words: it has no MLM head", where=str(folder), remedy=remedy)
+    longest, most = max(stage.length for stage in recipe.examples.stages), model.network.config.positions
+    if longest > most:
+        what = f"takes texts of at most {most} tokens, and examples.stages ask for {longest}"
+        raise UserError(what, where=str(folder), remedy=f"give --max-length {most}, or less")
+    for head in set(model.network.heads) - {"mlm"}:
+        del model.network.heads[head]
+    return model.network
+
+
+def _student_of_layers(recipe: Recipe, teacher: Network, stream: torch.Generator) -> InitialModel:
+    config, notes = student_config(teacher.config, recipe), []
+    if config.segments != teacher.config.segments:
+        notes.append("the student is a DistilBERT: the first segment's vector is part of its positions")
+    network = network_of_layers(teacher, recipe.distill.layers, config)
+    notes += _fit_heads(Model(network), {"mlm": 0}, stream)
+    return InitialModel(network, tuple(notes))
+
+
+def _check_student(student: Network, teacher: Network, recipe: Recipe) -> None:
+    """Raise if there is nothing to gain, or nothing to compare."""
+    check_comparable(student.config, teacher.config, recipe.distill)
+    ours, theirs = (sum(each.numel() for each in net.encoder.parameters()) for net in (student, teacher))
+    if ours > theirs:
+        what = f"the student would have {ours:,} weights, more than its teacher ({theirs:,})"
+        remedy = "take fewer layers (--layers), or a smaller student (--student)"
+        raise UserError(what, where=recipe.distill.teacher, remedy=remedy)
 
 
 def model_section_of(config: EncoderConfig) -> ModelSection:
@@ -136,7 +205,7 @@ def _adapted(recipe: Recipe, store: TokenStore, stream: torch.Generator) -> Init
         for network in (model.network, generator):
             if network is not None:
                 notes.append(grow_for_words(network, before, tokenizer, words))
-    _check_same_vocabulary(tokenizer, store, recipe)
+    check_same_vocabulary(tokenizer, store, recipe.start.model)
     notes += _fit_heads(model, objective.heads(recipe), stream)
     if recipe.examples.has_generator and generator is None:
         notes.append(f"the folder holds no {GENERATOR}: it starts from fresh weights")
@@ -185,9 +254,10 @@ def _read_generator(folder: Path, recipe: Recipe, config: EncoderConfig) -> Netw
     return generator
 
 
-def _check_same_vocabulary(tokenizer: Tokenizer, store: TokenStore, recipe: Recipe) -> None:
+def check_same_vocabulary(tokenizer: Tokenizer, store: TokenStore, model: str) -> None:
+    """Raise if a store's tokens are not those of a model."""
     if tokenizer_hash(tokenizer) != store.tokenizer_hash:
-        what = f"the store was tokenised with another vocabulary than {recipe.start.model}'s"
+        what = f"the store was tokenised with another vocabulary than {model}'s"
         source = "--vocab (and --add-words) of that model"
         raise UserError(what, where=str(store.folder), remedy=f"make the store again with {source}")
 

@@ -170,6 +170,8 @@ def _training(recipe: Recipe, facts: RunFacts) -> list[str]:
     optim, batch = recipe.optim, recipe.batch
     size = f"{batch.sequences:,} sequences" if batch.by == "sequences" else f"{batch.tokens:,} tokens"
     start = "from scratch" if recipe.start.model == "scratch" else "from another model folder"
+    if recipe.distill.layers:
+        start = f"from the layers {', '.join(map(str, recipe.distill.layers))} of its teacher"
     return [
         f"{facts.steps:,} steps, {facts.tokens:,} tokens, {facts.seconds / 60:.1f} minutes on "
         f"{facts.device}; {facts.skipped} steps skipped; {start}.",

@@ -158,7 +158,7 @@ def set_up(request: Request, world: World, callback: ProgressCallback) -> tuple[
     saved = latest_state(folder.checkpoints, world)
     micro_tokens = None if saved is None else int(saved.state.scalars["micro_tokens"])
     machine = fit_machine(
-        recipe, initial.network, world, generator=initial.generator, micro_tokens_before=micro_tokens
+        recipe, initial.network, world, other=initial.other, micro_tokens_before=micro_tokens
     )
     loading: dict[str, Any] = {"rank": world.rank, "world": world.size, "cache": folder.path / PLANS}
     loading |= {"micro_tokens": machine.micro_tokens, "multiples": machine.multiples}
@@ -179,7 +179,9 @@ def set_up(request: Request, world: World, callback: ProgressCallback) -> tuple[
 
     world.on_main(begin_folder)
     build = OBJECTIVES[recipe.examples.objective].build
-    objective = build(initial.network, initial.generator, recipe).to(world.device).train()
+    # A teacher is no part of what is trained, so it does not move along with it.
+    other = None if initial.other is None else initial.other.to(world.device)
+    objective = build(initial.network, other, recipe).to(world.device).train()
     trainer = _build_trainer(recipe, objective, machine, world)
     watch = LearningWatch(unigram_entropy(store.token_counts), recipe.optim.warmup_fraction)
     fresh = RunState(MetricsWindow.empty(objective), watch)

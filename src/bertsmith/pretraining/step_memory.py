@@ -39,6 +39,9 @@ class TrainingLoad:
     recompute: bool
     generator: EncoderConfig | None = None
     """Of the masked LM that a discriminator learns from, which then scores the predicted rows."""
+    teacher: EncoderConfig | None = None
+    """Of what a student learns from, which is not trained and scores the same rows."""
+    teacher_parameters: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +73,13 @@ def estimate_memory(load: TrainingLoad, tokens: int) -> MemoryEstimate:
         of_generator = tokens * (_embeddings(smaller) + _kept_of_layers(smaller))
     return MemoryEstimate(
         # Under autocast every product keeps a half-precision copy of its weights until it is differentiated.
-        weights=load.parameters * (FP32 if load.precision == "fp32" else FP32 + BF16),
+        weights=load.parameters * (FP32 if load.precision == "fp32" else FP32 + BF16)
+        + load.teacher_parameters * FP32,
         gradients=load.parameters * FP32,
         optimizer=load.parameters * load.moments * FP32,
         activations=of_generator + tokens * (_embeddings(load) + _kept_of_layers(load)),
         scores=math.ceil(tokens * load.predicted_fraction) * _scored_row(load),
-        working=tokens * _working(load),
+        working=tokens * max(_working(load), _working_of_teacher(load)),
     )
 
 
@@ -154,7 +158,17 @@ def _scored_row(load: TrainingLoad) -> int:
     scores = 2 * FP32 if load.precision == "fp32" else 2 * FP32 + BF16
     # To sample from them: probabilities, these as whole numbers, and their running sums.
     scores += 0 if load.generator is None else 3 * FP32
+    # The teacher's scores, both models' logarithms, and what a divergence of them takes.
+    scores += 0 if load.teacher is None else 6 * FP32
     return transform + load.config.vocabulary * scores
+
+
+def _working_of_teacher(load: TrainingLoad) -> int:
+    """Bytes for each token of the teacher's widest layer, of which nothing is kept."""
+    if load.teacher is None:
+        return 0
+    theirs = replace(load, config=load.teacher)
+    return max(_all_of_a_layer(theirs, block) for block in range(load.teacher.blocks))
 
 
 def _working(load: TrainingLoad) -> int:

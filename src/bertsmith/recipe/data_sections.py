@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 from bertsmith.recipe.section import Count, Fraction, Off, RuleError, Section
 
 Unit = Literal["token", "word", "ngram", "phrase", "entity"]
-Objective = Literal["masked", "replaced", "left-to-right", "right-to-left"]
+Objective = Literal["masked", "replaced", "distilled", "left-to-right", "right-to-left"]
 """What a step learns from; what each is stands in objectives/registry.py, which loads torch."""
 PairHead = Literal["nsp", "sop", "none"]
 
@@ -27,8 +27,8 @@ class ExamplesSection(Section):
     """What a sequence is made of; the defaults are BERT's (create_pretraining_data.py)."""
 
     objective: Objective = "masked"
-    """Masked LM; replaced: tell which tokens a small masked LM made up (ELECTRA); or one of the comparators
-    that see one side only."""
+    """Masked LM; replaced: tell which tokens a small masked LM made up (ELECTRA); distilled: masked LM beside
+    a teacher (the distill section); or one of the comparators that see one side only."""
     pairs: Literal["nsp", "sop", "sentence-pair", "full-sentences", "doc-sentences", "none"] = "nsp"
     """nsp: next-sentence pairs of segments (BERT); sop: sentence order (ALBERT); sentence-pair: nsp of single
     sentences, full-sentences and doc-sentences: filled to the length across or within documents (all three
@@ -59,12 +59,17 @@ class ExamplesSection(Section):
     @property
     def masks_tokens(self) -> bool:
         """Whether some tokens are masked, which somebody then predicts."""
-        return self.objective == "masked" or self.has_generator
+        return self.objective == "masked" or self.has_generator or self.has_teacher
 
     @property
     def has_generator(self) -> bool:
         """Whether a second, smaller model predicts them, from which the model learns."""
         return self.objective == "replaced"
+
+    @property
+    def has_teacher(self) -> bool:
+        """Whether the model also learns from what another one predicts."""
+        return self.objective == "distilled"
 
     @model_validator(mode="after")
     def stages_cover_the_run(self) -> "ExamplesSection":
@@ -115,6 +120,9 @@ class MaskingSection(Section):
     count: Literal["rounded", "stochastic"] = "rounded"
     """rounded: max(1, round(rate x length)) with special tokens counted (BERT); stochastic: a fraction is
     rounded up with that probability (RoBERTa)."""
+    smoothing: Annotated[float, Field(ge=0, le=10)] = 0.0
+    """Tokens that are rare in the store are chosen more often: a token of count n with the weight
+    n^-smoothing; 0.7 in DistilBERT (XLM), 0 elsewhere: all alike. For unit token."""
     random_from: Literal["vocabulary", "ordinary"] = "vocabulary"
     """Random tokens from the whole list, special tokens included (BERT), or without them (RoBERTa)."""
     masks: Literal["dynamic", "static"] = "dynamic"
@@ -136,6 +144,12 @@ class MaskingSection(Section):
                 "masking.final_rate needs masks that are made anew, and masking.masks is static",
                 keys=("masking.final_rate", "masking.masks"),
                 remedy="set masking.masks to dynamic",
+            )
+        if self.smoothing and (self.unit != "token" or self.levels):
+            raise RuleError(
+                "masking.smoothing is for tokens that are chosen one by one",
+                keys=("masking.smoothing", "masking.levels" if self.levels else "masking.unit"),
+                remedy="set masking.unit to token, without masking.levels, or masking.smoothing to 0",
             )
         return self
 

@@ -6,6 +6,7 @@ from pydantic import Field, model_validator
 
 from bertsmith.model.architectures.registry import ARCHITECTURES
 from bertsmith.recipe.data_sections import BatchSection, ExamplesSection, MaskingSection, ReplacedSection
+from bertsmith.recipe.distill_section import DistillSection
 from bertsmith.recipe.model_section import ModelSection
 from bertsmith.recipe.optim_section import OptimSection
 from bertsmith.recipe.section import Count, Off, RuleError, Section
@@ -91,6 +92,7 @@ class Recipe(Section):
     examples: ExamplesSection = ExamplesSection()
     masking: MaskingSection = MaskingSection()
     replaced: ReplacedSection = ReplacedSection()
+    distill: DistillSection = DistillSection()
     batch: BatchSection = BatchSection()
     optim: OptimSection = OptimSection()
     run: RunSection = RunSection()
@@ -105,7 +107,7 @@ class Recipe(Section):
                 remedy="give the model more positions or make the stages shorter",
             )
         architecture = ARCHITECTURES[self.model.type]
-        if architecture.pretraining is None and self.start.model == "scratch":
+        if architecture.pretraining is None and self.start.model == "scratch" and not self.distill.layers:
             raise RuleError(
                 f"model.type = {self.model.type} cannot start from scratch",
                 keys=("model.type",),
@@ -121,6 +123,32 @@ class Recipe(Section):
             what = "a one-sided objective has no sentence pairs"
             remedy = "set examples.pairs to none (--set examples.pairs=none)"
             raise RuleError(what, keys=("examples.objective",), remedy=remedy)
+        return self
+
+    @model_validator(mode="after")
+    def teacher_fits(self) -> "Recipe":
+        has_teacher, distill = self.examples.has_teacher, self.distill
+        if has_teacher != (distill.teacher != "none"):
+            what = "has no teacher" if has_teacher else "does not listen to distill.teacher"
+            raise RuleError(
+                f"examples.objective = {self.examples.objective} {what}",
+                keys=("examples.objective", "distill.teacher"),
+                remedy="set examples.objective to distilled and distill.teacher to a model, or neither",
+            )
+        if not has_teacher:
+            return self
+        if self.examples.pair_head != "none":
+            raise RuleError(
+                f"a student learns masked words alone, and examples.pairs = {self.examples.pairs} has labels",
+                keys=("examples.pairs", "examples.objective"),
+                remedy="set examples.pairs to doc-sentences, full-sentences or none",
+            )
+        if distill.layers and self.start.model != "scratch":
+            raise RuleError(
+                "a student begins with layers of its teacher or with a model of its own, not with both",
+                keys=("distill.layers", "start.model"),
+                remedy="leave one of them out",
+            )
         return self
 
     @model_validator(mode="after")

@@ -1,6 +1,6 @@
 """Which tokens are chosen, in which units, and what stands in their place."""
 
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import get_args
 
@@ -344,3 +344,32 @@ def test_levels_by_stage_follow_the_run(progress: float, unit: str) -> None:
     levels = Masker(section, VOCABULARY, 100).masks(text, progress=progress)
     alone = Masker(MaskingSection(unit=unit, rate=0.3), VOCABULARY, 100).masks(text, progress=0.0)
     assert levels.indices_P.tolist() == alone.indices_P.tolist()
+
+
+# ---- rare tokens
+
+
+def test_rare_tokens_are_chosen_as_often_as_a_draw_by_weight_without_putting_back() -> None:
+    counts = np.ones(len(VOCABULARY.random_ids), np.int64)
+    frequent, rare = 5, 6
+    counts[frequent] = 1000
+    weights = np.maximum(counts, 1) ** -0.7
+    smoothed = Masker(MaskingSection(rate=0.2, smoothing=0.7), replace(VOCABULARY, weights_V=weights), 100)
+    tokens = [frequent] * 8 + [rare] * 2
+    text = text_of(*[tokens] * 4000)
+    chosen_now = text.tokens_X[smoothed.masks(text, progress=0).indices_P]
+    assert len(chosen_now) == 8000  # the budget is as before: two of twelve, special tokens counted
+    simulated = np.random.default_rng(0)
+    chances = weights[tokens] / weights[tokens].sum()
+    drawn = [simulated.choice(10, size=2, replace=False, p=chances) for _ in range(4000)]
+    expected = np.mean(np.array(tokens)[np.array(drawn)] == rare)
+    assert abs(np.mean(chosen_now == rare) - expected) < 0.02
+
+
+def test_weights_are_counts_to_the_power_of_the_smoothing(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.load(uncased_wordpiece(tmp_path))
+    counts = np.arange(tokenizer.vocabulary_size)
+    vocabulary = read_vocabulary(tokenizer, MaskingSection(smoothing=0.7), counts)
+    assert vocabulary.weights_V is not None
+    assert vocabulary.weights_V[[0, 1, 32]] == pytest.approx([1, 1, 32**-0.7])
+    assert read_vocabulary(tokenizer, MaskingSection(), counts).weights_V is None

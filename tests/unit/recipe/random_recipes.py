@@ -62,6 +62,8 @@ def parts_of_a_whole(rest: st.SearchStrategy[dict[str, Any]]) -> st.SearchStrate
 
 
 LISTS = {
+    "distill.layers": st.lists(st.integers(0, 30), max_size=4),
+    "distill.relations": st.lists(st.sampled_from(["qk", "qq", "kk", "vv"]), max_size=4),
     "examples.stages": parts_of_a_whole(
         st.fixed_dictionaries({"length": st.integers(8, 512), "predictions": st.integers(1, 99)})
     ),

@@ -1,0 +1,88 @@
+"""A network of some layers of another one: what a student begins with (DistilBERT; Sanh et al. 2019)."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from torch import Tensor
+
+from bertsmith.core.errors import UserError
+from bertsmith.model.architectures.albert import AlbertConfig
+from bertsmith.model.architectures.distilbert import DistilBertConfig
+from bertsmith.model.architectures.modernbert import ModernBertConfig
+from bertsmith.model.encoder_config import EncoderConfig
+from bertsmith.model.network import Network, build_network
+
+BLOCKS = "encoder.blocks."
+POSITIONS, SEGMENTS = (f"encoder.embeddings.added.{table}.weight" for table in ("position", "segment"))
+DISTILBERT_EPS = 1e-12
+"""Of every LayerNorm of a DistilBERT, whose config.json has no key for it."""
+
+
+def evenly_spaced(layers: int, wanted: int) -> tuple[int, ...]:
+    """So many of these layers, from the first to the last: of 12 layers, 6 are 0, 2, 4, 7, 9 and 11.
+
+    These are the six of DistilBERT's script (extract_distilbert.py).
+    """
+    if wanted == 1:
+        return (0,)
+    return tuple(int(number * (layers - 1) / (wanted - 1) + 0.5) for number in range(wanted))
+
+
+def subset_config(config: EncoderConfig, layers: Sequence[int]) -> EncoderConfig:
+    """The config of a network with only these layers of one with this config."""
+    if behind := [each for each in layers if each >= config.layers]:
+        what = (
+            f"the teacher has {config.layers} layers, and layer {behind[0]}, counted from 0, is none of them"
+        )
+        raise UserError(what, where="distill.layers", remedy="choose fewer, or a larger teacher")
+
+    def left(sizes: tuple[int, ...]) -> tuple[int, ...]:
+        """The sizes of these layers where pruning left each its own; one block has one for all layers."""
+        return tuple(sizes[each] for each in layers) if len(sizes) == config.layers else sizes
+
+    heads, inner = left(config.layer_heads), left(config.layer_inner)
+    fewer = replace(config, layers=len(layers), layer_heads=heads, layer_inner=inner)
+    if isinstance(fewer, AlbertConfig) and fewer.groups > 1:
+        what = f"the teacher's layers share their weights in {fewer.groups} groups, so none can be left out"
+        raise UserError(what, where="distill.layers", remedy="give the student a shape of its own")
+    if isinstance(fewer, ModernBertConfig):
+        if 0 in layers[1:] or layers[0] != 0:
+            what = "a ModernBERT's first layer has no norm before its attention, and stays the first"
+            raise UserError(what, where="distill.layers", remedy="begin with layer 0, and take it once")
+        seeing_all = [number for number, each in enumerate(layers) if each in fewer.global_layers]
+        fewer = replace(fewer, global_layers=tuple(seeing_all))
+    return fewer
+
+
+def without_segments(config: EncoderConfig) -> EncoderConfig:
+    """The config as DistilBERT's, which has no segments and no pooler, where a BERT can become one."""
+    fits = config.model_type == "bert" and config.norm_eps == DISTILBERT_EPS
+    if not fits:
+        return config
+    return DistilBertConfig(
+        **{**vars(config), "model_type": "distilbert", "segments": 0, "head_dropout": 0.2}
+    )
+
+
+def network_of_layers(source: Network, layers: Sequence[int], config: EncoderConfig) -> Network:
+    """A network of this config with these layers of another one, its embeddings and its MLM head.
+
+    What `without_segments` leaves out, the first segment's vector, becomes part of every position's: with one
+    segment both networks have the same embeddings.
+    """
+    network = build_network(config, {"mlm": 0} if "mlm" in source.heads else {})
+    weights = source.state_dict()
+    order = source.encoder.order
+
+    def of_source(name: str) -> Tensor:
+        if name.startswith(BLOCKS):
+            number, _, rest = name.removeprefix(BLOCKS).partition(".")
+            # Where one block serves all layers (ALBERT), it stays the one.
+            shared = len(source.encoder.blocks) < len(order)
+            name = f"{BLOCKS}{number if shared else order[layers[int(number)]]}.{rest}"
+        held: Tensor = weights[name]
+        return held + weights[SEGMENTS][0] if name == POSITIONS and folds_segment else held.clone()
+
+    folds_segment = not config.segments and SEGMENTS in weights
+    network.load_state_dict({name: of_source(name) for name in network.state_dict()})
+    return network.eval()

@@ -1,0 +1,276 @@
+"""Distillation: a student predicts masked words and learns from what a teacher makes of the same batch.
+
+Soft targets, masked words and the cosine of the last states are DistilBERT's (Sanh et al. 2019); matched
+hidden states and attention scores TinyBERT's (Jiao et al. 2019); relations of the last layer MiniLM's (Wang
+et al. 2020). Each loss is a sum over rows, divided by a global count of them.
+
+Shapes: T packed tokens, P predicted rows, R rows that count (all T or the predicted ones), D model width,
+H heads, K head width, V vocabulary, C counts.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from bertsmith.core.errors import UserError
+from bertsmith.core.seeds import key_of
+from bertsmith.data.collate import PretrainingBatch
+from bertsmith.model.attention import AttentionRule
+from bertsmith.model.attention_kernels import packed_attention
+from bertsmith.model.encoder import ALL, PositionTable, Rows
+from bertsmith.model.encoder_config import EncoderConfig
+from bertsmith.model.network import Network
+from bertsmith.objectives import masked_language_modelling as mlm
+from bertsmith.objectives.distillation_losses import (
+    Projections,
+    attention_losses,
+    cosine_losses,
+    in_sequences,
+    relation_losses,
+    soft_losses,
+    state_losses,
+)
+from bertsmith.objectives.pretraining_objective import Counts, PretrainingObjective, weighted_sums
+from bertsmith.packed import Layout, PackedBatch
+from bertsmith.recipe.distill_section import DistillSection
+from bertsmith.recipe.schema import Recipe
+
+LOSSES = ("soft", "mlm", "cosine", "hidden", "attention", "relation")
+"""In the order of the recipe; each has its weight there."""
+
+
+@dataclass
+class Pass:
+    """What one network makes of a batch: what is compared."""
+
+    last_RD: Tensor
+    states: list[Tensor] = field(default_factory=list)
+    """After the embeddings and after each layer [T, D], where they are compared."""
+    projections: dict[int, Projections] = field(default_factory=dict)
+    """Of the layers whose attention is compared, by their numbers from 0."""
+
+
+class Distillation(PretrainingObjective):
+    """A student with its teacher, which is asked and never trained."""
+
+    sums = (*(f"{name}_loss" for name in LOSSES), "mlm_hits", "teacher_hits", "agreements")
+
+    def __init__(self, network: Network, teacher: Network, distill: DistillSection, *, seed: int = 0) -> None:
+        super().__init__(network)
+        # In a tuple, where torch does not look for modules: no optimiser trains it, no checkpoint holds it,
+        # and no process shards it. Whoever builds the objective has put it on the run's device.
+        self._asked = (teacher.eval().requires_grad_(False),)
+        self.distill, self.weights = distill, weights_of(distill)
+        ours, theirs = network.config, teacher.config
+        self.depths = matching_depths(ours.layers, theirs.layers)
+        self.heads = distill.relation_heads if distill.relation_heads != "heads" else theirs.heads
+        self.project: nn.Module = nn.Identity()
+        if ours.width != theirs.width and (distill.cosine_weight or distill.hidden_weight):
+            self.project = nn.Linear(ours.width, theirs.width, bias=False)
+            stream = torch.Generator().manual_seed(key_of(seed, "projection to the teacher"))
+            nn.init.normal_(self.project.weight, 0.0, ours.width**-0.5, generator=stream)
+
+    @property
+    def teacher(self) -> Network:
+        """The network that is learned from."""
+        return self._asked[0]
+
+    def plain(self, batch: PretrainingBatch, loss_scales_C: Tensor) -> tuple[Tensor, Tensor]:
+        """The loss and the sums of a micro-batch, not compiled."""
+        everywhere, inputs = self.distill.rows == "all", batch.inputs
+        rows = ALL if everywhere else batch.masked_rows_P
+        ours = self._pass(self.network, inputs, rows)
+        with torch.no_grad():
+            theirs = self._pass(self.teacher, inputs, rows)
+        weights_T = (torch.arange(len(inputs.tokens_T), device=batch.end_1.device) < batch.end_1).float()
+        weights_R = weights_T if everywhere else batch.masked_weights_P
+        losses, counted = self._words(batch, ours, theirs, weights_R)
+        if self.distill.cosine_weight:
+            cosine_R = cosine_losses(self.project(ours.last_RD), theirs.last_RD)
+            losses["cosine"] = (cosine_R * weights_R).sum()
+        losses |= self._layers(inputs.layout, ours, theirs, weights_T)
+        masked, tokens = loss_scales_C[0], loss_scales_C[2]
+        of_rows = tokens if everywhere else masked
+        scales = {"soft": of_rows, "mlm": masked, "cosine": of_rows}
+        loss = torch.zeros_like(losses["mlm"])
+        for name in self.weights:
+            loss = loss + self.weights[name] * losses[name] * scales.get(name, tokens)
+        summed = [losses[name] if name in losses else torch.zeros_like(loss) for name in LOSSES]
+        return loss, torch.stack([each.detach().float() for each in (*summed, *counted)])
+
+    def _pass(self, network: Network, inputs: PackedBatch, rows: Rows) -> Pass:
+        """What a network makes of a batch, computed at the rows that count, and what is compared besides."""
+        distill, encoder = self.distill, network.encoder
+        last = len(encoder.order) - 1
+        wanted = {last} if distill.relation_weight else set()
+        if distill.attention_weight:
+            wanted |= {depth - 1 for depth in self._depths_of(network) if depth}
+        kept: dict[int, Projections] = {}
+        seen: list[int] = []
+
+        def attend(
+            query_THK: Tensor, key_THK: Tensor, value_THK: Tensor, layout: Layout, rule: AttentionRule
+        ) -> Tensor:
+            if len(seen) in wanted:
+                kept[len(seen)] = Projections(query_THK, key_THK, value_THK).in_heads(self.heads)
+            seen.append(len(seen))
+            return packed_attention(query_THK, key_THK, value_THK, layout, rule)
+
+        how = attend if wanted else packed_attention
+        if distill.hidden_weight:
+            states = encoder.hidden_states(inputs, how)
+            return Pass(states[-1][rows], states, kept)
+        return Pass(encoder(inputs, how, rows=rows), [], kept)
+
+    def _depths_of(self, network: Network) -> list[int]:
+        """The depths of a network's states that are compared, 0 for its embeddings."""
+        return [pair[network is self.teacher] for pair in self.depths]
+
+    def _words(
+        self, batch: PretrainingBatch, ours: Pass, theirs: Pass, weights_R: Tensor
+    ) -> tuple[dict[str, Tensor], list[Tensor]]:
+        """The losses of predicted words, and how many predictions of either are right, or the same."""
+        everywhere, rows_P, ids_P = self.distill.rows == "all", batch.masked_rows_P, batch.masked_ids_P
+        weights_P, network = batch.masked_weights_P, self.network
+        if not self.distill.soft_weight:
+            last_PD = ours.last_RD[rows_P] if everywhere else ours.last_RD
+            mlm_loss, hits = weighted_sums(network.scores_of_words(last_PD), ids_P, weights_P)
+            return {"mlm": mlm_loss}, [hits, torch.zeros_like(hits), torch.zeros_like(hits)]
+        ours_RV = network.scores_of_words(ours.last_RD)
+        with torch.no_grad():
+            theirs_RV = self.teacher.scores_of_words(theirs.last_RD)
+        soft_R = soft_losses(ours_RV, theirs_RV, self.distill.temperature)
+        ours_PV, theirs_PV = (ours_RV[rows_P], theirs_RV[rows_P]) if everywhere else (ours_RV, theirs_RV)
+        mlm_loss, hits = weighted_sums(ours_PV, ids_P, weights_P)
+        best_P, theirs_best_P = ours_PV.detach().argmax(-1), theirs_PV.argmax(-1)
+        known, agreed = (
+            (each * weights_P).sum() for each in (theirs_best_P == ids_P, theirs_best_P == best_P)
+        )
+        return {"mlm": mlm_loss, "soft": (soft_R * weights_R).sum()}, [hits, known, agreed]
+
+    def _layers(self, layout: Layout, ours: Pass, theirs: Pass, weights_T: Tensor) -> dict[str, Tensor]:
+        """The losses of hidden states, attention scores and relations that the recipe asks for."""
+        found: dict[str, list[Tensor]] = {}
+        if "hidden" in self.weights:
+            found["hidden"] = [
+                state_losses(self.project(ours.states[depth]), theirs.states[other]) * weights_T
+                for depth, other in self.depths
+            ]
+        if self.distill.compares_heads:
+            weights_SN = in_sequences(weights_T, layout)
+        if "attention" in self.weights:
+            layers = (
+                (ours.projections[one - 1], theirs.projections[two - 1]) for one, two in self.depths[1:]
+            )
+            found["attention"] = [attention_losses(*each, layout) * weights_SN for each in layers]
+        if "relation" in self.weights:
+            last = ours.projections[max(ours.projections)], theirs.projections[max(theirs.projections)]
+            relations = self.distill.relations
+            found["relation"] = [relation_losses(*last, layout, each) * weights_SN for each in relations]
+        return {name: torch.stack([each.sum() for each in parts]).sum() for name, parts in found.items()}
+
+    def means(self, sums: Sequence[float], counts: Counts) -> dict[str, float]:
+        """Every loss that counts, and how often student and teacher predict masked words."""
+        if not (counts.masked and counts.tokens):
+            return {"loss": math.nan}
+        summed, distill = dict(zip(self.sums, sums, strict=True)), self.distill
+        rows = counts.tokens if distill.rows == "all" else counts.masked
+        divisors = {"mlm": counts.masked, "soft": rows, "cosine": rows}
+        values = {
+            f"{name}_loss": summed[f"{name}_loss"] / divisors.get(name, counts.tokens)
+            for name in self.weights
+        }
+        values["mlm_accuracy"] = summed["mlm_hits"] / counts.masked
+        if distill.soft_weight:
+            values["teacher_mlm_accuracy"] = summed["teacher_hits"] / counts.masked
+            values["teacher_agreement"] = summed["agreements"] / counts.masked
+        loss = sum(weight * values[f"{name}_loss"] for name, weight in self.weights.items())
+        return {"loss": loss, **values}
+
+
+def weights_of(distill: DistillSection) -> dict[str, float]:
+    """The losses that count, with their weights."""
+    weights = {name: getattr(distill, f"{name}_weight") for name in LOSSES}
+    # Masked words count with a weight of 0, too: processes that share a run want a gradient of every weight.
+    return {name: weight for name, weight in weights.items() if weight or name == "mlm"}
+
+
+def matching_depths(ours: int, theirs: int) -> list[tuple[int, int]]:
+    """Which states are compared: those of the embeddings (0), and of each layer with one as far up.
+
+    A student's layer m of M has the teacher's layer m x N / M of N (TinyBERT).
+    """
+    return [(depth, int(depth * theirs / ours + 0.5)) for depth in range(ours + 1)]
+
+
+def check_comparable(student: EncoderConfig, teacher: EncoderConfig, distill: DistillSection) -> None:
+    """Raise if what the recipe compares cannot be compared between these two."""
+    if not distill.compares_heads:
+        return
+    where = "distill.relation_heads"
+    if "deberta-v2" in (student.model_type, teacher.model_type):
+        what = "a DeBERTa's attention is no product of queries and keys alone"
+        remedy = "set distill.attention_weight and distill.relation_weight to 0"
+        raise UserError(what, where="distill.relation_weight", remedy=remedy)
+    if student.layer_heads or teacher.layer_heads:
+        what = "of a model whose heads were pruned, no others can be compared with those that are left"
+        remedy = "set distill.attention_weight and distill.relation_weight to 0"
+        raise UserError(what, where="distill.relation_weight", remedy=remedy)
+    if distill.relation_heads == "heads":
+        if student.heads != teacher.heads:
+            what = f"the student has {student.heads} heads, and the teacher {teacher.heads}"
+            remedy = f"set {where} to a number that divides {student.width} and {teacher.width}"
+            raise UserError(what, where=where, remedy=remedy)
+    elif student.width % distill.relation_heads or teacher.width % distill.relation_heads:
+        what = f"{distill.relation_heads} does not divide the widths {student.width} and {teacher.width}"
+        raise UserError(what, where=where, remedy="give a number that divides both")
+
+
+def freeze_positions(network: Network) -> None:
+    """Let the position table stay as it is, where there is one."""
+    for table in network.encoder.embeddings.added.values():
+        if isinstance(table, PositionTable):
+            table.requires_grad_(False)
+
+
+def summary(recipe: Recipe) -> str:
+    """The objective in words, for the card."""
+    return f"distilled; {_weighed(recipe)}; {mlm.summary(recipe)}"
+
+
+def choices(recipe: Recipe) -> list[str]:
+    """The weights of the losses, where they count, and what the student begins with."""
+    distill = recipe.distill
+    lines = [f"distillation: {_weighed(recipe)}"]
+    if distill.layers:
+        begins = f"the student begins with the teacher's layers {', '.join(map(str, distill.layers))}"
+        frozen = ", its positions stay the teacher's" if distill.frozen_positions else ""
+        lines.append(begins + frozen)
+    return lines
+
+
+def _weighed(recipe: Recipe) -> str:
+    distill = recipe.distill
+    terms = [
+        f"{getattr(distill, f'{name}_weight'):g} x {name}"
+        for name in LOSSES
+        if getattr(distill, f"{name}_weight")
+    ]
+    where = "every token" if distill.rows == "all" else "predicted tokens"
+    return f"loss = {' + '.join(terms)}, at a temperature of {distill.temperature:g}, at {where}"
+
+
+def heads_of(_: Recipe) -> dict[str, int]:
+    """The student's head."""
+    return {"mlm": 0}
+
+
+def build(network: Network, teacher: Network | None, recipe: Recipe) -> Distillation:
+    """The recipe's objective over a student and its teacher."""
+    assert teacher is not None
+    if recipe.distill.layers and recipe.distill.frozen_positions:
+        freeze_positions(network)
+    return Distillation(network, teacher, recipe.distill, seed=recipe.run.seed)

@@ -1,0 +1,90 @@
+"""`bertsmith distill`: a thin verb over a pre-training run."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bertsmith.corpus.token_store import TokenStore
+from bertsmith.recipe.load import load_recipe
+from tests.command_line import bertsmith, mistake
+from tests.tiny_runs import TINY, run_tiny, tiny_store, without_pictures
+
+SIZES = tuple(part for each in TINY if not each.startswith("model.") for part in ("--set", each))
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> TokenStore:
+    return tiny_store(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(autouse=True)
+def quickly() -> Iterator[None]:
+    with without_pictures():
+        yield
+
+
+@pytest.fixture(scope="module")
+def teacher(store: TokenStore, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("teacher") / "run"
+    with without_pictures():
+        run_tiny(store, out, "model.layers=4", "examples.pairs=none", "run.steps=1")
+    return out
+
+
+def asked(store: TokenStore, teacher: Path, out: Path, *more: object) -> tuple[object, ...]:
+    words = ("distill", "--teacher", teacher, "--store", store.folder, "--out", out, "--batch", 4)
+    return (*words, *SIZES, *more)
+
+
+def test_layers_of_the_teacher_make_a_distilbert_by_its_recipe(capsys, store, teacher, tmp_path):
+    words = asked(store, teacher, tmp_path / "run", "--layers", 2, "--steps", 1, "--json")
+    told = bertsmith(capsys, *words)
+    assert told.code == 0 and json.loads(told.out.splitlines()[-1])["state"] == "finished"
+    recipe = load_recipe(tmp_path / "run" / "recipe.toml")
+    assert recipe.distill.layers == (0, 3) and recipe.model.type == "distilbert"
+    assert (recipe.distill.soft_weight, recipe.distill.mlm_weight, recipe.distill.cosine_weight) == (5, 2, 1)
+    assert (recipe.distill.temperature, recipe.masking.smoothing, recipe.optim.clip_norm) == (2, 0.7, 5)
+    again = bertsmith(capsys, *words)
+    assert again.code == 0 and "finished already" in again.out + again.err
+
+
+def test_a_student_may_have_a_shape_of_its_own(capsys, store, teacher, tmp_path):
+    shape = ("--set", "model.width=16", "--set", "model.positions=64", "--set", "model.layers=1")
+    told = bertsmith(
+        capsys, *asked(store, teacher, tmp_path / "run", "--student", "bert-tiny", "--steps", 1, *shape)
+    )
+    assert told.code == 0, told.err
+    assert "as the teacher" in told.out + told.err
+    model = load_recipe(tmp_path / "run" / "recipe.toml").model
+    assert (model.type, model.width, model.heads, model.segments) == ("bert", 16, 2, 2)
+
+
+def test_a_student_may_be_a_model(capsys, store, teacher, tmp_path):
+    told = bertsmith(capsys, *asked(store, teacher, tmp_path / "run", "--student", teacher, "--steps", 1))
+    assert told.code == 0, told.err
+    recipe = load_recipe(tmp_path / "run" / "recipe.toml")
+    assert recipe.start.model == str(teacher) and recipe.model.layers == 4
+
+
+@pytest.mark.parametrize(
+    ("more", "word"),
+    [
+        (("--layers", 5), "the teacher has 4 layers, and a student of 5 would be larger"),
+        (("--layers", 0), "would have none"),
+        ((), "a student is one of two things"),
+        (("--layers", 2, "--student", "bert-tiny"), "a student is one of two things"),
+        (("--student", "bert-tiny"), "more than its teacher"),
+        (("--layers", 2, "--set", "distill.temperature=0"), "distill.temperature"),
+        (("--layers", 2, "--steps", 1, "--minutes", 1), "a run has one budget"),
+        (("--layers", 2, "--set", "examples.stages=[{fraction=1,length=128,predictions=9}]"), "128"),
+    ],
+)
+def test_mistakes_are_one_line_and_leave_nothing(capsys, store, teacher, tmp_path, more, word):
+    assert word in mistake(capsys, *asked(store, teacher, tmp_path / "run", *more))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_teacher_that_is_not_there_is_named(capsys, store, tmp_path):
+    assert "nowhere" in mistake(capsys, *asked(store, tmp_path / "nowhere", tmp_path / "run", "--layers", 2))
