@@ -9,6 +9,7 @@ from bertsmith.pretraining.hardware import MAX_EVALUATION_FRACTION
 from bertsmith.pretraining.held_out import evaluate, unigram_entropy
 from bertsmith.pretraining.pretrained_model import held_out_line
 from bertsmith.pretraining.run_setup import Run, RunState
+from bertsmith.pretraining.sample_guesses import sample_guesses
 from bertsmith.training.callbacks import StopRequested
 from bertsmith.training.curves import draw_curves
 from bertsmith.training.journal import RunJournal, read_metrics
@@ -26,6 +27,10 @@ def evaluate_run(run: Run, state: RunState, journal: RunJournal, stop: StopReque
     state.evaluation_due = True
     with run.averaged_weights():
         evaluated = _evaluate_stage(run, progress, journal, stop)
+        # Of several processes each may hold a part of the weights.
+        if evaluated and progress.step and run.fixed_sets and run.world.size == 1:
+            for line in sample_guesses(run.trainer, run.fixed_sets[0], run.store.tokenizer()):
+                run.report(line)
     if evaluated is None:
         return False
     state.held_out = evaluated
