@@ -89,6 +89,8 @@ def test_senses_are_dots_with_their_sentences(opened, bert):
     assert page.locator(".dot").count() == 3
     assert page.locator(".sense").count() == 3
     assert "<bank>" in page.locator(".senses").inner_text()
+    headings = page.locator("h1, h2, h3").evaluate_all("all => all.map((each) => each.tagName)")
+    assert headings == ["H1", "H2", "H3"]
     page.locator(".sense").first.focus()
     assert page.locator(".dot.lit").count() == 1
 
@@ -108,6 +110,10 @@ def test_words_are_shaded_for_and_against(opened, models):
 def test_everything_can_be_read_in_both_themes(opened, bert, theme):
     page = opened("attention_view", attention_data(bert, "The cat sat on the mat."))
     page.emulate_media(color_scheme=theme)
+    assert unreadable(page, "main") == {}
+    heat = "all => all.map((each) => Number(each.style.getPropertyValue('--heat')))"
+    shades = page.locator(".view-token").evaluate_all(heat)
+    page.locator(".view-token").nth(shades.index(max(shades))).hover()
     assert unreadable(page, "main") == {}
 
 

@@ -18,6 +18,8 @@ export function show(root, data) {
   }
   slider.value = String(last);
   const label = make("label", { for: "layer", class: "label" }, "Layer");
-  root.append(make("p", { class: "lead" }, data.lead), make("div", { class: "row" }, label, slider, shown), map.root);
+  const heading = make("h2", { class: "section" }, "Layer by layer");
+  const row = make("div", { class: "row" }, label, slider, shown);
+  root.append(make("p", { class: "lead" }, data.lead), heading, row, map.root);
   turn();
 }
