@@ -1,7 +1,8 @@
-"""`bertsmith prune`: heads, feed-forward neurons and layers cut out of a fine-tuned model."""
+"""`bertsmith prune`: heads, neurons and layers cut out of a model, or single weights set to zero."""
 
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from typer import Exit, Option, echo
 
@@ -12,14 +13,20 @@ from bertsmith.core.errors import UserError
 from bertsmith.recipe.toml_text import value_text
 
 if TYPE_CHECKING:
-    from bertsmith.studies.pruning import PruningResult, RoundReport
+    from collections.abc import Callable
+
+    from bertsmith.studies.magnitude_pruning import SparseResult
+    from bertsmith.studies.pruning import Metrics, PruningResult, Removal, RoundReport
+    from bertsmith.training.callbacks import ProgressCallback
+
+Done = TypeVar("Done")
 
 
 def prune(
     model: Annotated[Path, Option(help="Fine-tuned model: the folder of a run, or a model folder.")],
     data: Annotated[Path, Option(help="The task's folder, or its file.")],
     out: Annotated[Path, Option(help="Folder to write; a job that was stopped resumes there.")],
-    task: Annotated[str, Option(help="The task, to make sure; else the one that the model knows.")] = "",
+    task: Annotated[str, Option(help="The task; without it the one that the model was fine-tuned for.")] = "",
     heads: Annotated[float, Option(min=0, max=1, help="Fraction of all attention heads to remove.")] = 0.0,
     ffn: Annotated[float, Option(min=0, max=1, help="Fraction of feed-forward neurons to remove.")] = 0.0,
     widths: Annotated[
@@ -28,9 +35,26 @@ def prune(
     drop_layers: Annotated[
         str, Option(metavar="LAYERS", help="Whole layers to remove first, counted from 0: 10,11.")
     ] = "",
-    rounds: Annotated[int, Option(min=1, help="Heads and neurons go in so many equal parts.")] = 4,
-    epochs: Annotated[float, Option(min=0, help="Training after each part, in passes; 0 for none.")] = 1.0,
     examples: Annotated[int, Option(min=1, help="Training examples that importance is taken over.")] = 1024,
+    method: Annotated[
+        str, Option(help="importance: heads and neurons; magnitude: single weights (--sparsity).")
+    ] = "importance",
+    sparsity: Annotated[
+        float | None, Option(help="magnitude: fraction of the layers' weights to set to zero.")
+    ] = None,
+    rewind: Annotated[
+        float | None,
+        Option(help="magnitude: train first, prune, and go back to this part of the training."),
+    ] = None,
+    retrain: Annotated[
+        str, Option(metavar="HOW", help="What goes back: weights, rate, finetune (nothing), or several: a,b.")
+    ] = "weights",
+    rounds: Annotated[
+        int | None, Option(min=1, help="In so many parts it goes; 4, and 1 with --rewind.")
+    ] = None,
+    epochs: Annotated[
+        float | None, Option(min=0, help="Training after each part: 1, or 0 for none; magnitude: the task's.")
+    ] = None,
     lr: Annotated[float | None, Option(help="Peak learning rate of the training (optim.peak_lr).")] = None,
     device: Annotated[str | None, Option(help="auto, cpu or cuda (run.device).")] = None,
     seed: Annotated[int | None, Option(help="Seed (run.seed).")] = None,
@@ -52,46 +76,137 @@ def prune(
 
     Example: bertsmith prune --model runs/sst2 --data glue/SST-2 --drop-layers 9,10,11 --out runs/nine-layers
 
-    The result opens wherever a bertsmith folder does. With heads gone or widths that differ, transformers
-    cannot have it: bertsmith export --transformers writes zeros in their place.
-    """
-    from bertsmith.studies.pruning import PruningRequest, Removal, pruning_recipe, task_of_model
-    from bertsmith.studies.pruning import prune as job
-    from bertsmith.studies.sweep import Stopped
+    With --method magnitude the smallest single weights become zero, gradually while a pre-trained model is
+    fine-tuned; with --rewind after that, and what is left is trained again from an early step. Such a model
+    is as large and as fast as before: it is for studying which weights a task needs.
 
-    if widths not in ("equal", "free"):
-        raise UserError(f"there is no {widths!r}", where="--widths", remedy="choose equal or free")
-    layers = numbered_layers(drop_layers)
-    if not (heads or ffn or layers):
-        raise UserError("nothing is to be removed", remedy="give --heads, --ffn or --drop-layers")
-    chosen, config = task_of_model(model.expanduser(), task)
+    Example: bertsmith prune --model M --task sst2 --data SST-2 --method magnitude --sparsity 0.7 --out runs/7
+
+    Example: bertsmith prune --model M --task sst2 --data SST-2 --method magnitude --sparsity 0.7 --rewind 0.1
+    --retrain weights,rate,finetune --out runs/lottery
+    """
+    places = Places(model.expanduser(), data.expanduser(), out.expanduser(), skip_bad=skip_bad)
     given = [
-        ("--epochs", "run.epochs", epochs or None),
+        ("--epochs", "run.epochs", epochs or (None if method == "magnitude" else 1.0)),
         ("--lr", "optim.peak_lr", lr),
         ("--device", "run.device", device),
         ("--seed", "run.seed", seed),
     ]
     options = [(name, f"{key}={value_text(value)}") for name, key, value in given if value is not None]
-    removal = Removal(heads, ffn, widths, layers, rounds if heads or ffn else 1, examples)  # type: ignore[arg-type]
-    request = PruningRequest(
-        chosen,
-        model.expanduser(),
-        data.expanduser(),
-        out.expanduser(),
-        removal,
-        pruning_recipe(chosen, config, settings or [], options=options),
-        trains=epochs > 0,
-        skip_bad=skip_bad,
+    training = Training(task, tuple(settings or ()), tuple(options))
+    if method == "magnitude":
+        check_no_units(heads=heads, ffn=ffn, layers=drop_layers)
+        if epochs == 0:
+            what, remedy = "single weights go while the model is trained", "leave it out"
+            raise UserError(what, where="--epochs", remedy=remedy)
+        asked = SparseOptions(sparsity, rewind, retrain, rounds or 1)
+        show_sparse(run_magnitude(places, training, asked, as_json=as_json), as_json=as_json)
+        return
+    if method != "importance" or widths not in ("equal", "free"):
+        where, word = ("--widths", widths) if method == "importance" else ("--method", method)
+        known = "equal or free" if method == "importance" else "importance or magnitude"
+        raise UserError(f"there is no {word!r}", where=where, remedy=f"choose {known}")
+    if sparsity is not None or rewind is not None:
+        what = "single weights go by their magnitude, not by importance"
+        raise UserError(what, where="--sparsity, --rewind", remedy="add --method magnitude")
+    layers = numbered_layers(drop_layers)
+    if not (heads or ffn or layers):
+        raise UserError("nothing is to be removed", remedy="give --heads, --ffn or --drop-layers")
+    from bertsmith.studies.pruning import Removal
+
+    parts = (rounds or 4) if heads or ffn else 1
+    removal = Removal(heads, ffn, widths, layers, parts, examples)  # type: ignore[arg-type]
+    result = run_rounds(places, training, removal, trains=epochs != 0, as_json=as_json)
+    print_json(plain_result(result)) if as_json else show(result)
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """What is read and written."""
+
+    model: Path
+    data: Path
+    out: Path
+    skip_bad: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """The task that is named, if any, and settings of the training."""
+
+    task: str
+    settings: tuple[str, ...]
+    options: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SparseOptions:
+    """The options of pruning by magnitude."""
+
+    sparsity: float | None
+    rewind: float | None
+    retrain: str
+    rounds: int
+
+
+def run_rounds(
+    places: Places, training: Training, removal: "Removal", *, trains: bool, as_json: bool
+) -> "PruningResult":
+    """Heads and neurons, a part at a time."""
+    from bertsmith.studies.pruning import PruningRequest, prune, pruning_recipe, task_of_model
+
+    chosen, config = task_of_model(places.model, training.task)
+    recipe = pruning_recipe(chosen, config, training.settings, options=training.options)
+    where = (places.model, places.data, places.out)
+    request = PruningRequest(chosen, *where, removal, recipe, trains=trains, skip_bad=places.skip_bad)
+    return stoppable(lambda callback: prune(request, callback), as_json=as_json)
+
+
+def run_magnitude(
+    places: Places, training: Training, asked: SparseOptions, *, as_json: bool
+) -> "SparseResult":
+    """Single weights."""
+    from bertsmith.studies.magnitude_pruning import RETRAINING, MagnitudeRequest, prune_by_magnitude
+    from bertsmith.studies.pruning import task_to_train
+
+    if asked.sparsity is None:
+        raise UserError("how many weights are to be zero?", remedy="add --sparsity 0.7")
+    methods = tuple(dict.fromkeys(word.strip() for word in asked.retrain.split(",") if word.strip()))
+    if strange := [word for word in methods if word not in RETRAINING] or ([""] if not methods else []):
+        remedy = f"choose of {', '.join(RETRAINING)}"
+        raise UserError(f"there is no {strange[0]!r}", where="--retrain", remedy=remedy)
+    task, recipe = task_to_train(places.model, training.task, training.settings, options=training.options)
+    request = MagnitudeRequest(
+        task,
+        *(places.model, places.data, places.out),
+        recipe,
+        sparsity=asked.sparsity,
+        rewind=asked.rewind,
+        retraining=methods,  # type: ignore[arg-type]  # they were checked
+        rounds=asked.rounds,
+        skip_bad=places.skip_bad,
     )
+    return stoppable(lambda callback: prune_by_magnitude(request, callback), as_json=as_json)
+
+
+def stoppable(job: "Callable[[ProgressCallback], Done]", *, as_json: bool) -> "Done":
+    """What a job comes to; one that is asked to stop ends the command."""
     from bertsmith.cli.finetune import live_line, show_stop
+    from bertsmith.studies.sweep import Stopped
 
     try:
         with progress_display(live_line, as_json=as_json) as callback:
-            result = job(request, callback)
+            return job(callback)
     except Stopped as stopped:
         show_stop(stopped, as_json=as_json)
         raise Exit(STOPPED) from None
-    print_json(plain_result(result)) if as_json else show(result)
+
+
+def check_no_units(*, heads: float, ffn: float, layers: str) -> None:
+    """Raise where heads, neurons or layers are to go by the magnitude of weights."""
+    if heads or ffn or layers:
+        what = "single weights go by their magnitude; heads, neurons and layers go by importance"
+        raise UserError(what, where="--method magnitude", remedy="leave it out, or the others")
 
 
 def numbered_layers(text: str) -> tuple[int, ...]:
@@ -104,8 +219,6 @@ def numbered_layers(text: str) -> tuple[int, ...]:
 
 def plain_result(result: "PruningResult") -> dict[str, Any]:
     """The result for machines."""
-    from dataclasses import asdict
-
     rounds = [asdict(each) for each in result.rounds]
     return {"folder": str(result.folder), "rounds": rounds, "kept_heads": result.kept_heads}
 
@@ -120,13 +233,28 @@ def show(result: "PruningResult") -> None:
     echo(f"model: {result.folder / 'model'}")
 
 
+def show_sparse(result: "SparseResult", *, as_json: bool) -> None:
+    """Print what each training came to."""
+    if as_json:
+        reports = [asdict(each) for each in result.reports]
+        print_json({"folder": str(result.folder), "reports": reports, "kept": result.kept})
+        return
+    for report in result.reports:
+        kept = " (kept)" if report.name == result.kept else ""
+        echo(f"  {report.name}: {report.sparsity:.1%} zeros{_score('', report.metrics)}{kept}")
+    echo(f"mask: {result.folder / 'mask.safetensors'}")
+    echo(f"model: {result.folder / 'model'}")
+
+
 def _scores(report: "RoundReport") -> str:
+    return _score("", report.pruned) + _score("trained: ", report.tuned)
+
+
+def _score(word: str, metrics: "Metrics") -> str:
+    """The deciding metric of the first split, if there is one."""
     from bertsmith.tasks.kinds.registry import metric_named
 
-    parts = []
-    for word, metrics in (("", report.pruned), ("trained: ", report.tuned)):
-        for split, values in list(metrics.items())[:1]:
-            name = next(iter(values))
-            shown = metric_named(name).text(values[name])
-            parts.append(f"; {word}{split} {name.replace('_', ' ')} {shown}")
-    return "".join(parts)
+    for split, values in metrics.items():
+        name = next(iter(values))
+        return f"; {word}{split} {name.replace('_', ' ')} {metric_named(name).text(values[name])}"
+    return ""

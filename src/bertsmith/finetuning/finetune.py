@@ -79,6 +79,20 @@ SECONDS_BETWEEN_STATES = 300.0
 
 StoppingRule = Callable[[Sequence[float]], EarlyEnd | None]
 """From the values of the deciding metric so far to how the run ends early, or None where it goes on."""
+Preparation = Callable[[Run, RunState], None]
+"""What a study does with a run before its first step, or before it goes on: the weights are in place. It may
+watch the optimiser, and may let a run that is new begin at a later step of its schedule."""
+
+
+@dataclass(frozen=True, slots=True)
+class StudyRules:
+    """What a study that a run belongs to does with it."""
+
+    stopping: StoppingRule | None = None
+    preparation: Preparation | None = None
+
+
+NO_STUDY = StudyRules()
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +128,11 @@ class FinetuningResult:
 
 
 def finetune(
-    assignment: Assignment, callback: ProgressCallback, *, stopping: StoppingRule | None = None
+    assignment: Assignment,
+    callback: ProgressCallback,
+    *,
+    stopping: StoppingRule | None = None,
+    preparation: Preparation | None = None,
 ) -> FinetuningResult:
     """Fine-tune as the assignment says; a run found in its folder resumes or, if finished, is reported.
 
@@ -129,7 +147,7 @@ def finetune(
             world.on_main(lambda: check_new_labels(splits))
         splits = splits.limited(begun.recipe.run.limit)
         heard = callback if world.main else SilentCallback()
-        return finetune_on(splits, begun, world, heard, stopping=stopping)
+        return finetune_on(splits, begun, world, heard, study=StudyRules(stopping, preparation))
 
     return in_world(assignment.recipe.run.device, in_processes)
 
@@ -140,7 +158,7 @@ def finetune_on(
     world: World,
     callback: ProgressCallback,
     *,
-    stopping: StoppingRule | None = None,
+    study: StudyRules = NO_STUDY,
 ) -> FinetuningResult:
     """Fine-tune on examples that were read before; all processes call it."""
     folder, hashes = finetuning_folder(assignment.out), hashes_of(splits.splits)
@@ -157,16 +175,19 @@ def finetune_on(
         _report_splits(splits, callback)
         run = set_up(assignment, splits, world)
         state = restore(run)
+        resumes = state.progress.step > 0
+        if study.preparation is not None:
+            study.preparation(run, state)
         world.barrier()  # all have looked at the files that the main process now changes
         world.on_main(lambda: _begin(run, state, hashes, lengthens=lengthens))
         # How a run began is no news where it resumes: its head has learned since.
-        for note in run.notes if not state.progress.step else lengthening_notes(run, state):
+        for note in run.notes if not resumes else lengthening_notes(run, state):
             callback.on_message(note)
-        if state.progress.step:
+        if resumes:
             callback.on_message(f"resumes from step {state.progress.step:,}")
             clock = replace(clock, before=state.progress.seconds)
         with RunJournal(folder.path, world, resume_step=state.progress.step) as journal:
-            loop = _TrainingLoop(run, state, journal, callback, clock, stopping)
+            loop = _TrainingLoop(run, state, journal, callback, clock, study.stopping)
             # A state of the end is there where a process was killed after its last step.
             if state.ended_after is None and not loop.train(stop):
                 return FinetuningResult(

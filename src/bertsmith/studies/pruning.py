@@ -31,7 +31,7 @@ from bertsmith.recipe.toml_text import value_text
 from bertsmith.shrink.layer_dropping import without_layers
 from bertsmith.shrink.selection import Widths, chosen_units, counts_left
 from bertsmith.shrink.slicing import KeptUnits, all_units, blocks_to_prune, pruned_network
-from bertsmith.studies.sweep import Stopped
+from bertsmith.studies.sweep import Stopped, with_values
 from bertsmith.tasks.catalogue import task_named
 from bertsmith.tasks.custom import custom_task, spec_of
 from bertsmith.tasks.objective import NetworkScorer
@@ -126,7 +126,21 @@ def pruning_recipe(
     known = [("task.json", f"{key}={value_text(value)}") for key, value in leaves(own).items()]
     recipe = finetuning_recipe(task, overrides, options=[*known, *options])
     # As the runs of any study; nobody lengthens one of these.
-    return recipe.model_copy(update={"run": recipe.run.model_copy(update={"keep_state": False})})
+    return with_values(recipe, {"run.keep_state": False})
+
+
+def task_to_train(
+    folder: Path, named: str, overrides: Sequence[str], *, options: Sequence[tuple[str, str]]
+) -> tuple[Task, FinetuningRecipe]:
+    """The named task, or the one that a model was fine-tuned for, with the recipe of a training for it."""
+    if config_of(folder) is not None:
+        task, config = task_of_model(folder, named)
+        return task, pruning_recipe(task, config, overrides, options=options)
+    if not named:
+        what = "was not fine-tuned here, and no task is named"
+        raise UserError(what, where=str(folder), remedy="add --task, such as sst2")
+    task = task_named(named)
+    return task, with_values(finetuning_recipe(task, overrides, options=options), {"run.keep_state": False})
 
 
 # ---- the rounds

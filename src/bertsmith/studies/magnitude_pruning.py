@@ -1,0 +1,331 @@
+"""Unstructured pruning as a job: gradually while a model is fine-tuned, or after it, with rewinding.
+
+Read from top to bottom: what was asked for, the job, and what it does to runs. After a training the smallest
+weights are set to zero, what is left is trained by one or several methods, and the best is kept.
+"""
+
+import json
+import shutil
+from copy import deepcopy
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from bertsmith.core.errors import UserError
+from bertsmith.core.files import atomic_folder, atomic_path, read_json, write_json
+from bertsmith.finetuning.assignment import Assignment
+from bertsmith.finetuning.finetune import FinetuningResult, Preparation, finetune
+from bertsmith.finetuning.finetuning_setup import Run
+from bertsmith.finetuning.finetuning_state import RunState
+from bertsmith.finetuning.run_warnings import total_steps
+from bertsmith.inference.loaded_model import load
+from bertsmith.inference.model_path import model_folder
+from bertsmith.inference.task_model import task_model_of
+from bertsmith.model.tensor_files import read_safetensors, write_safetensors
+from bertsmith.recipe.finetuning_schema import FinetuningRecipe
+from bertsmith.recipe.load import leaves
+from bertsmith.shrink.magnitude import (
+    apply_masks,
+    cubic_sparsity,
+    magnitude_masks,
+    masks_of,
+    prunable_weights,
+    published_masks,
+    sparsity_of,
+)
+from bertsmith.studies.pruning import Metrics, check_same_request, network_of, write_pruned
+from bertsmith.studies.sweep import Stopped, best_of, with_values
+from bertsmith.tasks.objective import NetworkScorer
+from bertsmith.tasks.task import Task
+from bertsmith.training.callbacks import ProgressCallback
+from bertsmith.training.distributed import refuse_several_processes
+from bertsmith.training.run_folder import RunFolder
+
+ASSIGNMENT, RESULT, WORK, MASK_FILE = "pruning.json", "result.json", "work", "mask.safetensors"
+Retraining = Literal["weights", "rate", "finetune"]
+RETRAINING: dict[Retraining, str] = {
+    "weights": "weights and schedule go back to the rewinding step (Frankle et al. 2020)",
+    "rate": "the schedule goes back, the weights stay (Renda et al. 2020)",
+    "finetune": "the weights stay, and learn at a tenth of the peak rate",
+}
+FINAL_RATE = 0.1
+"""Published fine-tuning goes on at the last rate of the schedule, which is 0 where that is a line to 0."""
+GRADUAL = (0.1, 0.7)
+"""Between these parts of a run its weights are pruned: after the warm-up, with time to recover at the end."""
+UPDATES = 100
+"""About so many times in a run the masks are found anew."""
+
+
+# ---- what was asked for
+
+
+@dataclass(frozen=True, slots=True)
+class MagnitudeRequest:
+    """A model, a task, and how much of the layers' weights is to be zero."""
+
+    task: Task
+    model: Path
+    data: Path
+    out: Path
+    recipe: FinetuningRecipe
+    sparsity: float
+    rewind: float | None = None
+    """To which part of the schedule a run goes back; None: weights go gradually in a single run."""
+    retraining: tuple[Retraining, ...] = ("weights",)
+    rounds: int = 1
+    """After training, pruning comes in so many parts, with the training after each of them."""
+    skip_bad: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """What a run found in the folder must agree with to be resumed."""
+        asked = {
+            "task": self.task.name,
+            "custom": dict(self.task.custom),
+            "recipe": leaves(self.recipe.model_dump(mode="json")),
+            "model": str(self.model.resolve()),
+            "data": str(self.data.resolve()),
+            "skip_bad": self.skip_bad,
+            **{key: getattr(self, key) for key in ("sparsity", "rewind", "retraining", "rounds")},
+        }
+        plain: dict[str, Any] = json.loads(json.dumps(asked))  # tuples become lists, as in the file
+        return plain
+
+    def check(self) -> None:
+        """Raise where it cannot be done."""
+        if not 0 < self.sparsity < 1:
+            what, remedy = f"{self.sparsity:g} of the weights cannot be zero", "choose one such as 0.7"
+            raise UserError(what, where="--sparsity", remedy=remedy)
+        if self.rewind is not None and not 0 <= self.rewind < 1:
+            what, remedy = f"{self.rewind:g} is no part of a run to go back to", "choose one such as 0.1"
+            raise UserError(what, where="--rewind", remedy=remedy)
+        if self.recipe.head.encoder != "tuned":
+            what = f"the weights of the layers stay as they are (head.encoder = {self.recipe.head.encoder})"
+            raise UserError(what, where="--sparsity", remedy="leave the setting out")
+        if self.rewind is None and self.recipe.run.keep == "best":
+            what = "the best weights may be some of before all were pruned"
+            raise UserError(what, where="run.keep", remedy="leave it out, or give --rewind")
+
+
+@dataclass(frozen=True, slots=True)
+class SparseReport:
+    """One training: what it is called, how many weights are zero, and how right the model is."""
+
+    name: str
+    sparsity: float
+    metrics: Metrics
+
+
+@dataclass(frozen=True, slots=True)
+class SparseResult:
+    """Where the model is, what every training came to, and which one was kept."""
+
+    folder: Path
+    reports: tuple[SparseReport, ...]
+    kept: str
+
+
+# ---- the job
+
+
+def prune_by_magnitude(request: MagnitudeRequest, callback: ProgressCallback) -> SparseResult:
+    """Prune as asked; a job found in the folder resumes where it was, or is reported if it is finished."""
+    refuse_several_processes("pruning has one process")
+    request.check()
+    folder = RunFolder(request.out, ASSIGNMENT, RESULT)
+    check_same_request(folder, request.to_json())
+    if not folder.finished:
+        with folder.locked():
+            write_json(folder.config, request.to_json())
+            job = _Job(request, callback)
+            job.finish(job.gradual() if request.rewind is None else job.after_training(request.rewind))
+    shutil.rmtree(request.out / WORK, ignore_errors=True)
+    found = read_json(folder.path / RESULT, remedy="remove the folder and run again")
+    return SparseResult(folder.path, tuple(SparseReport(**each) for each in found["reports"]), found["kept"])
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """One start of a job."""
+
+    request: MagnitudeRequest
+    callback: ProgressCallback
+
+    @property
+    def work(self) -> Path:
+        return self.request.out / WORK
+
+    # ---- while it is trained
+
+    def gradual(self) -> dict[str, FinetuningResult]:
+        """One run, in which more and more weights become zero."""
+
+        def prepare(run: Run, state: RunState) -> None:
+            schedule = GradualSchedule(self.request.sparsity, total_steps(run.batches, run.recipe))
+            _mask_after_steps(run, state, schedule)
+
+        return {"gradual": self._train("gradual", self.request.model, self.request.recipe, prepare)}
+
+    # ---- after it was trained
+
+    def after_training(self, rewind: float) -> dict[str, FinetuningResult]:
+        """Train, prune and train again by each method; the results by name, that of the whole model first."""
+        early = self.work / "early.safetensors"
+
+        def keep_early_weights(run: Run, state: RunState) -> None:
+            _save_after_step(run, state, _rewinding_step(run, rewind), early)
+
+        found = {"dense": self._train("dense", self.request.model, self.request.recipe, keep_early_weights)}
+        for method in self.request.retraining:
+            trained = found["dense"].folder
+            for number in range(1, self.request.rounds + 1):
+                name = f"{method}-{number}"
+                initial = self._pruned(trained, early if method == "weights" else None, name, number)
+                found[name] = self._train(name, initial, self._recipe_of(method), _begin_at(rewind))
+                trained = found[name].folder
+        return found
+
+    def _recipe_of(self, method: Retraining) -> FinetuningRecipe:
+        recipe = self.request.recipe
+        if method != "finetune":
+            return recipe
+        rate = FINAL_RATE * recipe.optim.peak_lr
+        changed = {"optim.schedule": "constant", "optim.warmup_fraction": 0.0, "optim.peak_lr": rate}
+        return with_values(recipe, changed)
+
+    def _pruned(self, trained: Path, early: Path | None, name: str, number: int) -> Path:
+        """A model folder with the smallest weights of a trained one at zero: those, or its early weights."""
+        folder = self.work / name / "initial"
+        if not folder.exists():
+            bert = load(trained, device="cpu")
+            assert bert.finetuned is not None, "it is the model of a run"
+            network = network_of(task_model_of(bert.model.network, bert.finetuned, bert.engine))
+            weights = prunable_weights(network)
+            sparsity = cubic_sparsity(self.request.sparsity, number / self.request.rounds)
+            masks = magnitude_masks(weights, sparsity)
+            if early is not None:
+                network.load_state_dict(read_safetensors(early, remedy="give --out a new folder"))
+            apply_masks(weights, masks)
+            write_pruned(folder, bert, network)
+        return folder
+
+    def _train(
+        self, name: str, model: Path, recipe: FinetuningRecipe, preparation: Preparation
+    ) -> FinetuningResult:
+        self.callback.on_message(name)
+        request = self.request
+        out = self.work / name / "tuned"
+        # What is done after a step would be no part of one that is recorded for a GPU.
+        recipe = with_values(recipe, {"run.compile": "off"})
+        assignment = Assignment(request.task, recipe, model, request.data, out, request.skip_bad)
+        result = finetune(assignment, self.callback, preparation=preparation)
+        if not result.finished:
+            raise Stopped(name)
+        return result
+
+    # ---- the end
+
+    def finish(self, found: dict[str, FinetuningResult]) -> None:
+        """Keep the best of those that are as sparse as asked, with its mask, and say what all came to."""
+        last = [f"{method}-{self.request.rounds}" for method in self.request.retraining]
+        sparse = {name: result for name, result in found.items() if name in ("gradual", *last)}
+        kept = best_of(sparse) or next(iter(sparse))
+        networks = {name: load(each.folder, device="cpu").model.network for name, each in found.items()}
+        with atomic_path(self.request.out / MASK_FILE) as fresh:
+            write_safetensors(fresh, published_masks(networks[kept]))
+        with atomic_folder(self.request.out / "model", replaces=("*",)) as fresh:
+            shutil.copytree(model_folder(found[kept].folder), fresh, dirs_exist_ok=True)
+        reports = [
+            SparseReport(name, sparsity_of(networks[name]), result.metrics) for name, result in found.items()
+        ]
+        write_json(
+            self.request.out / RESULT,
+            {"task": self.request.task.name, "reports": [asdict(each) for each in reports], "kept": kept},
+        )
+
+
+# ---- what is done to a run
+
+
+@dataclass(frozen=True, slots=True)
+class GradualSchedule:
+    """When masks are found anew in a run of so many steps, and how much is zero then."""
+
+    final: float
+    steps: int
+
+    @property
+    def last(self) -> int:
+        """The step after which no more weights go."""
+        return max(1, round(GRADUAL[1] * self.steps))
+
+    def is_due(self, taken: int) -> bool:
+        """Whether masks are found anew after so many steps."""
+        every = max(1, self.steps // UPDATES)
+        return GRADUAL[0] * self.steps <= taken <= self.last and (taken % every == 0 or taken == self.last)
+
+    def sparsity(self, taken: int) -> float:
+        """The fraction of weights that are zero after so many steps."""
+        first = GRADUAL[0] * self.steps
+        return cubic_sparsity(self.final, (taken - first) / (self.last - first))
+
+
+def _mask_after_steps(run: Run, state: RunState, schedule: GradualSchedule | None = None) -> None:
+    """Keep at zero what is zero; where there is a schedule, set more weights to zero when they are due."""
+    weights = prunable_weights(network_of(run.model))
+    masks, taken = masks_of(weights), _steps_taken(state)
+
+    def mask(*_: object) -> None:
+        nonlocal taken, masks
+        taken += 1
+        if schedule is not None and schedule.is_due(taken):
+            masks = magnitude_masks(weights, schedule.sparsity(taken))
+        apply_masks(weights, masks)
+
+    run.trainer.optimizer.register_step_post_hook(mask)
+
+
+def _save_after_step(run: Run, state: RunState, step: int, file: Path) -> None:
+    """Keep the weights after this step, which a run may be past."""
+    taken = _steps_taken(state)
+
+    def save(*_: object) -> None:
+        nonlocal taken
+        taken += 1
+        if taken == step:
+            _write_weights(run, file)
+
+    if step == 0 and not file.exists():
+        _write_weights(run, file)
+    run.trainer.optimizer.register_step_post_hook(save)
+
+
+def _write_weights(run: Run, file: Path) -> None:
+    # As the finished folder has them: its head predicts the user's own numbers.
+    scorer = deepcopy(run.model.objective.scorer)
+    if run.scaler is not None:
+        run.scaler.fold_into(scorer)
+    assert isinstance(scorer, NetworkScorer), "the request was checked"
+    weights = {name: tensor.cpu().contiguous() for name, tensor in scorer.network.state_dict().items()}
+    with atomic_path(file) as fresh:
+        write_safetensors(fresh, weights)
+
+
+def _begin_at(rewind: float) -> Preparation:
+    """A run of sparse weights that begins at a later step of its schedule, and with that step's examples."""
+
+    def prepare(run: Run, state: RunState) -> None:
+        if state.progress.step == 0:
+            state.progress = replace(state.progress, step=_rewinding_step(run, rewind))
+        _mask_after_steps(run, state)
+
+    return prepare
+
+
+def _rewinding_step(run: Run, rewind: float) -> int:
+    steps = total_steps(run.batches, run.recipe)
+    return min(round(rewind * steps), steps - 1)
+
+
+def _steps_taken(state: RunState) -> int:
+    """How often the optimiser has changed the weights."""
+    return state.progress.step - state.progress.skipped

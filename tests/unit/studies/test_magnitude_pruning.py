@@ -1,0 +1,153 @@
+"""Single weights of a toy set to zero: gradually, or after a training with each way to train again."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from bertsmith.core.errors import UserError
+from bertsmith.finetuning.predict import predict_labelled
+from bertsmith.inference.loaded_model import load
+from bertsmith.shrink.magnitude import published_masks, sparsity_of
+from bertsmith.studies.magnitude_pruning import MagnitudeRequest, prune_by_magnitude
+from bertsmith.studies.pruning import task_to_train
+from bertsmith.studies.sweep import Stopped
+from bertsmith.training.journal import read_metrics
+from tests.command_line import bertsmith, mistake
+from tests.tiny_runs import differing
+from tests.toy_tasks import TOYS
+from tests.tuning import QUICK, Notebook, stop_at, weights_of
+
+SETTINGS = (*QUICK, "run.epochs=1")  # 10 steps
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return TOYS["sst2"](tmp_path_factory.mktemp("toys") / "sst2")
+
+
+def request_of(model, data, out, *settings, **asked):
+    task, recipe = task_to_train(model, "sst2", [*SETTINGS, *settings], options=[])
+    return MagnitudeRequest(task, model, data, out, recipe, **asked)
+
+
+ASKED = {"sparsity": 0.6, "rewind": 0.2, "retraining": ("weights", "rate", "finetune")}
+
+
+@pytest.fixture(scope="module")
+def straight(model, data, tmp_path_factory):
+    out = tmp_path_factory.mktemp("straight") / "out"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("bertsmith.studies.magnitude_pruning.shutil.rmtree", lambda *_, **__: None)
+        return prune_by_magnitude(request_of(model, data, out, **ASKED), Notebook())
+
+
+def test_every_method_is_as_sparse_as_asked_and_the_best_is_kept(straight, data):
+    assert [report.name for report in straight.reports] == ["dense", "weights-1", "rate-1", "finetune-1"]
+    dense, *sparse = straight.reports
+    assert dense.sparsity == 0
+    assert all(report.sparsity == pytest.approx(0.6, abs=1e-3) for report in sparse)
+    best = max(report.metrics["dev"]["accuracy"] for report in sparse)
+    (kept,) = [report for report in sparse if report.name == straight.kept]
+    assert kept.metrics["dev"]["accuracy"] == best
+    assert predict_labelled([straight.folder], data).metrics() == kept.metrics["dev"]
+    network = load(straight.folder, device="cpu").model.network
+    assert sparsity_of(network) == pytest.approx(0.6, abs=1e-3)
+    masks = load_file(straight.folder / "mask.safetensors")
+    assert masks.keys() == published_masks(network).keys()
+    assert all(torch.equal(mask, published_masks(network)[name]) for name, mask in masks.items())
+
+
+def test_all_methods_have_the_mask_of_the_trained_weights_and_begin_where_they_should(straight):
+    work = straight.folder / "work"
+    trained, early = weights_of(work / "dense" / "tuned"), load_file(work / "early.safetensors")
+    name = "encoder.layer.0.intermediate.dense.weight"
+    full, ours = f"bert.{name}", "encoder.blocks.0.feed_forward.expand.weight"
+    initial = {
+        method: load_file(next((work / f"{method}-1" / "initial").glob("*.safetensors")))[full]
+        for method in ("weights", "rate", "finetune")
+    }
+    mask = initial["rate"] != 0
+    assert trained[full][mask].abs().min() > trained[full][~mask].abs().max()
+    assert torch.equal(initial["rate"], trained[full] * mask)
+    assert torch.equal(initial["finetune"], initial["rate"])
+    assert torch.equal(initial["weights"], early[ours] * mask)
+    assert not torch.equal(early[ours], trained[full])
+
+
+def test_the_schedule_goes_on_from_the_rewinding_step(straight):
+    def rates(name):
+        lines = read_metrics(straight.folder / "work" / name / "tuned")
+        return {line["step"]: line["learning_rate"] for line in lines if line["kind"] == "train"}
+
+    dense, weights, rate, finetune = map(rates, ("dense", "weights-1", "rate-1", "finetune-1"))
+    assert (min(dense), max(dense)) == (1, 10)
+    assert weights == rate == {step: value for step, value in dense.items() if step > 2}
+    assert finetune == {step: pytest.approx(2e-4) for step in weights}
+
+
+def test_a_job_that_was_stopped_ends_as_one_that_was_not(straight, model, data, tmp_path):
+    request = request_of(model, data, tmp_path / "out", **ASKED)
+    for step, place in ((2, "dense"), (10, "weights-1"), (8, "rate-1")):
+        with stop_at(step), pytest.raises(Stopped, match=place):
+            prune_by_magnitude(request, Notebook())
+    ended = prune_by_magnitude(request, Notebook())
+    assert (ended.reports, ended.kept) == (straight.reports, straight.kept)
+    assert differing(weights_of(ended.folder), weights_of(straight.folder)) == []
+    assert not (ended.folder / "work").exists()
+
+
+def test_gradually_more_weights_go_in_one_run_that_may_be_stopped(model, data, tmp_path):
+    whole = prune_by_magnitude(request_of(model, data, tmp_path / "one", sparsity=0.8), Notebook())
+    (report,) = whole.reports
+    assert (report.name, report.sparsity) == ("gradual", pytest.approx(0.8, abs=1e-3))
+    request = request_of(model, data, tmp_path / "two", sparsity=0.8)
+    with stop_at(4), pytest.raises(Stopped):
+        prune_by_magnitude(request, Notebook())
+    assert prune_by_magnitude(request, Notebook()).reports == whole.reports
+    assert differing(weights_of(tmp_path / "two"), weights_of(tmp_path / "one")) == []
+
+
+def test_rounds_go_by_the_cubic_schedule(model, data, tmp_path):
+    asked = {"sparsity": 0.8, "rewind": 0.5, "rounds": 2}
+    result = prune_by_magnitude(
+        request_of(model, data, tmp_path / "out", "run.epochs=0.4", **asked), Notebook()
+    )
+    assert [report.sparsity for report in result.reports] == pytest.approx([0, 0.7, 0.8], abs=1e-3)
+
+
+def test_the_command_prints_each_training(model, data, tmp_path, capsys):
+    words = ["prune", "--model", model, "--task", "sst2", "--data", data, "--method", "magnitude"]
+    words += ["--sparsity", 0.5, "--epochs", 0.2, "--out", tmp_path / "out"]
+    told = bertsmith(capsys, *words)
+    assert told.code == 0, told
+    assert "gradual: 50.0% zeros; dev accuracy" in told.out
+    assert json.loads(bertsmith(capsys, *words, "--json").out)["kept"] == "gradual"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--method", "magnitude"), "add --sparsity"),
+        (("--method", "magnitude", "--sparsity", "1.5"), "--sparsity: 1.5 of the weights cannot be zero"),
+        (("--method", "magnitude", "--sparsity", "0.5", "--rewind", "1"), "--rewind: 1 is no part"),
+        (("--method", "magnitude", "--sparsity", "0.5", "--heads", "0.5"), "heads, neurons and layers go by"),
+        (("--method", "magnitude", "--sparsity", "0.5", "--retrain", "most"), "there is no 'most'"),
+        (("--method", "magnitude", "--sparsity", "0.5", "--epochs", "0"), "--epochs"),
+        (("--method", "magnitude", "--sparsity", "0.5", "--set", "run.keep=best"), "run.keep"),
+        (("--method", "magnitude", "--sparsity", "0.5", "--set", "head.encoder=lora"), "head.encoder = lora"),
+        (("--sparsity", "0.5"), "add --method magnitude"),
+        (("--method", "movement"), "choose importance or magnitude"),
+    ],
+)
+def test_a_mistake_is_one_line_and_nothing_is_written(model, data, tmp_path, capsys, words, told):
+    out = tmp_path / "out"
+    common = ("--model", model, "--task", "sst2", "--data", data, "--out", out)
+    assert told in mistake(capsys, "prune", *common, *words)
+    assert not out.exists()
+
+
+def test_a_model_that_was_not_finetuned_needs_a_task(model):
+    with pytest.raises(UserError, match="no task is named"):
+        task_to_train(model, "", [], options=[])
