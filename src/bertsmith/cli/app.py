@@ -16,6 +16,7 @@ from bertsmith.cli.demo import demo
 from bertsmith.cli.distill import distill
 from bertsmith.cli.embed import embed
 from bertsmith.cli.examples import examples
+from bertsmith.cli.export import export
 from bertsmith.cli.features import features, features_table
 from bertsmith.cli.fill import fill, next_sentence
 from bertsmith.cli.finetune import finetune, glue
@@ -87,6 +88,7 @@ app.command("glue", cls=Verb)(glue)
 app.command("merge", cls=Verb)(merge)
 app.command("prune", cls=Verb)(prune)
 app.command("quantise", cls=Verb)(quantise)
+app.command("export", cls=Verb)(export)
 app.command("inspect", cls=Verb)(inspect)
 app.command("evaluate", cls=Verb)(evaluate)
 app.command("predict", cls=Verb)(predict)

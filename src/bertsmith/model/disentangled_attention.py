@@ -62,6 +62,11 @@ class DisentangledAttention(SelfAttention):
         # In a tuple, which hides it from torch: the encoder owns what all of its layers share.
         self._shared = (relative,)
 
+    @property
+    def relative(self) -> RelativePositions:
+        """The relative positions that all layers share."""
+        return self._shared[0]
+
     def forward(
         self,
         hidden_TD: Tensor,
@@ -71,7 +76,7 @@ class DisentangledAttention(SelfAttention):
     ) -> Tensor:
         """The output at the wanted rows; `attend` only watches, for kernels know no relative positions."""
         rule = self.training_rule if self.training else self.rule
-        query_HTK, key_HTK, value_HTK = self._projected(hidden_TD)
+        query_HTK, key_HTK, value_HTK = self.projected(hidden_TD)
         probabilities = self._probabilities(query_HTK, key_HTK, batch.layout)
         if isinstance(attend, WatchedAttention):
             probabilities = attend.show(probabilities)
@@ -83,8 +88,8 @@ class DisentangledAttention(SelfAttention):
         return output_RD
 
     def _probabilities(self, query_HTK: Tensor, key_HTK: Tensor, layout: Layout) -> list[Tensor]:
-        (relative,) = self._shared
-        position_query_HBK, position_key_HBK, _ = self._projected(relative())
+        relative = self.relative
+        position_query_HBK, position_key_HBK, _ = self.projected(relative())
         # The sum of three products of unit variance has a variance of three.
         scale = 1 / math.sqrt(3 * query_HTK.shape[-1])
         found = []
@@ -103,7 +108,8 @@ class DisentangledAttention(SelfAttention):
             found.append(exact_HNN.softmax(-1))
         return found
 
-    def _projected(self, vectors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def projected(self, vectors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Query, key and value of some vectors [H, rows, K]."""
         query, key, value = self.project(vectors).unflatten(-1, (3, self.heads, -1)).permute(1, 2, 0, 3)
         return query, key, value
 

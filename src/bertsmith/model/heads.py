@@ -35,7 +35,7 @@ class Transform(nn.Module):
     def __init__(self, dense: nn.Linear, activation: str, norm: nn.Module | None = None) -> None:
         super().__init__()
         self.dense = dense
-        self.activation = activation_function(activation)
+        self.activation_name, self.activation = activation, activation_function(activation)
         self.norm = nn.Identity() if norm is None else norm
 
     def forward(self, hidden: Tensor) -> Tensor:

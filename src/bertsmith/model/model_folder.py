@@ -309,24 +309,29 @@ def write_model(folder: Path, model: Model, *, shard_bytes: int = SHARD_BYTES) -
         bias = architecture.decoder_name(config).removesuffix("weight") + "bias"
         if first := architecture.tied.get(bias):
             tensors[bias] = tensors[first].clone()
-    classes = _published_classes(architecture, config, set(heads))
-    if classes == [_bare_class(architecture)]:  # the prefix tells an encoder from its heads: here are none
+    if _classes_of(network) == [_bare_class(architecture)]:  # the prefix tells an encoder from its heads
         tensors = {name.removeprefix(architecture.prefix): tensor for name, tensor in tensors.items()}
-    config_json = {
+    with atomic_folder(folder, replaces=SAVED_WEIGHT_FILES) as fresh:
+        write_json(fresh / "config.json", quantized_config(published_config(model), network))
+        write_tensors(fresh, tensors, shard_bytes)
+        model.sentence.write(fresh)
+
+
+def published_config(model: Model) -> dict[str, Any]:
+    """The config.json of a model, whose weights may be quantised or not."""
+    config, heads = model.network.config, head_outputs(model.network)
+    architecture, classes = architecture_of(config.model_type), _classes_of(model.network)
+    return {
         **model.extras,
         **_label_keys(model, architecture, heads),
         **architecture.write_config(config),
         **layer_shape_keys(config),
         **({} if config.tied else {"tie_word_embeddings": False}),
-        "dtype": str(next(network.parameters()).dtype).removeprefix("torch."),
+        "dtype": str(next(model.network.parameters()).dtype).removeprefix("torch."),
         "architectures": [CAUSAL_CLASSES.get(name, name) for name in classes]
         if config.direction == "left-to-right"
         else classes,
     }
-    with atomic_folder(folder, replaces=SAVED_WEIGHT_FILES) as fresh:
-        write_json(fresh / "config.json", quantized_config(config_json, network))
-        write_tensors(fresh, tensors, shard_bytes)
-        model.sentence.write(fresh)
 
 
 def _published_tensors(network: Network, names: Names) -> dict[str, Tensor]:
@@ -413,8 +418,10 @@ def _check_settings(reader: ConfigReader, architecture: Architecture, heads: Map
 # ---- writing
 
 
-def _published_classes(architecture: Architecture, config: EncoderConfig, heads: set[str]) -> list[str]:
-    """The published classes that together name these heads, the ones that settle doubts first."""
+def _classes_of(network: Network) -> list[str]:
+    """The published classes that together name the heads, the ones that settle doubts first."""
+    config, heads = network.config, set(network.heads)
+    architecture = architecture_of(config.model_type)
     names = {head: architecture.names_of_head(head, config) for head in architecture.heads}
 
     def rank(name: str) -> tuple[bool, int]:

@@ -1,0 +1,48 @@
+"""`bertsmith export`: a model for the runtimes of others."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+from typer import Option, echo
+
+from bertsmith.cli.model_options import BaseOption, JsonOption, print_json
+
+
+def export(
+    model: Annotated[Path, Option(metavar="FOLDER", help="Model, run or adapter folder (which is merged).")],
+    onnx: Annotated[
+        Path, Option(metavar="FOLDER", help="Folder to write, or a name ending in .onnx for the file alone.")
+    ],
+    precision: Annotated[
+        str | None, Option(help="fp32, fp16, or int8 (of a folder of bertsmith quantise, without saying so).")
+    ] = None,
+    base: BaseOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Export a model to ONNX, with its heads, for onnxruntime, OpenVINO and optimum.
+
+    The folder holds model.onnx, config.json and the tokenizer: what optimum's loaders take. Texts come
+    padded, in any number and of any length that the model takes: input_ids, attention_mask and, where the
+    model has segments, token_type_ids [texts, tokens]. Outputs are called as in transformers: logits,
+    start_logits and end_logits, or last_hidden_state and pooler_output of an encoder without a task.
+
+    Needs the package onnx: pip install 'bertsmith[onnx]'.
+
+    Example: bertsmith export --model runs/sst2 --onnx sst2-onnx
+
+    Example: bertsmith export --model runs/sst2 --precision fp16 --onnx sst2-fp16/
+
+    Example: bertsmith export --model runs/int8 --onnx model.onnx
+    """
+    from bertsmith.interchange.onnx_export import export_onnx  # torch loads here, not for --help
+
+    made = export_onnx(model.expanduser(), onnx.expanduser(), precision=precision, base=base)
+    if as_json:
+        print_json({**asdict(made), "file": str(made.file)})
+        return
+    size = made.file.stat().st_size / 1e6
+    echo(f"{model} -> {made.file}: opset {made.opset}, {made.precision}, {size:.1f} MB")
+    echo(f"  {', '.join(made.inputs)} -> {', '.join(made.outputs)}")
+    for note in made.notes:
+        echo(f"  {note}")

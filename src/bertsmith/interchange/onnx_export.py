@@ -1,0 +1,128 @@
+"""Export to ONNX: a folder that onnxruntime, OpenVINO and optimum open, or the file alone."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bertsmith.core.errors import UserError
+from bertsmith.core.files import atomic_folder, atomic_path, check_not_taken, write_json
+from bertsmith.inference.finetuned_folder import FinetunedTask
+from bertsmith.inference.loaded_model import Bert, load
+from bertsmith.model.architectures.registry import architecture_of
+from bertsmith.model.inference_network import stored_weights
+from bertsmith.model.model_folder import published_config
+from bertsmith.model.network import Network, set_pooling
+from bertsmith.model.quantized_folder import is_quantized
+
+if TYPE_CHECKING:
+    import onnx
+
+PRECISIONS = ("fp32", "fp16", "int8")
+MODEL_FILE = "model.onnx"
+MAX_BYTES = 1_900_000_000
+"""Of one file: protobuf ends at 2 GB, and larger weights stand in a file beside it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What was written."""
+
+    file: Path
+    precision: str
+    opset: int
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    notes: tuple[str, ...]
+    """What the user should know of it."""
+
+
+def export_onnx(
+    model: Path, out: Path, *, precision: str | None = None, base: Path | None = None
+) -> Exported:
+    """Write a model as ONNX: into a folder with config.json and tokenizer, or as one file named .onnx."""
+    try:
+        from bertsmith.interchange.onnx_graph import OPSET
+        from bertsmith.interchange.onnx_network import onnx_model
+    except ModuleNotFoundError as error:
+        raise UserError("exporting needs onnx", remedy="pip install 'bertsmith[onnx]'") from error
+    check_not_taken(out)
+    bert = load(model, device="cpu", base=base)
+    if bert.finetuned is not None and bert.finetuned.mix:
+        what = "is feature-based: what reads its frozen layers has no place in a published model"
+        raise UserError(what, where=str(model), remedy="fine-tune with another head.encoder to export")
+    chosen, network = _precision(bert.model.network, precision, where=str(model)), bert.model.network
+    notes = (*_notes(network), *_as_finetuned(network, bert.finetuned))
+    made = onnx_model(network, "fp16" if chosen == "fp16" else "fp32")
+    alone = out.suffix == ".onnx"
+    if alone and made.ByteSize() > MAX_BYTES:
+        what = "the weights are too large for one file, and stand in a second one beside it"
+        raise UserError(what, where=str(out), remedy="give a folder")
+    if alone:
+        with atomic_path(out) as temporary:
+            _write(made, temporary)
+    else:
+        with atomic_folder(out) as fresh:
+            _write(made, fresh / MODEL_FILE)
+            _write_files(bert, fresh)
+    inputs, outputs = (tuple(each.name for each in some) for some in (made.graph.input, made.graph.output))
+    return Exported(out if alone else out / MODEL_FILE, chosen, OPSET, inputs, outputs, notes)
+
+
+def _precision(network: Network, asked: str | None, *, where: str) -> str:
+    """The precision to write: that of the folder where none is asked for."""
+    if asked is not None and asked not in PRECISIONS:
+        raise UserError(f"unknown precision {asked!r}", remedy=f"choose one of {', '.join(PRECISIONS)}")
+    own = "int8" if is_quantized(network) else "fp32"
+    if own == "int8" and asked not in (None, "int8"):
+        what = f"is quantised, and {asked} would be no more exact"
+        raise UserError(
+            what, where=where, remedy="leave --precision out, or export the model it was made from"
+        )
+    if asked == "int8" and own != "int8":
+        remedy = "quantise it first, on texts of yours: bertsmith quantise --calibrate texts.txt"
+        raise UserError("is not quantised", where=where, remedy=remedy)
+    return asked or own
+
+
+def _notes(network: Network) -> list[str]:
+    notes = []
+    if settings := architecture_of(network.config.model_type).own_settings(network.config):
+        notes.append(
+            f"transformers, and so optimum, has no config for {', '.join(settings)}: open the file itself"
+        )
+    if is_quantized(network) and not stored_weights(network):
+        notes.append("only weights are whole numbers: products are computed with real ones")
+    return notes
+
+
+def _as_finetuned(network: Network, finetuned: FinetunedTask | None) -> list[str]:
+    """Let a network compute what it was fine-tuned to; what config.json cannot say of that."""
+    if finetuned is None:
+        return []
+    from bertsmith.inference.task_model import leave_pooler_out
+
+    notes, config = [], finetuned.config
+    if finetuned.skips_pooler and leave_pooler_out(network, config.head_name):
+        notes.append(
+            "the head reads the last state and not the pooler's output, which config.json cannot say"
+        )
+    if config.head.pooling != "model":
+        set_pooling(network, config.head.pooling)
+    return notes
+
+
+def _write(made: "onnx.ModelProto", file: Path) -> None:
+    import onnx
+
+    if made.ByteSize() > MAX_BYTES:
+        onnx.save_model(made, str(file), save_as_external_data=True, location=f"{MODEL_FILE}_data")
+        return
+    onnx.checker.check_model(made)
+    file.write_bytes(made.SerializeToString(deterministic=True))
+
+
+def _write_files(bert: Bert, folder: Path) -> None:
+    """What loaders look for beside the model."""
+    write_json(folder / "config.json", published_config(bert.model))
+    bert.tokenizer.save(folder)
+    bert.model.sentence.write(folder)
