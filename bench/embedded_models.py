@@ -12,6 +12,7 @@ held out, which the older model may have read, and the baselines are fitted on a
 """
 
 import argparse
+import re
 import shutil
 import statistics
 from collections.abc import Mapping
@@ -57,6 +58,14 @@ LORA = (
 )
 BESIDE_CARD = ("card.md", "curves.png", "recipe.toml", "metrics.jsonl")
 """What a run says of its model."""
+ORIGIN = """## Text, licence, limits
+- Text: English and Simple English Wikipedia (CC BY-SA), Wikinews (CC BY 2.5) and prose of Project Gutenberg
+  (public domain), without documents that hold text of the tasks below (`bertsmith corpus --exclude`).
+- It continues the run `docs/records/small-10-minutes.toml` of the project: 1.2 G tokens without pairs.
+- The weights come under the licence of the project.
+- English alone, in lower case. It learned for minutes: facts and numbers are often wrong
+  (`docs/embedded-models.md` has what it was asked and what it said). Texts of up to 512 tokens.
+"""
 KEPT_FILES = (*ADAPTER_FILES, *FINETUNED_FILES, "recipe.toml")
 """Of an adapter: its tokenizer is that of its base, and its card is written here."""
 
@@ -289,7 +298,13 @@ def write_cards(models: Path, found: Mapping[str, Any], options: argparse.Namesp
     cards = (place / "card.md" for place in (options.model.parent, options.model))
     source = next((card for card in cards if card.is_file()), None)
     card = source.read_text(encoding="utf-8") if source else f"# {ENCODER}\n"
-    asked = "\n".join([*mask_table(found["masked words"]), "", of_bias, ""])
+    card = re.sub(r"^# .*$", f"# {ENCODER}", card, count=1, flags=re.MULTILINE)
+    tasks = [
+        f"- {name}: {each['metric']} {each['median']:.1%}, spread {each['spread']:.1%}"
+        for name, each in found["tasks"].items()
+    ]
+    adapted = "## Adapters over it, on dev\n" + "\n".join(tasks)
+    asked = "\n".join([ORIGIN, adapted, "", *mask_table(found["masked words"]), "", of_bias, ""])
     write_text(models / ENCODER / "card.md", f"{card.rstrip()}\n\n{asked}")
 
 

@@ -1,6 +1,7 @@
 """`bertsmith pretrain`: from a token store to a pre-trained model."""
 
 import json
+import time
 from dataclasses import asdict
 from functools import partial
 from math import ceil, inf
@@ -73,6 +74,8 @@ def pretrain(
 
     torchrun --nproc-per-node 8 -m bertsmith pretrain bert-base --store store/ --out runs/base
     """
+    started = time.monotonic()  # torch takes seconds to load, which a budget in minutes counts
+
     from bertsmith.pretraining.run_setup import EarlyStopping
 
     begins = (
@@ -85,7 +88,8 @@ def pretrain(
     if sweep:
         _sweep(sweep, chosen, store=store, out=out, as_json=as_json)
         return
-    run(chosen(), store=store, out=out, as_json=as_json, early_stopping=EarlyStopping(if_flat=stop_if_flat))
+    stopping = EarlyStopping(if_flat=stop_if_flat)
+    run(chosen(), store=store, out=out, as_json=as_json, started=started, early_stopping=stopping)
 
 
 def run_options(
@@ -116,7 +120,13 @@ def spelled(given: "Iterable[tuple[str, str, Any]]") -> "list[tuple[str, str]]":
 
 
 def run(
-    recipe: "Recipe", *, store: Path, out: Path, as_json: bool, early_stopping: "EarlyStopping | None" = None
+    recipe: "Recipe",
+    *,
+    store: Path,
+    out: Path,
+    as_json: bool,
+    started: float | None = None,
+    early_stopping: "EarlyStopping | None" = None,
 ) -> None:
     """Run a recipe to its end and print how it ended."""
     from bertsmith.pretraining.pretrain import pretrain as job
@@ -124,7 +134,9 @@ def run(
 
     with progress_display(live_line, as_json=as_json) as callback:
         stopping = early_stopping or NEVER_EARLY
-        result = job(recipe, store=store, out=out, callback=callback, early_stopping=stopping)
+        result = job(
+            recipe, store=store, out=out, callback=callback, early_stopping=stopping, started=started
+        )
     if result.main_process:
         show(result, as_json=as_json)
     if result.state == "stopped":

@@ -10,7 +10,6 @@ PRETRAINED = Path(__file__).parents[1] / "pretrained"
 OF_ENCODERS = ("fill", "next", "embed", "look")
 EMBEDDED_MODELS: dict[str, tuple[str, ...]] = {
     "bertsmith-small": OF_ENCODERS,
-    "bertsmith-tiny": OF_ENCODERS,
     "bertsmith-small-sentiment": ("classify",),
     "bertsmith-small-entities": ("tag",),
     "bertsmith-small-questions": ("answer",),

@@ -111,16 +111,20 @@ class PretrainingResult:
     """Why a stopped run was ended early (`EarlyStopping`)."""
 
 
-def pretrain(
+def pretrain(  # noqa: PLR0913 - what a command was told, and when
     recipe: Recipe,
     *,
     store: Path,
     out: Path,
     callback: ProgressCallback,
     early_stopping: EarlyStopping = NEVER_EARLY,
+    started: float | None = None,
 ) -> PretrainingResult:
-    """Pre-train as the recipe says; a run found in `out` resumes where it was saved last."""
-    clock = Clock()  # a budget in minutes begins here: setting up and evaluating are part of it
+    """Pre-train as the recipe says; a run found in `out` resumes where it was saved last.
+
+    A budget in minutes begins here, or when it `started` by time.monotonic(): setting up is part of it.
+    """
+    clock = Clock() if started is None else Clock(started=started)
 
     def in_processes(world: World) -> PretrainingResult:
         folder, true_recipe, opened = run_folder(out), with_true_model(recipe), TokenStore.open(store)

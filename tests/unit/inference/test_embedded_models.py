@@ -48,10 +48,9 @@ REQUESTS = {
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """A folder of embedded models as a later package may hold it."""
+    """A folder of embedded models as the package holds it, of toys."""
     place = tmp_path_factory.mktemp("pretrained")
     write_toy_folder(place / "bertsmith-small")
-    write_toy_folder(place / "bertsmith-tiny")
     base = package.load(place / "bertsmith-small", device="cpu").model.network
     for seed, (name, config) in enumerate(TASKS.items()):
         write_lively_adapter(place / name, base, config, named="bertsmith-small", seed=seed)
@@ -102,21 +101,11 @@ def test_a_command_for_which_there_is_none_says_how_to_get_one(capsys, installed
 
 @pytest.mark.parametrize("words", [("classify", "a day"), ("tag", "a day"), ("choose", "a", "b", "c")])
 def test_without_task_models_tasks_ask_for_one(capsys, made, monkeypatch, tmp_path, words):
-    shutil.copytree(made / "bertsmith-tiny", tmp_path / "bertsmith-tiny")
+    shutil.copytree(made / "bertsmith-small", tmp_path / "bertsmith-small")
     monkeypatch.setattr(embedded, "PRETRAINED", tmp_path)
-    assert embedded.default_model() == tmp_path / "bertsmith-tiny"
+    assert embedded.default_model() == tmp_path / "bertsmith-small"
     said = mistake(capsys, *words)
-    assert "bertsmith-tiny: this model cannot" in said and "make one with bertsmith finetune" in said
-
-
-def test_an_encoder_without_a_head_leaves_it_to_the_next(capsys, made, monkeypatch, tmp_path):
-    shutil.copytree(made / "bertsmith-tiny", tmp_path / "bertsmith-tiny")
-    small = package.load(made / "bertsmith-small", device="cpu")
-    del small.model.network.heads["nsp"]
-    small.save(tmp_path / "bertsmith-small")
-    monkeypatch.setattr(embedded, "PRETRAINED", tmp_path)
-    for words, name in ((("fill", "the [MASK]"), "small"), (("next", "the sun", "the rain"), "tiny")):
-        assert bertsmith(capsys, *words).err == f"model: bertsmith-{name}\n"
+    assert "bertsmith-small: this model cannot" in said and "make one with bertsmith finetune" in said
 
 
 def test_the_server_has_them_all_over_one_encoder(installed):

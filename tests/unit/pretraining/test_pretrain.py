@@ -18,7 +18,7 @@ from bertsmith.model.model_folder import read_model
 from bertsmith.objectives.pretraining_objective import PretrainingObjective
 from bertsmith.packed import pack
 from bertsmith.pretraining.held_out import METRICS
-from bertsmith.pretraining.pretrain import Clock
+from bertsmith.pretraining.pretrain import Clock, pretrain
 from bertsmith.recipe.load import load_recipe
 from bertsmith.training.checkpoint_storage import saved_steps
 from bertsmith.training.journal import read_metrics, source_hash
@@ -309,6 +309,13 @@ def test_a_token_budget_ends_the_run_once_it_is_spent(store, tmp_path):
 def test_a_budget_in_minutes_ends_the_run_at_once_where_it_is_tiny(store, tmp_path):
     result = run_tiny(store, tmp_path / "run", "run.budget=minutes", "run.minutes=1e-6")
     assert (result.state, result.steps) == ("finished", 1)
+
+
+def test_a_budget_in_minutes_counts_from_when_the_command_was_given(store, tmp_path):
+    recipe = tiny_recipe("run.budget=minutes", "run.minutes=60")
+    hour_ago = time.monotonic() - 3600
+    result = pretrain(recipe, store=store.folder, out=tmp_path, callback=Listener(), started=hour_ago)
+    assert result.steps == 1 and result.seconds >= 3600
 
 
 @pytest.mark.parametrize("objective", ["left-to-right", "right-to-left"])

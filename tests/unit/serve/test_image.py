@@ -91,7 +91,7 @@ def test_what_is_copied_exists_and_is_sent_to_the_build(source):
 
 
 @pytest.mark.parametrize(
-    "path", ["src/bertsmith/serve/page/page.html", "src/bertsmith/pretrained/bertsmith-tiny/config.json"]
+    "path", ["src/bertsmith/serve/page/page.html", "src/bertsmith/pretrained/bertsmith-small/config.json"]
 )
 def test_what_lies_deeper_is_sent_too(path):
     assert (PROJECT / path).exists()

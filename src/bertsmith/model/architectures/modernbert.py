@@ -27,7 +27,9 @@ POOLING = {"first": "cls", "mean": "mean"}
 OWN_POOLING = {"first": "first", "mean": "average"}
 """With our own type: at another word than its own, a ModernBERT class of transformers that is called by name
 stops, too, where it would only warn of another type."""
-
+OTHER_TOKENS = ("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id")
+"""Which these are says the tokenizer; without them transformers takes those of the published vocabulary and
+warns where ours has fewer tokens."""
 
 Norm = Literal["layernorm", "rmsnorm"]
 NORMS: tuple[Norm, ...] = ("layernorm", "rmsnorm")
@@ -197,6 +199,7 @@ def write_config(config: EncoderConfig) -> dict[str, Any]:
         "initializer_range": config.initial_std,
         "initializer_cutoff_factor": config.initial_cut,
         "pad_token_id": config.pad_id,
+        **dict.fromkeys(OTHER_TOKENS),
         **direction_keys(config),
         "layer_types": [GLOBAL if layer in config.global_layers else LOCAL for layer in range(config.layers)],
         "local_attention": config.local_attention,
