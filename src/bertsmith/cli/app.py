@@ -33,6 +33,7 @@ from bertsmith.cli.serve import serve
 from bertsmith.cli.tag import tag
 from bertsmith.cli.tasks import tasks
 from bertsmith.cli.terminal import reporting_output_errors, stops_as_interrupt
+from bertsmith.cli.trim import trim
 from bertsmith.cli.vocab import vocab
 from bertsmith.core.errors import UserError
 from bertsmith.core.version import VERSION
@@ -87,6 +88,7 @@ app.command("finetune", cls=Verb)(finetune)
 app.command("glue", cls=Verb)(glue)
 app.command("merge", cls=Verb)(merge)
 app.command("prune", cls=Verb)(prune)
+app.command("trim", cls=Verb)(trim)
 app.command("quantise", cls=Verb)(quantise)
 app.command("export", cls=Verb)(export)
 app.command("inspect", cls=Verb)(inspect)

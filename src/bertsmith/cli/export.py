@@ -7,20 +7,25 @@ from typing import Annotated
 from typer import Option, echo
 
 from bertsmith.cli.model_options import BaseOption, JsonOption, print_json
+from bertsmith.core.errors import UserError
 
 
 def export(
     model: Annotated[Path, Option(metavar="FOLDER", help="Model, run or adapter folder (which is merged).")],
     onnx: Annotated[
-        Path, Option(metavar="FOLDER", help="Folder to write, or a name ending in .onnx for the file alone.")
-    ],
+        Path | None,
+        Option(metavar="FOLDER", help="Folder to write, or a name ending in .onnx for the file alone."),
+    ] = None,
+    transformers: Annotated[
+        Path | None, Option(metavar="FOLDER", help="Folder to write that transformers opens; pruned: zeros.")
+    ] = None,
     precision: Annotated[
         str | None, Option(help="fp32, fp16, or int8 (of a folder of bertsmith quantise, without saying so).")
     ] = None,
     base: BaseOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Export a model to ONNX, with its heads, for onnxruntime, OpenVINO and optimum.
+    """Export a model to ONNX, with its heads, for onnxruntime, OpenVINO and optimum; or for transformers.
 
     The folder holds model.onnx, config.json and the tokenizer: what optimum's loaders take. Texts come
     padded, in any number and of any length that the model takes: input_ids, attention_mask and, where the
@@ -34,7 +39,20 @@ def export(
     Example: bertsmith export --model runs/sst2 --precision fp16 --onnx sst2-fp16/
 
     Example: bertsmith export --model runs/int8 --onnx model.onnx
+
+    transformers opens what bertsmith trains as it is, but for a pruned model, whose layers differ. With
+    --transformers the heads and neurons that are gone are written as zeros: the same outputs, and no gain
+    there.
+
+    Example: bertsmith export --model runs/pruned --transformers models/pruned
     """
+    if (onnx is None) == (transformers is None) or (transformers is not None and precision is not None):
+        what = "a model is exported to --onnx, in a precision, or for --transformers, as it is"
+        raise UserError(what, remedy="give one of the two")
+    if transformers is not None:
+        _export_transformers(model, transformers, base, as_json=as_json)
+        return
+    assert onnx is not None, "one of the two was given"
     from bertsmith.interchange.onnx_export import export_onnx  # torch loads here, not for --help
 
     made = export_onnx(model.expanduser(), onnx.expanduser(), precision=precision, base=base)
@@ -45,4 +63,16 @@ def export(
     echo(f"{model} -> {made.file}: opset {made.opset}, {made.precision}, {size:.1f} MB")
     echo(f"  {', '.join(made.inputs)} -> {', '.join(made.outputs)}")
     for note in made.notes:
+        echo(f"  {note}")
+
+
+def _export_transformers(model: Path, out: Path, base: Path | None, *, as_json: bool) -> None:
+    from bertsmith.shrink.transformers_export import export_transformers
+
+    notes = export_transformers(model.expanduser(), out.expanduser(), base=base)
+    if as_json:
+        print_json({"out": str(out), "notes": notes})
+        return
+    echo(f"{model} -> {out}")
+    for note in notes:
         echo(f"  {note}")

@@ -4,11 +4,14 @@ import json
 from copy import deepcopy
 from dataclasses import replace
 
+import numpy as np
+import onnxruntime
 import pytest
 import torch
 import transformers
 
 from bertsmith.core.errors import UserError
+from bertsmith.interchange.onnx_network import onnx_model
 from bertsmith.model.architectures.registry import ARCHITECTURES
 from bertsmith.model.inference_network import (
     calibrated,
@@ -191,3 +194,20 @@ def test_wrong_sizes_in_a_config_are_named(key, value, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config | {key: value}))
     with pytest.raises(UserError, match=key):
         read_model(tmp_path)
+
+
+@pytest.mark.parametrize("model_type", ["bert", "modernbert", "albert"])
+def test_an_onnx_graph_has_the_smaller_shapes(model_type):
+    network = lively_network(model_type, {"mlm": 0})
+    pruned = pruned_network(network, kept_in(network))
+    whole, smaller = (onnx_model(each, "fp32").SerializeToString() for each in (network, pruned))
+    assert len(smaller) < len(whole)
+    opened = onnxruntime.InferenceSession(smaller)
+    ids = np.array(TEXTS[:1])
+    inputs = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
+    asked = {each.name: inputs[each.name] for each in opened.get_inputs()}
+    found = torch.from_numpy(opened.run(["logits"], asked)[0][0])
+    batch = pack(TEXTS[:1])
+    with torch.no_grad():
+        expected = pruned.word_scores(pruned(batch), torch.arange(len(TEXTS[0])))
+    assert (found - expected).abs().max() <= 1e-4

@@ -1,0 +1,40 @@
+"""A pruned model as a folder that transformers opens: what was pruned is there as zeros."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from bertsmith.core.errors import UserError
+from bertsmith.core.files import check_not_taken
+from bertsmith.inference.loaded_model import Bert, load
+from bertsmith.model.architectures.registry import architecture_of
+from bertsmith.model.encoder_config import EncoderConfig
+from bertsmith.model.quantized_folder import is_quantized
+from bertsmith.shrink.slicing import zero_filled_network
+
+
+def export_transformers(folder: Path, out: Path, *, base: Path | None = None) -> list[str]:
+    """Write a model in a published shape; notes of what had to be filled up for it."""
+    check_not_taken(out)
+    bert = load(folder, device="cpu", base=base)
+    if is_quantized(bert.model.network):
+        remedy = "export the model that it was made from, or export it with --onnx"
+        raise UserError("transformers does not open quantised weights", where=str(folder), remedy=remedy)
+    config = bert.model.network.config
+    filled = zero_filled_network(bert.model.network) if config.layer_heads or config.layer_inner else None
+    network = bert.model.network if filled is None else filled
+    if only_ours := architecture_of(config.model_type).own_settings(network.config):
+        what = f"no published {config.model_type} has {', '.join(only_ours)} as set here"
+        raise UserError(what, where=str(folder), remedy="use it with bertsmith, or export it with --onnx")
+    whole = replace(bert.model, network=network)
+    Bert(whole, bert.tokenizer, device="cpu", finetuned=bert.finetuned).save(out)
+    return [] if filled is None else _notes(config)
+
+
+def _notes(config: EncoderConfig) -> list[str]:
+    blocks = range(config.blocks)
+    removed = {
+        "heads": sum(config.heads - config.heads_in(block) for block in blocks),
+        "feed-forward neurons": sum(config.inner - config.inner_in(block) for block in blocks),
+    }
+    filled = " and ".join(f"{count:,} {noun}" for noun, count in removed.items() if count)
+    return [f"{filled} that were pruned are zeros here: the same outputs, and no gain in size or speed"]
