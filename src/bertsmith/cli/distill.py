@@ -1,23 +1,35 @@
-"""`bertsmith distill`: a small model that learns from a large one."""
+"""`bertsmith distill`: a small model that learns from a large one, of text or of a task."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
+from bertsmith.cli.finetune import OWN, run_one
 from bertsmith.cli.pretrain import chosen_recipe, run, run_options, spelled
 from bertsmith.core.errors import UserError
 
 if TYPE_CHECKING:
     from typing import Any
 
+    from bertsmith.tasks.task import Task
+
 RECIPE = "distilbert"
 
 
 def distill(
-    teacher: Annotated[str, Option(metavar="MODEL", help="What is learned from: a folder, or org/name.")],
-    store: Annotated[Path, Option(help="Token store with the teacher's vocabulary (`bertsmith corpus`).")],
+    teacher: Annotated[
+        list[str], Option(metavar="MODEL", help="What is learned from; of a task several, repeatable.")
+    ],
     out: Annotated[Path, Option(help="Run folder; a run found there resumes.")],
+    store: Annotated[
+        Path | None, Option(help="Token store with the teacher's vocabulary (`bertsmith corpus`).")
+    ] = None,
+    task: Annotated[
+        str,
+        Option(metavar="TASK", help="Distil a task: sst2, mnli, squad2, ner ... or the teacher's custom."),
+    ] = "",
+    data: Annotated[Path | None, Option(help="The task's folder, or the file of your own.")] = None,
     layers: Annotated[
         int | None, Option(help="So many of the teacher's layers make the student (distill.layers).")
     ] = None,
@@ -26,10 +38,11 @@ def distill(
     ] = "",
     steps: Annotated[int | None, Option(help="Budget in steps (run.steps).")] = None,
     minutes: Annotated[float | None, Option(help="Budget in minutes (run.minutes).")] = None,
-    batch: Annotated[int | None, Option(help="Sequences a step (batch.sequences).")] = None,
-    max_length: Annotated[
-        int | None, Option(help="Longest sequence, in one stage (examples.stages).")
-    ] = None,
+    epochs: Annotated[float | None, Option(help="Of a task: passes through the data (run.epochs).")] = None,
+    lr: Annotated[float | None, Option(help="Peak learning rate (optim.peak_lr).")] = None,
+    batch: Annotated[int | None, Option(help="Sequences, or of a task examples, a step.")] = None,
+    max_length: Annotated[int | None, Option(help="Longest sequence in tokens.")] = None,
+    seed: Annotated[int | None, Option(help="Seed (run.seed).")] = None,
     device: Annotated[str, Option(help="auto, cpu or cuda (run.device).")] = "",
     precision: Annotated[str, Option(help="auto, fp32, bf16 or fp16 (run.precision).")] = "",
     settings: Annotated[
@@ -39,9 +52,10 @@ def distill(
 ) -> None:
     """Train a small model to do as a large one does.
 
-    The student learns from the teacher's predictions, the masked words and the teacher's last states, as
-    DistilBERT did. It is a pre-training run: stopped, it resumes when the same command is given again. All
-    settings: bertsmith recipe show distilbert
+    With --store it is a pre-training run: the student learns from the teacher's predictions of words, the
+    masked words and the teacher's last states, as DistilBERT did (bertsmith recipe show distilbert). With
+    --task it is a fine-tuning run that learns from the labels and from what teachers score. Both resume when
+    the same command is given again.
 
     Examples:
 
@@ -51,16 +65,71 @@ def distill(
 
     bertsmith distill --teacher MODEL --student bert-mini --store store/ --out runs/mini
 
-    bertsmith distill --teacher MODEL --layers 6 --store store/ --out runs/fast --set distill.rows=predicted
+    bertsmith distill --teacher runs/sst2 --student MODEL --task sst2 --data glue/SST-2 --out runs/small
+
+    bertsmith distill --teacher runs/a --teacher runs/b --student MODEL --task mrpc --data MRPC --out small
     """
-    begins: tuple[tuple[str, str, Any], ...] = (
-        ("--teacher", "distill.teacher", teacher),
+    out, common = out.expanduser(), [("--lr", "optim.peak_lr", lr), ("--seed", "run.seed", seed)]
+    if (store is None) == (not task):
+        remedy = "--store distils what is known of text, --task and --data what is known of a task"
+        raise UserError("one of them says what is distilled", where="--store and --task", remedy=remedy)
+    if task:
+        _refuse({"--steps": steps, "--minutes": minutes, "--layers": layers}, "--task")
+        if data is None or not student:
+            where, remedy = "--data and --student", "as in --data glue/SST-2 --student runs/student"
+            raise UserError("a task needs both", where=where, remedy=remedy)
+        given = [
+            *common,
+            ("--teacher", "distill.teachers", teacher),
+            ("--epochs", "run.epochs", epochs),
+            ("--batch", "run.examples", batch),
+            ("--max-length", "text.longest", max_length),
+            ("--device", "run.device", device or None),
+            ("--precision", "run.precision", precision or None),
+        ]
+        from bertsmith.finetuning.assignment import Assignment
+        from bertsmith.tasks.task_recipe import finetuning_recipe
+
+        chosen = _task_named(task, Path(teacher[0]).expanduser())
+        recipe_of_task = finetuning_recipe(chosen, settings or [], options=spelled(given))
+        asked = Assignment(chosen, recipe_of_task, Path(student).expanduser(), data.expanduser(), out)
+        run_one(asked, as_json=as_json)
+        return
+    _refuse({"--epochs": epochs, "--data": data}, "--store")
+    if len(teacher) > 1:
+        raise UserError("a student of text has one teacher", where="--teacher", remedy="give one of them")
+    begins = [
+        *common,
+        ("--teacher", "distill.teacher", teacher[0]),
         ("--teacher", "examples.objective", "distilled"),
-        *_student_options(teacher, layers, student),
-    )
+        *_student_options(teacher[0], layers, student),
+    ]
     sizes = run_options(steps=steps, minutes=minutes, batch=batch, device=device, precision=precision)
     recipe = chosen_recipe(RECIPE, [*spelled(begins), *sizes], settings or [], max_length)
-    run(recipe, store=store.expanduser(), out=out.expanduser(), as_json=as_json)
+    assert store is not None
+    run(recipe, store=store.expanduser(), out=out, as_json=as_json)
+
+
+def _refuse(given: "dict[str, object]", beside: str) -> None:
+    """Raise where an option is given that means nothing beside another."""
+    for option, value in given.items():
+        if value is not None:
+            raise UserError(f"means nothing beside {beside}", where=option, remedy="leave it out")
+
+
+def _task_named(name: str, teacher: Path) -> "Task":
+    """A task of the papers, or the one of the user's own that a teacher was fine-tuned for."""
+    from bertsmith.finetuning.predict import config_of
+    from bertsmith.tasks.catalogue import task_named
+    from bertsmith.tasks.custom import custom_task, spec_of
+
+    if name != OWN:
+        return task_named(name)
+    config = config_of(teacher)
+    if config is None or not config.custom:
+        remedy = "give the folder of a `bertsmith finetune custom` run"
+        raise UserError("was not fine-tuned on a table of your own", where=str(teacher), remedy=remedy)
+    return custom_task(spec_of(config.custom))
 
 
 def _student_options(teacher: str, layers: int | None, student: str) -> "tuple[tuple[str, str, Any], ...]":

@@ -132,7 +132,7 @@ def finetune(
     if study.flags():
         _run_many(study.trials(assignment), as_json=as_json)
     else:
-        _run_one(assignment, as_json=as_json)
+        run_one(assignment, as_json=as_json)
 
 
 def live_line(values: dict[str, Any]) -> str:
@@ -335,7 +335,8 @@ class _Study:
         return over_grid(assignment, RATES if self.lr_grid else None)
 
 
-def _run_one(assignment: "Assignment", *, as_json: bool) -> None:
+def run_one(assignment: "Assignment", *, as_json: bool) -> None:
+    """Fine-tune once and print how it ended."""
     from bertsmith.finetuning.finetune import finetune as job
 
     with progress_display(live_line, as_json=as_json) as callback:

@@ -32,8 +32,9 @@ EPOCHS, FREE_KEYS = "run.epochs", frozenset({"run.keep_state"})
 """More epochs lengthen a finished run; what touches nothing that is learned may change at any time."""
 ENDED_AFTER = "ended_after"
 """In a saved state: the epochs of the run that ended with it."""
-MODEL_FILES, EXAMPLES = "model_files", "examples"
-"""Under these keys of the assignment are hashes: of the initial model's files, and of what was read."""
+MODEL_FILES, TEACHER_FILES, EXAMPLES = "model_files", "teacher_files", "examples"
+"""Under these keys of the assignment are hashes: of the files of the initial model and of the teachers, and
+of what was read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +54,15 @@ class Assignment:
             "recipe": leaves(self.recipe.model_dump(mode="json")),
             "custom": dict(self.task.custom),
             "model": str(self.model.resolve()),
-            MODEL_FILES: _hashes_of_files(transformer_folder(model_folder(self.model))),
+            MODEL_FILES: hashes_of_files(transformer_folder(model_folder(self.model))),
             "data": str(self.data.resolve()),
+            **self._teachers(),
         }
+
+    def _teachers(self) -> dict[str, Any]:
+        """Of which files the teachers are, if there are any: a run that resumes must hear the same ones."""
+        names = self.recipe.distill.teachers
+        return {TEACHER_FILES: {each: hashes_of_files(model_folder(each)) for each in names}} if names else {}
 
 
 def finetuning_folder(out: Path) -> RunFolder:
@@ -184,8 +191,8 @@ def _described(change: Difference) -> str:
     return str(replace(change, key=change.key.removeprefix("recipe.")))
 
 
-def _hashes_of_files(model: Path) -> dict[str, str]:
-    """A hash of each file that decides the initial model of a run."""
+def hashes_of_files(model: Path) -> dict[str, str]:
+    """A hash of each file of a model folder that decides what the model computes."""
     patterns = ("config.json", *WEIGHT_FILES, *TOKENIZER_FILES, *ADAPTER_FILES)
     files = sorted({file for pattern in patterns for file in model.glob(pattern)})
     return {file.name: _hash_of_file(file, file.stat().st_size, file.stat().st_mtime_ns) for file in files}

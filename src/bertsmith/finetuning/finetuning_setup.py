@@ -28,6 +28,7 @@ from bertsmith.finetuning.run_warnings import (
 )
 from bertsmith.finetuning.splits import EncodedSplit, TaskSplits, encoded_split, task_config_of
 from bertsmith.finetuning.target_scaler import TargetScaler, fit_target_scaler
+from bertsmith.finetuning.teacher_scores import Teachers, teacher_note
 from bertsmith.inference.task_model import TaskModel, scorer_of
 from bertsmith.model.attention_kernels import flash_fits
 from bertsmith.model.lora import LoraShape, add_fresh_adapters
@@ -112,12 +113,19 @@ def _set_up_here(assignment: Assignment, splits: TaskSplits, world: World) -> Ru
     trainer, model = build_trainer(initial, config, recipe, world)
     if config.head.encoder == "frozen-features":
         encoded = {name: _with_states(split, model) for name, split in encoded.items()}
-    train, scaler = encoded["train"], fit_target_scaler(splits.task, encoded["train"].encoded)
+    train = encoded["train"]
+    if recipe.distill.teachers:
+        half = trainer.precision == "bf16"
+        caches = cache_folder("encodings"), cache_folder("teacher-scores")
+        asked = Teachers(recipe.distill.teachers, config, world.device, "bf16" if half else "fp32", *caches)
+        train = asked.taught(train, initial.network)
+    scaler = fit_target_scaler(splits.task, train.encoded)
     if scaler is not None and initial.kept:
         scaler.take_out_of(model.objective.scorer)
     train_set = train.encoded
     if scaler is not None:
-        train_set = replace(train_set, targets=scaler.transform(train_set.targets))
+        told = None if train_set.teacher is None else scaler.transform(train_set.teacher)
+        train_set = replace(train_set, targets=scaler.transform(train_set.targets), teacher=told)
     balanced = config.head.class_weights == "balanced"
     batches = ShuffledBatches(
         train_set,
@@ -137,6 +145,7 @@ def _set_up_here(assignment: Assignment, splits: TaskSplits, world: World) -> Ru
         *warn_of_vain_patience(batches, recipe),
         *describe_adapters(initial.network, recipe),
         *describe_target_scaler(scaler),
+        *teacher_note(recipe.distill, train.examples),
     )
     return Run(
         assignment,
@@ -162,7 +171,7 @@ def build_trainer(
         add_fresh_adapters(network, recipe.lora.targets, lora_shape(recipe.lora), stream)
     scorer = scorer_of(network, config, initial.tokenizer, seed=seed, fresh=initial.fresh)
     network.encoder.recompute = recipe.run.recompute
-    objective = TaskObjective(scorer.to(world.device), config.kind, config.head).train()
+    objective = TaskObjective(scorer.to(world.device), config.kind, config.head, recipe.distill).train()
     wanted = recipe.run.compile == "on" or (recipe.run.compile == "auto" and gpu)
     if wanted and config.head.encoder != "frozen-features":  # an LSTM is no part of a graph
         objective.compile_whole()
@@ -185,8 +194,8 @@ def lora_shape(lora: LoraSection) -> LoraShape:
     return LoraShape(lora.rank, lora.alpha, lora.dropout, lora.rank_stabilized)
 
 
-def cache_folder(kind: Literal["encodings", "features"]) -> Path:
-    """Where encoded splits, or the states of a frozen encoder for them, are kept between runs."""
+def cache_folder(kind: Literal["encodings", "features", "teacher-scores"]) -> Path:
+    """Where encoded splits, and what frozen encoders and teachers gave for them, are kept between runs."""
     root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(root) / "bertsmith" / kind
 

@@ -29,7 +29,7 @@ class TargetScaler:
     mean: float
     deviation: float
 
-    def transform(self, targets_M: Targets) -> NDArray[np.float32]:
+    def transform(self, targets_M: Targets | NDArray[np.float16]) -> NDArray[np.float32]:
         """The targets as they are learned."""
         return ((targets_M.astype(np.float64) - self.mean) / self.deviation).astype(np.float32)
 

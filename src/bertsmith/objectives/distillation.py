@@ -30,13 +30,13 @@ from bertsmith.objectives.distillation_losses import (
     cosine_losses,
     in_sequences,
     relation_losses,
-    soft_losses,
     state_losses,
 )
 from bertsmith.objectives.pretraining_objective import Counts, PretrainingObjective, weighted_sums
 from bertsmith.packed import Layout, PackedBatch
 from bertsmith.recipe.distill_section import DistillSection
 from bertsmith.recipe.schema import Recipe
+from bertsmith.training.soft_targets import soft_losses
 
 LOSSES = ("soft", "mlm", "cosine", "hidden", "attention", "relation")
 """In the order of the recipe; each has its weight there."""

@@ -1,7 +1,7 @@
-"""What a student is compared by with its teacher: words, states, attention scores and relations.
+"""What a student is compared by with its teacher: states, attention scores and relations.
 
-Shapes: T packed tokens, R rows that count (all T or the predicted ones), D width, V vocabulary, S sequences,
-N tokens of the longest one, H heads, A relation heads, K width of a head.
+Shapes: T packed tokens, R rows that count (all T or the predicted ones), D width, S sequences, N tokens of
+the longest one, H heads, A relation heads, K width of a head.
 """
 
 import math
@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from bertsmith.packed import Layout
 from bertsmith.recipe.distill_section import Relation
+from bertsmith.training.soft_targets import divergence
 
 UNSEEN = -1e9
 """The score of a key that does not exist: e to it is 0 beside any other, and its differences are numbers."""
@@ -28,18 +29,6 @@ class Projections(NamedTuple):
     def in_heads(self, heads: int) -> "Projections":
         """The same numbers, cut into so many heads."""
         return Projections(*(each.reshape(len(each), heads, -1) for each in self))
-
-
-def soft_losses(ours_RV: Tensor, theirs_RV: Tensor, temperature: float) -> Tensor:
-    """The divergence of each row's predictions from the teacher's [R], at a temperature, times its square."""
-    ours_RV = (ours_RV.float() / temperature).log_softmax(-1)
-    theirs_RV = (theirs_RV.float() / temperature).log_softmax(-1)
-    return divergence(theirs_RV, ours_RV) * temperature**2
-
-
-def divergence(theirs: Tensor, ours: Tensor) -> Tensor:
-    """The Kullback-Leibler divergence of log-probabilities from the teacher's, over the last dimension."""
-    return (theirs.exp() * (theirs - ours)).sum(-1)
 
 
 def cosine_losses(ours_RD: Tensor, theirs_RD: Tensor) -> Tensor:

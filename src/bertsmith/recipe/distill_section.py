@@ -1,10 +1,10 @@
-"""The section of a recipe that says what a student learns from its teacher."""
+"""The sections of recipes that say what a student learns from its teacher: of text, and of a task."""
 
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from bertsmith.recipe.section import Count, RuleError, Section
+from bertsmith.recipe.section import Count, Fraction, RuleError, Section
 
 Weight = Annotated[float, Field(ge=0, lt=1e30)]
 Relation = Literal["qk", "qq", "kk", "vv"]
@@ -68,3 +68,15 @@ class DistillSection(Section):
             what = "distill.relation_weight is of distill.relations, and there are none"
             raise RuleError(what, keys=("distill.relations",), remedy='as in ["qk", "vv"]')
         return self
+
+
+class TaskDistillSection(Section):
+    """What a fine-tuning run learns from models that were fine-tuned before; the defaults are those of
+    DistilBERT's question answering (run_squad_w_distillation.py)."""
+
+    teachers: tuple[str, ...] = ()
+    """Their folders; of several, the mean score is learned from. Empty: labels alone."""
+    soft_weight: Fraction = 0.5
+    """Of the teachers' scores; the labels have the rest."""
+    temperature: Annotated[float, Field(gt=0, lt=1e30)] = 2.0
+    """What scores are divided by before their softmax; numbers are compared as they are."""

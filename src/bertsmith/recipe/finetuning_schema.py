@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from bertsmith.recipe.distill_section import TaskDistillSection
 from bertsmith.recipe.optim_section import OptimSection, Schedule
 from bertsmith.recipe.section import Count, Fraction, Off, RuleError, Section
 
@@ -167,6 +168,7 @@ class FinetuningRecipe(Section):
     optim: FinetuningOptimSection = FinetuningOptimSection()
     run: FinetuningRunSection = FinetuningRunSection()
     answers: AnswersSection = AnswersSection()
+    distill: TaskDistillSection = TaskDistillSection()
 
     @model_validator(mode="after")
     def patience_keeps_the_best(self) -> "FinetuningRecipe":

@@ -40,6 +40,8 @@ class TaskBatch:
     """span: first and past-the-last packed row of the passage of each sequence; otherwise empty."""
     states_LTD: Tensor | None = None
     """States of a frozen encoder that were computed before (`EncodedSet.states_L`)."""
+    teacher: Tensor | None = None
+    """What a teacher scores (`EncodedSet.teacher`), in fp32."""
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> "TaskBatch":
         """The same batch on another device."""
@@ -53,7 +55,8 @@ class TaskBatch:
         """All its tensors, in an order that is always the same; no step with states of before is recorded."""
         old = self.inputs
         inputs = [old.tokens_T, old.segments_T, old.positions_T, old.layout.starts_S1]
-        return [*inputs, self.targets, self.weights, self.rows_P, self.items_S, self.passages_S2]
+        teacher = [] if self.teacher is None else [self.teacher]
+        return [*inputs, self.targets, self.weights, self.rows_P, self.items_S, self.passages_S2, *teacher]
 
     def sizes(self) -> tuple[tuple[int, ...], ...]:
         """What a recorded step depends on: every shape, and the longest sequence."""
@@ -76,6 +79,7 @@ class TaskBatch:
             items_S=change(self.items_S),
             passages_S2=change(self.passages_S2),
             states_LTD=None if self.states_LTD is None else change(self.states_LTD),
+            teacher=None if self.teacher is None else change(self.teacher),
         )
 
 
@@ -267,7 +271,17 @@ class _Packer:
             items_S=torch.from_numpy(np.append(items_S, np.full(int(self.fills), len(items)))),
             passages_S2=_filled(passages_S2, int(has_passages and self.fills)),
             states_LTD=self._states(items, len(inputs.tokens_T)),
+            teacher=self._teacher(items, inputs, fillers),
         )
+
+    def _teacher(self, items: Numbers, inputs: PackedBatch, fillers: int) -> Tensor | None:
+        """What a teacher scores of these items, with zeros for filler, if it is known."""
+        encoded = self.encoded
+        if encoded.teacher is None:
+            return None
+        scores = encoded.teacher[_score_rows(encoded, items)].astype(np.float32)
+        rows = {"token": len(inputs.tokens_T), "sequence": inputs.layout.sequences}
+        return _filled(scores, rows.get(encoded.unit, len(scores) + fillers) - len(scores))
 
     def _states(self, items: Numbers, tokens: int) -> Tensor | None:
         """What a frozen encoder gives for these items, with zeros up to so many tokens, if it is known."""

@@ -53,6 +53,8 @@ class EncodedSet:
     windows: QuestionWindows | None = None
     states_L: tuple[NDArray[np.float32], ...] = ()
     """States [T, D] of some layers of a frozen encoder, where they were computed before; else none."""
+    teacher: NDArray[np.float16] | NDArray[np.float32] | None = None
+    """What a teacher scores, a row for each unit, where there is one."""
 
     @classmethod
     def without_tokens(

@@ -41,7 +41,7 @@ def tag_loss(scores_TC: Tensor, batch: TaskBatch) -> tuple[Tensor, Tensor]:
 
 def choice_loss(scores_S1: Tensor, batch: TaskBatch) -> tuple[Tensor, Tensor]:
     """Cross-entropy of the right one among each item's options."""
-    items = _layout_of_items(batch)
+    items = layout_of_items(batch)
     return _losses_of_rows(scores_S1, items, (items.starts_S1[:-1] + batch.targets)[:, None])
 
 
@@ -53,6 +53,11 @@ def span_loss(scores_T2: Tensor, batch: TaskBatch) -> tuple[Tensor, Tensor]:
 
 def passage_loss(scores_T2: Tensor, batch: TaskBatch) -> tuple[Tensor, Tensor]:
     """As `span_loss`, over the passage's rows and the first row, which says that there is no answer."""
+    return span_loss(in_passages(scores_T2, batch), batch)
+
+
+def in_passages(scores_T2: Tensor, batch: TaskBatch) -> Tensor:
+    """The scores, as low as can be where no answer may begin or end."""
     starts_S1 = batch.inputs.layout.starts_S1
     sequences_T = _segments_of_rows(scores_T2, starts_S1)
     rows_T = torch.arange(len(scores_T2), device=scores_T2.device)
@@ -60,7 +65,7 @@ def passage_loss(scores_T2: Tensor, batch: TaskBatch) -> tuple[Tensor, Tensor]:
     open_T = ((rows_T >= first_T) & (rows_T < past_T)) | (rows_T == starts_S1[sequences_T])
     # Not -inf, whose gradient is not a number; e to this is 0 beside any score.
     lowest = torch.finfo(scores_T2.dtype).min / 2
-    return span_loss(scores_T2.masked_fill(~open_T[:, None], lowest), batch)
+    return scores_T2.masked_fill(~open_T[:, None], lowest)
 
 
 # ---- softmax and means over rows of packed sequences
@@ -70,15 +75,19 @@ def logsumexp_of_rows(values_TC: Tensor, layout: Layout) -> Tensor:
     """The logarithm of the summed exponentials of each sequence's rows [S, C]; no sequence may be empty."""
     largest_SC = largest_of_rows(values_TC.detach(), layout)
     sequences_T = _segments_of_rows(values_TC, layout.starts_S1)
+    return sums_of_rows((values_TC - largest_SC[sequences_T]).exp(), layout).log() + largest_SC
+
+
+def log_softmax_of_rows(values_TC: Tensor, layout: Layout) -> Tensor:
+    """The log-probability of each row among those of its sequence [T, C]."""
+    sequences_T = _segments_of_rows(values_TC, layout.starts_S1)
+    return values_TC - logsumexp_of_rows(values_TC, layout)[sequences_T]
+
+
+def sums_of_rows(values_TC: Tensor, layout: Layout) -> Tensor:
+    """The sum of each sequence's rows [S, C]."""
     # segment_reduce sums in a fixed order; index_add would not on CUDA.
-    sums_SC = torch.segment_reduce(
-        (values_TC - largest_SC[sequences_T]).exp(),
-        "sum",
-        offsets=layout.starts_S1.long(),
-        axis=0,
-        unsafe=True,
-    )
-    return sums_SC.log() + largest_SC
+    return torch.segment_reduce(values_TC, "sum", offsets=layout.starts_S1.long(), axis=0, unsafe=True)
 
 
 def _losses_of_rows(scores_TC: Tensor, layout: Layout, rows_SC: Tensor) -> tuple[Tensor, Tensor]:
@@ -101,7 +110,7 @@ def _segments_of_rows(values_TC: Tensor, starts_S1: Tensor) -> Tensor:
     return torch.searchsorted(starts_S1, rows_T, right=True) - 1
 
 
-def _layout_of_items(batch: TaskBatch) -> Layout:
+def layout_of_items(batch: TaskBatch) -> Layout:
     """Where each item's sequences start among those of the batch, as if sequences were rows."""
     numbers_M1 = torch.arange(batch.targets.shape[0] + 1, device=batch.items_S.device)
     return Layout(torch.searchsorted(batch.items_S, numbers_M1), longest=0)
@@ -109,4 +118,4 @@ def _layout_of_items(batch: TaskBatch) -> Layout:
 
 def scores_of_items(scores_SC: Tensor, batch: TaskBatch) -> Tensor:
     """The mean scores over an item's windows [M, C]."""
-    return mean_of_rows(scores_SC, _layout_of_items(batch))
+    return mean_of_rows(scores_SC, layout_of_items(batch))

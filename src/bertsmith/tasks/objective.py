@@ -13,12 +13,13 @@ from bertsmith.model.encoder import can_compile
 from bertsmith.model.network import Network
 from bertsmith.model.torch_internals import mark_dynamic
 from bertsmith.packed import PackedBatch
+from bertsmith.recipe.distill_section import TaskDistillSection
 from bertsmith.recipe.finetuning_schema import HeadSection
 from bertsmith.tasks.batches import TaskBatch
 from bertsmith.tasks.kinds.kind import AnyKind
 from bertsmith.tasks.losses import scores_of_items
 
-USUAL_HEAD = HeadSection()
+USUAL_HEAD, LABELS_ALONE = HeadSection(), TaskDistillSection()
 
 
 class NetworkScorer(nn.Module):
@@ -52,11 +53,18 @@ def freeze_encoder(network: Network, *, fresh: Collection[str] = ()) -> None:
 class TaskObjective(nn.Module):
     """A scorer with the loss of its task, in one forward pass."""
 
-    def __init__(self, scorer: nn.Module, kind: AnyKind, head: HeadSection = USUAL_HEAD) -> None:
+    def __init__(
+        self,
+        scorer: nn.Module,
+        kind: AnyKind,
+        head: HeadSection = USUAL_HEAD,
+        distill: TaskDistillSection = LABELS_ALONE,
+    ) -> None:
         super().__init__()
         self.scorer = scorer
         self.kind = kind
-        self._losses = kind.loss_function(head)
+        self.distill = distill
+        self._losses, self._soft_losses = kind.loss_function(head), kind.soft_loss_function(head)
         self._forward: Callable[[TaskBatch, Tensor], tuple[Tensor, Tensor]] = self._plain
         self.compiled = False
 
@@ -91,7 +99,11 @@ class TaskObjective(nn.Module):
         return _exact(self.scorer(batch.inputs, tuple(batch.states_LTD)))
 
     def _plain(self, batch: TaskBatch, scales_1: Tensor) -> tuple[Tensor, Tensor]:
-        losses, hits = self._losses(self._outputs(batch), batch)
+        outputs, distill = self._outputs(batch), self.distill
+        losses, hits = self._losses(outputs, batch)
+        if batch.teacher is not None:
+            soft = self._soft_losses(outputs, batch, distill.temperature)
+            losses = distill.soft_weight * soft + (1 - distill.soft_weight) * losses
         loss = (losses * batch.weights).sum()
         hit = (hits.to(batch.weights.dtype) * batch.weights).sum()
         return loss * scales_1[0], torch.stack((loss, hit.to(loss.dtype))).detach()
@@ -102,7 +114,8 @@ def mark_sizes_as_changing(batch: TaskBatch) -> None:
     inputs = batch.inputs
     per_token = (inputs.tokens_T, inputs.segments_T, inputs.positions_T)
     per_sequence = (inputs.layout.starts_S1, batch.items_S, batch.passages_S2)
-    for tensor in (*per_token, *per_sequence, batch.targets, batch.weights, batch.rows_P):
+    teacher = () if batch.teacher is None else (batch.teacher,)
+    for tensor in (*per_token, *per_sequence, batch.targets, batch.weights, batch.rows_P, *teacher):
         if len(tensor):
             mark_dynamic(tensor)
 

@@ -1,7 +1,6 @@
 """`bertsmith distill`: a thin verb over a pre-training run."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,6 +9,9 @@ from bertsmith.corpus.token_store import TokenStore
 from bertsmith.recipe.load import load_recipe
 from tests.command_line import bertsmith, mistake
 from tests.tiny_runs import TINY, run_tiny, tiny_store, without_pictures
+from tests.tuning import quickly, shared_lesson, toy_model
+
+__all__ = ["quickly", "shared_lesson", "toy_model"]
 
 SIZES = tuple(part for each in TINY if not each.startswith("model.") for part in ("--set", each))
 
@@ -17,12 +19,6 @@ SIZES = tuple(part for each in TINY if not each.startswith("model.") for part in
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> TokenStore:
     return tiny_store(tmp_path_factory.mktemp("tiny"))
-
-
-@pytest.fixture(autouse=True)
-def quickly() -> Iterator[None]:
-    with without_pictures():
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -88,3 +84,46 @@ def test_mistakes_are_one_line_and_leave_nothing(capsys, store, teacher, tmp_pat
 
 def test_a_teacher_that_is_not_there_is_named(capsys, store, tmp_path):
     assert "nowhere" in mistake(capsys, *asked(store, tmp_path / "nowhere", tmp_path / "run", "--layers", 2))
+
+
+# ---- of a task
+
+
+def test_a_task_is_distilled_from_the_labels_and_a_teacher(capsys, lesson, model, tmp_path):
+    teacher, data = lesson("sst2"), lesson("sst2").parents[1] / "data" / "sst2"
+    words = ("distill", "--teacher", teacher, "--student", model, "--task", "sst2", "--data", data)
+    words += ("--out", tmp_path / "run", "--epochs", 0.2, "--max-length", 64, "--json")
+    told = bertsmith(capsys, *words)
+    assert told.code == 0, told.err
+    assert json.loads(told.out.splitlines()[-1])["finished"]
+    recipe = (tmp_path / "run" / "recipe.toml").read_text(encoding="utf-8")
+    assert str(teacher) in recipe and "soft_weight = 0.5" in recipe
+
+
+def test_the_task_of_ones_own_is_that_of_the_teacher(capsys, model, tmp_path):
+    rows = "".join(f"the {'sun' if n % 2 else 'snow'},{n % 2}\n" for n in range(40))
+    (tmp_path / "my.csv").write_text("text,label\n" + rows, encoding="utf-8")
+    table = ("--data", tmp_path / "my.csv", "--epochs", 0.5, "--json")
+    own = ("finetune", "custom", "--model", model, "--text", "text", "--label", "label")
+    assert bertsmith(capsys, *own, "--out", tmp_path / "teacher", *table).code == 0
+    words = ("distill", "--teacher", tmp_path / "teacher", "--student", model, "--task", "custom")
+    told = bertsmith(capsys, *words, "--out", tmp_path / "run", *table)
+    assert told.code == 0, told.err
+
+
+@pytest.mark.parametrize(
+    ("words", "word"),
+    [
+        (("--task", "sst2", "--data", "x"), "a task needs both"),
+        (("--task", "sst2", "--student", "x"), "a task needs both"),
+        (("--task", "sst2", "--store", "x"), "one of them says what is distilled"),
+        ((), "one of them says what is distilled"),
+        (("--task", "sst2", "--layers", 2), "means nothing beside --task"),
+        (("--store", "x", "--epochs", 2), "means nothing beside --store"),
+        (("--store", "x", "--teacher", "y", "--layers", 2), "has one teacher"),
+        (("--task", "custom", "--student", "x", "--data", "x"), "table of your own"),
+    ],
+)
+def test_what_does_not_go_together_is_one_line(capsys, model, tmp_path, words, word):
+    told = mistake(capsys, "distill", "--teacher", model, "--out", tmp_path / "run", *words)
+    assert word in told and not (tmp_path / "run").exists()

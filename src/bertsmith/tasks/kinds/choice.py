@@ -11,7 +11,7 @@ from bertsmith.core.errors import UserError
 from bertsmith.recipe.finetuning_schema import AnswersSection, HeadSection, TextSection
 from bertsmith.tasks.encoded import NO_LABEL, EncodedSet
 from bertsmith.tasks.example_types import ChoiceExample
-from bertsmith.tasks.kinds.kind import Kind, LossFunction, TaskHead
+from bertsmith.tasks.kinds.kind import Kind, LossFunction, SoftLossFunction, TaskHead
 from bertsmith.tasks.metrics import OF_CLASSES, compute_metrics
 from bertsmith.tasks.predictions import (
     HardError,
@@ -71,6 +71,11 @@ class Choose(Kind[ChoiceExample]):
         from bertsmith.tasks.losses import choice_loss
 
         return choice_loss
+
+    def soft_loss_function(self, head: HeadSection) -> SoftLossFunction:
+        from bertsmith.tasks.soft_losses import soft_choice_loss
+
+        return soft_choice_loss
 
     def predict(
         self,

@@ -36,6 +36,8 @@ if TYPE_CHECKING:  # a kind is told of in `inspect` and `--help`, which do witho
 
 LossFunction = Callable[["Tensor", "TaskBatch"], tuple["Tensor", "Tensor"]]
 """From a scorer's outputs to the loss of each target, and what part of it is predicted right."""
+SoftLossFunction = Callable[["Tensor", "TaskBatch", float], "Tensor"]
+"""From a scorer's outputs to how far each target's scores are from a teacher's, at a temperature."""
 Plot = Literal["confusion", "calibration"]
 
 
@@ -124,6 +126,10 @@ class Kind(ABC, Generic[ExampleT]):
     @abstractmethod
     def loss_function(self, head: HeadSection) -> LossFunction:
         """The loss of each target."""
+
+    @abstractmethod
+    def soft_loss_function(self, head: HeadSection) -> SoftLossFunction:
+        """The loss of each target beside a teacher, whose scores a batch brings along."""
 
     def activation(self, logits: Numbers) -> Numbers:
         """From the head's raw scores to `Predictions.scores`, which have the same shape."""

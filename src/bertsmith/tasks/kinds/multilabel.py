@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from bertsmith.recipe.finetuning_schema import HeadSection
 from bertsmith.tasks.encoded import NO_LABEL, EncodedSet
 from bertsmith.tasks.example_types import TextExample
-from bertsmith.tasks.kinds.kind import LossFunction
+from bertsmith.tasks.kinds.kind import LossFunction, SoftLossFunction
 from bertsmith.tasks.kinds.text_kind import USUAL_THRESHOLD, TextKind, best_label_threshold
 from bertsmith.tasks.label_rules import LabelRule, several
 from bertsmith.tasks.metrics import ACCURACY, F1, MACRO_F1, MICRO_F1, Metric
@@ -56,6 +56,11 @@ class MultiLabel(TextKind):
         from bertsmith.tasks.losses import multilabel_loss
 
         return multilabel_loss
+
+    def soft_loss_function(self, head: HeadSection) -> SoftLossFunction:
+        from bertsmith.tasks.soft_losses import soft_multilabel_loss
+
+        return soft_multilabel_loss
 
     def activation(self, logits: Numbers) -> Numbers:
         return sigmoid(logits)

@@ -12,7 +12,7 @@ from bertsmith.recipe.finetuning_schema import AnswersSection, HeadSection, Text
 from bertsmith.tasks.answers import answers_of, f1, squad_scores
 from bertsmith.tasks.encoded import EncodedSet
 from bertsmith.tasks.example_types import Question
-from bertsmith.tasks.kinds.kind import Kind, LossFunction, TaskHead
+from bertsmith.tasks.kinds.kind import Kind, LossFunction, SoftLossFunction, TaskHead
 from bertsmith.tasks.metrics import PERCENT, Metric
 from bertsmith.tasks.predictions import HardError, Numbers, PredictedSplit, Predictions
 from bertsmith.tasks.question_windows import encode_questions
@@ -69,6 +69,11 @@ class Span(Kind[Question]):
         from bertsmith.tasks.losses import passage_loss, span_loss
 
         return passage_loss if head.span_over == "passage" else span_loss
+
+    def soft_loss_function(self, head: HeadSection) -> SoftLossFunction:
+        from bertsmith.tasks.soft_losses import soft_passage_loss, soft_span_loss
+
+        return soft_passage_loss if head.span_over == "passage" else soft_span_loss
 
     def predict(
         self, logits: Numbers, encoded: EncodedSet, examples: Sequence[Question], answers: AnswersSection

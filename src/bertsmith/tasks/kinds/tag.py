@@ -18,7 +18,7 @@ from bertsmith.core.files import write_text
 from bertsmith.recipe.finetuning_schema import HeadSection, TextSection
 from bertsmith.tasks.encoded import EncodedSet
 from bertsmith.tasks.example_types import TaggedExample
-from bertsmith.tasks.kinds.kind import Kind, LossFunction, TaskHead
+from bertsmith.tasks.kinds.kind import Kind, LossFunction, SoftLossFunction, TaskHead
 from bertsmith.tasks.metrics import ACCURACY, OF_CLASSES, Metric, compute_metrics
 from bertsmith.tasks.predictions import HardError, PredictedSplit
 from bertsmith.tasks.tag_spans import scheme_of, span_scores
@@ -71,6 +71,11 @@ class Tag(Kind[TaggedExample]):
         from bertsmith.tasks.losses import tag_loss
 
         return tag_loss
+
+    def soft_loss_function(self, head: HeadSection) -> SoftLossFunction:
+        from bertsmith.tasks.soft_losses import soft_tag_loss
+
+        return soft_tag_loss
 
     def evaluate(
         self, metrics: Sequence[str], labels: tuple[str, ...], split: PredictedSplit[TaggedExample]

@@ -1,0 +1,145 @@
+"""What teachers score of a training set: computed once, kept on disk in 16 bits, averaged over the teachers.
+
+A file for each teacher and set, under a hash of both: other seeds and settings find what is there.
+"""
+
+import hashlib
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from bertsmith.core.errors import UserError
+from bertsmith.core.files import atomic_path
+from bertsmith.finetuning.assignment import hashes_of_files
+from bertsmith.finetuning.splits import EncodedSplit, encoded_split
+from bertsmith.inference.loaded_model import Precision, load_task_model
+from bertsmith.inference.model_path import model_folder
+from bertsmith.inference.task_model import TaskModel
+from bertsmith.model.architectures.registry import architecture_of
+from bertsmith.model.encoder_config import EncoderConfig
+from bertsmith.model.network import Network
+from bertsmith.recipe.distill_section import TaskDistillSection
+from bertsmith.tasks.encoded import EncodedSet
+from bertsmith.tasks.task_config import TaskConfig
+
+Scores = NDArray[np.float32]
+LARGEST_HALF = 65_504.0
+
+log = logging.getLogger("bertsmith")
+
+
+@dataclass(frozen=True, slots=True)
+class Teachers:
+    """Models that were fine-tuned for a task before, and where what they said is kept."""
+
+    names: Sequence[str]
+    config: TaskConfig
+    """Of the student."""
+    device: torch.device
+    precision: Precision
+    encodings: Path
+    scores: Path
+
+    def taught(self, split: EncodedSplit, student: Network) -> EncodedSplit:
+        """A training set with the mean of what all teachers score."""
+        mean = np.mean([self._scores(name, split, student) for name in self.names], axis=0)
+        teacher = _compact(np.asarray(mean, np.float32), self.config)
+        return replace(split, encoded=replace(split.encoded, teacher=teacher))
+
+    def _scores(self, name: str, split: EncodedSplit, student: Network) -> Scores:
+        teacher = load_task_model(Path(name).expanduser(), device=str(self.device), precision=self.precision)
+        _check_teacher(name, teacher, self.config, student)
+        theirs = encoded_split(split.examples, self.config, teacher.tokenizer, cache=self.encodings).encoded
+        file = self.scores / f"{_key(name, theirs, teacher, self.precision)}.npy"
+        return aligned(_cached(file, theirs, teacher), theirs, split.encoded, where=name)
+
+
+def aligned(scores: Scores, theirs: EncodedSet, ours: EncodedSet, *, where: str) -> Scores:
+    """The scores of a set that the teacher's tokenizer encoded, in the order of the student's."""
+    if ours.unit == "word":
+        rows, others = (np.lexsort(each.words_P2.T[::-1]) for each in (ours, theirs))
+        if np.array_equal(ours.words_P2[rows], theirs.words_P2[others]):
+            in_order = np.empty_like(scores)
+            in_order[rows] = scores[others]
+            return in_order
+    elif ours.unit != "token" or np.array_equal(ours.tokens_T, theirs.tokens_T):
+        return scores
+    what = "cuts texts into other tokens than the student does, and the task asks about tokens"
+    raise UserError(what, where=where, remedy="distil into a student with the same vocabulary")
+
+
+def _check_teacher(name: str, teacher: TaskModel, config: TaskConfig, student: Network) -> None:
+    """Raise if a teacher was trained for another task, cannot read its texts, or is the smaller one."""
+    known = teacher.config
+    if (known.kind.name, known.labels) != (config.kind.name, config.labels):
+        what = f"was trained for {_described(known)}, not for {_described(config)}"
+        raise UserError(what, where=name, remedy="give a teacher of the same task and labels")
+    network = teacher.objective.scorer.network
+    assert isinstance(network, Network)
+    if config.text.longest > network.config.positions:
+        what = f"takes texts of at most {network.config.positions} tokens, not {config.text.longest}"
+        raise UserError(what, where=name, remedy=f"--max-length {network.config.positions}")
+    ours, theirs = (_weights(each.config) for each in (student, network))
+    if theirs < ours:
+        what = f"has {theirs:,} weights, and its student {ours:,}: a student is the smaller one"
+        raise UserError(what, where=name, remedy="give a smaller --student, or a larger teacher")
+
+
+def _described(config: TaskConfig) -> str:
+    shown = ", ".join(config.labels[:4]) + (", ..." if len(config.labels) > 4 else "")
+    return f"{config.task} ({config.kind.name}{': ' if shown else ''}{shown})"
+
+
+def _weights(config: EncoderConfig) -> int:
+    """The weights of an encoder, by arithmetic; 0 where an architecture only continues from folders."""
+    pretraining = architecture_of(config.model_type).pretraining
+    return 0 if pretraining is None else pretraining.count_parameters(config)
+
+
+def _key(name: str, encoded: EncodedSet, teacher: TaskModel, precision: Precision) -> str:
+    files = hashes_of_files(model_folder(Path(name).expanduser()))
+    told = [sorted(files.items()), teacher.config.model_dump_json(), teacher.device.type, precision]
+    digest = hashlib.sha256(repr(told).encode())
+    for array in (encoded.tokens_T, encoded.segments_T, encoded.starts_N1, encoded.items_M1, encoded.rows_P):
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()
+
+
+def _cached(file: Path, encoded: EncodedSet, teacher: TaskModel) -> Scores:
+    """The scores of a file; where there is none, or a damaged one, they are computed and kept."""
+    try:
+        kept: Scores = np.load(file, allow_pickle=False)
+        return kept.astype(np.float32)
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError, EOFError) as error:
+        log.warning("%s: cannot be read (%s); it is made anew", file, error)
+    scores = teacher.logits(encoded)
+    held = _compact(scores, teacher.config)
+    try:
+        with atomic_path(file) as temporary, temporary.open("wb") as opened:
+            np.save(opened, held)
+    except UserError as error:
+        log.warning("%s: %s; every run asks the teacher again", file.parent, error.what)
+    return held.astype(np.float32)
+
+
+def _compact(scores: Scores, config: TaskConfig) -> Scores | NDArray[np.float16]:
+    """The scores in 16 bits, which are enough for a softmax; a number may be any that the user has."""
+    return scores if config.kind.numeric else scores.clip(-LARGEST_HALF, LARGEST_HALF).astype(np.float16)
+
+
+def teacher_note(distill: TaskDistillSection, examples: Sequence[object]) -> list[str]:
+    """What a run with teachers should say of itself."""
+    if not distill.teachers:
+        return []
+    several = f"the mean of {len(distill.teachers)} teachers" if len(distill.teachers) > 1 else "a teacher"
+    return [
+        f"distillation: {distill.soft_weight:g} x the scores of {several} for {len(examples):,} examples, at "
+        f"a temperature of {distill.temperature:g}, + {1 - distill.soft_weight:g} x the labels"
+    ]

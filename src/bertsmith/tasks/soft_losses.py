@@ -1,0 +1,72 @@
+"""The losses of the kinds beside a teacher: how far a scorer's outputs are from the scores of a batch.
+
+Shapes: T packed tokens, S sequences, M items, P tagged words, C classes.
+"""
+
+from torch import Tensor
+from torch.nn import functional
+
+from bertsmith.packed import Layout
+from bertsmith.tasks.batches import TaskBatch
+from bertsmith.tasks.losses import (
+    in_passages,
+    layout_of_items,
+    log_softmax_of_rows,
+    scores_of_items,
+    sums_of_rows,
+)
+from bertsmith.training.soft_targets import soft_losses
+
+
+def soft_class_loss(scores_SC: Tensor, batch: TaskBatch, temperature: float) -> Tensor:
+    """The divergence of each item's classes."""
+    return soft_losses(scores_of_items(scores_SC, batch), _teacher(batch), temperature)
+
+
+def soft_multilabel_loss(scores_SC: Tensor, batch: TaskBatch, temperature: float) -> Tensor:
+    """The divergence of each item's labels, each of which is given or not: a mean over them."""
+    ours_MC = scores_of_items(scores_SC, batch) / temperature
+    theirs_MC = _teacher(batch) / temperature
+    given_MC = theirs_MC.sigmoid()
+    of_given_MC = given_MC * (functional.logsigmoid(theirs_MC) - functional.logsigmoid(ours_MC))
+    of_others_MC = (1 - given_MC) * (functional.logsigmoid(-theirs_MC) - functional.logsigmoid(-ours_MC))
+    return (of_given_MC + of_others_MC).mean(-1) * temperature**2
+
+
+def soft_number_loss(scores_S1: Tensor, batch: TaskBatch, temperature: float) -> Tensor:  # noqa: ARG001
+    """The squared difference of each item's numbers, which no temperature changes."""
+    return (scores_of_items(scores_S1, batch) - _teacher(batch)).square().squeeze(-1)
+
+
+def soft_tag_loss(scores_TC: Tensor, batch: TaskBatch, temperature: float) -> Tensor:
+    """The divergence of each word's tags."""
+    return soft_losses(scores_TC[batch.rows_P], _teacher(batch), temperature)
+
+
+def soft_choice_loss(scores_S1: Tensor, batch: TaskBatch, temperature: float) -> Tensor:
+    """The divergence among each item's options."""
+    return _losses_of_rows(scores_S1, _teacher(batch)[:, None], layout_of_items(batch), temperature)
+
+
+def soft_span_loss(scores_T2: Tensor, batch: TaskBatch, temperature: float) -> Tensor:
+    """The divergence among the rows of each sequence where an answer begins and ends: the mean of both."""
+    return _losses_of_rows(scores_T2, _teacher(batch), batch.inputs.layout, temperature)
+
+
+def soft_passage_loss(scores_T2: Tensor, batch: TaskBatch, temperature: float) -> Tensor:
+    """As `soft_span_loss`, over the passage's rows and the first row."""
+    ours_T2, theirs_T2 = in_passages(scores_T2, batch), in_passages(_teacher(batch), batch)
+    return _losses_of_rows(ours_T2, theirs_T2, batch.inputs.layout, temperature)
+
+
+def _losses_of_rows(ours_TC: Tensor, theirs_TC: Tensor, layout: Layout, temperature: float) -> Tensor:
+    """The divergence of softmaxes over the rows of each sequence, a mean over C [S]."""
+    ours_TC = log_softmax_of_rows(ours_TC / temperature, layout)
+    theirs_TC = log_softmax_of_rows(theirs_TC / temperature, layout)
+    divergence_SC = sums_of_rows(theirs_TC.exp() * (theirs_TC - ours_TC), layout)
+    return divergence_SC.mean(-1) * temperature**2
+
+
+def _teacher(batch: TaskBatch) -> Tensor:
+    assert batch.teacher is not None, "the batch brings a teacher's scores along"
+    return batch.teacher
