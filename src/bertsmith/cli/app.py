@@ -12,6 +12,7 @@ from bertsmith.cli.choose import choose
 from bertsmith.cli.classify import classify
 from bertsmith.cli.compare import compare
 from bertsmith.cli.corpus import corpus
+from bertsmith.cli.cost import cost
 from bertsmith.cli.demo import demo
 from bertsmith.cli.distill import distill
 from bertsmith.cli.embed import embed
@@ -46,13 +47,15 @@ OLD_NAMES: dict[str, dict[str, str]] = {
     "predict": {"--data": "--input"},
 }
 """For each verb its old names, which no help shows, and what stands for them now."""
+SEVERAL: dict[str, str] = {"cost": "--models"}
+"""For each verb its option that takes all words up to the next option, and not only one."""
 USER_ERROR = 2
 PIPE_CLOSED = 141
 """What a shell reports of cat or grep when their reader has seen enough: 128 and the number of SIGPIPE."""
 
 
 class Verb(TyperCommand):
-    """A command that understands the old names of its options."""
+    """A command that understands the old names of its options, and several words behind one option."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """As Click does it, of today's names."""
@@ -62,7 +65,20 @@ class Verb(TyperCommand):
         for word in args[:end]:
             name, equals, value = word.partition("=")
             today.append(renamed.get(name, name) + equals + value)
-        return super().parse_args(ctx, [*today, *args[end:]])
+        return super().parse_args(ctx, [*_named_each(today, SEVERAL.get(self.name or "")), *args[end:]])
+
+
+def _named_each(words: list[str], option: str | None) -> list[str]:
+    """The words with this option before each of those that follow it: `--models A B` names both."""
+    named: list[str] = []
+    follows = False
+    for word in words:
+        if word.startswith("-"):
+            follows = word == option
+        elif follows and named[-1] != option:
+            named.append(str(option))
+        named.append(word)
+    return named
 
 
 # Plain help and plain tracebacks: rich would double the time of `bertsmith --help`.
@@ -91,6 +107,7 @@ app.command("prune", cls=Verb)(prune)
 app.command("trim", cls=Verb)(trim)
 app.command("quantise", cls=Verb)(quantise)
 app.command("export", cls=Verb)(export)
+app.command("cost", cls=Verb)(cost)
 app.command("inspect", cls=Verb)(inspect)
 app.command("evaluate", cls=Verb)(evaluate)
 app.command("predict", cls=Verb)(predict)

@@ -126,7 +126,7 @@ def predict_labelled(
     the part that was held back is taken.
     """
     members = _Members.open(folders, **opening)
-    task, chosen = _asked_for(members.config, data, reading)
+    task, chosen = asked_for(members.config, data, reading)
     warnings = []
     if not reading.split and _is_own_file(folders[0], task, data):
         held = (
@@ -158,7 +158,7 @@ def predict(
 ) -> FilePredictions:
     """As `predict_labelled`, for predictions of all examples, whatever their labels are."""
     members = _Members.open(folders, **opening)
-    task, chosen = _asked_for(members.config, data, reading)
+    task, chosen = asked_for(members.config, data, reading)
     read = read_for_prediction(task, data, chosen, skip_bad=reading.skip_bad)
     _check_words_in_columns(read.examples, members.config.labels)
     return members.predict(task, chosen, read)
@@ -310,7 +310,7 @@ def write_official(folder: Path, file: FilePredictions) -> Path:
     return write_submission(folder, file.task, split=file.split, predictions=predictions)
 
 
-def _asked_for(config: TaskConfig, data: Path, reading: Reading) -> tuple[Task, str]:
+def asked_for(config: TaskConfig, data: Path, reading: Reading) -> tuple[Task, str]:
     """The task whose file this is, and the split: the development set of a folder, or what a name says.
 
     Any other file is one to predict, whose labels are read where it has some.

@@ -218,6 +218,12 @@ class Bert:
         return adapted
 
     @property
+    def precision(self) -> str:
+        """What its products are computed in: fp32, bf16 or int8."""
+        is_half = next(self.model.network.parameters()).dtype == torch.bfloat16
+        return "int8" if self._int8 else "bf16" if is_half else "fp32"
+
+    @property
     def heads(self) -> tuple[str, ...]:
         """The heads that the folder brought."""
         return tuple(head for head in self.model.network.heads if head not in self.model.untrained)

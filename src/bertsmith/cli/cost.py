@@ -1,0 +1,45 @@
+"""`bertsmith cost`: what models cost, and what they are worth."""
+
+from pathlib import Path
+from typing import Annotated
+
+from typer import Option, echo
+
+from bertsmith.cli.model_options import JsonOption, print_json
+
+
+def cost(
+    models: Annotated[
+        list[Path],
+        Option(metavar="FOLDER...", help="Fine-tuned models: runs, folders of seeds, what was made of them."),
+    ],
+    task: Annotated[str, Option(help="The task they were fine-tuned for: sst2, mrpc, ner ...")],
+    data: Annotated[Path, Option(help="The task's folder, or a labelled file.")],
+    out: Annotated[Path, Option(metavar="FOLDER", help="Folder to write; what is measured there stays.")],
+    seconds: Annotated[float, Option(min=0.0, help="For each timing, at least.")] = 3.0,
+    as_json: JsonOption = False,
+) -> None:
+    """Compare what models cost with what they are worth.
+
+    For each model: weights, size on disk, operations, latency of one text (median and 95th percentile),
+    texts a second 64 at a time, seconds from nothing to the first scores, peak memory, energy where the
+    machine tells (RAPL counters that may be read), latency by length, and the task's metric, with its spread
+    where a folder holds several seeds. On the CPU and, where there is one, on the GPU.
+
+    Each is measured in a process of its own, one after the other, as it is opened by other commands
+    (--precision auto). Writes cost.txt, cost.json and cost.png, a picture of quality against latency in which
+    a line joins the models that no other beats in both. A call that was stopped continues.
+
+    Example: bertsmith cost --models runs/sst2 runs/pruned runs/int8 --task sst2 --data glue/SST-2 --out cost
+    """
+    from bertsmith.insight.report import plain
+    from bertsmith.studies.cost_table import CostTableRequest, cost_table
+    from bertsmith.tasks.catalogue import task_named
+
+    folders = tuple(each.expanduser() for each in dict.fromkeys(models))
+    request = CostTableRequest(task_named(task), folders, data.expanduser(), out.expanduser(), seconds)
+    report = cost_table(request)
+    if as_json:
+        print_json(plain(report.values))
+    else:
+        echo(report.text())

@@ -1,0 +1,262 @@
+"""What one fine-tuned model costs on one device: measured in a process of its own, which this file runs.
+
+`python -m bertsmith.studies.cost_measurement '{...}' out.json` writes a measurement, or the user's error.
+"""
+
+import json
+import resource
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bertsmith.core.errors import UserError
+from bertsmith.core.files import write_json
+from bertsmith.finetuning.predict import Reading, asked_for, predict_labelled
+from bertsmith.inference.adapter_folder import ADAPTER_FILES, base_folder
+from bertsmith.inference.finetuned_folder import MIX_FILE
+from bertsmith.inference.loaded_model import Bert, load
+from bertsmith.inference.model_path import SPREAD_FILE, is_adapter, is_model, model_folder
+from bertsmith.inference.task_model import TaskModel, task_model_of
+from bertsmith.model.encoder_config import EncoderConfig
+from bertsmith.model.network import Network
+from bertsmith.model.quantized_weights import QuantizedLayer
+from bertsmith.model.sentence_modules import transformer_folder
+from bertsmith.model.tensor_files import WEIGHT_FILES
+from bertsmith.packed import PackedBatch, pack
+from bertsmith.tasks.example_types import Example
+from bertsmith.tasks.task import read_split
+
+BATCH_EXAMPLES = 64
+TIMED_EXAMPLES = 256
+"""So many different ones, so that lengths are those of the data."""
+LENGTHS = (16, 32, 64, 128, 256, 512)
+FLOP_TOKENS = 128
+MIN_ROUNDS, MAX_ROUNDS = 5, 2000
+FIRST_TOKENS = 16
+POWER_COUNTERS = "/sys/class/powercap"
+"""Where Linux shows the energy that CPUs have taken, to those who may read it."""
+
+
+@dataclass(frozen=True, slots=True)
+class CostRequest:
+    """What is to be measured."""
+
+    model: Path
+    data: Path
+    device: str
+    seconds: float
+    """For each of the timings, at least."""
+    started: float
+    """When the process was started, as the clock on the wall has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What was measured."""
+
+    parameters: int
+    disk_bytes: int
+    flops: float
+    """Of one text of 128 tokens, without its embeddings and its head."""
+    precision: str
+    threads: int
+    startup_seconds: float
+    """From nothing to the first scores."""
+    latency_p50: float
+    latency_p95: float
+    """Seconds for one example, its tokens included."""
+    throughput: float
+    """Examples a second, 64 at a time."""
+    joules: float | None
+    """An example, 64 at a time; None where the machine does not tell."""
+    peak_bytes: int
+    """Of the process; on a GPU, of its memory."""
+    by_length: dict[str, float]
+    """Median seconds for one text of so many tokens, from its tokens to its last states."""
+    metric: str
+    quality: tuple[float, ...]
+    """By the task's deciding metric, of each run in the folder."""
+
+
+def measure(request: CostRequest) -> Cost:
+    """The cost of a model; timings come before anything that fills memory."""
+    bert = load(request.model, device=request.device, precision="auto")
+    assert bert.finetuned is not None, "the study has looked"
+    network = bert.engine.network
+    _states(network, _random_batch(FIRST_TOKENS, bert))
+    startup = time.time() - request.started
+    task_model = task_model_of(network, bert.finetuned, bert.engine)
+    examples = _examples(bert, request.data)
+    times = _latencies(task_model, examples, request.seconds)
+    energy = joules_used()
+    batch = list(islice(cycle(examples), BATCH_EXAMPLES))
+    batches = timed(lambda _: _predict(task_model, batch), request.seconds)
+    joules = None if energy is None else (joules_used() or 0.0) - energy
+    by_length = _by_length(bert, request.seconds)
+    peak = _peak_bytes(bert.engine.device)
+    metric, quality = _quality(request)
+    return Cost(
+        parameters=count_parameters(bert.model.network),
+        disk_bytes=_disk_bytes(model_folder(request.model)),
+        flops=forward_flops(network.config, FLOP_TOKENS),
+        precision=bert.precision,
+        threads=torch.get_num_threads(),
+        startup_seconds=startup,
+        latency_p50=statistics.median(times),
+        latency_p95=_quantile(times, 0.95),
+        throughput=BATCH_EXAMPLES / statistics.median(batches),
+        joules=None if joules is None else joules / (len(batches) * BATCH_EXAMPLES),
+        peak_bytes=peak,
+        by_length=by_length,
+        metric=metric,
+        quality=quality,
+    )
+
+
+# ---- time
+
+
+def timed(work: Callable[[int], object], seconds: float) -> list[float]:
+    """How long each round of some work took, for so many seconds; the first two do not count."""
+    for number in range(2):
+        work(number)
+    found: list[float] = []
+    while len(found) < MIN_ROUNDS or (sum(found) < seconds and len(found) < MAX_ROUNDS):
+        begin = time.perf_counter()
+        work(len(found))
+        found.append(time.perf_counter() - begin)
+    return found
+
+
+def _latencies(model: TaskModel, examples: Sequence[Example], seconds: float) -> list[float]:
+    return timed(lambda number: _predict(model, [examples[number % len(examples)]]), seconds)
+
+
+def _predict(model: TaskModel, examples: Sequence[Example]) -> None:
+    model.predict(examples, model.encode(examples))
+
+
+def _by_length(bert: Bert, seconds: float) -> dict[str, float]:
+    lengths = [length for length in LENGTHS if length <= bert.reader.longest]
+
+    def median(batch: PackedBatch) -> float:
+        return statistics.median(timed(lambda _: _states(bert.engine.network, batch), seconds / len(lengths)))
+
+    return {str(length): median(_random_batch(length, bert)) for length in lengths}
+
+
+def _states(network: Network, batch: PackedBatch) -> None:
+    with torch.no_grad():
+        network(batch).cpu()  # a GPU is waited for
+
+
+def _random_batch(tokens: int, bert: Bert) -> PackedBatch:
+    """One text of so many tokens, always the same."""
+    stream = torch.Generator().manual_seed(tokens)
+    ids = torch.randint(bert.tokenizer.vocabulary_size, (tokens,), generator=stream).tolist()
+    return pack([ids]).to(bert.engine.device)
+
+
+def _quantile(values: Sequence[float], fraction: float) -> float:
+    return sorted(values)[min(len(values) - 1, int(fraction * len(values)))]
+
+
+def joules_used(counters: Path = Path(POWER_COUNTERS)) -> float | None:
+    """The energy that the CPUs have taken since some moment; None where the machine does not tell."""
+    try:
+        packages = sorted(counters.glob("intel-rapl:[0-9]*/energy_uj"))
+        whole = [file for file in packages if file.parent.name.count(":") == 1]  # others are parts of these
+        return sum(int(file.read_text()) for file in whole) / 1e6 if whole else None
+    except (OSError, ValueError):
+        return None
+
+
+# ---- size
+
+
+def count_parameters(network: Network) -> int:
+    """All weights of a network, quantised ones too; shared ones count once."""
+    quantized = (module for module in network.modules() if isinstance(module, QuantizedLayer))
+    return sum(each.numel() for each in network.parameters()) + sum(
+        module.weight.numel() for module in quantized
+    )
+
+
+def forward_flops(config: EncoderConfig, tokens: int) -> float:
+    """Multiplications and additions of all layers for one text."""
+    found = 0.0
+    for layer, block in enumerate(config.order()):
+        mixed = config.heads_in(block) * config.head_width
+        weights = config.width * (4 * mixed + config.expanded_in(block) + config.inner_in(block))
+        found += 2 * tokens * weights + 4 * tokens * mixed * config.seen_tokens(tokens, layer)
+    return found
+
+
+def _disk_bytes(folder: Path) -> int:
+    """The files of a model's weights; of an adapter its base's, too."""
+    places = {transformer_folder(folder)}
+    if is_adapter(folder):
+        places = {folder, transformer_folder(base_folder(folder))}
+    patterns = (*WEIGHT_FILES, *ADAPTER_FILES, MIX_FILE)
+    files = {file for place in places for pattern in patterns for file in place.glob(pattern)}
+    return sum(file.stat().st_size for file in files)
+
+
+def _peak_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    unit = 1 if sys.platform == "darwin" else 1024
+    return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+# ---- quality
+
+
+def runs_in(folder: Path) -> list[Path]:
+    """The runs of a folder of several seeds, whose spread was written; else the folder itself."""
+    runs = [each.parent for each in sorted(folder.glob("*/model")) if is_model(each)]
+    return runs if runs and (folder / SPREAD_FILE).is_file() else [folder]
+
+
+def _quality(request: CostRequest) -> tuple[str, tuple[float, ...]]:
+    found, name = [], ""
+    for run in runs_in(request.model):
+        file = predict_labelled([run], request.data, device=request.device, precision="auto")
+        name = file.config.deciding_metric.name
+        found.append(file.metrics()[name])
+    return name, tuple(found)
+
+
+def _examples(bert: Bert, data: Path) -> Sequence[Example]:
+    assert bert.finetuned is not None, "the study has looked"
+    task, split = asked_for(bert.finetuned.config, data, Reading())
+    return read_split(task, data, split, skip_bad=False).examples[:TIMED_EXAMPLES]
+
+
+# ---- the process
+
+
+def request_of(values: Mapping[str, Any]) -> CostRequest:
+    """A request as JSON has it."""
+    request = CostRequest(**values)
+    return replace(request, model=Path(request.model), data=Path(request.data))
+
+
+def main() -> None:
+    """Measure what the command line asks for, and write it."""
+    values, out = json.loads(sys.argv[1]), Path(sys.argv[2])
+    try:
+        write_json(out, asdict(measure(request_of(values))))
+    except UserError as error:
+        write_json(out, {"error": {"what": error.what, "where": error.where, "remedy": error.remedy}})
+
+
+if __name__ == "__main__":
+    main()
