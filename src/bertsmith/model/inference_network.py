@@ -35,6 +35,7 @@ from bertsmith.model.heads import OutputHead
 from bertsmith.model.lora import LoraLinear
 from bertsmith.model.network import Network
 from bertsmith.model.quantized_weights import (
+    GROUP_INPUTS,
     InputRange,
     QuantizedEmbedding,
     QuantizedLinear,
@@ -46,9 +47,12 @@ from bertsmith.model.quantized_weights import (
 from bertsmith.model.torch_internals import (
     Quantized,
     QuantizedWeight,
+    has_4bit_products,
     has_bf16_products,
     has_onednn,
     int8_linear,
+    linear_4bit,
+    pack_4bit_weight,
     pack_int8_weight,
     pack_linear_weight,
     packed_linear,
@@ -191,6 +195,38 @@ class Int8Linear:
         return int8_linear(inputs, self._weight, output, activation, form)
 
 
+# ---- a linear layer of 4-bit weights
+
+
+class FourBitLinear:
+    """A linear layer whose weights stay at 4 bits; each row of inputs is rounded to 8 as it comes."""
+
+    def __init__(self, linear: QuantizedLinear) -> None:
+        self._sizes = (GROUP_INPUTS, linear.in_features, linear.out_features)
+        bias_O = None if linear.bias is None else linear.bias.detach()
+        self._weight = pack_4bit_weight(linear.whole, linear.scales_OG, bias_O, self._sizes)
+
+    def __call__(self, values_TI: Tensor) -> Tensor:
+        """The product."""
+        return linear_4bit(values_TI.contiguous(), self._weight, self._sizes)
+
+    def activated(self, values_TI: Tensor, activation: Activation) -> Tensor:
+        """The product after an activation."""
+        return activation.function(self(values_TI))
+
+    def plus(self, values_TI: Tensor, residual_TO: Tensor) -> Tensor:
+        """The sum of the product and a residual."""
+        return self(values_TI).add_(residual_TO)
+
+
+def takes_4bit_products(linear: nn.Linear) -> bool:
+    """Whether this machine has fast products for the 4-bit weights of a layer."""
+    if not isinstance(linear, QuantizedLinear) or bits_of(linear.whole) != 4:
+        return False
+    is_grouped = linear.scales_OG.shape[1] * GROUP_INPUTS == linear.in_features
+    return is_grouped and linear.scales_OG.dtype == torch.float32 and has_4bit_products()
+
+
 # ---- a block of four such layers, and a network of such blocks
 
 
@@ -300,6 +336,9 @@ def packed_network(network: Network, over: Network | None = None) -> Network:
     then held once, or their own.
     """
     blocks = convertible_blocks(network)
+    if blocks and all(takes_4bit_products(linear) for block in blocks for linear in linears_of(block)):
+        four = ((block, BlockLinears(*map(FourBitLinear, linears_of(block)))) for block in blocks)  # type: ignore[arg-type]
+        return _with_blocks(network, four)  # the word table stays small, too
     if not blocks or is_for_memory(blocks) or not can_pack(blocks[0].attention.project.weight.dtype):
         return network
     converted = []
@@ -315,7 +354,7 @@ def packed_network(network: Network, over: Network | None = None) -> Network:
             for linear, packed in zip(linears, frozen, strict=True)
         )
         converted.append((block, BlockLinears(*beside)))
-    return _with_blocks(network, converted)
+    return _with_real_table(_with_blocks(network, converted))
 
 
 BlockWeights = tuple[QuantizedLinear, QuantizedLinear, QuantizedLinear, QuantizedLinear]
@@ -342,7 +381,7 @@ def int8_network(network: Network, weights: Sequence[BlockWeights], dtype: torch
     for name, head in network.heads.items():
         if isinstance(head, OutputHead):
             rest.heads[name].output = head.output
-    return _with_blocks(rest, zip(convertible_blocks(rest), linears, strict=True))
+    return _with_real_table(_with_blocks(rest, zip(convertible_blocks(rest), linears, strict=True)))
 
 
 def calibrated(network: Network, batches: Iterable[PackedBatch]) -> list[BlockWeights]:
@@ -395,7 +434,7 @@ def linears_of(block: Block) -> tuple[nn.Linear, nn.Linear, nn.Linear, nn.Linear
 def _with_blocks(network: Network, layers: Iterable[tuple[Block, BlockLinears]]) -> Network:
     encoder = network.encoder
     converted = Encoder(
-        _with_real_table(encoder.embeddings),
+        encoder.embeddings,
         [INFERENCE_BLOCKS[type(block)](block, linears) for block, linears in layers],
         order=encoder.order,
         final_norm=encoder.final_norm,
@@ -404,15 +443,17 @@ def _with_blocks(network: Network, layers: Iterable[tuple[Block, BlockLinears]])
     return Network(network.config, converted, dict(network.heads.items())).eval()
 
 
-def _with_real_table(embeddings: Embeddings) -> Embeddings:
-    """Embeddings whose word table holds real numbers: rows of 8-bit ones would be scaled at each look-up."""
-    if not isinstance(embeddings.words, QuantizedEmbedding):
-        return embeddings
-    weight_VE = embeddings.words.weight
-    table = nn.Embedding(len(weight_VE), weight_VE.shape[1], _weight=weight_VE)
-    widen = embeddings.widen if isinstance(embeddings.widen, nn.Linear) else None
-    added, norm, dropout = dict(embeddings.added.items()), embeddings.norm, embeddings.dropout.p
-    return Embeddings(table, added, norm=norm, dropout=dropout, widen=widen)  # type: ignore[arg-type]
+def _with_real_table(network: Network) -> Network:
+    """The network, whose word table now holds real numbers: 8-bit ones would be scaled at each look-up."""
+    embeddings = network.encoder.embeddings
+    if isinstance(embeddings.words, QuantizedEmbedding):
+        weight_VE = embeddings.words.weight
+        table = nn.Embedding(len(weight_VE), weight_VE.shape[1], _weight=weight_VE)
+        widen = embeddings.widen if isinstance(embeddings.widen, nn.Linear) else None
+        added, norm, dropout = dict(embeddings.added.items()), embeddings.norm, embeddings.dropout.p
+        # Others of its own: those of the network that was read stay as they are.
+        network.encoder.embeddings = Embeddings(table, added, norm=norm, dropout=dropout, widen=widen)  # type: ignore[arg-type]
+    return network.eval()
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.backends import mkl, mkldnn
+from torch.backends import kleidiai, mkl, mkldnn
 
 # ---- what this build and this CPU can do
 
@@ -46,6 +46,11 @@ def fill_new_memory(filled: bool) -> None:
 def has_bf16_products() -> bool:
     """Whether this CPU multiplies in bf16; one that emulates it is a hundred times slower."""
     return has_onednn() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def has_4bit_products() -> bool:
+    """Whether this CPU multiplies 4-bit weights by inputs that it rounds as they come (KleidiAI, on ARM)."""
+    return bool(kleidiai.is_available())  # type: ignore[no-untyped-call]
 
 
 def has_int8_products() -> bool:
@@ -180,6 +185,24 @@ def int8_linear(
 ) -> Tensor:
     """The product of 8-bit values in the output's (scale, zero, type), activated on the way out."""
     product: Tensor = torch.ops.onednn.qlinear_pointwise(*inputs, *weight, *output, activation, [], form)
+    return product
+
+
+# ---- KleidiAI's linear layers of 4-bit weights, which round each row of inputs to 8 bits as it comes
+
+
+def pack_4bit_weight(
+    whole: Tensor, scales_OG: Tensor, bias_O: Tensor | None, sizes: tuple[int, int, int]
+) -> Tensor:
+    """Two 4-bit numbers a byte as KleidiAI reads them fastest; sizes: inputs of a group, inputs, outputs."""
+    # Scales of groups are taken in bf16 alone.
+    packed: Tensor = torch.ops.aten._dyn_quant_pack_4bit_weight(whole, scales_OG.bfloat16(), bias_O, *sizes)
+    return packed
+
+
+def linear_4bit(values_TI: Tensor, packed: Tensor, sizes: tuple[int, int, int]) -> Tensor:
+    """The product with a packed weight of 4 bits, its bias added."""
+    product: Tensor = torch.ops.aten._dyn_quant_matmul_4bit(values_TI, packed, *sizes)
     return product
 
 

@@ -29,6 +29,7 @@ from bertsmith.model.quantized_weights import (
     quantized_table,
     rounded,
 )
+from bertsmith.model.torch_internals import has_4bit_products
 from bertsmith.packed import pack
 from tests.folders import change_config, complaint, drop
 from tests.tiny import tiny_network
@@ -88,10 +89,13 @@ def test_eight_bit_products_are_to_the_bit_those_that_were_written(model_type, t
 
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("model_type", ARCHITECTURES)
-def test_weights_of_few_bits_stay_small_and_are_read_as_they_were_written(model_type, bits, tmp_path):
+def test_weights_of_few_bits_stay_small_and_are_read_as_they_were_written(
+    model_type, bits, tmp_path, monkeypatch
+):
     network = for_memory(model_type, bits)
     write_model(tmp_path / "small", Model(network))
     found = read_model(tmp_path / "small").network
+    monkeypatch.setattr("bertsmith.model.inference_network.has_4bit_products", lambda: False)
     assert packed_network(found) is found and not stored_weights(found)
     held = [module for module in found.modules() if isinstance(module, QuantizedLinear)]
     assert len(held) == 4 * len(found.encoder.blocks)
@@ -101,6 +105,16 @@ def test_weights_of_few_bits_stay_small_and_are_read_as_they_were_written(model_
     with torch.no_grad():
         assert torch.equal(network(BATCH), found(BATCH))
         assert likeness(found(BATCH), lively(model_type)(BATCH)) > (0.99 if bits == 8 else 0.8)
+
+
+@pytest.mark.skipif(not has_4bit_products(), reason="KleidiAI is in torch's builds for ARM")
+@pytest.mark.parametrize("model_type", CONVERTIBLE)
+def test_four_bits_are_multiplied_as_they_are_where_the_machine_can(model_type):
+    network = for_memory(model_type, 4)
+    fast = packed_network(network)
+    assert fast is not network and isinstance(fast.encoder.embeddings.words, QuantizedEmbedding)
+    with torch.no_grad():
+        assert likeness(fast(BATCH), network(BATCH)) > 0.999
 
 
 def test_rounding_errs_by_half_a_step_and_four_bits_pack_two_numbers_in_a_byte():

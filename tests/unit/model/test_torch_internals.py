@@ -30,6 +30,11 @@ OPERATORS = {
         " custom_mask_type compute_log_sumexp",
         "",
     ),
+    "aten::_dyn_quant_pack_4bit_weight": (
+        "weights scales_zeros bias block_size in_features out_features",
+        "",
+    ),
+    "aten::_dyn_quant_matmul_4bit": ("inp packed_weights block_size in_features out_features", ""),
     "mkldnn::_is_mkldnn_bf16_supported": ("", ""),
     "mkldnn::_reorder_linear_weight": ("self", ""),
     "mkldnn::_linear_pointwise": ("X W B attr scalars algorithm", ""),
