@@ -101,6 +101,10 @@ def test_words_are_shaded_for_and_against(opened, models):
     page = opened("words_view", words_data(found, model="sst2"))
     assert page.locator(".card .view-word").count() == sum(len(each.words) for each in found)
     assert page.locator("table tr").count() == 4
+    assert "" not in page.locator("th").all_inner_texts()
+    for theme in THEMES:
+        page.emulate_media(color_scheme=theme)
+        assert unreadable(page, "main") == {}
     page.get_by_label("Shade by").select_option("gradient x input")
     best = max(range(len(found[0].words)), key=lambda at: found[0].scores["gradient x input"][at])
     assert found[0].words[best][1].text in page.locator("section [role=status]").first.inner_text()

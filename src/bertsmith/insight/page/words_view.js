@@ -45,7 +45,7 @@ function explained({ label, probability, words, scores }) {
 
 function faithfulness({ faithfulness: rows, methods }) {
   const cells = (kind, values) => values.map((value) => make(kind, {}, value));
-  const head = make("tr", {}, ...cells("th", ["", "comprehensiveness", "sufficiency"]));
+  const head = make("tr", {}, ...cells("th", ["method", "comprehensiveness", "sufficiency"]));
   const lines = [...methods, "random"].map((name) =>
     make("tr", {}, ...cells("td", [name, ...rows[name].map((value) => value.toFixed(3))])),
   );
