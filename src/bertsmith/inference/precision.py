@@ -13,6 +13,7 @@ from bertsmith.model.inference_network import (
     convertible_blocks,
     int8_network,
     packed_network,
+    real_network,
     stored_weights,
 )
 from bertsmith.model.network import Network
@@ -52,7 +53,8 @@ def takes_int8(network: Network, device: torch.device) -> bool:
 
 def fast_network(network: Network, device: torch.device, over: Network | None = None) -> Network:
     """The network as it computes fastest on a device; of an adapter beside the fast weights of its base."""
-    return packed_network(network, over) if device.type == "cpu" else network
+    fast = packed_network(network, over) if device.type == "cpu" else network
+    return real_network(network) if fast is network else fast
 
 
 def quantized_network(network: Network, reader: Reader, device: torch.device) -> Network:

@@ -32,7 +32,7 @@ from bertsmith.model.encoder import (
     SelfAttention,
 )
 from bertsmith.model.heads import OutputHead
-from bertsmith.model.lora import LoraLinear
+from bertsmith.model.lora import LoraLinear, with_shared_weights
 from bertsmith.model.network import Network
 from bertsmith.model.quantized_weights import (
     GROUP_INPUTS,
@@ -411,14 +411,33 @@ def stored_weights(network: Network) -> list[BlockWeights]:
     return found
 
 
+def real_network(network: Network) -> Network:
+    """The network with real weights in place of calibrated ones, for devices without such products."""
+    if not stored_weights(network):
+        return network
+    real = with_shared_weights(network)
+    for block in convertible_blocks(real):
+        put_weights(block, tuple(map(_real, linears_of(block))))
+    return _with_real_table(real)
+
+
+def _real(linear: nn.Linear) -> nn.Linear:
+    """A plain layer that gives the same; of layers that share a weight, each is given its own."""
+    weight_OI = linear.weight
+    plain = nn.Linear(linear.in_features, linear.out_features, bias=linear.bias is not None, device="meta")
+    plain.weight = nn.Parameter(weight_OI, requires_grad=False)
+    plain.register_parameter("bias", linear.bias)
+    return plain
+
+
 def is_for_memory(blocks: Sequence[Block]) -> bool:
     """Whether they hold weights of few bits that are to stay small: packed ones would not be."""
     linears = (linear for block in blocks for linear in linears_of(block))
     return any(isinstance(linear, QuantizedLinear) and linear.steps is None for linear in linears)
 
 
-def put_weights(block: Block, weights: BlockWeights) -> None:
-    """Let a block hold quantised weights."""
+def put_weights(block: Block, weights: tuple[nn.Linear, ...]) -> None:
+    """Let a block hold other layers: project, output, expand, contract."""
     feed_forward = block.feed_forward
     assert isinstance(feed_forward, FeedForward | GatedFeedForward), "linears_of takes no others"
     block.attention.project, block.attention.output, feed_forward.expand, feed_forward.contract = weights

@@ -18,6 +18,7 @@ from bertsmith.model.inference_network import (
     linears_of,
     packed_network,
     put_weights,
+    real_network,
     stored_weights,
 )
 from bertsmith.model.model_folder import Model, read_model, write_model
@@ -83,6 +84,9 @@ def test_eight_bit_products_are_to_the_bit_those_that_were_written(model_type, t
         # Where a machine has no such products, the same weights are multiplied as real numbers.
         assert torch.equal(network(BATCH), found(BATCH))
         assert torch.allclose(packed_network(found)(BATCH), found(BATCH), atol=1e-5)
+        real = real_network(found)
+        assert not is_quantized(real) and is_quantized(found)
+        assert torch.equal(real(BATCH), found(BATCH))
         rows = torch.tensor([0, 3])
         assert torch.equal(network.word_scores(network(BATCH), rows), found.word_scores(found(BATCH), rows))
 
