@@ -31,6 +31,7 @@ from bertsmith.cli.prune import prune
 from bertsmith.cli.quantise import quantise
 from bertsmith.cli.recipe import recipe
 from bertsmith.cli.serve import serve
+from bertsmith.cli.share import share
 from bertsmith.cli.tag import tag
 from bertsmith.cli.tasks import tasks
 from bertsmith.cli.terminal import reporting_output_errors, stops_as_interrupt
@@ -105,6 +106,7 @@ app.command("glue", cls=Verb)(glue)
 app.command("merge", cls=Verb)(merge)
 app.command("prune", cls=Verb)(prune)
 app.command("trim", cls=Verb)(trim)
+app.command("share", cls=Verb)(share)
 app.command("quantise", cls=Verb)(quantise)
 app.command("export", cls=Verb)(export)
 app.command("cost", cls=Verb)(cost)

@@ -1,0 +1,62 @@
+"""`bertsmith share`: a trained BERT as an ALBERT, whose layers share weights."""
+
+from pathlib import Path
+from typing import Annotated, Literal, cast, get_args
+
+from typer import Option, echo
+
+from bertsmith.cli.model_options import JsonOption, print_json
+from bertsmith.core.errors import UserError
+
+Shared = Literal["all", "attention", "ffn", "none"]
+Take = Literal["average", "first"]
+
+
+def share(
+    model: Annotated[Path, Option(metavar="FOLDER", help="A BERT: model or run folder.")],
+    out: Annotated[Path, Option(metavar="FOLDER", help="Model folder to write.")],
+    sharing: Annotated[str, Option(help="What layers share: all, attention, ffn or none.")] = "all",
+    groups: Annotated[int, Option(help="Groups of neighbouring layers that share with each other.")] = 1,
+    take: Annotated[str, Option(help="What a group shares: average (of its layers) or first.")] = "average",
+    embedding_width: Annotated[
+        int | None, Option(help="Width of the word table: 128 in ALBERT; without it the model's own.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Make an ALBERT of a trained BERT: its layers share weights, and its word table can be narrower.
+
+    It has to be trained on to be of use: with `bertsmith pretrain --from`, or beside the BERT as its teacher
+    with `bertsmith distill`. A narrower table is made of its principal directions, and has no MLM head yet.
+
+    Example: bertsmith share --model MODEL --groups 4 --out models/shared
+
+    Example: bertsmith share --model MODEL --sharing attention --out models/shared-attention
+
+    Example: bertsmith share --model MODEL --embedding-width 128 --out models/albert
+
+    Then: bertsmith distill --teacher MODEL --student models/shared --store store/ --out runs/shared
+    """
+    from bertsmith.core.files import check_not_taken
+    from bertsmith.inference.loaded_model import load  # torch loads here, not for --help
+    from bertsmith.shrink.sharing import SharedShape, shared_model
+
+    for option, value, known in (("--sharing", sharing, get_args(Shared)), ("--take", take, get_args(Take))):
+        if value not in known:
+            remedy = f"give {', '.join(known[:-1])} or {known[-1]}"
+            raise UserError(f"{value!r} is none of them", where=option, remedy=remedy)
+    out = out.expanduser()
+    check_not_taken(out)
+    bert = load(model.expanduser(), device="cpu")
+    shape = SharedShape(cast("Shared", sharing), groups, embedding_width, cast("Take", take))
+    shared = shared_model(bert, shape)
+    shared.save(out)
+    weights = [sum(one.numel() for one in each.model.network.parameters()) for each in (bert, shared)]
+    heads = [sorted(each.model.network.heads) for each in (bert, shared)]
+    if as_json:
+        print_json({"out": str(out), "parameters": weights, "heads": heads[1]})
+        return
+    echo(f"{model} -> {out}: {weights[0]:,} weights -> {weights[1]:,}")
+    if lost := [head for head in heads[0] if head not in heads[1]]:
+        echo(f"left out: {', '.join(lost)}")
+    if sharing in ("attention", "ffn"):
+        echo("transformers knows no such sharing: it opens every layer whole, and gains nothing by it")
