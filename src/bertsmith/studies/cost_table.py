@@ -115,7 +115,7 @@ def _key(request: CostTableRequest, model: Path, device: str) -> str:
         for file in sorted(each for each in model_folder(run).iterdir() if each.is_file()):
             facts = file.stat()
             found.update(f"{file.resolve()} {facts.st_size} {facts.st_mtime_ns}".encode())
-    return f"{model_folder(model).resolve().parent.name}-{device}-{found.hexdigest()[:12]}"
+    return f"{model.resolve().name}-{device}-{found.hexdigest()[:12]}"
 
 
 def _in_its_own_process(request: CostTableRequest, model: Path, device: str) -> dict[str, Any]:
