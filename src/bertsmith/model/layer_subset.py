@@ -9,6 +9,7 @@ from bertsmith.core.errors import UserError
 from bertsmith.model.architectures.albert import AlbertConfig
 from bertsmith.model.architectures.distilbert import DistilBertConfig
 from bertsmith.model.architectures.modernbert import ModernBertConfig
+from bertsmith.model.encoder import PositionTable
 from bertsmith.model.encoder_config import EncoderConfig
 from bertsmith.model.network import Network, build_network
 
@@ -86,3 +87,11 @@ def network_of_layers(source: Network, layers: Sequence[int], config: EncoderCon
     folds_segment = not config.segments and SEGMENTS in weights
     network.load_state_dict({name: of_source(name) for name in network.state_dict()})
     return network.eval()
+
+
+def freeze_positions(network: Network) -> bool:
+    """Let the position table stay as it is; whether there is one."""
+    tables = [each for each in network.encoder.embeddings.added.values() if isinstance(each, PositionTable)]
+    for table in tables:
+        table.requires_grad_(False)
+    return bool(tables)

@@ -20,7 +20,7 @@ from bertsmith.core.seeds import key_of
 from bertsmith.data.collate import PretrainingBatch
 from bertsmith.model.attention import AttentionRule
 from bertsmith.model.attention_kernels import packed_attention
-from bertsmith.model.encoder import ALL, PositionTable, Rows
+from bertsmith.model.encoder import ALL, Rows
 from bertsmith.model.encoder_config import EncoderConfig
 from bertsmith.model.network import Network
 from bertsmith.objectives import masked_language_modelling as mlm
@@ -229,13 +229,6 @@ def check_comparable(student: EncoderConfig, teacher: EncoderConfig, distill: Di
         raise UserError(what, where=where, remedy="give a number that divides both")
 
 
-def freeze_positions(network: Network) -> None:
-    """Let the position table stay as it is, where there is one."""
-    for table in network.encoder.embeddings.added.values():
-        if isinstance(table, PositionTable):
-            table.requires_grad_(False)
-
-
 def summary(recipe: Recipe) -> str:
     """The objective in words, for the card."""
     return f"distilled; {_weighed(recipe)}; {mlm.summary(recipe)}"
@@ -243,12 +236,10 @@ def summary(recipe: Recipe) -> str:
 
 def choices(recipe: Recipe) -> list[str]:
     """The weights of the losses, where they count, and what the student begins with."""
-    distill = recipe.distill
+    layers = recipe.distill.layers
     lines = [f"distillation: {_weighed(recipe)}"]
-    if distill.layers:
-        begins = f"the student begins with the teacher's layers {', '.join(map(str, distill.layers))}"
-        frozen = ", its positions stay the teacher's" if distill.frozen_positions else ""
-        lines.append(begins + frozen)
+    if layers:
+        lines.append(f"the student begins with the teacher's layers {', '.join(map(str, layers))}")
     return lines
 
 
@@ -271,6 +262,4 @@ def heads_of(_: Recipe) -> dict[str, int]:
 def build(network: Network, teacher: Network | None, recipe: Recipe) -> Distillation:
     """The recipe's objective over a student and its teacher."""
     assert teacher is not None
-    if recipe.distill.layers and recipe.distill.frozen_positions:
-        freeze_positions(network)
     return Distillation(network, teacher, recipe.distill, seed=recipe.run.seed)

@@ -18,7 +18,12 @@ from bertsmith.model.architectures.modernbert import ModernBertConfig
 from bertsmith.model.architectures.registry import architecture_of
 from bertsmith.model.encoder_config import ConfigReader, Direction, EncoderConfig
 from bertsmith.model.heads import MaskedLanguageHead
-from bertsmith.model.layer_subset import network_of_layers, subset_config, without_segments
+from bertsmith.model.layer_subset import (
+    freeze_positions,
+    network_of_layers,
+    subset_config,
+    without_segments,
+)
 from bertsmith.model.model_folder import Model, read_config, read_model
 from bertsmith.model.network import Network, add_fresh_head, new_network, set_direction
 from bertsmith.model.sentence_modules import transformer_folder
@@ -145,6 +150,8 @@ def _student_of_layers(recipe: Recipe, teacher: Network, stream: torch.Generator
     if config.segments != teacher.config.segments:
         notes.append("the student is a DistilBERT: the first segment's vector is part of its positions")
     network = network_of_layers(teacher, recipe.distill.layers, config)
+    if recipe.distill.frozen_positions and freeze_positions(network):
+        notes.append("its positions stay those of the teacher (distill.frozen_positions)")
     notes += _fit_heads(Model(network), {"mlm": 0}, stream)
     return InitialModel(network, tuple(notes))
 

@@ -4,7 +4,13 @@ import pytest
 import torch
 
 from bertsmith.core.errors import UserError
-from bertsmith.model.layer_subset import evenly_spaced, network_of_layers, subset_config, without_segments
+from bertsmith.model.layer_subset import (
+    evenly_spaced,
+    freeze_positions,
+    network_of_layers,
+    subset_config,
+    without_segments,
+)
 from bertsmith.packed import pack
 from tests.tiny import tiny_encoder_config, tiny_network
 
@@ -93,3 +99,11 @@ def test_a_layer_that_is_none_is_named():
 def test_a_teacher_without_an_mlm_head_gives_a_student_without_one():
     teacher = tiny_network("bert", {"pooler": 0})
     assert not network_of_layers(teacher, (0,), subset_config(teacher.config, (0,))).heads
+
+
+def test_positions_are_frozen_where_there_is_a_table():
+    network, rotary = tiny_network("bert", {}), tiny_network("modernbert", {})
+    assert freeze_positions(network) and not freeze_positions(rotary)
+    frozen = [name for name, each in network.named_parameters() if not each.requires_grad]
+    assert frozen == ["encoder.embeddings.added.position.weight"]
+    assert all(each.requires_grad for each in rotary.parameters())

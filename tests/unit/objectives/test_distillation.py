@@ -12,7 +12,6 @@ from bertsmith.model.network import Network, new_network
 from bertsmith.objectives.distillation import (
     Distillation,
     check_comparable,
-    freeze_positions,
     matching_depths,
 )
 from bertsmith.objectives.pretraining_objective import Counts
@@ -266,15 +265,6 @@ def test_projections_follow_from_the_seed():
 def test_layers_are_compared_with_those_as_far_up():
     assert matching_depths(4, 12) == [(0, 0), (1, 3), (2, 6), (3, 9), (4, 12)]  # TinyBERT
     assert matching_depths(3, 3) == [(0, 0), (1, 1), (2, 2), (3, 3)]
-
-
-def test_positions_are_frozen_where_there_is_a_table():
-    network, rotary = student_of(), student_of("modernbert")
-    freeze_positions(network)
-    freeze_positions(rotary)
-    frozen = [name for name, each in network.named_parameters() if not each.requires_grad]
-    assert frozen == ["encoder.embeddings.added.position.weight"]
-    assert all(each.requires_grad for each in rotary.parameters())
 
 
 def test_heads_that_cannot_be_compared_are_named():

@@ -92,7 +92,7 @@ def test_a_narrower_table_keeps_the_principal_directions(bert):
     for width in (4, 16, 32, 63):
         shared = shared_model(bert, SharedShape("none", embedding_width=width)).model.network
         found = shared.encoder.embeddings(batch)
-        errors.append(float((found - expected).square().mean() / expected.square().mean()))
+        errors.append(((found - expected).square().mean() / expected.square().mean()).item())
         assert shared.encoder.embeddings.words.weight.shape[1] == width
         assert "mlm" not in shared.heads
     assert errors == sorted(errors, reverse=True) and errors[-1] < 0.05
