@@ -28,7 +28,7 @@ UNSEEN = "I need the poker for the kettles."
 
 
 def demo(
-    steps: Annotated[int, Option(min=1, help="Steps of pre-training.")] = 600,
+    steps: Annotated[int, Option(min=1, help="Steps of pre-training.")] = 1_000,
     out: Annotated[
         Path | None, Option(metavar="FOLDER", help="Where everything is kept; else a temporary folder.")
     ] = None,

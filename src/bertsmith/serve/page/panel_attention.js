@@ -12,7 +12,7 @@ const EXAMPLES = [
   {
     name: "Animal",
     texts: ["The animal did not cross the street because it was too tired.", ""],
-    notice: "It opens on a head in which “it” reads “animal”. Put “wide” for “tired”: does it read “street” then?",
+    notice: "It opens on the head in which “it” reads one word most: “animal” or “street”? Put “wide” for “tired”: is it the same?",
   },
   {
     name: "A pair",
