@@ -3,7 +3,7 @@
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 from typer import Option, echo
 
@@ -11,6 +11,9 @@ from bertsmith.cli.classify import text_or_pair
 from bertsmith.cli.model_options import BaseOption, JsonOption, naming_inputs, print_json
 from bertsmith.cli.text_files import TextColumnOption, TextSource, pieces_of
 from bertsmith.core.errors import UserError
+
+if TYPE_CHECKING:
+    from bertsmith.inference.loaded_model import Precision
 
 MEGABYTE = 1e6
 
@@ -61,7 +64,7 @@ def quantise(
             raise UserError("holds no text", where=str(calibrate), remedy="write one text a line")
         with naming_inputs([where for where, _ in chosen].__getitem__):
             made = quantise_for_products(model, [text for _, text in chosen], out, base=base)
-    scores = {} if data is None else _scores(model, out, data.expanduser(), base, weights_only=weights_only)
+    scores = {} if data is None else _scores(model, out, data.expanduser(), base, made.precision)
     if as_json:
         print_json({"out": str(out), **asdict(made), **scores})
         return
@@ -87,11 +90,11 @@ def _check_weights_only(bits: int, calibrate: Path | None, *, weights_only: bool
 
 
 def _scores(
-    model: Path, out: Path, data: Path, base: Path | None, *, weights_only: bool
+    model: Path, out: Path, data: Path, base: Path | None, precision: str
 ) -> dict[str, dict[str, float]]:
     """The task's metrics of both models, the second with its own products whatever this machine prefers."""
     from bertsmith.finetuning.predict import predict_labelled
 
     before = predict_labelled([model], data, device="cpu", precision="fp32", base=base)
-    after = predict_labelled([out], data, device="cpu", precision="fp32" if weights_only else "int8")
+    after = predict_labelled([out], data, device="cpu", precision=cast("Precision", precision))
     return {"before": before.metrics(), "after": after.metrics()}

@@ -48,7 +48,8 @@ def fastest_precision(device: torch.device) -> str:
 
 def takes_int8(network: Network, device: torch.device) -> bool:
     """Whether a network was calibrated for 8-bit products, and the device is made for them."""
-    return device.type == "cpu" and has_int8_products() and bool(stored_weights(network))
+    computable = device.type == "cpu" and has_int8_products() and bool(convertible_blocks(network))
+    return computable and bool(stored_weights(network))
 
 
 def fast_network(network: Network, device: torch.device, over: Network | None = None) -> Network:

@@ -329,6 +329,11 @@ def convertible_blocks(network: Network) -> list[Block]:
     return blocks if plain and len(blocks) == len(network.encoder.blocks) else []
 
 
+def plain_blocks(network: Network) -> list[Block]:
+    """The blocks of a network, whatever their attention: what they hold of weights is known of each."""
+    return [each for each in network.encoder.blocks if isinstance(each, Block)]
+
+
 def packed_network(network: Network, over: Network | None = None) -> Network:
     """The same network with packed weights where its layers and its precision allow it, else itself.
 
@@ -386,7 +391,7 @@ def int8_network(network: Network, weights: Sequence[BlockWeights], dtype: torch
 
 def calibrated(network: Network, batches: Iterable[PackedBatch]) -> list[BlockWeights]:
     """The weights of each block for 8-bit products, by the inputs that its layers have in these batches."""
-    blocks = convertible_blocks(network)
+    blocks = plain_blocks(network)
     with _observed([linear for block in blocks for linear in linears_of(block)]) as seen, torch.no_grad():
         for batch in batches:
             network(batch)
@@ -403,7 +408,7 @@ def calibrated(network: Network, batches: Iterable[PackedBatch]) -> list[BlockWe
 def stored_weights(network: Network) -> list[BlockWeights]:
     """The weights of each block that were calibrated before; none where some were not."""
     found = []
-    for block in convertible_blocks(network):
+    for block in plain_blocks(network):
         linears = linears_of(block)
         if not all(isinstance(linear, QuantizedLinear) and linear.steps is not None for linear in linears):
             return []
@@ -416,7 +421,7 @@ def real_network(network: Network) -> Network:
     if not stored_weights(network):
         return network
     real = with_shared_weights(network)
-    for block in convertible_blocks(real):
+    for block in plain_blocks(real):
         put_weights(block, tuple(map(_real, linears_of(block))))
     return _with_real_table(real)
 

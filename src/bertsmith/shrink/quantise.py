@@ -10,11 +10,11 @@ from bertsmith.core.progress import progress_bar
 from bertsmith.inference.engine import BATCH_TOKENS
 from bertsmith.inference.loaded_model import Bert, load
 from bertsmith.inference.text_reader import TextOrPair
-from bertsmith.model.encoder import Block
 from bertsmith.model.inference_network import (
     calibrated,
     convertible_blocks,
     linears_of,
+    plain_blocks,
     put_weights,
 )
 from bertsmith.model.network import Network
@@ -35,6 +35,8 @@ class Quantised:
     bytes_after: int
     texts: int
     """Of the calibration; 0 where only weights are rounded."""
+    precision: str
+    """What shows the whole effect: int8, or fp32 where only weights are rounded here (DeBERTa)."""
 
 
 def quantise_for_products(
@@ -43,13 +45,8 @@ def quantise_for_products(
     """Write a folder of 8-bit weights, and of the ranges that its layers' inputs have in these texts."""
     bert = _opened(model, out, base)
     network, chosen = bert.model.network, texts[:CALIBRATION_TEXTS]
-    blocks = convertible_blocks(network)
-    if not blocks:
-        what = f"8-bit products are for layers as in BERT or ModernBERT; those of {network.config.model_type}"
-        remedy = "round the weights alone: --weights-only"
-        raise UserError(f"{what} are others", where=str(model), remedy=remedy)
     before, weights = _bytes_of(network), calibrated(network, _batches(bert, chosen))
-    for block, four in zip(blocks, weights, strict=True):
+    for block, four in zip(plain_blocks(network), weights, strict=True):
         put_weights(block, four)
     return _written(bert, out, texts=len(chosen), before=before)
 
@@ -58,7 +55,7 @@ def quantise_weights(model: Path, out: Path, *, bits: int, base: Path | None) ->
     """Write a folder of weights of 8 or 4 bits, whose products are computed with real numbers."""
     bert = _opened(model, out, base)
     before = _bytes_of(bert.model.network)
-    for block in (each for each in bert.model.network.encoder.blocks if isinstance(each, Block)):
+    for block in plain_blocks(bert.model.network):
         # Layers that share weights have the quantised ones by now.
         project, output, expand, contract = (
             each if isinstance(each, QuantizedLinear) else quantized_for_memory(each, bits)
@@ -90,7 +87,9 @@ def _written(bert: Bert, out: Path, *, texts: int, before: int) -> Quantised:
     embeddings.words = quantized_table(embeddings.words)
     bert.save(out)
     after = sum(file.stat().st_size for pattern in SAVED_WEIGHT_FILES for file in out.glob(pattern))
-    return Quantised(before, after, texts)
+    # DeBERTa's attention is not computed in 8 bits here; exported, its products are.
+    in_eight_bits = texts and convertible_blocks(bert.model.network)
+    return Quantised(before, after, texts, "int8" if in_eight_bits else "fp32")
 
 
 def _bytes_of(network: Network) -> int:

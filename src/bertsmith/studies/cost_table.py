@@ -242,7 +242,9 @@ def _draw(figure: "Figure", costs: Costs, metric: Metric) -> None:
     right.xaxis.set_major_formatter("{x:g}")
     right.yaxis.set_major_formatter("{x:g}")
     right.set_xlabel("tokens of a text")
-    right.set_title("Median milliseconds of one text, by its length", loc="left", fontsize=11, weight="bold")
+    right.set_title(
+        "Median milliseconds of one text, by its length", loc="left", fontsize=11, weight="bold", pad=8
+    )
     right.legend(fontsize=9, frameon=False)
     for axes in (left, right):
         axes.grid(color="#e8e8e8", linewidth=0.8)
@@ -270,4 +272,6 @@ def _draw_points(axes: "Axes", costs: Costs, metric: Metric) -> None:
     axes.set_xlabel("median milliseconds of one text on the CPU")
     axes.margins(0.15)
     name = metric.name.replace("_", " ")
-    axes.set_title(f"{name} and its price; areas are sizes on disk", loc="left", fontsize=11, weight="bold")
+    axes.set_title(
+        f"{name} and its price; areas are sizes on disk", loc="left", fontsize=11, weight="bold", pad=8
+    )

@@ -11,7 +11,7 @@ from bertsmith.interchange.onnx_graph import OPSET
 from bertsmith.interchange.onnx_network import OUTPUT_NAMES, onnx_model
 from bertsmith.model.activations import ACTIVATIONS
 from bertsmith.model.architectures.registry import ARCHITECTURES
-from bertsmith.model.inference_network import calibrated, convertible_blocks, int8_network, put_weights
+from bertsmith.model.inference_network import calibrated, int8_network, plain_blocks, put_weights
 from bertsmith.model.network import Network, new_network, set_direction, set_pooling
 from bertsmith.model.quantized_weights import quantized_table
 from bertsmith.packed import pack
@@ -104,11 +104,11 @@ def test_half_precision_is_near_and_speaks_single(model_type):
     assert given.dtype == np.float32 and np.abs(real_rows(given) - states).max() < 0.05
 
 
-@pytest.mark.parametrize("model_type", [name for name in ARCHITECTURES if name != "deberta-v2"])
+@pytest.mark.parametrize("model_type", ARCHITECTURES)
 def test_eight_bits_are_those_of_the_quantised_network(model_type):
     network = lively_network(model_type, {"mlm": 0})
     weights = calibrated(network, [packed(network)])
-    for block, four in zip(convertible_blocks(network), weights, strict=True):
+    for block, four in zip(plain_blocks(network), weights, strict=True):
         put_weights(block, four)
     network.encoder.embeddings.words = quantized_table(network.encoder.embeddings.words)
     graph = onnx_model(network, "fp32").graph
@@ -116,12 +116,13 @@ def test_eight_bits_are_those_of_the_quantised_network(model_type):
     assert sum(node.op_type == "QuantizeLinear" for node in graph.node) == 4 * len(network.encoder.order)
     assert sum(weight.data_type == 3 for weight in graph.initializer) == 4 * len(network.encoder.blocks) + 1
     ours = real_rows(found(session(network))["logits"])
-    rounded = int8_network(network, weights, torch.float32)
+    # Here DeBERTa's products are those of real numbers, with the rounded weights.
+    rounded = network if model_type == "deberta-v2" else int8_network(network, weights, torch.float32)
     with torch.no_grad():
         exact = network.scores_of_words(network(packed(network))).numpy()
         theirs = rounded.scores_of_words(rounded(packed(network))).numpy()
     # The two round alike, but for what falls on a border between steps.
-    assert np.corrcoef(ours.ravel(), theirs.ravel())[0, 1] > 0.999
+    assert np.corrcoef(ours.ravel(), theirs.ravel())[0, 1] > (0.99 if rounded is network else 0.999)
     assert np.corrcoef(ours.ravel(), exact.ravel())[0, 1] > 0.99
 
 

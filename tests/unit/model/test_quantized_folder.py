@@ -13,10 +13,10 @@ from bertsmith.model.architectures.registry import ARCHITECTURES, architecture_o
 from bertsmith.model.encoder import Block
 from bertsmith.model.inference_network import (
     calibrated,
-    convertible_blocks,
     int8_network,
     linears_of,
     packed_network,
+    plain_blocks,
     put_weights,
     real_network,
     stored_weights,
@@ -51,7 +51,7 @@ def lively(model_type: str):
 
 def calibrated_network(model_type: str = "bert"):
     network = lively(model_type)
-    for block, weights in zip(convertible_blocks(network), calibrated(network, [BATCH]), strict=True):
+    for block, weights in zip(plain_blocks(network), calibrated(network, [BATCH]), strict=True):
         put_weights(block, weights)
     network.encoder.embeddings.words = quantized_table(network.encoder.embeddings.words)
     return network
@@ -68,6 +68,17 @@ def for_memory(model_type: str, bits: int):
 
 def likeness(found: torch.Tensor, exact: torch.Tensor) -> float:
     return float(torch.cosine_similarity(found, exact).min())
+
+
+def test_what_has_no_eight_bit_products_here_is_multiplied_as_real_numbers(tmp_path):
+    network = calibrated_network("deberta-v2")
+    write_model(tmp_path / "int8", Model(network))
+    found = read_model(tmp_path / "int8").network
+    assert len(stored_weights(found)) == len(found.encoder.blocks)
+    with torch.no_grad():
+        real = real_network(found)
+        assert not is_quantized(real) and torch.equal(real(BATCH), network(BATCH))
+        assert likeness(real(BATCH), lively("deberta-v2")(BATCH)) > 0.99
 
 
 @pytest.mark.parametrize("model_type", CONVERTIBLE)
