@@ -11,11 +11,15 @@ from bertsmith.finetuning.splits import read_splits
 from bertsmith.inference.loaded_model import load
 from bertsmith.inference.task_model import task_model_of
 from bertsmith.inference.unit_importance import task_importance
+from bertsmith.model.architectures.modernbert import ModernBertConfig
+from bertsmith.model.model_folder import Model, write_model
+from bertsmith.model.network import new_network
 from bertsmith.studies.pruning import PruningRequest, Removal, prune, pruning_recipe, task_of_model
 from bertsmith.studies.sweep import Stopped
 from tests.command_line import bertsmith, mistake
 from tests.tiny_runs import differing
-from tests.tuning import Notebook, shared_lesson, stop_at, weights_of
+from tests.toy_folder import toy_vocabulary, write_toy_folder
+from tests.tuning import SHORT, Notebook, shared_lesson, stop_at, tune, weights_of
 
 __all__ = ["shared_lesson"]
 TRAINING = ("run.epochs=0.4", "run.examples=16", "optim.peak_lr=1e-3", "run.evaluations=1")
@@ -147,3 +151,29 @@ def test_a_mistake_is_one_line_and_nothing_is_written(learned, data, tmp_path, c
     out = tmp_path / "out"
     assert told in mistake(capsys, "prune", "--model", learned, "--data", data, "--out", out, *words)
     assert not out.exists()
+
+
+def test_adapters_over_a_modernbert_are_merged_and_pruned(data, tmp_path):
+    """Fused query, key and value, gates, windows, and widths that differ."""
+    folder = tmp_path / "model"
+    write_toy_folder(folder)
+    sizes = {"width": 64, "layers": 2, "heads": 4, "inner": 96, "embedding_width": 64, "positions": 128}
+    vocabulary = len(toy_vocabulary())
+    config = ModernBertConfig(
+        model_type="modernbert",
+        vocabulary=vocabulary,
+        segments=0,
+        **sizes,
+        global_layers=(0,),
+        local_attention=8,
+    )
+    write_model(folder, Model(new_network(config, {}, torch.Generator().manual_seed(0))))
+    adapted = tune("sst2", folder, tmp_path, *SHORT, "head.encoder=lora", "lora.rank=4").folder
+    removal = Removal(heads=0.5, neurons=0.5, widths="free", rounds=1, examples=50)
+    result = prune(request_of(adapted, data, tmp_path / "pruned", removal), Notebook())
+    pruned = load(result.folder, device="cpu")
+    assert isinstance(pruned.model.network.config, ModernBertConfig)
+    assert sum(pruned.model.network.config.layer_heads) == 4
+    assert sum(result.rounds[-1].neurons) == 96
+    assert predict_labelled([result.folder], data).metrics() == result.rounds[-1].tuned["dev"]
+    assert not (result.folder / "model" / "adapter_config.json").exists()
