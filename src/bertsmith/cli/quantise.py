@@ -9,7 +9,7 @@ from typer import Option, echo
 
 from bertsmith.cli.classify import text_or_pair
 from bertsmith.cli.model_options import BaseOption, JsonOption, naming_inputs, print_json
-from bertsmith.cli.text_files import TextColumnOption, TextSource, pieces_of
+from bertsmith.cli.text_files import Text2ColumnOption, TextColumnOption, TextSource, pieces_of
 from bertsmith.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -23,13 +23,15 @@ def quantise(
     out: Annotated[Path, Option(metavar="FOLDER", help="Model folder to write.")],
     calibrate: Annotated[
         Path | None,
-        Option(metavar="FILE", help="Texts like those to come, one a line (a pair: a tab), or a table; 512."),
+        Option(
+            metavar="FILE",
+            help="Texts like those to come, the first 512: one a line (a pair: a tab), or a table.",
+        ),
     ] = None,
     column: TextColumnOption = "",
+    column2: Text2ColumnOption = "",
     bits: Annotated[int, Option(help="8, or with --weights-only 4.")] = 8,
-    weights_only: Annotated[
-        bool, Option("--weights-only", help="Round no inputs: for memory, and for every member.")
-    ] = False,
+    weights_only: Annotated[bool, Option("--weights-only", help="Round no inputs: for memory.")] = False,
     data: Annotated[
         Path | None, Option(help="The task's folder or a labelled file: evaluate before and after.")
     ] = None,
@@ -57,7 +59,7 @@ def quantise(
         _check_weights_only(bits, calibrate, weights_only=weights_only)
         made = quantise_weights(model, out, bits=bits, base=base)
     else:
-        pieces = pieces_of(TextSource(calibrate.expanduser(), column), text_or_pair)
+        pieces = pieces_of(TextSource(calibrate.expanduser(), column, column2), text_or_pair)
         lines = (line for piece in pieces for line in zip(piece.wheres, piece.texts, strict=True))
         chosen = list(islice((line for line in lines if "".join(line[1]).strip()), CALIBRATION_TEXTS))
         if not chosen:

@@ -84,10 +84,13 @@ def test_each_mistake_is_one_line_and_nothing_is_written(model, run, texts, tmp_
     assert "--weights-only" in mistake(capsys, *given, "--bits", 4)
     assert "choose 8 or 4" in mistake(capsys, *given, "--bits", 3, "--weights-only")
     assert "leave one of the two out" in mistake(capsys, *given, "--weights-only", "--calibrate", texts)
+    (tmp_path / "pairs.csv").write_text("one,two\nwarm tea,cold rain\n")
+    assert "--text COLUMN" in mistake(capsys, *given, "--calibrate", tmp_path / "pairs.csv")
     (tmp_path / "empty.txt").write_text("\n\n")
     assert "holds no text" in mistake(capsys, *given, "--calibrate", tmp_path / "empty.txt")
     assert not (tmp_path / "out").exists()
-    assert bertsmith(capsys, *given, "--calibrate", texts).code == 0
+    columns = ("--text", "one", "--text2", "two")
+    assert bertsmith(capsys, *given, "--calibrate", tmp_path / "pairs.csv", *columns).code == 0
     again = ("quantise", "--model", tmp_path / "out", "--weights-only", "--out", tmp_path / "twice")
     assert "is quantised already; give the model that it was made from" in mistake(capsys, *again)
     assert "is there already" in mistake(capsys, *given, "--calibrate", texts)
