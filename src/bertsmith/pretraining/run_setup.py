@@ -4,18 +4,21 @@
 which changes with every step; `StepLoader` gives the steps their batches.
 """
 
+import hashlib
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from bertsmith.core.files import write_json, write_text
+from bertsmith.core.errors import UserError
+from bertsmith.core.files import read_json, write_json, write_text
 from bertsmith.corpus.token_store import TokenStore
 from bertsmith.data.data_loader import PretrainingDataset, StepBatches, StepIndex, load_steps
 from bertsmith.model.encoder import Block
+from bertsmith.model.network import Network
 from bertsmith.objectives.pretraining_objective import Counts, PretrainingObjective
 from bertsmith.objectives.registry import OBJECTIVES
 from bertsmith.pretraining.budget import Budget
@@ -43,7 +46,7 @@ from bertsmith.training.run_folder import RunFolder
 from bertsmith.training.trainer import Clock, GradientGuard, Progress, StepInput, Trainer, loss_scaler
 from bertsmith.training.weight_average import WeightAverage
 
-STORE_FILE, PLANS = "store.json", "plans"
+STORE_FILE, TEACHER_FILE, PLANS = "store.json", "teacher.json", "plans"
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,18 +169,7 @@ def set_up(request: Request, world: World, callback: ProgressCallback) -> tuple[
     held_out = PretrainingDataset(store, held_out_recipe(recipe, machine), split="held-out", **loading)
     fixed = fixed_data(store, recipe, world, micro_tokens=machine.micro_tokens, cache=folder.path / PLANS)
     world.on_main(store.verify)
-
-    def begin_folder() -> None:
-        # A stage without a step is met before the folder holds a run that more text would not fit to.
-        for dataset in (train, held_out):
-            for stage in range(len(recipe.examples.stages)):
-                dataset.stage_index(stage).steps_in(0)
-        folder.remove_partial_files()
-        write_versions(folder.path)
-        write_json(folder.path / STORE_FILE, {"hash": store.hash, "tokens": store.tokens})
-        write_text(folder.config, recipe_text(recipe))  # last, for it says that a run is there
-
-    world.on_main(begin_folder)
+    world.on_main(lambda: _begin_folder(folder, recipe, (train, held_out), initial.teacher))
     build = OBJECTIVES[recipe.examples.objective].build
     # A teacher is no part of what is trained, so it does not move along with it.
     other = None if initial.other is None else initial.other.to(world.device)
@@ -214,8 +206,44 @@ def set_up(request: Request, world: World, callback: ProgressCallback) -> tuple[
 
 def run_folder(out: Path) -> RunFolder:
     """The folder of a pre-training run; its model is the last thing that it writes."""
-    early = frozenset({STORE_FILE, "versions.json", "source.sha256"})
+    early = frozenset({STORE_FILE, TEACHER_FILE, "versions.json", "source.sha256"})
     return RunFolder(out, "recipe.toml", "model/config.json", early_files=early, caches=(PLANS,))
+
+
+def _begin_folder(
+    folder: RunFolder, recipe: Recipe, datasets: Sequence[PretrainingDataset], teacher: Network | None
+) -> None:
+    """Write down what the run is, unless there is nothing to show it, or it would have another teacher."""
+    # A stage without a step is met before the folder holds a run that more text would not fit to.
+    for dataset in datasets:
+        for stage in range(len(recipe.examples.stages)):
+            dataset.stage_index(stage).steps_in(0)
+    told = None if teacher is None else {"hash": network_hash(teacher)}
+    _check_same_teacher(folder, told)
+    folder.remove_partial_files()
+    write_versions(folder.path)
+    if told is not None:
+        write_json(folder.path / TEACHER_FILE, told)
+    store = datasets[0].opened_store
+    write_json(folder.path / STORE_FILE, {"hash": store.hash, "tokens": store.tokens})
+    write_text(folder.config, recipe_text(recipe))  # last, for it says that a run is there
+
+
+def network_hash(network: Network) -> str:
+    """A hash of all weights of a network."""
+    digest = hashlib.sha256(repr(network.config).encode())
+    for name, tensor in sorted(network.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().contiguous().numpy().data)
+    return digest.hexdigest()
+
+
+def _check_same_teacher(folder: RunFolder, told: Mapping[str, str] | None) -> None:
+    """Raise if a run would resume with another teacher than it began with."""
+    file = folder.path / TEACHER_FILE
+    if folder.begun and told is not None and read_json(file, remedy="give --out a new folder") != told:
+        what = "the run there was started with another teacher: its weights have changed since"
+        raise UserError(what, where=str(file), remedy="put them back, or give --out a new folder")
 
 
 def held_out_recipe(recipe: Recipe, machine: Machine) -> Recipe:

@@ -1,5 +1,6 @@
 """A student from its teacher's layers: trained, resumed, saved, and what cannot be distilled."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -164,6 +165,19 @@ def test_the_memory_of_the_teacher_is_counted(teacher, store):
         for each, other in ((recipe, initial.teacher), (tiny_recipe(), None))
     ]
     assert memory[0] != memory[1]
+
+
+def test_a_resumed_run_wants_the_same_teacher(teacher, store, tmp_path):
+    folder = tmp_path / "teacher"
+    shutil.copytree(teacher, folder)
+    with stop_at(1):
+        run_tiny(store, tmp_path / "run", *of(folder))
+    network = read_model(folder).network
+    with torch.no_grad():
+        network.heads["mlm"].bias += 1
+    write_model(folder, Model(network))
+    with pytest.raises(UserError, match="another teacher: its weights have changed"):
+        run_tiny(store, tmp_path / "run", *of(folder))
 
 
 # ---- what cannot be distilled
