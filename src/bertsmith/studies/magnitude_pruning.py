@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bertsmith.core.errors import UserError
-from bertsmith.core.files import atomic_folder, atomic_path, read_json, write_json
+from bertsmith.core.files import atomic_path, read_json, write_json
 from bertsmith.finetuning.assignment import Assignment
 from bertsmith.finetuning.finetune import FinetuningResult, Preparation, finetune
 from bertsmith.finetuning.finetuning_setup import Run
 from bertsmith.finetuning.finetuning_state import RunState
 from bertsmith.finetuning.run_warnings import total_steps
 from bertsmith.inference.loaded_model import load
-from bertsmith.inference.model_path import model_folder
 from bertsmith.inference.task_model import task_model_of
 from bertsmith.model.tensor_files import read_safetensors, write_safetensors
 from bertsmith.recipe.finetuning_schema import FinetuningRecipe
@@ -33,7 +32,7 @@ from bertsmith.shrink.magnitude import (
     published_masks,
     sparsity_of,
 )
-from bertsmith.studies.pruning import Metrics, check_same_request, network_of, write_pruned
+from bertsmith.studies.pruning import Metrics, check_same_request, copy_model, network_of, write_pruned
 from bertsmith.studies.sweep import Stopped, best_of, with_values
 from bertsmith.tasks.objective import NetworkScorer
 from bertsmith.tasks.task import Task
@@ -232,8 +231,7 @@ class _Job:
         networks = {name: load(each.folder, device="cpu").model.network for name, each in found.items()}
         with atomic_path(self.request.out / MASK_FILE) as fresh:
             write_safetensors(fresh, published_masks(networks[kept]))
-        with atomic_folder(self.request.out / "model", replaces=("*",)) as fresh:
-            shutil.copytree(model_folder(found[kept].folder), fresh, dirs_exist_ok=True)
+        copy_model(found[kept].folder, self.request.out / "model")
         reports = [
             SparseReport(name, sparsity_of(networks[name]), result.metrics) for name, result in found.items()
         ]

@@ -243,8 +243,7 @@ class _Pruning:
             kept = facts["kept"]
             model, tuned = self._train(pruned) if self.request.trains else (pruned, {})
             reports.append(RoundReport.of(facts, tuned))
-        with atomic_folder(folder.model, replaces=("*",)) as fresh:
-            shutil.copytree(model_folder(model), fresh, dirs_exist_ok=True)
+        copy_model(model, folder.model)
         listed = [asdict(each) for each in reports]
         write_json(
             folder.path / RESULT, {"task": self.request.task.name, "rounds": listed, "kept_heads": kept}
@@ -320,10 +319,18 @@ def network_of(model: TaskModel) -> Network:
     return scorer.network
 
 
+def copy_model(trained: Path, folder: Path) -> None:
+    """The model of a run, where the result of a job is looked for."""
+    shutil.rmtree(folder, ignore_errors=True)  # of a start that was killed behind this
+    with atomic_folder(folder) as fresh:
+        shutil.copytree(model_folder(trained), fresh, dirs_exist_ok=True)
+
+
 def write_pruned(folder: Path, bert: Bert, network: Network) -> None:
     """A model folder of a network in place of a fine-tuned model's own."""
     assert bert.finetuned is not None, "task_of_model has looked"
-    with atomic_folder(folder, replaces=("*",)) as fresh:
+    shutil.rmtree(folder, ignore_errors=True)  # of a start that was killed behind this
+    with atomic_folder(folder) as fresh:
         write_model(fresh, replace(bert.model, network=network))
         write_finetuned(fresh, bert.finetuned)
         bert.tokenizer.save(fresh)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from bertsmith.core.errors import UserError
+from bertsmith.core.files import write_json
 from bertsmith.finetuning.predict import predict_labelled
 from bertsmith.finetuning.splits import read_splits
 from bertsmith.inference.loaded_model import load
@@ -89,6 +90,22 @@ def test_a_job_killed_while_it_cuts_begins_that_round_anew(learned, data, tmp_pa
             prune(request, Notebook())
     assert not list((tmp_path / "pruned" / "rounds").glob("1/pruned*"))
     assert sum(prune(request, Notebook()).rounds[-1].heads) == 6
+
+
+@pytest.mark.parametrize("name", ["given", "1/pruned", "result"])
+def test_a_job_killed_before_a_file_of_facts_goes_on(name, learned, data, tmp_path, monkeypatch):
+    request = request_of(learned, data, tmp_path / "pruned", Removal(heads=0.25, rounds=1), trains=False)
+
+    def killed(path, values):
+        assert not str(path).endswith(f"{name}.json"), "killed here"
+        write_json(path, values)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("bertsmith.studies.pruning.write_json", killed)
+        with pytest.raises(AssertionError, match="killed here"):
+            prune(request, Notebook())
+    assert sum(prune(request, Notebook()).rounds[-1].heads) == 6
+    assert load(request.out, device="cpu").model.network.config.layer_heads
 
 
 def test_the_least_important_heads_go_first(learned, data, tmp_path):
