@@ -1,5 +1,6 @@
 """A real server with the project's own model and toy ones, and a real browser that looks at its page."""
 
+import json
 import shutil
 import socket
 import threading
@@ -71,6 +72,12 @@ class Visit:
     def text(self, selector: str) -> str:
         """What is written there, once it is."""
         return self.page.locator(selector).first.inner_text()
+
+
+def default_shape() -> tuple[int, int]:
+    """Layers and heads of the project's own model."""
+    config = json.loads((default_model() / "config.json").read_text(encoding="utf-8"))
+    return config["num_hidden_layers"], config["num_attention_heads"]
 
 
 def tuned_models(lesson: Callable[..., Path]) -> dict[str, Path]:

@@ -5,7 +5,7 @@ import re
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.playground import Visit
+from tests.browser.playground import Visit, default_shape
 
 
 def shares(page: Page, panel: str) -> list[tuple[str, float]]:
@@ -172,7 +172,8 @@ def test_a_token_of_a_chosen_head_shows_what_it_reads(seen: Visit) -> None:
         "all => all.map(to => Number(to.style.getPropertyValue('--heat')) ** 2)"
     )
     assert sum(heats) == pytest.approx(1, abs=0.02)
-    assert panel.locator("canvas").count() == 16
+    layers, heads = default_shape()
+    assert panel.locator("canvas").count() == layers * heads
     inked = (
         "map => map.getContext('2d').getImageData(0, 0, map.width, map.height).data.some(value => value > 0)"
     )

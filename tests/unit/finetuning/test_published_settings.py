@@ -30,6 +30,10 @@ DEFAULTS = {
     "features.layers": "all-and-embeddings",
     "features.combine": "weighted-sum",
     "features.width": "model",
+    # No teachers; with some, those of DistilBERT's question answering.
+    "distill.teachers": (),
+    "distill.soft_weight": 0.5,
+    "distill.temperature": 2.0,
     # Warm-up over 10 %, all else as in pre-training: A.2 and optimization.py.
     "optim.algorithm": "adamw",
     "optim.peak_lr": 3e-5,
