@@ -19,7 +19,7 @@ PASSAGE = (
 QUESTIONS = {
     "answer": ("answer", "Why did Alyssa go to Miami?", "--passage-text", PASSAGE),
     "tag": ("tag", "Ada Lovelace met Charles Babbage in London."),
-    "classify": ("classify", "A film that never once loses its rhythm."),
+    "classify": ("classify", "A warm and funny film with a wonderful cast."),
 }
 """For each ability of a task model what it is asked here."""
 FINETUNING = ("--text", "sentence", "--label", "worker", "--epochs", "10", "--lr", "1e-3", "--batch", "16")

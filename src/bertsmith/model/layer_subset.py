@@ -29,13 +29,15 @@ def evenly_spaced(layers: int, wanted: int) -> tuple[int, ...]:
     return tuple(int(number * (layers - 1) / (wanted - 1) + 0.5) for number in range(wanted))
 
 
-def subset_config(config: EncoderConfig, layers: Sequence[int]) -> EncoderConfig:
-    """The config of a network with only these layers of one with this config."""
+def subset_config(
+    config: EncoderConfig, layers: Sequence[int], *, where: str = "distill.layers"
+) -> EncoderConfig:
+    """The config of a network with only these layers of one with this config; `where` they were asked for."""
     if behind := [each for each in layers if each >= config.layers]:
         what = (
             f"the teacher has {config.layers} layers, and layer {behind[0]}, counted from 0, is none of them"
         )
-        raise UserError(what, where="distill.layers", remedy="choose fewer, or a larger teacher")
+        raise UserError(what, where=where, remedy="choose fewer, or a larger teacher")
 
     def left(sizes: tuple[int, ...]) -> tuple[int, ...]:
         """The sizes of these layers where pruning left each its own; one block has one for all layers."""
@@ -44,12 +46,12 @@ def subset_config(config: EncoderConfig, layers: Sequence[int]) -> EncoderConfig
     heads, inner = left(config.layer_heads), left(config.layer_inner)
     fewer = replace(config, layers=len(layers), layer_heads=heads, layer_inner=inner)
     if isinstance(fewer, AlbertConfig) and fewer.groups > 1:
-        what = f"the teacher's layers share their weights in {fewer.groups} groups, so none can be left out"
-        raise UserError(what, where="distill.layers", remedy="give the student a shape of its own")
+        what = f"layers that share their weights in {fewer.groups} groups cannot be left out"
+        raise UserError(what, where=where, remedy="take a model that shares all of its layers, or none")
     if isinstance(fewer, ModernBertConfig):
         if 0 in layers[1:] or layers[0] != 0:
             what = "a ModernBERT's first layer has no norm before its attention, and stays the first"
-            raise UserError(what, where="distill.layers", remedy="begin with layer 0, and take it once")
+            raise UserError(what, where=where, remedy="keep layer 0, once")
         seeing_all = [number for number, each in enumerate(layers) if each in fewer.global_layers]
         fewer = replace(fewer, global_layers=tuple(seeing_all))
     return fewer
