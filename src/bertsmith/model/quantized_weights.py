@@ -178,8 +178,10 @@ def in_steps(linear: nn.Linear, steps: Steps) -> QuantizedLinear:
 
 
 def quantized_for_memory(linear: nn.Linear, bits: int) -> QuantizedLinear:
-    """A layer of few bits that rounds nothing but its weights."""
-    return _with_weight(linear, *rounded(linear.weight.detach().float(), bits))
+    """A layer of few bits that rounds nothing but its weights; 8 bits where its inputs are odd in number."""
+    # Two 4-bit numbers share a byte, and pruning may leave one of a row without another.
+    fitting = 8 if linear.in_features % 2 else bits
+    return _with_weight(linear, *rounded(linear.weight.detach().float(), fitting))
 
 
 def quantized_table(table: nn.Embedding) -> QuantizedEmbedding:

@@ -22,10 +22,12 @@ from bertsmith.model.inference_network import (
     stored_weights,
 )
 from bertsmith.model.model_folder import Model, read_model, write_model
+from bertsmith.model.network import Network, new_network
 from bertsmith.model.quantized_folder import is_quantized
 from bertsmith.model.quantized_weights import (
     QuantizedEmbedding,
     QuantizedLinear,
+    bits_of,
     quantized_for_memory,
     quantized_table,
     rounded,
@@ -33,7 +35,7 @@ from bertsmith.model.quantized_weights import (
 from bertsmith.model.torch_internals import has_4bit_products
 from bertsmith.packed import pack
 from tests.folders import change_config, complaint, drop
-from tests.tiny import tiny_network
+from tests.tiny import tiny_encoder_config, tiny_network
 
 CONVERTIBLE = tuple(name for name in ARCHITECTURES if name != "deberta-v2")
 BATCH = pack([[5, 17, 3, 80, 9], [44, 2, 61], [7] * 40])
@@ -58,7 +60,10 @@ def calibrated_network(model_type: str = "bert"):
 
 
 def for_memory(model_type: str, bits: int):
-    network = lively(model_type)
+    return rounded_for_memory(lively(model_type), bits)
+
+
+def rounded_for_memory(network: Network, bits: int) -> Network:
     for block in network.encoder.blocks:
         assert isinstance(block, Block)
         put_weights(block, tuple(quantized_for_memory(each, bits) for each in linears_of(block)))
@@ -141,10 +146,22 @@ def test_rounding_errs_by_half_a_step_and_four_bits_pack_two_numbers_in_a_byte()
         # Four bits may cut off the ends of a group where that costs less than wider steps.
         assert float(error.max()) <= most * (1.01 if bits == 8 else 5)
         assert float(error.square().mean()) < most**2
-    odd = nn.Linear(6, 2)
-    assert quantized_for_memory(odd, 4).scales_OG.shape == (2, 1)
+    ungrouped = quantized_for_memory(nn.Linear(6, 2), 4)
+    assert (ungrouped.whole.shape, ungrouped.scales_OG.shape) == ((2, 3), (2, 1))
     whole, scales = rounded(torch.tensor([[7.0, -7.0, 3.0, 0.0]]), 4)
     assert whole.tolist() == [[15 | 1 << 4, 11 | 8 << 4]] and scales.tolist() == [[1.0]]
+
+
+def test_an_odd_number_of_inputs_takes_eight_bits_where_four_were_asked_for(tmp_path):
+    pruned = new_network(tiny_encoder_config(layer_inner=(63, 64, 1)), {}, torch.Generator().manual_seed(0))
+    network = rounded_for_memory(pruned.eval(), 4)
+    write_model(tmp_path / "small", Model(network))
+    found = read_model(tmp_path / "small").network
+    contracting = [linears_of(block)[3] for block in found.encoder.blocks]
+    assert [(each.in_features, bits_of(each.whole)) for each in contracting] == [(63, 8), (64, 4), (1, 8)]
+    with torch.no_grad():
+        assert torch.equal(network(BATCH), found(BATCH))
+        assert likeness(packed_network(found)(BATCH), found(BATCH)) > 0.999
 
 
 def test_a_layer_in_half_precision_keeps_its_whole_numbers(tmp_path):
