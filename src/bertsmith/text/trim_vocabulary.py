@@ -105,7 +105,7 @@ def _spelled_with(kept: Collection[str], numbers: Collection[str], model: dict[s
     return {piece for piece in single if not bare[piece] or bare[piece] in known or bare[piece].isascii()}
 
 
-def _renumber(pipeline: dict[str, Any], kept: Collection[str], new: dict[int, int]) -> None:
+def _renumber(pipeline: dict[str, Any], kept: set[str], new: dict[int, int]) -> None:
     """Leave the pipeline the kept pieces, and give all that names an id the new one."""
     model = pipeline["model"]
     if model["type"] == "Unigram":
@@ -115,7 +115,7 @@ def _renumber(pipeline: dict[str, Any], kept: Collection[str], new: dict[int, in
     else:
         model["vocab"] = {piece: new[number] for piece, number in model["vocab"].items() if piece in kept}
     if model["type"] == "BPE":
-        pairs = [pair for pair in _merges(model) if {*pair, _merged(pair, model)} <= set(kept)]
+        pairs = [pair for pair in _merges(model) if {*pair, _merged(pair, model)} <= kept]
         model["merges"] = [list(pair) for pair in pairs]
     for token in pipeline["added_tokens"]:
         token["id"] = new[token["id"]]

@@ -3,10 +3,11 @@
 import pytest
 
 from bertsmith.core.errors import UserError
+from bertsmith.text import trim_vocabulary
 from bertsmith.text.tokenizer import Tokenizer
 from bertsmith.text.trim_vocabulary import seen_ids, trimmed_vocabulary
 from tests.tokenizer_folders import edit_json
-from tests.tokenizer_makers import MAKERS, uncased_wordpiece
+from tests.tokenizer_makers import MAKERS, byte_bpe, uncased_wordpiece
 
 TEXTS = ["The smith heats the iron.", "Москва, and the iron is hot!", "it is a horseshoe  again"]
 
@@ -49,6 +50,19 @@ def test_characters_of_other_scripts_go(tmp_path):
     after = trimmed(before).tokenizer
     assert before.unknown_id not in before.encode("火花").ids
     assert after.unknown_id in after.encode("火花").ids
+
+
+def test_sets_are_not_made_anew_for_every_merge(tmp_path, monkeypatch):
+    tokenizer = Tokenizer.load(byte_bpe(tmp_path))
+    seen, made = set().union(*seen_ids(tokenizer, TEXTS)), []
+
+    def noted(values=()):
+        made.append(values)
+        return set(values)
+
+    monkeypatch.setattr(trim_vocabulary, "set", noted, raising=False)
+    trimmed_vocabulary(tokenizer, seen)
+    assert 0 < len(made) < 10
 
 
 def test_a_vocabulary_of_words_is_refused(tmp_path):
