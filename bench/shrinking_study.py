@@ -60,15 +60,18 @@ class Job:
     def done(self) -> Any:
         """What it says at its end as JSON, from the file where it was done before."""
         said = self.out.with_name(f"{self.out.name}.said.json")
+        if said.exists() and json.loads(said.read_text(encoding="utf-8"))["words"] != [*self.words]:
+            raise SystemExit(f"{said} is of another command: remove it, or give another --out")
         if not said.exists():
             self.out.parent.mkdir(parents=True, exist_ok=True)
             command = [*BERTSMITH, *self.words, "--out", str(self.out), "--json"]
             ended = subprocess.run(command, capture_output=True, text=True, check=False)
             if ended.returncode:
                 raise SystemExit(f"{self.out}: {ended.stderr.strip().splitlines()[-1]}")
-            said.write_text(ended.stdout.splitlines()[-1] + "\n", encoding="utf-8")
+            result = {"words": self.words, "said": json.loads(ended.stdout.splitlines()[-1])}
+            said.write_text(json.dumps(result) + "\n", encoding="utf-8")
             print(self.out, flush=True)
-        return json.loads(said.read_text(encoding="utf-8"))
+        return json.loads(said.read_text(encoding="utf-8"))["said"]
 
 
 def main() -> None:
@@ -127,14 +130,14 @@ def student_jobs(options: argparse.Namespace) -> Iterable[Named]:
             name = f"{layers} layers, {way}"
             yield (
                 name,
-                Job(options.out / "students" / name.replace(", ", "-").replace(" ", "-"), tuple(words)),
+                Job(options.out / "students" / file_name(name), tuple(words)),
             )
 
 
 def tuning_jobs(starts: Mapping[str, Any], options: argparse.Namespace) -> Iterable[Named]:
     """Each encoder, fine-tuned for each task with each seed."""
     for task, of_task in selected(options).items():
-        for number, (name, model) in enumerate(starts.items()):
+        for name, model in starts.items():
             for seed in range(options.seeds):
                 words = (
                     "finetune",
@@ -144,13 +147,18 @@ def tuning_jobs(starts: Mapping[str, Any], options: argparse.Namespace) -> Itera
                     "--data",
                     str(options.data / of_task.folder),
                 )
-                out = tuned_folder(options, task, number, seed)
+                out = tuned_folder(options, task, name, seed)
                 yield (task, name, seed), Job(out, (*words, *of_task.settings_of(seed)))
 
 
-def tuned_folder(options: argparse.Namespace, task: str, number: int, seed: int) -> Path:
-    """Of an encoder by its number; the teacher's is 0."""
-    return Path(options.out / task / f"encoder-{number}-seed-{seed}")
+def tuned_folder(options: argparse.Namespace, task: str, name: str, seed: int) -> Path:
+    """Of an encoder by its name."""
+    return Path(options.out / task / f"{file_name(name)}-seed-{seed}")
+
+
+def file_name(name: str) -> str:
+    """A name without commas and spaces."""
+    return name.replace(",", "").replace(" ", "-")
 
 
 def shrinking_jobs(options: argparse.Namespace) -> Iterable[Named]:
@@ -159,7 +167,7 @@ def shrinking_jobs(options: argparse.Namespace) -> Iterable[Named]:
         data = options.data / of_task.folder
         texts = calibration_texts(data / of_task.train, options.out / task / "calibration.txt")
         for seed in range(options.seeds):
-            teacher, place = tuned_folder(options, task, 0, seed), options.out / task / f"seed-{seed}"
+            teacher, place = tuned_folder(options, task, "teacher", seed), options.out / task / f"seed-{seed}"
             pruned = (
                 "prune",
                 "--model",
@@ -171,17 +179,20 @@ def shrinking_jobs(options: argparse.Namespace) -> Iterable[Named]:
                 "--rounds",
                 "2",
             )
-            for share in HEADS:
-                out = place / f"heads-{share}"
-                yield (task, f"{share:.0%} of the heads", seed), Job(out, (*pruned, "--heads", str(share)))
+            for fraction in HEADS:
+                out = place / f"heads-{fraction}"
+                yield (
+                    (task, f"{fraction:.0%} of the heads", seed),
+                    Job(out, (*pruned, "--heads", str(fraction))),
+                )
             yield (task, "half of the neurons", seed), Job(place / "neurons", (*pruned, "--ffn", "0.5"))
             both = (*pruned, "--heads", "0.4", "--ffn", "0.5")
             yield (task, "40% of the heads, half of the neurons", seed), Job(place / "both", both)
-            for share in SPARSITIES:
+            for fraction in SPARSITIES:
                 sparse = ["prune", "--model", options.model, "--task", task, "--data", str(data)]
-                sparse += ["--method", "magnitude", "--sparsity", str(share), "--rewind", "0.1"]
+                sparse += ["--method", "magnitude", "--sparsity", str(fraction), "--rewind", "0.1"]
                 sparse += ["--retrain", ",".join(RETRAINING), *of_task.settings_of(seed)]
-                yield (task, f"{share:.0%} zeros", seed), Job(place / f"zeros-{share}", tuple(sparse))
+                yield (task, f"{fraction:.0%} zeros", seed), Job(place / f"zeros-{fraction}", tuple(sparse))
             quantised = ("quantise", "--model", str(teacher), "--calibrate", str(texts), "--data", str(data))
             yield (task, "int8", seed), Job(place / "int8", quantised)
 

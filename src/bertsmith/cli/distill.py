@@ -1,5 +1,6 @@
 """`bertsmith distill`: a small model that learns from a large one, of text or of a task."""
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -69,6 +70,7 @@ def distill(
 
     bertsmith distill --teacher runs/a --teacher runs/b --student MODEL --task mrpc --data MRPC --out small
     """
+    started = time.monotonic()  # as in `pretrain`
     out, common = out.expanduser(), [("--lr", "optim.peak_lr", lr), ("--seed", "run.seed", seed)]
     if (store is None) == (not task):
         remedy = "--store distils what is known of text, --task and --data what is known of a task"
@@ -107,7 +109,7 @@ def distill(
     sizes = run_options(steps=steps, minutes=minutes, batch=batch, device=device, precision=precision)
     recipe = chosen_recipe(RECIPE, [*spelled(begins), *sizes], settings or [], max_length)
     assert store is not None
-    run(recipe, store=store.expanduser(), out=out, as_json=as_json)
+    run(recipe, store=store.expanduser(), out=out, as_json=as_json, started=started)
 
 
 def _refuse(given: "dict[str, object]", beside: str) -> None:

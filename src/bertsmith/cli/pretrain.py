@@ -125,7 +125,7 @@ def run(
     store: Path,
     out: Path,
     as_json: bool,
-    started: float | None = None,
+    started: float,
     early_stopping: "EarlyStopping | None" = None,
 ) -> None:
     """Run a recipe to its end and print how it ended."""

@@ -12,6 +12,7 @@ from bertsmith.core.errors import UserError
 from bertsmith.data.collate import Multiples
 from bertsmith.model.attention_kernels import flash_fits
 from bertsmith.model.encoder import can_compile
+from bertsmith.model.encoder_config import EncoderConfig
 from bertsmith.model.network import Network
 from bertsmith.objectives.registry import OBJECTIVES
 from bertsmith.pretraining.step_memory import (
@@ -83,7 +84,7 @@ def fit_machine(
     cores_for_each = (os.cpu_count() or 1) // world.size
     workers = max(1, min(GPU_LOADER_WORKERS, cores_for_each - 1)) if on_gpu else 0
     networks = [network] if other is None else [network, other]
-    load = _load(recipe, networks, world, precision)
+    load = training_load(recipe, networks, world, precision)
     compiled = (run.compile == "on" or (run.compile == "auto" and on_gpu)) and all(map(can_compile, networks))
     recorded = compiled and _recordable(recipe, networks, load, world)
     multiples = _multiples(recipe, load, on_gpu=on_gpu, recorded=recorded)
@@ -229,7 +230,10 @@ def _average_text(recipe: Recipe) -> list[str]:
     return [f"the model is the {kind} of the weights after {begins:.0%} of the run"]
 
 
-def _load(recipe: Recipe, networks: Sequence[Network], world: World, precision: Precision) -> TrainingLoad:
+def training_load(
+    recipe: Recipe, networks: Sequence[Network], world: World, precision: Precision
+) -> TrainingLoad:
+    """What decides the memory of a step, of a recipe and the networks it runs."""
     hungriest = max(recipe.examples.stages, key=lambda stage: stage.length)
     # A generator's embeddings count twice here, though they are shared: rather too much than too little.
     weights = [sum(parameter.numel() for parameter in network.parameters()) for network in networks]
@@ -247,7 +251,18 @@ def _load(recipe: Recipe, networks: Sequence[Network], world: World, precision: 
         generator=others[0] if others and not has_teacher else None,
         teacher=others[0] if has_teacher else None,
         teacher_parameters=weights[1] if has_teacher else 0,
+        compared=_compared(recipe, networks[0].config, others[0], hungriest.length) if has_teacher else 0,
     )
+
+
+def _compared(recipe: Recipe, student: EncoderConfig, teacher: EncoderConfig, longest: int) -> int:
+    """Bytes in fp32 for each token of what `distill.*` compares beside predictions, from both models."""
+    distill, heads = recipe.distill, max(student.heads, teacher.heads)
+    states = (student.layers + 1) * (student.width + teacher.width) if distill.hidden_weight else 0
+    # Of each matrix of scores there are two models' and, for a moment, their difference or logarithms.
+    matrices = student.layers * bool(distill.attention_weight)
+    matrices += len(distill.relations) * bool(distill.relation_weight)
+    return 4 * (states + 3 * matrices * heads * longest)
 
 
 def kept_for_each_weight(recipe: Recipe) -> int:

@@ -42,6 +42,8 @@ class TrainingLoad:
     teacher: EncoderConfig | None = None
     """Of what a student learns from, which is not trained and scores the same rows."""
     teacher_parameters: int = 0
+    compared: int = 0
+    """Bytes for each token of states and attention scores that student and teacher are compared by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,7 @@ def estimate_memory(load: TrainingLoad, tokens: int) -> MemoryEstimate:
         + load.teacher_parameters * FP32,
         gradients=load.parameters * FP32,
         optimizer=load.parameters * load.moments * FP32,
-        activations=of_generator + tokens * (_embeddings(load) + _kept_of_layers(load)),
+        activations=of_generator + tokens * (_embeddings(load) + _kept_of_layers(load) + load.compared),
         scores=math.ceil(tokens * load.predicted_fraction) * _scored_row(load),
         working=tokens * max(_working(load), _working_of_teacher(load)),
     )
@@ -164,7 +166,7 @@ def _scored_row(load: TrainingLoad) -> int:
 
 
 def _working_of_teacher(load: TrainingLoad) -> int:
-    """Bytes for each token of the teacher's widest layer, of which nothing is kept."""
+    """Bytes for each token of the teacher's widest layer; what is kept of it is `compared`."""
     if load.teacher is None:
         return 0
     theirs = replace(load, config=load.teacher)

@@ -1,6 +1,7 @@
 """A student from its teacher's layers: trained, resumed, saved, and what cannot be distilled."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,10 @@ from bertsmith.corpus.token_store import TokenStore
 from bertsmith.model.model_folder import Model, read_model, write_model
 from bertsmith.packed import pack
 from bertsmith.pretraining.checkpoint_export import export_checkpoints
-from bertsmith.pretraining.hardware import fit_machine
+from bertsmith.pretraining.hardware import training_load
 from bertsmith.pretraining.held_out import METRICS
 from bertsmith.pretraining.initial_model import build_initial_model, with_true_model
+from bertsmith.pretraining.step_memory import estimate_memory
 from bertsmith.recipe.load import load_recipe
 from bertsmith.training.distributed import ALONE
 from tests.tiny_runs import (
@@ -158,13 +160,23 @@ def test_a_student_may_keep_its_segments_or_begin_with_a_model_or_fresh(teacher,
 
 
 def test_the_memory_of_the_teacher_is_counted(teacher, store):
-    recipe = with_true_model(tiny_recipe(*of(teacher)))
+    recipe = with_true_model(tiny_recipe(*of(teacher), "distill.rows=predicted"))
     initial = build_initial_model(recipe, store)
-    memory = [
-        fit_machine(each, initial.network, ALONE, other=other).notes[-1]
-        for each, other in ((recipe, initial.teacher), (tiny_recipe(), None))
-    ]
-    assert memory[0] != memory[1]
+    networks = (initial.network, initial.teacher)
+    load = training_load(recipe, networks, ALONE, "fp32")
+    alone = replace(load, teacher=None, teacher_parameters=0)
+    with_it, without = (estimate_memory(each, 256) for each in (load, alone))
+    parameters = sum(each.numel() for each in initial.teacher.parameters())
+    assert with_it.weights - without.weights == 4 * parameters
+    assert with_it.scores > without.scores and with_it.gradients == without.gradients
+    assert load.compared == 0
+    matched = with_true_model(
+        tiny_recipe(*of(teacher), "distill.hidden_weight=1", "distill.attention_weight=1")
+    )
+    ours, theirs = (each.config for each in networks)
+    states = (ours.layers + 1) * (ours.width + theirs.width)
+    scores = 3 * ours.layers * ours.heads * load.longest
+    assert training_load(matched, networks, ALONE, "fp32").compared == 4 * (states + scores)
 
 
 def test_a_resumed_run_wants_the_same_teacher(teacher, store, tmp_path):
