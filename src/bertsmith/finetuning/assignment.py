@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from bertsmith.core.errors import UserError
 from bertsmith.core.files import read_json, sha256_of, write_json
 from bertsmith.inference.adapter_folder import ADAPTER_FILES
+from bertsmith.inference.finetuned_folder import MIX_FILE
 from bertsmith.inference.model_path import model_folder
 from bertsmith.model.sentence_modules import transformer_folder
 from bertsmith.model.tensor_files import WEIGHT_FILES
@@ -193,7 +194,7 @@ def _described(change: Difference) -> str:
 
 def hashes_of_files(model: Path) -> dict[str, str]:
     """A hash of each file of a model folder that decides what the model computes."""
-    patterns = ("config.json", *WEIGHT_FILES, *TOKENIZER_FILES, *ADAPTER_FILES)
+    patterns = ("config.json", *WEIGHT_FILES, *TOKENIZER_FILES, *ADAPTER_FILES, MIX_FILE)
     files = sorted({file for pattern in patterns for file in model.glob(pattern)})
     return {file.name: _hash_of_file(file, file.stat().st_size, file.stat().st_mtime_ns) for file in files}
 

@@ -127,6 +127,33 @@ def test_a_resumed_run_wants_the_same_teacher(model, student, teachers, tmp_path
         tune("sst2", student, tmp_path, of(teacher))
 
 
+@pytest.fixture(scope="module")
+def mixes(model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Runs that differ in what they learned on top of one frozen encoder; not to be changed."""
+    settings = (*SHORT, "head.encoder=frozen-features")
+    places = [tmp_path_factory.mktemp("mix") for _ in range(2)]
+    return [
+        tune("sst2", model, place, *settings, f"run.seed={seed}").folder for seed, place in enumerate(places)
+    ]
+
+
+def test_teachers_over_one_frozen_encoder_each_tell_their_own_scores(student, mixes, tmp_path):
+    runs = [set_up_run(toy_assignment("sst2", student, tmp_path, of(each))) for each in mixes]
+    for run, teacher in zip(runs, mixes, strict=True):
+        expected = load_task_model(teacher, device="cpu").logits(run.batches.encoded)
+        np.testing.assert_allclose(told_by(run).astype(np.float32), expected, atol=2e-3)
+
+
+def test_a_resumed_run_wants_the_same_teacher_over_a_frozen_encoder(student, mixes, tmp_path):
+    teacher = tmp_path / "teacher"
+    shutil.copytree(mixes[0], teacher)
+    with stop_at(1):
+        tune("sst2", student, tmp_path, of(teacher))
+    shutil.copy(mixes[1] / "model" / "mix.safetensors", teacher / "model" / "mix.safetensors")
+    with pytest.raises(UserError, match=r"holds another run: .*mix\.safetensors"):
+        tune("sst2", student, tmp_path, of(teacher))
+
+
 def test_words_are_found_again_in_another_order():
     ours = made_set("tag")
     turned = np.random.default_rng(0).permutation(len(ours.rows_P))
