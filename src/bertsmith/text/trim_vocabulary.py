@@ -13,6 +13,8 @@ CHUNK = 1024
 """Texts that are split at once."""
 MARKS = "\N{LOWER ONE EIGHTH BLOCK}"
 """What SentencePiece has for a space."""
+BYTES = frozenset(f"<0x{byte:02X}>" for byte in range(256))
+"""The pieces that spell a character without one of its own, where a model falls back on bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,15 +96,17 @@ def _parts_of(kept: Collection[str], model: dict[str, Any]) -> set[str]:
 
 
 def _spelled_with(kept: Collection[str], numbers: Collection[str], model: dict[str, Any]) -> set[str]:
-    """The pieces of one character, in use or ASCII, so that new words of them are spelled and not unknown."""
+    """The pieces of one character, in use or ASCII, and of bytes: new words are spelled and not unknown."""
     prefix = model.get("continuing_subword_prefix") or ""
     bare = {piece: piece.removeprefix(prefix).lstrip(MARKS) for piece in numbers}
     known = {character for piece in kept for character in bare[piece]}
     # Byte-level BPE writes every text with 256 characters, and needs them all.
     single = {piece for piece, text in bare.items() if len(text) <= 1}
+    in_bytes = BYTES.intersection(numbers if model.get("byte_fallback") else ())
     if model["type"] == "BPE":
-        return single
-    return {piece for piece in single if not bare[piece] or bare[piece] in known or bare[piece].isascii()}
+        return single | in_bytes
+    used = {piece for piece in single if not bare[piece] or bare[piece] in known or bare[piece].isascii()}
+    return used | in_bytes
 
 
 def _renumber(pipeline: dict[str, Any], kept: set[str], new: dict[int, int]) -> None:

@@ -7,7 +7,7 @@ from bertsmith.text import trim_vocabulary
 from bertsmith.text.tokenizer import Tokenizer
 from bertsmith.text.trim_vocabulary import seen_ids, trimmed_vocabulary
 from tests.tokenizer_folders import edit_json
-from tests.tokenizer_makers import MAKERS, byte_bpe, uncased_wordpiece
+from tests.tokenizer_makers import MAKERS, byte_bpe, cased_unigram, uncased_wordpiece
 
 TEXTS = ["The smith heats the iron.", "Москва, and the iron is hot!", "it is a horseshoe  again"]
 
@@ -50,6 +50,26 @@ def test_characters_of_other_scripts_go(tmp_path):
     after = trimmed(before).tokenizer
     assert before.unknown_id not in before.encode("火花").ids
     assert after.unknown_id in after.encode("火花").ids
+
+
+def add_byte_pieces(pipeline):
+    model, added = pipeline["model"], pipeline["added_tokens"]
+    for token in added:
+        if token["id"] >= len(model["vocab"]):
+            token["id"] += 256
+    model["vocab"] += [[f"<0x{byte:02X}>", 0.0] for byte in range(256)]
+    model["byte_fallback"] = True
+
+
+def test_a_model_that_falls_back_on_bytes_keeps_them_all(tmp_path):
+    edit_json(cased_unigram(tmp_path) / "tokenizer.json", add_byte_pieces)
+    before = Tokenizer.load(tmp_path)
+    found = trimmed(before)
+    new = before.encode("iron \N{ANCHOR}").ids
+    assert [before.token(number) for number in new][-4:-1] == ["<0xE2>", "<0x9A>", "<0x93>"]
+    after = found.tokenizer.encode("iron \N{ANCHOR}").ids
+    assert [found.kept[number] for number in after] == new
+    assert len(found.kept) < before.vocabulary_size
 
 
 def test_sets_are_not_made_anew_for_every_merge(tmp_path, monkeypatch):
