@@ -84,7 +84,7 @@ def _check_teacher(name: str, teacher: TaskModel, config: TaskConfig, student: N
     if config.text.longest > network.config.positions:
         what = f"takes texts of at most {network.config.positions} tokens, not {config.text.longest}"
         raise UserError(what, where=name, remedy=f"--max-length {network.config.positions}")
-    ours, theirs = (_weights(each.config) for each in (student, network))
+    ours, theirs = (_encoder_weights(each.config) for each in (student, network))
     if theirs < ours:
         what = f"has {theirs:,} weights, and its student {ours:,}: a student is the smaller one"
         raise UserError(what, where=name, remedy="give a smaller --student, or a larger teacher")
@@ -95,10 +95,12 @@ def _described(config: TaskConfig) -> str:
     return f"{config.task} ({config.kind.name}{': ' if shown else ''}{shown})"
 
 
-def _weights(config: EncoderConfig) -> int:
-    """The weights of an encoder, by arithmetic; 0 where an architecture only continues from folders."""
-    pretraining = architecture_of(config.model_type).pretraining
-    return 0 if pretraining is None else pretraining.count_parameters(config)
+def _encoder_weights(config: EncoderConfig) -> int:
+    """How many weights an encoder has, adapters aside."""
+    # Built anew, without memory: a student may have adapters by now, and a teacher quantised weights.
+    with torch.device("meta"):
+        encoder = architecture_of(config.model_type).build_encoder(config)
+    return sum(each.numel() for each in encoder.parameters())
 
 
 def _key(name: str, encoded: EncodedSet, teacher: TaskModel, precision: Precision) -> str:

@@ -15,6 +15,7 @@ from bertsmith.inference.loaded_model import load_task_model
 from bertsmith.model.layer_subset import network_of_layers, subset_config
 from bertsmith.model.model_folder import Model, read_model, write_model
 from bertsmith.model.network import new_network
+from tests.tiny import tiny_encoder_config
 from tests.tiny_runs import differing, metrics_of
 from tests.tuning import SHORT, Notebook, set_up_run, stop_at, toy_assignment, tune, weights_of
 from tests.unit.tasks.made_sets import made_set
@@ -193,3 +194,17 @@ def test_a_larger_student_is_refused(model, student, teachers, tmp_path):
     with pytest.raises(UserError, match="a student is the smaller one"):
         tune("sst2", model, tmp_path, of(small))
     assert not (tmp_path / "runs" / "sst2").exists()
+
+
+@pytest.mark.parametrize("model_type", ["deberta-v2", "xlm-roberta"])
+def test_an_architecture_that_is_not_pretrained_here_may_teach(model, student, tmp_path, model_type):
+    folder = tmp_path / "model"
+    shutil.copytree(model, folder)
+    vocabulary = read_model(model).network.config.vocabulary
+    config = tiny_encoder_config(model_type, vocabulary=vocabulary, width=64, inner=256)
+    write_model(folder, Model(new_network(config, {"mlm": 0}, torch.Generator().manual_seed(0))))
+    teacher = tune("sst2", folder, tmp_path / "teacher", *SHORT).folder
+    # The adapters of a student are not counted: it may be as large as its teacher.
+    for name, encoder in ((student, "tuned"), (folder, "lora")):
+        run = set_up_run(toy_assignment("sst2", name, tmp_path, of(teacher), f"head.encoder={encoder}"))
+        assert len(told_by(run)) == 160
