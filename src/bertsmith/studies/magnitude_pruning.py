@@ -32,6 +32,7 @@ from bertsmith.shrink.magnitude import (
     published_masks,
     sparsity_of,
 )
+from bertsmith.shrink.slicing import blocks_to_prune
 from bertsmith.studies.pruning import Metrics, check_same_request, copy_model, network_of, write_pruned
 from bertsmith.studies.sweep import Stopped, best_of, with_values
 from bertsmith.tasks.objective import NetworkScorer
@@ -133,6 +134,7 @@ def prune_by_magnitude(request: MagnitudeRequest, callback: ProgressCallback) ->
     folder = RunFolder(request.out, ASSIGNMENT, RESULT)
     check_same_request(folder, request.to_json())
     if not folder.finished:
+        blocks_to_prune(load(request.model, device="cpu").model.network)
         with folder.locked():
             write_json(folder.config, request.to_json())
             job = _Job(request, callback)

@@ -10,6 +10,7 @@ from bertsmith.core.errors import UserError
 from bertsmith.finetuning.predict import predict_labelled
 from bertsmith.inference.loaded_model import load
 from bertsmith.shrink.magnitude import published_masks, sparsity_of
+from bertsmith.shrink.sharing import SharedShape, shared_model
 from bertsmith.studies.magnitude_pruning import MagnitudeRequest, prune_by_magnitude
 from bertsmith.studies.pruning import task_to_train
 from bertsmith.studies.sweep import Stopped
@@ -146,6 +147,27 @@ def test_a_mistake_is_one_line_and_nothing_is_written(model, data, tmp_path, cap
     common = ("--model", model, "--task", "sst2", "--data", data, "--out", out)
     assert told in mistake(capsys, "prune", *common, *words)
     assert not out.exists()
+
+
+@pytest.mark.parametrize("part", ["attention", "ffn"])
+def test_a_model_whose_layers_share_a_part_is_refused_before_it_is_trained(
+    model, data, tmp_path, capsys, part
+):
+    shared_model(load(model, device="cpu"), SharedShape(part)).save(tmp_path / "shared")
+    words = [
+        "prune",
+        "--model",
+        tmp_path / "shared",
+        "--task",
+        "sst2",
+        "--data",
+        data,
+        "--out",
+        tmp_path / "out",
+    ]
+    words += ["--method", "magnitude", "--sparsity", 0.5, "--rewind", 0.1, "--epochs", 0.2]
+    assert "some layers share a part of their weights" in mistake(capsys, *words)
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_model_that_was_not_finetuned_needs_a_task(model):
