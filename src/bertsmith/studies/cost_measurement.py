@@ -75,7 +75,7 @@ class Cost:
     throughput: float
     """Examples a second, 64 at a time."""
     joules: float | None
-    """An example, 64 at a time; None where the machine does not tell."""
+    """An example on a CPU, 64 at a time; None where the machine does not tell."""
     peak_bytes: int
     """Of the process; on a GPU, of its memory."""
     by_length: dict[str, float]
@@ -95,10 +95,10 @@ def measure(request: CostRequest) -> Cost:
     task_model = task_model_of(network, bert.finetuned, bert.engine)
     examples = _examples(bert, request.data)
     times = _latencies(task_model, examples, request.seconds)
-    energy = joules_used()
     batch = list(islice(cycle(examples), BATCH_EXAMPLES))
-    batches = timed(lambda _: _predict(task_model, batch), request.seconds)
-    joules = None if energy is None else (joules_used() or 0.0) - energy
+    batches, joules = timed_with_energy(
+        lambda _: _predict(task_model, batch), request.seconds, bert.engine.device
+    )
     by_length = _by_length(bert, request.seconds)
     peak = _peak_bytes(bert.engine.device)
     metric, quality = _quality(request)
@@ -112,7 +112,7 @@ def measure(request: CostRequest) -> Cost:
         latency_p50=statistics.median(times),
         latency_p95=_quantile(times, 0.95),
         throughput=BATCH_EXAMPLES / statistics.median(batches),
-        joules=None if joules is None else joules / (len(batches) * BATCH_EXAMPLES),
+        joules=None if joules is None else joules / BATCH_EXAMPLES,
         peak_bytes=peak,
         by_length=by_length,
         metric=metric,
@@ -125,8 +125,30 @@ def measure(request: CostRequest) -> Cost:
 
 def timed(work: Callable[[int], object], seconds: float) -> list[float]:
     """How long each round of some work took, for so many seconds; the first two do not count."""
+    _warm_up(work)
+    return _times(work, seconds)
+
+
+def timed_with_energy(
+    work: Callable[[int], object], seconds: float, device: torch.device
+) -> tuple[list[float], float | None]:
+    """As `timed`, and the joules of a round that counts; None on a GPU, whose energy is not the CPU's."""
+    _warm_up(work)
+    before = joules_used()
+    times = _times(work, seconds)
+    after = joules_used()
+    # Counters begin at 0 again when they are full.
+    if device.type != "cpu" or before is None or after is None or after < before:
+        return times, None
+    return times, (after - before) / len(times)
+
+
+def _warm_up(work: Callable[[int], object]) -> None:
     for number in range(2):
         work(number)
+
+
+def _times(work: Callable[[int], object], seconds: float) -> list[float]:
     found: list[float] = []
     while len(found) < MIN_ROUNDS or (sum(found) < seconds and len(found) < MAX_ROUNDS):
         begin = time.perf_counter()

@@ -8,10 +8,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from bertsmith.core.errors import UserError
 from bertsmith.inference.loaded_model import load
 from bertsmith.model.network import build_network
+from bertsmith.studies import cost_measurement
 from bertsmith.studies import cost_table as study
 from bertsmith.studies.cost_measurement import (
     CostRequest,
@@ -21,6 +23,7 @@ from bertsmith.studies.cost_measurement import (
     main,
     measure,
     timed,
+    timed_with_energy,
 )
 from bertsmith.studies.cost_table import CostTableRequest, cost_table, pareto_front, quality_text
 from bertsmith.tasks.catalogue import task_named
@@ -169,6 +172,34 @@ def test_energy_is_told_where_the_machine_tells(tmp_path):
         (tmp_path / name).mkdir()
         (tmp_path / name / "energy_uj").write_text(value)
     assert joules_used(Path(tmp_path)) == 3.0
+
+
+@pytest.mark.parametrize(
+    ("device", "a_round", "told"),
+    [("cpu", 3.0, 3.0), ("cpu", 0.0, 0.0), ("cpu", -3.0, None), ("cuda", 3.0, None)],
+)
+def test_energy_is_that_of_the_rounds_that_count(monkeypatch, device, a_round, told):
+    rounds = []
+    monkeypatch.setattr(cost_measurement, "joules_used", lambda: 100 + a_round * len(rounds))
+    times, joules = timed_with_energy(rounds.append, 0.0, torch.device(device))
+    assert (len(times), joules) == (5, told)
+    monkeypatch.setattr(cost_measurement, "joules_used", lambda: None)
+    assert timed_with_energy(rounds.append, 0.0, torch.device(device))[1] is None
+
+
+def test_a_model_takes_the_energy_of_its_counted_batches(place, monkeypatch):
+    batches = []
+    predict = cost_measurement._predict
+
+    def noted(model, examples):
+        if len(examples) > 1:
+            batches.append(len(examples))
+        predict(model, examples)
+
+    monkeypatch.setattr(cost_measurement, "_predict", noted)
+    monkeypatch.setattr(cost_measurement, "joules_used", lambda: float(sum(batches)))
+    cost = measure(CostRequest(place / "merged", place / "data" / "sst2", "cpu", 0.0, time.time()))
+    assert (len(batches), cost.joules) == (7, 1.0)
 
 
 def test_the_first_rounds_do_not_count():
