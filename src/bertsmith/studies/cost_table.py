@@ -21,12 +21,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from bertsmith.core.errors import UserError
-from bertsmith.core.files import read_json, write_json
+from bertsmith.core.files import read_json, sha256_of, write_json
 from bertsmith.core.progress import progress_bar
-from bertsmith.finetuning.predict import config_of
-from bertsmith.inference.model_path import model_folder
+from bertsmith.core.version import VERSION
+from bertsmith.finetuning.predict import FURTHER_TASKS, config_of
+from bertsmith.inference.adapter_folder import base_folder
+from bertsmith.inference.model_path import is_adapter, model_folder
 from bertsmith.insight.report import Cell, Report, Table, write_report
+from bertsmith.model.sentence_modules import transformer_folder
 from bertsmith.studies.cost_measurement import Cost, CostRequest, runs_in
+from bertsmith.tasks.catalogue import task_named
 from bertsmith.tasks.metrics import Metric
 from bertsmith.tasks.task import Task
 from bertsmith.training.curves import GREY, HELD_OUT, TRAINING
@@ -64,10 +68,11 @@ def cost_table(request: CostTableRequest) -> Report:
     """Measure what is not measured yet, and write the table, its numbers and its picture."""
     metric = _checked_metric(request)
     jobs = [(model, device) for model in request.models for device in request.devices()]
+    conditions = _conditions(request)
     costs: dict[str, dict[str, Cost]] = {}
     with progress_bar("measuring", len(jobs)) as advance:
         for model, device in jobs:
-            costs.setdefault(str(model), {})[device] = _measured(request, model, device)
+            costs.setdefault(str(model), {})[device] = _measured(request, model, device, conditions)
             advance(1)
     report = cost_report(request, costs, metric)
     write_report(report, request.out)
@@ -92,9 +97,8 @@ def _checked_metric(request: CostTableRequest) -> Metric:
 # ---- one model on one device
 
 
-def _measured(request: CostTableRequest, model: Path, device: str) -> Cost:
-    key = _key(request, model, device)
-    file = request.out / MEASURED / f"{key}.json"
+def _measured(request: CostTableRequest, model: Path, device: str, conditions: str) -> Cost:
+    file = request.out / MEASURED / f"{_key(model, device, conditions)}.json"
     if file.is_file():
         return _cost(read_json(file, remedy="remove the file, and it is measured again"))
     values = _in_its_own_process(request, model, device)
@@ -108,14 +112,44 @@ def _cost(values: Mapping[str, Any]) -> Cost:
     return Cost(**{**kept, "quality": tuple(kept["quality"])})
 
 
-def _key(request: CostTableRequest, model: Path, device: str) -> str:
-    """What tells a measurement from others: the files of the model, the data and the settings."""
-    found = hashlib.sha256(f"{request.data.resolve()} {device} {request.seconds}".encode())
-    for run in dict.fromkeys((*runs_in(model), model_folder(model))):
-        for file in sorted(each for each in model_folder(run).iterdir() if each.is_file()):
-            facts = file.stat()
-            found.update(f"{file.resolve()} {facts.st_size} {facts.st_mtime_ns}".encode())
+def _conditions(request: CostTableRequest) -> str:
+    """What all measurements of a call have in common: settings, machine and the content of the data."""
+    data = request.data
+    content = {str(file.relative_to(data)): sha256_of(file) for file in _data_files(request)}
+    machine = {**_machine(), "bertsmith": VERSION, "threads": torch.get_num_threads()}
+    return json.dumps([str(data.resolve()), content, request.seconds, machine])
+
+
+def _data_files(request: CostTableRequest) -> list[Path]:
+    """The files that the task may read; not all that lie there, for results may, too."""
+    if request.data.is_file():
+        return [request.data]
+    tasks = (request.task, *(task_named(name) for name in FURTHER_TASKS.get(request.task.name, ())))
+    patterns = [
+        (request.data / name, f"{pattern}*")  # compressed ones have one more suffix
+        for task in tasks
+        for name in ("", *task.folders)
+        for split in task.splits.values()
+        for pattern in split.files
+    ]
+    return sorted({file for folder, pattern in patterns for file in folder.glob(pattern) if file.is_file()})
+
+
+def _key(model: Path, device: str, conditions: str) -> str:
+    """What tells a measurement from others: the model's files, the device and the conditions of the call."""
+    found = hashlib.sha256(f"{device} {conditions}".encode())
+    for file in _model_files(model):
+        facts = file.stat()
+        found.update(f"{file.resolve()} {facts.st_size} {facts.st_mtime_ns}".encode())
     return f"{model.resolve().name}-{device}-{found.hexdigest()[:12]}"
+
+
+def _model_files(model: Path) -> list[Path]:
+    """The files of all runs in a model's folder; of an adapter its base's, too."""
+    folders = [model_folder(run) for run in (*runs_in(model), model)]
+    folders += [base_folder(folder) for folder in folders if is_adapter(folder)]
+    places = dict.fromkeys(place for folder in folders for place in (folder, transformer_folder(folder)))
+    return [file for place in places for file in sorted(place.iterdir()) if file.is_file()]
 
 
 def _in_its_own_process(request: CostTableRequest, model: Path, device: str) -> dict[str, Any]:

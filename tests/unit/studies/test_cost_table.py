@@ -1,6 +1,8 @@
 """The cost table: what is counted is right, what is measured is kept, and the best are joined by a line."""
 
 import json
+import os
+import shutil
 import sys
 import time
 from dataclasses import replace
@@ -29,6 +31,7 @@ from bertsmith.studies.cost_table import CostTableRequest, cost_table, pareto_fr
 from bertsmith.tasks.catalogue import task_named
 from tests.command_line import bertsmith, mistake
 from tests.tiny import tiny_encoder_config
+from tests.tokenizer_folders import edit_json
 from tests.tuning import SHORT, quickly, toy_model, tune
 
 __all__ = ["quickly", "toy_model"]
@@ -93,6 +96,59 @@ def test_a_model_that_changed_is_measured_again(place, tmp_path, measuring):
     cost_table(request)
     cost_table(replace(request, seconds=0.01))
     assert len(measuring) == 3
+
+
+@pytest.fixture
+def again(place, model, tmp_path, monkeypatch):
+    """Measures an adapter, of which all is a copy; whether it was measured, and not found."""
+    copied = {name: tmp_path / name for name in ("base", "run", "data")}
+    for source, target in zip(
+        (model, place / "runs" / "sst2", place / "data" / "sst2"), copied.values(), strict=True
+    ):
+        shutil.copytree(source, target)
+    adapter = next(copied["run"].rglob("adapter_config.json"))
+    edit_json(adapter, lambda config: config.update(base_model_name_or_path=str(copied["base"])))
+    cost = measure(CostRequest(copied["run"], copied["data"], "cpu", 0.0, time.time()))
+    measured = []
+    monkeypatch.setattr(study, "_in_its_own_process", lambda *_: measured.append(1) or study.asdict(cost))
+    monkeypatch.setattr(CostTableRequest, "devices", lambda _: ("cpu",))
+    request = CostTableRequest(SST2, (copied["run"],), copied["data"], tmp_path / "cost", 0.0)
+
+    def measures():
+        measured.clear()
+        cost_table(request)
+        return bool(measured)
+
+    assert measures() and not measures()
+    return measures
+
+
+def test_other_data_are_measured_again(again, tmp_path):
+    file = tmp_path / "data" / "dev.tsv"
+    facts, text = file.stat(), file.read_text()
+    file.write_text(text.swapcase())
+    os.utime(file, ns=(facts.st_atime_ns, facts.st_mtime_ns))
+    assert again()
+    file.write_text(text)
+    assert not again()
+
+
+def test_another_base_of_an_adapter_is_measured_again(again, tmp_path):
+    os.utime(tmp_path / "base" / "model.safetensors")
+    assert again() and not again()
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "value"),
+    [
+        (study, "VERSION", "next"),
+        (torch, "__version__", "next"),
+        (torch, "get_num_threads", lambda: 99),
+    ],
+)
+def test_another_machine_or_version_is_measured_again(again, monkeypatch, module, name, value):
+    monkeypatch.setattr(module, name, value)
+    assert again() and not again()
 
 
 def test_a_process_of_its_own_measures_the_same(place, tmp_path):
