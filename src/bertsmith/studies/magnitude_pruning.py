@@ -13,13 +13,23 @@ from typing import Any, Literal
 
 from bertsmith.core.errors import UserError
 from bertsmith.core.files import atomic_path, read_json, write_json
-from bertsmith.finetuning.assignment import Assignment
+from bertsmith.finetuning.assignment import (
+    EXAMPLES,
+    MODEL_FILES,
+    Assignment,
+    check_same_examples,
+    hashes_of,
+    hashes_of_files,
+)
 from bertsmith.finetuning.finetune import FinetuningResult, Preparation, finetune
 from bertsmith.finetuning.finetuning_setup import Run
 from bertsmith.finetuning.finetuning_state import RunState
 from bertsmith.finetuning.run_warnings import total_steps
+from bertsmith.finetuning.splits import read_splits
 from bertsmith.inference.loaded_model import load
+from bertsmith.inference.model_path import model_folder
 from bertsmith.inference.task_model import task_model_of
+from bertsmith.model.sentence_modules import transformer_folder
 from bertsmith.model.tensor_files import read_safetensors, write_safetensors
 from bertsmith.recipe.finetuning_schema import FinetuningRecipe
 from bertsmith.recipe.load import leaves
@@ -77,12 +87,13 @@ class MagnitudeRequest:
     skip_bad: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        """What a run found in the folder must agree with to be resumed."""
+        """What a run found in the folder must agree with to be resumed, the examples aside."""
         asked = {
             "task": self.task.name,
             "custom": dict(self.task.custom),
             "recipe": leaves(self.recipe.model_dump(mode="json")),
             "model": str(self.model.resolve()),
+            MODEL_FILES: hashes_of_files(transformer_folder(model_folder(self.model))),
             "data": str(self.data.resolve()),
             "skip_bad": self.skip_bad,
             **{key: getattr(self, key) for key in ("sparsity", "rewind", "retraining", "rounds")},
@@ -132,11 +143,13 @@ def prune_by_magnitude(request: MagnitudeRequest, callback: ProgressCallback) ->
     refuse_several_processes("pruning has one process")
     request.check()
     folder = RunFolder(request.out, ASSIGNMENT, RESULT)
-    check_same_request(folder, request.to_json())
+    check_same_request(folder, asked := request.to_json())
+    splits = read_splits(request.task, request.data, skip_bad=request.skip_bad)
+    check_same_examples(folder, hashes := hashes_of(splits.limited(request.recipe.run.limit).splits))
     if not folder.finished:
         blocks_to_prune(load(request.model, device="cpu").model.network)
         with folder.locked():
-            write_json(folder.config, request.to_json())
+            write_json(folder.config, {**asked, EXAMPLES: hashes})
             job = _Job(request, callback)
             job.finish(job.gradual() if request.rewind is None else job.after_training(request.rewind))
     shutil.rmtree(request.out / WORK, ignore_errors=True)

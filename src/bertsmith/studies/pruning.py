@@ -12,7 +12,14 @@ from typing import Any
 
 from bertsmith.core.errors import UserError
 from bertsmith.core.files import atomic_folder, read_json, write_json
-from bertsmith.finetuning.assignment import Assignment
+from bertsmith.finetuning.assignment import (
+    EXAMPLES,
+    MODEL_FILES,
+    Assignment,
+    check_same_examples,
+    hashes_of,
+    hashes_of_files,
+)
 from bertsmith.finetuning.evaluation import evaluate
 from bertsmith.finetuning.finetune import finetune
 from bertsmith.finetuning.finetuning_setup import cache_folder
@@ -25,8 +32,9 @@ from bertsmith.inference.task_model import TaskModel, task_model_of
 from bertsmith.inference.unit_importance import task_importance
 from bertsmith.model.model_folder import write_model
 from bertsmith.model.network import Network
+from bertsmith.model.sentence_modules import transformer_folder
 from bertsmith.recipe.finetuning_schema import FinetuningRecipe
-from bertsmith.recipe.load import leaves
+from bertsmith.recipe.load import differences, leaves
 from bertsmith.recipe.toml_text import value_text
 from bertsmith.shrink.layer_dropping import without_layers
 from bertsmith.shrink.selection import Widths, chosen_units, counts_left
@@ -88,15 +96,16 @@ class PruningRequest:
     skip_bad: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        """What a run found in the folder must agree with to be resumed."""
+        """What a run found in the folder must agree with to be resumed, the examples aside."""
         asked = {
-            **asdict(self.removal),
+            **leaves({"removal": asdict(self.removal)}),
             "task": self.task.name,
             "custom": dict(self.task.custom),
             "recipe": leaves(self.recipe.model_dump(mode="json")),
             "trains": self.trains,
             "skip_bad": self.skip_bad,
             "model": str(self.model.resolve()),
+            MODEL_FILES: hashes_of_files(transformer_folder(model_folder(self.model))),
             "data": str(self.data.resolve()),
         }
         plain: dict[str, Any] = json.loads(json.dumps(asked))  # tuples become lists, as in the file
@@ -184,13 +193,15 @@ def prune(request: PruningRequest, callback: ProgressCallback) -> PruningResult:
     """Prune as asked; a job found in the folder resumes where it was, or is reported if it is finished."""
     refuse_several_processes("pruning has one process")
     folder = RunFolder(request.out, ASSIGNMENT, RESULT)
-    check_same_request(folder, request.to_json())
+    check_same_request(folder, asked := request.to_json())
+    splits = read_splits(request.task, request.data, skip_bad=request.skip_bad)
+    splits = splits.limited(request.recipe.run.limit)
+    check_same_examples(folder, hashes := hashes_of(splits.splits))
     if not folder.finished:
         first = _units_to_begin_with(request)
-        splits = read_splits(request.task, request.data, skip_bad=request.skip_bad)
         with folder.locked():
-            write_json(folder.config, request.to_json())
-            _Pruning(request, splits.limited(request.recipe.run.limit), first, callback).run(folder)
+            write_json(folder.config, {**asked, EXAMPLES: hashes})
+            _Pruning(request, splits, first, callback).run(folder)
     shutil.rmtree(request.out / ROUNDS, ignore_errors=True)
     return _result_in(folder)
 
@@ -200,7 +211,13 @@ def check_same_request(folder: RunFolder, asked: Mapping[str, Any]) -> None:
     folder.check_no_unknown_files()
     if folder.begun:
         begun = read_json(folder.config, remedy="give --out a new folder")
-        if changed := [key for key in asked if begun.get(key) != asked[key]]:
+        changed = [key for key in asked if begun.get(key) != asked[key]]
+        if changed == [MODEL_FILES]:
+            files = differences(begun.get(MODEL_FILES, {}), asked[MODEL_FILES])
+            what = f"holds a job on a model that has changed since ({', '.join(each.key for each in files)})"
+            remedy = "give --out a new folder, or take the change back"
+            raise UserError(what, where=str(folder.path), remedy=remedy)
+        if changed:
             what = f"holds a job that was asked for something else ({', '.join(changed)})"
             raise UserError(what, where=str(folder.path), remedy="give --out a new folder")
 

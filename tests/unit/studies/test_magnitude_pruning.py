@@ -1,6 +1,7 @@
 """Single weights of a toy set to zero: gradually, or after a training with each way to train again."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -108,6 +109,24 @@ def test_gradually_more_weights_go_in_one_run_that_may_be_stopped(model, data, t
         prune_by_magnitude(request, Notebook())
     assert prune_by_magnitude(request, Notebook()).reports == whole.reports
     assert differing(weights_of(tmp_path / "two"), weights_of(tmp_path / "one")) == []
+
+
+def test_a_finished_job_is_none_on_another_model_or_other_examples(model, data, tmp_path):
+    shutil.copytree(model, tmp_path / "model")
+    shutil.copytree(data, tmp_path / "data")
+    places = (tmp_path / "model", tmp_path / "data", tmp_path / "out")
+    request = request_of(*places, "run.epochs=0.2", sparsity=0.6)
+    ended = prune_by_magnitude(request, Notebook())
+    for name, line, told in (
+        ("model/vocab.txt", "sunny", r"a model that has changed since \(vocab\.txt\)"),
+        ("data/train.tsv", "my sunny cat\t1", r"other examples: .* \(train\)"),
+    ):
+        before = (tmp_path / name).read_text()
+        (tmp_path / name).write_text(f"{before}{line}\n")
+        with pytest.raises(UserError, match=told):
+            prune_by_magnitude(request, Notebook())
+        (tmp_path / name).write_text(before)
+    assert prune_by_magnitude(request, Notebook()) == ended
 
 
 def test_rounds_go_by_the_cubic_schedule(model, data, tmp_path):

@@ -1,9 +1,11 @@
 """Pruning a fine-tuned toy: what goes, what is left, and a job that was stopped ends as one that was not."""
 
 import json
+import shutil
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from bertsmith.core.errors import UserError
 from bertsmith.core.files import write_json
@@ -133,8 +135,38 @@ def test_dropped_layers_go_before_heads(learned, data, tmp_path):
 
 def test_another_job_in_the_folder_is_not_resumed(straight, learned, data):
     other = request_of(learned, data, straight.folder, Removal(heads=0.25))
-    with pytest.raises(UserError, match=r"something else \(heads"):
+    with pytest.raises(UserError, match=r"something else \(removal\.heads"):
         prune(other, Notebook())
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ("learned/model/model.safetensors", "a model that has changed since (model.safetensors)"),
+        ("data/train.tsv", "other examples: the data have changed since (train)"),
+    ],
+)
+def test_a_job_does_not_go_on_with_another_model_or_other_examples(
+    learned, data, tmp_path, capsys, monkeypatch, changed, told
+):
+    shutil.copytree(learned / "model", tmp_path / "learned" / "model")
+    shutil.copytree(data, tmp_path / "data")
+    places = (tmp_path / "learned", tmp_path / "data", tmp_path / "pruned")
+    with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
+        patch.setattr("bertsmith.studies.pruning.finetune", lambda *_: 1 / 0)
+        prune(request_of(*places, Removal(heads=0.25, rounds=1)), Notebook())
+    change(tmp_path / changed)
+    words = [f"--set={each}" for each in TRAINING]
+    words += ["--heads", 0.25, "--rounds", 1, "--out", places[2]]
+    assert told in mistake(capsys, "prune", "--model", places[0], "--data", places[1], *words)
+
+
+def change(file):
+    """Other weights, or one more example."""
+    if file.suffix == ".safetensors":
+        save_file({name: tensor + 0.1 for name, tensor in load_file(file).items()}, file, {"format": "pt"})
+    else:
+        file.write_text(file.read_text() + "my cat sits under the sun\t1\n")
 
 
 def test_a_model_without_a_task_is_not_pruned(model):
