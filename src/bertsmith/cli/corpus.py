@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from typer import Argument, Option, echo
 
 from bertsmith.cli.terminal import reporting_stops
+from bertsmith.inference.embedded_models import embedded_models
 
 if TYPE_CHECKING:
     from bertsmith.corpus.build_store import CorpusReport
@@ -20,7 +21,9 @@ def corpus(
     sources: Annotated[
         list[str], Argument(metavar="TEXT...", help="Files, folders or patterns; - is standard input.")
     ],
-    vocab: Annotated[Path, Option(help="Tokenizer folder, of `bertsmith vocab` or of any model.")],
+    vocab: Annotated[
+        Path, Option(help="Tokenizer folder, of `bertsmith vocab` or of any model, or bertsmith-small.")
+    ],
     out: Annotated[Path, Option(help="Folder of the store to write.")],
     workers: Annotated[int, Option(min=1, help="Processes; the result is always the same.")] = (
         os.cpu_count() or 1
@@ -101,7 +104,7 @@ def corpus(
         report = build_store(
             sources,
             out.expanduser(),
-            vocabulary=vocab.expanduser(),
+            vocabulary=embedded_models().get(str(vocab), vocab.expanduser()),
             settings=settings,
             workers=Workers(workers, engine),
         )

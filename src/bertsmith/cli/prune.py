@@ -170,7 +170,8 @@ def run_magnitude(
     from bertsmith.studies.pruning import task_to_train
 
     if asked.sparsity is None:
-        raise UserError("how many weights are to be zero?", remedy="add --sparsity 0.7")
+        what = "needs the part of the weights that is to be zero"
+        raise UserError(what, where="--method magnitude", remedy="add --sparsity 0.7")
     methods = tuple(dict.fromkeys(word.strip() for word in asked.retrain.split(",") if word.strip()))
     if strange := [word for word in methods if word not in RETRAINING] or ([""] if not methods else []):
         remedy = f"choose of {', '.join(RETRAINING)}"

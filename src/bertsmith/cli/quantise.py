@@ -11,6 +11,7 @@ from bertsmith.cli.classify import text_or_pair
 from bertsmith.cli.model_options import BaseOption, JsonOption, naming_inputs, print_json
 from bertsmith.cli.text_files import Text2ColumnOption, TextColumnOption, TextSource, pieces_of
 from bertsmith.core.errors import UserError
+from bertsmith.core.files import check_not_taken
 
 if TYPE_CHECKING:
     from bertsmith.inference.loaded_model import Precision
@@ -55,10 +56,15 @@ def quantise(
     from bertsmith.shrink.quantise import CALIBRATION_TEXTS, quantise_for_products, quantise_weights
 
     model, out = model.expanduser(), out.expanduser()
-    if calibrate is None or weights_only or bits != 8:
+    if of_weights := calibrate is None or weights_only or bits != 8:
         _check_weights_only(bits, calibrate, weights_only=weights_only)
+    check_not_taken(out)
+    # First, so that data which cannot be read leaves nothing written.
+    scores = {} if data is None else {"before": _metrics(model, data, "fp32", base)}
+    if of_weights:
         made = quantise_weights(model, out, bits=bits, base=base)
     else:
+        assert calibrate is not None, "it is not of weights alone"
         pieces = pieces_of(TextSource(calibrate.expanduser(), column, column2), text_or_pair)
         lines = (line for piece in pieces for line in zip(piece.wheres, piece.texts, strict=True))
         chosen = list(islice((line for line in lines if "".join(line[1]).strip()), CALIBRATION_TEXTS))
@@ -66,13 +72,14 @@ def quantise(
             raise UserError("holds no text", where=str(calibrate), remedy="write one text a line")
         with naming_inputs([where for where, _ in chosen].__getitem__):
             made = quantise_for_products(model, [text for _, text in chosen], out, base=base)
-    scores = {} if data is None else _scores(model, out, data.expanduser(), base, made.precision)
+    if data is not None:
+        scores["after"] = _metrics(out, data, made.precision)
     if as_json:
         print_json({"out": str(out), **asdict(made), **scores})
         return
     before, after = made.bytes_before / MEGABYTE, made.bytes_after / MEGABYTE
     how = f"calibrated on {made.texts:,} texts" if made.texts else "weights only"
-    echo(f"{model} -> {out}: {bits} bits, {how}, {before:.1f} MB -> {after:.1f} MB")
+    echo(f"{model} -> {out}: {bits} bits, {how}, {before:.1f} MB in fp32 -> {after:.1f} MB")
     for name in scores.get("before", {}):
         echo(f"  {name.replace('_', ' ')}: {scores['before'][name]:.4f} -> {scores['after'][name]:.4f}")
 
@@ -91,12 +98,9 @@ def _check_weights_only(bits: int, calibrate: Path | None, *, weights_only: bool
         raise UserError("weights are rounded without texts", where="--weights-only", remedy=remedy)
 
 
-def _scores(
-    model: Path, out: Path, data: Path, base: Path | None, precision: str
-) -> dict[str, dict[str, float]]:
-    """The task's metrics of both models, the second with its own products whatever this machine prefers."""
+def _metrics(model: Path, data: Path, precision: str, base: Path | None = None) -> dict[str, float]:
+    """The task's metrics, computed in this precision whatever the machine prefers."""
     from bertsmith.finetuning.predict import predict_labelled
 
-    before = predict_labelled([model], data, device="cpu", precision="fp32", base=base)
-    after = predict_labelled([out], data, device="cpu", precision=cast("Precision", precision))
-    return {"before": before.metrics(), "after": after.metrics()}
+    chosen = cast("Precision", precision)
+    return predict_labelled([model], data.expanduser(), device="cpu", precision=chosen, base=base).metrics()

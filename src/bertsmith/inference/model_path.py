@@ -71,6 +71,8 @@ def _cached_folder(name: str, environment: Mapping[str, str]) -> Path:
     if HUB_NAME.fullmatch(name) and "/" in name:
         what = f"{what}, and no model of this name in {cache}"
         remedy = f"{remedy}, or fetch the model with: hf download {name}"
+    elif name.startswith("bertsmith"):
+        remedy = f"{remedy}, or one that comes with bertsmith ({', '.join(embedded_models())})"
     raise UserError(what, where=name, remedy=f"{remedy}; bertsmith itself downloads nothing")
 
 

@@ -53,6 +53,13 @@ def test_a_run_with_an_adapter_becomes_a_small_folder_that_opens_everywhere(
     assert weights[0] == weights[1]
 
 
+def test_data_that_cannot_be_read_leaves_nothing_written(capsys, run, texts, tmp_path):
+    data, out = tmp_path / "new.tsv", tmp_path / "int8"
+    data.write_text("text\tlabel\nwarm tea\t1\n")
+    said = mistake(capsys, "quantise", "--model", run, "--calibrate", texts, "--data", data, "--out", out)
+    assert "has no column 'sentence'" in said and not out.exists()
+
+
 def test_eight_bit_products_are_taken_where_the_machine_has_them(
     model, texts, tmp_path, capsys, monkeypatch, no_calibration
 ):
