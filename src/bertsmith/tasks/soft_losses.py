@@ -55,16 +55,20 @@ def soft_span_loss(scores_T2: Tensor, batch: TaskBatch, temperature: float) -> T
 
 def soft_passage_loss(scores_T2: Tensor, batch: TaskBatch, temperature: float) -> Tensor:
     """As `soft_span_loss`, over the passage's rows and the first row."""
-    ours_T2, theirs_T2 = in_passages(scores_T2, batch), in_passages(_teacher(batch), batch)
-    return _losses_of_rows(ours_T2, theirs_T2, batch.inputs.layout, temperature)
+    # Divided before the mask, whose lowest number would become -inf at a low temperature.
+    ours_T2, theirs_T2 = (in_passages(each / temperature, batch) for each in (scores_T2, _teacher(batch)))
+    return _divergences(ours_T2, theirs_T2, batch.inputs.layout) * temperature**2
 
 
 def _losses_of_rows(ours_TC: Tensor, theirs_TC: Tensor, layout: Layout, temperature: float) -> Tensor:
+    """The divergence of softmaxes at a temperature over the rows of each sequence, a mean over C [S]."""
+    return _divergences(ours_TC / temperature, theirs_TC / temperature, layout) * temperature**2
+
+
+def _divergences(ours_TC: Tensor, theirs_TC: Tensor, layout: Layout) -> Tensor:
     """The divergence of softmaxes over the rows of each sequence, a mean over C [S]."""
-    ours_TC = log_softmax_of_rows(ours_TC / temperature, layout)
-    theirs_TC = log_softmax_of_rows(theirs_TC / temperature, layout)
-    divergence_SC = sums_of_rows(theirs_TC.exp() * (theirs_TC - ours_TC), layout)
-    return divergence_SC.mean(-1) * temperature**2
+    ours_TC, theirs_TC = log_softmax_of_rows(ours_TC, layout), log_softmax_of_rows(theirs_TC, layout)
+    return sums_of_rows(theirs_TC.exp() * (theirs_TC - ours_TC), layout).mean(-1)
 
 
 def _teacher(batch: TaskBatch) -> Tensor:

@@ -12,6 +12,7 @@ from bertsmith.recipe.finetuning_schema import HeadSection
 from bertsmith.tasks.encoded import EncodedSet
 from bertsmith.tasks.kinds.registry import KINDS as BY_NAME
 from bertsmith.tasks.objective import TaskObjective
+from bertsmith.tasks.soft_losses import soft_passage_loss
 from tests.compile_counter import CompileCounter
 from tests.unit.tasks.made_sets import made_set
 from tests.unit.tasks.test_objective import CASES, OUTPUTS, TableScorer, step_of, summed
@@ -33,10 +34,10 @@ def taught_set(kind: str) -> EncodedSet:
     return replace(encoded, teacher=scores)
 
 
-def divergence(ours: Tensor, theirs: Tensor) -> Tensor:
-    """Of two rows of scores, at the temperature, times its square."""
-    told, mine = ((each / TEMPERATURE).softmax(-1) for each in (theirs, ours))
-    return TEMPERATURE**2 * sum(p * (p.log() - q.log()) for p, q in zip(told, mine, strict=True))
+def divergence(ours: Tensor, theirs: Tensor, temperature: float = TEMPERATURE) -> Tensor:
+    """Of two rows of scores, at a temperature, times its square."""
+    told, mine = ((each / temperature).softmax(-1) for each in (theirs, ours))
+    return temperature**2 * sum(p * (p.log() - q.log()) for p, q in zip(told, mine, strict=True))
 
 
 def of_item(kind: str, ours: Tensor, theirs: Tensor, passage: slice | None = None) -> Tensor:
@@ -104,6 +105,17 @@ def test_the_loss_beside_a_teacher_is_that_of_plain_loops(kind, span_over):
     torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-6)
     gradients = [torch.autograd.grad(each, both.scorer.table.weight)[0] for each in (loss, expected)]
     torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-6)
+
+
+def test_a_low_temperature_leaves_the_loss_over_a_passage_finite():
+    (micro,) = step_of(taught_set("span")).micros
+    scores_T2 = torch.randn(micro.teacher.shape, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    found_S = soft_passage_loss(scores_T2, micro, 0.25)
+    rows = [0, *range(*micro.passages_S2[0].tolist())]  # the first sequence begins with row 0
+    expected = sum(divergence(scores_T2[rows, end], micro.teacher[rows, end], 0.25) for end in (0, 1)) / 2
+    torch.testing.assert_close(found_S[0], expected)
+    found_S.sum().backward()
+    assert found_S.isfinite().all() and scores_T2.grad.isfinite().all()
 
 
 @pytest.mark.parametrize(("kind", "span_over"), CASES)
