@@ -110,8 +110,8 @@ def choose(options: argparse.Namespace, tasks: list[str]) -> None:
     chosen: dict[str, list[str]] = {}
     for task, of_task in tried.items():
         means = {settings: mean(scores[run] for run in runs) for settings, runs in of_task.items()}
-        for settings, score in means.items():
-            print(f"{task:5} {100 * score:6.2f}  {' '.join(settings)}")
+        for settings, found in means.items():
+            print(f"{task:5} {100 * found:6.2f}  {' '.join(settings)}")
         chosen[task] = list(max(means, key=lambda settings: means[settings]))
     path = options.out / "chosen.json"
     path.write_text(json.dumps(chosen, indent=1) + "\n", encoding="utf-8")

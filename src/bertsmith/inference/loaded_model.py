@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from textwrap import shorten
@@ -35,7 +35,7 @@ from bertsmith.inference.finetuned_folder import (
     write_finetuned,
 )
 from bertsmith.inference.model_path import is_adapter, model_folder
-from bertsmith.inference.outputs import ABILITIES, Choice, Classification, Entity, TaggedWord
+from bertsmith.inference.outputs import ABILITIES, Choice, Classification, Entity, NextSentence, TaggedWord
 from bertsmith.inference.precision import fast_network, quantized_network, takes_int8, usable_precision
 from bertsmith.inference.text_reader import Reader, TextInput, TextOrPair, TokenizedText, as_list, as_pairs
 from bertsmith.model.architectures.registry import architecture_of
@@ -76,14 +76,6 @@ MAX_SPARE_ROWS = 128
 """Embedding matrices are rounded up for speed; more spare rows than this speak of another vocabulary."""
 
 log = logging.getLogger("bertsmith")
-
-
-@dataclass(frozen=True, slots=True)
-class NextSentence:
-    """Whether the second text follows the first, and how sure the model is that it does."""
-
-    follows: bool
-    probability: float
 
 
 def load(

@@ -1,4 +1,4 @@
-"""What a task model predicts for texts, as people read it and as JSON."""
+"""What a model predicts for texts, as people read it and as JSON."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,6 +19,14 @@ class Classification:
     """The one label; where a text may have several, all with a probability of at least 0.5."""
     is_several: bool = False
     """Whether a text may have any number of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class NextSentence:
+    """Whether the second text follows the first, and how sure the model is that it does."""
+
+    follows: bool
+    probability: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,6 @@ Read from top to bottom: what was asked for, the job, and what it does to runs. 
 weights are set to zero, what is left is trained by one or several methods, and the best is kept.
 """
 
-import json
 import shutil
 from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
@@ -15,11 +14,9 @@ from bertsmith.core.errors import UserError
 from bertsmith.core.files import atomic_path, read_json, write_json
 from bertsmith.finetuning.assignment import (
     EXAMPLES,
-    MODEL_FILES,
     Assignment,
     check_same_examples,
     hashes_of,
-    hashes_of_files,
 )
 from bertsmith.finetuning.finetune import FinetuningResult, Preparation, finetune
 from bertsmith.finetuning.finetuning_setup import Run
@@ -27,12 +24,9 @@ from bertsmith.finetuning.finetuning_state import RunState
 from bertsmith.finetuning.run_warnings import total_steps
 from bertsmith.finetuning.splits import read_splits
 from bertsmith.inference.loaded_model import load
-from bertsmith.inference.model_path import model_folder
 from bertsmith.inference.task_model import task_model_of
-from bertsmith.model.sentence_modules import transformer_folder
 from bertsmith.model.tensor_files import read_safetensors, write_safetensors
 from bertsmith.recipe.finetuning_schema import FinetuningRecipe
-from bertsmith.recipe.load import leaves
 from bertsmith.shrink.magnitude import (
     apply_masks,
     cubic_sparsity,
@@ -43,7 +37,14 @@ from bertsmith.shrink.magnitude import (
     sparsity_of,
 )
 from bertsmith.shrink.slicing import blocks_to_prune
-from bertsmith.studies.pruning import Metrics, check_same_request, copy_model, network_of, write_pruned
+from bertsmith.studies.pruning import (
+    Metrics,
+    check_same_request,
+    copy_model,
+    network_of,
+    plain_request,
+    write_pruned,
+)
 from bertsmith.studies.sweep import Stopped, best_of, with_values
 from bertsmith.tasks.objective import NetworkScorer
 from bertsmith.tasks.task import Task
@@ -88,18 +89,9 @@ class MagnitudeRequest:
 
     def to_json(self) -> dict[str, Any]:
         """What a run found in the folder must agree with to be resumed, the examples aside."""
-        asked = {
-            "task": self.task.name,
-            "custom": dict(self.task.custom),
-            "recipe": leaves(self.recipe.model_dump(mode="json")),
-            "model": str(self.model.resolve()),
-            MODEL_FILES: hashes_of_files(transformer_folder(model_folder(self.model))),
-            "data": str(self.data.resolve()),
-            "skip_bad": self.skip_bad,
-            **{key: getattr(self, key) for key in ("sparsity", "rewind", "retraining", "rounds")},
-        }
-        plain: dict[str, Any] = json.loads(json.dumps(asked))  # tuples become lists, as in the file
-        return plain
+        keys = ("sparsity", "rewind", "retraining", "rounds", "skip_bad")
+        own = {key: getattr(self, key) for key in keys}
+        return plain_request(self.task, self.recipe, self.model, self.data, own)
 
     def check(self) -> None:
         """Raise where it cannot be done."""

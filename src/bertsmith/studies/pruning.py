@@ -97,19 +97,25 @@ class PruningRequest:
 
     def to_json(self) -> dict[str, Any]:
         """What a run found in the folder must agree with to be resumed, the examples aside."""
-        asked = {
-            **leaves({"removal": asdict(self.removal)}),
-            "task": self.task.name,
-            "custom": dict(self.task.custom),
-            "recipe": leaves(self.recipe.model_dump(mode="json")),
-            "trains": self.trains,
-            "skip_bad": self.skip_bad,
-            "model": str(self.model.resolve()),
-            MODEL_FILES: hashes_of_files(transformer_folder(model_folder(self.model))),
-            "data": str(self.data.resolve()),
-        }
-        plain: dict[str, Any] = json.loads(json.dumps(asked))  # tuples become lists, as in the file
-        return plain
+        own = {"trains": self.trains, "skip_bad": self.skip_bad, **leaves({"removal": asdict(self.removal)})}
+        return plain_request(self.task, self.recipe, self.model, self.data, own)
+
+
+def plain_request(
+    task: Task, recipe: FinetuningRecipe, model: Path, data: Path, own: Mapping[str, Any]
+) -> dict[str, Any]:
+    """A request to prune as its file has it, with what is its own."""
+    asked = {
+        **own,
+        "task": task.name,
+        "custom": dict(task.custom),
+        "recipe": leaves(recipe.model_dump(mode="json")),
+        "model": str(model.resolve()),
+        MODEL_FILES: hashes_of_files(transformer_folder(model_folder(model))),
+        "data": str(data.resolve()),
+    }
+    plain: dict[str, Any] = json.loads(json.dumps(asked))  # tuples become lists, as in the file
+    return plain
 
 
 def task_of_model(folder: Path, named: str) -> tuple[Task, TaskConfig]:
