@@ -158,7 +158,7 @@ PUBLISHED = {
     "modernbert-base": MODERNBERT,
     "modernbert-large": MODERNBERT_LARGE,
     "speedrun-small": SPEEDRUN,
-    "speedrun-base": SPEEDRUN,
+    "speedrun-base": SPEEDRUN | {"optim.peak_lr": 1e-3, "optim.decay_from": 0.3},
 }
 
 # Encoder plus pooler (DistilBERT, ELECTRA and ModernBERT have none) with the published vocabulary.
