@@ -22,6 +22,7 @@ from bertsmith.model.attention import AttentionRule
 from bertsmith.model.attention_kernels import packed_attention
 from bertsmith.model.encoder import ALL, Rows
 from bertsmith.model.encoder_config import EncoderConfig
+from bertsmith.model.flops import PassSize, flops_per_step
 from bertsmith.model.network import Network
 from bertsmith.objectives import masked_language_modelling as mlm
 from bertsmith.objectives.distillation_losses import (
@@ -77,6 +78,12 @@ class Distillation(PretrainingObjective):
     def teacher(self) -> Network:
         """The network that is learned from."""
         return self._asked[0]
+
+    def flops(self, tokens: int, sequences: int, predicted: int) -> float:
+        """The operations of the student's training and of asking the teacher."""
+        everywhere = self.distill.rows == "all" and self.distill.soft_weight > 0
+        size = PassSize(tokens, sequences, tokens if everywhere else predicted)
+        return flops_per_step([self.network], size, teacher=self.teacher)
 
     def plain(self, batch: PretrainingBatch, loss_scales_C: Tensor) -> tuple[Tensor, Tensor]:
         """The loss and the sums of a micro-batch, not compiled."""

@@ -13,6 +13,7 @@ from torch.nn import functional
 from bertsmith.data.collate import PretrainingBatch
 from bertsmith.data.data_loader import StepBatches
 from bertsmith.model.encoder import can_compile
+from bertsmith.model.flops import PassSize, flops_per_step
 from bertsmith.model.network import Network
 from bertsmith.model.torch_internals import mark_dynamic
 
@@ -47,6 +48,10 @@ class PretrainingObjective(nn.Module):
     def networks(self) -> Mapping[str, Network]:
         """What is trained: the model, under an empty name, and others by their folder inside the model's."""
         return {"": self.network}
+
+    def flops(self, tokens: int, sequences: int, predicted: int) -> float:
+        """The operations of training on so much, by the count that every share of a chip is told by."""
+        return flops_per_step(self.networks().values(), PassSize(tokens, sequences, predicted))
 
     def plain(self, batch: PretrainingBatch, loss_scales_C: Tensor) -> tuple[Tensor, Tensor]:
         """The loss and the sums of a micro-batch, not compiled."""

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from bertsmith.data.collate import Multiples
 from bertsmith.model.attention_kernels import flash_fits
 from bertsmith.model.encoder import can_compile
 from bertsmith.model.encoder_config import EncoderConfig
+from bertsmith.model.flops import PassSize, flops_per_step
 from bertsmith.model.network import Network
 from bertsmith.objectives.registry import OBJECTIVES
 from bertsmith.pretraining.step_memory import (
@@ -121,9 +122,15 @@ def _recordable(recipe: Recipe, networks: Sequence[Network], load: TrainingLoad,
     if not can or not all(flash_fits(each.config.head_width, world.device) for each in networks):
         return False
     tokens, sequences = _step_size(recipe)
-    predicted = round(tokens * load.predicted_fraction)
-    flops = flops_per_step(networks, tokens=tokens, sequences=sequences, predicted=predicted)
-    return flops < RECORDED_FLOPS
+    return _flops(networks, load, tokens=tokens, sequences=sequences) < RECORDED_FLOPS
+
+
+def _flops(networks: Sequence[Network], load: TrainingLoad, *, tokens: int, sequences: int) -> float:
+    """The operations of so many tokens of a step."""
+    size = PassSize(tokens, sequences, round(tokens * load.predicted_fraction))
+    if load.teacher is None:
+        return flops_per_step(networks, size)
+    return flops_per_step(networks[:1], size, teacher=networks[1])
 
 
 def _multiples(recipe: Recipe, load: TrainingLoad, *, on_gpu: bool, recorded: bool) -> Multiples:
@@ -303,8 +310,7 @@ def _micro_tokens(recipe: Recipe, load: TrainingLoad, world: World, wanted: int)
 
 def _cpu_micro_tokens(networks: Sequence[Network], load: TrainingLoad) -> int:
     """As many tokens, a power of two, as a CPU gets through in seconds."""
-    predicted = round(load.longest * load.predicted_fraction)
-    operations = flops_per_step(networks, tokens=load.longest, sequences=1, predicted=predicted)
+    operations = _flops(networks, load, tokens=load.longest, sequences=1)
     affordable = int(CPU_MICRO_OPERATIONS / operations * load.longest)
     return min(CPU_MICRO_TOKENS, 1 << max(0, affordable.bit_length() - 1))
 
@@ -321,8 +327,9 @@ def _free_bytes(world: World) -> int:
 
 
 PEAK_FLOPS = {
-    # Dense bf16 with fp32 accumulation, from the vendors' data sheets.
-    "H200": 989e12,
+    # Dense bf16 with fp32 accumulation, from the vendors' data sheets. Not so the H200's, whose power limit
+    # keeps every product below about 790e12 of the data sheet's 989e12: a share is one of what can be had.
+    "H200": 790e12,
     "H100 PCIe": 756e12,
     "H100": 989e12,
     "B200": 2250e12,
@@ -336,37 +343,13 @@ PEAK_FLOPS = {
 """By words of torch's name for the GPU; longer names first where one begins with another."""
 
 
-def flops_per_step(networks: Iterable[Network], *, tokens: int, sequences: int, predicted: int) -> float:
-    """Multiplications and additions of a forward and a backward pass; recomputation is not counted."""
-    counts = {"tokens": tokens, "sequences": sequences, "predicted": predicted}
-    return sum(_flops_of(network, **counts) for network in networks)
-
-
-def _flops_of(network: Network, *, tokens: int, sequences: int, predicted: int) -> float:
-    config = network.config
-    width, of_queries, of_rest, of_pairs = config.width, 0, [], 0.0
-    for layer, block in enumerate(config.order()):
-        mixed = config.heads_in(block) * config.head_width
-        of_queries += 3 * width * mixed
-        of_rest.append(width * (mixed + config.expanded_in(block) + config.inner_in(block)))
-        of_pairs += mixed * config.seen_tokens(tokens / max(1, sequences), layer)
-    # The last layer mixes all tokens, but continues with predicted ones and, for pairs, one of each sequence.
-    wanted = predicted + (sequences if {"nsp", "sop"} & set(network.heads) else 0)
-    words = (width * config.embedding_width + config.embedding_width * config.vocabulary) * predicted
-    if "replaced" in network.heads:  # it judges every token, and scores no words
-        wanted, words = tokens, (width**2 + width) * tokens
-    weights = (of_queries + sum(of_rest[:-1])) * tokens + of_rest[-1] * wanted
-    # A weight costs 2 operations forward and 4 backward; scores and mix cost 4 x width a pair of tokens.
-    return 6 * (weights + words) + 12 * tokens * of_pairs
-
-
 def peak_of(device: torch.device) -> float | None:
-    """The published bf16 peak of this GPU, or None where it is not known."""
+    """The most bf16 operations a second of this GPU, or None where they are not known."""
     if device.type != "cuda":
         return None
     return peak_by_name(torch.cuda.get_device_name(device))
 
 
 def peak_by_name(name: str) -> float | None:
-    """The published bf16 peak of the GPU of this name; an L40 is no L4, and an RTX A1000 no A100."""
+    """The same by the GPU's name; an L40 is no L4, and an RTX A1000 no A100."""
     return next((peak for known, peak in PEAK_FLOPS.items() if re.search(rf"\b{known}\b", name)), None)

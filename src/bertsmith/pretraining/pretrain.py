@@ -21,7 +21,6 @@ from bertsmith.data.data_loader import reporting_dead_workers
 from bertsmith.pretraining.hardware import (
     MAX_EVALUATION_FRACTION,
     affordable_evaluations,
-    flops_per_step,
     kept_for_each_weight,
     peak_of,
 )
@@ -352,9 +351,7 @@ def _log(run: Run, state: RunState, journal: RunJournal, report: StepReport) -> 
     peak = peak_of(run.world.device)
     if peak is not None and window.tokens:
         size = run.world.size
-        sequences, predicted = window.sequences * size, int(window.masked * size)
-        counts = {"tokens": window.tokens, "sequences": sequences, "predicted": predicted}
-        flops = flops_per_step(run.objective.networks().values(), **counts)
+        flops = run.objective.flops(window.tokens, window.sequences * size, int(window.masked * size))
         seconds = window.tokens / values["tokens_per_second"]
         values["mfu"] = round(flops / seconds / (peak * size), 4)
     state.window = MetricsWindow.empty(run.objective, since=progress.seconds)

@@ -24,7 +24,7 @@ from bertsmith.inference.finetuned_folder import MIX_FILE
 from bertsmith.inference.loaded_model import Bert, load
 from bertsmith.inference.model_path import SPREAD_FILE, is_adapter, is_model, model_folder
 from bertsmith.inference.task_model import TaskModel, task_model_of
-from bertsmith.model.encoder_config import EncoderConfig
+from bertsmith.model.flops import PassSize, layer_flops
 from bertsmith.model.network import Network
 from bertsmith.model.quantized_weights import QuantizedLayer
 from bertsmith.model.sentence_modules import transformer_folder
@@ -105,7 +105,7 @@ def measure(request: CostRequest) -> Cost:
     return Cost(
         parameters=count_parameters(bert.model.network),
         disk_bytes=_disk_bytes(model_folder(request.model)),
-        flops=forward_flops(network.config, FLOP_TOKENS),
+        flops=layer_flops(network.config, PassSize(FLOP_TOKENS, sequences=1)),
         precision=bert.precision,
         threads=torch.get_num_threads(),
         startup_seconds=startup,
@@ -209,16 +209,6 @@ def count_parameters(network: Network) -> int:
     return sum(each.numel() for each in network.parameters()) + sum(
         module.weight.numel() for module in quantized
     )
-
-
-def forward_flops(config: EncoderConfig, tokens: int) -> float:
-    """Multiplications and additions of all layers for one text."""
-    found = 0.0
-    for layer, block in enumerate(config.order()):
-        mixed = config.heads_in(block) * config.head_width
-        weights = config.width * (4 * mixed + config.expanded_in(block) + config.inner_in(block))
-        found += 2 * tokens * weights + 4 * tokens * mixed * config.seen_tokens(tokens, layer)
-    return found
 
 
 def _disk_bytes(folder: Path) -> int:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from bertsmith.core.errors import UserError
 from bertsmith.data.collate import PretrainingBatch
+from bertsmith.model.flops import PassSize, forward_flops
 from bertsmith.model.network import Network, new_network
 from bertsmith.objectives.distillation import (
     Distillation,
@@ -228,6 +229,17 @@ def test_the_teacher_is_neither_trained_nor_saved_nor_dropped_out():
     objective(batch_of(), SCALES)[0].backward()
     assert all(each.grad is None for each in objective.teacher.parameters())
     assert all(each.grad is not None for each in objective.parameters())
+
+
+@pytest.mark.parametrize(
+    ("rows", "soft_weight", "scored"), [("all", 1, 90), ("all", 0, 12), ("predicted", 1, 12)]
+)
+def test_operations_are_the_students_training_and_one_pass_of_the_teacher(rows, soft_weight, scored):
+    student, teacher = student_of(layers=2), teacher_of()
+    distill = DistillSection(rows=rows, soft_weight=soft_weight)
+    found = Distillation(student, teacher, distill).flops(90, 10, 12)
+    size = PassSize(90, 10, scored)
+    assert found == 3 * forward_flops(student, size) + forward_flops(teacher, size)
 
 
 def test_filler_changes_nothing():

@@ -18,11 +18,10 @@ from bertsmith.data.masking import SAMPLING_BITS
 from bertsmith.model.model_folder import read_model
 from bertsmith.packed import pack
 from bertsmith.pretraining.checkpoint_export import export_checkpoints
-from bertsmith.pretraining.hardware import choices, flops_per_step
+from bertsmith.pretraining.hardware import choices
 from bertsmith.pretraining.held_out import METRICS
 from bertsmith.recipe.load import load_recipe
 from bertsmith.text.extend_vocabulary import with_words
-from tests.tiny import tiny_network
 from tests.tiny_runs import (
     TINY,
     Listener,
@@ -234,16 +233,3 @@ def test_words_are_added_to_both(run, store, tmp_path):
 def test_what_cannot_be_is_rejected(overrides, message):
     with pytest.raises(UserError, match=message):
         load_recipe("bert-tiny", [*TINY, *overrides])
-
-
-def test_discriminator_and_generator_are_counted(store):
-    config = tiny_network("electra", {"replaced": 1}).config
-    discriminator, generator = (tiny_network("electra", {head: 1}) for head in ("replaced", "mlm"))
-    counts = {"tokens": 64, "sequences": 4, "predicted": 8}
-    both = flops_per_step([discriminator, generator], **counts)
-    assert both == flops_per_step([discriminator], **counts) + flops_per_step([generator], **counts)
-    # It goes through all of the last layer, and scores no words.
-    of_layers = config.layers * (4 * config.width**2 + 2 * config.width * config.inner) * 64
-    of_head = (config.width**2 + config.width) * 64
-    pairs = 12 * config.width * config.layers * 64 * 16
-    assert flops_per_step([discriminator], **counts) == 6 * (of_layers + of_head) + pairs

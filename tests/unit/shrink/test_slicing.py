@@ -13,6 +13,7 @@ import transformers
 from bertsmith.core.errors import UserError
 from bertsmith.interchange.onnx_network import onnx_model
 from bertsmith.model.architectures.registry import ARCHITECTURES
+from bertsmith.model.flops import PassSize, flops_per_step
 from bertsmith.model.inference_network import (
     calibrated,
     int8_network,
@@ -25,7 +26,6 @@ from bertsmith.model.model_folder import Model, read_model, write_model
 from bertsmith.model.network import Network, build_network
 from bertsmith.model.quantized_folder import is_quantized
 from bertsmith.packed import pack
-from bertsmith.pretraining.hardware import flops_per_step
 from bertsmith.shrink.slicing import KeptUnits, all_units, pruned_network, zero_filled_network
 from tests.lively_networks import lively_network
 from tests.oracles import CLASSES
@@ -172,8 +172,8 @@ def test_the_weights_of_a_pruned_config_are_counted_by_arithmetic(model_type):
 def test_the_operations_of_a_step_follow_the_shapes():
     network = lively_network("bert", {"mlm": 0})
     half = [KeptUnits((0, 1), tuple(range(32)))] * 3
-    sizes = {"tokens": 256, "sequences": 16, "predicted": 40}
-    whole, less = (flops_per_step([each], **sizes) for each in (network, pruned_network(network, half)))
+    size = PassSize(tokens=256, sequences=16, predicted=40)
+    whole, less = (flops_per_step([each], size) for each in (network, pruned_network(network, half)))
     words = 6 * (32 * 32 + 32 * 99) * 40  # what the head computes stays
     assert less - words == pytest.approx((whole - words) / 2)
 

@@ -20,7 +20,6 @@ from bertsmith.studies import cost_table as study
 from bertsmith.studies.cost_measurement import (
     CostRequest,
     count_parameters,
-    forward_flops,
     joules_used,
     main,
     measure,
@@ -182,22 +181,6 @@ def test_models_of_another_task_are_refused_before_anything_is_measured(
     told = mistake(capsys, "cost", "--models", one, model, "--task", "sst2", *rest)
     assert "was not fine-tuned here" in told
     assert not measuring and not (tmp_path / "cost").exists()
-
-
-def test_operations_are_those_of_the_linear_layers_and_of_attention():
-    for model_type in ("bert", "albert", "modernbert"):
-        config = tiny_encoder_config(model_type)
-        network = build_network(config, {})
-        blocks = [network.encoder.blocks[number] for number in network.encoder.order]
-        weights = sum(
-            each.numel()
-            for block in blocks
-            for name, each in block.named_parameters()
-            if each.dim() == 2 and "norm" not in name
-        )
-        # Scores and mix: each token with each that it sees, in every layer.
-        seen = sum(config.seen_tokens(10, layer) for layer in range(len(blocks)))
-        assert forward_flops(config, 10) == 10 * (2 * weights + 4 * config.width * seen)
 
 
 def test_shared_and_quantised_weights_count_once():
