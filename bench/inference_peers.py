@@ -1,4 +1,4 @@
-"""What a user would pick instead, each as a function from texts to mean-pooled vectors."""
+"""What a user would pick instead on a CPU, each as a function from texts to mean-pooled vectors."""
 
 import queue
 import tempfile
@@ -14,7 +14,6 @@ import transformers
 
 Vectors = Callable[[list[str]], np.ndarray]
 BATCH = 32
-GPU_BATCH = 256
 CALIBRATION_TEXTS = 200
 CALIBRATION_SEED = 1
 
@@ -50,17 +49,15 @@ def pooled(
     return vectors
 
 
-def with_transformers(dtype: torch.dtype) -> Callable[[Path, str], Vectors]:
-    """SDPA, length-sorted batches padded to their longest; compiled on a GPU, padded to multiples of 32."""
+def with_transformers(dtype: torch.dtype) -> Callable[[Path], Vectors]:
+    """SDPA, length-sorted batches padded to their longest."""
 
-    def make(folder: Path, device: str) -> Vectors:
+    def make(folder: Path) -> Vectors:
         imitated = not has_bf16()
-        if dtype == torch.bfloat16 and device == "cpu" and imitated:
+        if dtype == torch.bfloat16 and imitated:
             raise NotImplementedError("this CPU only imitates bf16")
         model = transformers.AutoModel.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa")
-        model = model.to(device).eval()
-        if device == "cuda":
-            return compiled_on_gpu(model, folder)
+        model = model.eval()
 
         def forward(arrays: dict[str, Any]) -> np.ndarray:
             with torch.inference_mode():
@@ -70,28 +67,6 @@ def with_transformers(dtype: torch.dtype) -> Callable[[Path, str], Vectors]:
         return pooled(forward, folder)
 
     return make
-
-
-def compiled_on_gpu(model: torch.nn.Module, folder: Path) -> Vectors:
-    """The same on a GPU: batches padded to multiples of 32, compiled once for each of them."""
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    torch.compiler.config.recompile_limit = 64
-    compiled = torch.compile(model, dynamic=False)
-
-    def vectors(texts: list[str]) -> np.ndarray:
-        found: list[torch.Tensor] = []
-        order = []
-        for places, group in batches(texts, GPU_BATCH):
-            padded = tokenizer(group, padding=True, return_tensors="pt", pad_to_multiple_of=32).to("cuda")
-            with torch.inference_mode():
-                hidden = compiled(**padded).last_hidden_state.float()
-                mask = padded["attention_mask"][..., None]
-                found.append((hidden * mask).sum(1) / mask.sum(1))
-            order.append(places)
-        means = torch.cat(found).cpu().numpy()
-        return means[np.argsort(np.concatenate(order))]
-
-    return vectors
 
 
 def exported(folder: Path, out: Path) -> Path:
@@ -130,11 +105,10 @@ def exported(folder: Path, out: Path) -> Path:
     return out
 
 
-def with_onnxruntime(*, int8: bool) -> Callable[[Path, str], Vectors]:
+def with_onnxruntime(*, int8: bool) -> Callable[[Path], Vectors]:
     """ONNX Runtime on the CPU, as exported or with its dynamic quantisation per channel."""
 
-    def make(folder: Path, device: str) -> Vectors:
-        refuse_gpu(device)
+    def make(folder: Path) -> Vectors:
         import onnxruntime
         from onnxruntime.quantization import QuantType, quantize_dynamic
 
@@ -151,14 +125,13 @@ def with_onnxruntime(*, int8: bool) -> Callable[[Path, str], Vectors]:
     return make
 
 
-def with_openvino(precision: str, *, streams: bool = False) -> Callable[[Path, str], Vectors]:
+def with_openvino(precision: str, *, streams: bool = False) -> Callable[[Path], Vectors]:
     """OpenVINO on the CPU in a precision of its own choice, or quantised with nncf.
 
     With streams, as many batches at once as there are threads, as its guide for throughput advises.
     """
 
-    def make(folder: Path, device: str) -> Vectors:
-        refuse_gpu(device)
+    def make(folder: Path) -> Vectors:
         import openvino
 
         hint = {"int8": "bf16"}.get(precision, precision) if has_bf16() else "f32"
@@ -211,12 +184,12 @@ def calibrated(model: Any, folder: Path) -> Any:
     return nncf.quantize(model, nncf.Dataset(texts, arrays), model_type=nncf.ModelType.TRANSFORMER)
 
 
-def with_sentence_transformers(folder: Path, device: str) -> Vectors:
+def with_sentence_transformers(folder: Path) -> Vectors:
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.models import Pooling, Transformer
 
     words = Transformer(str(folder))
-    whole = SentenceTransformer(modules=[words, Pooling(words.get_word_embedding_dimension())], device=device)
+    whole = SentenceTransformer(modules=[words, Pooling(words.get_word_embedding_dimension())], device="cpu")
     return lambda texts: np.asarray(whole.encode(texts, batch_size=BATCH, show_progress_bar=False))
 
 
@@ -226,12 +199,7 @@ def has_bf16() -> bool:
     return has_bf16_products()
 
 
-def refuse_gpu(device: str) -> None:
-    if device != "cpu":
-        raise NotImplementedError("for the CPU only")
-
-
-PEERS: dict[str, Callable[[Path, str], Vectors]] = {
+PEERS: dict[str, Callable[[Path], Vectors]] = {
     "transformers fp32": with_transformers(torch.float32),
     "transformers bf16": with_transformers(torch.bfloat16),
     "onnxruntime fp32": with_onnxruntime(int8=False),

@@ -1,196 +1,167 @@
-"""Pre-training beside transformers' BertForPreTraining at its best, interleaved, ours from a real store.
+"""Pre-training beside transformers at its best, interleaved, ours from a real store.
 
-    python bench/pretraining_speed.py --store store/ --lengths 128 512
+    python bench/pretraining_speed.py --store store --presets bert-base bert-large --lengths 128 512
+    python bench/pretraining_speed.py --store store --presets speedrun-small --lengths 128 --dropouts 0
+    python bench/pretraining_speed.py --store store --presets bert-tiny --device cpu --tokens 4096 \
+        --budgets 2048 4096 --steps 2 --warm-up 2
 
 Ours takes whole optimisation steps of the real job: batches drawn, masked and packed from the store by loader
-processes, MLM and NSP with dropout 0.1, bf16 over fp32 weights, clipping, Adam. transformers takes such steps
-on batches of random ids that need no reading and no padding: its best case. It is tried with and without a
-mask of ones, with steps of several sizes and with CUDA graphs; the fastest of these is the peer.
-Tokens are real ones.
+processes, the recipe's objective, precision, clipping and optimiser. transformers takes such steps with the
+same weights and fused AdamW on random ids that need no reading and no padding: its best case. It is tried
+with and without a mask of ones, with CUDA graphs and with steps of several sizes; the fastest of these, told
+in the table, is the peer. One more row gives that peer a head on masked positions only, as ours has it: what
+is then left is not the head's. Real tokens are counted; the share of the chip is bertsmith.model.flops's.
 """
 
 import argparse
 import itertools
-import statistics
 import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 from typing import NamedTuple
 
 import torch
-import transformers
+from pretraining_peer import Loop, PeerForm, random_batch
+from quiet import Quiet
+from rounds import Results, Round, fastest, forget, in_turn, parser_of, wait_for
 
-from bertsmith.cli.pretrain import live_line
-from bertsmith.cli.terminal import LogProgress
-from bertsmith.pretraining.hardware import flops_per_step, peak_of
+from bertsmith.pretraining.hardware import peak_of
 from bertsmith.pretraining.run_setup import Request, Run, StepLoader, set_up
 from bertsmith.recipe.load import load_recipe
 from bertsmith.training.distributed import start_world
 from bertsmith.training.trainer import Progress, same_bits, training_steps
 
-WARM_UP_STEPS = 6
-PREDICTIONS = {128: 20, 512: 77}
+USUAL_MODES = {"cuda": ["default", "reduce-overhead"], "cpu": ["eager", "default"]}
+
+
+class Case(NamedTuple):
+    """One line of the table."""
+
+    preset: str
+    length: int
+    dropout: float
+
+    def __str__(self) -> str:
+        return f"{self.preset}, length {self.length}, dropout {self.dropout:g}"
 
 
 def main() -> None:
     options = parse()
     torch.set_float32_matmul_precision("high")
-    for length in options.lengths:
-        with tempfile.TemporaryDirectory() as folder:
-            compare(length, Path(folder) / "run", options)
+    results, tried = Results(options.json, "tokens"), {}
+    for preset, length in itertools.product(options.presets, options.lengths):
+        form = None
+        for case in (Case(preset, length, dropout) for dropout in options.dropouts):
+            print(f"\n{case}", flush=True)
+            with tempfile.TemporaryDirectory() as folder:
+                run = our_run(case, Path(folder) / "run", options)
+                if not options.alone:
+                    form = best_form(run, case, form, tried.setdefault(str(case), {}), options)
+                compare(run, case, form, results, options)
+            results.write(forms_of_the_peer=tried)
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--store", type=Path, required=True)
-    parser.add_argument("--preset", default="bert-base")
+    parser.add_argument("--presets", nargs="+", default=["bert-base"])
     parser.add_argument("--lengths", type=int, nargs="+", default=[128, 512])
-    parser.add_argument("--device", default="cuda", choices=["cpu", "cuda"])
-    parser.add_argument("--sequences", type=int, default=256)
+    parser.add_argument("--dropouts", type=float, nargs="+", default=[0.1, 0.0])
+    parser.add_argument("--tokens", type=int, default=65_536, help="in a step of ours")
     parser.add_argument(
-        "--peer-tokens", type=int, nargs="+", default=[32768, 65536], help="tokens in a step of the peer"
+        "--budgets",
+        type=int,
+        nargs="+",
+        default=[65_536, 32_768, 131_072],
+        help="tokens in a step of the peer",
     )
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--modes", nargs="+", help="of torch.compile, or eager, for the peer")
     parser.add_argument("--steps", type=int, default=10, help="steps in a round")
-    parser.add_argument("--deterministic", default="auto", choices=["auto", "on", "off"])
+    parser.add_argument("--warm-up", type=int, default=30, help="steps of ours before the first round")
+    parser.add_argument("--set", nargs="*", default=[], help="settings of the recipe")
     parser.add_argument("--alone", action="store_true", help="leave the peer out")
     return parser.parse_args()
 
 
-def compare(length: int, folder: Path, options: argparse.Namespace) -> None:
-    torch.compiler.reset()  # a second length would make the peer's graph a dynamic, slower one
-    run = our_run(length, folder, options)
-    contenders = {"ours": our_round(run, options)}
-    if not options.alone:
-        contenders["peer"] = best_peer(run, length, options)
-    contenders["ours"](WARM_UP_STEPS)
-    rates: dict[str, list[float]] = {name: [] for name in contenders}
-    waits = []
-    for _ in range(options.rounds):
-        for name, take_round in contenders.items():
-            begin = time.perf_counter()
-            tokens, waited = take_round(options.steps)
-            seconds = time.perf_counter() - begin
-            rates[name].append(tokens / seconds)
-            if name == "ours":
-                waits.append(waited / seconds)
-    report(run, length, rates, waits)
-
-
-def our_run(length: int, folder: Path, options: argparse.Namespace) -> Run:
-    stage = f"[{{fraction = 1.0, length = {length}, predictions = {PREDICTIONS.get(length, length // 7)}}}]"
+def our_run(case: Case, folder: Path, options: argparse.Namespace) -> Run:
+    """The real job, set up."""
+    preset, length, dropout = case
+    rate = load_recipe(preset, options.set).masking.rate
+    stage = f"[{{fraction = 1.0, length = {length}, predictions = {-int(-rate * length // 1)}}}]"
+    batch = ["batch.by=sequences", f"batch.sequences={options.tokens // length}"]
+    if load_recipe(preset).batch.by == "tokens":  # its steps are one pass, filler included
+        batch = [f"batch.tokens={options.tokens - 512}"]
     settings = [
         f"examples.stages={stage}",
-        f"batch.sequences={options.sequences}",
+        f"model.dropout={dropout}",
+        f"model.attention_dropout={dropout}",
         f"run.device={options.device}",
-        f"run.deterministic={options.deterministic}",
+        *batch,
+        *options.set,
     ]
-    recipe = load_recipe(options.preset, settings)
-    run, _ = set_up(
-        Request(recipe, options.store, folder), start_world(options.device), LogProgress(live_line)
-    )
-    return run
+    request = Request(load_recipe(preset, settings), options.store, folder)
+    return set_up(request, start_world(options.device), Quiet())[0]
 
 
-def our_round(run: Run, options: argparse.Namespace) -> Callable[[int], tuple[int, float]]:
+def best_form(
+    run: Run, case: Case, known: PeerForm | None, rates: dict[str, float], options: argparse.Namespace
+) -> PeerForm:
+    """The fastest of the peer's ordinary forms: mode and mask at one budget, then the other budgets.
+
+    Where another dropout was measured before, its mode and budget stay, and the mask is tried again: which
+    kernel of attention SDPA takes depends on both.
+    """
+    modes = options.modes or USUAL_MODES[options.device]
+    modes, budgets = (modes, options.budgets) if known is None else ([known.mode], [known.tokens])
+    forms = [PeerForm(mode, masked, budgets[0]) for mode, masked in itertools.product(modes, (True, False))]
+
+    def make(form: PeerForm) -> Round:
+        return peer_round(run, form, case.length, options)
+
+    chosen = fastest(forms, make, rates)
+    return fastest([chosen._replace(tokens=tokens) for tokens in budgets], make, rates)
+
+
+def compare(
+    run: Run, case: Case, form: PeerForm | None, results: Results, options: argparse.Namespace
+) -> None:
+    """Ours, the peer, and the peer with our head, in turn."""
+    forget()
+    contenders = {"ours": our_round(run, options)}
+    forms = {"ours": f"{run.recipe.optim.algorithm}, {options.tokens:,} tokens a step"}
+    if form is not None:
+        for name, each in (("peer", form), ("peer, masked positions", form._replace(sparse=True))):
+            contenders[name], forms[name] = peer_round(run, each, case.length, options), str(each)
+    for take in contenders.values():
+        take()
+    rates = in_turn(contenders, options.rounds)
+    peak = peak_of(run.world.device)
+    work = run.objective.flops(case.length, 1, round(run.recipe.masking.rate * case.length)) / case.length
+    shares = {name: f"{median(each) * work / peak:.1%}" for name, each in rates.items() if peak}
+    results.add(str(case), rates, share=shares, form=forms)
+
+
+def our_round(run: Run, options: argparse.Namespace) -> Round:
+    """Steps of the real job, warmed up."""
     steps = training_steps(run.trainer, StepLoader(run), Progress())
 
-    def take(count: int) -> tuple[int, float]:
+    def take(count: int = options.steps) -> float:
         with same_bits(run.machine.deterministic):
             reports = list(itertools.islice(steps, count))
         wait_for(options.device)
-        steps_taken = [report.step for report in reports]
-        return sum(step.tokens for step in steps_taken), sum(step.waited_seconds for step in steps_taken)
+        return float(sum(report.step.tokens for report in reports))
 
+    take(options.warm_up)
     return take
 
 
-class PeerForm(NamedTuple):
-    """How the peer runs."""
-
-    mode: str
-    """Of torch.compile."""
-    masked: bool
-    """Whether it is given an attention mask of ones, with which SDPA may take another kernel."""
-    tokens: int
-    """In a step."""
-
-
-def best_peer(run: Run, length: int, options: argparse.Namespace) -> Callable[[int], tuple[int, float]]:
-    """The fastest of the peer's ordinary forms, warmed up."""
-    modes = ("default", "reduce-overhead") if options.device == "cuda" else ("default",)
-    best, best_rate = None, 0.0
-    for mode, masked, tokens in itertools.product(modes, (True, False), options.peer_tokens):
-        torch.compiler.reset()
-        take = peer_round(run, length, PeerForm(mode, masked, tokens))
-        take(WARM_UP_STEPS)
-        begin = time.perf_counter()
-        shown, _ = take(options.steps)
-        rate = shown / (time.perf_counter() - begin)
-        form = f"{mode}, {'a mask of ones' if masked else 'no mask'}, {tokens:,} tokens a step"
-        print(f"length {length}: peer ({form}) {rate / 1e3:.1f}k tokens/s", flush=True)
-        if rate > best_rate:
-            best, best_rate = take, rate
-    assert best is not None
-    return best
-
-
-def peer_round(run: Run, length: int, form: PeerForm) -> Callable[[int], tuple[int, float]]:
-    config, device = run.objective.network.config, run.world.device.type
-    theirs = transformers.BertConfig(
-        vocab_size=config.vocabulary,
-        hidden_size=config.width,
-        num_hidden_layers=config.layers,
-        num_attention_heads=config.heads,
-        intermediate_size=config.inner,
-    )
-    model = (
-        transformers.BertForPreTraining._from_config(theirs, attn_implementation="sdpa").to(device).train()
-    )
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-    compiled = torch.compile(model, mode=form.mode) if device == "cuda" else model
-    sequences = max(1, form.tokens // length)
-    ids = torch.randint(1000, config.vocabulary, (sequences, length), device=device)
-    labels = ids.masked_fill(torch.rand(sequences, length, device=device) >= 0.15, -100)
-    pairs = torch.randint(0, 2, (sequences,), device=device)
-    batch = {"input_ids": ids, "token_type_ids": torch.zeros_like(ids), "labels": labels}
-    if form.masked:
-        batch["attention_mask"] = torch.ones_like(ids)
-
-    def take(count: int) -> tuple[int, float]:
-        for _ in range(count):
-            optimizer.zero_grad(set_to_none=True)
-            with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
-                loss = compiled(**batch, next_sentence_label=pairs).loss
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-        wait_for(device)
-        return count * ids.numel(), 0.0
-
-    return take
-
-
-def wait_for(device: str) -> None:
-    if device == "cuda":
-        torch.cuda.synchronize()
-
-
-def report(run: Run, length: int, rates: dict[str, list[float]], waits: list[float]) -> None:
-    medians = {name: statistics.median(each) for name, each in rates.items()}
-    spread = {name: f"{min(each) / 1e3:.0f}-{max(each) / 1e3:.0f}" for name, each in rates.items()}
-    peak = peak_of(run.world.device)
-    counts = {"tokens": length, "sequences": 1, "predicted": round(0.15 * length)}
-    work = flops_per_step(run.objective.networks().values(), **counts) / length
-    for name, rate in medians.items():
-        share = f", MFU {rate * work / peak:.1%}" if peak else ""
-        print(f"length {length}: {name} {rate / 1e3:.1f}k tokens/s ({spread[name]}){share}", flush=True)
-    if "peer" in medians:
-        print(f"length {length}: ours / peer {medians['ours'] / medians['peer']:.2f}", flush=True)
-    print(f"length {length}: waiting for input {statistics.median(waits):.2%} of the time", flush=True)
+def peer_round(run: Run, form: PeerForm, length: int, options: argparse.Namespace) -> Round:
+    """Steps of the peer, as many tokens as a round of ours has."""
+    network = run.objective.network
+    loop = Loop(network, form, options.device, run.machine.precision)
+    batch = random_batch(network, form, length, run.recipe.masking.rate, options.device)
+    steps = max(1, options.steps * options.tokens // form.tokens)
+    return lambda: loop.take(steps, batch)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,145 @@
+"""What every speed benchmark shares: forms tried out, contenders in turn, one table, one JSON file."""
+
+import argparse
+import gc
+import itertools
+import json
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import transformers
+
+transformers.utils.logging.disable_progress_bar()
+transformers.utils.logging.set_verbosity_error()  # a fresh head is no news here
+Round = Callable[[], float]
+"""Does one round, waits for its device, and says how much it got through: tokens, texts or examples."""
+Form = TypeVar("Form")
+BROKEN = (ImportError, NotImplementedError, RuntimeError, OSError, ValueError, AttributeError, TypeError)
+"""What a form of the peer that does not run here may raise; the others go on."""
+
+
+def parser_of(description: str) -> argparse.ArgumentParser:
+    """A command line with what all of them have."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--device", default="cuda", choices=["cpu", "cuda"])
+    parser.add_argument("--rounds", type=int, default=5, help="rounds of each contender, in turn")
+    parser.add_argument("--json", type=Path, help="a file for all figures, written anew after every row")
+    return parser
+
+
+def wait_for(device: str) -> None:
+    """Wait until a GPU has done what it was given."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def forget() -> None:
+    """Free the memory and the compiled code of what was tried before."""
+    gc.collect()
+    torch.compiler.reset()  # or a second shape would become a dynamic, slower graph
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def rate_of(take: Round, clock: Callable[[], float] = time.perf_counter) -> float:
+    """How much a second one round gets through."""
+    begin = clock()
+    amount = take()
+    return amount / (clock() - begin)
+
+
+def in_turn(
+    contenders: Mapping[str, Round], rounds: int, clock: Callable[[], float] = time.perf_counter
+) -> dict[str, list[float]]:
+    """The rates of contenders that take turns, so that what slows the machine down slows all of them."""
+    rates: dict[str, list[float]] = {name: [] for name in contenders}
+    for _, (name, take) in itertools.product(range(rounds), contenders.items()):
+        rates[name].append(rate_of(take, clock))
+    return rates
+
+
+def fastest(forms: Sequence[Form], make: Callable[[Form], Round], rates: dict[str, float]) -> Form:
+    """The fastest of several forms of a peer, by one round after one that warms up; known ones stay known.
+
+    Whoever takes part in rounds is made anew: all code that was compiled is forgotten between two forms.
+    """
+    for form in forms:
+        if str(form) in rates:
+            continue
+        begin = time.perf_counter()
+        forget()
+        try:
+            take = make(form)
+            take()
+            rates[str(form)] = rate_of(take)
+            told = f"{rates[str(form)]:,.0f}/s"
+        except BROKEN as error:
+            rates[str(form)] = 0.0
+            told = f"does not run ({type(error).__name__}: {str(error)[:120]!r})"
+        print(f"  peer, {form}: {told}, tried for {time.perf_counter() - begin:.0f} s", flush=True)
+        take = None  # type: ignore[assignment]  # its memory is wanted for the next
+    forget()
+    best = max(forms, key=lambda form: rates[str(form)])
+    if not rates[str(best)]:
+        raise SystemExit("no form of the peer runs here")
+    return best
+
+
+@dataclass
+class Results:
+    """The rows of a script, printed as they come, in a file that grows with them."""
+
+    file: Path | None
+    unit: str
+    time_unit: str = "second"
+    rows: list[dict[str, Any]] = field(default_factory=list)
+
+    def add(self, work: str, rates: Mapping[str, Sequence[float]], **facts: Mapping[str, Any]) -> None:
+        """A row for each contender: medians, spread, how many times as fast ours is, and facts by name."""
+        ours = statistics.median(rates["ours"]) if "ours" in rates else None
+        print(f"\n{work}, {self.unit} a {self.time_unit}\n", flush=True)
+        print(f"| side | median | lowest to highest | ours / it | {' | '.join(facts)} |")
+        print("|---" * (4 + len(facts)) + "|")
+        for name, values in rates.items():
+            middle = statistics.median(values)
+            row = {"work": work, "side": name, "unit": f"{self.unit} a {self.time_unit}", "median": middle}
+            row |= {"lowest": min(values), "highest": max(values), "rounds": len(values)}
+            row["ours / it"] = None if ours is None else round(ours / middle, 3)
+            row |= {fact: by_name.get(name) for fact, by_name in facts.items()}
+            self.rows.append(row)
+            ratio = "" if ours is None else f"{ours / middle:.2f}"
+            cells = [name, _number(middle), f"{_number(min(values))} to {_number(max(values))}", ratio]
+            print(f"| {' | '.join([*cells, *(_text(row[fact]) for fact in facts)])} |", flush=True)
+        self.write()
+
+    def write(self, **others: Any) -> None:
+        """The file as it is now, with the machine and the command that made it."""
+        if self.file is None:
+            return
+        content = {"command": " ".join(sys.argv), "machine": machine(), "rows": self.rows, **others}
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        self.file.write_text(json.dumps(content, indent=1, default=str) + "\n", encoding="utf-8")
+
+
+def machine() -> dict[str, Any]:
+    """What the figures were measured on."""
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    versions = {"torch": torch.__version__, "transformers": transformers.__version__}
+    return {"gpu": gpu, "cpu": platform.processor() or platform.machine(), **versions}
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _text(value: Any) -> str:
+    return "" if value is None else _number(value) if isinstance(value, float) else str(value)
