@@ -60,6 +60,12 @@ def serve(
     texts: Annotated[int, Option(min=1, help="Most texts of a request.")] = 256,
     characters: Annotated[int, Option(min=1, help="Longest text of a request.")] = 50_000,
     connections: Annotated[int, Option(min=1, help="Most open connections.")] = 4096,
+    http_processes: Annotated[
+        int | None,
+        Option(
+            min=1, help="Processes that speak HTTP before the one with the models; else 1, or more for a GPU."
+        ),
+    ] = None,
 ) -> None:
     """Serve models over HTTP, with a playground.
 
@@ -72,6 +78,8 @@ def serve(
     Example: BERTSMITH_API_KEY=secret bertsmith serve --model runs/sst2 --host 0.0.0.0
 
     Example: bertsmith serve --model runs/sst2 --allow-host bert.example.org
+
+    Example: bertsmith serve --model runs/sst2 --device cuda --http-processes 8
 
     Example: curl localhost:8000/classify -H "Authorization: Bearer secret" -H "Content-Type:
     application/json" -d '{"texts": ["A warm day."], "model": "sst2"}'
@@ -99,20 +107,42 @@ def serve(
         truncates=truncate,
         limits=limits,
     )
-    _serve_at(host, port, config)
+    from bertsmith.serve.process_server import default_http_processes  # torch loads here, not for --help
+
+    processes = http_processes or default_http_processes(device)
+    if processes == 1:
+        _serve_in_one_process(host, port, config)
+    else:
+        _serve_in_processes(host, port, config, processes)
 
 
-def _serve_at(host: str, port: int, config: "ServerConfig") -> None:
-    from bertsmith.serve.app import Application  # torch loads here, not for --help
+def _serve_in_one_process(host: str, port: int, config: "ServerConfig") -> None:
+    from bertsmith.serve.app import Application
     from bertsmith.serve.monitoring import write_json_lines
     from bertsmith.serve.server import listen, serve
 
     with listen(host, port) as listening:
         application = Application(config)
-        shown = f"[{host}]" if ":" in host else host
-        echo(f"http://{shown}:{listening.getsockname()[1]} serves {', '.join(config.models)}", err=True)
+        _tell_address(host, listening.getsockname()[1], config)
         write_json_lines()
         serve(application, listening, limits=config.limits)
+
+
+def _serve_in_processes(host: str, port: int, config: "ServerConfig", processes: int) -> None:
+    from bertsmith.serve.monitoring import write_json_lines
+    from bertsmith.serve.process_server import ProcessServer
+    from bertsmith.serve.server import listen_together
+
+    listening = listen_together(host, port, processes)
+    port = listening[0].getsockname()[1]
+    server = ProcessServer(config, listening)
+    write_json_lines()
+    server.run(on_ready=lambda: _tell_address(host, port, config))
+
+
+def _tell_address(host: str, port: int, config: "ServerConfig") -> None:
+    shown = f"[{host}]" if ":" in host else host
+    echo(f"http://{shown}:{port} serves {', '.join(config.models)}", err=True)
 
 
 def named_folders(given: list[str]) -> dict[str, Path]:

@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager
 
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.routing import APIRoute
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -26,10 +27,11 @@ from bertsmith.serve.middleware import (
     RequestLog,
     ServerStatus,
 )
-from bertsmith.serve.model_registry import ModelRegistry, ServedModel
+from bertsmith.serve.model_registry import ModelRegistry, ServedModel, open_models
 from bertsmith.serve.monitoring import Metrics
 from bertsmith.serve.openai_api import openai_routes
 from bertsmith.serve.playground import playground_routes
+from bertsmith.serve.remote_models import RemoteModels
 from bertsmith.serve.routes import prediction_routes
 from bertsmith.serve.schemas import ModelDescription, ModelsResponse, StatusResponse, error_responses
 from bertsmith.serve.server_config import ServerConfig
@@ -45,12 +47,18 @@ DESCRIPTION = (
 
 
 class Application:
-    """The server: an ASGI application over loaded models."""
+    """The server: an ASGI application over models, its own ones or those of a model process."""
 
-    def __init__(self, config: ServerConfig) -> None:
+    def __init__(self, config: ServerConfig, remote: RemoteModels | None = None) -> None:
         limits = config.limits
-        self.status, self.metrics = ServerStatus(), Metrics()
-        self.models = ModelRegistry(config, self.metrics.count_batch)
+        self.status, self.metrics, self.remote = ServerStatus(), Metrics(), remote
+        self.metrics.watch_requests(lambda: self.status.open_requests)
+        if remote is None:
+            local = open_models(config, self.metrics.count_batch)
+            self.metrics.watch_models(local)
+            self.models = ModelRegistry(local)
+        else:
+            self.models = ModelRegistry(remote.models)
         service = Service(self.models, limits, truncates=config.truncates)
         predictions = (
             prediction_routes(service),
@@ -132,7 +140,9 @@ def operation_routes(application: Application) -> APIRouter:
     @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
     async def metrics() -> Response:
         """Metrics for Prometheus."""
-        return application.metrics.response(application.models, application.status.open_requests)
+        own, remote = application.metrics, application.remote
+        text = own.text() if remote is None else await remote.metrics(own.samples())
+        return Response(text, media_type=CONTENT_TYPE_LATEST)
 
     return router
 

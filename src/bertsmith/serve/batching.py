@@ -143,24 +143,27 @@ class BatchQueue:
     @property
     def is_full(self) -> bool:
         """Whether a request as long as the average work item that waits would be rejected."""
+        return self.free <= 0
+
+    @property
+    def free(self) -> float:
+        """How many requests as long as the average work item that waits would be accepted."""
         # Where less room is left, a shorter one might still slip in; but to find out it must be parsed and
         # tokenised, and most are then rejected at the full price of it.
         average = self._waiting_tokens / len(self._waiting) if self._waiting else 0.0
-        return self._room() <= average
+        by_tokens = (self._room() - average) / max(average, 1.0)
+        return min(by_tokens, self._limits.queue_requests - self.requests)
 
     def retry_seconds(self) -> int:
         """When there should be room again, by the measured speed."""
         speed = self._tokens_per_second or math.inf
         return min(MAX_RETRY_SECONDS, max(1, math.ceil(self.tokens / speed)))
 
-    def check_size(self, tokens: int) -> None:
-        """Reject a request of more tokens than may ever wait."""
-        if tokens > self._limits.queue_tokens:
-            message = f"the request has {tokens} tokens; this server takes {self._limits.queue_tokens}"
-            raise ApiError(413, message)
-
-    def check_in_time(self, wanted: int, *, since: float | None = None, request: object = None) -> None:
+    async def check_in_time(self, wanted: int, *, since: float) -> None:
         """Reject a long request, begun then, of which the model cannot compute so many tokens in time."""
+        self._check_in_time(wanted, since=since)
+
+    def _check_in_time(self, wanted: int, *, since: float | None = None, request: object = None) -> None:
         now = time.monotonic()
         if self._parts_measured < MIN_MEASURES or now - self._part_measured > SPEED_SECONDS:
             return
@@ -194,7 +197,7 @@ class BatchQueue:
         try:
             while len(found) < len(inputs):
                 if found:
-                    self.check_in_time(self._not_begun[request], since=began, request=request)
+                    self._check_in_time(self._not_begun[request], since=began, request=request)
                 found += await self._next_part(key, inputs, tokens, first=len(found), request=request)
         finally:
             self._tokens -= self._not_begun.pop(request, 0)
@@ -228,14 +231,14 @@ class BatchQueue:
         return min(self._limits.batch_tokens, max(MIN_PART_TOKENS, by_speed))
 
     def _admit(self, wanted: int) -> None:
-        self.check_size(wanted)
+        check_size(wanted, self._limits)
         part = min(wanted, self._part_tokens())
         room = self._room()
         # A request that finds nobody waiting is taken, however slow the last batch made the model look.
         if room <= 0 or (self._waiting and part > room):
             raise overloaded(self.retry_seconds())
         if wanted > part:
-            self.check_in_time(wanted)
+            self._check_in_time(wanted)
             if self._tokens and self._tokens + wanted > self._limits.queue_tokens:
                 raise overloaded(self.retry_seconds())
 
@@ -363,6 +366,12 @@ class BatchQueue:
             self._not_begun[item.request] -= item.tokens
             if not self._not_begun[item.request]:
                 del self._not_begun[item.request]
+
+
+def check_size(tokens: int, limits: Limits) -> None:
+    """Reject a request of more tokens than may ever wait."""
+    if tokens > limits.queue_tokens:
+        raise ApiError(413, f"the request has {tokens} tokens; this server takes {limits.queue_tokens}")
 
 
 def _tokens(item: WorkItem) -> int:

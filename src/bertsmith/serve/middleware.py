@@ -53,8 +53,6 @@ MAX_HOST = 60
 """Of a host's name that is quoted."""
 MAX_DISCARDED = 64 * 2**20
 """So much of a body that is too long is still read: many clients read no response before all is sent."""
-MAX_HELD = 256 * 2**20
-"""So many bytes of unanswered requests are in memory at a time: usual ones are a few thousand each."""
 
 ABORT = "bertsmith.abort"
 """Where a request's state holds the function that drops its connection at once."""
@@ -254,7 +252,7 @@ class BodyLimit:
 
     def __init__(self, app: ASGIApp, models: ModelRegistry, limits: Limits) -> None:
         self._app, self._models, self._limits = app, models, limits
-        self._max_held = max(MAX_HELD, limits.body_bytes)
+        self._max_held = max(limits.held_bytes, limits.body_bytes)
         self.held_bytes = 0
         """Of all requests that are not answered yet, those that are still arriving among them."""
 

@@ -1,14 +1,18 @@
-"""The models of a server: what each can do is known from the start, its weights come with the first use."""
+"""The models of a server: what each can do is known from the start, its weights come with the first use.
+
+Routes see a `ServedModel`: in a server of one process a `LocalModel` with its `BatchQueue`; in an HTTP
+process one that passes requests on to the model process (`serve.remote_models`).
+"""
 
 import asyncio
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from bertsmith.core.errors import UserError
 from bertsmith.core.steps import Steps
@@ -16,6 +20,7 @@ from bertsmith.inference.adapter_folder import base_folder
 from bertsmith.inference.loaded_model import Bert, load
 from bertsmith.inference.model_path import is_adapter, model_folder
 from bertsmith.inference.outputs import ABILITIES
+from bertsmith.inference.text_reader import Reader
 from bertsmith.model.sentence_modules import SentenceModules
 from bertsmith.serve.api_errors import ApiError
 from bertsmith.serve.batching import BatchKey, BatchQueue, BatchReport
@@ -40,6 +45,8 @@ class ModelInfo:
     takes_pairs: bool
     takes_single: bool
     """A model that nobody here fine-tuned takes both."""
+    is_finetuned: bool
+    """Whether its folder says what becomes of long texts."""
     layers: int
     heads: int
     width: int
@@ -49,6 +56,51 @@ class ModelInfo:
     """How it makes vectors of texts."""
     modified: int
     """When its folder was last written, in seconds since 1970."""
+
+
+class PredictionQueue(Protocol):
+    """Where requests wait for a model."""
+
+    @property
+    def is_full(self) -> bool:
+        """Whether a request as long as the average one that waits would be rejected."""
+
+    def retry_seconds(self) -> int:
+        """When there should be room again."""
+
+    async def check_in_time(self, wanted: int, *, since: float) -> None:
+        """Reject a long request, begun then, of which the model cannot compute so many tokens in time."""
+
+    async def predict(
+        self, key: BatchKey, inputs: Sequence[Any], tokens: Sequence[int], *, admitted: bool = False
+    ) -> list[Any]:
+        """The result of each input; cancelling it removes what was not begun from the queue."""
+
+
+class ServedModel(Protocol):
+    """A model as requests see it."""
+
+    @property
+    def name(self) -> str:
+        """What requests call it."""
+
+    @property
+    def info(self) -> ModelInfo:
+        """What is known of it without its weights."""
+
+    @property
+    def queue(self) -> PredictionQueue:
+        """Where requests wait for it."""
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether its weights are in memory."""
+
+    async def reader(self) -> Reader:
+        """What reads texts as the model takes them."""
+
+    def close(self) -> None:
+        """Let it compute nothing more."""
 
 
 class OpenedModels:
@@ -87,7 +139,7 @@ class OpenedModels:
         return load(folder, device=self._config.device, precision=self._config.precision, base=base)
 
 
-class ServedModel:
+class LocalModel:
     """A model folder, its weights once they were asked for, and what waits for it."""
 
     def __init__(
@@ -99,7 +151,7 @@ class ServedModel:
         self._bert: Bert | None = opened.open(
             self._folder
         )  # a wrong folder is told before the first request, not by it
-        self.info = info_of(self._bert, self._folder)
+        self.info, self.tokenizer = info_of(self._bert, self._folder), self._bert.tokenizer
         self.queue = BatchQueue(
             self._predict,
             self._thread,
@@ -112,6 +164,10 @@ class ServedModel:
     def is_loaded(self) -> bool:
         """Whether its weights are in memory."""
         return self._bert is not None
+
+    async def reader(self) -> Reader:
+        """What reads texts as the model takes them; it comes with the weights."""
+        return (await self.loaded()).reader
 
     async def loaded(self) -> Bert:
         """The model, loaded now if it was not yet; whoever else asks meanwhile waits for the same one."""
@@ -148,16 +204,22 @@ class ServedModel:
         return None if in_steps is None else in_steps(self.load(), inputs, key.options)
 
 
+def open_models(config: ServerConfig, on_batch: OnBatch) -> list[LocalModel]:
+    """The models of a server, each opened once."""
+    models: list[LocalModel] = []
+    opened = OpenedModels(config)
+    for name, folder in config.models.items():
+        models.append(LocalModel(name, folder, config, on_batch, opened=opened))
+        if len(models) > 1:  # the first stays: one model, the usual case, answers at once
+            models[-1].release()
+    return models
+
+
 class ModelRegistry:
     """All models of a server, in the order they were named."""
 
-    def __init__(self, config: ServerConfig, on_batch: OnBatch) -> None:
-        self._models: dict[str, ServedModel] = {}
-        opened = OpenedModels(config)
-        for name, folder in config.models.items():
-            self._models[name] = ServedModel(name, folder, config, on_batch, opened=opened)
-            if len(self._models) > 1:  # the first stays: one model, the usual case, answers at once
-                self._models[name].release()
+    def __init__(self, models: Iterable[ServedModel]) -> None:
+        self._models = {model.name: model for model in models}
 
     def __iter__(self) -> Iterator[ServedModel]:
         return iter(self._models.values())
@@ -216,6 +278,7 @@ def info_of(bert: Bert, folder: Path) -> ModelInfo:
         mask=_mask_of(bert),
         takes_pairs=bert.finetuned is None or bert.finetuned.config.pairs,
         takes_single=bert.finetuned is None or not bert.finetuned.config.pairs,
+        is_finetuned=bert.finetuned is not None,
         layers=config.layers,
         heads=config.heads,
         width=config.width,

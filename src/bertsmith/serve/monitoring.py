@@ -10,15 +10,16 @@ import math
 import os
 import time
 import traceback
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.exposition import CONTENT_TYPE_LATEST
-from starlette.responses import Response
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, generate_latest
+from prometheus_client.samples import Sample
 
 from bertsmith.serve.batching import BatchReport
-from bertsmith.serve.model_registry import ModelRegistry
+from bertsmith.serve.model_registry import LocalModel
 
 log = logging.getLogger("bertsmith.serve")
 
@@ -78,8 +79,18 @@ class LoopFailures:
         log.error("event loop", extra={"fields": fields})
 
 
+class RemoteFailure(Exception):
+    """A fault in another process, by what the log says of it."""
+
+    def __init__(self, fields: dict[str, Any]) -> None:
+        super().__init__(fields["failure"])
+        self.fields = fields
+
+
 def failure_fields(failure: BaseException) -> dict[str, Any]:
     """What a fault was and where; not its message, in which a text may be quoted."""
+    if isinstance(failure, RemoteFailure):
+        return failure.fields
     frames = traceback.extract_tb(failure.__traceback__)[-MAX_FRAMES:]
     places = [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames]
     return {"failure": type(failure).__name__, "places": places}
@@ -98,13 +109,18 @@ def write_json_lines() -> None:
 
 
 NAMESPACE = "bertsmith"
+OPEN_REQUESTS = "open_requests"
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 REQUESTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 TOKENS = (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
+Samples = dict[str, list[tuple[str, dict[str, str], float]]]
+"""Of each metric the name, the labels and the value of what was counted in one process; goes through JSON."""
+
+
 class Metrics:
-    """The metrics of one server."""
+    """The metrics of one process."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
@@ -118,7 +134,7 @@ class Metrics:
         self._waiting = self._gauge("waiting_requests", "Requests in the queue", ["model"])
         self._waiting_tokens = self._gauge("waiting_tokens", "Tokens in the queue", ["model"])
         self._loaded = self._gauge("model_loaded", "Whether the weights are in memory", ["model"])
-        self._open = self._gauge("open_requests", "Requests between first byte and last", [])
+        self._open = self._gauge(OPEN_REQUESTS, "Requests between first byte and last", [])
         self._ended: dict[tuple[str, int], tuple[Counter, Histogram]] = {}
 
     def _counter(self, name: str, about: str, labels: list[str]) -> Counter:
@@ -155,11 +171,59 @@ class Metrics:
         for seconds in report.waited:
             waited.observe(seconds)
 
-    def response(self, models: ModelRegistry, open_requests: int) -> Response:
-        """All metrics, in Prometheus' text format."""
-        self._open.set(open_requests)
+    def watch_requests(self, open_requests: Callable[[], int]) -> None:
+        """Show how many requests are open whenever somebody looks."""
+        self._open.set_function(open_requests)
+
+    def watch_models(self, models: Iterable[LocalModel]) -> None:
+        """Show what waits for these models whenever somebody looks."""
         for model in models:
-            self._waiting.labels(model.name).set(model.queue.requests)
-            self._waiting_tokens.labels(model.name).set(model.queue.tokens)
-            self._loaded.labels(model.name).set(model.is_loaded)
-        return Response(generate_latest(self._registry), media_type=CONTENT_TYPE_LATEST)
+            self._waiting.labels(model.name).set_function(partial(getattr, model.queue, "requests"))
+            self._waiting_tokens.labels(model.name).set_function(partial(getattr, model.queue, "tokens"))
+            self._loaded.labels(model.name).set_function(partial(getattr, model, "is_loaded"))
+
+    def samples(self) -> Samples:
+        """What was counted here, for another process to add up."""
+        return {
+            metric.name: [(each.name, each.labels, each.value) for each in metric.samples]
+            for metric in self._registry.collect()
+        }
+
+    def text(self, others: Sequence[Samples] = ()) -> bytes:
+        """All metrics in Prometheus' text format, with those of other processes added."""
+        return generate_latest(Summed(self._registry, add_up([self.samples(), *others])))
+
+
+class Summed(CollectorRegistry):
+    """The metrics of a registry, with other samples."""
+
+    def __init__(self, registry: CollectorRegistry, samples: Samples) -> None:
+        super().__init__()
+        self._of, self._samples = registry, samples
+
+    def collect(self) -> Iterable[Metric]:
+        """Each metric with its samples."""
+        for metric in self._of.collect():
+            metric.samples = [Sample(*each) for each in self._samples[metric.name]]
+            yield metric
+
+
+def add_up(several: Iterable[Samples]) -> Samples:
+    """The samples of several processes as one: counts, buckets and sums add up, and so do gauges."""
+    sums: dict[str, dict[tuple[str, tuple[tuple[str, str], ...]], float]] = {}
+    for samples in several:
+        for metric, own in samples.items():
+            of_metric = sums.setdefault(metric, {})
+            for name, labels, value in own:
+                key, is_time = (name, tuple(labels.items())), name.endswith("_created")
+                before = of_metric.get(key, value if is_time else 0.0)
+                of_metric[key] = min(before, value) if is_time else before + value
+    return {
+        metric: [(name, dict(labels), value) for (name, labels), value in of_metric.items()]
+        for metric, of_metric in sums.items()
+    }
+
+
+def counts_of(samples: Samples) -> Samples:
+    """The samples without those of the moment: what remains of a process that has ended."""
+    return {metric: own for metric, own in samples.items() if metric != f"{NAMESPACE}_{OPEN_REQUESTS}"}

@@ -153,7 +153,7 @@ async def _texts_of(
     if isinstance(given[0], str):
         return [str(text) for text in given]
     lists = [given] if isinstance(given[0], int) else given
-    tokenizer = (await model.loaded()).tokenizer
+    tokenizer = (await model.reader()).tokenizer
     # Before they are decoded, which takes a while for each of them; nobody else must wait for that.
     if service.truncates:
         lists = [ids[: model.info.max_tokens] for ids in lists]

@@ -42,9 +42,9 @@ class Operation:
     predict_in_steps: Callable[[Bert, Sequence[Any], Options], Steps[Sequence[Any]]] | None = None
     """The same, for texts so long that others should have a turn between two batches of theirs."""
 
-    def takes_long_texts(self, bert: Bert) -> bool:
+    def takes_long_texts(self, *, is_finetuned: bool) -> bool:
         """Whether a text may be longer than what the model reads at once."""
-        return self.windowed or (self.obeys_folder and bert.finetuned is not None)
+        return self.windowed or (self.obeys_folder and is_finetuned)
 
 
 def _fill(bert: Bert, texts: Inputs, options: Options) -> list[list[Json]]:

@@ -196,13 +196,21 @@ def raise_open_file_limit(wanted: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, most))
 
 
-def listen(host: str, port: int) -> socket.socket:
+def listen_together(host: str, port: int, count: int) -> list[socket.socket]:
+    """Sockets that listen on one port, between which the system spreads connections."""
+    with listen(host, port) as alone:  # where somebody else has the port, the others would just share it
+        port = alone.getsockname()[1]
+    return [listen(host, port, socket.SO_REUSEPORT) for _ in range(count)]
+
+
+def listen(host: str, port: int, *options: int) -> socket.socket:
     """A socket that listens on the port."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # With the protocol named, asyncio turns Nagle's delay off; without it a response waits 40 ms for an ACK.
     listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        for option in (socket.SO_REUSEADDR, *options):
+            listening.setsockopt(socket.SOL_SOCKET, option, 1)
         listening.bind((host, port))
         listening.listen(BACKLOG)
     except OSError as error:
@@ -215,17 +223,32 @@ def listen(host: str, port: int) -> socket.socket:
 
 def serve(application: Application, listening: socket.socket, *, limits: Limits) -> None:
     """Answer requests until SIGTERM or Ctrl-C."""
+    run_server(make_server(application, limits), listening, limits)
+
+
+def run_server(server: uvicorn.Server, listening: socket.socket, limits: Limits) -> None:
+    """Run a server in this process, which is its own."""
     raise_open_file_limit(limits.connections + RESERVED_FILES)
+    prepare_process()
+    server.run(sockets=[listening])
+
+
+def prepare_process() -> None:
+    """Make a process that has loaded everything a quick one."""
     # What is loaded by now stays; the garbage collector would otherwise go through it again and again.
     gc.collect()
     gc.freeze()
     sys.setswitchinterval(SWITCH_SECONDS)
-    make_server(application, limits).run(sockets=[listening])
 
 
 def make_server(application: Application, limits: Limits) -> "DrainingServer":
     """A server that is still to be run."""
-    config = uvicorn.Config(
+    return DrainingServer(uvicorn_config(application, limits), application, limits.drain_seconds)
+
+
+def uvicorn_config(application: Application, limits: Limits) -> uvicorn.Config:
+    """How uvicorn runs an application."""
+    return uvicorn.Config(
         application,
         http=protocol_with(limits),
         ws="none",
@@ -237,7 +260,6 @@ def make_server(application: Application, limits: Limits) -> "DrainingServer":
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=int(FLUSH_SECONDS),
     )
-    return DrainingServer(config, application, limits.drain_seconds)
 
 
 class DrainingServer(uvicorn.Server):
@@ -257,9 +279,16 @@ class DrainingServer(uvicorn.Server):
         """Begin to drain; called by a signal."""
         del sig, frame  # all that are handled mean the same
         if self._draining is None and self.started:
-            self._draining = asyncio.get_running_loop().create_task(self._drain())
+            self.drain()
         else:
             self.should_exit = self.force_exit = True
+
+    def drain(self) -> None:
+        """Finish the requests that were accepted, and end; one that does not listen yet ends at once."""
+        if not self.started:
+            self.should_exit = True
+        elif self._draining is None:
+            self._draining = asyncio.get_running_loop().create_task(self._drain())
 
     async def _drain(self) -> None:
         status = self._application.status

@@ -1,9 +1,10 @@
 """How a server is configured: its models, who may use it, and the limits of a request and of the queues."""
 
+import math
 import re
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,6 +42,8 @@ class Limits:
     """So many are open at a time, or as many as the system allows; the oldest idle one makes room."""
     open_requests: int = 4096
     """So many may be anywhere between their first byte and their last, slow senders among them."""
+    held_bytes: int = 256 * 2**20
+    """So many of unanswered requests are in memory at a time: usual ones are a few thousand each."""
     request_seconds: float = 30.0
     body_seconds: float = 10.0
     """For a request's body to arrive."""
@@ -48,6 +51,16 @@ class Limits:
     """For a request's line and headers to arrive."""
     drain_seconds: float = 60.0
     """For accepted requests to finish after SIGTERM."""
+
+
+def share_of(limits: Limits, processes: int) -> Limits:
+    """The limits of one of several HTTP processes, between which connections are spread evenly."""
+    return replace(
+        limits,
+        connections=math.ceil(limits.connections / processes),
+        open_requests=math.ceil(limits.open_requests / processes),
+        held_bytes=limits.held_bytes // processes,
+    )
 
 
 def allowed_hosts(bound: str, named: Sequence[str]) -> tuple[str, ...]:

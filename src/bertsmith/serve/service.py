@@ -8,11 +8,10 @@ from typing import Any
 
 from bertsmith.core.errors import UserError
 from bertsmith.core.files import lone_surrogate
-from bertsmith.inference.loaded_model import Bert
-from bertsmith.inference.text_reader import TokenizedText
+from bertsmith.inference.text_reader import Reader, TokenizedText
 from bertsmith.packed import split_by_budget
 from bertsmith.serve.api_errors import ApiError, too_many_texts
-from bertsmith.serve.batching import BatchKey
+from bertsmith.serve.batching import BatchKey, check_size
 from bertsmith.serve.middleware import LOG_FIELDS
 from bertsmith.serve.model_registry import ModelRegistry, ServedModel
 from bertsmith.serve.operations import OPERATIONS
@@ -121,7 +120,7 @@ class Service:
         Much text comes in chunks, each of them read when those before it are answered: tokens take a hundred
         times the memory of their text, and whoever hangs up or wants too much is read no further.
         """
-        bert, operation = await model.loaded(), OPERATIONS[request.key.operation]
+        reader, operation = await model.reader(), OPERATIONS[request.key.operation]
         shared, texts = 0, request.texts
         if request.pairs_with_first:
             # Of a long first text, each pair holds what fits into the model. A chunk makes several pairs, or
@@ -129,19 +128,20 @@ class Service:
             shared, texts = min(len(texts[0]), CHUNK_CHARACTERS // MIN_CHUNK_PAIRS), texts[1:]
         sizes = [shared + _characters(text) for text in texts]
         if max(sum(sizes), sum(map(_characters, request.texts))) < LONG_CHARACTERS:
-            found = self._tokenized(bert, request, model, range(len(sizes)))
-            self._weigh(request, model, tokens=sum(map(len, found)), fraction=1.0)
+            found = self._tokenized(reader, request, model, range(len(sizes)))
+            self._weigh(request, tokens=sum(map(len, found)), fraction=1.0)
             yield found
             return
         first = None
         if request.pairs_with_first:
-            (first,) = await asyncio.to_thread(tokenized, bert, request, range(1))
+            (first,) = await asyncio.to_thread(tokenized, reader, request, range(1))
         together: list[TokenizedText] = []
         began, tokens, read = time.monotonic(), 0, 0
         for chunk in split_by_budget(sizes, CHUNK_CHARACTERS):
-            found = await asyncio.to_thread(self._tokenized, bert, request, model, chunk, first)
+            found = await asyncio.to_thread(self._tokenized, reader, request, model, chunk, first)
             tokens, read = tokens + sum(map(len, found)), read + sum(sizes[index] for index in chunk)
-            self._weigh(request, model, tokens=tokens, fraction=read / sum(sizes), began=began)
+            if rest := self._weigh(request, tokens=tokens, fraction=read / sum(sizes)):
+                await model.queue.check_in_time(rest, since=began)
             if operation.joint:
                 together += found
             else:
@@ -149,27 +149,18 @@ class Service:
         if operation.joint:
             yield together
 
-    def _weigh(
-        self,
-        request: PredictionRequest,
-        model: ServedModel,
-        *,
-        tokens: int,
-        fraction: float,
-        began: float | None = None,
-    ) -> None:
-        """Reject a request by the tokens that were read of it, and by those that seem to follow."""
+    def _weigh(self, request: PredictionRequest, *, tokens: int, fraction: float) -> int:
+        """The tokens that seem to follow those that were read; rejects the request for being too large."""
         if request.max_tokens is not None and tokens > request.max_tokens:
             message = f"{tokens} tokens are too many for this view, which takes {request.max_tokens}"
             raise ApiError(422, message)
         rest = int(CAUTION * tokens * (1 - fraction) / fraction)
-        model.queue.check_size(tokens + rest)
-        if rest:
-            model.queue.check_in_time(rest, since=began)
+        check_size(tokens + rest, self.limits)
+        return rest
 
     def _tokenized(
         self,
-        bert: Bert,
+        reader: Reader,
         request: PredictionRequest,
         model: ServedModel,
         which: Sequence[int],
@@ -177,25 +168,25 @@ class Service:
     ) -> list[TokenizedText]:
         """The texts of these indices, which follow each other, with their tokens; in pairs if asked for."""
         begin = which[0] + (first is not None)
-        texts = tokenized(bert, request, range(begin, which[-1] + 1 + request.pairs_with_first))
-        takes_long = OPERATIONS[request.key.operation].takes_long_texts(bert)
+        texts = tokenized(reader, request, range(begin, which[-1] + 1 + request.pairs_with_first))
+        takes_long = OPERATIONS[request.key.operation].takes_long_texts(is_finetuned=model.info.is_finetuned)
         truncate = request.truncate or self.truncates
         if request.pairs_with_first:
             first = first or texts.pop(0)
-            texts = bert.reader.pairs(first, texts, truncate=truncate)
+            texts = reader.pairs(first, texts, truncate=truncate)
         elif truncate and not takes_long:
-            texts = [bert.reader.truncated(text) for text in texts]
+            texts = [reader.truncated(text) for text in texts]
         if not truncate and not takes_long:
             check_lengths([len(text) for text in texts], model, pair_fields(request), first=which[0])
         return texts
 
 
-def tokenized(bert: Bert, request: PredictionRequest, which: Sequence[int]) -> list[TokenizedText]:
+def tokenized(reader: Reader, request: PredictionRequest, which: Sequence[int]) -> list[TokenizedText]:
     """The texts of these indices, which follow each other, with all of their tokens."""
     reads_masks = OPERATIONS[request.key.operation].reads_masks
-    masks = (bert.tokenizer.mask_token,) if reads_masks else ()
+    masks = (reader.tokenizer.mask_token,) if reads_masks else ()
     texts = request.texts[which[0] : which[-1] + 1]
-    return bert.reader.tokenize(texts, allow_special=masks, first=which[0])
+    return reader.tokenize(texts, allow_special=masks, first=which[0])
 
 
 def pair_fields(request: PredictionRequest) -> FieldNames:

@@ -203,3 +203,30 @@ def on_a_line(application: Application, say: Callable[[Any, Wire], Awaitable[Non
             await asyncio.gather(*protocol.tasks)
 
     asyncio.run(main())
+
+
+async def load_until_nobody_listens(address: str, terminate: Callable[[], None]) -> list[Any]:
+    """How requests end that are sent from before the signal until nobody listens any more."""
+    begin, outcomes = time.monotonic(), list[Any]()
+
+    async def one(client: httpx.AsyncClient) -> None:
+        while "refused" not in outcomes and time.monotonic() - begin < 20:
+            try:
+                reply = await client.post("/classify", json={"texts": ["the cat sits on the mat"] * 8})
+                outcomes.append(reply.status_code)
+                await asyncio.sleep(0.01 if reply.status_code == 200 else 0.1)
+            except httpx.ConnectError:
+                outcomes.append("refused")
+            except (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError):
+                outcomes.append(
+                    "refused"
+                )  # hung up before any of the reply: the log tells whether it was lost
+
+    async def end() -> None:
+        while outcomes.count(200) < 40 and time.monotonic() - begin < 15:
+            await asyncio.sleep(0.02)
+        terminate()
+
+    async with httpx.AsyncClient(base_url=address, timeout=20) as client:
+        await asyncio.gather(end(), *(one(client) for _ in range(8)))
+    return outcomes

@@ -227,10 +227,10 @@ def test_what_cannot_be_computed_in_time_is_rejected_when_it_comes(texts, status
 def test_the_time_that_a_long_request_has_had_is_no_more_left_to_it():
     async def say(queue):
         know_speed(queue, 100.0)
-        queue.check_in_time(500)
-        queue.check_in_time(200, since=time.monotonic() - 5)
+        await queue.check_in_time(500, since=time.monotonic())
+        await queue.check_in_time(200, since=time.monotonic() - 5)
         with pytest.raises(ApiError, match="500 tokens are left of the request"):
-            queue.check_in_time(500, since=time.monotonic() - 5)
+            await queue.check_in_time(500, since=time.monotonic() - 5)
 
     run(say, limits=Limits(request_seconds=10))
 

@@ -3,10 +3,10 @@
 import asyncio
 import json
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 
 import pytest
 
-from bertsmith.serve import middleware
 from bertsmith.serve.api_errors import ApiError
 from bertsmith.serve.middleware import BodyLimit, ClientGone
 from bertsmith.serve.server_config import Limits
@@ -77,10 +77,9 @@ async def read(limit, sender, **headers):
 
 
 @pytest.fixture
-def small(monkeypatch):
+def small():
     """Room for 250 bytes of bodies of 100."""
-    monkeypatch.setattr(middleware, "MAX_HELD", 250)
-    return limit_of(LIMITS)
+    return limit_of(replace(LIMITS, held_bytes=250))
 
 
 def test_a_body_is_held_while_it_is_worked_on_and_no_longer(small):
@@ -131,9 +130,8 @@ def test_what_was_held_of_a_body_that_never_came_whole_is_let_go(end, small):
     asyncio.run(say())
 
 
-def test_a_body_as_long_as_one_may_be_always_has_room_by_itself(monkeypatch):
-    monkeypatch.setattr(middleware, "MAX_HELD", 10)
-    assert asyncio.run(read(limit_of(LIMITS), Sender(b"x" * 100))) == b"x" * 100
+def test_a_body_as_long_as_one_may_be_always_has_room_by_itself():
+    assert asyncio.run(read(limit_of(replace(LIMITS, held_bytes=10)), Sender(b"x" * 100))) == b"x" * 100
 
 
 def test_64_mebibytes_of_a_body_that_is_too_long_are_taken_in_and_then_no_more():
@@ -170,9 +168,9 @@ def test_a_quarter_of_a_gibibyte_is_held_of_all_bodies_together():
     asyncio.run(say())
 
 
-def test_whoever_finds_no_room_is_reported_to_come_again_and_may(folders, monkeypatch):
-    monkeypatch.setattr(middleware, "MAX_HELD", 1000)
-    application = application_of({"mood": folders["mood"]}, limits=Limits(body_bytes=1000))
+def test_whoever_finds_no_room_is_reported_to_come_again_and_may(folders):
+    limits = Limits(body_bytes=1000, held_bytes=1000)
+    application = application_of({"mood": folders["mood"]}, limits=limits)
     slow = Slowly(application, "mood")
     long = json.dumps({"texts": ["cat"], "model": "mood"}).encode().ljust(600)
 

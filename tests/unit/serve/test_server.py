@@ -20,7 +20,7 @@ from bertsmith.serve import server
 from bertsmith.serve.server import listen, make_server
 from bertsmith.serve.server_config import Limits
 from tests.command_line import bertsmith, mistake
-from tests.unit.serve.serving import Slowly, application_of, connected, live
+from tests.unit.serve.serving import Slowly, application_of, connected, live, load_until_nobody_listens
 
 BODY = json.dumps({"texts": ["the cat"]}).encode()
 
@@ -242,7 +242,9 @@ def test_sigterm_under_load_loses_no_accepted_request(folders):
         log: list[str] = []
         reader = threading.Thread(target=lambda: log.extend(server.stderr))
         reader.start()
-        outcomes = asyncio.run(_load(address, lambda: os.kill(server.pid, signal.SIGTERM)))
+        outcomes = asyncio.run(
+            load_until_nobody_listens(address, lambda: os.kill(server.pid, signal.SIGTERM))
+        )
         assert server.wait(30) == 0
         reader.join()
     assert "serves toy, mood" in first
@@ -263,30 +265,3 @@ def test_the_command_cuts_long_texts_if_told_to(folders):
         server.terminate()
         server.communicate()
     assert reply.json()["usage"]["prompt_tokens"] == 128
-
-
-async def _load(address, terminate):
-    """How requests end that are sent from before the signal until nobody listens any more."""
-    begin, outcomes = time.monotonic(), []
-
-    async def one(client):
-        while "refused" not in outcomes and time.monotonic() - begin < 20:
-            try:
-                reply = await client.post("/classify", json={"texts": ["the cat sits on the mat"] * 8})
-                outcomes.append(reply.status_code)
-                await asyncio.sleep(0.01 if reply.status_code == 200 else 0.1)
-            except httpx.ConnectError:
-                outcomes.append("refused")
-            except (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError):
-                outcomes.append(
-                    "refused"
-                )  # hung up before any of the reply: the log tells whether it was lost
-
-    async def end():
-        while outcomes.count(200) < 40 and time.monotonic() - begin < 15:
-            await asyncio.sleep(0.02)
-        terminate()
-
-    async with httpx.AsyncClient(base_url=address, timeout=20) as client:
-        await asyncio.gather(end(), *(one(client) for _ in range(8)))
-    return outcomes

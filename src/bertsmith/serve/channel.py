@@ -1,0 +1,228 @@
+"""Frames between the HTTP processes of a server and its model process, over a socket that both inherit.
+
+A frame is its length, kind and number, and what it carries. What an HTTP process sends is JSON and rows of
+32-bit integers, so that the process that faces the network cannot make the model process run anything.
+Results have many types and are pickled: only HTTP processes read them, and only from the model process.
+
+Nothing here waits for the other side to read. What can pile up is bounded elsewhere: by the requests that an
+HTTP process may have open, and by the one reply that each of them gets.
+"""
+
+import asyncio
+import copyreg
+import io
+import json
+import pickle
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from itertools import chain
+from struct import Struct
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+from bertsmith.core.errors import UserError
+from bertsmith.inference.text_reader import TextOrPair, TokenizedText
+from bertsmith.serve.api_errors import ApiError
+from bertsmith.serve.batching import BatchKey
+from bertsmith.serve.monitoring import RemoteFailure, failure_fields
+from bertsmith.serve.operations import OPERATIONS
+from bertsmith.text.tokenizer import Encoded
+
+HEAD = Struct("=IBQ")
+"""Bytes of what follows, kind and number."""
+SIZE = Struct("=I")
+ROWS = 6
+"""Of integers for each token: id, segment, both offsets, sequence and word."""
+NO_WORD = -1
+
+
+class Kind(IntEnum):
+    """What a frame means."""
+
+    READY = 1  # an HTTP process takes requests
+    DRAIN = 2  # it shall finish those it has, and end
+    PREDICT = 3  # a request, or a part of one, for a model
+    IN_TIME = 4  # whether the rest of a long request can be computed in time
+    CANCEL = 5  # nobody waits for this request any more
+    METRICS = 6  # the sum of all metrics is wanted; carries those of the asking process
+    SAMPLES = 7  # an HTTP process shall tell its metrics, or tells them
+    RESULTS = 8  # the reply to a request
+    ERROR = 9  # what went wrong with it
+
+
+class Channel(asyncio.Protocol):
+    """One end of the socket between two processes."""
+
+    def __init__(self) -> None:
+        self._transport: asyncio.Transport | None = None
+        self._buffer = bytearray()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the other process is there."""
+        return self._transport is not None
+
+    def send(self, kind: Kind, number: int = 0, content: bytes = b"") -> None:
+        """Send a frame; to a process that has ended, nothing."""
+        if self._transport is not None:
+            self._transport.write(HEAD.pack(len(content), kind, number) + content)
+
+    def close(self) -> None:
+        """Let the other process see the end."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def on_frame(self, kind: Kind, number: int, content: bytes) -> None:
+        """Take a frame."""
+        raise NotImplementedError
+
+    def on_lost(self) -> None:
+        """The other process has ended."""
+        raise NotImplementedError
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin."""
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by its class
+
+    def data_received(self, data: bytes) -> None:
+        """Take the frames that are complete by now."""
+        self._buffer += data
+        begin, size = 0, len(self._buffer)
+        while size - begin >= HEAD.size:
+            length, kind, number = HEAD.unpack_from(self._buffer, begin)
+            end = begin + HEAD.size + length
+            if end > size:
+                break
+            self.on_frame(Kind(kind), number, bytes(self._buffer[begin + HEAD.size : end]))
+            begin = end
+        del self._buffer[:begin]
+
+    def connection_lost(self, _: Exception | None) -> None:
+        """End."""
+        self._transport = None
+        self.on_lost()
+
+
+# ---- requests
+
+
+@dataclass(frozen=True, slots=True)
+class RemotePrediction:
+    """What an HTTP process asks of a model."""
+
+    model: int
+    """Its index among those of the server."""
+    connection: int
+    """Of the client, a number among those of its HTTP process: turns are fair between them."""
+    admitted: bool
+    """Whether it is the rest of a request that was let in."""
+    key: BatchKey
+    texts: Sequence[TokenizedText]
+
+    def inputs(self) -> Sequence[Any]:
+        """What the queue takes: each text, or all of them as one input."""
+        return [self.texts] if OPERATIONS[self.key.operation].joint else self.texts
+
+    def tokens(self) -> list[int]:
+        """How many each input has."""
+        lengths = [len(text) for text in self.texts]
+        return [sum(lengths)] if OPERATIONS[self.key.operation].joint else lengths
+
+
+def encode_prediction(asked: RemotePrediction) -> bytes:
+    """A request as bytes."""
+    texts, key = asked.texts, asked.key
+    lengths = [len(text) for text in texts]
+    fields = [asked.model, asked.connection, asked.admitted, key.operation, key.options]
+    head = json.dumps([*fields, [text.text for text in texts], lengths]).encode()
+    rows = array("i")
+    for text in texts:
+        encoded = text.encoded
+        rows.extend(encoded.ids)
+        rows.extend(encoded.segments)
+        rows.extend(chain.from_iterable(encoded.offsets))
+        rows.extend(encoded.sequence)
+        rows.extend([NO_WORD if word is None else word for word in encoded.words])
+    return SIZE.pack(len(head)) + head + rows.tobytes()
+
+
+def decode_prediction(content: bytes) -> RemotePrediction:
+    """The request that bytes hold."""
+    (size,) = SIZE.unpack_from(content)
+    begin = SIZE.size + size
+    model, connection, admitted, operation, options, texts, lengths = json.loads(content[SIZE.size : begin])
+    rows = array("i", content[begin:]).tolist()
+    read, at = [], 0
+    for text, length in zip(texts, lengths, strict=True):
+        own: TextOrPair = text if isinstance(text, str) else (text[0], text[1])
+        read.append(TokenizedText(own, _encoded(rows[at : at + ROWS * length], length)))
+        at += ROWS * length
+    return RemotePrediction(model, connection, admitted, BatchKey(operation, tuple(options)), read)
+
+
+def _encoded(rows: list[int], length: int) -> Encoded:
+    ids, segments, starts, ends, sequence, words = (
+        rows[:length],
+        rows[length : 2 * length],
+        rows[2 * length : 4 * length : 2],
+        rows[2 * length + 1 : 4 * length : 2],
+        rows[4 * length : 5 * length],
+        rows[5 * length :],
+    )
+    numbered = [None if word == NO_WORD else word for word in words]
+    return Encoded(ids, segments, list(zip(starts, ends, strict=True)), sequence, numbered)
+
+
+# ---- replies
+
+
+def _as_array(tensor: torch.Tensor) -> tuple[Callable[..., Any], tuple[Any]]:
+    return np.asarray, (tensor.detach().numpy(),)
+
+
+class ResultPickler(pickle.Pickler):
+    """Pickles results; tensors become arrays, which take a tenth of the time and only the bytes they show."""
+
+    dispatch_table = {**copyreg.dispatch_table, torch.Tensor: _as_array}
+
+
+def encode_results(results: Any) -> bytes:
+    """Results as bytes."""
+    written = io.BytesIO()
+    ResultPickler(written, pickle.HIGHEST_PROTOCOL).dump(results)
+    return written.getvalue()
+
+
+def decode_results(content: bytes) -> Any:
+    """The results that bytes of the model process hold."""
+    return pickle.loads(content)
+
+
+def encode_error(error: Exception) -> bytes:
+    """What went wrong with a request, as bytes."""
+    told: dict[str, Any]
+    match error:
+        case ApiError():
+            told = {"api": [error.status, error.message, error.error_type, error.headers]}
+        case UserError():
+            names = ("what", "where", "field", "index", "remedy")
+            told = {"user": {name: getattr(error, name) for name in names}}
+        case _:
+            told = {"failure": failure_fields(error)}
+    return json.dumps(told).encode()
+
+
+def decode_error(content: bytes) -> Exception:
+    """The error that bytes hold."""
+    ((kind, told),) = json.loads(content).items()
+    match kind:
+        case "api":
+            status, message, error_type, headers = told
+            return ApiError(status, message, error_type=error_type, headers=headers)
+        case "user":
+            return UserError(**told)
+    return RemoteFailure(told)

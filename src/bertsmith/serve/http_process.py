@@ -1,0 +1,87 @@
+"""One of the processes of a server that speak HTTP: it reads, checks, tokenises, and asks the model process.
+
+Signals are the model process's: a terminal sends Ctrl-C and a service manager SIGTERM to every process of a
+server, and all of them are to drain together. So an HTTP process obeys its channel alone. It drains when it
+is told to, and ends when the model process is no more.
+"""
+
+import asyncio
+import logging
+import signal
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import FrameType
+
+import uvicorn
+
+from bertsmith.serve.app import Application
+from bertsmith.serve.channel import Kind
+from bertsmith.serve.monitoring import write_json_lines
+from bertsmith.serve.remote_models import RemoteModelInfo, RemoteModels
+from bertsmith.serve.server import DrainingServer, run_server, uvicorn_config
+from bertsmith.serve.server_config import ServerConfig
+from bertsmith.serve.shared_load import SharedLoad
+
+SAMPLES_SECONDS = 5.0
+"""Between two times that metrics are told unasked: so much is not counted of a process that crashes."""
+
+log = logging.getLogger("bertsmith.serve")
+
+
+@dataclass(frozen=True, slots=True)
+class HttpProcessConfig:
+    """What an HTTP process is started with."""
+
+    process: int
+    """Its number."""
+    server: ServerConfig
+    """With the limits of one process."""
+    models: Sequence[RemoteModelInfo]
+    load: SharedLoad
+    channel: socket.socket
+    """To the model process."""
+    listening: socket.socket
+
+
+def run_http_process(config: HttpProcessConfig) -> None:
+    """Answer requests until the model process says to drain, or is no more."""
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, signal.SIG_IGN)
+    write_json_lines()
+    remote = RemoteModels(config.models, config.load, config.process)
+    application = Application(config.server, remote)
+    server = HttpServer(uvicorn_config(application, config.server.limits), application, config)
+    run_server(server, config.listening, config.server.limits)
+
+
+class HttpServer(DrainingServer):
+    """A server that does as the model process says."""
+
+    def __init__(self, config: uvicorn.Config, application: Application, own: HttpProcessConfig) -> None:
+        super().__init__(config, application, own.server.limits.drain_seconds)
+        assert application.remote is not None
+        self._channel, self._socket = application.remote.channel, own.channel
+        self._channel.on_drain, self._channel.on_end = self.drain, self._end
+        self._channel.samples = application.metrics.samples
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Reach the model process, then begin to listen."""
+        loop = asyncio.get_running_loop()
+        await loop.create_unix_connection(lambda: self._channel, sock=self._socket)
+        await super().startup(sockets)
+        self._channel.send(Kind.READY)
+        self._tell_samples()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Leave signals to the model process."""
+        del sig, frame
+
+    def _tell_samples(self) -> None:
+        self._channel.tell_samples()
+        asyncio.get_running_loop().call_later(SAMPLES_SECONDS, self._tell_samples)
+
+    def _end(self) -> None:
+        if not self.should_exit:
+            log.error("the model process has ended")
+        self.should_exit = True

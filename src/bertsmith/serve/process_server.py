@@ -1,0 +1,145 @@
+"""A server of several HTTP processes before one model process, which starts, watches and ends them.
+
+Each HTTP process has a listening socket of its own on the same port (SO_REUSEPORT), between which the kernel
+spreads connections evenly. The model process keeps all of these sockets: where an HTTP process ends before
+its time, connections wait in its backlog for the one that is started in its place.
+
+They come from multiprocessing's fork server, a process that has imported everything and holds nothing: they
+start in a moment, share its memory, and inherit no thread and no GPU of the model process.
+"""
+
+import asyncio
+import logging
+import multiprocessing
+import os
+import signal
+import socket
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from multiprocessing import forkserver
+from multiprocessing.context import ForkServerProcess
+
+import torch
+import uvloop
+
+from bertsmith.core.errors import UserError
+from bertsmith.serve.channel import Kind
+from bertsmith.serve.http_process import HttpProcessConfig, run_http_process
+from bertsmith.serve.model_process import HttpChannel, ModelProcess
+from bertsmith.serve.monitoring import LoopFailures
+from bertsmith.serve.server import FLUSH_SECONDS, prepare_process
+from bertsmith.serve.server_config import ServerConfig, share_of
+
+MAX_DEFAULT_PROCESSES = 8
+JOIN_SECONDS = 5.0
+"""For a process whose channel has ended to end, too."""
+
+log = logging.getLogger("bertsmith.serve")
+
+
+def default_http_processes(device: str) -> int:
+    """One before a CPU, whose cores the model needs; before a GPU, which waits for HTTP, half the cores."""
+    is_gpu = torch.cuda.is_available() if device == "auto" else device.startswith("cuda")
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(MAX_DEFAULT_PROCESSES, cores // 2)) if is_gpu else 1
+
+
+class ProcessServer:
+    """The model process of a server, with an HTTP process behind each of these sockets."""
+
+    def __init__(self, config: ServerConfig, listening: Sequence[socket.socket]) -> None:
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload([run_http_process.__module__])
+        forkserver.ensure_running()  # it imports while the models are read
+        self._listening = list(listening)
+        self._config = replace(config, limits=share_of(config.limits, len(listening)))
+        self._models = ModelProcess(config, self._context, processes=len(listening))
+        self._descriptions = self._models.descriptions()
+        self._running: dict[HttpChannel, ForkServerProcess] = {}
+        self._is_draining = False
+
+    def run(self, on_ready: Callable[[], None]) -> None:
+        """Answer requests until SIGTERM or Ctrl-C; a second signal ends it at once."""
+        prepare_process()
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(self._serve(on_ready))
+
+    async def _serve(self, on_ready: Callable[[], None]) -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(LoopFailures())
+        for each in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(each, self._stop)
+        first = [loop.create_future() for _ in self._listening]
+        kept = [loop.create_task(self._keep(number, ready)) for number, ready in enumerate(first)]
+        try:
+            await _all_or_first_failure(first, kept)
+            if not self._is_draining:
+                on_ready()
+            await asyncio.gather(*kept)
+        finally:
+            self._kill()
+            self._models.close()
+
+    async def _keep(self, number: int, first: "asyncio.Future[None]") -> None:
+        """Keep an HTTP process running behind a socket until the server drains."""
+        while not self._is_draining:
+            channel, process = await self._start(number)
+            await asyncio.wait({channel.ready, channel.lost}, return_when=asyncio.FIRST_COMPLETED)
+            if channel.ready.done() and not first.done():
+                first.set_result(None)
+            await channel.lost
+            await asyncio.to_thread(process.join, JOIN_SECONDS)
+            del self._running[channel]
+            if self._is_draining:
+                break
+            if not channel.ready.done():
+                what = f"an HTTP process ended before it took requests (exit status {process.exitcode})"
+                raise UserError(what, remedy="its messages say why; --http-processes 1 does without")
+            fields = {"process": number, "exit_status": process.exitcode}
+            log.error("an HTTP process has ended; another is started", extra={"fields": fields})
+        if not first.done():
+            first.set_result(None)
+
+    async def _start(self, number: int) -> tuple[HttpChannel, ForkServerProcess]:
+        near, far = socket.socketpair()
+        with far:
+            config = HttpProcessConfig(
+                number, self._config, self._descriptions, self._models.load, far, self._listening[number]
+            )
+            process = self._context.Process(target=run_http_process, args=(config,), daemon=True)
+            await asyncio.to_thread(process.start)  # it waits for the fork server's imports
+        channel = HttpChannel(self._models, number)
+        self._running[channel] = process
+        await asyncio.get_running_loop().create_unix_connection(lambda: channel, sock=near)
+        if self._is_draining:
+            channel.send(Kind.DRAIN)
+        return channel, process
+
+    def _stop(self) -> None:
+        """Begin to drain; the second time, end."""
+        if self._is_draining:
+            self._kill()
+            return
+        self._is_draining = True
+        for listening in self._listening:  # the HTTP processes have their own, and close them in time
+            listening.close()
+        for channel in self._running:
+            channel.send(Kind.DRAIN)
+        seconds = self._config.limits.drain_seconds + FLUSH_SECONDS
+        asyncio.get_running_loop().call_later(seconds, self._kill)
+
+    def _kill(self) -> None:
+        for process in self._running.values():
+            with suppress(ProcessLookupError):
+                process.kill()
+
+
+async def _all_or_first_failure(
+    wanted: Sequence["asyncio.Future[None]"], others: Sequence["asyncio.Task[None]"]
+) -> None:
+    """Wait until all that is wanted is done, or one of the others has failed."""
+    waiting = set(wanted)
+    while waiting and not any(other.done() and other.exception() for other in others):
+        await asyncio.wait({*waiting, *others}, return_when=asyncio.FIRST_COMPLETED)
+        waiting = {each for each in waiting if not each.done()}

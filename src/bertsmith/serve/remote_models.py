@@ -1,0 +1,170 @@
+"""The models of a server as its HTTP processes see them: texts are read here and computed elsewhere."""
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+from bertsmith.inference.text_reader import Reader
+from bertsmith.serve.api_errors import ApiError
+from bertsmith.serve.batching import CONNECTION, BatchKey
+from bertsmith.serve.channel import (
+    Channel,
+    Kind,
+    RemotePrediction,
+    decode_error,
+    decode_results,
+    encode_prediction,
+)
+from bertsmith.serve.model_registry import ModelInfo
+from bertsmith.serve.monitoring import Samples
+from bertsmith.serve.operations import OPERATIONS
+from bertsmith.serve.shared_load import SharedLoad
+from bertsmith.text.tokenizer import Tokenizer
+
+CONNECTION_NUMBERS = 2**63
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteModelInfo:
+    """What an HTTP process has to know of a model."""
+
+    name: str
+    info: ModelInfo
+    tokenizer: Tokenizer
+
+
+class ModelChannel(Channel):
+    """The way to the model process."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._numbers = count(1)
+        self._replies: dict[int, asyncio.Future[tuple[Kind, bytes]]] = {}
+        self.on_drain: Callable[[], None] = lambda: None
+        self.on_end: Callable[[], None] = lambda: None
+        self.samples: Callable[[], Samples] = dict
+
+    async def ask(self, kind: Kind, content: bytes) -> Any:
+        """What the model process answers; cancelling it is told there."""
+        if not self.is_open:
+            raise _ended()
+        number = next(self._numbers)
+        reply = self._replies[number] = asyncio.get_running_loop().create_future()
+        self.send(kind, number, content)
+        try:
+            found, answer = await reply
+        except asyncio.CancelledError:
+            self.send(Kind.CANCEL, number)
+            raise
+        finally:
+            self._replies.pop(number, None)
+        if found is Kind.ERROR:
+            raise decode_error(answer)
+        return decode_results(answer)
+
+    def tell_samples(self) -> None:
+        """Tell the metrics of this process, for whoever asks another one for the sum."""
+        self.send(Kind.SAMPLES, content=json.dumps(self.samples()).encode())
+
+    def on_frame(self, kind: Kind, number: int, content: bytes) -> None:
+        """Take a frame."""
+        match kind:
+            case Kind.RESULTS | Kind.ERROR:
+                reply = self._replies.get(number)
+                if reply is not None and not reply.done():
+                    reply.set_result((kind, content))
+            case Kind.SAMPLES:
+                self.tell_samples()
+            case Kind.DRAIN:
+                self.on_drain()
+            case _:
+                raise ValueError(f"an HTTP process was sent a frame of kind {kind.name}")
+
+    def on_lost(self) -> None:
+        """Let nobody wait for a process that has ended."""
+        for reply in self._replies.values():
+            if not reply.done():
+                reply.set_exception(_ended())
+        self.on_end()
+
+
+def _ended() -> ApiError:
+    return ApiError(503, "the process that computes has ended", headers={"Retry-After": "1"})
+
+
+class RemoteQueue:
+    """The queue of a model in the model process."""
+
+    def __init__(self, channel: ModelChannel, load: SharedLoad, *, model: int, process: int) -> None:
+        self._channel, self._load = channel, load
+        self._model, self._process = model, process
+
+    @property
+    def is_full(self) -> bool:
+        """Whether a request as long as the average one that waits would be rejected."""
+        return self._load.free(self._model) <= 0
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether the model's weights are in memory."""
+        return self._load.is_loaded(self._model)
+
+    def retry_seconds(self) -> int:
+        """When there should be room again."""
+        return self._load.retry_seconds(self._model)
+
+    async def check_in_time(self, wanted: int, *, since: float) -> None:
+        """Reject a long request, begun then, of which the model cannot compute so many tokens in time."""
+        # The monotonic clock is the same in all processes of a machine.
+        await self._channel.ask(Kind.IN_TIME, json.dumps([self._model, wanted, since]).encode())
+
+    async def predict(
+        self, key: BatchKey, inputs: Sequence[Any], tokens: Sequence[int], *, admitted: bool = False
+    ) -> list[Any]:
+        """The result of each input; cancelling it removes what was not begun from the queue."""
+        del tokens  # they are counted again where they wait
+        texts = inputs[0] if OPERATIONS[key.operation].joint else inputs
+        connection = hash(CONNECTION.get()) % CONNECTION_NUMBERS
+        asked = encode_prediction(RemotePrediction(self._model, connection, admitted, key, texts))
+        self._load.count_sent(self._process)
+        found: list[Any] = await self._channel.ask(Kind.PREDICT, asked)
+        return found
+
+
+class RemoteModel:
+    """A model in the model process."""
+
+    def __init__(self, known: RemoteModelInfo, queue: RemoteQueue) -> None:
+        self.name, self.info, self.queue = known.name, known.info, queue
+        self._reader = Reader(known.tokenizer, known.info.max_tokens)
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether its weights are in memory."""
+        return self.queue.is_loaded
+
+    async def reader(self) -> Reader:
+        """What reads texts as the model takes them."""
+        return self._reader
+
+    def close(self) -> None:
+        """Nothing of it computes here."""
+
+
+class RemoteModels:
+    """All models of a server, in the order they were named."""
+
+    def __init__(self, known: Sequence[RemoteModelInfo], load: SharedLoad, process: int) -> None:
+        self.channel = ModelChannel()
+        self.models = [
+            RemoteModel(each, RemoteQueue(self.channel, load, model=index, process=process))
+            for index, each in enumerate(known)
+        ]
+
+    async def metrics(self, own: Samples) -> bytes:
+        """The metrics of all processes as text."""
+        text: bytes = await self.channel.ask(Kind.METRICS, json.dumps(own).encode())
+        return text
