@@ -45,10 +45,10 @@ from bertsmith.studies.pruning import (
     plain_request,
     write_pruned,
 )
-from bertsmith.studies.sweep import Stopped, best_of, with_values
+from bertsmith.studies.sweep import Stopped, best_of, check_no_stop, with_values
 from bertsmith.tasks.objective import NetworkScorer
 from bertsmith.tasks.task import Task
-from bertsmith.training.callbacks import ProgressCallback
+from bertsmith.training.callbacks import ProgressCallback, StopRequested
 from bertsmith.training.distributed import refuse_several_processes
 from bertsmith.training.run_folder import RunFolder
 
@@ -140,9 +140,9 @@ def prune_by_magnitude(request: MagnitudeRequest, callback: ProgressCallback) ->
     check_same_examples(folder, hashes := hashes_of(splits.limited(request.recipe.run.limit).splits))
     if not folder.finished:
         blocks_to_prune(load(request.model, device="cpu").model.network)
-        with folder.locked():
+        with folder.locked(), StopRequested(callback.on_signal) as stop:
             write_json(folder.config, {**asked, EXAMPLES: hashes})
-            job = _Job(request, callback)
+            job = _Job(request, callback, stop)
             job.finish(job.gradual() if request.rewind is None else job.after_training(request.rewind))
     shutil.rmtree(request.out / WORK, ignore_errors=True)
     found = read_json(folder.path / RESULT, remedy="remove the folder and run again")
@@ -155,6 +155,7 @@ class _Job:
 
     request: MagnitudeRequest
     callback: ProgressCallback
+    stop: StopRequested
 
     @property
     def work(self) -> Path:
@@ -217,6 +218,7 @@ class _Job:
     def _train(
         self, name: str, model: Path, recipe: FinetuningRecipe, preparation: Preparation
     ) -> FinetuningResult:
+        check_no_stop(self.stop, name)
         self.callback.on_message(name)
         request = self.request
         out = self.work / name / "tuned"

@@ -20,9 +20,9 @@ from bertsmith.pretraining.pretrain import check_same_run, pretrain
 from bertsmith.pretraining.run_setup import EarlyStopping, run_folder
 from bertsmith.recipe.schema import Recipe
 from bertsmith.studies.median_stopping import MEDIAN_STOPPING_NOTE, MedianStopping
-from bertsmith.studies.sweep import Stopped
+from bertsmith.studies.sweep import Stopped, check_no_stop
 from bertsmith.tasks.metrics import Metric
-from bertsmith.training.callbacks import ProgressCallback
+from bertsmith.training.callbacks import ProgressCallback, StopRequested
 from bertsmith.training.distributed import refuse_several_processes
 from bertsmith.training.journal import read_metrics
 
@@ -110,19 +110,22 @@ def run_sweep(
     _check(trials, store)
     outcomes: list[TrialOutcome] = []
     callback.on_message(f"a run at the unigram line ends early; {MEDIAN_STOPPING_NOTE}")
-    for number, trial in enumerate(trials, start=1):
-        callback.on_message(f"[{number}/{len(trials)}] {trial.name}")
-        if run_folder(trial.out).begun and outcome_of(trial).early_end:
-            callback.on_message(f"{trial.out} was ended early before: nothing is left to do")
-        else:
-            rule = stopping_rule(deciding_metric(trial.recipe), outcomes)
-            stopping = EarlyStopping(if_flat=True, rule=rule)
-            result = pretrain(
-                trial.recipe, store=store, out=trial.out, callback=callback, early_stopping=stopping
-            )
-            if result.state == "stopped" and not result.early_end:
-                raise Stopped(trial.name)
-        outcomes.append(outcome_of(trial))
+    with StopRequested(callback.on_signal) as stop:
+        for number, trial in enumerate(trials, start=1):
+            callback.on_message(f"[{number}/{len(trials)}] {trial.name}")
+            if run_folder(trial.out).begun and outcome_of(trial).early_end:
+                callback.on_message(f"{trial.out} was ended early before: nothing is left to do")
+            else:
+                rule = stopping_rule(deciding_metric(trial.recipe), outcomes)
+                stopping = EarlyStopping(if_flat=True, rule=rule)
+                result = pretrain(
+                    trial.recipe, store=store, out=trial.out, callback=callback, early_stopping=stopping
+                )
+                if result.state == "stopped" and not result.early_end:
+                    raise Stopped(trial.name)
+            outcomes.append(outcome_of(trial))
+            if number < len(trials):
+                check_no_stop(stop, trial.name)
     ranked = ranking(outcomes)
     place = trials[0].out.parent
     rows = [{**asdict(each), "folder": each.folder.name} for each in ranked]

@@ -39,14 +39,14 @@ from bertsmith.recipe.toml_text import value_text
 from bertsmith.shrink.layer_dropping import without_layers
 from bertsmith.shrink.selection import Widths, chosen_units, counts_left
 from bertsmith.shrink.slicing import KeptUnits, all_units, blocks_to_prune, pruned_network
-from bertsmith.studies.sweep import Stopped, with_values
+from bertsmith.studies.sweep import Stopped, check_no_stop, with_values
 from bertsmith.tasks.catalogue import task_named
 from bertsmith.tasks.custom import custom_task, spec_of
 from bertsmith.tasks.objective import NetworkScorer
 from bertsmith.tasks.task import Task
 from bertsmith.tasks.task_config import TaskConfig
 from bertsmith.tasks.task_recipe import finetuning_recipe
-from bertsmith.training.callbacks import ProgressCallback
+from bertsmith.training.callbacks import ProgressCallback, StopRequested
 from bertsmith.training.distributed import refuse_several_processes
 from bertsmith.training.run_folder import RunFolder
 
@@ -205,9 +205,9 @@ def prune(request: PruningRequest, callback: ProgressCallback) -> PruningResult:
     check_same_examples(folder, hashes := hashes_of(splits.splits))
     if not folder.finished:
         first = _units_to_begin_with(request)
-        with folder.locked():
+        with folder.locked(), StopRequested(callback.on_signal) as stop:
             write_json(folder.config, {**asked, EXAMPLES: hashes})
-            _Pruning(request, splits, first, callback).run(folder)
+            _Pruning(request, splits, first, callback, stop).run(folder)
     shutil.rmtree(request.out / ROUNDS, ignore_errors=True)
     return _result_in(folder)
 
@@ -253,6 +253,7 @@ class _Pruning:
     first: Sequence[KeptUnits]
     """Every unit, before the first round."""
     callback: ProgressCallback
+    stop: StopRequested
 
     def run(self, folder: RunFolder) -> None:
         """Take the rounds that are not done yet, and write the model and the result."""
@@ -260,6 +261,7 @@ class _Pruning:
         model, reports = self.request.model, [RoundReport.of(self._evaluated(place / "given"), {})]
         kept: Sequence[Sequence[int]] = [units.heads for units in self.first]
         for number in range(1, rounds + 1):
+            check_no_stop(self.stop, f"round {number - 1}")
             self.callback.on_message(f"round {number} of {rounds}")
             pruned = place / str(number) / "pruned"
             facts = self._evaluated(pruned, model, kept, number)
@@ -324,6 +326,7 @@ class _Pruning:
 
     def _train(self, pruned: Path) -> tuple[Path, Metrics]:
         request, out = self.request, pruned.parent / "tuned"
+        check_no_stop(self.stop, f"round {pruned.parent.name}")
         assignment = Assignment(request.task, request.recipe, pruned, request.data, out, request.skip_bad)
         result = finetune(assignment, self.callback)
         if not result.finished:

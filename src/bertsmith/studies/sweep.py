@@ -17,7 +17,7 @@ from bertsmith.studies.median_stopping import MEDIAN_STOPPING_NOTE, MedianStoppi
 from bertsmith.tasks.custom import custom_task, spec_of
 from bertsmith.tasks.stratified_split import DEV
 from bertsmith.tasks.task import read_split
-from bertsmith.training.callbacks import ProgressCallback
+from bertsmith.training.callbacks import ProgressCallback, StopRequested
 from bertsmith.training.distributed import refuse_several_processes
 
 GRID: dict[str, tuple[Any, ...]] = {
@@ -62,6 +62,12 @@ class Stopped(Exception):
     """A run of the study was asked to stop; what is finished stays."""
 
 
+def check_no_stop(stop: StopRequested, name: str) -> None:
+    """Raise where the study was asked to stop, be it in the last step of a run: the next one is not begun."""
+    if stop.here:
+        raise Stopped(name)
+
+
 def run_trials(trials: Sequence[Trial], callback: ProgressCallback) -> list[FinetuningResult]:
     """Run each trial that is not finished yet, one after the other; the results of all.
 
@@ -83,13 +89,16 @@ def run_trials(trials: Sequence[Trial], callback: ProgressCallback) -> list[Fine
     results: list[FinetuningResult] = []
     if any(trial.may_end_early for trial in trials):
         callback.on_message(MEDIAN_STOPPING_NOTE)
-    for number, trial in enumerate(trials, start=1):
-        callback.on_message(f"[{number}/{len(trials)}] {trial.name}")
-        rule = _stopping_rule(trial, results) if trial.may_end_early else None
-        result = finetune(trial.assignment, callback, stopping=rule)
-        if not result.finished:
-            raise Stopped(trial.name)
-        results.append(result)
+    with StopRequested(callback.on_signal) as stop:
+        for number, trial in enumerate(trials, start=1):
+            callback.on_message(f"[{number}/{len(trials)}] {trial.name}")
+            rule = _stopping_rule(trial, results) if trial.may_end_early else None
+            result = finetune(trial.assignment, callback, stopping=rule)
+            if not result.finished:
+                raise Stopped(trial.name)
+            results.append(result)
+            if number < len(trials):
+                check_no_stop(stop, trial.name)
     for place in dict.fromkeys(result.folder.parent for result in results):
         here = {each.folder.name: each for each in results if each.folder.parent == place}
         facts = {

@@ -56,7 +56,8 @@ class StopRequested(AbstractContextManager["StopRequested"]):
     """While it is open, Ctrl-C or SIGTERM only raises a flag; a second Ctrl-C interrupts at once.
 
     A second SIGTERM does not: launchers repeat it. Open it before processes are forked that build batches: a
-    Ctrl-C reaches them too, and they must live until the step is done.
+    Ctrl-C reaches them too, and they must live until the step is done. One that is opened inside another, as
+    by a run of a study, hands its flag on when it closes: a wish in the last step of a run is of the study.
     """
 
     def __init__(self, on_signal: Callable[[str], None] = lambda _: None) -> None:
@@ -66,9 +67,12 @@ class StopRequested(AbstractContextManager["StopRequested"]):
         self._owner = os.getpid()
         self._interrupted = False
         self._before: dict[signal.Signals, Any] = {}
+        self._outer: StopRequested | None = None
 
     def __enter__(self) -> "StopRequested":
         self._before = {number: signal.signal(number, self._handle) for number in STOP_SIGNALS}
+        outer = getattr(self._before[signal.SIGINT], "__self__", None)
+        self._outer = outer if isinstance(outer, StopRequested) else None
         return self
 
     def __exit__(
@@ -76,6 +80,9 @@ class StopRequested(AbstractContextManager["StopRequested"]):
     ) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
+        if self._outer is not None:
+            self._outer.here |= self.here
+            self._outer._interrupted |= self._interrupted
 
     def anywhere(self, world: "World") -> bool:
         """Whether some process was asked to stop; all call it after the same steps, and all stop together."""

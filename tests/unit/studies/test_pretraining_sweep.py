@@ -101,8 +101,13 @@ def test_a_sweep_runs_each_value_in_its_folder_and_ranks_them(store, tmp_path):
     with stop_at(1):
         stopped = sweep(store, tmp_path / "out", *arguments)
     assert stopped.exit_code == 130 and "stopped in peak_lr-1e-6" in stopped.stdout
+    with stop_at(1):  # the last step of the run: the next one is not begun
+        stopped = sweep(store, tmp_path / "out", *arguments)
+    assert stopped.exit_code == 130 and "resumes from step 2" in stopped.stdout
+    assert (tmp_path / "out" / "peak_lr-1e-6" / "model").is_dir()
+    assert not (tmp_path / "out" / "peak_lr-3e-3").exists()
     result = sweep(store, tmp_path / "out", *arguments)
-    assert result.exit_code == 0 and "resumes from step 2" in result.stdout
+    assert result.exit_code == 0
     losses = {}
     for rate in ("1e-6", "3e-3"):
         folder = tmp_path / "out" / f"peak_lr-{rate}"

@@ -73,7 +73,10 @@ def test_a_job_that_was_stopped_ends_as_one_that_was_not(straight, learned, data
     with stop_at(2), pytest.raises(Stopped, match="round 1"):
         prune(request, Notebook())
     assert not (tmp_path / "pruned" / "result.json").exists()
-    with stop_at(5), pytest.raises(Stopped, match="round 2"):
+    with stop_at(1), pytest.raises(Stopped, match="round 1"):  # its last step: nothing of round 2 is begun
+        prune(request, Notebook())
+    assert [each.name for each in (tmp_path / "pruned" / "rounds").glob("?")] == ["1"]
+    with stop_at(2), pytest.raises(Stopped, match="round 2"):
         prune(request, Notebook())
     ended = prune(request, Notebook())
     assert ended.rounds == straight.rounds

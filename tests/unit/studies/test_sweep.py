@@ -72,6 +72,16 @@ def test_folds_are_resumed_and_each_example_is_developed_on_once(model, tmp_path
     assert spread["runs"] == 3
 
 
+def test_a_wish_in_the_last_step_of_a_run_stops_the_study_behind_it(assignment):
+    trials = over_seeds(assignment, 2)
+    with stop_at(4), pytest.raises(Stopped, match="seed-0"):  # the last of its five steps
+        run_trials(trials, Notebook())
+    assert (assignment.out / "seed-0" / "result.json").exists()
+    assert not (assignment.out / "seed-1").exists()
+    with stop_at(4):  # the last run has nothing behind it
+        assert len(run_trials(trials, Notebook())) == 2
+
+
 def test_folds_are_read_in_the_format_of_the_table(model, tmp_path):
     table = tmp_path / "my.txt"
     table.write_text("".join(f"the sun {n}#{'ab'[n % 2]}\n" for n in range(30)), encoding="utf-16")

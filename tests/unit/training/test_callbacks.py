@@ -74,6 +74,19 @@ def test_afterwards_ctrl_c_means_what_it_meant_before():
         send(signal.SIGINT)
 
 
+def test_a_wish_during_a_run_is_one_of_its_study_too():
+    messages = []
+    with StopRequested(messages.append) as study:
+        with StopRequested(messages.append):
+            pass
+        assert not study.here
+        with StopRequested(messages.append) as run:
+            send(signal.SIGINT)
+        assert run.here and study.here and len(messages) == 1
+        with pytest.raises(KeyboardInterrupt):  # the second one
+            send(signal.SIGINT)
+
+
 def test_the_old_meaning_comes_back_after_an_error_too():
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(ZeroDivisionError), StopRequested():
