@@ -1,89 +1,198 @@
 """What shrinking a model costs (docs/shrinking.md): one model, three tasks, every way to make it smaller.
 
     python bench/shrinking_study.py --model MODEL --store store/ --data tasks/ --out runs/shrunk --together 8
+    python bench/shrinking_study.py ... --quick       # shorter training: a quarter of an hour on an H200
+    python bench/shrinking_study.py ... --estimate    # says how long the rest takes, and does nothing
 
-Students of fewer layers are trained on text for --steps, with what the teacher says and without, then
-fine-tuned. Teachers are fine-tuned, then pruned by heads, feed-forward neurons and single weights (with each
-way of rewinding) and quantised. Each row is the median over the seeds on dev and its spread. A part is a
-command of its own, several at a time, on a GPU where there is one; what is finished under --out is not done
-again. --data holds glue/SST-2, glue/MRPC and wnut17.
+Students of fewer layers are trained on text for --steps, with what the teacher says and without, and one
+whose layers share their weights; then they are fine-tuned. Teachers are fine-tuned, then pruned by heads,
+feed-forward neurons and single weights (with each way of rewinding) and quantised. Each row is the median
+over the seeds on dev and its spread, with what `bertsmith cost` measures on the CPU of models of the first
+task. Writes table.md, table.json and pareto.png.
+
+A part is a command of its own, several at a time, on a GPU where there is one. What is finished under --out
+is not done again; a model that lies there no more is made again only where something is still to be made of
+it. --data holds glue/SST-2, glue/MRPC and wnut17.
 """
 
 import argparse
 import json
+import os
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from bertsmith.pretraining.initial_model import config_of
+from bertsmith.studies.cost_table import pareto_front
+
 BERTSMITH = (sys.executable, "-m", "bertsmith")
-WITHOUT_TEACHER = ("distill.soft_weight=1e-6", "distill.cosine_weight=0", "distill.mlm_weight=1")
+LENGTH = 128
+"""Tokens of a sequence that students learn from."""
+WITHOUT_TEACHER = ("distill.soft_weight=0", "distill.cosine_weight=1e-6", "distill.mlm_weight=1")
 """Of a student that learns masked words alone: distilling with nothing to learn from is refused."""
-HEADS, SPARSITIES = (0.2, 0.4, 0.6), (0.5, 0.7, 0.9)
+EMBEDDING_WIDTH = 128
+"""Of a student whose layers are shared, as in ALBERT."""
+HEADS, SPARSITIES, REWIND = (0.2, 0.4, 0.6), (0.5, 0.7, 0.9), 0.1
 RETRAINING = ("weights", "rate", "finetune")
 CALIBRATION_TEXTS = 512
+SECONDS_TO_START = 10.0
+"""Of a command, until it learns; of a measured model with everything."""
+SECONDS_TO_MEASURE = 20.0
 
 
 @dataclass(frozen=True, slots=True)
 class StudiedTask:
-    """Where a task's data lies, what it is measured by, and how a model learns it."""
+    """Where a task's data lies, what it is measured by, and how long a model learns it."""
 
     folder: str
     metric: str
-    settings: tuple[str, ...]
     train: str
+    columns: tuple[int, ...]
+    """Of the texts in the training file."""
+    epochs: float
+    quick_epochs: float
 
-    def settings_of(self, seed: int) -> list[str]:
-        """As options of a command."""
-        both = (*self.settings, f"run.seed={seed}", "run.evaluations=1", "run.keep_state=false")
-        return [word for setting in both for word in ("--set", setting)]
+    def examples(self, data: Path) -> int:
+        """How many there are to train on, for the estimate."""
+        return len(self.texts(data))
+
+    def texts(self, data: Path) -> list[str]:
+        """The training texts, pairs with a tab: columns of a table, or words down a column."""
+        file = data / self.folder / self.train
+        lines = file.read_text(encoding="utf-8-sig").splitlines()
+        if file.suffix == ".conll":
+            sentences = "\n".join(line.split("\t")[0] for line in lines).split("\n\n")
+            return [" ".join(words.split()) for words in sentences if words.split()]
+        cells = [line.split("\t") for line in lines[1:]]
+        return ["\t".join(row[number].strip() for number in self.columns) for row in cells]
 
 
 TASKS = {
-    "sst2": StudiedTask("glue/SST-2", "accuracy", ("optim.peak_lr=1e-4", "run.epochs=2"), "train.tsv"),
-    "mrpc": StudiedTask("glue/MRPC", "f1", ("optim.peak_lr=1e-4", "run.epochs=5"), "train.tsv"),
-    "wnut17": StudiedTask("wnut17", "span_f1", ("optim.peak_lr=1e-4", "run.epochs=8"), "wnut17train.conll"),
+    "sst2": StudiedTask("glue/SST-2", "accuracy", "train.tsv", (0,), epochs=1.0, quick_epochs=0.25),
+    "mrpc": StudiedTask("glue/MRPC", "f1", "train.tsv", (3, 4), epochs=5.0, quick_epochs=3.0),
+    "wnut17": StudiedTask("wnut17", "span_f1", "wnut17train.conll", (0,), epochs=8.0, quick_epochs=5.0),
 }
 
 
 @dataclass(frozen=True, slots=True)
+class Training:
+    """How long students and tasks are trained."""
+
+    steps: int
+    """Of a student, on text."""
+    sequences: int
+    """A step of a student."""
+    examples: int
+    """A step of a task."""
+    quick: bool
+
+    def epochs(self, task: str) -> float:
+        """Of fine-tuning for a task."""
+        return TASKS[task].quick_epochs if self.quick else TASKS[task].epochs
+
+    def epochs_of_pruning(self, task: str) -> float:
+        """After each of the two rounds: both together are a fifth of the fine-tuning."""
+        return self.epochs(task) / 10
+
+    def settings(self, task: str, seed: int) -> list[str]:
+        """Of a fine-tuning run, as options of a command."""
+        chosen = (
+            *(f"run.epochs={self.epochs(task):g}", f"run.examples={self.examples}", f"run.seed={seed}"),
+            *("optim.peak_lr=1e-4", "run.evaluations=1", "run.keep_state=false"),
+        )
+        return [word for setting in chosen for word in ("--set", setting)]
+
+
+FULL = Training(steps=3000, sequences=512, examples=32, quick=False)
+QUICK = Training(steps=1000, sequences=512, examples=64, quick=True)
+
+
+# ---- commands
+
+
+@dataclass(frozen=True, slots=True)
 class Job:
-    """One command: where what it says is kept, and what it is."""
+    """One command: where what it says is kept, what it is, and what has to be there before."""
 
     out: Path
     words: tuple[str, ...]
+    needs: "tuple[Job, ...]" = ()
+    epochs: float = 0.0
+    """Of fine-tuning, all of it together."""
+    tokens: float = 0.0
+    """That a student learns from."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    once: threading.Lock = field(default_factory=threading.Lock, compare=False)
 
-    def done(self) -> Any:
-        """What it says at its end as JSON, from the file where it was done before."""
-        said = self.out.with_name(f"{self.out.name}.said.json")
-        if said.exists() and json.loads(said.read_text(encoding="utf-8"))["words"] != [*self.words]:
-            raise SystemExit(f"{said} is of another command: remove it, or give another --out")
-        if not said.exists():
-            self.out.parent.mkdir(parents=True, exist_ok=True)
-            command = [*BERTSMITH, *self.words, "--out", str(self.out), "--json"]
-            ended = subprocess.run(command, capture_output=True, text=True, check=False)
-            if ended.returncode:
-                raise SystemExit(f"{self.out}: {ended.stderr.strip().splitlines()[-1]}")
-            result = {"words": self.words, "said": json.loads(ended.stdout.splitlines()[-1])}
-            said.write_text(json.dumps(result) + "\n", encoding="utf-8")
-            print(self.out, flush=True)
-        return json.loads(said.read_text(encoding="utf-8"))["said"]
+    @property
+    def file(self) -> Path:
+        """What it said at its end, with the command."""
+        return self.out.with_name(f"{self.out.name}.said.json")
+
+    def check(self) -> None:
+        """Raise where the folder holds what another command has said."""
+        if self.file.exists() and self._read()["words"] != [*self.words]:
+            raise SystemExit(f"{self.file} is of another command: remove it, or give another --out")
+
+    def finish(self) -> None:
+        """Do it, unless it was done before."""
+        with self.once:
+            if not self.file.exists():
+                self._do()
+
+    def make(self) -> None:
+        """See to it that its folder is there, which may have been removed since."""
+        with self.once:
+            if not (self.file.exists() and self.out.exists()):
+                self._do()
+
+    def said(self) -> Any:
+        """What it said at its end."""
+        return self._read()["said"]
+
+    def _do(self) -> None:
+        for need in self.needs:
+            need.make()
+        self.out.parent.mkdir(parents=True, exist_ok=True)
+        command = [*BERTSMITH, *self.words, "--out", str(self.out), "--json"]
+        environment = {**os.environ, **self.environment}
+        ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        if ended.returncode:
+            raise SystemExit(f"{self.out}: {(ended.stderr.strip().splitlines() or ['?'])[-1]}")
+        result = {"words": self.words, "said": json.loads(ended.stdout.splitlines()[-1])}
+        partial = self.file.with_suffix(".partial")
+        partial.write_text(json.dumps(result) + "\n", encoding="utf-8")
+        partial.rename(self.file)
+        print(self.out, flush=True)
+
+    def _read(self) -> Any:
+        return json.loads(self.file.read_text(encoding="utf-8"))
+
+
+Jobs = dict[tuple[str, str, int], Job]
+"""By task, row and seed."""
 
 
 def main() -> None:
     options = parse()
-    students = {name: job.out / "model" for name, job in together(student_jobs(options), options)}
-    starts = {"teacher": options.model, **students}
-    tuned = dict(together(tuning_jobs(starts, options), options))
-    shrunk = dict(together(shrinking_jobs(options), options))
-    rows = {**finetuned_rows(tuned, options), **shrunk_rows(shrunk, options)}
-    table = table_of(rows)
+    study = Study(options, QUICK if options.quick else FULL)
+    print(study.estimate(), flush=True)
+    if options.estimate:
+        return
+    study.finish()
+    rows, costs = rows_of(study.jobs), study.costs.said()["models"]
+    priced = {name: costs[str(model)]["cpu"] for name, model in study.priced().items()}
+    table = table_of(rows, priced)
     (options.out / "table.md").write_text(table, encoding="utf-8")
-    (options.out / "table.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    both = {"scores": rows, "costs": priced}
+    (options.out / "table.json").write_text(json.dumps(both, indent=1) + "\n", encoding="utf-8")
+    draw(rows, priced, options.out / "pareto.png")
     print(table)
 
 
@@ -97,121 +206,188 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=list(TASKS))
     parser.add_argument("--layers", nargs="+", type=int, default=[3, 6])
-    parser.add_argument("--steps", type=int, default=3000, help="of a student, on text")
-    parser.add_argument("--batch", type=int, default=512, help="sequences a step of a student")
+    parser.add_argument("--steps", type=int, help="of a student, on text: 3000, with --quick 1000")
+    parser.add_argument("--batch", type=int, help="sequences a step of a student: 512")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--together", type=int, default=1)
+    parser.add_argument("--quick", action="store_true", help="train everything for a shorter time")
+    parser.add_argument("--estimate", action="store_true", help="say how long it takes, and end")
+    parser.add_argument(
+        "--tuning-speed", type=float, default=100, help="steps of fine-tuning a second, of all together"
+    )
+    parser.add_argument(
+        "--text-speed", type=float, default=3e6, help="tokens of students a second, of all together"
+    )
     return parser.parse_args()
 
 
-Named = tuple[Any, Job]
+@dataclass(frozen=True, slots=True)
+class Study:
+    """All commands of a study, each after what it needs."""
+
+    options: argparse.Namespace
+    training: Training
+    jobs: Jobs = field(default_factory=dict)
+    """Every command with a score, in the order of the table."""
+    students: dict[str, Job] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.students.update(student_jobs(self.options, self.training))
+        for task in self.options.tasks:
+            teachers = dict(self._tuned(task, "teacher", self.options.model))
+            self.jobs.update(teachers)
+            for name, student in self.students.items():
+                self.jobs.update(self._tuned(task, name, student.out / "model", student))
+            for (_, _, seed), teacher in teachers.items():
+                self.jobs.update(shrinking_jobs(self.options, self.training, task, seed, teacher))
+
+    def _tuned(self, task: str, name: str, model: Any, *needs: Job) -> Iterator[tuple[Any, Job]]:
+        """An encoder, fine-tuned for a task with each seed."""
+        data = str(self.options.data / TASKS[task].folder)
+        for seed in range(self.options.seeds):
+            words = ("finetune", task, "--model", str(model), "--data", data)
+            out = self.options.out / task / f"{file_name(name)}-seed-{seed}"
+            settings = self.training.settings(task, seed)
+            yield (task, name, seed), Job(out, (*words, *settings), needs, self.training.epochs(task))
+
+    @property
+    def costs(self) -> Job:
+        """What the models of the first task and seed cost on this CPU; scores come from the table."""
+        task = self.options.tasks[0]
+        made = self.priced()
+        words = ["cost", "--task", task, "--data", str(self.options.data / TASKS[task].folder)]
+        words += [
+            "--seconds",
+            "0.5",
+            *(w for model in dict.fromkeys(made.values()) for w in ("--models", str(model))),
+        ]
+        needs = tuple(job for job in self._first_ones().values() if job.out in made.values())
+        return Job(self.options.out / "cost", tuple(words), needs, environment={"CUDA_VISIBLE_DEVICES": ""})
+
+    def priced(self) -> dict[str, Path]:
+        """Which model says what a row costs: a student that was not distilled costs what its twin does.
+
+        Models with zeros cost what the teacher does, and are left out.
+        """
+        first = {name: job.out for name, job in self._first_ones().items() if not name.endswith("zeros")}
+        return {name: first[name.replace("not distilled", "distilled")] for name in first}
+
+    def _first_ones(self) -> dict[str, Job]:
+        task = self.options.tasks[0]
+        return {name: job for (of, name, seed), job in self.jobs.items() if (of, seed) == (task, 0)}
+
+    def estimate(self) -> str:
+        """How long what is left takes, in words."""
+        left = [job for job in (*self.students.values(), *self.jobs.values()) if not job.file.exists()]
+        steps = sum(self._steps(job) for job in left)
+        seconds = {
+            "students": sum(job.tokens for job in left) / self.options.text_speed,
+            "tasks": steps / self.options.tuning_speed,
+            "starting": SECONDS_TO_START * len(left) / self.options.together,
+            "measuring": 0
+            if self.costs.file.exists()
+            else SECONDS_TO_MEASURE * len(set(self.priced().values())),
+        }
+        parts = ", ".join(f"{name} {value / 60:.0f}" for name, value in seconds.items())
+        total = f"{sum(seconds.values()) / 60:.0f} minutes"
+        return f"{len(left)} commands are left: {steps:,.0f} steps of tasks, about {total} ({parts})"
+
+    def _steps(self, job: Job) -> float:
+        tasks = [task for (task, *_), each in self.jobs.items() if each is job]
+        counts = (TASKS[task].examples(self.options.data) / self.training.examples for task in tasks)
+        return job.epochs * sum(counts)
+
+    def finish(self) -> None:
+        """Do all that is left, as many at a time as asked for; costs at the end, when nothing else runs."""
+        listed = [*self.students.values(), *self.jobs.values()]
+        for job in (*listed, self.costs):
+            job.check()
+        # What others wait for comes first, so that nobody waits for what has not begun.
+        listed.sort(key=lambda job: len(job.needs))
+        with ThreadPoolExecutor(self.options.together) as pool:
+            futures = [pool.submit(job.finish) for job in listed]
+            try:
+                for future in futures:
+                    future.result()
+            except BaseException:
+                pool.shutdown(cancel_futures=True)
+                raise
+        self.costs.finish()
 
 
-def together(jobs: Iterable[Named], options: argparse.Namespace) -> list[Named]:
-    """Do them all, as many at a time as asked for."""
-    listed = list(jobs)
-    with ThreadPoolExecutor(options.together) as pool:
-        for future in [pool.submit(job.done) for _, job in listed]:
-            future.result()
-    return listed
-
-
-# ---- the commands
-
-
-def student_jobs(options: argparse.Namespace) -> Iterable[Named]:
-    """Students that learn from text, each with a teacher and without."""
+def student_jobs(options: argparse.Namespace, training: Training) -> Iterator[tuple[str, Job]]:
+    """Students that learn from text: of fewer layers, with a teacher and without, and of shared layers."""
+    steps, sequences = options.steps or training.steps, options.batch or training.sequences
+    common = ["distill", "--teacher", options.model, "--store", str(options.store)]
+    common += ["--steps", str(steps), "--batch", str(sequences), "--max-length", str(LENGTH)]
+    common += ["--set", "distill.rows=predicted", "--set", "run.save_every_steps=1000000"]
+    tokens = float(steps * sequences * LENGTH)
+    place = options.out / "students"
     ways: dict[str, tuple[str, ...]] = {"distilled": (), "not distilled": WITHOUT_TEACHER}
     for layers in options.layers:
         for way, settings in ways.items():
-            words = ["distill", "--teacher", options.model, "--layers", str(layers), "--store"]
-            words += [str(options.store), "--steps", str(options.steps), "--batch", str(options.batch)]
-            words += ["--max-length", "128", *(w for s in settings for w in ("--set", s))]
+            words = [*common, "--layers", str(layers), *(w for s in settings for w in ("--set", s))]
             name = f"{layers} layers, {way}"
-            yield (
-                name,
-                Job(options.out / "students" / file_name(name), tuple(words)),
-            )
+            yield name, Job(place / file_name(name), tuple(words), tokens=tokens)
+    yield "shared layers, distilled", shared_job(options, place, common, tokens)
 
 
-def tuning_jobs(starts: Mapping[str, Any], options: argparse.Namespace) -> Iterable[Named]:
-    """Each encoder, fine-tuned for each task with each seed."""
-    for task, of_task in selected(options).items():
-        for name, model in starts.items():
-            for seed in range(options.seeds):
-                words = (
-                    "finetune",
-                    task,
-                    "--model",
-                    str(model),
-                    "--data",
-                    str(options.data / of_task.folder),
-                )
-                out = tuned_folder(options, task, name, seed)
-                yield (task, name, seed), Job(out, (*words, *of_task.settings_of(seed)))
+def shared_job(options: argparse.Namespace, place: Path, common: Sequence[str], tokens: float) -> Job:
+    """An ALBERT that learns from the model: made of its weights where it is a BERT, else of its size."""
+    config = config_of(options.model, option="--model")[1]
+    out = place / "shared"
+    if config.model_type == "bert":
+        words = ("share", "--model", options.model)
+        made = Job(place / "albert", words)
+        return Job(out, (*common, "--student", str(made.out)), (made,), tokens=tokens)
+    shape = {"layers": config.layers, "width": config.width, "heads": config.heads, "inner": 4 * config.width}
+    shape |= {"positions": config.positions, "embedding_width": EMBEDDING_WIDTH}
+    settings = [word for key, value in shape.items() for word in ("--set", f"model.{key}={value}")]
+    return Job(out, (*common, "--student", "albert-base", *settings), tokens=tokens)
 
 
-def tuned_folder(options: argparse.Namespace, task: str, name: str, seed: int) -> Path:
-    """Of an encoder by its name."""
-    return Path(options.out / task / f"{file_name(name)}-seed-{seed}")
+def shrinking_jobs(
+    options: argparse.Namespace, training: Training, task: str, seed: int, teacher: Job
+) -> Iterator[tuple[tuple[str, str, int], Job]]:
+    """What is made of a fine-tuned teacher, and single weights, which go in a training of their own."""
+    data, place = str(options.data / TASKS[task].folder), options.out / task / f"seed-{seed}"
+    epochs = training.epochs_of_pruning(task)
+    pruned = ["prune", "--model", str(teacher.out), "--data", data, "--seed", str(seed), "--rounds", "2"]
+    pruned += ["--epochs", f"{epochs:g}", "--lr", "1e-4", "--set", f"run.examples={training.examples}"]
+    removals: dict[str, tuple[str, ...]] = {
+        f"{part:.0%} of the heads": ("--heads", str(part)) for part in HEADS
+    }
+    removals["half of the neurons"] = ("--ffn", "0.5")
+    removals["40% of the heads, half of the neurons"] = ("--heads", "0.4", "--ffn", "0.5")
+    for name, words in removals.items():
+        job = Job(place / file_name(name), (*pruned, *words), (teacher,), epochs=2 * epochs)
+        yield (task, name, seed), job
+    for part in SPARSITIES:
+        sparse = ["prune", "--model", options.model, "--task", task, "--data", data, "--method", "magnitude"]
+        sparse += ["--sparsity", str(part), "--rewind", str(REWIND), "--retrain", ",".join(RETRAINING)]
+        name, trainings = f"{part:.0%} zeros", 1 + len(RETRAINING) * (1 - REWIND)
+        words = (*sparse, *training.settings(task, seed))
+        yield (
+            (task, name, seed),
+            Job(place / file_name(name), words, epochs=trainings * training.epochs(task)),
+        )
+    texts = calibration_texts(task, options)
+    rounded = ("quantise", "--model", str(teacher.out), "--calibrate", str(texts), "--data", data)
+    yield (task, "int8", seed), Job(place / "int8", rounded, (teacher,))
+
+
+def calibration_texts(task: str, options: argparse.Namespace) -> Path:
+    """The first texts of a training file, one a line."""
+    out = Path(options.out / task / "calibration.txt")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    texts = TASKS[task].texts(options.data)[:CALIBRATION_TEXTS]
+    out.write_text("\n".join(texts) + "\n", encoding="utf-8")
+    return out
 
 
 def file_name(name: str) -> str:
     """A name without commas and spaces."""
-    return name.replace(",", "").replace(" ", "-")
-
-
-def shrinking_jobs(options: argparse.Namespace) -> Iterable[Named]:
-    """What is made of each fine-tuned teacher, and single weights, which go in a training of their own."""
-    for task, of_task in selected(options).items():
-        data = options.data / of_task.folder
-        texts = calibration_texts(data / of_task.train, options.out / task / "calibration.txt")
-        for seed in range(options.seeds):
-            teacher, place = tuned_folder(options, task, "teacher", seed), options.out / task / f"seed-{seed}"
-            pruned = (
-                "prune",
-                "--model",
-                str(teacher),
-                "--data",
-                str(data),
-                "--seed",
-                str(seed),
-                "--rounds",
-                "2",
-            )
-            for fraction in HEADS:
-                out = place / f"heads-{fraction}"
-                yield (
-                    (task, f"{fraction:.0%} of the heads", seed),
-                    Job(out, (*pruned, "--heads", str(fraction))),
-                )
-            yield (task, "half of the neurons", seed), Job(place / "neurons", (*pruned, "--ffn", "0.5"))
-            both = (*pruned, "--heads", "0.4", "--ffn", "0.5")
-            yield (task, "40% of the heads, half of the neurons", seed), Job(place / "both", both)
-            for fraction in SPARSITIES:
-                sparse = ["prune", "--model", options.model, "--task", task, "--data", str(data)]
-                sparse += ["--method", "magnitude", "--sparsity", str(fraction), "--rewind", "0.1"]
-                sparse += ["--retrain", ",".join(RETRAINING), *of_task.settings_of(seed)]
-                yield (task, f"{fraction:.0%} zeros", seed), Job(place / f"zeros-{fraction}", tuple(sparse))
-            quantised = ("quantise", "--model", str(teacher), "--calibrate", str(texts), "--data", str(data))
-            yield (task, "int8", seed), Job(place / "int8", quantised)
-
-
-def selected(options: argparse.Namespace) -> dict[str, StudiedTask]:
-    return {name: TASKS[name] for name in options.tasks}
-
-
-def calibration_texts(train: Path, out: Path) -> Path:
-    """The first texts of a training file, one a line: columns of a table, or words down a column."""
-    lines = train.read_text(encoding="utf-8-sig").splitlines()
-    if train.suffix == ".conll":
-        sentences = "\n".join(line.split("\t")[0] for line in lines).split("\n\n")
-        texts = [" ".join(words.split()) for words in sentences]
-    else:
-        texts = [max(line.split("\t"), key=len).strip() for line in lines[1:]]
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text("\n".join([text for text in texts if text][:CALIBRATION_TEXTS]) + "\n", encoding="utf-8")
-    return out
+    return name.replace(",", "").replace(" ", "-").replace("%", "")
 
 
 # ---- what they came to
@@ -219,49 +395,80 @@ def calibration_texts(train: Path, out: Path) -> Path:
 
 Rows = dict[str, dict[str, list[float]]]
 """By what was done and task: a score for each seed, in percent."""
+Costs = Mapping[str, Mapping[str, Any]]
+"""By what was done: what `bertsmith cost` measured."""
 
 
-def finetuned_rows(jobs: Mapping[Any, Job], options: argparse.Namespace) -> Rows:
+def rows_of(jobs: Jobs) -> Rows:
+    """Every score, rows in the order in which they were asked for."""
     rows: Rows = {}
     for (task, name, _), job in jobs.items():
-        score = job.done()["measures"]["dev"][selected(options)[task].metric]
-        rows.setdefault(name, {}).setdefault(task, []).append(100 * score)
-    return rows
-
-
-def shrunk_rows(jobs: Mapping[Any, Job], options: argparse.Namespace) -> Rows:
-    rows: Rows = {}
-    for (task, name, _), job in jobs.items():
-        metric, said = selected(options)[task].metric, job.done()
-        for row, score in scores_of(name, said, metric).items():
+        for row, score in scores_of(name, job.said(), TASKS[task].metric).items():
             rows.setdefault(row, {}).setdefault(task, []).append(100 * score)
     return rows
 
 
 def scores_of(name: str, said: Mapping[str, Any], metric: str) -> dict[str, float]:
-    """The scores in what one command said: rounds of pruning, ways of training again, or a rounded model."""
+    """The scores in what a command said: a run, rounds of pruning, trainings of zeros, or a rounded model."""
+    if "measures" in said:
+        return {name: said["measures"]["dev"][metric]}
     if "rounds" in said:
         last = said["rounds"][-1]
         return {name: (last["tuned"] or last["pruned"])["dev"][metric]}
     if "reports" in said:
-        last_ones = [report for report in said["reports"] if report["sparsity"] > 0.01]
-        return {f"{name}, {report['name']}": report["metrics"]["dev"][metric] for report in last_ones}
+        # The first is of the whole model.
+        return {
+            f"{name}, {report['name'].partition('-')[0]}": report["metrics"]["dev"][metric]
+            for report in said["reports"][1:]
+        }
     return {name: said["after"][metric]}
 
 
-def table_of(rows: Rows) -> str:
+def table_of(rows: Rows, costs: Costs) -> str:
     tasks = list(dict.fromkeys(task for of_row in rows.values() for task in of_row))
-    lines = [f"| | {' | '.join(f'{task}, {TASKS[task].metric}' for task in tasks)} |"]
-    lines.append("|---" * (len(tasks) + 1) + "|")
+    titles = [f"{task}, {TASKS[task].metric.replace('_', ' ')}" for task in tasks]
+    lines = [f"| | weights (M) | disk (MB) | p50 (ms) | {' | '.join(titles)} |"]
+    lines.append("|---" * (len(tasks) + 4) + "|")
     for name, of_row in rows.items():
-        cells = [
-            f"{median(of_row[task]):.1f} ({min(of_row[task]):.1f}–{max(of_row[task]):.1f})"
-            if task in of_row
-            else "–"
-            for task in tasks
-        ]
+        cells = [*prices(costs.get(name)), *(spread(of_row[task]) for task in tasks)]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
+
+
+def prices(cost: Mapping[str, Any] | None) -> list[str]:
+    if cost is None:
+        return [""] * 3
+    weights, disk = cost["parameters"] / 1e6, cost["disk_bytes"] / 1e6
+    return [f"{weights:.1f}", f"{disk:.1f}", f"{1e3 * cost['latency_p50']:.1f}"]
+
+
+def spread(scores: Sequence[float]) -> str:
+    return f"{median(scores):.1f} ({min(scores):.1f}–{max(scores):.1f})"
+
+
+def draw(rows: Rows, costs: Costs, file: Path) -> None:
+    """Quality against latency, a picture for each task; a line joins what no other beats in both."""
+    from matplotlib.figure import Figure
+
+    tasks = list(dict.fromkeys(task for name in costs for task in rows[name]))
+    figure = Figure(figsize=(6 * len(tasks), 6), layout="constrained")
+    for axes, task in zip(figure.subplots(1, len(tasks), squeeze=False)[0], tasks, strict=True):
+        points = {name: (1e3 * cost["latency_p50"], median(rows[name][task])) for name, cost in costs.items()}
+        front = pareto_front(points, larger_is_better=True)
+        axes.plot(*zip(*(points[name] for name in front), strict=True), color="#8c8c8c", lw=1)
+        for name, (milliseconds, score) in points.items():
+            scores = rows[name][task]
+            ends = [[score - min(scores)], [max(scores) - score]]
+            colour = "#c44e52" if name in front else "#4c72b0"
+            axes.errorbar(milliseconds, score, yerr=ends, fmt="o", ms=5, color=colour, capsize=3)
+            axes.annotate(name, (milliseconds, score), (5, 5), textcoords="offset points", fontsize=8)
+        axes.set_xlabel("median milliseconds of one text on the CPU")
+        axes.set_title(
+            f"{task}, {TASKS[task].metric.replace('_', ' ')}", loc="left", fontsize=11, weight="bold"
+        )
+        axes.margins(0.2)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(file, dpi=120)
 
 
 if __name__ == "__main__":
