@@ -1,26 +1,35 @@
-"""Does a run that is killed again and again end exactly as one that was never disturbed?
+"""Does a job that is killed again and again end exactly as one that was never disturbed?
 
-    python bench/kill_and_resume.py --store store/ --kills 100    # pre-training
-    python bench/kill_and_resume.py --finetune --kills 50         # fine-tuning, on sentences made up here
+    python bench/kill_and_resume.py pretrain --store store/ --kills 100
+    python bench/kill_and_resume.py finetune --kills 50           # on sentences made up here
+    python bench/kill_and_resume.py distill --store store/        # also distill-task, prune, prune-weights,
+                                                                  # quantise, share, trim, export
 
-Trains a small model once without interruption. Then the same again with SIGKILL at random moments, while it
-starts, between two saves and, at least three times, inside the write of a state; after each kill the same
-command is given again. Fine-tuning saves a state every five minutes and when it is asked to stop: where a
-write is to be hit it gets SIGTERM first, as on a machine that is taken away. Tells where each kill hit. At
-the end compares measurements, weights, moments and the saved position bit for bit. Exit status 1 if anything
-differs.
+Does a small job once without interruption. Then the same again with SIGKILL at random moments; after each
+kill the same command is given again. Exit status 1 if anything differs.
+
+Runs are killed while they start, between two saves and, at least three times, inside the write of a state.
+Fine-tuning saves a state every five minutes and when it is asked to stop: where a write is to be hit it gets
+SIGTERM first, as on a machine that is taken away. Tells where each kill hit. At the end measurements,
+weights, moments and the saved position are compared bit for bit.
+
+Other jobs are killed at any moment of their time, some of them a little after SIGTERM. Whenever one comes to
+its end all its files are compared, byte for byte, and it begins anew. They are done with a small model that
+is trained on the store before.
 """
 
 import argparse
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -58,7 +67,9 @@ LONGEST_START_SECONDS = 8.0
 LONGEST_WAIT_INSIDE_A_WRITE_SECONDS = 0.03
 LOOK_EVERY_SECONDS = 0.0005
 LONGEST_WAIT_INSIDE_A_LARGE_WRITE_SECONDS = 0.4
-"""Fine-tuning writes a state of 130 MB."""
+"""Fine-tuning our own model writes a state of 130 MB."""
+SHARE_ASKED_TO_STOP, LONGEST_WAIT_AFTER_ASKING_SECONDS = 0.3, 1.0
+"""Of kills of jobs that are no single run."""
 SHARE_WHILE_STARTING, SHARE_INSIDE_WRITES, SHARE_BEHIND_ASKED_WRITES = 0.15, 0.6, 0.5
 STOPPED = 130
 """Exit status of a run that was asked to stop and has saved its state."""
@@ -73,10 +84,15 @@ class Job:
     out: Path
     saves_when_asked: bool = False
     """Whether it saves hardly ever of itself."""
+    write_seconds: float = LONGEST_WAIT_INSIDE_A_WRITE_SECONDS
+    """How long the write of a state takes, at most."""
+    out_option: str = "--out"
+    is_run: bool = True
+    """Whether it is a single run, with a journal and states."""
 
     def command(self) -> list[str]:
         settings = [word for setting in self.settings for word in ("--set", setting)]
-        return [sys.executable, "-m", "bertsmith", *self.words, "--out", str(self.out), *settings]
+        return [sys.executable, "-m", "bertsmith", *self.words, self.out_option, str(self.out), *settings]
 
     def start(self) -> subprocess.Popen[bytes]:
         """The command in a process group of its own."""
@@ -86,8 +102,9 @@ class Job:
 
     def half_written(self) -> dict[int, str]:
         """Files and folders that are being written, or were when the run was killed, by their inodes."""
-        found = sorted(self.out.rglob(".*.partial"))
-        return {path.stat().st_ino: str(path.relative_to(self.out)) for path in found}
+        beside = self.out.parent.glob(f".{self.out.name}*.partial")
+        found = sorted((*self.out.rglob(".*.partial"), *beside))
+        return {path.stat().st_ino: os.path.relpath(path, self.out) for path in found}
 
     def last_step(self) -> int:
         """The last step that the journal knows."""
@@ -98,52 +115,156 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    which = parser.add_mutually_exclusive_group(required=True)
-    which.add_argument("--store", type=Path, help="pre-train on this token store")
-    which.add_argument("--finetune", action="store_true", help="fine-tune the small own model")
+    parser.add_argument("job", choices=list(JOBS))
+    parser.add_argument("--store", type=Path, help="token store; fine-tuning needs none")
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--seed", type=int, default=int(time.time()), help="of the moments of the kills")
     options = parser.parse_args()
     print(f"moments drawn from seed {options.seed}")
     with tempfile.TemporaryDirectory() as folder:
-        make = finetuning if options.finetune else pretraining
-        undisturbed, disturbed = make(options, Path(folder))
-        seconds = finish(undisturbed)
-        kill_again_and_again(disturbed, Kills(options.kills, seconds, random.Random(options.seed)))
-        finish(disturbed)
-        differences = list(compare(undisturbed.out, disturbed.out))
+        undisturbed = JOBS[options.job](options, Path(folder))
+        disturbed = replace(undisturbed, out=folder_of(undisturbed, "disturbed"))
+        kills = Kills(options.kills, finish(undisturbed), random.Random(options.seed))
+        if undisturbed.is_run:
+            kill_again_and_again(disturbed, kills)
+            finish(disturbed)
+            differences = list(compare(undisturbed.out, disturbed.out))
+        else:
+            differences = kill_and_repeat(undisturbed, disturbed, kills)
         left = disturbed.half_written()
     for difference in differences:
         print(f"DIFFERENT: {difference}")
-    print(f"half-written files left in the finished run: {', '.join(left.values()) or 'none'}")
+    print(f"half-written files left at the end: {', '.join(left.values()) or 'none'}")
     print("verdict:", "NOT THE SAME" if differences else "the same to the bit")
     sys.exit(1 if differences else 0)
 
 
-def pretraining(options: argparse.Namespace, folder: Path) -> tuple[Job, Job]:
-    """The run that is left alone, and the one that is killed."""
+# ---- jobs
+
+
+def pretraining(options: argparse.Namespace, folder: Path) -> Job:
+    """A small BERT of two stages of lengths."""
     words = ("pretrain", RECIPE, "--store", str(options.store), "--steps", str(options.steps))
-    undisturbed = Job(words, PRETRAINING_SETTINGS, folder / "undisturbed")
-    return undisturbed, replace(undisturbed, out=folder / "disturbed")
+    return Job(words, PRETRAINING_SETTINGS, folder / "undisturbed")
 
 
-def finetuning(options: argparse.Namespace, folder: Path) -> tuple[Job, Job]:
-    """The same two of fine-tuning, which has to tell sentences with a river from those with a king."""
-    chance, table = random.Random(0), folder / "table.tsv"
+def finetuning(options: argparse.Namespace, folder: Path) -> Job:
+    """Our own model, which has to tell sentences with a river from those with a king."""
+    words = ("finetune", "custom", *columns(folder), "--epochs", epochs(options.steps))
+    return asked_to_save(Job(words, FINETUNING_SETTINGS, folder / "undisturbed"))
+
+
+def distilling(options: argparse.Namespace, folder: Path) -> Job:
+    """Half of the layers of a small model, which learn from it."""
+    words: tuple[str, ...] = (
+        "distill",
+        "--teacher",
+        str(small_model(options, folder)),
+        "--layers",
+        "2",
+        "--store",
+    )
+    words += (str(options.store), "--steps", str(options.steps))
+    return Job(words, PRETRAINING_SETTINGS, folder / "undisturbed")
+
+
+def distilling_a_task(options: argparse.Namespace, folder: Path) -> Job:
+    """A small model, which learns from its fine-tuned twin."""
+    model, tuned = small_model(options, folder), tuned_model(options, folder)
+    words: tuple[str, ...] = ("distill", "--teacher", str(tuned), "--student", str(model), "--task", "custom")
+    words += ("--data", str(table(folder)), "--epochs", epochs(options.steps))
+    job = asked_to_save(Job(words, FINETUNING_SETTINGS, folder / "undisturbed"))
+    return replace(job, write_seconds=LONGEST_WAIT_INSIDE_A_WRITE_SECONDS)
+
+
+def pruning(options: argparse.Namespace, folder: Path, *how: str) -> Job:
+    """A layer, heads and neurons of a fine-tuned model, with training in between."""
+    words: tuple[str, ...] = ("prune", "--model", str(tuned_model(options, folder)))
+    words += ("--data", str(table(folder)))
+    words += how or ("--drop-layers", "3", "--heads", "0.4", "--ffn", "0.5", "--rounds", "2")
+    words += ("--epochs", epochs(options.steps / 4))
+    return Job(words, (*FINETUNING_SETTINGS, "run.keep=last"), folder / "undisturbed", is_run=False)
+
+
+def pruning_weights(options: argparse.Namespace, folder: Path) -> Job:
+    """Single weights, with each way of rewinding."""
+    how = ("--method", "magnitude", "--sparsity", "0.7", "--rewind", "0.1")
+    return pruning(options, folder, *how, "--retrain", "weights,rate,finetune")
+
+
+def of_a_tuned_model(*words: str, out_option: str = "--out") -> Callable[[argparse.Namespace, Path], Job]:
+    """A command that makes another folder of a fine-tuned model; TABLE is that of its task."""
+
+    def make(options: argparse.Namespace, folder: Path) -> Job:
+        model, data = tuned_model(options, folder), str(table(folder))
+        given = (words[0], "--model", str(model), *(data if word == "TABLE" else word for word in words[1:]))
+        return Job(given, (), folder / "undisturbed", is_run=False, out_option=out_option)
+
+    return make
+
+
+JOBS: dict[str, Callable[[argparse.Namespace, Path], Job]] = {
+    "pretrain": pretraining,
+    "finetune": finetuning,
+    "distill": distilling,
+    "distill-task": distilling_a_task,
+    "prune": pruning,
+    "prune-weights": pruning_weights,
+    "quantise": of_a_tuned_model("quantise", "--calibrate", "TABLE", "--text", "text", "--data", "TABLE"),
+    "share": of_a_tuned_model("share"),
+    "trim": of_a_tuned_model("trim", "--input", "TABLE", "--text", "text"),
+    "export": of_a_tuned_model("export", out_option="--onnx"),
+}
+
+
+def small_model(options: argparse.Namespace, folder: Path) -> Path:
+    """A BERT of four layers that has seen a little text."""
+    out = folder / "small"
+    words = ("pretrain", RECIPE, "--store", str(options.store), "--steps", "20")
+    finish(Job(words, (*PRETRAINING_SETTINGS, "model.layers=4"), out))
+    return out
+
+
+def tuned_model(options: argparse.Namespace, folder: Path) -> Path:
+    """The same, fine-tuned on the table."""
+    out, model = folder / "tuned", folder / "small"
+    if not model.exists():
+        small_model(options, folder)
+    words = ("finetune", "custom", "--model", str(model), *columns(folder), "--epochs", "1")
+    finish(Job(words, FINETUNING_SETTINGS, out))
+    return out
+
+
+def columns(folder: Path) -> tuple[str, ...]:
+    """The table of the task, and what is in it."""
+    return ("--data", str(table(folder)), "--text", "text", "--label", "label")
+
+
+def table(folder: Path) -> Path:
+    """Sentences with a river or a king."""
+    chance, file = random.Random(0), folder / "table.tsv"
     words = ("cold", "old", "wide", "small", "red", "new", "far", "north")
     lines = ["text\tlabel"]
     for _ in range(EXAMPLES):
         label = chance.choice(("river", "king"))
         around = chance.choices(words, k=8)
         lines.append(f"the {' '.join(around[:4])} {label} {' '.join(around[4:])}\t{label}")
-    table.write_text("\n".join(lines) + "\n")
-    epochs = options.steps * EXAMPLES_A_STEP / (0.9 * EXAMPLES)  # a tenth is the development set
-    columns = ("--data", str(table), "--text", "text", "--label", "label", "--epochs", f"{epochs:.4f}")
-    undisturbed = Job(
-        ("finetune", "custom", *columns), FINETUNING_SETTINGS, folder / "undisturbed", saves_when_asked=True
-    )
-    return undisturbed, replace(undisturbed, out=folder / "disturbed")
+    file.write_text("\n".join(lines) + "\n")
+    return file
+
+
+def epochs(steps: float) -> str:
+    """So many steps through the table, a tenth of which is the development set."""
+    return f"{steps * EXAMPLES_A_STEP / (0.9 * EXAMPLES):.4f}"
+
+
+def asked_to_save(job: Job) -> Job:
+    return replace(job, saves_when_asked=True, write_seconds=LONGEST_WAIT_INSIDE_A_LARGE_WRITE_SECONDS)
+
+
+def folder_of(job: Job, name: str) -> Path:
+    return job.out.with_name(name)
 
 
 def finish(job: Job) -> float:
@@ -154,7 +275,8 @@ def finish(job: Job) -> float:
     if process.returncode:
         sys.exit(f"{job.out.name}: exit status {process.returncode}\n{complaint.decode()}")
     seconds = time.monotonic() - started
-    print(f"{job.out.name}: finished at step {job.last_step()} in {seconds:.0f} s", flush=True)
+    at = f" at step {job.last_step()}" if job.is_run else ""
+    print(f"{job.out.name}: finished{at} in {seconds:.0f} s", flush=True)
     return seconds
 
 
@@ -200,6 +322,48 @@ def kill_again_and_again(job: Job, kills: Kills) -> None:
     print(f"{hits} kills, {hits_inside} of them inside the write of a state", flush=True)
 
 
+def kill_and_repeat(undisturbed: Job, job: Job, kills: Kills) -> list[str]:
+    """Start and kill the job until enough kills have hit and it is finished; where it ended differently."""
+    differences: list[str] = []
+    hits = ends = 0
+    while hits < kills.wanted or not ends:
+        process, started = job.start(), time.monotonic()
+        wait = kills.chance.uniform(0, 1.1 * kills.run_seconds) if hits < kills.wanted else None
+        asked = kills.chance.random() < SHARE_ASKED_TO_STOP
+        if wait is not None:
+            await_end(process, wait)
+        if wait is not None and asked:
+            process.terminate()
+            await_end(process, kills.chance.uniform(0, LONGEST_WAIT_AFTER_ASKING_SECONDS))
+        if wait is None or process.poll() is not None:
+            _, complaint = process.communicate()
+            if process.returncode in (STOPPED, -signal.SIGTERM) and asked:
+                continue
+            if process.returncode:
+                sys.exit(f"exit status {process.returncode} after {hits} kills\n{complaint.decode()}")
+            ends += 1
+            found = list(differing_files(undisturbed.out, job.out))
+            print(f"         finished, {len(found)} files differ", flush=True)
+            differences += found
+            shutil.rmtree(job.out)
+            continue
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        hits += 1
+        left = sorted(str(path.relative_to(job.out)) for path in job.out.rglob("*") if path.is_file())
+        seconds = time.monotonic() - started
+        after = f"kill {hits:2}: {seconds:5.1f} s after the start{', asked to stop' if asked else ''}"
+        print(f"{after}, {len(left)} files are there: {' '.join(left[-3:])}", flush=True)
+    print(f"{hits} kills, came to its end {ends} times", flush=True)
+    return differences
+
+
+def await_end(process: subprocess.Popen[bytes], seconds: float) -> None:
+    """Wait so long, or until the process ends."""
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(seconds)
+
+
 def await_moment(
     job: Job, process: subprocess.Popen[bytes], kills: Kills, aim: Literal["start", "any", "write"]
 ) -> None:
@@ -219,12 +383,7 @@ def await_moment(
     if aim == "write":
         while process.poll() is None and not any((job.out / "checkpoints").glob(".step-*.partial")):
             time.sleep(LOOK_EVERY_SECONDS)
-        longest = (
-            LONGEST_WAIT_INSIDE_A_LARGE_WRITE_SECONDS
-            if job.saves_when_asked
-            else LONGEST_WAIT_INSIDE_A_WRITE_SECONDS
-        )
-        time.sleep(kills.chance.uniform(0, longest))
+        time.sleep(kills.chance.uniform(0, job.write_seconds))
 
 
 def await_whole_state(job: Job, process: subprocess.Popen[bytes]) -> None:
@@ -273,6 +432,17 @@ def compare(one: Path, other: Path) -> Iterator[str]:
     yield from differing_tensors("model", *(tensors_of(run / "model") for run in (one, other)))
     if remembered(states[0]) != remembered(states[1]):
         yield "position, window, norms or held-out results in state.json"
+
+
+def differing_files(one: Path, other: Path) -> Iterator[str]:
+    """Files that are in one folder alone, or not the same in both."""
+    ones, others = (
+        {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_file()}
+        for folder in (one, other)
+    )
+    for name in sorted(ones.keys() | others.keys()):
+        if name not in ones or name not in others or ones[name].read_bytes() != others[name].read_bytes():
+            yield name
 
 
 def lines_of(run: Path) -> list[dict[str, Any]]:

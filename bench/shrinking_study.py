@@ -341,7 +341,7 @@ def shared_job(options: argparse.Namespace, place: Path, common: Sequence[str], 
         made = Job(place / "albert", words)
         return Job(out, (*common, "--student", str(made.out)), (made,), tokens=tokens)
     shape = {"layers": config.layers, "width": config.width, "heads": config.heads, "inner": 4 * config.width}
-    shape |= {"positions": config.positions, "embedding_width": EMBEDDING_WIDTH}
+    shape |= {"positions": config.positions, "embedding_width": min(EMBEDDING_WIDTH, config.width // 2)}
     settings = [word for key, value in shape.items() for word in ("--set", f"model.{key}={value}")]
     return Job(out, (*common, "--student", "albert-base", *settings), tokens=tokens)
 
