@@ -8,6 +8,7 @@ from typer import Argument, Option, echo
 
 from bertsmith.cli.model_options import BaseOption
 from bertsmith.core.errors import UserError
+from bertsmith.core.files import check_not_taken
 
 
 def merge(
@@ -28,8 +29,6 @@ def merge(
 
     Example: bertsmith merge their-adapter --base models/bert-base --out models/theirs
     """
-    from bertsmith.core.files import check_not_taken
-    from bertsmith.inference.loaded_model import load  # torch loads here, not for --help
     from bertsmith.inference.model_path import is_adapter, model_folder
 
     adapter, out = adapter.expanduser(), out.expanduser()
@@ -37,5 +36,7 @@ def merge(
     if not is_adapter(model_folder(adapter)):
         remedy = "give a folder with adapter_config.json, such as that of a run with head.encoder=lora"
         raise UserError("is no adapter folder", where=str(adapter), remedy=remedy)
+    from bertsmith.inference.loaded_model import load  # torch loads here, not for --help
+
     load(adapter, device="cpu", base=base).save(out)
     echo(json.dumps({"out": str(out)}) if as_json else f"{adapter} -> {out}")

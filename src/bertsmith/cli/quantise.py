@@ -11,10 +11,11 @@ from bertsmith.cli.classify import text_or_pair
 from bertsmith.cli.model_options import BaseOption, JsonOption, naming_inputs, print_json
 from bertsmith.cli.text_files import Text2ColumnOption, TextColumnOption, TextSource, pieces_of
 from bertsmith.core.errors import UserError
-from bertsmith.core.files import check_not_taken
+from bertsmith.core.files import atomic_folder, check_not_taken
 
 if TYPE_CHECKING:
     from bertsmith.inference.loaded_model import Precision
+    from bertsmith.inference.text_reader import TextOrPair
 
 MEGABYTE = 1e6
 
@@ -53,27 +54,25 @@ def quantise(
 
     Example: bertsmith quantise --model runs/sst2 --weights-only --bits 4 --out runs/int4
     """
-    from bertsmith.shrink.quantise import CALIBRATION_TEXTS, quantise_for_products, quantise_weights
-
     model, out = model.expanduser(), out.expanduser()
     if of_weights := calibrate is None or weights_only or bits != 8:
         _check_weights_only(bits, calibrate, weights_only=weights_only)
     check_not_taken(out)
+    from bertsmith.shrink.quantise import CALIBRATION_TEXTS, quantise_for_products, quantise_weights
+
     # First, so that data which cannot be read leaves nothing written.
     scores = {} if data is None else {"before": _metrics(model, data, "fp32", base)}
-    if of_weights:
-        made = quantise_weights(model, out, bits=bits, base=base)
-    else:
-        assert calibrate is not None, "it is not of weights alone"
-        pieces = pieces_of(TextSource(calibrate.expanduser(), column, column2), text_or_pair)
-        lines = (line for piece in pieces for line in zip(piece.wheres, piece.texts, strict=True))
-        chosen = list(islice((line for line in lines if "".join(line[1]).strip()), CALIBRATION_TEXTS))
-        if not chosen:
-            raise UserError("holds no text", where=str(calibrate), remedy="write one text a line")
-        with naming_inputs([where for where, _ in chosen].__getitem__):
-            made = quantise_for_products(model, [text for _, text in chosen], out, base=base)
-    if data is not None:
-        scores["after"] = _metrics(out, data, made.precision)
+    with atomic_folder(out) as fresh:
+        if of_weights:
+            made = quantise_weights(model, fresh, bits=bits, base=base)
+        else:
+            assert calibrate is not None, "it is not of weights alone"
+            chosen = _calibration(TextSource(calibrate.expanduser(), column, column2), CALIBRATION_TEXTS)
+            with naming_inputs([where for where, _ in chosen].__getitem__):
+                made = quantise_for_products(model, [text for _, text in chosen], fresh, base=base)
+        # Before the folder has its name: a command that is killed here is given again, and evaluates.
+        if data is not None:
+            scores["after"] = _metrics(fresh, data, made.precision)
     if as_json:
         print_json({"out": str(out), **asdict(made), **scores})
         return
@@ -82,6 +81,16 @@ def quantise(
     echo(f"{model} -> {out}: {bits} bits, {how}, {before:.1f} MB in fp32 -> {after:.1f} MB")
     for name in scores.get("before", {}):
         echo(f"  {name.replace('_', ' ')}: {scores['before'][name]:.4f} -> {scores['after'][name]:.4f}")
+
+
+def _calibration(source: TextSource, most: int) -> "list[tuple[str, TextOrPair]]":
+    """The first texts of a file that say something, each with its place."""
+    pieces = pieces_of(source, text_or_pair)
+    lines = (line for piece in pieces for line in zip(piece.wheres, piece.texts, strict=True))
+    chosen = list(islice((line for line in lines if "".join(line[1]).strip()), most))
+    if not chosen:
+        raise UserError("holds no text", where=str(source.path), remedy="write one text a line")
+    return chosen
 
 
 def _check_weights_only(bits: int, calibrate: Path | None, *, weights_only: bool) -> None:

@@ -7,6 +7,7 @@ from typer import Option, echo
 
 from bertsmith.cli.model_options import JsonOption, print_json
 from bertsmith.core.errors import UserError
+from bertsmith.core.files import check_not_taken
 
 Shared = Literal["all", "attention", "ffn", "none"]
 Take = Literal["average", "first"]
@@ -36,16 +37,15 @@ def share(
 
     Then: bertsmith distill --teacher MODEL --student models/shared --store store/ --out runs/shared
     """
-    from bertsmith.core.files import check_not_taken
-    from bertsmith.inference.loaded_model import load  # torch loads here, not for --help
-    from bertsmith.shrink.sharing import SharedShape, shared_model
-
     for option, value, known in (("--sharing", sharing, get_args(Shared)), ("--take", take, get_args(Take))):
         if value not in known:
             remedy = f"give {', '.join(known[:-1])} or {known[-1]}"
             raise UserError(f"{value!r} is none of them", where=option, remedy=remedy)
     out = out.expanduser()
     check_not_taken(out)
+    from bertsmith.inference.loaded_model import load  # torch loads here, not for --help
+    from bertsmith.shrink.sharing import SharedShape, shared_model
+
     bert = load(model.expanduser(), device="cpu")
     shape = SharedShape(cast("Shared", sharing), groups, embedding_width, cast("Take", take))
     shared = shared_model(bert, shape)

@@ -8,6 +8,7 @@ from typer import Option, echo
 from bertsmith.cli.classify import text_or_pair
 from bertsmith.cli.model_options import BaseOption, JsonOption, print_json
 from bertsmith.cli.text_files import TextColumnOption, TextSource, pieces_of, reading_bar
+from bertsmith.core.files import check_not_taken
 
 
 def trim(
@@ -32,14 +33,13 @@ def trim(
 
     Example: bertsmith trim --model runs/mine --input reviews.csv --text review --out runs/mine-small
     """
-    from bertsmith.core.files import check_not_taken
+    out, texts = out.expanduser(), TextSource(source.expanduser(), column)
+    texts.check()
+    check_not_taken(out)
     from bertsmith.inference.loaded_model import load  # torch loads here, not for --help
     from bertsmith.shrink.vocabulary import with_vocabulary
     from bertsmith.text.trim_vocabulary import seen_ids, trimmed_vocabulary
 
-    out, texts = out.expanduser(), TextSource(source.expanduser(), column)
-    texts.check()
-    check_not_taken(out)
     bert = load(model.expanduser(), device="cpu", base=base)
     seen: set[int] = set()
     with reading_bar(texts) as advance:

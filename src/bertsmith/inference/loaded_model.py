@@ -46,6 +46,7 @@ from bertsmith.model.encoder import (
     mean_of_rows,
     root_mean_of_rows,
 )
+from bertsmith.model.inference_network import computes_in_4_bits
 from bertsmith.model.lora import merged_network
 from bertsmith.model.model_folder import Model, read_model, write_model
 from bertsmith.model.sentence_modules import POOLINGS, Pooling, transformer_folder
@@ -211,9 +212,11 @@ class Bert:
 
     @property
     def precision(self) -> str:
-        """What its products are computed in: fp32, bf16 or int8."""
-        is_half = next(self.model.network.parameters()).dtype == torch.bfloat16
-        return "int8" if self._int8 else "bf16" if is_half else "fp32"
+        """What its products are computed in: fp32, bf16, int8, or int4, whose inputs have 8 bits."""
+        network = self.model.network
+        if self._int8 or (self._device.type == "cpu" and computes_in_4_bits(network)):
+            return "int8" if self._int8 else "int4"
+        return "bf16" if next(network.parameters()).dtype == torch.bfloat16 else "fp32"
 
     @property
     def heads(self) -> tuple[str, ...]:

@@ -153,7 +153,7 @@ class Int8Linear:
         self._steps, self._to = linear.steps, to
         self._weight = QuantizedWeight(
             pack_int8_weight(linear.whole),
-            linear.scales_OG[:, 0].float(),
+            linear.scales_OG[:, 0],
             zeros_O=torch.zeros(len(linear.whole), dtype=torch.int32),
             bias_O=None if linear.bias is None else linear.bias.detach().float(),
         )
@@ -224,7 +224,7 @@ def takes_4bit_products(linear: nn.Linear) -> bool:
     if not isinstance(linear, QuantizedLinear) or bits_of(linear.whole) != 4:
         return False
     is_grouped = linear.scales_OG.shape[1] * GROUP_INPUTS == linear.in_features
-    return is_grouped and linear.scales_OG.dtype == torch.float32 and has_4bit_products()
+    return is_grouped and linear.dtype == torch.float32 and has_4bit_products()
 
 
 # ---- a block of four such layers, and a network of such blocks
@@ -334,6 +334,12 @@ def plain_blocks(network: Network) -> list[Block]:
     return [each for each in network.encoder.blocks if isinstance(each, Block)]
 
 
+def computes_in_4_bits(network: Network) -> bool:
+    """Whether a CPU multiplies the weights of all its layers as the 4-bit ones that they are."""
+    linears = [linear for block in convertible_blocks(network) for linear in linears_of(block)]
+    return bool(linears) and all(map(takes_4bit_products, linears))
+
+
 def packed_network(network: Network, over: Network | None = None) -> Network:
     """The same network with packed weights where its layers and its precision allow it, else itself.
 
@@ -341,7 +347,7 @@ def packed_network(network: Network, over: Network | None = None) -> Network:
     then held once, or their own.
     """
     blocks = convertible_blocks(network)
-    if blocks and all(takes_4bit_products(linear) for block in blocks for linear in linears_of(block)):
+    if computes_in_4_bits(network):
         four = ((block, BlockLinears(*map(FourBitLinear, linears_of(block)))) for block in blocks)  # type: ignore[arg-type]
         return _with_blocks(network, four)  # the word table stays small, too
     if not blocks or is_for_memory(blocks) or not can_pack(blocks[0].attention.project.weight.dtype):

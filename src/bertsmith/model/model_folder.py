@@ -40,6 +40,7 @@ from bertsmith.model.sentence_modules import SentenceModules, read_sentence_modu
 from bertsmith.model.tensor_files import SAVED_WEIGHT_FILES, read_tensors, write_tensors
 
 SHOWN_NAMES = 8
+SHORT_TYPES = (torch.bfloat16, torch.float16)
 WEIGHT_TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 OUTPUT_LAYER = re.compile(r"heads\.[^.]+\.output\.(weight|bias)")
 """Our names of a task's last layer."""
@@ -216,6 +217,8 @@ class Model:
     """Heads that the folder lacked and that were freshly initialised."""
     sentence: SentenceModules = SentenceModules()
     """How it makes vectors of texts."""
+    stored: torch.dtype = torch.float32
+    """What the weights of its file were, where all are of one type; written back where none has changed."""
 
     def labels(self) -> tuple[str, ...]:
         """The names of a task head's outputs, in order."""
@@ -273,6 +276,7 @@ def model_from_tensors(
     # On the meta device a network has sizes but takes no memory: the sizes are compared before any is taken.
     with torch.device("meta"), _NothingInitialised():
         network = build_network(config, heads)
+    stored = {checkpoint.tensors[name].dtype for name in published_in(names)}
     assembled = checkpoint.assembled(names, network.state_dict(), dtype)
     network.load_state_dict(assembled, assign=True)
     _check_shared(network, assembled, where=where)
@@ -289,13 +293,15 @@ def model_from_tensors(
         notes.append(f"weights that belong to no part of {architecture.model_type} were skipped: {unused}")
     if fresh:
         notes.append(f"not in the folder and freshly initialised, so train before use: {', '.join(fresh)}")
-    return Model(network.eval(), extras, tuple(notes), tuple(fresh))
+    one_type = stored.pop() if len(stored) == 1 else torch.float32
+    return Model(network.eval(), extras, tuple(notes), tuple(fresh), stored=one_type)
 
 
 def write_model(folder: Path, model: Model, *, shard_bytes: int = SHARD_BYTES) -> None:
     """Store a network so that `read_model` and transformers open it.
 
-    A new folder appears whole or not at all; in one that exists, weights are replaced before config.json.
+    Weights that came from a file in 16 bits are written in 16 bits where that loses nothing. A new folder
+    appears whole or not at all; in one that exists, weights are replaced before config.json.
     """
     network = model.network
     config, heads = network.config, head_outputs(network)
@@ -311,10 +317,19 @@ def write_model(folder: Path, model: Model, *, shard_bytes: int = SHARD_BYTES) -
             tensors[bias] = tensors[first].clone()
     if _classes_of(network) == [_bare_class(architecture)]:  # the prefix tells an encoder from its heads
         tensors = {name.removeprefix(architecture.prefix): tensor for name, tensor in tensors.items()}
+    config_json = published_config(model)
+    if model.stored in SHORT_TYPES and all(_fits(tensor, model.stored) for tensor in tensors.values()):
+        tensors = {name: tensor.to(model.stored) for name, tensor in tensors.items()}
+        config_json["dtype"] = str(model.stored).removeprefix("torch.")
     with atomic_folder(folder, replaces=SAVED_WEIGHT_FILES) as fresh:
-        write_json(fresh / "config.json", quantized_config(published_config(model), network))
+        write_json(fresh / "config.json", quantized_config(config_json, network))
         write_tensors(fresh, tensors, shard_bytes)
         model.sentence.write(fresh)
+
+
+def _fits(tensor: Tensor, dtype: torch.dtype) -> bool:
+    """Whether a tensor is the same in a shorter type; whole numbers are of none."""
+    return tensor.is_floating_point() and torch.equal(tensor.to(dtype).to(tensor.dtype), tensor)
 
 
 def published_config(model: Model) -> dict[str, Any]:

@@ -219,6 +219,22 @@ def test_half_precision_weights_are_read_as_asked(tmp_path):
     assert half.encoder.embeddings.words.weight.dtype == torch.bfloat16
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_weights_of_16_bits_stay_so_until_one_of_them_changes(dtype, tmp_path):
+    write_model(tmp_path / "given", Model(tiny_network().to(dtype)))
+    model = read_model(tmp_path / "given")
+    assert model.network.encoder.embeddings.words.weight.dtype == torch.float32
+    write_model(tmp_path / "again", model)
+    for file in ("config.json", "model.safetensors"):
+        assert (tmp_path / "again" / file).read_bytes() == (tmp_path / "given" / file).read_bytes()
+    with torch.no_grad():
+        model.network.encoder.blocks[0].attention.output.weight[0, 0] = 1 / 3
+    write_model(tmp_path / "trained", model)
+    assert json.loads((tmp_path / "trained" / "config.json").read_text())["dtype"] == "float32"
+    changed = read_model(tmp_path / "trained").network.encoder.blocks[0].attention.output.weight
+    assert changed[0, 0] == torch.tensor(1 / 3)
+
+
 def test_old_weight_files_with_old_names_are_read(tmp_path):
     theirs = saved_oracle(tmp_path, "bert", "ForPreTraining")
     old = {}

@@ -13,6 +13,7 @@ from bertsmith.model.architectures.registry import ARCHITECTURES, architecture_o
 from bertsmith.model.encoder import Block
 from bertsmith.model.inference_network import (
     calibrated,
+    computes_in_4_bits,
     int8_network,
     linears_of,
     packed_network,
@@ -135,6 +136,7 @@ def test_four_bits_are_multiplied_as_they_are_where_the_machine_can(model_type):
     assert fast is not network and isinstance(fast.encoder.embeddings.words, QuantizedEmbedding)
     with torch.no_grad():
         assert likeness(fast(BATCH), network(BATCH)) > 0.999
+    assert computes_in_4_bits(network) and not computes_in_4_bits(for_memory(model_type, 8))
 
 
 def test_rounding_errs_by_half_a_step_and_four_bits_pack_two_numbers_in_a_byte():
@@ -171,7 +173,10 @@ def test_a_layer_in_half_precision_keeps_its_whole_numbers(tmp_path):
     )
     ours, theirs = (each.encoder.blocks[0].attention.project for each in (exact, half))
     assert torch.equal(ours.whole, theirs.whole) and theirs.weight.dtype == torch.bfloat16
-    assert torch.allclose(ours.weight, theirs.weight.float(), rtol=0.02, atol=1e-6)
+    assert torch.equal(ours.weight.bfloat16(), theirs.weight)  # scales of 16 bits would move it once more
+    table, halved = (each.encoder.embeddings.words for each in (exact, half))
+    assert torch.equal(table.weight.bfloat16(), halved.weight)
+    assert torch.equal(table.weight.bfloat16()[:3], halved(torch.arange(3)))
 
 
 def test_other_tools_stop_at_the_type_and_recipes_say_why(tmp_path):
