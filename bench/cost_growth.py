@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 from random_model import SHAPES, shape_config
-from rounds import Results, forget, parser_of, wait_for
+from rounds import Results, forget, parser_of, save, wait_for
 
 from bertsmith.data.collate import PretrainingBatch
 from bertsmith.model.architectures.modernbert import ModernBertConfig
@@ -204,9 +204,7 @@ def draw(rows: list[dict[str, Any]], picture: Path) -> None:
             axis.grid(alpha=0.3)
             if shown:
                 axis.legend(fontsize=7)
-    picture.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(picture, dpi=110)
-    print(f"drawn: {picture}")
+    save(figure, picture)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import torch
 from pretraining_speed import Case, our_round, our_run
-from rounds import Results, Round, parser_of, wait_for
+from rounds import Results, Round, parser_of, save, wait_for
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
@@ -272,9 +272,7 @@ def draw(reached: list[dict[str, Any]], facts: dict[str, Any], picture: Path) ->
     axis.set(xscale="log", yscale="log", xlabel="operations a byte", ylabel="TFLOP/s", title=facts["case"])
     axis.grid(alpha=0.3)
     axis.legend(fontsize=8)
-    picture.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(picture, dpi=110)
-    print(f"drawn: {picture}")
+    save(figure, picture)
 
 
 if __name__ == "__main__":

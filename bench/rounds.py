@@ -137,6 +137,13 @@ def machine() -> dict[str, Any]:
     return {"gpu": gpu, "cpu": platform.processor() or platform.machine(), **versions}
 
 
+def save(figure: Any, picture: Path) -> None:
+    """Write a picture of matplotlib, which is wanted only for drawing."""
+    picture.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(picture, dpi=110)
+    print(f"drawn: {picture}", flush=True)
+
+
 def _number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 

@@ -9,11 +9,11 @@ from tests.tiny_runs import tiny_store
 from tests.toy_folder import write_toy_folder
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("bench/*.md")])
 PYTHON = re.compile(r"```python\n(.*?)```", re.DOTALL)
 LINK = re.compile(r"\]\((?!http|#|mailto:)([^)#]+)")
 
-named = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+named = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 
 
 @named
@@ -44,3 +44,11 @@ def test_the_glossary_has_each_word_once_and_names_files_that_exist():
     words = [word for word, _ in rows]
     assert len(words) >= 80 and len(set(words)) == len(words)
     assert [place for _, place in rows if not (ROOT / "src" / "bertsmith" / place).is_file()] == []
+
+
+def test_the_benchmarks_are_listed_and_no_document_names_one_that_is_not_there():
+    scripts = {path.name for path in (ROOT / "bench").glob("*.py")}
+    listed = set(re.findall(r"`(\w+\.py)`", (ROOT / "bench" / "README.md").read_text()))
+    assert scripts - listed == set()
+    named_ones = {script for path in DOCUMENTS for script in re.findall(r"bench/(\w+\.py)", path.read_text())}
+    assert named_ones - scripts == set()
