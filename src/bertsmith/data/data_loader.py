@@ -6,7 +6,7 @@ The dataset is a pure function of the step's index. So worker processes may buil
 resumed run needs no state but the number of its step, and every rank finds its own slice of the same step.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
@@ -226,9 +226,17 @@ def reporting_dead_workers() -> Iterator[None]:
 
 
 def load_steps(
-    dataset: PretrainingDataset, indices: Iterable[StepIndex], *, workers: int, pin: bool
+    dataset: PretrainingDataset,
+    indices: Iterable[StepIndex],
+    *,
+    workers: int,
+    pin: bool,
+    in_worker: Callable[[int], None] | None = None,
 ) -> Iterator[StepBatches]:
-    """The steps with these indices, in order; workers build them while the caller is busy with others."""
+    """The steps with these indices, in order; workers build them while the caller is busy with others.
+
+    Each worker first calls `in_worker` with its number.
+    """
     # The loader takes indices ahead of the steps that are wanted, and returns steps in the order of indices:
     # how many workers there are, and which of them is late, cannot be seen in what comes out.
     loader = DataLoader(
@@ -238,6 +246,7 @@ def load_steps(
         num_workers=workers,
         pin_memory=pin,
         collate_fn=_unchanged,
+        worker_init_fn=in_worker,
         generator=torch.Generator(),  # else starting the loader would draw from the generator of dropout
     )
     for step in loader:

@@ -36,7 +36,7 @@ from bertsmith.pretraining.learning_watch import LearningWatch
 from bertsmith.pretraining.metrics_window import MetricsWindow
 from bertsmith.recipe.load import recipe_text
 from bertsmith.recipe.schema import Recipe
-from bertsmith.training.callbacks import ProgressCallback
+from bertsmith.training.callbacks import ProgressCallback, outlive_sigterm
 from bertsmith.training.checkpoint import SavedState, latest_state, load_checkpoint
 from bertsmith.training.cuda_graphs import recording_of
 from bertsmith.training.distributed import World, share_work
@@ -325,7 +325,9 @@ class StepLoader:
         following = (self._index(address, step) for step in itertools.count(address.step))
         pin = self.run.world.device.type == "cuda"
         workers = self.run.machine.loader_workers
-        self._ahead = load_steps(self.run.train_data, following, workers=workers, pin=pin)
+        self._ahead = load_steps(
+            self.run.train_data, following, workers=workers, pin=pin, in_worker=outlive_sigterm
+        )
 
     def _index(self, address: StepIndex, step: int) -> StepIndex:
         """The index of a step of the stage, which is asked for when some process begins to build it."""

@@ -2,8 +2,10 @@
 
 import os
 import signal
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from mmap import mmap
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -50,14 +52,19 @@ if TYPE_CHECKING:
     from bertsmith.training.distributed import World
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+OPEN, ASKED, CLOSED = range(3)
+PARENT_SECONDS = 60.0
+"""How long a forked process that gets a SIGTERM waits to see whether its parent got one, too; amid a long
+product, the parent does not see it yet."""
 
 
 class StopRequested(AbstractContextManager["StopRequested"]):
     """While it is open, Ctrl-C or SIGTERM only raises a flag; a second Ctrl-C interrupts at once.
 
     A second SIGTERM does not: launchers repeat it. Open it before processes are forked that build batches: a
-    Ctrl-C reaches them too, and they must live until the step is done. One that is opened inside another, as
-    by a run of a study, hands its flag on when it closes: a wish in the last step of a run is of the study.
+    Ctrl-C reaches them too, as may a scheduler's SIGTERM, and they must live until the step is done. One that
+    is opened inside another, as by a run of a study, hands its flag on when it closes: a wish in the last
+    step of a run is of the study.
     """
 
     def __init__(self, on_signal: Callable[[str], None] = lambda _: None) -> None:
@@ -68,11 +75,12 @@ class StopRequested(AbstractContextManager["StopRequested"]):
         self._interrupted = False
         self._before: dict[signal.Signals, Any] = {}
         self._outer: StopRequested | None = None
+        self._shared = mmap(-1, 1)
+        """What forked processes see of this one: OPEN, ASKED or CLOSED."""
 
     def __enter__(self) -> "StopRequested":
         self._before = {number: signal.signal(number, self._handle) for number in STOP_SIGNALS}
-        outer = getattr(self._before[signal.SIGINT], "__self__", None)
-        self._outer = outer if isinstance(outer, StopRequested) else None
+        self._outer = _handled_by(self._before[signal.SIGINT])
         return self
 
     def __exit__(
@@ -80,6 +88,7 @@ class StopRequested(AbstractContextManager["StopRequested"]):
     ) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
+        self._shared[0] = CLOSED
         if self._outer is not None:
             self._outer.here |= self.here
             self._outer._interrupted |= self._interrupted
@@ -90,7 +99,7 @@ class StopRequested(AbstractContextManager["StopRequested"]):
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._owner:
-            _handle_in_a_child(number)
+            self._handle_in_a_child(number)
             return
         if self._interrupted and number == signal.SIGINT:
             signal.default_int_handler(number, frame)
@@ -100,10 +109,32 @@ class StopRequested(AbstractContextManager["StopRequested"]):
         elif not self.here:
             self._on_signal("stopping after this step")
         self.here = True
+        self._shared[0] = ASKED
+
+    def _handle_in_a_child(self, number: int) -> None:
+        """What a forked process does: its parent decides about both, and may end it with SIGTERM itself."""
+        if number != signal.SIGTERM:
+            return
+        # One that all processes got is the parent's to handle, but this process may be told first.
+        patience = time.monotonic() + PARENT_SECONDS
+        while self._shared[0] == OPEN and os.getppid() == self._owner and time.monotonic() < patience:
+            time.sleep(0.01)
+        if self._shared[0] != ASKED:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
+    def obey_in_a_child(self) -> None:
+        """Handle SIGTERM as above, where a library took it over in this forked process."""
+        signal.signal(signal.SIGTERM, self._handle)
 
 
-def _handle_in_a_child(number: int) -> None:
-    """What a forked process does: its parent decides about a Ctrl-C, and SIGTERM is its parent's decision."""
-    if number == signal.SIGTERM:
-        signal.signal(number, signal.SIG_DFL)
-        os.kill(os.getpid(), number)
+def outlive_sigterm(_worker: int) -> None:
+    """In a worker of a loader, where torch's own handler ends it: leave the end to the run that forked it."""
+    stop = _handled_by(signal.getsignal(signal.SIGINT))
+    if stop is not None:
+        stop.obey_in_a_child()
+
+
+def _handled_by(handler: Any) -> StopRequested | None:
+    owner = getattr(handler, "__self__", None)
+    return owner if isinstance(owner, StopRequested) else None

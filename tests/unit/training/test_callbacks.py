@@ -12,21 +12,42 @@ from bertsmith.training.distributed import ALONE
 
 CHILDREN = """
 import os, signal, sys, time
-from bertsmith.training.callbacks import StopRequested
+from bertsmith.training import callbacks
 
-with StopRequested() as stop:
+def is_alive(child):
+    time.sleep(0.3)
+    return os.waitpid(child, os.WNOHANG)[0] == 0
+
+def ends(child):
+    _, status = os.waitpid(child, 0)
+    return os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGTERM
+
+with callbacks.StopRequested() as stop:
     child = os.fork()
     if child == 0:
+        callbacks.PARENT_SECONDS = float(sys.argv[1])
         print("ready", flush=True)
-        time.sleep(60)
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            time.sleep(1)
         os._exit(3)
     sys.stdin.readline()
+    {inside}
+{afterwards}
+"""
+ALONE_OBEYS = """
     os.kill(child, signal.SIGINT)
-    time.sleep(0.2)
-    alive = os.waitpid(child, os.WNOHANG)[0] == 0
+    alive = is_alive(child)
     os.kill(child, signal.SIGTERM)
-    _, status = os.waitpid(child, 0)
-    print(alive, os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGTERM, stop.here)
+    print(alive, ends(child), stop.here)
+"""
+TOLD_FIRST = """
+    os.kill(child, signal.SIGTERM)
+    alive = is_alive(child)
+    os.kill(os.getpid(), signal.SIGTERM)
+    alive = alive and is_alive(child)
+    os.kill(child, signal.SIGTERM)
+    alive = alive and is_alive(child)
 """
 
 
@@ -94,10 +115,41 @@ def test_the_old_meaning_comes_back_after_an_error_too():
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_a_forked_process_outlives_ctrl_c_and_obeys_sigterm():
+def printed(inside: str, afterwards: str = "", *, patience: float) -> str:
+    code = CHILDREN.replace("{inside}", inside.strip()).replace("{afterwards}", afterwards)
     script = subprocess.Popen(
-        [sys.executable, "-c", CHILDREN], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", code, str(patience)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     assert script.stdout.readline() == "ready\n"
-    output, _ = script.communicate("go\n", timeout=30)
-    assert output == "True True False\n"
+    output, _ = script.communicate("go\n", timeout=60)
+    return output
+
+
+def test_a_forked_process_outlives_ctrl_c_and_obeys_a_sigterm_of_its_own():
+    assert printed(ALONE_OBEYS, patience=0.1) == "True True False\n"
+
+
+def test_a_forked_process_outlives_a_sigterm_that_its_parent_gets_too_until_all_is_done():
+    afterwards = "os.kill(child, signal.SIGTERM)\nprint(alive, ends(child), stop.here)"
+    assert printed(TOLD_FIRST, afterwards, patience=60) == "True True True\n"
+
+
+LOADER = """
+import os, signal
+from torch.utils.data import DataLoader
+from bertsmith.training.callbacks import StopRequested, outlive_sigterm
+
+with StopRequested() as stop:
+    items = iter(DataLoader(range(50), num_workers=1, prefetch_factor=1, worker_init_fn=outlive_sigterm))
+    next(items)
+    os.killpg(0, signal.SIGTERM)
+    print(len(list(items)), stop.here)
+"""
+
+
+def test_a_worker_of_a_loader_outlives_the_sigterm_of_its_whole_group():
+    command = [sys.executable, "-c", LOADER]
+    ended = subprocess.run(
+        command, capture_output=True, text=True, start_new_session=True, timeout=120, check=False
+    )
+    assert ended.stdout == "49 True\n", ended.stderr
