@@ -179,7 +179,7 @@ def test_why_tells_what_an_answer_rests_on(seen: Visit) -> None:
     seen.page.get_by_label("Passage").fill("the boy walks under paris with my dog")
     expect(seen.page.locator("#panel-answer mark.chosen")).to_have_text("paris")
     seen.page.get_by_role("button", name="Why?").click()
-    expect(seen.page.locator("#panel-answer .why-section .weighed")).to_have_count(12)
+    expect(seen.page.locator("#panel-answer .why-section .weighed")).to_have_count(13)  # "?" is one
     expect(seen.page.locator("#panel-answer .why-section .weighed", has_text="paris")).to_have_class(
         re.compile(r"\bfor\b")
     )

@@ -218,6 +218,11 @@ def _check_not_empty(text: TextOrPair, encoded: Encoded, index: int) -> None:
         raise UserError("has no token that the model can read", index=index, remedy=remedy)
 
 
+def as_written(text: TextInput) -> TextOrPair:
+    """The text or pair itself."""
+    return text.text if isinstance(text, TokenizedText) else text
+
+
 def as_list(texts: Iterable[Given]) -> list[Given]:
     """All texts; an error where a single one is given in place of several."""
     if isinstance(texts, str) or not isinstance(texts, Iterable):

@@ -16,8 +16,9 @@ from bertsmith.core.errors import UserError
 from bertsmith.core.progress import progress_bar
 from bertsmith.core.seeds import stream
 from bertsmith.inference.finetuned_folder import FinetunedTask
+from bertsmith.inference.left_out_words import NO_WORD, TextWords
 from bertsmith.inference.loaded_model import Bert
-from bertsmith.inference.predictor import Word, default_config, words_of_texts
+from bertsmith.inference.predictor import Word, default_config
 from bertsmith.inference.task_model import task_model_of
 from bertsmith.inference.text_reader import TextOrPair, TokenizedText
 from bertsmith.packed import pack, split_by_budget
@@ -56,20 +57,6 @@ class DecidingWords:
 
 
 @dataclass(frozen=True, slots=True)
-class _Sequence:
-    """The tokens of a text, and for each the number of its word; -1 of special tokens."""
-
-    ids: list[int]
-    segments: list[int]
-    words: list[int]
-
-    def without(self, gone: set[int]) -> "_Sequence":
-        """The sequence without the tokens of these words."""
-        kept = [row for row, word in enumerate(self.words) if word not in gone]
-        return _Sequence(*([each[row] for row in kept] for each in (self.ids, self.segments, self.words)))
-
-
-@dataclass(frozen=True, slots=True)
 class _Classifier:
     """A head that classifies, with gradients."""
 
@@ -94,10 +81,10 @@ class _Classifier:
         model = task_model_of(bert.model.network, task, bert.engine)
         return cls(bert, model.objective.scorer, task.config.labels, task.config.text.longest)
 
-    def probabilities(self, sequences: Sequence[_Sequence], target: int) -> list[float]:
+    def probabilities(self, sequences: Sequence[TokenizedText], target: int) -> list[float]:
         """The probability of a class for each sequence."""
-        order = sorted(range(len(sequences)), key=lambda number: len(sequences[number].ids))
-        lengths = [len(sequences[number].ids) for number in order]
+        order = sorted(range(len(sequences)), key=lambda number: len(sequences[number]))
+        lengths = [len(sequences[number]) for number in order]
         found: dict[int, float] = {}
         for group in split_by_budget(lengths, BATCH_TOKENS):
             numbers = [order[at] for at in group]
@@ -106,13 +93,13 @@ class _Classifier:
             found |= dict(zip(numbers, logits_SC.softmax(-1)[:, target].tolist(), strict=True))
         return [found[number] for number in range(len(sequences))]
 
-    def decision(self, sequence: _Sequence) -> tuple[int, float]:
+    def decision(self, sequence: TokenizedText) -> tuple[int, float]:
         """The likeliest class, and its probability."""
         with torch.no_grad():
             probability_C = self._logits([sequence])[0].softmax(-1)
         return int(probability_C.argmax()), float(probability_C.max())
 
-    def gradient_times_input(self, sequence: _Sequence, target: int) -> list[float]:
+    def gradient_times_input(self, sequence: TokenizedText, target: int) -> list[float]:
         """For each token, the gradient of the class's logit times the token's word embedding."""
         embedded: list[Tensor] = []
 
@@ -128,8 +115,9 @@ class _Classifier:
         (gradient_ND,) = torch.autograd.grad(logit, embedded)
         return [float(each) for each in (gradient_ND * embedded[0].detach()).sum(-1)]
 
-    def _logits(self, sequences: Sequence[_Sequence]) -> Tensor:
-        batch = pack([each.ids for each in sequences], [each.segments for each in sequences])
+    def _logits(self, sequences: Sequence[TokenizedText]) -> Tensor:
+        encoded = [each.encoded for each in sequences]
+        batch = pack([each.ids for each in encoded], [each.segments for each in encoded])
         logits_SC: Tensor = self.scorer(batch.to(self.bert.engine.device))
         return logits_SC.double()
 
@@ -145,63 +133,46 @@ def deciding_words(bert: Bert, texts: Sequence[TextOrPair], *, seed: int) -> lis
 
 
 def _explained(classifier: _Classifier, text: TextOrPair, number: int, seed: int) -> DecidingWords:
-    sequence, words = _read(classifier, text, number)
-    target, probability = classifier.decision(sequence)
-    without = classifier.probabilities([sequence.without({word}) for word in range(len(words))], target)
-    by_token = classifier.gradient_times_input(sequence, target)
+    read = _read(classifier, text, number)
+    words = read.words
+    target, probability = classifier.decision(read.tokenized)
+    without = classifier.probabilities([read.without({word}) for word in range(len(words))], target)
+    by_token = classifier.gradient_times_input(read.tokenized, target)
     summed = [0.0] * len(words)
-    for word, value in zip(sequence.words, by_token, strict=True):
-        if word >= 0:
+    for word, value in zip(read.word_of_token, by_token, strict=True):
+        if word != NO_WORD:
             summed[word] += value
     scores = {METHODS[0]: [probability - each for each in without], METHODS[1]: summed}
     orders = {name: [np.argsort(-np.array(each), kind="stable")] for name, each in scores.items()}
     draws = [stream(seed, "random words", number, draw) for draw in range(RANDOM_ORDERS)]
     orders["random"] = [draw.permutation(len(words)) for draw in draws]
     faithfulness = {
-        name: _faithfulness(classifier, sequence, target, [each.tolist() for each in of_method])
+        name: _faithfulness(classifier, read, target, [each.tolist() for each in of_method])
         for name, of_method in orders.items()
     }
-    label = classifier.labels[target]
-    return DecidingWords(text, label, probability, tuple(words), scores, faithfulness)
+    return DecidingWords(text, classifier.labels[target], probability, words, scores, faithfulness)
 
 
-def _read(classifier: _Classifier, text: TextOrPair, number: int) -> tuple[_Sequence, list[tuple[int, Word]]]:
-    """The tokens of a text with the words that they belong to, cut to what the model was trained with."""
-    reader = classifier.bert.reader
-    (whole,) = reader.encode([text], truncate=True, first=number)
-    if len(whole) > classifier.longest:
-        whole = truncate_longest_first(whole, classifier.longest)
-    parts = (text,) if isinstance(text, str) else text
-    cut = words_of_texts([TokenizedText(part, reader.tokenizer.encode(part)) for part in parts])
-    words = [(part, word) for part, of_part in enumerate(cut) for word in of_part]
-    numbers = []
-    for part, (start, end) in zip(whole.sequence, whole.offsets, strict=True):
-        numbers.append(_word_at(words, part, start, end) if part >= 0 else -1)
-    known = sorted({each for each in numbers if each >= 0})
-    renumbered = {word: at for at, word in enumerate(known)} | {-1: -1}
-    sequence = _Sequence(list(whole.ids), list(whole.segments), [renumbered[each] for each in numbers])
-    if not known:
+def _read(classifier: _Classifier, text: TextOrPair, number: int) -> TextWords:
+    """The words and tokens of a text, cut to what the model was trained with."""
+    (encoded,) = classifier.bert.reader.encode([text], truncate=True, first=number)
+    if len(encoded) > classifier.longest:
+        encoded = truncate_longest_first(encoded, classifier.longest)
+    read = TextWords.of(TokenizedText(text, encoded))
+    if not read.words:
         raise UserError("has no word", index=number, remedy="write one")
-    return sequence, [words[each] for each in known]
-
-
-def _word_at(words: Sequence[tuple[int, Word]], part: int, start: int, end: int) -> int:
-    """The number of the word that a token stands in; -1 of a token of nothing but white space."""
-    for number, (of_part, word) in enumerate(words):
-        if of_part == part and start < word.end and end > word.start:
-            return number
-    return -1
+    return read
 
 
 def _faithfulness(
-    classifier: _Classifier, sequence: _Sequence, target: int, orders: Sequence[Sequence[int]]
+    classifier: _Classifier, read: TextWords, target: int, orders: Sequence[Sequence[int]]
 ) -> Faithfulness:
     """The means over fractions of the words, and over orders of their importance."""
     count = len(orders[0])
     tops = [set(order[: math.ceil(fraction * count)]) for order in orders for fraction in FRACTIONS]
     every = set(range(count))
     removed = [*tops, *(every - top for top in tops)]
-    variants = [sequence, *(sequence.without(each) for each in removed)]
+    variants = [read.tokenized, *(read.without(each) for each in removed)]
     whole, *others = classifier.probabilities(variants, target)
     without, alone = others[: len(tops)], others[len(tops) :]
     return Faithfulness(fmean(whole - each for each in without), fmean(whole - each for each in alone))

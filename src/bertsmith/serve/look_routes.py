@@ -1,11 +1,11 @@
 """Routes that show the inside of a model: its tokens, heads and layers, and which words decided."""
 
-import re
 from typing import Any
 
 import numpy as np
 from fastapi import APIRouter
 
+from bertsmith.inference.left_out_words import TextWords
 from bertsmith.inference.outputs import Classification
 from bertsmith.serve.api_errors import ApiError
 from bertsmith.serve.batching import BatchKey
@@ -39,11 +39,13 @@ from bertsmith.serve.look_schemas import (
     WordsResponse,
     WordView,
 )
+from bertsmith.serve.model_registry import ServedModel
 from bertsmith.serve.routes import classify_texts
 from bertsmith.serve.service import (
     FieldNames,
     PredictionRequest,
     Service,
+    check_texts,
     list_field,
     pair_of_fields,
     single_field,
@@ -66,7 +68,6 @@ MAX_WORDS = 120
 MAX_WORDS_CHARACTERS = 4000
 DIGITS = 4
 MAP_DIGITS = 2
-WORD = re.compile(r"[^\W_]+(?:['\N{RIGHT SINGLE QUOTATION MARK}][^\W_]+)*")
 CANDIDATES = 20
 """Answers among which the probability of one is looked up again."""
 
@@ -82,8 +83,9 @@ def look_routes(service: Service) -> APIRouter:
     async def look_at_words(request: WordsRequest) -> WordsResponse:
         """Which words decided: what the outcome of a classifier or an answer loses without each of them."""
         model = service.models.with_ability(request.model, "classify", "score", "answer")
-        without = _each_word_left_out(request)
-        texts = [_text_of(request), *(text for _, text in without)]
+        read = await _read_words(request, model, service)
+        without = list(read.each_left_out())
+        texts = [read.tokenized, *(text for _, text in without)]
         if "answer" in model.info.abilities:
             wanted = PredictionRequest(
                 BatchKey("answer", (CANDIDATES,)), texts, model.name, fields=_as_sent(request)
@@ -95,10 +97,10 @@ def look_routes(service: Service) -> APIRouter:
         name = max(outcomes[0], key=lambda each: outcomes[0][each])
         value = outcomes[0][name]
         changes = [value - each.get(name, 0.0) for each in outcomes[1:]]
-        words = [
-            WordView(part=part, start=start, end=end, change=change)
-            for ((part, start, end), _), change in zip(without, changes, strict=True)
-        ]
+        words = []
+        for (number, _), change in zip(without, changes, strict=True):
+            part, word = read.words[number]
+            words.append(WordView(part=part, start=word.start, end=word.end, change=change))
         return WordsResponse(model=model.name, outcome=name, value=value, words=words)
 
     return router
@@ -248,26 +250,19 @@ def _cosines(seen: Any) -> dict[str, Any]:
 # ---- which words decided
 
 
-def _each_word_left_out(
-    request: WordsRequest,
-) -> list[tuple[tuple[int, int, int], str | tuple[str, str]]]:
-    """Where each word stands, and the text or pair without it."""
-    parts = [request.first] if request.second is None else [request.first, request.second]
-    if (characters := sum(map(len, parts))) > MAX_WORDS_CHARACTERS:
-        raise ApiError(
-            422, f"{characters} characters are too many for this view, which takes {MAX_WORDS_CHARACTERS}"
-        )
-    spans = [(part, *found.span()) for part, text in enumerate(parts) for found in WORD.finditer(text)]
-    if len(spans) > MAX_WORDS:
-        raise ApiError(422, f"{len(spans)} words are too many for this view, which takes {MAX_WORDS}")
-    without = []
-    for part, start, end in spans:
-        rest = f"{parts[part][:start].rstrip()} {parts[part][end:].lstrip()}".strip()
-        if not rest:
-            continue  # it was all there is: what is left is no text
-        changed = [*parts[:part], rest, *parts[part + 1 :]]
-        without.append(((part, start, end), changed[0] if len(changed) == 1 else (changed[0], changed[1])))
-    return without
+async def _read_words(request: WordsRequest, model: ServedModel, service: Service) -> TextWords:
+    """The words of the text or pair that was sent."""
+    text, fields = _text_of(request), _as_sent(request)
+    characters = len(request.first) + len(request.second or "")
+    if characters > MAX_WORDS_CHARACTERS:
+        message = f"{characters} characters are too many for this view, which takes {MAX_WORDS_CHARACTERS}"
+        raise ApiError(422, message)
+    check_texts([text], fields, service.limits)
+    (tokenized,) = (await model.reader()).tokenize([text])
+    read = TextWords.of(tokenized)
+    if len(read.words) > MAX_WORDS:
+        raise ApiError(422, f"{len(read.words)} words are too many for this view, which takes {MAX_WORDS}")
+    return read
 
 
 def _as_sent(request: WordsRequest) -> FieldNames:

@@ -6,6 +6,7 @@ import numpy as np
 from fastapi import APIRouter
 
 from bertsmith.inference.outputs import choice_to_json, classification_to_json
+from bertsmith.inference.text_reader import TextInput, as_written
 from bertsmith.inference.vectors import cosines
 from bertsmith.serve.api_errors import ApiError
 from bertsmith.serve.batching import BatchKey
@@ -110,18 +111,19 @@ def prediction_routes(service: Service) -> APIRouter:
 
 async def classify_texts(
     service: Service,
-    texts: Sequence[str | tuple[str, str]],
+    texts: Sequence[TextInput],
     *,
     model: str | None,
     truncate: bool = False,
     fields: FieldNames = TEXTS,
 ) -> Predictions:
     """The class of each text, or its number where the model gives numbers."""
-    chosen = _text_classifier(service, texts[0], model)
-    check_forms(texts, chosen, fields)
+    written = [as_written(each) for each in texts]
+    chosen = _text_classifier(service, written[0], model)
+    check_forms(written, chosen, fields)
     ability = "classify" if "classify" in chosen.info.abilities else "score"
     # Single texts and pairs do not share a batch: the models take one form at a time.
-    key = BatchKey(ability, (isinstance(texts[0], str),))
+    key = BatchKey(ability, (isinstance(written[0], str),))
     return await service.predict(PredictionRequest(key, texts, chosen.name, truncate, fields=fields))
 
 

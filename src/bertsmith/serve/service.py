@@ -8,7 +8,7 @@ from typing import Any
 
 from bertsmith.core.errors import UserError
 from bertsmith.core.files import lone_surrogate
-from bertsmith.inference.text_reader import Reader, TokenizedText
+from bertsmith.inference.text_reader import Reader, TextInput, TokenizedText, as_written
 from bertsmith.packed import split_by_budget
 from bertsmith.serve.api_errors import ApiError, too_many_texts
 from bertsmith.serve.batching import BatchKey, check_size
@@ -59,7 +59,7 @@ class PredictionRequest:
     """What a request wants of a model."""
 
     key: BatchKey
-    texts: Sequence[str | tuple[str, str]]
+    texts: Sequence[TextInput]
     model: str | None
     truncate: bool = False
     """Whether a text that is too long for the model loses its end."""
@@ -94,7 +94,7 @@ class Service:
     async def predict(self, request: PredictionRequest) -> Predictions:
         """The results of a request, once its turn has come."""
         self.check_count(request.texts[1:] if request.pairs_with_first else request.texts)
-        check_texts(request, self.limits)
+        check_texts(request.texts, request.fields, self.limits)
         operation = OPERATIONS[request.key.operation]
         model = self.models.with_ability(request.model, operation.ability)
         log_fields = LOG_FIELDS.get({})
@@ -203,10 +203,11 @@ def with_field_name(error: UserError, fields: FieldNames, *, first: int = 0) -> 
     return replace(error, where=fields(first + error.index)[0] if error.field == "text" else error.field)
 
 
-def check_texts(request: PredictionRequest, limits: Limits) -> None:
+def check_texts(texts: Sequence[TextInput], fields: FieldNames, limits: Limits) -> None:
     """Reject longer or emptier texts than the server takes."""
-    for index, text in enumerate(request.texts):
-        whole, *parts = request.fields(index)
+    for index, given in enumerate(texts):
+        whole, *parts = fields(index)
+        text = as_written(given)
         named = ((whole, text),) if isinstance(text, str) else zip(parts, text, strict=True)
         for name, each in named:
             _check_text(each, name, limits)
@@ -231,5 +232,6 @@ def check_lengths(lengths: Sequence[int], model: ServedModel, fields: FieldNames
             raise ApiError(422, f"{message}; shorten or split it, or start the server with --truncate")
 
 
-def _characters(text: str | tuple[str, str]) -> int:
+def _characters(given: TextInput) -> int:
+    text = as_written(given)
     return len(text) if isinstance(text, str) else len(text[0]) + len(text[1])

@@ -5,7 +5,7 @@ Text is data: a special token written in a text is ordinary characters, unless t
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -52,6 +52,16 @@ class Encoded:
     def __len__(self) -> int:
         return len(self.ids)
 
+    def rows(self, rows: Sequence[int]) -> "Encoded":
+        """Some of its tokens."""
+        return Encoded(
+            ids=[self.ids[row] for row in rows],
+            segments=[self.segments[row] for row in rows],
+            offsets=[self.offsets[row] for row in rows],
+            sequence=[self.sequence[row] for row in rows],
+            words=[self.words[row] for row in rows],
+        )
+
 
 def truncate_longest_first(encoded: Encoded, limit: int) -> Encoded:
     """At most `limit` tokens: the longer text, on a tie the second, loses its last token until they fit."""
@@ -63,14 +73,7 @@ def truncate_longest_first(encoded: Encoded, limit: int) -> Encoded:
     rows = [row for row, sequence in enumerate(encoded.sequence) if sequence < 0]  # the template's
     for sequence, kept in enumerate(_longest_first(first, second, capacity)):
         rows += [row for row, number in enumerate(encoded.sequence) if number == sequence][:kept]
-    rows.sort()
-    return Encoded(
-        ids=[encoded.ids[row] for row in rows],
-        segments=[encoded.segments[row] for row in rows],
-        offsets=[encoded.offsets[row] for row in rows],
-        sequence=[encoded.sequence[row] for row in rows],
-        words=[encoded.words[row] for row in rows],
-    )
+    return encoded.rows(sorted(rows))
 
 
 def _longest_first(first: int, second: int, capacity: int) -> tuple[int, int]:

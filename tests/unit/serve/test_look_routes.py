@@ -5,6 +5,7 @@ import torch
 
 import bertsmith
 from bertsmith.inference.head_introspection import inspect_head, inspect_heads
+from bertsmith.insight.deciding_words import deciding_words
 from tests.unit.serve.serving import error_of, post
 
 
@@ -38,10 +39,22 @@ def test_without_each_word_an_outcome_has_what_the_classifier_says_without_it(ap
     assert reply["words"][1]["change"] == pytest.approx(reply["value"] - left, abs=1e-6)
 
 
+def test_words_are_left_out_as_the_command_leaves_them_out(application, folders):
+    text = "the cat, zap! sits"
+    reply = post(application, "/look/words", {"first": text, "model": "mood"}).json()
+    (found,) = deciding_words(bertsmith.load(folders["mood"]), [text], seed=0)
+    assert reply["outcome"] == found.label
+    assert [(word["start"], word["end"]) for word in reply["words"]] == [
+        (word.start, word.end) for _, word in found.words
+    ]
+    changes = [word["change"] for word in reply["words"]]
+    assert changes == pytest.approx(found.scores["leave-one-out"], abs=1e-5)
+
+
 def test_without_each_word_an_answer_loses_what_it_rests_on(application):
     body = {"first": "who sits?", "second": "the cat sits", "model": "reader"}
     reply = post(application, "/look/words", body).json()
-    assert [word["part"] for word in reply["words"]] == [0, 0, 1, 1, 1]
+    assert [word["part"] for word in reply["words"]] == [0, 0, 0, 1, 1, 1]  # "?" is a word, too
     assert 0 < reply["value"] <= 1
     assert all(word["change"] <= reply["value"] + 1e-9 for word in reply["words"])
 
