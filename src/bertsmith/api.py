@@ -42,6 +42,7 @@ from bertsmith.recipe.toml_text import value_text
 from bertsmith.studies.pretraining_sweep import PretrainingTrial, grid_points, run_sweep, trials_of
 from bertsmith.studies.sweep import Stopped, over_folds, run_trials, spreads_of
 from bertsmith.tasks.catalogue import OWN
+from bertsmith.tasks.kinds.registry import metric_named
 from bertsmith.tasks.table_format import TableFormat
 from bertsmith.tasks.task_recipe import finetuning_recipe
 from bertsmith.training.callbacks import ProgressCallback
@@ -122,7 +123,7 @@ class PredictionRun:
 
     def _repr_html_(self) -> str:
         rows = self.table()
-        title = ", ".join(f"{name} {value:.4f}" for name, value in self.metrics.items())
+        title = ", ".join(f"{name} {metric_named(name).text(value)}" for name, value in self.metrics.items())
         more = f" (the first {SHOWN_ROWS})" if len(rows) > SHOWN_ROWS else ""
         return _html(f"{title or 'predictions'}; {len(rows):,} examples{more}", rows[:SHOWN_ROWS])
 

@@ -208,6 +208,7 @@ def test_several_models_are_evaluated_together(run, rows):
     alone = bertsmith.evaluate(run.folder, rows[:20], device="cpu", precision="fp32")
     twice = bertsmith.evaluate([run.folder, run.folder], rows[:20], device="cpu", precision="fp32")
     assert twice.metrics == alone.metrics
+    assert f"accuracy {100 * alone.metrics['accuracy']:.2f}" in alone._repr_html_()
 
 
 def test_a_notebook_shows_runs_and_predictions_as_tables(run, rows):

@@ -59,6 +59,7 @@ def quantise(
         _check_weights_only(bits, calibrate, weights_only=weights_only)
     check_not_taken(out)
     from bertsmith.shrink.quantise import CALIBRATION_TEXTS, quantise_for_products, quantise_weights
+    from bertsmith.tasks.kinds.registry import metric_named
 
     # First, so that data which cannot be read leaves nothing written.
     scores = {} if data is None else {"before": _metrics(model, data, "fp32", base)}
@@ -80,7 +81,8 @@ def quantise(
     how = f"calibrated on {made.texts:,} texts" if made.texts else "weights only"
     echo(f"{model} -> {out}: {bits} bits, {how}, {before:.1f} MB in fp32 -> {after:.1f} MB")
     for name in scores.get("before", {}):
-        echo(f"  {name.replace('_', ' ')}: {scores['before'][name]:.4f} -> {scores['after'][name]:.4f}")
+        was, now = (metric_named(name).text(scores[when][name]) for when in ("before", "after"))
+        echo(f"  {name.replace('_', ' ')}: {was} -> {now}")
 
 
 def _calibration(source: TextSource, most: int) -> "list[tuple[str, TextOrPair]]":

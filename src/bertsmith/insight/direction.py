@@ -24,6 +24,7 @@ from bertsmith.model.watched_attention import WatchedAttention
 from bertsmith.packed import PackedBatch
 from bertsmith.tasks.encoded import EncodedSet
 from bertsmith.tasks.example_types import Example
+from bertsmith.tasks.kinds.registry import metric_named
 from bertsmith.tasks.objective import NetworkScorer, TaskObjective
 from bertsmith.tasks.predictions import PredictedSplit
 
@@ -180,9 +181,10 @@ def _by_layer(found: Direction) -> Table:
 
 
 def _loss_table(loss: TaskLoss) -> Table:
-    whole = loss.values["both sides"]
-    rows: list[tuple[str, float, float | None]] = [
-        (name, value, None if name == "both sides" else value - whole) for name, value in loss.values.items()
+    metric, whole = metric_named(loss.metric), loss.values["both sides"]
+    rows = [
+        (name, metric.text(value), "-" if name == "both sides" else metric.text(value - whole))
+        for name, value in loss.values.items()
     ]
     title = f"{loss.task}, {loss.metric.replace('_', ' ')} on {loss.examples:,} examples"
     notes = ("Hidden: in every layer words see themselves, special tokens and the other side only.",)

@@ -111,6 +111,10 @@ FIXED_NAMES = {
 }
 
 
+FRACTIONS = ("accuracy", "majority", "agreement", "precision", "recall")
+"""How the names of results end that are fractions of tokens or pairs; the others are in nats or bits."""
+
+
 def held_out_line(held_out: Mapping[str, float]) -> str:
     """An evaluation in a line of the log: what a person compares first."""
     parts = [f"held-out loss {held_out['loss']:.3f}"]
@@ -145,12 +149,16 @@ def held_out_rows(
         names |= {f"fixed_{name}": f"{FIXED_NAMES[f'fixed_{name}']}, the generator's" for name in own}
     rows = []
     for name, value in held_out.items():
-        now, was = (
-            f"{each:,}" if isinstance(each, int) else f"{each:.4f}"
-            for each in (value, before.get(name, value))
-        )
+        now, was = (_value_text(name, each) for each in (value, before.get(name, value)))
         rows.append((names[name], now if was == now else f"{was} → {now}"))
     return rows
+
+
+def _value_text(name: str, value: float) -> str:
+    """A held-out result as people read it: what is a fraction of all predictions in percent."""
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:.1%}" if name.endswith(FRACTIONS) else f"{value:.4f}"
 
 
 def _data(recipe: Recipe, facts: RunFacts) -> list[str]:

@@ -42,6 +42,9 @@ def test_a_run_with_an_adapter_becomes_a_small_folder_that_opens_everywhere(
     facts = json.loads(told.out)
     assert facts["texts"] == 40 and facts["bytes_after"] < facts["bytes_before"] / 2
     assert facts["before"].keys() == facts["after"].keys() == {"accuracy"}
+    rounded = ("--weights-only", "--data", data, "--out", tmp_path / "rounded")
+    told = bertsmith(capsys, "quantise", "--model", run, *rounded)
+    assert f"  accuracy: {100 * facts['before']['accuracy']:.2f} -> " in told.out  # percent, as everywhere
     plain = load(run, device="cpu").classify(["warm tea"])[0].probabilities["positive"]
     for precision in ("auto", "int8", "fp32", "bf16"):
         words = ("classify", "warm tea", "--model", out, "--json", "--precision", precision)

@@ -93,6 +93,10 @@ def test_the_command_says_what_a_task_loses(capsys, run, tmp_path):
     values = json.loads((tmp_path / "direction.json").read_text())["task"]
     bert = package.load(run[0], device="cpu")
     assert 0 <= values["right hidden"] <= 1 and values["metric"] == bert.finetuned.config.metrics[0]
+    # People read percent, as in every table of a task; the JSON has fractions.
+    change = 100 * (values["right hidden"] - values["both sides"])
+    line = next(line for line in told.out.splitlines() if line.startswith("right hidden"))
+    assert line.split()[2:] == [f"{100 * values['right hidden']:.2f}", f"{change:.2f}"]
 
 
 def test_mistakes_are_one_line(capsys, run, lively_folder, tmp_path):

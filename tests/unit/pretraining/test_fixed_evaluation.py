@@ -91,4 +91,4 @@ def test_a_run_says_where_its_figure_stands_alone():
 def test_that_of_electra_is_its_generators():
     own = {"replaced_loss": 0.5, "mlm_loss": 3.0, "mlm_accuracy": 0.4}
     rows = dict(held_out_rows({**own, "fixed_mlm_accuracy": 0.5}))
-    assert rows["fixed evaluation: mlm accuracy, the generator's"] == "0.5000"
+    assert rows["fixed evaluation: mlm accuracy, the generator's"] == "50.0%"

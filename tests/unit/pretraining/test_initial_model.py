@@ -176,8 +176,8 @@ def test_the_end_tells_what_the_model_got_before(finished, store, tmp_path):
     assert result.held_out_before["mlm_loss"] == metrics_of(finished, "held-out")[-1]["mlm_loss"]
     assert run_tiny(store, tmp_path / "run", *settings).held_out_before == result.held_out_before
     card = (tmp_path / "run" / "model" / "card.md").read_text(encoding="utf-8")
-    for name, words in (("mlm_loss", "mlm loss"), ("mlm_accuracy", "mlm accuracy")):
-        was, now = (f"{values[name]:.4f}" for values in (before, result.held_out))
+    for name, words, form in (("mlm_loss", "mlm loss", ".4f"), ("mlm_accuracy", "mlm accuracy", ".1%")):
+        was, now = (format(values[name], form) for values in (before, result.held_out))
         assert was == now or f"| {words} | {was} → {now} |" in card
     assert f"| sequences | {result.held_out['sequences']} |" in card
 
