@@ -6,21 +6,20 @@ import { whySection } from "./why_words.js";
 
 const EXAMPLES = [
   {
-    name: "Miami",
-    question: "Why did Alyssa go to Miami?",
+    name: "Two prizes",
+    question: "When did she win the prize for chemistry?",
     passage:
-      "Alyssa got to the beach after a long trip. She is from Charlotte and travelled from Atlanta. She is now " +
-      "in Miami, where she went to visit some friends. But she wanted some time to herself at the beach, " +
-      "so she went there first.",
-    notice: "The model does not write an answer: it points at where one begins and where it ends.",
+      "Marie Curie was born in Warsaw in 1867. She studied in Paris, where she met Pierre. In 1903 both won the " +
+      "Nobel Prize for physics, and in 1911 she won a second one for chemistry.",
+    notice: "The model points at where an answer begins and ends. Put “physics” for “chemistry”: the mark moves.",
   },
   {
     name: "Rivers",
-    question: "Which river runs through Paris?",
+    question: "Which city stands on the Thames?",
     passage:
       "Paris lies on both banks of the Seine 🛶, which winds through the city from the south-east to the west. " +
       "London stands on the Thames, and Vienna on the Danube.",
-    notice: "Put London for Paris in the question, and the mark should move to another river.",
+    notice: "Ask it the other way round, which river runs through London: is that as easy?",
   },
   {
     name: "No answer",
@@ -28,7 +27,16 @@ const EXAMPLES = [
     passage:
       "The lighthouse stands on a cliff above the bay. It is painted in red and white, and its lamp can be " +
       "seen for twenty miles.",
-    notice: "Nothing here says who. How sure is the model of that, and what comes second?",
+    notice: "Nothing here says who. A model of SQuAD 1.1 must point at something; one of SQuAD 2.0 may say so.",
+  },
+  {
+    name: "No because",
+    question: "Why did Alyssa go to Miami?",
+    passage:
+      "Alyssa got to the beach after a long trip. She is from Charlotte and travelled from Atlanta. She is now " +
+      "in Miami, where she went to visit some friends. But she wanted some time to herself at the beach, " +
+      "so she went there first.",
+    notice: "What it gets wrong: no word of the passage says “because”, and a small model marks half of it.",
   },
 ];
 

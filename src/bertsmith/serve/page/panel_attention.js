@@ -11,8 +11,13 @@ import { attentionPicture } from "./pictures.js";
 const EXAMPLES = [
   {
     name: "Animal",
+    texts: ["The animal was tired, so it did not cross the street.", ""],
+    notice: "It opens on the head in which “it” reads one word most. Put “tired” last, as in the next example.",
+  },
+  {
+    name: "Street",
     texts: ["The animal did not cross the street because it was too tired.", ""],
-    notice: "It opens on the head in which “it” reads one word most: “animal” or “street”? Put “wide” for “tired”: is it the same?",
+    notice: "What it gets wrong: a small model reads the nearer “street”. Put “wide” for “tired”: is it the same?",
   },
   {
     name: "A pair",

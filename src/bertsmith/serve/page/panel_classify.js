@@ -11,14 +11,14 @@ const SINGLE = [
     notice: "Press “Why?”: which single word, left out, takes most of the certainty away?",
   },
   {
-    name: "A long evening",
-    texts: ["Two hours of beautiful pictures, and not one moment that I cared about.", ""],
-    notice: "Praise comes first and the verdict last. Does the model weigh them, or count kind words?",
+    name: "But",
+    texts: ["The story is dull, but the acting is wonderful.", ""],
+    notice: "Press “Why?”: “but” carries the verdict with “wonderful”. Swap the halves, and it turns round.",
   },
   {
     name: "Not bad",
     texts: ["Not bad at all: I laughed more than I had expected to.", ""],
-    notice: "“Not bad” is praise. Take the “not” away and see how far the bars move.",
+    notice: "What it gets wrong: this is praise, and a small model reads “bad”. Take the “not” away: it has some weight.",
   },
 ];
 const PAIRS = [

@@ -18,7 +18,7 @@ const EXAMPLES = [
     text:
       "It rained all night.\nThe night was wet.\nThe sun shone at noon.\n" +
       "Her train was late again.\nThe bus did not come on time.",
-    notice: "Two topics, five sentences. Tick “Layer by layer” and “Less their mean”: the blocks come out.",
+    notice: "Rain, sun and two delays. Tick “Less their mean”: which pairs come out, and which sentence stays alone?",
   },
 ];
 const MOST = 20;

@@ -6,14 +6,14 @@ import { choice, field, make, percent } from "./elements.js";
 const COLOURS = 6; // as many as style sheets name .tint-0, .tint-1 ...
 const EXAMPLES = [
   {
-    name: "A trip",
-    text: "Alyssa flew from Atlanta to Miami with Delta, and met Marco Bianchi of the Red Cross in Rome.",
-    notice: "Delta may be an airline or a river's end: only the words around it tell.",
+    name: "Apple",
+    text: "Tim Cook of Apple was in Dublin, and he ate an apple.",
+    notice: "One word twice, a company and a fruit. Write all of it small: does the model need the capitals?",
   },
   {
     name: "Science",
     text: "Marie Curie was born in Warsaw and won the Nobel Prize at the University of Paris.",
-    notice: "“Paris” is a place, but “University of Paris” is one name. Where does the mark begin?",
+    notice: "What it gets wrong: “University of Paris” is one name. Where does a small model cut it?",
   },
   {
     name: "With emoji",

@@ -11,7 +11,7 @@ const EXAMPLES = [
   {
     name: "Capital",
     text: "Paris is the [MASK] of France.",
-    notice: "Tick “Layer by layer”: the first layers know the grammar, and only later ones that Paris is a capital.",
+    notice: "Tick “Layer by layer”: what stands in the blank before “capital” does, and how late does that come?",
   },
   {
     name: "Two blanks",
@@ -27,6 +27,11 @@ const EXAMPLES = [
     name: "Doctor",
     text: "The doctor told him to [MASK] more water.",
     notice: "Hide “water” as well: without it, many more verbs are possible.",
+  },
+  {
+    name: "Numbers",
+    text: "A spider has [MASK] legs.",
+    notice: "What it gets wrong: a small model knows that a number stands here, and guesses which.",
   },
 ];
 

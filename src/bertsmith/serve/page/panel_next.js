@@ -11,7 +11,7 @@ const EXAMPLES = [
   {
     name: "At sea",
     texts: ["The ship left the harbour at dawn.", "By noon the coast was out of sight."],
-    notice: "Swap the two sentences: does the model mind the order, or only the topic?",
+    notice: "What it gets wrong: swap the two sentences. A small model minds the topic, hardly the order.",
   },
   {
     name: "Out of place",

@@ -27,7 +27,7 @@ const EXAMPLES = [
     lines:
       "The light of the sun fell on the floor.\nShe turned off the light in the kitchen.\n" +
       "The box was light enough to carry.\nA light rain fell in the morning.\nThey travel at the speed of light.",
-    notice: "A noun and an adjective: the parts of speech part before the meanings do.",
+    notice: "What it gets wrong: noun and adjective stay one cloud in a small model. Which two lie closest?",
   },
 ];
 const MOST = 20;
