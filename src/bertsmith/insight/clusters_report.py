@@ -37,13 +37,14 @@ def clusters_report(
 def _layers(title: str, found: HeadMap, untrained: Sequence[HeadMap]) -> Table:
     within, across = found.within_and_across()
     controls = [each.within_and_across() for each in untrained]
-    too = any(one < other for one, other in controls) and within < across
+    near, nearest = within / across, min(one / other for one, other in controls)
+    too = near < 1 and nearest <= near
     named = [("trained", (within, across)), *((f"untrained {n}", c) for n, c in enumerate(controls, 1))]
     rows = [(model, one, other, one / other) for model, (one, other) in named]
     notes = (
         "Mean Jensen-Shannon divergence in nats between what two heads attend to, over all tokens.",
-        f"Heads of one layer {'are' if within < across else 'are not'} nearer to each other"
-        f"{' ' + UNTRAINED_TOO if too else ''}; {UNTRAINED_TOO}: those of an untrained network are, too.",
+        f"Heads of one layer {'are' if near < 1 else 'are not'} nearer to each other"
+        f"{' ' + UNTRAINED_TOO if too else ''}; {UNTRAINED_TOO}: those of an untrained network are as near.",
     )
     return Table(title, ("", "one layer", "two layers", "ratio"), rows, notes)
 

@@ -5,7 +5,8 @@ import math
 
 import numpy as np
 
-from bertsmith.insight.clusters import kinds_of_heads, plane_of, study_clusters
+from bertsmith.insight.clusters import HeadMap, kinds_of_heads, plane_of, study_clusters
+from bertsmith.insight.clusters_report import clusters_report
 from bertsmith.insight.surface import MEASURES, Surface
 from tests.command_line import bertsmith
 from tests.unit.insight.slow_attention import eager_maps
@@ -76,3 +77,21 @@ def test_the_command_leaves_a_map(capsys, tmp_path, lively_folder):
     values = json.loads((tmp_path / "look" / "clusters.json").read_text())
     assert np.shape(values["points"]) == (8, 2) and len(values["untrained"]) == 3
     assert (tmp_path / "look" / "clusters.png").exists()
+
+
+def two_layers(within, across):
+    """Two layers of two heads, so far from each other in a layer and across."""
+    distances = np.full((4, 4), across)
+    distances[:2, :2] = distances[2:, 2:] = within
+    np.fill_diagonal(distances, 0.0)
+    return HeadMap(distances, np.zeros((4, 2)), (2, 2))
+
+
+def test_a_layer_whose_heads_are_alike_is_marked_where_an_untrained_one_is_as_near():
+    def told(*untrained):
+        report = clusters_report(two_layers(0.4, 0.5), ["other"] * 4, untrained, model="toy")
+        return report.tables[0].notes[1]
+
+    # A thousandth below 1 is what chance gives; it is no finding to be marked.
+    assert "are nearer to each other;" in told(two_layers(0.00999, 0.01), two_layers(0.01, 0.01))
+    assert "are nearer to each other *;" in told(two_layers(0.01, 0.01), two_layers(0.007, 0.01))
