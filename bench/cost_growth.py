@@ -37,34 +37,62 @@ SIZES = ["tiny", "mini", "small", "medium", "base", "large"]
 USUAL_LENGTH = 128
 WARM_UP = 3
 GIB = 2**30
+COLUMNS = [
+    "growing",
+    "x",
+    "line",
+    "work",
+    "tokens",
+    "milliseconds",
+    "lowest",
+    "highest",
+    "tokens a second",
+    "GiB",
+]
 
 
 class Point(NamedTuple):
     """What is measured at once."""
 
-    growing: str
-    """length, size or batch"""
-    line: str
-    config: EncoderConfig
+    x: float
+    """What grows."""
     length: int
     sequences: int
 
     @property
-    def x(self) -> float:
-        """What grows."""
-        weights = 12 * self.config.layers * self.config.width**2 / 1e6
-        return {"length": self.length, "size": weights, "batch": self.sequences}[self.growing]
+    def tokens(self) -> int:
+        """In a step."""
+        return self.length * self.sequences
+
+
+class Line(NamedTuple):
+    """What one network is measured with."""
+
+    growing: str
+    """length, size or batch"""
+    name: str
+    config: EncoderConfig
+    points: list[Point]
+
+
+Take = Callable[[PretrainingBatch], object]
 
 
 def main() -> None:
     options = parse()
     torch.set_float32_matmul_precision("high")
     results = Results(options.json, "tokens")
-    for point in points(options):
-        forget()
-        for work, measure in (("training", training), ("inference", inference)):
-            results.rows.append(measured(point, work, measure, options))
-            results.write()
+    print(f"| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|", flush=True)
+    for line in (each for each in lines(options) if each.points):
+        for work, prepare in (("training", training), ("inference", inference)):
+            forget()
+            take = prepare(line.config, options.device)
+            for point in line.points:
+                row = measured(take, random_micro(line.config, point), point, options)
+                results.rows.append({"growing": line.growing, "line": line.name, "work": work, **row})
+                results.write()
+                show(results.rows[-1])
+            take = None  # its memory is wanted
     draw(results.rows, options.picture)
 
 
@@ -79,56 +107,54 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def points(options: argparse.Namespace) -> Iterator[Point]:
+def lines(options: argparse.Namespace) -> Iterator[Line]:
     """All that is measured."""
-    layers, longest = options.layers, max(options.lengths, default=USUAL_LENGTH)
-    for line, step in (("all layers see everything", 1), ("two in three layers see 128 tokens", 3)):
+    by_length = [Point(each, each, max(1, options.tokens // each)) for each in options.lengths]
+    for name, step in (("all layers see everything", 1), ("two in three layers see 128 tokens", 3)):
         config = ModernBertConfig(
             model_type="modernbert",
             vocabulary=30_522,
             width=768,
-            layers=layers,
+            layers=options.layers,
             heads=12,
             inner=2048,  # twice, for the gate: as many weights as a BERT-Base
             embedding_width=768,
-            positions=longest,
+            positions=max(options.lengths, default=USUAL_LENGTH),
             dropout=0.0,
             attention_dropout=0.0,
             segments=0,
-            global_layers=tuple(range(0, layers, step)),
+            global_layers=tuple(range(0, options.layers, step)),
         )
-        for length in options.lengths:
-            yield Point("length", line, config, length, max(1, options.tokens // length))
+        yield Line("length", name, config, by_length)
     for size in options.sizes:
-        yield Point("size", "BERT", shape_config(size), USUAL_LENGTH, max(1, options.tokens // USUAL_LENGTH))
-    for sequences in options.batches:
-        yield Point("batch", "BERT-Base", shape_config("base"), USUAL_LENGTH, sequences)
+        config = shape_config(size)
+        weights = 12 * config.layers * config.width**2 / 1e6
+        point = Point(weights, USUAL_LENGTH, max(1, options.tokens // USUAL_LENGTH))
+        yield Line("size", "BERT", config, [point])
+    by_batch = [Point(each, USUAL_LENGTH, each) for each in options.batches]
+    yield Line("batch", "BERT-Base", shape_config("base"), by_batch)
 
 
-def measured(point: Point, work: str, measure: Callable, options: argparse.Namespace) -> dict[str, Any]:
-    """A row: milliseconds, tokens a second and memory; or why there are none."""
-    tokens = point.length * point.sequences
-    row = {"growing": point.growing, "line": point.line, "x": point.x, "work": work, "tokens": tokens}
+def measured(
+    take: Take, micro: PretrainingBatch, point: Point, options: argparse.Namespace
+) -> dict[str, Any]:
+    """Milliseconds, tokens a second and memory; or why there are none."""
+    row: dict[str, Any] = {"x": point.x, "tokens": point.tokens}
     if options.device == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     try:
-        take = measure(point, options.device)
-        times = list(timed(take, options))
+        times = list(timed(lambda: take(micro), options))
     except torch.OutOfMemoryError:
-        print(f"{row}: out of memory", flush=True)
         return {**row, "error": "out of memory"}
     middle = statistics.median(times)
     row |= {"milliseconds": 1e3 * middle, "lowest": 1e3 * min(times), "highest": 1e3 * max(times)}
-    row["tokens a second"] = tokens / middle
+    row["tokens a second"] = point.tokens / middle
     row["GiB"] = torch.cuda.max_memory_allocated() / GIB if options.device == "cuda" else None
-    told = f"{point.growing} {point.x:,.5g}, {point.line}, {work}: {row['milliseconds']:.1f} ms, "
-    memory = "" if row["GiB"] is None else f", {row['GiB']:.2f} GiB"
-    print(f"{told}{row['tokens a second']:,.0f} tokens/s{memory}", flush=True)
     return row
 
 
-def timed(take: Callable[[], None], options: argparse.Namespace) -> Iterator[float]:
+def timed(take: Callable[[], object], options: argparse.Namespace) -> Iterator[float]:
     """Seconds of each round after those that warm up."""
     for number in range(WARM_UP + options.rounds):
         begin = time.perf_counter()
@@ -138,42 +164,44 @@ def timed(take: Callable[[], None], options: argparse.Namespace) -> Iterator[flo
             yield time.perf_counter() - begin
 
 
-def training(point: Point, device: str) -> Callable[[], None]:
-    """A step of the trainer over one micro-batch."""
+def training(config: EncoderConfig, device: str) -> Take:
+    """What takes a step of the trainer over one micro-batch."""
     optim, world = load_recipe("bert-base").optim, start_world(device)
-    objective = MaskedLanguageModelling(new(point, {"mlm": 0}), "none").to(device).train()
+    objective = MaskedLanguageModelling(new(config, {"mlm": 0}), "none").to(device).train()
     if device == "cuda":
         objective.compile_whole()
     precision = choose_precision("auto", world.device)
     trainer = Trainer(objective, build_optimizer(objective, optim), world, precision, optim.clip_norm)
-    micro = random_micro(point)
-    step = StepInput([micro], (len(micro.masked_rows_P), 0.0, point.length * point.sequences), 1e-4)
-    return lambda: take_step(trainer, step) and None
 
-
-def inference(point: Point, device: str) -> Callable[[], None]:
-    """A forward pass to the last states."""
-    dtype = torch.bfloat16 if device == "cuda" else torch.float32
-    network = new(point, {}).to(device, dtype).eval()
-    batch = random_micro(point).inputs.to(device)
-
-    def take() -> None:
-        with torch.no_grad():
-            network(batch)
+    def take(micro: PretrainingBatch) -> None:
+        counts = (float(len(micro.masked_rows_P)), 0.0, float(len(micro.inputs.tokens_T)))
+        take_step(trainer, StepInput([micro], counts, 1e-4))
 
     return take
 
 
-def new(point: Point, heads: dict[str, int]) -> Network:
-    return new_network(point.config, heads, torch.Generator().manual_seed(0))
+def inference(config: EncoderConfig, device: str) -> Take:
+    """What passes a batch forward, to its last states."""
+    network = new(config, {}).to(device, torch.bfloat16 if device == "cuda" else torch.float32).eval()
+
+    def take(micro: PretrainingBatch) -> None:
+        with torch.no_grad():
+            network(micro.inputs.to(device))
+
+    return take
 
 
-def random_micro(point: Point) -> PretrainingBatch:
+def new(config: EncoderConfig, heads: dict[str, int]) -> Network:
+    return new_network(config, heads, torch.Generator().manual_seed(0))
+
+
+def random_micro(config: EncoderConfig, point: Point) -> PretrainingBatch:
     """Sequences of one length, of which some tokens are predicted."""
     stream = torch.Generator().manual_seed(1)
-    shape, tokens = (point.sequences, point.length), point.sequences * point.length
-    inputs = pack(torch.randint(5, point.config.vocabulary, shape, generator=stream).tolist())
-    rows_P = torch.randperm(tokens, generator=stream)[: max(1, int(PREDICTED * tokens))].sort().values
+    ids = torch.randint(5, config.vocabulary, (point.sequences, point.length), generator=stream)
+    inputs = pack(ids.tolist())
+    predicted = max(1, int(PREDICTED * point.tokens))
+    rows_P = torch.randperm(point.tokens, generator=stream)[:predicted].sort().values
     return PretrainingBatch(
         inputs,
         masked_rows_P=rows_P,
@@ -181,8 +209,17 @@ def random_micro(point: Point) -> PretrainingBatch:
         masked_weights_P=torch.ones(len(rows_P)),
         pair_labels_S=torch.zeros(point.sequences, dtype=torch.long),
         pair_weights_S=torch.zeros(point.sequences),
-        end_1=torch.tensor([tokens]),
+        end_1=torch.tensor([point.tokens]),
     )
+
+
+def show(row: dict[str, Any]) -> None:
+    """A line of the table; an error stands in the place of the time."""
+    cells = [row.get(column, row.get("error", "")) for column in COLUMNS]
+    texts = [
+        f"{cell:,.5g}" if isinstance(cell, float) else "" if cell is None else str(cell) for cell in cells
+    ]
+    print(f"| {' | '.join(texts)} |", flush=True)
 
 
 def draw(rows: list[dict[str, Any]], picture: Path) -> None:

@@ -59,8 +59,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--by", choices=["budgets", "peers"], help="the comparison: usually budgets on a GPU, peers on a CPU"
     )
-    parser.add_argument("--budgets", type=int, nargs="+", default=[65_536, 16_384, 32_768, 131_072])
-    parser.add_argument("--modes", nargs="+", default=["dynamic", "default", "reduce-overhead"])
+    parser.add_argument("--budgets", type=int, nargs="+", default=[65_536, 32_768, 131_072])
+    parser.add_argument("--modes", nargs="+", default=["dynamic", "reduce-overhead"])
     options = parser.parse_args()
     options.by = options.by or ("budgets" if options.device == "cuda" else "peers")
     if options.by == "peers" and options.device == "cuda":

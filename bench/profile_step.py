@@ -140,7 +140,11 @@ def profiled(take: Round, device: str) -> list[Kernel]:
     with profile(activities=[activity]) as watched:
         take()
     if device == "cuda":
-        events = [each for each in watched.events() if each.device_type == DeviceType.CUDA]
+        events = [
+            each
+            for each in watched.events()
+            if each.device_type == DeviceType.CUDA and not each.is_user_annotation  # a name over many kernels
+        ]
         return [Kernel(each.name, each.time_range.start / 1e6, each.time_range.end / 1e6) for each in events]
     return [Kernel(each.key, 0.0, each.self_cpu_time_total / 1e6) for each in watched.key_averages()]
 

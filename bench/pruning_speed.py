@@ -14,8 +14,8 @@ import time
 from pathlib import Path
 
 import torch
+from random_model import shape_config
 
-from bertsmith.model.encoder_config import EncoderConfig
 from bertsmith.model.importance import UnitImportance
 from bertsmith.model.inference_network import packed_network
 from bertsmith.model.model_folder import read_model
@@ -24,23 +24,12 @@ from bertsmith.packed import PackedBatch, pack
 from bertsmith.shrink.selection import chosen_units, counts_left
 from bertsmith.shrink.slicing import all_units, pruned_network
 
-BERT_BASE = EncoderConfig(
-    model_type="bert",
-    vocabulary=30_522,
-    width=768,
-    layers=12,
-    heads=12,
-    inner=3072,
-    embedding_width=768,
-    positions=512,
-)
-
 
 def main() -> None:
     options = parse()
     torch.set_num_threads(options.threads)
     if options.model is None:
-        whole = new_network(BERT_BASE, {}, torch.Generator().manual_seed(0)).eval()
+        whole = new_network(shape_config("base"), {}, torch.Generator().manual_seed(0)).eval()
     else:
         whole = read_model(options.model).network
     pruned = without_units(whole, (options.heads, options.ffn))
