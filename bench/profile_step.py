@@ -43,6 +43,7 @@ CLASSES = {
 }
 TIMED_PRODUCTS = 20
 COPIED_NUMBERS = {"cuda": 2**30, "cpu": 2**22}
+LARGE_SIDE = {"cuda": 8192, "cpu": 256}
 LONGEST_KERNELS = 40
 
 
@@ -90,6 +91,8 @@ def main() -> None:
     reached = [timed_alone(product, device, dtype) for product in products(network, size)]
     alone_ms = sum(each["ms in a step"] for each in reached)
     flops, peak = flops_per_step([network], size), peak_of(run.world.device)
+    side = LARGE_SIDE[device]
+    large = timed_alone(Product("large", side, side, side, 1), device, dtype)
     facts = {
         "case": str(case),
         "tokens in a step": tokens,
@@ -98,6 +101,7 @@ def main() -> None:
         "share of the chip": peak and flops / seconds / peak,
         "ms of its products alone": alone_ms,
         "TFLOP/s of its products alone": sum(each["TFLOP in a step"] for each in reached) / alone_ms * 1e3,
+        f"TFLOP/s of a product of {side:,} cubed": large["TFLOP/s"],
         "TB/s of a copy": bandwidth(device) / 1e12,
         "TFLOP/s of the chip": peak and peak / 1e12,
     }

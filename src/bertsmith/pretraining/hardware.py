@@ -327,8 +327,8 @@ def _free_bytes(world: World) -> int:
 
 
 PEAK_FLOPS = {
-    # Dense bf16 with fp32 accumulation, from the vendors' data sheets. Not so the H200's, whose power limit
-    # keeps every product below about 790e12 of the data sheet's 989e12: a share is one of what can be had.
+    # Dense bf16 with fp32 accumulation, from the vendors' data sheets. Not so the H200's: 790e12 is what is
+    # taken for the most that products reach there, of the data sheet's 989e12 (docs/performance.md).
     "H200": 790e12,
     "H100 PCIe": 756e12,
     "H100": 989e12,
