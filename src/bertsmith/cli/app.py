@@ -1,10 +1,9 @@
 """The `bertsmith` command: its verbs, registered here; errors of the user end as one line."""
 
 import sys
-from typing import Annotated, Any
+from typing import Annotated
 
 from typer import Exit, Option, Typer, echo
-from typer.core import TyperCommand
 
 from bertsmith.cli.answer import answer
 from bertsmith.cli.checkpoint import checkpoint
@@ -36,50 +35,14 @@ from bertsmith.cli.tag import tag
 from bertsmith.cli.tasks import tasks
 from bertsmith.cli.terminal import reporting_output_errors, stops_as_interrupt
 from bertsmith.cli.trim import trim
+from bertsmith.cli.verb import Verb
 from bertsmith.cli.vocab import vocab
 from bertsmith.core.errors import UserError
 from bertsmith.core.version import VERSION
 
-OLD_NAMES: dict[str, dict[str, str]] = {
-    "answer": {"--text": "--passage-text"},
-    "evaluate": {"--input": "--data"},
-    "finetune": {"--second": "--text2"},
-    "inspect": {"--second": "--text2"},
-    "predict": {"--data": "--input"},
-}
-"""For each verb its old names, which no help shows, and what stands for them now."""
-SEVERAL: dict[str, str] = {"cost": "--models"}
-"""For each verb its option that takes all words up to the next option, and not only one."""
 USER_ERROR = 2
 PIPE_CLOSED = 141
 """What a shell reports of cat or grep when their reader has seen enough: 128 and the number of SIGPIPE."""
-
-
-class Verb(TyperCommand):
-    """A command that understands the old names of its options, and several words behind one option."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """As Click does it, of today's names."""
-        renamed = OLD_NAMES.get(self.name or "", {})
-        end = args.index("--") if "--" in args else len(args)  # behind it stand no options
-        today = []
-        for word in args[:end]:
-            name, equals, value = word.partition("=")
-            today.append(renamed.get(name, name) + equals + value)
-        return super().parse_args(ctx, [*_named_each(today, SEVERAL.get(self.name or "")), *args[end:]])
-
-
-def _named_each(words: list[str], option: str | None) -> list[str]:
-    """The words with this option before each of those that follow it: `--models A B` names both."""
-    named: list[str] = []
-    follows = False
-    for word in words:
-        if word.startswith("-"):
-            follows = word == option
-        elif follows and named[-1] != option:
-            named.append(str(option))
-        named.append(word)
-    return named
 
 
 # Plain help and plain tracebacks: rich would double the time of `bertsmith --help`.

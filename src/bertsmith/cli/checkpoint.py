@@ -8,6 +8,7 @@ from typing import Annotated
 from typer import Argument, Option, Typer, echo
 
 from bertsmith.cli.terminal import duration
+from bertsmith.cli.verb import Verb
 from bertsmith.core.errors import UserError
 
 checkpoint = Typer(
@@ -20,7 +21,7 @@ RunArgument = Annotated[Path, Argument(metavar="RUN", help="Folder of a `bertsmi
 AsJson = Annotated[bool, Option("--json", help="Print JSON, for machines.")]
 
 
-@checkpoint.command("list")
+@checkpoint.command("list", cls=Verb)
 def list_checkpoints(run: RunArgument, as_json: AsJson = False) -> None:
     """List the checkpoints that a run kept, with the last held-out loss before each.
 
@@ -37,7 +38,7 @@ def list_checkpoints(run: RunArgument, as_json: AsJson = False) -> None:
         echo("  ".join([f"step {kept.step:,}", *spent, *losses]))
 
 
-@checkpoint.command("export")
+@checkpoint.command("export", cls=Verb)
 def export(
     run: RunArgument,
     out: Annotated[Path, Option(metavar="FOLDER", help="Model folder to write; with --all, one for each.")],

@@ -1,6 +1,7 @@
 """`bertsmith distill`: a small model that learns from a large one, of text or of a task."""
 
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -71,45 +72,72 @@ def distill(
     bertsmith distill --teacher runs/a --teacher runs/b --student MODEL --task mrpc --data MRPC --out small
     """
     started = time.monotonic()  # as in `pretrain`
-    out, common = out.expanduser(), [("--lr", "optim.peak_lr", lr), ("--seed", "run.seed", seed)]
+    common = (("--lr", "optim.peak_lr", lr), ("--seed", "run.seed", seed))
+    asked = Asked(tuple(teacher), student, out.expanduser(), common, tuple(settings or ()), as_json)
+    sizes = {"batch": batch, "max_length": max_length, "device": device, "precision": precision}
     if (store is None) == (not task):
-        remedy = "--store distils what is known of text, --task and --data what is known of a task"
-        raise UserError("one of them says what is distilled", where="--store and --task", remedy=remedy)
-    if task:
-        _refuse({"--steps": steps, "--minutes": minutes, "--layers": layers}, "--task")
-        if data is None or not student:
-            where, remedy = "--data and --student", "as in --data glue/SST-2 --student runs/student"
-            raise UserError("a task needs both", where=where, remedy=remedy)
-        given = [
-            *common,
-            ("--teacher", "distill.teachers", teacher),
-            ("--epochs", "run.epochs", epochs),
-            ("--batch", "run.examples", batch),
-            ("--max-length", "text.longest", max_length),
-            ("--device", "run.device", device or None),
-            ("--precision", "run.precision", precision or None),
-        ]
-        from bertsmith.finetuning.assignment import Assignment
-        from bertsmith.tasks.task_recipe import finetuning_recipe
-
-        chosen = _task_named(task, Path(teacher[0]).expanduser())
-        recipe_of_task = finetuning_recipe(chosen, settings or [], options=spelled(given))
-        asked = Assignment(chosen, recipe_of_task, Path(student).expanduser(), data.expanduser(), out)
-        run_one(asked, as_json=as_json)
+        remedy = "--store for what the teacher knows of text, --task with --data for what it knows of a task"
+        raise UserError("give one of the two", where="--store, --task", remedy=remedy)
+    if store is not None:
+        _refuse({"--epochs": epochs, "--data": data}, "--store")
+        budget = {"steps": steps, "minutes": minutes}
+        _distill_text(asked, store.expanduser(), layers, {**sizes, **budget}, started=started)
         return
-    _refuse({"--epochs": epochs, "--data": data}, "--store")
-    if len(teacher) > 1:
+    _refuse({"--steps": steps, "--minutes": minutes, "--layers": layers}, "--task")
+    if data is None or not student:
+        where, remedy = "--data, --student", "as in --data glue/SST-2 --student runs/student"
+        raise UserError("a task needs both", where=where, remedy=remedy)
+    _distill_task(asked, task, data.expanduser(), {**sizes, "epochs": epochs})
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What text and tasks have in common."""
+
+    teachers: tuple[str, ...]
+    student: str
+    out: Path
+    common: "tuple[tuple[str, str, Any], ...]"
+    """Options that are the same setting in both recipes."""
+    settings: tuple[str, ...]
+    as_json: bool
+
+
+def _distill_text(
+    asked: Asked, store: Path, layers: int | None, given: "dict[str, Any]", *, started: float
+) -> None:
+    """A pre-training run with a teacher."""
+    if len(asked.teachers) > 1:
         raise UserError("a student of text has one teacher", where="--teacher", remedy="give one of them")
     begins = [
-        *common,
-        ("--teacher", "distill.teacher", teacher[0]),
+        *asked.common,
+        ("--teacher", "distill.teacher", asked.teachers[0]),
         ("--teacher", "examples.objective", "distilled"),
-        *_student_options(teacher[0], layers, student),
+        *_student_options(asked.teachers[0], layers, asked.student),
     ]
-    sizes = run_options(steps=steps, minutes=minutes, batch=batch, device=device, precision=precision)
-    recipe = chosen_recipe(RECIPE, [*spelled(begins), *sizes], settings or [], max_length)
-    assert store is not None
-    run(recipe, store=store.expanduser(), out=out, as_json=as_json, started=started)
+    longest = given.pop("max_length")
+    recipe = chosen_recipe(RECIPE, [*spelled(begins), *run_options(**given)], list(asked.settings), longest)
+    run(recipe, store=store, out=asked.out, as_json=asked.as_json, started=started)
+
+
+def _distill_task(asked: Asked, task: str, data: Path, given: "dict[str, Any]") -> None:
+    """A fine-tuning run with teachers."""
+    from bertsmith.finetuning.assignment import Assignment
+    from bertsmith.tasks.task_recipe import finetuning_recipe
+
+    options = [
+        *asked.common,
+        ("--teacher", "distill.teachers", list(asked.teachers)),
+        ("--epochs", "run.epochs", given["epochs"]),
+        ("--batch", "run.examples", given["batch"]),
+        ("--max-length", "text.longest", given["max_length"]),
+        ("--device", "run.device", given["device"] or None),
+        ("--precision", "run.precision", given["precision"] or None),
+    ]
+    chosen = _task_named(task, Path(asked.teachers[0]).expanduser())
+    recipe = finetuning_recipe(chosen, list(asked.settings), options=spelled(options))
+    student = Path(asked.student).expanduser()
+    run_one(Assignment(chosen, recipe, student, data, asked.out), as_json=asked.as_json)
 
 
 def _refuse(given: "dict[str, object]", beside: str) -> None:
@@ -138,7 +166,7 @@ def _student_options(teacher: str, layers: int | None, student: str) -> "tuple[t
     """What the student begins with: layers of the teacher, a model folder, or fresh weights of a shape."""
     if (layers is None) == (not student):
         remedy = "--layers 6 takes six of the teacher's; --student names a model or a preset"
-        raise UserError("a student is one of two things", where="--layers and --student", remedy=remedy)
+        raise UserError("give one of the two", where="--layers, --student", remedy=remedy)
     if layers is not None:
         return (("--layers", "distill.layers", list(_teacher_layers(teacher, layers))),)
     from bertsmith.recipe.load import load_recipe, preset_names

@@ -41,15 +41,18 @@ def export(
     Example: bertsmith export --model runs/int8 --onnx model.onnx
 
     transformers opens what bertsmith trains as it is, but for a pruned model, whose layers differ. With
-    --transformers the heads and neurons that are gone are written as zeros: the same outputs, and no gain
-    there.
+    --transformers the heads and neurons that are gone are written as zeros: the outputs are the same, and the
+    model is as large and as slow there as before pruning.
 
     Example: bertsmith export --model runs/pruned --transformers models/pruned
     """
-    if (onnx is None) == (transformers is None) or (transformers is not None and precision is not None):
-        what = "a model is exported to --onnx, in a precision, or for --transformers, as it is"
-        raise UserError(what, remedy="give one of the two")
+    if (onnx is None) == (transformers is None):
+        what = "nothing says what for" if onnx is None else "one export is for one of them"
+        raise UserError(what, where="--onnx, --transformers", remedy="give one of the two")
     if transformers is not None:
+        if precision is not None:
+            what, remedy = "transformers gets the weights as they are", "leave it out, or give --onnx"
+            raise UserError(what, where="--precision", remedy=remedy)
         _export_transformers(model, transformers, base, as_json=as_json)
         return
     assert onnx is not None, "one of the two was given"

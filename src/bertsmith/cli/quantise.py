@@ -9,9 +9,18 @@ from typer import Option, echo
 
 from bertsmith.cli.classify import text_or_pair
 from bertsmith.cli.model_options import BaseOption, JsonOption, naming_inputs, print_json
-from bertsmith.cli.text_files import Text2ColumnOption, TextColumnOption, TextSource, pieces_of
+from bertsmith.cli.text_files import (
+    ColumnsOption,
+    DelimiterOption,
+    EncodingOption,
+    Text2ColumnOption,
+    TextColumnOption,
+    TextSource,
+    pieces_of,
+)
 from bertsmith.core.errors import UserError
 from bertsmith.core.files import atomic_folder, check_not_taken
+from bertsmith.tasks.table_format import TableFormat
 
 if TYPE_CHECKING:
     from bertsmith.inference.loaded_model import Precision
@@ -32,6 +41,9 @@ def quantise(
     ] = None,
     column: TextColumnOption = "",
     column2: Text2ColumnOption = "",
+    delimiter: DelimiterOption = "",
+    encoding: EncodingOption = "",
+    columns: ColumnsOption = "",
     bits: Annotated[int, Option(help="8, or with --weights-only 4.")] = 8,
     weights_only: Annotated[bool, Option("--weights-only", help="Round no inputs: for memory.")] = False,
     data: Annotated[
@@ -55,6 +67,7 @@ def quantise(
     Example: bertsmith quantise --model runs/sst2 --weights-only --bits 4 --out runs/int4
     """
     model, out = model.expanduser(), out.expanduser()
+    form = TableFormat.parse(delimiter=delimiter, encoding=encoding, columns=columns)
     if of_weights := calibrate is None or weights_only or bits != 8:
         _check_weights_only(bits, calibrate, weights_only=weights_only)
     check_not_taken(out)
@@ -68,7 +81,8 @@ def quantise(
             made = quantise_weights(model, fresh, bits=bits, base=base)
         else:
             assert calibrate is not None, "it is not of weights alone"
-            chosen = _calibration(TextSource(calibrate.expanduser(), column, column2), CALIBRATION_TEXTS)
+            source = TextSource(calibrate.expanduser(), column, column2, form)
+            chosen = _calibration(source, CALIBRATION_TEXTS)
             with naming_inputs([where for where, _ in chosen].__getitem__):
                 made = quantise_for_products(model, [text for _, text in chosen], fresh, base=base)
         # Before the folder has its name: a command that is killed here is given again, and evaluates.

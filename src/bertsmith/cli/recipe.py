@@ -6,12 +6,14 @@ from typing import Annotated, Any
 
 from typer import Argument, Option, Typer, echo
 
+from bertsmith.cli.verb import Verb
+
 recipe = Typer(no_args_is_help=True, rich_markup_mode=None, help="Show presets and recipe files.")
 
 AsJson = Annotated[bool, Option("--json", help="Print one JSON object, for machines.")]
 
 
-@recipe.command("show")
+@recipe.command("show", cls=Verb)
 def show(
     name: Annotated[
         str, Argument(metavar="NAME_OR_FILE", help="A preset, a task, or a recipe file in TOML.")
@@ -54,7 +56,7 @@ def show(
         echo(annotated_text(loaded), nl=False)
 
 
-@recipe.command("list")
+@recipe.command("list", cls=Verb)
 def list_presets(as_json: AsJson = False) -> None:
     """List the presets with their sizes.
 

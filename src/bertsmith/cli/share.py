@@ -26,6 +26,8 @@ def share(
 ) -> None:
     """Make an ALBERT of a trained BERT: its layers share weights, and its word table can be narrower.
 
+    Only a BERT has the parts of an ALBERT; of another model, distil one (--student albert-base).
+
     It has to be trained on to be of use: with `bertsmith pretrain --from`, or beside the BERT as its teacher
     with `bertsmith distill`. A narrower table is made of its principal directions, and has no MLM head yet.
 

@@ -7,8 +7,17 @@ from typer import Option, echo
 
 from bertsmith.cli.classify import text_or_pair
 from bertsmith.cli.model_options import BaseOption, JsonOption, print_json
-from bertsmith.cli.text_files import TextColumnOption, TextSource, pieces_of, reading_bar
+from bertsmith.cli.text_files import (
+    ColumnsOption,
+    DelimiterOption,
+    EncodingOption,
+    TextColumnOption,
+    TextSource,
+    pieces_of,
+    reading_bar,
+)
 from bertsmith.core.files import check_not_taken
+from bertsmith.tasks.table_format import TableFormat
 
 
 def trim(
@@ -18,6 +27,9 @@ def trim(
     ],
     out: Annotated[Path, Option(metavar="FOLDER", help="Model folder to write.")],
     column: TextColumnOption = "",
+    delimiter: DelimiterOption = "",
+    encoding: EncodingOption = "",
+    columns: ColumnsOption = "",
     base: BaseOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -33,7 +45,8 @@ def trim(
 
     Example: bertsmith trim --model runs/mine --input reviews.csv --text review --out runs/mine-small
     """
-    out, texts = out.expanduser(), TextSource(source.expanduser(), column)
+    form = TableFormat.parse(delimiter=delimiter, encoding=encoding, columns=columns)
+    out, texts = out.expanduser(), TextSource(source.expanduser(), column, form=form)
     texts.check()
     check_not_taken(out)
     from bertsmith.inference.loaded_model import load  # torch loads here, not for --help

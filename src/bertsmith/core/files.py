@@ -78,7 +78,7 @@ def _partial(target: Path, parent: Path) -> Path:
     return parent / f".{target.name}.{secrets.token_hex(4)}.partial"
 
 
-def check_not_taken(folder: Path) -> None:
+def check_not_taken(folder: Path, *, option: str = "--out") -> None:
     """Raise if anything stands where a folder is to be written; what killed programs left is removed."""
     with _reporting_write_errors(folder):
         name = re.compile(rf"\.{re.escape(folder.name)}\.[0-9a-f]{{8}}\.partial")
@@ -88,7 +88,7 @@ def check_not_taken(folder: Path) -> None:
                 if not is_in_use(path):
                     shutil.rmtree(path, ignore_errors=True)
         if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-            remedy = "choose another --out, or remove it first"
+            remedy = f"choose another {option}, or remove it first"
             raise UserError("is there already", where=str(folder), remedy=remedy)
 
 

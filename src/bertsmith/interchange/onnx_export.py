@@ -45,7 +45,7 @@ def export_onnx(
         from bertsmith.interchange.onnx_network import onnx_model
     except ModuleNotFoundError as error:
         raise UserError("exporting needs onnx", remedy="pip install 'bertsmith[onnx]'") from error
-    check_not_taken(out)
+    check_not_taken(out, option="--onnx")
     bert = load(model, device="cpu", base=base)
     if bert.finetuned is not None and bert.finetuned.mix:
         what = "is feature-based: what reads its frozen layers has no place in a published model"

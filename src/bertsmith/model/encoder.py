@@ -245,11 +245,7 @@ class Encoder(nn.Module):
         hidden_TD = self.embeddings(batch)
         for layer, number in enumerate(self.order, start=1):
             wanted = rows if layer == len(self.order) else ALL
-            if self.recompute and self.training:
-                inputs = (hidden_TD, batch, attend, wanted)
-                hidden_TD = checkpoint(self.blocks[number], *inputs, use_reentrant=False)
-            else:
-                hidden_TD = self.blocks[number](hidden_TD, batch, attend, wanted)
+            hidden_TD = self._layer(number, hidden_TD, batch, attend, wanted)
         final_RD: Tensor = self.final_norm(hidden_TD)
         return final_RD
 
@@ -257,8 +253,19 @@ class Encoder(nn.Module):
         """The states [T, D] after the embeddings and after each layer; the last is what `forward` returns."""
         states = [self.embeddings(batch)]
         for number in self.order:
-            states.append(self.blocks[number](states[-1], batch, attend))
+            states.append(self._layer(number, states[-1], batch, attend, ALL))
         return [*states[:-1], self.final_norm(states[-1])]
+
+    def _layer(
+        self, number: int, hidden_TD: Tensor, batch: PackedBatch, attend: Attend, rows: Rows
+    ) -> Tensor:
+        inputs = (hidden_TD, batch, attend, rows)
+        states_RD: Tensor
+        if self.recompute and self.training:
+            states_RD = checkpoint(self.blocks[number], *inputs, use_reentrant=False)
+        else:
+            states_RD = self.blocks[number](*inputs)
+        return states_RD
 
     def attention_maps(self, batch: PackedBatch) -> list[list[Tensor]]:
         """For each layer and each sequence, what every head attends to [H, N, N]."""

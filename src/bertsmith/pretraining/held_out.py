@@ -113,7 +113,11 @@ def pretraining_objective(trainer: Trainer) -> PretrainingObjective:
     return objective
 
 
-def unigram_entropy(token_counts: NDArray[np.int64]) -> float:
-    """The loss, in nats, of a model that knows nothing but how frequent each token is."""
-    frequencies = token_counts[token_counts > 0] / token_counts.sum()
+def unigram_entropy(token_counts: NDArray[np.int64], smoothing: float) -> float:
+    """The loss, in nats, of a model that knows nothing but how often each token is predicted.
+
+    A token of count n is chosen with the weight n^-smoothing (masking.smoothing), so n^(1 - smoothing) times.
+    """
+    predicted = token_counts[token_counts > 0].astype(np.float64) ** (1 - smoothing)
+    frequencies = predicted / predicted.sum()
     return float(-(frequencies * np.log(frequencies)).sum())

@@ -12,7 +12,7 @@ from bertsmith.core.errors import UserError
 from bertsmith.core.files import read_json
 from bertsmith.core.seeds import key_of
 from bertsmith.corpus.token_store import TokenStore, tokenizer_hash
-from bertsmith.inference.model_path import model_folder
+from bertsmith.inference.model_path import is_adapter, model_folder
 from bertsmith.model.architectures.albert import AlbertConfig
 from bertsmith.model.architectures.modernbert import ModernBertConfig
 from bertsmith.model.architectures.registry import architecture_of
@@ -116,6 +116,9 @@ def with_true_model(recipe: Recipe) -> Recipe:
 def config_of(model: str, *, option: str) -> tuple[Path, EncoderConfig]:
     """The folder of a model that an option names, and its encoder config, without its weights."""
     folder = transformer_folder(model_folder(model))
+    if is_adapter(folder):
+        remedy = "bertsmith merge makes one model of both"
+        raise UserError("is an adapter, which stands on another model", where=model, remedy=remedy)
     config_json = read_json(folder / "config.json", remedy=f"give {option} a model folder")
     return folder, read_config(ConfigReader(config_json, str(folder / "config.json")))
 

@@ -158,7 +158,7 @@ def _run_to_its_end(request: Request, world: World, callback: ProgressCallback) 
         tokens=progress.tokens,
         seconds=seconds,
         held_out=state.held_out,
-        unigram_entropy=unigram_entropy(run.store.token_counts),
+        unigram_entropy=unigram_entropy(run.store.token_counts, run.recipe.masking.smoothing),
         saved_step=state.saved_step,
         main_process=world.main,
         held_out_before=_held_out_before(folder, run.recipe, progress.stage) if world.main else {},
@@ -175,7 +175,7 @@ def check_same_run(folder: RunFolder, recipe: Recipe, store: TokenStore) -> None
     if changed := [each for each in found if each.key not in FREE_KEYS]:
         if folder.finished and {each.key for each in changed} <= BUDGET_KEYS:
             what = f"the run there is finished, and its learning rate has gone to its end: {changed[-1]}"
-            remedy = f"train on from its model: --from {folder.model} and a new --out"
+            remedy = f"train on from its model: {_start_option(recipe)} {folder.model} and a new --out"
             raise UserError(what, where=str(folder.config), remedy=remedy)
         what = f"the run there has another recipe: {'; '.join(map(str, changed))}"
         remedy = "give --out a new folder, or take the change back"
@@ -196,10 +196,11 @@ def _finished_before(
         remedy = "restore it from model/, or train anew in another folder"
         where = str(folder.path / METRICS_FILE)
         raise UserError("is gone or empty, though the run is finished", where=where, remedy=remedy)
-    last, held_out = newest["train"], newest["held-out"]
+    last, held_out, recipe = newest["train"], newest["held-out"], load_recipe(folder.config)
     if world.main:
         callback.on_message(f"{folder.path} is finished already: nothing is left to do")
-        callback.on_message(f"to train on from its model: --from {folder.model} and a new --out")
+        onward = f"{_start_option(recipe)} {folder.model} and a new --out"
+        callback.on_message(f"to train on from its model: {onward}")
     return PretrainingResult(
         folder=folder.path,
         state="finished",
@@ -208,11 +209,16 @@ def _finished_before(
         # Older versions wrote down only when the last step was done.
         seconds=newest.get("event", {}).get("seconds", last["seconds"]),
         held_out={name: held_out[name] for name in METRICS if name in held_out},
-        unigram_entropy=unigram_entropy(store.token_counts),
+        unigram_entropy=unigram_entropy(store.token_counts, recipe.masking.smoothing),
         saved_step=last["step"],
         main_process=world.main,
-        held_out_before=_held_out_before(folder, load_recipe(folder.config), held_out.get("stage", 0)),
+        held_out_before=_held_out_before(folder, recipe, held_out.get("stage", 0)),
     )
+
+
+def _start_option(recipe: Recipe) -> str:
+    """The option by which a run of this recipe begins with a model: `distill` has one of its own."""
+    return "--student" if recipe.examples.objective == "distilled" else "--from"
 
 
 def _held_out_before(folder: RunFolder, recipe: Recipe, stage: int) -> dict[str, float]:
@@ -459,7 +465,7 @@ def _run_facts(run: Run, state: RunState) -> RunFacts:
         device=f"{run.world.size} x {name}",
         corpus={key: getattr(manifest, key) for key in ("documents", "sentences", "tokens")},
         held_out=state.held_out,
-        unigram_entropy=unigram_entropy(run.store.token_counts),
+        unigram_entropy=unigram_entropy(run.store.token_counts, run.recipe.masking.smoothing),
         notes=run.notes,
         held_out_before=_held_out_before(run.folder, run.recipe, progress.stage) if run.world.main else {},
     )

@@ -95,6 +95,6 @@ def max_evaluation_seconds(run: Run) -> float:
 
 def plot_curves(run: Run, state: RunState) -> None:
     """Draw how far the run has come."""
-    entropy = unigram_entropy(run.store.token_counts)
+    entropy = unigram_entropy(run.store.token_counts, run.recipe.masking.smoothing)
     run.world.on_main(lambda: draw_curves(run.folder.path, unigram_entropy=entropy))
     state.plotted_seconds = state.progress.seconds

@@ -14,7 +14,7 @@ from bertsmith.shrink.slicing import zero_filled_network
 
 def export_transformers(folder: Path, out: Path, *, base: Path | None = None) -> list[str]:
     """Write a model in a published shape; notes of what had to be filled up for it."""
-    check_not_taken(out)
+    check_not_taken(out, option="--transformers")
     bert = load(folder, device="cpu", base=base)
     if is_quantized(bert.model.network):
         remedy = "export the model that it was made from, or export it with --onnx"
@@ -37,4 +37,5 @@ def _notes(config: EncoderConfig) -> list[str]:
         "feed-forward neurons": sum(config.inner - config.inner_in(block) for block in blocks),
     }
     filled = " and ".join(f"{count:,} {noun}" for noun, count in removed.items() if count)
-    return [f"{filled} that were pruned are zeros here: the same outputs, and no gain in size or speed"]
+    same = "the outputs are the same, and it is as large and as slow as before pruning"
+    return [f"{filled} that were pruned are zeros here: {same}"]

@@ -14,6 +14,7 @@ import pytest
 
 import bertsmith
 from bertsmith.cli.app import app, main
+from tests.command_line import mistake
 
 SOURCE = Path(bertsmith.__file__).parents[1]
 HELP = ["-m", "bertsmith", "--help"]
@@ -200,3 +201,17 @@ def test_the_package_names_what_it_offers() -> None:
     assert {"load", "Bert", "Encoder", "Tokenizer", "PackedBatch", "UserError"} <= set(dir(bertsmith))
     assert bertsmith.UserError.__module__ == "bertsmith.core.errors"
     assert not hasattr(bertsmith, "anvil")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("prune --model m --data d --out o --heads 3", "--heads"),
+        ("prune --model m", "Missing option '--data'"),
+        ("recipe show", "NAME_OR_FILE"),
+        ("look heads --nope", "No such option: --nope"),
+    ],
+)
+def test_words_that_a_verb_does_not_take_are_one_line(capsys, words, told):
+    line = mistake(capsys, *words.split())
+    assert told in line and line.endswith(f"; see bertsmith {words.partition(' -')[0]} --help")

@@ -43,7 +43,8 @@ def test_layers_of_the_teacher_make_a_distilbert_by_its_recipe(capsys, store, te
     assert (recipe.distill.soft_weight, recipe.distill.mlm_weight, recipe.distill.cosine_weight) == (5, 2, 1)
     assert (recipe.distill.temperature, recipe.masking.smoothing, recipe.optim.clip_norm) == (2, 0.7, 5)
     again = bertsmith(capsys, *words)
-    assert again.code == 0 and "finished already" in again.out + again.err
+    assert again.code == 0 and "--student" in again.out + again.err
+    assert "finished already" in again.out + again.err
 
 
 def test_a_student_may_have_a_shape_of_its_own(capsys, store, teacher, tmp_path):
@@ -69,8 +70,8 @@ def test_a_student_may_be_a_model(capsys, store, teacher, tmp_path):
     [
         (("--layers", 5), "the teacher has 4 layers, and a student of 5 would be larger"),
         (("--layers", 0), "would have none"),
-        ((), "a student is one of two things"),
-        (("--layers", 2, "--student", "bert-tiny"), "a student is one of two things"),
+        ((), "--layers, --student: give one of the two"),
+        (("--layers", 2, "--student", "bert-tiny"), "--layers, --student: give one of the two"),
         (("--student", "bert-tiny"), "more than its teacher"),
         (("--layers", 2, "--set", "distill.temperature=0"), "distill.temperature"),
         (("--layers", 2, "--steps", 1, "--minutes", 1), "a run has one budget"),
@@ -80,6 +81,13 @@ def test_a_student_may_be_a_model(capsys, store, teacher, tmp_path):
 def test_mistakes_are_one_line_and_leave_nothing(capsys, store, teacher, tmp_path, more, word):
     assert word in mistake(capsys, *asked(store, teacher, tmp_path / "run", *more))
     assert not (tmp_path / "run").exists()
+
+
+def test_an_adapter_is_no_teacher_of_text(capsys, store, tmp_path):
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
+    told = mistake(capsys, *asked(store, tmp_path / "adapter", tmp_path / "run", "--layers", 2))
+    assert "is an adapter" in told and "bertsmith merge" in told
 
 
 def test_a_teacher_that_is_not_there_is_named(capsys, store, tmp_path):
@@ -116,8 +124,8 @@ def test_the_task_of_ones_own_is_that_of_the_teacher(capsys, model, tmp_path):
     [
         (("--task", "sst2", "--data", "x"), "a task needs both"),
         (("--task", "sst2", "--student", "x"), "a task needs both"),
-        (("--task", "sst2", "--store", "x"), "one of them says what is distilled"),
-        ((), "one of them says what is distilled"),
+        (("--task", "sst2", "--store", "x"), "--store, --task: give one of the two"),
+        ((), "--store, --task: give one of the two"),
         (("--task", "sst2", "--layers", 2), "means nothing beside --task"),
         (("--store", "x", "--epochs", 2), "means nothing beside --store"),
         (("--store", "x", "--teacher", "y", "--layers", 2), "has one teacher"),

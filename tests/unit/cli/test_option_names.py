@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import bertsmith as package
-from bertsmith.cli.app import OLD_NAMES
+from bertsmith.cli.verb import OLD_NAMES
 from tests.command_line import bertsmith, mistake
 
 SOURCE = str(Path(package.__file__).parents[1])

@@ -40,6 +40,23 @@ def test_recomputing_gives_the_same_rows():
     torch.testing.assert_close(encoder(BATCH, rows=ROWS), plain)
 
 
+def test_recomputing_keeps_less_of_the_states_of_all_layers():
+    encoder = tiny_network(heads={}).encoder.train()
+
+    def kept() -> tuple[int, list[torch.Tensor]]:
+        numbers = []
+        torch.manual_seed(0)
+        with torch.autograd.graph.saved_tensors_hooks(lambda each: numbers.append(each.numel()), id):
+            states = encoder.hidden_states(BATCH)
+        return sum(numbers), states
+
+    more, plain = kept()
+    encoder.recompute = True
+    less, states = kept()
+    torch.testing.assert_close(states, plain)
+    assert less < more / 2
+
+
 @members
 def test_a_sentence_head_says_the_same_of_the_rows_it_looks_at(model_type):
     network = tiny_network(model_type, heads={"classify": 3, **_supports(model_type)}).eval()

@@ -167,6 +167,11 @@ def test_sums_become_means_and_pairs_only_where_there_are_any(store):
 
 
 def test_the_unigram_entropy_is_that_of_the_frequencies():
-    assert unigram_entropy(np.array([0, 5, 5, 0, 5, 5])) == pytest.approx(math.log(4))
-    assert unigram_entropy(np.array([0, 7])) == 0.0
-    assert unigram_entropy(np.array([1, 3])) == pytest.approx(0.25 * math.log(4) + 0.75 * math.log(4 / 3))
+    assert unigram_entropy(np.array([0, 5, 5, 0, 5, 5]), 0.0) == pytest.approx(math.log(4))
+    assert unigram_entropy(np.array([0, 7]), 0.7) == 0.0
+    assert unigram_entropy(np.array([1, 3]), 0.0) == pytest.approx(
+        0.25 * math.log(4) + 0.75 * math.log(4 / 3)
+    )
+    # Masked with the weight n^-0.5, one of count 9 is predicted three times as often as one of count 1.
+    assert unigram_entropy(np.array([1, 9]), 0.5) == unigram_entropy(np.array([1, 3]), 0.0)
+    assert unigram_entropy(np.array([1, 9]), 1.0) == pytest.approx(math.log(2))

@@ -1,0 +1,53 @@
+"""What every verb of the command line has in common: old names, several words, and one line for a mistake."""
+
+from typing import Any, cast
+
+from typer import BadParameter
+from typer.core import TyperCommand
+
+from bertsmith.core.errors import UserError
+
+OLD_NAMES: dict[str, dict[str, str]] = {
+    "answer": {"--text": "--passage-text"},
+    "evaluate": {"--input": "--data"},
+    "finetune": {"--second": "--text2"},
+    "inspect": {"--second": "--text2"},
+    "predict": {"--data": "--input"},
+}
+"""For each verb its old names, which no help shows, and what stands for them now."""
+SEVERAL: dict[str, str] = {"cost": "--models"}
+"""For each verb its option that takes all words up to the next option, and not only one."""
+UsageError = cast("type[BadParameter]", BadParameter.__mro__[1])
+"""Click's error of all mistakes in a command's words; Typer gives no name to it."""
+
+
+class Verb(TyperCommand):
+    """A command with old names of its options and several words behind one; what is wrong is one line."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """As Click does it, of today's names."""
+        renamed = OLD_NAMES.get(self.name or "", {})
+        end = args.index("--") if "--" in args else len(args)  # behind it stand no options
+        today = []
+        for word in args[:end]:
+            name, equals, value = word.partition("=")
+            today.append(renamed.get(name, name) + equals + value)
+        words = [*_named_each(today, SEVERAL.get(self.name or "")), *args[end:]]
+        try:
+            return super().parse_args(ctx, words)
+        except UsageError as error:  # Click's own way to say it takes four lines
+            remedy = f"see {ctx.command_path} --help"
+            raise UserError(error.format_message().rstrip("."), remedy=remedy) from error
+
+
+def _named_each(words: list[str], option: str | None) -> list[str]:
+    """The words with this option before each of those that follow it: `--models A B` names both."""
+    named: list[str] = []
+    follows = False
+    for word in words:
+        if word.startswith("-"):
+            follows = word == option
+        elif follows and named[-1] != option:
+            named.append(str(option))
+        named.append(word)
+    return named
