@@ -134,10 +134,10 @@ def _serve_in_processes(host: str, port: int, config: "ServerConfig", processes:
     from bertsmith.serve.server import listen_together
 
     listening = listen_together(host, port, processes)
-    port = listening[0].getsockname()[1]
     server = ProcessServer(config, listening)
+    _tell_address(host, listening[0].getsockname()[1], config)
     write_json_lines()
-    server.run(on_ready=lambda: _tell_address(host, port, config))
+    server.run()
 
 
 def _tell_address(host: str, port: int, config: "ServerConfig") -> None:

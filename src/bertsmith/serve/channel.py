@@ -43,7 +43,7 @@ NO_WORD = -1
 class Kind(IntEnum):
     """What a frame means."""
 
-    READY = 1  # an HTTP process takes requests
+    READY = 1  # an HTTP process, by its id, takes requests
     DRAIN = 2  # it shall finish those it has, and end
     PREDICT = 3  # a request, or a part of one, for a model
     IN_TIME = 4  # whether the rest of a long request can be computed in time

@@ -6,7 +6,9 @@ is told to, and ends when the model process is no more.
 """
 
 import asyncio
+import json
 import logging
+import os
 import signal
 import socket
 from collections.abc import Sequence
@@ -70,7 +72,7 @@ class HttpServer(DrainingServer):
         loop = asyncio.get_running_loop()
         await loop.create_unix_connection(lambda: self._channel, sock=self._socket)
         await super().startup(sockets)
-        self._channel.send(Kind.READY)
+        self._channel.send(Kind.READY, content=json.dumps(os.getpid()).encode())
         self._tell_samples()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:

@@ -6,6 +6,7 @@ process a request came through. All state lives on the event loop, as in a serve
 
 import asyncio
 import json
+import logging
 from collections.abc import Coroutine
 from multiprocessing.context import BaseContext
 from typing import Any
@@ -20,6 +21,8 @@ from bertsmith.serve.shared_load import SharedLoad
 
 SAMPLES_SECONDS = 1.0
 """For an HTTP process to tell its metrics; of one that does not, those count that it told before."""
+
+log = logging.getLogger("bertsmith.serve")
 
 
 class ModelProcess:
@@ -101,11 +104,10 @@ class HttpChannel(Channel):
 
     def __init__(self, models: ModelProcess, process: int) -> None:
         super().__init__()
-        loop = asyncio.get_running_loop()
         self.process = process
-        self.ready: asyncio.Future[None] = loop.create_future()
-        """Done once it takes requests."""
-        self.lost: asyncio.Future[None] = loop.create_future()
+        self.is_ready = False
+        """Whether it has begun to take requests."""
+        self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done once it has ended."""
         self.samples: Samples = {}
         """Its metrics, as it told them last."""
@@ -143,7 +145,9 @@ class HttpChannel(Channel):
                 self.samples = json.loads(content)
                 self._end_telling()
             case Kind.READY:
-                self.ready.set_result(None)
+                self.is_ready = True
+                fields = {"process": self.process, "pid": json.loads(content)}
+                log.info("an HTTP process takes requests", extra={"fields": fields})
             case _:
                 raise ValueError(f"the model process was sent a frame of kind {kind.name}")
 

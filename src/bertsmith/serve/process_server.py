@@ -14,7 +14,7 @@ import multiprocessing
 import os
 import signal
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from multiprocessing import forkserver
@@ -51,7 +51,11 @@ class ProcessServer:
     def __init__(self, config: ServerConfig, listening: Sequence[socket.socket]) -> None:
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload([run_http_process.__module__])
-        forkserver.ensure_running()  # it imports while the models are read
+        try:
+            forkserver.ensure_running()  # it imports while the models are read
+        except OSError as error:
+            remedy = "let /tmp be written to, or give --http-processes 1"
+            raise UserError(f"cannot start HTTP processes ({error.strerror})", remedy=remedy) from error
         self._listening = list(listening)
         self._config = replace(config, limits=share_of(config.limits, len(listening)))
         self._models = ModelProcess(config, self._context, processes=len(listening))
@@ -59,47 +63,37 @@ class ProcessServer:
         self._running: dict[HttpChannel, ForkServerProcess] = {}
         self._is_draining = False
 
-    def run(self, on_ready: Callable[[], None]) -> None:
+    def run(self) -> None:
         """Answer requests until SIGTERM or Ctrl-C; a second signal ends it at once."""
         prepare_process()
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(self._serve(on_ready))
+            runner.run(self._serve())
 
-    async def _serve(self, on_ready: Callable[[], None]) -> None:
+    async def _serve(self) -> None:
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(LoopFailures())
         for each in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(each, self._stop)
-        first = [loop.create_future() for _ in self._listening]
-        kept = [loop.create_task(self._keep(number, ready)) for number, ready in enumerate(first)]
         try:
-            await _all_or_first_failure(first, kept)
-            if not self._is_draining:
-                on_ready()
-            await asyncio.gather(*kept)
+            await asyncio.gather(*(self._keep(number) for number in range(len(self._listening))))
         finally:
             self._kill()
             self._models.close()
 
-    async def _keep(self, number: int, first: "asyncio.Future[None]") -> None:
+    async def _keep(self, number: int) -> None:
         """Keep an HTTP process running behind a socket until the server drains."""
         while not self._is_draining:
             channel, process = await self._start(number)
-            await asyncio.wait({channel.ready, channel.lost}, return_when=asyncio.FIRST_COMPLETED)
-            if channel.ready.done() and not first.done():
-                first.set_result(None)
             await channel.lost
             await asyncio.to_thread(process.join, JOIN_SECONDS)
             del self._running[channel]
             if self._is_draining:
-                break
-            if not channel.ready.done():
+                return
+            if not channel.is_ready:
                 what = f"an HTTP process ended before it took requests (exit status {process.exitcode})"
                 raise UserError(what, remedy="its messages say why; --http-processes 1 does without")
             fields = {"process": number, "exit_status": process.exitcode}
             log.error("an HTTP process has ended; another is started", extra={"fields": fields})
-        if not first.done():
-            first.set_result(None)
 
     async def _start(self, number: int) -> tuple[HttpChannel, ForkServerProcess]:
         near, far = socket.socketpair()
@@ -133,13 +127,3 @@ class ProcessServer:
         for process in self._running.values():
             with suppress(ProcessLookupError):
                 process.kill()
-
-
-async def _all_or_first_failure(
-    wanted: Sequence["asyncio.Future[None]"], others: Sequence["asyncio.Task[None]"]
-) -> None:
-    """Wait until all that is wanted is done, or one of the others has failed."""
-    waiting = set(wanted)
-    while waiting and not any(other.done() and other.exception() for other in others):
-        await asyncio.wait({*waiting, *others}, return_when=asyncio.FIRST_COMPLETED)
-        waiting = {each for each in waiting if not each.done()}

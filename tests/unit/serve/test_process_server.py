@@ -26,13 +26,13 @@ from tests.unit.serve.serving import load_until_nobody_listens
 
 
 def started(log):
-    """The ids of the HTTP processes, as uvicorn tells them."""
-    events = [json.loads(line)["event"] for line in log]
-    return [int(event.rpartition("[")[2][:-1]) for event in events if event.startswith("Started server")]
+    """The ids of the HTTP processes that have begun to take requests."""
+    told = [json.loads(line) for line in log]
+    return [line["pid"] for line in told if line["event"] == "an HTTP process takes requests"]
 
 
 def wait_for(holds):
-    for _ in range(600):
+    for _ in range(2400):
         if holds():
             return
         time.sleep(0.05)
@@ -52,13 +52,12 @@ def test_a_killed_http_process_is_replaced_and_sigterm_loses_no_accepted_request
     command += ["--http-processes", "2", "--model", f"mood={folders['mood']}"]
     log: list[str] = []
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
+        address = server.stderr.readline().split()[0]
         lines = threading.Thread(target=lambda: log.extend(server.stderr))
         lines.start()
-        wait_for(lambda: any(line.startswith("http") for line in log))
-        (first,) = [line for line in log if line.startswith("http")]
-        log.remove(first)
-        address, before = first.split()[0], started(log)
-        os.kill(before[0], signal.SIGKILL)
+        wait_for(lambda: len(started(log)) == 2)
+        assert httpx.get(f"{address}/ready", timeout=20).status_code == 200
+        os.kill(started(log)[0], signal.SIGKILL)
         wait_for(lambda: len(started(log)) == 3)
         for _ in range(8):  # connections of their own: both processes answer
             assert httpx.post(f"{address}/classify", json={"texts": ["a cat"]}, timeout=20).status_code == 200
