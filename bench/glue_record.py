@@ -51,7 +51,10 @@ TASKS = {
     "rte": Protocol("RTE", epochs=10, seeds=5),
 }
 FIRST_METRIC = {"cola": "matthews", "sst2": "accuracy", "mrpc": "f1", "stsb": "spearman", "rte": "accuracy"}
-RATES, POOLINGS = ("2e-5", "5e-5", "1e-4", "2e-4"), ("first", "mean")
+GRID = [
+    f"optim.peak_lr={rate} head.pooling={pooling}"
+    for rate, pooling in product(("2e-5", "5e-5", "1e-4", "2e-4"), ("first", "mean"))
+]
 ONCE = ("run.evaluations=1", "run.keep_state=false")
 """Dev is looked at when all is learned, and never before."""
 
@@ -89,8 +92,13 @@ def parse() -> argparse.Namespace:
         part.add_argument("--tasks", default=",".join(TASKS))
         part.add_argument("--together", type=int, default=1, help="runs at a time")
         if act is choose:
-            part.add_argument("--rates", nargs="+", default=RATES, help="learning rates to choose from")
-            part.add_argument("--poolings", nargs="+", default=POOLINGS, help="head.pooling to choose from")
+            part.add_argument(
+                "--settings",
+                nargs="+",
+                default=GRID,
+                metavar="'KEY=VALUE ...'",
+                help=f"what is chosen from, each one argument (default: {' | '.join(GRID)})",
+            )
         if act is score:
             part.add_argument("--chosen", type=Path, required=True, help="what choose wrote")
     return parser.parse_args()
@@ -99,12 +107,12 @@ def parse() -> argparse.Namespace:
 def choose(options: argparse.Namespace, tasks: list[str]) -> None:
     """Write the setting of each task that does best on what was kept of its training set."""
     tried: dict[str, dict[tuple[str, ...], list[FinetuningRun]]] = {}
-    for task, rate, pooling in product(tasks, options.rates, options.poolings):
+    for task, line in product(tasks, options.settings):
         protocol, of_task = TASKS[task], tried.setdefault(task, {})
         data = kept_apart(protocol, options.data, options.out / "data")
-        settings = (f"optim.peak_lr={rate}", f"head.pooling={pooling}", f"run.epochs={protocol.epochs}")
+        settings = (*line.split(), f"run.epochs={protocol.epochs}")
         for seed in range(protocol.choice_seeds):
-            out = options.out / task / f"{rate}-{pooling}-{seed}"
+            out = options.out / task / f"{line.replace(' ', ',')}-{seed}"
             run = FinetuningRun(task, data, (*settings, f"run.seed={seed}"), out)
             of_task.setdefault(settings, []).append(run)
     scores = all_scores(
