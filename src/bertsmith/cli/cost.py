@@ -38,7 +38,7 @@ def cost(
 
     folders = tuple(each.expanduser() for each in dict.fromkeys(models))
     request = CostTableRequest(task_named(task), folders, data.expanduser(), out.expanduser(), seconds)
-    report = cost_table(request)
+    report = cost_table(request, lambda text: echo(text, err=True))
     if as_json:
         print_json(plain(report.values))
     else:

@@ -195,18 +195,17 @@ class _NetworkWriter:
 
     def _out_of_sight(self, rule: AttentionRule) -> Value | None:
         """What is added to the scores of tokens that a rule hides [N, N]; nothing where it hides none."""
-        graph, parts = self.graph, []
-        distances = graph.distances(self.inputs.ids)
-        if rule.causal:
-            ahead = "Greater" if rule.backwards else "Less"
-            parts.append(graph.once((ahead,), lambda: graph.op(ahead, distances, graph.integer(0))))
-        if rule.window != EVERYTHING:
-            far = graph.op("Greater", graph.op("Abs", distances), graph.integer(rule.window))
-            parts.append(far)
-        if not parts:
+        graph = self.graph
+        if not rule.causal and rule.window == EVERYTHING:
             return None
 
         def make() -> Value:
+            distances, parts = graph.distances(self.inputs.ids), []
+            if rule.causal:
+                ahead = "Greater" if rule.backwards else "Less"
+                parts.append(graph.op(ahead, distances, graph.integer(0)))
+            if rule.window != EVERYTHING:
+                parts.append(graph.op("Greater", graph.op("Abs", distances), graph.integer(rule.window)))
             hidden = parts[0] if len(parts) == 1 else graph.op("Or", *parts)
             return graph.op("Where", hidden, graph.number(HIDDEN[graph.float]), graph.number(0.0))
 
@@ -306,9 +305,10 @@ class _NetworkWriter:
         if isinstance(head, Pooler):
             return self._pooled(head, hidden), [BATCH, self.network.config.width]
         assert isinstance(head, OutputHead), "there are no other heads"
-        states = hidden if head.reads == "tokens" else self._sentence(hidden)
         if head.reads == "pooled":
             states = self._pooled(self.network.heads["pooler"], hidden)
+        else:
+            states = hidden if head.reads == "tokens" else self._sentence(hidden)
         scores = graph.linear(head.output, self._transformed(head.transform, states))
         outputs = head.output.out_features
         if name == "choice":

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,6 @@ import torch
 
 from bertsmith.core.errors import UserError
 from bertsmith.core.files import read_json, sha256_of, write_json
-from bertsmith.core.progress import progress_bar
 from bertsmith.core.version import VERSION
 from bertsmith.finetuning.predict import FURTHER_TASKS, config_of
 from bertsmith.inference.adapter_folder import base_folder
@@ -41,6 +40,7 @@ if TYPE_CHECKING:
 
 MEASURED = "measured"
 """The folder of what is finished, a file for each model and device."""
+DEVICES = {"cpu": "CPU", "cuda": "GPU"}
 MILLI, MEGA, GIGA, PERCENT = 1e3, 1e6, 1e9, 100
 
 
@@ -64,16 +64,15 @@ Costs = Mapping[str, Mapping[str, Cost]]
 """By model, as it was named, and device."""
 
 
-def cost_table(request: CostTableRequest) -> Report:
-    """Measure what is not measured yet, and write the table, its numbers and its picture."""
+def cost_table(request: CostTableRequest, on_message: Callable[[str], None] = lambda _: None) -> Report:
+    """Measure what is not measured yet, saying of each what it is; write table, numbers and picture."""
     metric = _checked_metric(request)
     jobs = [(model, device) for model in request.models for device in request.devices()]
     conditions = _conditions(request)
     costs: dict[str, dict[str, Cost]] = {}
-    with progress_bar("measuring", len(jobs)) as advance:
-        for model, device in jobs:
-            costs.setdefault(str(model), {})[device] = _measured(request, model, device, conditions)
-            advance(1)
+    for number, (model, device) in enumerate(jobs, start=1):
+        on_message(f"[{number}/{len(jobs)}] {model} on the {DEVICES[device]}")
+        costs.setdefault(str(model), {})[device] = _measured(request, model, device, conditions)
     report = cost_report(request, costs, metric)
     write_report(report, request.out)
     return report
@@ -175,7 +174,7 @@ def cost_report(request: CostTableRequest, costs: Costs, metric: Metric) -> Repo
     tables = []
     for device in request.devices():
         here = {model: each[device] for model, each in costs.items()}
-        title = f"{request.task.title}: what models cost on the {'GPU' if device == 'cuda' else 'CPU'}"
+        title = f"{request.task.title}: what models cost on the {DEVICES[device]}"
         tables += [_cost_rows(title, here, metric), _length_rows(here)]
     values = {
         "task": request.task.name,

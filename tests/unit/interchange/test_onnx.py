@@ -42,7 +42,12 @@ def padded(lists: list[list[int]]) -> np.ndarray:
 
 
 def session(network: Network, precision: str = "fp32") -> onnxruntime.InferenceSession:
-    return onnxruntime.InferenceSession(onnx_model(network, precision).SerializeToString())
+    made = onnx_model(network, precision)
+    read = {name for node in made.graph.node for name in node.input} | {
+        each.name for each in made.graph.output
+    }
+    assert all(read & set(node.output) for node in made.graph.node), "a node that nobody reads"
+    return onnxruntime.InferenceSession(made.SerializeToString())
 
 
 def found(opened: onnxruntime.InferenceSession, *, choices: int = 0) -> dict[str, np.ndarray]:

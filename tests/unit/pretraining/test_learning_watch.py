@@ -1,13 +1,21 @@
 """Runs that do not learn are named early; those that learn are left alone."""
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
-from bertsmith.pretraining.learning_watch import LearningWatch
+from bertsmith.data.collate import PretrainingBatch
+from bertsmith.objectives.distillation import Distillation
+from bertsmith.packed import pack
+from bertsmith.pretraining.learning_watch import LearningWatch, constant_prediction
 from bertsmith.pretraining.pretrain import PretrainingResult, pretrain
 from bertsmith.pretraining.run_setup import EarlyStopping
+from bertsmith.recipe.distill_section import DistillSection
+from bertsmith.training.distributed import ALONE
+from tests.tiny import tiny_network
 from tests.tiny_runs import Listener, metrics_of, run_tiny, stop_at, tiny_recipe
 
 LINE = 7.0
@@ -124,3 +132,28 @@ def test_a_run_that_learns_is_not_ended_and_nothing_is_said(store, tmp_path):
     assert (result.state, result.steps, result.early_end) == ("finished", 40, "")
     assert not [line for line in metrics_of(tmp_path / "run", "event") if "warning" in line]
     assert not [note for note in listener.notes if "unigram" in note or "explodes" in note]
+
+
+@pytest.mark.parametrize("rows", ["all", "predicted"])
+def test_a_student_that_predicts_one_word_everywhere_is_seen(rows):
+    student, teacher = (tiny_network("bert", {"mlm": 0}, seed=seed) for seed in (1, 2))
+    objective = Distillation(student, teacher, DistillSection(rows=rows))
+    inputs = pack([[2, 5, 4, 7, 3], [2, 9, 4, 4, 10, 3]])
+    masked = {"masked_rows_P": torch.tensor([2, 7, 8]), "masked_ids_P": torch.tensor([6, 8, 9])}
+    none = torch.zeros(2)
+    batch = PretrainingBatch(
+        inputs,
+        **masked,
+        masked_weights_P=torch.ones(3),
+        pair_labels_S=none.long(),
+        pair_weights_S=none,
+        end_1=inputs.layout.starts_S1[-1:].long(),
+    )
+    trainer = SimpleNamespace(objective=objective, world=ALONE, precision="fp32")
+    held_out = SimpleNamespace(batches=SimpleNamespace(micros=[batch]))
+    with torch.no_grad():
+        student.heads["mlm"].bias[17] = 100.0
+    assert constant_prediction(trainer, held_out) == 17
+    with torch.no_grad():  # of what it predicts at other tokens nobody asks
+        student.heads["mlm"].bias.zero_()
+    assert constant_prediction(trainer, held_out) != 17
