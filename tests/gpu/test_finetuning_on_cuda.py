@@ -34,13 +34,17 @@ def losses_of(run: Run, trainer: Trainer, *, steps: int) -> list[float]:
     return losses
 
 
+@pytest.mark.parametrize("compiling", ["on", "off"])
 @pytest.mark.parametrize("name", sorted(TOYS))
-def test_every_toy_task_learns_its_rule_from_recorded_steps(name, model, tmp_path):
-    result = tune(name, model, tmp_path, *ON_GPU, f"run.epochs={EPOCHS.get(name, 10)}")
+def test_every_toy_task_learns_its_rule_from_recorded_steps(name, model, tmp_path, compiling):
+    settings = f"run.epochs={EPOCHS.get(name, 10)}", f"run.compile={compiling}"
+    result = tune(name, model, tmp_path, *ON_GPU, *settings)
     assert result.metrics["dev"][toy_assignment(name, model, tmp_path).task.metrics[0]] > 0.9
 
 
-@pytest.mark.parametrize("setting", ["optim.algorithm=adamw", "optim.algorithm=muon", "head.encoder=lora"])
+@pytest.mark.parametrize(
+    "setting", ["optim.algorithm=adamw", "optim.algorithm=muon", "head.encoder=lora", "run.compile=off"]
+)
 def test_recorded_steps_teach_what_ordinary_ones_do(model, tmp_path, setting):
     recorded, ordinary = (run_of("sst2", model, tmp_path, setting) for _ in range(2))
     trainer = ordinary.trainer

@@ -31,6 +31,7 @@ from bertsmith.finetuning.target_scaler import TargetScaler, fit_target_scaler
 from bertsmith.finetuning.teacher_scores import Teachers, teacher_note
 from bertsmith.inference.task_model import TaskModel, scorer_of
 from bertsmith.model.attention_kernels import flash_fits
+from bertsmith.model.encoder import can_compile
 from bertsmith.model.lora import LoraShape, add_fresh_adapters
 from bertsmith.recipe.finetuning_schema import FinetuningRecipe, LoraSection
 from bertsmith.tasks.batches import ShuffledBatches, balanced_weights
@@ -172,15 +173,16 @@ def build_trainer(
     scorer = scorer_of(network, config, initial.tokenizer, seed=seed, fresh=initial.fresh)
     network.encoder.recompute = recipe.run.recompute
     objective = TaskObjective(scorer.to(world.device), config.kind, config.head, recipe.distill).train()
-    wanted = recipe.run.compile == "on" or (recipe.run.compile == "auto" and gpu)
-    if wanted and config.head.encoder != "frozen-features":  # an LSTM is no part of a graph
+    # An LSTM is no part of a graph.
+    one_graph = can_compile(objective) and config.head.encoder != "frozen-features"
+    if one_graph and (recipe.run.compile == "on" or (recipe.run.compile == "auto" and gpu)):
         objective.compile_whole()
     optimizer = build_optimizer(scorer, recipe.optim)
     # A step is recorded as a CUDA graph only with flash attention: other kernels read lengths on the CPU. Nor
     # with fp16, where the CPU decides after each step by how much the next loss is scaled, nor where layers
     # are recomputed, for which dropout's random state is read back, nor with gradients of other processes.
     flash = gpu and precision == "bf16" and flash_fits(network.config.head_width, world.device)
-    recordable = objective.compiled and flash and OPTIMIZERS[recipe.optim.algorithm].recordable
+    recordable = one_graph and flash and OPTIMIZERS[recipe.optim.algorithm].recordable
     recordable = recordable and not recipe.run.recompute and world.size == 1
     graphs = recording_of(optimizer, world.device) if recordable else None
     clip_norm, guard = recipe.optim.clip_norm, GradientGuard("off")

@@ -115,7 +115,8 @@ class FinetuningRunSection(Section):
     """bf16: fp32 master weights with autocast; fp16: the same with loss scaling, for GPUs without bf16; auto
     is bf16 on a GPU that has it, else fp16, and fp32 on a CPU."""
     compile: Literal["auto", "on", "off"] = "auto"
-    """torch.compile; auto is on for a GPU."""
+    """torch.compile; auto is on for a GPU. It takes up to a minute, which few steps do not win back: off is
+    for these, whose steps are recorded all the same."""
     dropout: Rate = "model"
     """Dropout of embeddings and layers; model: what config.json says, which is what it was pre-trained with,
     for a model that was trained without dropout is ruined by it."""

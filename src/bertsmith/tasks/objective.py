@@ -9,7 +9,6 @@ from collections.abc import Callable, Collection
 import torch
 from torch import Tensor, nn
 
-from bertsmith.model.encoder import can_compile
 from bertsmith.model.network import Network
 from bertsmith.model.torch_internals import mark_dynamic
 from bertsmith.packed import PackedBatch
@@ -69,9 +68,7 @@ class TaskObjective(nn.Module):
         self.compiled = False
 
     def compile_whole(self) -> None:
-        """Compile loss and scorer as one graph, where the encoder can be; an LSTM in the scorer cannot."""
-        if not can_compile(self):
-            return
+        """Compile loss and scorer as one graph, which they must be: `can_compile`, and without an LSTM."""
         self._forward, self.compiled = torch.compile(self._plain, fullgraph=True), True
 
     def forward(self, batch: TaskBatch, scales_1: Tensor) -> tuple[Tensor, Tensor]:
