@@ -62,8 +62,8 @@ FINETUNING_SETTINGS = (
 )
 CLOCK = {"seconds", "first_step_seconds", "tokens_per_second", "input_wait", "mfu"}
 """What the clock decides in a line of metrics; in a saved state also the time waited for batches."""
-CLOCK_FILES = {"card.md"}
-"""The card of a model says how many seconds its training took."""
+CLOCK_FILES = {"card.md", "curves.png"}
+"""The card of a model says how many seconds its training took, and so does the title of its curves."""
 WRITES_TO_HIT = 3
 LONGEST_START_SECONDS = 8.0
 LONGEST_WAIT_INSIDE_A_WRITE_SECONDS = 0.03

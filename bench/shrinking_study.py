@@ -28,7 +28,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bertsmith.pretraining.initial_model import config_of
+from bertsmith.pretraining.initial_model import folder_and_config
 from bertsmith.studies.cost_table import pareto_front
 
 BERTSMITH = (sys.executable, "-m", "bertsmith")
@@ -334,7 +334,7 @@ def student_jobs(options: argparse.Namespace, training: Training) -> Iterator[tu
 
 def shared_job(options: argparse.Namespace, place: Path, common: Sequence[str], tokens: float) -> Job:
     """An ALBERT that learns from the model: made of its weights where it is a BERT, else of its size."""
-    config = config_of(options.model, option="--model")[1]
+    config = folder_and_config(options.model, option="--model")[1]
     out = place / "shared"
     if config.model_type == "bert":
         words = ("share", "--model", options.model)

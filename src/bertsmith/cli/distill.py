@@ -149,13 +149,13 @@ def _refuse(given: "dict[str, object]", beside: str) -> None:
 
 def _task_named(name: str, teacher: Path) -> "Task":
     """A task of the papers, or the one of the user's own that a teacher was fine-tuned for."""
-    from bertsmith.finetuning.predict import config_of
+    from bertsmith.finetuning.predict import task_config_in
     from bertsmith.tasks.catalogue import task_named
     from bertsmith.tasks.custom import custom_task, spec_of
 
     if name != OWN:
         return task_named(name)
-    config = config_of(teacher)
+    config = task_config_in(teacher)
     if config is None or not config.custom:
         remedy = "give the folder of a `bertsmith finetune custom` run"
         raise UserError("was not fine-tuned on a table of your own", where=str(teacher), remedy=remedy)
@@ -179,9 +179,9 @@ def _student_options(teacher: str, layers: int | None, student: str) -> "tuple[t
 
 def _teacher_layers(teacher: str, wanted: int) -> "tuple[int, ...]":
     from bertsmith.model.layer_subset import evenly_spaced
-    from bertsmith.pretraining.initial_model import config_of
+    from bertsmith.pretraining.initial_model import folder_and_config
 
-    folder, config = config_of(teacher, option="--teacher")
+    folder, config = folder_and_config(teacher, option="--teacher")
     if not 0 < wanted <= config.layers:
         what = f"the teacher has {config.layers} layers, and a student of {wanted} would"
         what += " be larger" if wanted > 0 else " have none"

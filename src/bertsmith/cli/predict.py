@@ -110,8 +110,8 @@ def predict(
     from bertsmith.finetuning.predict import (
         Reading,
         check_ending,
-        config_of,
         predict,
+        task_config_in,
         write_official,
         write_predictions,
     )
@@ -121,7 +121,7 @@ def predict(
     data, out = data.expanduser(), out.expanduser()
     _check_not_input(data, out)
     form = TableFormat.parse(delimiter=delimiter, encoding=encoding, columns=columns)
-    if config := config_of(folders[0]):  # before anything is computed
+    if config := task_config_in(folders[0]):  # before anything is computed
         check_ending(config.kind, out)
     chosen = cast("Precision", precision)
     reading = Reading(form, skip_bad, split)

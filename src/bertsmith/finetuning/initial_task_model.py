@@ -17,7 +17,7 @@ from bertsmith.model.architectures.registry import architecture_of
 from bertsmith.model.heads import OutputHead
 from bertsmith.model.model_folder import Model, head_outputs
 from bertsmith.model.network import Network, add_fresh_head, build_network, initialise, set_pooling
-from bertsmith.model.quantized_folder import is_quantized
+from bertsmith.model.quantised_folder import is_quantised
 from bertsmith.tasks.task_config import TaskConfig
 from bertsmith.text.tokenizer import Tokenizer
 
@@ -57,7 +57,7 @@ def load_initial_task_model(
         remedy = f"merge it first: bertsmith merge {folder} --out FOLDER"
         raise UserError("is an adapter, and adapters stand on whole models", where=str(folder), remedy=remedy)
     bert = load(folder, device="cpu")
-    if is_quantized(bert.model.network):
+    if is_quantised(bert.model.network):
         remedy = "fine-tune the model that it was made from, and quantise again"
         raise UserError("the model is quantised, and cannot learn", where=str(folder), remedy=remedy)
     model = replace(bert.model, network=_with_dropouts(bert.model.network, dropouts))

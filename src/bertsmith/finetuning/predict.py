@@ -107,7 +107,7 @@ def task_of(config: TaskConfig, form: TableFormat) -> Task:
     return task
 
 
-def config_of(folder: Path) -> TaskConfig | None:
+def task_config_in(folder: Path) -> TaskConfig | None:
     """What the model of a folder says of its task, before its weights are read; nothing where it is none."""
     finetuned = read_finetuned(model_folder(folder))
     return None if finetuned is None else finetuned.config

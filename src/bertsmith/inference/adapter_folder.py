@@ -34,7 +34,7 @@ from bertsmith.model.lora import (
 )
 from bertsmith.model.model_folder import CheckpointTensors, Model, head_outputs
 from bertsmith.model.network import Network, add_missing_supports, published_names
-from bertsmith.model.quantized_folder import is_quantized
+from bertsmith.model.quantised_folder import is_quantised
 from bertsmith.model.sentence_modules import transformer_folder
 from bertsmith.model.tensor_files import FOR_TORCH, read_metadata, read_safetensors, write_safetensors
 
@@ -210,7 +210,7 @@ def adapted_model(base: Model, adapter: Adapter, finetuned: FinetunedTask | None
 
 def _check_base(base: Model, adapter: Adapter) -> None:
     """Stop where the base is not the one that the adapter was trained over: it would answer nonsense."""
-    if is_quantized(base.network):
+    if is_quantised(base.network):
         remedy = "merge it into the model it was trained over (bertsmith merge), and quantise that"
         raise UserError("quantised weights take no adapters", where=str(adapter.folder), remedy=remedy)
     if adapter.base_fingerprint not in ("", fingerprint(base.network)):

@@ -36,7 +36,7 @@ from bertsmith.inference.finetuned_folder import (
 )
 from bertsmith.inference.model_path import is_adapter, model_folder
 from bertsmith.inference.outputs import ABILITIES, Choice, Classification, Entity, NextSentence, TaggedWord
-from bertsmith.inference.precision import fast_network, quantized_network, takes_int8, usable_precision
+from bertsmith.inference.precision import fast_network, quantised_network, takes_int8, usable_precision
 from bertsmith.inference.text_reader import Reader, TextInput, TextOrPair, TokenizedText, as_list, as_pairs
 from bertsmith.model.architectures.registry import architecture_of
 from bertsmith.model.encoder import (
@@ -182,7 +182,7 @@ class Bert:
         self._device, self._int8, self.reader = chosen, int8, Reader(tokenizer, longest)
         network = model.network.to(chosen).eval()
         if int8:
-            self.engine = Engine(quantized_network(network, self.reader, chosen), self.reader, chosen)
+            self.engine = Engine(quantised_network(network, self.reader, chosen), self.reader, chosen)
 
     @cached_property
     def engine(self) -> Engine:

@@ -58,7 +58,7 @@ def fast_network(network: Network, device: torch.device, over: Network | None = 
     return real_network(network) if fast is network else fast
 
 
-def quantized_network(network: Network, reader: Reader, device: torch.device) -> Network:
+def quantised_network(network: Network, reader: Reader, device: torch.device) -> Network:
     """The network with 8-bit products: as they were calibrated before, else on texts of the vocabulary."""
     if device.type != "cpu":
         raise UserError("int8 is for a CPU", where="precision", remedy=f"take bf16 on {device.type}")

@@ -12,7 +12,7 @@ from bertsmith.model.architectures.registry import architecture_of
 from bertsmith.model.inference_network import stored_weights
 from bertsmith.model.model_folder import published_config
 from bertsmith.model.network import Network, set_pooling
-from bertsmith.model.quantized_folder import is_quantized
+from bertsmith.model.quantised_folder import is_quantised
 
 if TYPE_CHECKING:
     import onnx
@@ -72,7 +72,7 @@ def _precision(network: Network, asked: str | None, *, where: str) -> str:
     """The precision to write: that of the folder where none is asked for."""
     if asked is not None and asked not in PRECISIONS:
         raise UserError(f"unknown precision {asked!r}", remedy=f"choose one of {', '.join(PRECISIONS)}")
-    own = "int8" if is_quantized(network) else "fp32"
+    own = "int8" if is_quantised(network) else "fp32"
     if own == "int8" and asked not in (None, "int8"):
         what = f"is quantised, and {asked} would be no more exact"
         raise UserError(
@@ -90,7 +90,7 @@ def _notes(network: Network) -> list[str]:
         notes.append(
             f"transformers, and so optimum, has no config for {', '.join(settings)}: open the file itself"
         )
-    if is_quantized(network) and not stored_weights(network):
+    if is_quantised(network) and not stored_weights(network):
         notes.append("only weights are whole numbers: products are computed with real ones")
     return notes
 

@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 
 from bertsmith.core.errors import UserError
-from bertsmith.model.quantized_weights import QuantizedLinear, bits_of
+from bertsmith.model.quantised_weights import QuantisedLinear, bits_of
 
 OPSET = 17
 """The first with a LayerNormalization; newer ones have nothing that is needed, and old runtimes lack them."""
@@ -90,13 +90,13 @@ class Graph:
 
     def linear(self, linear: nn.Linear, values: Value) -> Value:
         """The product of a linear layer, in 8 bits where it was calibrated for that."""
-        if isinstance(linear, QuantizedLinear):
-            product = self._quantized_product(linear, values)
+        if isinstance(linear, QuantisedLinear):
+            product = self._quantised_product(linear, values)
         else:
             product = self.op("MatMul", values, self.weight(linear.weight.detach().T))
         return product if linear.bias is None else self.op("Add", product, self.weight(linear.bias))
 
-    def _quantized_product(self, linear: QuantizedLinear, values: Value) -> Value:
+    def _quantised_product(self, linear: QuantisedLinear, values: Value) -> Value:
         if bits_of(linear.whole) != 8:
             remedy = "export the model that it was made from"
             raise UserError(f"opset {OPSET} of ONNX has no weights of 4 bits", remedy=remedy)
@@ -105,7 +105,7 @@ class Graph:
             whole_IO = self.array(linear.whole.numpy().T)
             return self.op("DequantizeLinear", whole_IO, self.weight(linear.scales_OG[:, 0]), axis=1)
 
-        weight_IO = self.once(("quantized", id(linear)), make)
+        weight_IO = self.once(("quantised", id(linear)), make)
         if linear.steps is not None:
             if linear.per_input_I is not None:
                 factors_I = (linear.per_input_I * linear.steps.size).numpy().astype(self.float)

@@ -30,7 +30,7 @@ from bertsmith.model.encoder import (
 )
 from bertsmith.model.heads import MaskedLanguageHead, OutputHead, Pooler, Transform
 from bertsmith.model.network import Network
-from bertsmith.model.quantized_weights import QuantizedEmbedding
+from bertsmith.model.quantised_weights import QuantisedEmbedding
 from bertsmith.model.rotary import NormalisedRotary, Rotary
 
 HIDDEN = {np.float32: -1e9, np.float16: -1e4}
@@ -118,12 +118,12 @@ class _NetworkWriter:
 
     def _rows(self, table: nn.Embedding, ids: Value) -> Value:
         graph = self.graph
-        if not isinstance(table, QuantizedEmbedding):
+        if not isinstance(table, QuantisedEmbedding):
             return graph.op("Gather", graph.weight(table.weight), ids)
         rows = graph.cast(graph.op("Gather", self._whole_table(table), ids), graph.float)
         return graph.op("Mul", rows, graph.op("Gather", graph.weight(table.scales_OG), ids))
 
-    def _whole_table(self, table: QuantizedEmbedding) -> Value:
+    def _whole_table(self, table: QuantisedEmbedding) -> Value:
         return self.graph.once(("table",), lambda: self.graph.array(table.whole.numpy()))
 
     def _after_block(self, block: Block, hidden: Value) -> Value:
@@ -324,7 +324,7 @@ class _NetworkWriter:
     def _decoder(self, head: MaskedLanguageHead) -> Value:
         """The word table, or the head's own, turned [D, V]."""
         words = self.network.encoder.embeddings.words
-        if head.decoder is not None or not isinstance(words, QuantizedEmbedding):
+        if head.decoder is not None or not isinstance(words, QuantisedEmbedding):
             table = words.weight if head.decoder is None else head.decoder
             return self.graph.op("Transpose", self.graph.weight(table), perm=[1, 0])
         scales = self.graph.weight(words.scales_OG[:, 0])

@@ -34,19 +34,19 @@ from bertsmith.model.encoder import (
 from bertsmith.model.heads import OutputHead
 from bertsmith.model.lora import LoraLinear, with_shared_weights
 from bertsmith.model.network import Network
-from bertsmith.model.quantized_weights import (
+from bertsmith.model.quantised_weights import (
     GROUP_INPUTS,
+    EightBitSteps,
     InputRange,
-    QuantizedEmbedding,
-    QuantizedLinear,
-    Steps,
+    QuantisedEmbedding,
+    QuantisedLinear,
     bits_of,
     in_steps,
     smoothed,
 )
 from bertsmith.model.torch_internals import (
-    Quantized,
-    QuantizedWeight,
+    Quantised,
+    QuantisedWeight,
     has_4bit_products,
     has_bf16_products,
     has_onednn,
@@ -147,11 +147,13 @@ class AdaptedLinear:
 class Int8Linear:
     """A linear layer that rounds its inputs, or takes them rounded, and can give its activation rounded."""
 
-    def __init__(self, linear: QuantizedLinear, dtype: torch.dtype, *, to: Steps | None = None) -> None:
+    def __init__(
+        self, linear: QuantisedLinear, dtype: torch.dtype, *, to: EightBitSteps | None = None
+    ) -> None:
         """`dtype`: of inputs and outputs; `to`: the steps in which an activation is given."""
         assert linear.steps is not None and bits_of(linear.whole) == 8, "it was calibrated"
         self._steps, self._to = linear.steps, to
-        self._weight = QuantizedWeight(
+        self._weight = QuantisedWeight(
             pack_int8_weight(linear.whole),
             linear.scales_OG[:, 0],
             zeros_O=torch.zeros(len(linear.whole), dtype=torch.int32),
@@ -185,13 +187,13 @@ class Int8Linear:
         activation: str = "none",
         form: str = "",
         *,
-        to: Steps | None = None,
+        to: EightBitSteps | None = None,
     ) -> Tensor:
         steps = self._steps
         rounded = values_TI.dtype == steps.dtype
-        whole_TI = values_TI if rounded else steps.quantize(values_TI * self._per_input_I)
+        whole_TI = values_TI if rounded else steps.quantise(values_TI * self._per_input_I)
         output = (1.0, 0, dtype) if to is None else (to.size, to.zero, to.dtype)
-        inputs = Quantized(whole_TI.contiguous(), steps.size, steps.zero)
+        inputs = Quantised(whole_TI.contiguous(), steps.size, steps.zero)
         return int8_linear(inputs, self._weight, output, activation, form)
 
 
@@ -201,7 +203,7 @@ class Int8Linear:
 class FourBitLinear:
     """A linear layer whose weights stay at 4 bits; each row of inputs is rounded to 8 as it comes."""
 
-    def __init__(self, linear: QuantizedLinear) -> None:
+    def __init__(self, linear: QuantisedLinear) -> None:
         self._sizes = (GROUP_INPUTS, linear.in_features, linear.out_features)
         bias_O = None if linear.bias is None else linear.bias.detach()
         self._weight = pack_4bit_weight(linear.whole, linear.scales_OG, bias_O, self._sizes)
@@ -221,7 +223,7 @@ class FourBitLinear:
 
 def takes_4bit_products(linear: nn.Linear) -> bool:
     """Whether this machine has fast products for the 4-bit weights of a layer."""
-    if not isinstance(linear, QuantizedLinear) or bits_of(linear.whole) != 4:
+    if not isinstance(linear, QuantisedLinear) or bits_of(linear.whole) != 4:
         return False
     is_grouped = linear.scales_OG.shape[1] * GROUP_INPUTS == linear.in_features
     return is_grouped and linear.dtype == torch.float32 and has_4bit_products()
@@ -368,7 +370,7 @@ def packed_network(network: Network, over: Network | None = None) -> Network:
     return _with_real_table(_with_blocks(network, converted))
 
 
-BlockWeights = tuple[QuantizedLinear, QuantizedLinear, QuantizedLinear, QuantizedLinear]
+BlockWeights = tuple[QuantisedLinear, QuantisedLinear, QuantisedLinear, QuantisedLinear]
 """Project, output, expand, contract."""
 
 
@@ -416,7 +418,7 @@ def stored_weights(network: Network) -> list[BlockWeights]:
     found = []
     for block in plain_blocks(network):
         linears = linears_of(block)
-        if not all(isinstance(linear, QuantizedLinear) and linear.steps is not None for linear in linears):
+        if not all(isinstance(linear, QuantisedLinear) and linear.steps is not None for linear in linears):
             return []
         found.append(cast("BlockWeights", linears))
     return found
@@ -444,7 +446,7 @@ def _real(linear: nn.Linear) -> nn.Linear:
 def is_for_memory(blocks: Sequence[Block]) -> bool:
     """Whether they hold weights of few bits that are to stay small: packed ones would not be."""
     linears = (linear for block in blocks for linear in linears_of(block))
-    return any(isinstance(linear, QuantizedLinear) and linear.steps is None for linear in linears)
+    return any(isinstance(linear, QuantisedLinear) and linear.steps is None for linear in linears)
 
 
 def put_weights(block: Block, weights: tuple[nn.Linear, ...]) -> None:
@@ -476,7 +478,7 @@ def _with_blocks(network: Network, layers: Iterable[tuple[Block, BlockLinears]])
 def _with_real_table(network: Network) -> Network:
     """The network, whose word table now holds real numbers: 8-bit ones would be scaled at each look-up."""
     embeddings = network.encoder.embeddings
-    if isinstance(embeddings.words, QuantizedEmbedding):
+    if isinstance(embeddings.words, QuantisedEmbedding):
         weight_VE = embeddings.words.weight
         table = nn.Embedding(len(weight_VE), weight_VE.shape[1], _weight=weight_VE)
         widen = embeddings.widen if isinstance(embeddings.widen, nn.Linear) else None

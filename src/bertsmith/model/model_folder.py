@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from bertsmith.core.errors import UserError
 from bertsmith.core.files import atomic_folder, read_json, write_json
 from bertsmith.model.architecture import Architecture, Names, published_in
-from bertsmith.model.architectures.registry import QUANTIZED_TYPE, architecture_of
+from bertsmith.model.architectures.registry import QUANTISED_TYPE, architecture_of
 from bertsmith.model.encoder_config import (
     ConfigReader,
     EncoderConfig,
@@ -28,14 +28,14 @@ from bertsmith.model.network import (
     build_network,
     published_names,
 )
-from bertsmith.model.quantized_folder import (
+from bertsmith.model.quantised_folder import (
     put_stored,
-    quantized_config,
+    quantised_config,
     real_config,
     stored_and_real,
     stored_tensors,
 )
-from bertsmith.model.quantized_weights import QuantizedLayer
+from bertsmith.model.quantised_weights import QuantisedLayer
 from bertsmith.model.sentence_modules import SentenceModules, read_sentence_modules, transformer_folder
 from bertsmith.model.tensor_files import SAVED_WEIGHT_FILES, read_tensors, write_tensors
 
@@ -234,7 +234,7 @@ def read_model(folder: Path, *, dtype: torch.dtype = torch.float32) -> Model:
     inner = transformer_folder(folder)
     config_json, tensors = read_json(inner / "config.json", remedy=remedy), read_tensors(inner)
     stored = None
-    if config_json.get("model_type") == QUANTIZED_TYPE:
+    if config_json.get("model_type") == QUANTISED_TYPE:
         config_json = real_config(config_json, where=inner)
         stored, real = stored_and_real(tensors, where=inner)
         tensors = iter(real.items())
@@ -322,7 +322,7 @@ def write_model(folder: Path, model: Model, *, shard_bytes: int = SHARD_BYTES) -
         tensors = {name: tensor.to(model.stored) for name, tensor in tensors.items()}
         config_json["dtype"] = str(model.stored).removeprefix("torch.")
     with atomic_folder(folder, replaces=SAVED_WEIGHT_FILES) as fresh:
-        write_json(fresh / "config.json", quantized_config(config_json, network))
+        write_json(fresh / "config.json", quantised_config(config_json, network))
         write_tensors(fresh, tensors, shard_bytes)
         model.sentence.write(fresh)
 
@@ -352,14 +352,14 @@ def published_config(model: Model) -> dict[str, Any]:
 def _published_tensors(network: Network, names: Names) -> dict[str, Tensor]:
     """The weights of a network under their published names, quantised ones with what belongs to them."""
     ours, tensors = network.state_dict(), dict[str, Tensor]()
-    quantized = {
+    quantised = {
         f"{name}.weight": layer
         for name, layer in network.named_modules(remove_duplicate=False)
-        if isinstance(layer, QuantizedLayer)
+        if isinstance(layer, QuantisedLayer)
     }
     for name, theirs in names.items():
-        if name in quantized:
-            tensors |= stored_tensors(quantized[name], theirs)
+        if name in quantised:
+            tensors |= stored_tensors(quantised[name], theirs)
             continue
         # Clones: a file must not store one memory twice, nor the rest of a view's memory.
         parts = [part.clone() for part in ours[name].detach().cpu().contiguous().chunk(len(theirs))]

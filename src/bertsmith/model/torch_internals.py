@@ -159,7 +159,7 @@ def pack_int8_weight(weight_OI: Tensor) -> Tensor:
     return packed
 
 
-class Quantized(NamedTuple):
+class Quantised(NamedTuple):
     """8-bit values with the size of a step and the value that stands for 0."""
 
     values_TI: Tensor
@@ -167,7 +167,7 @@ class Quantized(NamedTuple):
     zero: int
 
 
-class QuantizedWeight(NamedTuple):
+class QuantisedWeight(NamedTuple):
     """A packed 8-bit weight with a scale and a zero for each output, and the bias."""
 
     weight: Tensor
@@ -177,8 +177,8 @@ class QuantizedWeight(NamedTuple):
 
 
 def int8_linear(
-    inputs: Quantized,
-    weight: QuantizedWeight,
+    inputs: Quantised,
+    weight: QuantisedWeight,
     output: tuple[float, int, torch.dtype],
     activation: str = "none",
     form: str = "",

@@ -102,10 +102,10 @@ def with_true_model(recipe: Recipe) -> Recipe:
         _check_words_have_a_model(recipe)
         if not recipe.distill.layers:
             return recipe
-        folder, config = config_of(recipe.distill.teacher, option="--teacher")
+        folder, config = folder_and_config(recipe.distill.teacher, option="--teacher")
         config = student_config(config, recipe)
     else:
-        folder, config = config_of(recipe.start.model, option="--from")
+        folder, config = folder_and_config(recipe.start.model, option="--from")
     values = {**recipe.model_dump(), "model": model_section_of(config).model_dump()}
     try:
         return Recipe.model_validate(values)
@@ -113,7 +113,7 @@ def with_true_model(recipe: Recipe) -> Recipe:
         raise user_error(error, values, {f"model.{key}": str(folder) for key in values["model"]}) from error
 
 
-def config_of(model: str, *, option: str) -> tuple[Path, EncoderConfig]:
+def folder_and_config(model: str, *, option: str) -> tuple[Path, EncoderConfig]:
     """The folder of a model that an option names, and its encoder config, without its weights."""
     folder = transformer_folder(model_folder(model))
     if is_adapter(folder):

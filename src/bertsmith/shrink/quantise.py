@@ -18,8 +18,8 @@ from bertsmith.model.inference_network import (
     put_weights,
 )
 from bertsmith.model.network import Network
-from bertsmith.model.quantized_folder import is_quantized
-from bertsmith.model.quantized_weights import QuantizedLinear, quantized_for_memory, quantized_table
+from bertsmith.model.quantised_folder import is_quantised
+from bertsmith.model.quantised_weights import QuantisedLinear, quantised_for_memory, quantised_table
 from bertsmith.model.tensor_files import SAVED_WEIGHT_FILES
 from bertsmith.packed import PackedBatch
 
@@ -58,7 +58,7 @@ def quantise_weights(model: Path, out: Path, *, bits: int, base: Path | None) ->
     for block in plain_blocks(bert.model.network):
         # Layers that share weights have the quantised ones by now.
         project, output, expand, contract = (
-            each if isinstance(each, QuantizedLinear) else quantized_for_memory(each, bits)
+            each if isinstance(each, QuantisedLinear) else quantised_for_memory(each, bits)
             for each in linears_of(block)
         )
         put_weights(block, (project, output, expand, contract))
@@ -68,7 +68,7 @@ def quantise_weights(model: Path, out: Path, *, bits: int, base: Path | None) ->
 def _opened(model: Path, out: Path, base: Path | None) -> Bert:
     check_not_taken(out)
     bert = load(model, device="cpu", base=base)
-    if is_quantized(bert.model.network):
+    if is_quantised(bert.model.network):
         remedy = "give the model that it was made from"
         raise UserError("is quantised already", where=str(model), remedy=remedy)
     return bert
@@ -84,7 +84,7 @@ def _batches(bert: Bert, texts: Sequence[TextOrPair]) -> Iterator[PackedBatch]:
 
 def _written(bert: Bert, out: Path, *, texts: int, before: int) -> Quantised:
     embeddings = bert.model.network.encoder.embeddings
-    embeddings.words = quantized_table(embeddings.words)
+    embeddings.words = quantised_table(embeddings.words)
     bert.save(out)
     after = sum(file.stat().st_size for pattern in SAVED_WEIGHT_FILES for file in out.glob(pattern))
     # DeBERTa's attention is not computed in 8 bits here; exported, its products are.

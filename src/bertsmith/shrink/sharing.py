@@ -19,7 +19,7 @@ from bertsmith.model.encoder import Block, Embeddings
 from bertsmith.model.encoder_config import EncoderConfig
 from bertsmith.model.model_folder import head_outputs
 from bertsmith.model.network import Network, build_network
-from bertsmith.model.quantized_folder import is_quantized
+from bertsmith.model.quantised_folder import is_quantised
 
 KEPT_HEADS = ("pooler", "mlm", "classify", "tag", "span", "choice")
 """Heads that an ALBERT has, too, in the same form."""
@@ -42,7 +42,7 @@ def shared_model(bert: Bert, shape: SharedShape) -> Bert:
     """The model with shared weights; a head of words that does not fit narrower embeddings is left out."""
     network = bert.model.network
     config = _albert_config(network.config, shape)
-    if is_quantized(network):
+    if is_quantised(network):
         remedy = "share the model that it was made from, and quantise again"
         raise UserError("the model is quantised, and its weights are fixed", remedy=remedy)
     model = replace(bert.model, network=shared_network(network, config, shape.take))

@@ -15,7 +15,7 @@ from bertsmith.core.errors import UserError
 from bertsmith.model.encoder import Block, FeedForward, GatedFeedForward
 from bertsmith.model.encoder_config import EncoderConfig
 from bertsmith.model.network import Network
-from bertsmith.model.quantized_folder import is_quantized
+from bertsmith.model.quantised_folder import is_quantised
 
 Numbers = tuple[int, ...]
 
@@ -30,7 +30,7 @@ class KeptUnits:
 
 def blocks_to_prune(network: Network) -> list[Block]:
     """The blocks of a network; each holds its weights for itself, or for all layers that run it (ALBERT)."""
-    if is_quantized(network):
+    if is_quantised(network):
         remedy = "prune the model that it was made from, and quantise again"
         raise UserError("the model is quantised, and its weights are fixed", remedy=remedy)
     blocks = [each for each in network.encoder.blocks if isinstance(each, Block)]

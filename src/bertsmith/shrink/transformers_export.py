@@ -8,7 +8,7 @@ from bertsmith.core.files import check_not_taken
 from bertsmith.inference.loaded_model import Bert, load
 from bertsmith.model.architectures.registry import architecture_of
 from bertsmith.model.encoder_config import EncoderConfig
-from bertsmith.model.quantized_folder import is_quantized
+from bertsmith.model.quantised_folder import is_quantised
 from bertsmith.shrink.slicing import zero_filled_network
 
 
@@ -16,7 +16,7 @@ def export_transformers(folder: Path, out: Path, *, base: Path | None = None) ->
     """Write a model in a published shape; notes of what had to be filled up for it."""
     check_not_taken(out, option="--transformers")
     bert = load(folder, device="cpu", base=base)
-    if is_quantized(bert.model.network):
+    if is_quantised(bert.model.network):
         remedy = "export the model that it was made from, or export it with --onnx"
         raise UserError("transformers does not open quantised weights", where=str(folder), remedy=remedy)
     config = bert.model.network.config

@@ -17,13 +17,13 @@ from bertsmith.model.architectures.roberta import RobertaConfig
 from bertsmith.model.heads import MaskedLanguageHead
 from bertsmith.model.model_folder import Model
 from bertsmith.model.network import Network
-from bertsmith.model.quantized_folder import is_quantized
+from bertsmith.model.quantised_folder import is_quantised
 from bertsmith.text.trim_vocabulary import TrimmedVocabulary
 
 
 def with_vocabulary(bert: Bert, trimmed: TrimmedVocabulary) -> Bert:
     """The model with a tokenizer that has only some of its pieces."""
-    if is_quantized(bert.model.network):
+    if is_quantised(bert.model.network):
         remedy = "trim the model that it was made from, and quantise again"
         raise UserError("the model is quantised, and its weights are fixed", remedy=remedy)
     network = trimmed_network(bert.model.network, trimmed.kept)

@@ -26,7 +26,7 @@ from bertsmith.inference.model_path import SPREAD_FILE, is_adapter, is_model, mo
 from bertsmith.inference.task_model import TaskModel, task_model_of
 from bertsmith.model.flops import PassSize, layer_flops
 from bertsmith.model.network import Network
-from bertsmith.model.quantized_weights import QuantizedLayer
+from bertsmith.model.quantised_weights import QuantisedLayer
 from bertsmith.model.sentence_modules import transformer_folder
 from bertsmith.model.tensor_files import WEIGHT_FILES
 from bertsmith.packed import PackedBatch, pack
@@ -205,9 +205,9 @@ def joules_used(counters: Path = Path(POWER_COUNTERS)) -> float | None:
 
 def count_parameters(network: Network) -> int:
     """All weights of a network, quantised ones too; shared ones count once."""
-    quantized = (module for module in network.modules() if isinstance(module, QuantizedLayer))
+    quantised = (module for module in network.modules() if isinstance(module, QuantisedLayer))
     return sum(each.numel() for each in network.parameters()) + sum(
-        module.weight.numel() for module in quantized
+        module.weight.numel() for module in quantised
     )
 
 

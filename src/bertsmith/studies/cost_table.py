@@ -23,7 +23,7 @@ import torch
 from bertsmith.core.errors import UserError
 from bertsmith.core.files import read_json, sha256_of, write_json
 from bertsmith.core.version import VERSION
-from bertsmith.finetuning.predict import FURTHER_TASKS, config_of
+from bertsmith.finetuning.predict import FURTHER_TASKS, task_config_in
 from bertsmith.inference.adapter_folder import base_folder
 from bertsmith.inference.model_path import is_adapter, model_folder
 from bertsmith.insight.report import Cell, Report, Table, write_report
@@ -83,7 +83,7 @@ def _checked_metric(request: CostTableRequest) -> Metric:
     metric = request.task.deciding_metric
     for model in request.models:
         for run in runs_in(model):
-            config = config_of(run)
+            config = task_config_in(run)
             if config is None:
                 remedy = "give folders of `bertsmith finetune` runs, or what was made of them"
                 raise UserError("was not fine-tuned here: it has no task.json", where=str(run), remedy=remedy)

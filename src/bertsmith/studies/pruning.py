@@ -23,7 +23,7 @@ from bertsmith.finetuning.assignment import (
 from bertsmith.finetuning.evaluation import evaluate
 from bertsmith.finetuning.finetune import finetune
 from bertsmith.finetuning.finetuning_setup import cache_folder
-from bertsmith.finetuning.predict import config_of
+from bertsmith.finetuning.predict import task_config_in
 from bertsmith.finetuning.splits import TaskSplits, encoded_split, read_splits
 from bertsmith.inference.finetuned_folder import write_finetuned
 from bertsmith.inference.loaded_model import Bert, load
@@ -120,7 +120,7 @@ def plain_request(
 
 def task_of_model(folder: Path, named: str) -> tuple[Task, TaskConfig]:
     """The task that a model was fine-tuned for, which must be the one that is named, if any."""
-    config = config_of(folder)
+    config = task_config_in(folder)
     if config is None:
         remedy = "fine-tune it first: what matters to a task is removed last"
         raise UserError("was not fine-tuned here: it has no task.json", where=str(folder), remedy=remedy)
@@ -148,7 +148,7 @@ def task_to_train(
     folder: Path, named: str, overrides: Sequence[str], *, options: Sequence[tuple[str, str]]
 ) -> tuple[Task, FinetuningRecipe]:
     """The named task, or the one that a model was fine-tuned for, with the recipe of a training for it."""
-    if config_of(folder) is not None:
+    if task_config_in(folder) is not None:
         task, config = task_of_model(folder, named)
         return task, pruning_recipe(task, config, overrides, options=options)
     if not named:

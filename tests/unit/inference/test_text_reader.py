@@ -13,7 +13,7 @@ from bertsmith.cli.model_options import PrecisionOption
 from bertsmith.core.errors import UserError
 from bertsmith.inference import text_reader
 from bertsmith.inference.loaded_model import PRECISIONS
-from bertsmith.inference.precision import fastest_precision, quantized_network, usable_precision
+from bertsmith.inference.precision import fastest_precision, quantised_network, usable_precision
 from bertsmith.inference.text_reader import Reader, Sequences
 from bertsmith.model.inference_network import InferenceBlock
 from bertsmith.text.tokenizer import Tokenizer
@@ -145,9 +145,9 @@ def test_eight_bits_are_the_same_each_time(tmp_path):
 def test_eight_bits_are_rejected_where_they_cannot_be(toy):
     reader = Reader(toy, LONGEST)
     with pytest.raises(UserError, match="precision: int8 is for a CPU; take bf16 on cuda"):
-        quantized_network(tiny_network(), reader, torch.device("cuda"))
+        quantised_network(tiny_network(), reader, torch.device("cuda"))
     with pytest.raises(UserError, match="those of deberta-v2 are others; take bf16 or fp32"):
-        quantized_network(tiny_network("deberta-v2", heads={}), reader, torch.device("cpu"))
+        quantised_network(tiny_network("deberta-v2", heads={}), reader, torch.device("cpu"))
 
 
 def test_the_fastest_precision_is_half_where_the_machine_has_it(monkeypatch, tmp_path):

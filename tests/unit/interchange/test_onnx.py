@@ -13,7 +13,7 @@ from bertsmith.model.activations import ACTIVATIONS
 from bertsmith.model.architectures.registry import ARCHITECTURES
 from bertsmith.model.inference_network import calibrated, int8_network, plain_blocks, put_weights
 from bertsmith.model.network import Network, new_network, set_direction, set_pooling
-from bertsmith.model.quantized_weights import quantized_table
+from bertsmith.model.quantised_weights import quantised_table
 from bertsmith.packed import pack
 from tests.lively_networks import lively_network
 from tests.tiny import tiny_encoder_config
@@ -115,7 +115,7 @@ def test_eight_bits_are_those_of_the_quantised_network(model_type):
     weights = calibrated(network, [packed(network)])
     for block, four in zip(plain_blocks(network), weights, strict=True):
         put_weights(block, four)
-    network.encoder.embeddings.words = quantized_table(network.encoder.embeddings.words)
+    network.encoder.embeddings.words = quantised_table(network.encoder.embeddings.words)
     graph = onnx_model(network, "fp32").graph
     # Four products a layer, and in each layer that runs the same block again the same weights.
     assert sum(node.op_type == "QuantizeLinear" for node in graph.node) == 4 * len(network.encoder.order)

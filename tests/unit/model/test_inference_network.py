@@ -20,7 +20,7 @@ from bertsmith.model.inference_network import (
     packed_network,
 )
 from bertsmith.model.network import new_network
-from bertsmith.model.quantized_weights import InputRange, Steps, in_steps, smoothed
+from bertsmith.model.quantised_weights import EightBitSteps, InputRange, in_steps, smoothed
 from bertsmith.packed import pack
 from tests.tiny import tiny_encoder_config, tiny_network
 
@@ -108,7 +108,7 @@ def relative_error(found: torch.Tensor, exact: torch.Tensor) -> float:
 
 def test_eight_bits_are_whole_numbers_times_the_steps(stream):
     linear, whole = nn.Linear(16, 8), torch.randint(-127, 128, (5, 16), generator=stream)
-    steps = Steps(0.5, 0, torch.int8)
+    steps = EightBitSteps(0.5, 0, torch.int8)
     made = Int8Linear(in_steps(linear, steps), torch.float32)
     with torch.no_grad():
         sizes = linear.weight.abs().amax(1, keepdim=True) / 127
@@ -147,13 +147,16 @@ def test_an_activation_is_handed_on_in_steps_of_the_layer_after_it(stream):
 
 
 def test_what_is_beyond_the_steps_is_cut_off_and_not_turned_around():
-    for steps, ends in ((Steps(1.0, 0, torch.int8), [127, -127]), (Steps(1.0, 9, torch.uint8), [255, 0])):
-        assert steps.quantize(torch.tensor([300.0, -300.0])).tolist() == ends
+    for steps, ends in (
+        (EightBitSteps(1.0, 0, torch.int8), [127, -127]),
+        (EightBitSteps(1.0, 9, torch.uint8), [255, 0]),
+    ):
+        assert steps.quantise(torch.tensor([300.0, -300.0])).tolist() == ends
 
 
 def test_inputs_that_come_rounded_are_not_scaled_again(stream):
     linear, values = nn.Linear(256, 128, bias=False), torch.rand(40, 256, generator=stream)
-    steps = Steps(0.0123, 0, torch.uint8)
+    steps = EightBitSteps(0.0123, 0, torch.uint8)
     made = Int8Linear(in_steps(linear, steps), torch.bfloat16)
     whole = (values / steps.size).round()
     with torch.no_grad():

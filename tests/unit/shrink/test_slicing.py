@@ -24,7 +24,7 @@ from bertsmith.model.inference_network import (
 from bertsmith.model.lora import LoraShape, adapters_of, add_fresh_adapters, merged_network
 from bertsmith.model.model_folder import Model, read_model, write_model
 from bertsmith.model.network import Network, build_network
-from bertsmith.model.quantized_folder import is_quantized
+from bertsmith.model.quantised_folder import is_quantised
 from bertsmith.packed import pack
 from bertsmith.shrink.slicing import KeptUnits, all_units, pruned_network, zero_filled_network
 from tests.lively_networks import lively_network
@@ -135,7 +135,7 @@ def test_packed_and_in_eight_bits_a_pruned_network_is_the_same(model_type, tmp_p
             put_weights(block, of_block)
         write_model(tmp_path, Model(pruned))
         read = read_model(tmp_path).network
-        assert (read.config, is_quantized(read)) == (pruned.config, True)
+        assert (read.config, is_quantised(read)) == (pruned.config, True)
         assert torch.equal(int8_network(read, stored_weights(read), torch.float32)(BATCH), rounded)
     with pytest.raises(UserError, match="quantised"):
         pruned_network(read, all_units(read))

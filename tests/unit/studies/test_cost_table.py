@@ -184,12 +184,12 @@ def test_models_of_another_task_are_refused_before_anything_is_measured(
 
 
 def test_shared_and_quantised_weights_count_once():
-    from bertsmith.model.quantized_weights import quantized_table
+    from bertsmith.model.quantised_weights import quantised_table
 
     network = build_network(tiny_encoder_config("albert"), {})
     before = count_parameters(network)
     assert before == sum(each.numel() for each in network.parameters())
-    network.encoder.embeddings.words = quantized_table(network.encoder.embeddings.words)
+    network.encoder.embeddings.words = quantised_table(network.encoder.embeddings.words)
     assert count_parameters(network) == before
 
 

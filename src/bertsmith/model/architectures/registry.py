@@ -19,13 +19,13 @@ ARCHITECTURES: dict[str, Architecture] = {
     )
 }
 
-QUANTIZED_TYPE = "bertsmith-quantized"
+QUANTISED_TYPE = "bertsmith-quantised"
 """The model_type of a folder whose weights are whole numbers; what they were before stands beside it."""
 
 
 def architecture_of(model_type: str, *, where: str = "") -> Architecture:
     """The architecture of this name in a config.json."""
-    if model_type == QUANTIZED_TYPE:
+    if model_type == QUANTISED_TYPE:
         remedy = "train the model that it was made from, and quantise again"
         raise UserError("the model is quantised, and cannot learn", where=where, remedy=remedy)
     if model_type not in ARCHITECTURES:

@@ -27,14 +27,14 @@ NARROWED = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7)
 
 
 @dataclass(frozen=True, slots=True)
-class Steps:
+class EightBitSteps:
     """How real numbers become 8-bit ones: in steps of one size, counted from a zero that may be shifted."""
 
     size: float
     zero: int
     dtype: torch.dtype
 
-    def quantize(self, counted: Tensor) -> Tensor:
+    def quantise(self, counted: Tensor) -> Tensor:
         """Numbers counted in steps, as 8-bit ones, what is too far out clamped; they are written over."""
         # -128 is left out, so that the range is the same on both sides of 0.
         lowest, highest = (0, 255) if self.dtype == torch.uint8 else (-127, 127)
@@ -51,12 +51,12 @@ class InputRange:
     largest_I: Tensor
     """Of each input, by its absolute value."""
 
-    def steps(self) -> Steps:
+    def steps(self) -> EightBitSteps:
         """Unsigned steps over the whole range: for what an activation gives, most of it on one side of 0."""
         # With 0 outside of the range, the shifted zero would not fit into 8 bits.
         lowest, highest = min(self.lowest, 0.0), max(self.highest, 0.0)
         size = max(highest - lowest, MIN_MAGNITUDE) / 255
-        return Steps(size, round(-lowest / size), torch.uint8)
+        return EightBitSteps(size, round(-lowest / size), torch.uint8)
 
     def joined(self, other: "InputRange") -> "InputRange":
         """The range of both."""
@@ -83,7 +83,7 @@ class _InSteps(nn.Module):
         return self
 
 
-class QuantizedLinear(_InSteps, nn.Linear):
+class QuantisedLinear(_InSteps, nn.Linear):
     """A linear layer whose weight is whole numbers in steps, with what 8-bit products need, or without."""
 
     whole: Tensor
@@ -96,7 +96,7 @@ class QuantizedLinear(_InSteps, nn.Linear):
         scales_OG: Tensor,
         bias_O: Tensor | None,
         *,
-        steps: Steps | None = None,
+        steps: EightBitSteps | None = None,
         per_input_I: Tensor | None = None,
     ) -> None:
         """`steps`: of the inputs of 8-bit products; `per_input_I`: steps in a unit of each, else of all."""
@@ -114,10 +114,10 @@ class QuantizedLinear(_InSteps, nn.Linear):
         factors_I = None
         if self.steps is not None and self.per_input_I is not None:
             factors_I = self.per_input_I.float() * self.steps.size
-        return dequantized(self.whole, self.scales_OG, factors_I).to(self.dtype)
+        return dequantised(self.whole, self.scales_OG, factors_I).to(self.dtype)
 
 
-class QuantizedEmbedding(_InSteps, nn.Embedding):
+class QuantisedEmbedding(_InSteps, nn.Embedding):
     """A table of 8-bit numbers with a step for each row."""
 
     def __init__(self, whole_VE: Tensor, scales_V1: Tensor) -> None:
@@ -127,15 +127,15 @@ class QuantizedEmbedding(_InSteps, nn.Embedding):
         self.register_buffer("scales_OG", scales_V1)
 
     def forward(self, input: Tensor) -> Tensor:
-        return dequantized(self.whole[input], self.scales_OG[input]).to(self.dtype)
+        return dequantised(self.whole[input], self.scales_OG[input]).to(self.dtype)
 
     @property
     def weight(self) -> Tensor:  # type: ignore[override]
         """The whole table as real numbers."""
-        return dequantized(self.whole, self.scales_OG).to(self.dtype)
+        return dequantised(self.whole, self.scales_OG).to(self.dtype)
 
 
-QuantizedLayer = QuantizedLinear | QuantizedEmbedding
+QuantisedLayer = QuantisedLinear | QuantisedEmbedding
 
 
 def bits_of(whole: Tensor) -> int:
@@ -143,7 +143,7 @@ def bits_of(whole: Tensor) -> int:
     return 8 if whole.dtype == torch.int8 else 4
 
 
-def dequantized(whole: Tensor, scales_OG: Tensor, factors_I: Tensor | None = None) -> Tensor:
+def dequantised(whole: Tensor, scales_OG: Tensor, factors_I: Tensor | None = None) -> Tensor:
     """The weights [O, I] that whole numbers stand for."""
     numbers_OI = whole if bits_of(whole) == 8 else _unpacked(whole)
     grouped_OGN = numbers_OI.view(*scales_OG.shape, -1)
@@ -164,7 +164,7 @@ def _unpacked(packed: Tensor) -> Tensor:
 # ---- rounding
 
 
-def smoothed(linear: nn.Linear, seen: InputRange) -> QuantizedLinear:
+def smoothed(linear: nn.Linear, seen: InputRange) -> QuantisedLinear:
     """A layer for 8-bit products that rounds its inputs, each by a step of its own.
 
     A transformer's inputs differ much in size from each other, and one step for all would round most of them
@@ -176,29 +176,29 @@ def smoothed(linear: nn.Linear, seen: InputRange) -> QuantizedLinear:
     by_weight_I = weight_OI.abs().amax(0).clamp(min=MIN_MAGNITUDE)
     # SmoothQuant's factor of each input: it makes inputs alike without making the weights too unlike.
     alike_I = largest_I**SMOOTHING / by_weight_I ** (1 - SMOOTHING)
-    steps = Steps(float((largest_I / alike_I).max()) / 127, 0, torch.int8)
+    steps = EightBitSteps(float((largest_I / alike_I).max()) / 127, 0, torch.int8)
     # The weights make up for the factors as they are applied: in bf16, where the machine computes in it.
     per_input_I = (1 / (alike_I * steps.size)).bfloat16().float()
     adjusted_OI = weight_OI / (per_input_I * steps.size)
     return _with_weight(linear, *rounded(adjusted_OI, 8), steps=steps, per_input_I=per_input_I)
 
 
-def in_steps(linear: nn.Linear, steps: Steps) -> QuantizedLinear:
+def in_steps(linear: nn.Linear, steps: EightBitSteps) -> QuantisedLinear:
     """A layer for 8-bit products that takes its inputs as they were rounded after an activation."""
     # Its inputs come in one step for all: a factor for each could not be divided out behind the activation.
     return _with_weight(linear, *rounded(linear.weight.detach().float(), 8), steps=steps)
 
 
-def quantized_for_memory(linear: nn.Linear, bits: int) -> QuantizedLinear:
+def quantised_for_memory(linear: nn.Linear, bits: int) -> QuantisedLinear:
     """A layer of few bits that rounds nothing but its weights; 8 bits where its inputs are odd in number."""
     # Two 4-bit numbers share a byte, and pruning may leave one of a row without another.
     fitting = 8 if linear.in_features % 2 else bits
     return _with_weight(linear, *rounded(linear.weight.detach().float(), fitting))
 
 
-def quantized_table(table: nn.Embedding) -> QuantizedEmbedding:
+def quantised_table(table: nn.Embedding) -> QuantisedEmbedding:
     """A table of 8-bit numbers."""
-    return QuantizedEmbedding(*rounded(table.weight.detach().float(), 8))
+    return QuantisedEmbedding(*rounded(table.weight.detach().float(), 8))
 
 
 def _with_weight(
@@ -206,11 +206,11 @@ def _with_weight(
     whole: Tensor,
     scales_OG: Tensor,
     *,
-    steps: Steps | None = None,
+    steps: EightBitSteps | None = None,
     per_input_I: Tensor | None = None,
-) -> QuantizedLinear:
+) -> QuantisedLinear:
     bias_O = None if linear.bias is None else linear.bias.detach()
-    return QuantizedLinear(whole, scales_OG, bias_O, steps=steps, per_input_I=per_input_I)
+    return QuantisedLinear(whole, scales_OG, bias_O, steps=steps, per_input_I=per_input_I)
 
 
 def rounded(weight_OI: Tensor, bits: int) -> tuple[Tensor, Tensor]:

@@ -14,32 +14,32 @@ import torch
 from torch import Tensor, nn
 
 from bertsmith.core.errors import UserError
-from bertsmith.model.architectures.registry import QUANTIZED_TYPE, architecture_of
+from bertsmith.model.architectures.registry import QUANTISED_TYPE, architecture_of
 from bertsmith.model.network import Network, published_names
-from bertsmith.model.quantized_weights import (
-    QuantizedEmbedding,
-    QuantizedLayer,
-    QuantizedLinear,
-    Steps,
+from bertsmith.model.quantised_weights import (
+    EightBitSteps,
+    QuantisedEmbedding,
+    QuantisedLayer,
+    QuantisedLinear,
     bits_of,
-    dequantized,
+    dequantised,
 )
 
 SCALES, PER_INPUT, INPUT_STEPS = "_scales", "_per_input", "_input_steps"
 BROKEN = "copy the whole folder again, or quantise again"
 
 
-def is_quantized(network: Network) -> bool:
+def is_quantised(network: Network) -> bool:
     """Whether a network holds quantised weights: it predicts, and cannot learn."""
-    return any(isinstance(module, QuantizedLayer) for module in network.modules())
+    return any(isinstance(module, QuantisedLayer) for module in network.modules())
 
 
 # ---- writing
 
 
-def quantized_config(config_json: dict[str, Any], network: Network) -> dict[str, Any]:
+def quantised_config(config_json: dict[str, Any], network: Network) -> dict[str, Any]:
     """The config.json of a network whose weights are quantised; as it is where none are."""
-    layers = [module for module in network.modules() if isinstance(module, QuantizedLinear)]
+    layers = [module for module in network.modules() if isinstance(module, QuantisedLinear)]
     if not layers:
         return config_json
     told = {
@@ -47,16 +47,16 @@ def quantized_config(config_json: dict[str, Any], network: Network) -> dict[str,
         "bits": min(bits_of(layer.whole) for layer in layers),
         "weights_only": all(layer.steps is None for layer in layers),
     }
-    return {**config_json, "model_type": QUANTIZED_TYPE, "quantized": told}
+    return {**config_json, "model_type": QUANTISED_TYPE, "quantised": told}
 
 
-def stored_tensors(layer: QuantizedLayer, theirs: tuple[str, ...]) -> dict[str, Tensor]:
+def stored_tensors(layer: QuantisedLayer, theirs: tuple[str, ...]) -> dict[str, Tensor]:
     """What is written of a layer under the published names of its parts."""
     tensors: dict[str, Tensor] = {}
     parts = zip(theirs, layer.whole.chunk(len(theirs)), layer.scales_OG.chunk(len(theirs)), strict=True)
     for name, whole, scales in parts:
         tensors[name], tensors[name + SCALES] = whole.clone(), scales.float().clone()
-        if isinstance(layer, QuantizedLinear) and layer.steps is not None:
+        if isinstance(layer, QuantisedLinear) and layer.steps is not None:
             steps = layer.steps
             tensors[name + INPUT_STEPS] = torch.tensor([steps.size, steps.zero], dtype=torch.float64)
             if layer.per_input_I is not None:
@@ -73,23 +73,23 @@ class StoredWeight:
 
     whole: Tensor
     scales_OG: Tensor
-    steps: Steps | None
+    steps: EightBitSteps | None
     per_input_I: Tensor | None
 
     def real(self) -> Tensor:
         """The weight that it stands for."""
         if self.steps is None or self.per_input_I is None:
-            return dequantized(self.whole, self.scales_OG)
-        return dequantized(self.whole, self.scales_OG, self.per_input_I * self.steps.size)
+            return dequantised(self.whole, self.scales_OG)
+        return dequantised(self.whole, self.scales_OG, self.per_input_I * self.steps.size)
 
 
 def real_config(config_json: Mapping[str, Any], *, where: Path) -> dict[str, Any]:
     """The config.json of the model before it was quantised."""
-    told = config_json.get("quantized")
+    told = config_json.get("quantised")
     if not isinstance(told, dict) or not isinstance(told.get("model_type"), str):
         what = "does not say which model was quantised"
         raise UserError(what, where=str(where / "config.json"), remedy=BROKEN)
-    kept = {key: value for key, value in config_json.items() if key != "quantized"}
+    kept = {key: value for key, value in config_json.items() if key != "quantised"}
     return {**kept, "model_type": told["model_type"]}
 
 
@@ -112,7 +112,7 @@ def put_stored(network: Network, stored: Mapping[str, StoredWeight]) -> None:
         parts = [stored.get(name) or stored.get(name.removeprefix(prefix)) for name in theirs]
         layer, found = ours.removesuffix(".weight"), [part for part in parts if part is not None]
         # Layers that share a weight have it by now.
-        if len(found) < len(parts) or isinstance(network.get_submodule(layer), QuantizedLayer):
+        if len(found) < len(parts) or isinstance(network.get_submodule(layer), QuantisedLayer):
             continue
         network.set_submodule(layer, _layer(network.get_submodule(layer), found))
 
@@ -123,11 +123,11 @@ def _layer(real: nn.Module, parts: list[StoredWeight]) -> nn.Module:
         torch.cat([part.scales_OG for part in parts]),
     )
     if isinstance(real, nn.Embedding):
-        return QuantizedEmbedding(whole, scales_OG)
+        return QuantisedEmbedding(whole, scales_OG)
     if not isinstance(real, nn.Linear):
         return real  # a file may round what we do not
     bias_O = None if real.bias is None else real.bias.detach()
-    return QuantizedLinear(whole, scales_OG, bias_O, steps=parts[0].steps, per_input_I=parts[0].per_input_I)
+    return QuantisedLinear(whole, scales_OG, bias_O, steps=parts[0].steps, per_input_I=parts[0].per_input_I)
 
 
 def _stored(held: Mapping[str, Tensor], name: str, *, where: Path) -> StoredWeight:
@@ -138,7 +138,7 @@ def _stored(held: Mapping[str, Tensor], name: str, *, where: Path) -> StoredWeig
     if steps is None:
         return StoredWeight(whole, scales, None, None)
     dtype = torch.uint8 if per_input is None else torch.int8
-    return StoredWeight(whole, scales, Steps(float(steps[0]), int(steps[1]), dtype), per_input)
+    return StoredWeight(whole, scales, EightBitSteps(float(steps[0]), int(steps[1]), dtype), per_input)
 
 
 def _fits(whole: Tensor, scales: Tensor, per_input: Tensor | None, steps: Tensor | None) -> bool:

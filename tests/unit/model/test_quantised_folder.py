@@ -24,13 +24,13 @@ from bertsmith.model.inference_network import (
 )
 from bertsmith.model.model_folder import Model, read_model, write_model
 from bertsmith.model.network import Network, new_network
-from bertsmith.model.quantized_folder import is_quantized
-from bertsmith.model.quantized_weights import (
-    QuantizedEmbedding,
-    QuantizedLinear,
+from bertsmith.model.quantised_folder import is_quantised
+from bertsmith.model.quantised_weights import (
+    QuantisedEmbedding,
+    QuantisedLinear,
     bits_of,
-    quantized_for_memory,
-    quantized_table,
+    quantised_for_memory,
+    quantised_table,
     rounded,
 )
 from bertsmith.model.torch_internals import has_4bit_products
@@ -56,7 +56,7 @@ def calibrated_network(model_type: str = "bert"):
     network = lively(model_type)
     for block, weights in zip(plain_blocks(network), calibrated(network, [BATCH]), strict=True):
         put_weights(block, weights)
-    network.encoder.embeddings.words = quantized_table(network.encoder.embeddings.words)
+    network.encoder.embeddings.words = quantised_table(network.encoder.embeddings.words)
     return network
 
 
@@ -67,8 +67,8 @@ def for_memory(model_type: str, bits: int):
 def rounded_for_memory(network: Network, bits: int) -> Network:
     for block in network.encoder.blocks:
         assert isinstance(block, Block)
-        put_weights(block, tuple(quantized_for_memory(each, bits) for each in linears_of(block)))
-    network.encoder.embeddings.words = quantized_table(network.encoder.embeddings.words)
+        put_weights(block, tuple(quantised_for_memory(each, bits) for each in linears_of(block)))
+    network.encoder.embeddings.words = quantised_table(network.encoder.embeddings.words)
     return network
 
 
@@ -83,7 +83,7 @@ def test_what_has_no_eight_bit_products_here_is_multiplied_as_real_numbers(tmp_p
     assert len(stored_weights(found)) == len(found.encoder.blocks)
     with torch.no_grad():
         real = real_network(found)
-        assert not is_quantized(real) and torch.equal(real(BATCH), network(BATCH))
+        assert not is_quantised(real) and torch.equal(real(BATCH), network(BATCH))
         assert likeness(real(BATCH), lively("deberta-v2")(BATCH)) > 0.99
 
 
@@ -92,7 +92,7 @@ def test_eight_bit_products_are_to_the_bit_those_that_were_written(model_type, t
     network = calibrated_network(model_type)
     write_model(tmp_path / "int8", Model(network))
     found = read_model(tmp_path / "int8").network
-    assert is_quantized(found) and isinstance(found.encoder.embeddings.words, QuantizedEmbedding)
+    assert is_quantised(found) and isinstance(found.encoder.embeddings.words, QuantisedEmbedding)
     with torch.no_grad():
         plain = lively(model_type)(BATCH)
         ours, theirs = (int8_network(each, stored_weights(each), torch.float32) for each in (network, found))
@@ -102,7 +102,7 @@ def test_eight_bit_products_are_to_the_bit_those_that_were_written(model_type, t
         assert torch.equal(network(BATCH), found(BATCH))
         assert torch.allclose(packed_network(found)(BATCH), found(BATCH), atol=1e-5)
         real = real_network(found)
-        assert not is_quantized(real) and is_quantized(found)
+        assert not is_quantised(real) and is_quantised(found)
         assert torch.equal(real(BATCH), found(BATCH))
         rows = torch.tensor([0, 3])
         assert torch.equal(network.word_scores(network(BATCH), rows), found.word_scores(found(BATCH), rows))
@@ -118,7 +118,7 @@ def test_weights_of_few_bits_stay_small_and_are_read_as_they_were_written(
     found = read_model(tmp_path / "small").network
     monkeypatch.setattr("bertsmith.model.inference_network.has_4bit_products", lambda: False)
     assert packed_network(found) is found and not stored_weights(found)
-    held = [module for module in found.modules() if isinstance(module, QuantizedLinear)]
+    held = [module for module in found.modules() if isinstance(module, QuantisedLinear)]
     assert len(held) == 4 * len(found.encoder.blocks)
     assert {module.whole.nbytes * 8 // bits for module in held} <= {
         linear.weight.numel() for block in lively(model_type).encoder.blocks for linear in linears_of(block)
@@ -133,7 +133,7 @@ def test_weights_of_few_bits_stay_small_and_are_read_as_they_were_written(
 def test_four_bits_are_multiplied_as_they_are_where_the_machine_can(model_type):
     network = for_memory(model_type, 4)
     fast = packed_network(network)
-    assert fast is not network and isinstance(fast.encoder.embeddings.words, QuantizedEmbedding)
+    assert fast is not network and isinstance(fast.encoder.embeddings.words, QuantisedEmbedding)
     with torch.no_grad():
         assert likeness(fast(BATCH), network(BATCH)) > 0.999
     assert computes_in_4_bits(network) and not computes_in_4_bits(for_memory(model_type, 8))
@@ -142,13 +142,13 @@ def test_four_bits_are_multiplied_as_they_are_where_the_machine_can(model_type):
 def test_rounding_errs_by_half_a_step_and_four_bits_pack_two_numbers_in_a_byte():
     linear = nn.Linear(64, 8).requires_grad_(False)
     for bits, most in ((8, 0.5 / 127), (4, 0.5 / 7)):
-        made = quantized_for_memory(linear, bits)
+        made = quantised_for_memory(linear, bits)
         assert made.whole.numel() == 64 * 8 * bits // 8
         error = (made.weight - linear.weight).abs() / linear.weight.abs().amax()
         # Four bits may cut off the ends of a group where that costs less than wider steps.
         assert float(error.max()) <= most * (1.01 if bits == 8 else 5)
         assert float(error.square().mean()) < most**2
-    ungrouped = quantized_for_memory(nn.Linear(6, 2), 4)
+    ungrouped = quantised_for_memory(nn.Linear(6, 2), 4)
     assert (ungrouped.whole.shape, ungrouped.scales_OG.shape) == ((2, 3), (2, 1))
     whole, scales = rounded(torch.tensor([[7.0, -7.0, 3.0, 0.0]]), 4)
     assert whole.tolist() == [[15 | 1 << 4, 11 | 8 << 4]] and scales.tolist() == [[1.0]]
@@ -183,9 +183,9 @@ def test_other_tools_stop_at_the_type_and_recipes_say_why(tmp_path):
     from transformers import AutoConfig
 
     write_model(tmp_path / "int8", Model(calibrated_network()))
-    with pytest.raises(ValueError, match="bertsmith-quantized"):
+    with pytest.raises(ValueError, match="bertsmith-quantised"):
         AutoConfig.from_pretrained(tmp_path / "int8")
-    told = json.loads((tmp_path / "int8" / "config.json").read_text())["quantized"]
+    told = json.loads((tmp_path / "int8" / "config.json").read_text())["quantised"]
     assert told == {"model_type": "bert", "bits": 8, "weights_only": False}
 
 
@@ -221,7 +221,7 @@ def test_a_folder_that_lacks_a_part_is_refused(tmp_path):
     write_model(tmp_path / "int8", Model(calibrated_network()))
     drop(tmp_path / "int8", QUERY)
     assert QUERY in complaint(tmp_path / "int8")
-    change_config(tmp_path / "int8", quantized="DROP")
+    change_config(tmp_path / "int8", quantised="DROP")
     assert "does not say which model was quantised" in complaint(tmp_path / "int8")
     with pytest.raises(UserError, match="quantised, and cannot learn"):
-        architecture_of("bertsmith-quantized")
+        architecture_of("bertsmith-quantised")
