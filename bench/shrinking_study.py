@@ -38,6 +38,8 @@ WITHOUT_TEACHER = ("distill.soft_weight=0", "distill.cosine_weight=1e-6", "disti
 """Of a student that learns masked words alone: distilling with nothing to learn from is refused."""
 EMBEDDING_WIDTH = 128
 """Of a student whose layers are shared, as in ALBERT."""
+UNCOMPILED = "run.compile=off"
+"""Of runs of a few hundred steps, each of which would be compiled anew."""
 HEADS, SPARSITIES, REWIND = (0.2, 0.4, 0.6), (0.5, 0.7, 0.9), 0.1
 RETRAINING = ("weights", "rate", "finetune")
 CALIBRATION_TEXTS = 512
@@ -104,7 +106,7 @@ class Training:
         """Of a fine-tuning run, as options of a command."""
         chosen = (
             *(f"run.epochs={self.epochs(task):g}", f"run.examples={self.examples}", f"run.seed={seed}"),
-            *("optim.peak_lr=1e-4", "run.evaluations=1", "run.keep_state=false"),
+            *("optim.peak_lr=1e-4", "run.evaluations=1", "run.keep_state=false", UNCOMPILED),
         )
         return [word for setting in chosen for word in ("--set", setting)]
 
@@ -354,6 +356,7 @@ def shrinking_jobs(
     epochs = training.epochs_of_pruning(task)
     pruned = ["prune", "--model", str(teacher.out), "--data", data, "--seed", str(seed), "--rounds", "2"]
     pruned += ["--epochs", f"{epochs:g}", "--lr", "1e-4", "--set", f"run.examples={training.examples}"]
+    pruned += ["--set", UNCOMPILED]
     removals: dict[str, tuple[str, ...]] = {
         f"{part:.0%} of the heads": ("--heads", str(part)) for part in HEADS
     }

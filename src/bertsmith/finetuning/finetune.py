@@ -174,6 +174,9 @@ def finetune_on(
         clock = Clock()  # loading and encoding count as time spent
         _report_splits(splits, callback)
         run = set_up(assignment, splits, world)
+        if study.preparation is not None:
+            # What a study does after a step would be no part of one that is recorded for a GPU.
+            run = replace(run, trainer=replace(run.trainer, graphs=None))
         state = restore(run)
         resumes = state.progress.step > 0
         if study.preparation is not None:

@@ -222,7 +222,7 @@ class _Job:
         self.callback.on_message(name)
         request = self.request
         out = self.work / name / "tuned"
-        # What is done after a step would be no part of one that is recorded for a GPU.
+        # Several short runs, each of which would be compiled anew.
         recipe = with_values(recipe, {"run.compile": "off"})
         assignment = Assignment(request.task, recipe, model, request.data, out, request.skip_bad)
         result = finetune(assignment, self.callback, preparation=preparation)
