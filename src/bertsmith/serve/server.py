@@ -233,12 +233,12 @@ def run_server(server: uvicorn.Server, listening: socket.socket, limits: Limits)
     server.run(sockets=[listening])
 
 
-def prepare_process() -> None:
+def prepare_process(switch_seconds: float = SWITCH_SECONDS) -> None:
     """Make a process that has loaded everything a quick one."""
     # What is loaded by now stays; the garbage collector would otherwise go through it again and again.
     gc.collect()
     gc.freeze()
-    sys.setswitchinterval(SWITCH_SECONDS)
+    sys.setswitchinterval(switch_seconds)
 
 
 def make_server(application: Application, limits: Limits) -> "DrainingServer":
