@@ -30,6 +30,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from http.client import HTTPConnection
 from pathlib import Path
 from threading import Timer
 from typing import Any
@@ -183,6 +184,14 @@ class Served:
         made.cpu_seconds = cpu_seconds(self.process.pid) - before
         return made
 
+    def wait_until_ready(self) -> None:
+        """Wait for an answer: a port takes connections before the processes behind it are there."""
+        host, port = self.address
+        connection = HTTPConnection(host, port, timeout=120)
+        connection.request("GET", "/ready")
+        assert connection.getresponse().status == 200
+        connection.close()
+
     def lines(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self.log.read_text().splitlines() if line.startswith("{")]
 
@@ -220,7 +229,9 @@ def server(options: argparse.Namespace, form: Form) -> Iterator[Served]:
         log = Path(folder) / "server.log"
         with log.open("ab") as written, subprocess.Popen(command, stderr=written, env=environment) as process:
             try:
-                yield Served(("127.0.0.1", port_of(process, log)), process, log)
+                served = Served(("127.0.0.1", port_of(process, log)), process, log)
+                served.wait_until_ready()
+                yield served
             finally:
                 process.send_signal(signal.SIGTERM)
                 process.wait(90)

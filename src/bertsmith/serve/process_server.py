@@ -34,8 +34,8 @@ from bertsmith.serve.server_config import ServerConfig, share_of
 MAX_DEFAULT_PROCESSES = 8
 SWITCH_SECONDS = 0.00005
 """For which the thread that takes in requests keeps the interpreter from the model's, which gives it away at
-each of its hundred kernels and needs it back: beside a busy thread, 120 small ones took 8 ms with 0.5 ms here,
-and 1 to 1.4 ms with this, at the same CPU time for a request."""
+each of its hundred kernels and needs it back: beside a busy thread, 120 small ones took 6 and 8 ms with
+0.5 ms here, 1.0 and 1.4 ms with this, at the same CPU time for a request."""
 JOIN_SECONDS = 5.0
 """For a process whose channel has ended to end, too."""
 
