@@ -218,7 +218,8 @@ class Model:
     sentence: SentenceModules = SentenceModules()
     """How it makes vectors of texts."""
     stored: torch.dtype = torch.float32
-    """What the weights of its file were, where all are of one type; written back where none has changed."""
+    """What the weights of its file were, last layers of tasks aside, where all are of one type; written back
+    where none has changed."""
 
     def labels(self) -> tuple[str, ...]:
         """The names of a task head's outputs, in order."""
@@ -276,7 +277,7 @@ def model_from_tensors(
     # On the meta device a network has sizes but takes no memory: the sizes are compared before any is taken.
     with torch.device("meta"), _NothingInitialised():
         network = build_network(config, heads)
-    stored = {checkpoint.tensors[name].dtype for name in published_in(names)}
+    stored = {checkpoint.tensors[name].dtype for name in published_in(names) - _output_names(names)}
     assembled = checkpoint.assembled(names, network.state_dict(), dtype)
     network.load_state_dict(assembled, assign=True)
     _check_shared(network, assembled, where=where)
@@ -310,7 +311,8 @@ def write_model(folder: Path, model: Model, *, shard_bytes: int = SHARD_BYTES) -
         if architecture.names_of_head(one, config) & architecture.names_of_head(other, config):
             what = f"the heads {one} and {other} of {architecture.model_type} go by the same published names"
             raise UserError(what, remedy="remove one of them and save again")
-    tensors = _published_tensors(network, published_names(config, heads))
+    names = published_names(config, heads)
+    tensors = _published_tensors(network, names)
     if "mlm" in heads and not config.tied:  # readers do not tie the biases then either
         bias = architecture.decoder_name(config).removesuffix("weight") + "bias"
         if first := architecture.tied.get(bias):
@@ -318,13 +320,19 @@ def write_model(folder: Path, model: Model, *, shard_bytes: int = SHARD_BYTES) -
     if _classes_of(network) == [_bare_class(architecture)]:  # the prefix tells an encoder from its heads
         tensors = {name.removeprefix(architecture.prefix): tensor for name, tensor in tensors.items()}
     config_json = published_config(model)
-    if model.stored in SHORT_TYPES and all(_fits(tensor, model.stored) for tensor in tensors.values()):
-        tensors = {name: tensor.to(model.stored) for name, tensor in tensors.items()}
+    short = {name: tensor for name, tensor in tensors.items() if name not in _output_names(names)}
+    if model.stored in SHORT_TYPES and all(_fits(tensor, model.stored) for tensor in short.values()):
+        tensors |= {name: tensor.to(model.stored) for name, tensor in short.items()}
         config_json["dtype"] = str(model.stored).removeprefix("torch.")
     with atomic_folder(folder, replaces=SAVED_WEIGHT_FILES) as fresh:
         write_json(fresh / "config.json", quantised_config(config_json, network))
         write_tensors(fresh, tensors, shard_bytes)
         model.sentence.write(fresh)
+
+
+def _output_names(names: Names) -> set[str]:
+    """The published names of tasks' last layers, which are exact in any precision."""
+    return {name for ours, theirs in names.items() if OUTPUT_LAYER.fullmatch(ours) for name in theirs}
 
 
 def _fits(tensor: Tensor, dtype: torch.dtype) -> bool:
