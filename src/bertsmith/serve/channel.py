@@ -137,8 +137,11 @@ def encode_prediction(asked: RemotePrediction) -> bytes:
     """A request as bytes."""
     texts, key = asked.texts, asked.key
     lengths = [len(text) for text in texts]
+    strings: dict[str, int] = {}  # each once: a long text may stand in a pair with each of many others
+    parts = [(each.text,) if isinstance(each.text, str) else each.text for each in texts]
+    numbers = [[strings.setdefault(part, len(strings)) for part in several] for several in parts]
     fields = [asked.model, asked.connection, asked.admitted, key.operation, key.options]
-    head = json.dumps([*fields, [text.text for text in texts], lengths]).encode()
+    head = json.dumps([*fields, list(strings), numbers, lengths]).encode()
     rows = array("i")
     for text in texts:
         encoded = text.encoded
@@ -154,12 +157,13 @@ def decode_prediction(content: bytes) -> RemotePrediction:
     """The request that bytes hold."""
     (size,) = SIZE.unpack_from(content)
     begin = SIZE.size + size
-    model, connection, admitted, operation, options, texts, lengths = json.loads(content[SIZE.size : begin])
+    *fields, strings, numbers, lengths = json.loads(content[SIZE.size : begin])
+    model, connection, admitted, operation, options = fields
     rows = array("i", content[begin:]).tolist()
     read, at = [], 0
-    for text, length in zip(texts, lengths, strict=True):
-        own: TextOrPair = text if isinstance(text, str) else (text[0], text[1])
-        read.append(TokenizedText(own, _encoded(rows[at : at + ROWS * length], length)))
+    for parts, length in zip(numbers, lengths, strict=True):
+        text: TextOrPair = strings[parts[0]] if len(parts) == 1 else (strings[parts[0]], strings[parts[1]])
+        read.append(TokenizedText(text, _encoded(rows[at : at + ROWS * length], length)))
         at += ROWS * length
     return RemotePrediction(model, connection, admitted, BatchKey(operation, tuple(options)), read)
 

@@ -58,6 +58,16 @@ def test_a_request_comes_out_as_it_went_in(texts, admitted, connection, word):
     assert decode_prediction(encode_prediction(asked)) == asked
 
 
+def test_a_text_that_stands_in_many_pairs_goes_through_and_stays_in_memory_once():
+    encoded = Encoded([1], [0], [(0, 1)], [0], [0])
+    texts = [TokenizedText(("\u3000" * 50_000, str(number)), encoded) for number in range(256)]
+    sent = encode_prediction(RemotePrediction(0, 1, False, BatchKey("choose"), texts))
+    assert len(sent) < 2 * len(json.dumps(texts[0].text))
+    found = decode_prediction(sent).texts
+    assert list(found) == texts
+    assert len({id(each.text[0]) for each in found}) == 1
+
+
 def test_what_is_asked_of_all_texts_together_is_one_input():
     texts = [TokenizedText(each, Encoded([1, 2], [0, 0], [(0, 1)] * 2, [0, 0], [0, 1])) for each in "ab"]
     each, joint = (RemotePrediction(0, 1, False, BatchKey(name), texts) for name in ("embed", "choose"))
