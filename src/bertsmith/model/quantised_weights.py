@@ -77,6 +77,7 @@ class _InSteps(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         scales_OG = self.scales_OG
+        self.scales_OG = scales_OG.to(self.dtype)  # where only the device changes, the layer's type stays
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         # Scales of 16 bits would move every weight of a row by up to 0.4 %: half a step of the largest.
         self.dtype, self.scales_OG = self.scales_OG.dtype, scales_OG.to(self.scales_OG.device)

@@ -177,6 +177,9 @@ def test_a_layer_in_half_precision_keeps_its_whole_numbers(tmp_path):
     table, halved = (each.encoder.embeddings.words for each in (exact, half))
     assert torch.equal(table.weight.bfloat16(), halved.weight)
     assert torch.equal(table.weight.bfloat16()[:3], halved(torch.arange(3)))
+    half.to("cpu")  # as a task's scorer goes to its device: no type is named, and none may change
+    assert theirs.weight.dtype == halved.weight.dtype == torch.bfloat16
+    assert torch.equal(ours.weight.bfloat16(), theirs.weight) and theirs.scales_OG.dtype == torch.float32
 
 
 def test_other_tools_stop_at_the_type_and_recipes_say_why(tmp_path):
