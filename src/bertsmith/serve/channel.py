@@ -116,8 +116,8 @@ class RemotePrediction:
 
     model: int
     """Its index among those of the server."""
-    connection: int
-    """Of the client, a number among those of its HTTP process: turns are fair between them."""
+    connection: int | None
+    """Of the client, if it is known, a number within its HTTP process: turns are fair between them."""
     admitted: bool
     """Whether it is the rest of a request that was let in."""
     key: BatchKey

@@ -50,7 +50,7 @@ class ModelProcess:
     async def predict(self, process: int, content: bytes) -> list[Any]:
         """The results of a request."""
         asked = decode_prediction(content)
-        CONNECTION.set((process, asked.connection))
+        CONNECTION.set(None if asked.connection is None else (process, asked.connection))
         model = self.models[asked.model]
         if not model.is_loaded:
             await model.loaded()

@@ -127,7 +127,8 @@ class RemoteQueue:
         """The result of each input; cancelling it removes what was not begun from the queue."""
         del tokens  # they are counted again where they wait
         texts = inputs[0] if OPERATIONS[key.operation].joint else inputs
-        connection = hash(CONNECTION.get()) % CONNECTION_NUMBERS
+        client = CONNECTION.get()
+        connection = None if client is None else hash(client) % CONNECTION_NUMBERS
         asked = encode_prediction(RemotePrediction(self._model, connection, admitted, key, texts))
         self._load.count_sent(self._process)
         found: list[Any] = await self._channel.ask(Kind.PREDICT, asked)

@@ -51,7 +51,7 @@ def tokenized_texts(draw):
     return TokenizedText(draw(TEXTS | st.tuples(TEXTS, TEXTS)), encoded)
 
 
-@given(st.lists(tokenized_texts(), max_size=4), st.booleans(), st.integers(0, 2**63 - 1), TEXTS)
+@given(st.lists(tokenized_texts(), max_size=4), st.booleans(), st.none() | st.integers(0, 2**63 - 1), TEXTS)
 def test_a_request_comes_out_as_it_went_in(texts, admitted, connection, word):
     key = BatchKey("look/senses", (word, 64, None, True))
     asked = RemotePrediction(3, connection, admitted, key, texts)
