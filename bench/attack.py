@@ -366,9 +366,7 @@ def server(folder: Path, src: Path | None, key: str) -> Iterator[Served]:
 def write_pair_scorer(folder: Path) -> None:
     """A model that gives pairs of texts a number, which nobody trained."""
     bert = bertsmith.load()
-    network = new_network(
-        bert.model.network.config, {"pooler": 0, "classify": 1}, torch.Generator().manual_seed(0)
-    )
+    network = new_network(bert.model.network.config, {"classify": 1}, torch.Generator().manual_seed(0))
     bert.tokenizer.save(folder)
     write_model(folder, Model(network, {}))
 
