@@ -7,7 +7,7 @@ process a request came through. All state lives on the event loop, as in a serve
 import asyncio
 import json
 import logging
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable
 from multiprocessing.context import BaseContext
 from typing import Any
 
@@ -21,6 +21,9 @@ from bertsmith.serve.shared_load import SharedLoad
 
 SAMPLES_SECONDS = 1.0
 """For an HTTP process to tell its metrics; of one that does not, those count that it told before."""
+
+Answer = Callable[..., Awaitable[Any]]
+"""Called in the task that can be cancelled: what was cancelled before it began leaves nothing behind."""
 
 log = logging.getLogger("bertsmith.serve")
 
@@ -133,11 +136,11 @@ class HttpChannel(Channel):
         match kind:
             case Kind.PREDICT:
                 self._models.load.count_taken(self.process)
-                self._answer(number, self._models.predict(self.process, content))
+                self._answer(number, self._models.predict, self.process, content)
             case Kind.IN_TIME:
-                self._answer(number, self._models.check_in_time(content))
+                self._answer(number, self._models.check_in_time, content)
             case Kind.METRICS:
-                self._answer(number, self._models.metrics(self, content))
+                self._answer(number, self._models.metrics, self, content)
             case Kind.CANCEL:
                 if number in self._tasks:  # else it was answered meanwhile
                     self._tasks[number].cancel()
@@ -164,13 +167,13 @@ class HttpChannel(Channel):
             self._told.set_result(None)
             self._told = None
 
-    def _answer(self, number: int, answer: Coroutine[Any, Any, Any]) -> None:
-        task = self._tasks[number] = asyncio.create_task(self._reply(number, answer))
+    def _answer(self, number: int, answer: Answer, *asked: Any) -> None:
+        task = self._tasks[number] = asyncio.create_task(self._reply(number, answer, *asked))
         task.add_done_callback(lambda _: self._tasks.pop(number))
 
-    async def _reply(self, number: int, answer: Coroutine[Any, Any, Any]) -> None:
+    async def _reply(self, number: int, answer: Answer, *asked: Any) -> None:
         try:
-            kind, content = Kind.RESULTS, encode_results(await answer)
+            kind, content = Kind.RESULTS, encode_results(await answer(*asked))
         except Exception as error:
             kind, content = Kind.ERROR, encode_error(error)
         self.send(kind, number, content)

@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from bertsmith.serve import model_process, process_server
+from bertsmith.serve.channel import Kind
 from bertsmith.serve.process_server import default_http_processes
 from bertsmith.serve.server import listen, listen_together
 from bertsmith.serve.server_config import Limits, share_of
@@ -193,6 +194,20 @@ def test_a_long_request_is_rejected_by_what_the_model_process_has_measured(mood)
     reply = in_processes(mood, say)
     assert reply.status_code == 413
     assert "this server computes" in error_of(reply)
+
+
+def test_what_is_cancelled_before_it_began_leaves_nothing_behind(mood, recwarn):
+    async def say(sides):
+        channel = sides.channels[0]
+        before = asyncio.all_tasks()
+        channel.on_frame(Kind.PREDICT, 1, b"")
+        channel.on_frame(Kind.CANCEL, 1, b"")
+        await asyncio.wait(asyncio.all_tasks() - before)
+        await asyncio.sleep(0)
+        return channel._tasks
+
+    assert in_processes(mood, say) == {}
+    assert not [str(each.message) for each in recwarn if "never awaited" in str(each.message)]
 
 
 # ---- metrics
