@@ -63,7 +63,9 @@ def serve(
     http_processes: Annotated[
         int | None,
         Option(
-            min=1, help="Processes that speak HTTP before the one with the models; else 1, or more for a GPU."
+            min=1,
+            max=128,  # each takes some descriptors of the process with the models, which begins with 1024
+            help="Processes that speak HTTP before the one with the models; else 1, or more for a GPU.",
         ),
     ] = None,
 ) -> None:

@@ -194,6 +194,8 @@ def test_a_server_waits_for_accepted_requests_but_only_so_long(
         (("--model", "a=x", "--model", "a=y"), "two models are called a; give one of them another"),
         (("--model", "x/a", "--model", "y/a/"), "two models are called a; give one of them another: --model"),
         (("--model", "a=/nowhere"), "/nowhere: there is no such folder"),
+        (("--http-processes", "0"), "--http-processes': Input should be greater than or equal to 1"),
+        (("--http-processes", "1000"), "--http-processes': Input should be less than or equal to 128"),
         (("--allow-host", "a:8000"), "--allow-host a:8000: is no name of a host; write the name alone"),
         (("--allow-origin", "*"), "every web site could ask"),
         (("--allow-origin", "null"), "--allow-origin null: every web site could ask"),
