@@ -38,6 +38,8 @@ each of its hundred kernels and needs it back: beside a busy thread, 120 small o
 0.5 ms here, 1.0 and 1.4 ms with this, at the same CPU time for a request."""
 JOIN_SECONDS = 5.0
 """For a process whose channel has ended to end, too."""
+RESTART_SECONDS = 1.0
+"""Before the next try, where an HTTP process could not be started again."""
 
 log = logging.getLogger("bertsmith.serve")
 
@@ -86,24 +88,43 @@ class ProcessServer:
 
     async def _keep(self, number: int) -> None:
         """Keep an HTTP process running behind a socket until the server drains."""
+        has_served = False
         while not self._is_draining:
-            channel, process = await self._start(number)
-            await channel.lost
-            await asyncio.to_thread(process.join, JOIN_SECONDS)
-            del self._running[channel]
+            was_ready, reason = await self._run_one(number)
+            has_served = has_served or was_ready
             if self._is_draining:
                 return
-            if not channel.is_ready:
-                what = f"an HTTP process ended before it took requests (exit status {process.exitcode})"
+            if not has_served:
+                what = f"an HTTP process ended before it took requests ({reason})"
                 raise UserError(what, remedy="its messages say why; --http-processes 1 does without")
-            fields = {"process": number, "exit_status": process.exitcode}
+            fields = {"process": number, "reason": reason}
             log.error("an HTTP process has ended; another is started", extra={"fields": fields})
+            if not was_ready:  # the others go on meanwhile
+                await asyncio.sleep(RESTART_SECONDS)
+
+    async def _run_one(self, number: int) -> tuple[bool, str]:
+        """Run an HTTP process; once it has ended, whether it has taken requests, and why it ended."""
+        try:
+            channel, process = await self._start(number)
+        except (OSError, EOFError) as error:  # no memory or descriptors, or no fork server any more
+            return False, os.strerror(error.errno) if isinstance(
+                error, OSError
+            ) and error.errno else "no process"
+        await channel.lost
+        await asyncio.to_thread(process.join, JOIN_SECONDS)
+        if process.is_alive():  # without a channel, and beside the one in its place, it is of no use
+            process.kill()
+            await asyncio.to_thread(process.join, JOIN_SECONDS)
+        del self._running[channel]
+        return channel.is_ready, f"exit status {process.exitcode}"
 
     async def _start(self, number: int) -> tuple[HttpChannel, ForkServerProcess]:
+        self._models.load.forget(number)
         near, far = socket.socketpair()
-        with far:
+        # A copy: a signal may close ours before it is passed on.
+        with far, self._listening[number].dup() as listening:
             config = HttpProcessConfig(
-                number, self._config, self._descriptions, self._models.load, far, self._listening[number]
+                number, self._config, self._descriptions, self._models.load, far, listening
             )
             process = self._context.Process(target=run_http_process, args=(config,), daemon=True)
             await asyncio.to_thread(process.start)  # it waits for the fork server's imports

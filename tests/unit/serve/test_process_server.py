@@ -1,11 +1,13 @@
 """Real processes: an HTTP process that is killed is replaced, SIGTERM loses nothing, nobody stays behind."""
 
 import asyncio
+import errno
 import json
 import logging
 import multiprocessing
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -16,8 +18,11 @@ from types import SimpleNamespace
 import httpx
 import pytest
 
+from bertsmith.core.errors import UserError
+from bertsmith.serve import process_server
 from bertsmith.serve.app import Application
 from bertsmith.serve.http_process import HttpServer
+from bertsmith.serve.process_server import ProcessServer
 from bertsmith.serve.remote_models import RemoteModels
 from bertsmith.serve.server import uvicorn_config
 from bertsmith.serve.server_config import Limits, ServerConfig
@@ -103,3 +108,129 @@ def test_an_http_process_leaves_signals_to_the_model_process(server):
 def test_an_http_process_that_does_not_listen_yet_ends_when_it_is_told_to_drain(server):
     server.channel.on_drain()
     assert server.server.should_exit
+
+
+# ---- the process that starts the others
+
+
+class StartedProcess:
+    """In place of an HTTP process: it ends when it is killed."""
+
+    exitcode = None
+
+    def __init__(self, target, args, daemon):
+        (self.config,) = args
+        self.joined = 0
+
+    def start(self):
+        self.listening = socket.socket(fileno=os.dup(self.config.listening.fileno()))
+        self.channel = socket.socket(fileno=os.dup(self.config.channel.fileno()))
+
+    def join(self, _seconds):
+        self.joined += 1
+
+    def is_alive(self):
+        return self.exitcode is None
+
+    def kill(self):
+        self.exitcode = -9
+
+
+@pytest.fixture
+def keeper(monkeypatch):
+    """A server of one HTTP process, without models and without the process."""
+    monkeypatch.setattr(process_server, "RESTART_SECONDS", 0.0)
+    made = ProcessServer.__new__(ProcessServer)
+    load = SharedLoad(multiprocessing.get_context("forkserver"), models=0, processes=1)
+    made._models = SimpleNamespace(load=load, add=lambda _: None, remove=lambda _: None)
+    made._config = made._descriptions = None
+    made._running, made._is_draining = {}, False
+    made._listening = [socket.create_server(("127.0.0.1", 0))]
+    made._context = SimpleNamespace(Process=StartedProcess)
+    yield made
+    made._listening[0].close()
+
+
+def ends_as(keeper, monkeypatch, *endings):
+    """Let HTTP processes end like this one after the other, and the server drain with the last."""
+    left = [*endings]
+
+    async def run_one(_number):
+        ending = left.pop(0)
+        keeper._is_draining = not left
+        return ending
+
+    monkeypatch.setattr(keeper, "_run_one", run_one)
+    asyncio.run(keeper._keep(0))
+
+
+def test_the_first_http_process_that_takes_no_request_ends_the_server(keeper, monkeypatch):
+    with pytest.raises(UserError, match=r"before it took requests \(exit status 1\)"):
+        ends_as(keeper, monkeypatch, (False, "exit status 1"), (True, "exit status 0"))
+
+
+def test_one_that_cannot_be_started_again_is_tried_again_while_the_others_go_on(keeper, monkeypatch, caplog):
+    again = (False, "exit status -9"), (False, "no process")
+    with caplog.at_level(logging.INFO, "bertsmith.serve"):
+        ends_as(keeper, monkeypatch, (True, "exit status -9"), *again, (True, "exit status 0"))
+    assert [record.fields["reason"] for record in caplog.records] == [
+        "exit status -9",
+        "exit status -9",
+        "no process",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [(OSError(errno.ENOMEM, ""), "Cannot allocate memory"), (EOFError("unexpected EOF"), "no process")],
+)
+def test_a_process_that_cannot_be_forked_is_one_that_has_ended(keeper, monkeypatch, error, reason):
+    def start(_self):
+        raise error
+
+    monkeypatch.setattr(StartedProcess, "start", start)
+    assert asyncio.run(keeper._run_one(0)) == (False, reason)
+
+
+def test_a_signal_while_an_http_process_starts_does_not_take_its_socket_away(keeper, monkeypatch):
+    start = StartedProcess.start
+
+    def start_late(process):
+        keeper._listening[0].close()  # as a signal does
+        start(process)
+
+    monkeypatch.setattr(StartedProcess, "start", start_late)
+
+    async def main():
+        _, process = await keeper._start(0)
+        assert process.listening.getsockname()[1]
+        process.listening.close()
+        process.channel.close()
+
+    asyncio.run(main())
+
+
+def test_a_process_that_lives_on_without_its_channel_is_killed_before_another_takes_its_place(keeper):
+    async def main():
+        running = asyncio.create_task(keeper._run_one(0))
+        while not keeper._running:
+            await asyncio.sleep(0)
+        (process,) = keeper._running.values()
+        keeper._models.load.count_sent(0)  # which nobody takes any more
+        process.channel.close()
+        process.listening.close()
+        return await running, process.joined
+
+    assert asyncio.run(main()) == ((False, "exit status -9"), 2)
+    assert not keeper._running
+
+
+def test_a_new_http_process_has_sent_nothing_yet(keeper):
+    async def main():
+        keeper._models.load.count_sent(0)
+        _, process = await keeper._start(0)
+        process.channel.close()
+        process.listening.close()
+
+    asyncio.run(main())
+    assert keeper._models.load._numbers[:] == [0, 0]
