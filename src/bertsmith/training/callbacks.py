@@ -89,9 +89,12 @@ class StopRequested(AbstractContextManager["StopRequested"]):
         for number, handler in self._before.items():
             signal.signal(number, handler)
         self._shared[0] = CLOSED
-        if self._outer is not None:
-            self._outer.here |= self.here
-            self._outer._interrupted |= self._interrupted
+        # Only ever set, never written back: a signal may reach the outer one amid these lines.
+        if self._outer is not None and self.here:
+            self._outer.here = True
+            self._outer._shared[0] = ASKED
+            if self._interrupted:
+                self._outer._interrupted = True
 
     def anywhere(self, world: "World") -> bool:
         """Whether some process was asked to stop; all call it after the same steps, and all stop together."""

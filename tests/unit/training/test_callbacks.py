@@ -108,6 +108,30 @@ def test_a_wish_during_a_run_is_one_of_its_study_too():
             send(signal.SIGINT)
 
 
+class LateSignal(StopRequested):
+    """Gets a signal while it hands on that it had none."""
+
+    armed = False
+
+    @property
+    def here(self):
+        if self.armed:
+            self.armed = False
+            send(signal.SIGTERM)
+        return False
+
+    @here.setter
+    def here(self, value):
+        pass
+
+
+def test_a_wish_that_comes_while_a_run_ends_is_kept_by_its_study():
+    with StopRequested() as study:
+        with LateSignal() as run:
+            run.armed = True
+        assert study.here
+
+
 def test_the_old_meaning_comes_back_after_an_error_too():
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(ZeroDivisionError), StopRequested():
