@@ -49,6 +49,8 @@ MULTIPLES = {"cuda": [32, 128], "cpu": [8]}
 def main() -> None:
     options = parse()
     task = task_named(options.task)
+    if options.scores and task.kind.name == "span":
+        raise SystemExit("--scores: the peer's answers are not judged here, only its speed")
     splits = sampled(read_splits(task, options.data, skip_bad=True), options.sample)
     print(f"both in {precision_of(options.device)} on {options.device}", flush=True)
     results = Results(options.json, "examples")

@@ -57,10 +57,8 @@ def main() -> None:
                 run = our_run(case, Path(folder) / "run", options)
                 if not options.alone:
                     form = best_form(run, case, form, tried.setdefault(str(case), {}), options)
-                try:
-                    compare(run, case, form, results, options)
-                except torch.OutOfMemoryError:  # alone the form fits, but graphs of several keep their memory
-                    assert form is not None
+                if not compared(run, case, form, results, options):
+                    assert form is not None, "ours alone does not fit"
                     form = form._replace(tokens=form.tokens // 2)
                     compare(run, case, form, results, options)
             results.write(forms_of_the_peer=tried)
@@ -125,6 +123,20 @@ def best_form(
 
     chosen = fastest(forms, make, rates)
     return fastest([chosen._replace(tokens=tokens) for tokens in budgets], make, rates)
+
+
+def compared(
+    run: Run, case: Case, form: PeerForm | None, results: Results, options: argparse.Namespace
+) -> bool:
+    """Compare; False where memory is too small: alone the form fits, but graphs of several keep theirs.
+
+    The error ends here: while it is handled, its traceback holds all contenders and their memory.
+    """
+    try:
+        compare(run, case, form, results, options)
+    except torch.OutOfMemoryError:
+        return False
+    return True
 
 
 def compare(

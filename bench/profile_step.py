@@ -105,7 +105,10 @@ def main() -> None:
         "TB/s of a copy": bandwidth(device) / 1e12,
         "TFLOP/s of the chip": peak and peak / 1e12,
     }
-    results = Results(options.json, "tokens", rows=by_class(kernels, options.steps))
+    if not kernels:
+        print("the profiler saw no kernel: no classes", flush=True)
+    rows = by_class(kernels, options.steps) if kernels else []
+    results = Results(options.json, "tokens", rows=rows)
     show(results.rows, facts)
     results.write(facts=facts, products=reached, kernels=longest(kernels, options.steps))
     draw(reached, facts, options.picture)
