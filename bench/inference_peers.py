@@ -36,7 +36,8 @@ def pooled(
     def means_of(group: list[str]) -> np.ndarray:
         padded = tokenizer(group, padding=True, return_tensors="np", pad_to_multiple_of=multiple)
         names = ("input_ids", "attention_mask", "token_type_ids")
-        arrays = {name: padded[name].astype(np.int64) for name in names}
+        # A tokenizer of a model without segments gives none.
+        arrays = {name: padded[name].astype(np.int64) for name in names if name in padded}
         hidden, mask = forward(arrays), arrays["attention_mask"][..., None]
         return np.asarray((hidden * mask).sum(1) / mask.sum(1))
 

@@ -52,6 +52,18 @@ def test_padded_batches_give_the_vectors_of_texts_alone(tmp_path):
     np.testing.assert_allclose(peer.of_tokens(peer.tokens(texts)), expected, atol=1e-5)
 
 
+def test_vectors_are_made_with_a_tokenizer_that_gives_no_segments(tmp_path, monkeypatch):
+    from inference_peers import PEERS
+
+    folder, texts = tmp_path / "model", ["the cat", "the cat sits on the mat"]
+    write_toy_folder(folder)
+    expected = PEERS["transformers fp32"](folder)(texts)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    tokenizer.model_input_names = ["input_ids", "attention_mask"]
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda _: tokenizer)
+    np.testing.assert_allclose(PEERS["transformers fp32"](folder)(texts), expected, atol=1e-6)
+
+
 def test_contenders_take_turns_and_the_fastest_form_wins():
     from rounds import fastest, in_turn
 
