@@ -6,7 +6,7 @@ The dataset is a pure function of the step's index. So worker processes may buil
 resumed run needs no state but the number of its step, and every rank finds its own slice of the same step.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
@@ -232,7 +232,7 @@ def load_steps(
     workers: int,
     pin: bool,
     in_worker: Callable[[int], None] | None = None,
-) -> Iterator[StepBatches]:
+) -> Generator[StepBatches]:
     """The steps with these indices, in order; workers build them while the caller is busy with others.
 
     Each worker first calls `in_worker` with its number.

@@ -6,6 +6,7 @@ a step (metrics, checkpoints, rollbacks), and the finished model. How a run is s
 """
 
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from math import isfinite
 from pathlib import Path
@@ -244,24 +245,25 @@ def _train(
     clock = _start_budget(run, state)
     cadence = _cadence(run, state, stop)
     due_after = _averaging(run, cadence)
-    steps = training_steps(run.trainer, StepLoader(run), state.progress, clock=clock, due_after=due_after)
-    for report in steps:
-        state.progress = report.progress
-        state.window.add(report)
-        run.show_progress(state.progress)
-        _tell_steps_that_fit(run, state.progress)
-        if report.skipped:
-            _handle_skipped_step(run, state, journal, report)
-        if state.progress.step % run.recipe.run.log_every_steps == 0 or run.budget.spent(state.progress):
-            _log(run, state, journal, report)
-            _watch_learning(run, state, journal)
-        broken_off = report.due.evaluation and not evaluate_run(run, state, journal, stop)
-        if state.early_end:
-            stop.here = True  # the step that follows is the last: it may be launched already
-        if report.due.saving or broken_off:
-            _save(run, state, cadence)
-        if report.due.stopping or broken_off:
-            return "stopped"
+    with closing(StepLoader(run)) as next_step:
+        steps = training_steps(run.trainer, next_step, state.progress, clock=clock, due_after=due_after)
+        for report in steps:
+            state.progress = report.progress
+            state.window.add(report)
+            run.show_progress(state.progress)
+            _tell_steps_that_fit(run, state.progress)
+            if report.skipped:
+                _handle_skipped_step(run, state, journal, report)
+            if state.progress.step % run.recipe.run.log_every_steps == 0 or run.budget.spent(state.progress):
+                _log(run, state, journal, report)
+                _watch_learning(run, state, journal)
+            broken_off = report.due.evaluation and not evaluate_run(run, state, journal, stop)
+            if state.early_end:
+                stop.here = True  # the step that follows is the last: it may be launched already
+            if report.due.saving or broken_off:
+                _save(run, state, cadence)
+            if report.due.stopping or broken_off:
+                return "stopped"
     return "finished"
 
 

@@ -7,7 +7,7 @@ which changes with every step; `StepLoader` gives the steps their batches.
 import hashlib
 import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -296,12 +296,16 @@ def _restore(saved: SavedState, fresh: RunState, trainer: Trainer) -> RunState:
 
 
 class StepLoader:
-    """Gives the trainer what the next step learns from, built ahead by loader processes."""
+    """Gives the trainer what the next step learns from, built ahead by loader processes.
+
+    Close it: left to the garbage collector, which ends the threads of queues first, each process is waited
+    for in vain, five seconds long.
+    """
 
     def __init__(self, run: Run) -> None:
         self.run = run
         self._part: tuple[int, float] | None = None
-        self._ahead: Iterator[StepBatches] = iter(())
+        self._ahead: Generator[StepBatches] | None = None
         self._progress = Progress()
 
     def __call__(self, progress: Progress) -> StepInput | None:
@@ -310,18 +314,24 @@ class StepLoader:
         if run.budget.spent(progress):
             return None
         self._progress = progress = run.budget.enter_stage(progress)
-        self._turn_to(run.budget.address(progress))
+        ahead = self._turned_to(run.budget.address(progress))
         asked = time.monotonic()
-        batches = next(self._ahead)
+        batches = next(ahead)
         waited = time.monotonic() - asked
         counts = Counts(*trainer.world.sum(Counts.of(batches)))
         rate = pretraining_rate(run.budget.fraction(progress), run.recipe.optim)
         return StepInput(batches.micros, counts, rate, progress, int(counts.tokens), batches, waited)
 
-    def _turn_to(self, address: StepIndex) -> None:
-        """Start another loader where the stage or the masking level changes: it cannot foresee that."""
-        if self._part == (address.stage, address.progress):
-            return
+    def close(self) -> None:
+        """End the processes that build batches."""
+        if self._ahead is not None:
+            self._ahead.close()
+
+    def _turned_to(self, address: StepIndex) -> Generator[StepBatches]:
+        """Another loader where the stage or the masking level changes: it cannot foresee that."""
+        if self._ahead is not None and self._part == (address.stage, address.progress):
+            return self._ahead
+        self.close()
         self._part = address.stage, address.progress
         following = (self._index(address, step) for step in itertools.count(address.step))
         pin = self.run.world.device.type == "cuda"
@@ -329,6 +339,7 @@ class StepLoader:
         self._ahead = load_steps(
             self.run.train_data, following, workers=workers, pin=pin, in_worker=outlive_sigterm
         )
+        return self._ahead
 
     def _index(self, address: StepIndex, step: int) -> StepIndex:
         """The index of a step of the stage, which is asked for when some process begins to build it."""
