@@ -35,7 +35,7 @@ from bertsmith.cli.tag import tag
 from bertsmith.cli.tasks import tasks
 from bertsmith.cli.terminal import reporting_output_errors, stops_as_interrupt
 from bertsmith.cli.trim import trim
-from bertsmith.cli.verb import Verb
+from bertsmith.cli.verb import Verb, Verbs
 from bertsmith.cli.vocab import vocab
 from bertsmith.core.errors import UserError
 from bertsmith.core.version import VERSION
@@ -48,6 +48,7 @@ PIPE_CLOSED = 141
 # Plain help and plain tracebacks: rich would double the time of `bertsmith --help`.
 app = Typer(
     name="bertsmith",
+    cls=Verbs,
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,

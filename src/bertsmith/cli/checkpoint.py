@@ -8,10 +8,11 @@ from typing import Annotated
 from typer import Argument, Option, Typer, echo
 
 from bertsmith.cli.terminal import duration
-from bertsmith.cli.verb import Verb
+from bertsmith.cli.verb import Verb, Verbs
 from bertsmith.core.errors import UserError
 
 checkpoint = Typer(
+    cls=Verbs,
     no_args_is_help=True,
     rich_markup_mode=None,
     help="List the checkpoints of a pre-training run, and export them as model folders.",

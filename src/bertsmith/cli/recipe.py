@@ -6,9 +6,9 @@ from typing import Annotated, Any
 
 from typer import Argument, Option, Typer, echo
 
-from bertsmith.cli.verb import Verb
+from bertsmith.cli.verb import Verb, Verbs
 
-recipe = Typer(no_args_is_help=True, rich_markup_mode=None, help="Show presets and recipe files.")
+recipe = Typer(cls=Verbs, no_args_is_help=True, rich_markup_mode=None, help="Show presets and recipe files.")
 
 AsJson = Annotated[bool, Option("--json", help="Print one JSON object, for machines.")]
 

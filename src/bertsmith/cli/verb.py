@@ -1,9 +1,11 @@
 """What every verb of the command line has in common: old names, several words, and one line for a mistake."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, cast
 
 from typer import BadParameter
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 from bertsmith.core.errors import UserError
 
@@ -33,11 +35,34 @@ class Verb(TyperCommand):
             name, equals, value = word.partition("=")
             today.append(renamed.get(name, name) + equals + value)
         words = [*_named_each(today, SEVERAL.get(self.name or "")), *args[end:]]
-        try:
+        with mistakes_as_one_line(ctx):
             return super().parse_args(ctx, words)
-        except UsageError as error:  # Click's own way to say it takes four lines
-            remedy = f"see {ctx.command_path} --help"
-            raise UserError(error.format_message().rstrip("."), remedy=remedy) from error
+
+
+class Verbs(TyperGroup):
+    """A group of commands; what is wrong before any of them is reached is one line, too."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """As Click does it; where no word is given, that is the help, which Click takes for a mistake."""
+        if not args:
+            return super().parse_args(ctx, args)
+        with mistakes_as_one_line(ctx):
+            return super().parse_args(ctx, args)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command of this name."""
+        with mistakes_as_one_line(ctx):
+            return super().resolve_command(ctx, args)
+
+
+@contextmanager
+def mistakes_as_one_line(ctx: Any) -> Iterator[None]:
+    """Make Click's error an error of the user: its own way to say it takes four lines."""
+    try:
+        yield
+    except UsageError as error:
+        remedy = f"see {ctx.command_path} --help"
+        raise UserError(error.format_message().rstrip("."), remedy=remedy) from error
 
 
 def _named_each(words: list[str], option: str | None) -> list[str]:

@@ -215,3 +215,17 @@ def test_the_package_names_what_it_offers() -> None:
 def test_words_that_a_verb_does_not_take_are_one_line(capsys, words, told):
     line = mistake(capsys, *words.split())
     assert told in line and line.endswith(f"; see bertsmith {words.partition(' -')[0]} --help")
+
+
+@pytest.mark.parametrize(
+    ("words", "told", "group"),
+    [
+        ("finetun", "No such command 'finetun'", "bertsmith"),
+        ("look head", "No such command 'head'", "bertsmith look"),
+        ("recipe --nope", "No such option: --nope", "bertsmith recipe"),
+        ("--nope", "No such option: --nope", "bertsmith"),
+    ],
+)
+def test_a_command_that_does_not_exist_is_one_line(capsys, words, told, group):
+    line = mistake(capsys, *words.split())
+    assert told in line and line.endswith(f"; see {group} --help")

@@ -10,9 +10,10 @@ from bertsmith.cli.look.layers import changes, layers
 from bertsmith.cli.look.probe import probe
 from bertsmith.cli.look.surface import surface
 from bertsmith.cli.look.views import attention, senses, words
-from bertsmith.cli.verb import Verb
+from bertsmith.cli.verb import Verb, Verbs
 
 look = Typer(
+    cls=Verbs,
     no_args_is_help=True,
     rich_markup_mode=None,
     help="Look inside a model: what its heads attend to, and what its layers know.",
