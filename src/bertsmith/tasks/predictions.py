@@ -55,6 +55,13 @@ class HardError:
     predicted: str
     confidence: float
     """The probability it gave to its prediction; for numbers, how far off it was."""
+    in_percent: bool = True
+    """Whether people read the confidence in percent; otherwise in the task's own unit."""
+
+    @property
+    def confidence_text(self) -> str:
+        """As people read it."""
+        return f"{self.confidence:.1%}" if self.in_percent else f"{self.confidence:.2f}"
 
 
 def hardest_errors(errors: Iterable[HardError]) -> list[HardError]:
@@ -64,9 +71,15 @@ def hardest_errors(errors: Iterable[HardError]) -> list[HardError]:
 
 def errors_table(errors: Sequence[HardError]) -> str:
     """The errors as a table for people."""
-    lines = ["# The hardest errors", "", "| sure | right | guessed | text | where |", "|---|---|---|---|---|"]
+    column = "sure" if all(error.in_percent for error in errors) else "off by"
+    lines = [
+        "# The hardest errors",
+        "",
+        f"| {column} | right | guessed | text | where |",
+        "|---|---|---|---|---|",
+    ]
     for error in errors:
-        cells = (f"{error.confidence:.2f}", error.label, error.predicted, error.text, error.where)
+        cells = (error.confidence_text, error.label, error.predicted, error.text, error.where)
         lines.append("| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |")
     return "\n".join(lines) + "\n"
 

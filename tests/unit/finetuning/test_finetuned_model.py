@@ -56,7 +56,7 @@ def test_errors_are_listed_from_the_surest_on(model, tmp_path, name):
     lines = [line for line in (folder / "errors-dev.md").read_text().splitlines() if line.startswith("| ")][
         1:
     ]
-    sureties = [float(line.split("|")[1]) for line in lines]
+    sureties = [float(line.split("|")[1].rstrip("% ")) for line in lines]
     assert sureties
     assert sureties == sorted(sureties, reverse=True)
     assert all(str(tmp_path) in line for line in lines)
@@ -64,7 +64,7 @@ def test_errors_are_listed_from_the_surest_on(model, tmp_path, name):
 
 def test_a_table_of_errors_survives_pipes_and_line_ends():
     error = HardError("file:1", "a | b\nc", "yes", "no", 0.5)
-    assert errors_table([error]).splitlines()[-1] == "| 0.50 | yes | no | a \\| b c | file:1 |"
+    assert errors_table([error]).splitlines()[-1] == "| 50.0% | yes | no | a \\| b c | file:1 |"
 
 
 def test_the_card_tells_how_the_model_came_to_be(model, tmp_path):

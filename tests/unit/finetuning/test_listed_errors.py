@@ -26,7 +26,9 @@ def rows(model):
         encoded = encode_split(kind, examples, labels, tokenizer, TEXT)
         outcome = Predictions(np.array(scores, np.float32), tuple(answers))
         split = PredictedSplit(examples, encoded, outcome)
-        return errors_table(hardest_errors(config.kind.errors(labels, split))).splitlines()[4:]
+        table = errors_table(hardest_errors(config.kind.errors(labels, split))).splitlines()
+        assert table[2].startswith("| off by |" if kind == "regress" else "| sure |")
+        return table[4:]
 
     return listed
 
@@ -40,7 +42,7 @@ def test_of_a_sentence_only_the_wrong_words_are_listed(rows):
     right = [[0.1, 0.9], [0.9, 0.1], [0.95, 0.05], [0.8, 0.2]]
     wrong = [[0.1, 0.9], [0.3, 0.7], [0.95, 0.05], [0.6, 0.4]]
     assert rows("tag", sentences, [*right, *wrong]) == [
-        "| 0.70 | is/O london/B-location | is/B-location london/O | paris is in london | dev:6 |"
+        "| 70.0% | is/O london/B-location | is/B-location london/O | paris is in london | dev:6 |"
     ]
 
 
@@ -60,9 +62,9 @@ def test_of_answers_only_those_without_a_right_word_are_listed(rows):
     answers += [answered("d", "Paris london", 0.99), answered("e", "", 0.99), answered("f", "london", 0.99)]
     scores = np.zeros((40, 2))
     assert rows("span", questions, scores, answers) == [
-        "| 0.90 | paris | no answer | where is b? | dev:b |",
-        "| 0.70 |  | paris | where is c? | dev:c |",
-        "| 0.50 | paris | london | where is a? | dev:a |",
+        "| 90.0% | paris | no answer | where is b? | dev:b |",
+        "| 70.0% |  | paris | where is c? | dev:c |",
+        "| 50.0% | paris | london | where is a? | dev:a |",
     ]
 
 
@@ -75,8 +77,8 @@ def test_of_choices_only_the_wrong_ones_are_listed(rows):
     ]
     scores = [0.1, 0.8, 0.1, 0.4, 0.6, 0.7, 0.1, 0.2]
     assert rows("choice", examples, scores) == [
-        "| 0.70 | 2 | 0 | sits // runs // is tea | dev:4 |",
-        "| 0.60 | 0 | 1 | sits // runs | dev:3 |",
+        "| 70.0% | 2 | 0 | sits // runs // is tea | dev:4 |",
+        "| 60.0% | 0 | 1 | sits // runs | dev:3 |",
     ]
 
 
@@ -86,7 +88,7 @@ def test_of_classes_only_the_wrong_ones_are_listed(rows):
         TextExample("1", ("a", "snow"), "cold", "dev:2"),
     ]
     assert rows("classify", examples, [[0.2, 0.8], [0.4, 0.6]]) == [
-        "| 0.60 | cold | warm | a // snow | dev:2 |"
+        "| 60.0% | cold | warm | a // snow | dev:2 |"
     ]
 
 
@@ -97,6 +99,14 @@ def test_of_label_sets_only_the_wrong_ones_are_listed(rows):
         TextExample("2", "the mat", (), "dev:3"),
     ]
     assert rows("multilabel", examples, [[0.45, 0.55], [0.9, 0.25], [0.6, 0.1]]) == [
-        "| 0.75 | cold, warm | cold | tea and snow | dev:2 |",
-        "| 0.60 | none | cold | the mat | dev:3 |",
+        "| 75.0% | cold, warm | cold | tea and snow | dev:2 |",
+        "| 60.0% | none | cold | the mat | dev:3 |",
+    ]
+
+
+def test_numbers_are_listed_by_how_far_off_they_are(rows):
+    examples = [TextExample("0", "the sun", 4.5, "dev:1"), TextExample("1", "the snow", 0.5, "dev:2")]
+    assert rows("regress", examples, [4.25, 3.0]) == [
+        "| 2.50 | 0.5 | 3.00 | the snow | dev:2 |",
+        "| 0.25 | 4.5 | 4.25 | the sun | dev:1 |",
     ]

@@ -79,8 +79,8 @@ class Regress(TextKind):
         for example, predicted in zip(split.examples, split.predictions.scores.tolist(), strict=True):
             if isinstance(example.label, float):
                 off = abs(predicted - example.label)
-                right = f"{example.label:g}"
-                yield HardError(example.where, example.summary, right, f"{predicted:.2f}", off)
+                right, guessed = f"{example.label:g}", f"{predicted:.2f}"
+                yield HardError(example.where, example.summary, right, guessed, off, in_percent=False)
 
     def output_names(self, labels: tuple[str, ...]) -> tuple[str, ...]:
         return ("score",)
