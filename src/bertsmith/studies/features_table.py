@@ -16,8 +16,6 @@ from bertsmith.tasks.task_recipe import finetuning_recipe
 from bertsmith.training.callbacks import ProgressCallback
 
 PERCENT = 100
-FEATURES_RATE = 1e-3
-"""Adam's usual rate, for a BiLSTM with fresh weights; the paper does not say its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +92,7 @@ def _trials(request: FeaturesTableRequest, strategy: Strategy) -> list[Trial]:
     settings = [*request.settings, *strategy.settings]
     options: list[tuple[str, str]] = []
     if strategy.settings:
-        # Below what the user sets: a head of fresh weights learns little at the rates of fine-tuning.
-        options = [("study", f"optim.peak_lr={FEATURES_RATE}")]
-        options += [("study", f"features.width={PUBLISHED_FEATURES.width}")]
+        options = [("study", f"features.width={PUBLISHED_FEATURES.width}")]  # below what the user sets
         settings += request.features_settings
     else:
         settings += request.tuning_settings

@@ -10,6 +10,9 @@ from bertsmith.recipe.toml_text import value_text
 from bertsmith.recipe.validation_errors import user_error
 from bertsmith.tasks.task import Task
 
+RATE_OF_FEATURES = 1e-3
+"""Adam's usual rate, for a BiLSTM with fresh weights; the paper does not say its own."""
+
 
 def finetuning_recipe(
     task: Task, overrides: Sequence[str] = (), *, options: Sequence[tuple[str, str]] = ()
@@ -28,8 +31,9 @@ def finetuning_recipe_with_origins(
     published = [f"{key}={value_text(value)}" for key, value in task.settings.items()]
     values: Tree = {"task": task.name}
     origins: dict[str, str] = {}
+    of_task = f"task {task.name}"
     lines = [
-        *((f"task {task.name}", line) for line in published),
+        *((of_task, line) for line in published),
         *options,
         *(("--set", line) for line in overrides),
     ]
@@ -37,6 +41,11 @@ def finetuning_recipe_with_origins(
         layer = layer_of_override(line, origin)
         merge(values, layer.values)
         origins |= dict.fromkeys(leaves(layer.values), origin)
+    asked = any(origins.get(key, of_task) != of_task for key in ("optim", "optim.peak_lr"))
+    if leaves(values).get("head.encoder") == "frozen-features" and not asked:
+        # What is published of a task is a rate of fine-tuning, at which fresh weights learn next to nothing.
+        merge(values, {"optim": {"peak_lr": RATE_OF_FEATURES}})
+        origins["optim.peak_lr"] = "head.encoder"
     try:
         return LoadedRecipe(FinetuningRecipe.model_validate(values), origins)
     except ValidationError as error:
