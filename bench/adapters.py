@@ -63,7 +63,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--model", type=Path, help="a model folder; without it random weights")
+    parser.add_argument("--model", help="a model folder or name; without it random weights")
     parser.add_argument("--precision", default="fp32", choices=("fp32", "bf16"))
     parser.add_argument("--rank", type=int, default=8)
     parser.add_argument("--targets", default="query,value", help=", ".join(TARGETS))
@@ -74,8 +74,8 @@ def parse() -> argparse.Namespace:
 
 def write_folders(place: Path, options: argparse.Namespace) -> None:
     """The base, three adapters over it, and the three as folders of their own."""
-    tokenizer = Tokenizer.load(options.model or default_model())
     if options.model is None:
+        tokenizer = Tokenizer.load(default_model())
         config = EncoderConfig(
             model_type="bert",
             vocabulary=tokenizer.vocabulary_size,
@@ -91,7 +91,10 @@ def write_folders(place: Path, options: argparse.Namespace) -> None:
         )
         tokenizer.save(place / "base")
     else:
-        load(options.model, device="cpu").save(place / "base")
+        bert = load(options.model, device="cpu")
+        for name in set(bert.heads) - {"pooler"}:  # each adapter brings a head of its own
+            del bert.model.network.heads[name]
+        bert.save(place / "base")
     base, shape = load(place / "base", device="cpu").model.network, LoraShape(options.rank, 16.0)
     for seed, name in enumerate(("one", "two", "three")):
         network, stream = with_shared_weights(base), torch.Generator().manual_seed(seed)
