@@ -28,6 +28,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from bertsmith.insight.pictures import name_points
 from bertsmith.pretraining.initial_model import folder_and_config
 from bertsmith.studies.cost_table import pareto_front
 
@@ -464,13 +465,13 @@ def draw(rows: Rows, costs: Costs, file: Path) -> None:
             ends = [[score - min(scores)], [max(scores) - score]]
             colour = "#c44e52" if name in front else "#4c72b0"
             axes.errorbar(milliseconds, score, yerr=ends, fmt="o", ms=5, color=colour, capsize=3)
-            axes.annotate(name, (milliseconds, score), (5, 5), textcoords="offset points", fontsize=8)
         axes.set_xlabel("median milliseconds of one text on the CPU")
         axes.set_title(
             f"{task}, {TASKS[task].metric.replace('_', ' ')}", loc="left", fontsize=11, weight="bold"
         )
         axes.margins(0.2)
         axes.spines[["top", "right"]].set_visible(False)
+        name_points(axes, points)
     figure.savefig(file, dpi=120)
 
 

@@ -1,20 +1,29 @@
-"""Pictures that several studies draw: a grid of heat maps with a cell for each head.
+"""Pictures that several studies draw: a grid of heat maps with a cell for each head, and names of points.
 
 Shapes: L layers, H heads.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from bertsmith.insight.surface import PerHead
 
 BLUE, RED, GREY, GREEN = "#3b6fb6", "#d1495b", "#666666", "#2a9d8f"
 COLOURS = "Blues"
+POINTS_OF_AN_INCH = 72
+MARK, GAP = 4, 7
+"""Half of the room that a point takes, and how far from it names begin, in points of print."""
+ROWS_AWAY = 24
+"""So many half lines above and below its point a name is tried."""
+
+Box = tuple[float, float, float, float]
+"""Left, bottom, right and top, in pixels."""
 
 
 def draw_head_grids(
@@ -37,3 +46,48 @@ def draw_head_grids(
     figure.supxlabel("head", fontsize=9)
     figure.supylabel("layer", fontsize=9)
     figure.suptitle(title, x=0.01, ha="left", fontsize=12, weight="bold", parse_math=False)
+
+
+def name_points(axes: "Axes", points: Mapping[str, tuple[float, float]], *, size: float = 8) -> None:
+    """Write each point's name beside it, where no other name and no point is; a thin line leads to it.
+
+    Everything else must have been drawn before: points move when axes change their limits.
+    """
+    figure = axes.get_figure(root=True)
+    assert figure is not None, "axes are made by a figure"
+    figure.draw_without_rendering()  # the layout is settled here
+    pixel = figure.dpi / POINTS_OF_AN_INCH
+    places = {name: axes.transData.transform(point) for name, point in points.items()}
+    frame = axes.get_window_extent()
+    taken: list[Box] = [_around(x, y, MARK * pixel) for x, y in places.values()]
+    for name, (x, y) in sorted(places.items(), key=lambda each: -each[1][1]):
+        line = {"arrowstyle": "-", "lw": 0.4, "color": GREY, "shrinkA": 0, "shrinkB": MARK}
+        label = axes.annotate(
+            *(name, points[name], (0, 0)), textcoords="offset points", fontsize=size, arrowprops=line
+        )
+        label.set_in_layout(False)
+        extent = label.get_window_extent()
+        boxes = list(_boxes_beside((x, y), (extent.width, extent.height), gap=GAP * pixel))
+        inside = [box for box in boxes if frame.x0 <= box[0] and box[2] <= frame.x1]
+        inside = [box for box in inside if frame.y0 <= box[1] and box[3] <= frame.y1] or boxes
+        free = (box for box in inside if not any(_overlap(box, other) for other in taken))
+        chosen = next(free, inside[0])
+        taken.append(chosen)
+        label.set_position(((chosen[0] - x) / pixel, (chosen[1] - y) / pixel))
+
+
+def _around(x: float, y: float, half: float) -> Box:
+    return x - half, y - half, x + half, y + half
+
+
+def _boxes_beside(place: tuple[float, float], size: tuple[float, float], *, gap: float) -> Iterator[Box]:
+    """Where a name of some size may stand, the nearest first: at the right and the left, then up and down."""
+    (x, y), (width, height) = place, size
+    for row in sorted(range(-ROWS_AWAY, ROWS_AWAY + 1), key=lambda row: (abs(row), -row)):
+        bottom = y + (row - 1) * height / 2
+        for left in (x + gap, x - gap - width):
+            yield left, bottom, left + width, bottom + height
+
+
+def _overlap(one: Box, other: Box) -> bool:
+    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]

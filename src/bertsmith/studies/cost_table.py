@@ -26,6 +26,7 @@ from bertsmith.core.version import VERSION
 from bertsmith.finetuning.predict import FURTHER_TASKS, task_config_in
 from bertsmith.inference.adapter_folder import base_folder
 from bertsmith.inference.model_path import is_adapter, model_folder
+from bertsmith.insight.pictures import name_points
 from bertsmith.insight.report import Cell, Report, Table, write_report
 from bertsmith.model.sentence_modules import transformer_folder
 from bertsmith.studies.cost_measurement import Cost, CostRequest, runs_in
@@ -265,7 +266,6 @@ def pareto_front(points: Mapping[str, tuple[float, float]], *, larger_is_better:
 def _draw(figure: "Figure", costs: Costs, metric: Metric) -> None:
     figure.set_layout_engine("constrained")
     left, right = figure.subplots(1, 2)
-    _draw_points(left, costs, metric)
     for model, each in costs.items():
         lengths = [int(length) for length in each["cpu"].by_length]
         times = [MILLI * seconds for seconds in each["cpu"].by_length.values()]
@@ -283,6 +283,7 @@ def _draw(figure: "Figure", costs: Costs, metric: Metric) -> None:
         axes.grid(color="#e8e8e8", linewidth=0.8)
         axes.set_axisbelow(True)
         axes.spines[["top", "right"]].set_visible(False)
+    _draw_points(left, costs, metric)
 
 
 def _draw_points(axes: "Axes", costs: Costs, metric: Metric) -> None:
@@ -301,10 +302,10 @@ def _draw_points(axes: "Axes", costs: Costs, metric: Metric) -> None:
         axes.scatter(
             milliseconds, scale * quality, s=30 + 300 * cost.disk_bytes / largest, color=colour, alpha=0.6
         )
-        axes.annotate(model, (milliseconds, scale * quality), (6, 6), textcoords="offset points", fontsize=9)
     axes.set_xlabel("median milliseconds of one text on the CPU")
     axes.margins(0.15)
     name = metric.name.replace("_", " ")
     axes.set_title(
         f"{name} and its price; areas are sizes on disk", loc="left", fontsize=11, weight="bold", pad=8
     )
+    name_points(axes, {model: (time, scale * quality) for model, (time, quality) in points.items()}, size=9)

@@ -1,0 +1,46 @@
+"""Names of points in a picture: all of them can be read."""
+
+from itertools import combinations
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+
+from bertsmith.insight.pictures import name_points
+
+
+def named(points):
+    figure = Figure(figsize=(6, 6), layout="constrained")
+    axes = figure.subplots()
+    axes.plot(*zip(*points.values(), strict=True), "o")
+    axes.margins(0.2)
+    name_points(axes, points)
+    figure.draw_without_rendering()
+    # Of the letters alone, without the line to the point.
+    return axes, {text.get_text(): Text.get_window_extent(text) for text in axes.texts}
+
+
+def test_names_of_points_that_lie_close_together_do_not_overlap():
+    random = np.random.default_rng(0)
+    points = {f"a model, number {n}": tuple(random.normal(0, 0.02, 2)) for n in range(9)}
+    points |= {f"another model, number {n}": (1.0, 0.5 + n / 200) for n in range(9)}
+    axes, boxes = named(points)
+    assert set(boxes) == set(points)
+    for one, other in combinations(boxes.values(), 2):
+        assert not one.overlaps(other)
+    frame = axes.get_window_extent()
+    for box in boxes.values():
+        assert frame.x0 <= box.x0 and box.x1 <= frame.x1 and frame.y0 <= box.y0 and box.y1 <= frame.y1
+
+
+def test_a_point_by_itself_has_its_name_at_its_right():
+    axes, boxes = named({"left": (0.0, 0.0), "middle": (1.0, 1.0), "far": (4.0, 4.0)})
+    x, y = axes.transData.transform((0.0, 0.0))
+    box = boxes["left"]
+    assert 0 < box.x0 - x < 15 and box.y0 < y < box.y1
+
+
+def test_names_that_find_no_room_are_written_all_the_same():
+    points = {f"{'a name that is wider than the picture ' * 4}{n}": (0.0, 0.0) for n in range(3)}
+    _, boxes = named(points)
+    assert len(boxes) == 3
