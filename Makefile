@@ -8,6 +8,8 @@ BIN := $(ENV)/bin
 # This checkout's code, even where an active environment has another one installed.
 export PYTHONPATH := $(CURDIR)/src
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Compiled code is kept even where an environment says otherwise: hundreds of test files and processes need it.
+export PYTHONDONTWRITEBYTECODE :=
 
 # One torch thread per worker: more would fight over the same cores.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal

@@ -11,6 +11,7 @@ import math
 import platform
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from types import TracebackType
@@ -122,11 +123,17 @@ def write_versions(folder: Path) -> None:
         "threads": torch.get_num_threads(),
     }
     write_json(folder / "versions.json", versions)
-    write_text(folder / "source.sha256", source_hash() + "\n")
+    write_text(folder / "source.sha256", package_hash() + "\n")
 
 
-def source_hash(root: Path = PACKAGE) -> str:
-    """One hash over the names and contents of the package's own source files."""
+@cache
+def package_hash() -> str:
+    """The hash of the code of this process, read once: what changes on disk later is not what it runs."""
+    return source_hash(PACKAGE)
+
+
+def source_hash(root: Path) -> str:
+    """One hash over the names and contents of a package's own source files."""
     files = {file.relative_to(root).as_posix(): file for file in root.rglob("*")}
     digest = hashlib.sha256()
     for name in sorted(name for name, file in files.items() if file.suffix in SOURCE_SUFFIXES):

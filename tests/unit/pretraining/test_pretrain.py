@@ -21,7 +21,7 @@ from bertsmith.pretraining.held_out import METRICS
 from bertsmith.pretraining.pretrain import Clock, pretrain
 from bertsmith.recipe.load import load_recipe
 from bertsmith.training.checkpoint_storage import saved_steps
-from bertsmith.training.journal import read_metrics, source_hash
+from bertsmith.training.journal import PACKAGE, read_metrics, source_hash
 from tests.tiny_runs import (
     BeforeSteps,
     Listener,
@@ -60,7 +60,7 @@ def test_a_run_leaves_all_that_tells_how_it_was_made(finished):
     assert not [path for path in finished.rglob("*.partial")]
     assert load_recipe(finished / "recipe.toml") == tiny_recipe()
     assert json.loads((finished / "versions.json").read_text())["torch"] == torch.__version__
-    assert (finished / "source.sha256").read_text().strip() == source_hash()
+    assert (finished / "source.sha256").read_text().strip() == source_hash(PACKAGE)
     assert (finished / "curves.png").read_bytes()[1:4] == b"PNG"
     assert saved_steps(finished / "checkpoints") == [8]
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bertsmith.core.errors import UserError
-from bertsmith.training.journal import Journal, read_metrics, source_hash, write_versions
+from bertsmith.training.journal import PACKAGE, Journal, read_metrics, source_hash, write_versions
 
 
 def write_run(folder, *, first, last, resume_step=0, loss=1.0):
@@ -130,7 +130,7 @@ def test_a_run_says_with_what_it_was_made(tmp_path):
     versions = json.loads((tmp_path / "versions.json").read_text())
     assert {"bertsmith", "python", "torch", "numpy", "tokenizers", "device", "threads"} <= versions.keys()
     assert all(versions.values())
-    assert (tmp_path / "source.sha256").read_text() == source_hash() + "\n"
+    assert (tmp_path / "source.sha256").read_text() == source_hash(PACKAGE) + "\n"
 
 
 def test_the_source_hash_changes_with_a_file_and_ignores_what_python_compiles(tmp_path):
