@@ -22,7 +22,9 @@ PATIENCE_SECONDS = 300  # a busy machine is slow, and only a fault waits for eve
 # their first step), and unlike plain forks they inherit no threads of the test process.
 LOADED = ["pytest", "hypothesis", "torch._dynamo", "torch.distributed.fsdp"]
 LOADED += [
+    "bertsmith.cli.app",
     "bertsmith.finetuning.finetune",
+    "bertsmith.inference.loaded_model",
     "bertsmith.model.network",
     "bertsmith.training.checkpoint",
     "bertsmith.training.optimizers",

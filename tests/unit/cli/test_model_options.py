@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import subprocess
 import sys
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,14 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 
-import bertsmith as package
 from bertsmith.cli.app import main
 from bertsmith.inference.loaded_model import PRECISIONS
 from tests.command_line import bertsmith, mistake
+from tests.commands import commanded
 from tests.toy_folder import write_toy_folder
 from tests.untrained_heads import numbered_labels, untrained
 
-SOURCE = Path(package.__file__).parents[1]
 WORDS = {
     "fill": ("a [MASK]",),
     "next": ("a cat", "a dog"),
@@ -82,17 +80,18 @@ def test_the_precision_that_is_named_is_the_one_that_answers(folders, capsys, mo
 
 @pytest.mark.parametrize(
     ("form", "unbuffered"),
-    [((), ""), (("--json",), ""), (("--json",), "1"), (("--json", "--top", "2000"), "")],
+    [((), False), (("--json",), False), (("--json",), True), (("--json", "--top", "2000"), False)],
 )
 def test_a_full_disk_behind_the_standard_output_is_reported_in_one_line(form, unbuffered, folders):
-    command = [sys.executable, "-m", "bertsmith", "fill", "a [MASK]", *form, "--model", folders / "plain"]
-    environment = {**os.environ, "PYTHONPATH": str(SOURCE), "PYTHONUNBUFFERED": unbuffered}
-    with Path("/dev/full").open("wb") as full:
-        asked = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, env=environment, check=False)
-    assert asked.stderr.decode() == (
-        "bertsmith: standard output: cannot be written (No space left on device); "
-        "make room where it goes, or send it elsewhere\n"
-    )
+    words = ("fill", "a [MASK]", *form, "--model", folders / "plain")
+    with (
+        Path("/dev/full").open("wb") as full,
+        commanded(*words, stdout=full.fileno(), unbuffered=unbuffered) as asked,
+    ):
+        assert asked.stderr.read() == (
+            "bertsmith: standard output: cannot be written (No space left on device); "
+            "make room where it goes, or send it elsewhere\n"
+        )
     assert asked.returncode == 2
 
 
@@ -131,15 +130,7 @@ def test_a_reader_who_leaves_ends_the_command_as_other_tools(form, folders, monk
 def test_lines_for_a_reader_of_one_line_leave_no_word_behind(folders, tmp_path):
     texts = tmp_path / "texts.txt"
     texts.write_text("my dog runs in the cold rain\n" * 5000)  # more lines than any pipe holds
-    command = [sys.executable, "-m", "bertsmith", "classify", "--input", texts]
-    environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
-    with subprocess.Popen(
-        [*command, "--model", folders / "classes"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment,
-    ) as asked:
+    with commanded("classify", "--input", texts, "--model", folders / "classes") as asked:
         assert asked.stdout.readline().endswith("\tmy dog runs in the cold rain\n")
         asked.stdout.close()
         assert asked.stderr.read() == ""

@@ -7,8 +7,6 @@ import json
 import math
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -25,10 +23,10 @@ from bertsmith.cli.text_files import pieces_of
 from bertsmith.recipe.finetuning_schema import TextSection
 from bertsmith.tasks.task_config import TaskConfig
 from tests.command_line import bertsmith, mistake
+from tests.commands import commanded
 from tests.toy_folder import write_toy_folder
 from tests.untrained_heads import numbered_labels, untrained
 
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(package.__file__).parents[1])}
 TEXTS = ["the sun is warm", "my dog runs.", "cold!", "a cat \u2028 sleeps", "tea"]
 
 
@@ -235,19 +233,13 @@ def test_a_bad_line_is_reported_by_file_and_line_after_those_before_it(capsys, f
 
 
 def test_a_line_that_is_typed_is_answered_before_the_next_one(folders):
-    command = [sys.executable, "-m", "bertsmith", "classify", "--input", "-"]
-    with subprocess.Popen(
-        [*command, "--model", folders / "classes"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env=ENVIRONMENT,
-    ) as asked:
-        guard = threading.Timer(60, asked.kill)
+    with commanded("classify", "--input", "-", "--model", folders / "classes") as asked:
+        guard = threading.Timer(60, asked.process.kill)
         guard.start()
-        for text in (b"the sun\n", b"my dog\n"):
+        for text in ("the sun\n", "my dog\n"):
             asked.stdin.write(text)
             asked.stdin.flush()
-            assert asked.stdout.readline().endswith(b"\t" + text)
+            assert asked.stdout.readline().endswith("\t" + text)
         asked.stdin.close()
         assert asked.wait() == 0
         guard.cancel()
@@ -330,31 +322,17 @@ def test_what_goes_wrong_leaves_no_half_file_and_the_old_one_whole(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["texts.txt", "v.npy"]
 
 
-@pytest.fixture
-def hangups_heard():
-    """A process that is started here hears of a closed terminal, even if these tests do not."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    yield
-    signal.signal(signal.SIGHUP, before)
-
-
-@pytest.mark.usefixtures("hangups_heard")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_stop_leaves_no_half_file(folders, tmp_path, number):
-    command = [sys.executable, "-m", "bertsmith", "embed", "-", "--out", tmp_path / "v.npy"]
-    with subprocess.Popen(
-        [*command, "--model", folders / "plain"],
-        stdin=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=ENVIRONMENT,
-    ) as asked:
+    words = ("embed", "-", "--out", tmp_path / "v.npy", "--model", folders / "plain")
+    with commanded(*words) as asked:
         while not list(tmp_path.iterdir()):  # until the file is begun
-            assert asked.poll() is None
+            assert asked.returncode is None
             time.sleep(0.05)
         time.sleep(0.2)  # it is on the disk a moment before the command is bound to remove it
         asked.send_signal(number)
         told = asked.stderr.read()
-    assert (asked.returncode, told) == (130, b"bertsmith: stopped\n")
+    assert (asked.returncode, told) == (130, "bertsmith: stopped\n")
     assert list(tmp_path.iterdir()) == []
 
 
