@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import signal
 import subprocess
 import sys
@@ -22,6 +21,7 @@ from bertsmith.corpus.token_store import TokenStore
 from bertsmith.pretraining.pretrain import PretrainingResult
 from bertsmith.recipe.load import load_recipe
 from bertsmith.recipe.schema import Recipe
+from tests.commands import commanded
 from tests.tiny_runs import TINY, metrics_of, stop_at, tiny_recipe, tiny_store, without_pictures
 
 app = Typer()
@@ -263,21 +263,14 @@ def test_help_does_not_load_torch():
 
 def test_a_process_told_to_stop_exits_with_130(store, tmp_path):
     settings = [part for override in (*TINY, "run.steps=100000") for part in ("--set", override)]
-    words = ["bert-tiny", "--store", store.folder, "--out", tmp_path / "run", *settings, "--json"]
-    program = (
-        "import sys; sys.modules |= {'torch.utils.tensorboard': None, 'matplotlib.figure': None}\n"
-        "from typer import Typer\nfrom bertsmith.cli.pretrain import pretrain\n"
-        "app = Typer(); app.command()(pretrain); app()"
-    )
-    child = subprocess.Popen(
-        [sys.executable, "-c", program, *map(str, words)], stdout=subprocess.PIPE, text=True
-    )
-    for line in child.stdout:
-        if "progress" in line:  # it trains
-            os.kill(child.pid, signal.SIGTERM)
-            break
-    told = child.stdout.read()
-    assert child.wait(timeout=60) == 130
+    words = ("bert-tiny", "--store", store.folder, "--out", tmp_path / "run", *settings, "--json")
+    with commanded("pretrain", *words) as run:
+        for line in run.stdout:
+            if "progress" in line:  # it trains
+                run.send_signal(signal.SIGTERM)
+                break
+        told = run.stdout.read()
+    assert run.returncode == 130
     assert json.loads(told.splitlines()[-1])["state"] == "stopped"
 
 

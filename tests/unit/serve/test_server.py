@@ -2,10 +2,7 @@
 
 import asyncio
 import json
-import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from contextlib import suppress
@@ -20,6 +17,7 @@ from bertsmith.serve import server
 from bertsmith.serve.server import listen, make_server
 from bertsmith.serve.server_config import Limits
 from tests.command_line import bertsmith, mistake
+from tests.commands import commanded
 from tests.unit.serve.serving import Slowly, application_of, connected, live, load_until_nobody_listens
 
 BODY = json.dumps({"texts": ["the cat"]}).encode()
@@ -236,17 +234,14 @@ def test_help_teaches_keys_hosts_several_models_and_a_request(capsys):
 
 
 def test_sigterm_under_load_loses_no_accepted_request(folders):
-    command = [sys.executable, "-m", "bertsmith", "serve", "--port", "0", "--device", "cpu"]
     models = [word for name in ("toy", "mood") for word in ("--model", f"{name}={folders[name]}")]
-    with subprocess.Popen([*command, *models], stderr=subprocess.PIPE, text=True) as server:
+    with commanded("serve", "--port", "0", "--device", "cpu", *models) as server:
         first = server.stderr.readline()
         address = first.split()[0]
         log: list[str] = []
         reader = threading.Thread(target=lambda: log.extend(server.stderr))
         reader.start()
-        outcomes = asyncio.run(
-            load_until_nobody_listens(address, lambda: os.kill(server.pid, signal.SIGTERM))
-        )
+        outcomes = asyncio.run(load_until_nobody_listens(address, lambda: server.send_signal(signal.SIGTERM)))
         assert server.wait(30) == 0
         reader.join()
     assert "serves toy, mood" in first
@@ -260,10 +255,10 @@ def test_sigterm_under_load_loses_no_accepted_request(folders):
 
 
 def test_the_command_cuts_long_texts_if_told_to(folders):
-    command = [sys.executable, "-m", "bertsmith", "serve", "--port", "0", "--device", "cpu", "--truncate"]
-    with subprocess.Popen([*command, "--model", folders["toy"]], stderr=subprocess.PIPE, text=True) as server:
+    words = ("serve", "--port", "0", "--device", "cpu", "--truncate", "--model", folders["toy"])
+    with commanded(*words) as server:
         address = server.stderr.readline().split()[0]
         reply = httpx.post(f"{address}/v1/embeddings", json={"input": "cat " * 500}, timeout=20)
-        server.terminate()
-        server.communicate()
+        server.send_signal(signal.SIGTERM)
+        server.stderr.read()
     assert reply.json()["usage"]["prompt_tokens"] == 128
