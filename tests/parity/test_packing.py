@@ -76,9 +76,8 @@ def test_forward_and_backward_compile_whole_and_at_most_twice_over_ragged_batche
     torch.compiler.reset()
     monkeypatch.setattr("bertsmith.model.product_attention.MKL", False)  # that form samples otherwise
     heads = {"mlm": 0, "classify": 3} | ({"pooler": 0} if "pooler" in ARCHITECTURES[model_type].heads else {})
-    config = tiny_encoder_config(
-        model_type, layers=2
-    )  # a graph holds each layer: a third one teaches nothing new
+    # A graph holds each layer: more teach nothing new. ModernBERT's second is the first of the local ones.
+    config = tiny_encoder_config(model_type, layers=2 if model_type == "modernbert" else 1)
     network = new_network(config, heads, torch.Generator().manual_seed(0)).train()
     for layer in network.modules():
         if isinstance(layer, Dropout):  # compiled it draws otherwise; attention's own dropout stays
@@ -97,7 +96,7 @@ def test_forward_and_backward_compile_whole_and_at_most_twice_over_ragged_batche
         return [parameter.grad for parameter in network.parameters() if parameter.grad is not None]
 
     compiled = torch.compile(loss_of, fullgraph=True, backend=counter)
-    for seed in range(20):
+    for seed in range(20 if full else 6):
         sequences = ragged(3 + seed, seed=seed)
         batch = pack(sequences)
         rows = torch.randint(len(batch.tokens_T), (2 + seed,))
