@@ -1,4 +1,7 @@
-"""`bertsmith look attention`, `senses` and `words`: views to be opened in a browser, each one file."""
+"""`bertsmith look attention`, `senses` and `words`: views to be opened in a browser, each one file.
+
+Of attention and senses a picture is written instead, where the file is to be one.
+"""
 
 from dataclasses import replace
 from pathlib import Path
@@ -22,55 +25,73 @@ if TYPE_CHECKING:
 ViewOption = Annotated[
     Path, Option("--out", metavar="FILE", help="HTML file to write; it needs nothing else.")
 ]
+ViewOrPictureOption = Annotated[
+    Path, Option("--out", metavar="FILE", help="HTML file to write, which needs nothing else; or a .png.")
+]
+PICTURE = ".png"
 SecondOption = Annotated[str, Option("--text2", help="The second text of a pair.")]
 
 
 def attention(
     text: Annotated[str, Argument(metavar="TEXT", help="What the model reads.")],
-    out: ViewOption,
+    out: ViewOrPictureOption,
     second: SecondOption = "",
     model: ModelOption = None,
     device: DeviceOption = "auto",
 ) -> None:
     """Write a view of all heads over one text: choose a head, then a token, and see what it reads.
 
-    It works offline and by keyboard, with texts as long as the model takes.
+    It works offline and by keyboard, with texts as long as the model takes. A .png shows one head as arcs
+    over the text, what flows from layer to layer, and all heads.
 
     Example: bertsmith look attention "The dog that chased the cats was tired." --out view.html
     """
     from bertsmith.insight.html_view import write_view
+    from bertsmith.insight.view_pictures import write_attention_picture
     from bertsmith.insight.views import attention_data
 
-    place, bert = _checked(out), open_for_looking(model, device)
+    place, bert = _checked(out, PICTURE), open_for_looking(model, device)
+    title, given = f"Attention in {name_of_model(model)}", (text, second) if second else text
     try:
-        data = attention_data(bert, (text, second) if second else text)
+        if place.suffix.lower() == PICTURE:
+            echo(f"{write_attention_picture(place, bert, given, title=title):,} tokens -> {place}")
+            return
+        data = attention_data(bert, given)
     except UserError as error:  # nothing is cut: attention over half of a text is another one's
         remedy = "shorten it" if error.remedy == Remedy.TRUNCATE else error.remedy
         raise replace(error, index=None, where="the text", remedy=remedy) from error
-    write_view(place, "attention_view", data, title=f"Attention in {name_of_model(model)}")
+    write_view(place, "attention_view", data, title=title)
     echo(f"{len(data['tokens']):,} tokens, {data['layers']} layers of {data['heads']} heads -> {place}")
 
 
 def senses(
     word: Annotated[str, Option(help="The word.")],
     texts: TextsOption,
-    out: ViewOption,
+    out: ViewOrPictureOption,
     model: ModelOption = None,
     device: DeviceOption = "auto",
 ) -> None:
     """Write a map of a word's vectors in the sentences of a file; sentences without the word are left out.
 
+    A .png shows the first layer, one in the middle and the last.
+
     Example: bertsmith look senses --word bank --input texts.txt --out senses.html
     """
     from bertsmith.insight.html_view import write_view
+    from bertsmith.insight.view_pictures import write_senses_picture
     from bertsmith.insight.views import senses_data
 
-    place, bert = _checked(out), open_for_looking(model, device)
+    place, bert = _checked(out, PICTURE), open_for_looking(model, device)
+    title = f"“{word}” in {name_of_model(model)}"
     given = [str(each) for each in texts_or_pairs(texts) if isinstance(each, str)]
     with naming_inputs(lambda index: f"{texts}:{index + 1}"):
-        data = senses_data(bert, word, given)
-    write_view(place, "senses_view", data, title=f"“{word}” in {name_of_model(model)}")
-    echo(f"{len(data['sentences']):,} sentences of {len(given):,} -> {place}")
+        if place.suffix.lower() == PICTURE:
+            sentences = write_senses_picture(place, bert, word, given, title=title)
+        else:
+            data = senses_data(bert, word, given)
+            write_view(place, "senses_view", data, title=title)
+            sentences = len(data["sentences"])
+    echo(f"{sentences:,} sentences of {len(given):,} -> {place}")
 
 
 def words(
@@ -126,7 +147,8 @@ def words(
     echo(f"{len(found):,} texts -> {place}")
 
 
-def _checked(out: Path) -> Path:
-    if out.suffix.lower() not in (".html", ".htm"):
-        raise UserError("is no name of a page", where=f"--out {out}", remedy="name a file that ends in .html")
+def _checked(out: Path, *others: str) -> Path:
+    if out.suffix.lower() not in (".html", ".htm", *others):
+        remedy = f"name a file that ends in {' or '.join(('.html', *others))}"
+        raise UserError("is no name of a page", where=f"--out {out}", remedy=remedy)
     return out.expanduser()
