@@ -71,7 +71,7 @@ def test_the_theme_follows_the_system_until_it_is_chosen_and_is_remembered(
 
 @pytest.mark.parametrize("window", WINDOWS)
 def test_every_panel_fits_its_window_and_has_its_picture_taken(
-    browser: Browser, address: str, tmp_path: Path, window: str
+    browser: Browser, address: str, tmp_path: Path, window: str, full: bool
 ) -> None:
     with browser.new_context(**WINDOWS[window]) as context:
         seen = visit(context, address)
@@ -82,7 +82,7 @@ def test_every_panel_fits_its_window_and_has_its_picture_taken(
             for theme in THEMES:
                 seen.page.emulate_media(color_scheme=theme)
                 assert seen.page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, panel
-                seen.page.screenshot(path=tmp_path / f"{panel}-{theme}.png", full_page=True)
+                seen.page.screenshot(path=tmp_path / f"{panel}-{theme}.png", full_page=full)
             light, dark = ((tmp_path / f"{panel}-{theme}.png").read_bytes() for theme in THEMES)
             assert light != dark, panel
         assert seen.complaints == []
