@@ -88,6 +88,7 @@ def test_a_limit_takes_so_many_examples_of_each_split_and_all_labels(model, tmp_
 
 @pytest.mark.parametrize("name", ["sst2", "stsb", "wnut17", "squad", "swag"])
 def test_every_kind_has_a_loss_that_falls_while_it_learns(model, tmp_path, name):
-    result = tune(name, model, tmp_path, "run.evaluations=4", "run.epochs=4")
+    epochs = 4 if name in ("sst2", "stsb") else 2  # the others learn from their first step on
+    result = tune(name, model, tmp_path, "run.evaluations=4", f"run.epochs={epochs}")
     losses = [line["loss"] for line in metrics_of(result.folder, "held-out")]
     assert losses[-1] < losses[0]
