@@ -122,7 +122,9 @@ class StopRequested(AbstractContextManager["StopRequested"]):
         patience = time.monotonic() + PARENT_SECONDS
         while self._shared[0] == OPEN and os.getppid() == self._owner and time.monotonic() < patience:
             time.sleep(0.01)
-        if self._shared[0] != ASKED:
+        if self._shared[0] == CLOSED:
+            os._exit(0)  # no failure, which torch would report of its worker: the parent is done with it
+        if self._shared[0] == OPEN:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
 

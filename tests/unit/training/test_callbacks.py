@@ -18,9 +18,8 @@ def is_alive(child):
     time.sleep(0.3)
     return os.waitpid(child, os.WNOHANG)[0] == 0
 
-def ends(child):
-    _, status = os.waitpid(child, 0)
-    return os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGTERM
+def exit_code(child):
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 with callbacks.StopRequested() as stop:
     child = os.fork()
@@ -39,7 +38,7 @@ ALONE_OBEYS = """
     os.kill(child, signal.SIGINT)
     alive = is_alive(child)
     os.kill(child, signal.SIGTERM)
-    print(alive, ends(child), stop.here)
+    print(alive, exit_code(child), stop.here)
 """
 TOLD_FIRST = """
     os.kill(child, signal.SIGTERM)
@@ -150,12 +149,12 @@ def printed(inside: str, afterwards: str = "", *, patience: float) -> str:
 
 
 def test_a_forked_process_outlives_ctrl_c_and_obeys_a_sigterm_of_its_own():
-    assert printed(ALONE_OBEYS, patience=0.1) == "True True False\n"
+    assert printed(ALONE_OBEYS, patience=0.1) == f"True {-signal.SIGTERM} False\n"
 
 
 def test_a_forked_process_outlives_a_sigterm_that_its_parent_gets_too_until_all_is_done():
-    afterwards = "os.kill(child, signal.SIGTERM)\nprint(alive, ends(child), stop.here)"
-    assert printed(TOLD_FIRST, afterwards, patience=60) == "True True True\n"
+    afterwards = "os.kill(child, signal.SIGTERM)\nprint(alive, exit_code(child), stop.here)"
+    assert printed(TOLD_FIRST, afterwards, patience=60) == "True 0 True\n"
 
 
 LOADER = """
