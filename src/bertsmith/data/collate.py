@@ -9,7 +9,7 @@ P predicted tokens.
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -193,7 +193,8 @@ class Targets:
     rows_P: Numbers
     ids_P: Numbers
     pair_labels_S: Numbers
-    pair_weight: float
+    pair_weights_S: NDArray[np.float32]
+    """0 where a sequence is no pair."""
     draws_P: Numbers | None = None
     """Only where predicted tokens are replaced by sampled ones."""
 
@@ -222,9 +223,9 @@ class Collator:
             sequences.tokens_T[rows_P] = masks.shown_P
             if settings.has_generator:
                 draws_P = self.masker.sampling_draws(text, masks.indices_P)
-        pair_weight = float(settings.pair_head != "none")
         labels_S = examples.index.label.astype(np.int64)
-        return sequences, Targets(rows_P, ids_P, labels_S, pair_weight, draws_P)
+        weights_S = (examples.index.second_length > 0).astype(np.float32)
+        return sequences, Targets(rows_P, ids_P, labels_S, weights_S, draws_P)
 
     def lay_out(self, examples: StepExamples) -> tuple[PackedSequences, Text]:
         """The sequences of these examples as they are before masking, and their text alone."""
@@ -283,6 +284,10 @@ def lay_out(text_X: Numbers, spans: Spans, template: Template) -> PackedSequence
     _insert(sequences, template.lead, starts_S1[:-1])
     _insert(sequences, template.between, begin_N[~is_first_N] - len(template.between))
     _insert(sequences, template.tail, end_S - len(template.tail))
+    # The template may be that of pairs: what ends a single segment belongs to it.
+    single_S = end_S[spans.counts_S == 1]
+    for offset in range(len(template.tail)):
+        sequences.segments_T[single_S - 1 - offset] = template.text_segments[0]
     return sequences
 
 
@@ -336,27 +341,20 @@ def micro_batches(
         rows_P, ids_P = targets.rows_P[predicted] - begin, targets.ids_P[predicted]
         wanted = _rounded_up(max(len(rows_P), 1), shape.multiples.predicted)
         unused = np.zeros(wanted - len(rows_P), np.int64)
-        labels_S = targets.pair_labels_S[first:last]
         yield PretrainingBatch(
             inputs,
             masked_rows_P=_filled(rows_P, unused),
             masked_ids_P=_filled(ids_P, unused),
-            masked_weights_P=_weights(1.0, len(rows_P), len(unused)),
-            pair_labels_S=_filled(labels_S, np.zeros(fillers, np.int64)),
-            pair_weights_S=_weights(targets.pair_weight, len(labels_S), fillers),
+            masked_weights_P=_filled(np.ones(len(rows_P), np.float32), unused.astype(np.float32)),
+            pair_labels_S=_filled(targets.pair_labels_S[first:last], np.zeros(fillers, np.int64)),
+            pair_weights_S=_filled(targets.pair_weights_S[first:last], np.zeros(fillers, np.float32)),
             end_1=torch.tensor([end - begin]),
             draws_P=None if targets.draws_P is None else _filled(targets.draws_P[predicted], unused),
         )
 
 
-def _filled(values: Numbers, filler: Numbers) -> torch.Tensor:
+def _filled(values: NDArray[Any], filler: NDArray[Any]) -> torch.Tensor:
     return torch.from_numpy(np.concatenate([values, filler]))
-
-
-def _weights(weight: float, count: int, fillers: int) -> torch.Tensor:
-    weights: NDArray[np.float32] = np.zeros(count + fillers, np.float32)
-    weights[:count] = weight
-    return torch.from_numpy(weights)
 
 
 def _rounded_up(number: int, multiple: int) -> int:

@@ -139,7 +139,7 @@ class PretrainingDataset(Dataset[StepBatches]):
             index,
             micros,
             masked=float(len(targets.rows_P)),
-            pairs=targets.pair_weight * len(targets.pair_labels_S),
+            pairs=float(targets.pair_weights_S.sum()),
             tokens=len(sequences.tokens_T),
             filler=sum(len(micro.inputs.tokens_T) for micro in micros) - len(sequences.tokens_T),
             sequences=len(targets.pair_labels_S),

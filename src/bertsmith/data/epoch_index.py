@@ -8,7 +8,7 @@ when it is first needed, kept on disk, and made again, identically, if it is mis
 import json
 import shutil
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from bertsmith.core.errors import UserError
 from bertsmith.core.files import atomic_folder, locked, read_json, sha256_of, write_json
-from bertsmith.core.seeds import Words, bits, key_of, sub_keys
+from bertsmith.core.seeds import Words, bits, key_of, sub_keys, uniforms
 from bertsmith.corpus.token_store import TokenStore
 from bertsmith.data.example_index import (
     ExampleIndex,
@@ -31,6 +31,7 @@ from bertsmith.data.example_index import (
     WalkRules,
     fill_across_documents,
     fill_within_documents,
+    joined,
     truncated_spans,
     walk_documents,
 )
@@ -90,6 +91,8 @@ class StageSource:
         self.template: Template = templates.pair if is_pair else templates.single
         self.specials = self.template.specials(2 if is_pair else 1)
         """Special tokens in a sequence, separators between documents not counted."""
+        self.single_specials = self.template.specials(1)
+        """The same of a sequence that is no pair."""
         self.text_capacity = self.stage.length - self.specials
         """Most tokens of text in a sequence."""
         # Runs that differ in their seed are evaluated on the same held-out examples.
@@ -133,28 +136,7 @@ class StageSource:
 
 def make_epoch_index(source: StageSource, epoch: int, *, steps_before: int = 0) -> EpochIndex:
     """The examples of an epoch in their random order, cut into steps; those before it count in a ramp."""
-    settings = source.recipe.examples
-    if settings.pairs == "full-sentences" or settings.pairs == "doc-sentences":
-        fill = FillRules(
-            source.text_capacity,
-            source.specials,
-            short_fraction=settings.short_fraction,
-            short_length=settings.short_length,
-            key=key_of(source.seed, "short", *source.purpose(epoch)),
-        )
-        across = settings.pairs == "full-sentences"
-        index = (fill_across_documents if across else fill_within_documents)(source.sentences, fill)
-    else:
-        rules = WalkRules(
-            kind=settings.pairs,
-            capacity=source.text_capacity,
-            specials=source.specials,
-            negative_probability=settings.negative_probability,
-            short_probability=settings.short_probability,
-            seed=source.seed,
-            purpose=source.purpose(epoch),
-        )
-        index = walk_documents(source.sentences, rules)
+    index = _examples(source, epoch)
     # The order's key names the epoch itself: static masks bring the same examples back in another order.
     key = key_of(source.seed, "order", source.split, source.stage.length, epoch, *source.again)
     # Stable: which of two equal draws comes first must not depend on numpy's choice of a sorting algorithm.
@@ -164,6 +146,39 @@ def make_epoch_index(source: StageSource, epoch: int, *, steps_before: int = 0) 
     if source.split == "held-out" and starts[-1] < len(order):
         starts = np.append(starts, len(order))  # evaluation takes what there is
     return EpochIndex(index, order, starts)
+
+
+def _examples(source: StageSource, epoch: int) -> ExampleIndex:
+    settings, purpose = source.recipe.examples, source.purpose(epoch)
+    fill = FillRules(
+        source.text_capacity,
+        source.single_specials,
+        short_fraction=settings.short_fraction,
+        short_length=settings.short_length,
+        key=key_of(source.seed, "short", *purpose),
+    )
+    if settings.pairs == "full-sentences":
+        return fill_across_documents(source.sentences, fill)
+    if settings.pairs == "doc-sentences":
+        return fill_within_documents(source.sentences, fill)
+    rules = WalkRules(
+        kind=settings.pairs,
+        capacity=source.text_capacity,
+        specials=source.specials,
+        negative_probability=settings.negative_probability,
+        short_probability=settings.short_probability,
+        seed=source.seed,
+        purpose=purpose,
+    )
+    if not settings.single_fraction:
+        return walk_documents(source.sentences, rules)
+    documents = source.sentences.documents
+    keys = sub_keys(key_of(source.seed, "single", *purpose), documents)
+    is_single = uniforms(keys, np.uint64(0)) < settings.single_fraction
+    paired = replace(source.sentences, documents=documents[~is_single])
+    single = replace(source.sentences, documents=documents[is_single])
+    parts = [walk_documents(paired, rules)] if len(paired.documents) else []
+    return joined([*parts, fill_within_documents(single, fill)] if len(single.documents) else parts)
 
 
 def cut_steps(lengths: Numbers, batch: BatchSection, *, steps_before: int = 0) -> Numbers:
@@ -227,6 +242,7 @@ class StageIndex:
         recipe = source.recipe
         # What is off changes no example: indexes that were made before it could be set stay valid.
         off = set() if recipe.examples.short_fraction else {"short_fraction", "short_length"}
+        off |= set() if recipe.examples.single_fraction else {"single_fraction"}
         examples = recipe.examples.model_dump(exclude={"objective", "stages"} | off)
         off = {"ramp_from", "ramp_steps"} if recipe.batch.ramp_from == "off" else set()
         # The folder's name differs wherever the examples, their order or the steps do, and nowhere else: runs

@@ -218,9 +218,12 @@ def _shown_text(recipe: Recipe) -> list[str]:
             )
     if masking.final_rate != "rate":
         lines.append(f"the masking rate goes from {masking.rate:.0%} to {masking.final_rate:.0%}")
+    if examples.single_fraction:
+        lines.append(f"{examples.single_fraction:.0%} of the documents are shown without pairs")
     if examples.short_fraction:
+        which = "sequences without pairs" if examples.single_fraction else "sequences"
         lines.append(
-            f"{examples.short_fraction:.0%} of the sequences end after at most {examples.short_length} "
+            f"{examples.short_fraction:.0%} of the {which} end after at most {examples.short_length} "
             "tokens, or after a sentence"
         )
     if batch.ramp_from != "off":

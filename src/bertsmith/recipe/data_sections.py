@@ -37,9 +37,13 @@ class ExamplesSection(Section):
     """Probability of a random second segment (nsp, sentence-pair) or a swapped pair (sop)."""
     short_probability: Fraction = 0.1
     """Probability that a document is walked with a random shorter target length (nsp, sop, none)."""
+    single_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Fraction of the documents that a pass shows as single segments, as doc-sentences does, in the place of
+    pairs (nsp, sop, sentence-pair): tasks have both."""
     short_fraction: Fraction = 0.0
-    """Fraction of the sequences of full-sentences and doc-sentences that are short: filled with whole
-    sentences up to a random length from 1 to `short_length` tokens, or with one sentence that is longer."""
+    """Fraction of the sequences of full-sentences, of doc-sentences and of `single_fraction` that are short:
+    filled with whole sentences up to a random length from 1 to `short_length` tokens, or with one sentence
+    that is longer."""
     short_length: Count = 32
     """Longest text that a short sequence of `short_fraction` is filled to."""
     stages: tuple[Stage, ...] = (
@@ -79,12 +83,19 @@ class ExamplesSection(Section):
 
     @model_validator(mode="after")
     def short_sequences_are_filled(self) -> "ExamplesSection":
-        if self.short_fraction and self.pairs not in ("full-sentences", "doc-sentences"):
+        if self.single_fraction and self.pair_head == "none":
+            raise RuleError(
+                f"examples.single_fraction is not for examples.pairs = {self.pairs}, which has no pairs",
+                keys=("examples.single_fraction", "examples.pairs"),
+                remedy="leave it at 0, or set examples.pairs to nsp, sop or sentence-pair",
+            )
+        is_filled = self.pairs in ("full-sentences", "doc-sentences") or self.single_fraction
+        if self.short_fraction and not is_filled:
             raise RuleError(
                 f"examples.short_fraction is not for examples.pairs = {self.pairs}",
                 keys=("examples.short_fraction", "examples.pairs"),
-                remedy="set examples.short_probability instead, or examples.pairs to full-sentences or "
-                "doc-sentences",
+                remedy="set examples.short_probability instead, examples.pairs to full-sentences or "
+                "doc-sentences, or examples.single_fraction above 0",
             )
         return self
 

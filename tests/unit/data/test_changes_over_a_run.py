@@ -71,6 +71,50 @@ def test_short_sequences_are_others_in_every_epoch_and_the_same_again(store):
     assert lengths[0] == lengths[2] != lengths[1]
 
 
+# ---- single segments among pairs
+
+
+def document_of(store, starts) -> np.ndarray:
+    """Where each stretch of the store lies, looked up one by one."""
+    begins = [int(store.sentence_starts[first]) for first in store.document_starts[:-1]]
+    return np.array([max(number for number, begin in enumerate(begins) if begin <= at) for at in starts])
+
+
+@pytest.mark.parametrize("pairs", ["nsp", "sop", "sentence-pair"])
+def test_a_fraction_of_the_documents_is_shown_without_pairs(store, tmp_path: Path, pairs):
+    recipe = small_recipe(examples=filled(pairs=pairs, single_fraction=0.5, short_fraction=0.3))
+    source = source_of(store, recipe)
+    examples = make_epoch_index(source, 0).examples
+    is_single = examples.second_length == 0
+    single = document_of(store, examples.first_start[is_single])
+    paired = document_of(store, examples.first_start[~is_single & (examples.label == 0)])
+    assert not set(single) & set(paired)
+    assert 0.3 < len(set(single)) / len(source.sentences.documents) < 0.7
+    # All of a document is shown, and none of it twice.
+    tokens = np.diff(store.sentence_starts[store.document_starts])
+    shown = np.bincount(single, weights=examples.first_length[is_single], minlength=len(tokens))
+    assert (shown[list(set(single))] == tokens[list(set(single))]).all()
+    dataset = PretrainingDataset(store, recipe, cache=tmp_path, micro_tokens=512)
+    step = dataset[StepIndex(0, 0)]
+    labels = [each.pair_label for each in sequences_of(step)]
+    assert 0 < step.pairs == len(labels) - labels.count(None) < len(labels)
+    for each in sequences_of(step):
+        assert len(each.tokens) <= 48 and (each.pair_label is None) == (each.segments.count(1) == 0)
+
+
+def test_other_documents_are_without_pairs_in_every_epoch(store):
+    source = source_of(store, small_recipe(examples=filled(pairs="nsp", single_fraction=0.5)))
+    starts = [make_epoch_index(source, epoch).examples.first_start.tolist() for epoch in (0, 1, 0)]
+    assert starts[0] == starts[2] != starts[1]
+
+
+@pytest.mark.parametrize("fraction", [1e-9, 1 - 1e-9])
+def test_a_store_whose_documents_are_all_of_one_kind_has_examples(store, fraction):
+    source = source_of(store, small_recipe(examples=filled(pairs="nsp", single_fraction=fraction)))
+    is_single = make_epoch_index(source, 0).examples.second_length == 0
+    assert is_single.all() if fraction > 0.5 else not is_single.any()
+
+
 # ---- the size of steps
 
 

@@ -65,6 +65,15 @@ def test_single_segments_are_laid_out_as_the_tokenizer_encodes_them(make, tmp_pa
     assert rows.segments_T.tolist() == [segment for each in expected for segment in each.segments]
 
 
+@every_kind
+def test_pairs_and_single_segments_stand_side_by_side_as_the_tokenizer_encodes_each(make, tmp_path) -> None:
+    tokenizer = Tokenizer.load(make(tmp_path))
+    rows = laid_out(tokenizer, [TEXTS[:1], TEXTS[1:3], TEXTS[3:]], read_templates(tokenizer).pair)
+    expected = [tokenizer.encode(TEXTS[0]), tokenizer.encode_pair(*TEXTS[1:3]), tokenizer.encode(TEXTS[3])]
+    assert rows.tokens_T.tolist() == [number for each in expected for number in each.ids]
+    assert rows.segments_T.tolist() == [segment for each in expected for segment in each.segments]
+
+
 def test_documents_in_one_sequence_are_kept_apart_by_one_separator(tmp_path: Path) -> None:
     tokenizer = Tokenizer.load(byte_bpe(tmp_path))
     rows = laid_out(tokenizer, [TEXTS[:3], TEXTS[3:]], read_templates(tokenizer).single)

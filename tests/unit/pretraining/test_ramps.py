@@ -60,6 +60,7 @@ def test_a_budget_in_minutes_goes_by_the_progress_of_its_learning_rate():
             "masks nothing",
         ),
         (("examples.short_fraction=0.2",), "set examples.short_probability instead"),
+        (("examples.single_fraction=0.2", "examples.pairs=none"), "set examples.pairs to nsp, sop or"),
         (("batch.ramp_from=5",), "batch.ramp_from = 5 is more than batch.sequences = 4"),
     ],
 )
