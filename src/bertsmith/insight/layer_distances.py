@@ -6,15 +6,17 @@ Shapes: L layers, T packed tokens, D width.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from bertsmith.inference.loaded_model import Bert
 from bertsmith.inference.text_reader import TextInput
 from bertsmith.insight.pictures import BLUE, GREEN, GREY, RED
+from bertsmith.insight.random_control import of_untrained
 from bertsmith.insight.report import Report, Table
 from bertsmith.insight.surface import shortened
 from bertsmith.packed import PackedBatch, unpack
@@ -32,6 +34,13 @@ class LayerDistances:
     """In degrees."""
     texts: int
     tokens: int
+
+
+def untrained_distances(bert: Bert, texts: Sequence[TextInput], *, longest: int, seed: int) -> LayerDistances:
+    """How far the layers of networks with random weights move the same tokens, as a mean of three."""
+    found = of_untrained(bert, lambda twin: layer_distances(twin, texts, longest=longest), seed=seed)
+    means_2L = np.mean([(each.distances_L, each.angles_L) for each in found], axis=0)
+    return replace(found[0], distances_L=means_2L[0].tolist(), angles_L=means_2L[1].tolist())
 
 
 def layer_distances(bert: Bert, texts: Sequence[TextInput], *, longest: int) -> LayerDistances:
@@ -57,8 +66,32 @@ def moved_by(before_TD: Tensor, after_TD: Tensor) -> tuple[Tensor, Tensor]:
     return distance_T, torch.rad2deg(cosine_T.acos())
 
 
-def layers_report(found: Mapping[str, LayerDistances]) -> Report:
-    """The distances of several models side by side."""
+def layers_report(found: Mapping[str, LayerDistances], untrained: Mapping[str, LayerDistances]) -> Report:
+    """The distances of several models side by side, and those of the same networks before training."""
+    first = next(iter(found.values()))
+    title = f"How far each layer moves a token, {first.texts:,} texts of {first.tokens:,} tokens"
+    notes = ("Mean L2 distance and mean angle in degrees between a layer's input and its output.",)
+    tables = (
+        _table(title, found, notes),
+        _table("The same of untrained networks, means of 3 random initialisations", untrained, ()),
+    )
+    values = {
+        name: {
+            **_plain(each),
+            "texts": each.texts,
+            "tokens": each.tokens,
+            "untrained": _plain(untrained[name]),
+        }
+        for name, each in found.items()
+    }
+    return Report("layers", tables, values, lambda figure: _draw(figure, found, untrained), (10, 4.2))
+
+
+def _plain(found: LayerDistances) -> dict[str, list[float]]:
+    return {"l2": found.distances_L, "angle": found.angles_L}
+
+
+def _table(title: str, found: Mapping[str, LayerDistances], notes: tuple[str, ...]) -> Table:
     most = max(len(each.distances_L) for each in found.values())
     columns = ["layer", *(f"{name} {what}" for name in found for what in ("L2", "angle"))]
     rows = []
@@ -68,23 +101,19 @@ def layers_report(found: Mapping[str, LayerDistances]) -> Report:
             known = layer < len(each.distances_L)
             cells += [each.distances_L[layer], each.angles_L[layer]] if known else [None, None]
         rows.append(cells)
-    first = next(iter(found.values()))
-    title = f"How far each layer moves a token, {first.texts:,} texts of {first.tokens:,} tokens"
-    notes = ("Mean L2 distance and mean angle in degrees between a layer's input and its output.",)
-    values = {
-        name: {"l2": each.distances_L, "angle": each.angles_L, "texts": each.texts, "tokens": each.tokens}
-        for name, each in found.items()
-    }
-    table = Table(title, tuple(columns), rows, notes)
-    return Report("layers", (table,), values, lambda figure: _draw(figure, found), (10, 4.2))
+    return Table(title, tuple(columns), rows, notes)
 
 
-def _draw(figure: "Figure", found: Mapping[str, LayerDistances]) -> None:
+def _draw(
+    figure: "Figure", found: Mapping[str, LayerDistances], untrained: Mapping[str, LayerDistances]
+) -> None:
     left, right = figure.subplots(1, 2)
     for (name, each), colour in zip(found.items(), _colours(len(found)), strict=True):
         layers = range(1, len(each.distances_L) + 1)
         left.plot(layers, each.distances_L, color=colour, marker="o", label=name)
         right.plot(layers, each.angles_L, color=colour, marker="o", label=name)
+        left.plot(layers, untrained[name].distances_L, color=colour, lw=1, linestyle=":")
+        right.plot(layers, untrained[name].angles_L, color=colour, lw=1, linestyle=":")
     left.set(title="L2 distance", xlabel="layer", ylim=(0, None))
     right.set(title="Angle (degrees)", xlabel="layer", ylim=(0, None))
     for axes in (left, right):
@@ -92,7 +121,8 @@ def _draw(figure: "Figure", found: Mapping[str, LayerDistances]) -> None:
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(alpha=0.3)
     right.legend(frameon=False)
-    figure.suptitle("Between the input and the output of each layer", x=0.01, ha="left", weight="bold")
+    title = "Between the input and the output of each layer (dotted: untrained)"
+    figure.suptitle(title, x=0.01, ha="left", weight="bold")
     figure.tight_layout()
 
 

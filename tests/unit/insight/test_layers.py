@@ -11,7 +11,8 @@ import transformers
 import bertsmith as package
 from bertsmith.core.errors import UserError
 from bertsmith.insight.changes import state_changes, weight_changes
-from bertsmith.insight.layer_distances import layer_distances
+from bertsmith.insight.layer_distances import layer_distances, untrained_distances
+from bertsmith.insight.random_control import untrained_twin
 from tests.command_line import bertsmith, mistake
 
 TEXTS = ["The dog plays in the snow.", ("My cat sits under a tree.", "It is cold."), "A boy drinks tea."]
@@ -71,6 +72,18 @@ def test_the_distance_and_the_angle_of_each_layer(bert, eager):
     assert found.angles_L == pytest.approx(angles / tokens, abs=1e-4)  # degrees, of a steep function
 
 
+def test_the_control_is_the_mean_of_three_networks_with_random_weights(bert):
+    control = untrained_distances(bert, TEXTS, longest=128, seed=3)
+    single = [layer_distances(untrained_twin(bert, seed), TEXTS, longest=128) for seed in (3, 4, 5)]
+    for measure in ("distances_L", "angles_L"):
+        values = [getattr(each, measure) for each in single]
+        assert getattr(control, measure) == pytest.approx(
+            [sum(each) / 3 for each in zip(*values, strict=True)]
+        )
+        assert len({each[0] for each in values}) == 3
+    assert control.tokens == layer_distances(bert, TEXTS, longest=128).tokens
+
+
 def test_weights_that_changed_and_weights_that_did_not(bert, eager, tuned):
     other, folder = tuned
     embeddings, first, second = weight_changes(bert, package.load(folder, device="cpu"))
@@ -117,7 +130,9 @@ def test_the_commands_leave_tables_and_pictures(capsys, lively_folder, tuned, tm
     words = ("layers", "--models", lively_folder, tuned[1], "--input", texts)
     told = bertsmith(capsys, "look", *words, "--out", tmp_path / "moves.png")
     assert told.code == 0 and "How far each layer moves a token, 2 texts" in told.out
-    assert len(json.loads((tmp_path / "moves.json").read_text())) == 2
+    assert "The same of untrained networks" in told.out
+    values = json.loads((tmp_path / "moves.json").read_text())
+    assert [len(each["untrained"]["l2"]) for each in values.values()] == [2, 2]
     assert (tmp_path / "moves.png").read_bytes().startswith(b"\x89PNG")
     both = ("changes", lively_folder, tuned[1])
     told = bertsmith(capsys, "look", *both, "--input", texts, "--out", tmp_path / "changes.png")

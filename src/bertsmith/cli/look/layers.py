@@ -8,6 +8,7 @@ from typer import Argument, Option
 
 from bertsmith.cli.look.look_options import (
     LongestOption,
+    SeedOption,
     TextsOption,
     leave,
     name_of_model,
@@ -31,26 +32,30 @@ def layers(
     out: PictureOption,
     more: Annotated[list[Path] | None, Argument(metavar="[FOLDER ...]", hidden=True)] = None,
     longest: LongestOption = 128,
+    seed: SeedOption = 0,
     device: DeviceOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
     """Show how far each layer moves a token: L2 distance and angle between its input and output.
 
     The figure with which Lan et al. 2019 compared BERT and ALBERT: where layers share their weights, tokens
-    move more evenly.
+    move more evenly. Three networks with random weights stand beside each model.
 
     Example: bertsmith look layers --models models/bert models/albert --input texts.txt --out layers.png
     """
-    from bertsmith.insight.layer_distances import layer_distances, layers_report
+    from bertsmith.insight.layer_distances import layer_distances, layers_report, untrained_distances
 
     picture = _checked(out)
-    given, found = texts_or_pairs(texts), {}
+    given = texts_or_pairs(texts)
+    found, untrained = {}, {}
     for model in [*models, *(more or [])]:
         name = name_of_model(model)
         if name in found:
             raise UserError("two models have this name", where=name, remedy="rename the folder of one")
-        found[name] = layer_distances(open_for_looking(model, device), given, longest=longest)
-    _leave(layers_report(found), picture, as_json=as_json)
+        bert = open_for_looking(model, device)
+        found[name] = layer_distances(bert, given, longest=longest)
+        untrained[name] = untrained_distances(bert, given, longest=longest, seed=seed)
+    _leave(layers_report(found, untrained), picture, as_json=as_json)
 
 
 def changes(
