@@ -4,13 +4,17 @@ from playwright.sync_api import Page
 
 CONTRASTS = """root => {
     const brush = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
+    const painted = new Map();
     function paint(...colours) {  // on top of each other, as the browser itself mixes them
+        const key = colours.join("/");
+        if (painted.has(key)) return painted.get(key);
         brush.clearRect(0, 0, 1, 1);
         for (const colour of colours) {
             brush.fillStyle = colour;
             brush.fillRect(0, 0, 1, 1);
         }
-        return [...brush.getImageData(0, 0, 1, 1).data].slice(0, 3);
+        painted.set(key, [...brush.getImageData(0, 0, 1, 1).data].slice(0, 3));
+        return painted.get(key);
     }
     const linear = (value) => (value <= 0.04045 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4);
     function luminance(colour) {

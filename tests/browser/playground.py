@@ -15,6 +15,7 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 
 from bertsmith.inference.embedded_models import default_model
+from bertsmith.serve import playground
 from bertsmith.serve.app import Application
 from bertsmith.serve.server import listen, make_server
 from bertsmith.serve.server_config import Limits, ServerConfig
@@ -95,12 +96,15 @@ def served(models: dict[str, Path], **settings: str) -> Iterator[str]:
     listening: socket.socket = listen("127.0.0.1", 0)
     server = make_server(application, Limits())
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        thread.join()
+    with pytest.MonkeyPatch.context() as patch:
+        # Tests open the page again and again: to ask for forty files each time took most of their time.
+        patch.setattr(playground, "CACHING", "max-age=3600")
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join()
 
 
 @contextmanager

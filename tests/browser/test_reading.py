@@ -14,8 +14,10 @@ from tests.browser.playground import DESK, PANELS, THEMES, Visit, served, visit
 def test_all_text_of_every_panel_is_readable_in_both_themes(browser: Browser, address: str) -> None:
     with browser.new_context(**DESK) as context:
         seen = visit(context, address)
+        seen.page.goto(address)
         for panel in PANELS:
-            seen.open(panel)
+            seen.page.locator(f"#tab-{panel}").click()
+            seen.settle(panel)
             for theme in THEMES:
                 seen.page.emulate_media(color_scheme=theme)
                 assert unreadable(seen.page, "body") == {}, (panel, theme)

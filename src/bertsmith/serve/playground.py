@@ -30,6 +30,8 @@ POLICY = (
 
 A picture may also be one that the page itself has drawn (blob:), to save it as PNG.
 """
+CACHING = "no-cache"
+"""Files are asked for each time, and sent only where they have changed."""
 
 
 def playground_routes(folder: Path = PAGE) -> APIRouter:
@@ -54,7 +56,7 @@ def _response(files: dict[str, bytes], name: str, request: Request) -> Response:
     tag = f'"{hashlib.sha256(files[name]).hexdigest()[:32]}"'
     headers = {
         "ETag": tag,
-        "Cache-Control": "no-cache",  # asked for each time, sent only where it has changed
+        "Cache-Control": CACHING,
         "Content-Security-Policy": POLICY,
         "Referrer-Policy": "no-referrer",
         "Cross-Origin-Opener-Policy": "same-origin",
