@@ -10,6 +10,7 @@ that our reader made, in batches that were padded and put on the device before t
 is tried compiled for all shapes, and for each of few shapes with CUDA graphs; batches are grouped by length
 as the Trainer does it (groups of 50 batches, sorted), or random. The fastest of these, told in the table, is
 the peer. Ours draws, packs and sends its batches inside of the clock. Compiling and recording are outside.
+On a CPU seconds are those of the process, all of its threads together: OMP_NUM_THREADS=1 for one core.
 """
 
 import argparse
@@ -23,7 +24,7 @@ import numpy as np
 from finetuning_peer import Peer, PeerForm, peer_round
 from quiet import Quiet
 from random_model import add_model, folder_of
-from rounds import Results, Round, fastest, in_turn, parser_of, wait_for
+from rounds import Results, Round, clock_of, fastest, in_turn, parser_of, time_unit, wait_for
 
 from bertsmith.finetuning.assignment import Assignment
 from bertsmith.finetuning.finetune import finetune_on
@@ -53,7 +54,7 @@ def main() -> None:
         raise SystemExit("--scores: the peer's answers are not judged here, only its speed")
     splits = sampled(read_splits(task, options.data, skip_bad=True), options.sample)
     print(f"both in {precision_of(options.device)} on {options.device}", flush=True)
-    results = Results(options.json, "examples")
+    results = Results(options.json, "examples", time_unit(options.device))
     with tempfile.TemporaryDirectory() as scratch:
         options.model = folder_of(options, Path(scratch))
         for examples in options.examples:
@@ -123,12 +124,13 @@ def compare_speed(
     forms = [PeerForm(*both) for both in itertools.product(options.modes, options.multiples)]
     # One graph of all shapes gains nothing from fewer of them.
     forms = [each for each in forms if each.mode != "dynamic" or each.multiple == options.multiples[0]]
-    form = fastest(forms, make, tried)
-    form = fastest([form, form._replace(order="random")], make, tried)
+    clock = clock_of(options.device)
+    form = fastest(forms, make, tried, clock)
+    form = fastest([form, form._replace(order="random")], make, tried, clock)
     contenders = {"ours": our_steps(recipe, config, encoded, options), "peer": make(form)}
     for take in contenders.values():
         take()
-    results.add(work, in_turn(contenders, options.rounds), form={"peer": str(form)})
+    results.add(work, in_turn(contenders, options.rounds, clock), form={"peer": str(form)})
     results.rows[-1]["forms_of_the_peer"] = tried
     results.write()
 

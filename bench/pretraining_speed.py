@@ -11,6 +11,7 @@ same weights and fused AdamW on random ids that need no reading and no padding: 
 with and without a mask of ones, with CUDA graphs and with steps of several sizes; the fastest of these, told
 in the table, is the peer. One more row gives that peer a head on masked positions only, as ours has it: what
 is then left is not the head's. Real tokens are counted; the share of the chip is bertsmith.model.flops's.
+On a CPU seconds are those of the process, all of its threads together: OMP_NUM_THREADS=1 for one core.
 """
 
 import argparse
@@ -23,7 +24,7 @@ from typing import NamedTuple
 import torch
 from pretraining_peer import Loop, PeerForm, random_batch
 from quiet import Quiet
-from rounds import Results, Round, fastest, forget, in_turn, parser_of, wait_for
+from rounds import Results, Round, clock_of, fastest, forget, in_turn, parser_of, time_unit, wait_for
 
 from bertsmith.pretraining.hardware import peak_of
 from bertsmith.pretraining.run_setup import Request, Run, StepLoader, set_up
@@ -48,7 +49,7 @@ class Case(NamedTuple):
 def main() -> None:
     options = parse()
     torch.set_float32_matmul_precision("high")
-    results, tried = Results(options.json, "tokens"), {}
+    results, tried = Results(options.json, "tokens", time_unit(options.device)), {}
     for preset, length in itertools.product(options.presets, options.lengths):
         form = None
         for case in (Case(preset, length, dropout) for dropout in options.dropouts):
@@ -121,8 +122,9 @@ def best_form(
     def make(form: PeerForm) -> Round:
         return peer_round(run, form, case.length, options)
 
-    chosen = fastest(forms, make, rates)
-    return fastest([chosen._replace(tokens=tokens) for tokens in budgets], make, rates)
+    clock = clock_of(options.device)
+    chosen = fastest(forms, make, rates, clock)
+    return fastest([chosen._replace(tokens=tokens) for tokens in budgets], make, rates, clock)
 
 
 def compared(
@@ -151,7 +153,7 @@ def compare(
             contenders[name], forms[name] = peer_round(run, each, case.length, options), str(each)
     for take in contenders.values():
         take()
-    rates = in_turn(contenders, options.rounds)
+    rates = in_turn(contenders, options.rounds, clock_of(options.device))
     peak = peak_of(run.world.device)
     work = run.objective.flops(case.length, 1, round(run.recipe.masking.rate * case.length)) / case.length
     shares = {name: f"{median(each) * work / peak:.1%}" for name, each in rates.items() if peak}

@@ -42,6 +42,16 @@ def wait_for(device: str) -> None:
         torch.cuda.synchronize()
 
 
+def clock_of(device: str) -> Callable[[], float]:
+    """Time on the clock or, on a CPU, which others use as well, that of this process; both count seconds."""
+    return time.process_time if device == "cpu" else time.perf_counter
+
+
+def time_unit(device: str) -> str:
+    """What `clock_of` counts, for a table."""
+    return "CPU-second" if device == "cpu" else "second"
+
+
 def forget() -> None:
     """Free the memory and the compiled code of what was tried before."""
     gc.collect()
@@ -67,7 +77,12 @@ def in_turn(
     return rates
 
 
-def fastest(forms: Sequence[Form], make: Callable[[Form], Round], rates: dict[str, float]) -> Form:
+def fastest(
+    forms: Sequence[Form],
+    make: Callable[[Form], Round],
+    rates: dict[str, float],
+    clock: Callable[[], float] = time.perf_counter,
+) -> Form:
     """The fastest of several forms of a peer, by one round after one that warms up; known ones stay known.
 
     Whoever takes part in rounds is made anew: all code that was compiled is forgotten between two forms.
@@ -80,7 +95,7 @@ def fastest(forms: Sequence[Form], make: Callable[[Form], Round], rates: dict[st
         try:
             take = make(form)
             take()
-            rates[str(form)] = rate_of(take)
+            rates[str(form)] = rate_of(take, clock)
             told = f"{rates[str(form)]:,.0f}/s"
         except BROKEN as error:
             rates[str(form)] = 0.0

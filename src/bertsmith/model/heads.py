@@ -58,9 +58,12 @@ class MaskedLanguageHead(nn.Module):
         """Give it a decoder of its own, of the size of these word embeddings."""
         self.decoder = nn.Parameter(torch.empty_like(words_VE))
 
+    def decoder_weight(self, words_VE: Tensor) -> Tensor:
+        """Its decoder, given the word embeddings."""
+        return words_VE if self.decoder is None else self.decoder
+
     def forward(self, hidden_PD: Tensor, words_VE: Tensor) -> Tensor:
-        decoder_VE = words_VE if self.decoder is None else self.decoder
-        return functional.linear(self.transform(hidden_PD), decoder_VE, self.bias)
+        return functional.linear(self.transform(hidden_PD), self.decoder_weight(words_VE), self.bias)
 
 
 def exact_outputs(dtype: torch.dtype) -> torch.dtype:

@@ -13,6 +13,7 @@ from bertsmith.core.errors import UserError
 from bertsmith.data.collate import PretrainingBatch
 from bertsmith.model.architectures.registry import architecture_of
 from bertsmith.model.network import Network
+from bertsmith.objectives.linear_cross_entropy import word_sums
 from bertsmith.objectives.pretraining_objective import Counts, PretrainingObjective, weighted_sums
 from bertsmith.recipe.data_sections import PairHead, Unit
 from bertsmith.recipe.schema import Recipe
@@ -45,8 +46,8 @@ class MaskedLanguageModelling(PretrainingObjective):
             hidden_PD = self.network.encoder(batch.inputs, rows=batch.masked_rows_P)
         else:
             hidden_PD, sentence_SD = self._states(batch)
-        scores_PV = self.network.scores_of_words(hidden_PD)
-        mlm_loss, mlm_hits = weighted_sums(scores_PV, batch.masked_ids_P, batch.masked_weights_P)
+        labels_P, weights_P = batch.masked_ids_P, batch.masked_weights_P
+        mlm_loss, mlm_hits = word_sums(self.network, hidden_PD, labels_P, weights_P)
         if self.pair_head == "none":
             pair_loss, pair_hits = torch.zeros_like(mlm_loss), torch.zeros_like(mlm_hits)
         else:

@@ -1,0 +1,98 @@
+"""The loss of predicted words without keeping their scores: for CPUs, where these are most of a small model.
+
+Shapes: P predicted rows, R of them at a time, E embedding width, V vocabulary.
+
+A 2 x 128 model has 30,522 scores for each predicted row. torch goes through all of them six times beside the
+three products (two softmaxes, an argmax, a bias's gradient, new memory), here it is three times in memory
+that stays. The gradients are computed together with the loss, from exponentials that nobody divides: what a
+row is to be divided by goes into its [E] operand instead.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from bertsmith.model.heads import MaskedLanguageHead
+from bertsmith.model.network import Network
+from bertsmith.objectives.pretraining_objective import weighted_sums
+
+CHUNK_SCORES = 2**23
+"""So many scores are in memory at a time; fewer would add up the gradient of the words more often."""
+
+
+def word_sums(
+    network: Network, hidden_PD: Tensor, labels_P: Tensor, weights_P: Tensor
+) -> tuple[Tensor, Tensor]:
+    """What `weighted_sums` gives for the scores of these states, by the faster form."""
+    head = network.heads["mlm"]
+    assert isinstance(head, MaskedLanguageHead)
+    half = torch.is_autocast_enabled("cpu") or hidden_PD.dtype not in (torch.float32, torch.float64)
+    if hidden_PD.device.type != "cpu" or half or torch.compiler.is_compiling():
+        return weighted_sums(network.scores_of_words(hidden_PD), labels_P, weights_P)
+    decoder_VE = head.decoder_weight(network.encoder.embeddings.words.weight)
+    operands = (head.transform(hidden_PD), decoder_VE, head.bias, labels_P, weights_P)
+    loss, hits = _LinearCrossEntropy.apply(*operands, torch.is_grad_enabled())  # type: ignore[no-untyped-call]
+    return loss, hits
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(  # noqa: PLR0913 - torch's signature, and the operands
+        ctx: Any,
+        states_PE: Tensor,
+        decoder_VE: Tensor,
+        bias_V: Tensor | None,
+        labels_P: Tensor,
+        weights_P: Tensor,
+        learns: bool,
+    ) -> tuple[Tensor, Tensor]:
+        loss, hits = states_PE.new_zeros(()), weights_P.new_zeros(())
+        to_states_PE = torch.empty_like(states_PE)
+        to_decoder_VE = torch.zeros_like(decoder_VE) if learns else None
+        to_bias_V = torch.zeros_like(bias_V) if learns and bias_V is not None else None
+        rows = max(1, CHUNK_SCORES // len(decoder_VE))
+        for states_RE, labels_R, weights_R, to_states_RE in zip(
+            *(torch.split(each, rows) for each in (states_PE, labels_P, weights_P, to_states_PE)), strict=True
+        ):
+            scores_RV = _scores(states_RE, decoder_VE, bias_V)
+            largest_R, of_label_R = scores_RV.amax(-1), scores_RV.gather(1, labels_R[:, None])[:, 0]
+            hits += (_best_guesses(scores_RV, labels_R, of_label_R == largest_R) * weights_R).sum()
+            powers_RV = scores_RV.sub_(largest_R[:, None]).exp_()
+            sums_R = powers_RV.sum(-1)
+            loss += ((sums_R.log() + largest_R - of_label_R) * weights_R).sum()
+            if to_decoder_VE is None:
+                continue
+            factors_R1 = (weights_R / sums_R)[:, None]
+            to_decoder_VE.addmm_(powers_RV.t(), states_RE * factors_R1)
+            torch.mm(powers_RV, decoder_VE, out=to_states_RE).mul_(factors_R1)
+            if to_bias_V is not None:
+                to_bias_V.addmv_(powers_RV.t(), factors_R1[:, 0])
+        if to_decoder_VE is not None:
+            # The label's own part of a row's gradient, which the probabilities above are reduced by.
+            to_decoder_VE.index_add_(0, labels_P, states_PE * weights_P[:, None], alpha=-1)
+            to_states_PE.sub_(decoder_VE[labels_P] * weights_P[:, None])
+            if to_bias_V is not None:
+                to_bias_V.index_add_(0, labels_P, weights_P.to(to_bias_V.dtype), alpha=-1)
+            ctx.save_for_backward(to_states_PE, to_decoder_VE, to_bias_V)
+        ctx.mark_non_differentiable(hits)
+        return loss, hits
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, to_loss: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        gradients = [None if each is None else each * to_loss for each in ctx.saved_tensors]
+        return *gradients, None, None, None
+
+
+def _scores(states_RE: Tensor, decoder_VE: Tensor, bias_V: Tensor | None) -> Tensor:
+    return states_RE @ decoder_VE.t() if bias_V is None else torch.addmm(bias_V, states_RE, decoder_VE.t())
+
+
+def _best_guesses(scores_RV: Tensor, labels_R: Tensor, may_be_R: Tensor) -> Tensor:
+    """Whether the label is the first of the largest scores: an argmax, but only of the rows it can be in."""
+    rows = may_be_R.nonzero()[:, 0]
+    hits_R = torch.zeros_like(may_be_R)
+    hits_R[rows] = scores_RV[rows].argmax(-1) == labels_R[rows]
+    return hits_R
