@@ -94,7 +94,7 @@ KERNELS = {
     "flash": Kernel("cuda", flash_takes, flash_attention),
     # Single precision or an older GPU, without dropout or window.
     "efficient": Kernel("cuda", efficient_takes, efficient_attention),
-    # With MKL, training on short sequences: one pass of products where the fused kernel needs two.
+    # Training on sequences of up to 128 tokens: one pass of products where the fused kernel needs two.
     "products": Kernel("cpu", products_take, product_attention),
     # Everything else, also under torch.compile: sequences of like length are one dense problem.
     "grouped": Kernel("any", lambda *_: True, grouped_attention),

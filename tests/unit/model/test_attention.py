@@ -155,12 +155,15 @@ def test_not_a_number_stays_in_its_sequence_where_others_share_its_group(form):
     assert poisoned[30:58].isnan().all() and not clean.isnan().any()
 
 
-def test_products_are_for_dropout_in_short_sequences_where_mkl_is(monkeypatch):
+def test_products_are_for_dropout_in_short_sequences_and_without_mkl_not_in_the_shortest(monkeypatch):
     _, (query, _, _) = operands(38)
+    _, (long_query, _, _) = operands(128)
     dropping = AttentionRule(dropout=0.1)
     for has_mkl in (True, False):
         monkeypatch.setattr("bertsmith.model.product_attention.MKL", has_mkl)
         assert products_take(query, layout_of([7, 31]), dropping) == has_mkl
+        assert products_take(long_query, layout_of([90, 19, 19]), dropping) == has_mkl
+        assert products_take(long_query, layout_of([90, 38]), dropping)
         assert not products_take(query, layout_of([500]), dropping)
         assert not products_take(query, layout_of([7, 31]), AttentionRule())
 
