@@ -2,6 +2,7 @@
 
 import gc
 import math
+import multiprocessing
 from dataclasses import dataclass
 
 import pytest
@@ -50,6 +51,15 @@ def test_a_compiled_run_in_bf16_learns_and_compiles_once_for_both_lengths(store,
     assert losses[-1] < losses[0] - 0.5
     assert counters["stats"]["unique_graphs"] == 1
     assert not counters["recompiles"]
+
+
+def test_no_process_that_builds_batches_outlives_its_run(store, tmp_path):
+    gc.disable()
+    try:
+        run_tiny(store, tmp_path / "run", *ON_GPU, "run.steps=8")
+        assert not multiprocessing.active_children()
+    finally:
+        gc.enable()
 
 
 @each_objective

@@ -1,5 +1,7 @@
 """A run that was interrupted ends as one that was not, to the bit."""
 
+import gc
+import multiprocessing
 import os
 import signal
 from pathlib import Path
@@ -130,6 +132,15 @@ def test_plans_that_were_deleted_are_made_again_the_same(finished, store, tmp_pa
 def test_processes_that_build_batches_change_nothing(finished, store, tmp_path):
     run_in_parts(store, tmp_path / "run", "run.loader_workers=2", steps=(3,))
     assert same(tmp_path / "run", finished)
+
+
+def test_no_process_that_builds_batches_outlives_its_run(store, tmp_path):
+    gc.disable()  # it would end them, too, but each only after seconds
+    try:
+        run_tiny(store, tmp_path / "run", "run.loader_workers=1", "run.steps=2")
+        assert not multiprocessing.active_children()
+    finally:
+        gc.enable()
 
 
 def test_steps_in_several_micro_batches_go_on_to_the_bit(store, tmp_path):
