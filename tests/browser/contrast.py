@@ -1,5 +1,6 @@
-"""How readable the text of a page is: the contrast of each piece of text with what lies behind it."""
+"""Whether all can read a page: the contrast of each piece of text with what lies behind it, and axe-core."""
 
+from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page
 
 CONTRASTS = """root => {
@@ -50,3 +51,9 @@ def unreadable(page: Page, root: str) -> dict[str, float]:
     found = page.evaluate(CONTRASTS, root)
     assert found, f"there is no text in {root}"
     return {text: round(ratio, 2) for text, ratio in found if ratio < READABLE}
+
+
+def violations(page: Page) -> list[str]:
+    """The rules of axe-core that the page breaks, each with the elements that do."""
+    found = Axe().run(page).response["violations"]
+    return [f"{each['id']}: {[node['target'] for node in each['nodes']]}" for each in found]

@@ -7,7 +7,7 @@ from bertsmith.inference.introspection import inspect_attention
 from bertsmith.insight.deciding_words import deciding_words
 from bertsmith.insight.html_view import bundled, write_view
 from bertsmith.insight.views import attention_data, senses_data, words_data
-from tests.browser.contrast import unreadable
+from tests.browser.contrast import unreadable, violations
 from tests.browser.playground import DESK, THEMES
 
 SENTENCES = ["They sat on the bank of the river.", "The bank lent him money.", "A large <bank> in the city."]
@@ -91,6 +91,9 @@ def test_senses_are_dots_with_their_sentences(opened, bert):
     assert "<bank>" in page.locator(".senses").inner_text()
     headings = page.locator("h1, h2, h3").evaluate_all("all => all.map((each) => each.tagName)")
     assert headings == ["H1", "H2", "H3"]
+    for theme in THEMES:
+        page.emulate_media(color_scheme=theme)
+        assert violations(page) == []
     page.locator(".sense").first.focus()
     assert page.locator(".dot.lit").count() == 1
 
@@ -104,7 +107,7 @@ def test_words_are_shaded_for_and_against(opened, models):
     assert "" not in page.locator("th").all_inner_texts()
     for theme in THEMES:
         page.emulate_media(color_scheme=theme)
-        assert unreadable(page, "main") == {}
+        assert unreadable(page, "main") == {} and violations(page) == []
     page.get_by_label("Shade by").select_option("gradient x input")
     best = max(range(len(found[0].words)), key=lambda at: found[0].scores["gradient x input"][at])
     assert found[0].words[best][1].text in page.locator("section [role=status]").first.inner_text()
@@ -114,7 +117,7 @@ def test_words_are_shaded_for_and_against(opened, models):
 def test_everything_can_be_read_in_both_themes(opened, bert, theme):
     page = opened("attention_view", attention_data(bert, "The cat sat on the mat."))
     page.emulate_media(color_scheme=theme)
-    assert unreadable(page, "main") == {}
+    assert unreadable(page, "main") == {} and violations(page) == []
     heat = "all => all.map((each) => Number(each.style.getPropertyValue('--heat')))"
     shades = page.locator(".view-token").evaluate_all(heat)
     page.locator(".view-token").nth(shades.index(max(shades))).hover()
