@@ -25,15 +25,16 @@ CHUNK_SCORES = 2**23
 def word_sums(
     network: Network, hidden_PD: Tensor, labels_P: Tensor, weights_P: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """What `weighted_sums` gives for the scores of these states, by the faster form."""
+    """What `weighted_sums` gives for the scores of these states, where they learn by the faster form."""
     head = network.heads["mlm"]
     assert isinstance(head, MaskedLanguageHead)
     half = torch.is_autocast_enabled("cpu") or hidden_PD.dtype not in (torch.float32, torch.float64)
-    if hidden_PD.device.type != "cpu" or half or torch.compiler.is_compiling():
+    plain = half or torch.compiler.is_compiling() or not torch.is_grad_enabled()
+    if hidden_PD.device.type != "cpu" or plain:
         return weighted_sums(network.scores_of_words(hidden_PD), labels_P, weights_P)
     decoder_VE = head.decoder_weight(network.encoder.embeddings.words.weight)
     operands = (head.transform(hidden_PD), decoder_VE, head.bias, labels_P, weights_P)
-    loss, hits = _LinearCrossEntropy.apply(*operands, torch.is_grad_enabled())  # type: ignore[no-untyped-call]
+    loss, hits = _LinearCrossEntropy.apply(*operands)  # type: ignore[no-untyped-call]
     return loss, hits
 
 
@@ -46,12 +47,11 @@ class _LinearCrossEntropy(torch.autograd.Function):
         bias_V: Tensor | None,
         labels_P: Tensor,
         weights_P: Tensor,
-        learns: bool,
     ) -> tuple[Tensor, Tensor]:
         loss, hits = states_PE.new_zeros(()), weights_P.new_zeros(())
         to_states_PE = torch.empty_like(states_PE)
-        to_decoder_VE = torch.zeros_like(decoder_VE) if learns else None
-        to_bias_V = torch.zeros_like(bias_V) if learns and bias_V is not None else None
+        to_decoder_VE = torch.zeros_like(decoder_VE)
+        to_bias_V = torch.zeros_like(bias_V) if bias_V is not None else None
         rows = max(1, CHUNK_SCORES // len(decoder_VE))
         for states_RE, labels_R, weights_R, to_states_RE in zip(
             *(torch.split(each, rows) for each in (states_PE, labels_P, weights_P, to_states_PE)), strict=True
@@ -62,20 +62,17 @@ class _LinearCrossEntropy(torch.autograd.Function):
             powers_RV = scores_RV.sub_(largest_R[:, None]).exp_()
             sums_R = powers_RV.sum(-1)
             loss += ((sums_R.log() + largest_R - of_label_R) * weights_R).sum()
-            if to_decoder_VE is None:
-                continue
             factors_R1 = (weights_R / sums_R)[:, None]
             to_decoder_VE.addmm_(powers_RV.t(), states_RE * factors_R1)
             torch.mm(powers_RV, decoder_VE, out=to_states_RE).mul_(factors_R1)
             if to_bias_V is not None:
                 to_bias_V.addmv_(powers_RV.t(), factors_R1[:, 0])
-        if to_decoder_VE is not None:
-            # The label's own part of a row's gradient, which the probabilities above are reduced by.
-            to_decoder_VE.index_add_(0, labels_P, states_PE * weights_P[:, None], alpha=-1)
-            to_states_PE.sub_(decoder_VE[labels_P] * weights_P[:, None])
-            if to_bias_V is not None:
-                to_bias_V.index_add_(0, labels_P, weights_P.to(to_bias_V.dtype), alpha=-1)
-            ctx.save_for_backward(to_states_PE, to_decoder_VE, to_bias_V)
+        # The label's own part of a row's gradient, which the probabilities above are reduced by.
+        to_decoder_VE.index_add_(0, labels_P, states_PE * weights_P[:, None], alpha=-1)
+        to_states_PE.sub_(decoder_VE[labels_P] * weights_P[:, None])
+        if to_bias_V is not None:
+            to_bias_V.index_add_(0, labels_P, weights_P.to(to_bias_V.dtype), alpha=-1)
+        ctx.save_for_backward(to_states_PE, to_decoder_VE, to_bias_V)
         ctx.mark_non_differentiable(hits)
         return loss, hits
 
@@ -83,7 +80,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, to_loss: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         gradients = [None if each is None else each * to_loss for each in ctx.saved_tensors]
-        return *gradients, None, None, None
+        return *gradients, None, None
 
 
 def _scores(states_RE: Tensor, decoder_VE: Tensor, bias_V: Tensor | None) -> Tensor:
