@@ -15,6 +15,7 @@ On a CPU seconds are those of the process, all of its threads together: OMP_NUM_
 """
 
 import argparse
+import atexit
 import itertools
 import tempfile
 from pathlib import Path
@@ -162,7 +163,9 @@ def compare(
 
 def our_round(run: Run, options: argparse.Namespace) -> Round:
     """Steps of the real job, warmed up."""
-    steps = training_steps(run.trainer, StepLoader(run), Progress())
+    loader = StepLoader(run)
+    atexit.register(loader.close)
+    steps = training_steps(run.trainer, loader, Progress())
 
     def take(count: int = options.steps) -> float:
         with same_bits(run.machine.deterministic):

@@ -1,6 +1,7 @@
 """`python -m bertsmith` in a process of its own, forked from one that has torch loaded already.
 
-A fresh interpreter needs seconds to import torch; what a command does afterwards is the same.
+A fresh interpreter needs seconds to import torch; what a command does afterwards is the same. It may have no
+processes of its own: one that is forked so is a daemon.
 """
 
 import io
@@ -53,7 +54,8 @@ def commanded(*words: object, stdout: int | None = None, unbuffered: bool = Fals
     if stdout is not None:
         os.dup2(stdout, out_there)
     theirs = [Connection(each) for each in (in_there, out_there, err_there)]
-    process, conversation = start(_obey, [str(word) for word in words], theirs, unbuffered)
+    environment = dict(os.environ)  # that of the process it is forked from is older
+    process, conversation = start(_obey, [str(word) for word in words], theirs, environment, unbuffered)
     for each in (conversation, *theirs):
         each.close()
     with os.fdopen(in_here, "w") as ours, os.fdopen(out_here) as output, os.fdopen(err_here) as errors:
@@ -66,7 +68,15 @@ def commanded(*words: object, stdout: int | None = None, unbuffered: bool = Fals
             process.join()
 
 
-def _obey(_: Connection, words: list[str], streams: list[Connection], unbuffered: bool) -> None:
+def _obey(
+    _: Connection,
+    words: list[str],
+    streams: list[Connection],
+    environment: dict[str, str],
+    unbuffered: bool,
+) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
     for number, stream in enumerate(streams):
         os.dup2(stream.fileno(), number)
         stream.close()
@@ -90,4 +100,7 @@ def _obey(_: Connection, words: list[str], streams: list[Connection], unbuffered
     except OSError:
         traceback.print_exc()
         code = 120
-    sys.exit(code if isinstance(code, int) else 0)
+    if code is not None and not isinstance(code, int):
+        print(code, file=sys.stderr)
+        code = 1
+    sys.exit(code)

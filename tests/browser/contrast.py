@@ -53,7 +53,8 @@ def unreadable(page: Page, root: str) -> dict[str, float]:
     return {text: round(ratio, 2) for text, ratio in found if ratio < READABLE}
 
 
-def violations(page: Page) -> list[str]:
+def violations(page: Page, *, colours_alone: bool = False) -> list[str]:
     """The rules of axe-core that the page breaks, each with the elements that do."""
-    found = Axe().run(page).response["violations"]
+    options = {"resultTypes": ["violations"]} | ({"runOnly": ["color-contrast"]} if colours_alone else {})
+    found = Axe().run(page, options=options).response["violations"]
     return [f"{each['id']}: {[node['target'] for node in each['nodes']]}" for each in found]

@@ -21,7 +21,8 @@ def test_every_panel_can_be_read_by_all_in_both_themes(browser: Browser, address
             for theme in THEMES:
                 seen.page.emulate_media(color_scheme=theme)
                 assert unreadable(seen.page, "body") == {}, (panel, theme)
-                assert violations(seen.page) == [], (panel, theme)
+                # What is no colour is the same in both.
+                assert violations(seen.page, colours_alone=theme == "dark") == [], (panel, theme)
 
 
 @pytest.mark.parametrize("theme", THEMES)

@@ -177,8 +177,7 @@ def _examples(source: StageSource, epoch: int) -> ExampleIndex:
     is_single = uniforms(keys, np.uint64(0)) < settings.single_fraction
     paired = replace(source.sentences, documents=documents[~is_single])
     single = replace(source.sentences, documents=documents[is_single])
-    parts = [walk_documents(paired, rules)] if len(paired.documents) else []
-    return joined([*parts, fill_within_documents(single, fill)] if len(single.documents) else parts)
+    return joined([walk_documents(paired, rules), fill_within_documents(single, fill)])
 
 
 def cut_steps(lengths: Numbers, batch: BatchSection, *, steps_before: int = 0) -> Numbers:

@@ -23,8 +23,9 @@ from bertsmith.model.torch_internals import has_mkl, softmax_backward
 from bertsmith.packed import Layout
 
 MKL = has_mkl()
-"""Without it (on ARM) torch computes a batch of small products one after the other."""
-MIN_MEAN_LENGTH = 64
+"""Without it (on ARM) torch computes a batch of small products one after the other, each by all threads: with
+more threads than one, the fused kernel is faster."""
+MIN_MEAN_LENGTH = 96
 """Without MKL, of shorter sequences on average the fused kernel is as fast; measured on a Neoverse N1."""
 MAX_LENGTH = 128
 """Of longer sequences the fused kernel spares more, as it keeps no scores in memory."""
@@ -42,7 +43,8 @@ def products_take(query_THK: Tensor, layout: Layout, rule: AttentionRule) -> boo
 
 def products_fit(longest: int, dropout: float) -> bool:
     """Whether sequences of at most so many tokens may be for this form on a CPU."""
-    return dropout > 0 and (1 if MKL else MIN_MEAN_LENGTH) <= longest <= MAX_LENGTH
+    worth = MKL or (torch.get_num_threads() == 1 and longest >= MIN_MEAN_LENGTH)
+    return dropout > 0 and worth and longest <= MAX_LENGTH
 
 
 def product_attention(

@@ -33,6 +33,7 @@ from bertsmith.objectives.distillation_losses import (
     relation_losses,
     state_losses,
 )
+from bertsmith.objectives.linear_cross_entropy import word_sums
 from bertsmith.objectives.pretraining_objective import Counts, PretrainingObjective, weighted_sums
 from bertsmith.packed import Layout, PackedBatch
 from bertsmith.recipe.distill_section import DistillSection
@@ -144,7 +145,7 @@ class Distillation(PretrainingObjective):
         weights_P, network = batch.masked_weights_P, self.network
         if not self.distill.soft_weight:
             last_PD = ours.last_RD[rows_P] if everywhere else ours.last_RD
-            mlm_loss, hits = weighted_sums(network.scores_of_words(last_PD), ids_P, weights_P)
+            mlm_loss, hits = word_sums(network, last_PD, ids_P, weights_P)
             return {"mlm": mlm_loss}, [hits, torch.zeros_like(hits), torch.zeros_like(hits)]
         ours_RV = network.scores_of_words(ours.last_RD)
         with torch.no_grad():

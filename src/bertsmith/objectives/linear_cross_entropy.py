@@ -2,10 +2,10 @@
 
 Shapes: P predicted rows, R of them at a time, E embedding width, V vocabulary.
 
-A 2 x 128 model has 30,522 scores for each predicted row. torch goes through all of them six times beside the
-three products (two softmaxes, an argmax, a bias's gradient, new memory), here it is three times in memory
-that stays. The gradients are computed together with the loss, from exponentials that nobody divides: what a
-row is to be divided by goes into its [E] operand instead.
+A 2 x 128 model has 30,522 scores for each predicted row, and beside three products most of the time goes into
+passes over all of them (two softmaxes, an argmax, a bias's gradient, new memory). Here there are fewer, over
+the rows of a chunk. The gradients are computed together with the loss, from exponentials that nobody divides:
+what a row is to be divided by goes into its [E] operand instead.
 """
 
 from typing import Any
@@ -61,7 +61,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             hits += (_best_guesses(scores_RV, labels_R, of_label_R == largest_R) * weights_R).sum()
             powers_RV = scores_RV.sub_(largest_R[:, None]).exp_()
             sums_R = powers_RV.sum(-1)
-            loss += ((sums_R.log() + largest_R - of_label_R) * weights_R).sum()
+            loss += ((sums_R.log() + (largest_R - of_label_R)) * weights_R).sum()
             factors_R1 = (weights_R / sums_R)[:, None]
             to_decoder_VE.addmm_(powers_RV.t(), states_RE * factors_R1)
             torch.mm(powers_RV, decoder_VE, out=to_states_RE).mul_(factors_R1)

@@ -135,10 +135,11 @@ def test_processes_that_build_batches_change_nothing(finished, store, tmp_path):
 
 
 def test_no_process_that_builds_batches_outlives_its_run(store, tmp_path):
+    before = set(multiprocessing.active_children())
     gc.disable()  # it would end them, too, but each only after seconds
     try:
         run_tiny(store, tmp_path / "run", "run.loader_workers=1", "run.steps=2")
-        assert not multiprocessing.active_children()
+        assert set(multiprocessing.active_children()) <= before
     finally:
         gc.enable()
 

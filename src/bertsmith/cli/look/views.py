@@ -58,6 +58,8 @@ def attention(
             return
         data = attention_data(bert, given)
     except UserError as error:  # nothing is cut: attention over half of a text is another one's
+        if error.index is None:  # not of the text
+            raise
         remedy = "shorten it" if error.remedy == Remedy.TRUNCATE else error.remedy
         raise replace(error, index=None, where="the text", remedy=remedy) from error
     write_view(place, "attention_view", data, title=title)
