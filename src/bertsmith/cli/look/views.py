@@ -75,7 +75,7 @@ def senses(
 ) -> None:
     """Write a map of a word's vectors in the sentences of a file; sentences without the word are left out.
 
-    A .png shows the first layer, one in the middle and the last.
+    A .png shows the embeddings, a layer in the middle and the last one.
 
     Example: bertsmith look senses --word bank --input texts.txt --out senses.html
     """
