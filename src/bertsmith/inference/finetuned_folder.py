@@ -32,6 +32,12 @@ class FinetunedTask:
         """Whether its head reads the last state and not the pooler's output."""
         return self.config.head.cls == "raw"
 
+    def check_exportable(self, where: Path) -> None:
+        """Raise where what it learned has no place in the formats of others."""
+        if self.mix:
+            what = "is feature-based: what reads its frozen layers has no place in a published model"
+            raise UserError(what, where=str(where), remedy="fine-tune with another head.encoder to export")
+
 
 def read_finetuned(folder: Path) -> FinetunedTask | None:
     """The task of the model of this folder, or nothing where it was not fine-tuned here."""

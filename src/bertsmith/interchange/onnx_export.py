@@ -47,9 +47,8 @@ def export_onnx(
         raise UserError("exporting needs onnx", remedy="pip install 'bertsmith[onnx]'") from error
     check_not_taken(out, option="--onnx")
     bert = load(model, device="cpu", base=base)
-    if bert.finetuned is not None and bert.finetuned.mix:
-        what = "is feature-based: what reads its frozen layers has no place in a published model"
-        raise UserError(what, where=str(model), remedy="fine-tune with another head.encoder to export")
+    if bert.finetuned is not None:
+        bert.finetuned.check_exportable(model)
     chosen, network = _precision(bert.model.network, precision, where=str(model)), bert.model.network
     notes = (*_notes(network), *_as_finetuned(network, bert.finetuned))
     made = onnx_model(network, "fp16" if chosen == "fp16" else "fp32")

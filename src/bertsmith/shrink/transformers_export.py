@@ -5,9 +5,12 @@ from pathlib import Path
 
 from bertsmith.core.errors import UserError
 from bertsmith.core.files import check_not_taken
+from bertsmith.inference.finetuned_folder import FinetunedTask
 from bertsmith.inference.loaded_model import Bert, load
 from bertsmith.model.architectures.registry import architecture_of
 from bertsmith.model.encoder_config import EncoderConfig
+from bertsmith.model.heads import OutputHead
+from bertsmith.model.network import Network
 from bertsmith.model.quantised_folder import is_quantised
 from bertsmith.shrink.slicing import zero_filled_network
 
@@ -19,6 +22,9 @@ def export_transformers(folder: Path, out: Path, *, base: Path | None = None) ->
     if is_quantised(bert.model.network):
         remedy = "export the model that it was made from, or export it with --onnx"
         raise UserError("transformers does not open quantised weights", where=str(folder), remedy=remedy)
+    if bert.finetuned is not None:
+        bert.finetuned.check_exportable(folder)
+        _check_reading(bert.model.network, bert.finetuned, where=str(folder))
     config = bert.model.network.config
     filled = zero_filled_network(bert.model.network) if config.layer_heads or config.layer_inner else None
     network = bert.model.network if filled is None else filled
@@ -28,6 +34,16 @@ def export_transformers(folder: Path, out: Path, *, base: Path | None = None) ->
     whole = replace(bert.model, network=network)
     Bert(whole, bert.tokenizer, device="cpu", finetuned=bert.finetuned).save(out)
     return [] if filled is None else _notes(config)
+
+
+def _check_reading(network: Network, finetuned: FinetunedTask, *, where: str) -> None:
+    """Raise where the head learned from other states than those that transformers gives to it."""
+    chosen, head = finetuned.config.head, network.heads[finetuned.config.head_name]
+    skips = finetuned.skips_pooler and isinstance(head, OutputHead) and head.reads == "pooled"
+    if skips or chosen.pooling not in ("model", network.encoder.sentence):
+        setting = f"head.cls={chosen.cls}" if skips else f"head.pooling={chosen.pooling}"
+        what = f"its head was trained with {setting}, which config.json cannot say: its scores would change"
+        raise UserError(what, where=where, remedy="export it with --onnx, or fine-tune without the setting")
 
 
 def _notes(config: EncoderConfig) -> list[str]:

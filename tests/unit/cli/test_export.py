@@ -99,6 +99,14 @@ def test_the_file_alone_and_weights_too_large_for_one(model, tmp_path, capsys, m
     np.testing.assert_array_equal(one, two)
 
 
+@pytest.mark.parametrize("setting", ["head.cls=raw", "head.pooling=mean"])
+def test_a_head_that_transformers_reads_otherwise_is_not_exported_there(setting, model, tmp_path, capsys):
+    run = tune("sst2", model, tmp_path, setting, *SHORT).folder
+    told = mistake(capsys, "export", "--model", run, "--transformers", tmp_path / "out")
+    assert f"trained with {setting}" in told
+    assert not (tmp_path / "out").exists()
+
+
 def test_each_mistake_is_one_line_and_nothing_is_written(model, tmp_path, capsys, monkeypatch):
     given = ("export", "--model", model, "--onnx", tmp_path / "out")
     assert "choose one of fp32, fp16, int8" in mistake(capsys, *given, "--precision", "int4")
@@ -106,8 +114,9 @@ def test_each_mistake_is_one_line_and_nothing_is_written(model, tmp_path, capsys
     features = tune(
         "sst2", model, tmp_path, "head.encoder=frozen-features", "features.width=8", *SHORT
     ).folder
-    told = mistake(capsys, "export", "--model", features, "--onnx", tmp_path / "out")
-    assert "is feature-based" in told
+    for option in ("--onnx", "--transformers"):
+        told = mistake(capsys, "export", "--model", features, option, tmp_path / "out")
+        assert "is feature-based" in told
     monkeypatch.delitem(sys.modules, "bertsmith.interchange.onnx_graph")
     monkeypatch.delitem(sys.modules, "bertsmith.interchange.onnx_network")
     monkeypatch.setitem(sys.modules, "onnx", None)
