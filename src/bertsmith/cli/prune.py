@@ -40,15 +40,21 @@ def prune(
         str, Option(help="importance: heads and neurons; magnitude: single weights (--sparsity).")
     ] = "importance",
     sparsity: Annotated[
-        float | None, Option(help="magnitude: fraction of the layers' weights to set to zero.")
-    ] = None,
+        str,
+        Option(metavar="PART", help="magnitude: fraction of the layers' weights to set to zero, or several."),
+    ] = "",
     rewind: Annotated[
         float | None,
         Option(help="magnitude: train first, prune, and go back to this part of the training."),
     ] = None,
     retrain: Annotated[
-        str, Option(metavar="HOW", help="What goes back: weights, rate, finetune (nothing), or several: a,b.")
-    ] = "weights",
+        str,
+        Option(
+            metavar="HOW",
+            help="With --rewind, what goes back: weights (if none is named), rate, finetune (nothing), or "
+            "several: a,b.",
+        ),
+    ] = "",
     rounds: Annotated[
         int | None, Option(min=1, help="In so many parts it goes; 4, and 1 with --rewind.")
     ] = None,
@@ -82,8 +88,8 @@ def prune(
 
     Example: bertsmith prune --model M --task sst2 --data SST-2 --method magnitude --sparsity 0.7 --out runs/7
 
-    Example: bertsmith prune --model M --task sst2 --data SST-2 --method magnitude --sparsity 0.7 --rewind 0.1
-    --retrain weights,rate,finetune --out runs/lottery
+    Example: bertsmith prune --model M --task sst2 --data SST-2 --method magnitude --sparsity 0.5,0.7,0.9
+    --rewind 0.1 --retrain weights,rate,finetune --out runs/lottery
     """
     places = Places(model.expanduser(), data.expanduser(), out.expanduser(), skip_bad=skip_bad)
     given = [
@@ -99,16 +105,19 @@ def prune(
         if epochs == 0:
             what, remedy = "single weights go while the model is trained", "leave it out"
             raise UserError(what, where="--epochs", remedy=remedy)
-        asked = SparseOptions(sparsity, rewind, retrain, rounds or 1)
+        if rewind is None and (retrain or rounds):
+            where, remedy = "--retrain" if retrain else "--rounds", "leave it out, or add --rewind 0.1"
+            raise UserError("weights go in a single training", where=where, remedy=remedy)
+        asked = SparseOptions(sparsity, rewind, retrain or "weights", rounds or 1)
         show_sparse(run_magnitude(places, training, asked, as_json=as_json), as_json=as_json)
         return
     if method != "importance" or widths not in ("equal", "free"):
         where, word = ("--widths", widths) if method == "importance" else ("--method", method)
         known = "equal or free" if method == "importance" else "importance or magnitude"
         raise UserError(f"there is no {word!r}", where=where, remedy=f"choose {known}")
-    if sparsity is not None or rewind is not None:
+    if sparsity or rewind is not None or retrain:
         what = "single weights go by their magnitude, not by importance"
-        raise UserError(what, where="--sparsity, --rewind", remedy="add --method magnitude")
+        raise UserError(what, where="--sparsity, --rewind, --retrain", remedy="add --method magnitude")
     layers = numbered_layers(drop_layers)
     if not (heads or ffn or layers):
         raise UserError("nothing is to be removed", remedy="give --heads, --ffn or --drop-layers")
@@ -143,7 +152,7 @@ class Training:
 class SparseOptions:
     """The options of pruning by magnitude."""
 
-    sparsity: float | None
+    sparsity: str
     rewind: float | None
     retrain: str
     rounds: int
@@ -164,12 +173,12 @@ def run_rounds(
 
 def run_magnitude(
     places: Places, training: Training, asked: SparseOptions, *, as_json: bool
-) -> "SparseResult":
+) -> "list[SparseResult]":
     """Single weights."""
     from bertsmith.studies.magnitude_pruning import RETRAINING, MagnitudeRequest, prune_by_magnitude
     from bertsmith.studies.pruning import task_to_train
 
-    if asked.sparsity is None:
+    if not (sparsities := numbered_parts(asked.sparsity)):
         what = "needs the part of the weights that is to be zero"
         raise UserError(what, where="--method magnitude", remedy="add --sparsity 0.7")
     methods = tuple(dict.fromkeys(word.strip() for word in asked.retrain.split(",") if word.strip()))
@@ -181,7 +190,7 @@ def run_magnitude(
         task,
         *(places.model, places.data, places.out),
         recipe,
-        sparsity=asked.sparsity,
+        sparsities=sparsities,
         rewind=asked.rewind,
         retraining=methods,  # type: ignore[arg-type]  # they were checked
         rounds=asked.rounds,
@@ -218,6 +227,16 @@ def numbered_layers(text: str) -> tuple[int, ...]:
     return tuple(sorted({int(word) for word in words}))
 
 
+def numbered_parts(text: str) -> tuple[float, ...]:
+    """The numbers in a list such as 0.5,0.7, each once."""
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    try:
+        return tuple(dict.fromkeys(map(float, words)))
+    except ValueError:
+        what, remedy = f"{text!r} is no part of the weights", "write a number, or several: 0.5,0.7"
+        raise UserError(what, where="--sparsity", remedy=remedy) from None
+
+
 def plain_result(result: "PruningResult") -> dict[str, Any]:
     """The result for machines."""
     rounds = [asdict(each) for each in result.rounds]
@@ -234,17 +253,21 @@ def show(result: "PruningResult") -> None:
     echo(f"model: {result.folder / 'model'}")
 
 
-def show_sparse(result: "SparseResult", *, as_json: bool) -> None:
+def show_sparse(results: "list[SparseResult]", *, as_json: bool) -> None:
     """Print what each training came to."""
     if as_json:
-        reports = [asdict(each) for each in result.reports]
-        print_json({"folder": str(result.folder), "reports": reports, "kept": result.kept})
+        plain = [
+            {"folder": str(each.folder), "reports": [asdict(one) for one in each.reports], "kept": each.kept}
+            for each in results
+        ]
+        print_json(plain if len(plain) > 1 else plain[0])
         return
-    for report in result.reports:
-        kept = " (kept)" if report.name == result.kept else ""
-        echo(f"  {report.name}: {report.sparsity:.1%} zeros{_score('', report.metrics)}{kept}")
-    echo(f"mask: {result.folder / 'mask.safetensors'}")
-    echo(f"model: {result.folder / 'model'}")
+    for result in results:
+        for report in result.reports:
+            kept = " (kept)" if report.name == result.kept else ""
+            echo(f"  {report.name}: {report.sparsity:.1%} zeros{_score('', report.metrics)}{kept}")
+        echo(f"mask: {result.folder / 'mask.safetensors'}")
+        echo(f"model: {result.folder / 'model'}")
 
 
 def _scores(report: "RoundReport") -> str:

@@ -1,7 +1,8 @@
 """Unstructured pruning as a job: gradually while a model is fine-tuned, or after it, with rewinding.
 
 Read from top to bottom: what was asked for, the job, and what it does to runs. After a training the smallest
-weights are set to zero, what is left is trained by one or several methods, and the best is kept.
+weights are set to zero, what is left is trained by one or several methods, and the best is kept. Several
+sparsities begin with the same training.
 """
 
 import shutil
@@ -72,14 +73,14 @@ UPDATES = 100
 
 @dataclass(frozen=True, slots=True)
 class MagnitudeRequest:
-    """A model, a task, and how much of the layers' weights is to be zero."""
+    """A model, a task, and how much of the layers' weights is to be zero; of several, a model for each."""
 
     task: Task
     model: Path
     data: Path
     out: Path
     recipe: FinetuningRecipe
-    sparsity: float
+    sparsities: tuple[float, ...]
     rewind: float | None = None
     """To which part of the schedule a run goes back; None: weights go gradually in a single run."""
     retraining: tuple[Retraining, ...] = ("weights",)
@@ -89,15 +90,19 @@ class MagnitudeRequest:
 
     def to_json(self) -> dict[str, Any]:
         """What a run found in the folder must agree with to be resumed, the examples aside."""
-        keys = ("sparsity", "rewind", "retraining", "rounds", "skip_bad")
-        own = {key: getattr(self, key) for key in keys}
+        own = {key: getattr(self, key) for key in ("rewind", "retraining", "rounds", "skip_bad")}
+        own["sparsity"] = self.sparsities if len(self.sparsities) > 1 else self.sparsities[0]
         return plain_request(self.task, self.recipe, self.model, self.data, own)
 
     def check(self) -> None:
         """Raise where it cannot be done."""
-        if not 0 < self.sparsity < 1:
-            what, remedy = f"{self.sparsity:g} of the weights cannot be zero", "choose one such as 0.7"
-            raise UserError(what, where="--sparsity", remedy=remedy)
+        for sparsity in self.sparsities:
+            if not 0 < sparsity < 1:
+                what, remedy = f"{sparsity:g} of the weights cannot be zero", "choose one such as 0.7"
+                raise UserError(what, where="--sparsity", remedy=remedy)
+        if self.rewind is None and len(self.sparsities) > 1:
+            what = "while a model is trained its weights go to one sparsity"
+            raise UserError(what, where="--sparsity", remedy="give one, or add --rewind 0.1")
         if self.rewind is not None and not 0 <= self.rewind < 1:
             what, remedy = f"{self.rewind:g} is no part of a run to go back to", "choose one such as 0.1"
             raise UserError(what, where="--rewind", remedy=remedy)
@@ -107,6 +112,13 @@ class MagnitudeRequest:
         if self.rewind is None and self.recipe.run.keep == "best":
             what = "the best weights may be some of before all were pruned"
             raise UserError(what, where="run.keep", remedy="leave it out, or give --rewind")
+
+    @property
+    def places(self) -> dict[float, Path]:
+        """Where the model of each sparsity is written: in the folder, or in one for each of several."""
+        if len(self.sparsities) == 1:
+            return {self.sparsities[0]: self.out}
+        return {sparsity: self.out / f"{sparsity:g}" for sparsity in self.sparsities}
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +132,7 @@ class SparseReport:
 
 @dataclass(frozen=True, slots=True)
 class SparseResult:
-    """Where the model is, what every training came to, and which one was kept."""
+    """Where a model is, what every training came to, and which one was kept."""
 
     folder: Path
     reports: tuple[SparseReport, ...]
@@ -130,8 +142,8 @@ class SparseResult:
 # ---- the job
 
 
-def prune_by_magnitude(request: MagnitudeRequest, callback: ProgressCallback) -> SparseResult:
-    """Prune as asked; a job found in the folder resumes where it was, or is reported if it is finished."""
+def prune_by_magnitude(request: MagnitudeRequest, callback: ProgressCallback) -> list[SparseResult]:
+    """Prune as asked, for each sparsity; a job found in the folder resumes, or is reported if finished."""
     refuse_several_processes("pruning has one process")
     request.check()
     folder = RunFolder(request.out, ASSIGNMENT, RESULT)
@@ -143,10 +155,14 @@ def prune_by_magnitude(request: MagnitudeRequest, callback: ProgressCallback) ->
         with folder.locked(), StopRequested(callback.on_signal) as stop:
             write_json(folder.config, {**asked, EXAMPLES: hashes})
             job = _Job(request, callback, stop)
-            job.finish(job.gradual() if request.rewind is None else job.after_training(request.rewind))
+            job.gradual() if request.rewind is None else job.after_training(request.rewind)
     shutil.rmtree(request.out / WORK, ignore_errors=True)
-    found = read_json(folder.path / RESULT, remedy="remove the folder and run again")
-    return SparseResult(folder.path, tuple(SparseReport(**each) for each in found["reports"]), found["kept"])
+    return [_result_in(place) for place in request.places.values()]
+
+
+def _result_in(place: Path) -> SparseResult:
+    found = read_json(place / RESULT, remedy="remove the folder and run again")
+    return SparseResult(place, tuple(SparseReport(**each) for each in found["reports"]), found["kept"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,37 +173,57 @@ class _Job:
     callback: ProgressCallback
     stop: StopRequested
 
-    @property
-    def work(self) -> Path:
-        return self.request.out / WORK
-
     # ---- while it is trained
 
-    def gradual(self) -> dict[str, FinetuningResult]:
+    def gradual(self) -> None:
         """One run, in which more and more weights become zero."""
+        request, (sparsity,) = self.request, self.request.sparsities
 
         def prepare(run: Run, state: RunState) -> None:
-            schedule = GradualSchedule(self.request.sparsity, total_steps(run.batches, run.recipe))
+            schedule = GradualSchedule(sparsity, total_steps(run.batches, run.recipe))
             _mask_after_steps(run, state, schedule)
 
-        return {"gradual": self._train("gradual", self.request.model, self.request.recipe, prepare)}
+        trained = self._train(request.out / WORK / "gradual", request.model, request.recipe, prepare)
+        self._keep_best(request.out, {"gradual": trained}, of=["gradual"])
 
     # ---- after it was trained
 
-    def after_training(self, rewind: float) -> dict[str, FinetuningResult]:
-        """Train, prune and train again by each method; the results by name, that of the whole model first."""
-        early = self.work / "early.safetensors"
+    def after_training(self, rewind: float) -> None:
+        """Train once; for each sparsity prune, train again by each method and keep the best."""
+        request = self.request
+        early = request.out / WORK / "early.safetensors"
 
         def keep_early_weights(run: Run, state: RunState) -> None:
             _save_after_step(run, state, _rewinding_step(run, rewind), early)
 
-        found = {"dense": self._train("dense", self.request.model, self.request.recipe, keep_early_weights)}
+        begun = request.out / WORK / "dense"
+        dense = self._train(begun, request.model, request.recipe, keep_early_weights)
+        for sparsity, place in request.places.items():
+            if not (place / RESULT).is_file():
+                if len(request.sparsities) > 1:
+                    self.callback.on_message(f"sparsity {sparsity:g}")
+                found = self._retrained(sparsity, dense, early, rewind)
+                last = [f"{method}-{request.rounds}" for method in request.retraining]
+                self._keep_best(place, {"dense": dense, **found}, of=last)
+            if place != request.out:  # the others have their own, and want the first training
+                shutil.rmtree(place / WORK, ignore_errors=True)
+        if len(request.sparsities) > 1:
+            names = [place.name for place in request.places.values()]
+            write_json(request.out / RESULT, {"task": request.task.name, "folders": names})
+
+    def _retrained(
+        self, sparsity: float, dense: FinetuningResult, early: Path, rewind: float
+    ) -> dict[str, FinetuningResult]:
+        """What each method comes to after each of its rounds, by name."""
+        found = {}
         for method in self.request.retraining:
-            trained = found["dense"].folder
+            trained = dense.folder
             for number in range(1, self.request.rounds + 1):
                 name = f"{method}-{number}"
-                initial = self._pruned(trained, early if method == "weights" else None, name, number)
-                found[name] = self._train(name, initial, self._recipe_of(method), _begin_at(rewind))
+                place = self.request.places[sparsity] / WORK / name
+                zeros = cubic_sparsity(sparsity, number / self.request.rounds)
+                initial = _pruned(place / "initial", trained, zeros, early if method == "weights" else None)
+                found[name] = self._train(place, initial, self._recipe_of(method), _begin_at(rewind))
                 trained = found[name].folder
         return found
 
@@ -199,55 +235,50 @@ class _Job:
         changed = {"optim.schedule": "constant", "optim.warmup_fraction": 0.0, "optim.peak_lr": rate}
         return with_values(recipe, changed)
 
-    def _pruned(self, trained: Path, early: Path | None, name: str, number: int) -> Path:
-        """A model folder with the smallest weights of a trained one at zero: those, or its early weights."""
-        folder = self.work / name / "initial"
-        if not folder.exists():
-            bert = load(trained, device="cpu")
-            assert bert.finetuned is not None, "it is the model of a run"
-            network = network_of(task_model_of(bert.model.network, bert.finetuned, bert.engine))
-            weights = prunable_weights(network)
-            sparsity = cubic_sparsity(self.request.sparsity, number / self.request.rounds)
-            masks = magnitude_masks(weights, sparsity)
-            if early is not None:
-                network.load_state_dict(read_safetensors(early, remedy="give --out a new folder"))
-            apply_masks(weights, masks)
-            write_pruned(folder, bert, network)
-        return folder
-
     def _train(
-        self, name: str, model: Path, recipe: FinetuningRecipe, preparation: Preparation
+        self, place: Path, model: Path, recipe: FinetuningRecipe, preparation: Preparation
     ) -> FinetuningResult:
-        check_no_stop(self.stop, name)
-        self.callback.on_message(name)
+        check_no_stop(self.stop, place.name)
+        self.callback.on_message(place.name)
         request = self.request
-        out = self.work / name / "tuned"
         # Several short runs, each of which would be compiled anew.
         recipe = with_values(recipe, {"run.compile": "off"})
-        assignment = Assignment(request.task, recipe, model, request.data, out, request.skip_bad)
+        where = (model, request.data, place / "tuned")
+        assignment = Assignment(request.task, recipe, *where, request.skip_bad)
         result = finetune(assignment, self.callback, preparation=preparation)
         if not result.finished:
-            raise Stopped(name)
+            raise Stopped(place.name)
         return result
 
     # ---- the end
 
-    def finish(self, found: dict[str, FinetuningResult]) -> None:
+    def _keep_best(self, place: Path, found: dict[str, FinetuningResult], *, of: list[str]) -> None:
         """Keep the best of those that are as sparse as asked, with its mask, and say what all came to."""
-        last = [f"{method}-{self.request.rounds}" for method in self.request.retraining]
-        sparse = {name: result for name, result in found.items() if name in ("gradual", *last)}
-        kept = best_of(sparse) or next(iter(sparse))
+        kept = best_of({name: found[name] for name in of}) or of[0]
         networks = {name: load(each.folder, device="cpu").model.network for name, each in found.items()}
-        with atomic_path(self.request.out / MASK_FILE) as fresh:
+        with atomic_path(place / MASK_FILE) as fresh:
             write_safetensors(fresh, published_masks(networks[kept]))
-        copy_model(found[kept].folder, self.request.out / "model")
+        copy_model(found[kept].folder, place / "model")
         reports = [
-            SparseReport(name, sparsity_of(networks[name]), result.metrics) for name, result in found.items()
+            asdict(SparseReport(name, sparsity_of(networks[name]), result.metrics))
+            for name, result in found.items()
         ]
-        write_json(
-            self.request.out / RESULT,
-            {"task": self.request.task.name, "reports": [asdict(each) for each in reports], "kept": kept},
-        )
+        write_json(place / RESULT, {"task": self.request.task.name, "reports": reports, "kept": kept})
+
+
+def _pruned(folder: Path, trained: Path, sparsity: float, early: Path | None) -> Path:
+    """A model folder with the smallest weights of a trained one at zero: those, or its early weights."""
+    if not folder.exists():
+        bert = load(trained, device="cpu")
+        assert bert.finetuned is not None, "it is the model of a run"
+        network = network_of(task_model_of(bert.model.network, bert.finetuned, bert.engine))
+        weights = prunable_weights(network)
+        masks = magnitude_masks(weights, sparsity)
+        if early is not None:
+            network.load_state_dict(read_safetensors(early, remedy="give --out a new folder"))
+        apply_masks(weights, masks)
+        write_pruned(folder, bert, network)
+    return folder
 
 
 # ---- what is done to a run

@@ -34,7 +34,12 @@ def request_of(model, data, out, *settings, **asked):
     return MagnitudeRequest(task, model, data, out, recipe, **asked)
 
 
-ASKED = {"sparsity": 0.6, "rewind": 0.2, "retraining": ("weights", "rate", "finetune")}
+def prune_to_one(request):
+    (result,) = prune_by_magnitude(request, Notebook())
+    return result
+
+
+ASKED = {"sparsities": (0.6,), "rewind": 0.2, "retraining": ("weights", "rate", "finetune")}
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +47,7 @@ def straight(model, data, tmp_path_factory):
     out = tmp_path_factory.mktemp("straight") / "out"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("bertsmith.studies.magnitude_pruning.shutil.rmtree", lambda *_, **__: None)
-        return prune_by_magnitude(request_of(model, data, out, **ASKED), Notebook())
+        return prune_to_one(request_of(model, data, out, **ASKED))
 
 
 def test_every_method_is_as_sparse_as_asked_and_the_best_is_kept(straight, data):
@@ -93,21 +98,42 @@ def test_a_job_that_was_stopped_ends_as_one_that_was_not(straight, model, data, 
     request = request_of(model, data, tmp_path / "out", **ASKED)
     for step, place in ((2, "dense"), (6, "weights-1"), (7, "rate-1"), (6, "rate-1")):
         with stop_at(step), pytest.raises(Stopped, match=place):
-            prune_by_magnitude(request, Notebook())
-    ended = prune_by_magnitude(request, Notebook())
+            prune_to_one(request)
+    ended = prune_to_one(request)
     assert (ended.reports, ended.kept) == (straight.reports, straight.kept)
     assert differing(weights_of(ended.folder), weights_of(straight.folder)) == []
     assert not (ended.folder / "work").exists()
 
 
+def test_several_sparsities_share_one_training_and_end_as_each_alone(model, data, tmp_path):
+    def asked(name, *sparsities):
+        return request_of(model, data, tmp_path / name, "run.epochs=0.4", rewind=0.25, sparsities=sparsities)
+
+    both = asked("both", 0.3, 0.6)
+    for place in ("dense", "weights-1", "weights-1"):
+        with stop_at(2), pytest.raises(Stopped, match=place):
+            prune_by_magnitude(both, Notebook())
+    assert (tmp_path / "both" / "0.3" / "result.json").is_file()  # so the last stop was in the second
+    notebook = Notebook()
+    low, high = prune_by_magnitude(both, notebook)
+    assert [each.folder for each in (low, high)] == [tmp_path / "both" / name for name in ("0.3", "0.6")]
+    assert notebook.notes.count("dense") == 1
+    alone = prune_to_one(asked("one", 0.6))
+    assert (high.reports, low.reports[0]) == (alone.reports, alone.reports[0])
+    for name in ("mask.safetensors", "model/model.safetensors"):
+        assert (high.folder / name).read_bytes() == (alone.folder / name).read_bytes()
+    assert not list(tmp_path.rglob("work"))
+    assert prune_by_magnitude(both, Notebook()) == [low, high]
+
+
 def test_gradually_more_weights_go_in_one_run_that_may_be_stopped(model, data, tmp_path):
-    whole = prune_by_magnitude(request_of(model, data, tmp_path / "one", sparsity=0.8), Notebook())
+    whole = prune_to_one(request_of(model, data, tmp_path / "one", sparsities=(0.8,)))
     (report,) = whole.reports
     assert (report.name, report.sparsity) == ("gradual", pytest.approx(0.8, abs=1e-3))
-    request = request_of(model, data, tmp_path / "two", sparsity=0.8)
+    request = request_of(model, data, tmp_path / "two", sparsities=(0.8,))
     with stop_at(4), pytest.raises(Stopped):
-        prune_by_magnitude(request, Notebook())
-    assert prune_by_magnitude(request, Notebook()).reports == whole.reports
+        prune_to_one(request)
+    assert prune_to_one(request).reports == whole.reports
     assert differing(weights_of(tmp_path / "two"), weights_of(tmp_path / "one")) == []
 
 
@@ -115,8 +141,8 @@ def test_a_finished_job_is_none_on_another_model_or_other_examples(model, data, 
     shutil.copytree(model, tmp_path / "model")
     shutil.copytree(data, tmp_path / "data")
     places = (tmp_path / "model", tmp_path / "data", tmp_path / "out")
-    request = request_of(*places, "run.epochs=0.2", sparsity=0.6)
-    ended = prune_by_magnitude(request, Notebook())
+    request = request_of(*places, "run.epochs=0.2", sparsities=(0.6,))
+    ended = prune_to_one(request)
     for name, line, told in (
         ("model/vocab.txt", "sunny", r"a model that has changed since \(vocab\.txt\)"),
         ("data/train.tsv", "my sunny cat\t1", r"other examples: .* \(train\)"),
@@ -124,16 +150,14 @@ def test_a_finished_job_is_none_on_another_model_or_other_examples(model, data, 
         before = (tmp_path / name).read_text()
         (tmp_path / name).write_text(f"{before}{line}\n")
         with pytest.raises(UserError, match=told):
-            prune_by_magnitude(request, Notebook())
+            prune_to_one(request)
         (tmp_path / name).write_text(before)
-    assert prune_by_magnitude(request, Notebook()) == ended
+    assert prune_to_one(request) == ended
 
 
 def test_rounds_go_by_the_cubic_schedule(model, data, tmp_path):
-    asked = {"sparsity": 0.8, "rewind": 0.5, "rounds": 2}
-    result = prune_by_magnitude(
-        request_of(model, data, tmp_path / "out", "run.epochs=0.4", **asked), Notebook()
-    )
+    asked = {"sparsities": (0.8,), "rewind": 0.5, "rounds": 2}
+    result = prune_to_one(request_of(model, data, tmp_path / "out", "run.epochs=0.4", **asked))
     assert [report.sparsity for report in result.reports] == pytest.approx([0, 0.7, 0.8], abs=1e-3)
 
 
@@ -151,9 +175,18 @@ def test_the_command_prints_each_training(model, data, tmp_path, capsys):
     [
         (("--method", "magnitude"), "add --sparsity"),
         (("--method", "magnitude", "--sparsity", "1.5"), "--sparsity: 1.5 of the weights cannot be zero"),
+        (("--method", "magnitude", "--sparsity", "0.5,most", "--rewind", "0.1"), "'0.5,most' is no part"),
+        (("--method", "magnitude", "--sparsity", "0.5,1", "--rewind", "0.1"), "1 of the weights cannot"),
+        (("--method", "magnitude", "--sparsity", "0.5,0.7"), "give one, or add --rewind"),
+        (("--method", "magnitude", "--sparsity", "0.5", "--retrain", "rate"), "--retrain: weights go in a"),
+        (("--method", "magnitude", "--sparsity", "0.5", "--rounds", "2"), "--rounds: weights go in a"),
+        (("--retrain", "rate", "--heads", "0.4"), "add --method magnitude"),
         (("--method", "magnitude", "--sparsity", "0.5", "--rewind", "1"), "--rewind: 1 is no part"),
         (("--method", "magnitude", "--sparsity", "0.5", "--heads", "0.5"), "heads, neurons and layers go by"),
-        (("--method", "magnitude", "--sparsity", "0.5", "--retrain", "most"), "there is no 'most'"),
+        (
+            ("--method", "magnitude", "--sparsity", "0.5", "--rewind", "0", "--retrain", "most"),
+            "there is no 'most'",
+        ),
         (("--method", "magnitude", "--sparsity", "0.5", "--epochs", "0"), "--epochs"),
         (("--method", "magnitude", "--sparsity", "0.5", "--set", "run.keep=best"), "run.keep"),
         (("--method", "magnitude", "--sparsity", "0.5", "--set", "head.encoder=lora"), "head.encoder = lora"),
