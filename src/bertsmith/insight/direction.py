@@ -169,7 +169,7 @@ def direction_report(
     if loss is not None:
         tables.append(_loss_table(loss))
         values["task"] = {"name": loss.task, "metric": loss.metric, **loss.values}
-    return Report("direction", tuple(tables), values, lambda figure: _draw(figure, found, title), (13, 3.4))
+    return Report("direction", tuple(tables), values, lambda figure: _draw(figure, found, title), (13, 3.8))
 
 
 def _by_layer(found: Direction) -> Table:

@@ -19,6 +19,8 @@ COLOURS = "Blues"
 POINTS_OF_AN_INCH = 72
 MARK, GAP = 4, 7
 """Half of the room that a point takes, and how far from it names begin, in points of print."""
+ABOVE_GRIDS, BELOW_GRIDS = 0.65, 0.5
+"""Inches for the title over grids of heads, and for what stands below them."""
 ROWS_AWAY = 24
 """So many half lines above and below its point a name is tried."""
 
@@ -42,7 +44,10 @@ def draw_head_grids(
         place.set_yticks(range(layers), [str(layer + 1) for layer in range(layers)], fontsize=7)
     for place in axes[len(grids) :]:
         place.set_axis_off()
-    figure.subplots_adjust(left=0.05, right=0.99, bottom=0.08, top=0.9, wspace=0.08, hspace=0.3)
+    # Inches, not fractions: a line of print takes as much of a low picture as of a high one.
+    height = figure.get_figheight()
+    bottom, top = BELOW_GRIDS / height, 1 - ABOVE_GRIDS / height
+    figure.subplots_adjust(left=0.05, right=0.99, bottom=bottom, top=top, wspace=0.08, hspace=0.3)
     figure.supxlabel("head", fontsize=9)
     figure.supylabel("layer", fontsize=9)
     figure.suptitle(title, x=0.01, ha="left", fontsize=12, weight="bold", parse_math=False)

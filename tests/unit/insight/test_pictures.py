@@ -1,12 +1,13 @@
-"""Names of points in a picture: all of them can be read."""
+"""What is written in pictures can be read: names of points, and what stands around grids of heads."""
 
 from itertools import combinations
 
 import numpy as np
+import pytest
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from bertsmith.insight.pictures import name_points
+from bertsmith.insight.pictures import draw_head_grids, name_points
 
 
 def named(points):
@@ -44,3 +45,15 @@ def test_names_that_find_no_room_are_written_all_the_same():
     points = {f"{'a name that is wider than the picture ' * 4}{n}": (0.0, 0.0) for n in range(3)}
     _, boxes = named(points)
     assert len(boxes) == 3
+
+
+@pytest.mark.parametrize(("measures", "height"), [(4, 3.8), (12, 9.0)])
+def test_what_stands_around_grids_of_heads_covers_none_of_it(measures, height):
+    figure = Figure(figsize=(13, height))
+    grids = {f"measure {number}": np.eye(12) for number in range(measures)}
+    draw_head_grids(figure, grids, title="a model: what its heads attend to, 277 texts")
+    figure.draw_without_rendering()
+    title, below = figure._suptitle.get_window_extent(), figure._supxlabel.get_window_extent()
+    for axes in figure.axes:
+        around = axes.get_tightbbox()
+        assert not around.overlaps(title) and not around.overlaps(below)
