@@ -7,9 +7,9 @@ import torch
 
 from bertsmith.core.errors import UserError
 from bertsmith.inference.text_reader import Reader
+from bertsmith.model.inference_linear import can_pack
 from bertsmith.model.inference_network import (
     calibrated,
-    can_pack,
     convertible_blocks,
     int8_network,
     packed_network,

@@ -9,16 +9,8 @@ from torch.nn import functional
 
 from bertsmith.model.activations import ACTIVATIONS
 from bertsmith.model.architectures.registry import ARCHITECTURES
-from bertsmith.model.inference_network import (
-    Activation,
-    InferenceBlock,
-    Int8Linear,
-    PackedLinear,
-    calibrated,
-    can_pack,
-    int8_network,
-    packed_network,
-)
+from bertsmith.model.inference_linear import Activation, Int8Linear, PackedLinear, can_pack
+from bertsmith.model.inference_network import InferenceBlock, calibrated, int8_network, packed_network
 from bertsmith.model.network import new_network
 from bertsmith.model.quantised_weights import EightBitSteps, InputRange, in_steps, smoothed
 from bertsmith.packed import pack

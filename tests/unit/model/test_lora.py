@@ -7,7 +7,8 @@ import torch
 
 from bertsmith.core.errors import UserError
 from bertsmith.model.architectures.registry import ARCHITECTURES
-from bertsmith.model.inference_network import AdaptedLinear, packed_network
+from bertsmith.model.inference_linear import AdaptedLinear
+from bertsmith.model.inference_network import packed_network
 from bertsmith.model.lora import (
     TARGETS,
     LoraLinear,

@@ -1,0 +1,200 @@
+"""The linear layers of an inference network: weights that are packed once, or of 8 or 4 bits.
+
+Shapes: T packed tokens or rows, I inputs, O outputs.
+
+A weight that does not change any more can lie as oneDNN reads it fastest, and a linear layer can compute its
+activation or residual on the way out, which spares a pass over the outputs. Training could use neither: the
+packed form has no gradient.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from bertsmith.model.lora import LoraLinear
+from bertsmith.model.quantised_weights import GROUP_INPUTS, EightBitSteps, QuantisedLinear, bits_of
+from bertsmith.model.torch_internals import (
+    Quantised,
+    QuantisedWeight,
+    has_4bit_products,
+    has_bf16_products,
+    has_onednn,
+    int8_linear,
+    linear_4bit,
+    pack_4bit_weight,
+    pack_int8_weight,
+    pack_linear_weight,
+    packed_linear,
+    packed_linear_plus,
+)
+
+FUSED = {"gelu": ("gelu", "none"), "relu": ("relu", "")}
+"""Activations that oneDNN computes on the way out, with its name for their form."""
+
+
+# ---- a linear layer with packed weights
+
+
+def can_pack(dtype: torch.dtype) -> bool:
+    """Whether oneDNN has products of this precision here."""
+    if dtype == torch.bfloat16:
+        return has_bf16_products()
+    return dtype == torch.float32 and has_onednn()
+
+
+@dataclass(frozen=True, slots=True)
+class Activation:
+    """What comes after a linear layer, by name and as a function."""
+
+    name: str
+    function: Callable[[Tensor], Tensor]
+
+
+class InferenceLinear(Protocol):
+    """What an inference block asks of a linear layer."""
+
+    def __call__(self, values_TI: Tensor) -> Tensor:
+        """The product."""
+        ...
+
+    def activated(self, values_TI: Tensor, activation: Activation) -> Tensor:
+        """The product after an activation, in the form that the next layer takes."""
+        ...
+
+    def plus(self, values_TI: Tensor, residual_TO: Tensor) -> Tensor:
+        """The sum of the product and a residual."""
+        ...
+
+
+class PackedLinear:
+    """A linear layer in the precision of its weights."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        self._weight = pack_linear_weight(linear.weight.detach().contiguous())
+        self._bias = None if linear.bias is None else linear.bias.detach()
+
+    def __call__(self, values_TI: Tensor) -> Tensor:
+        """The product."""
+        return packed_linear(values_TI, self._weight, self._bias)
+
+    def activated(self, values_TI: Tensor, activation: Activation) -> Tensor:
+        """The product after an activation."""
+        if activation.name in FUSED:
+            return packed_linear(values_TI, self._weight, self._bias, *FUSED[activation.name])
+        if activation.name == "relu2":
+            return packed_linear(values_TI, self._weight, self._bias, *FUSED["relu"]).square_()
+        return activation.function(self(values_TI))
+
+    def plus(self, values_TI: Tensor, residual_TO: Tensor) -> Tensor:
+        """The sum of the product and a residual."""
+        return packed_linear_plus(values_TI, residual_TO, self._weight, self._bias)
+
+
+class AdaptedLinear:
+    """A linear layer with adapters beside it; those of other tasks may stand beside the same one."""
+
+    def __init__(self, linear: LoraLinear, frozen: InferenceLinear) -> None:
+        self._adapters, self.frozen = linear, frozen
+
+    def __call__(self, values_TI: Tensor) -> Tensor:
+        """The product."""
+        return self._adapters.adapted(self.frozen(values_TI), values_TI)
+
+    def activated(self, values_TI: Tensor, activation: Activation) -> Tensor:
+        """The product after an activation, which has to wait for the adapters."""
+        return activation.function(self(values_TI))
+
+    def plus(self, values_TI: Tensor, residual_TO: Tensor) -> Tensor:
+        """The sum of the product and a residual."""
+        return self._adapters.adapted(self.frozen.plus(values_TI, residual_TO), values_TI)
+
+
+# ---- a linear layer of 8-bit products: weights by output, inputs by the range that calibration saw
+
+
+class Int8Linear:
+    """A linear layer that rounds its inputs, or takes them rounded, and can give its activation rounded."""
+
+    def __init__(
+        self, linear: QuantisedLinear, dtype: torch.dtype, *, to: EightBitSteps | None = None
+    ) -> None:
+        """`dtype`: of inputs and outputs; `to`: the steps in which an activation is given."""
+        assert linear.steps is not None and bits_of(linear.whole) == 8, "it was calibrated"
+        self._steps, self._to = linear.steps, to
+        self._weight = QuantisedWeight(
+            pack_int8_weight(linear.whole),
+            linear.scales_OG[:, 0],
+            zeros_O=torch.zeros(len(linear.whole), dtype=torch.int32),
+            bias_O=None if linear.bias is None else linear.bias.detach().float(),
+        )
+        per_input_I = linear.per_input_I
+        if per_input_I is None:
+            per_input_I = torch.full((linear.in_features,), 1 / linear.steps.size)
+        self._per_input_I = per_input_I.to(dtype)
+
+    def __call__(self, values_TI: Tensor) -> Tensor:
+        """The product."""
+        return self._product(values_TI, self._per_input_I.dtype)
+
+    def activated(self, values_TI: Tensor, activation: Activation) -> Tensor:
+        """The product after an activation, rounded where it could be computed on the way out."""
+        if activation.name in FUSED:
+            return self._product(values_TI, self._per_input_I.dtype, *FUSED[activation.name], to=self._to)
+        if activation.name == "relu2":
+            return self._product(values_TI, self._per_input_I.dtype, *FUSED["relu"]).square_()
+        return activation.function(self(values_TI))
+
+    def plus(self, values_TI: Tensor, residual_TO: Tensor) -> Tensor:
+        """The sum of the product and a residual."""
+        return self._product(values_TI, residual_TO.dtype).add_(residual_TO)
+
+    def _product(
+        self,
+        values_TI: Tensor,
+        dtype: torch.dtype,
+        activation: str = "none",
+        form: str = "",
+        *,
+        to: EightBitSteps | None = None,
+    ) -> Tensor:
+        steps = self._steps
+        rounded = values_TI.dtype == steps.dtype
+        whole_TI = values_TI if rounded else steps.quantise(values_TI * self._per_input_I)
+        output = (1.0, 0, dtype) if to is None else (to.size, to.zero, to.dtype)
+        inputs = Quantised(whole_TI.contiguous(), steps.size, steps.zero)
+        return int8_linear(inputs, self._weight, output, activation, form)
+
+
+# ---- a linear layer of 4-bit weights
+
+
+class FourBitLinear:
+    """A linear layer whose weights stay at 4 bits; each row of inputs is rounded to 8 as it comes."""
+
+    def __init__(self, linear: QuantisedLinear) -> None:
+        self._sizes = (GROUP_INPUTS, linear.in_features, linear.out_features)
+        bias_O = None if linear.bias is None else linear.bias.detach()
+        self._weight = pack_4bit_weight(linear.whole, linear.scales_OG, bias_O, self._sizes)
+
+    def __call__(self, values_TI: Tensor) -> Tensor:
+        """The product."""
+        return linear_4bit(values_TI.contiguous(), self._weight, self._sizes)
+
+    def activated(self, values_TI: Tensor, activation: Activation) -> Tensor:
+        """The product after an activation."""
+        return activation.function(self(values_TI))
+
+    def plus(self, values_TI: Tensor, residual_TO: Tensor) -> Tensor:
+        """The sum of the product and a residual."""
+        return self(values_TI).add_(residual_TO)
+
+
+def takes_4bit_products(linear: nn.Linear) -> bool:
+    """Whether this machine has fast products for the 4-bit weights of a layer."""
+    if not isinstance(linear, QuantisedLinear) or bits_of(linear.whole) != 4:
+        return False
+    is_grouped = linear.scales_OG.shape[1] * GROUP_INPUTS == linear.in_features
+    return is_grouped and linear.dtype == torch.float32 and has_4bit_products()
