@@ -36,7 +36,7 @@ def distill(
         int | None, Option(help="So many of the teacher's layers make the student (distill.layers).")
     ] = None,
     student: Annotated[
-        str, Option(metavar="MODEL", help="A student of its own instead: a model, or a preset for its shape.")
+        str, Option(metavar="MODEL", help="A student of its own: a model, or on text a preset for its shape.")
     ] = "",
     steps: Annotated[int | None, Option(help="Budget in steps (run.steps).")] = None,
     minutes: Annotated[float | None, Option(help="Budget in minutes (run.minutes).")] = None,
@@ -87,6 +87,11 @@ def distill(
     if data is None or not student:
         where, remedy = "--data, --student", "as in --data glue/SST-2 --student runs/student"
         raise UserError("a task needs both", where=where, remedy=remedy)
+    from bertsmith.recipe.load import preset_names
+
+    if student in preset_names() and not Path(student).exists():
+        remedy = f"distil it on text first (--store store/ --student {student}), and give that run"
+        raise UserError("is a preset, and a task wants a model", where=f"--student {student}", remedy=remedy)
     _distill_task(asked, task, data.expanduser(), {**sizes, "epochs": epochs})
 
 

@@ -324,7 +324,7 @@ def asked_for(config: TaskConfig, data: Path, reading: Reading) -> tuple[Task, s
                     return task, name
         elif not split and (named := split_named(task, data)):
             return task, named
-    return own, split or ("test" if "test" in own.splits else "dev")
+    return own, split or ("test" if data.is_file() and "test" in own.splits else "dev")
 
 
 def _check_same_question(

@@ -23,6 +23,7 @@ import torch
 from bertsmith.core.errors import UserError
 from bertsmith.core.files import read_json, sha256_of, write_json
 from bertsmith.core.version import VERSION
+from bertsmith.core.wording import counted
 from bertsmith.finetuning.predict import FURTHER_TASKS, task_config_in
 from bertsmith.inference.adapter_folder import base_folder
 from bertsmith.inference.model_path import is_adapter, model_folder
@@ -204,9 +205,9 @@ def _cost_rows(title: str, costs: Mapping[str, Cost], metric: Metric) -> Table:
         ]
         for model, cost in costs.items()
     ]
-    threads = next(iter(costs.values())).threads
+    threads = counted(next(iter(costs.values())).threads, "thread")
     notes = (
-        f"p50, p95: one text of the data, its tokens included; texts/s: 64 at a time; {threads} threads",
+        f"p50, p95: one text of the data, its tokens included; texts/s: 64 at a time; {threads}",
         "GFLOP: all layers, for 128 tokens; start: from nothing to the first scores; peak: memory",
     )
     return Table(title, columns, rows, notes)

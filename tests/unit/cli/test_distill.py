@@ -124,6 +124,7 @@ def test_the_task_of_ones_own_is_that_of_the_teacher(capsys, model, tmp_path):
     [
         (("--task", "sst2", "--data", "x"), "a task needs both"),
         (("--task", "sst2", "--student", "x"), "a task needs both"),
+        (("--task", "sst2", "--data", "x", "--student", "bert-mini"), "bert-mini: is a preset, and a task"),
         (("--task", "sst2", "--store", "x"), "--store, --task: give one of the two"),
         ((), "--store, --task: give one of the two"),
         (("--task", "sst2", "--layers", 2), "means nothing beside --task"),

@@ -52,6 +52,11 @@ def test_a_folder_is_evaluated_by_its_development_set(capsys, run, words):
     }
 
 
+def test_a_folder_that_is_not_there_is_told_with_the_file_that_was_looked_for(capsys, run, tmp_path):
+    told = mistake(capsys, "evaluate", run[0].folder, "--data", tmp_path / "none")
+    assert "no such file or folder; name a folder with dev.tsv" in told
+
+
 def test_another_split_can_be_chosen(capsys, run):
     told = bertsmith(capsys, "evaluate", run[0].folder, "--data", run[1], "--split", "train")
     assert told.out.startswith("SST-2, 160 examples")
