@@ -8,6 +8,8 @@ from contextlib import ExitStack, contextmanager
 PATIENCE_SECONDS = 2.0
 _on_screen: list[str] = []
 """What the bar that is drawn now is about: a terminal has room for one."""
+_within: list[str] = []
+"""What the bars that begin now are a part of."""
 
 
 @contextmanager
@@ -25,11 +27,21 @@ def progress_bar(what: str, total: int | None) -> Iterator[Callable[[int], None]
             done += amount
             waits = time.monotonic() - begin > PATIENCE_SECONDS and sys.stderr.isatty()
             if show is None and waits and not _on_screen:
-                show = screen.enter_context(_drawn(what, total))
+                show = screen.enter_context(_drawn(": ".join((*_within, what)), total))
             if show is not None:
                 show(done)
 
         yield advance
+
+
+@contextmanager
+def progress_within(whole: str) -> Iterator[None]:
+    """Bars of a part say so: where one work is done several times, a bar that begins anew would puzzle."""
+    _within.append(whole)
+    try:
+        yield
+    finally:
+        _within.pop()
 
 
 @contextmanager

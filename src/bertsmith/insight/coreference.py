@@ -92,12 +92,12 @@ def study_coreference(bert: Bert, scored: QuestionSet, chosen_on: QuestionSet, *
         if not any(text.questions for text in each.texts):
             remedy = "give texts in which entities are mentioned again"
             raise UserError("no mention has an antecedent in its text", remedy=remedy)
-    sums_L2HK = sum(hits.sum(2) for _, hits in _hits(bert, chosen_on))
+    sums_L2HK = sum(hits.sum(2) for _, hits in _hits(bert, chosen_on, what="choosing a head"))
     rates = HitRates(np.asarray(sums_L2HK), np.zeros((1, len(scored.kinds))))
     layer, direction, head = rates.best_heads()[-1]
     right_SK, total_SK = np.zeros((2, len(scored.texts), len(scored.kinds)))
     all_L2H: Counts = np.zeros(rates.heads_L2HR.shape[:3])
-    for numbers, hits_L2GHK in _hits(bert, scored):
+    for numbers, hits_L2GHK in _hits(bert, scored, what="scoring it"):
         right_SK[numbers] = hits_L2GHK[layer, direction, :, head]
         all_L2H += hits_L2GHK[..., -1].sum(2)
     by_baseline_BSK = np.zeros((len(scored.baselines), *right_SK.shape))
@@ -236,7 +236,7 @@ class _Prepared:
     kinds_GMK: Tensor
 
 
-def _hits(bert: Bert, asked: QuestionSet) -> Iterator[tuple[list[int], Counts]]:
+def _hits(bert: Bert, asked: QuestionSet, *, what: str) -> Iterator[tuple[list[int], Counts]]:
     """For groups of texts, how many questions of each kind each head answers right [L, 2, G, H, K]."""
     device = bert.engine.device
 
@@ -263,5 +263,5 @@ def _hits(bert: Bert, asked: QuestionSet) -> Iterator[tuple[list[int], Counts]]:
         return hits_2GHM.float() @ prepared.kinds_GMK
 
     encoded = [text.mentions.encoded for text in asked.texts]
-    for numbers, layers in attention_pass(bert, encoded, Study(prepare, reduce), what="texts"):
+    for numbers, layers in attention_pass(bert, encoded, Study(prepare, reduce), what=what):
         yield numbers, torch.stack(layers).double().cpu().numpy()

@@ -5,6 +5,7 @@ from typing import TypeVar
 
 import torch
 
+from bertsmith.core.progress import progress_within
 from bertsmith.core.seeds import key_of
 from bertsmith.inference.loaded_model import Bert
 from bertsmith.model.model_folder import Model
@@ -27,4 +28,8 @@ def untrained_twin(bert: Bert, seed: int) -> Bert:
 
 def of_untrained(bert: Bert, study: Callable[[Bert], Finding], *, seed: int) -> list[Finding]:
     """What a study finds in each of three initialisations."""
-    return [study(untrained_twin(bert, seed + number)) for number in range(INITIALISATIONS)]
+    found = []
+    for number in range(INITIALISATIONS):
+        with progress_within(f"untrained {number + 1} of {INITIALISATIONS}"):
+            found.append(study(untrained_twin(bert, seed + number)))
+    return found

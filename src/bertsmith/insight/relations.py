@@ -141,7 +141,7 @@ def study_relations(
     heads = chosen.best_heads()
     totals_SR, right_SR = treebank.totals(), np.zeros((len(treebank.trees), len(relations)))
     sums_L2HR = np.zeros_like(chosen.heads_L2HR)
-    for numbers, hits_L2GHR in _hits(bert, texts, treebank, mode):
+    for numbers, hits_L2GHR in _hits(bert, texts, treebank, mode, what="scoring heads"):
         sums_L2HR += hits_L2GHR.sum(2)
         for relation, (layer, direction, head) in enumerate(heads):
             right_SR[numbers, relation] = hits_L2GHR[layer, direction, :, head, relation]
@@ -191,7 +191,7 @@ def hit_rates(bert: Bert, texts: Sequence[EncodedWords], treebank: Treebank, *, 
     """How often all heads and offsets are right on a treebank."""
     config = bert.model.network.config
     sums_L2HR = np.zeros((config.layers, 2, config.heads, len(treebank.relations)))
-    for _, hits_L2GHR in _hits(bert, texts, treebank, mode):
+    for _, hits_L2GHR in _hits(bert, texts, treebank, mode, what="choosing heads"):
         sums_L2HR += hits_L2GHR.sum(2)
     # A relation that this treebank lacks has no rate: 0 of 1 chooses the first head.
     totals_R = np.maximum(treebank.totals().sum(0), 1)
@@ -218,7 +218,7 @@ class _Prepared:
 
 
 def _hits(
-    bert: Bert, texts: Sequence[EncodedWords], treebank: Treebank, mode: FromPieces
+    bert: Bert, texts: Sequence[EncodedWords], treebank: Treebank, mode: FromPieces, *, what: str
 ) -> Iterator[tuple[list[int], Counts]]:
     """For groups of sentences, how often each head is right about each relation [L, 2, G, H, R]."""
     device = bert.engine.device
@@ -248,5 +248,5 @@ def _hits(
 
     study = Study(prepare, reduce)
     encoded = [text.encoded for text in texts]
-    for numbers, layers in attention_pass(bert, encoded, study, what="sentences"):
+    for numbers, layers in attention_pass(bert, encoded, study, what=what):
         yield numbers, torch.stack(layers).double().cpu().numpy()

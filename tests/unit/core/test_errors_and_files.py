@@ -10,7 +10,7 @@ import pytest
 from bertsmith.core import progress as progress_room
 from bertsmith.core.errors import Remedy, UserError
 from bertsmith.core.files import atomic_folder, atomic_path, check_not_taken, read_json, write_json
-from bertsmith.core.progress import progress_bar
+from bertsmith.core.progress import progress_bar, progress_within
 
 
 def test_an_error_is_one_line_of_where_what_and_remedy():
@@ -169,6 +169,22 @@ def test_a_terminal_has_room_for_one_bar(monkeypatch, capsys):
         advance(1)
     said = capsys.readouterr().err
     assert "outer" in said and "later" in said and "inner" not in said
+
+
+def test_a_bar_says_what_it_is_a_part_of(monkeypatch, capsys):
+    monkeypatch.setattr(progress_room, "PATIENCE_SECONDS", -1.0)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "120")
+    for number in (1, 2):
+        with progress_within(f"network {number}"), progress_bar("texts", 1) as advance:
+            advance(1)
+    with progress_bar("alone", 1) as advance:
+        advance(1)
+    said = capsys.readouterr().err
+    assert "network 1: texts" in said and "network 2: texts" in said
+    assert "alone" in said and ": alone" not in said
 
 
 def test_what_is_done_in_a_moment_draws_nothing(monkeypatch, capsys):

@@ -176,7 +176,11 @@ def slow_answer(maps, rows, question, layer, head, direction):
 
 def check_heads(bert, eager, asked):
     """Every head's hits, question by question."""
-    found = {n: hits[:, :, at] for numbers, hits in _hits(bert, asked) for at, n in enumerate(numbers)}
+    found = {
+        n: hits[:, :, at]
+        for numbers, hits in _hits(bert, asked, what="texts")
+        for at, n in enumerate(numbers)
+    }
     for number, text in enumerate(asked.texts):
         maps, expected = eager_maps(eager, text.mentions.encoded), np.zeros((2, 2, 4, len(asked.kinds)))
         for question in text.questions:
@@ -257,6 +261,7 @@ def test_the_command_takes_every_format(capsys, tmp_path, lively_folder, gap, co
     values = json.loads((tmp_path / "look" / "coref.json").read_text())
     assert len(values["untrained"]) == 3 and np.shape(values["accuracy_of_heads"]) == (2, 2, 4)
     assert (tmp_path / "look" / "coref.png").exists()
+    assert '"name": "to the antecedent"' in (tmp_path / "look" / "coref.html").read_text()
     told = bertsmith(capsys, *words, gap, "--choose-on", columns)
     assert told.code == 2 and "is of another format" in told.err
     assert bertsmith(capsys, *words, tmp_path / "none").code == 2
