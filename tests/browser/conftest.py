@@ -1,11 +1,13 @@
-"""One browser, one server and one page for all tests of the playground."""
+"""One browser, one server and one page for all tests of the playground, and views that need no server."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from playwright.sync_api import Browser
+from playwright.sync_api import Browser, Page
 
+from bertsmith.insight.html_view import write_view
 from tests.browser.playground import DESK, Visit, browsing, served, tuned_models, visit
 from tests.tiny_runs import without_pictures
 from tests.tuning import shared_lesson, toy_model  # noqa: F401
@@ -47,3 +49,25 @@ def seen(opened: Visit) -> Iterator[Visit]:
     opened.page.unroute_all()
     assert opened.complaints == []
     assert opened.strangers == []
+
+
+@pytest.fixture
+def view(browser: Browser, tmp_path: Path) -> Iterator[Callable[[str, dict[str, Any]], Page]]:
+    """Gives the page of a view, which may complain of nothing and ask nobody for anything."""
+    said: list[str] = []
+    asked: list[str] = []
+    with browser.new_context(**DESK, offline=True) as context:
+        page = context.new_page()
+        page.on("console", lambda line: said.append(line.text))
+        page.on("pageerror", lambda error: said.append(str(error)))
+        page.on("request", lambda request: asked.append(request.url))
+
+        def show(script: str, data: dict[str, Any]) -> Page:
+            write_view(tmp_path / "view.html", script, data, title="A view")
+            page.goto((tmp_path / "view.html").as_uri())
+            page.wait_for_selector("main[data-ready]")
+            return page
+
+        yield show
+        assert said == []
+        assert [url for url in asked if not url.startswith(("file:", "data:"))] == []

@@ -5,10 +5,10 @@ import pytest
 import bertsmith
 from bertsmith.inference.introspection import inspect_attention
 from bertsmith.insight.deciding_words import deciding_words
-from bertsmith.insight.html_view import bundled, write_view
+from bertsmith.insight.html_view import bundled
 from bertsmith.insight.views import attention_data, senses_data, words_data
 from tests.browser.contrast import unreadable, violations
-from tests.browser.playground import DESK, THEMES
+from tests.browser.playground import THEMES
 
 SENTENCES = ["They sat on the bank of the river.", "The bank lent him money.", "A large <bank> in the city."]
 
@@ -18,30 +18,9 @@ def bert():
     return bertsmith.load(device="cpu")
 
 
-@pytest.fixture
-def opened(browser, tmp_path):
-    """Gives the page of a view, which may complain of nothing and ask nobody for anything."""
-    said, asked = [], []
-    with browser.new_context(**DESK, offline=True) as context:
-        page = context.new_page()
-        page.on("console", lambda line: said.append(line.text))
-        page.on("pageerror", lambda error: said.append(str(error)))
-        page.on("request", lambda request: asked.append(request.url))
-
-        def show(script, data):
-            write_view(tmp_path / "view.html", script, data, title="A view")
-            page.goto((tmp_path / "view.html").as_uri())
-            page.wait_for_selector("main[data-ready]")
-            return page
-
-        yield show
-        assert said == []
-        assert [url for url in asked if not url.startswith(("file:", "data:"))] == []
-
-
-def test_attention_is_walked_by_keyboard(opened, bert):
+def test_attention_is_walked_by_keyboard(view, bert):
     data = attention_data(bert, "The animal did not cross the street because it was too tired.")
-    page = opened("attention_view", data)
+    page = view("attention_view", data)
     assert "reads" in page.locator("[role=status]").first.inner_text()
     assert page.locator(".map").count() == data["layers"] * data["heads"]
     page.locator(".view-token[tabindex='0']").focus()
@@ -55,10 +34,10 @@ def test_attention_is_walked_by_keyboard(opened, bert):
     page.wait_for_function("document.querySelector('[role=status]').textContent.includes('is read by')")
 
 
-def test_the_shades_are_the_weights(opened, bert):
+def test_the_shades_are_the_weights(view, bert):
     text = "The cat sat on the mat."
     data = attention_data(bert, text)
-    page = opened("attention_view", data)
+    page = view("attention_view", data)
     weights = inspect_attention(bert, text).weights
     row = weights[data["layer"], data["head"], data["token"]].sqrt().tolist()
     heat = "all => all.map((each) => Number(each.style.getPropertyValue('--heat')))"
@@ -66,9 +45,9 @@ def test_the_shades_are_the_weights(opened, bert):
     assert shown == pytest.approx(row, abs=1 / 255)
 
 
-def test_a_text_of_five_hundred_tokens_is_quick(opened, bert):
+def test_a_text_of_five_hundred_tokens_is_quick(view, bert):
     longest = bert.reader.longest
-    page = opened("attention_view", attention_data(bert, "the cat " * ((longest - 2) // 2)))
+    page = view("attention_view", attention_data(bert, "the cat " * ((longest - 2) // 2)))
     assert page.locator(".view-token").count() >= longest - 2
     spent = page.evaluate(
         """async () => {
@@ -84,8 +63,8 @@ def test_a_text_of_five_hundred_tokens_is_quick(opened, bert):
     assert page.locator(".view-token[aria-pressed=true]").count() == 1
 
 
-def test_senses_are_dots_with_their_sentences(opened, bert):
-    page = opened("senses_view", senses_data(bert, "bank", ["Nothing here.", *SENTENCES]))
+def test_senses_are_dots_with_their_sentences(view, bert):
+    page = view("senses_view", senses_data(bert, "bank", ["Nothing here.", *SENTENCES]))
     assert page.locator(".dot").count() == 3
     assert page.locator(".sense").count() == 3
     assert "<bank>" in page.locator(".senses").inner_text()
@@ -98,10 +77,10 @@ def test_senses_are_dots_with_their_sentences(opened, bert):
     assert page.locator(".dot.lit").count() == 1
 
 
-def test_words_are_shaded_for_and_against(opened, models):
+def test_words_are_shaded_for_and_against(view, models):
     bert = bertsmith.load(models["sst2"], device="cpu")
     found = deciding_words(bert, ["a warm </script> day", "the cold morning was hot"], seed=0)
-    page = opened("words_view", words_data(found, model="sst2"))
+    page = view("words_view", words_data(found, model="sst2"))
     assert page.locator(".card .view-word").count() == sum(len(each.words) for each in found)
     assert page.locator("table tr").count() == 4
     assert "" not in page.locator("th").all_inner_texts()
@@ -114,8 +93,8 @@ def test_words_are_shaded_for_and_against(opened, models):
 
 
 @pytest.mark.parametrize("theme", THEMES)
-def test_everything_can_be_read_in_both_themes(opened, bert, theme):
-    page = opened("attention_view", attention_data(bert, "The cat sat on the mat."))
+def test_everything_can_be_read_in_both_themes(view, bert, theme):
+    page = view("attention_view", attention_data(bert, "The cat sat on the mat."))
     page.emulate_media(color_scheme=theme)
     assert unreadable(page, "main") == {} and violations(page) == []
     heat = "all => all.map((each) => Number(each.style.getPropertyValue('--heat')))"
@@ -126,4 +105,4 @@ def test_everything_can_be_read_in_both_themes(opened, bert, theme):
 
 def test_what_is_imported_twice_is_there_once():
     code = bundled("attention_view")
-    assert code.count("const elements = ") == 1 and "import {" not in code and "export " not in code
+    assert code.count("const elements_module = ") == 1 and "import {" not in code and "export " not in code

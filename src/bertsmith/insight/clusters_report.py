@@ -8,6 +8,7 @@ import numpy as np
 from bertsmith.insight.clusters import HeadMap
 from bertsmith.insight.pictures import BLUE, GREEN, GREY, RED
 from bertsmith.insight.report import UNTRAINED_TOO, Report, Table, head_name
+from bertsmith.insight.report_views import clusters_view
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -31,7 +32,8 @@ def clusters_report(
         ],
     }
     tables = (_layers(title, found, untrained), _nearest(found, kinds))
-    return Report("clusters", tables, values, lambda figure: _draw(figure, title, found, kinds), (8, 7))
+    view = clusters_view(found, kinds)
+    return Report("clusters", tables, values, lambda figure: _draw(figure, title, found, kinds), (8, 7), view)
 
 
 def _layers(title: str, found: HeadMap, untrained: Sequence[HeadMap]) -> Table:

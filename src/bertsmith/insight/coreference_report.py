@@ -4,9 +4,11 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from bertsmith.insight.coreference import ALL, AntecedentScore, Coreference, QuestionSet
+from bertsmith.insight.bootstrap import Counts
+from bertsmith.insight.coreference import ALL, TOWARDS, AntecedentScore, Coreference, QuestionSet
 from bertsmith.insight.pictures import BLUE, COLOURS, RED
 from bertsmith.insight.report import UNTRAINED_TOO, Report, Table, head_name
+from bertsmith.insight.report_views import measures_view
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -34,7 +36,7 @@ def coreference_report(
     notes = (
         how,
         f"The interval of the head lies {'above' if beaten else 'not above'} the best baseline{marked}; "
-        f"{UNTRAINED_TOO} would say that an untrained network's does, too.",
+        f"{UNTRAINED_TOO}: an untrained network's does, too.",
         *((f"{asked.skipped} were left out: too long for the model.",) if asked.skipped else ()),
     )
     columns = ("answered by", "kind", "count", "right", "95 %")
@@ -48,13 +50,20 @@ def coreference_report(
         ],
         "accuracy_of_heads": found.accuracy_L2H,
     }
+    lead = "Each square is a head: how many antecedents of all mentions it finds, in either direction."
+    view = measures_view(_by_direction(found), [_by_direction(each) for each in untrained], lead=lead)
     return Report(
         "coref",
         (Table(title, columns, rows, notes),),
         values,
         lambda figure: _draw(figure, title, found, untrained),
         (11, 4.5),
+        view,
     )
+
+
+def _by_direction(found: Coreference) -> dict[str, Counts]:
+    return {name: found.accuracy_L2H[:, at] for at, name in enumerate(TOWARDS)}
 
 
 def _of(found: Coreference, who: str, kind: str) -> AntecedentScore:

@@ -18,6 +18,7 @@ from bertsmith.inference.text_reader import TextInput
 from bertsmith.insight.attention_pass import Study, attention_pass
 from bertsmith.insight.pictures import draw_head_grids
 from bertsmith.insight.report import UNTRAINED_TOO, Report, Table, head_name
+from bertsmith.insight.report_views import measures_view
 from bertsmith.insight.surface import PerHead, shortened
 from bertsmith.model.network import Network
 from bertsmith.model.watched_attention import WatchedAttention
@@ -169,7 +170,10 @@ def direction_report(
     if loss is not None:
         tables.append(_loss_table(loss))
         values["task"] = {"name": loss.task, "metric": loss.metric, **loss.values}
-    return Report("direction", tuple(tables), values, lambda figure: _draw(figure, found, title), (13, 3.8))
+    lead = "Each square is a head: how much of the attention of words goes to either side."
+    view = measures_view(found.shares, [each.shares for each in untrained], lead=lead)
+    size = (13, 3.8)
+    return Report("direction", tuple(tables), values, lambda figure: _draw(figure, found, title), size, view)
 
 
 def _by_layer(found: Direction) -> Table:

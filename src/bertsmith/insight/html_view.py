@@ -35,9 +35,8 @@ def page_text(script: str, data: dict[str, Any], *, title: str) -> str:
     """The whole page."""
     style = "\n".join(_text(name) for name in (*_STYLE.findall(_text("page.html")), "view.css"))
     code = f'"use strict";\n{bundled(script)}'
-    code += (
-        f"{script}.show(document.querySelector('main'), JSON.parse(document.querySelector('#data').text));\n"
-    )
+    given = "document.querySelector('main'), JSON.parse(document.querySelector('#data').text)"
+    code += f"{_module(script)}.show({given});\n"
     # Whatever a text holds, it cannot end the element that it stands in.
     held = json.dumps(data, ensure_ascii=False, allow_nan=False).replace("<", "\\u003c")
     allowed = f"script-src {_hash(code)}; style-src {_hash(style)}; img-src data:"
@@ -67,7 +66,8 @@ def bundled(script: str) -> str:
         exported = _EXPORT.findall(text)
         body = _IMPORT.sub(lambda found: _taken(found[1], found[2]), text)
         body = re.sub(r"^export ", "", body, flags=re.MULTILINE)
-        done[name] = f"const {name} = (() => {{\n{body}\nreturn {{ {', '.join(exported)} }};\n}})();\n"
+        given = ", ".join(exported)
+        done[name] = f"const {_module(name)} = (() => {{\n{body}\nreturn {{ {given} }};\n}})();\n"
 
     add(script)
     return "".join(done.values())
@@ -75,7 +75,12 @@ def bundled(script: str) -> str:
 
 def _taken(names: str, module: str) -> str:
     """An import as an assignment; `a as b` is `a: b` there."""
-    return f"const {{{names.replace(' as ', ': ')}}} = {module};\n"
+    return f"const {{{names.replace(' as ', ': ')}}} = {_module(module)};\n"
+
+
+def _module(name: str) -> str:
+    """What holds a module; one may export something of its own name."""
+    return f"{name}_module"
 
 
 def _text(name: str) -> str:

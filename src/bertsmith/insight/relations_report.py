@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from bertsmith.insight.pictures import BLUE, COLOURS, RED
 from bertsmith.insight.relations import HeadRelations, RelationScore
 from bertsmith.insight.report import UNTRAINED_TOO, Report, Table, head_name
+from bertsmith.insight.report_views import relations_view
 from bertsmith.insight.stanford_names import PUBLISHED, STANFORD_OF_UD
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ def relations_report(
         values,
         lambda figure: _draw(figure, title, found, untrained),
         (13, height),
+        relations_view(found, untrained, how=how),
     )
 
 

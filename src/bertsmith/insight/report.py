@@ -1,4 +1,4 @@
-"""What a study leaves behind: tables as text, all of its numbers as JSON, and a picture."""
+"""What a study leaves behind: tables as text, all of its numbers as JSON, a picture and a view."""
 
 import json
 import logging
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bertsmith.core.files import atomic_folder, write_text
+from bertsmith.insight.html_view import write_view
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -34,7 +35,7 @@ class Table:
 
     def text(self) -> str:
         """The table for a person; the first column is flush left, numbers flush right."""
-        lines = [[_shown(cell) for cell in row] for row in (self.columns, *self.rows)]
+        lines = [list(self.columns), *self.shown_rows()]
         widths = [max(len(line[column]) for line in lines) for column in range(len(self.columns))]
         written = [
             "  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]).rstrip()
@@ -43,18 +44,31 @@ class Table:
         rule = "  ".join("-" * width for width in widths)
         return "\n".join([self.title, "", written[0], rule, *written[1:], *(f"  {n}" for n in self.notes)])
 
+    def shown_rows(self) -> list[list[str]]:
+        """The cells as they are written."""
+        return [[_shown(cell) for cell in row] for row in self.rows]
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A script of `insight/page`, and what it shows above the tables."""
+
+    script: str
+    data: Mapping[str, Any]
+
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Tables, the numbers behind them, and what draws their picture."""
+    """Tables, the numbers behind them, what draws their picture, and a view where there is one."""
 
     name: str
-    """Of its files: name.txt, name.json, name.png."""
+    """Of its files: name.txt, name.json, name.png, name.html."""
     tables: tuple[Table, ...]
     values: Mapping[str, Any]
     draw: Draw
     size: tuple[float, float] = (12, 7)
     """Of the picture, in inches."""
+    view: View | None = None
 
     def text(self) -> str:
         """All tables."""
@@ -68,6 +82,18 @@ def write_report(report: Report, out: Path) -> None:
         write_text(folder / f"{report.name}.txt", report.text())
         write_text(folder / f"{report.name}.json", values + "\n")
         _draw(report, folder / f"{report.name}.png")
+        if (view := report.view) is not None:
+            data, title = view_data(report, view), report.tables[0].title
+            write_view(folder / f"{report.name}.html", view.script, data, title=title)
+
+
+def view_data(report: Report, view: View) -> dict[str, Any]:
+    """What the page of a view gets: its own data, and the tables below."""
+    tables = [
+        {"title": each.title, "columns": each.columns, "rows": each.shown_rows(), "notes": each.notes}
+        for each in report.tables
+    ]
+    return {**plain(view.data), "tables": tables}
 
 
 def head_name(layer: int, head: int) -> str:

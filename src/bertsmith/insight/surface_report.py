@@ -6,10 +6,13 @@ import numpy as np
 
 from bertsmith.insight.pictures import draw_head_grids
 from bertsmith.insight.report import UNTRAINED_TOO, Report, Table, head_name
+from bertsmith.insight.report_views import measures_view
 from bertsmith.insight.surface import GRADIENTS, MEASURES, SHARES, WITH_MASKED_LM, PerHead, Surface
 
 NO_FRACTIONS = ("entropy", *WITH_MASKED_LM)
 BY_LAYER = (*SHARES, "A to B", "B to A", *NO_FRACTIONS)
+UNITS = {"entropy": (1, "nats"), "entropy of [CLS]": (1, "nats")}
+UNITS |= dict.fromkeys(WITH_MASKED_LM, (1000, "× 10⁻³"))  # small beside a fraction
 
 
 def surface_report(surface: Surface, untrained: Sequence[Surface], *, model: str) -> Report:
@@ -26,8 +29,15 @@ def surface_report(surface: Surface, untrained: Sequence[Surface], *, model: str
     }
     tables = (_strongest(title, surface, untrained, known), _by_layer(surface, untrained, known))
     height = 2.4 * -(-len(grids) // 4) + 0.6
+    lead = "Each square is a head: how much of its attention goes where, over all tokens of all texts."
+    view = measures_view(grids, [each.measures for each in untrained], lead=lead, units=UNITS)
     return Report(
-        "surface", tables, values, lambda figure: draw_head_grids(figure, grids, title=title), (13, height)
+        "surface",
+        tables,
+        values,
+        lambda figure: draw_head_grids(figure, grids, title=title),
+        (13, height),
+        view,
     )
 
 
@@ -38,7 +48,7 @@ def _strongest(title: str, surface: Surface, untrained: Sequence[Surface], known
         layer, head = np.unravel_index(np.nanargmax(values_LH), values_LH.shape)
         control = max(float(np.nanmax(each.measures[name])) for each in untrained)
         best = float(values_LH[layer, head])
-        over_half = int((values_LH > 0.5).sum()) if name not in NO_FRACTIONS else None
+        over_half = int((values_LH > 0.5).sum()) if name not in UNITS else None
         marked = UNTRAINED_TOO if control >= best else ""
         where = head_name(int(layer), int(head))
         rows.append((name, where, best, over_half, float(np.nanmean(values_LH)), control, marked))

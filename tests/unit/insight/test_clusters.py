@@ -77,6 +77,7 @@ def test_the_command_leaves_a_map(capsys, tmp_path, lively_folder):
     values = json.loads((tmp_path / "look" / "clusters.json").read_text())
     assert np.shape(values["points"]) == (8, 2) and len(values["untrained"]) == 3
     assert (tmp_path / "look" / "clusters.png").exists()
+    assert '"heads": 4' in (tmp_path / "look" / "clusters.html").read_text()
 
 
 def two_layers(within, across):

@@ -174,6 +174,7 @@ def test_the_command_marks_choice_baseline_and_control(capsys, tmp_path, lively_
     values = json.loads((tmp_path / "look" / "heads.json").read_text())
     assert [each["relation"] for each in values["relations"]] == ["det", "nsubj", "all"]
     assert len(values["untrained"]) == 3 and (tmp_path / "look" / "heads.png").stat().st_size > 1000
+    assert '"name": "nsubj"' in (tmp_path / "look" / "heads.html").read_text()
     (tmp_path / "few.conllu").write_text(TREE)
     words = ("look", "heads", "--model", lively_folder, "--treebank", tmp_path / "few.conllu")
     told = bertsmith(capsys, *words, "--out", tmp_path / "none")

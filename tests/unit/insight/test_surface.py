@@ -153,6 +153,7 @@ def test_the_command_leaves_table_numbers_and_picture(capsys, tmp_path, lively_f
     told = bertsmith(capsys, *words, "--out", tmp_path / "look")
     assert told.code == 0 and "gradient to [SEP]" in told.out and "untrained" in told.out
     assert sorted(file.name for file in (tmp_path / "look").iterdir()) == [
+        "surface.html",
         "surface.json",
         "surface.png",
         "surface.txt",
@@ -160,6 +161,8 @@ def test_the_command_leaves_table_numbers_and_picture(capsys, tmp_path, lively_f
     values = json.loads((tmp_path / "look" / "surface.json").read_text())
     assert np.shape(values["measures"]["previous"]) == (2, 4) and len(values["untrained"]) == 3
     assert (tmp_path / "look" / "surface.txt").read_text() in told.out
+    # An entropy over 0.5 nats is no finding.
+    assert all(line.split()[-4] == "-" for line in told.out.splitlines() if line.startswith("entropy"))
 
 
 @pytest.mark.parametrize(("text", "said"), [("", "holds no text"), ("a\tb\tc\n", "a pair has 2")])

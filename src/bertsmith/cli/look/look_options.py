@@ -17,7 +17,12 @@ if TYPE_CHECKING:
     from bertsmith.insight.report import Report
 
 OutOption = Annotated[
-    Path, Option("--out", metavar="FOLDER", help="Folder of the table (.txt, .json) and the picture (.png).")
+    Path,
+    Option(
+        "--out",
+        metavar="FOLDER",
+        help="Folder of the table (.txt, .json), the picture (.png) and, of heads, a view (.html).",
+    ),
 ]
 TextsOption = Annotated[
     Path, Option("--input", metavar="FILE", help="One text a line, a tab between the two of a pair.")
@@ -56,4 +61,6 @@ def leave(reports: "Sequence[Report]", out: Path, *, as_json: bool) -> None:
         return
     for report in reports:
         echo(report.text())
-    echo(f"written to {out}: {', '.join(report.name for report in reports)} (.txt, .json, .png)")
+    for report in reports:
+        view = "" if report.view is None else ", .html"
+        echo(f"written to {out}: {report.name} (.txt, .json, .png{view})")

@@ -18,13 +18,9 @@ export const KINDS = {
  */
 export function headGrid({ kinds, maps }, pick) {
   const [layers, heads] = [maps.length, maps[0].length];
-  const root = withNumber(make("div", { class: "heads", role: "group", "aria-label": "All heads" }), "--heads", heads);
   const places = Array.from({ length: layers * heads }, (_, place) => [Math.floor(place / heads), place % heads]);
   const buttons = places.map(([layer, head]) => mapButton(layer, head, kinds?.[layer][head].kind, pick));
-  root.append(make("span", { class: "corner" }), ...numbers(heads, "head"));
-  for (let layer = 0; layer < layers; layer += 1) {
-    root.append(axis(layer, "layer"), ...buttons.slice(layer * heads, (layer + 1) * heads));
-  }
+  const root = gridOfHeads(buttons, { layers, heads });
   const reach = walkable(buttons, { columns: heads });
   function paint() {
     if (!root.isConnected) return document.removeEventListener("themechange", paint);
@@ -47,6 +43,16 @@ export function headGrid({ kinds, maps }, pick) {
   });
   arrival.observe(root);
   return { root, mark };
+}
+
+/** One element for each head in rows of layers, with their numbers beside. */
+export function gridOfHeads(elements, { layers, heads }) {
+  const root = withNumber(make("div", { class: "heads", role: "group", "aria-label": "All heads" }), "--heads", heads);
+  root.append(make("span", { class: "corner" }), ...numbers(heads, "head"));
+  for (let layer = 0; layer < layers; layer += 1) {
+    root.append(axis(layer, "layer"), ...elements.slice(layer * heads, (layer + 1) * heads));
+  }
+  return root;
 }
 
 /** The signs of the kinds that occur, and what they mean. */

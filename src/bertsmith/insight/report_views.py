@@ -1,0 +1,87 @@
+"""What the HTML views of reports show: measures of every head, relations and their heads, the map of heads.
+
+Shapes: L layers, H heads, A = L x H of them in the order of the layers, 2 directions, R relations.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from bertsmith.insight.report import View
+
+if TYPE_CHECKING:
+    from bertsmith.insight.clusters import HeadMap
+    from bertsmith.insight.relations import HeadRelations
+    from bertsmith.insight.surface import PerHead
+
+PERCENT = (100, "%")
+"""How a fraction is shown: what it is multiplied by, and the unit."""
+EMPTY = 1e-9
+"""The top of a scale on which everything is 0."""
+
+
+def measures_view(
+    measures: "Mapping[str, PerHead]",
+    untrained: "Sequence[Mapping[str, PerHead]]",
+    *,
+    lead: str,
+    units: Mapping[str, tuple[int, str]] | None = None,
+) -> View:
+    """Measures [L, H] of all heads beside the largest of untrained networks; fractions but for `units`."""
+    shown = [
+        {
+            "name": name,
+            "values": values_LH,
+            "untrained": max(float(each[name].max()) for each in untrained),
+            "scale": _scale(values_LH, (units or {}).get(name, PERCENT)),
+        }
+        for name, values_LH in measures.items()
+    ]
+    return View("measures_view", {"lead": lead, "measures": shown})
+
+
+def _scale(values_LH: "PerHead", unit: tuple[int, str]) -> dict[str, float | str]:
+    return {"factor": unit[0], "unit": unit[1], "top": max(float(values_LH.max()), EMPTY)}
+
+
+def relations_view(found: "HeadRelations", untrained: "Sequence[HeadRelations]", *, how: str) -> View:
+    """Which layers and heads are right about each relation."""
+    from bertsmith.insight.relations import DIRECTIONS
+
+    relations = [
+        {
+            "name": score.relation,
+            "count": score.count,
+            "layer": score.layer,
+            "head": score.head,
+            "direction": DIRECTIONS.index(score.direction),
+            "right": score.accuracy,
+            "low": score.low,
+            "high": score.high,
+            "offset": score.offset,
+            "baseline": score.baseline,
+            "beats": score.beats,
+            "untrained": max(each.scores[at].accuracy for each in untrained),
+        }
+        for at, score in enumerate(found.scores)
+    ]
+    data = {
+        "lead": how,
+        "directions": DIRECTIONS,
+        "relations": relations,
+        "accuracy": np.round(found.accuracy_L2HR.transpose(3, 1, 0, 2), 4),
+    }
+    return View("relations_view", data)
+
+
+def clusters_view(found: "HeadMap", kinds: Sequence[str]) -> View:
+    """Heads as points, each with those that are most alike."""
+    data = {
+        "lead": "Heads that lie near each other attend alike. Choose one to see which are nearest to it.",
+        "points": np.round(found.points_A2, 4),
+        "kinds": list(kinds),
+        "heads": found.shape[1],
+        "distances": np.round(found.distances_AA, 4),
+    }
+    return View("clusters_view", data)
