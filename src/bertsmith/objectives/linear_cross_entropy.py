@@ -22,6 +22,11 @@ CHUNK_SCORES = 2**23
 """So many scores are in memory at a time; fewer would add up the gradient of the words more often."""
 
 
+def chunk_rows(vocabulary: int) -> int:
+    """How many predicted rows are scored at a time."""
+    return max(1, CHUNK_SCORES // vocabulary)
+
+
 def word_sums(
     network: Network, hidden_PD: Tensor, labels_P: Tensor, weights_P: Tensor
 ) -> tuple[Tensor, Tensor]:
@@ -52,11 +57,12 @@ class _LinearCrossEntropy(torch.autograd.Function):
         to_states_PE = torch.empty_like(states_PE)
         to_decoder_VE = torch.zeros_like(decoder_VE)
         to_bias_V = torch.zeros_like(bias_V) if bias_V is not None else None
-        rows = max(1, CHUNK_SCORES // len(decoder_VE))
+        rows = min(len(states_PE), chunk_rows(len(decoder_VE)))
+        memory_RV = states_PE.new_empty(rows, len(decoder_VE))
         for states_RE, labels_R, weights_R, to_states_RE in zip(
             *(torch.split(each, rows) for each in (states_PE, labels_P, weights_P, to_states_PE)), strict=True
         ):
-            scores_RV = _scores(states_RE, decoder_VE, bias_V)
+            scores_RV = _scores(states_RE, decoder_VE, bias_V, memory_RV[: len(states_RE)])
             largest_R, of_label_R = scores_RV.amax(-1), scores_RV.gather(1, labels_R[:, None])[:, 0]
             hits += (_best_guesses(scores_RV, labels_R, of_label_R == largest_R) * weights_R).sum()
             powers_RV = scores_RV.sub_(largest_R[:, None]).exp_()
@@ -83,8 +89,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return *gradients, None, None
 
 
-def _scores(states_RE: Tensor, decoder_VE: Tensor, bias_V: Tensor | None) -> Tensor:
-    return states_RE @ decoder_VE.t() if bias_V is None else torch.addmm(bias_V, states_RE, decoder_VE.t())
+def _scores(states_RE: Tensor, decoder_VE: Tensor, bias_V: Tensor | None, out: Tensor) -> Tensor:
+    if bias_V is None:
+        return torch.mm(states_RE, decoder_VE.t(), out=out)
+    return torch.addmm(bias_V, states_RE, decoder_VE.t(), out=out)
 
 
 def _best_guesses(scores_RV: Tensor, labels_R: Tensor, may_be_R: Tensor) -> Tensor:

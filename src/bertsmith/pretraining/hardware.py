@@ -85,8 +85,8 @@ def fit_machine(
     cores_for_each = (os.cpu_count() or 1) // world.size
     workers = max(1, min(GPU_LOADER_WORKERS, cores_for_each - 1)) if on_gpu else 0
     networks = [network] if other is None else [network, other]
-    load = training_load(recipe, networks, world, precision)
     compiled = (run.compile == "on" or (run.compile == "auto" and on_gpu)) and all(map(can_compile, networks))
+    load = training_load(recipe, networks, world, precision, compiled=compiled)
     recorded = compiled and _recordable(recipe, networks, load, world)
     multiples = _multiples(recipe, load, on_gpu=on_gpu, recorded=recorded)
     # The last tokens are for filler, so that a step of round size is still one pass.
@@ -241,7 +241,7 @@ def _average_text(recipe: Recipe) -> list[str]:
 
 
 def training_load(
-    recipe: Recipe, networks: Sequence[Network], world: World, precision: Precision
+    recipe: Recipe, networks: Sequence[Network], world: World, precision: Precision, *, compiled: bool
 ) -> TrainingLoad:
     """What decides the memory of a step, of a recipe and the networks it runs."""
     hungriest = max(recipe.examples.stages, key=lambda stage: stage.length)
@@ -258,6 +258,7 @@ def training_load(
         device="cuda" if world.device.type == "cuda" else "cpu",
         precision=precision,
         recompute=recipe.run.recompute,
+        compiled=compiled,
         generator=others[0] if others and not has_teacher else None,
         teacher=others[0] if has_teacher else None,
         teacher_parameters=weights[1] if has_teacher else 0,

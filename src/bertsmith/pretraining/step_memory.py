@@ -11,6 +11,7 @@ from typing import Literal
 from bertsmith.core.errors import UserError
 from bertsmith.model.encoder_config import EncoderConfig
 from bertsmith.model.product_attention import products_fit
+from bertsmith.objectives.linear_cross_entropy import chunk_rows
 from bertsmith.training.trainer import Precision
 
 FP32, BF16, INT64 = 4, 2, 8
@@ -37,6 +38,7 @@ class TrainingLoad:
     device: Literal["cpu", "cuda"]
     precision: Precision
     recompute: bool
+    compiled: bool = False
     generator: EncoderConfig | None = None
     """Of the masked LM that a discriminator learns from, which then scores the predicted rows."""
     teacher: EncoderConfig | None = None
@@ -56,9 +58,10 @@ class MemoryEstimate:
     activations: int
     """What the backward pass needs of every layer."""
     scores: int
-    """The predicted rows over the whole vocabulary, with their logarithms and gradients."""
+    """The predicted rows over the whole vocabulary, with their logarithms and gradients; or, where they are
+    not kept, the gradients alone."""
     working: int
-    """What the backward pass of one layer needs for a moment."""
+    """What the backward pass of one layer, or a chunk of scores, needs for a moment."""
 
     @property
     def total(self) -> int:
@@ -69,7 +72,7 @@ class MemoryEstimate:
 
 def estimate_memory(load: TrainingLoad, tokens: int) -> MemoryEstimate:
     """The memory of a step whose micro-batches hold this many tokens."""
-    of_generator = 0
+    of_generator, rows = 0, math.ceil(tokens * load.predicted_fraction)
     if load.generator is not None:
         smaller = replace(load, config=load.generator, generator=None)
         of_generator = tokens * (_embeddings(smaller) + _kept_of_layers(smaller))
@@ -80,8 +83,8 @@ def estimate_memory(load: TrainingLoad, tokens: int) -> MemoryEstimate:
         gradients=load.parameters * FP32,
         optimizer=load.parameters * load.moments * FP32,
         activations=of_generator + tokens * (_embeddings(load) + _kept_of_layers(load) + load.compared),
-        scores=math.ceil(tokens * load.predicted_fraction) * _scored_row(load),
-        working=tokens * max(_working(load), _working_of_teacher(load)),
+        scores=_scores(load, rows),
+        working=max(tokens * max(_working(load), _working_of_teacher(load)), _chunk(load, rows)),
     )
 
 
@@ -154,15 +157,42 @@ def _kept_scores(load: TrainingLoad) -> int:
     return 0
 
 
-def _scored_row(load: TrainingLoad) -> int:
-    """Bytes for each predicted row: the head's transform, then scores, their logarithms and a gradient."""
+def _chunked(load: TrainingLoad) -> bool:
+    """Whether the loss keeps no scores (`objectives.linear_cross_entropy`)."""
+    alone = load.generator is None and load.teacher is None
+    return load.device == "cpu" and load.precision == "fp32" and alone and not load.compiled
+
+
+def _gradient_of_words(load: TrainingLoad) -> int:
+    return load.config.vocabulary * (load.config.embedding_width + 1) * FP32
+
+
+def _scores(load: TrainingLoad, rows: int) -> int:
+    """Bytes for the predicted rows: the head's transform, then their scores or what became of them."""
     transform = 4 * load.config.width * FP32
+    if not _chunked(load):
+        return rows * (transform + _scored_row(load))
+    return rows * (transform + load.config.embedding_width * FP32) + bool(rows) * _gradient_of_words(load)
+
+
+def _chunk(load: TrainingLoad, rows: int) -> int:
+    """Bytes of the scores that such a loss has for a moment, or of the words' gradient as it is scaled."""
+    if not (rows and _chunked(load)):
+        return 0
+    vocabulary = load.config.vocabulary
+    # Beside the scores, a copy of those rows whose label may be the best guess: at worst of all.
+    scores = 2 * min(rows, chunk_rows(vocabulary)) * vocabulary * FP32
+    return max(scores, _gradient_of_words(load))
+
+
+def _scored_row(load: TrainingLoad) -> int:
+    """Bytes for each predicted row where all are kept: scores, their logarithms and a gradient."""
     scores = 2 * FP32 if load.precision == "fp32" else 2 * FP32 + BF16
     # To sample from them: probabilities, these as whole numbers, and their running sums.
     scores += 0 if load.generator is None else 3 * FP32
     # The teacher's scores, both models' logarithms, and what a divergence of them takes.
     scores += 0 if load.teacher is None else 6 * FP32
-    return transform + load.config.vocabulary * scores
+    return load.config.vocabulary * scores
 
 
 def _working_of_teacher(load: TrainingLoad) -> int:

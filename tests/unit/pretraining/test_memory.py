@@ -1,11 +1,14 @@
 from dataclasses import replace
+from itertools import accumulate
 
 import pytest
 import torch
+from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
 from bertsmith.core.errors import UserError
 from bertsmith.model.network import new_network
+from bertsmith.objectives.linear_cross_entropy import word_sums
 from bertsmith.packed import pack
 from bertsmith.pretraining.step_memory import TrainingLoad, estimate_memory, largest_micro_batch
 from tests.tiny import tiny_encoder_config
@@ -18,6 +21,8 @@ CONFIGS = {
         "bert", width=64, inner=256, heads=4, layers=3, layer_heads=(1, 4, 2), layer_inner=(64, 256, 128)
     ),
 }
+
+SURE = 5
 
 
 def load_of(config, **changes):
@@ -93,7 +98,52 @@ def test_scores_cover_what_the_head_keeps_and_its_gradient():
 
     gradient = 30 * 2000 * 4
     seen = saved_bytes(network, loss) + gradient
-    assert estimate_memory(load_of(config), 200).scores == pytest.approx(seen, rel=0.05)
+    estimate = estimate_memory(load_of(config, compiled=True), 200)
+    assert estimate.scores == pytest.approx(seen, rel=0.05)
+
+
+def peak_bytes(work):
+    """The most memory that some work has at once of what torch's allocator gave it."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        work()
+    events = seen.profiler.kineto_results.events()
+    return max(accumulate(event.nbytes() for event in events if event.name() == "[memory]"))
+
+
+def sure_network_of(config):
+    """A network whose best guess is always the same word."""
+    network = network_of(config)
+    network.heads["mlm"].bias.data[SURE] = 1000.0
+    return network
+
+
+def peak_of_learning(network, states, rows):
+    """The same of learning to predict that word, where there are gradients already: they count apart."""
+
+    def learn():
+        loss, hits = word_sums(network, states(), torch.full((rows,), SURE), torch.ones(rows))
+        assert hits == rows
+        loss.backward()
+
+    learn()
+    return peak_bytes(learn)
+
+
+@pytest.mark.parametrize("rows", [30, 300], ids=["a chunk", "several chunks"])
+def test_scores_that_are_not_kept_are_what_the_allocator_sees(rows, monkeypatch):
+    config = replace(CONFIGS["narrow"], vocabulary=5000)
+    monkeypatch.setattr("bertsmith.objectives.linear_cross_entropy.CHUNK_SCORES", 100 * config.vocabulary)
+    network, hidden = sure_network_of(config), torch.randn(rows, config.width, requires_grad=True)
+    seen = peak_of_learning(network, lambda: hidden, rows)
+    estimate = estimate_memory(load_of(config, predicted_fraction=1.0), rows)
+    assert estimate.scores + estimate.working == pytest.approx(seen, rel=0.1)
+
+
+def test_a_step_on_a_cpu_takes_no_more_than_its_estimate_and_not_much_less():
+    config = replace(CONFIGS["narrow"], vocabulary=8000, attention_dropout=0.1)
+    network, batch, rows = sure_network_of(config), pack([list(range(64))] * 8), torch.arange(0, 512, 7)
+    seen = peak_of_learning(network, lambda: network.encoder(batch, rows=rows), len(rows))
+    assert seen <= estimate_memory(load_of(config, parameters=0), 512).total <= 1.5 * seen
 
 
 def test_weights_gradients_and_moments_are_sixteen_bytes_a_parameter():
