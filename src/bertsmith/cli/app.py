@@ -1,5 +1,6 @@
 """The `bertsmith` command: its verbs, registered here; errors of the user end as one line."""
 
+import os
 import sys
 from typing import Annotated
 
@@ -43,6 +44,10 @@ from bertsmith.core.version import VERSION
 USER_ERROR = 2
 PIPE_CLOSED = 141
 """What a shell reports of cat or grep when their reader has seen enough: 128 and the number of SIGPIPE."""
+
+MEMORY_KEPT_MS = 10_000
+"""On ARM, torch's allocator (mimalloc) soon gives freed memory back to the system, and a step of training has
+to ask for it again, which takes a seventh of it."""
 
 
 # Plain help and plain tracebacks: rich would double the time of `bertsmith --help`.
@@ -115,6 +120,8 @@ def main() -> None:
 
     Where a reader closes the pipe early (`| head -1`) it ends silently, with 141 as other Unix tools.
     """
+    # It is read when torch is loaded, which the verbs do.
+    os.environ.setdefault("MIMALLOC_PURGE_DELAY", str(MEMORY_KEPT_MS))
     try:
         with stops_as_interrupt(), reporting_output_errors():
             app(prog_name="bertsmith")

@@ -102,6 +102,19 @@ def test_help_costs_at_most_35_percent_of_importing_torch() -> None:
     assert any(cpu_seconds(*HELP) <= 0.35 * cpu_seconds("-c", "import torch") for _ in range(3))
 
 
+@pytest.mark.parametrize(("told", "found"), [(None, "10000"), ("0", "0")], ids=["ours", "the user's"])
+def test_a_verb_finds_freed_memory_kept_unless_the_user_says_otherwise(
+    told, found, exit_code_of, monkeypatch
+) -> None:
+    def verb() -> None:
+        assert os.environ["MIMALLOC_PURGE_DELAY"] == found
+
+    monkeypatch.setenv("MIMALLOC_PURGE_DELAY", told or "")
+    if told is None:
+        monkeypatch.delenv("MIMALLOC_PURGE_DELAY")
+    assert exit_code_of("verb", verb=verb) == 0
+
+
 def test_a_user_error_is_one_line_and_exit_code_2(exit_code_of, capsys) -> None:
     def verb() -> None:
         raise bertsmith.UserError("no such tag", where="a.conll:3", remedy="fix the line")
