@@ -33,15 +33,17 @@ class PeerForm(NamedTuple):
     """Of torch.compile for each shape, "dynamic" for one graph of all shapes, or "eager"."""
     multiple: int
     """Batches are padded to their longest example, rounded up to this."""
+    attention: str = "sdpa"
+    """As transformers names it."""
     order: str = "grouped"
     """By length, as the Trainer does it, or "random"."""
 
     def __str__(self) -> str:
-        return f"{self.mode}, {self.order}, lengths in multiples of {self.multiple}"
+        return f"{self.mode}, {self.attention} attention, {self.order}, multiples of {self.multiple}"
 
 
 class Peer:
-    """AutoModelFor... with SDPA, fused AdamW and autocast."""
+    """AutoModelFor... with fused AdamW and autocast."""
 
     def __init__(
         self, folder: Path, recipe: FinetuningRecipe, config: TaskConfig, form: PeerForm, *, seed: int
@@ -50,7 +52,7 @@ class Peer:
         self.recipe, self.config, self.form, self.device = recipe, config, form, recipe.run.device
         labels = {} if config.kind.name == "span" else {"num_labels": config.outputs}
         loaded = CLASSES[config.kind.name].from_pretrained(
-            folder, dtype=torch.float32, attn_implementation="sdpa", **labels
+            folder, dtype=torch.float32, attn_implementation=form.attention, **labels
         )
         self.model = loaded.to(self.device).train()
         optim = recipe.optim
@@ -68,12 +70,12 @@ class Peer:
             self.forward = torch.compile(self.model, mode=form.mode, dynamic=False)
 
     def batches(self, encoded: EncodedSet, *, seed: int) -> Iterator[dict[str, Tensor]]:
-        """Padded batches without end, all of one size."""
-        for epoch in itertools.count():
-            yield from self._epoch(encoded, 1000 * seed + epoch)
+        """Padded batches without end, one epoch after the other."""
+        for number in itertools.count():
+            yield from self.epoch(encoded, 1000 * seed + number)
 
-    def _epoch(self, encoded: EncodedSet, seed: int) -> Iterator[dict[str, Tensor]]:
-        """One pass through the examples, less those that fill no batch."""
+    def epoch(self, encoded: EncodedSet, seed: int) -> Iterator[dict[str, Tensor]]:
+        """Padded batches of all examples, each of them once; the last one may be smaller."""
         lengths = np.diff(encoded.starts_N1)
         chance = np.random.default_rng(seed)
         order = chance.permutation(encoded.items)
@@ -84,9 +86,7 @@ class Peer:
                 for first in range(0, len(order), GROUP_BATCHES * size)
             ]
             order = np.concatenate([group[np.argsort(-lengths[group], kind="stable")] for group in groups])
-        # In any order, so that a round of a few batches meets long and short ones alike.
-        whole = max(size, len(order) // size * size)
-        for first in chance.permutation(range(0, whole, size)):
+        for first in range(0, len(order), size):
             yield self._padded(encoded, order[first : first + size])
 
     def _padded(self, encoded: EncodedSet, items: np.ndarray) -> dict[str, Tensor]:
@@ -134,9 +134,9 @@ class Peer:
         return torch.autocast(self.device, torch.bfloat16, enabled=self.recipe.run.precision == "bf16")
 
 
-def peer_round(peer: Peer, encoded: EncodedSet, steps: int) -> Round:
-    """So many steps on batches that were padded and put on the device before: its best case."""
-    batches = list(itertools.islice(peer.batches(encoded, seed=0), steps))
+def peer_round(peer: Peer, encoded: EncodedSet) -> Round:
+    """An epoch of batches that were padded and put on the device before: its best case."""
+    batches = list(peer.epoch(encoded, seed=0))
     shapes = {batch["input_ids"].shape for batch in batches}
     if peer.form.mode not in ("eager", "dynamic") and len(shapes) > FEW_SHAPES:
         raise NotImplementedError(f"{len(shapes)} shapes to compile for")

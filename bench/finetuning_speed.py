@@ -2,14 +2,17 @@
 
     python bench/finetuning_speed.py sst2 --data glue/SST-2 --shape base --vocab minilm-l6 --device cuda
     python bench/finetuning_speed.py squad --data squad/ --shape base --vocab minilm-l6 --device cuda
-    python bench/finetuning_speed.py sst2 --data glue/SST-2 --model minilm-l6 --sample 10000 --device cpu
+    python bench/finetuning_speed.py sst2 --data glue/SST-2 --model minilm-l6 --sample 1600 --device cpu
     python bench/finetuning_speed.py mrpc --data glue/MRPC --model minilm-l6 --scores --seeds 0 1 2
 
-The peer is AutoModelFor... with SDPA, fused AdamW and bf16 autocast where the machine has it, on the tokens
-that our reader made, in batches that were padded and put on the device before the clock started. On a GPU it
-is tried compiled for all shapes, and for each of few shapes with CUDA graphs; batches are grouped by length
-as the Trainer does it (groups of 50 batches, sorted), or random. The fastest of these, told in the table, is
-the peer. Ours draws, packs and sends its batches inside of the clock. Compiling and recording are outside.
+A round is an epoch of the same examples for either side (--sample of them, drawn at random), each in its own
+batches: which few batches a side meets would decide how fast it looks. The peer is AutoModelFor... with fused
+AdamW and bf16 autocast where the machine has it, on the tokens that our reader made, in batches that were
+padded and put on the device before the clock started. It is tried not compiled or compiled for all shapes, on
+a GPU also for each of few shapes with CUDA graphs; on a CPU with both of its forms of attention; batches are
+grouped by length as the Trainer does it (groups of 50 batches, sorted), or random. The fastest of these, told
+in the table, is the peer. Ours draws, packs and sends its batches inside of the clock. Compiling and
+recording are outside: each side goes through an epoch before the first round.
 On a CPU seconds are those of the process, all of its threads together: OMP_NUM_THREADS=1 for one core.
 """
 
@@ -43,8 +46,11 @@ from bertsmith.training.distributed import start_world
 from bertsmith.training.optimizers import learning_rate
 from bertsmith.training.trainer import Progress, StepInput, finish_step, launch_step
 
-USUAL_MODES = {"cuda": ["dynamic", "reduce-overhead"], "cpu": ["eager"]}
-MULTIPLES = {"cuda": [32, 128], "cpu": [8]}
+USUAL_MODES = {"cuda": ["dynamic", "reduce-overhead"], "cpu": ["eager", "dynamic"]}
+MULTIPLES = {"cuda": [32, 128], "cpu": [1, 8]}
+ATTENTION = {"cuda": ["sdpa"], "cpu": ["sdpa", "eager"]}
+SPEED_SAMPLE = 6400
+"""Examples of an epoch where speed is compared: four times what the Trainer sorts by length at once."""
 
 
 def main() -> None:
@@ -76,17 +82,21 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--data", type=Path, required=True)
     add_model(parser)
     parser.add_argument("--examples", type=int, nargs="+", default=[32], help="in a step")
-    parser.add_argument("--sample", type=int, default=0, help="so many training examples; 0 takes all")
-    parser.add_argument("--steps", type=int, default=20, help="steps in a round")
-    parser.add_argument("--warm-up", type=int, default=40, help="steps of ours before the first round")
+    sample = f"so many training examples; 0 takes all, which is usual with --scores, else {SPEED_SAMPLE:,}"
+    parser.add_argument("--sample", type=int, help=sample)
     parser.add_argument("--modes", nargs="+", help="of torch.compile, dynamic or eager, for the peer")
     parser.add_argument("--multiples", type=int, nargs="+", help="to which the peer's lengths are rounded up")
+    parser.add_argument("--attention", nargs="+", choices=["sdpa", "eager"], help="forms of the peer's")
+    parser.add_argument("--orders", nargs="+", default=["grouped", "random"], help="of the peer's batches")
     parser.add_argument("--scores", action="store_true", help="train to the end and judge")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--set", nargs="*", default=[], help="settings of the recipe")
     options = parser.parse_args()
     options.modes = options.modes or USUAL_MODES[options.device]
     options.multiples = options.multiples or MULTIPLES[options.device]
+    options.attention = options.attention or ATTENTION[options.device]
+    if options.sample is None:
+        options.sample = 0 if options.scores else SPEED_SAMPLE
     return options
 
 
@@ -118,15 +128,17 @@ def compare_speed(
     print(f"\n{work}, {np.diff(encoded.starts_N1).mean():.0f} tokens an example", flush=True)
 
     def make(form: PeerForm) -> Round:
-        return peer_round(Peer(options.model, recipe, config, form, seed=0), encoded, options.steps)
+        return peer_round(Peer(options.model, recipe, config, form, seed=0), encoded)
 
     tried: dict[str, float] = {}
-    forms = [PeerForm(*both) for both in itertools.product(options.modes, options.multiples)]
+    every = itertools.product(options.modes, options.multiples, options.attention)
+    forms = [PeerForm(*each) for each in every]
     # One graph of all shapes gains nothing from fewer of them.
     forms = [each for each in forms if each.mode != "dynamic" or each.multiple == options.multiples[0]]
     clock = clock_of(options.device)
-    form = fastest(forms, make, tried, clock)
-    form = fastest([form, form._replace(order="random")], make, tried, clock)
+    form = fastest(forms, make, tried, clock) if len(forms) > 1 else forms[0]
+    ordered = [form._replace(order=order) for order in options.orders]
+    form = fastest(ordered, make, tried, clock) if len(ordered) > 1 else ordered[0]
     contenders = {"ours": our_steps(recipe, config, encoded, options), "peer": make(form)}
     for take in contenders.values():
         take()
@@ -149,9 +161,9 @@ def our_steps(
     )
     numbers = itertools.count()
 
-    def take(count: int = options.steps) -> float:
+    def take() -> float:
         examples = 0.0
-        for number in itertools.islice(numbers, count):
+        for number in itertools.islice(numbers, batches.steps_per_epoch):
             items = batches.step(number)
             rate = learning_rate(0.5, recipe.optim)
             step = StepInput(items.micros, (items.count,), rate, Progress(number))
@@ -161,7 +173,6 @@ def our_steps(
         wait_for(options.device)
         return examples
 
-    take(options.warm_up)
     return take
 
 
@@ -205,7 +216,7 @@ def peer_to_the_end(
     tokenizer = load_initial_task_model(options.model, config, seed=0).tokenizer
     train = encoded_split(splits.splits["train"], config, tokenizer).encoded
     dev = encoded_split(splits.splits["dev"], config, tokenizer)
-    peer = Peer(options.model, recipe, config, PeerForm("eager", 8, name), seed=seed)
+    peer = Peer(options.model, recipe, config, PeerForm("eager", 8, order=name), seed=seed)
     steps = -(-train.items // recipe.run.examples)
     total = int(recipe.run.epochs * steps)
     started = time.perf_counter()
