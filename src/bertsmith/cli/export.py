@@ -41,8 +41,8 @@ def export(
     Example: bertsmith export --model runs/int8 --onnx model.onnx
 
     transformers opens what bertsmith trains as it is, but for a pruned model, whose layers differ. With
-    --transformers the heads and neurons that are gone are written as zeros: the outputs are the same, and the
-    model is as large and as slow there as before pruning.
+    --transformers the heads that are gone, and neurons where layers differ, are written as zeros: the outputs
+    are the same, and nothing is gained there.
 
     Example: bertsmith export --model runs/pruned --transformers models/pruned
     """

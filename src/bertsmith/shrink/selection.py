@@ -61,8 +61,8 @@ def chosen_units(importance: UnitImportance, left: UnitCounts) -> list[KeptUnits
     if left.widths == "free":
         neurons = best_of_all(ranked.neurons, left.neurons)
     else:
-        each = max(1, left.neurons // len(ranked.neurons))
-        neurons = [_best_of(scores, min(each, len(scores))) for scores in ranked.neurons]
+        width = _equal_width([len(scores) for scores in ranked.neurons], left.neurons)
+        neurons = [_best_of(scores, min(width, len(scores))) for scores in ranked.neurons]
     return [KeptUnits(*both) for both in zip(heads, neurons, strict=True)]
 
 
@@ -78,6 +78,14 @@ def best_of_all(scores: Sequence[Tensor], count: int) -> list[Numbers]:
     for _, block, number in others[: max(0, count - len(kept))]:
         kept[block].add(number)
     return [tuple(sorted(numbers)) for numbers in kept]
+
+
+def _equal_width(before: Sequence[int], count: int) -> int:
+    """The width that leaves so many neurons or fewer, where narrower layers stay as they are."""
+    fitting = (
+        width for width in range(max(before), 0, -1) if sum(min(width, each) for each in before) <= count
+    )
+    return next(fitting, 1)
 
 
 def _best_of(scores: Tensor, count: int) -> Numbers:

@@ -40,6 +40,13 @@ def test_neurons_are_chosen_in_each_layer_or_among_all(widths, expected):
     assert [units.neurons for units in found] == expected
 
 
+@pytest.mark.parametrize(("count", "expected"), [(7, [5, 2]), (6, [4, 2]), (4, [2, 2]), (3, [1, 1])])
+def test_layers_that_are_narrower_already_lose_last(count, expected):
+    scores = UnitImportance((torch.ones(1), torch.ones(1)), (torch.arange(1.0, 6), torch.arange(1.0, 3)))
+    found = chosen_units(scores, UnitCounts(2, count, "equal"))
+    assert [len(units.neurons) for units in found] == expected
+
+
 def test_a_part_of_the_fractions_is_done_in_each_round():
     left = [counts_left(UNITS, (0.5, 0.5), "equal", done=part) for part in (0, 0.5, 1)]
     assert [(each.heads, each.neurons) for each in left] == [(8, 20), (6, 15), (4, 10)]
