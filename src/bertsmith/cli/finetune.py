@@ -99,7 +99,7 @@ def finetune(
 
     bertsmith finetune sst2 --model MODEL --data glue/SST-2 --out runs/lora --set head.encoder=lora --lr 5e-4
 
-    bertsmith finetune ner --data conll/ --out runs/ner --set head.encoder=frozen-features --lr 1e-3
+    bertsmith finetune ner --data conll/ --out runs/ner --set head.encoder=frozen-features
 
     torchrun --nproc-per-node 8 -m bertsmith finetune mnli --model MODEL --data glue/MNLI --out runs/mnli
     """

@@ -10,8 +10,9 @@ from bertsmith.recipe.toml_text import value_text
 from bertsmith.recipe.validation_errors import user_error
 from bertsmith.tasks.task import Task
 
-RATE_OF_FEATURES = 1e-3
-"""Adam's usual rate, for a BiLSTM with fresh weights; the paper does not say its own."""
+RATE_OF_FRESH_WEIGHTS = 1e-3
+"""Adam's usual rate, for what learns alone on a frozen encoder; the paper does not say its own."""
+FROZEN = ("frozen-features", "frozen-linear")
 
 
 def finetuning_recipe(
@@ -42,9 +43,9 @@ def finetuning_recipe_with_origins(
         merge(values, layer.values)
         origins |= dict.fromkeys(leaves(layer.values), origin)
     asked = any(origins.get(key, of_task) != of_task for key in ("optim", "optim.peak_lr"))
-    if leaves(values).get("head.encoder") == "frozen-features" and not asked:
+    if leaves(values).get("head.encoder") in FROZEN and not asked:
         # What is published of a task is a rate of fine-tuning, at which fresh weights learn next to nothing.
-        merge(values, {"optim": {"peak_lr": RATE_OF_FEATURES}})
+        merge(values, {"optim": {"peak_lr": RATE_OF_FRESH_WEIGHTS}})
         origins["optim.peak_lr"] = "head.encoder"
     try:
         return LoadedRecipe(FinetuningRecipe.model_validate(values), origins)

@@ -15,12 +15,13 @@ def test_windows_that_would_not_overlap_are_rejected_with_the_step_to_set():
     assert recipe.text.step == 64
 
 
-def test_features_are_learned_from_at_a_rate_of_fresh_weights_unless_another_is_asked_for():
-    tuned, frozen = finetuning_recipe(task_named("ner")), ["head.encoder=frozen-features"]
+@pytest.mark.parametrize("encoder", ["frozen-features", "frozen-linear"])
+def test_a_frozen_encoder_is_learned_from_at_a_rate_of_fresh_weights_unless_another_is_asked_for(encoder):
+    tuned, frozen = finetuning_recipe(task_named("ner")), [f"head.encoder={encoder}"]
     assert tuned.optim.peak_lr < 1e-4
-    features = finetuning_recipe_with_origins(task_named("ner"), frozen)
-    assert features.recipe.optim.peak_lr == 1e-3
-    assert features.origins["optim.peak_lr"] == "head.encoder"
+    fresh = finetuning_recipe_with_origins(task_named("ner"), frozen)
+    assert fresh.recipe.optim.peak_lr == 1e-3
+    assert fresh.origins["optim.peak_lr"] == "head.encoder"
     asked = finetuning_recipe(task_named("ner"), frozen, options=[("--lr", "optim.peak_lr=3e-4")])
     assert asked.optim.peak_lr == 3e-4
     assert finetuning_recipe(task_named("ner"), [*frozen, "optim.peak_lr=5e-5"]).optim.peak_lr == 5e-5
