@@ -100,6 +100,12 @@ def test_the_command_writes_a_page_and_prints_the_words(capsys, run, tmp_path):
     assert "is no name of a page" in mistake(capsys, *neither[:-1], tmp_path / "x.png")
 
 
+def test_without_a_model_the_embedded_one_for_sentiment_decides(capsys, tmp_path):
+    told = bertsmith(capsys, "look", "words", "A stunning dancer.", "--out", tmp_path / "why.html")
+    assert told.code == 0 and told.out.startswith("positive ") and "bertsmith-small-sentiment" in told.err
+    assert "decided in bertsmith-small-sentiment" in (tmp_path / "why.html").read_text()
+
+
 def test_frozen_features_are_not_explained(model, tmp_path):
     run = tune("sst2", model, tmp_path, *SHORT, "head.encoder=frozen-features").folder
     with pytest.raises(UserError, match="give no gradients"):

@@ -9,7 +9,7 @@ from typer import Option, echo
 from bertsmith.cli.classify import text_or_pair
 from bertsmith.cli.model_options import open_model, print_json
 from bertsmith.cli.text_files import pieces_of
-from bertsmith.inference.embedded_models import default_model
+from bertsmith.inference.embedded_models import embedded_models_for
 
 if TYPE_CHECKING:
     from bertsmith.inference.loaded_model import Bert
@@ -34,14 +34,14 @@ LongestOption = Annotated[
 SeedOption = Annotated[int, Option("--seed", min=0, help="Of random weights, masks and samples.")]
 
 
-def open_for_looking(model: Path | None, device: str) -> "Bert":
-    """The model in single precision: studies compare small differences."""
-    return open_model(model, "look", device=device, precision="fp32")
+def open_for_looking(model: Path | None, device: str, ability: str = "look") -> "Bert":
+    """The model, or the embedded one with an ability, in fp32: studies compare small differences."""
+    return open_model(model, ability, device=device, precision="fp32")
 
 
-def name_of_model(model: Path | None) -> str:
+def name_of_model(model: Path | None, ability: str = "look") -> str:
     """How tables and pictures call it."""
-    return (default_model() if model is None else model).expanduser().resolve().name
+    return (embedded_models_for(ability)[0] if model is None else model).expanduser().resolve().name
 
 
 def texts_or_pairs(source: Path) -> "list[TextOrPair]":

@@ -114,7 +114,9 @@ def words(
     score follows the word's vector. Comprehensiveness and sufficiency (DeYoung et al. 2020) tell how much the
     probability falls without the words that a method ranks first, and with them alone, beside random words.
 
-    Example: bertsmith look words --model runs/sst2 "A stunning ballet dancer." --out why.html
+    Without --model it is the embedded model for sentiment that decides.
+
+    Example: bertsmith look words "A stunning ballet dancer." --out why.html
 
     Example: bertsmith look words --model runs/sst2 --input reviews.txt --out why.html
     """
@@ -129,11 +131,12 @@ def words(
     given: list[TextOrPair] = (
         texts_or_pairs(texts) if texts is not None else [(text, second) if second else text]
     )
-    bert = open_for_looking(model, device)
+    bert = open_for_looking(model, device, "classify")
     with naming_inputs(lambda index: f"{texts}:{index + 1}" if texts is not None else "the text"):
         found = deciding_words(bert, given, seed=seed)
-    data = words_data(found, model=name_of_model(model))
-    write_view(place, "words_view", data, title=f"Which words decided in {name_of_model(model)}")
+    name = name_of_model(model, "classify")
+    data = words_data(found, model=name)
+    write_view(place, "words_view", data, title=f"Which words decided in {name}")
     if as_json:
         print_json(data)
         return
