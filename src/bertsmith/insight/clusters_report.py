@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bertsmith.insight.clusters import HeadMap
-from bertsmith.insight.pictures import BLUE, GREEN, GREY, RED
+from bertsmith.insight.pictures import BLUE, GREEN, GREY, RED, name_points
 from bertsmith.insight.report import UNTRAINED_TOO, Report, Table, head_name
 from bertsmith.insight.report_views import clusters_view
 
@@ -74,9 +74,11 @@ def _draw(figure: "Figure", title: str, found: HeadMap, kinds: Sequence[str]) ->
         if chosen:
             x_C, y_C = found.points_A2[chosen].T
             axes.scatter(x_C, y_C, color=colour, s=30, label=f"{kind} ({len(chosen)})")
-    for number, (x, y) in enumerate(found.points_A2):
-        name = head_name(*divmod(number, found.shape[1]))
-        axes.annotate(name, (x, y), fontsize=6, xytext=(2, 2), textcoords="offset points")
-    axes.set_aspect("equal")
-    axes.legend(fontsize=8)
+    axes.set_aspect("equal", adjustable="datalim")
+    axes.set_xticks([])  # only distances mean something
+    axes.set_yticks([])
+    axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, 0), ncols=len(COLOUR_OF_KIND))
+    figure.subplots_adjust(left=0.02, right=0.98, bottom=0.06, top=0.93)
     figure.suptitle(title, x=0.01, ha="left", fontsize=12, weight="bold", parse_math=False)
+    names = [head_name(*divmod(number, found.shape[1])) for number in range(len(kinds))]
+    name_points(axes, dict(zip(names, found.points_A2.tolist(), strict=True)), size=7)

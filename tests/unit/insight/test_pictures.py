@@ -7,7 +7,11 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
+from bertsmith.insight.clusters import HeadMap
+from bertsmith.insight.clusters_report import clusters_report
 from bertsmith.insight.pictures import draw_head_grids, name_points
+from bertsmith.insight.relations import HeadRelations, RelationScore
+from bertsmith.insight.relations_report import relations_report
 
 
 def named(points):
@@ -57,3 +61,30 @@ def test_what_stands_around_grids_of_heads_covers_none_of_it(measures, height):
     for axes in figure.axes:
         around = axes.get_tightbbox()
         assert not around.overlaps(title) and not around.overlaps(below)
+
+
+@pytest.mark.parametrize("count", [1, 30])
+def test_the_picture_of_relations_has_room_for_its_labels(count):
+    score = RelationScore("det", 120, 1, 2, "to the head", 0.8, 0.7, 0.9, 1, 0.6)
+    found = HeadRelations((score,) * count, np.full((2, 2, 3, count), 0.5), sentences=20, skipped=0)
+    report = relations_report(found, [found], model="toy", how="As chosen.")
+    figure = Figure(figsize=report.size)
+    report.draw(figure)
+    figure.draw_without_rendering()
+    bars, grid = figure.axes
+    assert bars.xaxis.label.get_window_extent().y0 >= 0 and grid.xaxis.label.get_window_extent().y0 >= 0
+    title = next(text for text in figure.texts if "toy" in text.get_text())
+    assert grid.title.get_window_extent().y1 <= title.get_window_extent().y0
+
+
+def test_the_map_of_heads_names_each_beside_the_others():
+    points = np.random.default_rng(3).normal(size=(24, 2)) * 0.05
+    distances = np.linalg.norm(points[:, None] - points[None], axis=-1)
+    found = HeadMap(distances, points, (4, 6))
+    report = clusters_report(found, ["other"] * 24, [found], model="toy")
+    figure = Figure(figsize=report.size)
+    report.draw(figure)
+    figure.draw_without_rendering()
+    boxes = {text.get_text(): Text.get_window_extent(text) for text in figure.axes[0].texts}
+    assert len(boxes) == 24 and "4-6" in boxes
+    assert not any(one.overlaps(other) for one, other in combinations(boxes.values(), 2))
