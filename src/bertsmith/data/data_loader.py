@@ -249,10 +249,15 @@ def load_steps(
         worker_init_fn=in_worker,
         generator=torch.Generator(),  # else starting the loader would draw from the generator of dropout
     )
-    for step in loader:
-        if isinstance(step, UserError):
-            raise step
-        yield step
+    ready = iter(loader)
+    try:
+        for step in ready:
+            if isinstance(step, UserError):
+                raise step
+            yield step
+    finally:
+        # torch ends its workers when the last reference is gone; on a GPU they were seen to outlive that.
+        getattr(ready, "_shutdown_workers", lambda: None)()
 
 
 def _unchanged(step: Any) -> Any:

@@ -169,6 +169,17 @@ def test_what_is_wrong_with_a_step_comes_from_a_worker_as_it_is(store, cache) ->
         list(load_steps(dataset_of(store, cache, micro_tokens=40), [FIRST], workers=1, pin=False))
 
 
+def test_closed_steps_leave_no_worker_whoever_still_refers_to_the_loader(store, cache, monkeypatch) -> None:
+    begin, seen = DataLoader.__iter__, []
+    monkeypatch.setattr(DataLoader, "__iter__", lambda loader: seen.append(begin(loader)) or seen[0])
+    steps = load_steps(dataset_of(store, cache), iter([FIRST] * 9), workers=1, pin=False)
+    next(steps)
+    (worker,) = seen[0]._workers
+    assert worker.is_alive()
+    steps.close()
+    assert not worker.is_alive()
+
+
 def _with_odd_values(micro: PretrainingBatch, *, with_task_types: bool) -> PretrainingBatch:
     """The batch with weights that are no whole numbers, and perhaps with task types."""
     task_types_T = torch.arange(len(micro.inputs.tokens_T)) % 3 if with_task_types else None
