@@ -43,6 +43,8 @@ UNCOMPILED = "run.compile=off"
 """Of runs of a few hundred steps, each of which would be compiled anew."""
 HEADS, SPARSITIES, REWIND = (0.2, 0.4, 0.6), (0.5, 0.7, 0.9), 0.1
 RETRAINING = ("weights", "rate", "finetune")
+ZEROS = "zeros"
+"""The one command that prunes single weights, to all sparsities and in all ways."""
 CALIBRATION_TEXTS = 512
 SECONDS_TO_START = 10.0
 """Of a command, until it learns; of a measured model with everything."""
@@ -272,7 +274,7 @@ class Study:
 
         Models with zeros cost what the teacher does, and are left out.
         """
-        first = {name: job.out for name, job in self._first_ones().items() if not name.endswith("zeros")}
+        first = {name: job.out for name, job in self._first_ones().items() if name != ZEROS}
         return {name: first[name.replace("not distilled", "distilled")] for name in first}
 
     def _first_ones(self) -> dict[str, Job]:
@@ -366,15 +368,12 @@ def shrinking_jobs(
     for name, words in removals.items():
         job = Job(place / file_name(name), (*pruned, *words), (teacher,), epochs=2 * epochs)
         yield (task, name, seed), job
-    for part in SPARSITIES:
-        sparse = ["prune", "--model", options.model, "--task", task, "--data", data, "--method", "magnitude"]
-        sparse += ["--sparsity", str(part), "--rewind", str(REWIND), "--retrain", ",".join(RETRAINING)]
-        name, trainings = f"{part:.0%} zeros", 1 + len(RETRAINING) * (1 - REWIND)
-        words = (*sparse, *training.settings(task, seed))
-        yield (
-            (task, name, seed),
-            Job(place / file_name(name), words, epochs=trainings * training.epochs(task)),
-        )
+    sparse = ["prune", "--model", options.model, "--task", task, "--data", data, "--method", "magnitude"]
+    sparse += ["--sparsity", ",".join(map(str, SPARSITIES)), "--rewind", str(REWIND)]
+    sparse += ["--retrain", ",".join(RETRAINING), *training.settings(task, seed)]
+    trainings = 1 + len(SPARSITIES) * len(RETRAINING) * (1 - REWIND)
+    job = Job(place / ZEROS, tuple(sparse), epochs=trainings * training.epochs(task))
+    yield (task, ZEROS, seed), job
     texts = calibration_texts(task, options)
     rounded = ("quantise", "--model", str(teacher.out), "--calibrate", str(texts), "--data", data)
     yield (task, "int8", seed), Job(place / "int8", rounded, (teacher,))
@@ -412,19 +411,20 @@ def rows_of(jobs: Jobs) -> Rows:
     return rows
 
 
-def scores_of(name: str, said: Mapping[str, Any], metric: str) -> dict[str, float]:
+def scores_of(name: str, said: Any, metric: str) -> dict[str, float]:
     """The scores in what a command said: a run, rounds of pruning, trainings of zeros, or a rounded model."""
+    if isinstance(said, list):
+        # The first report is of the whole model.
+        return {
+            f"{part:.0%} {name}, {report['name'].partition('-')[0]}": report["metrics"]["dev"][metric]
+            for part, result in zip(SPARSITIES, said, strict=True)
+            for report in result["reports"][1:]
+        }
     if "measures" in said:
         return {name: said["measures"]["dev"][metric]}
     if "rounds" in said:
         last = said["rounds"][-1]
         return {name: (last["tuned"] or last["pruned"])["dev"][metric]}
-    if "reports" in said:
-        # The first is of the whole model.
-        return {
-            f"{name}, {report['name'].partition('-')[0]}": report["metrics"]["dev"][metric]
-            for report in said["reports"][1:]
-        }
     return {name: said["after"][metric]}
 
 
