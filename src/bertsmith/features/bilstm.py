@@ -97,7 +97,9 @@ class FeatureScorer(nn.Module):
     ) -> None:
         super().__init__()
         self.network = network.requires_grad_(False).eval()
-        width_in, dropout = network.config.width, network.config.head_dropout
+        width_in = network.config.width
+        dropout = network.config.head_dropout if features.dropout == "model" else features.dropout
+        self.layer_norm = features.layer_norm
         width = width_in if features.width == "model" else features.width
         self.layers = layer_numbers(features.layers, len(network.encoder.order))
         self.mix: LayerMix | LayerConcatenation
@@ -131,6 +133,8 @@ class FeatureScorer(nn.Module):
             with torch.no_grad():
                 every = self.network.encoder.hidden_states(inputs)
             states = [every[number] for number in self.layers]
+        if self.layer_norm:
+            states = [nn.functional.layer_norm(state, state.shape[-1:]) for state in states]
         read = self.dropout(self.reader(self.dropout(self.mix(states)), inputs))
         scores: Tensor = self.output(read if self.training else read.to(self.output.weight.dtype))
         return scores

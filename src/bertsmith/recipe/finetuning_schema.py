@@ -59,6 +59,11 @@ class FeaturesSection(Section):
     """Several layers are summed with weights that are learned (Peters et al. 2018), or stand side by side."""
     width: Count | Literal["model"] = "model"
     """Units of the BiLSTM in each direction; model: the encoder's width. The paper has 768."""
+    dropout: Annotated[float, Field(ge=0, lt=1)] | Literal["model"] = "model"
+    """Of what the BiLSTM reads and writes; model: that of the model's heads, which is 0 in a ModernBERT."""
+    layer_norm: bool = False
+    """Normalise every layer's states first (Peters et al. 2018, 3.2): where the encoder normalises before its
+    sub-layers, they grow from layer to layer."""
 
 
 PUBLISHED_FEATURES = FeaturesSection(layers="last4", combine="concat", width=768)

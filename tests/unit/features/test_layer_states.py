@@ -64,6 +64,23 @@ def test_the_six_strategies_are_those_of_a_plain_computation(tmp_path, layers, c
     assert scores.shape == (8, 3) and scorer.reader.bilstm.lstm.hidden_size == 6
 
 
+def test_normalised_layers_are_those_of_a_plain_computation(tmp_path):
+    model = saved_oracle(tmp_path, "modernbert", "Model", num_hidden_layers=5)
+    network = read_model(tmp_path, dtype=torch.float32).network
+    features = FeaturesSection(layers="last4", combine="concat", width=6, layer_norm=True)
+    stream = torch.Generator().manual_seed(0)
+    scorer = FeatureScorer(network, 3, features, reading=Reading("tokens"), stream=stream).eval()
+    given = []
+    scorer.reader.register_forward_hook(lambda _, inputs, __: given.append(inputs[0]))
+    scorer(pack(TEXTS))
+    with torch.no_grad():
+        states = [model(torch.tensor([text]), output_hidden_states=True).hidden_states for text in TEXTS]
+    last4 = [torch.cat([of_text[layer][0] for of_text in states]).double() for layer in (-4, -3, -2, -1)]
+    spread = [(each - each.mean(-1, keepdim=True)) for each in last4]
+    expected = torch.cat([each / (each.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt() for each in spread], -1)
+    assert (given[0] - expected).abs().max() < 1e-5
+
+
 def test_learned_weights_are_told_by_the_names_of_the_layers():
     network = tiny_network(heads={})
     stream = torch.Generator().manual_seed(0)
