@@ -87,6 +87,8 @@ def test_words_are_shaded_for_and_against(view, models):
     for theme in THEMES:
         page.emulate_media(color_scheme=theme)
         assert unreadable(page, "main") == {} and violations(page) == []
+    page.set_viewport_size({"width": 360, "height": 740})
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360
     page.get_by_label("Shade by").select_option("gradient x input")
     best = max(range(len(found[0].words)), key=lambda at: found[0].scores["gradient x input"][at])
     assert found[0].words[best][1].text in page.locator("section [role=status]").first.inner_text()

@@ -29,7 +29,7 @@ export function show(root, data) {
     const { values, scale: of, untrained } = measures[Number(measure.box.value)];
     grid.show(values, of);
     scale.textContent =
-      `From 0 (pale) to ${shown(of.top, of)} (full), the largest here. ` +
+      `From 0 (faint) to ${shown(of.top, of)} (full), the largest here. ` +
       `Largest in networks with random weights: ${shown(untrained, of)}.`;
     look(...strongest(values));
     root.dataset.ready = "true";

@@ -41,7 +41,7 @@ export function show(root, data) {
     root.dataset.ready = "true";
   }
   const overview = make("section", { class: "card" }, make("h2", { class: "section" }, "Best head of each layer"), map.root);
-  overview.append(make("p", { class: "note" }, "Per cent of words whose head is found, pale 0, full 100. Choose a relation."));
+  overview.append(make("p", { class: "note" }, "Per cent of words whose head is found, from faint (0) to full (100). Choose a relation."));
   const close = make("section", { class: "card" }, title, compared, make("div", { class: "row" }, way.root), spoken, grid.root);
   root.append(make("p", { class: "lead" }, data.lead), make("div", { class: "split" }, overview, close));
   root.append(...reportTables(data.tables));

@@ -9,11 +9,14 @@ export function reportTables(tables) {
     const cells = (kind, values) => values.map((value) => make(kind, {}, value));
     const head = make("tr", {}, ...columns.map((name) => make(name ? "th" : "td", name ? { scope: "col" } : {}, name)));
     const body = rows.map(([name, ...rest]) => make("tr", {}, make("th", { scope: "row" }, name), ...cells("td", rest)));
-    // It can be wider than a phone, and what scrolls must be reachable by keyboard.
-    const wide = { class: "wide", tabindex: 0, role: "region", "aria-label": title };
     const table = make("table", { class: "report" }, make("thead", {}, head), make("tbody", {}, ...body));
     const said = notes.map((note) => make("p", { class: "note" }, note));
     const heading = make("h2", { class: "section" }, title);
-    return make("section", { class: "card" }, heading, make("div", wide, table), ...said);
+    return make("section", { class: "card" }, heading, scrolling(table, title), ...said);
   });
+}
+
+/** What can be wider than a phone; whatever scrolls must be reachable by keyboard. */
+export function scrolling(element, name) {
+  return make("div", { class: "wide", tabindex: 0, role: "region", "aria-label": name }, element);
 }

@@ -1,6 +1,7 @@
 // Which words decided: each text with its words shaded for and against its class.
 
 import { choice, make, percent, quoted, withNumber } from "./elements.js";
+import { scrolling } from "./report_tables.js";
 
 /** Fill the page; the shades are those of one method, which the reader chooses. */
 export function show(root, data) {
@@ -52,5 +53,6 @@ function faithfulness({ faithfulness: rows, methods }) {
   const says =
     "How much the class's probability falls without the words that a method ranks first (more is better), " +
     "and with these words alone (less is better).";
-  return make("section", { class: "card" }, make("table", {}, head, ...lines), make("p", { class: "note" }, says));
+  const table = scrolling(make("table", {}, head, ...lines), "How faithful the methods are");
+  return make("section", { class: "card" }, table, make("p", { class: "note" }, says));
 }
