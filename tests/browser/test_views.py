@@ -23,6 +23,8 @@ def test_attention_is_walked_by_keyboard(view, bert):
     page = view("attention_view", data)
     assert "reads" in page.locator("[role=status]").first.inner_text()
     assert page.locator(".map").count() == data["layers"] * data["heads"]
+    signs = set(page.locator(".map .kind").all_inner_texts())
+    assert signs and signs == set(page.locator(".kinds .kind").all_inner_texts())  # each is explained
     page.locator(".view-token[tabindex='0']").focus()
     page.keyboard.press("Home")
     assert page.locator("[role=status]").first.inner_text().startswith("“[CLS]” reads")

@@ -1,7 +1,7 @@
 // All heads over one text, however long: choose a head and a token, and read what it reads.
 
 import { attentionLines } from "./attention_lines.js";
-import { headGrid } from "./attention_grid.js";
+import { headGrid, kindsLegend } from "./attention_grid.js";
 import { choice, heated, make, percent, quoted, walkable } from "./elements.js";
 
 const MOST_LINES = 64; // tokens; beyond, columns of tokens with lines are too long to be read
@@ -41,6 +41,7 @@ export function show(root, data) {
     close.append(lines.root);
   }
   const overview = make("section", { class: "card" }, make("h2", { class: "section" }, "All heads"), grid.root);
+  overview.append(kindsLegend(data.kinds));
   root.append(make("div", { class: "split attention" }, close, overview));
   turnTo({});
 }
