@@ -12,7 +12,8 @@ task. Writes table.md, table.json and pareto.png.
 
 A part is a command of its own, several at a time, on a GPU where there is one. What is finished under --out
 is not done again; a model that lies there no more is made again only where something is still to be made of
-it. --data holds glue/SST-2, glue/MRPC and wnut17.
+it. Where a command fails the others go on, and the end tells of it. --data holds glue/SST-2, glue/MRPC and
+wnut17.
 """
 
 import argparse
@@ -190,7 +191,7 @@ def main() -> None:
     print(study.estimate(), flush=True)
     if options.estimate:
         return
-    study.finish()
+    failed = study.finish()
     rows, costs = rows_of(study.jobs), study.costs.said()["models"]
     priced = {name: costs[str(model)]["cpu"] for name, model in study.priced().items()}
     table = table_of(rows, priced)
@@ -199,6 +200,8 @@ def main() -> None:
     (options.out / "table.json").write_text(json.dumps(both, indent=1) + "\n", encoding="utf-8")
     draw(rows, priced, options.out / "pareto.png")
     print(table)
+    if failed:
+        raise SystemExit("not done, and not in the table:\n" + "\n".join(failed))
 
 
 def parse() -> argparse.Namespace:
@@ -272,10 +275,11 @@ class Study:
     def priced(self) -> dict[str, Path]:
         """Which model says what a row costs: a student that was not distilled costs what its twin does.
 
-        Models with zeros cost what the teacher does, and are left out.
+        Models with zeros cost what the teacher does, and are left out; so are those that failed.
         """
-        first = {name: job.out for name, job in self._first_ones().items() if name != ZEROS}
-        return {name: first[name.replace("not distilled", "distilled")] for name in first}
+        done = {name: job.out for name, job in self._first_ones().items() if job.file.exists()}
+        done.pop(ZEROS, None)
+        return {name: done.get(name.replace("not distilled", "distilled"), out) for name, out in done.items()}
 
     def _first_ones(self) -> dict[str, Job]:
         task = self.options.tasks[0]
@@ -289,9 +293,7 @@ class Study:
             "students": sum(job.tokens for job in left) / self.options.text_speed,
             "tasks": steps / self.options.tuning_speed,
             "starting": SECONDS_TO_START * len(left) / self.options.together,
-            "measuring": 0
-            if self.costs.file.exists()
-            else SECONDS_TO_MEASURE * len(set(self.priced().values())),
+            "measuring": 0 if self.costs.file.exists() else SECONDS_TO_MEASURE * len(self._first_ones()),
         }
         parts = ", ".join(f"{name} {value / 60:.0f}" for name, value in seconds.items())
         total = f"{sum(seconds.values()) / 60:.0f} minutes"
@@ -302,22 +304,31 @@ class Study:
         counts = (TASKS[task].examples(self.options.data) / self.training.examples for task in tasks)
         return job.epochs * sum(counts)
 
-    def finish(self) -> None:
-        """Do all that is left, as many at a time as asked for; costs at the end, when nothing else runs."""
+    def finish(self) -> list[str]:
+        """Do all that is left, as many at a time as asked for; costs at the end, when nothing else runs.
+
+        Tells what failed.
+        """
         listed = [*self.students.values(), *self.jobs.values()]
-        for job in (*listed, self.costs):
+        for job in listed:
             job.check()
         # What others wait for comes first, so that nobody waits for what has not begun.
         listed.sort(key=lambda job: len(job.needs))
+        failed = []
         with ThreadPoolExecutor(self.options.together) as pool:
             futures = [pool.submit(job.finish) for job in listed]
             try:
                 for future in futures:
-                    future.result()
+                    if isinstance(error := future.exception(), SystemExit):
+                        failed.append(str(error))
+                    elif error is not None:
+                        raise error
             except BaseException:
                 pool.shutdown(cancel_futures=True)
                 raise
+        self.costs.check()
         self.costs.finish()
+        return list(dict.fromkeys(failed))  # what fails for one student fails for all that needs it
 
 
 def student_jobs(options: argparse.Namespace, training: Training) -> Iterator[tuple[str, Job]]:
@@ -406,6 +417,8 @@ def rows_of(jobs: Jobs) -> Rows:
     """Every score, rows in the order in which they were asked for."""
     rows: Rows = {}
     for (task, name, _), job in jobs.items():
+        if not job.file.exists():
+            continue
         for row, score in scores_of(name, job.said(), TASKS[task].metric).items():
             rows.setdefault(row, {}).setdefault(task, []).append(100 * score)
     return rows
@@ -434,7 +447,7 @@ def table_of(rows: Rows, costs: Costs) -> str:
     lines = [f"| | weights (M) | disk (MB) | p50 (ms) | {' | '.join(titles)} |"]
     lines.append("|---" * (len(tasks) + 4) + "|")
     for name, of_row in rows.items():
-        cells = [*prices(costs.get(name)), *(spread(of_row[task]) for task in tasks)]
+        cells = [*prices(costs.get(name)), *(spread(of_row.get(task, [])) for task in tasks)]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
@@ -447,7 +460,7 @@ def prices(cost: Mapping[str, Any] | None) -> list[str]:
 
 
 def spread(scores: Sequence[float]) -> str:
-    return f"{median(scores):.1f} ({min(scores):.1f}–{max(scores):.1f})"
+    return f"{median(scores):.1f} ({min(scores):.1f}–{max(scores):.1f})" if scores else ""
 
 
 def draw(rows: Rows, costs: Costs, file: Path) -> None:
@@ -457,7 +470,8 @@ def draw(rows: Rows, costs: Costs, file: Path) -> None:
     tasks = list(dict.fromkeys(task for name in costs for task in rows[name]))
     figure = Figure(figsize=(6 * len(tasks), 6), layout="constrained")
     for axes, task in zip(figure.subplots(1, len(tasks), squeeze=False)[0], tasks, strict=True):
-        points = {name: (1e3 * cost["latency_p50"], median(rows[name][task])) for name, cost in costs.items()}
+        there = {name: cost for name, cost in costs.items() if task in rows[name]}
+        points = {name: (1e3 * cost["latency_p50"], median(rows[name][task])) for name, cost in there.items()}
         front = pareto_front(points, larger_is_better=True)
         axes.plot(*zip(*(points[name] for name in front), strict=True), color="#8c8c8c", lw=1)
         for name, (milliseconds, score) in points.items():
