@@ -36,6 +36,16 @@ def test_attention_is_walked_by_keyboard(view, bert):
     page.wait_for_function("document.querySelector('[role=status]').textContent.includes('is read by')")
 
 
+def test_maps_of_heads_follow_the_theme_of_the_system(view, bert):
+    page = view("attention_view", attention_data(bert, "The cat sat on the mat."))
+    drawn = "document.querySelector('.map canvas').toDataURL()"
+    light = page.evaluate(drawn)
+    page.emulate_media(color_scheme="dark")
+    page.wait_for_function(f"light => {drawn} !== light", arg=light)
+    page.emulate_media(color_scheme="light")
+    page.wait_for_function(f"light => {drawn} === light", arg=light)
+
+
 def test_the_shades_are_the_weights(view, bert):
     text = "The cat sat on the mat."
     data = attention_data(bert, text)

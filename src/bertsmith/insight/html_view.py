@@ -24,6 +24,11 @@ _FOLDERS = (files("bertsmith.insight") / "page", files("bertsmith.serve") / "pag
 _STYLE = re.compile(r'<link rel="stylesheet" href="page/(\w+\.css)">')
 _IMPORT = re.compile(r'^import \{([^}]*)\} from "\./([a-z_]+)\.js";\n', re.MULTILINE)
 _EXPORT = re.compile(r"^export (?:async )?(?:function|const|class) (\w+)", re.MULTILINE)
+# What is painted does not follow a style sheet; on the playground its own button tells of the theme.
+_FOLLOW_SYSTEM = """matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () =>
+  document.dispatchEvent(new CustomEvent("themechange")),
+);
+"""
 
 
 def write_view(out: Path, script: str, data: dict[str, Any], *, title: str) -> None:
@@ -36,7 +41,7 @@ def page_text(script: str, data: dict[str, Any], *, title: str) -> str:
     style = "\n".join(_text(name) for name in (*_STYLE.findall(_text("page.html")), "view.css"))
     code = f'"use strict";\n{bundled(script)}'
     given = "document.querySelector('main'), JSON.parse(document.querySelector('#data').text)"
-    code += f"{_module(script)}.show({given});\n"
+    code += f"{_FOLLOW_SYSTEM}{_module(script)}.show({given});\n"
     # Whatever a text holds, it cannot end the element that it stands in.
     held = json.dumps(data, ensure_ascii=False, allow_nan=False).replace("<", "\\u003c")
     allowed = f"script-src {_hash(code)}; style-src {_hash(style)}; img-src data:"

@@ -90,6 +90,7 @@ def test_words_of_both_texts_of_a_pair(model, tmp_path):
 def test_the_command_writes_a_page_and_prints_the_words(capsys, run, tmp_path):
     told = bertsmith(capsys, "look", "words", "--model", run, TEXT, "--out", tmp_path / "why.html")
     assert told.code == 0 and "leave-one-out: comprehensiveness" in told.out and "warm" in told.out
+    assert "\n1 text -> " in told.out
     assert "zap" in (tmp_path / "why.html").read_text()
     file = tmp_path / "texts.txt"
     file.write_text("a warm day\na cold day\n")

@@ -18,6 +18,7 @@ from bertsmith.cli.look.look_options import (
 )
 from bertsmith.cli.model_options import DeviceOption, JsonOption, ModelOption, naming_inputs, print_json
 from bertsmith.core.errors import Remedy, UserError
+from bertsmith.core.wording import counted
 
 if TYPE_CHECKING:
     from bertsmith.inference.text_reader import TextOrPair
@@ -149,7 +150,7 @@ def words(
     for name, trust in mean_faithfulness(found).items():
         numbers = f"comprehensiveness {trust.comprehensiveness:.3f}, sufficiency {trust.sufficiency:.3f}"
         echo(f"{name}: {numbers}")
-    echo(f"{len(found):,} texts -> {place}")
+    echo(f"{counted(len(found), 'text')} -> {place}")
 
 
 def _checked(out: Path, *others: str) -> Path:
