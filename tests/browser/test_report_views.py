@@ -90,6 +90,11 @@ def test_a_relation_shows_its_layers_and_its_heads(shown):
     page.keyboard.press("ArrowDown")
     assert page.locator(f".relation{PRESSED}").inner_text() == "all"
     assert "does not beat" in page.locator("section").nth(1).inner_text()
+    # Who comes back by Tab finds the relation that was chosen by its row, not another one.
+    page.locator(".relations td.heated").first.click()
+    assert page.locator(".relation[tabindex='0']").inner_text() == "det"
+    page.locator(".relations td.heated").last.click()
+    assert page.locator(".relation[tabindex='0']").inner_text() == "all"
     page.get_by_label("Direction").select_option("from the head")
     values = found.accuracy_L2HR[:, 1, :, 1]
     layer, head = np.unravel_index(values.argmax(), values.shape)

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 PERCENT = (100, "%")
 """How a fraction is shown: what it is multiplied by, and the unit."""
-EMPTY = 1e-9
-"""The top of a scale on which everything is 0."""
+EMPTY = 1e-6
+"""The top of a scale on which everything is 0; what `plain` leaves of it must not be 0, too."""
 
 
 def measures_view(

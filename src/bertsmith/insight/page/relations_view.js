@@ -66,8 +66,9 @@ function relationMap({ relations, accuracy }, layers, pick) {
   const buttons = relations.map(({ name }, number) =>
     make("button", { type: "button", class: "relation", click: () => chosen(number), focus: () => chosen(number) }, name),
   );
-  walkable(buttons);
+  const reach = walkable(buttons);
   function mark(number) {
+    reach(number);
     buttons.forEach((button, place) => button.setAttribute("aria-pressed", String(place === number)));
   }
   function chosen(number) {
