@@ -118,7 +118,7 @@ class MagnitudeRequest:
         """Where the model of each sparsity is written: in the folder, or in one for each of several."""
         if len(self.sparsities) == 1:
             return {self.sparsities[0]: self.out}
-        return {sparsity: self.out / f"{sparsity:g}" for sparsity in self.sparsities}
+        return {sparsity: self.out / str(sparsity) for sparsity in self.sparsities}
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +155,10 @@ def prune_by_magnitude(request: MagnitudeRequest, callback: ProgressCallback) ->
         with folder.locked(), StopRequested(callback.on_signal) as stop:
             write_json(folder.config, {**asked, EXAMPLES: hashes})
             job = _Job(request, callback, stop)
-            job.gradual() if request.rewind is None else job.after_training(request.rewind)
+            if request.rewind is None:
+                job.gradual()
+            else:
+                job.after_training(request.rewind)
     shutil.rmtree(request.out / WORK, ignore_errors=True)
     return [_result_in(place) for place in request.places.values()]
 

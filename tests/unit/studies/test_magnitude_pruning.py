@@ -126,6 +126,11 @@ def test_several_sparsities_share_one_training_and_end_as_each_alone(model, data
     assert prune_by_magnitude(both, Notebook()) == [low, high]
 
 
+def test_sparsities_that_are_nearly_the_same_have_folders_of_their_own(model, data, tmp_path):
+    request = request_of(model, data, tmp_path, sparsities=(0.5, 0.9, 0.9000001))
+    assert [place.name for place in request.places.values()] == ["0.5", "0.9", "0.9000001"]
+
+
 def test_gradually_more_weights_go_in_one_run_that_may_be_stopped(model, data, tmp_path):
     whole = prune_to_one(request_of(model, data, tmp_path / "one", sparsities=(0.8,)))
     (report,) = whole.reports
