@@ -135,15 +135,21 @@ class Job:
     """That a student learns from."""
     environment: Mapping[str, str] = field(default_factory=dict)
     once: threading.Lock = field(default_factory=threading.Lock, compare=False)
+    failures: list[str] = field(default_factory=list, compare=False)
+    """What it said when it failed: whoever else needs it does not try it again."""
 
     @property
     def file(self) -> Path:
         """What it said at its end, with the command."""
         return self.out.with_name(f"{self.out.name}.said.json")
 
+    @property
+    def is_of_another_command(self) -> bool:
+        return self.file.exists() and self._read()["words"] != [*self.words]
+
     def check(self) -> None:
         """Raise where the folder holds what another command has said."""
-        if self.file.exists() and self._read()["words"] != [*self.words]:
+        if self.is_of_another_command:
             raise SystemExit(f"{self.file} is of another command: remove it, or give another --out")
 
     def finish(self) -> None:
@@ -163,6 +169,8 @@ class Job:
         return self._read()["said"]
 
     def _do(self) -> None:
+        if self.failures:
+            raise SystemExit(self.failures[0])
         for need in self.needs:
             need.make()
         self.out.parent.mkdir(parents=True, exist_ok=True)
@@ -170,7 +178,8 @@ class Job:
         environment = {**os.environ, **self.environment}
         ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         if ended.returncode:
-            raise SystemExit(f"{self.out}: {(ended.stderr.strip().splitlines() or ['?'])[-1]}")
+            self.failures.append(f"{self.out}: {(ended.stderr.strip().splitlines() or ['?'])[-1]}")
+            raise SystemExit(self.failures[0])
         result = {"words": self.words, "said": json.loads(ended.stdout.splitlines()[-1])}
         partial = self.file.with_suffix(".partial")
         partial.write_text(json.dumps(result) + "\n", encoding="utf-8")
@@ -326,8 +335,9 @@ class Study:
             except BaseException:
                 pool.shutdown(cancel_futures=True)
                 raise
-        self.costs.check()
-        self.costs.finish()
+        if (costs := self.costs).is_of_another_command:
+            costs.file.unlink()  # of fewer models, as some had failed; what was measured stays in the folder
+        costs.finish()
         return list(dict.fromkeys(failed))  # what fails for one student fails for all that needs it
 
 
