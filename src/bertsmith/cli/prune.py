@@ -41,7 +41,10 @@ def prune(
     ] = "importance",
     sparsity: Annotated[
         str,
-        Option(metavar="PART", help="magnitude: fraction of the layers' weights to set to zero, or several."),
+        Option(
+            metavar="FRACTION",
+            help="magnitude: how much of the layers' weights is set to zero, or several: a,b.",
+        ),
     ] = "",
     rewind: Annotated[
         float | None,
@@ -178,8 +181,8 @@ def run_magnitude(
     from bertsmith.studies.magnitude_pruning import RETRAINING, MagnitudeRequest, prune_by_magnitude
     from bertsmith.studies.pruning import task_to_train
 
-    if not (sparsities := numbered_parts(asked.sparsity)):
-        what = "needs the part of the weights that is to be zero"
+    if not (sparsities := listed_fractions(asked.sparsity)):
+        what = "needs the fraction of the weights that is to be zero"
         raise UserError(what, where="--method magnitude", remedy="add --sparsity 0.7")
     methods = tuple(dict.fromkeys(word.strip() for word in asked.retrain.split(",") if word.strip()))
     if strange := [word for word in methods if word not in RETRAINING] or ([""] if not methods else []):
@@ -227,13 +230,13 @@ def numbered_layers(text: str) -> tuple[int, ...]:
     return tuple(sorted({int(word) for word in words}))
 
 
-def numbered_parts(text: str) -> tuple[float, ...]:
+def listed_fractions(text: str) -> tuple[float, ...]:
     """The numbers in a list such as 0.5,0.7, each once."""
     words = [word.strip() for word in text.split(",") if word.strip()]
     try:
         return tuple(dict.fromkeys(map(float, words)))
     except ValueError:
-        what, remedy = f"{text!r} is no part of the weights", "write a number, or several: 0.5,0.7"
+        what, remedy = f"{text!r} is no fraction of the weights", "write a number, or several: 0.5,0.7"
         raise UserError(what, where="--sparsity", remedy=remedy) from None
 
 

@@ -180,7 +180,7 @@ def test_the_command_prints_each_training(model, data, tmp_path, capsys):
     [
         (("--method", "magnitude"), "add --sparsity"),
         (("--method", "magnitude", "--sparsity", "1.5"), "--sparsity: 1.5 of the weights cannot be zero"),
-        (("--method", "magnitude", "--sparsity", "0.5,most", "--rewind", "0.1"), "'0.5,most' is no part"),
+        (("--method", "magnitude", "--sparsity", "0.5,most", "--rewind", "0.1"), "'0.5,most' is no fraction"),
         (("--method", "magnitude", "--sparsity", "0.5,1", "--rewind", "0.1"), "1 of the weights cannot"),
         (("--method", "magnitude", "--sparsity", "0.5,0.7"), "give one, or add --rewind"),
         (("--method", "magnitude", "--sparsity", "0.5", "--retrain", "rate"), "--retrain: weights go in a"),
