@@ -36,8 +36,11 @@ def test_a_word_is_one_point_in_layer_0_and_lies_apart_in_the_last(seen: Visit) 
     }"""
     shares = seen.page.locator("#panel-senses .sense .bar-share")
     last = seen.page.evaluate(spread)
+    caption = seen.page.locator("#panel-senses .caption")
+    expect(caption).to_have_text("")
     move(seen.page, "senses", 0)
     expect(shares).to_have_text(["1.00"] * 6)
+    expect(caption).to_have_text("All in one place, drawn side by side")
     assert seen.page.evaluate(spread) < last / 2  # dots are pushed apart just so far that each can be read
     move(seen.page, "senses", LAYERS)
     plain = float(shares.nth(3).inner_text())
@@ -156,7 +159,12 @@ def test_a_token_is_the_sum_of_its_vectors(seen: Visit, model: str, added: list[
     for total, *each in zip(parts["sum"], *(parts[name] for name in added), strict=True):
         assert total == pytest.approx(sum(each), abs=2e-4)
     expect(seen.page.locator("#panel-tokens .strip")).to_have_count(len(parts))
-    expect(seen.page.locator("#panel-tokens .strips h3")).to_contain_text("dog")
+    strips = seen.page.locator("#panel-tokens .strips")
+    expect(strips.locator("h3")).to_contain_text("dog")
+    rows = [f"+ {name}" if name in added else name for name in ("segment", "position")]
+    assert seen.page.locator("#panel-tokens .rows span").all_inner_texts() == ["", "token", *rows]
+    missing = "This model adds no vector of segment or position"
+    expect(strips).to_contain_text(re.compile(missing if added == ["token"] else "^(?!.*adds no vector)"))
 
 
 def test_why_shades_the_words_that_decided(seen: Visit) -> None:
@@ -240,6 +248,28 @@ def test_an_example_says_what_to_notice_until_the_text_is_changed(seen: Visit) -
     expect(notice).to_contain_text("order")
     seen.page.locator("#panel-next").get_by_label("B", exact=True).fill("Something else.")
     expect(notice).to_be_hidden()
+
+
+def test_what_to_notice_stays_while_options_change_and_comes_with_a_link(seen: Visit) -> None:
+    seen.open("fill")
+    seen.page.get_by_label("Layer by layer").check()  # as the example asks
+    expect(seen.page.locator("#panel-fill .by-layer")).to_be_visible()
+    notice = seen.page.locator("#panel-fill .notice")
+    expect(notice).to_contain_text("how late")
+    link = seen.page.url
+    seen.open("models")
+    seen.page.goto(link.replace("/?", "/?again="))
+    expect(notice).to_contain_text("how late")
+
+
+def test_a_link_shows_the_same_masking(seen: Visit) -> None:
+    seen.open("tokens")
+    with seen.page.expect_response("**/look/tokens") as drawn:
+        seen.page.get_by_role("button", name="Draw another masking").click()
+    masking = drawn.value.json()
+    with seen.page.expect_response("**/look/tokens") as again:
+        seen.page.goto(seen.page.url.replace("/?", "/?again="))
+    assert again.value.json() == masking
 
 
 # ---- pictures

@@ -18,7 +18,7 @@ const SINGLE = [
   {
     name: "Not bad",
     texts: ["Not bad at all: I laughed more than I had expected to.", ""],
-    notice: "What it gets wrong: this is praise, and a small model reads “bad”. Take the “not” away: it has some weight.",
+    notice: "What it gets wrong: this is praise. Delete “Not bad at all:” and it turns: a small model hears a complaint in it.",
   },
 ];
 const PAIRS = [

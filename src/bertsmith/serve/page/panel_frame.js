@@ -13,6 +13,8 @@ export class PanelFrame {
   #touched = false; // whether there is something to keep
   #sentence = null; // the field whose text goes to other panels, and how
   #carried = null; // what it took from there last
+  #examples = [];
+  #notices = new Map(); // what to notice, by the texts of an example
 
   constructor(root, { id, title, lead }, models) {
     this.id = id;
@@ -40,17 +42,13 @@ export class PanelFrame {
 
   /** A row of controls, and after them buttons that set the fields, which it returns. */
   tools(controls, examples) {
-    const buttons = examples.map((example) => {
-      const click = () => {
-        example.set();
-        this.#notice(example.notice);
-        this.changed({ now: true });
-      };
-      return make("button", { type: "button", class: "chip", click }, example.name);
+    const buttons = examples.map(({ name, set }) => {
+      const click = () => (set(), this.changed({ now: true }));
+      return make("button", { type: "button", class: "chip", click }, name);
     });
     const group = make("div", { class: "examples", role: "group", "aria-label": "Examples" }, "Try", ...buttons);
     this.inputs.append(make("div", { class: "row" }, ...controls, group), this.notice);
-    this.#notice(examples[0].notice);
+    this.#examples = examples;
     return buttons;
   }
 
@@ -93,7 +91,6 @@ export class PanelFrame {
     if (!this.#sentence || sentence === null || sentence === this.#carried) return;
     this.#carried = sentence;
     this.#sentence.box.value = this.#sentence.take(sentence, this.#sentence.box.value);
-    this.#notice("");
     this.refresh({ now: true });
   }
 
@@ -121,12 +118,13 @@ export class PanelFrame {
     };
     const again = latest(work, pause);
     this.refresh = (how) => {
+      this.#notice();
       if (typeof question() !== "string") this.#reading();
       again(how);
     };
-    const typed = () => (this.#notice(""), this.changed());
-    this.inputs.addEventListener("input", typed);
+    this.inputs.addEventListener("input", () => this.changed());
     for (const each of [this.chooser, this.beside]) each.box.addEventListener("change", () => this.changed({ now: true }));
+    this.#learnNotices();
     this.#restore();
     this.refresh({ now: true });
   }
@@ -195,7 +193,6 @@ export class PanelFrame {
     if (panel !== this.id || !values.size || this.address === location.hash) return false;
     for (const [name, each] of this.#kept) if (values.has(name)) each.set(values.get(name));
     this.#touched = true;
-    this.#notice("");
     if (this.#sentence) carry((this.#carried = this.#sentence.give(this.#sentence.box.value)));
     return true;
   }
@@ -217,7 +214,28 @@ export class PanelFrame {
     this.note.textContent = line;
   }
 
-  #notice(line) {
+  get #fields() {
+    return [...this.inputs.querySelectorAll("textarea, input:not([type=checkbox])")];
+  }
+
+  /** The texts of all fields as one. */
+  get #texts() {
+    return JSON.stringify(this.#fields.map(({ value }) => value));
+  }
+
+  /** Learn what each example writes into the fields, and leave them as they are. */
+  #learnNotices() {
+    const before = this.#fields.map(({ value }) => value);
+    for (const { set, notice } of this.#examples) {
+      set();
+      this.#notices.set(this.#texts, notice);
+    }
+    this.#fields.forEach((box, place) => (box.value = before[place]));
+  }
+
+  /** Say what to notice while the fields hold an example, however it came there: also by a link. */
+  #notice() {
+    const line = this.#notices.get(this.#texts);
     this.notice.hidden = !line;
     this.notice.replaceChildren(make("b", {}, "What to notice "), line ?? "");
   }

@@ -7,7 +7,7 @@ const EXAMPLES = [
   {
     name: "A pair",
     texts: ["My dog is cute.", "He likes playing in the snow."],
-    notice: "Press a token: its own vector, its position's and its segment's are added up to one.",
+    notice: "Press a token to see its vector. BERT adds those of its segment and position; newer members of the family may not.",
   },
   {
     name: "Rare words",
@@ -32,7 +32,7 @@ export const tokens = {
   group: "Look inside",
   abilities: ["look"],
   lead:
-    "Text becomes pieces of words; each piece is the sum of three vectors. " +
+    "Text becomes pieces of words, and each piece a vector, to which BERT adds those of its segment and position. " +
     "In training 15 % of them are chosen to be guessed: of these 80 % are hidden, 10 % swapped, 10 % left alone.",
   absence: "Any model can do this.",
   remedy: ["bertsmith serve"],
@@ -43,7 +43,7 @@ function build(frame) {
   const first = field("A", { lines: 2, value: EXAMPLES[0].texts[0] });
   const second = field("B, if there is one", { lines: 2, value: EXAMPLES[0].texts[1] });
   let seed = Math.floor(Math.random() * 1e6);
-  const redraw = () => ((seed += 1), frame.refresh({ now: true }));
+  const redraw = () => ((seed += 1), frame.changed({ now: true }));
   const button = make("button", { type: "button", click: redraw }, "Draw another masking");
   frame.inputs.append(make("div", { class: "pair" }, first.root, second.root));
   const set = ({ texts: [one, two] }) => ((first.box.value = one), (second.box.value = two));
@@ -51,6 +51,7 @@ function build(frame) {
   const chosen = { token: 1 };
   frame.keep("first", first.box);
   frame.keep("second", second.box);
+  frame.keep("seed", { get: () => seed, set: (value) => (seed = Number(value)) });
   frame.keep("token", { get: () => chosen.token, set: (value) => (chosen.token = Number(value)) });
   frame.carries(first.box);
   function body() {
@@ -62,15 +63,16 @@ function build(frame) {
     const ask = async (token) => {
       const { parts } = await frame.ask("look/embedding", { first: one, second: two, token }, undefined, model);
       if (chosen.token === token) strips.replaceChildren(...embeddingStrips(parts, reply.tokens[token].text));
+      return parts.map(({ name }) => name);
     };
     chosen.token = Math.min(chosen.token, reply.tokens.length - 1);
-    const said = show(place, reply.tokens, chosen.token, (token) => {
+    const added = await ask(chosen.token);
+    const said = show(place, reply.tokens, { chosen: chosen.token, added }, (token) => {
       chosen.token = token;
       frame.remember();
       frame.aside(() => ask(token));
     });
     place.append(strips);
-    await ask(chosen.token);
     return said;
   });
 }
@@ -85,14 +87,28 @@ function embeddingStrips(parts, token) {
   });
   const title = make("h3", {}, "What goes into the first layer for “", quoted(token), "”");
   const lead = "A cell for each number: one colour above 0, the other below, the stronger the larger.";
-  return [title, make("div", { class: "strip-rows" }, ...rows), make("p", { class: "lead" }, lead)];
+  const notes = [lead, without(parts.map(({ name }) => name))].filter(Boolean);
+  return [title, make("div", { class: "strip-rows" }, ...rows), ...notes.map((line) => make("p", { class: "lead" }, line))];
 }
 
-function show(result, seen, chosen, pick) {
+/** What a model that does not add all three vectors does instead. */
+function without(added) {
+  const missing = ["segment", "position"].filter((name) => !added.includes(name));
+  if (!missing.length) return "";
+  const instead = {
+    segment: "[SEP] alone parts A from B",
+    position: "where a token stands comes in with attention, which knows how far apart two tokens are",
+  };
+  return `This model adds no vector of ${missing.join(" or ")}: ${missing.map((name) => instead[name]).join(", and ")}.`;
+}
+
+function show(result, seen, { chosen, added }, pick) {
   const count = (fate) => seen.filter(({ masking }) => masking === fate).length;
   const entry = ([fate, text]) => make("li", { class: `fate-${fate}` }, `${text} × ${count(fate)}`);
   const fates = Object.entries(FATES).map(entry);
-  const names = ["", "token", "segment", "position"].map((row) => make("span", {}, row));
+  const names = ["", "token", "segment", "position"].map((row) =>
+    make("span", {}, row !== "token" && added.includes(row) ? `+ ${row}` : row),
+  );
   const rows = make("li", { class: "token rows", "aria-hidden": "true" }, ...names);
   const columns = seen.map(column);
   const summary = `${seen.length - count("")} of ${seen.length} tokens are to be guessed.`;

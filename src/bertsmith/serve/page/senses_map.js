@@ -6,6 +6,7 @@ import { draw, make, withNumber } from "./elements.js";
 const MARGIN = 34; // pixels that keep the numbers inside the frame
 const NEAREST = 24; // pixels between two dots that can both be read
 const ROUNDS = 8; // of pushing dots apart
+const SAME = 1e-3; // a distance that only rounding makes
 
 /**
  * The map and the list of sentences beside it. `turnTo(layer)` shows the word after that layer; all layers have one
@@ -19,7 +20,8 @@ export function sensesMap({ points, layers }, sentences, { centred = false } = {
   const rows = points.map((point, number) => row(number, textOf(point, sentences), tones[number], () => look(number)));
   const threads = draw("g", { class: "threads" });
   const name = { role: "img", "aria-label": "Map of the word's vectors" };
-  const map = draw("svg", { class: "map-of-senses", ...name }, threads, ...dots);
+  const caption = draw("text", { class: "caption", x: "50%", y: 24, "text-anchor": "middle" });
+  const map = draw("svg", { class: "map-of-senses", ...name }, caption, threads, ...dots);
   const shown = { layer: layers.length - 1, dot: 0 };
 
   function look(chosen) {
@@ -32,7 +34,10 @@ export function sensesMap({ points, layers }, sentences, { centred = false } = {
     threads.replaceChildren(...points.flatMap((_, number) => thread(dots, chosen, number, cosines)));
   }
   function place() {
-    arrange(map, dots, layers[shown.layer].plane, layers.flatMap(({ plane }) => plane));
+    const { plane } = layers[shown.layer];
+    arrange(map, dots, plane, layers.flatMap((layer) => layer.plane));
+    // Without a word about it, dots in a row look like different vectors.
+    caption.textContent = inOnePlace(plane) ? "All in one place, drawn side by side" : "";
     look(shown.dot);
   }
   const list = make("section", { class: "card senses" }, make("h3", {}, "Cosine to the chosen one"), ...rows);
@@ -60,6 +65,8 @@ function row(number, text, tone, choose) {
 }
 
 const extent = (values) => ({ low: Math.min(...values), high: Math.max(...values) });
+
+const inOnePlace = (plane) => plane.every(([x, y]) => Math.hypot(x - plane[0][0], y - plane[0][1]) < SAME);
 
 /** Put the dots into the frame. */
 function arrange(map, dots, plane, everywhere) {
