@@ -46,8 +46,8 @@ PIPE_CLOSED = 141
 """What a shell reports of cat or grep when their reader has seen enough: 128 and the number of SIGPIPE."""
 
 MEMORY_KEPT_MS = 10_000
-"""On ARM, torch's allocator (mimalloc) soon gives freed memory back to the system, and a step of training has
-to ask for it again, which takes a seventh of it."""
+"""On ARM, torch's allocator (mimalloc) soon gives freed memory back to the system, and a step of training
+spends a seventh of its time on asking for it again. Where torch has another allocator, nothing reads it."""
 
 
 # Plain help and plain tracebacks: rich would double the time of `bertsmith --help`.
