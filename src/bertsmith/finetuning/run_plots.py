@@ -119,6 +119,8 @@ def draw_calibration(path: Path, reliability: Reliability) -> None:
         each.spines[["top", "right"]].set_visible(False)
         each.grid(color="#e8e8e8", linewidth=0.8)
         each.set_axisbelow(True)
+        each.xaxis.set_major_formatter("{x:.0%}")
+    axes.yaxis.set_major_formatter("{x:.0%}")
     _save(figure, path)
 
 

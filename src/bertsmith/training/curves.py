@@ -21,6 +21,9 @@ CURVES_FILE = "curves.png"
 TRAINING, HELD_OUT, FIXED, GREY = "#3b6fb6", "#d1495b", "#2a9d8f", "#666666"
 SMOOTHING_SHARE = 0.02
 """Width of the running mean over the training curve, as a fraction of its points."""
+LEAST_REACH = 4
+"""Points to each side that the mean of a short curve takes, as long as they are a tenth of it at most: the noise of
+single batches is the same however few they are."""
 
 Entries = Sequence[Mapping[str, Any]]
 Numbers = NDArray[np.float64]
@@ -113,7 +116,7 @@ def by_stage(entries: Entries) -> list[Entries]:
 def smoothed(series: Series) -> Series:
     """The running mean of a series, over what there is of the window near both ends."""
     count = len(series.values)
-    reach = round(count * SMOOTHING_SHARE / 2)
+    reach = max(round(count * SMOOTHING_SHARE / 2), min(LEAST_REACH, count // 10))
     place = np.arange(count)
     first, past = np.maximum(place - reach, 0), np.minimum(place + reach + 1, count)
     sums = np.concatenate(([0.0], np.cumsum(series.values)))

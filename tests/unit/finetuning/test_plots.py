@@ -54,7 +54,9 @@ def test_the_learning_curve_is_smoothed_and_read_against_the_constant_answer(dra
 def test_calibration_says_how_many_examples_are_in_each_bin(drawn, tmp_path):
     shares = np.array([[0.97, 0.03], [0.96, 0.04], [0.4, 0.6]])
     draw_calibration(tmp_path / "calibration.png", reliability(shares, np.array([0, 1, 1])))
-    below = drawn[0].axes[1]
+    above, below = drawn[0].axes
+    for scale in (above.yaxis, below.xaxis):
+        assert scale.get_major_formatter()(0.25) == "25%"
     assert sorted(int(bar.get_height()) for bar in below.patches if bar.get_height()) == [1, 2]
     assert {text.get_text() for text in below.texts} == {"", "1", "2"}
 
