@@ -22,8 +22,8 @@ TRAINING, HELD_OUT, FIXED, GREY = "#3b6fb6", "#d1495b", "#2a9d8f", "#666666"
 SMOOTHING_SHARE = 0.02
 """Width of the running mean over the training curve, as a fraction of its points."""
 LEAST_REACH = 4
-"""Points to each side that the mean of a short curve takes, as long as they are a tenth of it at most: the noise of
-single batches is the same however few they are."""
+"""Points to each side that the mean of a short curve takes, at most a tenth of it: its batches are as
+noisy as those of a long one."""
 
 Entries = Sequence[Mapping[str, Any]]
 Numbers = NDArray[np.float64]
