@@ -6,7 +6,7 @@ const EXAMPLES = [
   {
     name: "Coffee",
     texts: ["We got some time.", "Should we get some coffee?"],
-    notice: "No word is shared. What makes the second a good neighbour of the first?",
+    notice: "“We” and “some” are in both. Write “Let us drink coffee.” for B, which shares no word: does it follow all the same?",
   },
   {
     name: "At sea",
