@@ -97,8 +97,7 @@ class FeatureScorer(nn.Module):
     ) -> None:
         super().__init__()
         self.network = network.requires_grad_(False).eval()
-        width_in = network.config.width
-        dropout = network.config.head_dropout if features.dropout == "model" else features.dropout
+        width_in, dropout = network.config.width, network.config.head_dropout
         self.layer_norm = features.layer_norm
         width = width_in if features.width == "model" else features.width
         self.layers = layer_numbers(features.layers, len(network.encoder.order))

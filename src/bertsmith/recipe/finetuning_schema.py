@@ -59,8 +59,6 @@ class FeaturesSection(Section):
     """Several layers are summed with weights that are learned (Peters et al. 2018), or stand side by side."""
     width: Count | Literal["model"] = "model"
     """Units of the BiLSTM in each direction; model: the encoder's width. The paper has 768."""
-    dropout: Annotated[float, Field(ge=0, lt=1)] | Literal["model"] = "model"
-    """Of what the BiLSTM reads and writes; model: that of the model's heads, which is 0 in a ModernBERT."""
     layer_norm: bool = False
     """Normalise every layer's states first (Peters et al. 2018, 3.2): where the encoder normalises before its
     sub-layers, they grow from layer to layer."""
@@ -128,7 +126,8 @@ class FinetuningRunSection(Section):
     attention_dropout: Rate = "model"
     """Dropout of attention probabilities; model: what config.json says."""
     head_dropout: Rate = "model"
-    """Dropout before the task's output layer; model: what config.json says."""
+    """Dropout before the task's output layer, and of what a BiLSTM over frozen layers reads; model: what
+    config.json says, which is 0 in a ModernBERT."""
     recompute: bool = False
     """Gradient checkpointing: a third more work for a fraction of the memory."""
     micro_tokens: Count = 16_384

@@ -116,12 +116,6 @@ def test_the_encoder_never_drops_anything():
     assert scorer.dropout.training
 
 
-@pytest.mark.parametrize(("asked", "rate"), [("model", 0.1), (0.0, 0.0), (0.5, 0.5)])
-def test_what_the_lstms_read_and_write_is_dropped_as_asked(asked, rate):
-    scorer = scorer_for("tag", features=FeaturesSection(dropout=asked))
-    assert scorer.dropout.p == rate and scorer.reader.bilstm.lstm.dropout == rate
-
-
 def test_the_stream_alone_decides_the_first_weights():
     torch.manual_seed(1)
     one = scorer_for("classify", seed=5)

@@ -193,6 +193,13 @@ def test_a_run_drops_out_as_its_recipe_says(model, tmp_path):
     assert rates_of(run.trainer.objective.scorer.network) == ({0.0}, {0.0}, 0.1)
 
 
+@pytest.mark.parametrize(("settings", "rate"), [((), 0.1), (("run.head_dropout=0.5",), 0.5)])
+def test_what_a_bilstm_reads_and_writes_is_dropped_as_by_a_head(model, tmp_path, settings, rate):
+    asked = ("head.encoder=frozen-features", "features.width=4", *settings)
+    scorer = set_up_run(toy_assignment("sst2", model, tmp_path, *asked)).trainer.objective.scorer
+    assert scorer.dropout.p == rate and scorer.reader.bilstm.lstm.dropout == rate
+
+
 @pytest.mark.parametrize("cls", ["pooled", "raw"])
 def test_a_head_on_the_mean_of_all_tokens_is_saved_and_asked_again_the_same(model, tmp_path, cls):
     notebook = Notebook()
