@@ -30,6 +30,7 @@ DEFAULTS = {
     "features.layers": "all-and-embeddings",
     "features.combine": "weighted-sum",
     "features.width": "model",
+    "features.layer_norm": False,
     # No teachers; with some, those of DistilBERT's question answering.
     "distill.teachers": (),
     "distill.soft_weight": 0.5,
