@@ -26,12 +26,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median
 from typing import Any
 
-from bertsmith.insight.pictures import name_points
+from shrinking_table import Rows, draw, table_of
+
 from bertsmith.pretraining.initial_model import folder_and_config
-from bertsmith.studies.cost_table import pareto_front
 
 BERTSMITH = (sys.executable, "-m", "bertsmith")
 LENGTH = 128
@@ -203,11 +202,12 @@ def main() -> None:
     failed = study.finish()
     rows, costs = rows_of(study.jobs), study.costs.said()["models"]
     priced = {name: costs[str(model)]["cpu"] for name, model in study.priced().items()}
-    table = table_of(rows, priced)
+    titles = {task: f"{task}, {TASKS[task].metric.replace('_', ' ')}" for task in options.tasks}
+    table = table_of(rows, priced, titles)
     (options.out / "table.md").write_text(table, encoding="utf-8")
     both = {"scores": rows, "costs": priced}
     (options.out / "table.json").write_text(json.dumps(both, indent=1) + "\n", encoding="utf-8")
-    draw(rows, priced, options.out / "pareto.png")
+    draw(rows, priced, titles, options.out / "pareto.png")
     print(table)
     if failed:
         raise SystemExit("not done, and not in the table:\n" + "\n".join(failed))
@@ -417,12 +417,6 @@ def file_name(name: str) -> str:
 # ---- what they came to
 
 
-Rows = dict[str, dict[str, list[float]]]
-"""By what was done and task: a score for each seed, in percent."""
-Costs = Mapping[str, Mapping[str, Any]]
-"""By what was done: what `bertsmith cost` measured."""
-
-
 def rows_of(jobs: Jobs) -> Rows:
     """Every score, rows in the order in which they were asked for."""
     rows: Rows = {}
@@ -449,54 +443,6 @@ def scores_of(name: str, said: Any, metric: str) -> dict[str, float]:
         last = said["rounds"][-1]
         return {name: (last["tuned"] or last["pruned"])["dev"][metric]}
     return {name: said["after"][metric]}
-
-
-def table_of(rows: Rows, costs: Costs) -> str:
-    tasks = list(dict.fromkeys(task for of_row in rows.values() for task in of_row))
-    titles = [f"{task}, {TASKS[task].metric.replace('_', ' ')}" for task in tasks]
-    lines = [f"| | weights (M) | disk (MB) | p50 (ms) | {' | '.join(titles)} |"]
-    lines.append("|---" * (len(tasks) + 4) + "|")
-    for name, of_row in rows.items():
-        cells = [*prices(costs.get(name)), *(spread(of_row.get(task, [])) for task in tasks)]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
-
-
-def prices(cost: Mapping[str, Any] | None) -> list[str]:
-    if cost is None:
-        return [""] * 3
-    weights, disk = cost["parameters"] / 1e6, cost["disk_bytes"] / 1e6
-    return [f"{weights:.1f}", f"{disk:.1f}", f"{1e3 * cost['latency_p50']:.1f}"]
-
-
-def spread(scores: Sequence[float]) -> str:
-    return f"{median(scores):.1f} ({min(scores):.1f}–{max(scores):.1f})" if scores else ""
-
-
-def draw(rows: Rows, costs: Costs, file: Path) -> None:
-    """Quality against latency, a picture for each task; a line joins what no other beats in both."""
-    from matplotlib.figure import Figure
-
-    tasks = list(dict.fromkeys(task for name in costs for task in rows[name]))
-    figure = Figure(figsize=(6 * len(tasks), 6), layout="constrained")
-    for axes, task in zip(figure.subplots(1, len(tasks), squeeze=False)[0], tasks, strict=True):
-        there = {name: cost for name, cost in costs.items() if task in rows[name]}
-        points = {name: (1e3 * cost["latency_p50"], median(rows[name][task])) for name, cost in there.items()}
-        front = pareto_front(points, larger_is_better=True)
-        axes.plot(*zip(*(points[name] for name in front), strict=True), color="#8c8c8c", lw=1)
-        for name, (milliseconds, score) in points.items():
-            scores = rows[name][task]
-            ends = [[score - min(scores)], [max(scores) - score]]
-            colour = "#c44e52" if name in front else "#4c72b0"
-            axes.errorbar(milliseconds, score, yerr=ends, fmt="o", ms=5, color=colour, capsize=3)
-        axes.set_xlabel("median milliseconds of one text on the CPU")
-        axes.set_title(
-            f"{task}, {TASKS[task].metric.replace('_', ' ')}", loc="left", fontsize=11, weight="bold"
-        )
-        axes.margins(0.2)
-        axes.spines[["top", "right"]].set_visible(False)
-        name_points(axes, points)
-    figure.savefig(file, dpi=120)
 
 
 if __name__ == "__main__":
