@@ -64,6 +64,8 @@ class Product(NamedTuple):
     columns: int
     count: int
     """How often a step has it."""
+    turned: bool = False
+    """Whether the first factor lies in memory with rows for columns, as the inputs of a layer do there."""
 
     @property
     def flops(self) -> float:
@@ -216,12 +218,14 @@ def products(network: Network, size: PassSize) -> Iterator[Product]:
     for (name, rows, inner, columns), count in counts.items():
         yield Product(name, rows, inner, columns, count)
         yield Product(f"{name}, gradient of the input", rows, columns, inner, count)
-        yield Product(f"{name}, gradient of the weight", inner, rows, columns, count)
+        yield Product(f"{name}, gradient of the weight", inner, rows, columns, count, turned=True)
 
 
 def timed_alone(product: Product, device: str, dtype: torch.dtype) -> dict[str, Any]:
     """What a product reaches when nothing else runs."""
-    left = torch.randn(product.rows, product.inner, device=device, dtype=dtype)
+    sides = (product.inner, product.rows) if product.turned else (product.rows, product.inner)
+    left = torch.randn(sides, device=device, dtype=dtype)
+    left = left.T if product.turned else left
     right = torch.randn(product.inner, product.columns, device=device, dtype=dtype)
     seconds = median_seconds(lambda: left @ right, device)
     facts = {**product._asdict(), "operations a byte": product.intensity(dtype.itemsize)}

@@ -1,7 +1,7 @@
 """What shrinking a model costs (docs/shrinking.md): one model, three tasks, every way to make it smaller.
 
     python bench/shrinking_study.py --model MODEL --store store/ --data tasks/ --out runs/shrunk --together 8
-    python bench/shrinking_study.py ... --quick       # shorter training: a quarter of an hour on an H200
+    python bench/shrinking_study.py ... --quick       # shorter training: about 25 minutes on an H200
     python bench/shrinking_study.py ... --estimate    # says how long the rest takes, and does nothing
 
 Students of fewer layers are trained on text for --steps, with what the teacher says and without, and one
@@ -79,9 +79,9 @@ class StudiedTask:
 
 
 TASKS = {
-    "sst2": StudiedTask("glue/SST-2", "accuracy", "train.tsv", (0,), epochs=1.0, quick_epochs=0.25),
-    "mrpc": StudiedTask("glue/MRPC", "f1", "train.tsv", (3, 4), epochs=5.0, quick_epochs=3.0),
-    "wnut17": StudiedTask("wnut17", "span_f1", "wnut17train.conll", (0,), epochs=8.0, quick_epochs=5.0),
+    "sst2": StudiedTask("glue/SST-2", "accuracy", "train.tsv", (0,), epochs=1.0, quick_epochs=0.5),
+    "mrpc": StudiedTask("glue/MRPC", "f1", "train.tsv", (3, 4), epochs=5.0, quick_epochs=5.0),
+    "wnut17": StudiedTask("wnut17", "span_f1", "wnut17train.conll", (0,), epochs=8.0, quick_epochs=6.0),
 }
 
 
@@ -115,7 +115,7 @@ class Training:
 
 
 FULL = Training(steps=3000, sequences=512, examples=32, quick=False)
-QUICK = Training(steps=1000, sequences=512, examples=64, quick=True)
+QUICK = Training(steps=1000, sequences=512, examples=32, quick=True)
 
 
 # ---- commands
