@@ -4,11 +4,16 @@ torch may change any of these in a minor version. `pyproject.toml` caps the vers
 `tests/unit/model/test_torch_internals.py` names what another one broke, also for the kernels of a GPU.
 """
 
-from typing import NamedTuple
+import warnings
+from collections.abc import Callable
+from typing import NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 from torch.backends import kleidiai, mkl, mkldnn
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 # ---- what this build and this CPU can do
 
@@ -207,6 +212,12 @@ def linear_4bit(values_TI: Tensor, packed: Tensor, sizes: tuple[int, int, int]) 
 
 
 # ---- the compiler
+
+
+def compiled_whole(function: Callable[P, R]) -> Callable[P, R]:
+    """The function as one compiled graph, without the compiler's remark on how it splits a softmax."""
+    warnings.filterwarnings("ignore", r"\s*Online softmax is disabled", UserWarning)
+    return torch.compile(function, fullgraph=True)
 
 
 def mark_dynamic(tensor: Tensor) -> None:

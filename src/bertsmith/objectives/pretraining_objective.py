@@ -6,7 +6,6 @@ Shapes: T packed tokens, P predicted rows, S sequences, V vocabulary, C counts.
 from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar, NamedTuple
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -15,7 +14,7 @@ from bertsmith.data.data_loader import StepBatches
 from bertsmith.model.encoder import can_compile
 from bertsmith.model.flops import PassSize, flops_per_step
 from bertsmith.model.network import Network
-from bertsmith.model.torch_internals import mark_dynamic
+from bertsmith.model.torch_internals import compiled_whole, mark_dynamic
 
 
 class Counts(NamedTuple):
@@ -65,7 +64,7 @@ class PretrainingObjective(nn.Module):
         """Compile losses and network as one graph for all batch sizes, where the encoder can be."""
         if not can_compile(self):
             return
-        self._forward, self.compiled = torch.compile(self.plain, fullgraph=True), True
+        self._forward, self.compiled = compiled_whole(self.plain), True
 
     def forward(self, batch: PretrainingBatch, loss_scales_C: Tensor) -> tuple[Tensor, Tensor]:
         """This micro-batch's part of the step's loss, and its sums; `loss_scales_C` are 1 / counts."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from bertsmith.model.network import Network
-from bertsmith.model.torch_internals import mark_dynamic
+from bertsmith.model.torch_internals import compiled_whole, mark_dynamic
 from bertsmith.packed import PackedBatch
 from bertsmith.recipe.distill_section import TaskDistillSection
 from bertsmith.recipe.finetuning_schema import HeadSection
@@ -69,7 +69,7 @@ class TaskObjective(nn.Module):
 
     def compile_whole(self) -> None:
         """Compile loss and scorer as one graph, which they must be: `can_compile`, and without an LSTM."""
-        self._forward, self.compiled = torch.compile(self._plain, fullgraph=True), True
+        self._forward, self.compiled = compiled_whole(self._plain), True
 
     def forward(self, batch: TaskBatch, scales_1: Tensor) -> tuple[Tensor, Tensor]:
         """This micro-batch's part of the step's loss, and its sums; `scales_1` is 1 / the step's count.

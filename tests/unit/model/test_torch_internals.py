@@ -1,6 +1,7 @@
 """What bertsmith uses of torch without being promised it: each test names what another version broke."""
 
 import re
+import warnings
 from pathlib import Path
 
 import pytest
@@ -93,3 +94,12 @@ def test_no_other_file_uses_a_private_name():
     package = Path(torch_internals.__file__).parent.parent
     files = [each for each in package.rglob("*.py") if each.name != "torch_internals.py"]
     assert [each.name for each in files if private.search(each.read_text())] == []
+
+
+def test_compiling_silences_one_remark_of_the_compiler_and_no_other():
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        torch_internals.compiled_whole(abs)
+        warnings.warn("\nOnline softmax is disabled on the fly since Inductor decides", stacklevel=1)
+        warnings.warn("something else", stacklevel=1)
+    assert [str(each.message) for each in told] == ["something else"]
