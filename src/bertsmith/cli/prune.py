@@ -30,12 +30,15 @@ def prune(
     heads: Annotated[float, Option(min=0, max=1, help="Fraction of all attention heads to remove.")] = 0.0,
     ffn: Annotated[float, Option(min=0, max=1, help="Fraction of feed-forward neurons to remove.")] = 0.0,
     widths: Annotated[
-        str, Option(help="equal: each layer loses as many neurons; free: the least important of all layers.")
-    ] = "equal",
+        str | None,
+        Option(help="equal, if none is named: each layer loses as many neurons; free: the least important."),
+    ] = None,
     drop_layers: Annotated[
         str, Option(metavar="LAYERS", help="Whole layers to remove first, counted from 0: 10,11.")
     ] = "",
-    examples: Annotated[int, Option(min=1, help="Training examples that importance is taken over.")] = 1024,
+    examples: Annotated[
+        int | None, Option(min=1, help="Training examples that importance is taken over: 1024.")
+    ] = None,
     method: Annotated[
         str, Option(help="importance: heads and neurons; magnitude: single weights (--sparsity).")
     ] = "importance",
@@ -104,7 +107,7 @@ def prune(
     options = [(name, f"{key}={value_text(value)}") for name, key, value in given if value is not None]
     training = Training(task, tuple(settings or ()), tuple(options))
     if method == "magnitude":
-        check_no_units(heads=heads, ffn=ffn, layers=drop_layers)
+        check_no_units(heads, ffn, drop_layers, widths, examples)
         if epochs == 0:
             what, remedy = "single weights go while the model is trained", "leave it out"
             raise UserError(what, where="--epochs", remedy=remedy)
@@ -114,6 +117,7 @@ def prune(
         asked = SparseOptions(sparsity, rewind, retrain or "weights", rounds or 1)
         show_sparse(run_magnitude(places, training, asked, as_json=as_json), as_json=as_json)
         return
+    widths, examples = widths or "equal", examples or 1024
     if method != "importance" or widths not in ("equal", "free"):
         where, word = ("--widths", widths) if method == "importance" else ("--method", method)
         known = "equal or free" if method == "importance" else "importance or magnitude"
@@ -215,9 +219,9 @@ def stoppable(job: "Callable[[ProgressCallback], Done]", *, as_json: bool) -> "D
         raise Exit(STOPPED) from None
 
 
-def check_no_units(*, heads: float, ffn: float, layers: str) -> None:
-    """Raise where heads, neurons or layers are to go by the magnitude of weights."""
-    if heads or ffn or layers:
+def check_no_units(*given: float | str | None) -> None:
+    """Raise where an option for heads, neurons or layers stands beside the magnitude of weights."""
+    if any(given):
         what = "single weights go by their magnitude; heads, neurons and layers go by importance"
         raise UserError(what, where="--method magnitude", remedy="leave it out, or the others")
 

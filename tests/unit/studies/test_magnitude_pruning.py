@@ -188,6 +188,8 @@ def test_the_command_prints_each_training(model, data, tmp_path, capsys):
         (("--retrain", "rate", "--heads", "0.4"), "add --method magnitude"),
         (("--method", "magnitude", "--sparsity", "0.5", "--rewind", "1"), "--rewind: 1 is no part"),
         (("--method", "magnitude", "--sparsity", "0.5", "--heads", "0.5"), "heads, neurons and layers go by"),
+        (("--method", "magnitude", "--sparsity", "0.5", "--widths", "free"), "heads, neurons and layers go"),
+        (("--method", "magnitude", "--sparsity", "0.5", "--examples", "9"), "heads, neurons and layers go"),
         (
             ("--method", "magnitude", "--sparsity", "0.5", "--rewind", "0", "--retrain", "most"),
             "there is no 'most'",
