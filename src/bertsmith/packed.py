@@ -42,13 +42,13 @@ class PackedBatch:
     task_types_T: Tensor | None = None
 
     def to(self, device: torch.device | str) -> "PackedBatch":
-        """The same batch on another device."""
-        task_types_T = None if self.task_types_T is None else self.task_types_T.to(device)
+        """The same batch on another device; a GPU need not have finished anything before."""
+        task_types_T = None if self.task_types_T is None else _moved(self.task_types_T, device)
         return PackedBatch(
-            tokens_T=self.tokens_T.to(device),
-            segments_T=self.segments_T.to(device),
-            positions_T=self.positions_T.to(device),
-            layout=replace(self.layout, starts_S1=self.layout.starts_S1.to(device)),
+            tokens_T=_moved(self.tokens_T, device),
+            segments_T=_moved(self.segments_T, device),
+            positions_T=_moved(self.positions_T, device),
+            layout=replace(self.layout, starts_S1=_moved(self.layout.starts_S1, device)),
             task_types_T=task_types_T,
         )
 
@@ -82,3 +82,24 @@ def split_by_budget(lengths: Sequence[int], budget: int) -> list[list[int]]:
         groups[-1].append(number)
         used += length
     return groups
+
+
+# ---- copies from and to a GPU that nobody waits for: only pinned memory has them
+
+
+def _moved(tensor: Tensor, device: torch.device | str) -> Tensor:
+    if tensor.is_cuda or torch.device(device).type != "cuda":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def copied_to_host(values: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
+    """Where the values will be on the CPU, and what happens when they are there; None: they are."""
+    if not values.is_cuda:
+        return values.cpu(), None
+    # New memory for each: what came before may not have been read yet.
+    landing = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+    landing.copy_(values, non_blocking=True)
+    arrival = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    arrival.record()
+    return landing, arrival

@@ -24,7 +24,7 @@ from bertsmith.core.processes import finished_in_order
 from bertsmith.core.progress import progress_bar
 from bertsmith.inference.text_reader import Integers, Reader, Sequences, TextInput, as_list
 from bertsmith.model.network import Network
-from bertsmith.packed import PackedBatch
+from bertsmith.packed import PackedBatch, copied_to_host
 from bertsmith.text.tokenizer import Encoded, Tokenizer
 
 Given = TypeVar("Given")
@@ -37,6 +37,8 @@ BATCH_TOKENS = {"cpu": 2048, "cuda": 65_536}
 USUAL_BATCH_TOKENS = 8192
 WINDOW_TEXTS = 4096
 """Texts are sorted by length within such a window: equal lengths meet in one batch, memory stays bounded."""
+FIRST_WINDOW_TEXTS = 1024
+"""The first window of a GPU: it has nothing to do until that is read."""
 MIN_STREAM_TOKENS = 512
 """Of a batch for one core: of fewer, uneven halves leave a core idle for longer than sharing costs."""
 MAX_STREAMS = 2 if platform.machine().lower() in ("aarch64", "arm64") else sys.maxsize
@@ -170,22 +172,23 @@ class Engine:
         truncate: bool,
     ) -> list[Tensor]:
         """A row for each text of what `compute` gives for packed batches, on the CPU, by windows of texts."""
-        found = []
+        found: list[Tensor] = []
+        launched: _LaunchedRows | None = None
         for sequences, advance in self._windows(texts, truncate=truncate):
-            # All batches of a window are launched before the first result is fetched: a GPU is waited for
-            # once, at .cpu(), and not after every batch.
             numbers, rows = zip(*self._each_batch(sequences, compute, advance), strict=True)
-            in_order = torch.from_numpy(np.concatenate(numbers)).argsort()
-            found.append(torch.cat(rows).float().cpu()[in_order])
-        return found
+            # A GPU computes a window while the next one is read: what it gave is asked for only then.
+            before, launched = launched, _LaunchedRows(numbers, *copied_to_host(torch.cat(rows).float()))
+            found += [before.in_order()] if before else []
+        return found + ([launched.in_order()] if launched else [])
 
     def _windows(self, texts: Iterable[TextInput], *, truncate: bool) -> Iterator[tuple[Sequences, Advance]]:
         """The sequences of each window of texts, with what advances the one bar over all of them."""
         several = as_list(texts)
+        first, size = 0, FIRST_WINDOW_TEXTS if self.device.type == "cuda" else WINDOW_TEXTS
         with progress_bar("reading texts", len(several)) as advance:
-            for first in range(0, len(several), WINDOW_TEXTS):
-                window = several[first : first + WINDOW_TEXTS]
+            while window := several[first : first + size]:
                 yield self.reader.read(window, truncate=truncate, first=first), advance
+                first, size = first + size, WINDOW_TEXTS
 
     def _in_order(
         self, sequences: Sequences, compute: Callable[[PackedBatch], Sequence[Result]], advance: Advance
@@ -210,6 +213,21 @@ class Engine:
         for numbers, found in in_streams(computed, sequences.batches(cut.tokens), streams=cut.streams):
             yield numbers, found
             advance(len(numbers))
+
+
+@dataclass(frozen=True, slots=True)
+class _LaunchedRows:
+    """Rows of a window of texts that a GPU may still be at, in the order of the batches."""
+
+    numbers: tuple[Integers, ...]
+    rows: Tensor
+    arrival: torch.cuda.Event | None
+
+    def in_order(self) -> Tensor:
+        """The rows in the order of the texts, as soon as they are there."""
+        if self.arrival is not None:
+            self.arrival.synchronize()
+        return self.rows[torch.from_numpy(np.concatenate(self.numbers)).argsort()]
 
 
 @dataclass(frozen=True, slots=True)

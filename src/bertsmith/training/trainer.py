@@ -26,6 +26,7 @@ from bertsmith.model.torch_internals import (
     new_memory_is_filled,
     onednn_is_enabled,
 )
+from bertsmith.packed import copied_to_host
 from bertsmith.training.callbacks import StopRequested
 from bertsmith.training.cuda_graphs import RecordedMicro, StepGraphs
 from bertsmith.training.distributed import ALONE, World, accumulating, gradient_norm
@@ -339,7 +340,7 @@ def launch_step(trainer: Trainer, step: StepInput) -> PendingStep:
     torch.manual_seed(key_of(trainer.seed, "dropout", step.progress.step, trainer.world.rank))
     rollbacks = trainer.guard.rollbacks
     if trainer.runs_ahead:
-        return PendingStep(step, *_copied_to_host(_learn_ahead(trainer, step)), None, rollbacks)
+        return PendingStep(step, *copied_to_host(_learn_ahead(trainer, step)), None, rollbacks)
     numbers = _gradients(trainer, step.micros, _loss_scales(trainer, step)).cpu()  # the one wait for a GPU
     skipped = trainer.guard.check(float(numbers[0]))
     if not skipped:
@@ -369,18 +370,6 @@ def finish_step(
         skipped = guard.check(norm) if pending.skipped is None else pending.skipped
     after = progress.with_outcome(before, skipped)
     return StepReport(pending.step, pending.numbers[1:], norm, skipped, after, due)
-
-
-def _copied_to_host(numbers: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
-    """Where the numbers will be on the CPU, and what happens when they are there."""
-    if not numbers.is_cuda:
-        return numbers, None
-    # Pinned memory, or the copy would wait; new for each step, for the one before may not have been read yet.
-    landing = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
-    landing.copy_(numbers, non_blocking=True)
-    arrival = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    arrival.record()
-    return landing, arrival
 
 
 def _learn_ahead(trainer: Trainer, step: StepInput) -> Tensor:
