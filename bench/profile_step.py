@@ -272,10 +272,9 @@ def draw(reached: list[dict[str, Any]], facts: dict[str, Any], picture: Path) ->
 
     figure = Figure(figsize=(8, 5), layout="constrained")
     axis = figure.subplots()
-    intensities = [2.0**power for power in range(13)]
     roof = facts["TFLOP/s of the chip"] or max(each["TFLOP/s"] for each in reached)
     slope = facts["TB/s of a copy"]
-    axis.plot(intensities, [min(roof, slope * each) for each in intensities], color="black", label="roof")
+    axis.plot([16, roof / slope, 2048], [16 * slope, roof, roof], color="black", label="roof")
     for name in dict.fromkeys(each["name"].split(", gradient")[0] for each in reached):
         points = [each for each in reached if each["name"].split(", gradient")[0] == name]
         both = [[each[key] for each in points] for key in ("operations a byte", "TFLOP/s")]

@@ -40,20 +40,20 @@ def draw(rows: Rows, costs: Costs, titles: Mapping[str, str], file: Path) -> Non
     from matplotlib.figure import Figure
 
     tasks = list(dict.fromkeys(task for name in costs for task in rows[name]))
-    figure = Figure(figsize=(6 * len(tasks), 6), layout="constrained")
-    for axes, task in zip(figure.subplots(1, len(tasks), squeeze=False)[0], tasks, strict=True):
+    figure = Figure(figsize=(10, 4.5 * len(tasks)), layout="constrained")
+    for axes, task in zip(figure.subplots(len(tasks), squeeze=False)[:, 0], tasks, strict=True):
         there = {name: cost for name, cost in costs.items() if task in rows[name]}
         points = {name: (1e3 * cost["latency_p50"], median(rows[name][task])) for name, cost in there.items()}
         front = pareto_front(points, larger_is_better=True)
         axes.plot(*zip(*(points[name] for name in front), strict=True), color="#8c8c8c", lw=1)
+        bars = {name: (min(rows[name][task]), max(rows[name][task])) for name in points}
         for name, (milliseconds, score) in points.items():
-            scores = rows[name][task]
-            ends = [[score - min(scores)], [max(scores) - score]]
+            ends = [[score - bars[name][0]], [bars[name][1] - score]]
             colour = "#c44e52" if name in front else "#4c72b0"
             axes.errorbar(milliseconds, score, yerr=ends, fmt="o", ms=5, color=colour, capsize=3)
         axes.set_xlabel("median milliseconds of one text on the CPU")
         axes.set_title(titles[task], loc="left", fontsize=11, weight="bold")
         axes.margins(0.2)
         axes.spines[["top", "right"]].set_visible(False)
-        name_points(axes, points)
+        name_points(axes, points, bars=bars)
     figure.savefig(file, dpi=120)

@@ -53,10 +53,17 @@ def draw_head_grids(
     figure.suptitle(title, x=0.01, ha="left", fontsize=12, weight="bold", parse_math=False)
 
 
-def name_points(axes: "Axes", points: Mapping[str, tuple[float, float]], *, size: float = 8) -> None:
+def name_points(
+    axes: "Axes",
+    points: Mapping[str, tuple[float, float]],
+    *,
+    size: float = 8,
+    bars: Mapping[str, tuple[float, float]] | None = None,
+) -> None:
     """Write each point's name beside it, where no other name and no point is; a thin line leads to it.
 
-    Everything else must have been drawn before: points move when axes change their limits.
+    `bars` are the ends of vertical bars through points, which names keep away from, too. Everything else must
+    have been drawn before: points move when axes change their limits.
     """
     figure = axes.get_figure(root=True)
     assert figure is not None, "axes are made by a figure"
@@ -65,6 +72,9 @@ def name_points(axes: "Axes", points: Mapping[str, tuple[float, float]], *, size
     places = {name: axes.transData.transform(point) for name, point in points.items()}
     frame = axes.get_window_extent()
     taken: list[Box] = [_around(x, y, MARK * pixel) for x, y in places.values()]
+    for name, ends in (bars or {}).items():
+        (x, low), (_, high) = (axes.transData.transform((points[name][0], end)) for end in ends)
+        taken.append((x - pixel, low, x + pixel, high))
     for name, (x, y) in sorted(places.items(), key=lambda each: -each[1][1]):
         line = {"arrowstyle": "-", "lw": 0.4, "color": GREY, "shrinkA": 0, "shrinkB": MARK}
         label = axes.annotate(

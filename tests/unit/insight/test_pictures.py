@@ -14,12 +14,12 @@ from bertsmith.insight.relations import HeadRelations, RelationScore
 from bertsmith.insight.relations_report import relations_report
 
 
-def named(points):
+def named(points, **more):
     figure = Figure(figsize=(6, 6), layout="constrained")
     axes = figure.subplots()
     axes.plot(*zip(*points.values(), strict=True), "o")
     axes.margins(0.2)
-    name_points(axes, points)
+    name_points(axes, points, **more)
     figure.draw_without_rendering()
     # Of the letters alone, without the line to the point.
     return axes, {text.get_text(): Text.get_window_extent(text) for text in axes.texts}
@@ -43,6 +43,19 @@ def test_a_point_by_itself_has_its_name_at_its_right():
     x, y = axes.transData.transform((0.0, 0.0))
     box = boxes["left"]
     assert 0 < box.x0 - x < 15 and box.y0 < y < box.y1
+
+
+def test_a_name_keeps_away_from_a_bar_through_another_point():
+    points = {"one that has a name": (2.0, 2.0), "other": (2.3, 3.0), "near": (0.0, 0.0), "far": (4.0, 4.0)}
+
+    def crosses(axes, box):
+        x, _ = axes.transData.transform((2.3, 2.0))
+        return box.x0 < x < box.x1
+
+    plain, boxes = named(points)
+    assert crosses(plain, boxes["one that has a name"])
+    barred, boxes = named(points, bars={"other": (1.0, 3.5)})
+    assert not crosses(barred, boxes["one that has a name"])
 
 
 def test_names_that_find_no_room_are_written_all_the_same():
