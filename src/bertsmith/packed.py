@@ -43,12 +43,12 @@ class PackedBatch:
 
     def to(self, device: torch.device | str) -> "PackedBatch":
         """The same batch on another device; a GPU need not have finished anything before."""
-        task_types_T = None if self.task_types_T is None else _moved(self.task_types_T, device)
+        task_types_T = None if self.task_types_T is None else moved_to_device(self.task_types_T, device)
         return PackedBatch(
-            tokens_T=_moved(self.tokens_T, device),
-            segments_T=_moved(self.segments_T, device),
-            positions_T=_moved(self.positions_T, device),
-            layout=replace(self.layout, starts_S1=_moved(self.layout.starts_S1, device)),
+            tokens_T=moved_to_device(self.tokens_T, device),
+            segments_T=moved_to_device(self.segments_T, device),
+            positions_T=moved_to_device(self.positions_T, device),
+            layout=replace(self.layout, starts_S1=moved_to_device(self.layout.starts_S1, device)),
             task_types_T=task_types_T,
         )
 
@@ -87,7 +87,8 @@ def split_by_budget(lengths: Sequence[int], budget: int) -> list[list[int]]:
 # ---- copies from and to a GPU that nobody waits for: only pinned memory has them
 
 
-def _moved(tensor: Tensor, device: torch.device | str) -> Tensor:
+def moved_to_device(tensor: Tensor, device: torch.device | str) -> Tensor:
+    """The same values on a device; a GPU need not have finished anything before."""
     if tensor.is_cuda or torch.device(device).type != "cuda":
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)

@@ -2,7 +2,8 @@
 
 After Clark et al. 2019, section 6. All layers of one group of texts are held at once, and of no more.
 
-Shapes: L layers, H heads, A = L x H of them in the order of the layers, G texts of one length N.
+Shapes: L layers, H heads, A = L x H of them in the order of the layers, G texts of like length, N tokens of
+the longest of them.
 """
 
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ from torch import Tensor
 from bertsmith.inference.loaded_model import Bert
 from bertsmith.inference.text_reader import TextInput
 from bertsmith.insight.attention_pass import Study, attention_pass
-from bertsmith.insight.surface import Surface, shortened
+from bertsmith.insight.surface import Surface, shortened, smoothing_term
 
 SMOOTHING = 1e-3
 """Of what a token attends to, as published: .999 a + .001 / n."""
@@ -50,18 +51,20 @@ def study_clusters(bert: Bert, texts: Sequence[TextInput], *, longest: int) -> H
     """How much every two heads differ in what tokens attend to, in nats."""
     encoded = shortened(bert, texts, longest)
     config = bert.model.network.config
-    total = torch.zeros(config.layers * config.heads, config.layers * config.heads, dtype=torch.float64)
-    tokens = 0
-    study = Study(prepare=lambda _numbers: None, reduce=lambda _nothing, weights_GHNN: _smooth(weights_GHNN))
-    for numbers, layers in attention_pass(bert, encoded, study, what="attention"):
-        total += divergences(torch.cat(layers, dim=1)).cpu()
-        tokens += len(numbers) * len(encoded[numbers[0]])
-    distances_AA = (total / tokens).numpy()
+    heads, device = config.layers * config.heads, bert.engine.device
+    total_AA = torch.zeros(heads, heads, dtype=torch.float64, device=device)
+    study = Study(
+        prepare=lambda numbers: smoothing_term([len(encoded[each]) for each in numbers], SMOOTHING, device),
+        reduce=_smooth,
+    )
+    for _, layers in attention_pass(bert, encoded, study, what="attention"):
+        total_AA += divergences(torch.cat(layers, dim=1))
+    distances_AA = (total_AA / sum(map(len, encoded))).cpu().numpy()
     return HeadMap(distances_AA, plane_of(distances_AA), (config.layers, config.heads))
 
 
-def _smooth(weights_GHNN: Tensor) -> Tensor:
-    return (1 - SMOOTHING) * weights_GHNN.float() + SMOOTHING / weights_GHNN.shape[-1]
+def _smooth(smoothing_G1NN: Tensor, weights_GHNN: Tensor) -> Tensor:
+    return (1 - SMOOTHING) * weights_GHNN.float() + smoothing_G1NN
 
 
 def divergences(smooth_GANN: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 A head's answer is the earlier mention whose head word the mention's head word attends to most, or the one
 that attends most to it. One head is chosen for all kinds of mentions on one set and scored on another.
 
-Shapes: L layers, H heads, 2 directions, G texts of one length, M mentions, S texts, K kinds, the last of
+Shapes: L layers, H heads, 2 directions, G texts of like length, M mentions, S texts, K kinds, the last of
 which is "all", B baselines.
 """
 
@@ -23,6 +23,7 @@ from bertsmith.insight.gap import GapExample
 from bertsmith.insight.mentions import Mention, MentionDocument
 from bertsmith.insight.relations import HitRates
 from bertsmith.insight.word_attention import EncodedWords, WordMaps, encode_words
+from bertsmith.packed import moved_to_device
 
 TOWARDS = ("to the antecedent", "from the antecedent")
 ALL = "all"
@@ -251,7 +252,7 @@ def _hits(bert: Bert, asked: QuestionSet, *, what: str) -> Iterator[tuple[list[i
                 candidates[row, question.mention, list(question.candidates)] = True
                 right[row, question.mention, list(question.right)] = True
                 kinds[row, question.mention, [asked.kinds.index(question.kind), -1]] = 1
-        return _Prepared(maps, candidates.to(device), right.to(device), kinds.to(device))
+        return _Prepared(maps, *(moved_to_device(each, device) for each in (candidates, right, kinds)))
 
     def reduce(prepared: _Prepared, weights_GHNN: Tensor) -> Tensor:
         words_GHMM = prepared.maps.words(weights_GHNN)

@@ -5,8 +5,8 @@ weights depend on both words: w_k + W_k v_j + W'_k v_i. For static vectors stand
 a word's pieces, averaged, where the paper has GloVe. The root is scored by what goes to [CLS] and [SEP] and
 comes from them.
 
-Shapes: A = layers x heads, G sentences of one length N, W words, E width of static vectors, 4 ways to and
-from the first and the last token.
+Shapes: A = layers x heads, G sentences of like length, N tokens of the longest of them, W words, E width of
+static vectors, 4 ways to and from the first and the last token.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,6 +25,7 @@ from bertsmith.insight.bootstrap import bootstrap_intervals
 from bertsmith.insight.relations import OFFSETS
 from bertsmith.insight.treebank import ROOT, ParsedSentence
 from bertsmith.insight.word_attention import EncodedWords, WordMaps, encode_words
+from bertsmith.packed import moved_to_device
 
 LEARNING_RATE = 0.002
 """Adam, one sentence a step, one epoch, as published."""
@@ -153,24 +154,29 @@ def tree_features(bert: Bert, sentences: Sequence[ParsedSentence]) -> Iterator[T
 def _attention_maps(bert: Bert, texts: Sequence[EncodedWords]) -> dict[int, Tensor]:
     """For each text, what goes between its words and to and from its ends [A, W + 4, W]."""
 
-    def prepare(numbers: Sequence[int]) -> WordMaps:
-        return WordMaps.of([texts[number] for number in numbers], "mean", bert.engine.device)
+    device = bert.engine.device
 
-    def reduce(maps: WordMaps, weights_GHNN: Tensor) -> Tensor:
+    def prepare(numbers: Sequence[int]) -> tuple[WordMaps, Tensor, Tensor]:
+        chosen = [texts[number] for number in numbers]
+        last_G = moved_to_device(torch.tensor([len(text.encoded) - 1 for text in chosen]), device)
+        return WordMaps.of(chosen, "mean", device), torch.arange(len(chosen), device=device), last_G
+
+    def reduce(prepared: tuple[WordMaps, Tensor, Tensor], weights_GHNN: Tensor) -> Tensor:
+        maps, text_G, last_G = prepared
         from_words_GHWN = maps.rows_GWN[:, None] @ weights_GHNN.float()
         to_words_GHNW = weights_GHNN.float() @ maps.columns_GNW[:, None]
         ends = [
             from_words_GHWN[..., 0],
             to_words_GHNW[:, :, 0],
-            from_words_GHWN[..., -1],
-            to_words_GHNW[:, :, -1],
+            from_words_GHWN[text_G, :, :, last_G],
+            to_words_GHNW[text_G, :, last_G],
         ]
-        return torch.cat([maps.between_words(weights_GHNN), torch.stack(ends, 2)], 2).cpu()
+        return torch.cat([maps.between_words(weights_GHNN), torch.stack(ends, 2)], 2)
 
     found: dict[int, Tensor] = {}
     study = Study(prepare, reduce)
     for numbers, layers in attention_pass(bert, [text.encoded for text in texts], study, what="attention"):
-        whole_GAXW = torch.cat(layers, 1)
+        whole_GAXW = torch.cat(layers, 1).cpu()
         found |= dict(zip(numbers, whole_GAXW, strict=True))
     return found
 

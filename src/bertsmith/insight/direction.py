@@ -1,6 +1,6 @@
 """Left or right: how much of attention goes to either side, and what a task loses when one side is hidden.
 
-Shapes: L layers, H heads, G texts of one length N, S sequences, C outputs.
+Shapes: L layers, H heads, G texts of like length, N tokens of the longest of them, S sequences, C outputs.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from bertsmith.core.errors import UserError
 from bertsmith.inference.loaded_model import Bert
@@ -22,7 +23,7 @@ from bertsmith.insight.report_views import measures_view
 from bertsmith.insight.surface import PerHead, shortened
 from bertsmith.model.network import Network
 from bertsmith.model.watched_attention import WatchedAttention
-from bertsmith.packed import PackedBatch
+from bertsmith.packed import PackedBatch, moved_to_device
 from bertsmith.tasks.encoded import EncodedSet
 from bertsmith.tasks.example_types import Example
 from bertsmith.tasks.kinds.registry import metric_named
@@ -50,16 +51,17 @@ def study_direction(bert: Bert, texts: Sequence[TextInput], *, longest: int) -> 
     """What fraction of its attention a word gives to words on either side, itself and special tokens."""
     encoded = shortened(bert, texts, longest)
     inside = [torch.tensor(each.sequence) >= 0 for each in encoded]
-    study = Study(
-        prepare=lambda numbers: torch.stack([inside[each] for each in numbers]).to(bert.engine.device),
-        reduce=_sums,
-    )
-    config = bert.model.network.config
-    sums_LMH = np.zeros((config.layers, len(SHARES), config.heads))
-    for _, layers in attention_pass(bert, encoded, study, what="attention"):
-        sums_LMH += torch.stack(layers).cpu().numpy()
+    config, device = bert.model.network.config, bert.engine.device
+
+    def prepare(numbers: Sequence[int]) -> Tensor:
+        return moved_to_device(pad_sequence([inside[each] for each in numbers], batch_first=True), device)
+
+    shape = (config.layers, len(SHARES), config.heads)
+    sums_LMH = torch.zeros(shape, dtype=torch.float64, device=device)
+    for _, layers in attention_pass(bert, encoded, Study(prepare, _sums), what="attention"):
+        sums_LMH += torch.stack(layers)
     words = sum(int(each.sum()) for each in inside)
-    shares = {name: sums_LMH[:, at] / words for at, name in enumerate(SHARES)}
+    shares = {name: sums_LMH[:, at].cpu().numpy() / words for at, name in enumerate(SHARES)}
     return Direction(shares, len(encoded), words)
 
 

@@ -4,24 +4,27 @@ A head predicts as a word's head the word that it attends to most (to the head),
 to it (from the head). Head, direction and the offset of the baseline are chosen on one treebank and scored on
 another.
 
-Shapes: L layers, H heads, 2 directions, O offsets, G sentences of one length, W words, S sentences,
-R relations, the last of which is "all".
+Shapes: L layers, H heads, 2 directions, M = 2 x H, O offsets, G sentences of like length, W words,
+S sentences, T words of all sentences that count, R relations, the last of which is "all".
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from bertsmith.core.arrays import ranges
 from bertsmith.core.errors import UserError
 from bertsmith.inference.loaded_model import Bert
 from bertsmith.insight.attention_pass import Study, attention_pass
 from bertsmith.insight.bootstrap import Counts, bootstrap_intervals
 from bertsmith.insight.treebank import ParsedSentence
 from bertsmith.insight.word_attention import EncodedWords, FromPieces, WordMaps, encode_words
+from bertsmith.packed import moved_to_device
 
 DIRECTIONS = ("to the head", "from the head")
 OFFSETS = tuple(range(-3, 3))
@@ -52,19 +55,26 @@ class Treebank:
 
     def totals(self) -> Counts:
         """How often each sentence has each relation [S, R]."""
-        found_SR = np.stack([np.bincount(tree.kinds, minlength=len(self.relations)) for tree in self.trees])
-        found_SR[:, -1] = found_SR.sum(1)
-        return found_SR.astype(np.float64)
+        found_SR: Counts = self._counted(np.ones((1, sum(len(tree.kinds) for tree in self.trees))))[0]
+        return found_SR
 
     def offset_hits(self) -> Counts:
         """How often each offset is right in each sentence [S, O, R]."""
-        found_SOR = np.zeros((len(self.trees), len(OFFSETS), len(self.relations)))
-        for number, tree in enumerate(self.trees):
-            for at, offset in enumerate(OFFSETS):
-                right = tree.asked + offset == tree.gold
-                found_SOR[number, at] = np.bincount(tree.kinds[right], minlength=len(self.relations))
-        found_SOR[:, :, -1] = found_SOR.sum(2)
-        return found_SOR
+        asked_T = np.concatenate([tree.asked for tree in self.trees])
+        gold_T = np.concatenate([tree.gold for tree in self.trees])
+        right_OT = asked_T + np.array(OFFSETS)[:, None] == gold_T
+        return self._counted(right_OT).swapaxes(0, 1)
+
+    def _counted(self, weights_OT: NDArray[Any]) -> Counts:
+        """Sums over the words of each sentence and relation [O, S, R]."""
+        shape = (len(weights_OT), len(self.trees), len(self.relations))
+        sentence_T = np.repeat(np.arange(shape[1]), [len(tree.kinds) for tree in self.trees])
+        cell_T = sentence_T * shape[2] + np.concatenate([tree.kinds for tree in self.trees])
+        found_OSR: Counts = np.stack(
+            [np.bincount(cell_T, each_T, shape[1] * shape[2]).reshape(shape[1:]) for each_T in weights_OT]
+        )
+        found_OSR[:, :, -1] = found_OSR.sum(2)
+        return found_OSR
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,11 +150,15 @@ def study_relations(
     chosen = hit_rates(bert, *_readable(bert, chosen_on, relations), mode=mode)
     heads = chosen.best_heads()
     totals_SR, right_SR = treebank.totals(), np.zeros((len(treebank.trees), len(relations)))
-    sums_L2HR = np.zeros_like(chosen.heads_L2HR)
+    sums_L2HR = torch.zeros(chosen.heads_L2HR.shape, dtype=torch.float64, device=bert.engine.device)
+    of_groups: list[tuple[list[int], Tensor]] = []
+    layer_R, direction_R, head_R = torch.tensor(heads, device=sums_L2HR.device).unbind(1)
+    relation_R = torch.arange(len(relations), device=sums_L2HR.device)
     for numbers, hits_L2GHR in _hits(bert, texts, treebank, mode, what="scoring heads"):
         sums_L2HR += hits_L2GHR.sum(2)
-        for relation, (layer, direction, head) in enumerate(heads):
-            right_SR[numbers, relation] = hits_L2GHR[layer, direction, :, head, relation]
+        of_groups.append((numbers, hits_L2GHR[layer_R, direction_R, :, head_R, relation_R]))
+    for numbers, right_RG in of_groups:
+        right_SR[numbers] = right_RG.mT.cpu().numpy()
     offsets = chosen.best_offsets()
     baseline_R = treebank.offset_hits().sum(0)[offsets, np.arange(len(relations))] / totals_SR.sum(0)
     low_R, high_R = bootstrap_intervals(right_SR, totals_SR, seed=seed)
@@ -165,7 +179,8 @@ def study_relations(
         for at, name in enumerate(relations)
     ]
     skipped = len(scored) - len(texts)
-    return HeadRelations(tuple(scores), sums_L2HR / totals_SR.sum(0), len(texts), skipped)
+    accuracy_L2HR = sums_L2HR.cpu().numpy() / totals_SR.sum(0)
+    return HeadRelations(tuple(scores), accuracy_L2HR, len(texts), skipped)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,13 +204,14 @@ class HitRates:
 
 def hit_rates(bert: Bert, texts: Sequence[EncodedWords], treebank: Treebank, *, mode: FromPieces) -> HitRates:
     """How often all heads and offsets are right on a treebank."""
-    config = bert.model.network.config
-    sums_L2HR = np.zeros((config.layers, 2, config.heads, len(treebank.relations)))
+    config, device = bert.model.network.config, bert.engine.device
+    shape = (config.layers, 2, config.heads, len(treebank.relations))
+    sums_L2HR = torch.zeros(shape, dtype=torch.float64, device=device)
     for _, hits_L2GHR in _hits(bert, texts, treebank, mode, what="choosing heads"):
         sums_L2HR += hits_L2GHR.sum(2)
     # A relation that this treebank lacks has no rate: 0 of 1 chooses the first head.
     totals_R = np.maximum(treebank.totals().sum(0), 1)
-    return HitRates(sums_L2HR / totals_R, treebank.offset_hits().sum(0) / totals_R)
+    return HitRates(sums_L2HR.cpu().numpy() / totals_R, treebank.offset_hits().sum(0) / totals_R)
 
 
 def _readable(
@@ -219,34 +235,39 @@ class _Prepared:
 
 def _hits(
     bert: Bert, texts: Sequence[EncodedWords], treebank: Treebank, mode: FromPieces, *, what: str
-) -> Iterator[tuple[list[int], Counts]]:
-    """For groups of sentences, how often each head is right about each relation [L, 2, G, H, R]."""
+) -> Iterator[tuple[list[int], Tensor]]:
+    """For groups of sentences, how often each head is right about each relation [L, 2, G, H, R].
+
+    On the model's device: whoever fetches it at the end of all groups waits for a GPU but once.
+    """
     device = bert.engine.device
 
     def prepare(numbers: Sequence[int]) -> _Prepared:
         maps = WordMaps.of([texts[number] for number in numbers], mode, device)
         trees = [treebank.trees[number] for number in numbers]
-        asked_GW = torch.zeros(len(trees), max(1, *(len(tree.asked) for tree in trees)), dtype=torch.long)
-        gold_GW, kinds_GWR = (
-            torch.full_like(asked_GW, -2),
-            torch.zeros(*asked_GW.shape, len(treebank.relations)),
-        )
-        for row, tree in enumerate(trees):
-            count = len(tree.asked)
-            asked_GW[row, :count] = torch.from_numpy(tree.asked)
-            gold_GW[row, :count] = torch.from_numpy(tree.gold)
-            kinds_GWR[row, range(count), torch.from_numpy(tree.kinds)] = 1
-            kinds_GWR[row, :count, -1] = 1
-        return _Prepared(maps, asked_GW.to(device), gold_GW.to(device), kinds_GWR.to(device))
+        counts_G = np.array([len(tree.asked) for tree in trees])
+        # Where a sentence has fewer words than another, word 0 is asked for a head that no word has.
+        words_3GW = np.zeros((3, len(trees), max(1, counts_G.max())), np.int64)
+        asked_GW, gold_GW, kinds_GW = words_3GW
+        gold_GW[:] = -2
+        at = np.repeat(np.arange(len(trees)), counts_G), ranges(np.zeros_like(counts_G), counts_G)
+        asked_GW[at] = np.concatenate([tree.asked for tree in trees])
+        gold_GW[at] = np.concatenate([tree.gold for tree in trees])
+        kinds_GW[at] = np.concatenate([tree.kinds for tree in trees])
+        asked, gold, kinds = moved_to_device(torch.from_numpy(words_3GW), device)
+        kinds_GWR = torch.zeros(*kinds.shape, len(treebank.relations), device=device)
+        kinds_GWR.scatter_(2, kinds[:, :, None], 1.0)[:, :, -1] = 1
+        return _Prepared(maps, asked, gold, kinds_GWR)
 
     def reduce(prepared: _Prepared, weights_GHNN: Tensor) -> Tensor:
         words_GHWW = prepared.maps.between_words(weights_GHNN)
-        predicted_2GHW = torch.stack([words_GHWW.argmax(-1), words_GHWW.argmax(-2)])
-        asked_2GHW = prepared.asked_GW[None, :, None].expand(2, -1, predicted_2GHW.shape[2], -1)
-        right_2GHW = predicted_2GHW.gather(-1, asked_2GHW) == prepared.gold_GW[None, :, None]
-        return right_2GHW.float() @ prepared.kinds_GWR
+        predicted_G2HW = torch.stack([words_GHWW.argmax(-1), words_GHWW.argmax(-2)], 1)
+        asked_G2HW = prepared.asked_GW[:, None, None].expand(-1, *predicted_G2HW.shape[1:3], -1)
+        right_G2HW = predicted_G2HW.gather(-1, asked_G2HW) == prepared.gold_GW[:, None, None]
+        hits_GMR = right_G2HW.flatten(1, 2).float() @ prepared.kinds_GWR
+        return hits_GMR.view(*right_G2HW.shape[:3], -1).transpose(0, 1)
 
     study = Study(prepare, reduce)
     encoded = [text.encoded for text in texts]
     for numbers, layers in attention_pass(bert, encoded, study, what=what):
-        yield numbers, torch.stack(layers).double().cpu().numpy()
+        yield numbers, torch.stack(layers)

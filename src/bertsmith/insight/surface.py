@@ -3,7 +3,8 @@
 The measures of Clark et al. 2019, section 3, each a sum over all tokens of all texts over their number. The
 paper averages texts; here a long text counts for as many tokens as it has.
 
-Shapes: L layers, H heads, G texts of one length N, M measures, C kinds of tokens, R kinds of rows.
+Shapes: L layers, H heads, G texts of like length, N tokens of the longest of them, M measures, C kinds of
+tokens, R kinds of rows, S all texts.
 """
 
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
+from torch.nn.utils.rnn import pad_sequence
 
 from bertsmith.core.progress import progress_bar
 from bertsmith.inference.introspection import masked_tokens, token_masker
@@ -22,7 +24,7 @@ from bertsmith.inference.text_reader import Sequences, TextInput
 from bertsmith.insight.attention_pass import Study, attention_pass
 from bertsmith.model.importance import ImportanceGates, importance_gates
 from bertsmith.model.watched_attention import WatchedAttention
-from bertsmith.packed import PackedBatch, pack
+from bertsmith.packed import PackedBatch, moved_to_device, pack
 from bertsmith.text.tokenizer import Encoded, truncate_longest_first
 
 PerHead = NDArray[np.float64]
@@ -85,17 +87,21 @@ def measure_attention(bert: Bert, texts: Sequence[TextInput], *, longest: int) -
     """The same without gradients."""
     encoded = shortened(bert, texts, longest)
     config = bert.model.network.config
-    sums = _Sums()
     kinds = [_kinds_of(bert, each, text) for each, text in zip(encoded, texts, strict=True)]
-    study = Study(
-        prepare=lambda numbers: torch.stack([kinds[each] for each in numbers]).to(bert.engine.device),
-        reduce=_measured,
-    )
-    for numbers, layers in attention_pass(bert, encoded, study, what="attention"):
-        found_LMH = torch.stack(layers).double().cpu().numpy()
-        counts = _counts(torch.stack([kinds[each] for each in numbers]))
-        for at, measure in enumerate(MEASURES):
-            sums.add(measure, found_LMH[:, at], counts[measure])
+    device = bert.engine.device
+
+    def prepare(numbers: Sequence[int]) -> _Prepared:
+        chosen = [kinds[each] for each in numbers]
+        kinds_GNC = moved_to_device(pad_sequence(chosen, batch_first=True), device)
+        return _Prepared(kinds_GNC, smoothing_term([len(each) for each in chosen], SMOOTHING, device))
+
+    shape = (config.layers, len(MEASURES), config.heads)
+    sums_LMH = torch.zeros(shape, dtype=torch.float64, device=device)
+    for _, layers in attention_pass(bert, encoded, Study(prepare, _measured), what="attention"):
+        sums_LMH += torch.stack(layers)
+    sums, counts = _Sums(), _counts(kinds)
+    for measure, sums_LH in zip(MEASURES, sums_LMH.cpu().numpy().swapaxes(0, 1), strict=True):
+        sums.add(measure, sums_LH, counts[measure])
     measures = {name: sums.mean(name, (config.layers, config.heads)) for name in MEASURES}
     return Surface(measures, len(encoded), sum(map(len, encoded)))
 
@@ -115,43 +121,49 @@ def _kinds_of(bert: Bert, encoded: Encoded, text: TextInput) -> Tensor:
     """Of each token whether it is [SEP], [CLS], punctuation, of the first and of the second text [N, C]."""
     whole = text if isinstance(text, str | tuple) else text.text
     parts = (whole,) if isinstance(whole, str) else whole
-    kinds = torch.zeros(len(encoded), 5)
+    kinds = [[0.0] * 5 for _ in encoded.ids]
     for row, (number, sequence) in enumerate(zip(encoded.ids, encoded.sequence, strict=True)):
         if sequence < 0:
-            kinds[row, SEP], kinds[row, CLS] = (
-                number == bert.tokenizer.sep_id,
-                number == bert.tokenizer.cls_id,
-            )
+            kinds[row][SEP] = number == bert.tokenizer.sep_id
+            kinds[row][CLS] = number == bert.tokenizer.cls_id
             continue
         start, end = encoded.offsets[row]
-        kinds[row, PUNCT] = parts[sequence][start:end].strip() in PUNCTUATION
-        kinds[row, FIRST + sequence] = 1
-    return kinds
+        kinds[row][PUNCT] = parts[sequence][start:end].strip() in PUNCTUATION
+        kinds[row][FIRST + sequence] = 1
+    return torch.tensor(kinds)
 
 
-def _counts(kinds_GNC: Tensor) -> dict[str, float]:
+def _counts(kinds: Sequence[Tensor]) -> dict[str, float]:
     """How many rows each measure is an average over."""
-    texts, length, _ = kinds_GNC.shape
-    of_kind_GC = kinds_GNC.sum(1)
-    paired_G = (of_kind_GC[:, SECOND] > 0).float()
-    separators = float(of_kind_GC[:, SEP].sum())
-    return dict.fromkeys((*SHARES, "entropy"), float(texts * length)) | {
+    tokens = float(sum(map(len, kinds)))
+    of_kind_SC = torch.stack([each.sum(0) for each in kinds]).double()
+    paired_S = of_kind_SC[:, SECOND] > 0
+    separators = float(of_kind_SC[:, SEP].sum())
+    return dict.fromkeys((*SHARES, "entropy"), tokens) | {
         "[SEP] to [SEP]": separators,
-        "others to [SEP]": texts * length - separators,
-        "A to B": float((of_kind_GC[:, FIRST] * paired_G).sum()),
-        "B to A": float((of_kind_GC[:, SECOND] * paired_G).sum()),
-        "entropy of [CLS]": float(of_kind_GC[:, CLS].sum()),
+        "others to [SEP]": tokens - separators,
+        "A to B": float(of_kind_SC[paired_S, FIRST].sum()),
+        "B to A": float(of_kind_SC[paired_S, SECOND].sum()),
+        "entropy of [CLS]": float(of_kind_SC[:, CLS].sum()),
     }
 
 
-def _measured(kinds_GNC: Tensor, weights_GHNN: Tensor) -> Tensor:
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """The kinds of all tokens of G texts, and what smooths their attention."""
+
+    kinds_GNC: Tensor
+    smoothing_G1NN: Tensor
+
+
+def _measured(prepared: _Prepared, weights_GHNN: Tensor) -> Tensor:
     """The sums of all measures over the rows of G texts [M, H]."""
-    weights_GHNN = weights_GHNN.float()
+    kinds_GNC, weights_GHNN = prepared.kinds_GNC, weights_GHNN.float()
     to_kind_GHNC = weights_GHNN @ kinds_GNC[:, None]
     # [G, H, R, C]: from the rows of a kind to the columns of a kind.
     between_HRC = (kinds_GNC.mT[:, None] @ to_kind_GHNC).sum(0)
     to_kind_HC = to_kind_GHNC.sum((0, 2))
-    entropy_GHN = entropies(weights_GHNN)
+    entropy_GHN = entropies((1 - SMOOTHING) * weights_GHNN + prepared.smoothing_G1NN)
     near = [weights_GHNN.diagonal(step, 2, 3).sum((0, 2)) for step in (-1, 1, 0)]
     found = {
         **dict(zip(("previous", "next", "itself"), near, strict=True)),
@@ -168,9 +180,19 @@ def _measured(kinds_GNC: Tensor, weights_GHNN: Tensor) -> Tensor:
     return torch.stack([found[name] for name in MEASURES])
 
 
-def entropies(weights_GHNN: Tensor) -> Tensor:
+def smoothing_term(lengths: Sequence[int], amount: float, device: torch.device) -> Tensor:
+    """What (1 - amount) a + amount / n adds to the attention of texts of n tokens [G, 1, N, N].
+
+    To filler it adds 1, of which an entropy is 0.
+    """
+    lengths_G = moved_to_device(torch.tensor(lengths), device)
+    token_GN = torch.arange(max(lengths), device=device) < lengths_G[:, None]
+    both_GNN = token_GN[:, :, None] & token_GN[:, None]
+    return torch.where(both_GNN, amount / lengths_G[:, None, None], 1.0)[:, None]
+
+
+def entropies(smooth_GHNN: Tensor) -> Tensor:
     """The entropy of what each token attends to, in nats [G, H, N]."""
-    smooth_GHNN = (1 - SMOOTHING) * weights_GHNN + SMOOTHING / weights_GHNN.shape[-1]
     return -(smooth_GHNN * smooth_GHNN.log()).sum(-1)
 
 

@@ -3,18 +3,22 @@
 Attention to a word is the sum of that to its pieces. Attention from a word is the mean of that from its
 pieces (Clark et al. 2019, section 4.1) or that from its first piece (what the paper's released code does).
 
-Shapes: G texts of one length N, H heads, W words of the longest of them, M numbers of all heads in a row.
+Shapes: G texts, N tokens of the longest of them, H heads, W words of the text that has most, P pieces of all
+words, M numbers of all heads in a row.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from bertsmith.core.arrays import ranges
 from bertsmith.inference.loaded_model import Bert
+from bertsmith.packed import moved_to_device
 from bertsmith.text.tokenizer import Encoded
 
 FromPieces = Literal["mean", "first"]
@@ -57,18 +61,26 @@ class WordMaps:
 
     @classmethod
     def of(cls, texts: Sequence[EncodedWords], mode: FromPieces, device: torch.device) -> "WordMaps":
-        """The maps of texts of one length; the last words of shorter ones are empty."""
-        words, length = max(len(text.pieces) for text in texts), len(texts[0].encoded)
-        rows_GWN, columns_GNW = np.zeros((len(texts), words, length)), np.zeros((len(texts), length, words))
-        for number, text in enumerate(texts):
-            for word, pieces in enumerate(text.pieces):
-                for piece in pieces:
-                    columns_GNW[number, piece, word] = 1
-                asked = pieces if mode == "mean" else pieces[:1]
-                for piece in asked:
-                    rows_GWN[number, word, piece] = 1 / len(asked)
-        rows, columns = torch.from_numpy(rows_GWN), torch.from_numpy(columns_GNW)
-        return cls(rows.float().to(device), columns.float().to(device))
+        """The maps of texts; the last words and tokens of shorter ones are empty."""
+        words_G = np.array([len(text.pieces) for text in texts])
+        words, length = int(words_G.max()), max(len(text.encoded) for text in texts)
+        pieces = list(chain.from_iterable(text.pieces for text in texts))
+        counts = np.fromiter(map(len, pieces), np.int64, len(pieces))
+        piece_P = np.fromiter(chain.from_iterable(pieces), np.int64, int(counts.sum()))
+        text_P = np.repeat(np.repeat(np.arange(len(texts)), words_G), counts)
+        word_P = np.repeat(ranges(np.zeros_like(words_G), words_G), counts)
+        nth_P = ranges(np.zeros_like(counts), counts)
+        fraction_P = 1 / np.repeat(counts, counts) if mode == "mean" else nth_P == 0
+        # The maps are mostly zeros: a GPU is sent their other places and makes the rest itself.
+        in_rows_P = (text_P * words + word_P) * length + piece_P
+        in_columns_P = (text_P * length + piece_P) * words + word_P
+        places_2P = moved_to_device(torch.from_numpy(np.stack([in_rows_P, in_columns_P])), device)
+        fractions_P = moved_to_device(torch.from_numpy(fraction_P.astype(np.float32)), device)
+        rows, columns = torch.zeros(2, len(texts) * words * length, device=device)
+        return cls(
+            rows.scatter_(0, places_2P[0], fractions_P).view(len(texts), words, length),
+            columns.scatter_(0, places_2P[1], 1.0).view(len(texts), length, words),
+        )
 
     def words(self, weights_GHNN: Tensor) -> Tensor:
         """The attention between words [G, H, W, W]; what goes to [CLS] and [SEP] is left out."""

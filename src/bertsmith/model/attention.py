@@ -59,8 +59,13 @@ def explain_attention(
     return torch.cat(mixed), maps
 
 
-def attention_probabilities(query_NHK: Tensor, key_NHK: Tensor, rule: AttentionRule) -> Tensor:
-    """What each token of a sequence attends to [H, N, N]; several of one length may stand in front."""
+def attention_probabilities(
+    query_NHK: Tensor, key_NHK: Tensor, rule: AttentionRule, hidden: Tensor | None = None
+) -> Tensor:
+    """What each token of a sequence attends to [H, N, N]; several of one length may stand in front.
+
+    Keys may be hidden besides those that the rule hides, as a mask over the scores.
+    """
     scores_HNN: Tensor = torch.einsum("...qhd,...khd->...hqk", query_NHK, key_NHK)
     scores_HNN = scores_HNN / query_NHK.shape[-1] ** 0.5
     if scores_HNN.dtype in (torch.bfloat16, torch.float16):
@@ -69,6 +74,8 @@ def attention_probabilities(query_NHK: Tensor, key_NHK: Tensor, rule: AttentionR
         scores_HNN = scores_HNN.masked_fill(
             _hidden(scores_HNN.shape[-1], rule, scores_HNN.device), -torch.inf
         )
+    if hidden is not None:
+        scores_HNN = scores_HNN.masked_fill(hidden, -torch.inf)
     return scores_HNN.softmax(-1)
 
 

@@ -7,6 +7,7 @@ import torch
 import transformers
 
 import bertsmith
+from bertsmith.insight import attention_pass
 from tests.toy_folder import toy_vocabulary
 
 SHAPE = {
@@ -49,3 +50,10 @@ def lively_folder(eager: transformers.BertForMaskedLM) -> Path:
 def bert(lively_folder: Path) -> bertsmith.Bert:
     """The same model, opened by us; not to be changed."""
     return bertsmith.load(lively_folder, device="cpu")
+
+
+@pytest.fixture(params=["of one length", "filled up"])
+def groups(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Texts of one length are studied together, as on a CPU, or those of like length, as on a GPU."""
+    if request.param == "filled up":
+        monkeypatch.setitem(attention_pass.GROUP_SCORES, "cpu", 10**9)

@@ -4,6 +4,7 @@ import json
 import math
 
 import numpy as np
+import pytest
 
 from bertsmith.insight.clusters import HeadMap, kinds_of_heads, plane_of, study_clusters
 from bertsmith.insight.clusters_report import clusters_report
@@ -24,6 +25,7 @@ def slow_divergence(one, other):
     return total
 
 
+@pytest.mark.usefixtures("groups")
 def test_divergences_are_those_of_the_definition(bert, eager):
     found = study_clusters(bert, TEXTS, longest=128)
     expected, tokens = np.zeros((8, 8)), 0

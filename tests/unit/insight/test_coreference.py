@@ -192,6 +192,7 @@ def check_heads(bert, eager, asked):
     return found
 
 
+@pytest.mark.usefixtures("groups")
 def test_heads_point_where_slow_loops_say(bert, eager, columns, tmp_path):
     (tmp_path / "g.conllu").write_text(GUM)
     documents = [*read_mentions(columns), *read_mentions(tmp_path / "g.conllu")]
@@ -220,6 +221,7 @@ def gap(tmp_path):
     return tmp_path / "gap.tsv"
 
 
+@pytest.mark.usefixtures("groups")
 def test_gap_has_two_candidates_and_a_gender(bert, eager, gap):
     examples = read_gap(gap)
     assert [(e.right, e.gender, e.nearest()) for e in examples] == [

@@ -21,6 +21,7 @@ __all__ = ["quickly", "toy_model"]
 TEXTS = ["The dog plays in the snow.", ("My cat sits under a tree.", "It is cold."), "A boy drinks tea."]
 
 
+@pytest.mark.usefixtures("groups")
 def test_the_fractions_of_attention_to_either_side(bert, eager):
     found = study_direction(bert, TEXTS, longest=128)
     sums, words = {name: np.zeros((2, 4)) for name in SHARES}, 0

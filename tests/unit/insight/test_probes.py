@@ -79,10 +79,12 @@ def test_an_embedding_knows_tags_that_depend_on_the_word_and_the_control_as_well
     assert first.accuracy > 0.95 and first.control > 0.9  # both can be learned by heart
 
 
+@pytest.mark.usefixtures("groups")
 @pytest.mark.parametrize("width", [0, 32])
 def test_scores_of_the_dependency_probe_are_those_of_its_formula(bert, eager, width):
-    sentence = tagged(3, 1)[0]
-    (features,) = tree_features(bert, [sentence])
+    sentence, longer = sorted(tagged(3, 2), key=lambda each: len(each.words))
+    features, _ = tree_features(bert, [sentence, longer])
+    assert len(sentence.words) < len(longer.words)
     generator = torch.Generator().manual_seed(1)
     probe = DependencyProbe(8, width, generator)
     for parameter in (probe.both, probe.root):

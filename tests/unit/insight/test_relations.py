@@ -85,6 +85,7 @@ def slow_rates(sentences, predict, relation):
 
 
 @pytest.mark.parametrize("mode", ["mean", "first"])
+@pytest.mark.usefixtures("groups")
 def test_rates_of_every_head_and_offset_are_those_of_slow_loops(bert, eager, mode):
     sentences = random_treebank(1)
     names = relations_of(sentences, least=10)
@@ -103,6 +104,7 @@ def test_rates_of_every_head_and_offset_are_those_of_slow_loops(bert, eager, mod
         assert found.offsets_OR[:, at].tolist() == pytest.approx(expected, abs=1e-9)
 
 
+@pytest.mark.usefixtures("groups")
 def test_the_head_is_chosen_on_one_treebank_and_scored_on_the_other(bert, monkeypatch):
     monkeypatch.setattr(module, "LEAST", 10)
     scored, chosen_on = random_treebank(2), random_treebank(3)

@@ -121,6 +121,7 @@ def slow_importance(bert, eager, seed):
     return {IMPORTANCE: sums / len(TEXTS)}
 
 
+@pytest.mark.usefixtures("groups")
 def test_every_measure_is_what_its_definition_says(bert, eager):
     found = study_surface(bert, TEXTS, longest=128, seed=3)
     expected = slow_measures(bert, eager) | slow_gradients(bert, eager, 3) | slow_importance(bert, eager, 3)

@@ -5,7 +5,7 @@ import torch
 
 from bertsmith.model.architectures.registry import ARCHITECTURES
 from bertsmith.model.attention import AttentionRule, explain_attention
-from bertsmith.model.watched_attention import WatchedAttention
+from bertsmith.model.watched_attention import WatchedAttention, groups_of
 from bertsmith.packed import pack
 from tests.tiny import tiny_network
 
@@ -13,6 +13,7 @@ BATCH = pack([[5, 6, 7], [8, 9], [10, 11, 12], [13]])
 
 
 SORTED = pack([[5, 6, 7], [10, 11, 12], [8, 9], [13]])
+LONG = pack([[5, 6, 7], [*range(20, 32)], [8, 9]])
 
 
 @pytest.mark.parametrize(
@@ -38,6 +39,32 @@ def test_sequences_of_one_length_are_shown_together_and_as_the_plain_form_has_th
     torch.testing.assert_close(found, mixed)
     for number, plain in enumerate(maps):
         torch.testing.assert_close(shown[number], plain)
+
+
+@pytest.mark.parametrize("rule", [AttentionRule(window=1), AttentionRule(causal=True, backwards=True)])
+@pytest.mark.parametrize(
+    ("layout", "expected"),
+    [(BATCH.layout, [[0, 1, 2, 3]]), (SORTED.layout, [[0, 1, 2, 3]]), (LONG.layout, [[1], [0, 2]])],
+    ids=["apart", "side by side", "one much longer"],
+)
+def test_filler_is_shown_without_attention_and_changes_nothing(layout, expected, rule):
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = torch.randn(3, int(layout.starts_S1[-1]), 2, 4, generator=generator)
+    mixed, maps = explain_attention(query, key, value, layout, rule)
+    groups = groups_of(layout, query.device, group_scores=40)
+    shown: dict[int, torch.Tensor] = {}
+
+    def watch(_layer, numbers, weights):
+        shown.update(zip(numbers, weights, strict=True))
+        return weights
+
+    found = WatchedAttention(watch, groups)(query, key, value, layout, rule)
+    assert [group.numbers for group in groups] == expected
+    torch.testing.assert_close(found, mixed)
+    for number, plain in enumerate(maps):
+        whole = torch.zeros_like(shown[number])
+        whole[:, : plain.shape[1], : plain.shape[1]] = plain
+        torch.testing.assert_close(shown[number], whole)
 
 
 @pytest.mark.parametrize("model_type", ARCHITECTURES)
