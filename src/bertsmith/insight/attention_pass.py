@@ -28,7 +28,7 @@ token, so that it takes fewer tokens than a prediction."""
 GROUP_SCORES = {"cuda": 500_000}
 """What a group of texts costs by itself, in scores of one head that could be computed instead. A GPU waits
 for some thirty launches in each layer; by estimate it could read and write so many scores of a dozen heads
-meanwhile. A CPU is better off without filler."""
+meanwhile. A CPU was no faster with filler."""
 
 
 @dataclass(frozen=True, slots=True)
