@@ -240,6 +240,21 @@ def test_a_link_opens_the_same_panel_with_the_same_text_head_and_token(seen: Vis
     expect(seen.page.get_by_role("button", name="Layer 1, head 2")).to_have_attribute("aria-pressed", "true")
 
 
+def test_a_link_opens_why_and_another_text_closes_it(seen: Visit) -> None:
+    seen.open("classify")
+    panel = seen.page.locator("#panel-classify")
+    panel.get_by_role("button", name="Why?").click()
+    shaded = panel.locator(".why-section .weighed")
+    expect(shaded.first).to_be_visible()
+    words = shaded.all_inner_texts()
+    seen.page.goto(seen.page.url.replace("/?", "/?again="))
+    expect(shaded.first).to_be_visible()
+    assert shaded.all_inner_texts() == words
+    panel.get_by_label("Text", exact=True).fill("A film without a soul.")
+    expect(panel.get_by_role("button", name="Why?")).to_be_visible()
+    assert "why=" not in seen.page.url
+
+
 def test_an_example_says_what_to_notice_until_the_text_is_changed(seen: Visit) -> None:
     seen.open("next")
     notice = seen.page.locator("#panel-next .notice")

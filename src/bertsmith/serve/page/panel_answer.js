@@ -2,7 +2,7 @@
 
 import { pieces } from "./codepoints.js";
 import { field, make, percent, quoted, withNumber } from "./elements.js";
-import { whySection } from "./why_words.js";
+import { openedWhy, whySection } from "./why_words.js";
 
 const EXAMPLES = [
   {
@@ -63,6 +63,7 @@ function build(frame) {
   frame.keep("question", question.box);
   frame.keep("passage", passage.box);
   frame.carries(passage.box);
+  const opened = openedWhy(frame);
   function body() {
     const [asked, read] = [question.box.value, passage.box.value];
     if (!asked.trim()) return "Write a question.";
@@ -74,7 +75,7 @@ function build(frame) {
     (reply, { question: first, passage: second }, { place, model }) => {
       const said = show(place, reply, second);
       const ask = (signal) => frame.ask("look/words", { first, second }, signal, model);
-      place.append(whySection(ask, [first, second]));
+      place.append(whySection(ask, [first, second], opened));
       return said;
     },
     350,

@@ -2,7 +2,7 @@
 
 import { bars, spoken } from "./bars.js";
 import { field, make } from "./elements.js";
-import { whySection } from "./why_words.js";
+import { openedWhy, whySection } from "./why_words.js";
 
 const SINGLE = [
   {
@@ -57,6 +57,7 @@ function build(frame) {
   frame.keep("text", first.box);
   frame.keep("second", second.box);
   frame.carries(first.box);
+  const opened = openedWhy(frame);
   function starting() {
     const { pairs, single } = frame.model;
     set(readsPairs(frame.model) ? PAIRS[0] : SINGLE[0]);
@@ -74,7 +75,8 @@ function build(frame) {
   frame.live("classify", body, ({ results }, { texts: [text] }, { place, model }) => {
     const said = show(place, results[0]);
     const parts = typeof text === "string" ? [text] : text;
-    place.append(whySection((signal) => frame.ask("look/words", asWords(parts), signal, model), parts));
+    const ask = (signal) => frame.ask("look/words", asWords(parts), signal, model);
+    place.append(whySection(ask, parts, opened));
     return said;
   });
 }

@@ -52,7 +52,10 @@ export class PanelFrame {
     return buttons;
   }
 
-  /** Keep the value of a field, a box to tick, or anything with `get` and `set` in the address. */
+  /**
+   * Keep the value of a field, a box to tick, or anything with `get` and `set` in the address; what has `clear`
+   * holds for the texts as they are, and is cleared when something changes.
+   */
   keep(name, box) {
     const ticked = { get: () => (box.checked ? "1" : ""), set: (value) => (box.checked = value === "1") };
     const written = { get: () => box.value, set: (value) => (box.value = value) };
@@ -73,6 +76,7 @@ export class PanelFrame {
 
   /** Someone changed something: ask again, keep it in the address, and take the sentence along. */
   changed(how) {
+    this.#clearPassing();
     this.remember();
     if (this.#sentence) carry((this.#carried = this.#sentence.give(this.#sentence.box.value)));
     this.refresh(how);
@@ -90,6 +94,7 @@ export class PanelFrame {
     const sentence = carriedSentence();
     if (!this.#sentence || sentence === null || sentence === this.#carried) return;
     this.#carried = sentence;
+    this.#clearPassing();
     this.#sentence.box.value = this.#sentence.take(sentence, this.#sentence.box.value);
     this.refresh({ now: true });
   }
@@ -191,10 +196,15 @@ export class PanelFrame {
   #restore() {
     const { panel, values } = readAddress();
     if (panel !== this.id || !values.size || this.address === location.hash) return false;
+    this.#clearPassing();
     for (const [name, each] of this.#kept) if (values.has(name)) each.set(values.get(name));
     this.#touched = true;
     if (this.#sentence) carry((this.#carried = this.#sentence.give(this.#sentence.box.value)));
     return true;
+  }
+
+  #clearPassing() {
+    for (const each of this.#kept.values()) each.clear?.();
   }
 
   /** Take the result away, also from who hears it: it would be taken for that of what is asked now. */

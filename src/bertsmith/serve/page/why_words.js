@@ -6,22 +6,35 @@ import { ApiError } from "./server.js";
 
 const FAINTEST = 0.08; // of the strongest: below it a shade says nothing
 
+/** Whether "Why?" was pressed for the texts as they are; the address keeps it. */
+export function openedWhy(frame) {
+  const opened = { yes: false, remember: () => ((opened.yes = true), frame.remember()) };
+  const set = (value) => (opened.yes = value === "1");
+  frame.keep("why", { get: () => (opened.yes ? "1" : ""), set, clear: () => set("") });
+  return opened;
+}
+
 /** A button, and in its place, once pressed, the shaded texts; `ask(signal)` gives the reply of /look/words. */
-export function whySection(ask, texts) {
+export function whySection(ask, texts, opened) {
   const section = make("section", { class: "why-section" });
   const button = make("button", { type: "button", class: "quiet" }, "Why?");
-  button.addEventListener("click", async () => {
+  async function open() {
     button.disabled = true;
     try {
       section.replaceChildren(...shadedTexts(await ask(), texts));
-      section.tabIndex = -1;
-      section.focus({ preventScroll: true });
     } catch (error) {
       if (!(error instanceof ApiError)) throw error;
       section.replaceChildren(make("p", { class: "note wrong" }, error.message));
     }
+  }
+  button.addEventListener("click", async () => {
+    opened.remember();
+    await open();
+    section.tabIndex = -1;
+    section.focus({ preventScroll: true });
   });
   section.append(button);
+  if (opened.yes) open();
   return section;
 }
 
