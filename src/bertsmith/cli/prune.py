@@ -13,7 +13,7 @@ from bertsmith.core.errors import UserError
 from bertsmith.recipe.toml_text import value_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from bertsmith.studies.magnitude_pruning import SparseResult
     from bertsmith.studies.pruning import Metrics, PruningResult, Removal, RoundReport
@@ -107,7 +107,8 @@ def prune(
     options = [(name, f"{key}={value_text(value)}") for name, key, value in given if value is not None]
     training = Training(task, tuple(settings or ()), tuple(options))
     if method == "magnitude":
-        check_no_units(heads, ffn, drop_layers, widths, examples)
+        units = {"--heads": heads, "--ffn": ffn, "--drop-layers": drop_layers, "--widths": widths}
+        check_no_units(units | {"--examples": examples})
         if epochs == 0:
             what, remedy = "single weights go while the model is trained", "leave it out"
             raise UserError(what, where="--epochs", remedy=remedy)
@@ -219,11 +220,11 @@ def stoppable(job: "Callable[[ProgressCallback], Done]", *, as_json: bool) -> "D
         raise Exit(STOPPED) from None
 
 
-def check_no_units(*given: float | str | None) -> None:
+def check_no_units(given: "Mapping[str, object]") -> None:
     """Raise where an option for heads, neurons or layers stands beside the magnitude of weights."""
-    if any(given):
+    if named := [name for name, value in given.items() if value]:
         what = "single weights go by their magnitude; heads, neurons and layers go by importance"
-        raise UserError(what, where="--method magnitude", remedy="leave it out, or the others")
+        raise UserError(what, where=named[0], remedy="leave it out, or --method magnitude")
 
 
 def numbered_layers(text: str) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, library
 
 from bertsmith.model.attention import AttentionRule
 from bertsmith.model.elementwise import bernoulli_mask, real_probability
@@ -373,12 +373,12 @@ def _mix(  # noqa: PLR0913 - an operator takes tensors and numbers, not our data
 
 
 # Lengths are looked at on the CPU, which a CUDA graph cannot record: the tag keeps the operator out of one.
-_forward = torch.library.custom_op(
+_forward = library.custom_op(
     "bertsmith::grouped_attention", _mix, mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,)
 )
 
 
-@torch.library.custom_op(
+@library.custom_op(
     "bertsmith::grouped_attention_backward", mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,)
 )
 def _backward(  # noqa: PLR0913

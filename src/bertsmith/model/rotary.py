@@ -4,7 +4,7 @@ Shapes: T packed tokens, H heads, K head width, F = K / 2 pairs of features.
 """
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, library, nn
 from torch.nn import functional
 
 
@@ -54,7 +54,7 @@ def _turns(positions_T: Tensor, theta: float, pairs: int, dtype: torch.dtype) ->
 # The compiler would compute power, cosine and sine again for each feature of each head of each layer, on the
 # way into its products: more work than all else that is computed of single values. It does not look into an
 # operator, and calls one with the same arguments once for all layers.
-_turns_once = torch.library.custom_op(
+_turns_once = library.custom_op(
     "bertsmith::rotary_turns",
     _turns,
     mutates_args=(),
