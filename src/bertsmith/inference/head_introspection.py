@@ -104,7 +104,7 @@ class HeadSteps:
 
 def inspect_heads(bert: Bert, text: TextInput) -> HeadsOverview:
     """What every head is like on a text or a pair, and a moment worth seeing."""
-    check_equal_heads(bert)
+    check_heads_are_whole(bert)
     encoded, batch = _one_sequence(bert, text)
     tokens = tuple(bert.tokenizer.token(number) for number in encoded.ids)
     special = tuple(sequence < 0 for sequence in encoded.sequence)
@@ -181,10 +181,10 @@ def _check_number(name: str, number: int, count: int) -> None:
         raise UserError(f"there is no {name} {number}", remedy=f"name one from 0 to {count - 1}")
 
 
-def check_equal_heads(bert: Bert) -> None:
-    """Stop at a model whose layers differ in their number of heads: a table of heads has no place for it."""
+def check_heads_are_whole(bert: Bert) -> None:
+    """Stop at a model whose heads were pruned: a table of layers and heads has no place for what is left."""
     if bert.engine.network.config.layer_heads:
-        what = "heads of this model were pruned, and this view wants as many in each layer"
+        what = "heads of this model were pruned, and this view wants all of them"
         raise UserError(what, remedy="look at the model that it was pruned from")
 
 

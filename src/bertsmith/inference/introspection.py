@@ -15,6 +15,7 @@ from torch import Tensor
 from bertsmith.core.errors import UserError
 from bertsmith.core.seeds import key_of
 from bertsmith.data.masking import Masker, Text, read_vocabulary
+from bertsmith.inference.head_introspection import check_heads_are_whole
 from bertsmith.inference.layer_introspection import Cosines, layer_cosines
 from bertsmith.inference.loaded_model import Bert
 from bertsmith.inference.text_reader import TextInput, TokenizedText, as_list
@@ -117,6 +118,7 @@ def inspect_tokens(bert: Bert, text: TextInput, *, seed: int) -> InspectedTokens
 
 def inspect_attention(bert: Bert, text: TextInput) -> Attention:
     """What every token of a text or a pair attends to."""
+    check_heads_are_whole(bert)
     (encoded,) = bert.reader.encode([text], truncate=False)
     batch = pack([encoded.ids], [encoded.segments]).to(bert.engine.device)
     with torch.no_grad():

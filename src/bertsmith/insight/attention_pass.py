@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bertsmith.core.progress import progress_bar
 from bertsmith.inference.engine import Batching, batching_for, in_streams
-from bertsmith.inference.head_introspection import check_equal_heads
+from bertsmith.inference.head_introspection import check_heads_are_whole
 from bertsmith.inference.loaded_model import Bert
 from bertsmith.inference.text_reader import Integers, Sequences
 from bertsmith.model.watched_attention import WatchedAttention, groups_of
@@ -46,7 +46,7 @@ def attention_pass(
     bert: Bert, texts: Sequence[Encoded], study: Study[Prepared, Result], *, what: str
 ) -> Iterator[tuple[list[int], list[Result]]]:
     """For each group of texts of like length their numbers, and what the study keeps of each layer."""
-    check_equal_heads(bert)
+    check_heads_are_whole(bert)
     sequences, device = Sequences.of(texts), bert.engine.device
     cut = batching_for(sequences.tokens, device)
     if device.type == "cuda":

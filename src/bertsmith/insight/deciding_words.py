@@ -100,14 +100,19 @@ class _Classifier:
         return int(probability_C.argmax()), float(probability_C.max())
 
     def gradient_times_input(self, sequence: TokenizedText, target: int) -> list[float]:
-        """For each token, the gradient of the class's logit times the token's word embedding."""
+        """For each token, the gradient of the class's logit times the token's word embedding.
+
+        Where a norm reads nothing else, the embedding behind it: to what is normalised a gradient is orthogonal.
+        """
         embedded: list[Tensor] = []
 
         def keep(_: nn.Module, __: object, vectors_ND: Tensor) -> Tensor:
             embedded.append(vectors_ND.detach().requires_grad_())
             return embedded[-1]
 
-        hook = self.bert.model.network.encoder.embeddings.words.register_forward_hook(keep)
+        embeddings = self.bert.model.network.encoder.embeddings
+        read = embeddings.words if embeddings.added else embeddings.norm
+        hook = read.register_forward_hook(keep)
         try:
             logit = self._logits([sequence])[0, target]
         finally:

@@ -13,6 +13,7 @@ from bertsmith.core.errors import UserError
 from bertsmith.core.seeds import stream
 from bertsmith.insight.deciding_words import FRACTIONS, METHODS, RANDOM_ORDERS, deciding_words
 from tests.command_line import bertsmith, mistake
+from tests.toy_folder import toy_vocabulary
 from tests.tuning import SHORT, quickly, toy_model, tune
 
 __all__ = ["quickly", "toy_model"]
@@ -74,6 +75,33 @@ def test_each_number_is_that_of_a_plain_computation(run, theirs):
     expected = tuple(np.mean([trust(order) for order in orders], 0))
     both = found.faithfulness["random"]
     assert (both.comprehensiveness, both.sufficiency) == pytest.approx(expected, abs=1e-5)
+
+
+def test_where_only_words_are_normalised_the_gradient_is_taken_behind_the_norm(tmp_path):
+    shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+    torch.manual_seed(5)
+    special = {f"{name}_token_id": 0 for name in ("pad", "bos", "eos", "cls", "sep")}
+    config = transformers.ModernBertConfig(
+        vocab_size=len(toy_vocabulary()), initializer_range=0.3, **shape, **special
+    )
+    theirs = transformers.ModernBertForSequenceClassification(config).eval()
+    theirs.save_pretrained(tmp_path)
+    (tmp_path / "vocab.txt").write_text("\n".join(toy_vocabulary()) + "\n")
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer"}')
+    bert = package.load(tmp_path, device="cpu")
+    (found,) = deciding_words(bert, ["the warm dog"], seed=0)
+    behind = []
+
+    def keep(_module, _inputs, output):
+        behind.append(output.detach().requires_grad_())
+        return behind[-1]
+
+    theirs.model.embeddings.norm.register_forward_hook(keep)
+    logits = theirs(torch.tensor([bert.tokenizer.encode("the warm dog").ids])).logits[0]
+    logits[logits.argmax()].backward()
+    expected = (behind[0].grad * behind[0]).sum(-1).flatten().tolist()[1:-1]
+    assert found.scores[METHODS[1]] == pytest.approx(expected, abs=1e-5)
+    assert max(map(abs, expected)) > 0.01
 
 
 def test_words_of_both_texts_of_a_pair(model, tmp_path):

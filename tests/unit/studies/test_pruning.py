@@ -68,6 +68,12 @@ def test_the_rounds_take_their_part_and_the_model_still_knows_its_task(straight,
     assert not (straight.folder / "rounds").exists()
 
 
+def test_a_view_of_all_heads_stops_at_a_pruned_model(capsys, straight, tmp_path):
+    words = ("look", "attention", "the warm dog", "--model", str(straight.folder))
+    said = mistake(capsys, *words, "--out", str(tmp_path / "view.html"))
+    assert "pruned" in said and not list(tmp_path.iterdir())
+
+
 def test_a_job_that_was_stopped_ends_as_one_that_was_not(straight, learned, data, tmp_path):
     request = request_of(learned, data, tmp_path / "pruned", REMOVAL)
     with stop_at(2), pytest.raises(Stopped, match="round 1"):
