@@ -102,7 +102,7 @@ class _Classifier:
     def gradient_times_input(self, sequence: TokenizedText, target: int) -> list[float]:
         """For each token, the gradient of the class's logit times the token's word embedding.
 
-        Where a norm reads nothing else, the embedding behind it: to what is normalised a gradient is orthogonal.
+        Where a norm reads nothing else, the one behind it: a gradient is orthogonal to what is normalised.
         """
         embedded: list[Tensor] = []
 

@@ -18,7 +18,7 @@ SMOOTHING = 0.85
 """How much of the inputs' spread moves into the weights (alpha of SmoothQuant; Xiao et al. 2022).
 
 Published is 0.5, for models of billions of weights. With it the last states of bertsmith-small for pairs of
-MRPC are off by 17 %, with 0.6, 0.8, 0.85, 0.9 and 1 by 12, 6.8, 6.6, 6.6 and 8.3 %; the best of others is there.
+MRPC are off by 17 %, with 0.6, 0.8, 0.85, 0.9 and 1 by 12, 6.8, 6.6, 6.6 and 8.3 %; others are alike.
 """
 MIN_MAGNITUDE = 1e-5
 """Weights and inputs that are smaller are treated as if they were this large."""
