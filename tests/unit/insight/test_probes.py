@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from bertsmith.core.seeds import stream
 from bertsmith.insight import layer_probe
 from bertsmith.insight.dependency_probe import DependencyProbe, study_dependency_probes, tree_features
 from bertsmith.insight.layer_probe import TASKS, study_layers
@@ -34,9 +35,8 @@ def slow_states(bert, eager, sentence):
     return np.array([[state[0, word].double().numpy().mean(0) for word in rows] for state in states])
 
 
-def slow_accuracy(states, labels, test_states, test_labels):
+def slow_accuracy(states, labels, test_states, test_labels, names):
     """Ridge regression onto one-hot labels, solved as a stacked least-squares problem."""
-    names = sorted(set(labels))
     inputs = np.hstack([states, np.ones((len(states), 1))])
     targets = np.array([[float(label == name) for name in names] for label in labels])
     ridge = np.sqrt(1e-3 * (inputs**2).sum() / inputs.shape[1])
@@ -54,9 +54,15 @@ def test_every_layer_scores_as_a_plain_ridge_regression(bert, eager):
     states = [np.concatenate([slow_states(bert, eager, s) for s in part], axis=1) for part in (train, scored)]
     for task, read in TASKS.items():
         labels = [[label for sentence in part for label in read(sentence)] for part in (train, scored)]
+        names, words = sorted(set(labels[0])), sorted({w.lower() for s in train for w in s.words})
+        drawn = stream(0, "control task", task).integers(0, len(labels[0]), len(words))
+        control_of = {word: labels[0][at] for word, at in zip(words, drawn, strict=True)}
+        controls = [[control_of[w.lower()] for s in part for w in s.words] for part in (train, scored)]
         for score in [each for each in found.scores if each.task == task]:
-            expected = slow_accuracy(states[0][score.layer], labels[0], states[1][score.layer], labels[1])
-            assert score.accuracy == pytest.approx(expected, abs=1e-5)
+            for value, (fitted, asked) in ((score.accuracy, labels), (score.control, controls)):
+                layer = score.layer
+                expected = slow_accuracy(states[0][layer], fitted, states[1][layer], asked, names)
+                assert value == pytest.approx(expected, abs=1e-5)
             assert score.low <= score.accuracy <= score.high
     assert [each.layer for each in found.scores] == [0, 1, 2] * 2
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from bertsmith.core.errors import UserError
+from bertsmith.core.seeds import stream
 from bertsmith.insight import relations as module
 from bertsmith.insight.bootstrap import bootstrap_intervals
 from bertsmith.insight.relations import OFFSETS, _readable, hit_rates, relations_of, study_relations
@@ -129,6 +130,27 @@ def test_the_interval_is_that_of_the_binomial_where_sentences_are_alike():
     low, high = bootstrap_intervals(right, np.ones_like(right), seed=1)
     # 1.96 standard errors: sqrt(.3 * .7 / 1000) = .01449
     assert low[0] == pytest.approx(0.3 - 0.0284, abs=0.004) and high[0] == pytest.approx(0.3284, abs=0.004)
+
+
+def test_the_interval_is_that_of_a_plain_resampling():
+    right, total = (
+        [[2.0, 0.0], [1.0, 3.0], [0.0, 1.0], [3.0, 0.0]],
+        [[2.0, 1.0], [4.0, 3.0], [1.0, 2.0], [5.0, 0.0]],
+    )
+    low, high = bootstrap_intervals(np.array(right), np.array(total), seed=4)
+    chance = stream(4, "bootstrap")
+    samples = [chance.multinomial(4, [0.25] * 4) for _ in range(1000)]
+    for column in range(2):
+        fractions = []
+        for times in samples:
+            asked = sum(count * total[at][column] for at, count in enumerate(times))
+            if asked:  # a sample may have none
+                fractions.append(sum(count * right[at][column] for at, count in enumerate(times)) / asked)
+        fractions.sort()
+        for found, part in ((low, 0.025), (high, 0.975)):
+            place = part * (len(fractions) - 1)
+            below, above = fractions[int(place)], fractions[int(place) + 1]
+            assert found[column] == pytest.approx(below + (place - int(place)) * (above - below), abs=1e-9)
 
 
 # ---- files
