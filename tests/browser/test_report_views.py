@@ -5,6 +5,9 @@ import pytest
 
 from bertsmith.insight.clusters import HeadMap
 from bertsmith.insight.clusters_report import clusters_report
+from bertsmith.insight.coreference import ALL, TOWARDS, AntecedentScore, Coreference, QuestionSet
+from bertsmith.insight.coreference_report import coreference_report
+from bertsmith.insight.direction import SHARES, Direction, direction_report
 from bertsmith.insight.relations import HeadRelations, RelationScore
 from bertsmith.insight.relations_report import relations_report
 from bertsmith.insight.report import view_data
@@ -31,6 +34,17 @@ def relations_of(seed):
         RelationScore("all", 400, 0, 1, "to the head", 0.3, 0.2, 0.4, -1, 0.35),
     ]
     return HeadRelations(tuple(scores), accuracy_L2HR, sentences=20, skipped=0)
+
+
+def coreference_of(seed):
+    accuracy_L2H = np.random.default_rng(seed).uniform(0, 1, (LAYERS, 2, HEADS))
+    scores = [AntecedentScore(who, ALL, 40, 0.6, 0.5, 0.7) for who in ("head", "nearest mention")]
+    return Coreference(1, 2, TOWARDS[0], tuple(scores), accuracy_L2H)
+
+
+def direction_of(seed):
+    shares_4LH = np.random.default_rng(seed).dirichlet(np.ones(4), (LAYERS, HEADS)).transpose(2, 0, 1)
+    return Direction(dict(zip(SHARES, shares_4LH, strict=True)), texts=3, words=30)
 
 
 def head_map():
@@ -73,6 +87,24 @@ def test_the_measures_of_heads_are_shades_and_numbers(shown):
     assert page.locator(".bar").count() == len(MEASURES) + len(WITH_MASKED_LM)
     importance = 1000 * surface.measures["importance"][1, 1]
     assert f"{importance:.1f} × 10⁻³" in page.locator(".bar").last.inner_text()
+
+
+@pytest.mark.parametrize("study", ["coref", "direction"])
+def test_antecedents_and_directions_are_measures_of_heads_too(shown, study):
+    if study == "coref":
+        found, asked = coreference_of(1), QuestionSet((), (ALL,), ("nearest mention",))
+        report = coreference_report(found, [coreference_of(2)], asked, model="toy", how="As chosen.")
+        values = {name: found.accuracy_L2H[:, at] for at, name in enumerate(TOWARDS)}
+    else:
+        values = direction_of(1).shares
+        report = direction_report(direction_of(1), [direction_of(2)], None, model="toy")
+    page = shown(report)
+    for name, values_LH in values.items():
+        page.get_by_label("Measure").select_option(name)
+        page.locator(".head-cell").last.click()
+        told = page.locator("[role=status]").inner_text()
+        assert told.startswith(f"Head {LAYERS}-{HEADS}: {name}")
+        assert f"{100 * values_LH[-1, -1]:.1f} %" in told
 
 
 def test_a_relation_shows_its_layers_and_its_heads(shown):
