@@ -13,6 +13,7 @@ from bertsmith.model.inference_network import stored_weights
 from bertsmith.model.model_folder import published_config
 from bertsmith.model.network import Network, set_pooling
 from bertsmith.model.quantised_folder import is_quantised
+from bertsmith.model.quantised_weights import QuantisedLinear, bits_of
 
 if TYPE_CHECKING:
     import onnx
@@ -71,6 +72,9 @@ def _precision(network: Network, asked: str | None, *, where: str) -> str:
     """The precision to write: that of the folder where none is asked for."""
     if asked is not None and asked not in PRECISIONS:
         raise UserError(f"unknown precision {asked!r}", remedy=f"choose one of {', '.join(PRECISIONS)}")
+    if any(isinstance(each, QuantisedLinear) and bits_of(each.whole) != 8 for each in network.modules()):
+        what = "has weights of 4 bits, and this version of ONNX has none"
+        raise UserError(what, where=where, remedy="export the model that it was made from")
     own = "int8" if is_quantised(network) else "fp32"
     if own == "int8" and asked not in (None, "int8"):
         what = f"is quantised, and {asked} would be no more exact"

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 
-from bertsmith.core.errors import UserError
 from bertsmith.model.quantised_weights import QuantisedLinear, bits_of
 
 OPSET = 17
@@ -97,9 +96,7 @@ class Graph:
         return product if linear.bias is None else self.op("Add", product, self.weight(linear.bias))
 
     def _quantised_product(self, linear: QuantisedLinear, values: Value) -> Value:
-        if bits_of(linear.whole) != 8:
-            remedy = "export the model that it was made from"
-            raise UserError(f"opset {OPSET} of ONNX has no weights of 4 bits", remedy=remedy)
+        assert bits_of(linear.whole) == 8, "ONNX has no others"
 
         def make() -> Value:
             whole_IO = self.array(linear.whole.numpy().T)

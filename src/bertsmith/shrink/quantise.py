@@ -8,6 +8,7 @@ from bertsmith.core.errors import UserError
 from bertsmith.core.files import check_not_taken
 from bertsmith.core.progress import progress_bar
 from bertsmith.inference.engine import BATCH_TOKENS
+from bertsmith.inference.finetuned_folder import MIX_FILE
 from bertsmith.inference.loaded_model import Bert, load
 from bertsmith.inference.text_reader import TextOrPair
 from bertsmith.model.inference_network import (
@@ -87,9 +88,12 @@ def _written(bert: Bert, out: Path, *, texts: int, before: int) -> Quantised:
     embeddings.words = quantised_table(embeddings.words)
     bert.save(out)
     after = sum(file.stat().st_size for pattern in SAVED_WEIGHT_FILES for file in out.glob(pattern))
+    # A BiLSTM on frozen layers stays as it is, and is as large as before.
+    unchanged = sum(file.stat().st_size for file in out.glob(MIX_FILE))
     # DeBERTa's attention is not computed in 8 bits here; exported, its products are.
     in_eight_bits = texts and convertible_blocks(bert.model.network)
-    return Quantised(before, after, texts, "int8" if in_eight_bits else "fp32")
+    precision = "int8" if in_eight_bits else "fp32"
+    return Quantised(before + unchanged, after + unchanged, texts, precision)
 
 
 def _bytes_of(network: Network) -> int:

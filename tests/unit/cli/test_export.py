@@ -81,7 +81,7 @@ def test_a_quantised_folder_is_exported_in_eight_bits(model, tmp_path, capsys):
     few = ("quantise", "--model", model, "--weights-only", "--bits", 4, "--out", tmp_path / "int4")
     assert bertsmith(capsys, *few).code == 0
     four = ("export", "--model", tmp_path / "int4", "--onnx", tmp_path / "no")
-    assert "has no weights of 4 bits" in mistake(capsys, *four)
+    assert "int4: has weights of 4 bits" in mistake(capsys, *four)
     assert not (tmp_path / "no").exists()
 
 

@@ -56,6 +56,16 @@ def test_a_run_with_an_adapter_becomes_a_small_folder_that_opens_everywhere(
     assert weights[0] == weights[1]
 
 
+def test_what_a_feature_based_folder_keeps_unrounded_counts(model, texts, tmp_path, capsys):
+    run = tune("sst2", model, tmp_path / "run", *SHORT, "head.encoder=frozen-features").folder
+    out = tmp_path / "int8"
+    told = bertsmith(capsys, "quantise", "--model", run, "--calibrate", texts, "--out", out, "--json")
+    facts, mix = json.loads(told.out), (out / "mix.safetensors").stat().st_size
+    assert facts["bytes_after"] == mix + (out / "model.safetensors").stat().st_size
+    weights = sum(each.nbytes for each in load(run, device="cpu").model.network.parameters())
+    assert facts["bytes_before"] == mix + weights
+
+
 def test_data_that_cannot_be_read_leaves_nothing_written(capsys, run, texts, tmp_path):
     data, out = tmp_path / "new.tsv", tmp_path / "int8"
     data.write_text("text\tlabel\nwarm tea\t1\n")
