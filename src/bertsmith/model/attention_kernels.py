@@ -19,6 +19,7 @@ from torch import Tensor
 from bertsmith.model.attention import EVERYTHING, Attend, AttentionRule
 from bertsmith.model.grouped_attention import grouped_attention
 from bertsmith.model.product_attention import product_attention, products_take
+from bertsmith.model.short_attention import short_attention, short_takes
 from bertsmith.model.torch_internals import (
     PackedSequences,
     efficient_attention_varlen,
@@ -90,6 +91,8 @@ class Kernel(NamedTuple):
 
 
 KERNELS = {
+    # Half precision, sequences of up to 128 tokens: a kernel of ours that holds a head of a sequence.
+    "short": Kernel("cuda", short_takes, short_attention),
     # Half precision, Ampere or newer: the variable-length kernel inside torch.
     "flash": Kernel("cuda", flash_takes, flash_attention),
     # Single precision or an older GPU, without dropout or window.

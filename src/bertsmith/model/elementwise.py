@@ -43,6 +43,11 @@ VALUES = 2**16
 """So many values a sample of 16 bits can have: dropout of 0.1 is really 6554 / 65536."""
 
 
+def dropout_seed(device: torch.device) -> Tensor:
+    """A number from torch's generator of the device, for masks that both passes compute from it."""
+    return torch.randint(2**63 - 1, (), device=device)
+
+
 def bernoulli_mask(
     probability: float, shape: Sequence[int], device: torch.device, generator: torch.Generator | None = None
 ) -> Tensor:
@@ -51,15 +56,15 @@ def bernoulli_mask(
     words = torch.empty(-(-count // 4), dtype=torch.int64, device=device)
     words.random_(-(2**63), None, generator=generator)
     samples = words.view(torch.int16)[:count].view(*shape)
-    return samples < _dropped_values(probability) - VALUES // 2
+    return samples < dropped_values(probability) - VALUES // 2
 
 
 def real_probability(probability: float) -> float:
     """The probability that `bernoulli_mask` really has."""
-    return _dropped_values(probability) / VALUES
+    return dropped_values(probability) / VALUES
 
 
-def _dropped_values(probability: float) -> int:
+def dropped_values(probability: float) -> int:
     """How many of the values a sample can have are dropped; never all, which no 16 bits can say."""
     return min(round(probability * VALUES), VALUES - 1)
 

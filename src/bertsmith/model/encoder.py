@@ -17,7 +17,9 @@ from bertsmith.model.attention import Attend, AttentionRule
 from bertsmith.model.attention_kernels import packed_attention
 from bertsmith.model.elementwise import Dropout
 from bertsmith.model.encoder_config import EncoderConfig
+from bertsmith.model.residual_norm import residual_norm
 from bertsmith.model.rotary import Rotary
+from bertsmith.model.short_attention import attend_within, short_takes
 from bertsmith.model.watched_attention import WatchedAttention
 from bertsmith.packed import Layout, PackedBatch
 
@@ -114,14 +116,20 @@ class SelfAttention(nn.Module):
 
     def forward(self, hidden_TD: Tensor, batch: PackedBatch, attend: Attend, rows: Rows = ALL) -> Tensor:
         projected_T3HK = self.project(hidden_TD).unflatten(-1, (3, self.heads, -1))
-        query_THK, key_THK, value_THK = projected_T3HK.unbind(1)
-        if self.rotary is not None:
-            query_THK, key_THK = self.rotary(query_THK, key_THK, batch.positions_T)
-        rule = self.training_rule if self.training else self.rule
-        mixed_THK = attend(query_THK, key_THK, value_THK, batch.layout, rule)
+        mixed_THK = self._mixed(projected_T3HK, batch, attend)
         # Every row is a key and a value for the wanted ones; from here on only these are computed.
         output_RD: Tensor = self.output(mixed_THK.flatten(1)[rows])
         return output_RD
+
+    def _mixed(self, projected_T3HK: Tensor, batch: PackedBatch, attend: Attend) -> Tensor:
+        layout, rule = batch.layout, self.training_rule if self.training else self.rule
+        whole = attend is packed_attention and self.rotary is None
+        if whole and short_takes(projected_T3HK, layout, rule):
+            return attend_within(projected_T3HK, layout, rule)  # spares a copy of all three gradients
+        query_THK, key_THK, value_THK = projected_T3HK.unbind(1)
+        if self.rotary is not None:
+            query_THK, key_THK = self.rotary(query_THK, key_THK, batch.positions_T)
+        return attend(query_THK, key_THK, value_THK, layout, rule)
 
 
 class FeedForward(nn.Module):
@@ -182,10 +190,10 @@ class PostNormBlock(Block):
     """One layer as published for BERT: LayerNorm after each residual sum, so warm-up is needed for Large."""
 
     def forward(self, hidden_TD: Tensor, batch: PackedBatch, attend: Attend, rows: Rows = ALL) -> Tensor:
-        attended_RD = self.dropout(self.attention(hidden_TD, batch, attend, rows))
-        hidden_RD = self.attention_norm(hidden_TD[rows] + attended_RD)
-        output_RD: Tensor = self.feed_forward_norm(hidden_RD + self.dropout(self.feed_forward(hidden_RD)))
-        return output_RD
+        attended_RD = self.attention(hidden_TD, batch, attend, rows)
+        hidden_RD = residual_norm(hidden_TD[rows], attended_RD, self.attention_norm, self.dropout)
+        fed_RD = self.feed_forward(hidden_RD)
+        return residual_norm(hidden_RD, fed_RD, self.feed_forward_norm, self.dropout)
 
 
 class PreNormBlock(Block):

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, library
 
 from bertsmith.model.attention import AttentionRule
-from bertsmith.model.elementwise import bernoulli_mask, real_probability
+from bertsmith.model.elementwise import bernoulli_mask, dropout_seed, real_probability
 from bertsmith.model.torch_internals import (
     flash_attention_for_cpu,
     flash_attention_for_cpu_backward,
@@ -27,7 +27,6 @@ from bertsmith.model.torch_internals import (
 )
 from bertsmith.packed import Layout
 
-MAX_SEED = 2**63 - 1
 GROUP_COST = 24_000
 """What a group costs by itself, in scores that could be computed instead; measured on two CPUs."""
 CACHED_PLANS = 16 + 2 * (os.cpu_count() or 1)
@@ -327,7 +326,7 @@ def grouped_attention(
     if not (torch.is_grad_enabled() or torch.compiler.is_compiling() or rule.dropout):
         return _mix_without_gradient(Operands(query_THK, key_THK, value_THK), layout.starts_S1, rule)
     # The backward pass must drop what the forward dropped: both sample from this seed.
-    seed = torch.randint(MAX_SEED, (), device=query_THK.device) if rule.dropout else None
+    seed = dropout_seed(query_THK.device) if rule.dropout else None
     operands = (query_THK, key_THK, value_THK, layout.starts_S1, seed)
     mixed_THK: Tensor = _forward(*operands, rule.causal, rule.window, rule.dropout)[0]
     return mixed_THK

@@ -1,0 +1,170 @@
+"""The kernels of `residual_norm.py`: one warp after the other takes whole rows and keeps them in registers.
+
+Shapes: T rows, D their width, P programs.
+
+A row is read once and written once. The backward pass computes sum and mask again from what went in, which
+costs as many bytes as a stored sum would and is exact. Sums and statistics are fp32.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from bertsmith.model.triton_dropout import keeps, samples
+
+FORWARD_LAUNCH: dict[str, int] = {"num_warps": 1}
+BACKWARD_LAUNCH: dict[str, int] = {"num_warps": 1}
+"""One warp sums a row without waiting for others."""
+FORWARD_PROGRAMS, BACKWARD_PROGRAMS = 16, 8
+"""For each multiprocessor: all run at once, so that none is left over, and each leaves one partial sum."""
+
+
+def forward(
+    operands: tuple[Tensor, Tensor, Tensor, Tensor],
+    seed: Tensor | None,
+    *,
+    eps: float,
+    dropped: int,
+    launch: dict[str, int] = FORWARD_LAUNCH,
+    programs: int = FORWARD_PROGRAMS,
+) -> tuple[Tensor, Tensor]:
+    """The normalised rows in the branch's type, and mean and reciprocal deviation of each [2, T]."""
+    residual_TD, branch_TD, weight_D, bias_D = operands
+    rows, width = branch_TD.shape
+    output_TD = torch.empty_like(branch_TD)
+    statistics_2T = torch.empty(2, rows, dtype=torch.float32, device=branch_TD.device)
+    _forward[_programs(branch_TD, programs),](
+        *(residual_TD, branch_TD, weight_D, bias_D, seed, output_TD, statistics_2T, rows, eps),
+        DROPPED=dropped,
+        WIDTH=width,
+        BLOCK=triton.next_power_of_2(width),
+        **launch,
+    )
+    return output_TD, statistics_2T
+
+
+def backward(
+    gradient_TD: Tensor,
+    operands: tuple[Tensor, Tensor, Tensor],
+    saved: tuple[Tensor, Tensor | None],
+    *,
+    dropped: int,
+    launch: dict[str, int] = BACKWARD_LAUNCH,
+    programs: int = BACKWARD_PROGRAMS,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of residual and branch, and those of weight and bias in one [2, D]."""
+    residual_TD, branch_TD, weight_D = operands
+    statistics_2T, seed = saved
+    rows, width = branch_TD.shape
+    to_residual_TD, to_branch_TD = torch.empty_like(residual_TD), torch.empty_like(branch_TD)
+    count = _programs(branch_TD, programs)
+    partial_2PD = torch.empty(2, count, width, dtype=torch.float32, device=branch_TD.device)
+    _backward[count,](
+        *(gradient_TD, residual_TD, branch_TD, weight_D, seed, statistics_2T),
+        *(to_residual_TD, to_branch_TD, partial_2PD, rows),
+        DROPPED=dropped,
+        WIDTH=width,
+        BLOCK=triton.next_power_of_2(width),
+        **launch,
+    )
+    return to_residual_TD, to_branch_TD, partial_2PD.sum(1)
+
+
+def _programs(rows_TD: Tensor, for_each: int) -> int:
+    """How many programs share the rows; the same for as many rows, so that sums have the same bits."""
+    if rows_TD.device.type != "cuda":  # Triton's interpreter
+        return for_each
+    return for_each * torch.cuda.get_device_properties(rows_TD.device).multi_processor_count
+
+
+@triton.jit
+def _forward(
+    residual,
+    branch,
+    weight,
+    bias,
+    seed,
+    output,
+    statistics,
+    rows,
+    eps,
+    DROPPED: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    column = tl.arange(0, BLOCK)
+    inside = column < WIDTH
+    weight_D = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
+    bias_D = tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)
+    first = tl.program_id(0).to(tl.int64) * WIDTH
+    for row in range(tl.program_id(0), rows, tl.num_programs(0)):
+        at = first + column
+        sum_D, _ = _residual_sum(residual, branch, seed, row, at, inside, DROPPED, BLOCK)
+        mean = tl.sum(sum_D, 0) / WIDTH
+        centred_D = tl.where(inside, sum_D - mean, 0.0)
+        scale = tl.rsqrt(tl.sum(centred_D * centred_D, 0) / WIDTH + eps)
+        normed_D = centred_D * scale * weight_D + bias_D
+        tl.store(output + at, normed_D.to(output.dtype.element_ty), mask=inside)
+        tl.store(statistics + row, mean)
+        tl.store(statistics + rows + row, scale)
+        first += tl.num_programs(0) * WIDTH
+
+
+@triton.jit
+def _backward(
+    gradient,
+    residual,
+    branch,
+    weight,
+    seed,
+    statistics,
+    to_residual,
+    to_branch,
+    partial_sums,
+    rows,
+    DROPPED: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    column = tl.arange(0, BLOCK)
+    inside = column < WIDTH
+    weight_D = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
+    to_weight_D = tl.zeros((BLOCK,), tl.float32)
+    to_bias_D = tl.zeros((BLOCK,), tl.float32)
+    first = tl.program_id(0).to(tl.int64) * WIDTH
+    for row in range(tl.program_id(0), rows, tl.num_programs(0)):
+        at = first + column
+        gradient_D = tl.load(gradient + at, mask=inside, other=0.0).to(tl.float32)
+        sum_D, kept_D = _residual_sum(residual, branch, seed, row, at, inside, DROPPED, BLOCK)
+        mean = tl.load(statistics + row)
+        scale = tl.load(statistics + rows + row)
+        normed_D = tl.where(inside, (sum_D - mean) * scale, 0.0)
+        to_normed_D = gradient_D * weight_D
+        along_mean = tl.sum(to_normed_D, 0) / WIDTH
+        along_scale = tl.sum(to_normed_D * normed_D, 0) / WIDTH
+        to_sum_D = (to_normed_D - along_mean - normed_D * along_scale) * scale
+        tl.store(to_residual + at, to_sum_D.to(to_residual.dtype.element_ty), mask=inside)
+        if DROPPED > 0:
+            to_sum_D = tl.where(kept_D, to_sum_D * (65536.0 / (65536 - DROPPED)), 0.0)
+        tl.store(to_branch + at, to_sum_D.to(to_branch.dtype.element_ty), mask=inside)
+        to_weight_D += gradient_D * normed_D
+        to_bias_D += gradient_D
+        first += tl.num_programs(0) * WIDTH
+    partial = partial_sums + tl.program_id(0) * WIDTH + column
+    tl.store(partial, to_weight_D, mask=inside)
+    tl.store(partial + tl.num_programs(0) * WIDTH, to_bias_D, mask=inside)
+
+
+@triton.jit
+def _residual_sum(residual, branch, seed, row, at, inside, DROPPED: tl.constexpr, BLOCK: tl.constexpr):
+    """A row of the residual plus the dropped-out branch, and what was kept of the latter."""
+    residual_D = tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
+    branch_D = tl.load(branch + at, mask=inside, other=0.0).to(tl.float32)
+    kept_D = inside
+    if DROPPED > 0:
+        # A thread holds eight neighbours, as it loads them: the numbers of one counter.
+        counters = row * (BLOCK // 8) + tl.arange(0, BLOCK // 8)
+        kept_D = keeps(tl.reshape(samples(tl.load(seed), counters), (BLOCK,)), DROPPED)
+        branch_D = tl.where(kept_D, branch_D * (65536.0 / (65536 - DROPPED)), 0.0)
+    return residual_D + branch_D, kept_D

@@ -1,0 +1,82 @@
+"""Attention over sequences of up to 128 tokens on CUDA, in half precision, by one kernel for each pass.
+
+Shapes: T packed tokens, H heads, K head width.
+
+Flash attention is made for sequences that do not fit: it passes over keys block by block, and its backward
+pass needs three kernels and gradients of query, key and value that are then copied into one. The kernels
+here take and give the projection whole.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bertsmith.model.attention import EVERYTHING, AttentionRule
+from bertsmith.model.elementwise import dropout_seed, dropped_values
+from bertsmith.model.triton_ready import triton_runs_on
+from bertsmith.packed import Layout
+
+MAX_LENGTH = 128
+HEAD_WIDTHS = (16, 32, 64, 128)
+
+
+def short_takes(query: Tensor, layout: Layout, rule: AttentionRule) -> bool:
+    """Whether the kernel can run these; of the query's shape only the head width is asked."""
+    half = query.dtype in (torch.bfloat16, torch.float16) and query.shape[-1] in HEAD_WIDTHS
+    everything = not rule.causal and rule.window == EVERYTHING
+    return half and everything and layout.longest <= MAX_LENGTH and triton_runs_on(query.device)
+
+
+def short_attention(
+    query_THK: Tensor, key_THK: Tensor, value_THK: Tensor, layout: Layout, rule: AttentionRule
+) -> Tensor:
+    """Each token's mix of the values of its own sequence, where the three do not lie in one projection."""
+    return attend_within(torch.stack((query_THK, key_THK, value_THK), dim=1), layout, rule)
+
+
+def attend_within(projected_T3HK: Tensor, layout: Layout, rule: AttentionRule) -> Tensor:
+    """The same for a whole projection, of which nothing is copied in either pass."""
+    dropped = dropped_values(rule.dropout)
+    seed = dropout_seed(projected_T3HK.device) if dropped else None
+    mixed_THK: Tensor = _forward(projected_T3HK, layout.starts_S1, seed, layout.longest, dropped)
+    return mixed_THK
+
+
+@torch.library.custom_op("bertsmith::short_attention", mutates_args=())
+def _forward(projected: Tensor, starts: Tensor, seed: Tensor | None, longest: int, dropped: int) -> Tensor:
+    from bertsmith.model.short_attention_triton import forward
+
+    return forward(projected.contiguous(), starts, seed, longest=longest, dropped=dropped)
+
+
+@_forward.register_fake
+def _forward_shape(projected: Tensor, *_: object) -> Tensor:
+    return projected.new_empty((projected.shape[0], *projected.shape[2:]))
+
+
+@torch.library.custom_op("bertsmith::short_attention_backward", mutates_args=())
+def _backward(  # noqa: PLR0913 - an operator takes tensors and numbers
+    gradient: Tensor, projected: Tensor, starts: Tensor, seed: Tensor | None, longest: int, dropped: int
+) -> Tensor:
+    from bertsmith.model.short_attention_triton import backward
+
+    operands = (projected.contiguous(), starts, seed)
+    return backward(gradient.contiguous(), operands, longest=longest, dropped=dropped)
+
+
+@_backward.register_fake
+def _backward_shape(_gradient: Tensor, projected: Tensor, *_: object) -> Tensor:
+    return projected.new_empty(projected.shape)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001 - torch's signature
+    projected, starts, seed, ctx.longest, ctx.dropped = inputs
+    ctx.save_for_backward(projected, starts, seed)
+
+
+def _gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    return _backward(gradient, *ctx.saved_tensors, ctx.longest, ctx.dropped), None, None, None, None
+
+
+_forward.register_autograd(_gradients, setup_context=_keep)

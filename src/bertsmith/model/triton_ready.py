@@ -1,0 +1,13 @@
+"""Whether our Triton kernels run here: the one place that says so. Nothing loads Triton before it is used."""
+
+from importlib.util import find_spec
+
+import torch
+
+INSTALLED = find_spec("triton") is not None
+"""torch for CUDA brings it on Linux."""
+
+
+def triton_runs_on(device: torch.device) -> bool:
+    """Whether kernels for this device can be compiled: Ampere or newer, as for the bf16 in them."""
+    return INSTALLED and device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)

@@ -1,0 +1,269 @@
+"""Our Triton kernels against what they replace, with the same dropout masks.
+
+Without a GPU, Triton's interpreter runs them on the CPU, all but what is compiled or recorded:
+TRITON_INTERPRET=1 pytest --noconftest tests/gpu/test_triton_kernels.py -k "not compiled and not recorded"
+"""
+
+import os
+
+import pytest
+import torch
+from torch import nn
+
+from bertsmith.model.attention import AttentionRule
+from bertsmith.model.elementwise import real_probability
+from bertsmith.model.residual_norm import fused_residual_norm, residual_norm
+from bertsmith.model.short_attention import attend_within, short_attention
+from tests.attention_cases import layout_of
+
+pytestmark = pytest.mark.gpu
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = "cpu" if INTERPRETED else "cuda"
+# The interpreter multiplies the bits of bf16; the tensor cores round fp32.
+HALF = torch.float16 if INTERPRETED else torch.bfloat16
+OTHER = (torch.float32, 1e-5) if INTERPRETED else (torch.bfloat16, 1e-2)
+LENGTHS = [1, 17, 128, 2, 64, 33, 65, 0, 0]
+RATES = [0.0, 0.1]
+SCALE = 1 / (1 - real_probability(0.1))
+
+
+# ---- residual sum, dropout, LayerNorm
+
+
+def norm_case(rows: int, width: int, residual_type: torch.dtype, branch_type: torch.dtype):
+    stream = torch.Generator().manual_seed(rows + width)
+    residual, branch, upstream = (torch.randn(rows, width, generator=stream) for _ in range(3))
+    norm = nn.LayerNorm(width, eps=1e-12)
+    with torch.no_grad():
+        norm.weight.normal_(1.0, 0.3, generator=stream)
+        norm.bias.normal_(0.0, 0.3, generator=stream)
+    residual = residual.to(DEVICE, residual_type).requires_grad_()
+    branch = branch.to(DEVICE, branch_type).requires_grad_()
+    return residual, branch, norm.to(DEVICE), upstream.to(DEVICE, branch_type)
+
+
+def largest_difference(ours, plain):
+    return max(
+        ((a.double() - b).abs().max() / b.abs().max()).item() for a, b in zip(ours, plain, strict=True)
+    )
+
+
+@pytest.mark.parametrize("rate", RATES)
+@pytest.mark.parametrize("width", [768, 64, 100])
+@pytest.mark.parametrize(
+    ("residual_type", "branch_type", "tolerance"),
+    [
+        (torch.float32, torch.float32, 1e-5),
+        (torch.bfloat16, torch.bfloat16, 1e-2),
+        (torch.float32, torch.bfloat16, 1e-2),
+        (torch.float16, torch.float16, 2e-3),
+    ],
+    ids=str,
+)
+def test_norm_and_its_gradients_equal_the_plain_ones(residual_type, branch_type, tolerance, width, rate):
+    residual, branch, norm, upstream = norm_case(67, width, residual_type, branch_type)
+    torch.manual_seed(3)
+    ours = fused_residual_norm(residual, branch, norm, rate)
+    gradients = torch.autograd.grad(ours, (residual, branch, norm.weight, norm.bias), upstream)
+    # Where nothing is dropped the two gradients are the same: what the backward pass dropped is seen there.
+    kept = (gradients[1] != 0).double() if rate else torch.ones_like(branch, dtype=torch.float64)
+    assert abs(kept.mean().item() - (1 - rate)) < 0.02
+    exact = nn.LayerNorm(width, eps=1e-12, device=DEVICE, dtype=torch.float64)
+    exact.load_state_dict(norm.state_dict())
+    exact_residual, exact_branch = (each.detach().double().requires_grad_() for each in (residual, branch))
+    plain = exact(exact_residual + exact_branch * kept * (SCALE if rate else 1.0))
+    leaves = (exact_residual, exact_branch, exact.weight, exact.bias)
+    plain_gradients = torch.autograd.grad(plain, leaves, upstream.double())
+    assert ours.dtype == branch_type
+    assert [each.dtype for each in gradients[:2]] == [residual_type, branch_type]
+    assert largest_difference((ours, *gradients), (plain, *plain_gradients)) < tolerance
+
+
+def test_norm_gives_the_same_bits_from_the_same_seed():
+    residual, branch, norm, upstream = norm_case(300, 128, torch.bfloat16, torch.bfloat16)
+
+    def run(seed):
+        torch.manual_seed(seed)
+        normed = fused_residual_norm(residual, branch, norm, 0.5)
+        return normed, *torch.autograd.grad(normed, (residual, branch, norm.weight), upstream)
+
+    assert all(map(torch.equal, run(1), run(1)))
+    assert not any(map(torch.equal, run(1), run(2)))
+
+
+def test_norm_drops_each_row_and_column_at_its_rate():
+    residual, branch, norm, upstream = norm_case(1000, 256, torch.float32, torch.float32)
+    (gradient,) = torch.autograd.grad(fused_residual_norm(residual, branch, norm, 0.3), branch, upstream)
+    dropped = (gradient == 0).double()
+    assert abs(dropped.mean().item() - 0.3) < 0.005
+    assert (dropped.mean(0) - 0.3).abs().max() < 0.08 and (dropped.mean(1) - 0.3).abs().max() < 0.15
+    neighbours = (dropped[:, 1:] * dropped[:, :-1]).mean().item()
+    assert abs(neighbours - 0.09) < 0.005
+
+
+def test_a_compiled_norm_equals_the_plain_one():
+    torch.compiler.reset()
+    residual, branch, norm, upstream = norm_case(512, 768, torch.float32, torch.bfloat16)
+    compiled = torch.compile(residual_norm, fullgraph=True)
+    ours = compiled(residual, branch, norm, nn.Dropout(0.0))
+    plain = norm(residual + branch)
+    leaves = (residual, branch, norm.weight, norm.bias)
+    gradients = torch.autograd.grad(ours, leaves, upstream)
+    plain_gradients = torch.autograd.grad(plain, leaves, upstream.float())
+    assert ours.dtype == torch.bfloat16
+    assert largest_difference((ours, *gradients), (plain, *plain_gradients)) < 1e-2
+
+
+# ---- attention
+
+
+def attention_case(width: int, dtype: torch.dtype, heads: int = 2):
+    stream = torch.Generator().manual_seed(width)
+    projected = torch.randn(sum(LENGTHS), 3, heads, width, generator=stream)
+    upstream = torch.randn(sum(LENGTHS), heads, width, generator=stream)
+    return projected.to(DEVICE, dtype).requires_grad_(), upstream.to(DEVICE, dtype)
+
+
+def kept_by(projected, rate: float, seed: int):
+    """Which scores of each sequence [H, N, N] are kept, read off by attending to one-hot values."""
+    layout = layout_of(LENGTHS, DEVICE)
+    width = 128
+    wide = torch.zeros(len(projected), 3, projected.shape[2], width, device=DEVICE, dtype=projected.dtype)
+    for start, end in layout.bounds():
+        wide[start:end, 2, :, : end - start] = torch.eye(end - start, device=DEVICE)[:, None]
+    torch.manual_seed(seed)
+    rows = attend_within(wide, layout, AttentionRule(dropout=rate))
+    return [rows[start:end, :, : end - start].transpose(0, 1) != 0 for start, end in layout.bounds()]
+
+
+def plain_attention(projected, kept, rate: float):
+    layout, mixed = layout_of(LENGTHS, DEVICE), []
+    for (start, end), kept_HNN in zip(layout.bounds(), kept, strict=True):
+        query, key, value = projected[start:end].unbind(1)
+        scores = torch.einsum("qhd,khd->hqk", query, key) / query.shape[-1] ** 0.5
+        weights = scores.softmax(-1) * kept_HNN * (SCALE if rate else 1.0)
+        mixed.append(torch.einsum("hqk,khd->qhd", weights, value))
+    return torch.cat(mixed)
+
+
+@pytest.mark.parametrize("rate", RATES)
+@pytest.mark.parametrize("width", [64, 16, 128])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"),
+    [(torch.float16, 2e-3), OTHER],
+    ids=str,
+)
+def test_attention_and_its_gradient_equal_the_plain_ones(dtype, tolerance, width, rate):
+    projected, upstream = attention_case(width, dtype)
+    kept = kept_by(projected, rate, seed=5)
+    share = torch.cat([each.flatten() for each in kept]).double().mean().item()
+    assert abs(share - (1 - rate)) < 0.01
+    torch.manual_seed(5)
+    ours = attend_within(projected, layout_of(LENGTHS, DEVICE), AttentionRule(dropout=rate))
+    (gradient,) = torch.autograd.grad(ours, projected, upstream)
+    exact = projected.detach().double().requires_grad_()
+    plain = plain_attention(exact, kept, rate)
+    (plain_gradient,) = torch.autograd.grad(plain, exact, upstream.double())
+    assert ours.dtype == gradient.dtype == dtype
+    # Of query, key and value each by itself: they differ in size.
+    parts, plain_parts = (ours, *gradient.unbind(1)), (plain, *plain_gradient.unbind(1))
+    assert largest_difference(parts, plain_parts) < tolerance
+
+
+def test_attention_drops_no_two_sequences_or_heads_alike():
+    projected, _ = attention_case(16, HALF)
+    kept = kept_by(projected, 0.5, seed=7)
+    long, medium = kept[2], kept[4]
+    for one, other in ((long[0], long[1]), (long[0, :64, :64], medium[0]), (long[0, :64], long[0, 64:])):
+        assert abs((one == other).double().mean().item() - 0.5) < 0.05
+    assert abs((long[0, :, :64] == long[0, :, 64:]).double().mean().item() - 0.5) < 0.05
+
+
+def test_attention_of_three_tensors_equals_that_of_their_projection():
+    projected, upstream = attention_case(32, HALF)
+    layout, rule = layout_of(LENGTHS, DEVICE), AttentionRule(dropout=0.1)
+
+    def run(mix, seed):
+        torch.manual_seed(seed)
+        mixed = mix()
+        return mixed, *torch.autograd.grad(mixed, projected, upstream)
+
+    def whole():
+        return attend_within(projected, layout, rule)
+
+    assert all(map(torch.equal, run(whole, 1), run(whole, 1)))
+    split = run(lambda: short_attention(*projected.unbind(1), layout, rule), 1)
+    assert all(map(torch.equal, run(whole, 1), split))
+    assert not any(map(torch.equal, run(whole, 1), run(whole, 2)))
+
+
+def test_poison_in_one_sequence_leaves_the_others_unchanged():
+    projected, upstream = attention_case(16, HALF)
+    poisoned = projected.detach().clone()
+    poisoned[18:146] = float("nan")  # the third sequence
+    poisoned.requires_grad_()
+    layout = layout_of(LENGTHS, DEVICE)
+    clean, ours = (attend_within(each, layout, AttentionRule()) for each in (projected, poisoned))
+    (clean_gradient,) = torch.autograd.grad(clean, projected, upstream)
+    (gradient,) = torch.autograd.grad(ours, poisoned, upstream)
+    for one, other in ((clean, ours), (clean_gradient, gradient)):
+        assert torch.equal(one[:18], other[:18]) and torch.equal(one[146:], other[146:])
+    assert ours[18:146].isnan().all()
+
+
+# ---- inside of a step
+
+
+def both_kernels(hidden, project, norm, layout):
+    """A small block: attention within a projection, then the residual sum."""
+    projected = project(hidden).unflatten(-1, (3, 2, -1))
+    mixed = attend_within(projected, layout, AttentionRule(dropout=0.1)).flatten(1)
+    return fused_residual_norm(hidden, mixed, norm, 0.1)
+
+
+def block_case():
+    torch.manual_seed(0)
+    project, norm = nn.Linear(64, 192).to(DEVICE), nn.LayerNorm(64).to(DEVICE)
+    return torch.randn(sum(LENGTHS), 64, device=DEVICE), project, norm, layout_of(LENGTHS, DEVICE)
+
+
+def test_compiled_kernels_are_reproducible_from_the_seed_and_compile_once():
+    torch.compiler.reset()
+    torch._dynamo.config.error_on_recompile = True
+    hidden, project, norm, layout = block_case()
+    compiled = torch.compile(both_kernels, fullgraph=True)
+
+    def run(seed):
+        torch.manual_seed(seed)
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            normed = compiled(hidden, project, norm, layout)
+        normed.float().square().sum().backward()
+        gradient, project.weight.grad = project.weight.grad, None
+        return normed, gradient
+
+    try:
+        assert all(map(torch.equal, run(1), run(1)))
+        assert not any(map(torch.equal, run(1), run(2)))
+    finally:
+        torch._dynamo.config.error_on_recompile = False
+
+
+def test_a_recorded_step_draws_new_masks_each_time():
+    torch.compiler.reset()
+    hidden, project, norm, layout = block_case()
+
+    @torch.compile(fullgraph=True, mode="reduce-overhead", dynamic=False)
+    def loss_of(hidden, project, norm, layout):
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            return both_kernels(hidden, project, norm, layout).float().pow(3).sum()
+
+    losses = []
+    for _ in range(5):
+        project.zero_grad()  # gradients live in the graph's memory, which the next step overwrites
+        torch.compiler.cudagraph_mark_step_begin()
+        loss = loss_of(hidden, project, norm, layout)
+        loss.backward()
+        losses.append(loss.item())
+        assert project.weight.grad.isfinite().all()
+    assert len(set(losses)) == len(losses)
