@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from bertsmith.model.attention import AttentionRule
+from bertsmith.model.biased_gelu import biased_gelu, linear_gelu
 from bertsmith.model.elementwise import real_probability
 from bertsmith.model.residual_norm import fused_residual_norm, residual_norm
 from bertsmith.model.short_attention import attend_within, short_attention
@@ -115,6 +116,29 @@ def test_a_compiled_norm_equals_the_plain_one():
     assert largest_difference((ours, *gradients), (plain, *plain_gradients)) < 1e-2
 
 
+# ---- bias and GELU
+
+
+@pytest.mark.parametrize("width", [3072, 100])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float32, 2e-6), (torch.bfloat16, 8e-3), (torch.float16, 1e-3)], ids=str
+)
+def test_biased_gelu_and_its_gradients_equal_the_plain_ones(dtype, tolerance, width):
+    stream = torch.Generator().manual_seed(width)
+    product, upstream = (3 * torch.randn(41, width, generator=stream) for _ in range(2))
+    product[0, :8] = torch.tensor([0.0, -0.0, 1e-30, -1e-30, 30.0, -30.0, 5.5, -5.5])
+    product = product.to(DEVICE, dtype).requires_grad_()
+    bias = torch.randn(width, generator=stream).to(DEVICE).requires_grad_()
+    upstream = upstream.to(DEVICE, dtype)
+    ours = biased_gelu(product, bias)
+    gradients = torch.autograd.grad(ours, (product, bias), upstream)
+    exact, exact_bias = (each.detach().double().requires_grad_() for each in (product, bias))
+    plain = nn.functional.gelu(exact + exact_bias)
+    plain_gradients = torch.autograd.grad(plain, (exact, exact_bias), upstream.double())
+    assert [ours.dtype, *(each.dtype for each in gradients)] == [dtype, dtype, torch.float32]
+    assert largest_difference((ours, *gradients), (plain, *plain_gradients)) < tolerance
+
+
 # ---- attention
 
 
@@ -215,9 +239,9 @@ def test_poison_in_one_sequence_leaves_the_others_unchanged():
 # ---- inside of a step
 
 
-def both_kernels(hidden, project, norm, layout):
+def all_kernels(hidden, project, norm, layout):
     """A small block: attention within a projection, then the residual sum."""
-    projected = project(hidden).unflatten(-1, (3, 2, -1))
+    projected = linear_gelu(hidden, project).unflatten(-1, (3, 2, -1))
     mixed = attend_within(projected, layout, AttentionRule(dropout=0.1)).flatten(1)
     return fused_residual_norm(hidden, mixed, norm, 0.1)
 
@@ -232,7 +256,7 @@ def test_compiled_kernels_are_reproducible_from_the_seed_and_compile_once():
     torch.compiler.reset()
     torch._dynamo.config.error_on_recompile = True
     hidden, project, norm, layout = block_case()
-    compiled = torch.compile(both_kernels, fullgraph=True)
+    compiled = torch.compile(all_kernels, fullgraph=True)
 
     def run(seed):
         torch.manual_seed(seed)
@@ -256,7 +280,7 @@ def test_a_recorded_step_draws_new_masks_each_time():
     @torch.compile(fullgraph=True, mode="reduce-overhead", dynamic=False)
     def loss_of(hidden, project, norm, layout):
         with torch.autocast("cuda", dtype=torch.bfloat16):
-            return both_kernels(hidden, project, norm, layout).float().pow(3).sum()
+            return all_kernels(hidden, project, norm, layout).float().pow(3).sum()
 
     losses = []
     for _ in range(5):

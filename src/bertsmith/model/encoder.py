@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from bertsmith.model.activations import activation_function
 from bertsmith.model.attention import Attend, AttentionRule
 from bertsmith.model.attention_kernels import packed_attention
+from bertsmith.model.biased_gelu import linear_gelu
 from bertsmith.model.elementwise import Dropout
 from bertsmith.model.encoder_config import EncoderConfig
 from bertsmith.model.residual_norm import residual_norm
@@ -146,7 +147,11 @@ class FeedForward(nn.Module):
         self.activation_name, self.activation = activation, activation_function(activation)
 
     def forward(self, hidden_TD: Tensor) -> Tensor:
-        output_TD: Tensor = self.contract(self.dropout(self.activation(self.expand(hidden_TD))))
+        if self.activation_name == "gelu":
+            inner_TI = linear_gelu(hidden_TD, self.expand)
+        else:
+            inner_TI = self.activation(self.expand(hidden_TD))
+        output_TD: Tensor = self.contract(self.dropout(inner_TI))
         return output_TD
 
 

@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from bertsmith.model.triton_dropout import keeps, samples
+from bertsmith.model.triton_ready import multiprocessors
 
 FORWARD_LAUNCH: dict[str, int] = {"num_warps": 1}
 BACKWARD_LAUNCH: dict[str, int] = {"num_warps": 1}
@@ -34,7 +35,7 @@ def forward(
     rows, width = branch_TD.shape
     output_TD = torch.empty_like(branch_TD)
     statistics_2T = torch.empty(2, rows, dtype=torch.float32, device=branch_TD.device)
-    _forward[_programs(branch_TD, programs),](
+    _forward[programs * multiprocessors(branch_TD.device),](
         *(residual_TD, branch_TD, weight_D, bias_D, seed, output_TD, statistics_2T, rows, eps),
         DROPPED=dropped,
         WIDTH=width,
@@ -58,7 +59,8 @@ def backward(
     statistics_2T, seed = saved
     rows, width = branch_TD.shape
     to_residual_TD, to_branch_TD = torch.empty_like(residual_TD), torch.empty_like(branch_TD)
-    count = _programs(branch_TD, programs)
+    # The same for every number of rows, so that sums have the same bits.
+    count = programs * multiprocessors(branch_TD.device)
     partial_2PD = torch.empty(2, count, width, dtype=torch.float32, device=branch_TD.device)
     _backward[count,](
         *(gradient_TD, residual_TD, branch_TD, weight_D, seed, statistics_2T),
@@ -69,13 +71,6 @@ def backward(
         **launch,
     )
     return to_residual_TD, to_branch_TD, partial_2PD.sum(1)
-
-
-def _programs(rows_TD: Tensor, for_each: int) -> int:
-    """How many programs share the rows; the same for as many rows, so that sums have the same bits."""
-    if rows_TD.device.type != "cuda":  # Triton's interpreter
-        return for_each
-    return for_each * torch.cuda.get_device_properties(rows_TD.device).multi_processor_count
 
 
 @triton.jit

@@ -11,3 +11,10 @@ INSTALLED = find_spec("triton") is not None
 def triton_runs_on(device: torch.device) -> bool:
     """Whether kernels for this device can be compiled: Ampere or newer, as for the bf16 in them."""
     return INSTALLED and device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def multiprocessors(device: torch.device) -> int:
+    """How many multiprocessors share the programs of a kernel; Triton's interpreter is one."""
+    if device.type != "cuda":
+        return 1
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)

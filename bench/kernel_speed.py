@@ -1,0 +1,171 @@
+"""Our Triton kernels beside what they replace: the compiler's fused norm and GELU, and flash attention.
+
+    python bench/kernel_speed.py --json kernels.json
+
+Each pass of each kernel at the size of a BERT-Base step in bf16 with dropout 0.1. What counts is the time of
+its kernels on the GPU, as torch.profiler sees them, without what Python needs to start them. The compiler has
+fp32 residuals, as under autocast, and flash attention's backward pass includes the copy of three gradients
+into one. "ours" is how the kernels are launched today; the rows below it are other ways to launch them.
+"""
+
+import argparse
+import random
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+import torch._functorch.config
+from rounds import Results, parser_of
+from torch import Tensor, nn
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
+
+from bertsmith.model import biased_gelu_triton, residual_norm_triton, short_attention_triton
+from bertsmith.model.attention import AttentionRule
+from bertsmith.model.attention_kernels import flash_attention
+from bertsmith.model.elementwise import dropped_values
+from bertsmith.packed import Layout
+
+DROPOUT = 0.1
+DROPPED = dropped_values(DROPOUT)
+CALLS = 10
+NORM_LAUNCHES = {
+    "forward": [(1, 8), (1, 32), (2, 8), (2, 16), (4, 4), (4, 8), (4, 16)],
+    "backward": [(1, 4), (2, 4), (2, 8), (4, 4), (4, 7), (8, 3)],
+}
+GELU_LAUNCHES = [(4, 4), (4, 16), (2, 16), (8, 6)]
+"""Warps of a program, and programs for each multiprocessor."""
+ATTENTION_LAUNCHES: dict[str, list[dict[str, int]]] = {
+    "forward": [{"num_warps": 4}],
+    "backward": [{"num_warps": 4}, {"num_warps": 8, "maxnreg": 168}, {"num_warps": 8, "maxnreg": 128}],
+}
+"""With fewer registers for a thread, two programs share a multiprocessor, and some values spill."""
+Contenders = Iterator[tuple[str, dict[str, Callable[[], object]]]]
+
+
+def main() -> None:
+    parser = parser_of(__doc__)
+    parser.add_argument("--tokens", type=int, default=60_000)
+    parser.add_argument("--width", type=int, default=768)
+    parser.add_argument("--heads", type=int, default=12)
+    options = parser.parse_args()
+    torch._functorch.config.donated_buffer = False  # a backward pass is repeated
+    results = Results(options.json, "calls")
+    for cases in (norm_cases(options), gelu_cases(options), attention_cases(options)):
+        for work, contenders in cases:
+            rates: dict[str, list[float]] = {name: [] for name in contenders}
+            for _ in range(options.rounds):
+                for name, call in contenders.items():
+                    rates[name].append(1 / seconds_of(call))
+            milliseconds = {name: 1e3 / max(each) for name, each in rates.items()}
+            results.add(work, rates, **{"ms at best": milliseconds})
+
+
+def seconds_of(call: Callable[[], object]) -> float:
+    """The time of all kernels that a call starts, after one that may compile."""
+    call()
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as watched:
+        for _ in range(CALLS):
+            call()
+        torch.cuda.synchronize()
+    kernels = [
+        each
+        for each in watched.events()
+        if each.device_type == DeviceType.CUDA and not each.is_user_annotation  # a name over many kernels
+    ]
+    return sum(each.time_range.elapsed_us() for each in kernels) / 1e6 / CALLS
+
+
+def norm_cases(options: argparse.Namespace) -> Contenders:
+    """Both passes of dropout, residual sum and LayerNorm."""
+    shape, half = (options.tokens, options.width), torch.bfloat16
+    residual, branch, gradient = (torch.randn(shape, device="cuda", dtype=half) for _ in range(3))
+    norm = nn.LayerNorm(options.width, eps=1e-12).cuda()
+    seed = torch.randint(2**63 - 1, (), device="cuda")
+    operands = (residual, branch, norm.weight.detach(), norm.bias.detach())
+    forward = partial(residual_norm_triton.forward, operands, seed, eps=norm.eps, dropped=DROPPED)
+    saved = (forward()[1], seed)
+    backward = partial(residual_norm_triton.backward, gradient, operands[:3], saved, dropped=DROPPED)
+
+    @torch.compile(dynamic=False)
+    def compiled(residual: Tensor, branch: Tensor) -> tuple[Tensor, Tensor]:
+        # Under autocast a norm is fp32, and the product behind it takes it rounded.
+        normed = norm(residual + nn.functional.dropout(branch, DROPOUT))
+        return normed, normed.to(half)
+
+    leaves = (residual.float().requires_grad_(), branch.clone().requires_grad_())
+    outputs, upstream = compiled(*leaves), (gradient.float(), gradient)
+    theirs = {
+        "forward": lambda: compiled(*leaves),
+        "backward": lambda: torch.autograd.grad(
+            outputs, (*leaves, norm.weight, norm.bias), upstream, retain_graph=True
+        ),
+    }
+    for name, ours in (("forward", forward), ("backward", backward)):
+        others = {
+            f"{warps} warps, {programs} programs": partial(
+                ours, launch={"num_warps": warps}, programs=programs
+            )
+            for warps, programs in NORM_LAUNCHES[name]
+        }
+        yield f"norm, {name}", {"ours": ours, "compiler": theirs[name], **others}
+
+
+def gelu_cases(options: argparse.Namespace) -> Contenders:
+    """Both passes of GELU; the compiler's backward pass computes it again, for the product behind it."""
+    shape = (options.tokens, 4 * options.width)
+    product, gradient = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    bias = torch.randn(shape[1], device="cuda")
+
+    @torch.compile(dynamic=False)
+    def compiled_backward(gradient: Tensor, values: Tensor) -> tuple[Tensor, ...]:
+        to_values = torch.ops.aten.gelu_backward(gradient, values)
+        return to_values, nn.functional.gelu(values), to_values.sum(0)
+
+    compiled = torch.compile(nn.functional.gelu, dynamic=False)
+    theirs = {
+        "forward": partial(compiled, product),  # the product before it adds the bias
+        "backward": partial(compiled_backward, gradient, product),
+    }
+    forward = partial(biased_gelu_triton.forward, product, bias)
+    backward = partial(biased_gelu_triton.backward, gradient, product, bias)
+    for name, ours in (("forward", forward), ("backward", backward)):
+        others = {
+            f"{warps} warps, {programs} programs": partial(
+                ours, launch={"num_warps": warps}, programs=programs
+            )
+            for warps, programs in GELU_LAUNCHES
+        }
+        yield f"bias and GELU, {name}", {"ours": ours, "compiler": theirs[name], **others}
+
+
+def attention_cases(options: argparse.Namespace) -> Contenders:
+    """Both passes of attention, over sequences that are all full and over a mix."""
+    rng = random.Random(1)
+    mix: list[int] = []
+    while sum(mix) < options.tokens:
+        mix.append(rng.randint(1, 128))
+    for work, lengths in (("128 tokens", [128] * (options.tokens // 128)), ("1 to 128 tokens", mix)):
+        starts = torch.tensor([0, *lengths]).cumsum(0).int().cuda()
+        layout, rule = Layout(starts, 128), AttentionRule(dropout=DROPOUT)
+        shape = (sum(lengths), 3, options.heads, options.width // options.heads)
+        projected = torch.randn(shape, device="cuda", dtype=torch.bfloat16)
+        gradient = torch.randn_like(projected[:, 0])
+        seed = torch.randint(2**63 - 1, (), device="cuda")
+        arguments = {"longest": 128, "dropped": DROPPED}
+        forward = partial(short_attention_triton.forward, projected, starts, seed, **arguments)
+        backward = partial(short_attention_triton.backward, gradient, (projected, starts, seed), **arguments)
+        leaf = projected.clone().requires_grad_()
+        mixed = flash_attention(*leaf.unbind(1), layout, rule)
+        theirs = {
+            "forward": partial(flash_attention, *projected.unbind(1), layout, rule),
+            "backward": partial(torch.autograd.grad, mixed, leaf, gradient, retain_graph=True),
+        }
+        for name, ours in (("forward", forward), ("backward", backward)):
+            others = {str(launch): partial(ours, launch=launch) for launch in ATTENTION_LAUNCHES[name]}
+            yield f"attention, {work}, {name}", {"ours": ours, "flash": theirs[name], **others}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+"""What CPUs see of the Triton kernels, which tests/gpu tries: nothing."""
+
+import ast
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import bertsmith.model
+from bertsmith.model.attention import AttentionRule
+from bertsmith.model.attention_kernels import KERNELS
+from bertsmith.model.biased_gelu import linear_gelu
+from bertsmith.model.residual_norm import residual_norm
+from tests.attention_cases import layout_of
+
+FOLDER = Path(bertsmith.model.__path__[0])
+KERNEL_FILES = {path.stem for path in FOLDER.glob("*.py") if "\nimport triton\n" in path.read_text()}
+
+
+def loaded_by(path: Path) -> set[str]:
+    """The modules that a file loads when it is loaded itself, by the last part of their names."""
+    names = set()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.Import):
+            names |= {alias.name.split(".")[-1] for alias in node.names}
+        if isinstance(node, ast.ImportFrom):
+            names |= {(node.module or "").split(".")[-1], *(alias.name for alias in node.names)}
+    return names
+
+
+def test_only_kernels_load_triton_and_nothing_loads_kernels_with_itself():
+    assert {"short_attention_triton", "residual_norm_triton", "triton_dropout"} <= KERNEL_FILES
+    for path in FOLDER.rglob("*.py"):
+        if path.stem not in KERNEL_FILES:
+            assert not loaded_by(path) & {"triton", *KERNEL_FILES}, path
+
+
+def test_a_cpu_takes_no_kernel_for_short_sequences():
+    query = torch.zeros(4, 2, 64, dtype=torch.bfloat16)
+    assert not KERNELS["short"].takes(query, layout_of([4]), AttentionRule())
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_residual_norm_is_the_norm_of_the_sum(training):
+    residual, branch = torch.randn(2, 5, 8).unbind()
+    norm, dropout = nn.LayerNorm(8), nn.Dropout(0.5).train(training)
+    torch.manual_seed(1)
+    joined = residual_norm(residual, branch, norm, dropout)
+    torch.manual_seed(1)
+    assert torch.equal(joined, norm(residual + dropout(branch)))
+
+
+def test_a_linear_layer_with_gelu_is_one_after_the_other():
+    values, linear = torch.randn(5, 8), nn.Linear(8, 16)
+    assert torch.equal(linear_gelu(values, linear), nn.functional.gelu(linear(values)))
