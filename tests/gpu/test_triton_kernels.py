@@ -5,17 +5,24 @@ TRITON_INTERPRET=1 pytest --noconftest tests/gpu/test_triton_kernels.py -k "not 
 """
 
 import os
+import random
 
 import pytest
 import torch
 from torch import nn
 
+from bertsmith.model import biased_gelu as biased_gelu_module
+from bertsmith.model import encoder
+from bertsmith.model import residual_norm as residual_norm_module
 from bertsmith.model.attention import AttentionRule
 from bertsmith.model.biased_gelu import biased_gelu, linear_gelu
 from bertsmith.model.elementwise import real_probability
+from bertsmith.model.network import new_network
 from bertsmith.model.residual_norm import fused_residual_norm, residual_norm
 from bertsmith.model.short_attention import attend_within, short_attention
+from bertsmith.packed import pack
 from tests.attention_cases import layout_of
+from tests.tiny import tiny_encoder_config
 
 pytestmark = pytest.mark.gpu
 
@@ -239,6 +246,37 @@ def test_poison_in_one_sequence_leaves_the_others_unchanged():
 # ---- inside of a step
 
 
+def test_a_network_is_as_close_to_single_precision_as_without_the_kernels(monkeypatch):
+    config = tiny_encoder_config("bert", width=64, heads=2, inner=128)
+    network = new_network(config, {}, torch.Generator().manual_seed(1)).to(DEVICE).eval()
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.mul_(4)  # away from where all is linear
+    rng = random.Random(1)
+    batch = pack([[rng.randrange(90) for _ in range(length)] for length in (64, 5, 1, 128, 33)]).to(DEVICE)
+
+    def run(taken: bool, dtype: torch.dtype) -> list[torch.Tensor]:
+        for module, name in (
+            (encoder, "short_takes"),
+            (residual_norm_module, "kernel_takes"),
+            (biased_gelu_module, "kernel_takes"),
+        ):
+            monkeypatch.setattr(module, name, lambda *_: taken)
+        with torch.autocast(DEVICE, dtype=dtype, enabled=dtype != torch.float32):
+            states = network.encoder(batch)
+        network.zero_grad()
+        states.float().pow(3).mean().backward()
+        return [states, *(each.grad for each in network.encoder.parameters())]
+
+    exact, plain, ours = run(False, torch.float32), run(False, HALF), run(True, HALF)
+    assert plain[0].dtype == torch.float32 and ours[0].dtype == HALF
+
+    def distance(these):
+        return sum(((a - b).norm() / b.norm()).item() for a, b in zip(these, exact, strict=True))
+
+    assert 0 < distance(ours) < 2 * distance(plain)
+
+
 def all_kernels(hidden, project, norm, layout):
     """A small block: attention within a projection, then the residual sum."""
     projected = linear_gelu(hidden, project).unflatten(-1, (3, 2, -1))
@@ -262,7 +300,7 @@ def test_compiled_kernels_are_reproducible_from_the_seed_and_compile_once():
         torch.manual_seed(seed)
         with torch.autocast("cuda", dtype=torch.bfloat16):
             normed = compiled(hidden, project, norm, layout)
-        normed.float().square().sum().backward()
+        normed.float().pow(3).sum().backward()
         gradient, project.weight.grad = project.weight.grad, None
         return normed, gradient
 

@@ -3,7 +3,7 @@
 Shapes: T rows, D width, I inner width.
 
 The compiler computes the activation again for the backward pass and writes it a second time, and sums up
-the bias's gradient in a pass of its own. The kernel is an operator, whose output is kept, and sums on the way.
+the bias's gradient in a pass of its own. The kernel is an operator, whose output is kept; it sums on the way.
 """
 
 from typing import Any
@@ -19,7 +19,7 @@ from bertsmith.model.triton_ready import triton_runs_on
 def linear_gelu(values_TD: Tensor, linear: nn.Module) -> Tensor:
     """GELU of a linear layer, by the kernel where it runs."""
     # An adapter inside of it, or another layer in its place, computes for itself.
-    if type(linear) is nn.Linear and linear.bias is not None and _kernel_takes(values_TD):
+    if type(linear) is nn.Linear and linear.bias is not None and kernel_takes(values_TD):
         return biased_gelu(functional.linear(values_TD, linear.weight), linear.bias)
     return gelu(linear(values_TD))
 
@@ -30,7 +30,7 @@ def biased_gelu(product_TI: Tensor, bias_I: Tensor) -> Tensor:
     return activated_TI
 
 
-def _kernel_takes(values_TD: Tensor) -> bool:
+def kernel_takes(values_TD: Tensor) -> bool:
     """Whether the kernel is worth it: in a training step, in any precision but double."""
     learns = torch.is_grad_enabled() and values_TD.dtype != torch.float64
     return learns and triton_runs_on(values_TD.device)

@@ -26,7 +26,7 @@ def forward(
     """GELU of product and bias, in the product's type."""
     activated_TI = torch.empty_like(product_TI)
     rows, width = product_TI.shape
-    _forward[_grid(product_TI, programs)](
+    biased_gelu_forward[_grid(product_TI, programs)](
         *(product_TI, bias_I, activated_TI, rows), WIDTH=width, ROWS=ROWS, COLUMNS=COLUMNS, **launch
     )
     return activated_TI
@@ -45,7 +45,7 @@ def backward(
     rows, width = product_TI.shape
     grid = _grid(product_TI, programs)
     partial_PI = torch.empty(grid[0], width, dtype=torch.float32, device=product_TI.device)
-    _backward[grid](
+    biased_gelu_backward[grid](
         *(gradient_TI, product_TI, bias_I, to_product_TI, partial_PI, rows),
         WIDTH=width,
         ROWS=ROWS,
@@ -61,8 +61,10 @@ def _grid(product_TI: Tensor, for_each: int) -> tuple[int, int]:
     return max(1, for_each * multiprocessors(product_TI.device) // blocks), blocks
 
 
-@triton.jit
-def _forward(product, bias, activated, rows, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+@triton.jit(do_not_specialize=["rows"])
+def biased_gelu_forward(
+    product, bias, activated, rows, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+):
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside = column < WIDTH
     bias_C = tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)
@@ -75,8 +77,8 @@ def _forward(product, bias, activated, rows, WIDTH: tl.constexpr, ROWS: tl.const
         tl.store(activated + at, (values * below).to(activated.dtype.element_ty), mask=real)
 
 
-@triton.jit
-def _backward(
+@triton.jit(do_not_specialize=["rows"])
+def biased_gelu_backward(
     gradient,
     product,
     bias,

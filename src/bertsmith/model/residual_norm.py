@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from bertsmith.model.elementwise import dropout_seed, dropped_values
-from bertsmith.model.triton_ready import triton_runs_on
+from bertsmith.model.triton_ready import needs_operator, triton_runs_on
 
 MAX_WIDTH = 2048
 """A row must fit into the registers of a warp, or of a few."""
@@ -39,11 +39,11 @@ def fused_residual_norm(residual_TD: Tensor, branch_TD: Tensor, norm: nn.LayerNo
     """The same by the kernel, which samples from torch's generator of the device: one seed for a call."""
     dropped = dropped_values(dropout)
     seed = dropout_seed(branch_TD.device) if dropped else None
-    normed_TD: Tensor = _forward(residual_TD, branch_TD, norm.weight, norm.bias, seed, norm.eps, dropped)[0]
+    forward = _forward_operator if needs_operator() else _forward
+    normed_TD: Tensor = forward(residual_TD, branch_TD, norm.weight, norm.bias, seed, norm.eps, dropped)[0]
     return normed_TD
 
 
-@torch.library.custom_op("bertsmith::residual_norm", mutates_args=())
 def _forward(  # noqa: PLR0913 - an operator takes tensors and numbers
     residual: Tensor,
     branch: Tensor,
@@ -59,7 +59,10 @@ def _forward(  # noqa: PLR0913 - an operator takes tensors and numbers
     return forward(operands, seed, eps=eps, dropped=dropped)
 
 
-@_forward.register_fake
+_forward_operator = torch.library.custom_op("bertsmith::residual_norm", _forward, mutates_args=())
+
+
+@_forward_operator.register_fake
 def _forward_shapes(_residual: Tensor, branch: Tensor, *_: object) -> tuple[Tensor, Tensor]:
     # `len` would tie the graph to this very number of rows.
     return torch.empty_like(branch), branch.new_empty((2, branch.shape[0]), dtype=torch.float32)
@@ -101,4 +104,4 @@ def _gradients(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ..
     return to_residual, to_branch, to_weight, to_bias, None, None, None
 
 
-_forward.register_autograd(_gradients, setup_context=_keep)
+_forward_operator.register_autograd(_gradients, setup_context=_keep)

@@ -35,7 +35,7 @@ def forward(
     rows, width = branch_TD.shape
     output_TD = torch.empty_like(branch_TD)
     statistics_2T = torch.empty(2, rows, dtype=torch.float32, device=branch_TD.device)
-    _forward[programs * multiprocessors(branch_TD.device),](
+    residual_norm_forward[programs * multiprocessors(branch_TD.device),](
         *(residual_TD, branch_TD, weight_D, bias_D, seed, output_TD, statistics_2T, rows, eps),
         DROPPED=dropped,
         WIDTH=width,
@@ -62,7 +62,7 @@ def backward(
     # The same for every number of rows, so that sums have the same bits.
     count = programs * multiprocessors(branch_TD.device)
     partial_2PD = torch.empty(2, count, width, dtype=torch.float32, device=branch_TD.device)
-    _backward[count,](
+    residual_norm_backward[count,](
         *(gradient_TD, residual_TD, branch_TD, weight_D, seed, statistics_2T),
         *(to_residual_TD, to_branch_TD, partial_2PD, rows),
         DROPPED=dropped,
@@ -73,8 +73,8 @@ def backward(
     return to_residual_TD, to_branch_TD, partial_2PD.sum(1)
 
 
-@triton.jit
-def _forward(
+@triton.jit(do_not_specialize=["rows"])
+def residual_norm_forward(
     residual,
     branch,
     weight,
@@ -106,8 +106,8 @@ def _forward(
         first += tl.num_programs(0) * WIDTH
 
 
-@triton.jit
-def _backward(
+@triton.jit(do_not_specialize=["rows"])
+def residual_norm_backward(
     gradient,
     residual,
     branch,

@@ -14,18 +14,22 @@ from torch import Tensor
 
 from bertsmith.model.attention import EVERYTHING, AttentionRule
 from bertsmith.model.elementwise import dropout_seed, dropped_values
-from bertsmith.model.triton_ready import triton_runs_on
+from bertsmith.model.triton_ready import needs_operator, triton_runs_on
 from bertsmith.packed import Layout
 
 MAX_LENGTH = 128
 HEAD_WIDTHS = (16, 32, 64, 128)
+HOPPER, SMALL_BLACKWELL = (9, 0), (12, 0)
+"""From the first on, a program may have 227 KB of shared memory; from the second on, 99 again."""
 
 
 def short_takes(query: Tensor, layout: Layout, rule: AttentionRule) -> bool:
     """Whether the kernel can run these; of the query's shape only the head width is asked."""
     half = query.dtype in (torch.bfloat16, torch.float16) and query.shape[-1] in HEAD_WIDTHS
     everything = not rule.causal and rule.window == EVERYTHING
-    return half and everything and layout.longest <= MAX_LENGTH and triton_runs_on(query.device)
+    if not (half and everything and layout.longest <= MAX_LENGTH and triton_runs_on(query.device)):
+        return False
+    return HOPPER <= torch.cuda.get_device_capability(query.device) < SMALL_BLACKWELL
 
 
 def short_attention(
@@ -39,18 +43,21 @@ def attend_within(projected_T3HK: Tensor, layout: Layout, rule: AttentionRule) -
     """The same for a whole projection, of which nothing is copied in either pass."""
     dropped = dropped_values(rule.dropout)
     seed = dropout_seed(projected_T3HK.device) if dropped else None
-    mixed_THK: Tensor = _forward(projected_T3HK, layout.starts_S1, seed, layout.longest, dropped)
+    forward = _forward_operator if needs_operator() else _forward
+    mixed_THK: Tensor = forward(projected_T3HK, layout.starts_S1, seed, layout.longest, dropped)
     return mixed_THK
 
 
-@torch.library.custom_op("bertsmith::short_attention", mutates_args=())
 def _forward(projected: Tensor, starts: Tensor, seed: Tensor | None, longest: int, dropped: int) -> Tensor:
     from bertsmith.model.short_attention_triton import forward
 
     return forward(projected.contiguous(), starts, seed, longest=longest, dropped=dropped)
 
 
-@_forward.register_fake
+_forward_operator = torch.library.custom_op("bertsmith::short_attention", _forward, mutates_args=())
+
+
+@_forward_operator.register_fake
 def _forward_shape(projected: Tensor, *_: object) -> Tensor:
     return projected.new_empty((projected.shape[0], *projected.shape[2:]))
 
@@ -79,4 +86,4 @@ def _gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     return _backward(gradient, *ctx.saved_tensors, ctx.longest, ctx.dropped), None, None, None, None
 
 
-_forward.register_autograd(_gradients, setup_context=_keep)
+_forward_operator.register_autograd(_gradients, setup_context=_keep)

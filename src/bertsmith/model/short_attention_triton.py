@@ -14,8 +14,11 @@ from torch import Tensor
 from bertsmith.model.triton_dropout import keeps, samples
 
 FORWARD_LAUNCH: dict[str, int] = {"num_warps": 8}
-BACKWARD_LAUNCH: dict[str, int] = {"num_warps": 8}
-"""With 8 warps a tile of scores takes 64 registers of a thread; with 4, the backward pass would spill."""
+BACKWARD_LAUNCH: dict[str, int] = {"num_warps": 8, "maxnreg": 128}
+WIDE_BACKWARD_LAUNCH: dict[str, int] = {"num_warps": 8}
+"""With 8 warps a tile of scores takes 64 registers of a thread, with 4 too many. Of 128 registers each, two
+programs fit on a multiprocessor, and one waits for memory while the other computes; a few values spill. Of
+heads wider than 64 only one fits anyway."""
 SMALLEST_TILE = 32
 
 
@@ -31,7 +34,7 @@ def forward(
     """The mix [T, H, K]."""
     tokens, _, heads, width = projected_T3HK.shape
     mixed_THK = projected_T3HK.new_empty(tokens, heads, width)
-    _forward[(starts_S1.shape[0] - 1) * heads,](
+    short_attention_forward[(starts_S1.shape[0] - 1) * heads,](
         *(projected_T3HK, starts_S1, seed, mixed_THK, width**-0.5),
         HEADS=heads,
         WIDTH=width,
@@ -48,19 +51,20 @@ def backward(
     *,
     longest: int,
     dropped: int,
-    launch: dict[str, int] = BACKWARD_LAUNCH,
+    launch: dict[str, int] | None = None,
 ) -> Tensor:
     """The gradient of the whole projection [T, 3, H, K]."""
     projected_T3HK, starts_S1, seed = operands
     to_projected_T3HK = torch.empty_like(projected_T3HK)
     heads, width = projected_T3HK.shape[2:]
-    _backward[(starts_S1.shape[0] - 1) * heads,](
+    usual = BACKWARD_LAUNCH if width <= 64 else WIDE_BACKWARD_LAUNCH
+    short_attention_backward[(starts_S1.shape[0] - 1) * heads,](
         *(gradient_THK, projected_T3HK, starts_S1, seed, to_projected_T3HK, width**-0.5),
         HEADS=heads,
         WIDTH=width,
         TILE=_tile(longest),
         DROPPED=dropped,
-        **launch,
+        **(launch or usual),
     )
     return to_projected_T3HK
 
@@ -70,7 +74,7 @@ def _tile(longest: int) -> int:
 
 
 @triton.jit
-def _forward(
+def short_attention_forward(
     projected,
     starts,
     seed,
@@ -94,7 +98,7 @@ def _forward(
 
 
 @triton.jit
-def _backward(
+def short_attention_backward(
     gradient,
     projected,
     starts,

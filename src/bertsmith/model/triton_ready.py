@@ -13,6 +13,11 @@ def triton_runs_on(device: torch.device) -> bool:
     return INSTALLED and device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
+def needs_operator() -> bool:
+    """Whether a kernel must be called as an operator, for which torch loads its compiler (1.5 s)."""
+    return torch.is_grad_enabled() or torch.compiler.is_compiling()
+
+
 def multiprocessors(device: torch.device) -> int:
     """How many multiprocessors share the programs of a kernel; Triton's interpreter is one."""
     if device.type != "cuda":
