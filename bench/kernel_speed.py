@@ -31,7 +31,7 @@ DROPPED = dropped_values(DROPOUT)
 CALLS = 10
 NORM_LAUNCHES = {
     "forward": [(1, 8), (1, 32), (2, 8), (2, 16), (4, 4), (4, 8), (4, 16)],
-    "backward": [(1, 4), (2, 4), (2, 8), (4, 4), (4, 7), (8, 3)],
+    "backward": [(1, 4), (1, 12), (2, 4), (2, 8), (4, 4), (4, 7), (8, 3)],
 }
 GELU_LAUNCHES = [(4, 4), (4, 16), (2, 16), (8, 6)]
 """Warps of a program, and programs for each multiprocessor."""

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from bertsmith.model.elementwise import dropout_seed, dropped_values
 from bertsmith.model.triton_ready import needs_operator, triton_runs_on
 
-MAX_WIDTH = 2048
-"""A row must fit into the registers of a warp, or of a few."""
+MAX_WIDTH = 1024
+"""Of a wider row, the registers of one warp spill."""
 
 
 def residual_norm(residual_TD: Tensor, branch_TD: Tensor, norm: nn.Module, dropout: nn.Dropout) -> Tensor:
