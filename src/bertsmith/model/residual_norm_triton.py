@@ -73,7 +73,7 @@ def backward(
     return to_residual_TD, to_branch_TD, partial_2PD.sum(1)
 
 
-@triton.jit(do_not_specialize=["rows"])
+@triton.jit(do_not_specialize=["rows", "seed"])
 def residual_norm_forward(
     residual,
     branch,
@@ -106,7 +106,7 @@ def residual_norm_forward(
         first += tl.num_programs(0) * WIDTH
 
 
-@triton.jit(do_not_specialize=["rows"])
+@triton.jit(do_not_specialize=["rows", "seed"])
 def residual_norm_backward(
     gradient,
     residual,

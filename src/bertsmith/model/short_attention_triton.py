@@ -20,6 +20,8 @@ WIDE_BACKWARD_LAUNCH: dict[str, int] = {"num_warps": 8}
 programs fit on a multiprocessor, and one waits for memory while the other computes; a few values spill. Of
 heads wider than 64 only one fits anyway."""
 SMALLEST_TILE = 32
+UNALIGNED = ["starts", "seed"]
+"""Read one by one, wherever they lie: another address must not ask for another kernel within a recording."""
 
 
 def forward(
@@ -73,7 +75,7 @@ def _tile(longest: int) -> int:
     return max(SMALLEST_TILE, 1 << (longest - 1).bit_length())
 
 
-@triton.jit
+@triton.jit(do_not_specialize=UNALIGNED)
 def short_attention_forward(
     projected,
     starts,
@@ -97,7 +99,7 @@ def short_attention_forward(
         _mix(projected, starts, seed, mixed, scale, HEADS, WIDTH, 32, DROPPED)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=UNALIGNED)
 def short_attention_backward(
     gradient,
     projected,
