@@ -2,10 +2,12 @@
 
     python bench/kernel_speed.py --json kernels.json
 
-Each pass of each kernel at the size of a BERT-Base step in bf16 with dropout 0.1. What counts is the time of
-its kernels on the GPU, as torch.profiler sees them, without what Python needs to start them. The compiler has
-fp32 residuals, as under autocast, and flash attention's backward pass includes the copy of three gradients
-into one. "ours" is how the kernels are launched today; the rows below it are other ways to launch them.
+Each pass of each kernel at the size of a BERT-Base step in bf16 with dropout 0.1, and of rotary attention
+without dropout. What counts is the time of its kernels on the GPU, as torch.profiler sees them, without what
+Python needs to start them. The compiler has fp32 residuals, as under autocast, and flash attention's backward
+pass includes the copy of three gradients into one, and the compiler's turning of queries and keys where
+positions are rotary. "ours" is how the kernels are launched today; the rows below it are other ways to launch
+them.
 """
 
 import argparse
@@ -15,7 +17,7 @@ from functools import partial
 
 import torch
 import torch._functorch.config
-from rounds import Results, parser_of
+from rounds import Results, forget, parser_of
 from torch import Tensor, nn
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
@@ -24,6 +26,7 @@ from bertsmith.model import biased_gelu_triton, residual_norm_triton, short_atte
 from bertsmith.model.attention import AttentionRule
 from bertsmith.model.attention_kernels import flash_attention
 from bertsmith.model.elementwise import dropped_values
+from bertsmith.model.rotary import Rotary
 from bertsmith.packed import Layout
 
 DROPOUT = 0.1
@@ -36,7 +39,7 @@ NORM_LAUNCHES = {
 GELU_LAUNCHES = [(4, 4), (4, 16), (2, 16), (8, 6)]
 """Warps of a program, and programs for each multiprocessor."""
 ATTENTION_LAUNCHES: dict[str, list[dict[str, int]]] = {
-    "forward": [{"num_warps": 4}],
+    "forward": [{"num_warps": 4}, {"num_warps": 8}],
     "backward": [{"num_warps": 4}, {"num_warps": 8}, {"num_warps": 8, "maxnreg": 112}],
 }
 Contenders = Iterator[tuple[str, dict[str, Callable[[], object]]]]
@@ -50,7 +53,12 @@ def main() -> None:
     options = parser.parse_args()
     torch._functorch.config.donated_buffer = False  # a backward pass is repeated
     results = Results(options.json, "calls")
-    for cases in (norm_cases(options), gelu_cases(options), attention_cases(options)):
+    for cases in (
+        norm_cases(options),
+        gelu_cases(options),
+        attention_cases(options, DROPOUT),
+        attention_cases(options, 0.0, Rotary(10_000.0)),
+    ):
         for work, contenders in cases:
             rates: dict[str, list[float]] = {name: [] for name in contenders}
             for _ in range(options.rounds):
@@ -139,31 +147,47 @@ def gelu_cases(options: argparse.Namespace) -> Contenders:
         yield f"bias and GELU, {name}", {"ours": ours, "compiler": theirs[name], **others}
 
 
-def attention_cases(options: argparse.Namespace) -> Contenders:
+def attention_cases(options: argparse.Namespace, dropout: float, rotary: Rotary | None = None) -> Contenders:
     """Both passes of attention, over sequences that are all full and over a mix."""
     rng = random.Random(1)
     mix: list[int] = []
     while sum(mix) < options.tokens:
         mix.append(rng.randint(1, 128))
     for work, lengths in (("128 tokens", [128] * (options.tokens // 128)), ("1 to 128 tokens", mix)):
+        forget()
         starts = torch.tensor([0, *lengths]).cumsum(0).int().cuda()
-        layout, rule = Layout(starts, 128), AttentionRule(dropout=DROPOUT)
+        positions = torch.cat([torch.arange(length) for length in lengths]).cuda()
+        layout, rule = Layout(starts, 128), AttentionRule(dropout=dropout)
         shape = (sum(lengths), 3, options.heads, options.width // options.heads)
         projected = torch.randn(shape, device="cuda", dtype=torch.bfloat16)
         gradient = torch.randn_like(projected[:, 0])
-        seed = torch.randint(2**63 - 1, (), device="cuda")
-        arguments = {"longest": 128, "dropped": DROPPED}
-        forward = partial(short_attention_triton.forward, projected, starts, seed, **arguments)
-        backward = partial(short_attention_triton.backward, gradient, (projected, starts, seed), **arguments)
+        turns = (None, None) if rotary is None else rotary.turns(positions, projected)
+        seed = torch.randint(2**63 - 1, (), device="cuda") if dropout else None
+        operands = (projected, turns, starts, seed)
+        arguments = {"longest": 128, "dropped": dropped_values(dropout)}
+        forward = partial(short_attention_triton.forward, operands, **arguments)
+        backward = partial(short_attention_triton.backward, gradient, operands, **arguments)
+        flash = partial(flash_within, layout, rule, rotary, positions)
         leaf = projected.clone().requires_grad_()
-        mixed = flash_attention(*leaf.unbind(1), layout, rule)
         theirs = {
-            "forward": partial(flash_attention, *projected.unbind(1), layout, rule),
-            "backward": partial(torch.autograd.grad, mixed, leaf, gradient, retain_graph=True),
+            "forward": partial(flash, projected),
+            "backward": partial(torch.autograd.grad, flash(leaf), leaf, gradient, retain_graph=True),
         }
+        kind = "attention" if rotary is None else "rotary attention"
         for name, ours in (("forward", forward), ("backward", backward)):
             others = {str(launch): partial(ours, launch=launch) for launch in ATTENTION_LAUNCHES[name]}
-            yield f"attention, {work}, {name}", {"ours": ours, "flash": theirs[name], **others}
+            yield f"{kind}, {work}, {name}", {"ours": ours, "flash": theirs[name], **others}
+
+
+@torch.compile(dynamic=False)
+def flash_within(
+    layout: Layout, rule: AttentionRule, rotary: Rotary | None, positions: Tensor, projected: Tensor
+) -> Tensor:
+    """Flash attention and what stands around it in a compiled step."""
+    query, key, value = projected.unbind(1)
+    if rotary is not None:
+        query, key = rotary(query, key, positions)
+    return flash_attention(query, key, value, layout, rule)
 
 
 if __name__ == "__main__":

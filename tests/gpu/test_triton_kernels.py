@@ -14,11 +14,12 @@ from torch import nn
 from bertsmith.model import biased_gelu as biased_gelu_module
 from bertsmith.model import encoder
 from bertsmith.model import residual_norm as residual_norm_module
-from bertsmith.model.attention import AttentionRule
+from bertsmith.model.attention import AttentionRule, reference_attention
 from bertsmith.model.biased_gelu import biased_gelu, linear_gelu
 from bertsmith.model.elementwise import real_probability
 from bertsmith.model.network import new_network
 from bertsmith.model.residual_norm import fused_residual_norm, residual_norm
+from bertsmith.model.rotary import Rotary
 from bertsmith.model.short_attention import attend_within, short_attention
 from bertsmith.packed import pack
 from tests.attention_cases import layout_of
@@ -36,6 +37,7 @@ ROWS = 67 if INTERPRETED else 5000
 LENGTHS = [1, 17, 128, 2, 64, 33, 65, 0, 0]
 RATES = [0.0, 0.1]
 SCALE = 1 / (1 - real_probability(0.1))
+ROTARY = Rotary(100.0)
 
 
 # ---- residual sum, dropout, LayerNorm
@@ -205,6 +207,49 @@ def test_attention_and_its_gradient_equal_the_plain_ones(dtype, tolerance, width
     assert largest_difference(parts, plain_parts) < tolerance
 
 
+def positions():
+    """Two apart: the numbers of rows would not do in their place."""
+    return torch.cat([2 * torch.arange(length) for length in LENGTHS]).to(DEVICE)
+
+
+@pytest.mark.parametrize("width", [64, 16, 128])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float16, 2e-3), OTHER], ids=str)
+def test_attention_turns_queries_and_keys_and_their_gradients_back(dtype, tolerance, width):
+    projected, upstream = attention_case(width, dtype)
+    layout = layout_of(LENGTHS, DEVICE)
+    turns = ROTARY.turns(positions(), projected)
+    ours = attend_within(projected, layout, AttentionRule(), turns)
+    (gradient,) = torch.autograd.grad(ours, projected, upstream)
+    exact = projected.detach().double().requires_grad_()
+    query, key, value = exact.unbind(1)
+    plain = reference_attention(*ROTARY(query, key, positions()), value, layout, AttentionRule())
+    (plain_gradient,) = torch.autograd.grad(plain, exact, upstream.double())
+    assert ours.dtype == gradient.dtype == dtype
+    parts, plain_parts = (ours, *gradient.unbind(1)), (plain, *plain_gradient.unbind(1))
+    assert largest_difference(parts, plain_parts) < tolerance
+
+
+@pytest.mark.parametrize("rate", RATES)
+def test_turning_inside_equals_turning_before(rate):
+    projected, upstream = attention_case(64, HALF)
+    layout, rule = layout_of(LENGTHS, DEVICE), AttentionRule(dropout=rate)
+
+    def run(mix):
+        torch.manual_seed(5)  # the same masks
+        mixed = mix()
+        (gradient,) = torch.autograd.grad(mixed, projected, upstream)
+        return mixed, *(each.double() for each in gradient.unbind(1))
+
+    def turned_before():
+        query, key, value = projected.unbind(1)
+        return short_attention(*ROTARY(query, key, positions()), value, layout, rule)
+
+    ours = run(lambda: attend_within(projected, layout, rule, ROTARY.turns(positions(), projected)))
+    before = run(turned_before)
+    # One is rounded once, the other three times.
+    assert largest_difference(ours, before) < (4e-3 if INTERPRETED else 3e-2)
+
+
 def test_attention_drops_no_two_sequences_or_heads_alike():
     projected, _ = attention_case(16, HALF)
     kept = kept_by(projected, 0.5, seed=7)
@@ -249,8 +294,14 @@ def test_poison_in_one_sequence_leaves_the_others_unchanged():
 # ---- inside of a step
 
 
-def test_a_network_is_as_close_to_single_precision_as_without_the_kernels(monkeypatch):
-    config = tiny_encoder_config("bert", width=64, heads=2, inner=128)
+@pytest.mark.parametrize(
+    ("architecture", "own", "type_of_states"),
+    [("bert", {}, HALF), ("modernbert", {"global_layers": (0, 1, 2)}, torch.float32)],  # it ends in a norm
+)
+def test_a_network_is_as_close_to_single_precision_as_without_the_kernels(
+    monkeypatch, architecture, own, type_of_states
+):
+    config = tiny_encoder_config(architecture, width=64, heads=2, inner=128, **own)
     network = new_network(config, {}, torch.Generator().manual_seed(1)).to(DEVICE).eval()
     with torch.no_grad():
         for parameter in network.parameters():
@@ -272,7 +323,7 @@ def test_a_network_is_as_close_to_single_precision_as_without_the_kernels(monkey
         return [states, *(each.grad for each in network.encoder.parameters())]
 
     exact, plain, ours = run(False, torch.float32), run(False, HALF), run(True, HALF)
-    assert plain[0].dtype == torch.float32 and ours[0].dtype == HALF
+    assert plain[0].dtype == torch.float32 and ours[0].dtype == type_of_states
 
     def distance(these):
         return sum(((a - b).norm() / b.norm()).item() for a, b in zip(these, exact, strict=True))
@@ -280,29 +331,32 @@ def test_a_network_is_as_close_to_single_precision_as_without_the_kernels(monkey
     assert 0 < distance(ours) < 2 * distance(plain)
 
 
-def all_kernels(hidden, project, norm, layout):
-    """A small block: attention within a projection, then the residual sum."""
+def all_kernels(hidden, project, norm, layout, positions_T):
+    """A small block: attention within a projection, with positions and without, then the residual sum."""
     projected = linear_gelu(hidden, project).unflatten(-1, (3, 2, -1))
-    mixed = attend_within(projected, layout, AttentionRule(dropout=0.1)).flatten(1)
-    return fused_residual_norm(hidden, mixed, norm, 0.1)
+    turns, rule = ROTARY.turns(positions_T, projected), AttentionRule(dropout=0.1)
+    mixed = attend_within(projected, layout, rule) + attend_within(projected, layout, rule, turns)
+    return fused_residual_norm(hidden, mixed.flatten(1), norm, 0.1)
 
 
 def block_case():
     torch.manual_seed(0)
     project, norm = nn.Linear(64, 192).to(DEVICE), nn.LayerNorm(64).to(DEVICE)
-    return torch.randn(sum(LENGTHS), 64, device=DEVICE), project, norm, layout_of(LENGTHS, DEVICE)
+    hidden = torch.randn(sum(LENGTHS), 64, device=DEVICE)
+    return hidden, project, norm, layout_of(LENGTHS, DEVICE), positions()
 
 
 def test_compiled_kernels_are_reproducible_from_the_seed_and_compile_once():
     torch.compiler.reset()
     torch._dynamo.config.error_on_recompile = True
-    hidden, project, norm, layout = block_case()
+    block = block_case()
+    project = block[1]
     compiled = torch.compile(all_kernels, fullgraph=True)
 
     def run(seed):
         torch.manual_seed(seed)
         with torch.autocast("cuda", dtype=torch.bfloat16):
-            normed = compiled(hidden, project, norm, layout)
+            normed = compiled(*block)
         normed.float().pow(3).sum().backward()
         gradient, project.weight.grad = project.weight.grad, None
         return normed, gradient
@@ -316,18 +370,19 @@ def test_compiled_kernels_are_reproducible_from_the_seed_and_compile_once():
 
 def test_a_recorded_step_draws_new_masks_each_time():
     torch.compiler.reset()
-    hidden, project, norm, layout = block_case()
+    block = block_case()
+    project = block[1]
 
     @torch.compile(fullgraph=True, mode="reduce-overhead", dynamic=False)
-    def loss_of(hidden, project, norm, layout):
+    def loss_of(*block):
         with torch.autocast("cuda", dtype=torch.bfloat16):
-            return all_kernels(hidden, project, norm, layout).float().pow(3).sum()
+            return all_kernels(*block).float().pow(3).sum()
 
     losses = []
     for _ in range(5):
         project.zero_grad()  # gradients live in the graph's memory, which the next step overwrites
         torch.compiler.cudagraph_mark_step_begin()
-        loss = loss_of(hidden, project, norm, layout)
+        loss = loss_of(*block)
         loss.backward()
         losses.append(loss.item())
         assert project.weight.grad.isfinite().all()

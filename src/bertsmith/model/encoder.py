@@ -19,7 +19,7 @@ from bertsmith.model.biased_gelu import linear_gelu
 from bertsmith.model.elementwise import Dropout
 from bertsmith.model.encoder_config import EncoderConfig
 from bertsmith.model.residual_norm import residual_norm
-from bertsmith.model.rotary import Rotary
+from bertsmith.model.rotary import NormalisedRotary, Rotary
 from bertsmith.model.short_attention import attend_within, short_takes
 from bertsmith.model.watched_attention import WatchedAttention
 from bertsmith.packed import Layout, PackedBatch
@@ -124,9 +124,11 @@ class SelfAttention(nn.Module):
 
     def _mixed(self, projected_T3HK: Tensor, batch: PackedBatch, attend: Attend) -> Tensor:
         layout, rule = batch.layout, self.training_rule if self.training else self.rule
-        whole = attend is packed_attention and self.rotary is None
+        whole = attend is packed_attention and not isinstance(self.rotary, NormalisedRotary)
         if whole and short_takes(projected_T3HK, layout, rule):
-            return attend_within(projected_T3HK, layout, rule)  # spares a copy of all three gradients
+            turns_TF = None if self.rotary is None else self.rotary.turns(batch.positions_T, projected_T3HK)
+            # Spares a copy of all three gradients, and a pass over queries and keys to turn them.
+            return attend_within(projected_T3HK, layout, rule, turns_TF)
         query_THK, key_THK, value_THK = projected_T3HK.unbind(1)
         if self.rotary is not None:
             query_THK, key_THK = self.rotary(query_THK, key_THK, batch.positions_T)

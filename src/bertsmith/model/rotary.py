@@ -16,12 +16,17 @@ class Rotary(nn.Module):
         self.theta = theta
 
     def forward(self, query_THK: Tensor, key_THK: Tensor, positions_T: Tensor) -> tuple[Tensor, Tensor]:
-        # Half precision cannot tell far positions apart: angles in fp32, as published, or better.
-        exact = torch.float64 if query_THK.dtype == torch.float64 else torch.float32
-        turns = _turns_once if torch.compiler.is_compiling() else _turns
-        cosine_TF, sine_TF = turns(positions_T, self.theta, query_THK.shape[-1] // 2, exact)
-        both = cosine_TF[:, None].to(query_THK.dtype), sine_TF[:, None].to(query_THK.dtype)
+        cosine_TF, sine_TF = self.turns(positions_T, query_THK)
+        both = cosine_TF[:, None], sine_TF[:, None]
         return _turned(query_THK, *both), _turned(key_THK, *both)
+
+    def turns(self, positions_T: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosine and sine [T, F] of the angles by which pairs of such features are turned, in their type."""
+        # Half precision cannot tell far positions apart: angles in fp32, as published, or better.
+        exact = torch.float64 if features.dtype == torch.float64 else torch.float32
+        turns = _turns_once if torch.compiler.is_compiling() else _turns
+        cosine_TF, sine_TF = turns(positions_T, self.theta, features.shape[-1] // 2, exact)
+        return cosine_TF.to(features.dtype), sine_TF.to(features.dtype)
 
 
 class NormalisedRotary(Rotary):

@@ -1,10 +1,10 @@
 """Attention over sequences of up to 128 tokens on CUDA, in half precision, by one kernel for each pass.
 
-Shapes: T packed tokens, H heads, K head width.
+Shapes: T packed tokens, H heads, K head width, F = K / 2 pairs of features.
 
 Flash attention is made for sequences that do not fit: it passes over keys block by block, and its backward
 pass needs three kernels and gradients of query, key and value that are then copied into one. The kernels
-here take and give the projection whole.
+here take and give the projection whole, and turn queries and keys to rotary positions on the way.
 """
 
 from typing import Any
@@ -39,19 +39,38 @@ def short_attention(
     return attend_within(torch.stack((query_THK, key_THK, value_THK), dim=1), layout, rule)
 
 
-def attend_within(projected_T3HK: Tensor, layout: Layout, rule: AttentionRule) -> Tensor:
-    """The same for a whole projection, of which nothing is copied in either pass."""
+def attend_within(
+    projected_T3HK: Tensor,
+    layout: Layout,
+    rule: AttentionRule,
+    turns_TF: tuple[Tensor, Tensor] | None = None,
+) -> Tensor:
+    """The same for a whole projection, of which nothing is copied in either pass.
+
+    With cosines and sines, queries and keys are turned by them first, as `rotary.Rotary` would.
+    """
     dropped = dropped_values(rule.dropout)
     seed = dropout_seed(projected_T3HK.device) if dropped else None
     forward = _forward_operator if needs_operator() else _forward
-    mixed_THK: Tensor = forward(projected_T3HK, layout.starts_S1, seed, layout.longest, dropped)
+    cosine_TF, sine_TF = turns_TF or (None, None)
+    operands = (projected_T3HK, cosine_TF, sine_TF, layout.starts_S1, seed)
+    mixed_THK: Tensor = forward(*operands, layout.longest, dropped)
     return mixed_THK
 
 
-def _forward(projected: Tensor, starts: Tensor, seed: Tensor | None, longest: int, dropped: int) -> Tensor:
+def _forward(  # noqa: PLR0913 - an operator takes tensors and numbers
+    projected: Tensor,
+    cosine: Tensor | None,
+    sine: Tensor | None,
+    starts: Tensor,
+    seed: Tensor | None,
+    longest: int,
+    dropped: int,
+) -> Tensor:
     from bertsmith.model.short_attention_triton import forward
 
-    return forward(projected.contiguous(), starts, seed, longest=longest, dropped=dropped)
+    operands = (projected.contiguous(), (cosine, sine), starts, seed)
+    return forward(operands, longest=longest, dropped=dropped)
 
 
 _forward_operator = torch.library.custom_op("bertsmith::short_attention", _forward, mutates_args=())
@@ -63,12 +82,19 @@ def _forward_shape(projected: Tensor, *_: object) -> Tensor:
 
 
 @torch.library.custom_op("bertsmith::short_attention_backward", mutates_args=())
-def _backward(  # noqa: PLR0913 - an operator takes tensors and numbers
-    gradient: Tensor, projected: Tensor, starts: Tensor, seed: Tensor | None, longest: int, dropped: int
+def _backward(  # noqa: PLR0913
+    gradient: Tensor,
+    projected: Tensor,
+    cosine: Tensor | None,
+    sine: Tensor | None,
+    starts: Tensor,
+    seed: Tensor | None,
+    longest: int,
+    dropped: int,
 ) -> Tensor:
     from bertsmith.model.short_attention_triton import backward
 
-    operands = (projected.contiguous(), starts, seed)
+    operands = (projected.contiguous(), (cosine, sine), starts, seed)
     return backward(gradient.contiguous(), operands, longest=longest, dropped=dropped)
 
 
@@ -78,12 +104,13 @@ def _backward_shape(_gradient: Tensor, projected: Tensor, *_: object) -> Tensor:
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001 - torch's signature
-    projected, starts, seed, ctx.longest, ctx.dropped = inputs
-    ctx.save_for_backward(projected, starts, seed)
+    *tensors, ctx.longest, ctx.dropped = inputs
+    ctx.save_for_backward(*tensors)
 
 
 def _gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-    return _backward(gradient, *ctx.saved_tensors, ctx.longest, ctx.dropped), None, None, None, None
+    to_projected = _backward(gradient, *ctx.saved_tensors, ctx.longest, ctx.dropped)
+    return to_projected, None, None, None, None, None, None
 
 
 _forward_operator.register_autograd(_gradients, setup_context=_keep)

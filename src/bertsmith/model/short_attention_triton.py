@@ -1,9 +1,12 @@
 """The kernels of `short_attention.py`: one program computes one head of one sequence, in both passes.
 
-Shapes: T packed tokens, H heads, K head width, S sequences, N tokens of one sequence, filler included.
+Shapes: T packed tokens, H heads, K head width, F = K / 2 pairs of features, S sequences, N tokens of one
+sequence, filler included.
 
 All scores of a head fit into registers, so that the softmax is seen whole: nothing is kept for the backward
-pass, which is one kernel without atomics and writes each gradient once. Scores and softmax are fp32.
+pass, which is one kernel without atomics and writes each gradient once. Scores and softmax are fp32. Where
+there are cosines and sines, queries and keys are turned as they are read, as `rotary.py` turns them, and
+their gradients back as they are written.
 """
 
 import torch
@@ -13,31 +16,27 @@ from torch import Tensor
 
 from bertsmith.model.triton_dropout import keeps, samples
 
-FORWARD_LAUNCH: dict[str, int] = {"num_warps": 8}
-BACKWARD_LAUNCH: dict[str, int] = {"num_warps": 8, "maxnreg": 128}
+LAUNCH: dict[str, int] = {"num_warps": 8, "maxnreg": 128}
 WIDE_BACKWARD_LAUNCH: dict[str, int] = {"num_warps": 8}
 """With 8 warps a tile of scores takes 64 registers of a thread, with 4 too many. Of 128 registers each, two
-programs fit on a multiprocessor, and one waits for memory while the other computes; a few values spill. Of
-heads wider than 64 only one fits anyway."""
+programs fit on a multiprocessor, and one waits for memory while the other computes; in the backward pass a
+few values spill. There only one fits anyway of heads wider than 64."""
 SMALLEST_TILE = 32
 UNALIGNED = ["starts", "seed"]
 """Read one by one, wherever they lie: another address must not ask for another kernel within a recording."""
 
 
-def forward(
-    projected_T3HK: Tensor,
-    starts_S1: Tensor,
-    seed: Tensor | None,
-    *,
-    longest: int,
-    dropped: int,
-    launch: dict[str, int] = FORWARD_LAUNCH,
-) -> Tensor:
+Operands = tuple[Tensor, tuple[Tensor | None, Tensor | None], Tensor, Tensor | None]
+"""Projection [T, 3, H, K], cosines and sines [T, F] or neither, starts of sequences [S1], seed of dropout."""
+
+
+def forward(operands: Operands, *, longest: int, dropped: int, launch: dict[str, int] = LAUNCH) -> Tensor:
     """The mix [T, H, K]."""
+    projected_T3HK, turns_TF, starts_S1, seed = operands
     tokens, _, heads, width = projected_T3HK.shape
     mixed_THK = projected_T3HK.new_empty(tokens, heads, width)
     short_attention_forward[(starts_S1.shape[0] - 1) * heads,](
-        *(projected_T3HK, starts_S1, seed, mixed_THK, width**-0.5),
+        *(projected_T3HK, *turns_TF, starts_S1, seed, mixed_THK, width**-0.5),
         HEADS=heads,
         WIDTH=width,
         TILE=_tile(longest),
@@ -49,19 +48,19 @@ def forward(
 
 def backward(
     gradient_THK: Tensor,
-    operands: tuple[Tensor, Tensor, Tensor | None],
+    operands: Operands,
     *,
     longest: int,
     dropped: int,
     launch: dict[str, int] | None = None,
 ) -> Tensor:
     """The gradient of the whole projection [T, 3, H, K]."""
-    projected_T3HK, starts_S1, seed = operands
+    projected_T3HK, turns_TF, starts_S1, seed = operands
     to_projected_T3HK = torch.empty_like(projected_T3HK)
     heads, width = projected_T3HK.shape[2:]
-    usual = BACKWARD_LAUNCH if width <= 64 else WIDE_BACKWARD_LAUNCH
+    usual = LAUNCH if width <= 64 else WIDE_BACKWARD_LAUNCH
     short_attention_backward[(starts_S1.shape[0] - 1) * heads,](
-        *(gradient_THK, projected_T3HK, starts_S1, seed, to_projected_T3HK, width**-0.5),
+        *(gradient_THK, projected_T3HK, *turns_TF, starts_S1, seed, to_projected_T3HK, width**-0.5),
         HEADS=heads,
         WIDTH=width,
         TILE=_tile(longest),
@@ -78,6 +77,8 @@ def _tile(longest: int) -> int:
 @triton.jit(do_not_specialize=UNALIGNED)
 def short_attention_forward(
     projected,
+    cosine,
+    sine,
     starts,
     seed,
     mixed,
@@ -91,18 +92,20 @@ def short_attention_forward(
     # A shorter sequence takes a smaller tile: its scores are a quarter, then a sixteenth.
     if TILE == 128:
         if length > 64:
-            _mix(projected, starts, seed, mixed, scale, HEADS, WIDTH, 128, DROPPED)
+            _mix(projected, cosine, sine, starts, seed, mixed, scale, HEADS, WIDTH, 128, DROPPED)
     if TILE >= 64:
         if (length > 32) & (length <= 64):
-            _mix(projected, starts, seed, mixed, scale, HEADS, WIDTH, 64, DROPPED)
+            _mix(projected, cosine, sine, starts, seed, mixed, scale, HEADS, WIDTH, 64, DROPPED)
     if (length > 0) & (length <= 32):
-        _mix(projected, starts, seed, mixed, scale, HEADS, WIDTH, 32, DROPPED)
+        _mix(projected, cosine, sine, starts, seed, mixed, scale, HEADS, WIDTH, 32, DROPPED)
 
 
 @triton.jit(do_not_specialize=UNALIGNED)
 def short_attention_backward(
     gradient,
     projected,
+    cosine,
+    sine,
     starts,
     seed,
     to_projected,
@@ -112,15 +115,16 @@ def short_attention_backward(
     TILE: tl.constexpr,
     DROPPED: tl.constexpr,
 ):
+    tensors = (gradient, projected, cosine, sine, starts, seed, to_projected)
     _, _, length = _head_of_sequence(starts, HEADS)
     if TILE == 128:
         if length > 64:
-            _differentiate(gradient, projected, starts, seed, to_projected, scale, HEADS, WIDTH, 128, DROPPED)
+            _differentiate(*tensors, scale, HEADS, WIDTH, 128, DROPPED)
     if TILE >= 64:
         if (length > 32) & (length <= 64):
-            _differentiate(gradient, projected, starts, seed, to_projected, scale, HEADS, WIDTH, 64, DROPPED)
+            _differentiate(*tensors, scale, HEADS, WIDTH, 64, DROPPED)
     if (length > 0) & (length <= 32):
-        _differentiate(gradient, projected, starts, seed, to_projected, scale, HEADS, WIDTH, 32, DROPPED)
+        _differentiate(*tensors, scale, HEADS, WIDTH, 32, DROPPED)
 
 
 @triton.jit
@@ -134,6 +138,8 @@ def _head_of_sequence(starts, HEADS: tl.constexpr):
 @triton.jit
 def _mix(
     projected,
+    cosine,
+    sine,
     starts,
     seed,
     mixed,
@@ -145,10 +151,11 @@ def _mix(
 ):
     head, start, length = _head_of_sequence(starts, HEADS)
     real_N1 = (tl.arange(0, TILE) < length)[:, None]
-    query_at = projected + _places(start, head, 3 * HEADS, WIDTH, TILE)
-    query_NK = tl.load(query_at, mask=real_N1, other=0.0)
-    key_NK = tl.load(query_at + HEADS * WIDTH, mask=real_N1, other=0.0)
-    value_NK = tl.load(query_at + 2 * HEADS * WIDTH, mask=real_N1, other=0.0)
+    query_at = projected + _rows(start, head, 3 * HEADS, WIDTH, TILE)
+    query_NK = _turned(query_at, cosine, sine, start, real_N1, WIDTH, TILE)
+    key_NK = _turned(query_at + HEADS * WIDTH, cosine, sine, start, real_N1, WIDTH, TILE)
+    feature_1K = tl.arange(0, WIDTH)[None, :]
+    value_NK = tl.load(query_at + 2 * HEADS * WIDTH + feature_1K, mask=real_N1, other=0.0)
     if DROPPED > 0:  # computed while the rows are on their way
         samples_NN = _samples(seed, start, head, HEADS, TILE)
     weights_NN, totals_N = _softmax(query_NK, key_NK, scale, length, TILE)
@@ -157,7 +164,7 @@ def _mix(
     # Scaling the mix [N, K] costs less than scaling the weights [N, N].
     scales_N = 65536.0 / (65536 - DROPPED) / totals_N
     mixed_NK = tl.dot(weights_NN.to(value_NK.dtype), value_NK) * scales_N[:, None]
-    mixed_at = mixed + _places(start, head, HEADS, WIDTH, TILE)
+    mixed_at = mixed + _rows(start, head, HEADS, WIDTH, TILE) + feature_1K
     tl.store(mixed_at, mixed_NK.to(mixed.dtype.element_ty), mask=real_N1)
 
 
@@ -165,6 +172,8 @@ def _mix(
 def _differentiate(
     gradient,
     projected,
+    cosine,
+    sine,
     starts,
     seed,
     to_projected,
@@ -176,12 +185,13 @@ def _differentiate(
 ):
     head, start, length = _head_of_sequence(starts, HEADS)
     real_N1 = (tl.arange(0, TILE) < length)[:, None]
-    places_NK = _places(start, head, 3 * HEADS, WIDTH, TILE)
-    key_offset = HEADS * WIDTH
-    query_NK = tl.load(projected + places_NK, mask=real_N1, other=0.0)
-    key_NK = tl.load(projected + places_NK + key_offset, mask=real_N1, other=0.0)
-    value_NK = tl.load(projected + places_NK + 2 * key_offset, mask=real_N1, other=0.0)
-    gradient_at = gradient + _places(start, head, HEADS, WIDTH, TILE)
+    query_N1 = _rows(start, head, 3 * HEADS, WIDTH, TILE)
+    key_N1, value_N1 = query_N1 + HEADS * WIDTH, query_N1 + 2 * HEADS * WIDTH
+    feature_1K = tl.arange(0, WIDTH)[None, :]
+    query_NK = _turned(projected + query_N1, cosine, sine, start, real_N1, WIDTH, TILE)
+    key_NK = _turned(projected + key_N1, cosine, sine, start, real_N1, WIDTH, TILE)
+    value_NK = tl.load(projected + value_N1 + feature_1K, mask=real_N1, other=0.0)
+    gradient_at = gradient + _rows(start, head, HEADS, WIDTH, TILE) + feature_1K
     gradient_NK = tl.load(gradient_at, mask=real_N1, other=0.0)
     half = query_NK.dtype
 
@@ -195,7 +205,7 @@ def _differentiate(
     kept_scale = 65536.0 / (65536 - DROPPED)
     kept_NN = tl.maximum(probabilities_NN, 0.0).to(half)
     to_value_NK = tl.dot(tl.trans(kept_NN), gradient_NK) * kept_scale
-    tl.store(to_projected + places_NK + 2 * key_offset, to_value_NK.to(half), mask=real_N1)
+    tl.store(to_projected + value_N1 + feature_1K, to_value_NK.to(half), mask=real_N1)
 
     to_kept_NN = tl.dot(gradient_NK, tl.trans(value_NK))
     to_kept_NN = tl.where(probabilities_NN > 0, to_kept_NN, 0.0)
@@ -203,16 +213,65 @@ def _differentiate(
     common_N = tl.sum(probabilities_NN * to_kept_NN, 1)
     to_scores_NN = (probabilities_NN * (to_kept_NN - common_N[:, None])).to(half)
     to_query_NK = tl.dot(to_scores_NN, key_NK) * (scale * kept_scale)
-    tl.store(to_projected + places_NK, to_query_NK.to(half), mask=real_N1)
+    _store_turned_back(to_projected + query_N1, to_query_NK, cosine, sine, start, real_N1, WIDTH, TILE)
     to_key_NK = tl.dot(tl.trans(to_scores_NN), query_NK) * (scale * kept_scale)
-    tl.store(to_projected + places_NK + key_offset, to_key_NK.to(half), mask=real_N1)
+    _store_turned_back(to_projected + key_N1, to_key_NK, cosine, sine, start, real_N1, WIDTH, TILE)
 
 
 @triton.jit
-def _places(start, head, HEADS: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr):
-    """Where a head's rows of a sequence lie among rows of so many heads [N, K]."""
+def _rows(start, head, HEADS: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr):
+    """Where a head's rows of a sequence begin among rows of so many heads [N, 1]."""
     first = (start.to(tl.int64) * HEADS + head) * WIDTH
-    return first + tl.arange(0, TILE)[:, None] * (HEADS * WIDTH) + tl.arange(0, WIDTH)[None, :]
+    return first + tl.arange(0, TILE)[:, None] * (HEADS * WIDTH)
+
+
+@triton.jit
+def _turned(rows_at, cosine, sine, start, real_N1, WIDTH: tl.constexpr, TILE: tl.constexpr):
+    """A head's queries or keys [N, K] at these rows, turned where there are cosines and sines."""
+    if cosine is None:
+        turned_NK = tl.load(rows_at + tl.arange(0, WIDTH)[None, :], mask=real_N1, other=0.0)
+    else:
+        cosine_NF, sine_NF = _turns(cosine, sine, start, real_N1, WIDTH // 2, TILE)
+        first_at = rows_at + tl.arange(0, WIDTH // 2)[None, :]
+        first_NF = tl.load(first_at, mask=real_N1, other=0.0).to(tl.float32)
+        second_NF = tl.load(first_at + WIDTH // 2, mask=real_N1, other=0.0).to(tl.float32)
+        # As sums over pairs: of what is plainly computed value by value, Triton brings every factor into the
+        # layout of the tensor cores by itself, which takes 144 registers in place of 107.
+        turned_first_NF = tl.sum(tl.join(first_NF * cosine_NF, -second_NF * sine_NF), 2)
+        turned_second_NF = tl.sum(tl.join(second_NF * cosine_NF, first_NF * sine_NF), 2)
+        half = rows_at.dtype.element_ty
+        halves_NF2 = tl.join(turned_first_NF.to(half), turned_second_NF.to(half))
+        turned_NK = tl.reshape(tl.permute(halves_NF2, (0, 2, 1)), (TILE, WIDTH))
+    return turned_NK
+
+
+@triton.jit
+def _store_turned_back(
+    rows_at, gradient_NK, cosine, sine, start, real_N1, WIDTH: tl.constexpr, TILE: tl.constexpr
+):
+    """Store the gradient of queries or keys, turned back where they were turned."""
+    half = rows_at.dtype.element_ty
+    if cosine is None:
+        tl.store(rows_at + tl.arange(0, WIDTH)[None, :], gradient_NK.to(half), mask=real_N1)
+    else:
+        # Read again: the registers are full while the scores are there.
+        cosine_NF, sine_NF = _turns(cosine, sine, start, real_N1, WIDTH // 2, TILE)
+        halves_N2F = tl.reshape(gradient_NK.to(half), (TILE, 2, WIDTH // 2))
+        first_NF, second_NF = tl.split(tl.permute(halves_N2F, (0, 2, 1)))
+        first_at = rows_at + tl.arange(0, WIDTH // 2)[None, :]
+        back_NF = first_NF * cosine_NF + second_NF * sine_NF
+        tl.store(first_at, back_NF.to(half), mask=real_N1)
+        back_NF = second_NF * cosine_NF - first_NF * sine_NF
+        tl.store(first_at + WIDTH // 2, back_NF.to(half), mask=real_N1)
+
+
+@triton.jit
+def _turns(cosine, sine, start, real_N1, PAIRS: tl.constexpr, TILE: tl.constexpr):
+    """Cosine and sine [N, F] of a sequence's tokens, in fp32 as all that is computed with them."""
+    places_NF = _rows(start, 0, 1, PAIRS, TILE) + tl.arange(0, PAIRS)[None, :]
+    cosine_NF = tl.load(cosine + places_NF, mask=real_N1, other=0.0)
+    sine_NF = tl.load(sine + places_NF, mask=real_N1, other=0.0)
+    return cosine_NF.to(tl.float32), sine_NF.to(tl.float32)
 
 
 @triton.jit
