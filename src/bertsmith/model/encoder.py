@@ -208,9 +208,18 @@ class PreNormBlock(Block):
 
     def forward(self, hidden_TD: Tensor, batch: PackedBatch, attend: Attend, rows: Rows = ALL) -> Tensor:
         attended_RD = self.attention(self.attention_norm(hidden_TD), batch, attend, rows)
-        hidden_RD = hidden_TD[rows] + self.dropout(attended_RD)
+        hidden_RD = as_narrow(hidden_TD[rows], attended_RD) + self.dropout(attended_RD)
         output_RD: Tensor = hidden_RD + self.feed_forward(self.feed_forward_norm(hidden_RD))
         return output_RD
+
+
+def as_narrow(residual_RD: Tensor, branch_RD: Tensor) -> Tensor:
+    """The residual in bf16 where that is the type of what is added to it, as under autocast.
+
+    The embeddings' norm gives fp32 there, and so would be every sum after it: a good part of what a step
+    moves. Beside fp16 they stay fp32: residual sums without a norm may outgrow what fp16 can hold.
+    """
+    return residual_RD.to(torch.bfloat16) if branch_RD.dtype == torch.bfloat16 else residual_RD
 
 
 class SandwichNormBlock(PreNormBlock):

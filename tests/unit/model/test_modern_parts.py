@@ -165,6 +165,30 @@ def test_normalised_queries_leave_half_precision_to_the_kernels():
     assert set(seen) == {(torch.bfloat16,) * 3}
 
 
+@pytest.mark.parametrize(
+    ("products", "sums"),
+    [
+        (torch.bfloat16, torch.bfloat16),
+        (torch.float16, torch.float32),  # they may outgrow it
+        (torch.float32, torch.float32),
+    ],
+    ids=str,
+)
+def test_residual_sums_have_the_type_of_the_products_where_it_can_hold_them(products, sums):
+    network, batch, types = lively({}), pack(TEXTS), []
+    for block in network.encoder.blocks:
+        block.feed_forward_norm.register_forward_pre_hook(lambda _, inputs: types.append(inputs[0].dtype))
+        block.register_forward_hook(lambda *call: types.append(call[-1].dtype))
+    exact = network.encoder(batch)
+    types.clear()
+    with torch.autocast("cpu", dtype=products, enabled=products != torch.float32):
+        states = network.encoder(batch)
+    assert types == [sums] * 2 * len(network.encoder.blocks)
+    states.float().pow(2).mean().backward()
+    assert all(each.grad.dtype == torch.float32 for each in network.encoder.parameters())
+    assert torch.nn.functional.cosine_similarity(states.float(), exact).min() > 0.99
+
+
 # ---- what predicts on a CPU
 
 
