@@ -36,7 +36,7 @@ NORM_LAUNCHES = {
     "forward": [(1, 8), (1, 32), (2, 8), (2, 16), (4, 4), (4, 8), (4, 16)],
     "backward": [(1, 4), (1, 12), (2, 4), (2, 8), (4, 4), (4, 7), (8, 3)],
 }
-GELU_LAUNCHES = [(4, 4), (4, 16), (2, 16), (8, 6)]
+GELU_LAUNCHES = [(4, 16), (2, 16), (8, 4), (8, 6), (8, 10)]
 """Warps of a program, and programs for each multiprocessor."""
 ATTENTION_LAUNCHES: dict[str, list[dict[str, int]]] = {
     "forward": [{"num_warps": 4}, {"num_warps": 8}],

@@ -226,7 +226,8 @@ def test_attention_turns_queries_and_keys_and_their_gradients_back(dtype, tolera
     (plain_gradient,) = torch.autograd.grad(plain, exact, upstream.double())
     assert ours.dtype == gradient.dtype == dtype
     parts, plain_parts = (ours, *gradient.unbind(1)), (plain, *plain_gradient.unbind(1))
-    assert largest_difference(parts, plain_parts) < tolerance
+    # What was turned is rounded once more before the products.
+    assert largest_difference(parts, plain_parts) < 2 * tolerance
 
 
 @pytest.mark.parametrize("rate", RATES)
@@ -371,7 +372,7 @@ def test_compiled_kernels_are_reproducible_from_the_seed_and_compile_once():
 def test_a_recorded_step_draws_new_masks_each_time():
     torch.compiler.reset()
     block = block_case()
-    project = block[1]
+    project, norm = block[1:3]
 
     @torch.compile(fullgraph=True, mode="reduce-overhead", dynamic=False)
     def loss_of(*block):
@@ -380,7 +381,8 @@ def test_a_recorded_step_draws_new_masks_each_time():
 
     losses = []
     for _ in range(5):
-        project.zero_grad()  # gradients live in the graph's memory, which the next step overwrites
+        for each in (project, norm):
+            each.zero_grad()  # gradients live in the graph's memory, which the next step overwrites
         torch.compiler.cudagraph_mark_step_begin()
         loss = loss_of(*block)
         loss.backward()

@@ -15,13 +15,18 @@ from bertsmith.model.triton_ready import multiprocessors
 
 ROWS, COLUMNS = 4, 512
 """Of a tile: two loads of 16 bytes for each of 128 threads."""
-LAUNCH: dict[str, int] = {"num_warps": 4}
-FORWARD_PROGRAMS, BACKWARD_PROGRAMS = 12, 8
+FORWARD_LAUNCH: dict[str, int] = {"num_warps": 4}
+BACKWARD_LAUNCH: dict[str, int] = {"num_warps": 8}
+FORWARD_PROGRAMS, BACKWARD_PROGRAMS = 12, 6
 """For each multiprocessor, over all columns: they run at once, and each leaves one partial sum."""
 
 
 def forward(
-    product_TI: Tensor, bias_I: Tensor, *, launch: dict[str, int] = LAUNCH, programs: int = FORWARD_PROGRAMS
+    product_TI: Tensor,
+    bias_I: Tensor,
+    *,
+    launch: dict[str, int] = FORWARD_LAUNCH,
+    programs: int = FORWARD_PROGRAMS,
 ) -> Tensor:
     """GELU of product and bias, in the product's type."""
     activated_TI = torch.empty_like(product_TI)
@@ -37,7 +42,7 @@ def backward(
     product_TI: Tensor,
     bias_I: Tensor,
     *,
-    launch: dict[str, int] = LAUNCH,
+    launch: dict[str, int] = BACKWARD_LAUNCH,
     programs: int = BACKWARD_PROGRAMS,
 ) -> tuple[Tensor, Tensor]:
     """Gradients of the product, and of the bias in fp32."""

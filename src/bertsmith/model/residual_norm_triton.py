@@ -17,7 +17,7 @@ from bertsmith.model.triton_ready import multiprocessors
 FORWARD_LAUNCH: dict[str, int] = {"num_warps": 1}
 BACKWARD_LAUNCH: dict[str, int] = {"num_warps": 1}
 """One warp sums a row without waiting for others."""
-FORWARD_PROGRAMS, BACKWARD_PROGRAMS = 16, 8
+FORWARD_PROGRAMS, BACKWARD_PROGRAMS = 16, 12
 """For each multiprocessor: all run at once, so that none is left over, and each leaves one partial sum."""
 
 
