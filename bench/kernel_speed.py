@@ -1,4 +1,4 @@
-"""Our Triton kernels beside what they replace: the compiler's fused norm and GELU, and flash attention.
+"""Our Triton kernels beside what they replace: the compiler's fused norm and GELUs, and flash attention.
 
     python bench/kernel_speed.py --json kernels.json
 
@@ -12,8 +12,9 @@ them.
 
 import argparse
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from typing import Any
 
 import torch
 import torch._functorch.config
@@ -22,7 +23,7 @@ from torch import Tensor, nn
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from bertsmith.model import biased_gelu_triton, residual_norm_triton, short_attention_triton
+from bertsmith.model import fused_gelu_triton, residual_norm_triton, short_attention_triton
 from bertsmith.model.attention import AttentionRule
 from bertsmith.model.attention_kernels import flash_attention
 from bertsmith.model.elementwise import dropped_values
@@ -56,6 +57,7 @@ def main() -> None:
     for cases in (
         norm_cases(options),
         gelu_cases(options),
+        gated_cases(options),
         attention_cases(options, DROPOUT),
         attention_cases(options, 0.0, Rotary(10_000.0)),
     ):
@@ -135,16 +137,51 @@ def gelu_cases(options: argparse.Namespace) -> Contenders:
         "forward": partial(compiled, product),  # the product before it adds the bias
         "backward": partial(compiled_backward, gradient, product),
     }
-    forward = partial(biased_gelu_triton.forward, product, bias)
-    backward = partial(biased_gelu_triton.backward, gradient, product, bias)
-    for name, ours in (("forward", forward), ("backward", backward)):
+    ours = {
+        "forward": partial(fused_gelu_triton.biased_forward, product, bias),
+        "backward": partial(fused_gelu_triton.biased_backward, gradient, product, bias),
+    }
+    yield from beside_launches("bias and GELU", ours, theirs)
+
+
+def gated_cases(options: argparse.Namespace) -> Contenders:
+    """Both passes of GELU with a gate; the compiler's computes both again for the product behind it."""
+    width = 8 * options.width // 3
+    halves = torch.randn(options.tokens, 2 * width, device="cuda", dtype=torch.bfloat16)
+    gradient = torch.randn(options.tokens, width, device="cuda", dtype=torch.bfloat16)
+
+    @torch.compile(dynamic=False)
+    def compiled(halves: Tensor) -> Tensor:
+        inner, gate = halves.chunk(2, dim=-1)
+        return nn.functional.gelu(inner) * gate
+
+    @torch.compile(dynamic=False)
+    def compiled_backward(gradient: Tensor, halves: Tensor) -> tuple[Tensor, ...]:
+        inner, gate = halves.chunk(2, dim=-1)
+        activated = nn.functional.gelu(inner)
+        to_inner = torch.ops.aten.gelu_backward(gradient * gate, inner)
+        return torch.cat((to_inner, gradient * activated), -1), activated * gate
+
+    theirs = {"forward": partial(compiled, halves), "backward": partial(compiled_backward, gradient, halves)}
+    ours = {
+        "forward": partial(fused_gelu_triton.gated_forward, halves),
+        "backward": partial(fused_gelu_triton.gated_backward, gradient, halves),
+    }
+    yield from beside_launches("GELU with a gate", ours, theirs)
+
+
+def beside_launches(
+    name: str, ours: Mapping[str, partial[Any]], theirs: Mapping[str, partial[Any]]
+) -> Contenders:
+    """Both passes of a GELU beside other launches of it and the compiler's."""
+    for each in ours:
         others = {
             f"{warps} warps, {programs} programs": partial(
-                ours, launch={"num_warps": warps}, programs=programs
+                ours[each], launch={"num_warps": warps}, programs=programs
             )
             for warps, programs in GELU_LAUNCHES
         }
-        yield f"bias and GELU, {name}", {"ours": ours, "compiler": theirs[name], **others}
+        yield f"{name}, {each}", {"ours": ours[each], "compiler": theirs[each], **others}
 
 
 def attention_cases(options: argparse.Namespace, dropout: float, rotary: Rotary | None = None) -> Contenders:

@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import nn
 
-from bertsmith.model import biased_gelu as biased_gelu_module
 from bertsmith.model import encoder
+from bertsmith.model import fused_gelu as fused_gelu_module
 from bertsmith.model import residual_norm as residual_norm_module
 from bertsmith.model.attention import AttentionRule, reference_attention
-from bertsmith.model.biased_gelu import biased_gelu, linear_gelu
 from bertsmith.model.elementwise import real_probability
+from bertsmith.model.fused_gelu import biased_gelu, fused_gated_gelu, linear_gelu
 from bertsmith.model.network import new_network
 from bertsmith.model.residual_norm import fused_residual_norm, residual_norm
 from bertsmith.model.rotary import Rotary
@@ -128,7 +128,9 @@ def test_a_compiled_norm_equals_the_plain_one():
     assert largest_difference((ours, *gradients), (plain, *plain_gradients)) < 1e-2
 
 
-# ---- bias and GELU
+# ---- GELU
+
+EXTREMES = torch.tensor([0.0, -0.0, 1e-30, -1e-30, 30.0, -30.0, 5.5, -5.5])
 
 
 @pytest.mark.parametrize("width", [3072, 100])
@@ -138,7 +140,7 @@ def test_a_compiled_norm_equals_the_plain_one():
 def test_biased_gelu_and_its_gradients_equal_the_plain_ones(dtype, tolerance, width):
     stream = torch.Generator().manual_seed(width)
     product, upstream = (3 * torch.randn(ROWS, width, generator=stream) for _ in range(2))
-    product[0, :8] = torch.tensor([0.0, -0.0, 1e-30, -1e-30, 30.0, -30.0, 5.5, -5.5])
+    product[0, :8] = EXTREMES
     product = product.to(DEVICE, dtype).requires_grad_()
     bias = torch.randn(width, generator=stream).to(DEVICE).requires_grad_()
     upstream = upstream.to(DEVICE, dtype)
@@ -149,6 +151,27 @@ def test_biased_gelu_and_its_gradients_equal_the_plain_ones(dtype, tolerance, wi
     plain_gradients = torch.autograd.grad(plain, (exact, exact_bias), upstream.double())
     assert [ours.dtype, *(each.dtype for each in gradients)] == [dtype, dtype, torch.float32]
     assert largest_difference((ours, *gradients), (plain, *plain_gradients)) < tolerance
+
+
+@pytest.mark.parametrize("width", [2048, 100])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float32, 2e-6), (torch.bfloat16, 8e-3), (torch.float16, 1e-3)], ids=str
+)
+def test_gated_gelu_and_its_gradients_equal_the_plain_ones(dtype, tolerance, width):
+    stream = torch.Generator().manual_seed(width)
+    halves, upstream = (3 * torch.randn(ROWS, columns, generator=stream) for columns in (2 * width, width))
+    halves[0, :8] = EXTREMES
+    halves = halves.to(DEVICE, dtype).requires_grad_()
+    upstream = upstream.to(DEVICE, dtype)
+    ours = fused_gated_gelu(halves)
+    (gradient,) = torch.autograd.grad(ours, halves, upstream)
+    exact = halves.detach().double().requires_grad_()
+    inner, gate = exact.chunk(2, dim=-1)
+    plain = nn.functional.gelu(inner) * gate
+    (plain_gradient,) = torch.autograd.grad(plain, exact, upstream.double())
+    assert ours.dtype == gradient.dtype == dtype
+    parts, plain_parts = (ours, *gradient.chunk(2, -1)), (plain, *plain_gradient.chunk(2, -1))
+    assert largest_difference(parts, plain_parts) < tolerance
 
 
 # ---- attention
@@ -314,7 +337,7 @@ def test_a_network_is_as_close_to_single_precision_as_without_the_kernels(
         for module, name in (
             (encoder, "short_takes"),
             (residual_norm_module, "kernel_takes"),
-            (biased_gelu_module, "kernel_takes"),
+            (fused_gelu_module, "kernel_takes"),
         ):
             monkeypatch.setattr(module, name, lambda *_: taken)
         with torch.autocast(DEVICE, dtype=dtype, enabled=dtype != torch.float32):
@@ -333,8 +356,10 @@ def test_a_network_is_as_close_to_single_precision_as_without_the_kernels(
 
 
 def all_kernels(hidden, project, norm, layout, positions_T):
-    """A small block: attention within a projection, with positions and without, then the residual sum."""
-    projected = linear_gelu(hidden, project).unflatten(-1, (3, 2, -1))
+    """A small block: GELU, with a gate too, attention with positions and without, then the residual sum."""
+    activated = linear_gelu(hidden, project)
+    gated = fused_gated_gelu(torch.cat((activated, activated), -1))
+    projected = gated.unflatten(-1, (3, 2, -1))
     turns, rule = ROTARY.turns(positions_T, projected), AttentionRule(dropout=0.1)
     mixed = attend_within(projected, layout, rule) + attend_within(projected, layout, rule, turns)
     return fused_residual_norm(hidden, mixed.flatten(1), norm, 0.1)

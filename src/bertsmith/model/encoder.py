@@ -15,9 +15,9 @@ from torch.utils.checkpoint import checkpoint
 from bertsmith.model.activations import activation_function
 from bertsmith.model.attention import Attend, AttentionRule
 from bertsmith.model.attention_kernels import packed_attention
-from bertsmith.model.biased_gelu import linear_gelu
 from bertsmith.model.elementwise import Dropout
 from bertsmith.model.encoder_config import EncoderConfig
+from bertsmith.model.fused_gelu import gated_gelu, linear_gelu
 from bertsmith.model.residual_norm import residual_norm
 from bertsmith.model.rotary import NormalisedRotary, Rotary
 from bertsmith.model.short_attention import attend_within, short_takes
@@ -168,8 +168,13 @@ class GatedFeedForward(nn.Module):
         self.activation_name, self.activation = activation, activation_function(activation)
 
     def forward(self, hidden_TD: Tensor) -> Tensor:
-        inner, gate = self.expand(hidden_TD).chunk(2, dim=-1)
-        output_TD: Tensor = self.contract(self.dropout(self.activation(inner) * gate))
+        halves_TJ = self.expand(hidden_TD)
+        if self.activation_name == "gelu":
+            gated_TI = gated_gelu(halves_TJ)
+        else:
+            inner_TI, gate_TI = halves_TJ.chunk(2, dim=-1)
+            gated_TI = self.activation(inner_TI) * gate_TI
+        output_TD: Tensor = self.contract(self.dropout(gated_TI))
         return output_TD
 
 

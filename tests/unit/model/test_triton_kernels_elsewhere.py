@@ -10,7 +10,7 @@ from torch import nn
 import bertsmith.model
 from bertsmith.model.attention import AttentionRule
 from bertsmith.model.attention_kernels import KERNELS
-from bertsmith.model.biased_gelu import linear_gelu
+from bertsmith.model.fused_gelu import gated_gelu, linear_gelu
 from bertsmith.model.residual_norm import residual_norm
 from tests.attention_cases import layout_of
 
@@ -54,3 +54,8 @@ def test_a_residual_norm_is_the_norm_of_the_sum(training):
 def test_a_linear_layer_with_gelu_is_one_after_the_other():
     values, linear = torch.randn(5, 8), nn.Linear(8, 16)
     assert torch.equal(linear_gelu(values, linear), nn.functional.gelu(linear(values)))
+
+
+def test_a_gated_gelu_is_the_gelu_of_one_half_times_the_other():
+    halves = torch.randn(5, 16)
+    assert torch.equal(gated_gelu(halves), nn.functional.gelu(halves[:, :8]) * halves[:, 8:])

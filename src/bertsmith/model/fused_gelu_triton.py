@@ -1,6 +1,6 @@
-"""The kernels of `biased_gelu.py`: programs share the rows of a few columns, and add up what a bias gets.
+"""The kernels of `fused_gelu.py`: programs share the rows of a few columns, and add up what a bias gets.
 
-Shapes: T rows, I their width, P programs.
+Shapes: T rows, I their width, J = 2 I that of a row with its gate, P programs.
 
 Φ is computed by a polynomial whose error is 1.5e-7 (Abramowitz and Stegun 1964, 7.1.26); the exponential in
 it is what the derivative needs as well. The library's erf would take longer than reading and writing.
@@ -21,7 +21,7 @@ FORWARD_PROGRAMS, BACKWARD_PROGRAMS = 12, 6
 """For each multiprocessor, over all columns: they run at once, and each leaves one partial sum."""
 
 
-def forward(
+def biased_forward(
     product_TI: Tensor,
     bias_I: Tensor,
     *,
@@ -37,7 +37,7 @@ def forward(
     return activated_TI
 
 
-def backward(
+def biased_backward(
     gradient_TI: Tensor,
     product_TI: Tensor,
     bias_I: Tensor,
@@ -60,10 +60,38 @@ def backward(
     return to_product_TI, partial_PI.sum(0)
 
 
-def _grid(product_TI: Tensor, for_each: int) -> tuple[int, int]:
+def gated_forward(
+    halves_TJ: Tensor, *, launch: dict[str, int] = FORWARD_LAUNCH, programs: int = FORWARD_PROGRAMS
+) -> Tensor:
+    """GELU of the first half of each row times the second."""
+    rows, width = halves_TJ.shape[0], halves_TJ.shape[1] // 2
+    gated_TI = halves_TJ.new_empty(rows, width)
+    gated_gelu_forward[_grid(gated_TI, programs)](
+        *(halves_TJ, gated_TI, rows), WIDTH=width, ROWS=ROWS, COLUMNS=COLUMNS, **launch
+    )
+    return gated_TI
+
+
+def gated_backward(
+    gradient_TI: Tensor,
+    halves_TJ: Tensor,
+    *,
+    launch: dict[str, int] = BACKWARD_LAUNCH,
+    programs: int = BACKWARD_PROGRAMS,
+) -> Tensor:
+    """Gradients of both halves."""
+    to_halves_TJ = torch.empty_like(halves_TJ)
+    rows, width = gradient_TI.shape
+    gated_gelu_backward[_grid(gradient_TI, programs)](
+        *(gradient_TI, halves_TJ, to_halves_TJ, rows), WIDTH=width, ROWS=ROWS, COLUMNS=COLUMNS, **launch
+    )
+    return to_halves_TJ
+
+
+def _grid(values_TI: Tensor, for_each: int) -> tuple[int, int]:
     """Programs that share the rows, and blocks of columns; the same for every number of rows."""
-    blocks = -(-product_TI.shape[1] // COLUMNS)
-    return max(1, for_each * multiprocessors(product_TI.device) // blocks), blocks
+    blocks = -(-values_TI.shape[1] // COLUMNS)
+    return max(1, for_each * multiprocessors(values_TI.device) // blocks), blocks
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -109,6 +137,42 @@ def biased_gelu_backward(
         tl.store(to_product + at, to_values.to(to_product.dtype.element_ty), mask=real)
         sums += to_values
     tl.store(partial_sums + tl.program_id(0) * WIDTH + column, tl.sum(sums, 0), mask=inside)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def gated_gelu_forward(halves, gated, rows, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = column < WIDTH
+    for first in range(tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS):
+        row = first + tl.arange(0, ROWS)
+        at = row.to(tl.int64)[:, None] * WIDTH + column[None, :]
+        at_inner = at + row.to(tl.int64)[:, None] * WIDTH
+        real = (row < rows)[:, None] & inside[None, :]
+        inner = tl.load(halves + at_inner, mask=real, other=0.0).to(tl.float32)
+        gate = tl.load(halves + at_inner + WIDTH, mask=real, other=0.0).to(tl.float32)
+        below, _ = _normal(inner)
+        tl.store(gated + at, (inner * below * gate).to(gated.dtype.element_ty), mask=real)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def gated_gelu_backward(
+    gradient, halves, to_halves, rows, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+):
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = column < WIDTH
+    for first in range(tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS):
+        row = first + tl.arange(0, ROWS)
+        at = row.to(tl.int64)[:, None] * WIDTH + column[None, :]
+        at_inner = at + row.to(tl.int64)[:, None] * WIDTH
+        real = (row < rows)[:, None] & inside[None, :]
+        upstream = tl.load(gradient + at, mask=real, other=0.0).to(tl.float32)
+        inner = tl.load(halves + at_inner, mask=real, other=0.0).to(tl.float32)
+        gate = tl.load(halves + at_inner + WIDTH, mask=real, other=0.0).to(tl.float32)
+        below, density = _normal(inner)
+        to_inner = upstream * gate * (below + inner * density)
+        to_gate = upstream * inner * below
+        tl.store(to_halves + at_inner, to_inner.to(to_halves.dtype.element_ty), mask=real)
+        tl.store(to_halves + at_inner + WIDTH, to_gate.to(to_halves.dtype.element_ty), mask=real)
 
 
 @triton.jit
