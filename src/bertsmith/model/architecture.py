@@ -7,7 +7,7 @@ that is made of it, only in the functions that build modules.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from bertsmith.model.encoder_config import ConfigReader, EncoderConfig, layer_shape_settings
 
@@ -103,7 +103,9 @@ class Pretraining:
     """Whether the dropout before a task's output layer has a published rate of its own (ALBERT, DistilBERT,
     ModernBERT); elsewhere it is the encoder's."""
     generator_config: Callable[[EncoderConfig, float], EncoderConfig] | None = None
-    """The config of the generator, at a fraction of the size, where it learns from one (ELECTRA)."""
+    """The config of the generator, at a fraction of the size, where it can learn from one (ELECTRA)."""
+    generator_part: Literal["width", "layers"] = "width"
+    """What of the generator is that fraction."""
 
 
 def published_in(names: Names) -> set[str]:

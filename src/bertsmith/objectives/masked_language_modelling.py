@@ -35,8 +35,6 @@ class MaskedLanguageModelling(PretrainingObjective):
     def __init__(self, network: Network, pair_head: PairHead) -> None:
         super().__init__(network)
         self.pair_head = pair_head
-        # Examples say 0 where B follows A, as BERT does; ERNIE's head says 1.
-        self.swaps_labels = pair_head == "nsp" and architecture_of(network.config.model_type).next_label == 1
 
     def plain(self, batch: PretrainingBatch, loss_scales_C: Tensor) -> tuple[Tensor, Tensor]:
         """The loss and the sums of a micro-batch, not compiled."""
@@ -51,9 +49,7 @@ class MaskedLanguageModelling(PretrainingObjective):
         if self.pair_head == "none":
             pair_loss, pair_hits = torch.zeros_like(mlm_loss), torch.zeros_like(mlm_hits)
         else:
-            scores_S2 = self.network.scores_of_sentences(self.pair_head, sentence_SD)
-            labels_S = 1 - batch.pair_labels_S if self.swaps_labels else batch.pair_labels_S
-            pair_loss, pair_hits = weighted_sums(scores_S2, labels_S, batch.pair_weights_S)
+            pair_loss, pair_hits = pair_sums(self.network, self.pair_head, sentence_SD, batch)
         loss = mlm_loss * loss_scales_C[0] + pair_loss * loss_scales_C[1]
         return loss, torch.stack((mlm_loss, mlm_hits, pair_loss, pair_hits)).detach()
 
@@ -78,6 +74,16 @@ class MaskedLanguageModelling(PretrainingObjective):
         return {"loss": sum(losses) if losses else math.nan, **values}
 
 
+def pair_sums(
+    network: Network, pair_head: PairHead, sentence_SD: Tensor, batch: PretrainingBatch
+) -> tuple[Tensor, Tensor]:
+    """The summed loss of a batch's pairs, and how many of them the head takes for what they are."""
+    # Examples say 0 where B follows A, as BERT does; ERNIE's head says 1.
+    swaps = pair_head == "nsp" and architecture_of(network.config.model_type).next_label == 1
+    labels_S = 1 - batch.pair_labels_S if swaps else batch.pair_labels_S
+    return weighted_sums(network.scores_of_sentences(pair_head, sentence_SD), labels_S, batch.pair_weights_S)
+
+
 def summary(recipe: Recipe) -> str:
     """The objective in words, for the card."""
     masking = recipe.masking
@@ -95,14 +101,19 @@ def summary(recipe: Recipe) -> str:
 
 def heads_of(recipe: Recipe) -> dict[str, int]:
     """The heads that the recipe trains, with their numbers of outputs."""
+    return with_pair_head({"mlm": 0}, recipe)
+
+
+def with_pair_head(heads: dict[str, int], recipe: Recipe) -> dict[str, int]:
+    """These heads and, where the recipe has pairs, the one that learns from them."""
     pair = recipe.examples.pair_head
     if pair == "none":
-        return {"mlm": 0}
+        return heads
     specs = architecture_of(recipe.model.type).heads
     if pair not in specs:
         what = f"{recipe.model.type} has no {pair} head"
         raise UserError(what, where="recipe: examples.pairs", remedy="choose full-sentences or another model")
-    return {**{support: 0 for support in specs[pair].needs}, "mlm": 0, pair: 2}
+    return {**{support: 0 for support in specs[pair].needs}, **heads, pair: 2}
 
 
 def build(network: Network, _: Network | None, recipe: Recipe) -> MaskedLanguageModelling:

@@ -1,9 +1,10 @@
 """Replaced-token detection (ELECTRA; Clark et al. 2020): which tokens did a small masked LM make up?
 
 A generator predicts masked tokens, and what is sampled from its predictions replaces them. The model, here
-the discriminator, tells of every token whether it was replaced. Only the discriminator is kept for tasks.
+the discriminator, tells of every token whether it was replaced and, where there are pairs, whether they
+belong together. Only the discriminator is kept for tasks.
 
-Shapes: T packed tokens, P predicted rows, D model width, V vocabulary, C counts.
+Shapes: T packed tokens, P predicted rows, S sequences, D model width, V vocabulary, C counts.
 """
 
 import math
@@ -16,9 +17,11 @@ from torch.nn import functional
 
 from bertsmith.data.collate import PretrainingBatch
 from bertsmith.data.masking import SAMPLING_BITS
+from bertsmith.model.architectures.registry import architecture_of
 from bertsmith.model.network import Network
 from bertsmith.objectives import masked_language_modelling as mlm
 from bertsmith.objectives.pretraining_objective import Counts, PretrainingObjective, weighted_sums
+from bertsmith.recipe.data_sections import PairHead, ReplacedSection
 from bertsmith.recipe.schema import Recipe
 
 GENERATOR = "generator"
@@ -28,16 +31,26 @@ GENERATOR = "generator"
 class ReplacedTokenDetection(PretrainingObjective):
     """A discriminator with the generator that it learns from; both share their embeddings."""
 
-    sums = ("mlm_loss", "mlm_hits", "replaced_loss", "replaced_hits", "replaced", "flagged", "found")
+    sums = (
+        *("mlm_loss", "mlm_hits", "pair_loss", "pair_hits"),
+        *("replaced_loss", "replaced_hits", "replaced", "flagged", "found"),
+    )
 
-    def __init__(self, network: Network, generator: Network, *, discriminator_weight: float) -> None:
+    def __init__(
+        self,
+        network: Network,
+        generator: Network,
+        weights: ReplacedSection,
+        pair_head: PairHead = "none",
+    ) -> None:
         super().__init__(network)
         # google-research/electra shares all three tables and their LayerNorm; what widens them stays apart,
         # for the widths differ.
         ours, theirs = network.encoder.embeddings, generator.encoder.embeddings
         theirs.words, theirs.added, theirs.norm = ours.words, ours.added, ours.norm
         self.generator = generator
-        self.discriminator_weight = discriminator_weight
+        self.discriminator_weight, self.pair_weight = weights.discriminator_weight, weights.pair_weight
+        self.pair_head = pair_head
 
     def networks(self) -> Mapping[str, Network]:
         """The discriminator, which is the model, and the generator."""
@@ -56,19 +69,27 @@ class ReplacedTokenDetection(PretrainingObjective):
         # All tokens of examples are judged, special ones too.
         weights_T = torch.arange(len(shown_T), device=shown_T.device) < batch.end_1
         inputs = replace(batch.inputs, tokens_T=shown_T)
-        scores_T1 = self.network.scores("replaced", self.network(inputs), inputs.layout)
+        hidden_TD = self.network(inputs)
+        scores_T1 = self.network.scores("replaced", hidden_TD, inputs.layout)
         scores_T, targets_T = scores_T1[:, 0].float(), replaced_T.float()
         losses_T = functional.binary_cross_entropy_with_logits(scores_T, targets_T, reduction="none")
         replaced_loss = (losses_T * weights_T).sum()
         flagged_T = scores_T.detach() > 0
         counted = ((flagged_T == replaced_T), replaced_T, flagged_T, flagged_T & replaced_T)
-        sums = [mlm_loss, mlm_hits, replaced_loss, *((each & weights_T).sum() for each in counted)]
         loss = mlm_loss * loss_scales_C[0] + self.discriminator_weight * replaced_loss * loss_scales_C[2]
+        if self.pair_head == "none":
+            pair_loss, pair_hits = torch.zeros_like(mlm_loss), torch.zeros_like(mlm_hits)
+        else:
+            sentence_SD = self.network.encoder.sentence_states(hidden_TD, inputs.layout)
+            pair_loss, pair_hits = mlm.pair_sums(self.network, self.pair_head, sentence_SD, batch)
+            loss = loss + self.pair_weight * pair_loss * loss_scales_C[1]
+        found = ((each & weights_T).sum() for each in counted)
+        sums = [mlm_loss, mlm_hits, pair_loss, pair_hits, replaced_loss, *found]
         return loss, torch.stack([each.detach().float() for each in sums])
 
     def means(self, sums: Sequence[float], counts: Counts) -> dict[str, float]:
-        """The generator's loss and accuracy, and how well the discriminator finds what it replaced."""
-        mlm_loss, mlm_hits, replaced_loss, hits, replaced, flagged, found = sums
+        """The generator's loss and accuracy, how well the discriminator finds what it replaced, and pairs."""
+        mlm_loss, mlm_hits, pair_loss, pair_hits, replaced_loss, hits, replaced, flagged, found = sums
         if not (counts.masked and counts.tokens):
             return {"loss": math.nan}
         values = {
@@ -82,6 +103,9 @@ class ReplacedTokenDetection(PretrainingObjective):
             "replaced_majority": max(replaced, counts.tokens - replaced) / counts.tokens,
         }
         loss = values["mlm_loss"] + self.discriminator_weight * values["replaced_loss"]
+        if counts.pairs:
+            values |= {"pair_loss": pair_loss / counts.pairs, "pair_accuracy": pair_hits / counts.pairs}
+            loss += self.pair_weight * values["pair_loss"]
         return {"loss": loss, **values}
 
 
@@ -108,34 +132,41 @@ def with_tokens(batch: PretrainingBatch, tokens_P: Tensor) -> Tensor:
     return tokens_T.scatter(0, rows_P, torch.where(counts_P, tokens_P, tokens_T[-1]))
 
 
+def _generator_and_loss(recipe: Recipe) -> tuple[str, str]:
+    """What the generator is, beside the model, and how losses are added."""
+    replaced, pretraining = recipe.replaced, architecture_of(recipe.model.type).pretraining
+    assert pretraining is not None, "the recipe was checked"
+    loss = f"loss = generator + {replaced.discriminator_weight:g} x discriminator"
+    if recipe.examples.pair_head != "none":
+        loss += f" + {replaced.pair_weight:g} x pairs"
+    return f"{replaced.generator_size:g} of its {pretraining.generator_part}", loss
+
+
 def summary(recipe: Recipe) -> str:
     """The objective in words, for the card."""
-    size, weight = recipe.replaced.generator_size, recipe.replaced.discriminator_weight
+    size, loss = _generator_and_loss(recipe)
     return (
-        f"replaced-token detection; the model tells which tokens a generator of {size:g} of its width made up"
-        f" (folder `{GENERATOR}`, {mlm.summary(recipe)}); loss = generator + {weight:g} x discriminator"
+        f"replaced-token detection; the model tells which tokens a generator of {size} made up"
+        f" (folder `{GENERATOR}`, {mlm.summary(recipe)}); {loss}"
     )
 
 
 def choices(recipe: Recipe) -> list[str]:
     """What the generator sees, and how the losses are weighed."""
-    masking, replaced = recipe.masking, recipe.replaced
+    masking, (size, loss) = recipe.masking, _generator_and_loss(recipe)
     kept = 1 - masking.as_mask - masking.as_random
     return [
-        f"replaced tokens: a generator of {replaced.generator_size:g} of the width sees "
-        f"{masking.as_mask:.0%} of the chosen tokens as the mask, {masking.as_random:.0%} as random ones, "
-        f"{kept:.0%} as they are; loss = generator + {replaced.discriminator_weight:g} x discriminator"
+        f"replaced tokens: a generator of {size} sees {masking.as_mask:.0%} of the chosen tokens as the "
+        f"mask, {masking.as_random:.0%} as random ones, {kept:.0%} as they are; {loss}"
     ]
 
 
-def heads_of(_: Recipe) -> dict[str, int]:
-    """The discriminator's head."""
-    return {"replaced": 1}
+def heads_of(recipe: Recipe) -> dict[str, int]:
+    """The discriminator's heads."""
+    return mlm.with_pair_head({"replaced": 1}, recipe)
 
 
 def build(network: Network, generator: Network | None, recipe: Recipe) -> ReplacedTokenDetection:
     """The recipe's objective over a discriminator and its generator."""
     assert generator is not None
-    return ReplacedTokenDetection(
-        network, generator, discriminator_weight=recipe.replaced.discriminator_weight
-    )
+    return ReplacedTokenDetection(network, generator, recipe.replaced, recipe.examples.pair_head)

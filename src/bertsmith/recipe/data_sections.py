@@ -181,9 +181,13 @@ class ReplacedSection(Section):
 
     generator_size: Annotated[float, Field(gt=0, le=1)] = 0.25
     """The generator's width, heads and feed-forward width, as a fraction of the model's: 1/4 for Small and
-    Large, 1/3 for Base; it has as many layers, and shares the embeddings."""
+    Large, 1/3 for Base; it has as many layers, and shares the embeddings. A modernbert's generator is as wide
+    and has this fraction of its layers (as in DeBERTaV3, which takes a half)."""
     discriminator_weight: Annotated[float, Field(gt=0)] = 50.0
     """What the discriminator's loss is multiplied by before the generator's is added."""
+    pair_weight: Annotated[float, Field(gt=0)] = 5.0
+    """What the loss of pairs is multiplied by, where the discriminator has a head for them: 5 weighs them as
+    BERT does, for 50 x 0.25 of replaced tokens are five times 2.5 of masked ones."""
 
 
 class BatchSection(Section):

@@ -179,7 +179,7 @@ class Recipe(Section):
             raise RuleError(
                 f"model.type = {self.model.type} has no head for examples.objective = replaced",
                 keys=("model.type", "examples.objective"),
-                remedy="set model.type to electra, or examples.objective to masked",
+                remedy="set model.type to electra or modernbert, or examples.objective to masked",
             )
         model = self.model.encoder_config(pretraining.vocabulary)
         generator = pretraining.generator_config(model, self.replaced.generator_size)

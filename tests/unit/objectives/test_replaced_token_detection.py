@@ -13,6 +13,7 @@ from bertsmith.model.model_folder import read_model
 from bertsmith.objectives.pretraining_objective import Counts
 from bertsmith.objectives.replaced_token_detection import ReplacedTokenDetection, sample
 from bertsmith.packed import pack
+from bertsmith.recipe.data_sections import ReplacedSection
 from tests.compile_counter import CompileCounter
 from tests.oracles import saved_oracle
 from tests.tiny import tiny_network
@@ -46,7 +47,7 @@ def batch_of(*, filler: list[int] = FILLER, draws: list[float] = (0.1, 0.5, 0.7,
 def objective_of() -> ReplacedTokenDetection:
     discriminator = tiny_network("electra", {"replaced": 1})
     generator = tiny_network("electra", {"mlm": 0}, seed=1)
-    return ReplacedTokenDetection(discriminator, generator, discriminator_weight=WEIGHT)
+    return ReplacedTokenDetection(discriminator, generator, ReplacedSection(discriminator_weight=WEIGHT))
 
 
 def always_sampling(token: int) -> ReplacedTokenDetection:
@@ -89,12 +90,12 @@ def test_the_losses_are_those_of_transformers(tmp_path):
     ours = ReplacedTokenDetection(
         read_model(tmp_path / "discriminator").network,
         read_model(tmp_path / "generator").network,
-        discriminator_weight=WEIGHT,
+        ReplacedSection(discriminator_weight=WEIGHT),
     ).eval()
     batch = batch_of()
     mlm, replaced = theirs(discriminator, generator, batch)
     loss, sums = ours(batch, SCALES)
-    assert (sums[0] - mlm).abs() <= FP32 and (sums[2] - replaced).abs() <= FP32
+    assert (sums[0] - mlm).abs() <= FP32 and (sums[4] - replaced).abs() <= FP32
     assert (loss - (mlm / len(PLACES) + WEIGHT * replaced / TOKENS)).abs() <= 50 * FP32
     (mlm / len(PLACES) + WEIGHT * replaced / TOKENS).backward()
     loss.backward()
@@ -102,6 +103,34 @@ def test_the_losses_are_those_of_transformers(tmp_path):
     found = ours.network.encoder.embeddings.words.weight.grad[1:]
     assert expected.abs().max() > 0.01
     assert (found - expected).abs().max() <= 50 * FP32
+
+
+def test_pairs_are_judged_by_what_the_discriminator_sees():
+    network = tiny_network("modernbert", {"replaced": 1, "nsp": 2})
+    generator = tiny_network("modernbert", {"mlm": 0}, seed=1)
+    weights = ReplacedSection(pair_weight=3.0)
+    without = ReplacedTokenDetection(network, generator, weights)
+    objective = ReplacedTokenDetection(network, generator, weights, pair_head="nsp")
+    batch = replace(
+        batch_of(),
+        pair_labels_S=torch.tensor([0, 1, 1, 0]),
+        pair_weights_S=torch.tensor([1.0, 0.0, 1.0, 0.0]),  # the second has none, and the last is the filler
+    )
+    seen = []
+    network.encoder.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    scales = torch.tensor([1 / len(PLACES), 1 / 2, 1 / TOKENS])
+    loss, sums = objective(batch, scales)
+    shown = seen[0]
+    assert not torch.equal(shown.tokens_T, batch.inputs.tokens_T)
+    scores_S2 = network.scores("nsp", network(shown), shown.layout)
+    expected = functional.cross_entropy(scores_S2[[0, 2]], torch.tensor([0, 1]), reduction="sum")
+    assert (sums[2] - expected).abs() <= FP32
+    assert sums[3] == (scores_S2[[0, 2]].argmax(-1) == torch.tensor([0, 1])).sum()
+    plain, others = without(batch, scales)
+    assert (loss - plain - 3 * expected / 2).abs() <= FP32
+    assert torch.equal(sums[[0, 1, 4, 5, 6, 7, 8]], others[[0, 1, 4, 5, 6, 7, 8]]) and not others[2:4].any()
+    means = objective.means(sums.tolist(), Counts(len(PLACES), 2, TOKENS))
+    assert means["loss"] == means["mlm_loss"] + 50 * means["replaced_loss"] + 3 * means["pair_loss"]
 
 
 def test_tokens_are_sampled_as_often_as_the_generator_expects():
@@ -154,7 +183,7 @@ def test_filler_does_not_count():
     loss, sums = objective(batch, SCALES)
     assert torch.equal(sums, objective(other, SCALES)[1])
     assert (sums - objective(longer, SCALES)[1]).abs().max() <= FP32
-    assert sums[3] <= TOKENS
+    assert sums[5] <= TOKENS
 
 
 def test_what_was_found_is_counted():
@@ -162,12 +191,12 @@ def test_what_was_found_is_counted():
     with torch.no_grad():
         objective.network.heads["replaced"].output.bias.fill_(100.0)  # it takes every token for replaced
     sums = objective(batch_of(), SCALES)[1].tolist()
-    assert sums[3:] == [len(PLACES), len(PLACES), TOKENS, len(PLACES)]
+    assert sums[5:] == [len(PLACES), len(PLACES), TOKENS, len(PLACES)]
     means = objective.means(sums, Counts(len(PLACES), 0, TOKENS))
     assert means["replaced_accuracy"] == means["replaced_precision"] == len(PLACES) / TOKENS
     assert (means["replaced_recall"], means["replaced_majority"]) == (1.0, 1 - len(PLACES) / TOKENS)
     assert means["loss"] == means["mlm_loss"] + WEIGHT * means["replaced_loss"]
-    nothing = objective.means([1.0] * 3 + [0.0] * 4, Counts(len(PLACES), 0, TOKENS))
+    nothing = objective.means([1.0, 1.0, 0.0, 0.0, 1.0] + [0.0] * 4, Counts(len(PLACES), 0, TOKENS))
     assert (nothing["replaced_precision"], nothing["replaced_recall"]) == (0.0, 0.0)
 
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from bertsmith.core.errors import UserError
@@ -370,6 +370,37 @@ def _pair_names(config: EncoderConfig) -> Names:
     return _transform_names(config, "pair_head") | pair_of("output", "pair_classifier")
 
 
+def _build_discriminator(config: EncoderConfig, _: int) -> "OutputHead":
+    from torch import nn
+
+    from bertsmith.model.heads import OutputHead
+
+    # As ELECTRA's, it drops nothing out.
+    return OutputHead(nn.Linear(config.width, 1), reads="tokens", dropout=0.0, transform=_transform(config))
+
+
+def _discriminator_names(config: EncoderConfig) -> Names:
+    # No published class has this one either.
+    return _transform_names(config, "replaced_head") | pair_of("output", "replaced_classifier")
+
+
+def generator_config(config: EncoderConfig, size: float) -> EncoderConfig:
+    """The config of the masked LM that a discriminator learns from, with a fraction of its layers.
+
+    It is as wide as the discriminator (He et al. 2021, DeBERTaV3): both share embeddings, and nothing here
+    makes them narrower.
+    """
+    assert isinstance(config, ModernBertConfig)
+    layers = max(1, round(config.layers * size))
+    return replace(
+        config,
+        layers=layers,
+        global_layers=tuple(layer for layer in config.global_layers if layer < layers),
+        layer_heads=config.layer_heads[:layers],
+        layer_inner=config.layer_inner[:layers],
+    )
+
+
 def initial(config: EncoderConfig) -> InitialRule:
     """Layers that write to the residual stream start smaller; task outputs start at 1 / sqrt(width)."""
     assert isinstance(config, ModernBertConfig)
@@ -393,6 +424,7 @@ MODERNBERT = Architecture(
     heads={
         "mlm": HeadSpec(_build_masked_language_head, _masked_language_names),
         "nsp": HeadSpec(_build_pair_head, _pair_names),
+        "replaced": HeadSpec(_build_discriminator, _discriminator_names),
         "classify": _output_head("sentence"),
         "tag": _output_head("tokens"),
         "span": _output_head("tokens", outputs=2),
@@ -411,6 +443,12 @@ MODERNBERT = Architecture(
     own_settings=own_settings,
     # The published vocabulary is byte-level BPE of 50,368 entries, some of them unused.
     pretraining=Pretraining(
-        50_368, count_parameters, ModernBertConfig, min_segments=0, own_head_dropout=True
+        50_368,
+        count_parameters,
+        ModernBertConfig,
+        min_segments=0,
+        own_head_dropout=True,
+        generator_config=generator_config,
+        generator_part="layers",
     ),
 )
