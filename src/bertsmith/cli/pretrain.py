@@ -264,7 +264,7 @@ def show(result: "PretrainingResult", *, as_json: bool) -> None:
         told = above_frequencies(loss, result.unigram_entropy)
         echo(f"{which}: {told} yet; train longer (--steps, --minutes), or {WHAT_TO_TRY}")
     echo(f"model: {result.folder / 'model'}")
-    # Only ELECTRA has a generator, and without matplotlib there are no curves.
+    # Only replaced tokens need a generator, and without matplotlib there are no curves.
     others = {"generator": result.folder / "model" / "generator", "curves": result.folder / "curves.png"}
     for name, path in others.items():
         if path.exists():

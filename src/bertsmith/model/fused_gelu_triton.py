@@ -31,9 +31,10 @@ def biased_forward(
     """GELU of product and bias, in the product's type."""
     activated_TI = torch.empty_like(product_TI)
     rows, width = product_TI.shape
-    biased_gelu_forward[_grid(product_TI, programs)](
-        *(product_TI, bias_I, activated_TI, rows), WIDTH=width, ROWS=ROWS, COLUMNS=COLUMNS, **launch
-    )
+    with torch.cuda.device_of(product_TI):
+        biased_gelu_forward[_grid(product_TI, programs)](
+            *(product_TI, bias_I, activated_TI, rows), WIDTH=width, ROWS=ROWS, COLUMNS=COLUMNS, **launch
+        )
     return activated_TI
 
 
@@ -50,13 +51,14 @@ def biased_backward(
     rows, width = product_TI.shape
     grid = _grid(product_TI, programs)
     partial_PI = torch.empty(grid[0], width, dtype=torch.float32, device=product_TI.device)
-    biased_gelu_backward[grid](
-        *(gradient_TI, product_TI, bias_I, to_product_TI, partial_PI, rows),
-        WIDTH=width,
-        ROWS=ROWS,
-        COLUMNS=COLUMNS,
-        **launch,
-    )
+    with torch.cuda.device_of(product_TI):
+        biased_gelu_backward[grid](
+            *(gradient_TI, product_TI, bias_I, to_product_TI, partial_PI, rows),
+            WIDTH=width,
+            ROWS=ROWS,
+            COLUMNS=COLUMNS,
+            **launch,
+        )
     return to_product_TI, partial_PI.sum(0)
 
 
@@ -66,9 +68,10 @@ def gated_forward(
     """GELU of the first half of each row times the second."""
     rows, width = halves_TJ.shape[0], halves_TJ.shape[1] // 2
     gated_TI = halves_TJ.new_empty(rows, width)
-    gated_gelu_forward[_grid(gated_TI, programs)](
-        *(halves_TJ, gated_TI, rows), WIDTH=width, ROWS=ROWS, COLUMNS=COLUMNS, **launch
-    )
+    with torch.cuda.device_of(halves_TJ):
+        gated_gelu_forward[_grid(gated_TI, programs)](
+            *(halves_TJ, gated_TI, rows), WIDTH=width, ROWS=ROWS, COLUMNS=COLUMNS, **launch
+        )
     return gated_TI
 
 
@@ -82,9 +85,10 @@ def gated_backward(
     """Gradients of both halves."""
     to_halves_TJ = torch.empty_like(halves_TJ)
     rows, width = gradient_TI.shape
-    gated_gelu_backward[_grid(gradient_TI, programs)](
-        *(gradient_TI, halves_TJ, to_halves_TJ, rows), WIDTH=width, ROWS=ROWS, COLUMNS=COLUMNS, **launch
-    )
+    with torch.cuda.device_of(halves_TJ):
+        gated_gelu_backward[_grid(gradient_TI, programs)](
+            *(gradient_TI, halves_TJ, to_halves_TJ, rows), WIDTH=width, ROWS=ROWS, COLUMNS=COLUMNS, **launch
+        )
     return to_halves_TJ
 
 

@@ -35,13 +35,14 @@ def forward(
     rows, width = branch_TD.shape
     output_TD = torch.empty_like(branch_TD)
     statistics_2T = torch.empty(2, rows, dtype=torch.float32, device=branch_TD.device)
-    residual_norm_forward[programs * multiprocessors(branch_TD.device),](
-        *(residual_TD, branch_TD, weight_D, bias_D, seed, output_TD, statistics_2T, rows, eps),
-        DROPPED=dropped,
-        WIDTH=width,
-        BLOCK=triton.next_power_of_2(width),
-        **launch,
-    )
+    with torch.cuda.device_of(branch_TD):
+        residual_norm_forward[programs * multiprocessors(branch_TD.device),](
+            *(residual_TD, branch_TD, weight_D, bias_D, seed, output_TD, statistics_2T, rows, eps),
+            DROPPED=dropped,
+            WIDTH=width,
+            BLOCK=_block(width),
+            **launch,
+        )
     return output_TD, statistics_2T
 
 
@@ -62,15 +63,21 @@ def backward(
     # The same for every number of rows, so that sums have the same bits.
     count = programs * multiprocessors(branch_TD.device)
     partial_2PD = torch.empty(2, count, width, dtype=torch.float32, device=branch_TD.device)
-    residual_norm_backward[count,](
-        *(gradient_TD, residual_TD, branch_TD, weight_D, seed, statistics_2T),
-        *(to_residual_TD, to_branch_TD, partial_2PD, rows),
-        DROPPED=dropped,
-        WIDTH=width,
-        BLOCK=triton.next_power_of_2(width),
-        **launch,
-    )
+    with torch.cuda.device_of(branch_TD):
+        residual_norm_backward[count,](
+            *(gradient_TD, residual_TD, branch_TD, weight_D, seed, statistics_2T),
+            *(to_residual_TD, to_branch_TD, partial_2PD, rows),
+            DROPPED=dropped,
+            WIDTH=width,
+            BLOCK=_block(width),
+            **launch,
+        )
     return to_residual_TD, to_branch_TD, partial_2PD.sum(1)
+
+
+def _block(width: int) -> int:
+    # Eight values of dropout are drawn at once.
+    return max(8, int(triton.next_power_of_2(width)))
 
 
 @triton.jit(do_not_specialize=["rows", "seed"])

@@ -35,14 +35,15 @@ def forward(operands: Operands, *, longest: int, dropped: int, launch: dict[str,
     projected_T3HK, turns_TF, starts_S1, seed = operands
     tokens, _, heads, width = projected_T3HK.shape
     mixed_THK = projected_T3HK.new_empty(tokens, heads, width)
-    short_attention_forward[(starts_S1.shape[0] - 1) * heads,](
-        *(projected_T3HK, *turns_TF, starts_S1, seed, mixed_THK, width**-0.5),
-        HEADS=heads,
-        WIDTH=width,
-        TILE=_tile(longest),
-        DROPPED=dropped,
-        **launch,
-    )
+    with torch.cuda.device_of(projected_T3HK):
+        short_attention_forward[(starts_S1.shape[0] - 1) * heads,](
+            *(projected_T3HK, *turns_TF, starts_S1, seed, mixed_THK, width**-0.5),
+            HEADS=heads,
+            WIDTH=width,
+            TILE=_tile(longest),
+            DROPPED=dropped,
+            **launch,
+        )
     return mixed_THK
 
 
@@ -59,14 +60,15 @@ def backward(
     to_projected_T3HK = torch.empty_like(projected_T3HK)
     heads, width = projected_T3HK.shape[2:]
     usual = LAUNCH if width <= 64 else WIDE_BACKWARD_LAUNCH
-    short_attention_backward[(starts_S1.shape[0] - 1) * heads,](
-        *(gradient_THK, projected_T3HK, *turns_TF, starts_S1, seed, to_projected_T3HK, width**-0.5),
-        HEADS=heads,
-        WIDTH=width,
-        TILE=_tile(longest),
-        DROPPED=dropped,
-        **(launch or usual),
-    )
+    with torch.cuda.device_of(projected_T3HK):
+        short_attention_backward[(starts_S1.shape[0] - 1) * heads,](
+            *(gradient_THK, projected_T3HK, *turns_TF, starts_S1, seed, to_projected_T3HK, width**-0.5),
+            HEADS=heads,
+            WIDTH=width,
+            TILE=_tile(longest),
+            DROPPED=dropped,
+            **(launch or usual),
+        )
     return to_projected_T3HK
 
 

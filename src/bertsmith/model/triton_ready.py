@@ -1,16 +1,42 @@
 """Whether our Triton kernels run here: the one place that says so. Nothing loads Triton before it is used."""
 
+import os
+import shutil
 from importlib.util import find_spec
+from pathlib import Path
 
 import torch
 
-INSTALLED = find_spec("triton") is not None
-"""torch for CUDA brings it on Linux."""
+
+def compiles() -> bool:
+    """Whether Triton is here, which torch for CUDA brings on Linux, with what it needs to make kernels.
+
+    That is a C compiler and a folder to write to that programs may be loaded from: a slim container may have
+    neither.
+    """
+    has_compiler = os.environ.get("CC") or any(map(shutil.which, ("gcc", "clang", "cc")))
+    return find_spec("triton") is not None and bool(has_compiler) and _takes_programs(_cache_folder())
+
+
+def _cache_folder() -> Path:
+    home = Path(os.environ.get("TRITON_HOME") or Path.home())
+    return Path(os.environ.get("TRITON_CACHE_DIR") or home / ".triton" / "cache")
+
+
+def _takes_programs(folder: Path) -> bool:
+    """Whether a folder, or the one that it would be made in, can be written to and programs run from."""
+    there = next(each for each in (folder, *folder.parents) if each.exists())
+    runs = not os.statvfs(there).f_flag & os.ST_NOEXEC if hasattr(os, "ST_NOEXEC") else True
+    return runs and os.access(there, os.W_OK | os.X_OK)
+
+
+COMPILES = compiles()
+"""Asked once: compiled steps read it as a constant."""
 
 
 def triton_runs_on(device: torch.device) -> bool:
     """Whether kernels for this device can be compiled: Ampere or newer, as for the bf16 in them."""
-    return INSTALLED and device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
+    return COMPILES and device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def needs_operator() -> bool:

@@ -62,16 +62,20 @@ def panels(unigram_entropy: float | None, metrics: Collection[str] = ()) -> tupl
     )
     # Not against a half: published next-sentence pairs are random more often than not.
     commoner = "always the commoner answer"
-    replaced = "replaced_accuracy" in metrics
-    judged, title = ("replaced", "Replaced tokens") if replaced else ("pair", "Sentence pairs")
+    judged = [("replaced", "Replaced tokens")] if "replaced_accuracy" in metrics else []
+    if "pair_accuracy" in metrics or not judged:
+        judged.append(("pair", "Sentence pairs"))
     return (
         Panel("Masked words: loss in nats", "mlm_loss", "{x:g}", "{x:.3f}", unigram_entropy, frequency),
         Panel("Masked words: guessed right", "mlm_accuracy", "{x:.0%}", "{x:.1%}"),
-        Panel(
-            f"{title}: guessed right",
-            *(f"{judged}_accuracy", "{x:.0%}", "{x:.1%}"),
-            level_label=commoner,
-            level_metric=f"{judged}_majority",
+        *(
+            Panel(
+                f"{title}: guessed right",
+                *(f"{what}_accuracy", "{x:.0%}", "{x:.1%}"),
+                level_label=commoner,
+                level_metric=f"{what}_majority",
+            )
+            for what, title in judged
         ),
         Panel("Learning rate", "learning_rate", "{x:.3g}", "{x:.3g}"),
         Panel("Tokens a second", "tokens_per_second", "{x:,.0f}", "{x:,.0f}"),
@@ -124,11 +128,15 @@ def smoothed(series: Series) -> Series:
 
 
 def _draw_panels(figure: "Figure", entries: Entries, unigram_entropy: float | None) -> None:
-    grid = figure.add_gridspec(2, 3, height_ratios=(1.25, 1))
-    places = (grid[0, :2], grid[0, 2], grid[1, 0], grid[1, 1], grid[1, 2])
     last_step = max(entry["step"] for entry in entries)
     metrics = {metric for entry in entries for metric in entry}
-    for place, panel in zip(places, panels(unigram_entropy, metrics), strict=True):
+    drawn = panels(unigram_entropy, metrics)
+    below = len(drawn) - 2
+    # As many columns as both rows can be shared out to: two thirds above, equal parts below.
+    grid = figure.add_gridspec(2, 3 * below, height_ratios=(1.25, 1))
+    places = [grid[0, : 2 * below], grid[0, 2 * below :]]
+    places += [grid[1, 3 * number : 3 * (number + 1)] for number in range(below)]
+    for place, panel in zip(places, drawn, strict=True):
         axes = figure.add_subplot(place)
         axes.set_xlim(0, max(1, last_step))
         dress_axes(axes, panel)

@@ -1,17 +1,21 @@
 """What CPUs see of the Triton kernels, which tests/gpu tries: nothing."""
 
 import ast
+import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
 import bertsmith.model
+from bertsmith.model import triton_ready
 from bertsmith.model.attention import AttentionRule
 from bertsmith.model.attention_kernels import KERNELS
 from bertsmith.model.fused_gelu import gated_gelu, linear_gelu
 from bertsmith.model.residual_norm import residual_norm
+from bertsmith.model.triton_ready import compiles
 from tests.attention_cases import layout_of
 
 FOLDER = Path(bertsmith.model.__path__[0])
@@ -30,10 +34,44 @@ def loaded_by(path: Path) -> set[str]:
 
 
 def test_only_kernels_load_triton_and_nothing_loads_kernels_with_itself():
-    assert {"short_attention_triton", "residual_norm_triton", "triton_dropout"} <= KERNEL_FILES
+    kernels = {"short_attention_triton", "residual_norm_triton", "fused_gelu_triton", "triton_dropout"}
+    assert kernels == KERNEL_FILES
     for path in FOLDER.rglob("*.py"):
         if path.stem not in KERNEL_FILES:
             assert not loaded_by(path) & {"triton", *KERNEL_FILES}, path
+
+
+@pytest.fixture
+def machine_with_triton(monkeypatch, tmp_path):
+    """One with Triton, a C compiler, and a home that kernels can be kept in."""
+    monkeypatch.setattr(triton_ready, "find_spec", lambda name: name)
+    monkeypatch.setattr(triton_ready.shutil, "which", lambda name: name if name == "gcc" else None)
+    for name in ("CC", "TRITON_HOME", "TRITON_CACHE_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return monkeypatch
+
+
+def test_kernels_can_be_compiled_where_all_that_they_need_is_there(machine_with_triton, tmp_path):
+    assert compiles()
+    machine_with_triton.setenv("TRITON_CACHE_DIR", str(tmp_path / "not" / "made" / "yet"))
+    assert compiles()
+    machine_with_triton.setattr(triton_ready.shutil, "which", lambda _: None)
+    assert not compiles()
+    machine_with_triton.setenv("CC", "some-compiler")
+    assert compiles()
+    machine_with_triton.setattr(triton_ready, "find_spec", lambda _: None)
+    assert not compiles()
+
+
+def test_kernels_are_not_compiled_where_none_can_be_kept_or_loaded(machine_with_triton, tmp_path):
+    status = os.statvfs(tmp_path)
+    without_programs = SimpleNamespace(f_flag=status.f_flag | os.ST_NOEXEC)
+    with machine_with_triton.context() as patch:
+        patch.setattr(triton_ready.os, "statvfs", lambda _: without_programs)
+        assert not compiles()
+    machine_with_triton.setattr(triton_ready.os, "access", lambda *_: False)
+    assert not compiles()
 
 
 def test_a_cpu_takes_no_kernel_for_short_sequences():

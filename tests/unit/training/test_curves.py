@@ -1,9 +1,11 @@
+import json
 import logging
 import math
 import struct
 import sys
 
 import numpy as np
+import pytest
 
 from bertsmith.training.curves import (
     FIXED,
@@ -52,6 +54,22 @@ def test_the_loss_is_read_against_the_unigram_entropy():
     assert (panels(6.5)[0].metric, panels(6.5)[0].level) == ("mlm_loss", 6.5)
     assert "unigram entropy 6.50" in panels(6.5)[0].level_label
     assert panels(None)[0].level is None
+
+
+@pytest.mark.parametrize(
+    ("metrics", "judged"),
+    [
+        ((), ["pair_accuracy"]),
+        (("replaced_accuracy",), ["replaced_accuracy"]),
+        (("replaced_accuracy", "pair_accuracy"), ["replaced_accuracy", "pair_accuracy"]),
+    ],
+)
+def test_what_is_judged_has_a_panel_each(metrics, judged, tmp_path):
+    drawn = panels(None, metrics)
+    assert [panel.metric for panel in drawn[2:-2]] == judged
+    lines = [{"kind": "train", "step": step, "loss": 1.0, **dict.fromkeys(metrics, 0.5)} for step in (1, 2)]
+    (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    assert size_of(draw_curves(tmp_path, unigram_entropy=None)) == (1650, 902)
 
 
 def test_held_out_results_of_different_stages_are_lines_of_their_own():
