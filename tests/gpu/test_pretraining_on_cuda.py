@@ -33,7 +33,11 @@ pytestmark = pytest.mark.gpu
 ON_GPU = ("run.device=cuda", "model.width=128", "model.heads=2", "model.inner=256", "run.loader_workers=2")
 ELECTRA = ("model.type=electra", "model.embedding_width=64", "examples.pairs=none")
 ELECTRA += ("examples.objective=replaced", "replaced.generator_size=0.5")
-each_objective = pytest.mark.parametrize("objective", [(), ELECTRA], ids=["masked", "replaced"])
+REPLACED_PAIRS = ("model.type=modernbert", "model.segments=0", "examples.pairs=nsp")
+REPLACED_PAIRS += ("examples.objective=replaced", "replaced.generator_size=0.5")
+each_objective = pytest.mark.parametrize(
+    "objective", [(), ELECTRA, REPLACED_PAIRS], ids=["masked", "replaced", "replaced with pairs"]
+)
 
 
 @pytest.fixture(scope="module")

@@ -242,7 +242,7 @@ class StageIndex:
         # What is off changes no example: indexes that were made before it could be set stay valid.
         off = set() if recipe.examples.short_fraction else {"short_fraction", "short_length"}
         off |= set() if recipe.examples.single_fraction else {"single_fraction"}
-        examples = recipe.examples.model_dump(exclude={"objective", "stages"} | off)
+        examples = recipe.examples.model_dump(exclude={"objective", "stages", "pair_weight"} | off)
         off = {"ramp_from", "ramp_steps"} if recipe.batch.ramp_from == "off" else set()
         # The folder's name differs wherever the examples, their order or the steps do, and nowhere else: runs
         # that only mask or train otherwise share their indexes.

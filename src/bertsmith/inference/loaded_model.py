@@ -461,6 +461,8 @@ class Bert:
         command = _training_of(head)
         make = f"make one with {command}, or " if command else ""
         remedy = f"{make}load a folder that was saved with it (heads here: {', '.join(self.heads) or 'none'})"
+        if head == "mlm" and "replaced" in self.heads:
+            remedy = "its generator has one: load the folder `generator` inside of this model's"
         raise UserError(f"this model has no {lacking} head, which it takes {purpose}", remedy=remedy)
 
     def _lacking(self, head: str) -> str:

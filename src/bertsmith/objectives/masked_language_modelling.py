@@ -32,9 +32,9 @@ class MaskedLanguageModelling(PretrainingObjective):
 
     sums = ("mlm_loss", "mlm_hits", "pair_loss", "pair_hits")
 
-    def __init__(self, network: Network, pair_head: PairHead) -> None:
+    def __init__(self, network: Network, pair_head: PairHead, pair_weight: float = 1.0) -> None:
         super().__init__(network)
-        self.pair_head = pair_head
+        self.pair_head, self.pair_weight = pair_head, pair_weight
 
     def plain(self, batch: PretrainingBatch, loss_scales_C: Tensor) -> tuple[Tensor, Tensor]:
         """The loss and the sums of a micro-batch, not compiled."""
@@ -50,7 +50,7 @@ class MaskedLanguageModelling(PretrainingObjective):
             pair_loss, pair_hits = torch.zeros_like(mlm_loss), torch.zeros_like(mlm_hits)
         else:
             pair_loss, pair_hits = pair_sums(self.network, self.pair_head, sentence_SD, batch)
-        loss = mlm_loss * loss_scales_C[0] + pair_loss * loss_scales_C[1]
+        loss = mlm_loss * loss_scales_C[0] + self.pair_weight * pair_loss * loss_scales_C[1]
         return loss, torch.stack((mlm_loss, mlm_hits, pair_loss, pair_hits)).detach()
 
     def _states(self, batch: PretrainingBatch) -> tuple[Tensor, Tensor]:
@@ -70,7 +70,8 @@ class MaskedLanguageModelling(PretrainingObjective):
         values = {"mlm_loss": mlm_loss / masked, "mlm_accuracy": mlm_hits / masked} if masked else {}
         if pairs:
             values |= {"pair_loss": pair_loss / pairs, "pair_accuracy": pair_hits / pairs}
-        losses = [values[name] for name in ("mlm_loss", "pair_loss") if name in values]
+        weights = {"mlm_loss": 1.0, "pair_loss": self.pair_weight}
+        losses = [weight * values[name] for name, weight in weights.items() if name in values]
         return {"loss": sum(losses) if losses else math.nan, **values}
 
 
@@ -112,10 +113,12 @@ def with_pair_head(heads: dict[str, int], recipe: Recipe) -> dict[str, int]:
     specs = architecture_of(recipe.model.type).heads
     if pair not in specs:
         what = f"{recipe.model.type} has no {pair} head"
-        raise UserError(what, where="recipe: examples.pairs", remedy="choose full-sentences or another model")
+        others = (*(head for head in ("nsp", "sop") if head in specs), "full-sentences")
+        remedy = f"choose {', '.join(others)} or another model"
+        raise UserError(what, where="recipe: examples.pairs", remedy=remedy)
     return {**{support: 0 for support in specs[pair].needs}, **heads, pair: 2}
 
 
 def build(network: Network, _: Network | None, recipe: Recipe) -> MaskedLanguageModelling:
     """The recipe's objective over a network."""
-    return MaskedLanguageModelling(network, recipe.examples.pair_head)
+    return MaskedLanguageModelling(network, recipe.examples.pair_head, recipe.examples.pair_weight)

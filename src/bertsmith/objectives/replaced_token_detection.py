@@ -21,7 +21,7 @@ from bertsmith.model.architectures.registry import architecture_of
 from bertsmith.model.network import Network
 from bertsmith.objectives import masked_language_modelling as mlm
 from bertsmith.objectives.pretraining_objective import Counts, PretrainingObjective, weighted_sums
-from bertsmith.recipe.data_sections import PairHead, ReplacedSection
+from bertsmith.recipe.data_sections import PairHead
 from bertsmith.recipe.schema import Recipe
 
 GENERATOR = "generator"
@@ -40,8 +40,10 @@ class ReplacedTokenDetection(PretrainingObjective):
         self,
         network: Network,
         generator: Network,
-        weights: ReplacedSection,
+        *,
+        discriminator_weight: float,
         pair_head: PairHead = "none",
+        pair_weight: float = 1.0,
     ) -> None:
         super().__init__(network)
         # google-research/electra shares all three tables and their LayerNorm; what widens them stays apart,
@@ -49,8 +51,8 @@ class ReplacedTokenDetection(PretrainingObjective):
         ours, theirs = network.encoder.embeddings, generator.encoder.embeddings
         theirs.words, theirs.added, theirs.norm = ours.words, ours.added, ours.norm
         self.generator = generator
-        self.discriminator_weight, self.pair_weight = weights.discriminator_weight, weights.pair_weight
-        self.pair_head = pair_head
+        self.discriminator_weight = discriminator_weight
+        self.pair_head, self.pair_weight = pair_head, pair_weight
 
     def networks(self) -> Mapping[str, Network]:
         """The discriminator, which is the model, and the generator."""
@@ -138,7 +140,7 @@ def _generator_and_loss(recipe: Recipe) -> tuple[str, str]:
     assert pretraining is not None, "the recipe was checked"
     loss = f"loss = generator + {replaced.discriminator_weight:g} x discriminator"
     if recipe.examples.pair_head != "none":
-        loss += f" + {replaced.pair_weight:g} x pairs"
+        loss += f" + {recipe.examples.pair_weight:g} x pairs"
     return f"{replaced.generator_size:g} of its {pretraining.generator_part}", loss
 
 
@@ -169,4 +171,10 @@ def heads_of(recipe: Recipe) -> dict[str, int]:
 def build(network: Network, generator: Network | None, recipe: Recipe) -> ReplacedTokenDetection:
     """The recipe's objective over a discriminator and its generator."""
     assert generator is not None
-    return ReplacedTokenDetection(network, generator, recipe.replaced, recipe.examples.pair_head)
+    return ReplacedTokenDetection(
+        network,
+        generator,
+        discriminator_weight=recipe.replaced.discriminator_weight,
+        pair_head=recipe.examples.pair_head,
+        pair_weight=recipe.examples.pair_weight,
+    )

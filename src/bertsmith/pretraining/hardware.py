@@ -220,6 +220,8 @@ def _shown_text(recipe: Recipe) -> list[str]:
         lines.append(f"the masking rate goes from {masking.rate:.0%} to {masking.final_rate:.0%}")
     if examples.single_fraction:
         lines.append(f"{examples.single_fraction:.0%} of the documents are shown without pairs")
+    if examples.pair_head != "none" and examples.pair_weight != 1:
+        lines.append(f"the loss of pairs is multiplied by {examples.pair_weight:g}: in BERT it is not")
     if examples.short_fraction:
         which = "sequences without pairs" if examples.single_fraction else "sequences"
         lines.append(

@@ -27,14 +27,17 @@ class ExamplesSection(Section):
     """What a sequence is made of; the defaults are BERT's (create_pretraining_data.py)."""
 
     objective: Objective = "masked"
-    """Masked LM; replaced: tell which tokens a small masked LM made up (ELECTRA); distilled: masked LM beside
-    a teacher (the distill section); or one of the comparators that see one side only."""
+    """Masked LM; replaced: tell which tokens a small masked LM made up (ELECTRA; for model.type electra and
+    modernbert); distilled: masked LM beside a teacher (the distill section); or one of the comparators that
+    see one side only."""
     pairs: Literal["nsp", "sop", "sentence-pair", "full-sentences", "doc-sentences", "none"] = "nsp"
     """nsp: next-sentence pairs of segments (BERT); sop: sentence order (ALBERT); sentence-pair: nsp of single
     sentences, full-sentences and doc-sentences: filled to the length across or within documents (all three
     RoBERTa); none: BERT's walk with one segment a sequence."""
     negative_probability: Fraction = 0.5
     """Probability of a random second segment (nsp, sentence-pair) or a swapped pair (sop)."""
+    pair_weight: Annotated[float, Field(gt=0)] = 1.0
+    """What the loss of pairs is multiplied by; 1 in BERT (docs/speedrun.md says when to take less)."""
     short_probability: Fraction = 0.1
     """Probability that a document is walked with a random shorter target length (nsp, sop, none)."""
     single_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.0
@@ -79,6 +82,16 @@ class ExamplesSection(Section):
     def stages_cover_the_run(self) -> "ExamplesSection":
         if abs(sum(stage.fraction for stage in self.stages) - 1) > 1e-6:
             raise RuleError("the fractions of examples.stages must add up to 1", keys=("examples.stages",))
+        return self
+
+    @model_validator(mode="after")
+    def weight_is_of_pairs(self) -> "ExamplesSection":
+        if self.pair_weight != 1 and self.pair_head == "none":
+            raise RuleError(
+                f"examples.pair_weight is not for examples.pairs = {self.pairs}, which has no pairs",
+                keys=("examples.pair_weight", "examples.pairs"),
+                remedy="leave it at 1, or set examples.pairs to nsp, sop or sentence-pair",
+            )
         return self
 
     @model_validator(mode="after")
@@ -185,9 +198,6 @@ class ReplacedSection(Section):
     and has this fraction of its layers (as in DeBERTaV3, which takes a half)."""
     discriminator_weight: Annotated[float, Field(gt=0)] = 50.0
     """What the discriminator's loss is multiplied by before the generator's is added."""
-    pair_weight: Annotated[float, Field(gt=0)] = 5.0
-    """What the loss of pairs is multiplied by, where the discriminator has a head for them: 5 weighs them as
-    BERT does, for 50 x 0.25 of replaced tokens are five times 2.5 of masked ones."""
 
 
 class BatchSection(Section):

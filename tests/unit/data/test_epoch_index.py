@@ -30,6 +30,12 @@ def test_indexes_of_earlier_versions_are_found_again(store, tmp_path: Path, monk
     assert [folder.name for folder in tmp_path.iterdir()] == ["train-32-740c2495d19a"]
 
 
+def test_runs_that_only_train_otherwise_share_an_index(store, tmp_path: Path) -> None:
+    for weight in (1.0, 0.1):
+        index_of(store, tmp_path, examples={"pair_weight": weight}).epoch(0)
+    assert len(list(tmp_path.iterdir())) == 1
+
+
 def test_epochs_differ_in_examples_and_in_order(store, tmp_path: Path) -> None:
     index = index_of(store, tmp_path)
     one, other = index.epoch(0), index.epoch(1)

@@ -12,7 +12,7 @@ from bertsmith.data.collate import PretrainingBatch
 from bertsmith.model.model_folder import read_model
 from bertsmith.model.network import set_direction
 from bertsmith.objectives.masked_language_modelling import MaskedLanguageModelling
-from bertsmith.objectives.pretraining_objective import PretrainingObjective, weighted_sums
+from bertsmith.objectives.pretraining_objective import Counts, PretrainingObjective, weighted_sums
 from bertsmith.packed import pack
 from bertsmith.training.trainer import same_bits
 from tests.oracles import saved_oracle
@@ -96,6 +96,17 @@ def test_rows_and_sequences_of_weight_0_do_not_count(tmp_path):
     assert torch.equal(loss, other_loss) and torch.equal(sums, other_sums)
     weighted = replace(batch, masked_weights_P=torch.ones(len(PLACES) + 1))
     assert objective(weighted, EVERY_COUNT)[1][0] > sums[0]
+
+
+def test_the_loss_of_pairs_is_multiplied_by_its_weight():
+    network, batch = tiny_network(), batch_of()
+    loss, sums = MaskedLanguageModelling(network, "nsp")(batch, EVERY_COUNT)
+    lighter = MaskedLanguageModelling(network, "nsp", pair_weight=0.25)
+    light_loss, same_sums = lighter(batch, EVERY_COUNT)
+    assert torch.equal(sums, same_sums) and sums[2] > 0
+    assert (loss - light_loss - 0.75 * sums[2]).abs() <= FP32
+    means = lighter.means(sums.tolist(), Counts(4, 3))
+    assert means["loss"] == means["mlm_loss"] + 0.25 * means["pair_loss"]
 
 
 def test_ernie_says_1_where_bert_says_0(tmp_path):

@@ -13,7 +13,6 @@ from bertsmith.model.model_folder import read_model
 from bertsmith.objectives.pretraining_objective import Counts
 from bertsmith.objectives.replaced_token_detection import ReplacedTokenDetection, sample
 from bertsmith.packed import pack
-from bertsmith.recipe.data_sections import ReplacedSection
 from tests.compile_counter import CompileCounter
 from tests.oracles import saved_oracle
 from tests.tiny import tiny_network
@@ -47,7 +46,7 @@ def batch_of(*, filler: list[int] = FILLER, draws: list[float] = (0.1, 0.5, 0.7,
 def objective_of() -> ReplacedTokenDetection:
     discriminator = tiny_network("electra", {"replaced": 1})
     generator = tiny_network("electra", {"mlm": 0}, seed=1)
-    return ReplacedTokenDetection(discriminator, generator, ReplacedSection(discriminator_weight=WEIGHT))
+    return ReplacedTokenDetection(discriminator, generator, discriminator_weight=WEIGHT)
 
 
 def always_sampling(token: int) -> ReplacedTokenDetection:
@@ -90,7 +89,7 @@ def test_the_losses_are_those_of_transformers(tmp_path):
     ours = ReplacedTokenDetection(
         read_model(tmp_path / "discriminator").network,
         read_model(tmp_path / "generator").network,
-        ReplacedSection(discriminator_weight=WEIGHT),
+        discriminator_weight=WEIGHT,
     ).eval()
     batch = batch_of()
     mlm, replaced = theirs(discriminator, generator, batch)
@@ -108,9 +107,10 @@ def test_the_losses_are_those_of_transformers(tmp_path):
 def test_pairs_are_judged_by_what_the_discriminator_sees():
     network = tiny_network("modernbert", {"replaced": 1, "nsp": 2})
     generator = tiny_network("modernbert", {"mlm": 0}, seed=1)
-    weights = ReplacedSection(pair_weight=3.0)
-    without = ReplacedTokenDetection(network, generator, weights)
-    objective = ReplacedTokenDetection(network, generator, weights, pair_head="nsp")
+    without = ReplacedTokenDetection(network, generator, discriminator_weight=WEIGHT)
+    objective = ReplacedTokenDetection(
+        network, generator, discriminator_weight=WEIGHT, pair_head="nsp", pair_weight=3.0
+    )
     batch = replace(
         batch_of(),
         pair_labels_S=torch.tensor([0, 1, 1, 0]),

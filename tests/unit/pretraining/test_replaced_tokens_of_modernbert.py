@@ -10,6 +10,7 @@ import bertsmith
 from bertsmith.core.errors import UserError
 from bertsmith.corpus.token_store import TokenStore
 from bertsmith.model.model_folder import read_model
+from bertsmith.objectives.replaced_token_detection import heads_of
 from bertsmith.packed import pack
 from bertsmith.pretraining.hardware import choices
 from bertsmith.recipe.load import load_recipe
@@ -18,7 +19,7 @@ from tests.tuning import SHORT, tune
 
 REPLACED = ("model.type=modernbert", "model.segments=0", "model.layers=4", "model.global_layers=3")
 REPLACED += ("examples.objective=replaced", "examples.pairs=nsp", "replaced.generator_size=0.5")
-REPLACED += ("examples.single_fraction=0.3",)
+REPLACED += ("examples.single_fraction=0.3", "examples.pair_weight=5")
 CLOSE = 1e-5
 
 
@@ -72,6 +73,8 @@ def test_the_model_judges_pairs_and_its_generator_fills_masks(run):
         "the smith heats the iron .", "the king buys bread ."
     )
     assert 0 <= judged.follows <= 1
+    with pytest.raises(UserError, match="load the folder `generator` inside of this model's"):
+        bertsmith.load(run / "model").fill("the [MASK] heats the iron .")
     (answer,) = bertsmith.load(run / "model" / "generator").fill("the [MASK] heats the iron .", top=3)
     assert len(answer) == 3
 
@@ -88,7 +91,7 @@ def test_the_card_and_the_log_name_the_choices(run):
     assert "| pair accuracy |" in card and "| replaced recall |" in card
     notes = "\n".join(choices(tiny_recipe(*REPLACED)))
     assert "a generator of 0.5 of its layers sees 80% of the chosen tokens as the mask" in notes
-    assert loss in notes
+    assert loss in notes and "the loss of pairs is multiplied by 5: in BERT it is not" in notes
 
 
 def test_it_is_continued_with_its_generator(run, store, tmp_path):
@@ -101,9 +104,13 @@ def test_it_is_continued_with_its_generator(run, store, tmp_path):
     assert before["pair_loss"] == pytest.approx(after["pair_loss"], rel=1e-4)
 
 
-def test_electra_itself_has_no_head_for_pairs():
+def test_settings_that_do_not_fit_each_other_are_refused():
     electra = ("model.type=electra", "examples.objective=replaced", "replaced.generator_size=0.5")
     with pytest.raises(UserError, match="electra has no head for examples.pairs"):
         tiny_recipe(*electra, "examples.pairs=nsp")
+    with pytest.raises(UserError, match="modernbert has no sop head; choose nsp, full-sentences or another"):
+        heads_of(tiny_recipe(*REPLACED, "examples.pairs=sop"))
+    with pytest.raises(UserError, match=r"leave it at 1, or set examples.pairs to nsp"):
+        tiny_recipe("examples.pairs=none", "examples.pair_weight=0.1")
     with pytest.raises(UserError, match="set model.type to electra or modernbert"):
         load_recipe("bert-base", [*TINY, "examples.objective=replaced"])
