@@ -199,6 +199,11 @@ def last_scalars(run: Path) -> dict[str, Any]:
     return scalars
 
 
+def sentence_ids(store: TokenStore) -> Tensor:
+    """A sentence in the words of the store [1, T]."""
+    return torch.tensor([store.tokenizer().encode("the smith heats the iron near the forge .").ids])
+
+
 def last_state(run: Path) -> dict[str, Tensor]:
     """Weights and moments of the newest saved state of a run that had one process."""
     return state_of(run, saved_steps(run / "checkpoints")[-1])

@@ -29,6 +29,7 @@ from tests.tiny_runs import (
     last_state,
     metrics_of,
     run_tiny,
+    sentence_ids,
     stop_at,
     tiny_recipe,
     tiny_store,
@@ -51,10 +52,6 @@ def run(store: TokenStore, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("electra") / "run"
     assert run_tiny(store, out, *ELECTRA).state == "finished"
     return out
-
-
-def ids_of(store: TokenStore) -> torch.Tensor:
-    return torch.tensor([store.tokenizer().encode("the smith heats the iron near the forge .").ids])
 
 
 def test_a_run_measures_generator_and_discriminator(run):
@@ -98,9 +95,9 @@ def test_the_model_opens_in_transformers_as_electra_for_pretraining(run, store):
     )
     assert not (found["missing_keys"] or found["unexpected_keys"])
     network = read_model(run / "model").network
-    batch = pack(ids_of(store).tolist())
+    batch = pack(sentence_ids(store).tolist())
     ours = network.scores("replaced", network(batch), batch.layout)[:, 0]
-    assert (theirs.eval()(ids_of(store)).logits[0] - ours).abs().max() <= CLOSE
+    assert (theirs.eval()(sentence_ids(store)).logits[0] - ours).abs().max() <= CLOSE
 
 
 def test_the_generator_opens_in_transformers_as_electra_for_masked_lm(run, store):
@@ -109,9 +106,9 @@ def test_the_generator_opens_in_transformers_as_electra_for_masked_lm(run, store
     assert not (found["missing_keys"] or found["unexpected_keys"])
     assert theirs.config.hidden_size == 16 and theirs.config.embedding_size == 16
     network = read_model(folder).network
-    batch = pack(ids_of(store).tolist())
+    batch = pack(sentence_ids(store).tolist())
     ours = network.scores_of_words(network(batch))
-    assert (theirs.eval()(ids_of(store)).logits[0] - ours).abs().max() <= CLOSE
+    assert (theirs.eval()(sentence_ids(store)).logits[0] - ours).abs().max() <= CLOSE
 
 
 def test_the_generator_fills_masks(run):

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-import torch
 import transformers
 
 import bertsmith
@@ -14,7 +13,16 @@ from bertsmith.objectives.replaced_token_detection import heads_of
 from bertsmith.packed import pack
 from bertsmith.pretraining.hardware import choices
 from bertsmith.recipe.load import load_recipe
-from tests.tiny_runs import TINY, differing, last_state, metrics_of, run_tiny, stop_at, tiny_recipe
+from tests.tiny_runs import (
+    TINY,
+    differing,
+    last_state,
+    metrics_of,
+    run_tiny,
+    sentence_ids,
+    stop_at,
+    tiny_recipe,
+)
 from tests.tuning import SHORT, tune
 
 REPLACED = ("model.type=modernbert", "model.segments=0", "model.layers=4", "model.global_layers=3")
@@ -29,10 +37,6 @@ def run(store: TokenStore, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("modernbert") / "run"
     assert run_tiny(store, out, *REPLACED).state == "finished"
     return out
-
-
-def ids_of(store: TokenStore) -> torch.Tensor:
-    return torch.tensor([store.tokenizer().encode("the smith heats the iron near the forge .").ids])
 
 
 def test_a_run_measures_pairs_beside_both_models(run):
@@ -56,7 +60,7 @@ def test_the_generator_is_as_wide_and_has_half_of_the_layers(run):
 
 
 def test_transformers_opens_the_encoder_and_the_generator(run, store):
-    ids, batch = ids_of(store), pack(ids_of(store).tolist())
+    ids, batch = sentence_ids(store), pack(sentence_ids(store).tolist())
     theirs, found = transformers.AutoModel.from_pretrained(run / "model", output_loading_info=True)
     assert type(theirs).__name__ == "ModernBertModel" and not found["missing_keys"]
     ours = read_model(run / "model").network
