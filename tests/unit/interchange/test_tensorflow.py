@@ -2,6 +2,7 @@
 
 import json
 import math
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -263,12 +264,14 @@ def test_a_factorised_bert_is_imported_as_an_albert_without_shared_layers(tmp_pa
     states, pooled, words = factorised_reference(variables, ids)
     network, batch = read_model(tmp_path / "out").network, pack([ids])
     theirs = AlbertForMaskedLM.from_pretrained(tmp_path / "out").eval()
+    # Norms over three and four values make rounding errors larger.
+    close = partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-4)
     with torch.no_grad():
         hidden = network(batch)
-        np.testing.assert_allclose(hidden, states, atol=1e-5)
-        np.testing.assert_allclose(network.pooled(hidden, batch.layout)[0], pooled, atol=1e-5)
-        np.testing.assert_allclose(network.word_scores(hidden, torch.arange(5)), words, atol=2e-5)
-        np.testing.assert_allclose(theirs(torch.tensor([ids])).logits[0], words, atol=2e-5)
+        close(hidden, states)
+        close(network.pooled(hidden, batch.layout)[0], pooled)
+        close(network.word_scores(hidden, torch.arange(5)), words)
+        close(theirs(torch.tensor([ids])).logits[0], words)
 
 
 def test_an_import_that_fails_names_the_published_config(tmp_path: Path) -> None:
