@@ -140,11 +140,12 @@ MODERNBERT_LARGE = MODERNBERT | {
 SPEEDRUN = {
     "model.type": "modernbert", "model.activation": "gelu", "model.gated": "auto", "model.norm": "layernorm",
     "model.qk_norm": False, "model.norm_eps": 1e-5, "model.dropout": 0.0, "model.global_layers": 1,
-    "examples.pairs": "full-sentences", "examples.stages": [(1.0, 128, 39)], "masking.rate": 0.3,
-    "examples.short_fraction": 0.3, "optim.weight_decay": 0.1,
+    "examples.pairs": "nsp", "examples.single_fraction": 0.5, "examples.pair_weight": 1.0,
+    "examples.stages": [(1.0, 128, 39)], "masking.rate": 0.3,
+    "examples.short_fraction": 0.3, "optim.weight_decay": 0.1, "optim.decay_from": 0.1,
     "batch.by": "tokens", "batch.tokens": 65_024,
-    "optim.algorithm": "muon", "optim.schedule": "wsd", "optim.peak_lr": 2e-3, "optim.matrix_lr_factor": 2.0,
-    "run.budget": "minutes",
+    "optim.algorithm": "muon", "optim.schedule": "wsd", "optim.peak_lr": 1.5e-3,
+    "optim.matrix_lr_factor": 2.0, "run.budget": "minutes",
 }  # fmt: skip
 PUBLISHED = {
     **dict.fromkeys(["bert-tiny", "bert-mini", "bert-small", "bert-medium", "bert-base", "bert-large"], BERT),
@@ -158,7 +159,7 @@ PUBLISHED = {
     "modernbert-base": MODERNBERT,
     "modernbert-large": MODERNBERT_LARGE,
     "speedrun-small": SPEEDRUN,
-    "speedrun-base": SPEEDRUN | {"optim.peak_lr": 1e-3, "optim.decay_from": 0.3},
+    "speedrun-base": SPEEDRUN | {"optim.peak_lr": 1e-3, "examples.pair_weight": 0.1},
 }
 
 # Encoder plus pooler (DistilBERT, ELECTRA and ModernBERT have none) with the published vocabulary.
