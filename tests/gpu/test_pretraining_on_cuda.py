@@ -3,12 +3,14 @@
 import gc
 import math
 import multiprocessing
+import threading
 from dataclasses import dataclass
 
 import pytest
 import torch
 
 from bertsmith.pretraining.run_setup import Request, StepLoader, set_up
+from bertsmith.training import background_saving
 from bertsmith.training.checkpoint import TrainingState, latest_state, load_checkpoint, save_checkpoint
 from bertsmith.training.distributed import start_world
 from bertsmith.training.journal import read_metrics
@@ -23,6 +25,7 @@ from tests.tiny_runs import (
     last_state,
     metrics_of,
     run_tiny,
+    state_of,
     stop_at,
     tiny_recipe,
     tiny_store,
@@ -200,6 +203,25 @@ def test_a_recorded_run_resumes_with_the_same_bits(store, tmp_path):
     assert run_tiny(store, tmp_path / "parts", *settings, listener=StopAt(count=4)).state == "stopped"
     run_tiny(store, tmp_path / "parts", *settings)
     assert not differing(last_state(tmp_path / "whole"), last_state(tmp_path / "parts"))
+
+
+def test_states_saved_beside_recorded_steps_are_those_of_their_own_steps(store, tmp_path, monkeypatch):
+    settings = (*ON_GPU, "run.steps=40", "batch.sequences=32", "run.deterministic=on")
+    settings += ("run.save_every_steps=1", "run.keep_last=99")
+    threads, write = [], background_saving.save_tensors
+
+    def seen(*operands):
+        threads.append(threading.current_thread().name.split("_")[0])
+        return write(*operands)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(background_saving, "save_tensors", seen)
+        run_tiny(store, tmp_path / "beside", *settings)
+    assert threads == ["saving"] * 40
+    monkeypatch.setattr(background_saving, "room_for_copies", lambda *_: False)
+    run_tiny(store, tmp_path / "before", *settings)
+    for step in range(1, 41):
+        assert differing(*(state_of(tmp_path / run, step) for run in ("beside", "before"))) == []
 
 
 def test_recordings_are_made_anew_when_saved_weights_come_back(store, tmp_path):

@@ -54,8 +54,9 @@ from bertsmith.pretraining.run_setup import (
 )
 from bertsmith.recipe.load import differences, load_recipe
 from bertsmith.recipe.schema import Recipe
+from bertsmith.training.background_saving import BackgroundSaving
 from bertsmith.training.callbacks import ProgressCallback, StopRequested
-from bertsmith.training.checkpoint import TrainingState, latest_state, load_checkpoint, save_checkpoint
+from bertsmith.training.checkpoint import TrainingState, latest_state, load_checkpoint
 from bertsmith.training.distributed import World, in_world
 from bertsmith.training.journal import METRICS_FILE, RunJournal, read_metrics
 from bertsmith.training.run_folder import RunFolder
@@ -245,15 +246,16 @@ def _train(
     clock = _start_budget(run, state)
     cadence = _cadence(run, state, stop)
     due_after = _averaging(run, cadence)
-    with closing(StepLoader(run)) as next_step:
+    with closing(StepLoader(run)) as next_step, _saving(run) as saving:
         steps = training_steps(run.trainer, next_step, state.progress, clock=clock, due_after=due_after)
         for report in steps:
+            saving.check()
             state.progress = report.progress
             state.window.add(report)
             run.show_progress(state.progress)
             _tell_steps_that_fit(run, state.progress)
             if report.skipped:
-                _handle_skipped_step(run, state, journal, report)
+                _handle_skipped_step(run, state, journal, report, saving)
             if state.progress.step % run.recipe.run.log_every_steps == 0 or run.budget.spent(state.progress):
                 _log(run, state, journal, report)
                 _watch_learning(run, state, journal)
@@ -261,7 +263,7 @@ def _train(
             if state.early_end:
                 stop.here = True  # the step that follows is the last: it may be launched already
             if report.due.saving or broken_off:
-                _save(run, state, cadence)
+                _save(run, state, cadence, saving)
             if report.due.stopping or broken_off:
                 return "stopped"
     return "finished"
@@ -394,8 +396,13 @@ def _watch_learning(run: Run, state: RunState, journal: RunJournal) -> None:
 # ---- checkpoints
 
 
-def _save(run: Run, state: RunState, cadence: Cadence) -> None:
-    progress, settings = state.progress, run.recipe.run
+def _saving(run: Run) -> BackgroundSaving:
+    settings = run.recipe.run
+    return BackgroundSaving(run.folder.checkpoints, run.trainer, settings.keep_last, settings.keep_at)
+
+
+def _save(run: Run, state: RunState, cadence: Cadence, saving: BackgroundSaving) -> None:
+    progress = state.progress
     # Amid skipped steps the weights may be what is wrong: the state from before them stays the latest.
     if state.saved_step == progress.step or progress.skipped_in_a_row:
         return
@@ -406,17 +413,19 @@ def _save(run: Run, state: RunState, cadence: Cadence) -> None:
         "evaluation_due": state.evaluation_due,
         "micro_tokens": run.machine.micro_tokens,  # other micro-batches would round differently
     }
-    saved, keep_last, keep_at = TrainingState.at(progress, scalars), settings.keep_last, settings.keep_at
-    save_checkpoint(run.folder.checkpoints, saved, run.trainer, keep_last=keep_last, keep_at=keep_at)
+    saving.save(TrainingState.at(progress, scalars))
     state.saved_step, cadence.saved_seconds = progress.step, progress.seconds
 
 
-def _handle_skipped_step(run: Run, state: RunState, journal: RunJournal, report: StepReport) -> None:
+def _handle_skipped_step(
+    run: Run, state: RunState, journal: RunJournal, report: StepReport, saving: BackgroundSaving
+) -> None:
     """The stated rule: a bad step is skipped; after several in a row the last saved weights come back."""
     step, row = state.progress.step, state.progress.skipped_in_a_row
     journal.write("event", step, {"skipped": report.skipped, "norm": report.gradient_norm})
     run.report(skip_message(report, run.trainer))
     if report.skipped not in ("taken back", "overflow") and row % run.recipe.run.rollback_after == 0:
+        saving.wait()
         _roll_back(run, state, journal)
 
 

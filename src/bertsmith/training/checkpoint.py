@@ -7,8 +7,7 @@ recipe and the step. In a run on several machines, all of them must see the fold
 
 import shutil
 import warnings
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -91,16 +90,20 @@ def save_state(
 
     A failure leaves the folder as it was and is the same error in every process.
     """
+    save_tensors(folder, state, {**model_tensors(module), **moments_of(module, optimizer)}, world)
+
+
+def save_tensors(folder: Path, state: TrainingState, tensors: dict[str, Tensor], world: World) -> None:
+    """The same for tensors by their saved names."""
     target = step_folder(folder, state.step)
-    tensors = {**model_tensors(module), **moments_of(module, optimizer)}
     needed = bytes_of(tensors) + ROOM_FOR_NAMES * len(tensors)
     _check_disk_space(target, needed, world)
     partial_folder = hidden(target, "partial")
     contents = {"format": FORMAT, "world_size": world.size, **asdict(state)}
     writer = StateWriter(partial_folder, partial(seal, partial_folder, contents))
     try:
-        with _torch_warnings_off():
-            save(tensors, storage_writer=writer, no_dist=world.size == 1)
+        _silence_torch()
+        save(tensors, storage_writer=writer, no_dist=world.size == 1)
     except CheckpointException as error:
         # What went wrong in some process, as an error for people where the disk or memory is to blame.
         cause = next(failure for failure, _ in error.failures.values())
@@ -117,13 +120,22 @@ def save_checkpoint(
     folder: Path, state: TrainingState, trainer: Trainer, *, keep_last: int, keep_at: Collection[int] = ()
 ) -> None:
     """Save a trainer's weights and moments with a state, and remove states that are not to be kept."""
-    module, optimizer, world = trainer.objective, trainer.optimizer, trainer.world
+    save_tensors(folder, with_counters(state, trainer), trainer_tensors(trainer), trainer.world)
+    trainer.world.on_main(lambda: prune(folder, keep_last=keep_last, keep_at=keep_at))
+
+
+def with_counters(state: TrainingState, trainer: Trainer) -> TrainingState:
+    """A state with what its trainer counts."""
     if trainer.scaler is not None:
         state = replace(state, scalars={**state.scalars, LOSS_SCALER: trainer.scaler.state_dict()})
     if trainer.average is not None:
         state = replace(state, scalars={**state.scalars, AVERAGED: trainer.average.count})
-    save_state(folder, state, module=module, optimizer=optimizer, world=world)
-    world.on_main(lambda: prune(folder, keep_last=keep_last, keep_at=keep_at))
+    return state
+
+
+def trainer_tensors(trainer: Trainer) -> dict[str, Tensor]:
+    """A trainer's weights and moments by their saved names, sharing its memory."""
+    return {**model_tensors(trainer.objective), **moments_of(trainer.objective, trainer.optimizer)}
 
 
 def load_checkpoint(saved: SavedState, trainer: Trainer) -> None:
@@ -168,8 +180,8 @@ def load_state(
     reader = HuggingFaceStorageReader(str(saved.folder))
     # Read into the tensors that are there: each process takes the part of each that it holds, however many
     # processes wrote them, and no copy of the whole is ever made.
-    with _torch_warnings_off():
-        load({**weights, **moments}, storage_reader=reader, no_dist=world.size == 1)
+    _silence_torch()
+    load({**weights, **moments}, storage_reader=reader, no_dist=world.size == 1)
     give_moments(module, optimizer, moments)
 
 
@@ -189,10 +201,10 @@ def load_weights(saved: SavedState, module: nn.Module, *, prefix: str) -> None:
     _check_same_model(saved.folder, weights, layouts)
     averages = {f"optimizer.{prefix}{name}.{AVERAGE}": tensor for name, tensor in module.state_dict().items()}
     averages = {name: tensor for name, tensor in averages.items() if saved.averaged and name in held}
-    with _torch_warnings_off():
-        # One after the other: both are read into the tensors of the module.
-        for tensors in (weights, averages) if averages else (weights,):
-            load(tensors, storage_reader=HuggingFaceStorageReader(str(saved.folder)), no_dist=True)
+    _silence_torch()
+    # One after the other: both are read into the tensors of the module.
+    for tensors in (weights, averages) if averages else (weights,):
+        load(tensors, storage_reader=HuggingFaceStorageReader(str(saved.folder)), no_dist=True)
 
 
 def kept_states(folder: Path) -> list[SavedState]:
@@ -248,12 +260,10 @@ def _check_same_model(
         raise UserError(what, where=str(folder), remedy="continue with the recipe that wrote it")
 
 
-@contextmanager
-def _torch_warnings_off() -> Iterator[None]:
-    """Without torch's remark that a single process has no process group."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
-        yield
+def _silence_torch() -> None:
+    """Keep back torch's remark that a single process has no process group."""
+    # For good: filters belong to the whole process, and a thread must not put back what others changed.
+    warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
 
 
 def model_tensors(module: nn.Module) -> dict[str, Tensor]:

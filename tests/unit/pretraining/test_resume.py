@@ -4,6 +4,7 @@ import gc
 import multiprocessing
 import os
 import signal
+import threading
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from bertsmith.data.data_loader import PretrainingDataset
 from bertsmith.model.model_folder import read_model
 from bertsmith.objectives.pretraining_objective import PretrainingObjective
 from bertsmith.pretraining.run_setup import Request, set_up
+from bertsmith.training import background_saving
 from bertsmith.training.checkpoint_storage import saved_steps, step_folder
 from bertsmith.training.distributed import ALONE
 from tests.tiny_runs import (
@@ -220,3 +222,30 @@ def test_a_loader_worker_that_dies_is_told_in_one_line_and_the_run_resumes(store
     assert told.value.line().startswith("run.loader_workers: a loader worker died (")
     assert "\n" not in told.value.what and "the same command resumes" in told.value.remedy
     assert run_tiny(store, tmp_path / "run", *settings).state == "finished"
+
+
+# ---- saved beside the steps that follow
+
+
+def test_a_run_that_saves_beside_its_steps_leaves_the_states_of_one_that_does_not(
+    store, tmp_path, monkeypatch
+):
+    every_step = ("run.save_every_steps=1", "run.keep_last=99")
+    run_tiny(store, tmp_path / "before", *every_step)
+    threads = set()
+
+    def seen(*operands):
+        threads.add(threading.current_thread().name.split("_")[0])
+        return write(*operands)
+
+    write = background_saving.save_tensors
+    monkeypatch.setattr(background_saving, "save_tensors", seen)
+    monkeypatch.setattr(background_saving, "room_for_copies", lambda *_: True)
+    run_tiny(store, tmp_path / "beside", *every_step)
+    assert threads == {"saving"}
+    steps = saved_steps(tmp_path / "before" / "checkpoints")
+    assert len(steps) > 3
+    assert saved_steps(tmp_path / "beside" / "checkpoints") == steps
+    for step in steps:
+        assert differing(*(state_of(tmp_path / run, step) for run in ("before", "beside"))) == []
+    assert last_scalars(tmp_path / "before") == last_scalars(tmp_path / "beside")
