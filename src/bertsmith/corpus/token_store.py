@@ -117,6 +117,7 @@ class TokenStore:
         self.tokens, self.vocabulary = manifest.tokens, manifest.vocabulary
         self.tokenizer_hash = manifest.tokenizer
         self.has_units = bool(manifest.units)
+        self._tokenizer: Tokenizer | None = None
         # The manifest states the sha256 of every other file, so its own stands for the whole store.
         self.hash = hashlib.sha256((folder / MANIFEST).read_bytes()).hexdigest()
         # Only sizes: reading a hundred gigabytes at every start would take longer than many runs.
@@ -149,8 +150,10 @@ class TokenStore:
         return self._gather(self._units, starts, lengths=lengths).astype(np.uint8, copy=False)
 
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer the ids belong to."""
-        return Tokenizer.load(self.folder / TOKENIZER)
+        """The tokenizer the ids belong to, read once."""
+        if self._tokenizer is None:
+            self._tokenizer = Tokenizer.load(self.folder / TOKENIZER)
+        return self._tokenizer
 
     def verify(self) -> None:
         """Read every file and compare its sha256 with the manifest; the first that differs is named."""
