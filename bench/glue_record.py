@@ -5,9 +5,10 @@
         --chosen runs/chosen/chosen.json
 
 `choose` keeps every tenth line of a training file for the choice, fine-tunes on the others with each setting
-of the grid, two seeds each, and writes down the best one of each task. Of SST-2, whose training set holds
-sentences and their phrases, it keeps every tenth long sentence and drops what shares words with one from the
-others. `score` fine-tunes on whole training sets with these,
+of the grid, and writes down the best one of each task; it does so several times, each time with other lines
+kept and another seed. Of the small RTE and MRPC it keeps every fifth, so that most lines are judged once. Of
+SST-2, whose training set holds sentences and their phrases, it keeps every tenth long sentence and drops what
+shares words with one from the others. `score` fine-tunes on whole training sets with these,
 several seeds each, and tells the median on dev and its spread; dev is seen there for the first time. Several
 runs share the GPU (--together). What is finished under --out is not done again.
 """
@@ -23,8 +24,6 @@ from itertools import product
 from pathlib import Path
 from statistics import mean, median
 
-KEPT = 10
-"""Every so manieth line of a training file is for the choice."""
 SENTENCE, SHARED = 15, 6
 """Words of the sentences that are kept of SST-2; so many in a row are not by chance in two texts."""
 
@@ -38,17 +37,20 @@ class Protocol:
     seeds: int
     header: int = 1
     """Lines before the first example."""
-    choice_seeds: int = 2
+    kept: int = 10
+    """Every so manieth line of the training file is kept for the choice."""
+    choice_runs: int = 2
+    """How often that is done for each setting, with other lines and another seed."""
     has_phrases: bool = False
     """Whether examples are parts of others."""
 
 
 TASKS = {
     "cola": Protocol("CoLA", epochs=5, seeds=5, header=0),
-    "sst2": Protocol("SST-2", epochs=3, seeds=3, choice_seeds=1, has_phrases=True),
-    "mrpc": Protocol("MRPC", epochs=5, seeds=5),
-    "stsb": Protocol("STS-B", epochs=5, seeds=5),
-    "rte": Protocol("RTE", epochs=10, seeds=5),
+    "sst2": Protocol("SST-2", epochs=3, seeds=3, choice_runs=1, has_phrases=True),
+    "mrpc": Protocol("MRPC", epochs=5, seeds=5, kept=5, choice_runs=4),
+    "stsb": Protocol("STS-B", epochs=5, seeds=5, choice_runs=3),
+    "rte": Protocol("RTE", epochs=10, seeds=5, kept=5, choice_runs=5),
 }
 FIRST_METRIC = {"cola": "matthews", "sst2": "accuracy", "mrpc": "f1", "stsb": "spearman", "rte": "accuracy"}
 GRID = [
@@ -109,9 +111,9 @@ def choose(options: argparse.Namespace, tasks: list[str]) -> None:
     tried: dict[str, dict[tuple[str, ...], list[FinetuningRun]]] = {}
     for task, line in product(tasks, options.settings):
         protocol, of_task = TASKS[task], tried.setdefault(task, {})
-        data = kept_apart(protocol, options.data, options.out / "data")
         settings = (*line.split(), f"run.epochs={protocol.epochs}")
-        for seed in range(protocol.choice_seeds):
+        for seed in range(protocol.choice_runs):
+            data = kept_apart(protocol, options.data, options.out / "data" / str(seed), first=seed)
             out = options.out / task / f"{line.replace(' ', ',')}-{seed}"
             run = FinetuningRun(task, data, (*settings, f"run.seed={seed}"), out)
             of_task.setdefault(settings, []).append(run)
@@ -129,28 +131,30 @@ def choose(options: argparse.Namespace, tasks: list[str]) -> None:
     print(f"{path}: {chosen}")
 
 
-def kept_apart(protocol: Protocol, data: Path, out: Path) -> Path:
-    """A task's folder whose two files are parts of the training set."""
+def kept_apart(protocol: Protocol, data: Path, out: Path, *, first: int) -> Path:
+    """A task's folder whose two files are parts of the training set; `first` is the first line kept."""
     lines = (data / protocol.folder / "train.tsv").read_text(encoding="utf-8").splitlines(keepends=True)
     top, examples = lines[: protocol.header], lines[protocol.header :]
     folder = out / protocol.folder
     folder.mkdir(parents=True, exist_ok=True)
-    kept, others = without_phrases(examples) if protocol.has_phrases else every_tenth(examples)
+    apart = without_phrases if protocol.has_phrases else every_so_many
+    kept, others = apart(examples, first, protocol.kept)
     (folder / "train.tsv").write_text("".join(top + others), encoding="utf-8")
     (folder / "dev.tsv").write_text("".join(top + kept), encoding="utf-8")
     return folder
 
 
-def every_tenth(examples: list[str]) -> tuple[list[str], list[str]]:
+def every_so_many(examples: list[str], first: int, distance: int) -> tuple[list[str], list[str]]:
     """What is kept, and what is trained on."""
-    return examples[::KEPT], [line for number, line in enumerate(examples) if number % KEPT]
+    others = [line for number, line in enumerate(examples) if number % distance != first]
+    return examples[first::distance], others
 
 
-def without_phrases(examples: list[str]) -> tuple[list[str], list[str]]:
+def without_phrases(examples: list[str], first: int, distance: int) -> tuple[list[str], list[str]]:
     """The same of sentences and their phrases: nothing is trained on that is a part of what is kept."""
     texts = [line.rsplit("\t", 1)[0].split() for line in examples]
     is_long = [number for number, words in enumerate(texts) if len(words) >= SENTENCE and words[-1] == "."]
-    kept = is_long[::KEPT]
+    kept = is_long[first::distance]
     phrases = {
         run for number in kept for length in range(1, SHARED + 1) for run in runs_of(texts[number], length)
     }
