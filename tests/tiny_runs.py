@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from bertsmith.pretraining.pretrain import PretrainingResult, pretrain
 from bertsmith.recipe.load import load_recipe
 from bertsmith.recipe.schema import Recipe
 from bertsmith.text.tokenizer import Tokenizer
+from bertsmith.training import background_saving, checkpoint
 from bertsmith.training.checkpoint_storage import saved_steps, step_folder
 from bertsmith.training.journal import read_metrics
 from tests.plain_stores import write_store
@@ -197,6 +199,22 @@ def last_scalars(run: Path) -> dict[str, Any]:
             name: scalars[key][name] for name in scalars[key].keys() - CLOCK - {"since", "waited"}
         }
     return scalars
+
+
+@contextmanager
+def saving_threads() -> Iterator[list[str]]:
+    """While it is open, which kind of thread saves each state of a run, beside its steps or "MainThread"."""
+    threads: list[str] = []
+    save = checkpoint.save_state
+
+    def seen(*operands: Any) -> None:
+        threads.append(threading.current_thread().name.split("_")[0])
+        save(*operands)
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (background_saving, checkpoint):
+            patch.setattr(module, "save_state", seen)
+        yield threads
 
 
 def sentence_ids(store: TokenStore) -> Tensor:

@@ -11,7 +11,14 @@ import torch
 from bertsmith.core.errors import UserError
 from bertsmith.packed import pack
 from bertsmith.recipe.optim_section import OptimSection
-from bertsmith.training.checkpoint import TrainingState, latest_state, load_state, moments_of, save_state
+from bertsmith.training.checkpoint import (
+    TrainingState,
+    latest_state,
+    load_state,
+    moments_of,
+    save_state,
+    state_tensors,
+)
 from bertsmith.training.distributed import ALONE, World, share_work
 from bertsmith.training.optimizers import build_optimizer
 from tests.tiny_training import TinyObjective, fingerprint, take_step, trained
@@ -22,7 +29,7 @@ STATE = TrainingState(step=7, tokens=2**40 + 1, seconds=12.75, scalars={"loss": 
 
 def save(world: World, folder: Path, how: str, model_type: str = "bert") -> dict[str, str]:
     objective, optimizer = trained(world, how, model_type=model_type)
-    save_state(folder, STATE, module=objective, optimizer=optimizer, world=world)
+    save_state(folder, STATE, state_tensors(objective, optimizer), world)
     return fingerprint(objective, optimizer)
 
 
@@ -67,7 +74,7 @@ def learn_save_and_learn_on(world: World, folder: Path, how: str, algorithm: str
     objective = share_work(TinyObjective(), world, how)
     optimizer = build_optimizer(objective, OptimSection(algorithm=algorithm, peak_lr=1e-2))
     take_step(objective, optimizer, world)
-    save_state(folder, STATE, module=objective, optimizer=optimizer, world=world)
+    save_state(folder, STATE, state_tensors(objective, optimizer), world)
     take_step(objective, optimizer, world)
     return fingerprint(objective, optimizer)
 
@@ -94,7 +101,7 @@ def look_then_save(world: World, folder: Path) -> tuple[bool, dict[str, str]]:
     with torch.no_grad():
         objective(pack([[2, 5, 3]]))
     found = moments_of(objective, optimizer)
-    save_state(folder, STATE, module=objective, optimizer=optimizer, world=world)
+    save_state(folder, STATE, state_tensors(objective, optimizer), world)
     return len(found) == sum(name.startswith("optimizer.") for name in before), before
 
 
@@ -113,7 +120,7 @@ def test_the_main_process_decides_for_all_which_state_is_the_latest(tmp_path):
     objective, optimizer = trained(ALONE, "ddp")
     for step in (1, 2):
         state = TrainingState(step, tokens=0, seconds=0.0)
-        save_state(tmp_path, state, module=objective, optimizer=optimizer, world=ALONE)
+        save_state(tmp_path, state, state_tensors(objective, optimizer), ALONE)
     (tmp_path / "step-00000002" / "state.json").write_text("{}")
     assert run_world(2, find, tmp_path) == [(1, 1), (1, 1)]
 
@@ -122,7 +129,7 @@ def save_on_machines_that_share_nothing(world: World, folder: Path) -> tuple[str
     objective, optimizer = trained(world, "ddp")
     own = folder / f"machine-{world.rank}"
     try:
-        save_state(own, STATE, module=objective, optimizer=optimizer, world=world)
+        save_state(own, STATE, state_tensors(objective, optimizer), world)
     except UserError as error:
         return error.line(), sorted(path.name for path in own.iterdir())
     return "", []
@@ -136,12 +143,12 @@ def test_machines_that_do_not_share_the_folder_are_reported_at_the_first_save(tm
 
 def save_where_one_process_cannot_write(world: World, folder: Path) -> tuple[str, list[str]]:
     objective, optimizer = trained(world, "ddp")
-    save_state(folder, STATE, module=objective, optimizer=optimizer, world=world)
+    save_state(folder, STATE, state_tensors(objective, optimizer), world)
     if world.rank == 1:
         resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
     try:
         later = TrainingState(step=8, tokens=0, seconds=0.0)
-        save_state(folder, later, module=objective, optimizer=optimizer, world=world)
+        save_state(folder, later, state_tensors(objective, optimizer), world)
     except UserError as error:
         world.barrier()
         return error.line(), sorted(path.name for path in folder.iterdir())

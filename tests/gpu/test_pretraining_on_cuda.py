@@ -3,7 +3,6 @@
 import gc
 import math
 import multiprocessing
-import threading
 from dataclasses import dataclass
 
 import pytest
@@ -25,6 +24,7 @@ from tests.tiny_runs import (
     last_state,
     metrics_of,
     run_tiny,
+    saving_threads,
     state_of,
     stop_at,
     tiny_recipe,
@@ -208,14 +208,7 @@ def test_a_recorded_run_resumes_with_the_same_bits(store, tmp_path):
 def test_states_saved_beside_recorded_steps_are_those_of_their_own_steps(store, tmp_path, monkeypatch):
     settings = (*ON_GPU, "run.steps=40", "batch.sequences=32", "run.deterministic=on")
     settings += ("run.save_every_steps=1", "run.keep_last=99")
-    threads, write = [], background_saving.save_tensors
-
-    def seen(*operands):
-        threads.append(threading.current_thread().name.split("_")[0])
-        return write(*operands)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(background_saving, "save_tensors", seen)
+    with saving_threads() as threads:
         run_tiny(store, tmp_path / "beside", *settings)
     assert threads == ["saving"] * 40
     monkeypatch.setattr(background_saving, "room_for_copies", lambda *_: False)

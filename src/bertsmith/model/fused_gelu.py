@@ -10,7 +10,7 @@ The kernels are operators, whose output is kept; they read and write each value 
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, library, nn
 from torch.nn import functional
 
 from bertsmith.model.elementwise import gelu
@@ -51,7 +51,7 @@ def kernel_takes(values_TD: Tensor) -> bool:
     return learns and triton_runs_on(values_TD.device)
 
 
-@torch.library.custom_op("bertsmith::biased_gelu", mutates_args=())
+@library.custom_op("bertsmith::biased_gelu", mutates_args=())
 def _biased_forward(product: Tensor, bias: Tensor) -> Tensor:
     from bertsmith.model.fused_gelu_triton import biased_forward
 
@@ -63,7 +63,7 @@ def _biased_forward_shape(product: Tensor, _bias: Tensor) -> Tensor:
     return torch.empty_like(product)
 
 
-@torch.library.custom_op("bertsmith::biased_gelu_backward", mutates_args=())
+@library.custom_op("bertsmith::biased_gelu_backward", mutates_args=())
 def _biased_backward(gradient: Tensor, product: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     from bertsmith.model.fused_gelu_triton import biased_backward
 
@@ -88,7 +88,7 @@ def _biased_gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
 _biased_forward.register_autograd(_biased_gradients, setup_context=_keep_inputs)
 
 
-@torch.library.custom_op("bertsmith::gated_gelu", mutates_args=())
+@library.custom_op("bertsmith::gated_gelu", mutates_args=())
 def _gated_forward(halves: Tensor) -> Tensor:
     from bertsmith.model.fused_gelu_triton import gated_forward
 
@@ -100,7 +100,7 @@ def _gated_forward_shape(halves: Tensor) -> Tensor:
     return halves.new_empty((halves.shape[0], halves.shape[1] // 2))
 
 
-@torch.library.custom_op("bertsmith::gated_gelu_backward", mutates_args=())
+@library.custom_op("bertsmith::gated_gelu_backward", mutates_args=())
 def _gated_backward(gradient: Tensor, halves: Tensor) -> Tensor:
     from bertsmith.model.fused_gelu_triton import gated_backward
 

@@ -10,7 +10,7 @@ products and keeps only mean and deviation; what it computes in between is fp32.
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, library, nn
 
 from bertsmith.model.elementwise import dropout_seed, dropped_values
 from bertsmith.model.triton_ready import needs_operator, triton_runs_on
@@ -59,7 +59,7 @@ def _forward(  # noqa: PLR0913 - an operator takes tensors and numbers
     return forward(operands, seed, eps=eps, dropped=dropped)
 
 
-_forward_operator = torch.library.custom_op("bertsmith::residual_norm", _forward, mutates_args=())
+_forward_operator = library.custom_op("bertsmith::residual_norm", _forward, mutates_args=())
 
 
 @_forward_operator.register_fake
@@ -68,7 +68,7 @@ def _forward_shapes(_residual: Tensor, branch: Tensor, *_: object) -> tuple[Tens
     return torch.empty_like(branch), branch.new_empty((2, branch.shape[0]), dtype=torch.float32)
 
 
-@torch.library.custom_op("bertsmith::residual_norm_backward", mutates_args=())
+@library.custom_op("bertsmith::residual_norm_backward", mutates_args=())
 def _backward(  # noqa: PLR0913
     gradient: Tensor,
     residual: Tensor,

@@ -10,7 +10,7 @@ here take and give the projection whole, and turn queries and keys to rotary pos
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, library
 
 from bertsmith.model.attention import EVERYTHING, AttentionRule
 from bertsmith.model.elementwise import dropout_seed, dropped_values
@@ -73,7 +73,7 @@ def _forward(  # noqa: PLR0913 - an operator takes tensors and numbers
     return forward(operands, longest=longest, dropped=dropped)
 
 
-_forward_operator = torch.library.custom_op("bertsmith::short_attention", _forward, mutates_args=())
+_forward_operator = library.custom_op("bertsmith::short_attention", _forward, mutates_args=())
 
 
 @_forward_operator.register_fake
@@ -81,7 +81,7 @@ def _forward_shape(projected: Tensor, *_: object) -> Tensor:
     return projected.new_empty((projected.shape[0], *projected.shape[2:]))
 
 
-@torch.library.custom_op("bertsmith::short_attention_backward", mutates_args=())
+@library.custom_op("bertsmith::short_attention_backward", mutates_args=())
 def _backward(  # noqa: PLR0913
     gradient: Tensor,
     projected: Tensor,

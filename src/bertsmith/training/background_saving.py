@@ -21,8 +21,8 @@ from bertsmith.training.checkpoint import (
     bytes_of,
     prune,
     save_checkpoint,
-    save_tensors,
-    trainer_tensors,
+    save_state,
+    state_tensors,
     with_counters,
 )
 from bertsmith.training.distributed import World
@@ -60,7 +60,7 @@ class BackgroundSaving:
     def save(self, state: TrainingState) -> None:
         """Save the weights and moments of now with a state, and remove states that are not to be kept."""
         self.wait()
-        copies = self._copies(trainer_tensors(self.trainer))
+        copies = self._copies(state_tensors(self.trainer.objective, self.trainer.optimizer))
         if copies is None:
             keep_last, keep_at = self.keep_last, self.keep_at
             save_checkpoint(self.folder, state, self.trainer, keep_last=keep_last, keep_at=keep_at)
@@ -104,7 +104,7 @@ class BackgroundSaving:
 
     def _write(self, state: TrainingState, copies: dict[str, Tensor]) -> None:
         with torch.cuda.stream(self._stream):
-            save_tensors(self.folder, state, copies, self.trainer.world)
+            save_state(self.folder, state, copies, self.trainer.world)
         prune(self.folder, keep_last=self.keep_last, keep_at=self.keep_at)
 
 

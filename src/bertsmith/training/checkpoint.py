@@ -83,18 +83,11 @@ class SavedState:
         return int(self.state.scalars.get(AVERAGED, 0))
 
 
-def save_state(
-    folder: Path, state: TrainingState, *, module: nn.Module, optimizer: torch.optim.Optimizer, world: World
-) -> None:
+def save_state(folder: Path, state: TrainingState, tensors: dict[str, Tensor], world: World) -> None:
     """Save a state under `folder`; all processes call it, and when it returns the state is on the disk.
 
     A failure leaves the folder as it was and is the same error in every process.
     """
-    save_tensors(folder, state, {**model_tensors(module), **moments_of(module, optimizer)}, world)
-
-
-def save_tensors(folder: Path, state: TrainingState, tensors: dict[str, Tensor], world: World) -> None:
-    """The same for tensors by their saved names."""
     target = step_folder(folder, state.step)
     needed = bytes_of(tensors) + ROOM_FOR_NAMES * len(tensors)
     _check_disk_space(target, needed, world)
@@ -120,7 +113,8 @@ def save_checkpoint(
     folder: Path, state: TrainingState, trainer: Trainer, *, keep_last: int, keep_at: Collection[int] = ()
 ) -> None:
     """Save a trainer's weights and moments with a state, and remove states that are not to be kept."""
-    save_tensors(folder, with_counters(state, trainer), trainer_tensors(trainer), trainer.world)
+    tensors = state_tensors(trainer.objective, trainer.optimizer)
+    save_state(folder, with_counters(state, trainer), tensors, trainer.world)
     trainer.world.on_main(lambda: prune(folder, keep_last=keep_last, keep_at=keep_at))
 
 
@@ -131,11 +125,6 @@ def with_counters(state: TrainingState, trainer: Trainer) -> TrainingState:
     if trainer.average is not None:
         state = replace(state, scalars={**state.scalars, AVERAGED: trainer.average.count})
     return state
-
-
-def trainer_tensors(trainer: Trainer) -> dict[str, Tensor]:
-    """A trainer's weights and moments by their saved names, sharing its memory."""
-    return {**model_tensors(trainer.objective), **moments_of(trainer.objective, trainer.optimizer)}
 
 
 def load_checkpoint(saved: SavedState, trainer: Trainer) -> None:
@@ -264,6 +253,11 @@ def _silence_torch() -> None:
     """Keep back torch's remark that a single process has no process group."""
     # For good: filters belong to the whole process, and a thread must not put back what others changed.
     warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
+
+
+def state_tensors(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The weights and moments of a state by their saved names, sharing memory with those of now."""
+    return {**model_tensors(module), **moments_of(module, optimizer)}
 
 
 def model_tensors(module: nn.Module) -> dict[str, Tensor]:

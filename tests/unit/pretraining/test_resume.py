@@ -4,7 +4,6 @@ import gc
 import multiprocessing
 import os
 import signal
-import threading
 from pathlib import Path
 
 import pytest
@@ -31,6 +30,7 @@ from tests.tiny_runs import (
     last_state,
     metrics_of,
     run_tiny,
+    saving_threads,
     state_of,
     stop_at,
     tiny_recipe,
@@ -231,20 +231,13 @@ def test_a_run_that_saves_beside_its_steps_leaves_the_states_of_one_that_does_no
     store, tmp_path, monkeypatch
 ):
     every_step = ("run.save_every_steps=1", "run.keep_last=99")
-    run_tiny(store, tmp_path / "before", *every_step)
-    threads = set()
-
-    def seen(*operands):
-        threads.add(threading.current_thread().name.split("_")[0])
-        return write(*operands)
-
-    write = background_saving.save_tensors
-    monkeypatch.setattr(background_saving, "save_tensors", seen)
-    monkeypatch.setattr(background_saving, "room_for_copies", lambda *_: True)
-    run_tiny(store, tmp_path / "beside", *every_step)
-    assert threads == {"saving"}
+    with saving_threads() as threads:
+        run_tiny(store, tmp_path / "before", *every_step)
+        monkeypatch.setattr(background_saving, "room_for_copies", lambda *_: True)
+        run_tiny(store, tmp_path / "beside", *every_step)
     steps = saved_steps(tmp_path / "before" / "checkpoints")
     assert len(steps) > 3
+    assert threads == ["MainThread"] * len(steps) + ["saving"] * len(steps)
     assert saved_steps(tmp_path / "beside" / "checkpoints") == steps
     for step in steps:
         assert differing(*(state_of(tmp_path / run, step) for run in ("before", "beside"))) == []

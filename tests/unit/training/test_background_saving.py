@@ -71,6 +71,10 @@ def saved_value(folder: Path) -> float:
     return value
 
 
+def full_disk(_: int) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
 def at(step: int) -> TrainingState:
     return TrainingState(step, tokens=10 * step, seconds=step / 8)
 
@@ -106,9 +110,6 @@ def test_without_room_for_copies_a_state_is_there_at_once(tmp_path):
 
 @pytest.mark.parametrize("how", ["wait", "check", "save", "end"])
 def test_what_goes_wrong_is_told_as_soon_as_it_is_asked_for(tmp_path, monkeypatch, room, how):
-    def full(_):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
     def ask(saving: BackgroundSaving) -> None:
         if how == "check":
             assert saving._pending is not None
@@ -119,7 +120,7 @@ def test_what_goes_wrong_is_told_as_soon_as_it_is_asked_for(tmp_path, monkeypatc
     trainer = trainer_of(0.0)
     saving = BackgroundSaving(tmp_path, trainer, keep_last=1)
     with monkeypatch.context() as patch, pytest.raises(UserError) as caught, saving:
-        patch.setattr(os, "fsync", full)
+        patch.setattr(os, "fsync", full_disk)
         saving.save(at(1))
         ask(saving)
     assert "step-00000001: cannot be written (No space left on device)" in caught.value.line()
@@ -155,11 +156,8 @@ def test_copies_are_made_where_two_would_fit(monkeypatch, free, processes, fits)
 
 
 def test_a_state_that_fails_beside_another_error_is_logged(tmp_path, monkeypatch, room, caplog):
-    def full(_):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
     with pytest.raises(KeyError), BackgroundSaving(tmp_path, trainer_of(3.0), keep_last=1) as saving:
-        monkeypatch.setattr(os, "fsync", full)
+        monkeypatch.setattr(os, "fsync", full_disk)
         saving.save(at(1))
         raise KeyError
     assert "cannot be written (No space left on device)" in caplog.text

@@ -21,7 +21,14 @@ from torch import nn
 
 from bertsmith.core.errors import UserError
 from bertsmith.training import checkpoint_storage
-from bertsmith.training.checkpoint import TrainingState, latest_state, load_state, prune, save_state
+from bertsmith.training.checkpoint import (
+    TrainingState,
+    latest_state,
+    load_state,
+    prune,
+    save_state,
+    state_tensors,
+)
 from bertsmith.training.distributed import ALONE
 from tests.tiny_training import fingerprint, take_step, trained
 from tests.worlds import start
@@ -45,7 +52,7 @@ def save(folder: Path, step: int, width: int = 3) -> None:
     """Save a state whose every weight is the number of its step."""
     module, optimizer = trainer(float(step), width)
     state = TrainingState(step, tokens=10 * step, seconds=step / 8)
-    save_state(folder, state, module=module, optimizer=optimizer, world=ALONE)
+    save_state(folder, state, state_tensors(module, optimizer), ALONE)
 
 
 def names(folder: Path) -> list[str]:
@@ -68,7 +75,7 @@ def test_a_loaded_state_is_the_saved_one_to_the_bit(tmp_path):
     state = TrainingState(
         3, tokens=2**60 + 1, seconds=0.1 + 0.2, scalars={"norms": [0.1, 1e-300], "kept": None}
     )
-    save_state(tmp_path, state, module=objective, optimizer=optimizer, world=ALONE)
+    save_state(tmp_path, state, state_tensors(objective, optimizer), ALONE)
     other, its_optimizer = trained(ALONE, "ddp", seed=1)
     saved = latest_state(tmp_path)
     load_state(saved, other, optimizer=its_optimizer, world=ALONE)
@@ -80,7 +87,7 @@ def test_a_loaded_state_is_the_saved_one_to_the_bit(tmp_path):
 def test_a_loaded_state_continues_as_the_saved_one_would(tmp_path):
     objective, optimizer = trained(ALONE, "ddp")
     state = TrainingState(1, tokens=0, seconds=0.0)
-    save_state(tmp_path, state, module=objective, optimizer=optimizer, world=ALONE)
+    save_state(tmp_path, state, state_tensors(objective, optimizer), ALONE)
     other, its_optimizer = trained(ALONE, "ddp", seed=1, steps=0)
     load_state(latest_state(tmp_path), other, optimizer=its_optimizer, world=ALONE)
     for each in ((objective, optimizer), (other, its_optimizer)):
@@ -92,7 +99,7 @@ def test_a_state_from_before_the_first_step_takes_moments_away(tmp_path):
     module = nn.Linear(3, 2)
     fresh = torch.optim.AdamW(module.parameters())
     state = TrainingState(0, tokens=0, seconds=0.0)
-    save_state(tmp_path, state, module=module, optimizer=fresh, world=ALONE)
+    save_state(tmp_path, state, state_tensors(module, fresh), ALONE)
     other, optimizer = trainer()
     load_state(latest_state(tmp_path), other, optimizer=optimizer, world=ALONE)
     assert not optimizer.state
@@ -105,7 +112,7 @@ def test_other_kinds_of_numbers_are_saved_too(tmp_path, dtype):
     nn.init.normal_(module.weight)
     optimizer = torch.optim.SGD(module.parameters())
     state = TrainingState(1, tokens=0, seconds=0.0)
-    save_state(tmp_path, state, module=module, optimizer=optimizer, world=ALONE)
+    save_state(tmp_path, state, state_tensors(module, optimizer), ALONE)
     other = nn.BatchNorm1d(3, dtype=dtype)
     load_state(latest_state(tmp_path), other, optimizer=torch.optim.SGD(other.parameters()), world=ALONE)
     expected = module.state_dict()
@@ -176,7 +183,7 @@ def test_a_step_saved_again_replaces_the_earlier_one(tmp_path):
     save(tmp_path, 1)
     module, optimizer = trainer(1.0)
     again = TrainingState(1, tokens=77, seconds=0.0)
-    save_state(tmp_path, again, module=module, optimizer=optimizer, world=ALONE)
+    save_state(tmp_path, again, state_tensors(module, optimizer), ALONE)
     assert names(tmp_path) == ["step-00000001"]
     assert latest_state(tmp_path).state.tokens == 77
 
@@ -413,7 +420,7 @@ def save_for_ever(conversation, folder: Path) -> None:
         module, optimizer = trainer(float(step), WIDE)
         conversation.send(("writing", step, time.monotonic()))
         state = TrainingState(step, tokens=10 * step, seconds=step / 8)
-        save_state(folder, state, module=module, optimizer=optimizer, world=ALONE)
+        save_state(folder, state, state_tensors(module, optimizer), ALONE)
         conversation.send(("written", step, time.monotonic()))
         prune(folder, keep_last=2)
 
