@@ -90,7 +90,7 @@ class ExamplesSection(Section):
             raise RuleError(
                 f"examples.pair_weight is not for examples.pairs = {self.pairs}, which has no pairs",
                 keys=("examples.pair_weight", "examples.pairs"),
-                remedy="set it to 1, or examples.pairs to nsp, sop or sentence-pair",
+                remedy="set it to 1, or set examples.pairs to nsp, sop or sentence-pair",
             )
         return self
 
@@ -100,7 +100,7 @@ class ExamplesSection(Section):
             raise RuleError(
                 f"examples.single_fraction is not for examples.pairs = {self.pairs}, which has no pairs",
                 keys=("examples.single_fraction", "examples.pairs"),
-                remedy="set it to 0, or examples.pairs to nsp, sop or sentence-pair",
+                remedy="set it to 0, or set examples.pairs to nsp, sop or sentence-pair",
             )
         is_filled = self.pairs in ("full-sentences", "doc-sentences") or self.single_fraction
         if self.short_fraction and not is_filled:
