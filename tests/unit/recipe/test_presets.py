@@ -147,6 +147,11 @@ SPEEDRUN = {
     "optim.algorithm": "muon", "optim.schedule": "wsd", "optim.peak_lr": 1.5e-3,
     "optim.matrix_lr_factor": 2.0, "run.budget": "minutes",
 }  # fmt: skip
+SPEEDRUN_BASE = SPEEDRUN | {
+    "examples.objective": "replaced", "examples.stages": [(1.0, 128, 26)],
+    "masking.rate": 0.2, "masking.as_mask": 0.85, "masking.as_random": 0.0,
+    "optim.peak_lr": 5e-4, "run.minutes": 20.0,
+}  # fmt: skip
 PUBLISHED = {
     **dict.fromkeys(["bert-tiny", "bert-mini", "bert-small", "bert-medium", "bert-base", "bert-large"], BERT),
     "roberta-base": ROBERTA,
@@ -159,7 +164,7 @@ PUBLISHED = {
     "modernbert-base": MODERNBERT,
     "modernbert-large": MODERNBERT_LARGE,
     "speedrun-small": SPEEDRUN,
-    "speedrun-base": SPEEDRUN | {"optim.peak_lr": 1e-3, "examples.pair_weight": 0.1},
+    "speedrun-base": SPEEDRUN_BASE,
 }
 
 # Encoder plus pooler (DistilBERT, ELECTRA and ModernBERT have none) with the published vocabulary.
