@@ -4,10 +4,15 @@
     python bench/fp8_products.py --width 1024 --inner 4096 --layers 24
 
 For each linear layer of an encoder the three products of a step, forward, gradient of the input and gradient
-of the weight, in bf16 and, by `torch._scaled_mm`, in fp8 with one scale for a matrix (e4m3; gradients e5m2).
-Such products read both factors along the summed side, so that inputs and gradients are needed in two layouts.
-Both are made in one compiled pass, with a scale that is known from the steps before (delayed scaling) or with
-one that is found first. What is left of the gain is told for a step, weights included.
+of the weight, in bf16 and, by `torch._scaled_mm`, in fp8, in two ways:
+
+- one scale for a matrix (e4m3; gradients e5m2), all three products. They read both factors along the summed
+  side, so that inputs and gradients are needed in two layouts. Both are made in one compiled pass, with a
+  scale that is known from the steps before (delayed scaling) or with one that is found first.
+- a scale for each row (e4m3), forward and the gradient of the input; that of the weight stays bf16, so that
+  one layout is enough, made with its scales in one compiled pass that needs to know nothing.
+
+What is left of the gain is told for a step, weights included.
 """
 
 import argparse
@@ -38,11 +43,10 @@ def main() -> None:
     total = {key: sum(row[key] for row in rows) for key in rows[0] if key != "layer"}
     rows.append({"layer": f"a step, {options.layers} layers", **total})
     show(rows)
-    best = total["fp8 products"] + total["casts, scale known"]
-    print(
-        f"\na step of {total['bf16']:.1f} ms of products would take {best:.1f} ms with delayed scaling, and"
-    )
-    print(f"{total['fp8 products'] + total['casts, scale found']:.1f} ms with scales that are found first")
+    known, found = (total["fp8 products"] + total[f"casts, scale {how}"] for how in ("known", "found"))
+    by_row = total["fp8 by row, bf16 weights"] + total["casts by row"]
+    print(f"\na step of {total['bf16']:.1f} ms of products would take {known:.1f} ms with delayed scaling,")
+    print(f"{found:.1f} ms with scales that are found first and {by_row:.1f} ms with a scale for each row")
     Results(options.json, "ms", rows=rows).write()
 
 
@@ -90,6 +94,15 @@ def measured(linear: Linear, options: argparse.Namespace) -> dict[str, Any]:
         milliseconds(lambda: product(gradients_8, weight_T8, scale)),
         milliseconds(lambda: product(gradients_T8, inputs_T8, scale)),
     )
+    by_row = [rows_of(each) for each in (inputs, weight, gradients, weight.T)]
+    in_rows = (
+        milliseconds(lambda: product_of_rows(*by_row[:2])),
+        milliseconds(lambda: product_of_rows(*by_row[2:])),
+        in_bf16[2],
+    )
+    forget()
+    cast_rows = torch.compile(rows_of, dynamic=False)
+    row_casts = sum(milliseconds(partial(cast_rows, each)) for each in (inputs, weight, gradients, weight.T))
     shown = ((inputs, FORWARD), (weight, FORWARD), (gradients, BACKWARD))
 
     def casts(cast: Callable[[Tensor, Tensor, torch.dtype], object]) -> float:
@@ -103,6 +116,8 @@ def measured(linear: Linear, options: argparse.Namespace) -> dict[str, Any]:
         "fp8 products": sum(in_fp8),
         "casts, scale known": casts(both),
         "casts, scale found": casts(both_by_their_largest),
+        "fp8 by row, bf16 weights": sum(in_rows),
+        "casts by row": row_casts,
     }
 
 
@@ -122,6 +137,19 @@ def both(values: Tensor, scale: Tensor, dtype: torch.dtype) -> tuple[Tensor, Ten
 def both_by_their_largest(values: Tensor, _: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """The same with a scale that the largest value fits."""
     return both(values, LARGEST[dtype] / values.abs().amax().float().clamp(min=1e-12), dtype)
+
+
+def rows_of(values: Tensor) -> tuple[Tensor, Tensor]:
+    """A matrix in fp8 whose rows have a scale each, and what they are to be multiplied by."""
+    unit = values.abs().amax(-1, keepdim=True).float().clamp(min=1e-12) / LARGEST[FORWARD]
+    return (values.float() / unit).to(FORWARD).contiguous(), unit
+
+
+def product_of_rows(left: tuple[Tensor, Tensor], right: tuple[Tensor, Tensor]) -> Tensor:
+    """left x right^T, both with a scale for each row."""
+    (left_8, left_unit), (right_8, right_unit) = left, right
+    scales = {"scale_a": left_unit, "scale_b": right_unit.T}
+    return torch._scaled_mm(left_8, right_8.T, **scales, out_dtype=torch.bfloat16, use_fast_accum=True)
 
 
 def show(rows: list[dict[str, Any]]) -> None:

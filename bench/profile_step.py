@@ -87,12 +87,12 @@ def main() -> None:
         take = our_round(run, options)
         seconds, tokens = step_time(take, options)
         kernels = profiled(take, options.device)
-    network, device = run.objective.network, options.device
+    networks, device = run.objective.networks().values(), options.device
     size = PassSize(tokens, max(1, tokens // options.length), int(run.recipe.masking.rate * tokens))
     dtype = torch.bfloat16 if run.machine.precision == "bf16" else torch.float32
-    reached = [timed_alone(product, device, dtype) for product in products(network, size)]
+    reached = [timed_alone(product, device, dtype) for each in networks for product in products(each, size)]
     alone_ms = sum(each["ms in a step"] for each in reached)
-    flops, peak = flops_per_step([network], size), peak_of(run.world.device)
+    flops, peak = flops_per_step(networks, size), peak_of(run.world.device)
     side = LARGE_SIDE[device]
     large = timed_alone(Product("large", side, side, side, 1), device, dtype)
     facts = {
@@ -213,8 +213,11 @@ def products(network: Network, size: PassSize) -> Iterator[Product]:
         counts["attention's output", size.tokens, mixed, width] += 1
         counts["feed-forward, up", size.tokens, width, config.expanded_in(block)] += 1
         counts["feed-forward, down", size.tokens, config.inner_in(block), width] += 1
-    counts["head, transform", size.predicted, width, config.embedding_width] += 1
-    counts["head, words", size.predicted, config.embedding_width, config.vocabulary] += 1
+    if "replaced" in network.heads:
+        counts["head, transform", size.tokens, width, width] += 1
+    else:
+        counts["head, transform", size.predicted, width, config.embedding_width] += 1
+        counts["head, words", size.predicted, config.embedding_width, config.vocabulary] += 1
     for (name, rows, inner, columns), count in counts.items():
         yield Product(name, rows, inner, columns, count)
         yield Product(f"{name}, gradient of the input", rows, columns, inner, count)
