@@ -1,8 +1,10 @@
 import pytest
 import torch
+from torch import nn
 
 import bertsmith
 from bertsmith.inference import engine
+from bertsmith.model.fused_gelu import linear_gelu, product_takes
 
 pytestmark = pytest.mark.gpu
 
@@ -17,3 +19,18 @@ def test_texts_of_many_windows_and_batches_keep_their_order(monkeypatch):
     monkeypatch.setitem(engine.BATCH_TOKENS, "cuda", 400)
     assert torch.allclose(whole, expected, atol=1e-4)
     assert torch.allclose(bert.embed(texts), whole, atol=1e-4)
+
+
+@pytest.mark.parametrize("size", [0.3, 1.0, 3.0])
+def test_gelu_inside_of_a_product_is_nearer_to_the_exact_one_than_behind_it(size):
+    torch.manual_seed(0)
+    linear = nn.Linear(256, 1024).cuda().bfloat16()
+    nn.init.normal_(linear.weight, std=size / 16)  # so that what is activated has this deviation
+    values = torch.randn(4096, 256, device="cuda").bfloat16()
+    exact = nn.functional.gelu(
+        nn.functional.linear(values.double(), linear.weight.double(), linear.bias.double())
+    )
+    with torch.no_grad():
+        assert product_takes(values, linear.weight)
+        inside, behind = linear_gelu(values, linear), nn.functional.gelu(linear(values))
+    assert (inside - exact).square().mean() < (behind - exact).square().mean()

@@ -230,6 +230,25 @@ def test_attention_and_its_gradient_equal_the_plain_ones(dtype, tolerance, width
     assert largest_difference(parts, plain_parts) < tolerance
 
 
+@pytest.mark.parametrize("rate", RATES)
+def test_attention_sums_the_gradient_of_the_bias_of_its_projection(rate):
+    projected, upstream = attention_case(64, HALF)
+    layout, rule = layout_of(LENGTHS, DEVICE), AttentionRule(dropout=rate)
+    bias = torch.zeros(3 * 2 * 64, device=DEVICE, requires_grad=True)
+    mixed, gradients = [], []
+    for given in (None, bias):
+        torch.manual_seed(5)  # the same masks
+        mixed.append(attend_within(projected, layout, rule, bias=given))
+        inputs = [projected] if given is None else [projected, given]
+        gradients += torch.autograd.grad(mixed[-1], inputs, upstream)
+    assert torch.equal(*mixed) and torch.equal(*gradients[:2])
+    sums = gradients[0].double().sum(0)
+    assert gradients[2].dtype == bias.dtype and gradients[2].shape == bias.shape
+    # Sums of rounded gradients and of those before rounding; a query's or key's are near 0.
+    ours = gradients[2].double().view(sums.shape)
+    assert (ours - sums).abs().max() < 1e-2 * gradients[0].double().abs().sum(0).max()
+
+
 def positions():
     """Two apart: the numbers of rows would not do in their place."""
     return torch.cat([2 * torch.arange(length) for length in LENGTHS]).to(DEVICE)
@@ -336,6 +355,7 @@ def test_a_network_is_as_close_to_single_precision_as_without_the_kernels(
     def run(taken: bool, dtype: torch.dtype) -> list[torch.Tensor]:
         for module, name in (
             (encoder, "short_takes"),
+            (encoder, "sums_bias_of"),
             (residual_norm_module, "kernel_takes"),
             (fused_gelu_module, "kernel_takes"),
         ):
@@ -361,7 +381,8 @@ def all_kernels(hidden, project, norm, layout, positions_T):
     gated = fused_gated_gelu(torch.cat((activated, activated), -1))
     projected = gated.unflatten(-1, (3, 2, -1))
     turns, rule = ROTARY.turns(positions_T, projected), AttentionRule(dropout=0.1)
-    mixed = attend_within(projected, layout, rule) + attend_within(projected, layout, rule, turns)
+    mixed = attend_within(projected, layout, rule, bias=project.bias)
+    mixed = mixed + attend_within(projected, layout, rule, turns)
     return fused_residual_norm(hidden, mixed.flatten(1), norm, 0.1)
 
 

@@ -1,7 +1,7 @@
 """The encoder: packed tokens in, packed hidden states out. Every architecture is composed of these.
 
 Shapes: T packed tokens, R of them that are wanted, H heads, K head width, D model width, E embedding width,
-S sequences.
+S sequences, J = 3 H K in attention, twice the inner width where one half gates the other.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,6 +10,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from bertsmith.model.activations import activation_function
@@ -20,7 +21,7 @@ from bertsmith.model.encoder_config import EncoderConfig
 from bertsmith.model.fused_gelu import gated_gelu, linear_gelu
 from bertsmith.model.residual_norm import residual_norm
 from bertsmith.model.rotary import NormalisedRotary, Rotary
-from bertsmith.model.short_attention import attend_within, short_takes
+from bertsmith.model.short_attention import attend_within, short_takes, sums_bias_of
 from bertsmith.model.watched_attention import WatchedAttention
 from bertsmith.packed import Layout, PackedBatch
 
@@ -107,7 +108,7 @@ class SelfAttention(nn.Module):
         self, shape: AttentionShape, *, rule: AttentionRule, bias: bool = True, rotary: Rotary | None = None
     ) -> None:
         super().__init__()
-        self.heads = shape.heads
+        self.heads, self.head_width = shape.heads, shape.head_width
         mixed = shape.heads * shape.head_width  # the model's width, unless heads were pruned
         self.project = nn.Linear(shape.width, 3 * mixed, bias=bias)
         self.output = nn.Linear(mixed, shape.width, bias=bias)
@@ -116,19 +117,28 @@ class SelfAttention(nn.Module):
         self.training_rule, self.rule = rule, replace(rule, dropout=0.0)
 
     def forward(self, hidden_TD: Tensor, batch: PackedBatch, attend: Attend, rows: Rows = ALL) -> Tensor:
-        projected_T3HK = self.project(hidden_TD).unflatten(-1, (3, self.heads, -1))
-        mixed_THK = self._mixed(projected_T3HK, batch, attend)
+        mixed_THK = self._mixed(hidden_TD, batch, attend)
         # Every row is a key and a value for the wanted ones; from here on only these are computed.
         output_RD: Tensor = self.output(mixed_THK.flatten(1)[rows])
         return output_RD
 
-    def _mixed(self, projected_T3HK: Tensor, batch: PackedBatch, attend: Attend) -> Tensor:
+    def _mixed(self, hidden_TD: Tensor, batch: PackedBatch, attend: Attend) -> Tensor:
         layout, rule = batch.layout, self.training_rule if self.training else self.rule
-        whole = attend is packed_attention and not isinstance(self.rotary, NormalisedRotary)
+        whole, bias_J = attend is packed_attention and not isinstance(self.rotary, NormalisedRotary), None
+        if (
+            whole
+            and self.rotary is None
+            and sums_bias_of(self.project, hidden_TD, self.head_width, layout, rule)
+        ):
+            bias_J = self.project.bias
+            product_TJ = functional.linear(hidden_TD, self.project.weight, bias_J.detach())
+        else:
+            product_TJ = self.project(hidden_TD)
+        projected_T3HK = product_TJ.view(-1, 3, self.heads, self.head_width)
         if whole and short_takes(projected_T3HK, layout, rule):
             turns_TF = None if self.rotary is None else self.rotary.turns(batch.positions_T, projected_T3HK)
             # Spares a copy of all three gradients, and a pass over queries and keys to turn them.
-            return attend_within(projected_T3HK, layout, rule, turns_TF)
+            return attend_within(projected_T3HK, layout, rule, turns_TF, bias_J)
         query_THK, key_THK, value_THK = projected_T3HK.unbind(1)
         if self.rotary is not None:
             query_THK, key_THK = self.rotary(query_THK, key_THK, batch.positions_T)

@@ -4,13 +4,14 @@ Shapes: T packed tokens, H heads, K head width, F = K / 2 pairs of features.
 
 Flash attention is made for sequences that do not fit: it passes over keys block by block, and its backward
 pass needs three kernels and gradients of query, key and value that are then copied into one. The kernels
-here take and give the projection whole, and turn queries and keys to rotary positions on the way.
+here take and give the projection whole, and turn queries and keys to rotary positions on the way, or sum
+up the gradient of the projection's bias.
 """
 
 from typing import Any
 
 import torch
-from torch import Tensor, library
+from torch import Tensor, library, nn
 
 from bertsmith.model.attention import EVERYTHING, AttentionRule
 from bertsmith.model.elementwise import dropout_seed, dropped_values
@@ -32,6 +33,19 @@ def short_takes(query: Tensor, layout: Layout, rule: AttentionRule) -> bool:
     return HOPPER <= torch.cuda.get_device_capability(query.device) < SMALL_BLACKWELL
 
 
+def sums_bias_of(
+    linear: nn.Module, values_TD: Tensor, head_width: int, layout: Layout, rule: AttentionRule
+) -> bool:
+    """Whether the kernel can run the projection of these, and is to sum the gradient of its bias."""
+    # An adapter inside of it, or another layer in its place, sums for itself.
+    plain = type(linear) is nn.Linear and linear.bias is not None and linear.bias.requires_grad
+    if not (plain and torch.is_grad_enabled() and triton_runs_on(values_TD.device)):
+        return False
+    device = values_TD.device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else values_TD.dtype
+    return short_takes(values_TD.new_empty((0, head_width), dtype=dtype), layout, rule)
+
+
 def short_attention(
     query_THK: Tensor, key_THK: Tensor, value_THK: Tensor, layout: Layout, rule: AttentionRule
 ) -> Tensor:
@@ -44,16 +58,18 @@ def attend_within(
     layout: Layout,
     rule: AttentionRule,
     turns_TF: tuple[Tensor, Tensor] | None = None,
+    bias: Tensor | None = None,
 ) -> Tensor:
     """The same for a whole projection, of which nothing is copied in either pass.
 
-    With cosines and sines, queries and keys are turned by them first, as `rotary.Rotary` would.
+    With cosines and sines, queries and keys are turned by them first, as `rotary.Rotary` would. A bias is one
+    that the projection has without its gradient, which is summed here: a pass less over the projection's.
     """
     dropped = dropped_values(rule.dropout)
     seed = dropout_seed(projected_T3HK.device) if dropped else None
     forward = _forward_operator if needs_operator() else _forward
     cosine_TF, sine_TF = turns_TF or (None, None)
-    operands = (projected_T3HK, cosine_TF, sine_TF, layout.starts_S1, seed)
+    operands = (projected_T3HK, cosine_TF, sine_TF, layout.starts_S1, seed, bias)
     mixed_THK: Tensor = forward(*operands, layout.longest, dropped)
     return mixed_THK
 
@@ -64,6 +80,7 @@ def _forward(  # noqa: PLR0913 - an operator takes tensors and numbers
     sine: Tensor | None,
     starts: Tensor,
     seed: Tensor | None,
+    bias: Tensor | None,  # noqa: ARG001 - the projection has it already; the backward pass gives its gradient
     longest: int,
     dropped: int,
 ) -> Tensor:
@@ -91,26 +108,31 @@ def _backward(  # noqa: PLR0913
     seed: Tensor | None,
     longest: int,
     dropped: int,
-) -> Tensor:
+    summed: bool,
+) -> tuple[Tensor, Tensor]:
     from bertsmith.model.short_attention_triton import backward
 
     operands = (projected.contiguous(), (cosine, sine), starts, seed)
-    return backward(gradient.contiguous(), operands, longest=longest, dropped=dropped)
+    return backward(gradient.contiguous(), operands, longest=longest, dropped=dropped, summed=summed)
 
 
 @_backward.register_fake
-def _backward_shape(_gradient: Tensor, projected: Tensor, *_: object) -> Tensor:
-    return projected.new_empty(projected.shape)
+def _backward_shapes(_gradient: Tensor, projected: Tensor, *_: object) -> tuple[Tensor, Tensor]:
+    sums = projected.new_empty(projected.shape[1:], dtype=torch.float32)
+    return projected.new_empty(projected.shape), sums
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001 - torch's signature
-    *tensors, ctx.longest, ctx.dropped = inputs
+    *tensors, bias, ctx.longest, ctx.dropped = inputs
+    ctx.bias_type = None if bias is None else bias.dtype
     ctx.save_for_backward(*tensors)
 
 
 def _gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-    to_projected = _backward(gradient, *ctx.saved_tensors, ctx.longest, ctx.dropped)
-    return to_projected, None, None, None, None, None, None
+    asked = ctx.bias_type is not None
+    to_projected, sums = _backward(gradient, *ctx.saved_tensors, ctx.longest, ctx.dropped, asked)
+    to_bias = sums.flatten().to(ctx.bias_type) if asked else None
+    return to_projected, None, None, None, None, to_bias, None, None
 
 
 _forward_operator.register_autograd(_gradients, setup_context=_keep)

@@ -6,7 +6,8 @@ sequence, filler included.
 All scores of a head fit into registers, so that the softmax is seen whole: nothing is kept for the backward
 pass, which is one kernel without atomics and writes each gradient once. Scores and softmax are fp32. Where
 there are cosines and sines, queries and keys are turned as they are read, as `rotary.py` turns them, and
-their gradients back as they are written.
+their gradients back as they are written. Where they are not turned, the backward pass can also sum the
+gradients of each head's rows, which the bias of the projection asks for.
 """
 
 import torch
@@ -53,23 +54,30 @@ def backward(
     *,
     longest: int,
     dropped: int,
+    summed: bool = False,
     launch: dict[str, int] | None = None,
-) -> Tensor:
-    """The gradient of the whole projection [T, 3, H, K]."""
+) -> tuple[Tensor, Tensor]:
+    """The gradient of the whole projection [T, 3, H, K], and its sum over all rows, 0 where not asked for."""
     projected_T3HK, turns_TF, starts_S1, seed = operands
+    assert not summed or turns_TF == (None, None), "gradients of what is turned are summed nowhere"
     to_projected_T3HK = torch.empty_like(projected_T3HK)
     heads, width = projected_T3HK.shape[2:]
+    sequences = starts_S1.shape[0] - 1
+    # A program of an empty sequence writes nothing.
+    sums = (sequences if summed else 0, 3, heads, width)
+    sums_S3HK = projected_T3HK.new_zeros(sums, dtype=torch.float32)
     usual = LAUNCH if width <= 64 else WIDE_BACKWARD_LAUNCH
     with torch.cuda.device_of(projected_T3HK):
-        short_attention_backward[(starts_S1.shape[0] - 1) * heads,](
-            *(gradient_THK, projected_T3HK, *turns_TF, starts_S1, seed, to_projected_T3HK, width**-0.5),
+        short_attention_backward[sequences * heads,](
+            *(gradient_THK, projected_T3HK, *turns_TF, starts_S1, seed, to_projected_T3HK),
+            *(sums_S3HK if summed else None, width**-0.5),
             HEADS=heads,
             WIDTH=width,
             TILE=_tile(longest),
             DROPPED=dropped,
             **(launch or usual),
         )
-    return to_projected_T3HK
+    return to_projected_T3HK, sums_S3HK.sum(0)
 
 
 def _tile(longest: int) -> int:
@@ -111,13 +119,14 @@ def short_attention_backward(
     starts,
     seed,
     to_projected,
+    sums,
     scale,
     HEADS: tl.constexpr,
     WIDTH: tl.constexpr,
     TILE: tl.constexpr,
     DROPPED: tl.constexpr,
 ):
-    tensors = (gradient, projected, cosine, sine, starts, seed, to_projected)
+    tensors = (gradient, projected, cosine, sine, starts, seed, to_projected, sums)
     _, _, length = _head_of_sequence(starts, HEADS)
     if TILE == 128:
         if length > 64:
@@ -179,6 +188,7 @@ def _differentiate(
     starts,
     seed,
     to_projected,
+    sums,
     scale,
     HEADS: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -208,6 +218,7 @@ def _differentiate(
     kept_NN = tl.maximum(probabilities_NN, 0.0).to(half)
     to_value_NK = tl.dot(tl.trans(kept_NN), gradient_NK) * kept_scale
     tl.store(to_projected + value_N1 + feature_1K, to_value_NK.to(half), mask=real_N1)
+    _store_sum(sums, to_value_NK, 2, HEADS, WIDTH)
 
     to_kept_NN = tl.dot(gradient_NK, tl.trans(value_NK))
     to_kept_NN = tl.where(probabilities_NN > 0, to_kept_NN, 0.0)
@@ -216,8 +227,19 @@ def _differentiate(
     to_scores_NN = (probabilities_NN * (to_kept_NN - common_N[:, None])).to(half)
     to_query_NK = tl.dot(to_scores_NN, key_NK) * (scale * kept_scale)
     _store_turned_back(to_projected + query_N1, to_query_NK, cosine, sine, start, real_N1, WIDTH, TILE)
+    _store_sum(sums, to_query_NK, 0, HEADS, WIDTH)
     to_key_NK = tl.dot(tl.trans(to_scores_NN), query_NK) * (scale * kept_scale)
     _store_turned_back(to_projected + key_N1, to_key_NK, cosine, sine, start, real_N1, WIDTH, TILE)
+    _store_sum(sums, to_key_NK, 1, HEADS, WIDTH)
+
+
+@triton.jit
+def _store_sum(sums, gradient_NK, PART: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr):
+    """Store the sum of a head's rows, where sums are asked for; rows behind the last are 0."""
+    if sums is not None:
+        sequence, head = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS
+        at = ((sequence * 3 + PART) * HEADS + head) * WIDTH + tl.arange(0, WIDTH)
+        tl.store(sums + at, tl.sum(gradient_NK, 0))
 
 
 @triton.jit

@@ -133,6 +133,14 @@ def efficient_attention_varlen(
     return mixed_1THK
 
 
+# ---- a linear layer of cuBLAS with an activation
+
+
+def linear_tanh_gelu(values_TI: Tensor, weight_OI: Tensor, bias_O: Tensor) -> Tensor:
+    """On CUDA the tanh form of GELU of a linear layer, computed on the way out, before it is rounded."""
+    return torch._addmm_activation(bias_O, values_TI, weight_OI.T, use_gelu=True)
+
+
 # ---- oneDNN's linear layers, for weights that do not change any more
 
 

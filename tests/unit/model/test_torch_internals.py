@@ -49,7 +49,7 @@ OPERATORS = {
 }
 OF_ONEDNN = ("mkldnn::", "onednn::")
 ATTRIBUTES = (
-    *("_softmax_backward_data", "_C._get_mkldnn_enabled", "_C._set_mkldnn_enabled"),
+    *("_softmax_backward_data", "_addmm_activation", "_C._get_mkldnn_enabled", "_C._set_mkldnn_enabled"),
     *(f"_C._{verb}_deterministic_fill_uninitialized_memory" for verb in ("get", "set")),
     *("cpu._is_vnni_supported", "_dynamo.maybe_mark_dynamic"),
     *(f"_foreach_{name}" for name in ("add_", "addcmul_", "copy_", "div", "lerp_", "mul_", "norm", "sqrt")),

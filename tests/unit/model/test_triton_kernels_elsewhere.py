@@ -94,6 +94,12 @@ def test_a_linear_layer_with_gelu_is_one_after_the_other():
     assert torch.equal(linear_gelu(values, linear), nn.functional.gelu(linear(values)))
 
 
+def test_in_bf16_without_gradients_it_is_so_too():
+    values, linear = torch.randn(5, 8).bfloat16(), nn.Linear(8, 16).bfloat16()
+    with torch.no_grad():
+        assert torch.equal(linear_gelu(values, linear), nn.functional.gelu(linear(values)))
+
+
 def test_a_gated_gelu_is_the_gelu_of_one_half_times_the_other():
     halves = torch.randn(5, 16)
     assert torch.equal(gated_gelu(halves), nn.functional.gelu(halves[:, :8]) * halves[:, 8:])
