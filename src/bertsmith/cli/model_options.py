@@ -13,6 +13,7 @@ from typer import Option, echo
 
 from bertsmith.core.errors import Remedy, UserError
 from bertsmith.inference.embedded_models import default_model, embedded_models_for
+from bertsmith.inference.model_path import model_folder
 from bertsmith.inference.outputs import ABILITIES
 from bertsmith.model.sentence_modules import Pooling
 
@@ -110,7 +111,17 @@ def open_model(
     can = ", ".join(ABILITIES[each] for each in bert.abilities)
     what = f"this model cannot {ABILITIES[abilities[0]]}; it can {can}"
     remedy = HOW_TO_GET[abilities[0]] if folder is None or not own else OWN_MODEL
+    if "fill" in abilities and (generator := _generator_of(chosen)) is not None:
+        remedy = f"say --model {generator}, which made up the tokens that this one learned to find"
     raise UserError(what, where=str(chosen), remedy=remedy)
+
+
+def _generator_of(folder: Path) -> Path | None:
+    """The generator in the folder of a model that finds replaced tokens."""
+    from bertsmith.objectives.replaced_token_detection import GENERATOR
+
+    generator = model_folder(folder) / GENERATOR
+    return generator if generator.is_dir() else None
 
 
 @contextmanager

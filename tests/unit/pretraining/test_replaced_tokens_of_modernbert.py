@@ -13,6 +13,7 @@ from bertsmith.objectives.replaced_token_detection import heads_of
 from bertsmith.packed import pack
 from bertsmith.pretraining.hardware import choices
 from bertsmith.recipe.load import load_recipe
+from tests.command_line import mistake
 from tests.tiny_runs import (
     TINY,
     differing,
@@ -47,6 +48,12 @@ def test_a_run_measures_pairs_beside_both_models(run):
         expected = line["mlm_loss"] + 50 * line["replaced_loss"] + 5 * line["pair_loss"]
         assert line["loss"] == pytest.approx(expected)
         assert 0 <= line["pair_accuracy"] <= 1
+
+
+def test_who_asks_it_for_masked_words_is_sent_to_the_generator(run, capsys):
+    line = mistake(capsys, "fill", "a [MASK]", "--model", run)
+    assert "cannot fill masks" in line
+    assert f"say --model {run / 'model' / 'generator'}, which made up the tokens" in line
 
 
 def test_the_generator_is_as_wide_and_has_half_of_the_layers(run):
