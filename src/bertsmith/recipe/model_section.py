@@ -9,7 +9,7 @@ from bertsmith.core.errors import UserError
 from bertsmith.model.activations import ACTIVATIONS
 from bertsmith.model.architectures.modernbert import Norm
 from bertsmith.model.architectures.registry import ARCHITECTURES
-from bertsmith.model.encoder_config import ConfigReader, EncoderConfig
+from bertsmith.model.encoder_config import MAX_LAYERS, ConfigReader, EncoderConfig
 from bertsmith.recipe.section import Count, Fraction, RuleError, Section
 from bertsmith.recipe.toml_text import value_text
 
@@ -141,6 +141,9 @@ class ModelSection(Section):
         architecture = ARCHITECTURES[self.type]
         if architecture.pretraining is None:
             return self
+        if self.layers > MAX_LAYERS:  # before anything lists them all
+            what = f"model.layers = {self.layers} is more than a saved model may have"
+            raise RuleError(what, keys=("model.layers",), remedy=f"set it to {MAX_LAYERS} or less")
         if self.segments < architecture.pretraining.min_segments:
             raise self._lost("segments", f"{architecture.pretraining.min_segments} or more")
         # What comes back from the config.json that would be written, which lacks some keys.

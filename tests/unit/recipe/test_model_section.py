@@ -39,6 +39,12 @@ def test_which_layers_are_global():
         layers("model.global_layers=[0, 22]")
 
 
+@pytest.mark.parametrize("name", ["modernbert-base", "bert-base"])
+def test_more_layers_than_a_saved_model_may_have_are_rejected(name):
+    with pytest.raises(UserError, match="model.layers = 2000 is more than .*; set it to 1024 or less"):
+        load_recipe(name, ["model.layers=2000"])
+
+
 def test_heads_that_no_rotation_fits_are_rejected():
     with pytest.raises(UserError, match="rotary positions need heads of an even width, not 3"):
         load_recipe("modernbert-base", ["model.width=36"])
