@@ -10,7 +10,8 @@ of the weight, in bf16 and, by `torch._scaled_mm`, in fp8, in two ways:
   side, so that inputs and gradients are needed in two layouts. Both are made in one compiled pass, with a
   scale that is known from the steps before (delayed scaling) or with one that is found first.
 - a scale for each row (e4m3), forward and the gradient of the input; that of the weight stays bf16, so that
-  one layout is enough, made with its scales in one compiled pass that needs to know nothing.
+  one layout of inputs and gradients is enough, made with its scales in a compiled pass that needs to know
+  nothing.
 
 What is left of the gain is told for a step, weights included.
 """

@@ -213,6 +213,8 @@ def attention_cases(options: argparse.Namespace, dropout: float, rotary: Rotary 
         kind = "attention" if rotary is None else "rotary attention"
         for name, ours in (("forward", forward), ("backward", backward)):
             others = {str(launch): partial(ours, launch=launch) for launch in ATTENTION_LAUNCHES[name]}
+            if name == "backward" and rotary is None:
+                others["with the sum of the bias"] = partial(ours, summed=True)
             yield f"{kind}, {work}, {name}", {"ours": ours, "flash": theirs[name], **others}
 
 

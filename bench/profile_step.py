@@ -17,7 +17,7 @@ import statistics
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,7 +27,7 @@ from rounds import Results, Round, parser_of, save, wait_for
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from bertsmith.model.flops import PassSize, flops_per_step
+from bertsmith.model.flops import PassSize
 from bertsmith.model.network import Network
 from bertsmith.pretraining.hardware import peak_of
 
@@ -87,12 +87,13 @@ def main() -> None:
         take = our_round(run, options)
         seconds, tokens = step_time(take, options)
         kernels = profiled(take, options.device)
-    networks, device = run.objective.networks().values(), options.device
+    networks, device = run.objective.networks(), options.device
     size = PassSize(tokens, max(1, tokens // options.length), int(run.recipe.masking.rate * tokens))
     dtype = torch.bfloat16 if run.machine.precision == "bf16" else torch.float32
-    reached = [timed_alone(product, device, dtype) for each in networks for product in products(each, size)]
+    reached = [timed_alone(product, device, dtype) for product in all_products(networks, size)]
     alone_ms = sum(each["ms in a step"] for each in reached)
-    flops, peak = flops_per_step(networks, size), peak_of(run.world.device)
+    flops = run.objective.flops(size.tokens, size.sequences, size.predicted)
+    peak = peak_of(run.world.device)
     side = LARGE_SIDE[device]
     large = timed_alone(Product("large", side, side, side, 1), device, dtype)
     facts = {
@@ -201,6 +202,13 @@ def longest(kernels: list[Kernel], steps: int) -> list[dict[str, Any]]:
 
 
 # ---- its products alone
+
+
+def all_products(networks: Mapping[str, Network], size: PassSize) -> Iterator[Product]:
+    """Those of every network that learns, called after it where it is not the model."""
+    for name, network in networks.items():
+        for product in products(network, size):
+            yield product._replace(name=f"{name}: {product.name}" if name else product.name)
 
 
 def products(network: Network, size: PassSize) -> Iterator[Product]:

@@ -78,6 +78,22 @@ def test_a_training_step_compiles_whole_and_at_most_twice_over_ragged_batches(mo
     )
 
 
+def test_the_bias_of_a_projection_learns_with_the_kernels_as_in_single_precision():
+    network, batch = network_of("bert").cuda().eval(), ragged(random.Random(3), LENGTHS).to("cuda")
+    biases = [block.attention.project.bias for block in network.encoder.blocks]
+
+    def gradients(enabled, states=network):
+        with torch.autocast("cuda", dtype=torch.bfloat16, enabled=enabled):
+            loss = states(batch).float().pow(3).mean()
+        return torch.autograd.grad(loss, biases)
+
+    torch.compiler.reset()
+    exact, ours = gradients(False), gradients(True)
+    compiled = gradients(True, torch.compile(network, fullgraph=True))
+    for plain, eager, fast in zip(exact, ours, compiled, strict=True):
+        assert (eager - plain).norm() < 0.1 * plain.norm() and (fast - plain).norm() < 0.1 * plain.norm()
+
+
 def test_a_compiled_step_with_dropout_is_reproducible_from_its_seed():
     torch.compiler.reset()
     network, batch = network_of("bert").cuda().train(), ragged(random.Random(3), LENGTHS).to("cuda")

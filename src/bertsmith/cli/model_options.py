@@ -13,7 +13,7 @@ from typer import Option, echo
 
 from bertsmith.core.errors import Remedy, UserError
 from bertsmith.inference.embedded_models import default_model, embedded_models_for
-from bertsmith.inference.model_path import model_folder
+from bertsmith.inference.model_path import is_model, model_folder
 from bertsmith.inference.outputs import ABILITIES
 from bertsmith.model.sentence_modules import Pooling
 
@@ -121,7 +121,7 @@ def _generator_of(folder: Path) -> Path | None:
     from bertsmith.objectives.replaced_token_detection import GENERATOR
 
     generator = model_folder(folder) / GENERATOR
-    return generator if generator.is_dir() else None
+    return generator if is_model(generator) else None
 
 
 @contextmanager

@@ -139,6 +139,7 @@ class SelfAttention(nn.Module):
             turns_TF = None if self.rotary is None else self.rotary.turns(batch.positions_T, projected_T3HK)
             # Spares a copy of all three gradients, and a pass over queries and keys to turn them.
             return attend_within(projected_T3HK, layout, rule, turns_TF, bias_J)
+        assert bias_J is None, "nobody would sum its gradient"
         query_THK, key_THK, value_THK = projected_T3HK.unbind(1)
         if self.rotary is not None:
             query_THK, key_THK = self.rotary(query_THK, key_THK, batch.positions_T)

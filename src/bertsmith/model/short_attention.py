@@ -42,7 +42,8 @@ def sums_bias_of(
     if not (plain and torch.is_grad_enabled() and triton_runs_on(values_TD.device)):
         return False
     device = values_TD.device.type
-    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else values_TD.dtype
+    cast = torch.is_autocast_enabled(device) and values_TD.dtype != torch.float64
+    dtype = torch.get_autocast_dtype(device) if cast else values_TD.dtype
     return short_takes(values_TD.new_empty((0, head_width), dtype=dtype), layout, rule)
 
 
@@ -129,7 +130,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: A
 
 
 def _gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-    asked = ctx.bias_type is not None
+    asked = ctx.needs_input_grad[len(ctx.saved_tensors)]  # the bias, behind them
     to_projected, sums = _backward(gradient, *ctx.saved_tensors, ctx.longest, ctx.dropped, asked)
     to_bias = sums.flatten().to(ctx.bias_type) if asked else None
     return to_projected, None, None, None, None, to_bias, None, None

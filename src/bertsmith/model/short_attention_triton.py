@@ -57,27 +57,29 @@ def backward(
     summed: bool = False,
     launch: dict[str, int] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The gradient of the whole projection [T, 3, H, K], and its sum over all rows, 0 where not asked for."""
+    """The gradient of the whole projection [T, 3, H, K], and its sum over all rows, where asked for."""
     projected_T3HK, turns_TF, starts_S1, seed = operands
     assert not summed or turns_TF == (None, None), "gradients of what is turned are summed nowhere"
     to_projected_T3HK = torch.empty_like(projected_T3HK)
     heads, width = projected_T3HK.shape[2:]
     sequences = starts_S1.shape[0] - 1
+    sums_3HK = projected_T3HK.new_empty((3, heads, width), dtype=torch.float32)
     # A program of an empty sequence writes nothing.
-    sums = (sequences if summed else 0, 3, heads, width)
-    sums_S3HK = projected_T3HK.new_zeros(sums, dtype=torch.float32)
+    sums_S3HK = sums_3HK.new_zeros((sequences, *sums_3HK.shape)) if summed else None
     usual = LAUNCH if width <= 64 else WIDE_BACKWARD_LAUNCH
     with torch.cuda.device_of(projected_T3HK):
         short_attention_backward[sequences * heads,](
             *(gradient_THK, projected_T3HK, *turns_TF, starts_S1, seed, to_projected_T3HK),
-            *(sums_S3HK if summed else None, width**-0.5),
+            *(sums_S3HK, width**-0.5),
             HEADS=heads,
             WIDTH=width,
             TILE=_tile(longest),
             DROPPED=dropped,
             **(launch or usual),
         )
-    return to_projected_T3HK, sums_S3HK.sum(0)
+    if sums_S3HK is not None:
+        torch.sum(sums_S3HK, 0, out=sums_3HK)
+    return to_projected_T3HK, sums_3HK
 
 
 def _tile(longest: int) -> int:
