@@ -124,16 +124,13 @@ class SelfAttention(nn.Module):
 
     def _mixed(self, hidden_TD: Tensor, batch: PackedBatch, attend: Attend) -> Tensor:
         layout, rule = batch.layout, self.training_rule if self.training else self.rule
-        whole, bias_J = attend is packed_attention and not isinstance(self.rotary, NormalisedRotary), None
-        if (
-            whole
-            and self.rotary is None
-            and sums_bias_of(self.project, hidden_TD, self.head_width, layout, rule)
-        ):
-            bias_J = self.project.bias
-            product_TJ = functional.linear(hidden_TD, self.project.weight, bias_J.detach())
+        whole = attend is packed_attention and not isinstance(self.rotary, NormalisedRotary)
+        project, bias_J = self.project, None
+        if whole and self.rotary is None and sums_bias_of(project, hidden_TD, self.head_width, layout, rule):
+            bias_J = project.bias
+            product_TJ = functional.linear(hidden_TD, project.weight, bias_J.detach())
         else:
-            product_TJ = self.project(hidden_TD)
+            product_TJ = project(hidden_TD)
         projected_T3HK = product_TJ.view(-1, 3, self.heads, self.head_width)
         if whole and short_takes(projected_T3HK, layout, rule):
             turns_TF = None if self.rotary is None else self.rotary.turns(batch.positions_T, projected_T3HK)
