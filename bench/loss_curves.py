@@ -1,10 +1,14 @@
-"""A CPU's own loss of words (objectives/linear_cross_entropy.py) beside the plain one, over a run.
+"""What is fast in a training step beside what it stands for, over a run: does it learn the same?
 
     OMP_NUM_THREADS=1 python bench/loss_curves.py --store store --steps 500
+    python bench/loss_curves.py --store store --steps 500 --device cuda --preset bert-base \\
+        --set batch.sequences=256 optim.peak_lr=2e-4
 
-A 2 x 128 model learns three times from the same store: by the fast loss, by the plain one with the same seed,
-and by the fast one with another seed, for the noise that is between any two runs. Told are the differences of
-the logged losses (each the mean of ten steps), and of the loss on held-out documents at the end.
+A model learns three times from the same store: fast, plainly with the same seed, and fast with another seed,
+for the noise that is between any two runs. Plain is, on a CPU, the loss of words that keeps all scores
+(objectives/linear_cross_entropy.py does not); on a GPU, torch's own operators in the place of our Triton
+kernels. Told are the differences of the logged losses (each the mean of ten steps), and of the loss on
+held-out documents at the end.
 """
 
 import argparse
@@ -18,8 +22,10 @@ from unittest import mock
 
 import numpy as np
 from quiet import Quiet
+from rounds import forget
 from torch import Tensor
 
+from bertsmith.model import triton_ready
 from bertsmith.model.network import Network
 from bertsmith.objectives import masked_language_modelling
 from bertsmith.objectives.pretraining_objective import weighted_sums
@@ -32,7 +38,7 @@ STAGES = "[{fraction = 1.0, length = 128, predictions = 20}]"
 def main() -> None:
     options = parse()
     fast = curve_of(options, seed=0)
-    with plain_loss():
+    with plain_parts():
         plain = curve_of(options, seed=0)
     other = curve_of(options, seed=1)
     for name, curve in (("plain, the same seed", plain), ("fast, another seed", other)):
@@ -47,18 +53,21 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--store", type=Path, required=True)
     parser.add_argument("--steps", type=int, default=500)
-    parser.add_argument("--set", nargs="*", default=[], help="settings of the recipe bert-tiny")
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--preset", default="bert-tiny")
+    parser.add_argument("--set", nargs="*", default=[], help="settings of the recipe")
     return parser.parse_args()
 
 
 @contextlib.contextmanager
-def plain_loss() -> Iterator[None]:
-    """Inside, a masked LM learns from scores that are all kept."""
+def plain_parts() -> Iterator[None]:
+    """Inside, a masked LM learns from scores that are all kept, and without kernels of our own."""
 
     def sums(network: Network, hidden_PD: Tensor, labels_P: Tensor, weights_P: Tensor) -> tuple[Tensor, ...]:
         return weighted_sums(network.scores_of_words(hidden_PD), labels_P, weights_P)
 
-    with mock.patch.object(masked_language_modelling, "word_sums", sums):
+    plain_loss = mock.patch.object(masked_language_modelling, "word_sums", sums)
+    with plain_loss, mock.patch.object(triton_ready, "COMPILES", False):
         yield
 
 
@@ -68,16 +77,17 @@ def curve_of(options: argparse.Namespace, *, seed: int) -> list[float]:
         f"examples.stages={STAGES}",
         "batch.sequences=16",
         "optim.peak_lr=1e-3",
-        "run.device=cpu",
+        f"run.device={options.device}",
         f"run.steps={options.steps}",
         f"run.seed={seed}",
         *options.set,
     ]
+    forget()  # compiled code has the choice of kernels in it
     begin = time.process_time()
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "run"
         result = pretrain(
-            load_recipe("bert-tiny", settings), store=options.store, out=folder, callback=Quiet()
+            load_recipe(options.preset, settings), store=options.store, out=folder, callback=Quiet()
         )
         lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     losses = [line["mlm_loss"] for line in lines if line["kind"] == "train"]
