@@ -35,10 +35,14 @@ Advance = Callable[[int], None]
 BATCH_TOKENS = {"cpu": 2048, "cuda": 65_536}
 """A CPU wants the states of a batch to stay in its cache; a GPU wants to be filled."""
 USUAL_BATCH_TOKENS = 8192
+SPARE_TOKENS = 512
+"""A sequence seldom fits exactly into a batch. With room for one more, none is left over at the end for a
+batch of its own, of which a GPU would be far from full."""
 WINDOW_TEXTS = 4096
 """Texts are sorted by length within such a window: equal lengths meet in one batch, memory stays bounded."""
-FIRST_WINDOW_TEXTS = 1024
-"""The first window of a GPU: it has nothing to do until that is read."""
+FIRST_WINDOW_TEXTS = 512
+"""The first window of a GPU: it has nothing to do until that is read. Each window is half as large again as
+the one before it: to read it takes less time than to compute that one."""
 MIN_STREAM_TOKENS = 512
 """Of a batch for one core: of fewer, uneven halves leave a core idle for longer than sharing costs."""
 MAX_STREAMS = 2 if platform.machine().lower() in ("aarch64", "arm64") else sys.maxsize
@@ -188,7 +192,7 @@ class Engine:
         with progress_bar("reading texts", len(several)) as advance:
             while window := several[first : first + size]:
                 yield self.reader.read(window, truncate=truncate, first=first), advance
-                first, size = first + size, WINDOW_TEXTS
+                first, size = first + size, min(WINDOW_TEXTS, size + (size + 1) // 2)
 
     def _in_order(
         self, sequences: Sequences, compute: Callable[[PackedBatch], Sequence[Result]], advance: Advance
@@ -242,6 +246,9 @@ def batching_for(tokens: int, device: torch.device) -> Batching:
     """How to cut so many tokens: batches that fill the device, and all streams with as much to do."""
     most = BATCH_TOKENS.get(device.type, USUAL_BATCH_TOKENS)
     streams = streams_for(tokens, device)
+    if device.type == "cuda" and most > SPARE_TOKENS:
+        rounds = max(1, math.ceil(tokens / (most - SPARE_TOKENS)))
+        return Batching(math.ceil(tokens / rounds) + SPARE_TOKENS, 1)
     if streams == 1:
         return Batching(most, 1)
     # As many rounds as the largest batch allows, then batches of equal size: a last, smaller round would

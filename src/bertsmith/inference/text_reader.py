@@ -156,14 +156,14 @@ class Reader:
         """Reject as `read` does."""
         for number, each in enumerate(tokenized, start=first):
             _check_not_empty(each.text, each.encoded, number)
-        for number, each in enumerate(tokenized, start=first):
-            if len(each) > self.longest and not truncate:
+        for number, each in enumerate([] if truncate else tokenized, start=first):
+            if len(each.encoded.ids) > self.longest:
                 what = f"has {len(each)} tokens but the model takes {self.longest}"
                 raise UserError(what, index=number, remedy=Remedy.TRUNCATE)
 
     def truncated(self, tokenized: TokenizedText) -> TokenizedText:
         """The text without the tokens at its end that the model cannot take."""
-        if len(tokenized) <= self.longest:
+        if len(tokenized.encoded.ids) <= self.longest:
             return tokenized
         return replace(tokenized, encoded=truncate_longest_first(tokenized.encoded, self.longest))
 
@@ -207,6 +207,8 @@ class Reader:
 
 
 def _check_not_empty(text: TextOrPair, encoded: Encoded, index: int) -> None:
+    if isinstance(text, str) and 0 in encoded.sequence and not text.isspace():
+        return  # as nearly all of them, which a GPU waits for
     parts = (text,) if isinstance(text, str) else text
     empty = [which for which, part in zip(("first", "second"), parts, strict=False) if not part.strip()]
     if empty and isinstance(text, str):

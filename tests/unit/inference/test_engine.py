@@ -1,4 +1,5 @@
 import multiprocessing
+import random
 import threading
 import time
 
@@ -9,11 +10,13 @@ from bertsmith.inference import engine as engine_module
 from bertsmith.inference.engine import (
     BATCH_TOKENS,
     MIN_STREAM_TOKENS,
+    SPARE_TOKENS,
     batching_for,
     in_streams,
     make_ready,
     streams_for,
 )
+from bertsmith.packed import split_by_budget
 
 CPU = torch.device("cpu")
 
@@ -165,6 +168,16 @@ def test_too_few_tokens_stay_one_batch_that_all_cores_share(two_threads):
     assert batching_for(2 * MIN_STREAM_TOKENS - 1, CPU).streams == 1
     assert batching_for(2 * MIN_STREAM_TOKENS, CPU).streams == 2
     assert batching_for(10**6, torch.device("cuda")).streams == 1
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_gpu_is_given_batches_of_like_size(seed):
+    rng = random.Random(seed)
+    lengths = sorted((rng.randint(1, 256) for _ in range(rng.randint(1, 4096))), reverse=True)
+    cut = batching_for(sum(lengths), torch.device("cuda"))
+    sizes = [sum(lengths[number] for number in group) for group in split_by_budget(lengths, cut.tokens)]
+    assert len(sizes) == -(-sum(lengths) // (BATCH_TOKENS["cuda"] - SPARE_TOKENS))
+    assert max(sizes) <= BATCH_TOKENS["cuda"] and max(sizes) - min(sizes) <= len(sizes) * SPARE_TOKENS
 
 
 def test_where_products_take_all_cores_many_cores_share_one_batch(two_threads, monkeypatch):
