@@ -85,11 +85,19 @@ def _backward(  # noqa: PLR0913
 
 
 @_backward.register_fake
-def _backward_shapes(
-    _gradient: Tensor, residual: Tensor, branch: Tensor, weight: Tensor, *_: object
+def _backward_shapes(  # noqa: PLR0913
+    _gradient: Tensor,
+    residual: Tensor,
+    branch: Tensor,
+    weight: Tensor,
+    _statistics: Tensor,
+    _seed: Tensor | None,
+    dropped: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     sums = weight.new_empty((2, *weight.shape), dtype=torch.float32)
-    return torch.empty_like(residual), torch.empty_like(branch), sums
+    same = not dropped and residual.dtype == branch.dtype
+    to_residual = residual.new_empty((0, *residual.shape[1:])) if same else torch.empty_like(residual)
+    return to_residual, torch.empty_like(branch), sums
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -100,6 +108,8 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 def _gradients(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
     to_residual, to_branch, to_weights = _backward(gradient, *ctx.saved_tensors, ctx.dropped)
+    if not ctx.dropped and to_residual.dtype == to_branch.dtype:
+        to_residual = to_branch  # written once
     to_weight, to_bias = to_weights.to(ctx.saved_tensors[2].dtype).unbind(0)
     return to_residual, to_branch, to_weight, to_bias, None, None, None
 

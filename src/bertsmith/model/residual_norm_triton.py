@@ -55,18 +55,23 @@ def backward(
     launch: dict[str, int] = BACKWARD_LAUNCH,
     programs: int = BACKWARD_PROGRAMS,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of residual and branch, and those of weight and bias in one [2, D]."""
+    """Gradients of residual and branch, and those of weight and bias in one [2, D].
+
+    That of the residual has no rows where it would be the same as that of the branch.
+    """
     residual_TD, branch_TD, weight_D = operands
     statistics_2T, seed = saved
     rows, width = branch_TD.shape
-    to_residual_TD, to_branch_TD = torch.empty_like(residual_TD), torch.empty_like(branch_TD)
+    same = not dropped and residual_TD.dtype == branch_TD.dtype
+    to_residual_TD = residual_TD.new_empty((0 if same else rows, width))
+    to_branch_TD = torch.empty_like(branch_TD)
     # The same for every number of rows, so that sums have the same bits.
     count = programs * multiprocessors(branch_TD.device)
     partial_2PD = torch.empty(2, count, width, dtype=torch.float32, device=branch_TD.device)
     with torch.cuda.device_of(branch_TD):
         residual_norm_backward[count,](
             *(gradient_TD, residual_TD, branch_TD, weight_D, seed, statistics_2T),
-            *(to_residual_TD, to_branch_TD, partial_2PD, rows),
+            *(None if same else to_residual_TD, to_branch_TD, partial_2PD, rows),
             DROPPED=dropped,
             WIDTH=width,
             BLOCK=_block(width),
@@ -146,7 +151,8 @@ def residual_norm_backward(
         along_mean = tl.sum(to_normed_D, 0) / WIDTH
         along_scale = tl.sum(to_normed_D * normed_D, 0) / WIDTH
         to_sum_D = (to_normed_D - along_mean - normed_D * along_scale) * scale
-        tl.store(to_residual + at, to_sum_D.to(to_residual.dtype.element_ty), mask=inside)
+        if to_residual is not None:
+            tl.store(to_residual + at, to_sum_D.to(to_residual.dtype.element_ty), mask=inside)
         if DROPPED > 0:
             to_sum_D = tl.where(kept_D, to_sum_D * (65536.0 / (65536 - DROPPED)), 0.0)
         tl.store(to_branch + at, to_sum_D.to(to_branch.dtype.element_ty), mask=inside)
