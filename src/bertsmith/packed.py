@@ -9,6 +9,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+SHORT_LENGTH = 128
+"""A GPU has faster kernels for layouts without longer sequences."""
+
 
 @dataclass(frozen=True, slots=True)
 class Layout:

@@ -20,7 +20,7 @@ from bertsmith.core.arrays import ranges
 from bertsmith.data.epoch_index import StageIndex, StepExamples
 from bertsmith.data.example_index import Numbers, Spans
 from bertsmith.data.masking import Masker, Text, stored_units
-from bertsmith.packed import Layout, PackedBatch, split_by_budget
+from bertsmith.packed import SHORT_LENGTH, Layout, PackedBatch, split_by_budget
 from bertsmith.text.tokenizer import Inserted, Template
 
 
@@ -124,7 +124,7 @@ class MicroShape:
     """The stage's longest sequence."""
     pad_id: int
     recipe_length: int
-    """The longest sequence of all stages: one number for the whole run, so that nothing is compiled anew."""
+    """The longest sequence of all stages."""
 
     @property
     def capacity(self) -> int:
@@ -138,8 +138,15 @@ class MicroShape:
 
     @property
     def longest(self) -> int:
-        """The longest sequence there can be in the run, filler included."""
-        return max(self.recipe_length, self.filler_length)
+        """The longest sequence that there can be in a stage, filler included.
+
+        One number for all stages of the run, so that nothing is compiled anew, but for those with short
+        sequences before those with longer ones: what is compiled once more is faster for all of their steps.
+        """
+        own = max(self.length, self.filler_length)
+        if own <= SHORT_LENGTH:
+            return max(own, min(self.recipe_length, SHORT_LENGTH))
+        return max(own, self.recipe_length)
 
 
 def slices_of_ranks(count: int, world: int) -> list[slice]:

@@ -7,6 +7,7 @@ from math import log2
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import torch
 
 from bertsmith.core.errors import UserError
@@ -33,6 +34,7 @@ from bertsmith.inference.task_model import TaskModel, scorer_of
 from bertsmith.model.attention_kernels import flash_fits
 from bertsmith.model.encoder import can_compile
 from bertsmith.model.lora import LoraShape, add_fresh_adapters
+from bertsmith.packed import SHORT_LENGTH
 from bertsmith.recipe.finetuning_schema import FinetuningRecipe, LoraSection
 from bertsmith.tasks.batches import ShuffledBatches, balanced_weights
 from bertsmith.tasks.encoded import EncodedSet
@@ -212,7 +214,10 @@ def filling_multiple(encoded: EncodedSet, recipe: FinetuningRecipe, world: World
     if world.device.type != "cuda":
         return CPU_HALF_MULTIPLE if recipe.run.precision == "bf16" else 1
     tokens = recipe.run.examples / world.size * len(encoded.tokens_T) / encoded.items
-    return min(max(MIN_MULTIPLE, int(2 ** round(log2(tokens / SIZES_OF_STEPS)))), MAX_MULTIPLE)
+    # Filler is one sequence: where all texts are short, it is to be short as well.
+    short = np.diff(encoded.starts_N1).max() <= SHORT_LENGTH
+    most = SHORT_LENGTH if short else MAX_MULTIPLE
+    return min(max(MIN_MULTIPLE, int(2 ** round(log2(tokens / SIZES_OF_STEPS)))), most)
 
 
 def _check_development_set(splits: TaskSplits, recipe: FinetuningRecipe) -> None:

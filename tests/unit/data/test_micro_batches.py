@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bertsmith.data.collate import micro_sizes
+from bertsmith.data.collate import MicroShape, Multiples, micro_sizes
 
 
 def cut(lengths: list[int], sizes: list[int]) -> list[int]:
@@ -52,3 +52,12 @@ def test_all_ranks_have_as_many_and_none_is_too_large(lengths_by_rank, capacity)
     for lengths, own in zip(lengths_by_rank, sizes, strict=True):
         assert sum(own) == len(lengths)
         assert all(tokens <= capacity for tokens in cut(lengths, own))
+
+
+def test_stages_share_one_longest_sequence_but_for_short_ones_before_longer_ones():
+    def longest(length: int, recipe_length: int) -> int:
+        return MicroShape(4096, Multiples(), length, pad_id=0, recipe_length=recipe_length).longest
+
+    assert [longest(length, 100) for length in (70, 100)] == [100, 100]
+    assert [longest(length, 512) for length in (64, 128, 256, 512)] == [128, 128, 512, 512]
+    assert longest(16, 16) == Multiples().tokens  # filler is longer

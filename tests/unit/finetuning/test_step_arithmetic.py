@@ -1,8 +1,10 @@
 """What a step does to the weights: its rate, its dropout, its loss, and the update of plain AdamW."""
 
 from copy import deepcopy
+from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -10,6 +12,7 @@ from torch.nn import functional
 
 from bertsmith.core.seeds import key_of
 from bertsmith.finetuning.finetune import next_step
+from bertsmith.finetuning.finetuning_setup import filling_multiple
 from bertsmith.tasks.batches import ShuffledBatches
 from bertsmith.tasks.catalogue import task_named
 from bertsmith.tasks.task_recipe import finetuning_recipe
@@ -40,6 +43,17 @@ def test_the_first_step_begins_the_schedule_and_the_last_one_stands_before_its_e
     rates = {line["step"]: line["learning_rate"] for line in notebook.lines}
     assert list(rates) == list(range(1, 11))
     assert {step: rates[step] for step in expected} == pytest.approx(expected, abs=1e-12)
+
+
+# ---- what fills a step up
+
+
+@pytest.mark.parametrize(("longest", "multiple"), [(12, 128), (128, 128), (129, 512)])
+def test_filler_is_no_longer_than_short_texts_may_be(longest, multiple):
+    texts = made_set("classify", items=50)
+    longer = replace(texts, starts_N1=np.append(texts.starts_N1, texts.starts_N1[-1] + longest))
+    recipe = finetuning_recipe(task_named("sst2"), ["run.examples=4096"])
+    assert filling_multiple(longer, recipe, replace(ALONE, device=torch.device("cuda"))) == multiple
 
 
 # ---- the dropout of each step
