@@ -1,6 +1,7 @@
 """Our Triton kernels beside what they replace: the compiler's fused norm and GELUs, and flash attention.
 
     python bench/kernel_speed.py --json kernels.json
+    python bench/kernel_speed.py --kernels tiled tiled-without-dropout
 
 Each pass of each kernel at the size of a BERT-Base step in bf16 with dropout 0.1, and of rotary attention
 without dropout. What counts is the time of its kernels on the GPU, as torch.profiler sees them, without what
@@ -23,7 +24,12 @@ from torch import Tensor, nn
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from bertsmith.model import fused_gelu_triton, residual_norm_triton, short_attention_triton
+from bertsmith.model import (
+    fused_gelu_triton,
+    residual_norm_triton,
+    short_attention_triton,
+    tiled_attention_triton,
+)
 from bertsmith.model.attention import AttentionRule
 from bertsmith.model.attention_kernels import flash_attention
 from bertsmith.model.elementwise import dropped_values
@@ -43,6 +49,11 @@ ATTENTION_LAUNCHES: dict[str, list[dict[str, int]]] = {
     "forward": [{"num_warps": 4}, {"num_warps": 8}],
     "backward": [{"num_warps": 4}, {"num_warps": 8}, {"num_warps": 8, "maxnreg": 112}],
 }
+TILED_LAUNCHES = {
+    "forward": [(128, 64, 4, 3), (128, 128, 8, 2), (64, 64, 4, 3)],
+    "backward": [(64, 64, 4, 1), (64, 64, 4, 2), (128, 64, 8, 1), (128, 64, 8, 2), (128, 128, 8, 2)],
+}
+"""Queries and keys of a tile, warps, stages."""
 Contenders = Iterator[tuple[str, dict[str, Callable[[], object]]]]
 
 
@@ -51,16 +62,11 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=60_000)
     parser.add_argument("--width", type=int, default=768)
     parser.add_argument("--heads", type=int, default=12)
+    parser.add_argument("--kernels", nargs="+", default=list(CASES), choices=list(CASES))
     options = parser.parse_args()
     torch._functorch.config.donated_buffer = False  # a backward pass is repeated
     results = Results(options.json, "calls")
-    for cases in (
-        norm_cases(options),
-        gelu_cases(options),
-        gated_cases(options),
-        attention_cases(options, DROPOUT),
-        attention_cases(options, 0.0, Rotary(10_000.0)),
-    ):
+    for cases in (CASES[name](options) for name in options.kernels):
         for work, contenders in cases:
             rates: dict[str, list[float]] = {name: [] for name in contenders}
             for _ in range(options.rounds):
@@ -186,11 +192,7 @@ def beside_launches(
 
 def attention_cases(options: argparse.Namespace, dropout: float, rotary: Rotary | None = None) -> Contenders:
     """Both passes of attention, over sequences that are all full and over a mix."""
-    rng = random.Random(1)
-    mix: list[int] = []
-    while sum(mix) < options.tokens:
-        mix.append(rng.randint(1, 128))
-    for work, lengths in (("128 tokens", [128] * (options.tokens // 128)), ("1 to 128 tokens", mix)):
+    for work, lengths in full_and_mixed(options.tokens, 128).items():
         forget()
         starts = torch.tensor([0, *lengths]).cumsum(0).int().cuda()
         positions = torch.cat([torch.arange(length) for length in lengths]).cuda()
@@ -216,6 +218,59 @@ def attention_cases(options: argparse.Namespace, dropout: float, rotary: Rotary 
             if name == "backward" and rotary is None:
                 others["with the sum of the bias"] = partial(ours, summed=True)
             yield f"{kind}, {work}, {name}", {"ours": ours, "flash": theirs[name], **others}
+
+
+def full_and_mixed(tokens: int, longest: int) -> dict[str, list[int]]:
+    """Lengths that are all the longest, and any up to it."""
+    rng = random.Random(1)
+    mix: list[int] = []
+    while sum(mix) < tokens:
+        mix.append(rng.randint(1, longest))
+    return {f"{longest} tokens": [longest] * (tokens // longest), f"1 to {longest} tokens": mix}
+
+
+def tiled_cases(options: argparse.Namespace, dropout: float) -> Contenders:
+    """Both passes of attention over longer sequences, in tiles."""
+    for work, lengths in full_and_mixed(options.tokens, 512).items():
+        forget()
+        starts = torch.tensor([0, *lengths]).cumsum(0).int().cuda()
+        shape = (sum(lengths), 3, options.heads, options.width // options.heads)
+        projected = torch.randn(shape, device="cuda", dtype=torch.bfloat16)
+        gradient = torch.randn_like(projected[:, 0])
+        operands = (projected, starts, torch.randint(2**63 - 1, (), device="cuda") if dropout else None)
+        arguments = {"longest": 512, "dropped": dropped_values(dropout)}
+        ours = {"forward": partial(tiled_attention_triton.forward, operands, **arguments)}
+        saved = ours["forward"]()
+        dropped = arguments["dropped"]
+        backward = partial(tiled_attention_triton.backward, gradient, operands, saved, dropped=dropped)
+        ours["backward"] = partial(backward, summed=True)
+        layout, rule = Layout(starts, 512), AttentionRule(dropout=dropout)
+        flash = partial(flash_within, layout, rule, None, starts)
+        leaf = projected.clone().requires_grad_()
+        theirs = {
+            "forward": partial(flash, projected),
+            "backward": partial(torch.autograd.grad, flash(leaf), leaf, gradient, retain_graph=True),
+        }
+        for name, call in ours.items():
+            others = {
+                f"{queries} x {keys}, {warps} warps, {stages} stages": partial(
+                    call, launch={"QUERIES": queries, "KEYS": keys, "num_warps": warps, "num_stages": stages}
+                )
+                for queries, keys, warps, stages in TILED_LAUNCHES[name]
+            }
+            sides = {"ours": call, "flash": theirs[name], **others}
+            yield f"attention in tiles, {work}, dropout {dropout:g}, {name}", sides
+
+
+CASES: dict[str, Callable[[argparse.Namespace], Contenders]] = {
+    "norm": norm_cases,
+    "gelu": gelu_cases,
+    "gated": gated_cases,
+    "attention": lambda options: attention_cases(options, DROPOUT),
+    "rotary": lambda options: attention_cases(options, 0.0, Rotary(10_000.0)),
+    "tiled": lambda options: tiled_cases(options, DROPOUT),
+    "tiled-without-dropout": lambda options: tiled_cases(options, 0.0),
+}
 
 
 @torch.compile(dynamic=False)

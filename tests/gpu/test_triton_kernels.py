@@ -35,6 +35,8 @@ OTHER = (torch.float32, 1e-5) if INTERPRETED else (torch.bfloat16, 1e-2)
 ROWS = 67 if INTERPRETED else 5000
 """More than there are programs, so that each takes several."""
 LENGTHS = [1, 17, 128, 2, 64, 33, 65, 0, 0]
+LONG_LENGTHS = [1, 300, 128, 0, 512, 129, 65, 0]
+"""Of which some take several tiles."""
 RATES = [0.0, 0.1]
 SCALE = 1 / (1 - real_probability(0.1))
 ROTARY = Rotary(100.0)
@@ -177,27 +179,30 @@ def test_gated_gelu_and_its_gradients_equal_the_plain_ones(dtype, tolerance, wid
 # ---- attention
 
 
-def attention_case(width: int, dtype: torch.dtype, heads: int = 2):
+def attention_case(width: int, dtype: torch.dtype, lengths=LENGTHS, heads: int = 2):
     stream = torch.Generator().manual_seed(width)
-    projected = torch.randn(sum(LENGTHS), 3, heads, width, generator=stream)
-    upstream = torch.randn(sum(LENGTHS), heads, width, generator=stream)
+    projected = torch.randn(sum(lengths), 3, heads, width, generator=stream)
+    upstream = torch.randn(sum(lengths), heads, width, generator=stream)
     return projected.to(DEVICE, dtype).requires_grad_(), upstream.to(DEVICE, dtype)
 
 
-def kept_by(projected, rate: float, seed: int):
+def kept_by(projected, rate: float, seed: int, lengths=LENGTHS):
     """Which scores of each sequence [H, N, N] are kept, read off by attending to one-hot values."""
-    layout = layout_of(LENGTHS, DEVICE)
-    width = 128
-    wide = torch.zeros(len(projected), 3, projected.shape[2], width, device=DEVICE, dtype=projected.dtype)
-    for start, end in layout.bounds():
-        wide[start:end, 2, :, : end - start] = torch.eye(end - start, device=DEVICE)[:, None]
-    torch.manual_seed(seed)
-    rows = attend_within(wide, layout, AttentionRule(dropout=rate))
-    return [rows[start:end, :, : end - start].transpose(0, 1) != 0 for start, end in layout.bounds()]
+    layout, seen = layout_of(lengths, DEVICE), []
+    shape = (len(projected), 3, projected.shape[2], 64)
+    for first in range(0, layout.longest, 64):
+        one_hot = torch.zeros(shape, device=DEVICE, dtype=projected.dtype)
+        for start, end in layout.bounds():
+            columns = torch.eye(end - start, device=DEVICE)[:, first : first + 64]
+            one_hot[start:end, 2, :, : columns.shape[1]] = columns[:, None]
+        torch.manual_seed(seed)
+        seen.append(attend_within(one_hot, layout, AttentionRule(dropout=rate)) != 0)
+    rows = torch.cat(seen, -1)
+    return [rows[start:end, :, : end - start].transpose(0, 1) for start, end in layout.bounds()]
 
 
-def plain_attention(projected, kept, rate: float):
-    layout, mixed = layout_of(LENGTHS, DEVICE), []
+def plain_attention(projected, kept, rate: float, lengths):
+    layout, mixed = layout_of(lengths, DEVICE), []
     for (start, end), kept_HNN in zip(layout.bounds(), kept, strict=True):
         query, key, value = projected[start:end].unbind(1)
         scores = torch.einsum("qhd,khd->hqk", query, key) / query.shape[-1] ** 0.5
@@ -207,22 +212,26 @@ def plain_attention(projected, kept, rate: float):
 
 
 @pytest.mark.parametrize("rate", RATES)
-@pytest.mark.parametrize("width", [64, 16, 128])
+@pytest.mark.parametrize(
+    ("width", "lengths"),
+    [(64, LENGTHS), (16, LENGTHS), (128, LENGTHS), (64, LONG_LENGTHS), (16, LONG_LENGTHS)],
+    ids=str,
+)
 @pytest.mark.parametrize(
     ("dtype", "tolerance"),
     [(torch.float16, 2e-3), OTHER],
     ids=str,
 )
-def test_attention_and_its_gradient_equal_the_plain_ones(dtype, tolerance, width, rate):
-    projected, upstream = attention_case(width, dtype)
-    kept = kept_by(projected, rate, seed=5)
+def test_attention_and_its_gradient_equal_the_plain_ones(dtype, tolerance, width, lengths, rate):
+    projected, upstream = attention_case(width, dtype, lengths)
+    kept = kept_by(projected, rate, seed=5, lengths=lengths)
     share = torch.cat([each.flatten() for each in kept]).double().mean().item()
     assert abs(share - (1 - rate)) < 0.01
     torch.manual_seed(5)
-    ours = attend_within(projected, layout_of(LENGTHS, DEVICE), AttentionRule(dropout=rate))
+    ours = attend_within(projected, layout_of(lengths, DEVICE), AttentionRule(dropout=rate))
     (gradient,) = torch.autograd.grad(ours, projected, upstream)
     exact = projected.detach().double().requires_grad_()
-    plain = plain_attention(exact, kept, rate)
+    plain = plain_attention(exact, kept, rate, lengths)
     (plain_gradient,) = torch.autograd.grad(plain, exact, upstream.double())
     assert ours.dtype == gradient.dtype == dtype
     # Of query, key and value each by itself: they differ in size.
@@ -231,9 +240,10 @@ def test_attention_and_its_gradient_equal_the_plain_ones(dtype, tolerance, width
 
 
 @pytest.mark.parametrize("rate", RATES)
-def test_attention_sums_the_gradient_of_the_bias_of_its_projection(rate):
-    projected, upstream = attention_case(64, HALF)
-    layout, rule = layout_of(LENGTHS, DEVICE), AttentionRule(dropout=rate)
+@pytest.mark.parametrize("lengths", [LENGTHS, LONG_LENGTHS], ids=str)
+def test_attention_sums_the_gradient_of_the_bias_of_its_projection(lengths, rate):
+    projected, upstream = attention_case(64, HALF, lengths)
+    layout, rule = layout_of(lengths, DEVICE), AttentionRule(dropout=rate)
     bias = torch.zeros(3 * 2 * 64, device=DEVICE, requires_grad=True)
     mixed, gradients = [], []
     for given in (None, bias):
@@ -293,13 +303,14 @@ def test_turning_inside_equals_turning_before(rate):
     assert largest_difference(ours, before) < (4e-3 if INTERPRETED else 3e-2)
 
 
-def test_attention_drops_no_two_sequences_or_heads_alike():
-    projected, _ = attention_case(16, HALF)
-    kept = kept_by(projected, 0.5, seed=7)
+@pytest.mark.parametrize("lengths", [LENGTHS, [1, 17, 512, 2, 64]], ids=str)
+def test_attention_drops_no_two_sequences_or_heads_alike(lengths):
+    projected, _ = attention_case(16, HALF, lengths)
+    kept = kept_by(projected, 0.5, seed=7, lengths=lengths)
     long, medium = kept[2], kept[4]
-    for one, other in ((long[0], long[1]), (long[0, :64, :64], medium[0]), (long[0, :64], long[0, 64:])):
+    rows, columns = long[0].chunk(2), long[0].chunk(2, -1)
+    for one, other in ((long[0], long[1]), (long[0, :64, :64], medium[0]), rows, columns):
         assert abs((one == other).double().mean().item() - 0.5) < 0.05
-    assert abs((long[0, :, :64] == long[0, :, 64:]).double().mean().item() - 0.5) < 0.05
 
 
 def test_attention_of_three_tensors_equals_that_of_their_projection():
@@ -320,18 +331,20 @@ def test_attention_of_three_tensors_equals_that_of_their_projection():
     assert not any(map(torch.equal, run(whole, 1), run(whole, 2)))
 
 
-def test_poison_in_one_sequence_leaves_the_others_unchanged():
-    projected, upstream = attention_case(16, HALF)
+@pytest.mark.parametrize("lengths", [LENGTHS, LONG_LENGTHS], ids=str)
+def test_poison_in_one_sequence_leaves_the_others_unchanged(lengths):
+    projected, upstream = attention_case(16, HALF, lengths)
+    layout = layout_of(lengths, DEVICE)
+    start, end = list(layout.bounds())[2]
     poisoned = projected.detach().clone()
-    poisoned[18:146] = float("nan")  # the third sequence
+    poisoned[start:end] = float("nan")
     poisoned.requires_grad_()
-    layout = layout_of(LENGTHS, DEVICE)
     clean, ours = (attend_within(each, layout, AttentionRule()) for each in (projected, poisoned))
     (clean_gradient,) = torch.autograd.grad(clean, projected, upstream)
     (gradient,) = torch.autograd.grad(ours, poisoned, upstream)
     for one, other in ((clean, ours), (clean_gradient, gradient)):
-        assert torch.equal(one[:18], other[:18]) and torch.equal(one[146:], other[146:])
-    assert ours[18:146].isnan().all()
+        assert torch.equal(one[:start], other[:start]) and torch.equal(one[end:], other[end:])
+    assert ours[start:end].isnan().all()
 
 
 # ---- inside of a step
@@ -354,12 +367,12 @@ def test_a_network_is_as_close_to_single_precision_as_without_the_kernels(
 
     def run(taken: bool, dtype: torch.dtype) -> list[torch.Tensor]:
         for module, name in (
-            (encoder, "short_takes"),
+            (encoder, "within_takes"),
             (encoder, "sums_bias_of"),
             (residual_norm_module, "kernel_takes"),
             (fused_gelu_module, "kernel_takes"),
         ):
-            monkeypatch.setattr(module, name, lambda *_: taken)
+            monkeypatch.setattr(module, name, lambda *_, **__: taken)
         with torch.autocast(DEVICE, dtype=dtype, enabled=dtype != torch.float32):
             states = network.encoder(batch)
         network.zero_grad()
@@ -379,24 +392,26 @@ def all_kernels(hidden, project, norm, layout, positions_T):
     """A small block: GELU, with a gate too, attention with positions and without, then the residual sum."""
     activated = linear_gelu(hidden, project)
     gated = fused_gated_gelu(torch.cat((activated, activated), -1))
-    projected = gated.unflatten(-1, (3, 2, -1))
-    turns, rule = ROTARY.turns(positions_T, projected), AttentionRule(dropout=0.1)
+    projected, rule = gated.unflatten(-1, (3, 2, -1)), AttentionRule(dropout=0.1)
     mixed = attend_within(projected, layout, rule, bias=project.bias)
-    mixed = mixed + attend_within(projected, layout, rule, turns)
+    if positions_T is not None:
+        mixed = mixed + attend_within(projected, layout, rule, ROTARY.turns(positions_T, projected))
     return fused_residual_norm(hidden, mixed.flatten(1), norm, 0.1)
 
 
-def block_case():
+def block_case(lengths):
     torch.manual_seed(0)
     project, norm = nn.Linear(64, 192).to(DEVICE), nn.LayerNorm(64).to(DEVICE)
-    hidden = torch.randn(sum(LENGTHS), 64, device=DEVICE)
-    return hidden, project, norm, layout_of(LENGTHS, DEVICE), positions()
+    hidden = torch.randn(sum(lengths), 64, device=DEVICE)
+    turned = positions() if lengths is LENGTHS else None  # longer ones are not
+    return hidden, project, norm, layout_of(lengths, DEVICE), turned
 
 
-def test_compiled_kernels_are_reproducible_from_the_seed_and_compile_once():
+@pytest.mark.parametrize("lengths", [LENGTHS, LONG_LENGTHS], ids=str)
+def test_compiled_kernels_are_reproducible_from_the_seed_and_compile_once(lengths):
     torch.compiler.reset()
     torch._dynamo.config.error_on_recompile = True
-    block = block_case()
+    block = block_case(lengths)
     project = block[1]
     compiled = torch.compile(all_kernels, fullgraph=True)
 
@@ -416,9 +431,10 @@ def test_compiled_kernels_are_reproducible_from_the_seed_and_compile_once():
         torch._dynamo.config.error_on_recompile = False
 
 
-def test_a_recorded_step_draws_new_masks_each_time():
+@pytest.mark.parametrize("lengths", [LENGTHS, LONG_LENGTHS], ids=str)
+def test_a_recorded_step_draws_new_masks_each_time(lengths):
     torch.compiler.reset()
-    block = block_case()
+    block = block_case(lengths)
     project, norm = block[1:3]
 
     @torch.compile(fullgraph=True, mode="reduce-overhead", dynamic=False)

@@ -21,7 +21,7 @@ from bertsmith.model.encoder_config import EncoderConfig
 from bertsmith.model.fused_gelu import gated_gelu, linear_gelu
 from bertsmith.model.residual_norm import residual_norm
 from bertsmith.model.rotary import NormalisedRotary, Rotary
-from bertsmith.model.short_attention import attend_within, short_takes, sums_bias_of
+from bertsmith.model.short_attention import attend_within, sums_bias_of, within_takes
 from bertsmith.model.watched_attention import WatchedAttention
 from bertsmith.packed import Layout, PackedBatch
 
@@ -132,7 +132,7 @@ class SelfAttention(nn.Module):
         else:
             product_TJ = project(hidden_TD)
         projected_T3HK = product_TJ.view(-1, 3, self.heads, self.head_width)
-        if whole and short_takes(projected_T3HK, layout, rule):
+        if whole and within_takes(projected_T3HK, layout, rule, turned=self.rotary is not None):
             turns_TF = None if self.rotary is None else self.rotary.turns(batch.positions_T, projected_T3HK)
             # Spares a copy of all three gradients, and a pass over queries and keys to turn them.
             return attend_within(projected_T3HK, layout, rule, turns_TF, bias_J)

@@ -5,7 +5,7 @@ Shapes: T packed tokens, H heads, K head width, F = K / 2 pairs of features.
 Flash attention is made for sequences that do not fit: it passes over keys block by block, and its backward
 pass needs three kernels and gradients of query, key and value that are then copied into one. The kernels
 here take and give the projection whole, and turn queries and keys to rotary positions on the way, or sum
-up the gradient of the projection's bias.
+up the gradient of the projection's bias. Longer sequences that are not turned go to `tiled_attention.py`.
 """
 
 from typing import Any
@@ -13,12 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor, library, nn
 
+from bertsmith.model import tiled_attention
 from bertsmith.model.attention import EVERYTHING, AttentionRule
 from bertsmith.model.elementwise import dropout_seed, dropped_values
 from bertsmith.model.triton_ready import needs_operator, triton_runs_on
-from bertsmith.packed import Layout
+from bertsmith.packed import SHORT_LENGTH, Layout
 
-MAX_LENGTH = 128
+MAX_LENGTH = SHORT_LENGTH
 HEAD_WIDTHS = (16, 32, 64, 128)
 HOPPER, SMALL_BLACKWELL = (9, 0), (12, 0)
 """From the first on, a program may have 227 KB of shared memory; from the second on, 99 again."""
@@ -26,9 +27,23 @@ HOPPER, SMALL_BLACKWELL = (9, 0), (12, 0)
 
 def short_takes(query: Tensor, layout: Layout, rule: AttentionRule) -> bool:
     """Whether the kernel can run these; of the query's shape only the head width is asked."""
-    half = query.dtype in (torch.bfloat16, torch.float16) and query.shape[-1] in HEAD_WIDTHS
+    # The length comes last: elsewhere no graph is to depend on it.
+    return _kernels_take(query, rule) and query.shape[-1] in HEAD_WIDTHS and layout.longest <= MAX_LENGTH
+
+
+def within_takes(query: Tensor, layout: Layout, rule: AttentionRule, *, turned: bool) -> bool:
+    """Whether `attend_within` can run these: for what it is not to turn, it has kernels for more tokens."""
+    if short_takes(query, layout, rule):
+        return True
+    fits = not turned and query.shape[-1] in tiled_attention.HEAD_WIDTHS
+    return fits and _kernels_take(query, rule) and layout.longest <= tiled_attention.MAX_LENGTH
+
+
+def _kernels_take(query: Tensor, rule: AttentionRule) -> bool:
+    """Whether there are kernels for this type, rule and GPU."""
+    half = query.dtype in (torch.bfloat16, torch.float16)
     everything = not rule.causal and rule.window == EVERYTHING
-    if not (half and everything and layout.longest <= MAX_LENGTH and triton_runs_on(query.device)):
+    if not (half and everything and triton_runs_on(query.device)):
         return False
     return HOPPER <= torch.cuda.get_device_capability(query.device) < SMALL_BLACKWELL
 
@@ -44,7 +59,7 @@ def sums_bias_of(
     device = values_TD.device.type
     cast = torch.is_autocast_enabled(device) and values_TD.dtype != torch.float64
     dtype = torch.get_autocast_dtype(device) if cast else values_TD.dtype
-    return short_takes(values_TD.new_empty((0, head_width), dtype=dtype), layout, rule)
+    return within_takes(values_TD.new_empty((0, head_width), dtype=dtype), layout, rule, turned=False)
 
 
 def short_attention(
@@ -68,6 +83,9 @@ def attend_within(
     """
     dropped = dropped_values(rule.dropout)
     seed = dropout_seed(projected_T3HK.device) if dropped else None
+    if layout.longest > MAX_LENGTH:
+        assert turns_TF is None, "longer sequences are not turned inside of a kernel"
+        return tiled_attention.attend_in_tiles(projected_T3HK, layout, dropped=dropped, seed=seed, bias=bias)
     forward = _forward_operator if needs_operator() else _forward
     cosine_TF, sine_TF = turns_TF or (None, None)
     operands = (projected_T3HK, cosine_TF, sine_TF, layout.starts_S1, seed, bias)

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from bertsmith.model.triton_dropout import keeps, samples
+from bertsmith.model.triton_dropout import keeps, score_samples
 
 LAUNCH: dict[str, int] = {"num_warps": 8, "maxnreg": 128}
 WIDE_BACKWARD_LAUNCH: dict[str, int] = {"num_warps": 8}
@@ -23,6 +23,8 @@ WIDE_BACKWARD_LAUNCH: dict[str, int] = {"num_warps": 8}
 programs fit on a multiprocessor, and one waits for memory while the other computes; in the backward pass a
 few values spill. There only one fits anyway of heads wider than 64."""
 SMALLEST_TILE = 32
+COUNTERS = 16
+"""Of dropout for each token and head: 8 keys each."""
 UNALIGNED = ["starts", "seed"]
 """Read one by one, wherever they lie: another address must not ask for another kernel within a recording."""
 
@@ -33,19 +35,34 @@ Operands = tuple[Tensor, tuple[Tensor | None, Tensor | None], Tensor, Tensor | N
 
 def forward(operands: Operands, *, longest: int, dropped: int, launch: dict[str, int] = LAUNCH) -> Tensor:
     """The mix [T, H, K]."""
+    tokens, _, heads, width = operands[0].shape
+    mixed_THK = operands[0].new_empty(tokens, heads, width)
+    mix_into(mixed_THK, operands, longest=longest, dropped=dropped, counters=COUNTERS, launch=launch)
+    return mixed_THK
+
+
+def mix_into(
+    mixed_THK: Tensor,
+    operands: Operands,
+    *,
+    longest: int,
+    dropped: int,
+    counters: int,
+    launch: dict[str, int] = LAUNCH,
+) -> None:
+    """Write the mix of sequences of up to 128 tokens, with so many counters of dropout for each token."""
     projected_T3HK, turns_TF, starts_S1, seed = operands
-    tokens, _, heads, width = projected_T3HK.shape
-    mixed_THK = projected_T3HK.new_empty(tokens, heads, width)
+    heads, width = projected_T3HK.shape[2:]
     with torch.cuda.device_of(projected_T3HK):
         short_attention_forward[(starts_S1.shape[0] - 1) * heads,](
             *(projected_T3HK, *turns_TF, starts_S1, seed, mixed_THK, width**-0.5),
             HEADS=heads,
             WIDTH=width,
             TILE=_tile(longest),
+            COUNTERS=counters,
             DROPPED=dropped,
             **launch,
         )
-    return mixed_THK
 
 
 def backward(
@@ -58,28 +75,68 @@ def backward(
     launch: dict[str, int] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The gradient of the whole projection [T, 3, H, K], and its sum over all rows, where asked for."""
-    projected_T3HK, turns_TF, starts_S1, seed = operands
+    projected_T3HK, turns_TF, starts_S1, _ = operands
     assert not summed or turns_TF == (None, None), "gradients of what is turned are summed nowhere"
-    to_projected_T3HK = torch.empty_like(projected_T3HK)
+    gradients = Gradients(projected_T3HK, starts_S1.shape[0] - 1, summed=summed)
+    differentiate_into(
+        gradients,
+        gradient_THK,
+        operands,
+        longest=longest,
+        dropped=dropped,
+        counters=COUNTERS,
+        launch=launch,
+    )
+    return gradients.to_projected_T3HK, gradients.sums_3HK()
+
+
+class Gradients:
+    """What kernels write gradients of a projection to, and the sums of their rows, if asked for.
+
+    There is one sum for each sequence or, with a slot for so many rows, one for each slot of each sequence.
+    """
+
+    def __init__(self, projected_T3HK: Tensor, sequences: int, *, summed: bool, slot: int = 0) -> None:
+        self.to_projected_T3HK = torch.empty_like(projected_T3HK)
+        self.slot = slot
+        self._sums_3HK = projected_T3HK.new_empty(projected_T3HK.shape[1:], dtype=torch.float32)
+        # However the rows are spread over sequences, there are no more slots. Those without rows stay 0.
+        slots = sequences + (projected_T3HK.shape[0] // slot if slot else 0)
+        self.sums_S3HK = self._sums_3HK.new_zeros((slots, *self._sums_3HK.shape)) if summed else None
+
+    def sums_3HK(self) -> Tensor:
+        """The sum over all rows; anything where none was asked for."""
+        if self.sums_S3HK is not None:
+            torch.sum(self.sums_S3HK, 0, out=self._sums_3HK)
+        return self._sums_3HK
+
+
+def differentiate_into(
+    gradients: Gradients,
+    gradient_THK: Tensor,
+    operands: Operands,
+    *,
+    longest: int,
+    dropped: int,
+    counters: int,
+    launch: dict[str, int] | None = None,
+) -> None:
+    """Write the gradients of sequences of up to 128 tokens."""
+    projected_T3HK, turns_TF, starts_S1, seed = operands
     heads, width = projected_T3HK.shape[2:]
-    sequences = starts_S1.shape[0] - 1
-    sums_3HK = projected_T3HK.new_empty((3, heads, width), dtype=torch.float32)
-    # A program of an empty sequence writes nothing.
-    sums_S3HK = sums_3HK.new_zeros((sequences, *sums_3HK.shape)) if summed else None
     usual = LAUNCH if width <= 64 else WIDE_BACKWARD_LAUNCH
     with torch.cuda.device_of(projected_T3HK):
-        short_attention_backward[sequences * heads,](
-            *(gradient_THK, projected_T3HK, *turns_TF, starts_S1, seed, to_projected_T3HK),
-            *(sums_S3HK, width**-0.5),
+        short_attention_backward[(starts_S1.shape[0] - 1) * heads,](
+            *(gradient_THK, projected_T3HK, *turns_TF, starts_S1, seed, gradients.to_projected_T3HK),
+            *(gradients.sums_S3HK, width**-0.5),
             HEADS=heads,
             WIDTH=width,
             TILE=_tile(longest),
+            SLOT=gradients.slot,
+            COUNTERS=counters,
             DROPPED=dropped,
             **(launch or usual),
         )
-    if sums_S3HK is not None:
-        torch.sum(sums_S3HK, 0, out=sums_3HK)
-    return to_projected_T3HK, sums_3HK
 
 
 def _tile(longest: int) -> int:
@@ -98,18 +155,21 @@ def short_attention_forward(
     HEADS: tl.constexpr,
     WIDTH: tl.constexpr,
     TILE: tl.constexpr,
+    COUNTERS: tl.constexpr,
     DROPPED: tl.constexpr,
 ):
-    _, _, length = _head_of_sequence(starts, HEADS)
-    # A shorter sequence takes a smaller tile: its scores are a quarter, then a sixteenth.
+    tensors = (projected, cosine, sine, starts, seed, mixed)
+    _, _, length = head_of_sequence(tl.program_id(0), starts, HEADS)
+    # A shorter sequence takes a smaller tile: its scores are a quarter, then a sixteenth. One that no tile
+    # holds is left to `tiled_attention_triton.py`.
     if TILE == 128:
-        if length > 64:
-            _mix(projected, cosine, sine, starts, seed, mixed, scale, HEADS, WIDTH, 128, DROPPED)
+        if (length > 64) & (length <= 128):
+            _mix(*tensors, scale, HEADS, WIDTH, 128, COUNTERS, DROPPED)
     if TILE >= 64:
         if (length > 32) & (length <= 64):
-            _mix(projected, cosine, sine, starts, seed, mixed, scale, HEADS, WIDTH, 64, DROPPED)
+            _mix(*tensors, scale, HEADS, WIDTH, 64, COUNTERS, DROPPED)
     if (length > 0) & (length <= 32):
-        _mix(projected, cosine, sine, starts, seed, mixed, scale, HEADS, WIDTH, 32, DROPPED)
+        _mix(*tensors, scale, HEADS, WIDTH, 32, COUNTERS, DROPPED)
 
 
 @triton.jit(do_not_specialize=UNALIGNED)
@@ -126,26 +186,28 @@ def short_attention_backward(
     HEADS: tl.constexpr,
     WIDTH: tl.constexpr,
     TILE: tl.constexpr,
+    SLOT: tl.constexpr,
+    COUNTERS: tl.constexpr,
     DROPPED: tl.constexpr,
 ):
     tensors = (gradient, projected, cosine, sine, starts, seed, to_projected, sums)
-    _, _, length = _head_of_sequence(starts, HEADS)
+    _, _, length = head_of_sequence(tl.program_id(0), starts, HEADS)
     if TILE == 128:
-        if length > 64:
-            _differentiate(*tensors, scale, HEADS, WIDTH, 128, DROPPED)
+        if (length > 64) & (length <= 128):
+            _differentiate(*tensors, scale, HEADS, WIDTH, 128, SLOT, COUNTERS, DROPPED)
     if TILE >= 64:
         if (length > 32) & (length <= 64):
-            _differentiate(*tensors, scale, HEADS, WIDTH, 64, DROPPED)
+            _differentiate(*tensors, scale, HEADS, WIDTH, 64, SLOT, COUNTERS, DROPPED)
     if (length > 0) & (length <= 32):
-        _differentiate(*tensors, scale, HEADS, WIDTH, 32, DROPPED)
+        _differentiate(*tensors, scale, HEADS, WIDTH, 32, SLOT, COUNTERS, DROPPED)
 
 
 @triton.jit
-def _head_of_sequence(starts, HEADS: tl.constexpr):
-    """What this program computes: head, first row and length. Heads of a sequence lie side by side."""
-    sequence = tl.program_id(0) // HEADS
+def head_of_sequence(program, starts, HEADS: tl.constexpr):
+    """What a program computes: head, first row and length. Heads of a sequence lie side by side."""
+    sequence = program // HEADS
     start = tl.load(starts + sequence)
-    return tl.program_id(0) % HEADS, start, tl.load(starts + sequence + 1) - start
+    return program % HEADS, start, tl.load(starts + sequence + 1) - start
 
 
 @triton.jit
@@ -160,9 +222,10 @@ def _mix(
     HEADS: tl.constexpr,
     WIDTH: tl.constexpr,
     TILE: tl.constexpr,
+    COUNTERS: tl.constexpr,
     DROPPED: tl.constexpr,
 ):
-    head, start, length = _head_of_sequence(starts, HEADS)
+    head, start, length = head_of_sequence(tl.program_id(0), starts, HEADS)
     real_N1 = (tl.arange(0, TILE) < length)[:, None]
     query_at = projected + _rows(start, head, 3 * HEADS, WIDTH, TILE)
     query_NK = _turned(query_at, cosine, sine, start, real_N1, WIDTH, TILE)
@@ -170,7 +233,7 @@ def _mix(
     feature_1K = tl.arange(0, WIDTH)[None, :]
     value_NK = tl.load(query_at + 2 * HEADS * WIDTH + feature_1K, mask=real_N1, other=0.0)
     if DROPPED > 0:  # computed while the rows are on their way
-        samples_NN = _samples(seed, start, head, HEADS, TILE)
+        samples_NN = _samples(seed, start, head, HEADS, TILE, COUNTERS)
     weights_NN, totals_N = _softmax(query_NK, key_NK, scale, length, TILE)
     if DROPPED > 0:
         weights_NN = tl.where(keeps(samples_NN, DROPPED), weights_NN, 0.0)
@@ -195,9 +258,11 @@ def _differentiate(
     HEADS: tl.constexpr,
     WIDTH: tl.constexpr,
     TILE: tl.constexpr,
+    SLOT: tl.constexpr,
+    COUNTERS: tl.constexpr,
     DROPPED: tl.constexpr,
 ):
-    head, start, length = _head_of_sequence(starts, HEADS)
+    head, start, length = head_of_sequence(tl.program_id(0), starts, HEADS)
     real_N1 = (tl.arange(0, TILE) < length)[:, None]
     query_N1 = _rows(start, head, 3 * HEADS, WIDTH, TILE)
     key_N1, value_N1 = query_N1 + HEADS * WIDTH, query_N1 + 2 * HEADS * WIDTH
@@ -210,7 +275,7 @@ def _differentiate(
     half = query_NK.dtype
 
     if DROPPED > 0:  # computed while the rows are on their way
-        samples_NN = _samples(seed, start, head, HEADS, TILE)
+        samples_NN = _samples(seed, start, head, HEADS, TILE, COUNTERS)
     weights_NN, totals_N = _softmax(query_NK, key_NK, scale, length, TILE)
     probabilities_NN = weights_NN * (1.0 / totals_N)[:, None]
     # Below 0 where dropped: two of [N, N] fit into registers, and a mask beside them does not.
@@ -220,7 +285,7 @@ def _differentiate(
     kept_NN = tl.maximum(probabilities_NN, 0.0).to(half)
     to_value_NK = tl.dot(tl.trans(kept_NN), gradient_NK) * kept_scale
     tl.store(to_projected + value_N1 + feature_1K, to_value_NK.to(half), mask=real_N1)
-    _store_sum(sums, to_value_NK, 2, HEADS, WIDTH)
+    store_sum(sums, to_value_NK, start, 0, 2, HEADS, WIDTH, SLOT)
 
     to_kept_NN = tl.dot(gradient_NK, tl.trans(value_NK))
     to_kept_NN = tl.where(probabilities_NN > 0, to_kept_NN, 0.0)
@@ -229,18 +294,32 @@ def _differentiate(
     to_scores_NN = (probabilities_NN * (to_kept_NN - common_N[:, None])).to(half)
     to_query_NK = tl.dot(to_scores_NN, key_NK) * (scale * kept_scale)
     _store_turned_back(to_projected + query_N1, to_query_NK, cosine, sine, start, real_N1, WIDTH, TILE)
-    _store_sum(sums, to_query_NK, 0, HEADS, WIDTH)
+    store_sum(sums, to_query_NK, start, 0, 0, HEADS, WIDTH, SLOT)
     to_key_NK = tl.dot(tl.trans(to_scores_NN), query_NK) * (scale * kept_scale)
     _store_turned_back(to_projected + key_N1, to_key_NK, cosine, sine, start, real_N1, WIDTH, TILE)
-    _store_sum(sums, to_key_NK, 1, HEADS, WIDTH)
+    store_sum(sums, to_key_NK, start, 0, 1, HEADS, WIDTH, SLOT)
 
 
 @triton.jit
-def _store_sum(sums, gradient_NK, PART: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr):
-    """Store the sum of a head's rows, where sums are asked for; rows behind the last are 0."""
+def store_sum(
+    sums,
+    gradient_NK,
+    start,
+    first,
+    PART: tl.constexpr,
+    HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    SLOT: tl.constexpr,
+):
+    """Store the sum of a head's rows, the first of them so far behind its start, where sums are asked for.
+
+    Rows behind the last of a sequence are 0.
+    """
     if sums is not None:
-        sequence, head = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS
-        at = ((sequence * 3 + PART) * HEADS + head) * WIDTH + tl.arange(0, WIDTH)
+        slot, head = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS
+        if SLOT > 0:
+            slot += start // SLOT + first // SLOT
+        at = ((slot * 3 + PART) * HEADS + head) * WIDTH + tl.arange(0, WIDTH)
         tl.store(sums + at, tl.sum(gradient_NK, 0))
 
 
@@ -312,11 +391,7 @@ def _softmax(query_NK, key_NK, scale, length, TILE: tl.constexpr):
 
 
 @triton.jit
-def _samples(seed, start, head, HEADS: tl.constexpr, TILE: tl.constexpr):
-    """A random number for each score [N, N], whatever the tile: 16 counters for each token and head."""
+def _samples(seed, start, head, HEADS: tl.constexpr, TILE: tl.constexpr, COUNTERS: tl.constexpr):
+    """A random number for each score [N, N], whatever the tile: so many counters for each token and head."""
     row_N = (start + tl.arange(0, TILE)) * HEADS + head
-    counters = row_N[:, None, None] * 16 + tl.arange(0, TILE // 32)[None, :, None] * 4
-    numbers = samples(tl.load(seed), counters + tl.arange(0, 4)[None, None, :])
-    # A thread of the tensor cores holds pairs of neighbours 8 columns apart. The numbers of a counter go to
-    # such places, so that each thread can make its own.
-    return tl.reshape(tl.permute(numbers, (0, 1, 3, 4, 2, 5)), (TILE, TILE))
+    return score_samples(tl.load(seed), row_N, 0, COUNTERS, TILE, TILE)

@@ -23,3 +23,13 @@ def keeps(samples, DROPPED: tl.constexpr):
     """Where dropout keeps a value, if it drops so many in 2**16."""
     THRESHOLD: tl.constexpr = DROPPED * 65536
     return samples >= THRESHOLD
+
+
+@triton.jit
+def score_samples(seed, row, first, COUNTERS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """A random number for each score of these rows, from a first column on; so many counters for each row."""
+    column = first // 8 + tl.arange(0, COLUMNS // 32)[None, :, None] * 4
+    numbers = samples(seed, row[:, None, None] * COUNTERS + column + tl.arange(0, 4)[None, None, :])
+    # A thread of the tensor cores holds pairs of neighbours 8 columns apart. The numbers of a counter go to
+    # such places, so that each thread can make its own.
+    return tl.reshape(tl.permute(numbers, (0, 1, 3, 4, 2, 5)), (ROWS, COLUMNS))

@@ -10,11 +10,12 @@ import torch
 from torch import nn
 
 import bertsmith.model
-from bertsmith.model import triton_ready
+from bertsmith.model import short_attention, triton_ready
 from bertsmith.model.attention import AttentionRule
 from bertsmith.model.attention_kernels import KERNELS
 from bertsmith.model.fused_gelu import gated_gelu, linear_gelu
 from bertsmith.model.residual_norm import residual_norm
+from bertsmith.model.short_attention import within_takes
 from bertsmith.model.triton_ready import compiles
 from tests.attention_cases import layout_of
 
@@ -34,8 +35,8 @@ def loaded_by(path: Path) -> set[str]:
 
 
 def test_only_kernels_load_triton_and_nothing_loads_kernels_with_itself():
-    kernels = {"short_attention_triton", "residual_norm_triton", "fused_gelu_triton", "triton_dropout"}
-    assert kernels == KERNEL_FILES
+    attention = {"short_attention_triton", "tiled_attention_triton"}
+    assert {*attention, "residual_norm_triton", "fused_gelu_triton", "triton_dropout"} == KERNEL_FILES
     for path in FOLDER.rglob("*.py"):
         if path.stem not in KERNEL_FILES:
             assert not loaded_by(path) & {"triton", *KERNEL_FILES}, path
@@ -77,6 +78,34 @@ def test_kernels_are_not_compiled_where_none_can_be_kept_or_loaded(machine_with_
 def test_a_cpu_takes_no_kernel_for_short_sequences():
     query = torch.zeros(4, 2, 64, dtype=torch.bfloat16)
     assert not KERNELS["short"].takes(query, layout_of([4]), AttentionRule())
+
+
+@pytest.mark.parametrize(
+    ("longest", "width", "turned", "taken"),
+    [
+        (128, 128, True, True),
+        (129, 64, False, True),
+        (512, 32, False, True),
+        (513, 64, False, False),
+        (129, 128, False, False),
+        (129, 64, True, False),
+        (64, 80, False, False),
+    ],
+)
+def test_longer_sequences_have_kernels_where_nothing_is_turned(monkeypatch, longest, width, turned, taken):
+    monkeypatch.setattr(short_attention, "_kernels_take", lambda *_: True)
+    query = torch.zeros(1, 3, 2, width, dtype=torch.bfloat16)
+    assert within_takes(query, layout_of([longest]), AttentionRule(), turned=turned) == taken
+
+
+def test_a_graph_for_a_cpu_does_not_depend_on_the_longest_sequence():
+    class Unasked:
+        @property
+        def longest(self):
+            raise AssertionError("asked")
+
+    query = torch.zeros(1, 3, 2, 64, dtype=torch.bfloat16)
+    assert not within_takes(query, Unasked(), AttentionRule(), turned=False)
 
 
 @pytest.mark.parametrize("training", [True, False])
