@@ -225,6 +225,7 @@ def show(row: dict[str, Any]) -> None:
 def draw(rows: list[dict[str, Any]], picture: Path) -> None:
     """Time above, memory below, a column for each of what grows."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator, NullLocator
 
     labels = {"length": "tokens of a sequence", "size": "million weights in layers", "batch": "sequences"}
     values = {"milliseconds": "ms", "GiB": "GiB on the GPU"}
@@ -238,6 +239,12 @@ def draw(rows: list[dict[str, Any]], picture: Path) -> None:
                 both = [(row["x"], row[value]) for row in shown if (row["line"], row["work"]) == (line, work)]
                 axis.plot(*zip(*both, strict=True), marker="o", label=f"{work}, {line}")
             axis.set(xscale="log", yscale="log", xlabel=labels[name], ylabel=values[value])
+            ticks = sorted({row["x"] for row in shown})
+            axis.set_xticks(ticks, [f"{tick:,.{int(tick < 10)}f}" for tick in ticks])
+            axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axis.yaxis.set_major_formatter("{x:g}")
+            for scale in (axis.xaxis, axis.yaxis):
+                scale.set_minor_locator(NullLocator())
             axis.grid(alpha=0.3)
             if shown:
                 axis.legend(fontsize=7)

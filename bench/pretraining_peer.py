@@ -3,6 +3,7 @@
 Its batches are random ids without filler that lie on the device already. Shapes: P predicted rows, D width.
 """
 
+import contextlib
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -12,10 +13,18 @@ import torch
 import transformers
 from rounds import wait_for
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from bertsmith.model.model_folder import Model, write_model
 from bertsmith.model.network import Network
 from bertsmith.training.trainer import Precision
+
+CUDNN_FIRST = [
+    SDPBackend.CUDNN_ATTENTION,
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.MATH,
+]
 
 
 class PeerForm(NamedTuple):
@@ -29,11 +38,14 @@ class PeerForm(NamedTuple):
     """In a step."""
     sparse: bool = False
     """Whether its head scores masked positions only, which its own class for BERT does not offer."""
+    cudnn: bool = False
+    """Whether SDPA is told to prefer cuDNN's attention."""
 
     def __str__(self) -> str:
         mask = "a mask of ones" if self.masked else "no mask"
         head = ", head on masked positions only" if self.sparse else ""
-        return f"{self.mode}, {mask}, {self.tokens:,} tokens a step{head}"
+        attention = ", cuDNN's attention" if self.cudnn else ""
+        return f"{self.mode}, {mask}, {self.tokens:,} tokens a step{attention}{head}"
 
 
 class Batch(NamedTuple):
@@ -79,7 +91,7 @@ class Loop:
     """A plain training loop: autocast, clipping, fused AdamW."""
 
     def __init__(self, network: Network, form: PeerForm, device: str, precision: Precision) -> None:
-        self.device, self.half = device, precision == "bf16"
+        self.device, self.half, self.cudnn = device, precision == "bf16", form.cudnn
         self.model = same_in_transformers(network).to(device).train()
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
         loss = (MaskedPositions if form.sparse else EveryToken)(self.model)
@@ -90,6 +102,10 @@ class Loop:
 
     def take(self, steps: int, batch: Batch) -> float:
         """So many steps on one batch; how many tokens they had."""
+        with sdpa_kernel(CUDNN_FIRST, set_priority=True) if self.cudnn else contextlib.nullcontext():
+            return self._take(steps, batch)
+
+    def _take(self, steps: int, batch: Batch) -> float:
         for _ in range(steps):
             torch.compiler.cudagraph_mark_step_begin()
             self.optimizer.zero_grad(set_to_none=True)

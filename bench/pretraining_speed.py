@@ -8,9 +8,10 @@
 Ours takes whole optimisation steps of the real job: batches drawn, masked and packed from the store by loader
 processes, the recipe's objective, precision, clipping and optimiser. transformers takes such steps with the
 same weights and fused AdamW on random ids that need no reading and no padding: its best case. It is tried
-with and without a mask of ones, with CUDA graphs and with steps of several sizes; the fastest of these, told
-in the table, is the peer. One more row gives that peer a head on masked positions only, as ours has it: what
-is then left is not the head's. Real tokens are counted; the share of the chip is bertsmith.model.flops's.
+with and without a mask of ones, with cuDNN's attention, with CUDA graphs and with steps of several sizes; the
+fastest of these, told in the table, is the peer. One more row gives that peer a head on masked positions
+only, as ours has it: what is then left is not the head's. Real tokens are counted; the share of the chip is
+bertsmith.model.flops's.
 On a CPU seconds are those of the process, all of its threads together: OMP_NUM_THREADS=1 for one core.
 """
 
@@ -119,6 +120,8 @@ def best_form(
     modes = options.modes or USUAL_MODES[options.device]
     modes, budgets = (modes, options.budgets) if known is None else ([known.mode], [known.tokens])
     forms = [PeerForm(mode, masked, budgets[0]) for mode, masked in itertools.product(modes, (True, False))]
+    if options.device == "cuda":
+        forms.append(PeerForm(modes[0], False, budgets[0], cudnn=True))
 
     def make(form: PeerForm) -> Round:
         return peer_round(run, form, case.length, options)

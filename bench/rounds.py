@@ -149,6 +149,7 @@ def machine() -> dict[str, Any]:
     """What the figures were measured on."""
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     versions = {"torch": torch.__version__, "transformers": transformers.__version__}
+    versions["cudnn"] = torch.backends.cudnn.version() if gpu else None
     return {"gpu": gpu, "cpu": platform.processor() or platform.machine(), **versions}
 
 
