@@ -174,6 +174,8 @@ def test_gated_gelu_and_its_gradients_equal_the_plain_ones(dtype, tolerance, wid
     assert ours.dtype == gradient.dtype == dtype
     parts, plain_parts = (ours, *gradient.chunk(2, -1)), (plain, *plain_gradient.chunk(2, -1))
     assert largest_difference(parts, plain_parts) < tolerance
+    with torch.no_grad():  # without the operator
+        assert torch.equal(fused_gated_gelu(halves), ours)
 
 
 # ---- attention
@@ -371,6 +373,7 @@ def test_a_network_is_as_close_to_single_precision_as_without_the_kernels(
             (encoder, "sums_bias_of"),
             (residual_norm_module, "kernel_takes"),
             (fused_gelu_module, "kernel_takes"),
+            (fused_gelu_module, "gate_kernel_takes"),
         ):
             monkeypatch.setattr(module, name, lambda *_, **__: taken)
         with torch.autocast(DEVICE, dtype=dtype, enabled=dtype != torch.float32):

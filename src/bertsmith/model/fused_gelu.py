@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from bertsmith.model.elementwise import gelu
 from bertsmith.model.torch_internals import linear_tanh_gelu
-from bertsmith.model.triton_ready import triton_runs_on
+from bertsmith.model.triton_ready import needs_operator, triton_runs_on
 
 
 def linear_gelu(values_TD: Tensor, linear: nn.Module) -> Tensor:
@@ -34,8 +34,8 @@ def linear_gelu(values_TD: Tensor, linear: nn.Module) -> Tensor:
 
 
 def gated_gelu(halves_TJ: Tensor) -> Tensor:
-    """GELU of the first half times the second, by the kernel where it runs."""
-    if kernel_takes(halves_TJ):
+    """GELU of the first half times the second, by the kernel where it runs, also where nothing learns."""
+    if gate_kernel_takes(halves_TJ):
         return fused_gated_gelu(halves_TJ)
     inner_TI, gate_TI = halves_TJ.chunk(2, dim=-1)
     return gelu(inner_TI) * gate_TI
@@ -49,14 +49,19 @@ def biased_gelu(product_TI: Tensor, bias_I: Tensor) -> Tensor:
 
 def fused_gated_gelu(halves_TJ: Tensor) -> Tensor:
     """GELU of the first half times the second, by the kernel, in their type."""
-    gated_TI: Tensor = _gated_forward(halves_TJ)
+    forward = _gated_operator if needs_operator() else _gated_forward
+    gated_TI: Tensor = forward(halves_TJ)
     return gated_TI
 
 
 def kernel_takes(values_TD: Tensor) -> bool:
     """Whether the kernel is worth it: in a training step, in any precision but double."""
-    learns = torch.is_grad_enabled() and values_TD.dtype != torch.float64
-    return learns and triton_runs_on(values_TD.device)
+    return torch.is_grad_enabled() and gate_kernel_takes(values_TD)
+
+
+def gate_kernel_takes(halves_TJ: Tensor) -> bool:
+    """Whether the kernel with a gate runs: in any precision but double."""
+    return halves_TJ.dtype != torch.float64 and triton_runs_on(halves_TJ.device)
 
 
 def product_takes(values_TD: Tensor, weight_ID: Tensor) -> bool:
@@ -102,14 +107,16 @@ def _biased_gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
 _biased_forward.register_autograd(_biased_gradients, setup_context=_keep_inputs)
 
 
-@library.custom_op("bertsmith::gated_gelu", mutates_args=())
 def _gated_forward(halves: Tensor) -> Tensor:
     from bertsmith.model.fused_gelu_triton import gated_forward
 
     return gated_forward(halves.contiguous())
 
 
-@_gated_forward.register_fake
+_gated_operator = library.custom_op("bertsmith::gated_gelu", _gated_forward, mutates_args=())
+
+
+@_gated_operator.register_fake
 def _gated_forward_shape(halves: Tensor) -> Tensor:
     return halves.new_empty((halves.shape[0], halves.shape[1] // 2))
 
@@ -132,4 +139,4 @@ def _gated_gradients(ctx: Any, gradient: Tensor) -> Tensor:
     return to_halves
 
 
-_gated_forward.register_autograd(_gated_gradients, setup_context=_keep_inputs)
+_gated_operator.register_autograd(_gated_gradients, setup_context=_keep_inputs)
