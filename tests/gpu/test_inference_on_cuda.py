@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
@@ -5,6 +7,9 @@ from torch import nn
 import bertsmith
 from bertsmith.inference import engine
 from bertsmith.model.fused_gelu import linear_gelu, product_takes
+from bertsmith.model.network import new_network
+from bertsmith.packed import pack
+from tests.tiny import tiny_encoder_config
 
 pytestmark = pytest.mark.gpu
 
@@ -34,3 +39,24 @@ def test_gelu_inside_of_a_product_is_nearer_to_the_exact_one_than_behind_it(size
         assert product_takes(values, linear.weight)
         inside, behind = linear_gelu(values, linear), nn.functional.gelu(linear(values))
     assert (inside - exact).square().mean() < (behind - exact).square().mean()
+
+
+@pytest.mark.parametrize("length", [3, 40, 100, 200, 480])
+def test_no_kernel_is_compiled_after_the_warm_up(length):
+    from bertsmith.model.short_attention_triton import short_attention_forward
+    from bertsmith.model.tiled_attention_triton import tiled_attention_forward
+
+    config = tiny_encoder_config("bert", width=64, heads=2, inner=128, positions=512)
+    network = new_network(config, {}, torch.Generator().manual_seed(1))
+    network = network.to("cuda", torch.bfloat16).eval()
+    reader = SimpleNamespace(longest=512)
+    engine.Engine(network, reader, torch.device("cuda")).warm_up()
+
+    def compiled():
+        kernels = (short_attention_forward, tiled_attention_forward)
+        return [len(each.device_caches[torch.cuda.current_device()][0]) for each in kernels]
+
+    before = compiled()
+    with torch.no_grad():
+        network(pack([[0] * length, [0] * 3]).to("cuda"))
+    assert compiled() == before and min(before) > 0

@@ -24,7 +24,7 @@ from bertsmith.core.processes import finished_in_order
 from bertsmith.core.progress import progress_bar
 from bertsmith.inference.text_reader import Integers, Reader, Sequences, TextInput, as_list
 from bertsmith.model.network import Network
-from bertsmith.packed import PackedBatch, copied_to_host
+from bertsmith.packed import PackedBatch, copied_to_host, pack
 from bertsmith.text.tokenizer import Encoded, Tokenizer
 
 Given = TypeVar("Given")
@@ -43,6 +43,8 @@ WINDOW_TEXTS = 4096
 FIRST_WINDOW_TEXTS = 512
 """The first window of a GPU: it has nothing to do until that is read. Each window is half as large again as
 the one before it: to read it takes less time than to compute that one."""
+WARM_UP_LENGTHS = (32, 64, 128, 512)
+"""The kernels of attention differ by the longest text of a batch: up to each of these, and beyond."""
 MIN_STREAM_TOKENS = 512
 """Of a batch for one core: of fewer, uneven halves leave a core idle for longer than sharing costs."""
 MAX_STREAMS = 2 if platform.machine().lower() in ("aarch64", "arm64") else sys.maxsize
@@ -147,6 +149,12 @@ class Engine:
     def tokenizer(self) -> Tokenizer:
         """What cuts texts into tokens."""
         return self.reader.tokenizer
+
+    def warm_up(self) -> None:
+        """Let a GPU compile its kernels for texts of any length, which whoever asks first would wait for."""
+        for length in sorted({min(each, self.reader.longest) for each in WARM_UP_LENGTHS}):
+            with torch.no_grad():
+                self.network(pack([[0] * length]).to(self.device))
 
     def predict_each(
         self,

@@ -189,6 +189,14 @@ class Bert:
         """What predicts: made at the first prediction, for fine-tuning makes none."""
         return Engine(fast_network(self.model.network, self._device), self.reader, self._device)
 
+    def warm_up(self) -> None:
+        """Let a GPU compile its kernels now, a matter of seconds, and not while somebody waits for an answer.
+
+        Example: bertsmith.load("models/bert-base", device="cuda").warm_up()
+        """
+        if self._device.type == "cuda":
+            self.engine.warm_up()
+
     def with_adapter(self, folder: Path | str) -> "Bert":
         """This model with the adapter of a folder, and the heads in it; all other weights are shared.
 

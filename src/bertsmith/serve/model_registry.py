@@ -136,7 +136,9 @@ class OpenedModels:
 
     def _load(self, folder: Path) -> Bert:
         base = self._config.base if is_adapter(folder) else None
-        return load(folder, device=self._config.device, precision=self._config.precision, base=base)
+        bert = load(folder, device=self._config.device, precision=self._config.precision, base=base)
+        bert.warm_up()
+        return bert
 
 
 class LocalModel:

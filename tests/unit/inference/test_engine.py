@@ -2,6 +2,7 @@ import multiprocessing
 import random
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from bertsmith.inference.engine import (
     BATCH_TOKENS,
     MIN_STREAM_TOKENS,
     SPARE_TOKENS,
+    Engine,
     batching_for,
     in_streams,
     make_ready,
@@ -192,3 +194,11 @@ def test_every_stream_has_as_much_to_do(tokens, two_threads):
     batches = -(-tokens // cut.tokens)
     assert batches % 2 == 0
     assert batches * cut.tokens - tokens < batches
+
+
+@pytest.mark.parametrize(("longest", "lengths"), [(8192, [32, 64, 128, 512]), (100, [32, 64, 100])])
+def test_a_warm_up_passes_a_text_of_each_class_of_lengths(longest, lengths):
+    passed = []
+    engine = Engine(lambda batch: passed.append(batch.layout.longest), SimpleNamespace(longest=longest), CPU)
+    engine.warm_up()
+    assert passed == lengths

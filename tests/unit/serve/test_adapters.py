@@ -6,7 +6,8 @@ import shutil
 import pytest
 
 from bertsmith.core.errors import UserError
-from bertsmith.inference.loaded_model import load
+from bertsmith.inference.engine import Engine
+from bertsmith.inference.loaded_model import Bert, load
 from bertsmith.model.inference_linear import AdaptedLinear
 from bertsmith.model.lora import has_adapters
 from bertsmith.recipe.finetuning_schema import TextSection
@@ -67,6 +68,21 @@ def test_the_base_is_held_once_and_answers_are_those_of_separate_servers(folders
         ):
             for linear, packed in zip(mine.linears.in_order(), theirs.linears.in_order(), strict=True):
                 assert (linear.frozen if isinstance(linear, AdaptedLinear) else linear) is packed
+
+
+def test_what_is_opened_is_warmed_up_before_it_answers(folders, monkeypatch):
+    warmed = []
+    monkeypatch.setattr(Bert, "warm_up", lambda bert: warmed.append(bert.model.network))
+    application = application_of(folders)
+    base = application.models["base"].load()
+    for name in TASKS:
+        application.models[name].load()
+    assert warmed == [base.model.network]  # adapters have no kernels of their own
+
+
+def test_a_cpu_is_not_warmed_up(folders, monkeypatch):
+    monkeypatch.setattr(Engine, "warm_up", lambda _: pytest.fail("it has nothing to compile"))
+    load(folders["base"], device="cpu").warm_up()
 
 
 def test_a_base_that_is_not_served_itself_is_shared_too(folders):
