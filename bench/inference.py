@@ -7,11 +7,13 @@
 Texts have log-normal lengths (5 to 256 tokens, 40 on average) and are made of the vocabulary's own words, so
 that no data is needed. All sides give mean-pooled vectors, compared with the fp32 ones of transformers.
 
-On a GPU the peer is transformers in bf16, compiled, sorted by length, in batches of a token budget: modes and
-budgets are tried, and the fastest, told in the table, is the peer. Once with tokens given, once from text,
-which it reads in a thread beside the GPU's work. On a CPU sides are measured in sentences per CPU-second, and
-the peers are those of inference_peers.py, which come with `pip install onnxruntime onnx onnxscript openvino
-nncf sentence-transformers`; those that are missing are left out and named.
+On a GPU the peer is transformers in bf16, compiled, sorted by length, in batches of a token budget: modes,
+budgets and cuDNN's attention are tried, and the fastest, told in the table, is the peer. Once with tokens
+given, once from text, which it reads in a thread beside the GPU's work.
+
+On a CPU sides are measured in sentences per CPU-second, and the peers are those of inference_peers.py, which
+come with `pip install onnxruntime onnx onnxscript openvino nncf sentence-transformers`; those that are
+missing are left out and named.
 """
 
 import argparse
@@ -116,7 +118,10 @@ def compare_budgets(folder: Path, texts: list[str], exact: np.ndarray, options: 
             return rounds_of({"peer": vectors_of(form)})["peer"]
 
         tried = rates.setdefault(work, {})
-        form = fastest([PaddedForm(mode, options.budgets[0]) for mode in modes], make, tried)
+        forms = [PaddedForm(mode, options.budgets[0]) for mode in modes]
+        if options.device == "cuda":
+            forms.append(forms[0]._replace(cudnn=True))
+        form = fastest(forms, make, tried)
         form = fastest([form._replace(tokens=tokens) for tokens in options.budgets], make, tried)
         modes = [form.mode]  # reading texts beside it does not change which mode wins
         sides = {"ours": partial(our_vectors(bert), ours_given), "peer": vectors_of(form)}

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 import transformers
+from rounds import preferring_cudnn
 from torch import Tensor
 
 TEXTS_AT_ONCE = 1024
@@ -28,9 +29,13 @@ class PaddedForm(NamedTuple):
     """In a batch, padding included."""
     multiple: int = 16
     """Lengths are rounded up to it."""
+    cudnn: bool = False
+    """Whether SDPA is told to prefer cuDNN's attention."""
 
     def __str__(self) -> str:
-        return f"{self.mode}, {self.tokens:,} tokens a batch, lengths in multiples of {self.multiple}"
+        attention = ", cuDNN's attention" if self.cudnn else ""
+        lengths = f"lengths in multiples of {self.multiple}"
+        return f"{self.mode}, {self.tokens:,} tokens a batch, {lengths}{attention}"
 
 
 class PaddedPeer:
@@ -73,7 +78,7 @@ class PaddedPeer:
 
     def _in_order(self, order: np.ndarray, sequences: Iterable[np.ndarray]) -> np.ndarray:
         found = []
-        with torch.inference_mode():
+        with torch.inference_mode(), preferring_cudnn(self.form.cudnn):
             for group in self._groups(sequences):
                 torch.compiler.cudagraph_mark_step_begin()
                 # A recorded graph gives the same memory each time.

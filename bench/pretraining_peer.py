@@ -3,7 +3,6 @@
 Its batches are random ids without filler that lie on the device already. Shapes: P predicted rows, D width.
 """
 
-import contextlib
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -11,20 +10,12 @@ from typing import NamedTuple
 
 import torch
 import transformers
-from rounds import wait_for
+from rounds import preferring_cudnn, wait_for
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from bertsmith.model.model_folder import Model, write_model
 from bertsmith.model.network import Network
 from bertsmith.training.trainer import Precision
-
-CUDNN_FIRST = [
-    SDPBackend.CUDNN_ATTENTION,
-    SDPBackend.FLASH_ATTENTION,
-    SDPBackend.EFFICIENT_ATTENTION,
-    SDPBackend.MATH,
-]
 
 
 class PeerForm(NamedTuple):
@@ -102,7 +93,7 @@ class Loop:
 
     def take(self, steps: int, batch: Batch) -> float:
         """So many steps on one batch; how many tokens they had."""
-        with sdpa_kernel(CUDNN_FIRST, set_priority=True) if self.cudnn else contextlib.nullcontext():
+        with preferring_cudnn(self.cudnn):
             return self._take(steps, batch)
 
     def _take(self, steps: int, batch: Batch) -> float:

@@ -9,12 +9,14 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 import transformers
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 transformers.utils.logging.disable_progress_bar()
 transformers.utils.logging.set_verbosity_error()  # a fresh head is no news here
@@ -34,6 +36,17 @@ def parser_of(description: str) -> argparse.ArgumentParser:
     parser.add_argument("--rounds", type=int, default=5, help="rounds of each contender, in turn")
     parser.add_argument("--json", type=Path, help="a file for all figures, written anew after every row")
     return parser
+
+
+def preferring_cudnn(preferred: bool) -> AbstractContextManager[Any]:
+    """Where SDPA takes cuDNN's attention before any other, if that is wanted."""
+    if not preferred:
+        return nullcontext()
+    others = (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH)
+    preference: AbstractContextManager[Any] = sdpa_kernel(
+        [SDPBackend.CUDNN_ATTENTION, *others], set_priority=True
+    )
+    return preference
 
 
 def wait_for(device: str) -> None:
