@@ -40,8 +40,11 @@ class Job(NamedTuple):
 
 def main() -> None:
     options = parse()
+    possible = {job.name: job for job in jobs(options)}
+    if unknown := [name for name in options.only or () if name not in possible]:
+        sys.exit(f"no {', '.join(unknown)}, or no data for it; with what was given: {', '.join(possible)}")
     options.out.mkdir(parents=True, exist_ok=True)
-    wanted = [job for job in jobs(options) if not options.only or job.name in options.only]
+    wanted = [possible[name] for name in options.only or possible]
     left = [job for job in wanted if not (options.out / f"{job.name}.json").exists()]
     for job in wanted:
         if job not in left:

@@ -238,12 +238,10 @@ def tiled_cases(options: argparse.Namespace, dropout: float) -> Contenders:
         projected = torch.randn(shape, device="cuda", dtype=torch.bfloat16)
         gradient = torch.randn_like(projected[:, 0])
         operands = (projected, starts, torch.randint(2**63 - 1, (), device="cuda") if dropout else None)
-        arguments = {"longest": 512, "dropped": dropped_values(dropout)}
-        ours = {"forward": partial(tiled_attention_triton.forward, operands, **arguments)}
-        saved = ours["forward"]()
-        dropped = arguments["dropped"]
-        backward = partial(tiled_attention_triton.backward, gradient, operands, saved, dropped=dropped)
-        ours["backward"] = partial(backward, summed=True)
+        dropped = dropped_values(dropout)
+        forward = partial(tiled_attention_triton.forward, operands, longest=512, dropped=dropped)
+        backward = partial(tiled_attention_triton.backward, gradient, operands, forward(), dropped=dropped)
+        ours = {"forward": forward, "backward": partial(backward, summed=True)}
         layout, rule = Layout(starts, 512), AttentionRule(dropout=dropout)
         flash = partial(flash_within, layout, rule, None, starts)
         leaf = projected.clone().requires_grad_()

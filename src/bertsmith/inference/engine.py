@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
+from textwrap import shorten
 from threading import Barrier, Lock
 from typing import TypeVar
 
@@ -20,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bertsmith.core.errors import UserError
 from bertsmith.core.processes import finished_in_order
 from bertsmith.core.progress import progress_bar
 from bertsmith.inference.text_reader import Integers, Reader, Sequences, TextInput, as_list
@@ -52,6 +54,23 @@ MAX_STREAMS = 2 if platform.machine().lower() in ("aarch64", "arm64") else sys.m
 two cores, but many times many threads are none."""
 
 _making = Lock()
+
+
+# ---- the device
+
+
+def usable_device(device: str) -> torch.device:
+    """The device of this name, if this machine has it."""
+    name = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    try:
+        chosen = torch.empty(0, device=name).device
+    except (RuntimeError, AssertionError, TypeError, NotImplementedError) as error:
+        reason = shorten(str(error).splitlines()[0], 80, placeholder=" ...")
+        remedy = "choose auto, cpu, or cuda where there is a GPU"
+        raise UserError(f"cannot use the device {device!r} ({reason})", remedy=remedy) from error
+    if chosen.type == "meta":
+        raise UserError("the meta device computes nothing", remedy="choose auto, cpu or cuda")
+    return chosen
 
 
 # ---- several batches at once on a CPU

@@ -5,7 +5,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from textwrap import shorten
 from threading import Lock
 from typing import TYPE_CHECKING, Literal, get_args, overload
 
@@ -17,7 +16,7 @@ from bertsmith.core.files import atomic_folder
 from bertsmith.core.steps import Steps, finished
 from bertsmith.inference.adapter_folder import adapted_model, base_folder, read_adapter
 from bertsmith.inference.embedded_models import default_model
-from bertsmith.inference.engine import Engine, make_ready
+from bertsmith.inference.engine import Engine, make_ready, usable_device
 from bertsmith.inference.fill_mask import (
     Candidate,
     Extension,
@@ -101,7 +100,7 @@ def load(
     """
     if precision not in PRECISIONS:
         raise UserError(f"unknown precision {precision!r}", remedy=f"choose one of {', '.join(PRECISIONS)}")
-    place = _usable_device(device)
+    place = usable_device(device)
     chosen = usable_precision(precision, place)
     folder = default_model() if folder is None else model_folder(folder)
     adapter = read_adapter(folder) if is_adapter(folder) else None
@@ -171,7 +170,7 @@ class Bert:
         finetuned: FinetunedTask | None = None,
         int8: bool = False,
     ) -> None:
-        chosen = _usable_device(device)
+        chosen = usable_device(device)
         make_ready(chosen)
         self.model, self.tokenizer, self.finetuned = model, tokenizer, finetuned
         self._predictors: dict[str, Predictor] = {}
@@ -490,17 +489,3 @@ def _training_of(head: str) -> str:
     from bertsmith.tasks.kinds.registry import kinds_of_head
 
     return "".join(f"bertsmith finetune {kind.taught_by}" for kind in kinds_of_head(head)[:1])
-
-
-def _usable_device(device: str) -> torch.device:
-    """The device of this name, if this machine has it."""
-    name = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
-    try:
-        chosen = torch.empty(0, device=name).device
-    except (RuntimeError, AssertionError, TypeError, NotImplementedError) as error:
-        reason = shorten(str(error).splitlines()[0], 80, placeholder=" ...")
-        remedy = "choose auto, cpu, or cuda where there is a GPU"
-        raise UserError(f"cannot use the device {device!r} ({reason})", remedy=remedy) from error
-    if chosen.type == "meta":
-        raise UserError("the meta device computes nothing", remedy="choose auto, cpu or cuda")
-    return chosen

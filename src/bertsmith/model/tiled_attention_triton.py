@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from bertsmith.model.short_attention_triton import (
+    UNALIGNED,
     Gradients,
     differentiate_into,
     head_of_sequence,
@@ -21,6 +22,7 @@ from bertsmith.model.short_attention_triton import (
     store_sum,
 )
 from bertsmith.model.triton_dropout import keeps, score_samples
+from bertsmith.packed import SHORT_LENGTH
 
 FORWARD_LAUNCH: dict[str, int] = {"QUERIES": 128, "KEYS": 64, "num_warps": 8, "num_stages": 3}
 BACKWARD_LAUNCH: dict[str, int] = {"QUERIES": 128, "KEYS": 128, "num_warps": 8, "num_stages": 1}
@@ -28,10 +30,8 @@ BACKWARD_LAUNCH: dict[str, int] = {"QUERIES": 128, "KEYS": 128, "num_warps": 8, 
 but what waits in memory would go there twice as often."""
 COUNTERS = tl.constexpr(64)
 """Of dropout for each token and head: 8 keys each, up to 512 of them."""
-WHOLE = tl.constexpr(128)
+WHOLE = tl.constexpr(SHORT_LENGTH)
 """Shorter sequences among longer ones are left to the kernels of `short_attention_triton.py`."""
-UNALIGNED = ["starts", "seed"]
-"""Read one by one, wherever they lie: another address must not ask for another kernel within a recording."""
 
 Operands = tuple[Tensor, Tensor, Tensor | None]
 """Projection [T, 3, H, K], starts of sequences [S1], seed of dropout."""
