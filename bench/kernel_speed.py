@@ -50,10 +50,15 @@ ATTENTION_LAUNCHES: dict[str, list[dict[str, int]]] = {
     "backward": [{"num_warps": 4}, {"num_warps": 8}, {"num_warps": 8, "maxnreg": 112}],
 }
 TILED_LAUNCHES = {
-    "forward": [(128, 64, 4, 3), (128, 128, 8, 2), (64, 64, 4, 3)],
-    "backward": [(64, 64, 4, 1), (64, 64, 4, 2), (128, 64, 8, 1), (128, 64, 8, 2), (128, 128, 8, 2)],
+    "forward": [(128, 64, 8, 2, 128), (128, 64, 4, 3, None), (64, 64, 4, 3, None), (64, 64, 4, 2, 128)],
+    "queries": [(128, 64, 8, 2, None), (128, 64, 8, 3, 128), (64, 64, 4, 2, 128), (64, 64, 4, 3, None)],
+    "keys": [
+        *((64, 128, 8, 2, None), (32, 128, 8, 3, 128), (32, 128, 4, 3, None), (64, 64, 4, 2, None)),
+        *((64, 64, 4, 2, 168), (32, 64, 4, 3, 168), (32, 64, 4, 3, 128)),
+    ],
 }
-"""Queries and keys of a tile, warps, stages."""
+"""Queries and keys of a tile, warps, stages, registers at most. Backward, two kernels are launched by what
+they have a tile of."""
 Contenders = Iterator[tuple[str, dict[str, Callable[[], object]]]]
 
 
@@ -238,9 +243,9 @@ def tiled_cases(options: argparse.Namespace, dropout: float) -> Contenders:
         projected = torch.randn(shape, device="cuda", dtype=torch.bfloat16)
         gradient = torch.randn_like(projected[:, 0])
         operands = (projected, starts, torch.randint(2**63 - 1, (), device="cuda") if dropout else None)
-        dropped = dropped_values(dropout)
-        forward = partial(tiled_attention_triton.forward, operands, longest=512, dropped=dropped)
-        backward = partial(tiled_attention_triton.backward, gradient, operands, forward(), dropped=dropped)
+        arguments = {"longest": 512, "dropped": dropped_values(dropout)}
+        forward = partial(tiled_attention_triton.forward, operands, **arguments)
+        backward = partial(tiled_attention_triton.backward, gradient, operands, forward(), **arguments)
         ours = {"forward": forward, "backward": partial(backward, summed=True)}
         layout, rule = Layout(starts, 512), AttentionRule(dropout=dropout)
         flash = partial(flash_within, layout, rule, None, starts)
@@ -249,15 +254,27 @@ def tiled_cases(options: argparse.Namespace, dropout: float) -> Contenders:
             "forward": partial(flash, projected),
             "backward": partial(torch.autograd.grad, flash(leaf), leaf, gradient, retain_graph=True),
         }
+        usual = tiled_attention_triton.BACKWARD_LAUNCHES
+        others = {
+            "forward": {told: partial(forward, launch=launch) for told, launch in tiled_launches("forward")},
+            "backward": {
+                f"{each}: {told}": partial(ours["backward"], launches={**usual, each: launch})
+                for each in usual
+                for told, launch in tiled_launches(each)
+            },
+        }
         for name, call in ours.items():
-            others = {
-                f"{queries} x {keys}, {warps} warps, {stages} stages": partial(
-                    call, launch={"QUERIES": queries, "KEYS": keys, "num_warps": warps, "num_stages": stages}
-                )
-                for queries, keys, warps, stages in TILED_LAUNCHES[name]
-            }
-            sides = {"ours": call, "flash": theirs[name], **others}
+            sides = {"ours": call, "flash": theirs[name], **others[name]}
             yield f"attention in tiles, {work}, dropout {dropout:g}, {name}", sides
+
+
+def tiled_launches(name: str) -> Iterator[tuple[str, dict[str, int]]]:
+    for queries, keys, warps, stages, registers in TILED_LAUNCHES[name]:
+        told = f"{queries} x {keys}, {warps} warps, {stages} stages"
+        launch = {"QUERIES": queries, "KEYS": keys, "num_warps": warps, "num_stages": stages}
+        if registers is not None:
+            told, launch = f"{told}, {registers} registers", {**launch, "maxnreg": registers}
+        yield told, launch
 
 
 CASES: dict[str, Callable[[argparse.Namespace], Contenders]] = {

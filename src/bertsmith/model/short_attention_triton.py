@@ -282,10 +282,11 @@ def _differentiate(
     if DROPPED > 0:
         probabilities_NN = tl.where(keeps(samples_NN, DROPPED), probabilities_NN, -probabilities_NN)
     kept_scale = 65536.0 / (65536 - DROPPED)
+    slot = slot_of(tl.program_id(0), start, 0, HEADS, SLOT)
     kept_NN = tl.maximum(probabilities_NN, 0.0).to(half)
     to_value_NK = tl.dot(tl.trans(kept_NN), gradient_NK) * kept_scale
     tl.store(to_projected + value_N1 + feature_1K, to_value_NK.to(half), mask=real_N1)
-    store_sum(sums, to_value_NK, start, 0, 2, HEADS, WIDTH, SLOT)
+    store_sum(sums, to_value_NK, slot, head, 2, HEADS, WIDTH)
 
     to_kept_NN = tl.dot(gradient_NK, tl.trans(value_NK))
     to_kept_NN = tl.where(probabilities_NN > 0, to_kept_NN, 0.0)
@@ -294,31 +295,23 @@ def _differentiate(
     to_scores_NN = (probabilities_NN * (to_kept_NN - common_N[:, None])).to(half)
     to_query_NK = tl.dot(to_scores_NN, key_NK) * (scale * kept_scale)
     _store_turned_back(to_projected + query_N1, to_query_NK, cosine, sine, start, real_N1, WIDTH, TILE)
-    store_sum(sums, to_query_NK, start, 0, 0, HEADS, WIDTH, SLOT)
+    store_sum(sums, to_query_NK, slot, head, 0, HEADS, WIDTH)
     to_key_NK = tl.dot(tl.trans(to_scores_NN), query_NK) * (scale * kept_scale)
     _store_turned_back(to_projected + key_N1, to_key_NK, cosine, sine, start, real_N1, WIDTH, TILE)
-    store_sum(sums, to_key_NK, start, 0, 1, HEADS, WIDTH, SLOT)
+    store_sum(sums, to_key_NK, slot, head, 1, HEADS, WIDTH)
 
 
 @triton.jit
-def store_sum(
-    sums,
-    gradient_NK,
-    start,
-    first,
-    PART: tl.constexpr,
-    HEADS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    SLOT: tl.constexpr,
-):
-    """Store the sum of a head's rows, the first of them so far behind its start, where sums are asked for.
+def slot_of(program, start, first, HEADS: tl.constexpr, SLOT: tl.constexpr):
+    """Which sum the rows of a program go to, the first of them so far behind the start of its sequence."""
+    sequence = program // HEADS
+    return sequence + start // SLOT + first // SLOT if SLOT > 0 else sequence
 
-    Rows behind the last of a sequence are 0.
-    """
+
+@triton.jit
+def store_sum(sums, gradient_NK, slot, head, PART: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr):
+    """Store the sum of a head's rows, where sums are asked for. Rows behind the last of a sequence are 0."""
     if sums is not None:
-        slot, head = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS
-        if SLOT > 0:
-            slot += start // SLOT + first // SLOT
         at = ((slot * 3 + PART) * HEADS + head) * WIDTH + tl.arange(0, WIDTH)
         tl.store(sums + at, tl.sum(gradient_NK, 0))
 

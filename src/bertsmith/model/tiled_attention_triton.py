@@ -1,11 +1,13 @@
 """The kernels of `tiled_attention.py`: scores are seen tile by tile, as flash attention sees them.
 
-Shapes: T packed tokens, H heads, K head width, S sequences, M queries and N keys of one tile.
+Shapes: T packed tokens, H heads, K head width, S sequences, M queries and N keys of one tile, W words of 32
+bits, one for each key.
 
-Forward, one program mixes a tile of a sequence's queries for one head. Backward, one program has all of a
-head of a sequence: for each tile of keys it passes over all queries, and what they get from the tiles before
-waits in memory, in fp32. So no two programs write to the same place, and sums come out the same each time.
-Scores and softmax are fp32; of a softmax its normaliser is kept, as a power of 2.
+One program has a tile of a sequence's queries for one head and passes over the keys; in the backward pass
+another kernel has a tile of keys and passes over the queries. So scores are computed twice there, but no two
+programs write to the same place, nothing waits in memory, and sums come out the same each time. Scores and
+softmax are fp32; of a softmax its normaliser is kept, as a power of 2, and one bit for each score of what
+dropout keeps: random numbers twice more would take a third of the backward pass.
 """
 
 import torch
@@ -19,79 +21,92 @@ from bertsmith.model.short_attention_triton import (
     differentiate_into,
     head_of_sequence,
     mix_into,
+    slot_of,
     store_sum,
 )
-from bertsmith.model.triton_dropout import keeps, score_samples
+from bertsmith.model.tiled_attention import MAX_LENGTH, words_of
+from bertsmith.model.triton_dropout import kept_words
 from bertsmith.packed import SHORT_LENGTH
 
-FORWARD_LAUNCH: dict[str, int] = {"QUERIES": 128, "KEYS": 64, "num_warps": 8, "num_stages": 3}
-BACKWARD_LAUNCH: dict[str, int] = {"QUERIES": 128, "KEYS": 128, "num_warps": 8, "num_stages": 1}
-"""Forward two programs fit on a multiprocessor. Backward one does: with tiles of half as many keys two would,
-but what waits in memory would go there twice as often."""
-COUNTERS = tl.constexpr(64)
+FORWARD_LAUNCH: dict[str, int] = {"QUERIES": 64, "KEYS": 64, "num_warps": 4, "num_stages": 3}
+BACKWARD_LAUNCHES: dict[str, dict[str, int]] = {
+    "queries": {"QUERIES": 64, "KEYS": 64, "num_warps": 4, "num_stages": 3},
+    "keys": {"QUERIES": 32, "KEYS": 64, "num_warps": 4, "num_stages": 3, "maxnreg": 168},
+}
+"""By what a program has a tile of. Three or four programs fit on a multiprocessor, and while some wait others
+compute."""
+COUNTERS = tl.constexpr(MAX_LENGTH // 8)
 """Of dropout for each token and head: 8 keys each, up to 512 of them."""
+WORDS = tl.constexpr(words_of(1))
+"""Of bits for each token and head: 32 keys each, as many."""
 WHOLE = tl.constexpr(SHORT_LENGTH)
 """Shorter sequences among longer ones are left to the kernels of `short_attention_triton.py`."""
 
 Operands = tuple[Tensor, Tensor, Tensor | None]
 """Projection [T, 3, H, K], starts of sequences [S1], seed of dropout."""
+Saved = tuple[Tensor, Tensor, Tensor]
+"""The mix [T, H, K], normalisers [T, H], and bits of what dropout keeps [T, H, W], none without dropout."""
 
 
 def forward(
     operands: Operands, *, longest: int, dropped: int, launch: dict[str, int] = FORWARD_LAUNCH
-) -> tuple[Tensor, Tensor]:
-    """The mix [T, H, K], and for the backward pass the normalisers [T, H]."""
+) -> Saved:
+    """The mix, and what the backward pass wants beside it."""
     projected_T3HK, starts_S1, seed = operands
-    assert longest <= 8 * COUNTERS.value, "dropout masks of neighbours would be the same"
+    assert longest <= MAX_LENGTH, "dropout masks of neighbours would be the same"
     tokens, _, heads, width = projected_T3HK.shape
     mixed_THK = projected_T3HK.new_empty(tokens, heads, width)
     normalisers_TH = projected_T3HK.new_empty((tokens, heads), dtype=torch.float32)
+    kept_THW = projected_T3HK.new_empty((tokens, heads, words_of(dropped)), dtype=torch.int32)
     tiles = triton.cdiv(longest, launch["QUERIES"])
     short = (projected_T3HK, (None, None), starts_S1, seed)
     mix_into(mixed_THK, short, longest=WHOLE.value, dropped=dropped, counters=COUNTERS.value)
     with torch.cuda.device_of(projected_T3HK):
         tiled_attention_forward[(starts_S1.shape[0] - 1) * heads * tiles,](
-            *(projected_T3HK, starts_S1, seed, mixed_THK, normalisers_TH, width**-0.5),
+            *(projected_T3HK, starts_S1, seed, mixed_THK, normalisers_TH, kept_THW, width**-0.5),
             tiles,
             HEADS=heads,
             WIDTH=width,
             DROPPED=dropped,
             **launch,
         )
-    return mixed_THK, normalisers_TH
+    return mixed_THK, normalisers_TH, kept_THW
 
 
 def backward(
     gradient_THK: Tensor,
     operands: Operands,
-    saved: tuple[Tensor, Tensor],
+    saved: Saved,
     *,
+    longest: int,
     dropped: int,
     summed: bool = False,
-    launch: dict[str, int] = BACKWARD_LAUNCH,
+    launches: dict[str, dict[str, int]] = BACKWARD_LAUNCHES,
 ) -> tuple[Tensor, Tensor]:
     """The gradient of the whole projection [T, 3, H, K], and its sum over all rows, where asked for."""
     projected_T3HK, starts_S1, seed = operands
     tokens, _, heads, width = projected_T3HK.shape
-    sequences, slot = starts_S1.shape[0] - 1, min(launch["QUERIES"], launch["KEYS"])
-    gradients = Gradients(projected_T3HK, sequences, summed=summed, slot=slot)
+    sequences, rows = starts_S1.shape[0] - 1, {each: launches[each][each.upper()] for each in launches}
+    gradients = Gradients(projected_T3HK, sequences, summed=summed, slot=min(rows.values()))
     short = (projected_T3HK, (None, None), starts_S1, seed)
     differentiate_into(
         gradients, gradient_THK, short, longest=WHOLE.value, dropped=dropped, counters=COUNTERS.value
     )
-    # What waits in memory: gradients of queries, and what the gradients of a query's scores have in common.
-    to_query_THK = projected_T3HK.new_empty((tokens, heads, width), dtype=torch.float32)
+    # What the gradients of a query's scores have in common: the first kernel leaves it to the second.
     common_TH = projected_T3HK.new_empty((tokens, heads), dtype=torch.float32)
+    kernels = {"queries": (tiled_attention_to_queries, saved), "keys": (tiled_attention_to_keys, saved[1:])}
     with torch.cuda.device_of(projected_T3HK):
-        tiled_attention_backward[sequences * heads,](
-            *(gradient_THK, projected_T3HK, *saved, starts_S1, seed),
-            *(gradients.to_projected_T3HK, to_query_THK, common_TH, gradients.sums_S3HK, width**-0.5),
-            HEADS=heads,
-            WIDTH=width,
-            SLOT=slot,
-            DROPPED=dropped,
-            **launch,
-        )
+        for each, (kernel, read) in kernels.items():
+            tiles = triton.cdiv(longest, rows[each])
+            kernel[sequences * heads * tiles,](
+                *(gradient_THK, projected_T3HK, *read, starts_S1),
+                *(gradients.to_projected_T3HK, common_TH, gradients.sums_S3HK, width**-0.5, tiles),
+                HEADS=heads,
+                WIDTH=width,
+                SLOT=gradients.slot,
+                DROPPED=dropped,
+                **launches[each],
+            )
     return gradients.to_projected_T3HK, gradients.sums_3HK()
 
 
@@ -102,6 +117,7 @@ def tiled_attention_forward(
     seed,
     mixed,
     normalisers,
+    kept,
     scale,
     tiles,
     HEADS: tl.constexpr,
@@ -116,11 +132,14 @@ def tiled_attention_forward(
     if (length > WHOLE) & (first < length):
         query_M = first + tl.arange(0, QUERIES)
         real_M1 = (query_M < length)[:, None]
+        row_M = (start + query_M) * HEADS + head
         queries = projected + _first(start, head, 3 * HEADS, WIDTH)
         query_MK = tl.load(queries + _offsets(query_M, 3 * HEADS, WIDTH), mask=real_M1, other=0.0)
         highest_M = tl.full([QUERIES], -float("inf"), tl.float32)
         totals_M = tl.zeros([QUERIES], tl.float32)
         mixed_MK = tl.zeros([QUERIES, WIDTH], tl.float32)
+        if DROPPED > 0:
+            drawn_from = tl.load(seed)
         for first_key in range(0, length, KEYS):
             key_N = first_key + tl.arange(0, KEYS)
             real_N1 = (key_N < length)[:, None]
@@ -133,31 +152,30 @@ def tiled_attention_forward(
             weights_MN = tl.exp2(scores_MN - higher_M[:, None])
             totals_M = totals_M * shrink_M + tl.sum(weights_MN, 1)
             if DROPPED > 0:
-                row_M = (start + query_M) * HEADS + head
-                samples_MN = score_samples(tl.load(seed), row_M, first_key, COUNTERS, QUERIES, KEYS)
-                weights_MN = tl.where(keeps(samples_MN, DROPPED), weights_MN, 0.0)
+                words_MW = kept_words(drawn_from, row_M, first_key, DROPPED, COUNTERS, KEYS)
+                tl.store(kept + _words(row_M[:, None], first_key, KEYS), words_MW, mask=real_M1)
+                weights_MN = tl.where(_keeps(words_MW, QUERIES, KEYS), weights_MN, 0.0)
             mixed_MK = tl.dot(weights_MN.to(value_NK.dtype), value_NK, mixed_MK * shrink_M[:, None])
             highest_M = higher_M
         mixed_MK *= (65536.0 / (65536 - DROPPED) / totals_M)[:, None]
         mixed_at = mixed + _first(start, head, HEADS, WIDTH) + _offsets(query_M, HEADS, WIDTH)
         tl.store(mixed_at, mixed_MK.to(mixed.dtype.element_ty), mask=real_M1)
-        at_M = (start + query_M) * HEADS + head
-        tl.store(normalisers + at_M, highest_M + tl.log2(totals_M), mask=query_M < length)
+        tl.store(normalisers + row_M, highest_M + tl.log2(totals_M), mask=query_M < length)
 
 
 @triton.jit(do_not_specialize=UNALIGNED)
-def tiled_attention_backward(
+def tiled_attention_to_queries(
     gradient,
     projected,
     mixed,
     normalisers,
+    kept,
     starts,
-    seed,
     to_projected,
-    to_query,
     common,
     sums,
     scale,
+    tiles,
     HEADS: tl.constexpr,
     WIDTH: tl.constexpr,
     QUERIES: tl.constexpr,
@@ -165,70 +183,113 @@ def tiled_attention_backward(
     SLOT: tl.constexpr,
     DROPPED: tl.constexpr,
 ):
-    head, start, length = head_of_sequence(tl.program_id(0), starts, HEADS)
-    half = gradient.dtype.element_ty
-    kept_scale = 65536.0 / (65536 - DROPPED)
-    length = tl.where(length > WHOLE, length, 0)  # so that no tile of a shorter one is computed
-    # From here on, all of them begin with the first row of this head.
-    projected += _first(start, head, 3 * HEADS, WIDTH)
-    to_projected += _first(start, head, 3 * HEADS, WIDTH)
-    gradient += _first(start, head, HEADS, WIDTH)
-    mixed += _first(start, head, HEADS, WIDTH)
-    to_query += _first(start, head, HEADS, WIDTH)
-    common += start * HEADS + head
-    normalisers += start * HEADS + head
-
-    _keep_commons(gradient, mixed, common, length, HEADS, WIDTH, QUERIES)
-    tl.debug_barrier()  # threads read what others wrote
-    for first_key in range(0, length, KEYS):
-        key_N = first_key + tl.arange(0, KEYS)
-        real_N1 = (key_N < length)[:, None]
-        key_at_NK = HEADS * WIDTH + _offsets(key_N, 3 * HEADS, WIDTH)
-        key_NK = tl.load(projected + key_at_NK, mask=real_N1, other=0.0)
-        value_NK = tl.load(projected + HEADS * WIDTH + key_at_NK, mask=real_N1, other=0.0)
-        to_key_NK = tl.zeros([KEYS, WIDTH], tl.float32)
-        to_value_NK = tl.zeros([KEYS, WIDTH], tl.float32)
-        for first in range(0, length, QUERIES):
-            query_M = first + tl.arange(0, QUERIES)
-            real_M1 = (query_M < length)[:, None]
-            query_at_MK, mixed_at_MK = _offsets(query_M, 3 * HEADS, WIDTH), _offsets(query_M, HEADS, WIDTH)
-            query_MK = tl.load(projected + query_at_MK, mask=real_M1, other=0.0)
-            gradient_MK = tl.load(gradient + mixed_at_MK, mask=real_M1, other=0.0)
-            # Of a row behind the last the gradient is 0, and all that comes of it.
-            normaliser_M = tl.load(normalisers + query_M * HEADS, mask=query_M < length, other=0.0)
-            common_M = tl.load(common + query_M * HEADS, mask=query_M < length, other=0.0)
-
+    program, first = tl.program_id(0) // tiles, tl.program_id(0) % tiles * QUERIES
+    head, start, length = head_of_sequence(program, starts, HEADS)
+    if (length > WHOLE) & (first < length):
+        half = gradient.dtype.element_ty
+        kept_scale = 65536.0 / (65536 - DROPPED)
+        query_M = first + tl.arange(0, QUERIES)
+        real_M1 = (query_M < length)[:, None]
+        row_M = (start + query_M) * HEADS + head
+        start_of_head = _first(start, head, 3 * HEADS, WIDTH)
+        query_at_MK = start_of_head + _offsets(query_M, 3 * HEADS, WIDTH)
+        keys = projected + start_of_head + HEADS * WIDTH
+        mixed_at_MK = _first(start, head, HEADS, WIDTH) + _offsets(query_M, HEADS, WIDTH)
+        query_MK = tl.load(projected + query_at_MK, mask=real_M1, other=0.0)
+        gradient_MK = tl.load(gradient + mixed_at_MK, mask=real_M1, other=0.0)
+        mixed_MK = tl.load(mixed + mixed_at_MK, mask=real_M1, other=0.0)
+        normaliser_M = tl.load(normalisers + row_M, mask=query_M < length, other=0.0)
+        common_M = tl.sum(gradient_MK.to(tl.float32) * mixed_MK.to(tl.float32), 1)
+        tl.store(common + row_M, common_M, mask=query_M < length)
+        to_query_MK = tl.zeros([QUERIES, WIDTH], tl.float32)
+        for first_key in range(0, length, KEYS):
+            key_N = first_key + tl.arange(0, KEYS)
+            real_N1 = (key_N < length)[:, None]
+            offsets_NK = _offsets(key_N, 3 * HEADS, WIDTH)
+            key_NK = tl.load(keys + offsets_NK, mask=real_N1, other=0.0)
+            value_NK = tl.load(keys + HEADS * WIDTH + offsets_NK, mask=real_N1, other=0.0)
             scores_MN = _scores(query_MK, key_NK, scale, key_N < length)
             probabilities_MN = tl.exp2(scores_MN - normaliser_M[:, None])
-            # Below 0 where dropped: there is no room in registers for a mask.
-            if DROPPED > 0:
-                row_M = (start + query_M) * HEADS + head
-                samples_MN = score_samples(tl.load(seed), row_M, first_key, COUNTERS, QUERIES, KEYS)
-                keeps_MN = keeps(samples_MN, DROPPED)
-                probabilities_MN = tl.where(keeps_MN, probabilities_MN, -probabilities_MN)
-            kept_MN = tl.maximum(probabilities_MN, 0.0).to(half)
-            to_value_NK = tl.dot(tl.trans(kept_MN), gradient_MK, to_value_NK)
             to_kept_MN = tl.dot(gradient_MK, tl.trans(value_NK)) * kept_scale
-            to_kept_MN = tl.where(probabilities_MN > 0, to_kept_MN, 0.0)
-            to_scores_MN = (tl.abs(probabilities_MN) * (to_kept_MN - common_M[:, None])).to(half)
-            to_key_NK = tl.dot(tl.trans(to_scores_MN), query_MK, to_key_NK)
-            to_query_MK = tl.dot(to_scores_MN, key_NK) * scale
+            if DROPPED > 0:
+                words_MW = tl.load(kept + _words(row_M[:, None], first_key, KEYS), mask=real_M1, other=0)
+                to_kept_MN = tl.where(_keeps(words_MW, QUERIES, KEYS), to_kept_MN, 0.0)
+            to_scores_MN = (probabilities_MN * (to_kept_MN - common_M[:, None])).to(half)
+            to_query_MK = tl.dot(to_scores_MN, key_NK, to_query_MK)
+        to_query_MK *= scale
+        tl.store(to_projected + query_at_MK, to_query_MK.to(half), mask=real_M1)
+        store_sum(sums, to_query_MK, slot_of(program, start, first, HEADS, SLOT), head, 0, HEADS, WIDTH)
 
-            waiting_at = to_query + mixed_at_MK
-            if first_key > 0:
-                to_query_MK += tl.load(waiting_at, mask=real_M1, other=0.0)
-            if first_key + KEYS < length:
-                tl.store(waiting_at, to_query_MK, mask=real_M1)
-            else:
-                tl.store(to_projected + query_at_MK, to_query_MK.to(half), mask=real_M1)
-                store_sum(sums, to_query_MK, start, first, 0, HEADS, WIDTH, SLOT)
-        to_key_NK *= scale
-        to_value_NK *= kept_scale
+
+@triton.jit(do_not_specialize=UNALIGNED)
+def tiled_attention_to_keys(
+    gradient,
+    projected,
+    normalisers,
+    kept,
+    starts,
+    to_projected,
+    common,
+    sums,
+    scale,
+    tiles,
+    HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    QUERIES: tl.constexpr,
+    KEYS: tl.constexpr,
+    SLOT: tl.constexpr,
+    DROPPED: tl.constexpr,
+):
+    program, first = tl.program_id(0) // tiles, tl.program_id(0) % tiles * KEYS
+    head, start, length = head_of_sequence(program, starts, HEADS)
+    if (length > WHOLE) & (first < length):
+        half = gradient.dtype.element_ty
+        kept_scale = 65536.0 / (65536 - DROPPED)
+        LOG2_E: tl.constexpr = 1.4426950408889634
+        key_N = first + tl.arange(0, KEYS)
+        real_N1 = (key_N < length)[:, None]
+        start_of_head = _first(start, head, 3 * HEADS, WIDTH)
+        key_at_NK = start_of_head + HEADS * WIDTH + _offsets(key_N, 3 * HEADS, WIDTH)
+        key_NK = tl.load(projected + key_at_NK, mask=real_N1, other=0.0)
+        value_NK = tl.load(projected + HEADS * WIDTH + key_at_NK, mask=real_N1, other=0.0)
+        queries, gradients = projected + start_of_head, gradient + _first(start, head, HEADS, WIDTH)
+        to_key_NK = tl.zeros([KEYS, WIDTH], tl.float32)
+        to_value_NK = tl.zeros([KEYS, WIDTH], tl.float32)
+        for first_query in range(0, length, QUERIES):
+            query_M = first_query + tl.arange(0, QUERIES)
+            real_M1 = (query_M < length)[:, None]
+            row_M = (start + query_M) * HEADS + head
+            query_MK = tl.load(queries + _offsets(query_M, 3 * HEADS, WIDTH), mask=real_M1, other=0.0)
+            gradient_MK = tl.load(gradients + _offsets(query_M, HEADS, WIDTH), mask=real_M1, other=0.0)
+            # Of a row behind the last the gradient is 0, and all that comes of it.
+            normaliser_M = tl.load(normalisers + row_M, mask=query_M < length, other=0.0)
+            common_M = tl.load(common + row_M, mask=query_M < length, other=0.0)
+            # Keys first: so what is computed of scores stays in registers for the products behind.
+            scores_NM = tl.dot(key_NK, tl.trans(query_MK)) * (scale * LOG2_E)
+            probabilities_NM = tl.exp2(scores_NM - normaliser_M[None, :])
+            to_kept_NM = tl.dot(value_NK, tl.trans(gradient_MK)) * kept_scale
+            kept_NM = probabilities_NM
+            if DROPPED > 0:
+                words_WM = tl.load(
+                    kept + tl.trans(_words(row_M[:, None], first, KEYS)),
+                    mask=(query_M < length)[None, :],
+                    other=0,
+                )
+                bits_W32M = words_WM[:, None, :] >> tl.arange(0, 32)[None, :, None]
+                keeps_NM = (tl.reshape(bits_W32M, (KEYS, QUERIES)) & 1) != 0
+                kept_NM = tl.where(keeps_NM, probabilities_NM, 0.0)
+                to_kept_NM = tl.where(keeps_NM, to_kept_NM, 0.0)
+            to_value_NK = tl.dot(kept_NM.to(half), gradient_MK, to_value_NK)
+            to_scores_NM = (probabilities_NM * (to_kept_NM - common_M[None, :])).to(half)
+            to_key_NK = tl.dot(to_scores_NM, query_MK, to_key_NK)
+        # A key behind the last had a score, too.
+        to_key_NK = tl.where(real_N1, to_key_NK * scale, 0.0)
+        to_value_NK = tl.where(real_N1, to_value_NK * kept_scale, 0.0)
         tl.store(to_projected + key_at_NK, to_key_NK.to(half), mask=real_N1)
         tl.store(to_projected + HEADS * WIDTH + key_at_NK, to_value_NK.to(half), mask=real_N1)
-        store_sum(sums, to_key_NK, start, first_key, 1, HEADS, WIDTH, SLOT)
-        store_sum(sums, to_value_NK, start, first_key, 2, HEADS, WIDTH, SLOT)
-        tl.debug_barrier()  # threads read what others wrote
+        slot = slot_of(program, start, first, HEADS, SLOT)
+        store_sum(sums, to_key_NK, slot, head, 1, HEADS, WIDTH)
+        store_sum(sums, to_value_NK, slot, head, 2, HEADS, WIDTH)
 
 
 @triton.jit
@@ -240,23 +301,16 @@ def _scores(query_MK, key_NK, scale, real_N):
 
 
 @triton.jit
-def _keep_commons(
-    gradient,
-    mixed,
-    common,
-    length,
-    HEADS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    QUERIES: tl.constexpr,
-):
-    """Store what the gradients of a query's scores have in common, the product of its mix and gradient."""
-    for first in range(0, length, QUERIES):
-        query_M = first + tl.arange(0, QUERIES)
-        at_MK = _offsets(query_M, HEADS, WIDTH)
-        real_M1 = (query_M < length)[:, None]
-        gradient_MK = tl.load(gradient + at_MK, mask=real_M1, other=0.0).to(tl.float32)
-        mixed_MK = tl.load(mixed + at_MK, mask=real_M1, other=0.0).to(tl.float32)
-        tl.store(common + query_M * HEADS, tl.sum(gradient_MK * mixed_MK, 1), mask=query_M < length)
+def _words(row_M1, first, KEYS: tl.constexpr):
+    """Where the bits of these rows and keys lie [M, W]."""
+    return row_M1 * WORDS + first // 32 + tl.arange(0, KEYS // 32)[None, :]
+
+
+@triton.jit
+def _keeps(words_MW, QUERIES: tl.constexpr, KEYS: tl.constexpr):
+    """What those bits say of each score [M, N]."""
+    bits_MW32 = words_MW[:, :, None] >> tl.arange(0, 32)[None, None, :]
+    return (tl.reshape(bits_MW32, (QUERIES, KEYS)) & 1) != 0
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-"""Random numbers of Triton kernels: dropout masks that both passes compute from a seed and keep nowhere.
+"""Random numbers of Triton kernels: dropout masks that both passes compute from a seed, or bits to keep.
 
 Loaded by kernels alone: Triton comes with torch for CUDA, and nothing else may ask for it.
 """
@@ -33,3 +33,21 @@ def score_samples(seed, row, first, COUNTERS: tl.constexpr, ROWS: tl.constexpr, 
     # A thread of the tensor cores holds pairs of neighbours 8 columns apart. The numbers of a counter go to
     # such places, so that each thread can make its own.
     return tl.reshape(tl.permute(numbers, (0, 1, 3, 4, 2, 5)), (ROWS, COLUMNS))
+
+
+@triton.jit
+def kept_words(seed, row, first, DROPPED: tl.constexpr, COUNTERS: tl.constexpr, COLUMNS: tl.constexpr):
+    """A bit for each score of these rows, from a first column on, in words of 32: whether it is kept."""
+    word = first // 8 + tl.arange(0, COLUMNS // 32)[None, :, None] * 4
+    counters = row[:, None, None] * COUNTERS + word + tl.arange(0, 4)[None, None, :]
+    one, two, three, four = tl.randint4x(seed, counters, n_rounds=ROUNDS)
+    bits = _kept_pair(one, DROPPED) | (_kept_pair(two, DROPPED) << 2)
+    bits |= (_kept_pair(three, DROPPED) << 4) | (_kept_pair(four, DROPPED) << 6)
+    return tl.sum(bits << (tl.arange(0, 4) * 8)[None, None, :], 2)
+
+
+@triton.jit
+def _kept_pair(numbers, DROPPED: tl.constexpr):
+    """Two bits, of the lower and the upper 16 bits of each number."""
+    words = numbers.to(tl.uint32, bitcast=True)
+    return keeps(words << 16, DROPPED).to(tl.int32) | (keeps(words, DROPPED).to(tl.int32) << 1)
