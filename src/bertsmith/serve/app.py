@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from bertsmith.core.version import VERSION
 from bertsmith.serve.api_errors import INTERNAL_ERROR, ApiError, error_response
+from bertsmith.serve.early_rejection import EarlyRejection
 from bertsmith.serve.json_route import JsonRoutes
 from bertsmith.serve.look_routes import look_routes
 from bertsmith.serve.middleware import (
@@ -81,21 +82,24 @@ class Application:
         app: ASGIApp = ApiKey(self.body_limit, config.api_key) if config.api_key else self.body_limit
         self.load_shedding = LoadShedding(app, self.status, self.models, limits)
         app = Draining(self.load_shedding, self.status)
-        self._entry: ASGIApp = RequestLog(
+        request_log = RequestLog(
             HostCheck(app, config.allow_hosts) if config.allow_hosts else app,
             self.status,
             self.metrics,
             limits=limits,
             routes=frozenset(("/", "/openapi.json", *(route.path_format for route in routes))),
         )
+        cors = None
         if config.allow_origins:
-            self._entry = Cors(
-                self._entry,
+            cors = Cors(
+                request_log,
                 allow_origins=config.allow_origins,
                 allow_methods=["GET", "POST"],
                 allow_headers=["authorization", "content-type", "x-request-id"],
                 expose_headers=["x-request-id", "retry-after"],
             )
+        self._entry: ASGIApp = cors or request_log
+        self.early_rejection = EarlyRejection(self.load_shedding, request_log, cors)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request; start and stop with the server."""

@@ -9,8 +9,9 @@ BodyLimit       408 and 413: the body is read whole, in time, within its limit
 Deadline        504, and 499 where the client has gone: the work is cancelled
 HeadAsGet       HEAD wherever there is GET
 
-The order is by cost: whatever rejects a request does so before anything dearer is done for it. Only HTTP
-requests come here; the application passes ASGI's lifespan messages to its routes directly.
+The order is by cost: whatever rejects a request does so before anything dearer is done for it. Most requests
+for which there is no room do not even come here: `early_rejection.py`. Only HTTP requests do; the application
+passes ASGI's lifespan messages to its routes directly.
 """
 
 import asyncio
@@ -18,14 +19,12 @@ import ipaddress
 import re
 import secrets
 import time
-import uuid
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any
 
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -46,8 +45,6 @@ MODEL_ROUTE = "/v1/models"
 """Below it stands the name of a model, or whatever was taken for one."""
 UNKNOWN_ROUTE = "elsewhere"
 CLOSE = {"Connection": "close"}
-ID_BLANK = b"~"
-"""Stands for each letter of the request id in a prepared response; nothing else in it is one."""
 
 MAX_HOST = 60
 """Of a host's name that is quoted."""
@@ -127,7 +124,7 @@ class RequestLog:
             context.status = CLIENT_CLOSED_REQUEST
         finally:
             self._status.open_requests -= 1
-            self._record(context, scope["method"])
+            self.record(context, scope["method"])
 
     async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -154,7 +151,8 @@ class RequestLog:
             return "/page"
         return f"{MODEL_ROUTE}/{{name}}" if path.startswith(f"{MODEL_ROUTE}/") else UNKNOWN_ROUTE
 
-    def _record(self, context: RequestContext, method: str) -> None:
+    def record(self, context: RequestContext, method: str) -> None:
+        """Count and log a request that has ended."""
         seconds = time.monotonic() - context.began
         self._metrics.count_request(context.route, context.status, seconds)
         log_request(
@@ -205,27 +203,32 @@ class Draining:
 
 
 class LoadShedding:
-    """Rejects requests for predictions while there is no room for them."""
+    """Rejects requests for predictions while there is no room for them, before key and body are looked at.
 
-    # Even before the key and the body: what is spent on rejected requests is missing for the accepted ones.
-    # So this one error is no exception that passes through the layers, and its response is prepared.
+    These were let in at the same moment: all that has arrived is parsed before the first of it is counted.
+    """
 
     def __init__(self, app: ASGIApp, status: ServerStatus, models: ModelRegistry, limits: Limits) -> None:
         self._app, self._status, self._models, self._limits = app, status, models, limits
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on if a model may have room for it."""
-        if scope["method"] != "POST" or not self.is_overloaded:
-            await self._app(scope, receive, send)
-            return
-        request_id = scope[REQUEST_CONTEXT].request_id
-        response = PreparedRejection(self._models.retry_seconds(), request_id)
-        await send_in_time(response, scope, receive, send, seconds=self._limits.request_seconds)
+        if self.rejects(scope["method"]):
+            raise overloaded(self.retry_seconds())
+        await self._app(scope, receive, send)
+
+    def rejects(self, method: str) -> bool:
+        """Whether there is no room for a request; a server that drains says so, however full it is."""
+        return method == "POST" and not self._status.is_draining and self.is_overloaded
 
     @property
     def is_overloaded(self) -> bool:
         """Whether a request for predictions would be rejected whatever it asks for."""
         return self._status.open_requests > self._limits.open_requests or self._models.are_full
+
+    def retry_seconds(self) -> int:
+        """When there should be room again."""
+        return self._models.retry_seconds()
 
 
 class ApiKey:
@@ -373,6 +376,16 @@ class Cors(CORSMiddleware):
         response.headers["x-request-id"] = request_id_of(request_headers.raw)
         return response
 
+    def headers_for(self, request_headers: RawHeaders) -> RawHeaders:
+        """What this adds to the response to a request that does not come here."""
+        origin = Headers(raw=request_headers).get("origin")
+        added = MutableHeaders({} if origin is None else self.simple_headers)
+        if origin is not None and not self.allow_all_origins and self.is_allowed_origin(origin):
+            self.allow_explicit_origin(added, origin)
+        else:
+            added.add_vary_header("Origin")
+        return added.raw
+
 
 def host_name(host: str) -> str:
     """The name or address in a Host header, without its port."""
@@ -397,7 +410,7 @@ def request_id_of(headers: RawHeaders) -> str:
 
 def new_request_id() -> str:
     """An id that no other request has."""
-    return uuid.uuid4().hex
+    return secrets.token_hex(16)
 
 
 def with_common_headers(headers: RawHeaders, request_id: str) -> RawHeaders:
@@ -415,26 +428,6 @@ def with_body(body: bytes, receive: Receive) -> Receive:
         return next(messages, None) or await receive()
 
     return receive_on
-
-
-class PreparedRejection:
-    """The response to a request for which there is no room, the same as `overloaded` makes."""
-
-    def __init__(self, retry_seconds: int, request_id: str) -> None:
-        self._headers, body = overloaded_response(retry_seconds, len(request_id))
-        self._body = body.replace(ID_BLANK * len(request_id), request_id.encode())
-
-    async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
-        """Send it."""
-        await send({"type": "http.response.start", "status": 429, "headers": self._headers})
-        await send({"type": "http.response.body", "body": self._body})
-
-
-@cache
-def overloaded_response(retry_seconds: int, id_length: int) -> tuple[RawHeaders, bytes]:
-    """Headers and body of a rejection, with blanks for an id of this length."""
-    response = error_response(overloaded(retry_seconds), ID_BLANK.decode() * id_length)
-    return response.raw_headers, bytes(response.body)
 
 
 async def send_in_time(

@@ -14,7 +14,7 @@ import socket
 import sys
 import time
 from types import FrameType
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
@@ -22,8 +22,9 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from bertsmith.core.errors import UserError
 from bertsmith.serve.api_errors import ApiError, error_response
 from bertsmith.serve.app import Application
+from bertsmith.serve.early_rejection import EarlyRejection, header_lines
 from bertsmith.serve.middleware import ABORT, CLOSE, UNKNOWN_ROUTE, new_request_id, with_common_headers
-from bertsmith.serve.monitoring import LoopFailures, log_request
+from bertsmith.serve.monitoring import LoopFailures, log_failure, log_request
 from bertsmith.serve.server_config import Limits
 
 FLUSH_SECONDS = 60.0
@@ -41,14 +42,17 @@ each of the dozen steps of a request, would make a tenth of a second."""
 RESERVED_FILES = 64
 """Descriptors that are no connections: the port, the log, weights that are being read."""
 BACKLOG = 2048
+NO_REQUEST_ID = ""
+"""Of a request that has not come to where ids are given."""
 
 
 # ---- the protocol
 
 
-def protocol_with(limits: Limits) -> type[HttpToolsProtocol]:
+def protocol_with(limits: Limits, early_rejection: EarlyRejection) -> type[HttpToolsProtocol]:
     """A protocol with these limits, for all connections of one server."""
     bounds = {
+        "early_rejection": early_rejection,
         "head_seconds": limits.head_seconds,
         "max_connections": min(limits.connections, max(1, open_file_limit() - RESERVED_FILES)),
         "idle": {},
@@ -59,6 +63,7 @@ def protocol_with(limits: Limits) -> type[HttpToolsProtocol]:
 class BoundedProtocol(HttpToolsProtocol):
     """HTTP/1.1 whose heads arrive in time and in bounded size, and whose last response is read in time."""
 
+    early_rejection: ClassVar[EarlyRejection]
     head_seconds: ClassVar[float]
     """For the line and the headers of a request to arrive."""
     max_connections: ClassVar[int]
@@ -101,8 +106,29 @@ class BoundedProtocol(HttpToolsProtocol):
         """A request's head is complete: uvicorn answers it now, or queues it behind the one it answers."""
         super().on_headers_complete()
         self._bytes_without_body = 0
-        if not self.pipeline:
+        if not self.pipeline and not self.cycle.response_complete:
             self._running = self.cycle
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        # Of several requests that wait on one connection, those before the last are not rejected here: the
+        # next one would be started from within this call, and so on. Nor is one whose client does not read.
+        rejection = None
+        if not self.pipeline and not self.flow.write_paused:
+            try:
+                rejection = self.early_rejection.of(cycle.scope)
+            except Exception as failure:  # httptools would take it for a fault of the client's
+                log_failure(failure, NO_REQUEST_ID)
+        if rejection is None:
+            super()._start_asgi_task(cycle, app)
+            return
+        closing = b"" if cycle.keep_alive else b"connection: close\r\n"
+        own = header_lines(self.server_state.default_headers)
+        self.transport.write(b"HTTP/1.1 429 Too Many Requests\r\n%b%b%b" % (own, closing, rejection))
+        cycle.response_started = cycle.response_complete = True
+        if not cycle.keep_alive:
+            self.transport.close()
+        self.idle.pop(self, None)  # it was busy just now
+        self.on_response_complete()
 
     def on_body(self, body: bytes) -> None:
         """A part of a request's body."""
@@ -113,6 +139,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """A request has arrived whole; its response may be long done, where it was rejected by its head."""
         super().on_message_complete()
         self._is_receiving, self._bytes_without_body = False, 0
+        self._stop_head_timer()  # the next head has its own time, though no response was waited for
 
     def on_response_complete(self) -> None:
         """A response is written: go on with the next request."""
@@ -143,11 +170,15 @@ class BoundedProtocol(HttpToolsProtocol):
             self._running.keep_alive = False
             self.flow.pause_reading()
             return
+        if self.cycle is not None and self.cycle.scope is self.scope:  # it has its response
+            self.transport.close()
+            self._update_timers()
+            return
         request_id = new_request_id()
         log_request({"request_id": request_id, "route": UNKNOWN_ROUTE, "status": 400})
         response = error_response(ApiError(400, msg, headers=CLOSE), request_id)
         own = with_common_headers(response.raw_headers, request_id)
-        fields = b"".join(b"%b: %b\r\n" % each for each in (*self.server_state.default_headers, *own))
+        fields = header_lines([*self.server_state.default_headers, *own])
         self.transport.write(b"HTTP/1.1 400 Bad Request\r\n%b\r\n%b" % (fields, bytes(response.body)))
         self.transport.close()
         self._update_timers()
@@ -157,6 +188,11 @@ class BoundedProtocol(HttpToolsProtocol):
         super().shutdown()
         self._update_timers()
 
+    def _stop_head_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
     def _update_timers(self) -> None:
         if self._running is not None:
             self.idle.pop(self, None)
@@ -165,9 +201,8 @@ class BoundedProtocol(HttpToolsProtocol):
         is_late_possible = self._running is None and self._is_receiving
         if is_late_possible and self._head_timer is None:
             self._head_timer = self.loop.call_later(self.head_seconds, self.transport.abort)
-        elif not is_late_possible and self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
+        elif not is_late_possible:
+            self._stop_head_timer()
         is_idle = self._running is None and not self._is_receiving
         if is_idle and self.timeout_keep_alive_task is None and not self.transport.is_closing():
             # uvicorn set this timer with the response, and the rest of that request's body has stopped it.
@@ -250,7 +285,7 @@ def uvicorn_config(application: Application, limits: Limits) -> uvicorn.Config:
     """How uvicorn runs an application."""
     return uvicorn.Config(
         application,
-        http=protocol_with(limits),
+        http=protocol_with(limits, application.early_rejection),
         ws="none",
         lifespan="on",
         backlog=BACKLOG,

@@ -10,7 +10,9 @@ import time
 
 import pytest
 import uvicorn
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
 
 from bertsmith.serve import server
 from bertsmith.serve.monitoring import JsonLines, LoopFailures
@@ -291,10 +293,11 @@ def assert_soon(holds):
     raise AssertionError("it never came true")
 
 
-def test_there_are_never_more_connections_than_descriptors(monkeypatch):
+def test_there_are_never_more_connections_than_descriptors(mood, monkeypatch):
     monkeypatch.setattr(server, "open_file_limit", lambda: 100)
-    assert server.protocol_with(Limits(connections=4096)).max_connections == 36
-    assert server.protocol_with(Limits(connections=20)).max_connections == 20
+    for asked, allowed in ((4096, 36), (20, 20)):
+        protocol = server.protocol_with(Limits(connections=asked), mood.early_rejection)
+        assert protocol.max_connections == allowed
 
 
 def test_the_number_of_descriptors_is_raised_as_far_as_it_goes():
@@ -335,7 +338,7 @@ def test_uvicorn_still_has_what_the_protocol_builds_upon():
     """Read here which of uvicorn's undocumented names a new version has changed."""
     protocol_methods = ["connection_made", "connection_lost", "data_received", "on_message_begin"]
     protocol_methods += ["on_headers_complete", "on_body", "on_message_complete", "on_response_complete"]
-    protocol_methods += ["send_400_response", "shutdown", "timeout_keep_alive_handler"]
+    protocol_methods += ["_start_asgi_task", "send_400_response", "shutdown", "timeout_keep_alive_handler"]
     protocol_fields = [
         "app_state",
         "connections",
@@ -346,12 +349,15 @@ def test_uvicorn_still_has_what_the_protocol_builds_upon():
         "server_state",
         "tasks",
     ]
-    protocol_fields += ["timeout_keep_alive", "timeout_keep_alive_task", "transport"]
-    cycle_fields = ["disconnected", "keep_alive", "message_event", "response_complete"]
+    protocol_fields += ["scope", "timeout_keep_alive", "timeout_keep_alive_task", "transport"]
+    cycle_fields = ["disconnected", "keep_alive", "message_event", "response_complete", "response_started"]
+    cycle_fields += ["scope"]
     missing = [name for name in protocol_methods if not callable(getattr(HttpToolsProtocol, name, None))]
     assigned = _assigned_fields(HttpToolsProtocol)
     missing += [name for name in protocol_fields if name not in assigned]
     missing += [name for name in cycle_fields if name not in _assigned_fields(RequestResponseCycle)]
+    missing += [name for name in ("write_paused",) if name not in _assigned_fields(FlowControl)]
+    missing += [name for name in ("default_headers",) if not hasattr(ServerState(), name)]
     assert missing == [], f"uvicorn {uvicorn.__version__} has no {', '.join(missing)}"
 
 

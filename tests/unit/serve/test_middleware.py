@@ -240,7 +240,7 @@ def test_a_preflight_is_answered_with_a_request_id(folders):
 
 def test_a_fault_outside_of_the_routes_is_answered_with_a_request_id_too(folders, monkeypatch, caplog):
     application = mood_of(folders)
-    monkeypatch.setattr(type(application.load_shedding), "is_overloaded", property(lambda _: 1 / 0))
+    monkeypatch.setattr(application.body_limit, "_read", lambda *_: 1 / 0)
     reply = post(application, "/classify", TEXT)
     assert (reply.status_code, error_of(reply)) == (500, INTERNAL_ERROR)
 
@@ -317,26 +317,6 @@ def test_a_request_that_takes_too_long_ends_and_its_work_is_dropped(folders):
     assert [reply.status_code for reply in replies] == [504, 504, 200]
     assert "no answer within 1 s" in error_of(replies[0])
     assert slow.batches == [1, 1]  # what had not begun was never asked
-
-
-def test_too_many_open_requests_are_rejected_before_their_bodies_are_read(folders):
-    application = mood_of(folders, limits=Limits(open_requests=2))
-
-    async def slow():
-        await asyncio.sleep(0.5)
-        yield json.dumps(TEXT).encode()
-
-    async def say(client):
-        head = {"content-type": "application/json"}
-        waits = [
-            asyncio.create_task(client.post("/classify", content=slow(), headers=head)) for _ in range(2)
-        ]
-        await until(lambda: application.status.open_requests == 2)
-        third = await client.post("/classify", json=TEXT)
-        return [third, *await asyncio.gather(*waits)]
-
-    assert [reply.status_code for reply in talk(application, say)] == [429, 200, 200]
-    assert application.status.open_requests == 0
 
 
 # ---- draining
