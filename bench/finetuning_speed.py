@@ -27,7 +27,18 @@ import numpy as np
 from finetuning_peer import Peer, PeerForm, peer_round
 from quiet import Quiet
 from random_model import add_model, folder_of
-from rounds import Results, Round, clock_of, fastest, in_turn, parser_of, time_unit, wait_for
+from rounds import (
+    Results,
+    Round,
+    add_form,
+    clock_of,
+    fastest,
+    in_turn,
+    narrowed,
+    parser_of,
+    time_unit,
+    wait_for,
+)
 
 from bertsmith.finetuning.assignment import Assignment
 from bertsmith.finetuning.finetune import finetune_on
@@ -78,6 +89,7 @@ def main() -> None:
 
 def parse() -> argparse.Namespace:
     parser = parser_of(__doc__)
+    add_form(parser)
     parser.add_argument("task")
     parser.add_argument("--data", type=Path, required=True)
     add_model(parser)
@@ -136,9 +148,9 @@ def compare_speed(
     # One graph of all shapes gains nothing from fewer of them.
     forms = [each for each in forms if each.mode != "dynamic" or each.multiple == options.multiples[0]]
     clock = clock_of(options.device)
-    form = fastest(forms, make, tried, clock) if len(forms) > 1 else forms[0]
+    form = fastest(narrowed(forms, options.form), make, tried, clock)
     ordered = [form._replace(order=order) for order in options.orders]
-    form = fastest(ordered, make, tried, clock) if len(ordered) > 1 else ordered[0]
+    form = fastest(ordered, make, tried, clock)
     contenders = {"ours": our_steps(recipe, config, encoded, options), "peer": make(form)}
     for take in contenders.values():
         take()

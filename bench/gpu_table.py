@@ -2,11 +2,13 @@
 
     python bench/gpu_table.py --store store --glue glue --squad squad --vocab minilm-l6 --out figures
     python bench/gpu_table.py --store store --vocab minilm-l6 --out figures --only pretraining-512 inference
+    python bench/gpu_table.py --store store --vocab minilm-l6 --out figures --known   # half an hour
 
 Most of the time goes into compiling forms of the peers. So the benchmarks are first run side by side with one
-step each, which fills torch's cache on disk, and then one after the other, with the GPU to themselves. What
-has its file already is left out: run it again after an interruption. Each has a limit of time, after which it
-is stopped; the rows that it has written are then in a file that ends in .part.json.
+step each, which fills torch's cache on disk, and then one after the other, with the GPU to themselves; or
+with --known only those forms are measured that won on an H200. What has its file already is left out: run it
+again after an interruption. Each has a limit of time, after which it is stopped; the rows that it has written
+are then in a file that ends in .part.json.
 """
 
 import argparse
@@ -36,6 +38,8 @@ class Job(NamedTuple):
     minutes: float
     briefly: tuple[str, ...] = ()
     """What makes it fill the cache and no more; nothing where it would not be worth it."""
+    known: str = ""
+    """What narrows it to the form of the peer that won."""
 
 
 def main() -> None:
@@ -49,8 +53,13 @@ def main() -> None:
     for job in wanted:
         if job not in left:
             say(f"{job.name}: has its file")
-    with ThreadPoolExecutor(options.at_once) as at_once:
-        list(at_once.map(lambda job: run(job, options, job.briefly), [job for job in left if job.briefly]))
+    if options.known:
+        left = [job._replace(arguments=f"{job.arguments} {job.known}") for job in left]
+    else:
+        with ThreadPoolExecutor(options.at_once) as at_once:
+            list(
+                at_once.map(lambda job: run(job, options, job.briefly), [job for job in left if job.briefly])
+            )
     sys.exit(0 if all([run(job, options) for job in left]) else 1)
 
 
@@ -65,6 +74,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True, help="a folder for figures and logs")
     parser.add_argument("--only", nargs="+", help="names of benchmarks")
     parser.add_argument("--at-once", type=int, default=3, help="that fill the cache side by side")
+    parser.add_argument("--known", action="store_true", help="only the peers' forms that won on an H200")
     return parser.parse_args()
 
 
@@ -73,13 +83,15 @@ def jobs(options: argparse.Namespace) -> Iterator[Job]:
     out = shlex.quote(str(options.out))
     if options.store:
         store = shlex.quote(str(options.store))
-        base = f"pretraining_speed.py --store {store}"
-        yield Job("pretraining-128", f"{base} --lengths 128 --budgets 65536 32768", 7, ONE_STEP)
-        yield Job("pretraining-512", f"{base} --lengths 512 --budgets 65536 --modes default", 5, ONE_STEP)
+        base, known = f"pretraining_speed.py --store {store}", "--modes default --form 'a mask of ones'"
+        all_forms = f"{base} --lengths 128 --budgets 65536 32768"
+        yield Job("pretraining-128", all_forms, 7, ONE_STEP, f"{known} --budgets 65536")
+        longer = f"{base} --lengths 512 --budgets 65536 --modes default"
+        yield Job("pretraining-512", longer, 5, ONE_STEP, known)
         large = f"{base} --presets bert-large --lengths 128 --budgets 65536 --modes default"
-        yield Job("pretraining-large", large, 7, ONE_STEP)
+        yield Job("pretraining-large", large, 7, ONE_STEP, known)
         small = f"{base} --presets speedrun-small --lengths 128 --dropouts 0 --budgets 65536"
-        yield Job("pretraining-small", small, 3, ONE_STEP)
+        yield Job("pretraining-small", small, 3, ONE_STEP, known)
         profile = f"profile_step.py --store {store} --preset"
         for name, preset, length in (
             ("profile-128", "bert-base", 128),
@@ -89,14 +101,24 @@ def jobs(options: argparse.Namespace) -> Iterator[Job]:
             yield Job(name, f"{profile} {preset} --length {length} --picture {out}/{name}.png", 2)
     if options.vocab:
         base = f"--shape base --vocab {shlex.quote(str(options.vocab))}"
-        yield Job("inference", f"inference.py {base} --texts 8192 --budgets 65536 131072", 5, ONE_ROUND)
-        for task, data in (("sst2", options.glue and options.glue / "SST-2"), ("squad", options.squad)):
+        known = "--modes dynamic --form cuDNN --budgets 65536"
+        yield Job(
+            "inference", f"inference.py {base} --texts 8192 --budgets 65536 131072", 5, ONE_ROUND, known
+        )
+        for task, data, multiple in (
+            ("sst2", options.glue and options.glue / "SST-2", 32),
+            ("squad", options.squad, 128),
+        ):
             arguments = f"{task} --data {shlex.quote(str(data))} {base} --examples 32 256 --rounds 3"
+            known = f"--modes reduce-overhead --multiples {multiple} --orders grouped"
             if data:
-                yield Job(f"finetuning-{task}", f"finetuning_speed.py {arguments}", 6, ONE_ROUND)
-    yield Job("kernels", "kernel_speed.py --rounds 3", 4)
+                yield Job(f"finetuning-{task}", f"finetuning_speed.py {arguments}", 6, ONE_ROUND, known)
+        load = "--batching on --http-processes 1 4 8 --generators 5 --clients 1500 --seconds 8"
+        model = f"--device cuda --shape minilm --vocab {shlex.quote(str(options.vocab))} --route embed"
+        yield Job("serving", f"serving_load.py {model} {load}", 5)
+    yield Job("kernels", "kernel_speed.py --rounds 3", 6)
     yield Job("fp8-products", "fp8_products.py", 2)
-    yield Job("cost-growth", f"cost_growth.py --rounds 3 --picture {out}/cost-growth.png", 7)
+    yield Job("cost-growth", f"cost_growth.py --rounds 3 --picture {out}/cost-growth.png", 12)
 
 
 def run(job: Job, options: argparse.Namespace, briefly: tuple[str, ...] = ()) -> bool:

@@ -30,7 +30,7 @@ import transformers
 from inference_peers import PEERS, Vectors
 from padded_inference import PaddedForm, PaddedPeer
 from random_model import add_model, folder_of
-from rounds import BROKEN, Results, Round, fastest, in_turn, parser_of
+from rounds import BROKEN, Results, Round, add_form, fastest, in_turn, narrowed, parser_of
 
 import bertsmith
 from bertsmith.inference.precision import fastest_precision
@@ -54,6 +54,7 @@ def main() -> None:
 
 def parse() -> argparse.Namespace:
     parser = parser_of(__doc__)
+    add_form(parser)
     add_model(parser)
     parser.add_argument("--texts", type=int, default=512)
     parser.add_argument("--threads", type=int, default=2)
@@ -121,7 +122,7 @@ def compare_budgets(folder: Path, texts: list[str], exact: np.ndarray, options: 
         forms = [PaddedForm(mode, options.budgets[0]) for mode in modes]
         if options.device == "cuda":
             forms.append(forms[0]._replace(cudnn=True))
-        form = fastest(forms, make, tried)
+        form = fastest(narrowed(forms, options.form), make, tried)
         form = fastest([form._replace(tokens=tokens) for tokens in options.budgets], make, tried)
         modes = [form.mode]  # reading texts beside it does not change which mode wins
         sides = {"ours": partial(our_vectors(bert), ours_given), "peer": vectors_of(form)}

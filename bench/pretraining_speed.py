@@ -26,7 +26,19 @@ from typing import NamedTuple
 import torch
 from pretraining_peer import Loop, PeerForm, random_batch
 from quiet import Quiet
-from rounds import Results, Round, clock_of, fastest, forget, in_turn, parser_of, time_unit, wait_for
+from rounds import (
+    Results,
+    Round,
+    add_form,
+    clock_of,
+    fastest,
+    forget,
+    in_turn,
+    narrowed,
+    parser_of,
+    time_unit,
+    wait_for,
+)
 
 from bertsmith.pretraining.hardware import peak_of
 from bertsmith.pretraining.run_setup import Request, Run, StepLoader, set_up
@@ -69,6 +81,7 @@ def main() -> None:
 
 def parse() -> argparse.Namespace:
     parser = parser_of(__doc__)
+    add_form(parser)
     parser.add_argument("--store", type=Path, required=True)
     parser.add_argument("--presets", nargs="+", default=["bert-base"])
     parser.add_argument("--lengths", type=int, nargs="+", default=[128, 512])
@@ -127,7 +140,7 @@ def best_form(
         return peer_round(run, form, case.length, options)
 
     clock = clock_of(options.device)
-    chosen = fastest(forms, make, rates, clock)
+    chosen = fastest(narrowed(forms, options.form), make, rates, clock)
     return fastest([chosen._replace(tokens=tokens) for tokens in budgets], make, rates, clock)
 
 

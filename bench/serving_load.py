@@ -3,7 +3,7 @@
     python bench/serving_load.py                                        # the own model, next sentences
     python bench/serving_load.py --model runs/sst2 --route classify --seconds 60 --clients 500
     python bench/serving_load.py --src ../old/src                       # the server of another checkout
-    python bench/serving_load.py --device cuda --model MINILM --route embed --batching on \\
+    python bench/serving_load.py --device cuda --shape minilm --vocab minilm-l6 --route embed --batching on \\
         --http-processes 1 4 8 --generators 5 --clients 1500 --seconds 12   # how it grows, on 16 cores
 
 Texts have log-normal lengths, 5 to 256 tokens, mean 40. First the capacity is measured: clients ask again as
@@ -96,6 +96,16 @@ class Form:
 
 def main() -> None:
     options = parse()
+    with tempfile.TemporaryDirectory() as scratch:
+        if options.shape is not None:
+            from random_model import random_folder  # with transformers, which nothing else here asks for
+
+            options.model = random_folder(Path(scratch) / options.shape, options.shape, options.vocab)
+        sys.exit(0 if measure(options) else 1)
+
+
+def measure(options: argparse.Namespace) -> bool:
+    """Whether all targets were met."""
     route = ROUTES[options.route]
     bert = bertsmith.load(options.model, device=options.device, precision=options.precision)
     texts = list(texts_of(bert, DISTINCT))
@@ -114,11 +124,11 @@ def main() -> None:
         print_table([(form, each) for each in made], capacities)
     held = [judged(form, each, capacities) for form, each in rounds]
     held += [drained(form, bench, capacities[form], route.path) for form in forms if form.batching == "on"]
-    if options.out:
+    if options.json:
         told = [measures(form, made) for form, made in rounds]
         capacity = {str(form): rate for form, rate in capacities.items()}
-        write_json(options.out, {"capacity": capacity, "rounds": told})
-    sys.exit(0 if all(held) else 1)
+        write_json(options.json, {"capacity": capacity, "rounds": told})
+    return all(held)
 
 
 def parse() -> argparse.Namespace:
@@ -126,6 +136,8 @@ def parse() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", type=Path, default=default_model())
+    parser.add_argument("--shape", help="minilm, base, ...: a random model in the place of --model")
+    parser.add_argument("--vocab", type=Path, help="a folder with a tokenizer, for --shape")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--precision", default="fp32", help="in bf16, batches of other shapes differ by more")
     parser.add_argument("--route", default="next", choices=ROUTES)
@@ -138,8 +150,10 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--http-processes", type=int, nargs="+", default=[None], help="one server for each")
     parser.add_argument("--queue-requests", type=int, help="that may wait; without it a third of the clients")
     parser.add_argument("--src", type=Path, help="of the checkout whose server is asked; else this one's")
-    parser.add_argument("--out", type=Path, help="write what was measured as JSON")
+    parser.add_argument("--json", type=Path, help="write what was measured")
     options = parser.parse_args()
+    if options.shape is not None and options.vocab is None:
+        parser.error("--shape needs --vocab, a folder with a tokenizer")
     if options.queue_requests is None:
         # As many may be at work as wait, and somebody must be left to be refused.
         options.queue_requests = max(1, options.clients // 3)

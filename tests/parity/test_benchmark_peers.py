@@ -65,14 +65,14 @@ def test_vectors_are_made_with_a_tokenizer_that_gives_no_segments(tmp_path, monk
 
 
 def test_contenders_take_turns_and_the_fastest_form_wins():
-    from rounds import fastest, in_turn
+    from rounds import fastest, in_turn, narrowed
 
     met = []
     rates = in_turn({name: lambda name=name: met.append(name) or 1.0 for name in "ab"}, 3)
     assert met == list("ababab") and {name: len(each) for name, each in rates.items()} == {"a": 3, "b": 3}
 
     def make(form):
-        if form == "broken":
+        if "broken" in form:
             raise RuntimeError("no such kernel")
         return lambda: float(form)
 
@@ -80,7 +80,11 @@ def test_contenders_take_turns_and_the_fastest_form_wins():
     assert fastest(["1", "broken", "1000000"], make, tried) == "1000000"
     assert tried["broken"] == 0.0 and tried["1"] > 0
     with pytest.raises(SystemExit):
-        fastest(["broken"], make, {})
+        fastest(["broken", "broken too"], make, {})
+    assert fastest(["broken"], make, {}) == "broken"  # nothing to choose from: its rounds will tell
+    assert narrowed(["a mask", "no mask", "none"], "mask") == ["a mask", "no mask"]
+    with pytest.raises(SystemExit, match="in none of a mask; none"):
+        narrowed(["a mask", "none"], "graphs")
 
 
 def test_kernels_are_put_into_classes_and_gaps_are_what_is_left():
