@@ -222,10 +222,30 @@ def linear_4bit(values_TI: Tensor, packed: Tensor, sizes: tuple[int, int, int]) 
 # ---- the compiler
 
 
+addmm, addmm_ = torch.ops.aten.addmm.default, torch.ops.aten.addmm_.default
+
+
 def compiled_whole(function: Callable[P, R]) -> Callable[P, R]:
     """The function as one compiled graph, without the compiler's remark on how it splits a softmax."""
+    # The compiler takes two seconds to load, and our pass loads it.
+    from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
+
+    from bertsmith.model import in_place_sums
+
+    class InPlaceSums(CustomGraphPass):
+        def __call__(self, graph: torch.fx.Graph) -> None:
+            in_place_sums.add_in_place(graph)
+
+        def uuid(self) -> bytes:  # a graph in torch's cache was compiled with this very pass
+            return get_hash_for_files((in_place_sums.__file__,))
+
     warnings.filterwarnings("ignore", r"\s*Online softmax is disabled", UserWarning)
-    return torch.compile(function, fullgraph=True)
+    return torch.compile(function, fullgraph=True, options={"post_grad_custom_post_pass": InPlaceSums()})
+
+
+def place_of(tensor: Tensor) -> int:
+    """Where a tensor lies, also one without data; views of one another lie at the same place."""
+    return int(tensor.untyped_storage()._cdata)
 
 
 def mark_dynamic(tensor: Tensor) -> None:
