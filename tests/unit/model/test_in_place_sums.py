@@ -141,7 +141,8 @@ class Joint(torch.autograd.Function):
         return joint(gradient)
 
 
-def test_what_is_compiled_has_the_gradients_of_what_is_not(monkeypatch):
+def test_what_is_compiled_has_the_gradients_of_what_is_not(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # nothing is found there
     stream = torch.Generator().manual_seed(0)
     x, *weights = (
         torch.randn(shape, generator=stream, requires_grad=True) for shape in ((24, 16), (32, 16), (16, 32))
@@ -152,17 +153,14 @@ def test_what_is_compiled_has_the_gradients_of_what_is_not(monkeypatch):
         add_in_place(graph, JOINT)
         changed.append(len(graph.find_nodes(op="call_function", target=aten.addmm_.default)))
 
-    def layers(x):
-        for _ in range(3):
-            x = Joint.apply(x, torch.relu(x @ weights[0].T) @ weights[1].T * 0.1)
-        return x.square().sum()
+    def layer(x):
+        return Joint.apply(x, (x @ weights[0].T) @ weights[1].T).sum()
 
-    plain = torch.autograd.grad(layers(x), (x, *weights))
+    plain = torch.autograd.grad(layer(x), (x, *weights))
     monkeypatch.setattr(in_place_sums, "add_in_place", watched)
-    with torch._inductor.config.patch(force_disable_caches=True):
-        ours = torch.autograd.grad(compiled_whole(layers)(x), (x, *weights))
+    ours = torch.autograd.grad(compiled_whole(layer)(x), (x, *weights))
     torch.testing.assert_close(ours, plain)
-    assert sum(changed) == 3
+    assert sum(changed) == 1
 
 
 def test_the_joint_has_the_name_by_which_it_is_known():
