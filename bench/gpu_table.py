@@ -2,7 +2,7 @@
 
     python bench/gpu_table.py --store store --glue glue --squad squad --vocab minilm-l6 --out figures
     python bench/gpu_table.py --store store --vocab minilm-l6 --out figures --only pretraining-512 inference
-    python bench/gpu_table.py --store store --vocab minilm-l6 --out figures --known   # half an hour
+    python bench/gpu_table.py --store store --vocab minilm-l6 --out figures --known
 
 Most of the time goes into compiling forms of the peers. So the benchmarks are first run side by side with one
 step each, which fills torch's cache on disk, and then one after the other, with the GPU to themselves; or

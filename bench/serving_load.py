@@ -98,8 +98,10 @@ def main() -> None:
     options = parse()
     with tempfile.TemporaryDirectory() as scratch:
         if options.shape is not None:
-            from random_model import random_folder  # with transformers, which nothing else here asks for
+            from random_model import SHAPES, random_folder  # with transformers, which nothing else asks for
 
+            if options.shape not in SHAPES:
+                sys.exit(f"--shape {options.shape}: there are {', '.join(SHAPES)}")
             options.model = random_folder(Path(scratch) / options.shape, options.shape, options.vocab)
         sys.exit(0 if measure(options) else 1)
 

@@ -25,6 +25,8 @@ few values spill. There only one fits anyway of heads wider than 64."""
 SMALLEST_TILE = 32
 COUNTERS = 16
 """Of dropout for each token and head: 8 keys each."""
+LOG2_E = tl.constexpr(1.4426950408889634)
+"""A GPU has powers of 2."""
 UNALIGNED = ["starts", "seed"]
 """Read one by one, wherever they lie: another address must not ask for another kernel within a recording."""
 
@@ -375,7 +377,6 @@ def _turns(cosine, sine, start, real_N1, PAIRS: tl.constexpr, TILE: tl.constexpr
 @triton.jit
 def _softmax(query_NK, key_NK, scale, length, TILE: tl.constexpr):
     """What each query gives each key [N, N], at most 1, and the sum of it for each query."""
-    LOG2_E: tl.constexpr = 1.4426950408889634
     scores_NN = tl.dot(query_NK, tl.trans(key_NK))
     scores_NN = tl.where((tl.arange(0, TILE) < length)[None, :], scores_NN, -float("inf"))
     highest_N = tl.max(scores_NN, 1)

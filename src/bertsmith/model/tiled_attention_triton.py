@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from bertsmith.model.short_attention_triton import (
+    LOG2_E,
     UNALIGNED,
     Gradients,
     differentiate_into,
@@ -245,7 +246,6 @@ def tiled_attention_to_keys(
     if (length > WHOLE) & (first < length):
         half = gradient.dtype.element_ty
         kept_scale = 65536.0 / (65536 - DROPPED)
-        LOG2_E: tl.constexpr = 1.4426950408889634
         key_N = first + tl.arange(0, KEYS)
         real_N1 = (key_N < length)[:, None]
         start_of_head = _first(start, head, 3 * HEADS, WIDTH)
@@ -295,7 +295,6 @@ def tiled_attention_to_keys(
 @triton.jit
 def _scores(query_MK, key_NK, scale, real_N):
     """Powers of 2 whose quotients are the softmax; a key behind the last has none."""
-    LOG2_E: tl.constexpr = 1.4426950408889634
     scores_MN = tl.dot(query_MK, tl.trans(key_NK)) * (scale * LOG2_E)
     return tl.where(real_N[None, :], scores_MN, -float("inf"))
 

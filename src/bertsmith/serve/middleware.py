@@ -205,7 +205,8 @@ class Draining:
 class LoadShedding:
     """Rejects requests for predictions while there is no room for them, before key and body are looked at.
 
-    These were let in at the same moment: all that has arrived is parsed before the first of it is counted.
+    What comes here while there is none came in a burst, which is parsed before the first of it is counted, or
+    behind another request of its connection.
     """
 
     def __init__(self, app: ASGIApp, status: ServerStatus, models: ModelRegistry, limits: Limits) -> None:
