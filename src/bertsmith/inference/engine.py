@@ -7,7 +7,6 @@ of them. Batches of their own have nothing to wait for.
 
 import math
 import os
-import platform
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +25,7 @@ from bertsmith.core.processes import finished_in_order
 from bertsmith.core.progress import progress_bar
 from bertsmith.inference.text_reader import Integers, Reader, Sequences, TextInput, as_list
 from bertsmith.model.network import Network
+from bertsmith.model.torch_internals import ON_ARM
 from bertsmith.packed import PackedBatch, copied_to_host, pack
 from bertsmith.text.tokenizer import Encoded, Tokenizer
 
@@ -49,7 +49,7 @@ WARM_UP_LENGTHS = (32, 64, 128, 512)
 """The kernels of attention differ by the longest text of a batch: up to each of these, and beyond."""
 MIN_STREAM_TOKENS = 512
 """Of a batch for one core: of fewer, uneven halves leave a core idle for longer than sharing costs."""
-MAX_STREAMS = 2 if platform.machine().lower() in ("aarch64", "arm64") else sys.maxsize
+MAX_STREAMS = 2 if ON_ARM else sys.maxsize
 """On ARM each product takes all cores whatever a thread sets: two of them side by side are still a gain on
 two cores, but many times many threads are none."""
 

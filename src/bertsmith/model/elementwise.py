@@ -5,14 +5,13 @@ Bernoulli numbers one by one; four of ours come from one number of the same gene
 """
 
 import math
-import platform
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-ON_ARM = platform.machine() in ("aarch64", "arm64")
+from bertsmith.model.torch_internals import ON_ARM
 
 
 def gelu(values: Tensor) -> Tensor:

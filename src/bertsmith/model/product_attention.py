@@ -3,9 +3,10 @@
 Shapes: T packed tokens, H heads, K head width; in one group G sequences of N rows, filler included, B = G * H
 of them for each head; X rows of all groups and heads, in the order (group, sequence, head, row).
 
-torch's fused CPU kernel knows no dropout and has to run twice for it, while MKL and oneDNN do a batch of
-small products at once; elsewhere products must be larger to be worth a call each. All groups are laid out by
-one copy and laid back by another, so that a group costs little more than its products.
+torch's fused CPU kernel knows no dropout and has to run twice for it. MKL and oneDNN do a batch of small
+products at once; OpenBLAS does one after the other, and quickly where oneDNN is out of the way
+(`torch_internals.blas_products`). All groups are laid out by one copy and laid back by another, so that a
+group costs little more than its products.
 """
 
 from dataclasses import dataclass
@@ -23,27 +24,25 @@ from bertsmith.model.torch_internals import has_mkl, softmax_backward
 from bertsmith.packed import Layout
 
 MKL = has_mkl()
-"""Without it (on ARM) torch computes a batch of small products one after the other, each by all threads: with
-more threads than one, the fused kernel is faster."""
-MIN_MEAN_LENGTH = 96
-"""Without MKL, of shorter sequences on average the fused kernel is as fast; measured on a Neoverse N1."""
+MAX_THREADS = 2
+"""Without MKL (on ARM) torch computes a batch of small products one after the other: with more threads, the
+fused kernel, which shares them out, is faster."""
 MAX_LENGTH = 128
 """Of longer sequences the fused kernel spares more, as it keeps no scores in memory."""
-GROUP_COST = 100_000
-"""What a group costs by itself, in scores of all heads that could be computed instead."""
+GROUP_COST = 100_000 if MKL else 50_000
+"""What a group costs by itself, in scores of all heads that could be computed instead; measured on a Xeon and
+on a Neoverse N1."""
 
 
-def products_take(query_THK: Tensor, layout: Layout, rule: AttentionRule) -> bool:
+def products_take(_query_THK: Tensor, layout: Layout, rule: AttentionRule) -> bool:
     """Whether this form is the fastest for these sequences."""
-    if torch.compiler.is_compiling():  # it looks at the lengths, which a traced graph must not do
-        return False
-    large = MKL or len(query_THK) >= MIN_MEAN_LENGTH * (len(layout.starts_S1) - 1)
-    return large and products_fit(layout.longest, rule.dropout)
+    # It looks at the lengths, which a traced graph must not do.
+    return not torch.compiler.is_compiling() and products_fit(layout.longest, rule.dropout)
 
 
 def products_fit(longest: int, dropout: float) -> bool:
     """Whether sequences of at most so many tokens may be for this form on a CPU."""
-    worth = MKL or (torch.get_num_threads() == 1 and longest >= MIN_MEAN_LENGTH)
+    worth = MKL or torch.get_num_threads() <= MAX_THREADS
     return dropout > 0 and worth and longest <= MAX_LENGTH
 
 

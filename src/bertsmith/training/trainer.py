@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor
 from bertsmith.core.errors import UserError
 from bertsmith.core.seeds import key_of
 from bertsmith.model.torch_internals import (
+    blas_products,
     enable_onednn,
     fill_new_memory,
     new_memory_is_filled,
@@ -38,6 +39,7 @@ NORMS_NEEDED = 32
 CLIP_EPSILON = 1e-6
 """Added to the norm as torch's own clipping does."""
 Precision = Literal["fp32", "bf16", "fp16"]
+HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 Skip = Literal["", "not a number", "spike", "taken back", "overflow"]
 """Why a gradient was not used, or nothing; taken back: the step was launched before a rollback; overflow: the
 loss scale was too large for fp16 and is smaller now."""
@@ -404,9 +406,10 @@ def _gradients(trainer: Trainer, micros: Sequence[Micro], loss_scales: Tensor) -
     optimizer.zero_grad(set_to_none=True)
     loss_scales = loss_scales.to(world.device, non_blocking=True)
     total: Tensor | None = None
+    dtype = HALF.get(trainer.precision, torch.float32)
     for number, micro in enumerate(micros, start=1):
         batch = micro.to(world.device, non_blocking=True)
-        with accumulating(trainer.objective, last=number == len(micros)):
+        with accumulating(trainer.objective, last=number == len(micros)), blas_products(dtype, world.device):
             with autocast(world.device, trainer.precision):
                 loss, sums = trainer.objective(batch, loss_scales)
             (loss if trainer.scaler is None else trainer.scaler.scale(loss)).backward()
@@ -448,7 +451,7 @@ def choose_precision(
 
 def autocast(device: torch.device, precision: Precision) -> AbstractContextManager[object]:
     """bf16 or fp16 products over fp32 weights, or nothing."""
-    half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
+    half = HALF.get(precision)
     return nullcontext() if half is None else torch.autocast(device.type, half)
 
 

@@ -107,3 +107,59 @@ def test_compiling_silences_one_remark_of_the_compiler_and_no_other():
         warnings.warn("\nOnline softmax is disabled on the fly since Inductor decides", stacklevel=1)
         warnings.warn("something else", stacklevel=1)
     assert [str(each.message) for each in told] == ["something else"]
+
+
+# ---- who multiplies on ARM
+
+
+@pytest.fixture
+def on_arm(monkeypatch):
+    """An ARM machine where oneDNN computes: torch may have given it up in this process."""
+    monkeypatch.setattr(torch_internals, "ON_ARM", True)
+    before = torch_internals.onednn_is_enabled()
+    torch_internals.enable_onednn(True)
+    yield
+    torch_internals.enable_onednn(before)
+
+
+def inside(dtype=torch.float32, device="cpu"):
+    return torch_internals.blas_products(dtype, torch.device(device))
+
+
+def test_blas_multiplies_in_fp32_on_arm_and_only_inside(on_arm):
+    assert torch_internals.onednn_is_enabled()
+    with inside():
+        assert not torch_internals.onednn_is_enabled()
+        with inside():
+            pass
+        assert not torch_internals.onednn_is_enabled()
+    assert torch_internals.onednn_is_enabled()
+    for other in (inside(torch.bfloat16), inside(device="meta")):
+        with other:
+            assert torch_internals.onednn_is_enabled()
+    with pytest.raises(ZeroDivisionError), inside():
+        raise ZeroDivisionError
+    assert torch_internals.onednn_is_enabled()
+
+
+def test_blas_goes_on_until_the_last_thread_has_left(on_arm):
+    first, second = inside(), inside()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert not torch_internals.onednn_is_enabled()
+    second.__exit__(None, None, None)
+    assert torch_internals.onednn_is_enabled()
+
+
+def test_what_a_user_turned_off_stays_off(on_arm):
+    torch_internals.enable_onednn(False)
+    with inside():
+        pass
+    assert not torch_internals.onednn_is_enabled()
+
+
+def test_elsewhere_nothing_is_changed(on_arm, monkeypatch):
+    monkeypatch.setattr(torch_internals, "ON_ARM", False)
+    with inside():
+        assert torch_internals.onednn_is_enabled()

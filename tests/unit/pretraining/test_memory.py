@@ -57,7 +57,7 @@ def saved_bytes(network, work):
 def _each_form_of_attention(request, monkeypatch):
     """Where MKL is, short sequences with dropout are computed as products, which keep their probabilities."""
     monkeypatch.setattr("bertsmith.model.product_attention.MKL", request.param)
-    monkeypatch.setattr("bertsmith.model.product_attention.MIN_MEAN_LENGTH", 1000)
+    monkeypatch.setattr("bertsmith.model.product_attention.MAX_THREADS", 0)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
