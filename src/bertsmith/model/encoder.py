@@ -21,6 +21,7 @@ from bertsmith.model.encoder_config import EncoderConfig
 from bertsmith.model.fused_gelu import gated_gelu, linear_gelu
 from bertsmith.model.residual_norm import residual_norm
 from bertsmith.model.rotary import NormalisedRotary, Rotary
+from bertsmith.model.sentence_attention import attend_once, once_takes
 from bertsmith.model.short_attention import attend_within, sums_bias_of, within_takes
 from bertsmith.model.watched_attention import WatchedAttention
 from bertsmith.packed import Layout, PackedBatch
@@ -117,10 +118,19 @@ class SelfAttention(nn.Module):
         self.training_rule, self.rule = rule, replace(rule, dropout=0.0)
 
     def forward(self, hidden_TD: Tensor, batch: PackedBatch, attend: Attend, rows: Rows = ALL) -> Tensor:
-        mixed_THK = self._mixed(hidden_TD, batch, attend)
-        # Every row is a key and a value for the wanted ones; from here on only these are computed.
-        output_RD: Tensor = self.output(mixed_THK.flatten(1)[rows])
+        if self._attends_once(hidden_TD, batch.layout, attend, rows):
+            assert isinstance(rows, Tensor), "one row of each sequence"
+            mixed_RJ = attend_once(self, hidden_TD, rows, batch.layout, self.training_rule.dropout).flatten(1)
+        else:
+            # Every row is a key and a value for the wanted ones; from here on only these are computed.
+            mixed_RJ = self._mixed(hidden_TD, batch, attend).flatten(1)[rows]
+        output_RD: Tensor = self.output(mixed_RJ)
         return output_RD
+
+    def _attends_once(self, hidden_TD: Tensor, layout: Layout, attend: Attend, rows: Rows) -> bool:
+        """Whether what learns is one row of each sequence, and cheaper by itself."""
+        plain = self.training and attend is packed_attention and self.rotary is None
+        return plain and once_takes(self.project, hidden_TD, rows, layout, self.training_rule)
 
     def _mixed(self, hidden_TD: Tensor, batch: PackedBatch, attend: Attend) -> Tensor:
         layout, rule = batch.layout, self.training_rule if self.training else self.rule
