@@ -40,6 +40,11 @@ def run_world(size: int, function: Callable[..., Any], *arguments: Any) -> list[
         return run_processes(size, _connected, Path(folder) / "store", size, function, arguments)
 
 
+def in_turn(world: World, jobs: list[tuple[Any, ...]]) -> list[Any]:
+    """What each `function(world, *arguments)` returns: one start of processes for several functions."""
+    return [function(world, *arguments) for function, *arguments in jobs]
+
+
 def meeting() -> int:
     """The port of a store for one start of two processes, open already: nobody can take it before them."""
     store = distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)

@@ -3,6 +3,7 @@
 import errno
 import os
 import resource
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ from bertsmith.training.checkpoint import (
 from bertsmith.training.distributed import ALONE, World, share_work
 from bertsmith.training.optimizers import build_optimizer
 from tests.tiny_training import TinyObjective, fingerprint, take_step, trained
-from tests.worlds import run_world
+from tests.worlds import in_turn, run_world
 
 STATE = TrainingState(step=7, tokens=2**40 + 1, seconds=12.75, scalars={"loss": 0.1, "window": [1.5, None]})
 
@@ -41,24 +42,50 @@ def load(world: World, folder: Path, how: str, model_type: str = "bert") -> dict
     return fingerprint(objective, optimizer)
 
 
-def in_world(size: int, function, *arguments) -> list:
-    return [function(ALONE, *arguments)] if size == 1 else run_world(size, function, *arguments)
+MOVES = [
+    ((2, "ddp"), (1, "ddp")),
+    ((1, "ddp"), (2, "ddp")),
+    ((2, "fsdp"), (1, "ddp")),
+    ((1, "ddp"), (2, "fsdp")),
+    ((2, "ddp"), (4, "fsdp")),  # four share out two rows of the pair head: two of them hold none
+    ((4, "fsdp"), (2, "fsdp")),
+]
+"""By how many processes, sharing their work how, a state is written, and by which it is read."""
+STARTS = (1, 2, 4, 2, 1)
+"""Processes started one after the other: each start writes what it can, and reads what was written."""
+Fingerprints = tuple[dict[str, str], ...]
 
 
-@pytest.mark.parametrize(
-    ("written_by", "read_by"),
-    [
-        ((2, "ddp"), (1, "ddp")),
-        ((1, "ddp"), (2, "ddp")),
-        ((2, "fsdp"), (1, "ddp")),
-        ((1, "ddp"), (2, "fsdp")),
-        ((2, "ddp"), (4, "fsdp")),  # four share out two rows of the pair head: two of them hold none
-        ((4, "fsdp"), (2, "fsdp")),
-    ],
-)
-def test_a_state_moves_between_worlds_to_the_bit(tmp_path, written_by, read_by):
-    saved = in_world(written_by[0], save, tmp_path, written_by[1])
-    loaded = in_world(read_by[0], load, tmp_path, read_by[1])
+@dataclass(frozen=True)
+class Moved:
+    """The states as each process had them: by who wrote them, and by who wrote and who read them."""
+
+    saved: dict[tuple[int, str], Fingerprints]
+    loaded: dict[tuple[tuple[int, str], tuple[int, str]], Fingerprints]
+
+
+@pytest.fixture(scope="module")
+def moved(tmp_path_factory: pytest.TempPathFactory) -> Moved:
+    folder, found = tmp_path_factory.mktemp("moved"), Moved({}, {})
+    for size in STARTS:
+        writes = [by for by in dict(MOVES) if by[0] == size and by not in found.saved]
+        reads = [
+            (by, to)
+            for by, to in MOVES
+            if to[0] == size and (by in found.saved or by in writes) and (by, to) not in found.loaded
+        ]
+        jobs = [(save, folder / f"{by[0]}-{by[1]}", by[1]) for by in writes]
+        jobs += [(load, folder / f"{by[0]}-{by[1]}", to[1]) for by, to in reads]
+        answers = [in_turn(ALONE, jobs)] if size == 1 else run_world(size, in_turn, jobs)
+        by_job = list(zip(*answers, strict=True))
+        found.saved.update(zip(writes, by_job[: len(writes)], strict=True))
+        found.loaded.update(zip(reads, by_job[len(writes) :], strict=True))
+    return found
+
+
+@pytest.mark.parametrize(("written_by", "read_by"), MOVES)
+def test_a_state_moves_between_worlds_to_the_bit(moved, written_by, read_by):
+    saved, loaded = moved.saved[written_by], moved.loaded[written_by, read_by]
     assert [found == saved[0] for found in saved + loaded] == [True] * (written_by[0] + read_by[0])
     assert {name.split(".")[-1] for name in saved[0] if name.startswith("optimizer.")} == {
         *("step", "exp_avg", "exp_avg_sq")
@@ -87,12 +114,28 @@ def load_and_learn_on(world: World, folder: Path, how: str, algorithm: str) -> d
     return fingerprint(objective, optimizer)
 
 
-@pytest.mark.parametrize(
-    ("how", "algorithm"), [("ddp", "adamw"), ("fsdp", "adamw"), ("fsdp", "lamb"), ("fsdp", "muon")]
-)
-def test_a_continued_run_takes_the_same_next_step_to_the_bit(tmp_path, how, algorithm):
-    straight = run_world(2, learn_save_and_learn_on, tmp_path, how, algorithm)
-    assert run_world(2, load_and_learn_on, tmp_path, how, algorithm) == straight
+CONTINUED = [("ddp", "adamw"), ("fsdp", "adamw"), ("fsdp", "lamb"), ("fsdp", "muon")]
+
+
+@pytest.fixture(scope="module")
+def continued(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], list[Fingerprints]]:
+    """What the processes of an uninterrupted run end with, and those that were started to continue it."""
+    folder = tmp_path_factory.mktemp("continued")
+    places = [(folder / f"{how}-{algorithm}", how, algorithm) for how, algorithm in CONTINUED]
+    starts = [
+        run_world(2, in_turn, [(learn, *place) for place in places])
+        for learn in (learn_save_and_learn_on, load_and_learn_on)
+    ]
+    return {
+        case: [tuple(of_rank[number] for of_rank in start) for start in starts]
+        for number, case in enumerate(CONTINUED)
+    }
+
+
+@pytest.mark.parametrize(("how", "algorithm"), CONTINUED)
+def test_a_continued_run_takes_the_same_next_step_to_the_bit(continued, how, algorithm):
+    straight, resumed = continued[how, algorithm]
+    assert len(straight) == 2 and resumed == straight
 
 
 def look_then_save(world: World, folder: Path) -> tuple[bool, dict[str, str]]:
