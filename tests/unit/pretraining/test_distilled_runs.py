@@ -30,6 +30,7 @@ from tests.tiny_runs import (
     tiny_recipe,
     tiny_store,
     tiny_tokenizer,
+    without_pictures,
 )
 
 DISTILLED = ("examples.objective=distilled", "examples.pairs=doc-sentences", "masking.smoothing=0.7")
@@ -42,7 +43,8 @@ EVERY = ("distill.hidden_weight=1", "distill.attention_weight=1", "distill.relat
 def teacher(store: TokenStore, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model folder whose layers do so much that leaving some out is a loss."""
     folder = tmp_path_factory.mktemp("teacher")
-    run_tiny(store, folder / "run", *PLAIN, "run.steps=1")
+    with without_pictures():
+        run_tiny(store, folder / "run", *PLAIN, "run.steps=1")
     network = read_model(folder / "run" / "model").network
     with torch.no_grad():
         for parameter in network.parameters():
@@ -56,7 +58,8 @@ def teacher(store: TokenStore, tmp_path_factory: pytest.TempPathFactory) -> Path
 def student(store: TokenStore, teacher: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run; not to be changed."""
     out = tmp_path_factory.mktemp("student") / "run"
-    assert run_tiny(store, out, *of(teacher)).state == "finished"
+    with without_pictures():
+        assert run_tiny(store, out, *of(teacher)).state == "finished"
     return out
 
 

@@ -16,7 +16,7 @@ from bertsmith.pretraining.run_setup import EarlyStopping
 from bertsmith.recipe.distill_section import DistillSection
 from bertsmith.training.distributed import ALONE
 from tests.tiny import tiny_network
-from tests.tiny_runs import Listener, metrics_of, run_tiny, stop_at, tiny_recipe
+from tests.tiny_runs import Listener, metrics_of, run_tiny, stop_at, tiny_recipe, without_pictures
 
 LINE = 7.0
 ABSURD = ("optim.peak_lr=3.0", "run.steps=60", "run.log_every_steps=2", "run.evaluate_every_steps=60")
@@ -80,13 +80,14 @@ def test_gradient_norms_that_explode_are_named():
 def flat(store, tmp_path_factory) -> tuple[PretrainingResult, Listener]:
     """A run at an absurd learning rate that is ended as soon as it is seen not to learn."""
     out, listener = tmp_path_factory.mktemp("flat") / "run", Listener()
-    result = pretrain(
-        tiny_recipe(*ABSURD),
-        store=store.folder,
-        out=out,
-        callback=listener,
-        early_stopping=EarlyStopping(if_flat=True),
-    )
+    with without_pictures():
+        result = pretrain(
+            tiny_recipe(*ABSURD),
+            store=store.folder,
+            out=out,
+            callback=listener,
+            early_stopping=EarlyStopping(if_flat=True),
+        )
     return result, listener
 
 
