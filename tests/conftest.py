@@ -1,6 +1,7 @@
 """Two tiers of counts (`--full`), and GPU tests that say why they are skipped."""
 
 import gc
+import logging
 import os
 import shutil
 import signal
@@ -17,6 +18,8 @@ def pytest_configure(config: pytest.Config) -> None:
     gc.disable()  # while modules are loaded, which make next to no garbage
     # A shell that starts the tests in the background has Ctrl-C ignored in them and in all they start.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Torch notes each call while a state is saved, and pytest keeps every note: a twentieth of a run's time.
+    logging.getLogger("c10d-NullHandler-dcp_logger").disabled = True
     # What a run keeps for later runs must not outlive the tests, nor come from the user's own.
     # A worker's is inside that of the process that started it, which clears up after a killed worker too.
     place = os.environ["XDG_CACHE_HOME"] if hasattr(config, "workerinput") else None
