@@ -51,23 +51,36 @@ def seen(opened: Visit) -> Iterator[Visit]:
     assert opened.strangers == []
 
 
+@pytest.fixture(scope="package")
+def disconnected(browser: Browser) -> Iterator[Page]:
+    """A page for the views of all tests, without a network."""
+    with browser.new_context(**DESK, offline=True) as context:
+        yield context.new_page()
+
+
 @pytest.fixture
-def view(browser: Browser, tmp_path: Path) -> Iterator[Callable[[str, dict[str, Any]], Page]]:
+def view(disconnected: Page, tmp_path: Path) -> Iterator[Callable[[str, dict[str, Any]], Page]]:
     """Gives the page of a view, which may complain of nothing and ask nobody for anything."""
     said: list[str] = []
     asked: list[str] = []
-    with browser.new_context(**DESK, offline=True) as context:
-        page = context.new_page()
-        page.on("console", lambda line: said.append(line.text))
-        page.on("pageerror", lambda error: said.append(str(error)))
-        page.on("request", lambda request: asked.append(request.url))
+    listeners: dict[Any, Callable[[Any], None]] = {
+        "console": lambda line: said.append(line.text),
+        "pageerror": lambda error: said.append(str(error)),
+        "request": lambda request: asked.append(request.url),
+    }
+    disconnected.set_viewport_size(DESK["viewport"])
+    disconnected.emulate_media(color_scheme=DESK["color_scheme"])
+    for event, listener in listeners.items():
+        disconnected.on(event, listener)
 
-        def show(script: str, data: dict[str, Any]) -> Page:
-            write_view(tmp_path / "view.html", script, data, title="A view")
-            page.goto((tmp_path / "view.html").as_uri())
-            page.wait_for_selector("main[data-ready]")
-            return page
+    def show(script: str, data: dict[str, Any]) -> Page:
+        write_view(tmp_path / "view.html", script, data, title="A view")
+        disconnected.goto((tmp_path / "view.html").as_uri())
+        disconnected.wait_for_selector("main[data-ready]")
+        return disconnected
 
-        yield show
-        assert said == []
-        assert [url for url in asked if not url.startswith(("file:", "data:"))] == []
+    yield show
+    for event, listener in listeners.items():
+        disconnected.remove_listener(event, listener)
+    assert said == []
+    assert [url for url in asked if not url.startswith(("file:", "data:"))] == []
