@@ -77,6 +77,8 @@ def test_minutes_are_a_budget_in_minutes(store, tmp_path):
 
 def test_short_options_are_keys_of_the_recipe(store, tmp_path):
     options = ("--batch", "3", "--max-length", "32", "--device", "cpu", "--precision", "bf16")
+    small = ("model.layers=2", "model.width=32", "model.heads=2", "model.inner=64")
+    small += ("examples.held_out_fraction=0.2", "run.evaluation_sequences=8")
     result = CliRunner().invoke(
         app,
         [
@@ -90,7 +92,7 @@ def test_short_options_are_keys_of_the_recipe(store, tmp_path):
                 "1",
                 *options,
             ),
-            *("--set", "examples.held_out_fraction=0.2"),
+            *(part for override in small for part in ("--set", override)),
         ],
         catch_exceptions=False,
     )
