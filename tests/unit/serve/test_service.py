@@ -281,6 +281,12 @@ def test_whoever_is_sent_away_may_come_when_the_first_model_has_room(two):
 # ---- tokens
 
 
+@pytest.fixture(scope="module")
+def everything(folders):
+    """A server of a model for each route; what a test changes it changes back."""
+    return application_of({name: folders[name] for name in folders if name != "topics"})
+
+
 @pytest.mark.parametrize(
     ("path", "body"),
     [
@@ -296,18 +302,17 @@ def test_whoever_is_sent_away_may_come_when_the_first_model_has_room(two):
         ("/look/senses", {"word": "cat", "sentences": ["the cat", "a cat"], "model": "toy"}),
     ],
 )
-def test_texts_are_tokenised_once(path, body, folders, monkeypatch):
-    assert len(tokenisings(path, body, folders, monkeypatch)) == 1
+def test_texts_are_tokenised_once(path, body, everything, monkeypatch):
+    assert len(tokenisings(everything, path, body, monkeypatch)) == 1
 
 
-def test_the_words_of_a_tagger_are_tokenised_once_beside_their_text(folders, monkeypatch):
+def test_the_words_of_a_tagger_are_tokenised_once_beside_their_text(everything, monkeypatch):
     body = {"texts": ["the cat sits in paris.", "tea"], "model": "names"}
-    assert len(tokenisings("/tag", body, folders, monkeypatch)) == 2  # as it was trained: word by word
+    assert len(tokenisings(everything, "/tag", body, monkeypatch)) == 2  # as it was trained: word by word
 
 
-def tokenisings(path, body, folders, monkeypatch):
+def tokenisings(application, path, body, monkeypatch):
     """How often the library gets texts for a request."""
-    application = application_of({name: folders[name] for name in folders if name != "topics"})
     first = post(application, path, body)  # also loads the model, which tokenises texts of its own
     calls = []
     for tokenizer in [model.load().tokenizer for model in application.models]:
