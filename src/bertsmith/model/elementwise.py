@@ -24,7 +24,10 @@ def gelu(values: Tensor) -> Tensor:
 
 
 class _Gelu(torch.autograd.Function):
-    """Keeps its derivative, not its input: the error function, which both need, is computed once."""
+    """Keeps its derivative, not its input: the error function, which both need, is computed once.
+
+    It has no second derivative.
+    """
 
     @staticmethod
     def forward(ctx, values):  # type: ignore[no-untyped-def]

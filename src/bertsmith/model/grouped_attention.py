@@ -21,7 +21,6 @@ from torch import Tensor, library
 from bertsmith.model.attention import AttentionRule
 from bertsmith.model.elementwise import bernoulli_mask, dropout_seed, real_probability
 from bertsmith.model.torch_internals import (
-    blas_products,
     flash_attention_for_cpu,
     flash_attention_for_cpu_backward,
     softmax_backward,
@@ -335,13 +334,11 @@ def grouped_attention(
 
 def _mix_without_gradient(operands_THK: Operands, starts: Tensor, rule: AttentionRule) -> Tensor:
     """The mix alone; `torch.empty_like` and `scatter` are spared where the groups already lie in order."""
-    query_THK = operands_THK.query_GHNK
-    groups = _groups(starts, query_THK, filler=False)
+    groups = _groups(starts, operands_THK.query_GHNK, filler=False)
     parts = []
-    with blas_products(query_THK.dtype, query_THK.device):
-        for group in groups:
-            operands = Operands(*map(group.gather, operands_THK))
-            parts.append(group.problem(operands, rule, None).forward()[0].transpose(1, 2).flatten(0, 1))
+    for group in groups:
+        operands = Operands(*map(group.gather, operands_THK))
+        parts.append(group.problem(operands, rule, None).forward()[0].transpose(1, 2).flatten(0, 1))
     rows = [group.rows for group in groups if isinstance(group.rows, slice)]
     side_by_side = len(rows) == len(groups) and all(one.stop == other.start for one, other in pairwise(rows))
     if side_by_side:  # sorted by length, as an engine's batches are

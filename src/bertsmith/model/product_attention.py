@@ -20,7 +20,7 @@ from torch import Tensor
 from bertsmith.model.attention import AttentionRule
 from bertsmith.model.elementwise import bernoulli_mask, real_probability
 from bertsmith.model.grouped_attention import CACHED_PLANS, groups_by_length, lowered, unseen
-from bertsmith.model.torch_internals import has_mkl, softmax_backward
+from bertsmith.model.torch_internals import has_mkl, onednn_is_enabled, softmax_backward, takes_blas
 from bertsmith.packed import Layout
 
 MKL = has_mkl()
@@ -34,15 +34,18 @@ GROUP_COST = 100_000 if MKL else 50_000
 on a Neoverse N1."""
 
 
-def products_take(_query_THK: Tensor, layout: Layout, rule: AttentionRule) -> bool:
+def products_take(query_THK: Tensor, layout: Layout, rule: AttentionRule) -> bool:
     """Whether this form is the fastest for these sequences."""
-    # It looks at the lengths, which a traced graph must not do.
-    return not torch.compiler.is_compiling() and products_fit(layout.longest, rule.dropout)
+    if torch.compiler.is_compiling():  # it looks at the lengths, which a traced graph must not do
+        return False
+    quick = MKL or not onednn_is_enabled()
+    return quick and products_fit(layout.longest, rule.dropout, query_THK.dtype)
 
 
-def products_fit(longest: int, dropout: float) -> bool:
-    """Whether sequences of at most so many tokens may be for this form on a CPU."""
-    worth = MKL or torch.get_num_threads() <= MAX_THREADS
+def products_fit(longest: int, dropout: float, dtype: torch.dtype) -> bool:
+    """Whether a step with sequences of at most so many tokens takes this form on a CPU."""
+    few = torch.get_num_threads() <= MAX_THREADS
+    worth = MKL or (few and takes_blas(dtype, torch.device("cpu")))
     return dropout > 0 and worth and longest <= MAX_LENGTH
 
 

@@ -4,12 +4,10 @@ torch may change any of these in a minor version. `pyproject.toml` caps the vers
 `tests/unit/model/test_torch_internals.py` names what another one broke, also for the kernels of a GPU.
 """
 
-import os
 import platform
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from threading import Lock
 from typing import NamedTuple, ParamSpec, TypeVar
 
 import torch
@@ -44,50 +42,25 @@ def enable_onednn(enabled: bool) -> None:
     torch._C._set_mkldnn_enabled(enabled)
 
 
-class _BlasProducts:
-    """Who wants BLAS at the moment: torch's setting holds for all threads, and the last one restores it."""
-
-    def __init__(self) -> None:
-        self.lock, self.users, self.onednn = Lock(), 0, True
-
-    def enter(self) -> None:
-        with self.lock:
-            if not self.users:
-                self.onednn = onednn_is_enabled()
-                enable_onednn(False)
-            self.users += 1
-
-    def leave(self) -> None:
-        with self.lock:
-            self.users -= 1
-            if not self.users:
-                enable_onednn(self.onednn)
-
-    def forget_threads(self) -> None:
-        """A forked process has one thread, whose own uses go on; the lock may have been another one's."""
-        self.lock = Lock()
-
-
-_blas = _BlasProducts()
-os.register_at_fork(after_in_child=_blas.forget_threads)
-
-
 @contextmanager
 def blas_products(dtype: torch.dtype, device: torch.device) -> Iterator[None]:
     """Inside, BLAS multiplies where it is faster than oneDNN, which torch would ask: on ARM, in fp32.
 
     torch gives products with a transposed matrix to oneDNN there, as all linear layers are. Of small ones, 60
     microseconds go to the planning of each; of large ones a Neoverse N1 computes 33 GFLOP/s, and 37 by
-    OpenBLAS.
+    OpenBLAS. It holds for all threads, and the two round differently: not for what runs beside other work.
     """
-    if not (ON_ARM and device.type == "cpu" and dtype == torch.float32):
-        yield
-        return
-    _blas.enter()
+    before = onednn_is_enabled()
+    enable_onednn(before and not takes_blas(dtype, device))
     try:
         yield
     finally:
-        _blas.leave()
+        enable_onednn(before)
+
+
+def takes_blas(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether `blas_products` turns oneDNN off."""
+    return ON_ARM and device.type == "cpu" and dtype == torch.float32
 
 
 def new_memory_is_filled() -> bool:

@@ -12,7 +12,7 @@ from bertsmith.core.errors import UserError
 from bertsmith.model.encoder_config import EncoderConfig
 from bertsmith.model.product_attention import products_fit
 from bertsmith.objectives.linear_cross_entropy import chunk_rows
-from bertsmith.training.trainer import Precision
+from bertsmith.training.trainer import DTYPES, Precision
 
 FP32, BF16, INT64 = 4, 2, 8
 USABLE = 0.85
@@ -155,7 +155,8 @@ def _all_of_a_layer(load: TrainingLoad, block: int) -> int:
 
 def _kept_scores(load: TrainingLoad) -> int:
     """Bytes for each token and head where attention keeps its probabilities and what dropout left of them."""
-    if load.device == "cpu" and products_fit(load.longest, load.config.attention_dropout):
+    dropout, dtype = load.config.attention_dropout, DTYPES[load.precision]
+    if load.device == "cpu" and products_fit(load.longest, dropout, dtype):
         return load.longest * (_value(load) + 1)
     return 0
 

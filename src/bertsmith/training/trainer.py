@@ -39,7 +39,8 @@ NORMS_NEEDED = 32
 CLIP_EPSILON = 1e-6
 """Added to the norm as torch's own clipping does."""
 Precision = Literal["fp32", "bf16", "fp16"]
-HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+"""Of the products of a run."""
 Skip = Literal["", "not a number", "spike", "taken back", "overflow"]
 """Why a gradient was not used, or nothing; taken back: the step was launched before a rollback; overflow: the
 loss scale was too large for fp16 and is smaller now."""
@@ -406,7 +407,7 @@ def _gradients(trainer: Trainer, micros: Sequence[Micro], loss_scales: Tensor) -
     optimizer.zero_grad(set_to_none=True)
     loss_scales = loss_scales.to(world.device, non_blocking=True)
     total: Tensor | None = None
-    dtype = HALF.get(trainer.precision, torch.float32)
+    dtype = DTYPES[trainer.precision]
     for number, micro in enumerate(micros, start=1):
         batch = micro.to(world.device, non_blocking=True)
         with accumulating(trainer.objective, last=number == len(micros)), blas_products(dtype, world.device):
@@ -451,8 +452,7 @@ def choose_precision(
 
 def autocast(device: torch.device, precision: Precision) -> AbstractContextManager[object]:
     """bf16 or fp16 products over fp32 weights, or nothing."""
-    half = HALF.get(precision)
-    return nullcontext() if half is None else torch.autocast(device.type, half)
+    return nullcontext() if precision == "fp32" else torch.autocast(device.type, DTYPES[precision])
 
 
 def loss_scaler(device: torch.device, precision: Precision) -> torch.amp.GradScaler | None:

@@ -157,15 +157,22 @@ def test_not_a_number_stays_in_its_sequence_where_others_share_its_group(form):
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
-def test_products_are_for_dropout_in_short_sequences_and_without_mkl_for_few_threads(monkeypatch, threads):
+@pytest.mark.parametrize("has_mkl", [True, False])
+def test_products_are_for_dropout_in_short_sequences_and_without_mkl_for_few_threads_of_blas(
+    monkeypatch, threads, has_mkl
+):
     _, (query, _, _) = operands(38)
-    dropping = AttentionRule(dropout=0.1)
+    short, dropping = layout_of([7, 31]), AttentionRule(dropout=0.1)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    for has_mkl in (True, False):
-        monkeypatch.setattr("bertsmith.model.product_attention.MKL", has_mkl)
-        assert products_take(query, layout_of([7, 31]), dropping) == (has_mkl or threads <= 2)
-        assert not products_take(query, layout_of([500]), dropping)
-        assert not products_take(query, layout_of([7, 31]), AttentionRule())
+    monkeypatch.setattr("bertsmith.model.torch_internals.ON_ARM", True)
+    monkeypatch.setattr("bertsmith.model.product_attention.MKL", has_mkl)
+    monkeypatch.setattr("bertsmith.model.product_attention.onednn_is_enabled", lambda: False)
+    assert products_take(query, short, dropping) == (has_mkl or threads <= 2)
+    assert products_take(query.bfloat16(), short, dropping) == has_mkl
+    assert not products_take(query, layout_of([500]), dropping)
+    assert not products_take(query, short, AttentionRule())
+    monkeypatch.setattr("bertsmith.model.product_attention.onednn_is_enabled", lambda: True)
+    assert products_take(query, short, dropping) == has_mkl
 
 
 def test_each_form_gives_the_same_without_a_gradient(form):

@@ -19,6 +19,12 @@ LAYOUT = BATCH.layout
 TOKENS = 30
 
 
+@pytest.fixture
+def always_worth(monkeypatch):
+    """However narrow the states are."""
+    monkeypatch.setattr("bertsmith.model.sentence_attention.SEQUENCE_COST", 1)
+
+
 def attention_of(*, bias: bool = True, dropout: float = 0.0) -> SelfAttention:
     torch.manual_seed(0)
     attention = SelfAttention(AttentionShape(24, 3, 4), rule=AttentionRule(dropout=dropout), bias=bias)
@@ -33,7 +39,7 @@ def states(*, dtype: torch.dtype = torch.float64) -> torch.Tensor:
 
 @pytest.mark.parametrize("rows_of", [first_rows, last_rows, lambda _: torch.tensor([3, 5, 17, 20])])
 @pytest.mark.parametrize("bias", [True, False])
-def test_it_gives_what_all_rows_give_and_the_same_gradients(rows_of, bias, monkeypatch):
+def test_it_gives_what_all_rows_give_and_the_same_gradients(rows_of, bias, monkeypatch, always_worth):
     attention, hidden, rows = attention_of(bias=bias), states().requires_grad_(), rows_of(LAYOUT)
     assert once_takes(attention.project, hidden, rows, LAYOUT, attention.training_rule)
     learned = [hidden, *attention.parameters()]
@@ -57,6 +63,7 @@ def test_dropout_drops_its_fraction_of_probabilities_and_scales_what_it_keeps():
         attention.project.weight[48:] = torch.eye(24)
         attention.project.bias[48:] = 0
     rows = first_rows(layout)
+    torch.manual_seed(0)
     kept = attend_once(attention, hidden, rows, layout, 0.25)[:, 0]
     whole = attend_once(attention, hidden, rows, layout, 0.0)[:, 0]
     assert abs((kept == 0).float().mean().item() - 0.25) < 0.05
@@ -75,7 +82,7 @@ def test_with_dropout_the_bias_of_values_counts_as_far_as_its_tokens_are_kept():
         torch.testing.assert_close(tokens, tokens.round(), atol=1e-9, rtol=0)
 
 
-def test_it_is_for_one_row_of_each_sequence_alone():
+def test_it_is_for_one_row_of_each_sequence_alone(always_worth):
     project, hidden, rule = nn.Linear(24, 36), states(dtype=torch.float32), AttentionRule()
 
     def takes(rows, layout=LAYOUT, project=project, hidden=hidden, rule=rule):
@@ -95,10 +102,22 @@ def test_it_is_for_one_row_of_each_sequence_alone():
     assert not takes(rows, project=LoraLinear(project, 3))
     padded = Layout(torch.cat((LAYOUT.starts_S1, LAYOUT.starts_S1[-1:])), LAYOUT.longest)
     assert not takes(first_rows(padded), padded)
-    short = pack([[1, 2]] * 15)
-    assert not takes(first_rows(short.layout), short.layout)
+    assert not takes(torch.tensor([], dtype=torch.long), Layout(torch.tensor([0]), 0), hidden=hidden[:0])
     project.register_forward_hook(lambda *_: None)
     assert not takes(rows)
+
+
+@pytest.mark.parametrize(
+    ("width", "tokens", "threads", "worth"),
+    [(384, 13, 1, True), (384, 13, 16, False), (384, 53, 16, True), (128, 13, 1, False), (128, 30, 1, True)],
+)
+def test_many_small_products_are_not_for_narrow_states_nor_many_threads(
+    monkeypatch, width, tokens, threads, worth
+):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    layout = Layout(torch.arange(0, 9 * tokens, tokens), tokens)
+    project, hidden = nn.Linear(width, 3 * width), torch.zeros(8 * tokens, width)
+    assert once_takes(project, hidden, first_rows(layout), layout, AttentionRule()) == worth
 
 
 def test_only_what_learns_computes_so(monkeypatch):
