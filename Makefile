@@ -1,7 +1,7 @@
 # bertsmith: `make demo` shows it, `make test` proves it. `make` alone lists the rest.
 
 PYTHON ?= python3
-PYTEST_WORKERS ?= 2
+PYTEST_WORKERS ?= 3
 ENV := $(or $(VIRTUAL_ENV),.venv)
 BIN := $(ENV)/bin
 
