@@ -1,6 +1,7 @@
 # bertsmith: `make demo` shows it, `make test` proves it. `make` alone lists the rest.
 
 PYTHON ?= python3
+# For two cores: tests of servers and browsers wait for a third of their time.
 PYTEST_WORKERS ?= 3
 ENV := $(or $(VIRTUAL_ENV),.venv)
 BIN := $(ENV)/bin
