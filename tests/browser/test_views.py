@@ -1,6 +1,9 @@
 """The views of `bertsmith look`: one file each, opened from the disk without a network."""
 
+import time
+
 import pytest
+from playwright.sync_api import Page, expect
 
 import bertsmith
 from bertsmith.inference.introspection import inspect_attention
@@ -18,6 +21,16 @@ def bert():
     return bertsmith.load(device="cpu")
 
 
+def comes_true(page: Page, condition: str, argument: str) -> bool:
+    """Whether a condition is met soon; asked from here, as a view lets nobody evaluate text a second time."""
+    last = time.monotonic() + 10
+    while not page.evaluate(condition, argument):
+        if time.monotonic() > last:
+            return False
+        page.wait_for_timeout(20)
+    return True
+
+
 def test_attention_is_walked_by_keyboard(view, bert):
     data = attention_data(bert, "The animal did not cross the street because it was too tired.")
     page = view("attention_view", data)
@@ -33,7 +46,7 @@ def test_attention_is_walked_by_keyboard(view, bert):
     page.locator("select").first.select_option("0")
     page.wait_for_selector(".map[aria-pressed=true]")
     page.get_by_label("Shade").select_option("read")
-    page.wait_for_function("document.querySelector('[role=status]').textContent.includes('is read by')")
+    expect(page.locator("[role=status]").first).to_contain_text("is read by")
 
 
 def test_maps_of_heads_follow_the_theme_of_the_system(view, bert):
@@ -41,9 +54,9 @@ def test_maps_of_heads_follow_the_theme_of_the_system(view, bert):
     drawn = "document.querySelector('.map canvas').toDataURL()"
     light = page.evaluate(drawn)
     page.emulate_media(color_scheme="dark")
-    page.wait_for_function(f"light => {drawn} !== light", arg=light)
+    assert comes_true(page, f"light => {drawn} !== light", light)
     page.emulate_media(color_scheme="light")
-    page.wait_for_function(f"light => {drawn} === light", arg=light)
+    assert comes_true(page, f"light => {drawn} === light", light)
 
 
 def test_the_shades_are_the_weights(view, bert):

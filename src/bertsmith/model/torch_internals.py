@@ -254,6 +254,7 @@ def compiled_whole(function: Callable[P, R]) -> Callable[P, R]:
     """The function as one compiled graph, without the compiler's remark on how it splits a softmax."""
     # The compiler takes two seconds to load, and our pass loads it.
     from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
+    from torch._inductor.lowering import lowerings, make_fallback, require_contiguous
 
     from bertsmith.model import in_place_sums
 
@@ -264,6 +265,10 @@ def compiled_whole(function: Callable[P, R]) -> Callable[P, R]:
         def uuid(self) -> bytes:  # a graph in torch's cache was compiled with this very pass
             return get_hash_for_files((in_place_sums.__file__,))
 
+    if addmm_ not in lowerings:
+        # The compiler would call torch's own operator anyway, but not where the variable CI is set: there it
+        # wants to know from its developers why they do not take it apart.
+        make_fallback(addmm_, require_contiguous, warn=False)  # type: ignore[no-untyped-call]
     warnings.filterwarnings("ignore", r"\s*Online softmax is disabled", UserWarning)
     return torch.compile(function, fullgraph=True, options={"post_grad_custom_post_pass": InPlaceSums()})
 

@@ -54,7 +54,8 @@ OF_ONEDNN = ("mkldnn::", "onednn::")
 ATTRIBUTES = (
     *("_softmax_backward_data", "_addmm_activation", "_C._get_mkldnn_enabled", "_C._set_mkldnn_enabled"),
     *(f"_C._{verb}_deterministic_fill_uninitialized_memory" for verb in ("get", "set")),
-    *("cpu._is_vnni_supported", "_dynamo.maybe_mark_dynamic", "_inductor.custom_graph_pass"),
+    *("cpu._is_vnni_supported", "_dynamo.maybe_mark_dynamic"),
+    *("_inductor.custom_graph_pass", "_inductor.lowering"),
     *(f"_foreach_{name}" for name in ("add_", "addcmul_", "copy_", "div", "lerp_", "mul_", "norm", "sqrt")),
 )
 
@@ -79,7 +80,8 @@ def test_an_operator_takes_what_it_is_given(name):
 
 @pytest.mark.parametrize("name", ATTRIBUTES)
 def test_a_private_name_is_still_there(name):
-    importlib.import_module("torch._inductor.custom_graph_pass")  # torch itself loads it late
+    for late in ("custom_graph_pass", "lowering"):  # torch itself loads them late
+        importlib.import_module(f"torch._inductor.{late}")
     found = torch
     for part in name.split("."):
         assert hasattr(found, part), f"torch {torch.__version__} has no {name}"
