@@ -9,7 +9,6 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from bertsmith.model.torch_internals import ON_ARM
@@ -24,24 +23,17 @@ def gelu(values: Tensor) -> Tensor:
 
 
 class _Gelu(torch.autograd.Function):
-    """Keeps its derivative, not its input: the error function, which both need, is computed once.
-
-    It has no second derivative.
-    """
-
     @staticmethod
     def forward(ctx, values):  # type: ignore[no-untyped-def]
-        exact = values.to(torch.promote_types(values.dtype, torch.float32))
-        below = torch.erf(exact * math.sqrt(0.5)).add_(1).mul_(0.5)
-        density = torch.exp(exact.square().mul_(-0.5)).mul_(1 / math.sqrt(2 * math.pi))
-        ctx.save_for_backward(density.mul_(exact).add_(below).to(values.dtype))
-        return below.mul_(exact).to(values.dtype)
+        ctx.save_for_backward(values)
+        return functional.gelu(values)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, gradient):  # type: ignore[no-untyped-def]
-        (derivative,) = ctx.saved_tensors
-        return gradient * derivative
+        (values,) = ctx.saved_tensors
+        below = torch.erf(values * math.sqrt(0.5)).add_(1).mul_(0.5)
+        density = torch.exp(values.square().mul_(-0.5)).mul_(1 / math.sqrt(2 * math.pi))
+        return below.add_(density.mul_(values)).mul_(gradient)
 
 
 # ---- dropout

@@ -8,19 +8,17 @@ from bertsmith.model import elementwise
 from bertsmith.model.elementwise import Dropout, bernoulli_mask, real_probability
 
 
-@pytest.mark.parametrize(
-    ("dtype", "off"), [(torch.float64, 1e-14), (torch.float32, 2e-6), (torch.bfloat16, 2e-2)]
-)
-def test_it_is_torchs_gelu_in_both_passes(monkeypatch, dtype, off):
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_it_is_torchs_gelu_in_both_passes(monkeypatch, dtype):
     monkeypatch.setattr(elementwise, "ON_ARM", True)
     values = torch.linspace(-6, 6, 1001, dtype=dtype, requires_grad=True)
     upstream = torch.linspace(1, 2, 1001, dtype=dtype)
     ours, theirs = elementwise.gelu(values), functional.gelu(values)
-    assert torch.allclose(ours, theirs, atol=off / 4, rtol=0)
+    assert torch.equal(ours, theirs)
     for mine, torchs in zip(
         *(torch.autograd.grad(each, values, upstream) for each in (ours, theirs)), strict=True
     ):
-        assert torch.allclose(mine, torchs, atol=off, rtol=0)
+        assert torch.allclose(mine, torchs, atol=2e-6 if dtype == torch.float32 else 1e-14, rtol=0)
 
 
 @pytest.mark.parametrize("probability", [0.0, 0.1, 0.5, 1.0])
