@@ -107,10 +107,11 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 
 def _gradients(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-    to_residual, to_branch, to_weights = _backward(gradient, *ctx.saved_tensors, ctx.dropped)
+    saved = ctx.saved_tensors  # once: where layers are recomputed, a second reading is an error
+    to_residual, to_branch, to_weights = _backward(gradient, *saved, ctx.dropped)
     if not ctx.dropped and to_residual.dtype == to_branch.dtype:
         to_residual = to_branch  # written once
-    to_weight, to_bias = to_weights.to(ctx.saved_tensors[2].dtype).unbind(0)
+    to_weight, to_bias = to_weights.to(saved[2].dtype).unbind(0)
     return to_residual, to_branch, to_weight, to_bias, None, None, None
 
 

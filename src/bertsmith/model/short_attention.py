@@ -148,8 +148,9 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: A
 
 
 def _gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-    asked = ctx.needs_input_grad[len(ctx.saved_tensors)]  # the bias, behind them
-    to_projected, sums = _backward(gradient, *ctx.saved_tensors, ctx.longest, ctx.dropped, asked)
+    saved = ctx.saved_tensors  # once: where layers are recomputed, a second reading is an error
+    asked = ctx.needs_input_grad[len(saved)]  # the bias, behind them
+    to_projected, sums = _backward(gradient, *saved, ctx.longest, ctx.dropped, asked)
     to_bias = sums.flatten().to(ctx.bias_type) if asked else None
     return to_projected, None, None, None, None, to_bias, None, None
 
