@@ -58,6 +58,21 @@ def test_recorded_steps_teach_what_ordinary_ones_do(model, tmp_path, setting):
     assert mean(ours[-5:]) < mean(ours[:5])
 
 
+def test_a_recorded_step_needs_no_memory_that_others_give_back(model, tmp_path):
+    losses = []
+    for given_back in (False, True):
+        run = run_of("sst2", model, tmp_path)
+        losses_of(run, run.trainer, steps=20)
+        assert run.trainer.graphs._recordings
+        if given_back:  # as torch.compile does it when it records CUDA graphs
+            torch._C._cuda_clearCublasWorkspaces()
+            torch.cuda.empty_cache()
+            taken = torch.full((2**28,), math.nan, device="cuda")
+        losses.append(losses_of(run, run.trainer, steps=20))
+    assert taken.isnan().all()
+    assert losses[1] == pytest.approx(losses[0], abs=0.02)
+
+
 def test_an_epoch_needs_few_recordings(model, tmp_path):
     run = run_of("sst2", model, tmp_path)
     losses_of(run, run.trainer, steps=2 * run.batches.steps_per_epoch)

@@ -34,6 +34,8 @@ from bertsmith.inference.task_model import TaskModel, scorer_of
 from bertsmith.model.attention_kernels import flash_fits
 from bertsmith.model.encoder import can_compile
 from bertsmith.model.lora import LoraShape, add_fresh_adapters
+from bertsmith.model.network import Network
+from bertsmith.objectives.step_memory import TrainingLoad, estimate_memory
 from bertsmith.packed import SHORT_LENGTH
 from bertsmith.recipe.finetuning_schema import FinetuningRecipe, LoraSection
 from bertsmith.tasks.batches import ShuffledBatches, balanced_weights
@@ -56,6 +58,9 @@ from bertsmith.training.trainer import (
 
 CPU_HALF_MULTIPLE = 32
 """A CPU's half-precision products are compiled for each shape (oneDNN); 10 % of a step where all differ."""
+MICRO_TOKENS = 16_384
+GPU_MICRO_TOKENS = (65_536, 32_768)
+"""Passes that keep a large GPU at work: a forward and a backward pass take 30 ms to start, however small."""
 MIN_MULTIPLE, MAX_MULTIPLE = 64, 512
 SIZES_OF_STEPS = 24
 """Into so many parts the tokens of a usual step are counted: few sizes to record, and little filler."""
@@ -134,7 +139,7 @@ def _set_up_here(assignment: Assignment, splits: TaskSplits, world: World) -> Ru
         train_set,
         examples_per_step=recipe.run.examples,
         seed=recipe.run.seed,
-        micro_tokens=recipe.run.micro_tokens,
+        micro_tokens=micro_tokens(initial.network, train_set, recipe, world),
         multiple=filling_multiple(train_set, recipe, world),
         class_weights_C=balanced_weights(config.kind, train_set, len(config.labels)) if balanced else None,
         rank=world.rank,
@@ -207,6 +212,29 @@ def cache_folder(kind: Literal["encodings", "features", "teacher-scores"]) -> Pa
 def _with_states(split: EncodedSplit, model: TaskModel) -> EncodedSplit:
     states_L = cached_states(split.encoded, model, cache_folder("features"))
     return replace(split, encoded=replace(split.encoded, states_L=states_L))
+
+
+def micro_tokens(network: Network, encoded: EncodedSet, recipe: FinetuningRecipe, world: World) -> int:
+    """Most tokens in one forward pass: where it is left to us, as many as the device surely holds."""
+    if recipe.run.micro_tokens != "auto":
+        return recipe.run.micro_tokens
+    if world.device.type != "cuda":
+        return MICRO_TOKENS
+    load = TrainingLoad(
+        config=network.config,
+        parameters=sum(each.numel() for each in network.parameters()),
+        moments=OPTIMIZERS[recipe.optim.algorithm].moments,
+        longest=int(np.diff(encoded.starts_N1).max(initial=1)),
+        predicted_fraction=0.0,
+        device="cuda",
+        precision=choose_precision(recipe.run.precision, world.device),
+        recompute=recipe.run.recompute,
+    )
+    # Of the whole memory, not of what is free just now: a resumed run has the same passes. And of half of it:
+    # a step of a new size has its own beside that of the recorded ones.
+    memory = torch.cuda.get_device_properties(world.device).total_memory
+    fitting = (each for each in GPU_MICRO_TOKENS if 2 * estimate_memory(load, each).total <= memory)
+    return next(fitting, MICRO_TOKENS)
 
 
 def filling_multiple(encoded: EncodedSet, recipe: FinetuningRecipe, world: World) -> int:

@@ -158,7 +158,21 @@ def efficient_attention_varlen(
     return mixed_1THK
 
 
-# ---- a linear layer of cuBLAS with an activation
+# ---- cuBLAS
+
+
+@contextmanager
+def own_workspaces() -> Iterator[None]:
+    """Products that are recorded in here keep their workspaces in the memory of the recording.
+
+    cuBLAS has one for each stream, of ordinary memory, and whoever else records (torch.compile with CUDA
+    graphs) gives all of them back: a replay would then write to what is not its own.
+    """
+    torch._C._cuda_clearCublasWorkspaces()
+    try:
+        yield
+    finally:
+        torch._C._cuda_clearCublasWorkspaces()
 
 
 def linear_tanh_gelu(values_TI: Tensor, weight_OI: Tensor, bias_O: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from bertsmith.model.encoder_config import EncoderConfig
 from bertsmith.model.flops import PassSize, flops_per_step
 from bertsmith.model.network import Network
 from bertsmith.objectives.registry import OBJECTIVES
-from bertsmith.pretraining.step_memory import (
+from bertsmith.objectives.step_memory import (
     TrainingLoad,
     estimate_memory,
     gibibytes,

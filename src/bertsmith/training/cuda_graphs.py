@@ -11,6 +11,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from bertsmith.model.torch_internals import own_workspaces
+
 Sizes = tuple[Any, ...]
 
 
@@ -87,7 +89,8 @@ class StepGraphs:
         # One step is over before the next begins, so all recordings can share their memory.
         pool = next((each.graph.pool() for each in self._recordings.values()), None)
         # CUDA calls of other threads are no part of the recording and must not break it off.
-        with torch.cuda.graph(graph, pool=pool, stream=self._stream, capture_error_mode="thread_local"):
+        whole = torch.cuda.graph(graph, pool=pool, stream=self._stream, capture_error_mode="thread_local")
+        with own_workspaces(), whole:
             numbers = learn(kept_micro, kept_scales)
         return _Recording(graph, kept_micro, kept_scales, numbers)
 

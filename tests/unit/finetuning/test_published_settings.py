@@ -72,7 +72,7 @@ DEFAULTS = {
     "run.head_dropout": "model",
     "run.recompute": False,
     "run.keep_state": True,
-    "run.micro_tokens": 16_384,
+    "run.micro_tokens": "auto",
     "run.evaluations": 5,
     "run.keep": "last",
     # run_squad.py: 20 starts, 20 ends, at most 30 tokens.

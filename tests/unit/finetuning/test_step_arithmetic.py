@@ -3,6 +3,7 @@
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +13,9 @@ from torch.nn import functional
 
 from bertsmith.core.seeds import key_of
 from bertsmith.finetuning.finetune import next_step
-from bertsmith.finetuning.finetuning_setup import filling_multiple
+from bertsmith.finetuning.finetuning_setup import filling_multiple, micro_tokens
+from bertsmith.model.network import new_network
+from bertsmith.recipe.load import load_recipe
 from bertsmith.tasks.batches import ShuffledBatches
 from bertsmith.tasks.catalogue import task_named
 from bertsmith.tasks.task_recipe import finetuning_recipe
@@ -54,6 +57,35 @@ def test_filler_is_no_longer_than_short_texts_may_be(longest, multiple):
     longer = replace(texts, starts_N1=np.append(texts.starts_N1, texts.starts_N1[-1] + longest))
     recipe = finetuning_recipe(task_named("sst2"), ["run.examples=4096"])
     assert filling_multiple(longer, recipe, replace(ALONE, device=torch.device("cuda"))) == multiple
+
+
+# ---- how much of a step is one pass
+
+
+@pytest.mark.parametrize(
+    ("preset", "gibibytes", "longest", "tokens"),
+    [
+        ("bert-base", 139, 384, 65_536),
+        ("bert-base", 79, 128, 65_536),
+        ("bert-base", 44, 128, 32_768),
+        ("bert-base", 24, 128, 16_384),
+        ("bert-large", 139, 384, 65_536),
+        ("bert-large", 79, 384, 32_768),
+    ],
+)
+def test_a_pass_has_as_many_tokens_as_half_of_a_gpu_holds(monkeypatch, preset, gibibytes, longest, tokens):
+    card = SimpleNamespace(total_memory=gibibytes * 2**30)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: card)
+    config = load_recipe(preset).model.encoder_config(30_522)
+    with torch.device("meta"):
+        network = new_network(config, {}, torch.Generator())
+    encoded = SimpleNamespace(starts_N1=np.array([0, longest]))
+    on_gpu = replace(ALONE, device=torch.device("cuda"))
+    recipe = finetuning_recipe(task_named("squad"), ["run.precision=bf16"])
+    assert micro_tokens(network, encoded, recipe, on_gpu) == tokens
+    assert micro_tokens(network, encoded, recipe, ALONE) == 16_384
+    asked = finetuning_recipe(task_named("squad"), ["run.micro_tokens=5000"])
+    assert micro_tokens(network, encoded, asked, on_gpu) == 5000
 
 
 # ---- the dropout of each step

@@ -11,12 +11,12 @@ import transformers
 from bertsmith.core.errors import UserError
 from bertsmith.corpus.token_store import TokenStore
 from bertsmith.model.model_folder import Model, read_model, write_model
+from bertsmith.objectives.step_memory import estimate_memory
 from bertsmith.packed import pack
 from bertsmith.pretraining.checkpoint_export import export_checkpoints
 from bertsmith.pretraining.hardware import training_load
 from bertsmith.pretraining.held_out import METRICS
 from bertsmith.pretraining.initial_model import build_initial_model, with_true_model
-from bertsmith.pretraining.step_memory import estimate_memory
 from bertsmith.recipe.load import load_recipe
 from bertsmith.training.distributed import ALONE
 from tests.tiny_runs import (

@@ -9,8 +9,8 @@ from torch.utils.checkpoint import checkpoint
 from bertsmith.core.errors import UserError
 from bertsmith.model.network import new_network
 from bertsmith.objectives.linear_cross_entropy import word_sums
+from bertsmith.objectives.step_memory import TrainingLoad, estimate_memory, largest_micro_batch
 from bertsmith.packed import pack
-from bertsmith.pretraining.step_memory import TrainingLoad, estimate_memory, largest_micro_batch
 from tests.tiny import tiny_encoder_config
 
 CONFIGS = {
