@@ -28,6 +28,7 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from bertsmith.model.flops import PassSize
+from bertsmith.model.heads import aligned_words
 from bertsmith.model.network import Network
 from bertsmith.pretraining.hardware import peak_of
 
@@ -225,7 +226,8 @@ def products(network: Network, size: PassSize) -> Iterator[Product]:
         counts["head, transform", size.tokens, width, width] += 1
     else:
         counts["head, transform", size.predicted, width, config.embedding_width] += 1
-        counts["head, words", size.predicted, config.embedding_width, config.vocabulary] += 1
+        words = aligned_words(config.vocabulary)
+        counts["head, words", size.predicted, config.embedding_width, words] += 1
     for (name, rows, inner, columns), count in counts.items():
         yield Product(name, rows, inner, columns, count)
         yield Product(f"{name}, gradient of the input", rows, columns, inner, count)

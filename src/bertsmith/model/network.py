@@ -61,10 +61,13 @@ class Network(nn.Module):
         """Masked-LM scores of the whole vocabulary at the wanted rows only [P, V]."""
         return self.scores_of_words(hidden_TD[rows_P])
 
-    def scores_of_words(self, hidden_PD: Tensor) -> Tensor:
-        """Masked-LM scores of the whole vocabulary for these states [P, V]."""
+    def scores_of_words(self, hidden_PD: Tensor, *, aligned: bool = False) -> Tensor:
+        """Masked-LM scores of the whole vocabulary for these states [P, V].
+
+        Aligned ones go on, up to a round number, with words that do not exist: their scores are -inf.
+        """
         words_VE = self.encoder.embeddings.words.weight
-        scores_PV: Tensor = self.heads["mlm"](hidden_PD, words_VE)
+        scores_PV: Tensor = self.heads["mlm"](hidden_PD, words_VE, aligned=aligned)
         return scores_PV
 
 

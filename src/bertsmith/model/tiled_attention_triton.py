@@ -32,7 +32,7 @@ from bertsmith.packed import SHORT_LENGTH
 FORWARD_LAUNCH: dict[str, int] = {"QUERIES": 64, "KEYS": 64, "num_warps": 4, "num_stages": 3}
 BACKWARD_LAUNCHES: dict[str, dict[str, int]] = {
     "queries": {"QUERIES": 64, "KEYS": 64, "num_warps": 4, "num_stages": 3},
-    "keys": {"QUERIES": 32, "KEYS": 64, "num_warps": 4, "num_stages": 3, "maxnreg": 168},
+    "keys": {"QUERIES": 32, "KEYS": 64, "num_warps": 4, "num_stages": 3, "maxnreg": 128},
 }
 """By what a program has a tile of. Three or four programs fit on a multiprocessor, and while some wait others
 compute."""

@@ -36,7 +36,8 @@ def word_sums(
     half = torch.is_autocast_enabled("cpu") or hidden_PD.dtype not in (torch.float32, torch.float64)
     plain = half or torch.compiler.is_compiling() or not torch.is_grad_enabled()
     if hidden_PD.device.type != "cpu" or plain:
-        return weighted_sums(network.scores_of_words(hidden_PD), labels_P, weights_P)
+        scores_PV = network.scores_of_words(hidden_PD, aligned=hidden_PD.is_cuda)
+        return weighted_sums(scores_PV, labels_P, weights_P)
     decoder_VE = head.decoder_weight(network.encoder.embeddings.words.weight)
     operands = (head.transform(hidden_PD), decoder_VE, head.bias, labels_P, weights_P)
     loss, hits = _LinearCrossEntropy.apply(*operands)  # type: ignore[no-untyped-call]

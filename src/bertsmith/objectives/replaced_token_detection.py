@@ -62,9 +62,9 @@ class ReplacedTokenDetection(PretrainingObjective):
         """The loss and the sums of a micro-batch, not compiled."""
         assert batch.draws_P is not None, "batches of this objective bring what tokens are sampled with"
         hidden_PD = self.generator.encoder(batch.inputs, rows=batch.masked_rows_P)
-        scores_PV = self.generator.scores_of_words(hidden_PD)
+        scores_PV = self.generator.scores_of_words(hidden_PD, aligned=hidden_PD.is_cuda)
         mlm_loss, mlm_hits = weighted_sums(scores_PV, batch.masked_ids_P, batch.masked_weights_P)
-        sampled_P = sample(scores_PV.detach(), batch.draws_P)
+        sampled_P = sample(scores_PV.detach()[:, : self.generator.config.vocabulary], batch.draws_P)
         original_T, shown_T = with_tokens(batch, batch.masked_ids_P), with_tokens(batch, sampled_P)
         # A sample that is the very token it replaces counts as original.
         replaced_T = shown_T != original_T

@@ -50,6 +50,26 @@ def gradients(network: Network, hidden_PD: Tensor, loss: Tensor) -> dict[str, Te
 
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("bias", [True, False])
+def test_aligned_scores_teach_the_same(tied, bias):
+    network = network_of(tied=tied, bias=bias)
+    hidden_PD, labels_P, weights_P = inputs_of(network)
+    scores_PV, aligned_PV = (network.scores_of_words(hidden_PD, aligned=each) for each in (False, True))
+    words = network.config.vocabulary
+    assert words % 64 and aligned_PV.shape == (ROWS, -(-words // 64) * 64)
+    assert torch.equal(aligned_PV[:, :words], scores_PV)
+    assert (aligned_PV[:, words:] == -torch.inf).all()
+    (loss, hits), (our_loss, our_hits) = (
+        weighted_sums(each, labels_P, weights_P) for each in (scores_PV, aligned_PV)
+    )
+    assert our_loss.item() == pytest.approx(loss.item(), rel=1e-6) and torch.equal(our_hits, hits)
+    expected, found = (gradients(network, hidden_PD, each) for each in (loss, our_loss))
+    assert found.keys() == expected.keys()
+    for name, each in found.items():
+        assert torch.allclose(each, expected[name], rtol=1e-5, atol=1e-9), name
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("rows", [1, 4, ROWS])
 def test_it_is_the_plain_loss_however_it_is_cut(tied, bias, rows, monkeypatch):
     network = network_of(tied=tied, bias=bias)
