@@ -23,8 +23,8 @@ WIDE_BACKWARD_LAUNCH: dict[str, int] = {"num_warps": 8}
 programs fit on a multiprocessor, and one waits for memory while the other computes; in the backward pass a
 few values spill. There only one fits anyway of heads wider than 64."""
 SMALLEST_TILE = 32
-COUNTERS = 16
-"""Of dropout for each token and head: 8 keys each."""
+COUNTERS = 8
+"""Of dropout for each token and head: 16 keys each, up to 128 of them."""
 LOG2_E = tl.constexpr(1.4426950408889634)
 """A GPU has powers of 2."""
 UNALIGNED = ["starts", "seed"]
@@ -386,6 +386,6 @@ def _softmax(query_NK, key_NK, scale, length, TILE: tl.constexpr):
 
 @triton.jit
 def _samples(seed, start, head, HEADS: tl.constexpr, TILE: tl.constexpr, COUNTERS: tl.constexpr):
-    """A random number for each score [N, N], whatever the tile: so many counters for each token and head."""
+    """A random number for each score [N, N]: so many counters for each token and head."""
     row_N = (start + tl.arange(0, TILE)) * HEADS + head
-    return score_samples(tl.load(seed), row_N, 0, COUNTERS, TILE, TILE)
+    return score_samples(tl.load(seed), row_N, COUNTERS, TILE, TILE)

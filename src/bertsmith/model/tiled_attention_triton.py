@@ -36,8 +36,8 @@ BACKWARD_LAUNCHES: dict[str, dict[str, int]] = {
 }
 """By what a program has a tile of. Three or four programs fit on a multiprocessor, and while some wait others
 compute."""
-COUNTERS = tl.constexpr(MAX_LENGTH // 8)
-"""Of dropout for each token and head: 8 keys each, up to 512 of them."""
+COUNTERS = tl.constexpr(MAX_LENGTH // 16)
+"""Of dropout for each token and head: 16 keys each, up to 512 of them."""
 WORDS = tl.constexpr(words_of(1))
 """Of bits for each token and head: 32 keys each, as many."""
 WHOLE = tl.constexpr(SHORT_LENGTH)
