@@ -226,7 +226,7 @@ def products(network: Network, size: PassSize) -> Iterator[Product]:
         counts["head, transform", size.tokens, width, width] += 1
     else:
         counts["head, transform", size.predicted, width, config.embedding_width] += 1
-        words = aligned_words(config.vocabulary)
+        words = aligned_words(config.vocabulary)  # as a GPU computes them
         counts["head, words", size.predicted, config.embedding_width, words] += 1
     for (name, rows, inner, columns), count in counts.items():
         yield Product(name, rows, inner, columns, count)

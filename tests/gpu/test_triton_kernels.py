@@ -315,6 +315,20 @@ def test_attention_drops_no_two_sequences_or_heads_alike(lengths):
         assert abs((one == other).double().mean().item() - 0.5) < 0.05
 
 
+@pytest.mark.parametrize("length", [30, 60, 128, 300])  # of each tile, and of several
+def test_attention_drops_no_two_columns_alike(length):
+    lengths = [length] * (8 if INTERPRETED else 40)
+    projected, _ = attention_case(16, HALF, lengths)
+    # A rate of which the shared byte decides something: not that of a power of two.
+    dropped = 1.0 - torch.cat(kept_by(projected, 0.2, seed=7, lengths=lengths)).double()
+    apart = 5 * dropped[..., 0].numel() ** -0.5  # five deviations of a column's correlation
+    assert ((dropped.mean((0, 1)) - 0.2).abs() < apart).all()
+    centred = dropped - dropped.mean()
+    for shift in (1, 2, 3, 4, 7, 8, 9, 16, 24):
+        products = centred[..., shift:] * centred[..., :-shift]
+        assert (products.mean((0, 1)).abs() < apart * centred.var()).all(), shift
+
+
 def test_attention_of_three_tensors_equals_that_of_their_projection():
     projected, upstream = attention_case(32, HALF)
     layout, rule = layout_of(LENGTHS, DEVICE), AttentionRule(dropout=0.1)

@@ -15,6 +15,7 @@ from bertsmith.core.seeds import key_of
 from bertsmith.finetuning.assignment import (
     Assignment,
     finetuning_folder,
+    with_passes,
 )
 from bertsmith.finetuning.feature_cache import cached_states
 from bertsmith.finetuning.initial_task_model import DROPOUTS, InitialTaskModel, load_initial_task_model
@@ -60,7 +61,7 @@ CPU_HALF_MULTIPLE = 32
 """A CPU's half-precision products are compiled for each shape (oneDNN); 10 % of a step where all differ."""
 MICRO_TOKENS = 16_384
 GPU_MICRO_TOKENS = (65_536, 32_768)
-"""Passes that keep a large GPU at work: a forward and a backward pass take 30 ms to start, however small."""
+"""Passes that keep a large GPU at work: to start those of a BERT-Base takes 30 ms, however small they are."""
 MIN_MULTIPLE, MAX_MULTIPLE = 64, 512
 SIZES_OF_STEPS = 24
 """Into so many parts the tokens of a usual step are counted: few sizes to record, and little filler."""
@@ -135,11 +136,12 @@ def _set_up_here(assignment: Assignment, splits: TaskSplits, world: World) -> Ru
         told = None if train_set.teacher is None else scaler.transform(train_set.teacher)
         train_set = replace(train_set, targets=scaler.transform(train_set.targets), teacher=told)
     balanced = config.head.class_weights == "balanced"
+    passes = micro_tokens(initial.network, train_set, recipe, world)
     batches = ShuffledBatches(
         train_set,
         examples_per_step=recipe.run.examples,
         seed=recipe.run.seed,
-        micro_tokens=micro_tokens(initial.network, train_set, recipe, world),
+        micro_tokens=passes,
         multiple=filling_multiple(train_set, recipe, world),
         class_weights_C=balanced_weights(config.kind, train_set, len(config.labels)) if balanced else None,
         rank=world.rank,
@@ -156,7 +158,7 @@ def _set_up_here(assignment: Assignment, splits: TaskSplits, world: World) -> Ru
         *teacher_note(recipe.distill, train.examples),
     )
     return Run(
-        assignment,
+        with_passes(assignment, passes),
         trainer,
         model,
         batches=batches,
@@ -215,7 +217,7 @@ def _with_states(split: EncodedSplit, model: TaskModel) -> EncodedSplit:
 
 
 def micro_tokens(network: Network, encoded: EncodedSet, recipe: FinetuningRecipe, world: World) -> int:
-    """Most tokens in one forward pass: where it is left to us, as many as the device surely holds."""
+    """Most tokens in one forward pass: where it is left to us, by the memory that a GPU has free."""
     if recipe.run.micro_tokens != "auto":
         return recipe.run.micro_tokens
     if world.device.type != "cuda":
@@ -230,10 +232,9 @@ def micro_tokens(network: Network, encoded: EncodedSet, recipe: FinetuningRecipe
         precision=choose_precision(recipe.run.precision, world.device),
         recompute=recipe.run.recompute,
     )
-    # Of the whole memory, not of what is free just now: a resumed run has the same passes. And of half of it:
-    # a step of a new size has its own beside that of the recorded ones.
-    memory = torch.cuda.get_device_properties(world.device).total_memory
-    fitting = (each for each in GPU_MICRO_TOKENS if 2 * estimate_memory(load, each).total <= memory)
+    # Twice that: a step of a new size has memory of its own beside that of the recorded ones.
+    free = torch.cuda.mem_get_info(world.device)[0]
+    fitting = (each for each in GPU_MICRO_TOKENS if 2 * estimate_memory(load, each).total <= free)
     return next(fitting, MICRO_TOKENS)
 
 

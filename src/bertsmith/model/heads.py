@@ -67,10 +67,10 @@ class MaskedLanguageHead(nn.Module):
 
     def forward(self, hidden_PD: Tensor, words_VE: Tensor, *, aligned: bool = False) -> Tensor:
         decoder_VE, bias_V = self.decoder_weight(words_VE), self.bias
-        if not aligned:
-            return functional.linear(self.transform(hidden_PD), decoder_VE, bias_V)
         words = decoder_VE.shape[0]
         missing = aligned_words(words) - words
+        if not (aligned and missing):
+            return functional.linear(self.transform(hidden_PD), decoder_VE, bias_V)
         aligned_VE = functional.pad(decoder_VE, (0, 0, 0, missing))
         known_V = decoder_VE.new_zeros(words) if bias_V is None else bias_V
         aligned_V = functional.pad(known_V, (0, missing), value=-math.inf)

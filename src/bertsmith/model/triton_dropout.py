@@ -45,8 +45,8 @@ def shared_samples(seed, counters):
     """Sixteen numbers of 32 bits for each counter, along four more axes of 2; random are the upper 16 bits.
 
     These begin at each byte of a number of Philox, the last ones at its start again: each drops just as often
-    as it should. Two neighbours share a byte, which decides one case in 256 of the first: they are correlated
-    by 0.002 if a tenth is dropped.
+    as it should. Two of them share a byte, which decides one case in 256 of the first: their correlation is
+    at most 1/256, and 0.0017 if a tenth is dropped.
     """
     one, two, three, four = tl.randint4x(seed, counters, n_rounds=ROUNDS)
     words = tl.join(tl.join(one, two), tl.join(three, four)).to(tl.uint32, bitcast=True)

@@ -132,7 +132,7 @@ class FinetuningRunSection(Section):
     """Gradient checkpointing: a third more work for a fraction of the memory."""
     micro_tokens: Count | Literal["auto"] = "auto"
     """Most tokens in one forward pass; a step above it accumulates gradients. auto is 16,384 and, on a GPU of
-    whose memory half is enough for it, 32,768 or 65,536."""
+    whose free memory half is enough for it, 32,768 or 65,536; a run keeps what it began with."""
     evaluations: Annotated[int, Field(ge=1)] = 5
     """How often the development set is evaluated, the end included; what is kept says run.keep."""
     keep: Literal["last", "best"] = "last"

@@ -62,6 +62,22 @@ def test_who_wants_more_epochs_of_a_finished_run_is_told_how(finished, model):
     assert finetune(further, Notebook()).finished
 
 
+def test_a_run_keeps_the_passes_that_it_began_with(model, tmp_path, monkeypatch):
+    settings = ("run.epochs=0.2", "run.examples=8")
+    with stop_at(1):
+        assert not tune("sst2", model, tmp_path, *settings).finished
+    out = toy_assignment("sst2", model, tmp_path, *settings).out
+    begun = read_json(out / "assignment.json", remedy="")
+    assert begun["recipe"]["run.micro_tokens"] == 16_384  # a number, as older versions wrote it
+    write_json(out / "assignment.json", {**begun, "recipe": {**begun["recipe"], "run.micro_tokens": 100}})
+    monkeypatch.setattr("bertsmith.finetuning.finetuning_setup.MICRO_TOKENS", 50)  # of another machine
+    assert tune("sst2", model, tmp_path, *settings).finished
+    assert read_json(out / "assignment.json", remedy="")["recipe"]["run.micro_tokens"] == 100
+    assert "micro_tokens = 100\n" in (out / "recipe.toml").read_text()
+    line = complaint(toy_assignment("sst2", model, tmp_path, *settings, "run.micro_tokens=60"))
+    assert "holds another run: run.micro_tokens: 100 there, 60 now" in line
+
+
 def test_many_differences_are_counted(finished, model):
     changes = [f"optim.{key}={value}" for key, value in (("beta1", 0.8), ("beta2", 0.8), ("eps", 1e-3))]
     changes += ["run.seed=3", "run.examples=8", "run.epochs=1", "text.longest=32", "text.step=16"]

@@ -1,5 +1,6 @@
 """ELECTRA's objective: what is sampled, what counts as replaced, and the losses against transformers."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -102,6 +103,20 @@ def test_the_losses_are_those_of_transformers(tmp_path):
     found = ours.network.encoder.embeddings.words.weight.grad[1:]
     assert expected.abs().max() > 0.01
     assert (found - expected).abs().max() <= 50 * FP32
+
+
+def test_words_that_only_align_scores_are_never_sampled(monkeypatch):
+    network, generator = tiny_network("electra", {"replaced": 1}), tiny_network("electra", {"mlm": 0}, seed=1)
+    scores, shown = generator.scores_of_words, []
+    monkeypatch.setattr(generator, "scores_of_words", lambda hidden, **_: scores(hidden, aligned=True))
+    network.encoder.register_forward_pre_hook(lambda _, inputs: shown.append(inputs[0].tokens_T))
+    objective = ReplacedTokenDetection(network, generator, discriminator_weight=WEIGHT)
+    assert network.config.vocabulary % 64
+    for weight in (1.0, math.nan):  # of weights that are no numbers any more, samples are anything
+        with torch.no_grad():
+            generator.heads["mlm"].bias.mul_(weight)
+        objective(batch_of(), SCALES)
+        assert shown.pop().max() < network.config.vocabulary
 
 
 def test_pairs_are_judged_by_what_the_discriminator_sees():
