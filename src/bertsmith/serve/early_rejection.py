@@ -25,7 +25,7 @@ ID_BLANK = b"~"
 
 
 class EarlyRejection:
-    """Says which requests are rejected, and how; counts and logs them as all others are."""
+    """Says which requests are rejected, and how; counts all of them, and logs one in a second."""
 
     def __init__(self, load_shedding: LoadShedding, request_log: RequestLog, cors: Cors | None) -> None:
         self._load_shedding, self._request_log, self._cors = load_shedding, request_log, cors
@@ -40,7 +40,7 @@ class EarlyRejection:
         head, body = prepared_rejection(self._load_shedding.retry_seconds(), len(context.request_id))
         request_id = context.request_id.encode()
         added = header_lines(self._cors.headers_for(headers)) if self._cors else b""
-        self._request_log.record(context, scope["method"])
+        self._request_log.record_early_rejection(context, scope["method"])
         return (head + added + b"\r\n" + body).replace(ID_BLANK * len(request_id), request_id)
 
 

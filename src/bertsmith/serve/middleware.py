@@ -32,11 +32,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from bertsmith.serve.api_errors import INTERNAL_ERROR, ApiError, error_response, overloaded
 from bertsmith.serve.batching import CONNECTION
 from bertsmith.serve.model_registry import ModelRegistry
-from bertsmith.serve.monitoring import Metrics, log_failure, log_request
+from bertsmith.serve.monitoring import Metrics, Repeats, log_failure, log_request
 from bertsmith.serve.server_config import Limits
 
 CLIENT_CLOSED_REQUEST = 499
 """Status, in log and metrics only, of a request whose client did not wait; the number is nginx's."""
+REJECTION_SECONDS = 1.0
+"""Between two lines on requests of a route that were rejected at once."""
 VALID_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 OPEN_ROUTES = ("/health", "/ready", "/", "/page")
 """Without a key: for load balancers, and for the playground, which holds nothing of anyone."""
@@ -98,6 +100,7 @@ class RequestLog:
     ) -> None:
         self._app, self._status, self._metrics = app, status, metrics
         self._seconds, self._routes = limits.request_seconds, routes
+        self._rejections = Repeats(REJECTION_SECONDS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, and write a line of the log."""
@@ -153,8 +156,7 @@ class RequestLog:
 
     def record(self, context: RequestContext, method: str) -> None:
         """Count and log a request that has ended."""
-        seconds = time.monotonic() - context.began
-        self._metrics.count_request(context.route, context.status, seconds)
+        seconds = self._count(context)
         log_request(
             {
                 "request_id": context.request_id,
@@ -165,6 +167,20 @@ class RequestLog:
                 **context.log_fields,
             }
         )
+
+    def record_early_rejection(self, context: RequestContext, method: str) -> None:
+        """Count a request that was rejected at once; few are logged, as a line takes longer than the rest."""
+        left_out = self._rejections.left_out(context.route)
+        if left_out is None:
+            self._count(context)
+        else:
+            context.log_fields["left_out"] = left_out
+            self.record(context, method)
+
+    def _count(self, context: RequestContext) -> float:
+        seconds = time.monotonic() - context.began
+        self._metrics.count_request(context.route, context.status, seconds)
+        return seconds
 
 
 class HostCheck:

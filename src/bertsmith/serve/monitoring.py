@@ -24,7 +24,7 @@ from bertsmith.serve.model_registry import LocalModel
 log = logging.getLogger("bertsmith.serve")
 
 LOGGERS = ("bertsmith", "uvicorn", "asyncio")
-REPEAT_SECONDS = 10.0
+FAILURE_SECONDS = 10.0
 """Between two lines on the same kind of failure of the event loop."""
 MAX_FRAMES = 8
 """Of a traceback that are logged; those further out are always the same."""
@@ -56,24 +56,36 @@ def log_failure(failure: BaseException, request_id: str) -> None:
     log.error("failure", extra={"fields": {"request_id": request_id, **failure_fields(failure)}})
 
 
+class Repeats:
+    """What comes ten thousand times a second and is logged once in so many, by its kind."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._logged: dict[str, float] = {}
+        self._left_out: dict[str, int] = {}
+
+    def left_out(self, kind: str) -> int | None:
+        """How many were left out since the last line; None: so is this one."""
+        left_out, now = self._left_out.get(kind, 0), time.monotonic()
+        if now - self._logged.get(kind, -math.inf) < self._seconds:
+            self._left_out[kind] = left_out + 1
+            return None
+        self._logged[kind], self._left_out[kind] = now, 0
+        return left_out
+
+
 class LoopFailures:
     """Logs what the event loop reports, such as connections that cannot be accepted."""
 
-    # Without it each of them is a traceback, and they may come ten thousand times a second.
-
     def __init__(self) -> None:
-        self._logged: dict[str, float] = {}
-        self._left_out: dict[str, int] = {}
+        self._repeats = Repeats(FAILURE_SECONDS)  # without it each of them is a traceback
 
     def __call__(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """Log a failure, unless one of its kind was logged a moment ago."""
         failure = context.get("exception")
-        kind = type(failure).__name__ if failure else "unknown"
-        left_out, now = self._left_out.get(kind, 0), time.monotonic()
-        if now - self._logged.get(kind, -math.inf) < REPEAT_SECONDS:
-            self._left_out[kind] = left_out + 1
+        left_out = self._repeats.left_out(type(failure).__name__ if failure else "unknown")
+        if left_out is None:
             return
-        self._logged[kind], self._left_out[kind] = now, 0
         reason = os.strerror(failure.errno) if isinstance(failure, OSError) and failure.errno else ""
         fields = {"reason": reason, "left_out": left_out, **(failure_fields(failure) if failure else {})}
         log.error("event loop", extra={"fields": fields})

@@ -325,7 +325,7 @@ def test_what_the_event_loop_reports_again_and_again_is_logged_once_as_json(capl
         "OSError",
     )
     assert "secret" not in json.dumps(line)
-    failures._logged["OSError"] -= 11
+    failures._repeats._logged["OSError"] -= 11
     with caplog.at_level(logging.INFO):
         failures(None, {"exception": OSError(24, "secret")})
     assert caplog.records[-1].fields["left_out"] == 999

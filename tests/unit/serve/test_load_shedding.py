@@ -9,6 +9,7 @@ import time
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from http.client import parse_headers
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -165,6 +166,18 @@ def test_whoever_is_rejected_is_counted_and_logged(full, caplog):
         429,
     )
     assert 'bertsmith_requests_total{route="/classify",status="429"} 1.0' in get(full, "/metrics").text
+
+
+def test_of_many_that_are_rejected_one_in_a_second_is_logged_and_all_are_counted(full, caplog, monkeypatch):
+    clock = [100.0]
+    monkeypatch.setattr("bertsmith.serve.monitoring.time", SimpleNamespace(monotonic=lambda: clock[0]))
+    with caplog.at_level(logging.INFO, "bertsmith.serve"):
+        for seconds in (0.0, 0.9, 0.2, 5.0):
+            clock[0] += seconds
+            answers(full, *[request()] * 5)
+    lines = [each.fields["left_out"] for each in caplog.records if each.name == "bertsmith.serve"]
+    assert lines == [0, 9, 4]
+    assert 'bertsmith_requests_total{route="/classify",status="429"} 20.0' in get(full, "/metrics").text
 
 
 def test_requests_that_come_in_one_piece_are_rejected_at_once_and_each(full):
