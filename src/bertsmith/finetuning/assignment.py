@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -93,11 +93,11 @@ def lengthens_a_run(assignment: Assignment) -> bool:
 
 
 def as_begun(assignment: Assignment) -> Assignment:
-    """The assignment with the passes, and the rule for the development set, that its run began with.
+    """The assignment with `micro_tokens`, and the rule for the development set, that its run began with.
 
     Older versions held examples back by another rule, and did not name it.
     """
-    folder, assignment = finetuning_folder(assignment.out), with_begun_passes(assignment)
+    folder, assignment = finetuning_folder(assignment.out), with_begun_micro_tokens(assignment)
     if not (folder.begun and assignment.task.custom):
         return assignment
     if "split" in read_json(folder.config, remedy="give --out a new folder").get("custom", {}):
@@ -106,17 +106,18 @@ def as_begun(assignment: Assignment) -> Assignment:
     return replace(assignment, task=custom_task(spec, assignment.task.form))
 
 
-def with_begun_passes(assignment: Assignment) -> Assignment:
+def with_begun_micro_tokens(assignment: Assignment) -> Assignment:
     """Where it is left to us, a pass has as many tokens as when the run began: others would round, and drop,
     other values."""
     folder, run = finetuning_folder(assignment.out), assignment.recipe.run
     if run.micro_tokens != "auto" or not folder.begun:
         return assignment
     known = read_json(folder.config, remedy="give --out a new folder").get("recipe", {})
-    return with_passes(assignment, known.get("run.micro_tokens", "auto"))
+    begun_with = known.get("run.micro_tokens")
+    return with_micro_tokens(assignment, begun_with) if isinstance(begun_with, int) else assignment
 
 
-def with_passes(assignment: Assignment, micro_tokens: int | Literal["auto"]) -> Assignment:
+def with_micro_tokens(assignment: Assignment, micro_tokens: int) -> Assignment:
     """The same with so many tokens in a pass."""
     run = assignment.recipe.run.model_copy(update={"micro_tokens": micro_tokens})
     return replace(assignment, recipe=assignment.recipe.model_copy(update={"run": run}))

@@ -25,7 +25,7 @@ from bertsmith.finetuning.assignment import (
     finetuning_folder,
     hashes_of,
     lengthens_a_run,
-    with_begun_passes,
+    with_begun_micro_tokens,
     write_assignment,
 )
 from bertsmith.finetuning.evaluation import (
@@ -174,7 +174,7 @@ def finetune_on(
             return _finished_before(assignment, world, callback)
         clock = Clock()  # loading and encoding count as time spent
         _report_splits(splits, callback)
-        run = set_up(with_begun_passes(assignment), splits, world)
+        run = set_up(with_begun_micro_tokens(assignment), splits, world)
         if study.preparation is not None:
             # What a study does after a step would be no part of one that is recorded for a GPU.
             run = replace(run, trainer=replace(run.trainer, graphs=None))

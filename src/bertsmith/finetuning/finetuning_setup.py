@@ -15,7 +15,7 @@ from bertsmith.core.seeds import key_of
 from bertsmith.finetuning.assignment import (
     Assignment,
     finetuning_folder,
-    with_passes,
+    with_micro_tokens,
 )
 from bertsmith.finetuning.feature_cache import cached_states
 from bertsmith.finetuning.initial_task_model import DROPOUTS, InitialTaskModel, load_initial_task_model
@@ -136,12 +136,12 @@ def _set_up_here(assignment: Assignment, splits: TaskSplits, world: World) -> Ru
         told = None if train_set.teacher is None else scaler.transform(train_set.teacher)
         train_set = replace(train_set, targets=scaler.transform(train_set.targets), teacher=told)
     balanced = config.head.class_weights == "balanced"
-    passes = micro_tokens(initial.network, train_set, recipe, world)
+    most_tokens = micro_tokens(initial.network, train_set, recipe, world)
     batches = ShuffledBatches(
         train_set,
         examples_per_step=recipe.run.examples,
         seed=recipe.run.seed,
-        micro_tokens=passes,
+        micro_tokens=most_tokens,
         multiple=filling_multiple(train_set, recipe, world),
         class_weights_C=balanced_weights(config.kind, train_set, len(config.labels)) if balanced else None,
         rank=world.rank,
@@ -158,7 +158,7 @@ def _set_up_here(assignment: Assignment, splits: TaskSplits, world: World) -> Ru
         *teacher_note(recipe.distill, train.examples),
     )
     return Run(
-        with_passes(assignment, passes),
+        with_micro_tokens(assignment, most_tokens),
         trainer,
         model,
         batches=batches,
