@@ -107,10 +107,30 @@ def test_no_other_file_uses_a_private_name():
 def test_compiling_silences_one_remark_of_the_compiler_and_no_other():
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        torch_internals.compiled_whole(abs)
+        torch_internals.compiled_whole(lambda x: x)
         warnings.warn("\nOnline softmax is disabled on the fly since Inductor decides", stacklevel=1)
         warnings.warn("something else", stacklevel=1)
     assert [str(each.message) for each in told] == ["something else"]
+
+
+class Scaled(torch.nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.layer = torch.nn.Linear(2, width)
+
+    def plain(self, x, scale=2.0):
+        return self.layer(x) * scale
+
+
+def test_a_process_compiles_more_runs_than_the_compiler_takes_of_one_code(monkeypatch):
+    torch.compiler.reset()
+    real = torch.compile
+    monkeypatch.setattr(
+        torch, "compile", lambda code, fullgraph, options: real(code, fullgraph=fullgraph, backend="eager")
+    )
+    x, runs = torch.ones(3, 2), [Scaled(width) for width in range(1, 12)]
+    compiled = [torch_internals.compiled_whole(run.plain) for run in runs]
+    assert all(torch.equal(each(x), run.plain(x)) for each, run in zip(compiled, runs, strict=True))
 
 
 # ---- who multiplies on ARM
