@@ -21,6 +21,7 @@ from bertsmith.finetuning.feature_cache import cached_states
 from bertsmith.finetuning.initial_task_model import DROPOUTS, InitialTaskModel, load_initial_task_model
 from bertsmith.finetuning.run_warnings import (
     describe_adapters,
+    describe_micro_tokens,
     describe_target_scaler,
     warn_of_cut_texts,
     warn_of_few_steps,
@@ -155,6 +156,7 @@ def _set_up_here(assignment: Assignment, splits: TaskSplits, world: World) -> Ru
         *warn_of_vain_patience(batches, recipe),
         *describe_adapters(initial.network, recipe),
         *describe_target_scaler(scaler),
+        *describe_micro_tokens(recipe, most_tokens, world.device.type),
         *teacher_note(recipe.distill, train.examples),
     )
     return Run(

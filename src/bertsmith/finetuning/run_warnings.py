@@ -103,6 +103,12 @@ def describe_target_scaler(scaler: TargetScaler | None) -> Iterator[str]:
         )
 
 
+def describe_micro_tokens(recipe: FinetuningRecipe, chosen: int, device: str) -> Iterator[str]:
+    """Into how large passes a GPU takes its steps, where that was left to us."""
+    if recipe.run.micro_tokens == "auto" and device == "cuda":
+        yield f"a forward pass has up to {chosen:,} tokens, by the GPU's free memory (run.micro_tokens)"
+
+
 def describe_adapters(network: Network, recipe: FinetuningRecipe) -> Iterator[str]:
     """How much of the network learns where the encoder has adapters, and what that means for the rate."""
     if recipe.head.encoder != "lora":

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from bertsmith.finetuning.finetune import finetune
+from bertsmith.finetuning.run_warnings import describe_micro_tokens
 from bertsmith.tasks.custom import CustomSpec, custom_task
 from bertsmith.training.journal import read_metrics
 from tests.tuning import SHORT, Notebook, toy_assignment
@@ -118,3 +119,20 @@ def test_the_first_step_of_a_short_run_learns(model, tmp_path, setting):
     finetune(assignment, Notebook())
     rates = [line["learning_rate"] for line in read_metrics(assignment.out) if line["kind"] == "train"]
     assert rates[0] == assignment.recipe.optim.peak_lr
+
+
+@pytest.mark.parametrize(
+    ("asked", "device", "told"),
+    [
+        (
+            "auto",
+            "cuda",
+            ["a forward pass has up to 65,536 tokens, by the GPU's free memory (run.micro_tokens)"],
+        ),
+        ("auto", "cpu", []),
+        ("4096", "cuda", []),
+    ],
+)
+def test_a_gpu_tells_how_many_tokens_its_passes_have_where_nobody_asked(model, tmp_path, asked, device, told):
+    recipe = toy_assignment("sst2", model, tmp_path, f"run.micro_tokens={asked}").recipe
+    assert [*describe_micro_tokens(recipe, 65_536, device)] == told
