@@ -94,6 +94,10 @@ def test_kernels_are_put_into_classes_and_gaps_are_what_is_left():
     assert class_of("nvjet_tst_128x256_64x4") == class_of("sm90_xmma_gemm_bf16bf16") == "matmul"
     assert class_of("void at::native::multi_tensor_apply_kernel<FusedAdamMathFunctor>") == "optimiser"
     assert class_of("triton_red_fused__log_softmax_nll_loss_forward_4") == "loss"
+    summed = (
+        "void at::native::reduce_kernel<128, 4, sum_functor<float>::operator()::{lambda(float, float)#1}>"
+    )
+    assert class_of(summed) == "norm and elementwise"
     assert class_of("triton_per_fused__flash_attention_backward_native_layer_norm") == "norm and elementwise"
     kernels = [Kernel("a", 0, 1), Kernel("b", 2, 3), Kernel("beside b", 2.5, 4), Kernel("c", 4.5, 5)]
     assert gaps(kernels) == 1.5
