@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch import Tensor, library
 from torch._dynamo.utils import counters
-from torch._inductor import lowering
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from bertsmith.model import in_place_sums
@@ -144,6 +143,8 @@ class Joint(torch.autograd.Function):
 
 @pytest.mark.parametrize("ci", ["", "true"])
 def test_what_is_compiled_has_the_gradients_of_what_is_not(tmp_path, monkeypatch, ci):
+    from torch._inductor import lowering  # takes a second, and every worker of the tests loads this file
+
     torch.compiler.reset()
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # nothing is found there
     monkeypatch.setenv("CI", ci)  # where it is set, the compiler calls no operator that it could take apart
