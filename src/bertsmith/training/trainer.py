@@ -340,7 +340,10 @@ def launch_step(trainer: Trainer, step: StepInput) -> PendingStep:
         else:
             group["lr"] = rate
     # Seeded anew for each step, so that a resumed run drops what the uninterrupted one dropped.
-    torch.manual_seed(key_of(trainer.seed, "dropout", step.progress.step, trainer.world.rank))
+    seed = key_of(trainer.seed, "dropout", step.progress.step, trainer.world.rank)
+    # Without a GPU torch.manual_seed writes down the whole stack of calls, once for every maker of them.
+    seeded = torch.default_generator if trainer.world.device.type == "cpu" else torch
+    seeded.manual_seed(seed)
     rollbacks = trainer.guard.rollbacks
     if trainer.runs_ahead:
         return PendingStep(step, *copied_to_host(_learn_ahead(trainer, step)), None, rollbacks)
