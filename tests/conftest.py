@@ -32,7 +32,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
     patient = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
     # The quick tier shows every run the same examples; the full tier looks for new ones.
-    settings.register_profile("quick", max_examples=50, derandomize=True, **patient)
+    settings.register_profile("quick", max_examples=30, derandomize=True, **patient)
     settings.register_profile("full", max_examples=5000, derandomize=False, **patient)
     settings.load_profile("full" if config.getoption("--full") else "quick")
 
