@@ -174,6 +174,7 @@ def finetune_on(
             return _finished_before(assignment, world, callback)
         clock = Clock()  # loading and encoding count as time spent
         _report_splits(splits, callback)
+        # Asked here, too: another process may have begun the run just now.
         run = set_up(with_begun_micro_tokens(assignment), splits, world)
         if study.preparation is not None:
             # What a study does after a step would be no part of one that is recorded for a GPU.

@@ -290,7 +290,10 @@ def compiled_whole(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def _with_code_of_its_own(function: Callable[P, R]) -> Callable[P, R]:
-    """A copy for which the compiler counts anew: it makes eight graphs of one code, searches more."""
+    """A copy for which the compiler counts anew.
+
+    It makes no more than eight graphs of one code object, and the runs of a sweep share the method.
+    """
     plain = cast(FunctionType, getattr(function, "__func__", function))
     code = plain.__code__.replace()
     copy = FunctionType(code, plain.__globals__, plain.__name__, plain.__defaults__, plain.__closure__)
