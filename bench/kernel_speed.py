@@ -26,9 +26,11 @@ from torch.profiler import ProfilerActivity, profile
 
 from bertsmith.model import (
     fused_gelu_triton,
+    partial_sums_triton,
     residual_norm_triton,
     short_attention_triton,
     tiled_attention_triton,
+    word_losses_triton,
 )
 from bertsmith.model.attention import AttentionRule
 from bertsmith.model.attention_kernels import flash_attention
@@ -45,10 +47,19 @@ NORM_LAUNCHES = {
 }
 GELU_LAUNCHES = [(4, 16), (2, 16), (8, 4), (8, 6), (8, 10)]
 """Warps of a program, and programs for each multiprocessor."""
-ATTENTION_LAUNCHES: dict[str, list[dict[str, int]]] = {
-    "forward": [{"num_warps": 4}, {"num_warps": 8}],
-    "backward": [{"num_warps": 4}, {"num_warps": 8}, {"num_warps": 8, "maxnreg": 112}],
+ATTENTION_LAUNCHES: dict[int, list[dict[str, int]]] = {
+    32: [{"num_warps": 1}, {"num_warps": 2}, {"num_warps": 4}, {"num_warps": 8, "maxnreg": 128}],
+    64: [{"num_warps": 2}, {"num_warps": 4}, {"num_warps": 8, "maxnreg": 128}],
+    128: [{"num_warps": 4}, {"num_warps": 8}, {"num_warps": 8, "maxnreg": 112}],
 }
+"""By the tile of scores."""
+WORD_LAUNCHES = {
+    "forward": [(512, 1), (1024, 1), (1024, 2), (2048, 2), (2048, 4), (4096, 8)],
+    "backward": [(2048, 4), (4096, 4), (8192, 8)],
+}
+"""Words of a block, and warps."""
+SUM_LAUNCHES = [(256, 16, 8), (512, 16, 8), (256, 32, 8), (128, 32, 8), (128, 16, 4), (64, 64, 8)]
+"""Rows and columns of a tile, and warps."""
 TILED_LAUNCHES = {
     "forward": [(128, 64, 8, 2, 128), (128, 64, 4, 3, None), (64, 64, 4, 3, None), (64, 64, 4, 2, 128)],
     "queries": [(128, 64, 8, 2, None), (128, 64, 8, 3, 128), (64, 64, 4, 2, 128), (64, 64, 4, 3, None)],
@@ -196,19 +207,24 @@ def beside_launches(
 
 
 def attention_cases(options: argparse.Namespace, dropout: float, rotary: Rotary | None = None) -> Contenders:
-    """Both passes of attention, over sequences that are all full and over a mix."""
-    for work, lengths in full_and_mixed(options.tokens, 128).items():
+    """Both passes of attention by each tile, over sequences that are all full and over a mix."""
+    cases = [
+        (longest, *case)
+        for longest in ATTENTION_LAUNCHES
+        for case in full_and_mixed(options.tokens, longest).items()
+    ]
+    for longest, work, lengths in cases:
         forget()
         starts = torch.tensor([0, *lengths]).cumsum(0).int().cuda()
         positions = torch.cat([torch.arange(length) for length in lengths]).cuda()
-        layout, rule = Layout(starts, 128), AttentionRule(dropout=dropout)
+        layout, rule = Layout(starts, longest), AttentionRule(dropout=dropout)
         shape = (sum(lengths), 3, options.heads, options.width // options.heads)
         projected = torch.randn(shape, device="cuda", dtype=torch.bfloat16)
         gradient = torch.randn_like(projected[:, 0])
         turns = (None, None) if rotary is None else rotary.turns(positions, projected)
         seed = torch.randint(2**63 - 1, (), device="cuda") if dropout else None
         operands = (projected, turns, starts, seed)
-        arguments = {"longest": 128, "dropped": dropped_values(dropout)}
+        arguments = {"longest": longest, "dropped": dropped_values(dropout)}
         forward = partial(short_attention_triton.forward, operands, **arguments)
         backward = partial(short_attention_triton.backward, gradient, operands, **arguments)
         flash = partial(flash_within, layout, rule, rotary, positions)
@@ -219,19 +235,77 @@ def attention_cases(options: argparse.Namespace, dropout: float, rotary: Rotary 
         }
         kind = "attention" if rotary is None else "rotary attention"
         for name, ours in (("forward", forward), ("backward", backward)):
-            others = {str(launch): partial(ours, launch=launch) for launch in ATTENTION_LAUNCHES[name]}
+            others = {str(launch): partial(ours, launch=launch) for launch in ATTENTION_LAUNCHES[longest]}
             if name == "backward" and rotary is None:
                 others["with the sum of the bias"] = partial(ours, summed=True)
             yield f"{kind}, {work}, {name}", {"ours": ours, "flash": theirs[name], **others}
 
 
+def word_cases(options: argparse.Namespace) -> Contenders:
+    """Both passes of the losses of words, 15 % of the tokens."""
+    rows, words = int(0.15 * options.tokens), 30_528
+    scores = torch.randn(rows, words, device="cuda", dtype=torch.bfloat16)
+    labels = torch.randint(words, (rows,), device="cuda")
+    upstream = torch.rand(rows, device="cuda")
+
+    @torch.compile(dynamic=False)
+    def compiled(scores: Tensor) -> tuple[Tensor, Tensor]:
+        scores = scores.float()
+        losses = nn.functional.cross_entropy(scores, labels, reduction="none")
+        return losses, scores.detach().argmax(-1) == labels
+
+    leaf = scores.clone().requires_grad_()
+    losses, _ = compiled(leaf)
+    theirs = {
+        "forward": lambda: compiled(leaf),
+        "backward": lambda: torch.autograd.grad(losses, leaf, upstream, retain_graph=True),
+    }
+    normalisers = word_losses_triton.forward(scores, labels)[2]
+    ours = {
+        "forward": partial(word_losses_triton.forward, scores, labels),
+        "backward": partial(word_losses_triton.backward, upstream, scores, labels, normalisers),
+    }
+    for name, call in ours.items():
+        others = {
+            f"blocks of {block:,}, {warps} warps": partial(call, launch={"BLOCK": block, "num_warps": warps})
+            for block, warps in WORD_LAUNCHES[name]
+        }
+        yield f"losses of words, {name}", {"ours": call, "compiler": theirs[name], **others}
+
+
+def sum_cases(options: argparse.Namespace) -> Contenders:
+    """What programs of a norm, of a GELU and of attention leave of a sum, added up."""
+    width = options.width
+    for work, shape in {
+        "norm": (2, 12 * 132, width),
+        "bias and GELU": (1, 132, 4 * width),
+        "attention": (1, options.tokens // 128, 3 * width),
+    }.items():
+        partial_sums = torch.randn(shape, device="cuda")
+        others = {
+            f"{rows} x {columns}, {warps} warps": partial(
+                partial_sums_triton.total,
+                partial_sums,
+                launch={"ROWS": rows, "COLUMNS": columns, "num_warps": warps},
+            )
+            for rows, columns, warps in SUM_LAUNCHES
+        }
+        ours, theirs = partial(partial_sums_triton.total, partial_sums), partial(torch.sum, partial_sums, 1)
+        yield f"sums of programs, {work}", {"ours": ours, "torch": theirs, **others}
+
+
 def full_and_mixed(tokens: int, longest: int) -> dict[str, list[int]]:
-    """Lengths that are all the longest, and any up to it."""
+    """Lengths that are all the longest, any up to it, and such that are shorter on average."""
     rng = random.Random(1)
     mix: list[int] = []
     while sum(mix) < tokens:
         mix.append(rng.randint(1, longest))
-    return {f"{longest} tokens": [longest] * (tokens // longest), f"1 to {longest} tokens": mix}
+    short = [min(rng.randint(1, longest), rng.randint(1, longest)) for _ in range(3 * tokens // longest)]
+    return {
+        f"{longest} tokens": [longest] * (tokens // longest),
+        f"1 to {longest} tokens": mix,
+        f"1 to {longest} tokens, most short": short,
+    }
 
 
 def tiled_cases(options: argparse.Namespace, dropout: float) -> Contenders:
@@ -281,6 +355,8 @@ CASES: dict[str, Callable[[argparse.Namespace], Contenders]] = {
     "norm": norm_cases,
     "gelu": gelu_cases,
     "gated": gated_cases,
+    "sums": sum_cases,
+    "words": word_cases,
     "attention": lambda options: attention_cases(options, DROPOUT),
     "rotary": lambda options: attention_cases(options, 0.0, Rotary(10_000.0)),
     "tiled": lambda options: tiled_cases(options, DROPOUT),

@@ -38,7 +38,7 @@ CLASSES = {
     "attention": r"flash|fmha|attention|sdpa",
     "matmul": r"gemm|nvjet|cutlass|xmma|triton_tem_|^aten::(add|b|badd)?mm$|mkldnn_linear",
     "optimiser": r"adam|multi_tensor|foreach|lamb(?!da)|lpnorm|vector_norm",
-    "loss": r"softmax|nll_loss|cross_entropy|argmax",
+    "loss": r"softmax|nll_loss|cross_entropy|argmax|word_losses",
     "copies to and from the GPU": r"memcpy|memset",
     "norm and elementwise": r"",
 }

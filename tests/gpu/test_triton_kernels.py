@@ -1,10 +1,9 @@
 """Our Triton kernels against what they replace, with the same dropout masks.
 
 Without a GPU, Triton's interpreter runs them on the CPU, all but what is compiled or recorded:
-TRITON_INTERPRET=1 pytest --noconftest tests/gpu/test_triton_kernels.py -k "not compiled and not recorded"
+TRITON_INTERPRET=1 pytest --noconftest tests/gpu/test_*_kernels.py -k "not compiled and not recorded"
 """
 
-import os
 import random
 
 import pytest
@@ -23,18 +22,16 @@ from bertsmith.model.rotary import Rotary
 from bertsmith.model.short_attention import attend_within, short_attention
 from bertsmith.packed import pack
 from tests.attention_cases import layout_of
+from tests.interpreted import DEVICE, HALF, INTERPRETED, OTHER, largest_difference
 from tests.tiny import tiny_encoder_config
 
 pytestmark = pytest.mark.gpu
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = "cpu" if INTERPRETED else "cuda"
-# The interpreter multiplies the bits of bf16; the tensor cores round fp32.
-HALF = torch.float16 if INTERPRETED else torch.bfloat16
-OTHER = (torch.float32, 1e-5) if INTERPRETED else (torch.bfloat16, 1e-2)
 ROWS = 67 if INTERPRETED else 5000
 """More than there are programs, so that each takes several."""
 LENGTHS = [1, 17, 128, 2, 64, 33, 65, 0, 0]
+FULL_LENGTHS = [128, 17, 100, 64, 128, 0]
+"""Of which most are not short."""
 LONG_LENGTHS = [1, 300, 128, 0, 512, 129, 65, 0]
 """Of which some take several tiles."""
 RATES = [0.0, 0.1]
@@ -56,12 +53,6 @@ def norm_case(rows: int, width: int, residual_type: torch.dtype, branch_type: to
     branch = branch.to(DEVICE, branch_type).requires_grad_()
     upstream *= 64  # so that no gradient of what is kept is rounded to 0
     return residual, branch, norm.to(DEVICE), upstream.to(DEVICE, branch_type)
-
-
-def largest_difference(ours, plain):
-    return max(
-        ((a.double() - b).abs().max() / b.abs().max()).item() for a, b in zip(ours, plain, strict=True)
-    )
 
 
 @pytest.mark.parametrize("rate", RATES)
@@ -216,7 +207,11 @@ def plain_attention(projected, kept, rate: float, lengths):
 @pytest.mark.parametrize("rate", RATES)
 @pytest.mark.parametrize(
     ("width", "lengths"),
-    [(64, LENGTHS), (16, LENGTHS), (128, LENGTHS), (64, LONG_LENGTHS), (16, LONG_LENGTHS)],
+    [
+        *((64, LENGTHS), (16, LENGTHS), (128, LENGTHS), (64, FULL_LENGTHS), (128, FULL_LENGTHS)),
+        *((64, [1, 64, 33, 0, 2]), (64, [32, 5, 0, 1])),
+        *((64, LONG_LENGTHS), (16, LONG_LENGTHS)),
+    ],
     ids=str,
 )
 @pytest.mark.parametrize(
@@ -242,7 +237,7 @@ def test_attention_and_its_gradient_equal_the_plain_ones(dtype, tolerance, width
 
 
 @pytest.mark.parametrize("rate", RATES)
-@pytest.mark.parametrize("lengths", [LENGTHS, LONG_LENGTHS], ids=str)
+@pytest.mark.parametrize("lengths", [LENGTHS, FULL_LENGTHS, LONG_LENGTHS], ids=str)
 def test_attention_sums_the_gradient_of_the_bias_of_its_projection(lengths, rate):
     projected, upstream = attention_case(64, HALF, lengths)
     layout, rule = layout_of(lengths, DEVICE), AttentionRule(dropout=rate)
@@ -256,8 +251,9 @@ def test_attention_sums_the_gradient_of_the_bias_of_its_projection(lengths, rate
     assert torch.equal(*mixed) and torch.equal(*gradients[:2])
     sums = gradients[0].double().sum(0)
     assert gradients[2].dtype == bias.dtype and gradients[2].shape == bias.shape
-    # Sums of rounded gradients and of those before rounding; a query's or key's are near 0.
+    # Sums of rounded gradients and of those before rounding; a query's are near 0, and a key's are 0.
     ours = gradients[2].double().view(sums.shape)
+    assert not ours[1].any()
     assert (ours - sums).abs().max() < 1e-2 * gradients[0].double().abs().sum(0).max()
 
 

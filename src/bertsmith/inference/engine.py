@@ -172,8 +172,9 @@ class Engine:
     def warm_up(self) -> None:
         """Let a GPU compile its kernels for texts of any length, which whoever asks first would wait for."""
         for length in sorted({min(each, self.reader.longest) for each in WARM_UP_LENGTHS}):
-            with torch.no_grad():
-                self.network(pack([[0] * length]).to(self.device))
+            for short in (0, 2):  # where texts are short on average, kernels differ as well
+                with torch.no_grad():
+                    self.network(pack([[0] * length, *[[0]] * short]).to(self.device))
 
     def predict_each(
         self,

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from bertsmith.model.partial_sums_triton import total
 from bertsmith.model.triton_dropout import keeps, samples
 from bertsmith.model.triton_ready import multiprocessors
 
@@ -77,7 +78,7 @@ def backward(
             BLOCK=_block(width),
             **launch,
         )
-    return to_residual_TD, to_branch_TD, partial_2PD.sum(1)
+    return to_residual_TD, to_branch_TD, total(partial_2PD)
 
 
 def _block(width: int) -> int:

@@ -10,18 +10,26 @@ their gradients back as they are written. Where they are not turned, the backwar
 gradients of each head's rows, which the bias of the projection asks for.
 """
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from bertsmith.model.partial_sums_triton import total
 from bertsmith.model.triton_dropout import keeps, score_samples
 
-LAUNCH: dict[str, int] = {"num_warps": 8, "maxnreg": 128}
+LAUNCHES: dict[int, dict[str, int]] = {
+    32: {"num_warps": 1},
+    64: {"num_warps": 4},
+    128: {"num_warps": 8, "maxnreg": 128},
+}
+"""By the tile of scores. With 8 warps one of 128 takes 64 registers of a thread, with 4 too many. Of 128
+registers each, two programs fit on a multiprocessor, and one waits for memory while the other computes; in
+the backward pass a few values spill. Smaller tiles have fewer warps, so that more programs fit."""
 WIDE_BACKWARD_LAUNCH: dict[str, int] = {"num_warps": 8}
-"""With 8 warps a tile of scores takes 64 registers of a thread, with 4 too many. Of 128 registers each, two
-programs fit on a multiprocessor, and one waits for memory while the other computes; in the backward pass a
-few values spill. There only one fits anyway of heads wider than 64."""
+"""For heads wider than 64, of which only one fits anyway."""
 SMALLEST_TILE = 32
 COUNTERS = 8
 """Of dropout for each token and head: 16 keys each, up to 128 of them."""
@@ -31,15 +39,27 @@ UNALIGNED = ["starts", "seed"]
 """Read one by one, wherever they lie: another address must not ask for another kernel within a recording."""
 
 
+class Tile(NamedTuple):
+    """Scores of queries by keys, and the sequences that a launch with it computes."""
+
+    above: int
+    """Of more tokens than this."""
+    size: int
+    """Of no more than this, the rows and columns of scores."""
+
+
 Operands = tuple[Tensor, tuple[Tensor | None, Tensor | None], Tensor, Tensor | None]
 """Projection [T, 3, H, K], cosines and sines [T, F] or neither, starts of sequences [S1], seed of dropout."""
 
 
-def forward(operands: Operands, *, longest: int, dropped: int, launch: dict[str, int] = LAUNCH) -> Tensor:
+def forward(
+    operands: Operands, *, longest: int, dropped: int, launch: dict[str, int] | None = None
+) -> Tensor:
     """The mix [T, H, K]."""
     tokens, _, heads, width = operands[0].shape
     mixed_THK = operands[0].new_empty(tokens, heads, width)
-    mix_into(mixed_THK, operands, longest=longest, dropped=dropped, counters=COUNTERS, launch=launch)
+    for tile in _tiles(operands, longest):
+        mix_into(mixed_THK, operands, tile=tile, dropped=dropped, counters=COUNTERS, launch=launch)
     return mixed_THK
 
 
@@ -47,12 +67,12 @@ def mix_into(
     mixed_THK: Tensor,
     operands: Operands,
     *,
-    longest: int,
+    tile: Tile,
     dropped: int,
     counters: int,
-    launch: dict[str, int] = LAUNCH,
+    launch: dict[str, int] | None = None,
 ) -> None:
-    """Write the mix of sequences of up to 128 tokens, with so many counters of dropout for each token."""
+    """Write the mix of sequences that the tile is for, with so many counters of dropout for each token."""
     projected_T3HK, turns_TF, starts_S1, seed = operands
     heads, width = projected_T3HK.shape[2:]
     with torch.cuda.device_of(projected_T3HK):
@@ -60,10 +80,11 @@ def mix_into(
             *(projected_T3HK, *turns_TF, starts_S1, seed, mixed_THK, width**-0.5),
             HEADS=heads,
             WIDTH=width,
-            TILE=_tile(longest),
+            ABOVE=tile.above,
+            TILE=tile.size,
             COUNTERS=counters,
             DROPPED=dropped,
-            **launch,
+            **(launch or LAUNCHES[tile.size]),
         )
 
 
@@ -80,15 +101,16 @@ def backward(
     projected_T3HK, turns_TF, starts_S1, _ = operands
     assert not summed or turns_TF == (None, None), "gradients of what is turned are summed nowhere"
     gradients = Gradients(projected_T3HK, starts_S1.shape[0] - 1, summed=summed)
-    differentiate_into(
-        gradients,
-        gradient_THK,
-        operands,
-        longest=longest,
-        dropped=dropped,
-        counters=COUNTERS,
-        launch=launch,
-    )
+    for tile in _tiles(operands, longest):
+        differentiate_into(
+            gradients,
+            gradient_THK,
+            operands,
+            tile=tile,
+            dropped=dropped,
+            counters=COUNTERS,
+            launch=launch,
+        )
     return gradients.to_projected_T3HK, gradients.sums_3HK()
 
 
@@ -96,21 +118,23 @@ class Gradients:
     """What kernels write gradients of a projection to, and the sums of their rows, if asked for.
 
     There is one sum for each sequence or, with a slot for so many rows, one for each slot of each sequence.
+    That of keys is 0, as they are left: what is added to all keys changes no softmax.
     """
 
     def __init__(self, projected_T3HK: Tensor, sequences: int, *, summed: bool, slot: int = 0) -> None:
         self.to_projected_T3HK = torch.empty_like(projected_T3HK)
         self.slot = slot
-        self._sums_3HK = projected_T3HK.new_empty(projected_T3HK.shape[1:], dtype=torch.float32)
+        self._shape = projected_T3HK.shape[1:]
         # However the rows are spread over sequences, there are no more slots. Those without rows stay 0.
         slots = sequences + (projected_T3HK.shape[0] // slot if slot else 0)
-        self.sums_S3HK = self._sums_3HK.new_zeros((slots, *self._sums_3HK.shape)) if summed else None
+        every = (slots, *self._shape)
+        self.sums_S3HK = projected_T3HK.new_zeros(every, dtype=torch.float32) if summed else None
 
     def sums_3HK(self) -> Tensor:
         """The sum over all rows; anything where none was asked for."""
-        if self.sums_S3HK is not None:
-            torch.sum(self.sums_S3HK, 0, out=self._sums_3HK)
-        return self._sums_3HK
+        if self.sums_S3HK is None:
+            return self.to_projected_T3HK.new_empty(self._shape, dtype=torch.float32)
+        return total(self.sums_S3HK.flatten(1)[None]).view(self._shape)
 
 
 def differentiate_into(
@@ -118,22 +142,23 @@ def differentiate_into(
     gradient_THK: Tensor,
     operands: Operands,
     *,
-    longest: int,
+    tile: Tile,
     dropped: int,
     counters: int,
     launch: dict[str, int] | None = None,
 ) -> None:
-    """Write the gradients of sequences of up to 128 tokens."""
+    """Write the gradients of sequences that the tile is for."""
     projected_T3HK, turns_TF, starts_S1, seed = operands
     heads, width = projected_T3HK.shape[2:]
-    usual = LAUNCH if width <= 64 else WIDE_BACKWARD_LAUNCH
+    usual = LAUNCHES[tile.size] if width <= 64 else WIDE_BACKWARD_LAUNCH
     with torch.cuda.device_of(projected_T3HK):
         short_attention_backward[(starts_S1.shape[0] - 1) * heads,](
             *(gradient_THK, projected_T3HK, *turns_TF, starts_S1, seed, gradients.to_projected_T3HK),
             *(gradients.sums_S3HK, width**-0.5),
             HEADS=heads,
             WIDTH=width,
-            TILE=_tile(longest),
+            ABOVE=tile.above,
+            TILE=tile.size,
             SLOT=gradients.slot,
             COUNTERS=counters,
             DROPPED=dropped,
@@ -141,8 +166,15 @@ def differentiate_into(
         )
 
 
-def _tile(longest: int) -> int:
-    return max(SMALLEST_TILE, 1 << (longest - 1).bit_length())
+def _tiles(operands: Operands, longest: int) -> tuple[Tile, ...]:
+    """By which tiles sequences of up to so many tokens are computed."""
+    tokens, sequences = operands[0].shape[0], operands[2].shape[0] - 1
+    size = max(SMALLEST_TILE, 1 << (longest - 1).bit_length())
+    # Where sequences are short on average, a launch of their own wins more than it costs. Only shapes are
+    # asked: a recording holds for every batch of them.
+    if size == 128 and tokens <= 64 * sequences:
+        return Tile(0, 64), Tile(64, 128)
+    return (Tile(0, size),)
 
 
 @triton.jit(do_not_specialize=UNALIGNED)
@@ -156,6 +188,7 @@ def short_attention_forward(
     scale,
     HEADS: tl.constexpr,
     WIDTH: tl.constexpr,
+    ABOVE: tl.constexpr,
     TILE: tl.constexpr,
     COUNTERS: tl.constexpr,
     DROPPED: tl.constexpr,
@@ -167,11 +200,12 @@ def short_attention_forward(
     if TILE == 128:
         if (length > 64) & (length <= 128):
             _mix(*tensors, scale, HEADS, WIDTH, 128, COUNTERS, DROPPED)
-    if TILE >= 64:
+    if TILE >= 64 and ABOVE < 64:
         if (length > 32) & (length <= 64):
             _mix(*tensors, scale, HEADS, WIDTH, 64, COUNTERS, DROPPED)
-    if (length > 0) & (length <= 32):
-        _mix(*tensors, scale, HEADS, WIDTH, 32, COUNTERS, DROPPED)
+    if ABOVE < 32:
+        if (length > 0) & (length <= 32):
+            _mix(*tensors, scale, HEADS, WIDTH, 32, COUNTERS, DROPPED)
 
 
 @triton.jit(do_not_specialize=UNALIGNED)
@@ -187,6 +221,7 @@ def short_attention_backward(
     scale,
     HEADS: tl.constexpr,
     WIDTH: tl.constexpr,
+    ABOVE: tl.constexpr,
     TILE: tl.constexpr,
     SLOT: tl.constexpr,
     COUNTERS: tl.constexpr,
@@ -197,11 +232,12 @@ def short_attention_backward(
     if TILE == 128:
         if (length > 64) & (length <= 128):
             _differentiate(*tensors, scale, HEADS, WIDTH, 128, SLOT, COUNTERS, DROPPED)
-    if TILE >= 64:
+    if TILE >= 64 and ABOVE < 64:
         if (length > 32) & (length <= 64):
             _differentiate(*tensors, scale, HEADS, WIDTH, 64, SLOT, COUNTERS, DROPPED)
-    if (length > 0) & (length <= 32):
-        _differentiate(*tensors, scale, HEADS, WIDTH, 32, SLOT, COUNTERS, DROPPED)
+    if ABOVE < 32:
+        if (length > 0) & (length <= 32):
+            _differentiate(*tensors, scale, HEADS, WIDTH, 32, SLOT, COUNTERS, DROPPED)
 
 
 @triton.jit
@@ -300,7 +336,6 @@ def _differentiate(
     store_sum(sums, to_query_NK, slot, head, 0, HEADS, WIDTH)
     to_key_NK = tl.dot(tl.trans(to_scores_NN), query_NK) * (scale * kept_scale)
     _store_turned_back(to_projected + key_N1, to_key_NK, cosine, sine, start, real_N1, WIDTH, TILE)
-    store_sum(sums, to_key_NK, slot, head, 1, HEADS, WIDTH)
 
 
 @triton.jit

@@ -19,6 +19,7 @@ from bertsmith.model.short_attention_triton import (
     LOG2_E,
     UNALIGNED,
     Gradients,
+    Tile,
     differentiate_into,
     head_of_sequence,
     mix_into,
@@ -29,9 +30,15 @@ from bertsmith.model.tiled_attention import MAX_LENGTH, words_of
 from bertsmith.model.triton_dropout import kept_words
 from bertsmith.packed import SHORT_LENGTH
 
-FORWARD_LAUNCH: dict[str, int] = {"QUERIES": 64, "KEYS": 64, "num_warps": 4, "num_stages": 3}
+FORWARD_LAUNCH: dict[str, int] = {
+    "QUERIES": 64,
+    "KEYS": 64,
+    "num_warps": 4,
+    "num_stages": 2,
+    "maxnreg": 128,
+}
 BACKWARD_LAUNCHES: dict[str, dict[str, int]] = {
-    "queries": {"QUERIES": 64, "KEYS": 64, "num_warps": 4, "num_stages": 3},
+    "queries": {"QUERIES": 64, "KEYS": 64, "num_warps": 4, "num_stages": 2, "maxnreg": 128},
     "keys": {"QUERIES": 32, "KEYS": 64, "num_warps": 4, "num_stages": 3, "maxnreg": 128},
 }
 """By what a program has a tile of. Three or four programs fit on a multiprocessor, and while some wait others
@@ -40,7 +47,7 @@ COUNTERS = tl.constexpr(MAX_LENGTH // 16)
 """Of dropout for each token and head: 16 keys each, up to 512 of them."""
 WORDS = tl.constexpr(words_of(1))
 """Of bits for each token and head: 32 keys each, as many."""
-WHOLE = tl.constexpr(SHORT_LENGTH)
+WHOLE, SHORT = tl.constexpr(SHORT_LENGTH), Tile(0, SHORT_LENGTH)
 """Shorter sequences among longer ones are left to the kernels of `short_attention_triton.py`."""
 
 Operands = tuple[Tensor, Tensor, Tensor | None]
@@ -61,7 +68,7 @@ def forward(
     kept_THW = projected_T3HK.new_empty((tokens, heads, words_of(dropped)), dtype=torch.int32)
     tiles = triton.cdiv(longest, launch["QUERIES"])
     short = (projected_T3HK, (None, None), starts_S1, seed)
-    mix_into(mixed_THK, short, longest=WHOLE.value, dropped=dropped, counters=COUNTERS.value)
+    mix_into(mixed_THK, short, tile=SHORT, dropped=dropped, counters=COUNTERS.value)
     with torch.cuda.device_of(projected_T3HK):
         tiled_attention_forward[(starts_S1.shape[0] - 1) * heads * tiles,](
             *(projected_T3HK, starts_S1, seed, mixed_THK, normalisers_TH, kept_THW, width**-0.5),
@@ -90,9 +97,7 @@ def backward(
     sequences, rows = starts_S1.shape[0] - 1, {each: launches[each][each.upper()] for each in launches}
     gradients = Gradients(projected_T3HK, sequences, summed=summed, slot=min(rows.values()))
     short = (projected_T3HK, (None, None), starts_S1, seed)
-    differentiate_into(
-        gradients, gradient_THK, short, longest=WHOLE.value, dropped=dropped, counters=COUNTERS.value
-    )
+    differentiate_into(gradients, gradient_THK, short, tile=SHORT, dropped=dropped, counters=COUNTERS.value)
     # What the gradients of a query's scores have in common: the first kernel leaves it to the second.
     common_TH = projected_T3HK.new_empty((tokens, heads), dtype=torch.float32)
     kernels = {"queries": (tiled_attention_to_queries, saved), "keys": (tiled_attention_to_keys, saved[1:])}
@@ -287,9 +292,7 @@ def tiled_attention_to_keys(
         to_value_NK = tl.where(real_N1, to_value_NK * kept_scale, 0.0)
         tl.store(to_projected + key_at_NK, to_key_NK.to(half), mask=real_N1)
         tl.store(to_projected + HEADS * WIDTH + key_at_NK, to_value_NK.to(half), mask=real_N1)
-        slot = slot_of(program, start, first, HEADS, SLOT)
-        store_sum(sums, to_key_NK, slot, head, 1, HEADS, WIDTH)
-        store_sum(sums, to_value_NK, slot, head, 2, HEADS, WIDTH)
+        store_sum(sums, to_value_NK, slot_of(program, start, first, HEADS, SLOT), head, 2, HEADS, WIDTH)
 
 
 @triton.jit

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar, NamedTuple
 
 from torch import Tensor, nn
-from torch.nn import functional
 
 from bertsmith.data.collate import PretrainingBatch
 from bertsmith.data.data_loader import StepBatches
@@ -15,6 +14,7 @@ from bertsmith.model.encoder import can_compile
 from bertsmith.model.flops import PassSize, flops_per_step
 from bertsmith.model.network import Network
 from bertsmith.model.torch_internals import compiled_whole, mark_dynamic
+from bertsmith.model.word_losses import word_losses
 
 
 class Counts(NamedTuple):
@@ -83,7 +83,5 @@ def mark_sizes_as_changing(batch: PretrainingBatch) -> None:
 
 def weighted_sums(scores_PV: Tensor, labels_P: Tensor, weights_P: Tensor) -> tuple[Tensor, Tensor]:
     """The summed negative log-likelihood of the labels and how many are the best guess, weighted."""
-    scores_PV = scores_PV.float()  # a softmax over 30,000 words needs more than eight bits
-    losses_P = functional.cross_entropy(scores_PV, labels_P, reduction="none")
-    hits_P = (scores_PV.detach().argmax(-1) == labels_P).to(weights_P.dtype)
-    return (losses_P * weights_P).sum(), (hits_P * weights_P).sum()
+    losses_P, hits_P = word_losses(scores_PV, labels_P)
+    return (losses_P * weights_P).sum(), (hits_P.to(weights_P.dtype) * weights_P).sum()

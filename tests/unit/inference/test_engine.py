@@ -199,6 +199,11 @@ def test_every_stream_has_as_much_to_do(tokens, two_threads):
 @pytest.mark.parametrize(("longest", "lengths"), [(8192, [32, 64, 128, 512]), (100, [32, 64, 100])])
 def test_a_warm_up_passes_a_text_of_each_class_of_lengths(longest, lengths):
     passed = []
-    engine = Engine(lambda batch: passed.append(batch.layout.longest), SimpleNamespace(longest=longest), CPU)
-    engine.warm_up()
-    assert passed == lengths
+
+    def note(batch):
+        passed.append((batch.layout.longest, batch.layout.sequences))
+
+    Engine(note, SimpleNamespace(longest=longest), CPU).warm_up()
+    assert passed == [
+        (length, texts) for length in lengths for texts in (1, 3)
+    ]  # alone, and among short ones

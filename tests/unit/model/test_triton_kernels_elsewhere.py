@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 import bertsmith.model
-from bertsmith.model import fused_gelu, short_attention, tiled_attention, triton_ready
+from bertsmith.model import fused_gelu, short_attention, tiled_attention, triton_ready, word_losses
 from bertsmith.model import residual_norm as residual_norm_module
 from bertsmith.model.attention import AttentionRule
 from bertsmith.model.attention_kernels import KERNELS
@@ -39,7 +39,8 @@ def loaded_by(path: Path) -> set[str]:
 
 def test_only_kernels_load_triton_and_nothing_loads_kernels_with_itself():
     attention = {"short_attention_triton", "tiled_attention_triton"}
-    assert {*attention, "residual_norm_triton", "fused_gelu_triton", "triton_dropout"} == KERNEL_FILES
+    others = {"residual_norm_triton", "fused_gelu_triton", "word_losses_triton"}
+    assert attention | others | {"partial_sums_triton", "triton_dropout"} == KERNEL_FILES
     for path in FOLDER.rglob("*.py"):
         if path.stem not in KERNEL_FILES:
             assert not loaded_by(path) & {"triton", *KERNEL_FILES}, path
@@ -137,6 +138,21 @@ def test_a_gated_gelu_is_the_gelu_of_one_half_times_the_other():
     assert torch.equal(gated_gelu(halves), nn.functional.gelu(halves[:, :8]) * halves[:, 8:])
 
 
+@pytest.mark.parametrize(
+    ("words", "dtype", "taken"),
+    [
+        (30_528, torch.bfloat16, True),
+        (30_528, torch.float16, True),
+        (30_528, torch.float32, False),
+        (30_522, torch.bfloat16, False),
+        (2, torch.bfloat16, False),
+    ],
+)
+def test_losses_of_many_words_in_half_precision_have_a_kernel(monkeypatch, words, dtype, taken):
+    monkeypatch.setattr(word_losses, "triton_runs_on", lambda _device: True)
+    assert word_losses.kernel_takes(torch.zeros(1, words, dtype=dtype)) == taken
+
+
 def of_norm(values_TD):
     seed, weight = torch.zeros(1, dtype=torch.int64), values_TD[0]
     return residual_norm_module._forward_operator(values_TD, values_TD, weight, weight, seed, 1e-12, 6)[0]
@@ -160,8 +176,9 @@ def of_attention(operator, *tables):
         of_attention(tiled_attention._forward_operator),
         lambda values_TD: fused_gelu._biased_forward(values_TD, values_TD[0]),
         lambda values_TD: fused_gelu._gated_operator(values_TD),
+        lambda values_TD: word_losses._forward_operator(values_TD, torch.zeros(4, dtype=torch.int64))[0],
     ],
-    ids=["norm", "short attention", "tiled attention", "biased GELU", "gated GELU"],
+    ids=["norm", "short attention", "tiled attention", "biased GELU", "gated GELU", "losses of words"],
 )
 def test_kernels_give_gradients_where_layers_are_recomputed(compute):
     # Fake tensors have shapes and no values: of the kernels only what torch is told about them runs.

@@ -1,0 +1,87 @@
+"""The loss of each predicted word and whether it is the best guess: plain, and by one kernel a pass on CUDA.
+
+Shapes: P predicted rows, V vocabulary.
+
+Of 30,528 scores a row, the compiler's kernel sums exponentials and looks for the place of the largest in five
+times the time that reading them takes. Ours reads them once in each pass and keeps a normaliser a row; what
+it computes of them is fp32, as in the plain form.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, library
+from torch.nn import functional
+
+from bertsmith.model.triton_ready import needs_operator, triton_runs_on
+
+MIN_WORDS = 1024
+"""Two scores of a pair, say, are no work for a kernel."""
+ALIGNED = 8
+"""Of half precision, 16 bytes: what a thread reads at once."""
+
+
+def word_losses(scores_PV: Tensor, labels_P: Tensor) -> tuple[Tensor, Tensor]:
+    """The negative log-likelihood of each label, in fp32, and whether it is the first of the largest.
+
+    Each label is one of the words: there is none that is left out.
+    """
+    if kernel_takes(scores_PV):
+        return fused_word_losses(scores_PV, labels_P)
+    scores_PV = scores_PV.float()  # a softmax over 30,000 words needs more than eight bits
+    losses_P = functional.cross_entropy(scores_PV, labels_P, reduction="none")
+    return losses_P, scores_PV.detach().argmax(-1) == labels_P
+
+
+def kernel_takes(scores_PV: Tensor) -> bool:
+    """Whether the kernel computes these: many words in half precision, in rows of whole 16 bytes."""
+    half = scores_PV.dtype in (torch.bfloat16, torch.float16)
+    fits = scores_PV.shape[-1] >= MIN_WORDS and scores_PV.shape[-1] % ALIGNED == 0
+    return half and fits and triton_runs_on(scores_PV.device)
+
+
+def fused_word_losses(scores_PV: Tensor, labels_P: Tensor) -> tuple[Tensor, Tensor]:
+    """The same by the kernel."""
+    forward = _forward_operator if needs_operator() else _forward
+    losses_P, hits_P, _ = forward(scores_PV, labels_P)
+    return losses_P, hits_P
+
+
+def _forward(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    from bertsmith.model.word_losses_triton import forward
+
+    return forward(scores.contiguous(), labels.contiguous())
+
+
+_forward_operator = library.custom_op("bertsmith::word_losses", _forward, mutates_args=())
+
+
+@_forward_operator.register_fake
+def _forward_shapes(scores: Tensor, _labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    rows = scores.shape[0]  # `len` would tie the graph to this very number of rows
+    losses, normalisers = (scores.new_empty(rows, dtype=torch.float32) for _ in range(2))
+    return losses, scores.new_empty(rows, dtype=torch.bool), normalisers
+
+
+@library.custom_op("bertsmith::word_losses_backward", mutates_args=())
+def _backward(to_losses: Tensor, scores: Tensor, labels: Tensor, normalisers: Tensor) -> Tensor:
+    from bertsmith.model.word_losses_triton import backward
+
+    return backward(to_losses.contiguous(), scores.contiguous(), labels.contiguous(), normalisers)
+
+
+@_backward.register_fake
+def _backward_shape(_to_losses: Tensor, scores: Tensor, *_: Tensor) -> Tensor:
+    return scores.new_empty(scores.shape)
+
+
+def _keep(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    ctx.save_for_backward(*inputs, output[2])
+    ctx.set_materialize_grads(False)  # of what is kept nobody asks for gradients
+
+
+def _gradients(ctx: Any, to_losses: Tensor | None, *_others: Tensor | None) -> tuple[Tensor | None, None]:
+    return None if to_losses is None else _backward(to_losses, *ctx.saved_tensors), None
+
+
+_forward_operator.register_autograd(_gradients, setup_context=_keep)
