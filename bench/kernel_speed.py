@@ -117,15 +117,18 @@ def norm_cases(options: argparse.Namespace) -> Contenders:
     operands = (residual, branch, norm.weight.detach(), norm.bias.detach())
     forward = partial(residual_norm_triton.forward, operands, seed, eps=norm.eps, dropped=DROPPED)
     saved = (forward()[1], seed)
-    backward = partial(residual_norm_triton.backward, gradient, operands[:3], saved, dropped=DROPPED)
+    backward = partial(
+        residual_norm_triton.backward, gradient, operands[:3], saved, dropped=DROPPED, summed=True
+    )
 
     @torch.compile(dynamic=False)
-    def compiled(residual: Tensor, branch: Tensor) -> tuple[Tensor, Tensor]:
+    def compiled(residual: Tensor, branch: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
         # Under autocast a norm is fp32, and the product behind it takes it rounded.
-        normed = norm(residual + nn.functional.dropout(branch, DROPOUT))
+        normed = norm(residual + nn.functional.dropout(branch + bias, DROPOUT))
         return normed, normed.to(half)
 
-    leaves = (residual.float().requires_grad_(), branch.clone().requires_grad_())
+    bias = torch.zeros(options.width, device="cuda", dtype=half, requires_grad=True)
+    leaves = (residual.float().requires_grad_(), branch.clone().requires_grad_(), bias)
     outputs, upstream = compiled(*leaves), (gradient.float(), gradient)
     theirs = {
         "forward": lambda: compiled(*leaves),

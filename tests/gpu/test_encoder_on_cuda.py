@@ -78,9 +78,11 @@ def test_a_training_step_compiles_whole_and_at_most_twice_over_ragged_batches(mo
     )
 
 
-def test_the_bias_of_a_projection_learns_with_the_kernels_as_in_single_precision():
+def test_biases_whose_gradients_kernels_sum_learn_as_in_single_precision():
     network, batch = network_of("bert").cuda().eval(), ragged(random.Random(3), LENGTHS).to("cuda")
-    biases = [block.attention.project.bias for block in network.encoder.blocks]
+    blocks = network.encoder.blocks
+    layers = [(each.attention.project, each.attention.output, each.feed_forward.contract) for each in blocks]
+    biases = [layer.bias for block in layers for layer in block]
 
     def gradients(enabled, states=network):
         with torch.autocast("cuda", dtype=torch.bfloat16, enabled=enabled):

@@ -56,7 +56,7 @@ def norm_case(rows: int, width: int, residual_type: torch.dtype, branch_type: to
 
 
 @pytest.mark.parametrize("rate", RATES)
-@pytest.mark.parametrize("width", [768, 64, 100])
+@pytest.mark.parametrize("width", [1000, 768, 64, 100])
 @pytest.mark.parametrize(
     ("residual_type", "branch_type", "tolerance"),
     [
@@ -69,9 +69,11 @@ def norm_case(rows: int, width: int, residual_type: torch.dtype, branch_type: to
 )
 def test_norm_and_its_gradients_equal_the_plain_ones(residual_type, branch_type, tolerance, width, rate):
     residual, branch, norm, upstream = norm_case(ROWS, width, residual_type, branch_type)
+    branch_bias = torch.zeros(width, device=DEVICE, requires_grad=True)
     torch.manual_seed(3)
-    ours = fused_residual_norm(residual, branch, norm, rate)
-    gradients = torch.autograd.grad(ours, (residual, branch, norm.weight, norm.bias), upstream)
+    ours = fused_residual_norm(residual, branch, norm, rate, branch_bias)
+    leaves = (residual, branch, norm.weight, norm.bias, branch_bias)
+    gradients = torch.autograd.grad(ours, leaves, upstream)
     # Where nothing is dropped the two gradients are the same: what the backward pass dropped is seen there.
     kept = (gradients[1] != 0).double() if rate else torch.ones_like(branch, dtype=torch.float64)
     assert abs(kept.mean().item() - (1 - rate)) < 0.02
@@ -81,9 +83,26 @@ def test_norm_and_its_gradients_equal_the_plain_ones(residual_type, branch_type,
     plain = exact(exact_residual + exact_branch * kept * (SCALE if rate else 1.0))
     leaves = (exact_residual, exact_branch, exact.weight, exact.bias)
     plain_gradients = torch.autograd.grad(plain, leaves, upstream.double())
+    plain_gradients += (plain_gradients[1].sum(0),)
     assert ours.dtype == branch_type
     assert [each.dtype for each in gradients[:2]] == [residual_type, branch_type]
     assert largest_difference((ours, *gradients), (plain, *plain_gradients)) < tolerance
+
+
+@pytest.mark.parametrize("hooked", [False, True])
+def test_the_bias_before_a_norm_learns_and_a_hook_is_called(hooked):
+    residual, _, norm, upstream = norm_case(ROWS, 64, torch.float32, torch.float32)
+    values, linear = torch.randn(ROWS, 100, device=DEVICE), nn.Linear(100, 64, device=DEVICE)
+    calls = []
+    if hooked:
+        linear.register_forward_pre_hook(lambda *_: calls.append(1))
+    leaves = (residual, linear.weight, linear.bias, norm.weight)
+    ours = residual_norm(residual, values, linear, norm, nn.Dropout(0.0))
+    gradients = torch.autograd.grad(ours, leaves, upstream)
+    assert len(calls) == hooked
+    plain = norm(residual + linear(values))
+    plain_gradients = torch.autograd.grad(plain, leaves, upstream)
+    assert largest_difference((ours, *gradients), (plain, *plain_gradients)) < 1e-4
 
 
 def test_norm_gives_the_same_bits_from_the_same_seed():
@@ -110,11 +129,13 @@ def test_norm_drops_each_row_and_column_at_its_rate():
 
 def test_a_compiled_norm_equals_the_plain_one():
     torch.compiler.reset()
-    residual, branch, norm, upstream = norm_case(512, 768, torch.float32, torch.bfloat16)
+    residual, _, norm, upstream = norm_case(512, 768, torch.float32, torch.bfloat16)
+    linear = nn.Linear(64, 768, device=DEVICE, dtype=torch.bfloat16)
+    values = torch.randn(512, 64, device=DEVICE, dtype=torch.bfloat16)
     compiled = torch.compile(residual_norm, fullgraph=True)
-    ours = compiled(residual, branch, norm, nn.Dropout(0.0))
-    plain = norm(residual + branch)
-    leaves = (residual, branch, norm.weight, norm.bias)
+    ours = compiled(residual, values, linear, norm, nn.Dropout(0.0))
+    plain = norm(residual + linear(values))
+    leaves = (residual, linear.weight, linear.bias, norm.weight, norm.bias)
     gradients = torch.autograd.grad(ours, leaves, upstream)
     plain_gradients = torch.autograd.grad(plain, leaves, upstream.float())
     assert ours.dtype == torch.bfloat16
@@ -409,7 +430,7 @@ def all_kernels(hidden, project, norm, layout, positions_T):
     mixed = attend_within(projected, layout, rule, bias=project.bias)
     if positions_T is not None:
         mixed = mixed + attend_within(projected, layout, rule, ROTARY.turns(positions_T, projected))
-    return fused_residual_norm(hidden, mixed.flatten(1), norm, 0.1)
+    return fused_residual_norm(hidden, mixed.flatten(1), norm, 0.1, project.bias[:64])
 
 
 def block_case(lengths):

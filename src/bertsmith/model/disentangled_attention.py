@@ -67,14 +67,8 @@ class DisentangledAttention(SelfAttention):
         """The relative positions that all layers share."""
         return self._shared[0]
 
-    def forward(
-        self,
-        hidden_TD: Tensor,
-        batch: PackedBatch,
-        attend: Attend,
-        rows: Rows = ALL,
-    ) -> Tensor:
-        """The output at the wanted rows; `attend` only watches, for kernels know no relative positions."""
+    def mixed(self, hidden_TD: Tensor, batch: PackedBatch, attend: Attend, rows: Rows = ALL) -> Tensor:
+        """The mixed values of the wanted rows; `attend` only watches: no kernel knows relative positions."""
         rule = self.training_rule if self.training else self.rule
         query_HTK, key_HTK, value_HTK = self.projected(hidden_TD)
         probabilities = self._probabilities(query_HTK, key_HTK, batch.layout)
@@ -84,8 +78,7 @@ class DisentangledAttention(SelfAttention):
         for (start, end), probabilities_HNN in zip(batch.layout.bounds(), probabilities, strict=True):
             kept_HNN = functional.dropout(probabilities_HNN, rule.dropout, training=rule.dropout > 0)
             mixed.append((kept_HNN.to(value_HTK.dtype) @ value_HTK[:, start:end]).transpose(0, 1))
-        output_RD: Tensor = self.output(torch.cat(mixed).flatten(1)[rows])
-        return output_RD
+        return torch.cat(mixed).flatten(1)[rows]
 
     def _probabilities(self, query_HTK: Tensor, key_HTK: Tensor, layout: Layout) -> list[Tensor]:
         relative = self.relative

@@ -118,21 +118,23 @@ class SelfAttention(nn.Module):
         self.training_rule, self.rule = rule, replace(rule, dropout=0.0)
 
     def forward(self, hidden_TD: Tensor, batch: PackedBatch, attend: Attend, rows: Rows = ALL) -> Tensor:
+        output_RD: Tensor = self.output(self.mixed(hidden_TD, batch, attend, rows))
+        return output_RD
+
+    def mixed(self, hidden_TD: Tensor, batch: PackedBatch, attend: Attend, rows: Rows = ALL) -> Tensor:
+        """The mixed values of all heads, side by side, that the output layer takes."""
         if self._attends_once(hidden_TD, batch.layout, attend, rows):
             assert isinstance(rows, Tensor), "one row of each sequence"
-            mixed_RJ = attend_once(self, hidden_TD, rows, batch.layout, self.training_rule.dropout).flatten(1)
-        else:
-            # Every row is a key and a value for the wanted ones; from here on only these are computed.
-            mixed_RJ = self._mixed(hidden_TD, batch, attend).flatten(1)[rows]
-        output_RD: Tensor = self.output(mixed_RJ)
-        return output_RD
+            return attend_once(self, hidden_TD, rows, batch.layout, self.training_rule.dropout).flatten(1)
+        # Every row is a key and a value for the wanted ones; from here on only these are computed.
+        return self._mixed_of_all(hidden_TD, batch, attend).flatten(1)[rows]
 
     def _attends_once(self, hidden_TD: Tensor, layout: Layout, attend: Attend, rows: Rows) -> bool:
         """Whether what learns is one row of each sequence, and cheaper by itself."""
         plain = self.training and attend is packed_attention and self.rotary is None
         return plain and once_takes(self.project, hidden_TD, rows, layout, self.training_rule)
 
-    def _mixed(self, hidden_TD: Tensor, batch: PackedBatch, attend: Attend) -> Tensor:
+    def _mixed_of_all(self, hidden_TD: Tensor, batch: PackedBatch, attend: Attend) -> Tensor:
         layout, rule = batch.layout, self.training_rule if self.training else self.rule
         whole = attend is packed_attention and not isinstance(self.rotary, NormalisedRotary)
         project, bias_J = self.project, None
@@ -167,12 +169,17 @@ class FeedForward(nn.Module):
         self.activation_name, self.activation = activation, activation_function(activation)
 
     def forward(self, hidden_TD: Tensor) -> Tensor:
+        output_TD: Tensor = self.contract(self.inner(hidden_TD))
+        return output_TD
+
+    def inner(self, hidden_TD: Tensor) -> Tensor:
+        """What the second layer takes."""
         if self.activation_name == "gelu":
             inner_TI = linear_gelu(hidden_TD, self.expand)
         else:
             inner_TI = self.activation(self.expand(hidden_TD))
-        output_TD: Tensor = self.contract(self.dropout(inner_TI))
-        return output_TD
+        dropped_TI: Tensor = self.dropout(inner_TI)
+        return dropped_TI
 
 
 class GatedFeedForward(nn.Module):
@@ -220,10 +227,14 @@ class PostNormBlock(Block):
     """One layer as published for BERT: LayerNorm after each residual sum, so warm-up is needed for Large."""
 
     def forward(self, hidden_TD: Tensor, batch: PackedBatch, attend: Attend, rows: Rows = ALL) -> Tensor:
-        attended_RD = self.attention(hidden_TD, batch, attend, rows)
-        hidden_RD = residual_norm(hidden_TD[rows], attended_RD, self.attention_norm, self.dropout)
-        fed_RD = self.feed_forward(hidden_RD)
-        return residual_norm(hidden_RD, fed_RD, self.feed_forward_norm, self.dropout)
+        attention, feed_forward = self.attention, self.feed_forward
+        assert isinstance(feed_forward, FeedForward), "no post-norm block has another"
+        mixed_RJ = attention.mixed(hidden_TD, batch, attend, rows)
+        hidden_RD = residual_norm(
+            hidden_TD[rows], mixed_RJ, attention.output, self.attention_norm, self.dropout
+        )
+        inner_RI = feed_forward.inner(hidden_RD)
+        return residual_norm(hidden_RD, inner_RI, feed_forward.contract, self.feed_forward_norm, self.dropout)
 
 
 class PreNormBlock(Block):

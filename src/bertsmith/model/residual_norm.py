@@ -1,16 +1,18 @@
 """LayerNorm of a residual sum with dropout, the joint of post-norm blocks: plain, and as one kernel on CUDA.
 
-Shapes: T rows, D their width.
+Shapes: T rows, D their width, I that of what a linear layer takes.
 
 The compiler samples a number for each value, keeps mask, sum and normalised rows for the backward pass and,
 under autocast, holds the residual in fp32. The kernel reads and writes each row once in the precision of the
-products and keeps only mean and deviation; what it computes in between is fp32.
+products and keeps only mean and deviation; what it computes in between is fp32. It also sums up the gradient
+of the bias of the linear layer before it, which would be a pass over all rows.
 """
 
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, library, nn
+from torch.nn import functional
 
 from bertsmith.model.elementwise import dropout_seed, dropped_values
 from bertsmith.model.triton_ready import needs_operator, triton_runs_on
@@ -19,28 +21,54 @@ MAX_WIDTH = 1024
 """Of a wider row, the registers of one warp spill."""
 
 
-def residual_norm(residual_TD: Tensor, branch_TD: Tensor, norm: nn.Module, dropout: nn.Dropout) -> Tensor:
-    """The normalised sum, by the kernel where it runs; it has the branch's type there."""
-    if isinstance(norm, nn.LayerNorm) and kernel_takes(residual_TD, branch_TD, norm):
-        probability = dropout.p if dropout.training else 0.0
-        return fused_residual_norm(residual_TD, branch_TD, norm, probability)
-    normed_TD: Tensor = norm(residual_TD + dropout(branch_TD))
-    return normed_TD
+def residual_norm(
+    residual_TD: Tensor, values_TI: Tensor, linear: nn.Module, norm: nn.Module, dropout: nn.Dropout
+) -> Tensor:
+    """The normalised sum of a residual and what a linear layer, the branch, makes of its values.
+
+    Where the kernel runs, it has the type of the branch.
+    """
+    if not (isinstance(norm, nn.LayerNorm) and kernel_takes(residual_TD, values_TI, norm)):
+        normed_TD: Tensor = norm(residual_TD + dropout(linear(values_TI)))
+        return normed_TD
+    probability = dropout.p if dropout.training else 0.0
+    if not _sums_bias_of(linear):
+        return fused_residual_norm(residual_TD, linear(values_TI), norm, probability)
+    branch_TD = functional.linear(values_TI, linear.weight, linear.bias.detach())
+    return fused_residual_norm(residual_TD, branch_TD, norm, probability, linear.bias)
 
 
-def kernel_takes(residual_TD: Tensor, branch_TD: Tensor, norm: nn.LayerNorm) -> bool:
+def kernel_takes(residual_TD: Tensor, values_TI: Tensor, norm: nn.LayerNorm) -> bool:
     """Whether the kernel computes these: half or single precision, rows of ordinary width, both weights."""
     known = {torch.bfloat16, torch.float16, torch.float32}
-    fits = branch_TD.dtype in known and residual_TD.dtype in known and branch_TD.shape[-1] <= MAX_WIDTH
-    return fits and norm.bias is not None and triton_runs_on(branch_TD.device)
+    fits = values_TI.dtype in known and residual_TD.dtype in known and residual_TD.shape[-1] <= MAX_WIDTH
+    return fits and norm.bias is not None and triton_runs_on(residual_TD.device)
 
 
-def fused_residual_norm(residual_TD: Tensor, branch_TD: Tensor, norm: nn.LayerNorm, dropout: float) -> Tensor:
-    """The same by the kernel, which samples from torch's generator of the device: one seed for a call."""
+def _sums_bias_of(linear: nn.Module) -> TypeGuard[nn.Linear]:
+    """Whether the kernel is to sum the gradient of this layer's bias."""
+    # A layer with an adapter or hooks, or another one in its place, has to be called.
+    if type(linear) is not nn.Linear or linear._forward_hooks or linear._forward_pre_hooks:
+        return False
+    return linear.bias is not None and linear.bias.requires_grad and torch.is_grad_enabled()
+
+
+def fused_residual_norm(
+    residual_TD: Tensor,
+    branch_TD: Tensor,
+    norm: nn.LayerNorm,
+    dropout: float,
+    branch_bias_D: Tensor | None = None,
+) -> Tensor:
+    """The same by the kernel, which samples from torch's generator of the device: one seed for a call.
+
+    A bias is one that the branch has without its gradient, which is summed here.
+    """
     dropped = dropped_values(dropout)
     seed = dropout_seed(branch_TD.device) if dropped else None
     forward = _forward_operator if needs_operator() else _forward
-    normed_TD: Tensor = forward(residual_TD, branch_TD, norm.weight, norm.bias, seed, norm.eps, dropped)[0]
+    operands = (residual_TD, branch_TD, norm.weight, norm.bias, seed, branch_bias_D)
+    normed_TD: Tensor = forward(*operands, norm.eps, dropped)[0]
     return normed_TD
 
 
@@ -50,6 +78,7 @@ def _forward(  # noqa: PLR0913 - an operator takes tensors and numbers
     weight: Tensor,
     bias: Tensor,
     seed: Tensor | None,
+    branch_bias: Tensor | None,  # noqa: ARG001 - the branch has it already; the backward pass gives its gradient
     eps: float,
     dropped: int,
 ) -> tuple[Tensor, Tensor]:
@@ -77,11 +106,12 @@ def _backward(  # noqa: PLR0913
     statistics: Tensor,
     seed: Tensor | None,
     dropped: int,
+    summed: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     from bertsmith.model.residual_norm_triton import backward
 
     operands = (residual.contiguous(), branch.contiguous(), weight)
-    return backward(gradient.contiguous(), operands, (statistics, seed), dropped=dropped)
+    return backward(gradient.contiguous(), operands, (statistics, seed), dropped=dropped, summed=summed)
 
 
 @_backward.register_fake
@@ -93,26 +123,30 @@ def _backward_shapes(  # noqa: PLR0913
     _statistics: Tensor,
     _seed: Tensor | None,
     dropped: int,
+    summed: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    sums = weight.new_empty((2, *weight.shape), dtype=torch.float32)
+    sums = weight.new_empty((3 if summed else 2, *weight.shape), dtype=torch.float32)
     same = not dropped and residual.dtype == branch.dtype
     to_residual = residual.new_empty((0, *residual.shape[1:])) if same else torch.empty_like(residual)
     return to_residual, torch.empty_like(branch), sums
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    residual, branch, weight, _, seed, _, dropped = inputs
+    residual, branch, weight, _, seed, branch_bias, _, dropped = inputs
     ctx.save_for_backward(residual, branch, weight, output[1], seed)
     ctx.dropped = dropped
+    ctx.branch_bias_type = None if branch_bias is None else branch_bias.dtype
 
 
 def _gradients(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
     saved = ctx.saved_tensors  # once: where layers are recomputed, a second reading is an error
-    to_residual, to_branch, to_weights = _backward(gradient, *saved, ctx.dropped)
+    summed = ctx.needs_input_grad[5]  # the branch's bias
+    to_residual, to_branch, sums = _backward(gradient, *saved, ctx.dropped, summed)
     if not ctx.dropped and to_residual.dtype == to_branch.dtype:
         to_residual = to_branch  # written once
-    to_weight, to_bias = to_weights.to(saved[2].dtype).unbind(0)
-    return to_residual, to_branch, to_weight, to_bias, None, None, None
+    to_weight, to_bias = sums[:2].to(saved[2].dtype).unbind(0)
+    to_branch_bias = sums[2].to(ctx.branch_bias_type) if summed else None
+    return to_residual, to_branch, to_weight, to_bias, None, to_branch_bias, None, None
 
 
 _forward_operator.register_autograd(_gradients, setup_context=_keep)

@@ -16,10 +16,17 @@ from bertsmith.model.triton_dropout import keeps, samples
 from bertsmith.model.triton_ready import multiprocessors
 
 FORWARD_LAUNCH: dict[str, int] = {"num_warps": 1}
-BACKWARD_LAUNCH: dict[str, int] = {"num_warps": 1}
 """One warp sums a row without waiting for others."""
-FORWARD_PROGRAMS, BACKWARD_PROGRAMS = 16, 12
+FORWARD_PROGRAMS = 16
 """For each multiprocessor: all run at once, so that none is left over, and each leaves one partial sum."""
+
+
+def backward_launch(width: int) -> tuple[dict[str, int], int]:
+    """How the backward pass of rows of this width is launched, and in how many programs as above.
+
+    Of a wider row with its sums, one warp has too few registers.
+    """
+    return ({"num_warps": 1, "maxnreg": 168}, 12) if width <= 768 else ({"num_warps": 2}, 6)
 
 
 def forward(
@@ -53,12 +60,14 @@ def backward(
     saved: tuple[Tensor, Tensor | None],
     *,
     dropped: int,
-    launch: dict[str, int] = BACKWARD_LAUNCH,
-    programs: int = BACKWARD_PROGRAMS,
+    summed: bool,
+    launch: dict[str, int] | None = None,
+    programs: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of residual and branch, and those of weight and bias in one [2, D].
 
-    That of the residual has no rows where it would be the same as that of the branch.
+    With `summed`, that of the branch's bias comes third in it. That of the residual has no rows where it
+    would be the same as that of the branch.
     """
     residual_TD, branch_TD, weight_D = operands
     statistics_2T, seed = saved
@@ -66,19 +75,22 @@ def backward(
     same = not dropped and residual_TD.dtype == branch_TD.dtype
     to_residual_TD = residual_TD.new_empty((0 if same else rows, width))
     to_branch_TD = torch.empty_like(branch_TD)
+    usual_launch, usual_programs = backward_launch(width)
     # The same for every number of rows, so that sums have the same bits.
-    count = programs * multiprocessors(branch_TD.device)
-    partial_2PD = torch.empty(2, count, width, dtype=torch.float32, device=branch_TD.device)
+    count = (programs or usual_programs) * multiprocessors(branch_TD.device)
+    sums = 3 if summed else 2
+    partial_3PD = torch.empty(sums, count, width, dtype=torch.float32, device=branch_TD.device)
     with torch.cuda.device_of(branch_TD):
         residual_norm_backward[count,](
             *(gradient_TD, residual_TD, branch_TD, weight_D, seed, statistics_2T),
-            *(None if same else to_residual_TD, to_branch_TD, partial_2PD, rows),
+            *(None if same else to_residual_TD, to_branch_TD, partial_3PD, rows),
             DROPPED=dropped,
+            SUMMED=summed,
             WIDTH=width,
             BLOCK=_block(width),
-            **launch,
+            **(launch or usual_launch),
         )
-    return to_residual_TD, to_branch_TD, total(partial_2PD)
+    return to_residual_TD, to_branch_TD, total(partial_3PD)
 
 
 def _block(width: int) -> int:
@@ -132,6 +144,7 @@ def residual_norm_backward(
     partial_sums,
     rows,
     DROPPED: tl.constexpr,
+    SUMMED: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -140,6 +153,7 @@ def residual_norm_backward(
     weight_D = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
     to_weight_D = tl.zeros((BLOCK,), tl.float32)
     to_bias_D = tl.zeros((BLOCK,), tl.float32)
+    to_branch_bias_D = tl.zeros((BLOCK,), tl.float32)
     first = tl.program_id(0).to(tl.int64) * WIDTH
     for row in range(tl.program_id(0), rows, tl.num_programs(0)):
         at = first + column
@@ -159,10 +173,14 @@ def residual_norm_backward(
         tl.store(to_branch + at, to_sum_D.to(to_branch.dtype.element_ty), mask=inside)
         to_weight_D += gradient_D * normed_D
         to_bias_D += gradient_D
+        if SUMMED:
+            to_branch_bias_D += to_sum_D
         first += tl.num_programs(0) * WIDTH
     partial = partial_sums + tl.program_id(0) * WIDTH + column
     tl.store(partial, to_weight_D, mask=inside)
     tl.store(partial + tl.num_programs(0) * WIDTH, to_bias_D, mask=inside)
+    if SUMMED:
+        tl.store(partial + 2 * tl.num_programs(0) * WIDTH, to_branch_bias_D, mask=inside)
 
 
 @triton.jit

@@ -114,12 +114,36 @@ def test_a_graph_for_a_cpu_does_not_depend_on_the_longest_sequence():
 
 @pytest.mark.parametrize("training", [True, False])
 def test_a_residual_norm_is_the_norm_of_the_sum(training):
-    residual, branch = torch.randn(2, 5, 8).unbind()
+    residual, values, linear = torch.randn(5, 8), torch.randn(5, 16), nn.Linear(16, 8)
     norm, dropout = nn.LayerNorm(8), nn.Dropout(0.5).train(training)
     torch.manual_seed(1)
-    joined = residual_norm(residual, branch, norm, dropout)
+    joined = residual_norm(residual, values, linear, norm, dropout)
     torch.manual_seed(1)
-    assert torch.equal(joined, norm(residual + dropout(branch)))
+    assert torch.equal(joined, norm(residual + dropout(linear(values))))
+
+
+class Other(nn.Linear):
+    """A layer that may compute something else."""
+
+
+@pytest.mark.parametrize(
+    ("layer", "summed"),
+    [
+        (nn.Linear(2, 2), True),
+        (nn.Linear(2, 2, bias=False), False),
+        (nn.Linear(2, 2).requires_grad_(requires_grad=False), False),
+        (Other(2, 2), False),
+    ],
+    ids=["plain", "without a bias", "frozen", "other"],
+)
+def test_a_norm_sums_the_gradient_of_a_plain_layers_bias(layer, summed):
+    asked = torch.compile(residual_norm_module._sums_bias_of, fullgraph=True, backend="eager")
+    assert residual_norm_module._sums_bias_of(layer) == asked(layer) == summed
+    hook = layer.register_forward_pre_hook(lambda *_: None)
+    assert not residual_norm_module._sums_bias_of(layer)
+    hook.remove()
+    with torch.no_grad():
+        assert not residual_norm_module._sums_bias_of(layer)
 
 
 def test_a_linear_layer_with_gelu_is_one_after_the_other():
@@ -155,7 +179,8 @@ def test_losses_of_many_words_in_half_precision_have_a_kernel(monkeypatch, words
 
 def of_norm(values_TD):
     seed, weight = torch.zeros(1, dtype=torch.int64), values_TD[0]
-    return residual_norm_module._forward_operator(values_TD, values_TD, weight, weight, seed, 1e-12, 6)[0]
+    operands = (values_TD, values_TD, weight, weight, seed, weight)
+    return residual_norm_module._forward_operator(*operands, 1e-12, 6)[0]
 
 
 def of_attention(operator, *tables):
