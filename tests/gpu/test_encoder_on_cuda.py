@@ -3,12 +3,14 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
 
 from bertsmith.model.architectures.registry import ARCHITECTURES
 from bertsmith.model.encoder import mean_of_rows
 from bertsmith.model.network import new_network
+from bertsmith.model.torch_internals import compiled_whole, mark_dynamic
 from bertsmith.packed import pack
-from tests.compile_counter import CompileCounter
+from tests.compile_counter import CompileCounter, counters
 from tests.tiny import tiny_encoder_config
 
 pytestmark = pytest.mark.gpu
@@ -94,6 +96,18 @@ def test_biases_whose_gradients_kernels_sum_learn_as_in_single_precision():
     compiled = gradients(True, torch.compile(network, fullgraph=True))
     for plain, eager, fast in zip(exact, ours, compiled, strict=True):
         assert (eager - plain).norm() < 0.1 * plain.norm() and (fast - plain).norm() < 0.1 * plain.norm()
+
+
+def test_one_graph_takes_few_rows_and_many():
+    torch.compiler.reset()
+    counters.clear()
+    norm = nn.LayerNorm(768).cuda()
+    compiled = compiled_whole(lambda values_TD: norm(values_TD).pow(3).mean())
+    for rows in (1_000, 5_000, 8_000):
+        values_TD = torch.randn(rows, 768, device="cuda", requires_grad=True)
+        mark_dynamic(values_TD)
+        compiled(values_TD).backward()
+    assert counters["stats"]["unique_graphs"] == 1
 
 
 def test_a_compiled_step_with_dropout_is_reproducible_from_its_seed():
