@@ -224,7 +224,11 @@ class Block(nn.Module):
 
 
 class PostNormBlock(Block):
-    """One layer as published for BERT: LayerNorm after each residual sum, so warm-up is needed for Large."""
+    """One layer as published for BERT: LayerNorm after each residual sum, so warm-up is needed for Large.
+
+    It calls neither sub-layer as a module, as the norm's kernel takes part in their last products: a hook
+    belongs on the block or on a linear layer.
+    """
 
     def forward(self, hidden_TD: Tensor, batch: PackedBatch, attend: Attend, rows: Rows = ALL) -> Tensor:
         attention, feed_forward = self.attention, self.feed_forward

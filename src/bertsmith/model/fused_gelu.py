@@ -18,14 +18,13 @@ from torch import Tensor, library, nn
 from torch.nn import functional
 
 from bertsmith.model.elementwise import gelu
-from bertsmith.model.torch_internals import linear_tanh_gelu
+from bertsmith.model.torch_internals import is_plain, linear_tanh_gelu
 from bertsmith.model.triton_ready import needs_operator, triton_runs_on
 
 
 def linear_gelu(values_TD: Tensor, linear: nn.Module) -> Tensor:
     """GELU of a linear layer, by the kernel where it runs, in inference by the product itself."""
-    # An adapter inside of it, or another layer in its place, computes for itself.
-    if type(linear) is nn.Linear and linear.bias is not None:
+    if is_plain(linear) and linear.bias is not None:
         if kernel_takes(values_TD):
             return biased_gelu(functional.linear(values_TD, linear.weight), linear.bias)
         if product_takes(values_TD, linear.weight):

@@ -15,10 +15,11 @@ from torch import Tensor, library, nn
 from torch.nn import functional
 
 from bertsmith.model.elementwise import dropout_seed, dropped_values
+from bertsmith.model.torch_internals import is_plain
 from bertsmith.model.triton_ready import needs_operator, triton_runs_on
 
 MAX_WIDTH = 1024
-"""Of a wider row, the registers of one warp spill."""
+"""Of a wider row, the registers spill of one warp in the forward pass and of two in the backward pass."""
 
 
 def residual_norm(
@@ -47,10 +48,8 @@ def kernel_takes(residual_TD: Tensor, values_TI: Tensor, norm: nn.LayerNorm) -> 
 
 def _sums_bias_of(linear: nn.Module) -> TypeGuard[nn.Linear]:
     """Whether the kernel is to sum the gradient of this layer's bias."""
-    # A layer with an adapter or hooks, or another one in its place, has to be called.
-    if type(linear) is not nn.Linear or linear._forward_hooks or linear._forward_pre_hooks:
-        return False
-    return linear.bias is not None and linear.bias.requires_grad and torch.is_grad_enabled()
+    learns = is_plain(linear) and linear.bias is not None and linear.bias.requires_grad
+    return learns and torch.is_grad_enabled()
 
 
 def fused_residual_norm(

@@ -1,6 +1,6 @@
 """The kernels of `residual_norm.py`: one warp after the other takes whole rows and keeps them in registers.
 
-Shapes: T rows, D their width, P programs.
+Shapes: T rows, D their width, P programs, B sums.
 
 A row is read once and written once. The backward pass computes sum and mask again from what went in, which
 costs as many bytes as a stored sum would and is exact. Sums and statistics are fp32.
@@ -64,10 +64,9 @@ def backward(
     launch: dict[str, int] | None = None,
     programs: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of residual and branch, and those of weight and bias in one [2, D].
+    """Gradients of residual and branch, and those of weight and bias, and with `summed` of the branch's bias.
 
-    With `summed`, that of the branch's bias comes third in it. That of the residual has no rows where it
-    would be the same as that of the branch.
+    The latter are one [2 or 3, D]. That of the residual has no rows where it would be that of the branch.
     """
     residual_TD, branch_TD, weight_D = operands
     statistics_2T, seed = saved
@@ -78,19 +77,18 @@ def backward(
     usual_launch, usual_programs = backward_launch(width)
     # The same for every number of rows, so that sums have the same bits.
     count = (programs or usual_programs) * multiprocessors(branch_TD.device)
-    sums = 3 if summed else 2
-    partial_3PD = torch.empty(sums, count, width, dtype=torch.float32, device=branch_TD.device)
+    partial_BPD = torch.empty(3 if summed else 2, count, width, dtype=torch.float32, device=branch_TD.device)
     with torch.cuda.device_of(branch_TD):
         residual_norm_backward[count,](
             *(gradient_TD, residual_TD, branch_TD, weight_D, seed, statistics_2T),
-            *(None if same else to_residual_TD, to_branch_TD, partial_3PD, rows),
+            *(None if same else to_residual_TD, to_branch_TD, partial_BPD, rows),
             DROPPED=dropped,
             SUMMED=summed,
             WIDTH=width,
             BLOCK=_block(width),
             **(launch or usual_launch),
         )
-    return to_residual_TD, to_branch_TD, total(partial_3PD)
+    return to_residual_TD, to_branch_TD, total(partial_BPD)
 
 
 def _block(width: int) -> int:

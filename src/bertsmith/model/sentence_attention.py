@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from bertsmith.model.attention import EVERYTHING, AttentionRule
 from bertsmith.model.elementwise import Dropout
+from bertsmith.model.torch_internals import is_plain
 from bertsmith.packed import Layout
 
 
@@ -41,10 +42,9 @@ def once_takes(
     # Asked first: a graph must not depend on how many rows and sequences there are.
     if torch.compiler.is_compiling() or isinstance(rows, slice) or len(rows) != layout.sequences:
         return False
-    plain = type(project) is nn.Linear and not project._forward_hooks and not project._forward_pre_hooks
     exact = hidden_TD.dtype in (torch.float32, torch.float64) and not torch.is_autocast_enabled("cpu")
     whole = not rule.causal and rule.window == EVERYTHING
-    if not (plain and exact and whole and hidden_TD.device.type == "cpu"):
+    if not (is_plain(project) and exact and whole and hidden_TD.device.type == "cpu"):
         return False
     cost = SEQUENCE_COST * torch.get_num_threads() * layout.sequences
     one_of_each = (layout.starts_S1[:-1] <= rows) & (rows < layout.starts_S1[1:])

@@ -9,10 +9,10 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FunctionType, MethodType
-from typing import NamedTuple, ParamSpec, TypeVar, cast
+from typing import NamedTuple, ParamSpec, TypeGuard, TypeVar, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.backends import kleidiai, mkl, mkldnn
 
 P = ParamSpec("P")
@@ -87,6 +87,19 @@ def has_4bit_products() -> bool:
 def has_int8_products() -> bool:
     """Whether this CPU multiplies 8-bit numbers four at a time (VNNI); without that, fp32 is faster."""
     return bool(torch.cpu._is_vnni_supported())
+
+
+# ---- layers
+
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def is_plain(linear: nn.Module) -> TypeGuard[nn.Linear]:
+    """Whether its weight and bias are all there is to a layer: any other one has to be called.
+
+    Others have an adapter inside, stand in the place of a linear layer, or have hooks.
+    """
+    return type(linear) is nn.Linear and not any(getattr(linear, hooks) for hooks in HOOKS)
 
 
 # ---- attention

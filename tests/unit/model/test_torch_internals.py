@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from bertsmith.model import torch_internals
 
@@ -58,6 +59,31 @@ ATTRIBUTES = (
     *("_inductor.custom_graph_pass", "_inductor.lowering"),
     *(f"_foreach_{name}" for name in ("add_", "addcmul_", "copy_", "div", "lerp_", "mul_", "norm", "sqrt")),
 )
+
+
+@pytest.mark.parametrize(
+    "register",
+    [
+        nn.Linear.register_forward_hook,
+        nn.Linear.register_forward_pre_hook,
+        nn.Linear.register_full_backward_hook,
+        nn.Linear.register_full_backward_pre_hook,
+    ],
+    ids=lambda register: register.__name__,
+)
+def test_a_layer_with_a_hook_is_not_plain(register):
+    def plain() -> list[bool]:
+        # Of what is compiled already, torch does not ask for hooks again.
+        torch.compiler.reset()
+        compiled = torch.compile(torch_internals.is_plain, fullgraph=True, backend="eager")
+        return [torch_internals.is_plain(linear), compiled(linear)]
+
+    linear = nn.Linear(2, 2)
+    assert plain() == [True, True]
+    hook = register(linear, lambda *_: None)
+    assert plain() == [False, False]
+    hook.remove()
+    assert plain() == [True, True]
 
 
 def schema_of(name: str) -> torch.FunctionSchema:
