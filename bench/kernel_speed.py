@@ -1,4 +1,4 @@
-"""Our Triton kernels beside what they replace: the compiler's fused norm and GELUs, and flash attention.
+"""Our Triton kernels beside what they replace: what the compiler makes, torch's sums, and flash attention.
 
     python bench/kernel_speed.py --json kernels.json
     python bench/kernel_speed.py --kernels tiled tiled-without-dropout
@@ -30,12 +30,12 @@ from bertsmith.model import (
     residual_norm_triton,
     short_attention_triton,
     tiled_attention_triton,
-    word_losses_triton,
 )
 from bertsmith.model.attention import AttentionRule
 from bertsmith.model.attention_kernels import flash_attention
 from bertsmith.model.elementwise import dropped_values
 from bertsmith.model.rotary import Rotary
+from bertsmith.objectives import word_losses_triton
 from bertsmith.packed import Layout
 
 DROPOUT = 0.1

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from bertsmith.model.word_losses import fused_word_losses
+from bertsmith.objectives.word_losses import fused_word_losses
 from tests.interpreted import DEVICE, HALF, OTHER, largest_difference
 
 pytestmark = pytest.mark.gpu
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.gpu
 @pytest.fixture
 def block():
     """Words that are looked at at once."""
-    from bertsmith.model.word_losses_triton import FORWARD_LAUNCH
+    from bertsmith.objectives.word_losses_triton import FORWARD_LAUNCH
 
     return FORWARD_LAUNCH["BLOCK"]
 

@@ -8,14 +8,14 @@ products and keeps only mean and deviation; what it computes in between is fp32.
 of the bias of the linear layer before it, which would be a pass over all rows.
 """
 
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
 from torch import Tensor, library, nn
 from torch.nn import functional
 
 from bertsmith.model.elementwise import dropout_seed, dropped_values
-from bertsmith.model.torch_internals import is_plain
+from bertsmith.model.torch_internals import learns_bias
 from bertsmith.model.triton_ready import needs_operator, triton_runs_on
 
 MAX_WIDTH = 1024
@@ -33,7 +33,7 @@ def residual_norm(
         normed_TD: Tensor = norm(residual_TD + dropout(linear(values_TI)))
         return normed_TD
     probability = dropout.p if dropout.training else 0.0
-    if not _sums_bias_of(linear):
+    if not learns_bias(linear):
         return fused_residual_norm(residual_TD, linear(values_TI), norm, probability)
     branch_TD = functional.linear(values_TI, linear.weight, linear.bias.detach())
     return fused_residual_norm(residual_TD, branch_TD, norm, probability, linear.bias)
@@ -44,12 +44,6 @@ def kernel_takes(residual_TD: Tensor, values_TI: Tensor, norm: nn.LayerNorm) -> 
     known = {torch.bfloat16, torch.float16, torch.float32}
     fits = values_TI.dtype in known and residual_TD.dtype in known and residual_TD.shape[-1] <= MAX_WIDTH
     return fits and norm.bias is not None and triton_runs_on(residual_TD.device)
-
-
-def _sums_bias_of(linear: nn.Module) -> TypeGuard[nn.Linear]:
-    """Whether the kernel is to sum the gradient of this layer's bias."""
-    learns = is_plain(linear) and linear.bias is not None and linear.bias.requires_grad
-    return learns and torch.is_grad_enabled()
 
 
 def fused_residual_norm(

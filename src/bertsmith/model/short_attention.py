@@ -16,7 +16,7 @@ from torch import Tensor, library, nn
 from bertsmith.model import tiled_attention
 from bertsmith.model.attention import EVERYTHING, AttentionRule
 from bertsmith.model.elementwise import dropout_seed, dropped_values
-from bertsmith.model.torch_internals import is_plain
+from bertsmith.model.torch_internals import learns_bias
 from bertsmith.model.triton_ready import needs_operator, triton_runs_on
 from bertsmith.packed import SHORT_LENGTH, Layout
 
@@ -53,8 +53,7 @@ def sums_bias_of(
     linear: nn.Module, values_TD: Tensor, head_width: int, layout: Layout, rule: AttentionRule
 ) -> bool:
     """Whether the kernel can run the projection of these, and is to sum the gradient of its bias."""
-    learns = is_plain(linear) and linear.bias is not None and linear.bias.requires_grad
-    if not (learns and torch.is_grad_enabled() and triton_runs_on(values_TD.device)):
+    if not (learns_bias(linear) and triton_runs_on(values_TD.device)):
         return False
     device = values_TD.device.type
     cast = torch.is_autocast_enabled(device) and values_TD.dtype != torch.float64

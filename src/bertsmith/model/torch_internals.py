@@ -102,6 +102,12 @@ def is_plain(linear: nn.Module) -> TypeGuard[nn.Linear]:
     return type(linear) is nn.Linear and not any(getattr(linear, hooks) for hooks in HOOKS)
 
 
+def learns_bias(linear: nn.Module) -> TypeGuard[nn.Linear]:
+    """Whether the gradient of a bias is asked for, which a kernel behind a plain layer can sum for it."""
+    learns = is_plain(linear) and linear.bias is not None and linear.bias.requires_grad
+    return learns and torch.is_grad_enabled()
+
+
 # ---- attention
 
 

@@ -14,7 +14,7 @@ from bertsmith.model.encoder import can_compile
 from bertsmith.model.flops import PassSize, flops_per_step
 from bertsmith.model.network import Network
 from bertsmith.model.torch_internals import compiled_whole, mark_dynamic
-from bertsmith.model.word_losses import word_losses
+from bertsmith.objectives.word_losses import word_losses
 
 
 class Counts(NamedTuple):

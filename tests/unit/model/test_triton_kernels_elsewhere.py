@@ -11,19 +11,21 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
-import bertsmith.model
-from bertsmith.model import fused_gelu, short_attention, tiled_attention, triton_ready, word_losses
+import bertsmith
+from bertsmith.model import fused_gelu, short_attention, tiled_attention, triton_ready
 from bertsmith.model import residual_norm as residual_norm_module
 from bertsmith.model.attention import AttentionRule
 from bertsmith.model.attention_kernels import KERNELS
 from bertsmith.model.fused_gelu import gated_gelu, linear_gelu
 from bertsmith.model.residual_norm import residual_norm
 from bertsmith.model.short_attention import within_takes
+from bertsmith.model.torch_internals import learns_bias
 from bertsmith.model.triton_ready import compiles
+from bertsmith.objectives import word_losses
 from tests.attention_cases import layout_of
 
-FOLDER = Path(bertsmith.model.__path__[0])
-KERNEL_FILES = {path.stem for path in FOLDER.glob("*.py") if "\nimport triton\n" in path.read_text()}
+FOLDER = Path(bertsmith.__path__[0])
+KERNEL_FILES = {path.stem for path in FOLDER.rglob("*.py") if "\nimport triton\n" in path.read_text()}
 
 
 def loaded_by(path: Path) -> set[str]:
@@ -136,10 +138,10 @@ class Other(nn.Linear):
     ],
     ids=["plain", "without a bias", "frozen", "other"],
 )
-def test_a_norm_sums_the_gradient_of_a_plain_layers_bias(layer, summed):
-    assert residual_norm_module._sums_bias_of(layer) == summed
+def test_kernels_sum_the_gradient_of_a_plain_layers_bias(layer, summed):
+    assert learns_bias(layer) == summed
     with torch.no_grad():
-        assert not residual_norm_module._sums_bias_of(layer)
+        assert not learns_bias(layer)
 
 
 def test_what_the_norm_sums_the_layer_before_it_does_not(monkeypatch):

@@ -48,7 +48,7 @@ def fused_word_losses(scores_PV: Tensor, labels_P: Tensor) -> tuple[Tensor, Tens
 
 
 def _forward(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    from bertsmith.model.word_losses_triton import forward
+    from bertsmith.objectives.word_losses_triton import forward
 
     return forward(scores.contiguous(), labels.contiguous())
 
@@ -65,7 +65,7 @@ def _forward_shapes(scores: Tensor, _labels: Tensor) -> tuple[Tensor, Tensor, Te
 
 @library.custom_op("bertsmith::word_losses_backward", mutates_args=())
 def _backward(to_losses: Tensor, scores: Tensor, labels: Tensor, normalisers: Tensor) -> Tensor:
-    from bertsmith.model.word_losses_triton import backward
+    from bertsmith.objectives.word_losses_triton import backward
 
     return backward(to_losses.contiguous(), scores.contiguous(), labels.contiguous(), normalisers)
 
