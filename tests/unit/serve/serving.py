@@ -132,10 +132,19 @@ class Slowly:
 
 async def until(holds: Callable[[], bool]) -> None:
     """Wait for something to come true."""
-    for _ in range(1000):
+    for _ in range(12_000):
         if holds():
             return
         await asyncio.sleep(0.01)
+    raise AssertionError("it never came true")
+
+
+def wait_for(holds: Callable[[], bool]) -> None:
+    """The same, where no event loop is at work."""
+    for _ in range(12_000):
+        if holds():
+            return
+        time.sleep(0.01)
     raise AssertionError("it never came true")
 
 
@@ -187,11 +196,13 @@ class Wire(asyncio.Transport):
     resume_reading = pause_reading
 
 
-def on_a_line(application: Application, say: Callable[[Any, Wire], Awaitable[None]]) -> None:
+def on_a_line(
+    application: Application, say: Callable[[Any, Wire], Awaitable[None]], *, head_seconds: float = 0.1
+) -> None:
     """Talk to the protocol of a line."""
 
     async def main() -> None:
-        config = make_server(application, Limits(head_seconds=0.1)).config
+        config = make_server(application, Limits(head_seconds=head_seconds)).config
         config.load()
         protocol = config.http_protocol_class(config=config, server_state=ServerState(), app_state={})
         wire = Wire()

@@ -6,7 +6,6 @@ import json
 import logging
 import re
 import resource
-import time
 
 import pytest
 import uvicorn
@@ -17,7 +16,7 @@ from uvicorn.server import ServerState
 from bertsmith.serve import server
 from bertsmith.serve.monitoring import JsonLines, LoopFailures
 from bertsmith.serve.server_config import Limits
-from tests.unit.serve.serving import Slowly, application_of, connected, live, on_a_line, until
+from tests.unit.serve.serving import Slowly, application_of, connected, live, on_a_line, until, wait_for
 
 BODY = json.dumps({"texts": ["a cat"]}).encode()
 LENGTH = len(BODY)
@@ -246,7 +245,7 @@ def test_the_oldest_idle_connection_makes_room_for_a_new_one(folders):
     with live(application, limits) as address:
         lines = [connected(address) for _ in range(3)]
         lines[0].sendall(request() + BODY)  # at work, so not idle
-        assert_soon(lambda: slow.batches == [1])
+        wait_for(lambda: slow.batches == [1])
         lines.append(connected(address))
         assert lines[1].recv(1) == b""
         lines.append(connected(address))
@@ -278,19 +277,11 @@ def test_where_all_connections_are_busy_a_new_one_is_closed(folders):
     slow = Slowly(application, "mood")
     with live(application, limits) as address, connected(address) as busy:
         busy.sendall(request() + BODY)
-        assert_soon(lambda: slow.batches == [1])
+        wait_for(lambda: slow.batches == [1])
         with connected(address) as late:
             assert late.recv(1) == b""
         slow.may_go.set()
         assert busy.recv(12) == b"HTTP/1.1 200"
-
-
-def assert_soon(holds):
-    for _ in range(1000):
-        if holds():
-            return
-        time.sleep(0.01)
-    raise AssertionError("it never came true")
 
 
 def test_there_are_never_more_connections_than_descriptors(mood, monkeypatch):

@@ -5,7 +5,6 @@ import json
 import logging
 import re
 import threading
-import time
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from http.client import parse_headers
@@ -25,6 +24,7 @@ from tests.unit.serve.serving import (
     on_a_line,
     post,
     until,
+    wait_for,
 )
 
 TEXT = {"texts": ["a cat"]}
@@ -54,10 +54,7 @@ def crowd(application, address):
             threading.Thread(target=partial(httpx.post, f"{address}/classify", json=TEXT, timeout=60))
         )
         asked[-1].start()
-        for _ in range(2000):
-            if (slow.batches, queue.requests) == ([1], waiting):
-                break
-            time.sleep(0.01)
+        wait_for(lambda waiting=waiting: (slow.batches, queue.requests) == ([1], waiting))
     try:
         yield
     finally:
@@ -115,10 +112,7 @@ def test_too_many_open_requests_are_rejected_before_their_bodies_are_read(folder
         waiting = [lines.enter_context(connected(address)) for _ in range(2)]
         for each in waiting:
             each.sendall(head)
-        for _ in range(2000):
-            if application.status.open_requests == 2:
-                break
-            time.sleep(0.01)
+        wait_for(lambda: application.status.open_requests == 2)
         with connected(address) as third:
             assert ask(third, head)[0] == 429
         assert [ask(each, body)[0] for each in waiting] == [200, 200]
@@ -241,10 +235,10 @@ def test_a_line_on_which_requests_never_end_where_data_does_is_not_late(full):
         protocol.data_received(whole[:30])
         for first in range(30, len(whole) - step, step):
             protocol.data_received(whole[first : first + step])
-            await asyncio.sleep(0.02)  # 0.2 s in all, and a head may take 0.1
+            await asyncio.sleep(0.06)  # 0.6 s in all, and a head may take 0.5
         assert not wire.is_aborted and wire.written.count(b"HTTP/1.1 429 ") >= 10
 
-    on_a_line(full, say)
+    on_a_line(full, say, head_seconds=0.5)
 
 
 def test_whoever_goes_on_with_nonsense_behind_a_refusal_gets_no_second_reply(full):

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from tests.unit.serve.serving import Slowly, application_of, connected, live, on_a_line, until
+from tests.unit.serve.serving import Slowly, application_of, connected, live, on_a_line, until, wait_for
 
 
 def request(body, *fields, path="/classify"):
@@ -58,6 +58,7 @@ def test_a_line_is_served_in_order_though_nobody_waits_for_replies(folders):
         line.sendall(
             b"GET /health HTTP/1.1\r\nHost: here\r\n\r\n" + request(asking("dog"), "X-Request-Id: 6")
         )
+        wait_for(lambda: slow.batches)
         time.sleep(0.03)
         assert slow.batches == [1]  # the second is not begun before the first is answered
         slow.may_go.set()

@@ -11,7 +11,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -27,21 +26,13 @@ from bertsmith.serve.remote_models import RemoteModels
 from bertsmith.serve.server import uvicorn_config
 from bertsmith.serve.server_config import Limits, ServerConfig
 from bertsmith.serve.shared_load import SharedLoad
-from tests.unit.serve.serving import load_until_nobody_listens
+from tests.unit.serve.serving import load_until_nobody_listens, wait_for
 
 
 def started(log):
     """The ids of the HTTP processes that have begun to take requests."""
     told = [json.loads(line) for line in log]
     return [line["pid"] for line in told if line["event"] == "an HTTP process takes requests"]
-
-
-def wait_for(holds):
-    for _ in range(2400):
-        if holds():
-            return
-        time.sleep(0.05)
-    raise AssertionError("it never came true")
 
 
 def is_there(pid):
