@@ -221,7 +221,7 @@ async def load_until_nobody_listens(address: str, terminate: Callable[[], None])
     begin, outcomes = time.monotonic(), list[Any]()
 
     async def one(client: httpx.AsyncClient) -> None:
-        while "refused" not in outcomes and time.monotonic() - begin < 20:
+        while "refused" not in outcomes and time.monotonic() - begin < 80:
             try:
                 reply = await client.post("/classify", json={"texts": ["the cat sits on the mat"] * 8})
                 outcomes.append(reply.status_code)
@@ -234,10 +234,10 @@ async def load_until_nobody_listens(address: str, terminate: Callable[[], None])
                 )  # hung up before any of the reply: the log tells whether it was lost
 
     async def end() -> None:
-        while outcomes.count(200) < 40 and time.monotonic() - begin < 15:
+        while outcomes.count(200) < 40 and time.monotonic() - begin < 60:
             await asyncio.sleep(0.02)
         terminate()
 
-    async with httpx.AsyncClient(base_url=address, timeout=20) as client:
+    async with httpx.AsyncClient(base_url=address, timeout=60) as client:
         await asyncio.gather(end(), *(one(client) for _ in range(8)))
     return outcomes
