@@ -106,8 +106,11 @@ def exported(folder: Path, out: Path) -> Path:
     return out
 
 
-def with_onnxruntime(*, int8: bool) -> Callable[[Path], Vectors]:
-    """ONNX Runtime on the CPU, as exported or with its dynamic quantisation per channel."""
+def with_onnxruntime(*, int8: bool, streams: bool = False) -> Callable[[Path], Vectors]:
+    """ONNX Runtime on the CPU, as exported or with its dynamic quantisation per channel.
+
+    With streams, as many batches at once as there are threads, one thread each: none waits for another.
+    """
 
     def make(folder: Path) -> Vectors:
         import onnxruntime
@@ -118,10 +121,11 @@ def with_onnxruntime(*, int8: bool) -> Callable[[Path], Vectors]:
         if int8:
             quantize_dynamic(path, scratch / "int8.onnx", per_channel=True, weight_type=QuantType.QInt8)
             path = scratch / "int8.onnx"
-        settings = onnxruntime.SessionOptions()
-        settings.intra_op_num_threads = torch.get_num_threads()
+        settings, threads = onnxruntime.SessionOptions(), torch.get_num_threads()
+        settings.intra_op_num_threads = 1 if streams else threads
         session = onnxruntime.InferenceSession(path, settings, providers=["CPUExecutionProvider"])
-        return pooled(lambda arrays: session.run(["hidden"], arrays)[0], folder)
+        at_once = threads if streams else 1
+        return pooled(lambda arrays: session.run(["hidden"], arrays)[0], folder, at_once=at_once)
 
     return make
 
@@ -205,6 +209,8 @@ PEERS: dict[str, Callable[[Path], Vectors]] = {
     "transformers bf16": with_transformers(torch.bfloat16),
     "onnxruntime fp32": with_onnxruntime(int8=False),
     "onnxruntime int8": with_onnxruntime(int8=True),
+    "onnxruntime fp32 streams": with_onnxruntime(int8=False, streams=True),
+    "onnxruntime int8 streams": with_onnxruntime(int8=True, streams=True),
     "openvino bf16": with_openvino("bf16"),
     "openvino int8": with_openvino("int8"),
     "openvino bf16 streams": with_openvino("bf16", streams=True),

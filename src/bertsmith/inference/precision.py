@@ -36,7 +36,9 @@ def usable_precision(requested: str, device: torch.device) -> str:
         log.warning("this CPU has no bf16 products and would imitate them, many times slower: fp32 is taken")
         return fastest
     if requested == "int8" and device.type == "cpu" and not has_int8_products():
-        log.warning("this CPU has no 8-bit products (VNNI or AMX): int8 is slower on it than fp32")
+        log.warning(
+            "this CPU has no 8-bit products (VNNI, AMX or ARM's dot products): int8 is slower on it than fp32"
+        )
     return requested
 
 

@@ -33,6 +33,8 @@ from bertsmith.model.torch_internals import (
 
 FUSED = {"gelu": ("gelu", "none"), "relu": ("relu", "")}
 """Activations that oneDNN computes on the way out, with its name for their form."""
+UNSIGNED_MIDDLE = 128
+"""What unsigned 8-bit numbers are moved down by to be signed ones; it is their highest bit."""
 
 
 # ---- a linear layer with packed weights
@@ -166,6 +168,60 @@ class Int8Linear:
         output = (1.0, 0, dtype) if to is None else (to.size, to.zero, to.dtype)
         inputs = Quantised(whole_TI.contiguous(), steps.size, steps.zero)
         return int8_linear(inputs, self._weight, output, activation, form)
+
+
+class SignedInt8Linear:
+    """The same where only signed numbers with one scale for all of a weight are multiplied fast: on ARM.
+
+    A scale for each output, a shifted zero or an activation on the way out cost ten times the product there
+    (`docs/shrinking.md`). So outputs are counted in steps, the bias makes up for the zero, and the rest comes
+    after it.
+    """
+
+    def __init__(
+        self, linear: QuantisedLinear, dtype: torch.dtype, *, to: EightBitSteps | None = None
+    ) -> None:
+        """`dtype`: of outputs; `to`: the steps in which an activation is given."""
+        assert linear.steps is not None and bits_of(linear.whole) == 8, "it was calibrated"
+        self._steps, self._to, self._dtype = linear.steps, to, dtype
+        self._per_input_I = linear.per_input_I
+        self._scales_O = linear.scales_OG[:, 0] * linear.steps.size
+        zero = linear.steps.zero - (UNSIGNED_MIDDLE if linear.steps.dtype == torch.uint8 else 0)
+        bias_O = 0.0 if linear.bias is None else linear.bias.detach().float()
+        self._weight = QuantisedWeight(
+            pack_int8_weight(linear.whole),
+            scales_O=torch.ones(1),
+            zeros_O=torch.zeros(1, dtype=torch.int32),
+            bias_O=bias_O / self._scales_O - zero * linear.whole.sum(1),
+        )
+
+    def __call__(self, values_TI: Tensor) -> Tensor:
+        """The product."""
+        return self._product(values_TI).to(self._dtype)
+
+    def activated(self, values_TI: Tensor, activation: Activation) -> Tensor:
+        """The product after an activation, rounded where the next layer takes it so."""
+        activated_TO = activation.function(self._product(values_TI))
+        if self._to is None:
+            return activated_TO.to(self._dtype)
+        return self._to.quantise(activated_TO * (1 / self._to.size))
+
+    def plus(self, values_TI: Tensor, residual_TO: Tensor) -> Tensor:
+        """The sum of the product and a residual."""
+        return torch.addcmul(residual_TO, self._counted(values_TI), self._scales_O).to(self._dtype)
+
+    def _product(self, values_TI: Tensor) -> Tensor:
+        return self._counted(values_TI).mul_(self._scales_O)
+
+    def _counted(self, values_TI: Tensor) -> Tensor:
+        """The product in steps of each output."""
+        if values_TI.is_floating_point():
+            per_input = 1 / self._steps.size if self._per_input_I is None else self._per_input_I
+            values_TI = self._steps.quantise(values_TI * per_input)
+        if values_TI.dtype == torch.uint8:
+            values_TI = (values_TI ^ UNSIGNED_MIDDLE).view(torch.int8)
+        inputs = Quantised(values_TI.contiguous(), 1.0, 0)
+        return int8_linear(inputs, self._weight, (1.0, 0, torch.float32))
 
 
 # ---- a linear layer of 4-bit weights

@@ -40,6 +40,7 @@ from bertsmith.model.inference_linear import (
     InferenceLinear,
     Int8Linear,
     PackedLinear,
+    SignedInt8Linear,
     can_pack,
     takes_4bit_products,
 )
@@ -52,6 +53,7 @@ from bertsmith.model.quantised_weights import (
     in_steps,
     smoothed,
 )
+from bertsmith.model.torch_internals import ON_ARM
 from bertsmith.packed import PackedBatch
 
 # ---- a block of four linear layers
@@ -224,6 +226,7 @@ BlockWeights = tuple[QuantisedLinear, QuantisedLinear, QuantisedLinear, Quantise
 
 def int8_network(network: Network, weights: Sequence[BlockWeights], dtype: torch.dtype) -> Network:
     """The same network with 8-bit products by the weights of each block; all else in another precision."""
+    form = SignedInt8Linear if ON_ARM else Int8Linear
     linears = []
     for project, output, expand, contract in weights:
         assert contract.steps is not None, "it was calibrated"
@@ -232,10 +235,10 @@ def int8_network(network: Network, weights: Sequence[BlockWeights], dtype: torch
         between = contract.steps if contract.steps.dtype == torch.uint8 else None
         linears.append(
             BlockLinears(
-                project=Int8Linear(project, dtype),
-                output=Int8Linear(output, dtype),
-                expand=Int8Linear(expand, dtype, to=between),
-                contract=Int8Linear(contract, dtype),
+                project=form(project, dtype),
+                output=form(output, dtype),
+                expand=form(expand, dtype, to=between),
+                contract=form(contract, dtype),
             )
         )
     rest = deepcopy(network).to(dtype)  # the one that was read is what `save` writes

@@ -85,7 +85,13 @@ def has_4bit_products() -> bool:
 
 
 def has_int8_products() -> bool:
-    """Whether this CPU multiplies 8-bit numbers four at a time (VNNI); without that, fp32 is faster."""
+    """Whether this CPU multiplies 8-bit numbers four at a time; without that, fp32 is faster.
+
+    On x86 that is VNNI; on ARM it takes Arm's Compute Library beneath oneDNN, too, which macOS has not.
+    """
+    if ON_ARM:
+        with_acl = bool(mkldnn.is_acl_available())  # type: ignore[no-untyped-call]
+        return with_acl and bool(torch.cpu.get_capabilities().get("dot"))
     return bool(torch.cpu._is_vnni_supported())
 
 

@@ -1,5 +1,6 @@
 """Networks that only answer: packed weights change nothing, 8-bit products little."""
 
+import time
 from dataclasses import replace
 
 import pytest
@@ -9,10 +10,17 @@ from torch.nn import functional
 
 from bertsmith.model.activations import ACTIVATIONS
 from bertsmith.model.architectures.registry import ARCHITECTURES
-from bertsmith.model.inference_linear import Activation, Int8Linear, PackedLinear, can_pack
+from bertsmith.model.inference_linear import (
+    Activation,
+    Int8Linear,
+    PackedLinear,
+    SignedInt8Linear,
+    can_pack,
+)
 from bertsmith.model.inference_network import InferenceBlock, calibrated, int8_network, packed_network
 from bertsmith.model.network import new_network
 from bertsmith.model.quantised_weights import EightBitSteps, InputRange, in_steps, smoothed
+from bertsmith.model.torch_internals import has_int8_products
 from bertsmith.packed import pack
 from tests.tiny import tiny_encoder_config, tiny_network
 
@@ -98,10 +106,14 @@ def relative_error(found: torch.Tensor, exact: torch.Tensor) -> float:
     return float((found - exact).norm() / exact.norm())
 
 
-def test_eight_bits_are_whole_numbers_times_the_steps(stream):
+each_form = pytest.mark.parametrize("form", [Int8Linear, SignedInt8Linear])
+
+
+@each_form
+def test_eight_bits_are_whole_numbers_times_the_steps(stream, form):
     linear, whole = nn.Linear(16, 8), torch.randint(-127, 128, (5, 16), generator=stream)
     steps = EightBitSteps(0.5, 0, torch.int8)
-    made = Int8Linear(in_steps(linear, steps), torch.float32)
+    made = form(in_steps(linear, steps), torch.float32)
     with torch.no_grad():
         sizes = linear.weight.abs().amax(1, keepdim=True) / 127
         weight = (linear.weight / sizes).round() * sizes
@@ -110,28 +122,28 @@ def test_eight_bits_are_whole_numbers_times_the_steps(stream):
     assert torch.allclose(made(whole * 0.5), expected, atol=1e-4)
 
 
-def test_an_input_that_dwarfs_the_others_does_not_cost_them_their_steps(stream):
+@each_form
+def test_an_input_that_dwarfs_the_others_does_not_cost_them_their_steps(stream, form):
     linear, values = nn.Linear(64, 32), torch.randn(50, 64, generator=stream)
     values[:, 3] *= 100
     with torch.no_grad():
         linear.weight[:, 3] /= 100
         exact = linear(values)
-    one_step = Int8Linear(in_steps(linear, range_of(values).steps()), torch.float32)
-    assert (
-        relative_error(Int8Linear(smoothed(linear, range_of(values)), torch.float32)(values), exact) < 0.012
-    )
+    one_step = form(in_steps(linear, range_of(values).steps()), torch.float32)
+    assert relative_error(form(smoothed(linear, range_of(values)), torch.float32)(values), exact) < 0.012
     assert relative_error(one_step(values), exact) > 0.1
 
 
-def test_an_activation_is_handed_on_in_steps_of_the_layer_after_it(stream):
+@each_form
+def test_an_activation_is_handed_on_in_steps_of_the_layer_after_it(stream, form):
     expand, contract = nn.Linear(32, 64), nn.Linear(64, 32)
     values, residual = torch.randn(20, 32, generator=stream), torch.randn(20, 32, generator=stream)
     with torch.no_grad():
         inner = functional.gelu(expand(values))
         exact = contract(inner) + residual
     steps = range_of(inner).steps()
-    first = Int8Linear(smoothed(expand, range_of(values)), torch.float32, to=steps)
-    second = Int8Linear(in_steps(contract, steps), torch.float32)
+    first = form(smoothed(expand, range_of(values)), torch.float32, to=steps)
+    second = form(in_steps(contract, steps), torch.float32)
     between = first.activated(values, GELU)
     assert between.dtype == torch.uint8
     assert relative_error((between.float() - steps.zero) * steps.size, inner) < 0.02
@@ -146,15 +158,55 @@ def test_what_is_beyond_the_steps_is_cut_off_and_not_turned_around():
         assert steps.quantise(torch.tensor([300.0, -300.0])).tolist() == ends
 
 
-def test_inputs_that_come_rounded_are_not_scaled_again(stream):
+@each_form
+def test_inputs_that_come_rounded_are_not_scaled_again(stream, form):
     linear, values = nn.Linear(256, 128, bias=False), torch.rand(40, 256, generator=stream)
     steps = EightBitSteps(0.0123, 0, torch.uint8)
-    made = Int8Linear(in_steps(linear, steps), torch.bfloat16)
+    made = form(in_steps(linear, steps), torch.bfloat16)
     whole = (values / steps.size).round()
     with torch.no_grad():
         exact = linear(whole * steps.size)
     slope = float((made(whole.to(torch.uint8)).float() * exact).sum() / exact.square().sum())
     assert slope == pytest.approx(1.0, abs=8e-4)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 0.02)])
+def test_both_forms_of_eight_bits_give_the_same(stream, bias, dtype, tolerance):
+    expand, contract = nn.Linear(32, 64, bias=bias), nn.Linear(64, 32, bias=bias)
+    values = torch.randn(20, 32, generator=stream)
+    residual = torch.randn(20, 32, generator=stream).to(dtype)
+    kept = residual.clone()
+    with torch.no_grad():
+        inner = functional.gelu(expand(values))
+    weights = smoothed(expand, range_of(values)), in_steps(contract, range_of(inner).steps())
+    found = []
+    for form in (Int8Linear, SignedInt8Linear):
+        first, second = form(weights[0], dtype), form(weights[1], dtype)
+        activated = first.activated(values.to(dtype), GELU)
+        found.append([first(values.to(dtype)), activated, second.plus(inner.to(dtype), residual)])
+    for one, other in zip(*found, strict=True):
+        assert one.dtype == other.dtype == dtype
+        assert relative_error(other.float(), one.float()) < tolerance
+    assert torch.equal(residual, kept)
+
+
+@pytest.mark.skipif(not has_int8_products(), reason="this CPU has no 8-bit products")
+def test_eight_bits_are_faster_where_they_are_said_to_be(stream):
+    network = tiny_network()
+    taken = int8_network(network, calibrated(network, [BATCH]), torch.float32).encoder.blocks[0].linears
+    linear, values = nn.Linear(384, 1536), torch.randn(256, 384, generator=stream)
+
+    def fastest(linear) -> float:
+        times = []
+        for _ in range(20):
+            began = time.perf_counter()
+            linear(values)
+            times.append(time.perf_counter() - began)
+        return min(times)
+
+    eight = type(taken.project)(smoothed(linear, range_of(values)), torch.float32)
+    assert any(fastest(eight) < fastest(PackedLinear(linear)) for _ in range(3))
 
 
 @pytest.mark.parametrize("range_", [(-5.0, -1.0), (0.5, 3.0), (-0.17, 9.0)])
