@@ -46,7 +46,9 @@ DeviceOption = Annotated[
 PrecisionOption = Annotated[
     str,
     Option(
-        "--precision", help="auto (bf16 where the machine is made for it, else fp32), fp32, bf16, int8 (CPU)."
+        "--precision",
+        help="auto (bf16, or int8 of a quantised folder, where the machine is made for it, else fp32), fp32, "
+        "bf16, int8 (CPU).",
     ),
 ]
 JsonOption = Annotated[bool, Option("--json", help="Print JSON, for machines.")]

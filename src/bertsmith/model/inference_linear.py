@@ -173,9 +173,9 @@ class Int8Linear:
 class SignedInt8Linear:
     """The same where only signed numbers with one scale for all of a weight are multiplied fast: on ARM.
 
-    A scale for each output, a shifted zero or an activation on the way out cost ten times the product there
-    (`docs/shrinking.md`). So outputs are counted in steps, the bias makes up for the zero, and the rest comes
-    after it.
+    A scale for each output or unsigned inputs cost more than ten times the product there
+    (`docs/shrinking.md`). So outputs are counted in steps, the bias makes up for inputs that were moved, and
+    scales, and with them activation and residual, come after the product.
     """
 
     def __init__(
@@ -184,7 +184,8 @@ class SignedInt8Linear:
         """`dtype`: of outputs; `to`: the steps in which an activation is given."""
         assert linear.steps is not None and bits_of(linear.whole) == 8, "it was calibrated"
         self._steps, self._to, self._dtype = linear.steps, to, dtype
-        self._per_input_I = linear.per_input_I
+        # Whatever the folder was read in: the factors were rounded to bf16, their products must not be.
+        self._per_input_I = None if linear.per_input_I is None else linear.per_input_I.float()
         self._scales_O = linear.scales_OG[:, 0] * linear.steps.size
         zero = linear.steps.zero - (UNSIGNED_MIDDLE if linear.steps.dtype == torch.uint8 else 0)
         bias_O = 0.0 if linear.bias is None else linear.bias.detach().float()

@@ -87,7 +87,8 @@ def has_4bit_products() -> bool:
 def has_int8_products() -> bool:
     """Whether this CPU multiplies 8-bit numbers four at a time; without that, fp32 is faster.
 
-    On x86 that is VNNI; on ARM it takes Arm's Compute Library beneath oneDNN, too, which macOS has not.
+    On x86 that is VNNI; on ARM it takes Arm's Compute Library beneath oneDNN, too, which macOS has not (of
+    ARM only a Neoverse N1 was measured).
     """
     if ON_ARM:
         with_acl = bool(mkldnn.is_acl_available())  # type: ignore[no-untyped-call]
@@ -246,7 +247,7 @@ class Quantised(NamedTuple):
 
 
 class QuantisedWeight(NamedTuple):
-    """A packed 8-bit weight with a scale and a zero for each output, and the bias."""
+    """A packed 8-bit weight with a scale and a zero for each output, or one for all of them, and the bias."""
 
     weight: Tensor
     scales_O: Tensor

@@ -92,6 +92,18 @@ def schema_of(name: str) -> torch.FunctionSchema:
     return getattr(getattr(getattr(torch.ops, space), operator), overload or "default")._schema
 
 
+@pytest.mark.parametrize(
+    ("with_acl", "with_dot", "expected"), [(True, True, True), (True, False, False), (False, True, False)]
+)
+def test_arm_has_eight_bit_products_with_its_library_and_dot_products(
+    monkeypatch, with_acl, with_dot, expected
+):
+    monkeypatch.setattr(torch_internals, "ON_ARM", True)
+    monkeypatch.setattr(torch.backends.mkldnn, "is_acl_available", lambda: with_acl)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"dot": with_dot})
+    assert torch_internals.has_int8_products() == expected
+
+
 @pytest.mark.parametrize("name", OPERATORS)
 def test_an_operator_takes_what_it_is_given(name):
     if name.startswith(OF_ONEDNN) and not torch_internals.has_onednn():

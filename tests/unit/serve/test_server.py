@@ -129,6 +129,7 @@ def test_the_work_of_whoever_hangs_up_is_dropped(folders):
 
 
 def test_replies_do_not_wait_for_acknowledgements():
+    # Of asyncio's own loop: uvloop turns Nagle's delay off by itself.
     async def main():
         accepted = asyncio.get_running_loop().create_future()
 
