@@ -132,10 +132,7 @@ class Int8Linear:
             zeros_O=torch.zeros(len(linear.whole), dtype=torch.int32),
             bias_O=None if linear.bias is None else linear.bias.detach().float(),
         )
-        per_input_I = linear.per_input_I
-        if per_input_I is None:
-            per_input_I = torch.full((linear.in_features,), 1 / linear.steps.size)
-        self._per_input_I = per_input_I.to(dtype)
+        self._per_input_I = _steps_per_input(linear).to(dtype)
 
     def __call__(self, values_TI: Tensor) -> Tensor:
         """The product."""
@@ -163,11 +160,23 @@ class Int8Linear:
         to: EightBitSteps | None = None,
     ) -> Tensor:
         steps = self._steps
-        rounded = values_TI.dtype == steps.dtype
-        whole_TI = values_TI if rounded else steps.quantise(values_TI * self._per_input_I)
+        whole_TI = _rounded(values_TI, steps, self._per_input_I)
         output = (1.0, 0, dtype) if to is None else (to.size, to.zero, to.dtype)
         inputs = Quantised(whole_TI.contiguous(), steps.size, steps.zero)
         return int8_linear(inputs, self._weight, output, activation, form)
+
+
+def _steps_per_input(linear: QuantisedLinear) -> Tensor:
+    """How many steps a unit of each input has [I]."""
+    assert linear.steps is not None, "it was calibrated"
+    if linear.per_input_I is not None:
+        return linear.per_input_I
+    return torch.full((linear.in_features,), 1 / linear.steps.size)
+
+
+def _rounded(values_TI: Tensor, steps: EightBitSteps, per_input_I: Tensor) -> Tensor:
+    """Inputs as 8-bit numbers, which those that an activation was given in are already."""
+    return steps.quantise(values_TI * per_input_I) if values_TI.is_floating_point() else values_TI
 
 
 class SignedInt8Linear:
@@ -185,7 +194,7 @@ class SignedInt8Linear:
         assert linear.steps is not None and bits_of(linear.whole) == 8, "it was calibrated"
         self._steps, self._to, self._dtype = linear.steps, to, dtype
         # Whatever the folder was read in: the factors were rounded to bf16, their products must not be.
-        self._per_input_I = None if linear.per_input_I is None else linear.per_input_I.float()
+        self._per_input_I = _steps_per_input(linear).float()
         self._scales_O = linear.scales_OG[:, 0] * linear.steps.size
         zero = linear.steps.zero - (UNSIGNED_MIDDLE if linear.steps.dtype == torch.uint8 else 0)
         bias_O = 0.0 if linear.bias is None else linear.bias.detach().float()
@@ -216,12 +225,10 @@ class SignedInt8Linear:
 
     def _counted(self, values_TI: Tensor) -> Tensor:
         """The product in steps of each output."""
-        if values_TI.is_floating_point():
-            per_input = 1 / self._steps.size if self._per_input_I is None else self._per_input_I
-            values_TI = self._steps.quantise(values_TI * per_input)
-        if values_TI.dtype == torch.uint8:
-            values_TI = (values_TI ^ UNSIGNED_MIDDLE).view(torch.int8)
-        inputs = Quantised(values_TI.contiguous(), 1.0, 0)
+        whole_TI = _rounded(values_TI, self._steps, self._per_input_I)
+        if whole_TI.dtype == torch.uint8:
+            whole_TI = (whole_TI ^ UNSIGNED_MIDDLE).view(torch.int8)
+        inputs = Quantised(whole_TI.contiguous(), 1.0, 0)
         return int8_linear(inputs, self._weight, (1.0, 0, torch.float32))
 
 
