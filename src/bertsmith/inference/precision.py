@@ -37,7 +37,8 @@ def usable_precision(requested: str, device: torch.device) -> str:
         return fastest
     if requested == "int8" and device.type == "cpu" and not has_int8_products():
         log.warning(
-            "this CPU has no 8-bit products (VNNI, AMX or ARM's dot products): int8 is slower on it than fp32"
+            "this CPU has no 8-bit products (VNNI, AMX or ARM's dot products): "
+            "int8 is slower on it than fp32, and less exact than elsewhere"
         )
     return requested
 

@@ -24,6 +24,7 @@ from bertsmith.model.torch_internals import (
     has_onednn,
     int8_linear,
     linear_4bit,
+    multiplies_signed_inputs,
     pack_4bit_weight,
     pack_int8_weight,
     pack_linear_weight,
@@ -34,7 +35,7 @@ from bertsmith.model.torch_internals import (
 FUSED = {"gelu": ("gelu", "none"), "relu": ("relu", "")}
 """Activations that oneDNN computes on the way out, with its name for their form."""
 UNSIGNED_MIDDLE = 128
-"""What unsigned 8-bit numbers are moved down by to be signed ones; it is their highest bit."""
+"""What signed 8-bit numbers are moved up by to be unsigned ones; it is their highest bit."""
 
 
 # ---- a linear layer with packed weights
@@ -133,6 +134,7 @@ class Int8Linear:
             bias_O=None if linear.bias is None else linear.bias.detach().float(),
         )
         self._per_input_I = _steps_per_input(linear).to(dtype)
+        self._moves_up = linear.steps.dtype == torch.int8 and not multiplies_signed_inputs()
 
     def __call__(self, values_TI: Tensor) -> Tensor:
         """The product."""
@@ -159,10 +161,11 @@ class Int8Linear:
         *,
         to: EightBitSteps | None = None,
     ) -> Tensor:
-        steps = self._steps
-        whole_TI = _rounded(values_TI, steps, self._per_input_I)
+        whole_TI, zero = _rounded(values_TI, self._steps, self._per_input_I), self._steps.zero
+        if self._moves_up:
+            whole_TI, zero = whole_TI.view(torch.uint8) ^ UNSIGNED_MIDDLE, zero + UNSIGNED_MIDDLE
         output = (1.0, 0, dtype) if to is None else (to.size, to.zero, to.dtype)
-        inputs = Quantised(whole_TI.contiguous(), steps.size, steps.zero)
+        inputs = Quantised(whole_TI.contiguous(), self._steps.size, zero)
         return int8_linear(inputs, self._weight, output, activation, form)
 
 

@@ -55,7 +55,8 @@ OF_ONEDNN = ("mkldnn::", "onednn::")
 ATTRIBUTES = (
     *("_softmax_backward_data", "_addmm_activation", "_C._get_mkldnn_enabled", "_C._set_mkldnn_enabled"),
     *(f"_C._{verb}_deterministic_fill_uninitialized_memory" for verb in ("get", "set")),
-    *("_C._cuda_clearCublasWorkspaces", "cpu._is_vnni_supported", "_dynamo.maybe_mark_dynamic"),
+    *("_C._cuda_clearCublasWorkspaces", "_dynamo.maybe_mark_dynamic"),
+    *("cpu._is_vnni_supported", "cpu._is_avx512_bf16_supported", "cpu._is_amx_tile_supported"),
     *("_inductor.custom_graph_pass", "_inductor.lowering"),
     *(f"_foreach_{name}" for name in ("add_", "addcmul_", "copy_", "div", "lerp_", "mul_", "norm", "sqrt")),
 )
@@ -102,6 +103,25 @@ def test_arm_has_eight_bit_products_with_its_library_and_dot_products(
     monkeypatch.setattr(torch.backends.mkldnn, "is_acl_available", lambda: with_acl)
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"dot": with_dot})
     assert torch_internals.has_int8_products() == expected
+
+
+@pytest.mark.parametrize(
+    ("on_arm", "taken", "instructions", "expected"),
+    [
+        (False, True, False, False),
+        (False, True, True, True),
+        (True, True, False, True),
+        (True, False, True, False),
+    ],
+)
+def test_bf16_that_an_x86_cpu_has_no_instructions_for_is_imitated(
+    monkeypatch, on_arm, taken, instructions, expected
+):
+    monkeypatch.setattr(torch_internals, "ON_ARM", on_arm)
+    monkeypatch.setattr(torch_internals, "has_onednn", lambda: True)
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: taken)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: instructions)
+    assert torch_internals.has_bf16_products() == expected
 
 
 @pytest.mark.parametrize("name", OPERATORS)
