@@ -115,7 +115,7 @@ def parse() -> argparse.Namespace:
 
 
 def precision_of(device: str) -> str:
-    """bf16 where the machine computes in it; a CPU that only imitates it would be a hundred times slower."""
+    """bf16 where the machine computes in it; a CPU that only imitates it is many times slower."""
     fast = device == "cuda" or has_bf16_products()
     return "bf16" if fast else "fp32"
 

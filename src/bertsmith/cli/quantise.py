@@ -55,9 +55,9 @@ def quantise(
     """Quantise a model: weights of 8 bits, and what 8-bit products need to know of your texts.
 
     The folder opens wherever a model folder does (classify, serve, evaluate ...), a quarter as large and
-    without being calibrated again. Where the CPU has 8-bit products (VNNI, AMX, ARM's dot products) they are
-    computed; elsewhere the same weights are multiplied as real numbers, as fast as before. It predicts and
-    cannot learn.
+    without being calibrated again. Where the CPU has 8-bit products (AVX-512 VNNI, AMX, ARM's dot products)
+    they are computed; elsewhere the same weights are multiplied as real numbers, as fast as before. It
+    predicts and cannot learn.
 
     With --weights-only nothing but the weights is rounded, and they stay small in memory.
 

@@ -37,8 +37,8 @@ def usable_precision(requested: str, device: torch.device) -> str:
         return fastest
     if requested == "int8" and device.type == "cpu" and not has_int8_products():
         log.warning(
-            "this CPU has no 8-bit products (VNNI, AMX or ARM's dot products): "
-            "int8 is slower on it than fp32, and less exact than elsewhere"
+            "this CPU has no 8-bit products (AVX-512 VNNI, AMX or ARM's dot products): "
+            "int8 is hardly faster on it than fp32, or slower, and on x86 less exact"
         )
     return requested
 

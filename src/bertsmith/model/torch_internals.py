@@ -77,8 +77,8 @@ def fill_new_memory(filled: bool) -> None:
 def has_bf16_products() -> bool:
     """Whether this CPU multiplies in bf16; one that imitates it is many times slower.
 
-    oneDNN takes bf16 on any x86 with AVX-512, also where there are no instructions for it (Skylake to Ice
-    Lake): there it converts.
+    oneDNN takes bf16 on any x86 with AVX-512, also where there are no instructions for it (Skylake, Cascade
+    Lake, Ice Lake): there it converts.
     """
     taken = has_onednn() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
     return taken and (ON_ARM or bool(torch.cpu._is_avx512_bf16_supported()))
@@ -90,10 +90,10 @@ def has_4bit_products() -> bool:
 
 
 def has_int8_products() -> bool:
-    """Whether this CPU multiplies 8-bit numbers four at a time; without that, fp32 is faster.
+    """Whether this CPU multiplies 8-bit numbers four at a time; without that, fp32 is as fast or faster.
 
-    On x86 that is VNNI; on ARM it takes Arm's Compute Library beneath oneDNN, too, which macOS has not (of
-    ARM only a Neoverse N1 was measured).
+    On x86 that is AVX-512's VNNI; on ARM it takes Arm's Compute Library beneath oneDNN, too, which macOS has
+    not (of ARM only a Neoverse N1 was measured).
     """
     if ON_ARM:
         with_acl = bool(mkldnn.is_acl_available())  # type: ignore[no-untyped-call]
@@ -104,10 +104,11 @@ def has_int8_products() -> bool:
 def multiplies_signed_inputs() -> bool:
     """Whether 8-bit products on x86 take signed inputs as fast as unsigned ones: by AMX.
 
-    VNNI has instructions for unsigned by signed numbers alone, and oneDNN computes others one by one: on a
+    VNNI has instructions for unsigned by signed numbers only, and oneDNN computes others one by one: on a
     Cascade Lake 128 rows of 384 by 1,536 take 5.7 s in place of 0.8 ms.
     """
-    return ON_ARM or bool(torch.cpu._is_amx_tile_supported())
+    # A CPU may have AMX where the system does not let a process use it.
+    return ON_ARM or bool(torch.cpu._is_amx_tile_supported() and torch.cpu._init_amx())
 
 
 # ---- layers

@@ -56,7 +56,12 @@ ATTRIBUTES = (
     *("_softmax_backward_data", "_addmm_activation", "_C._get_mkldnn_enabled", "_C._set_mkldnn_enabled"),
     *(f"_C._{verb}_deterministic_fill_uninitialized_memory" for verb in ("get", "set")),
     *("_C._cuda_clearCublasWorkspaces", "_dynamo.maybe_mark_dynamic"),
-    *("cpu._is_vnni_supported", "cpu._is_avx512_bf16_supported", "cpu._is_amx_tile_supported"),
+    *(
+        "cpu._is_vnni_supported",
+        "cpu._is_avx512_bf16_supported",
+        "cpu._is_amx_tile_supported",
+        "cpu._init_amx",
+    ),
     *("_inductor.custom_graph_pass", "_inductor.lowering"),
     *(f"_foreach_{name}" for name in ("add_", "addcmul_", "copy_", "div", "lerp_", "mul_", "norm", "sqrt")),
 )
@@ -119,9 +124,27 @@ def test_bf16_that_an_x86_cpu_has_no_instructions_for_is_imitated(
 ):
     monkeypatch.setattr(torch_internals, "ON_ARM", on_arm)
     monkeypatch.setattr(torch_internals, "has_onednn", lambda: True)
-    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: taken)
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: taken, raising=False)
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: instructions)
     assert torch_internals.has_bf16_products() == expected
+
+
+@pytest.mark.parametrize(
+    ("on_arm", "amx", "allowed", "expected"),
+    [
+        (False, True, True, True),
+        (False, True, False, False),
+        (False, False, False, False),
+        (True, False, False, True),
+    ],
+)
+def test_signed_inputs_are_multiplied_by_amx_where_a_process_may_use_it(
+    monkeypatch, on_arm, amx, allowed, expected
+):
+    monkeypatch.setattr(torch_internals, "ON_ARM", on_arm)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
+    monkeypatch.setattr(torch.cpu, "_init_amx", lambda: allowed)
+    assert torch_internals.multiplies_signed_inputs() == expected
 
 
 @pytest.mark.parametrize("name", OPERATORS)
