@@ -100,7 +100,8 @@ def test_adapters_are_merged_one_by_one_where_weights_have_8_bits(folders):
     assert not has_adapters(application.models["mood"].load().model.network)
 
 
-def test_adapters_can_be_served_over_another_place_of_their_base(folders, tmp_path):
+def test_adapters_can_be_served_over_another_place_of_their_base(folders, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # what the base is called is also looked for from here
     for name in TASKS:
         shutil.copytree(folders[name], tmp_path / name)  # "../base" is nothing there
     models = {name: tmp_path / name for name in TASKS}
