@@ -6,6 +6,8 @@ import os
 import shutil
 import signal
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -56,6 +58,30 @@ def cuda_is_available() -> bool:
     import torch
 
     return torch.cuda.is_available()
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """What takes longer is then the work, not how it is shared out."""
+    with _threads(1):
+        yield
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    """Work is cut among threads at places that depend on the batch; results must not."""
+    with _threads(2):
+        yield
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

@@ -22,15 +22,6 @@ def ragged(count: int, longest: int = 60, seed: int = 0) -> list[list[int]]:
     return [[rng.randrange(5, 99) for _ in range(rng.randint(1, longest))] for _ in range(count)]
 
 
-@pytest.fixture
-def two_threads():
-    """Work is cut among threads at places that depend on the batch; results must not."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
-
-
 @every_member
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-12)], ids=str)
 def test_packed_equals_one_by_one(model_type, dtype, tolerance, two_threads):

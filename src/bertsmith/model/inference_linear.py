@@ -35,7 +35,7 @@ from bertsmith.model.torch_internals import (
 FUSED = {"gelu": ("gelu", "none"), "relu": ("relu", "")}
 """Activations that oneDNN computes on the way out, with its name for their form."""
 UNSIGNED_MIDDLE = 128
-"""What signed 8-bit numbers are moved up by to be unsigned ones; it is their highest bit."""
+"""How far signed 8-bit numbers are moved up to be unsigned ones, and these down; it is their highest bit."""
 
 
 # ---- a linear layer with packed weights

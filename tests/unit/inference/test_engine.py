@@ -24,14 +24,6 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture
-def two_threads():
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture
 def no_workers():
     engine_module._workers.cache_clear()
 
@@ -142,16 +134,12 @@ def learning(batch):
     return [torch.is_grad_enabled()] * batch.layout.sequences
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-def test_nothing_is_kept_for_a_backward_pass(bert, threads):
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        texts = ["The boy plays in the snow under the tree."] * 120
-        kept = bert.engine.predict_each(texts, learning, truncate=False)
-        assert set(kept) == {False}
-    finally:
-        torch.set_num_threads(before)
+@pytest.mark.parametrize("threads", ["one_thread", "two_threads"])
+def test_nothing_is_kept_for_a_backward_pass(bert, threads, request):
+    request.getfixturevalue(threads)
+    texts = ["The boy plays in the snow under the tree."] * 120
+    kept = bert.engine.predict_each(texts, learning, truncate=False)
+    assert set(kept) == {False}
 
 
 def test_a_forked_process_does_not_wait_for_the_threads_of_its_parent():
