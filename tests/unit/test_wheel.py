@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import signal
+import site
 import subprocess
 import sys
 import urllib.request
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 PROJECT = Path(__file__).parents[2]
+BYTECODE = "page.cpython-311.pyc"
 BUILT_FROM = ("pyproject.toml", "README.md", "LICENSE")
 
 
@@ -25,44 +27,99 @@ def installed(tmp_path_factory):
     shutil.copytree(
         PROJECT / "src", source / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info", "build")
     )
+    (source / "src" / "bertsmith" / BYTECODE).touch()  # as in a checkout that was used
     for name in BUILT_FROM:
         shutil.copy(PROJECT / name, source)
     # As pip does, without pip, which starts several processes, and without packing models for seconds.
     build = "import sys; from setuptools import build_meta; build_meta.build_wheel(sys.argv[1], {})"
     stored = {"--build-option": "--compression=stored"}
-    command = [sys.executable, "-c", build.format(stored), place]
-    subprocess.run(command, cwd=source, check=True, capture_output=True)
+    subprocess.run(
+        [sys.executable, "-c", build.format(stored), place], cwd=source, check=True, capture_output=True
+    )
     (wheel,) = place.glob("bertsmith-*.whl")
     with zipfile.ZipFile(wheel) as packed:
         packed.extractall(place / "target")
     return place / "target"
 
 
-def python(installed, elsewhere, *arguments):
-    """A fresh interpreter's output, in another folder and with the unpacked wheel only."""
-    environment = {**os.environ, "PYTHONPATH": str(installed)}
-    command = [sys.executable, *arguments]
+def command(*words):
+    """A command without the paths that a checkout adds to an environment (-S)."""
+    return [sys.executable, "-S", *words]
+
+
+def environment(installed, home):
+    """What a new user has: the wheel with what it needs, and an empty home."""
+    kept = {name: os.environ[name] for name in ("PATH", "OMP_NUM_THREADS") if name in os.environ}
+    places = os.pathsep.join([str(installed), *site.getsitepackages()])
+    return {**kept, "HOME": str(home), "PYTHONPATH": places, "PYTHONUNBUFFERED": "1"}
+
+
+def python(installed, elsewhere, *words):
+    """Return the output of a fresh interpreter, in another folder and with the unpacked wheel only."""
     done = subprocess.run(
-        command, cwd=elsewhere, env=environment, capture_output=True, text=True, check=False
+        command(*words),
+        cwd=elsewhere,
+        env=environment(installed, elsewhere),
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-def test_the_wheel_is_what_is_imported(installed, tmp_path):
-    found = python(installed, tmp_path, "-c", "import bertsmith; print(bertsmith.__file__)")
-    assert Path(found.strip()).is_relative_to(installed)
+def data_files(folder):
+    """All files below a folder that are neither code nor left by running it, by their paths."""
+    return {
+        file.relative_to(folder).as_posix()
+        for file in (folder / "bertsmith").rglob("*")
+        if file.is_file() and file.suffix not in (".py", ".pyc")
+    }
+
+
+def test_the_wheel_is_all_that_is_found_of_bertsmith(installed, tmp_path):
+    program = "import bertsmith, pathlib, sys; print(bertsmith.__file__)\n"
+    program += "print(*(each for each in sys.path if pathlib.Path(each, 'bertsmith').is_dir()), sep='\\n')"
+    file, *places = python(installed, tmp_path, "-c", program).splitlines()
+    assert Path(file).is_relative_to(installed)
+    assert places == [str(installed)]
+
+
+def test_the_wheel_has_every_file_below_src(installed):
+    files = data_files(PROJECT / "src")
+    assert data_files(installed) == files
+    assert {Path(each).suffix for each in files} >= {".css", ".html", ".js", ".safetensors", ".toml"}
+    assert not (installed / "bertsmith" / BYTECODE).exists()
 
 
 def test_presets_come_with_the_wheel(installed, tmp_path):
     assert "roberta-base" in python(installed, tmp_path, "-m", "bertsmith", "recipe", "list")
 
 
+def test_a_view_of_look_is_written_from_the_wheel(installed, tmp_path):
+    python(installed, tmp_path, "-m", "bertsmith", "look", "attention", "A dog runs.", "--out", "view.html")
+    page = (tmp_path / "view.html").read_text(encoding="utf-8")
+    for name in ("insight/page/view.css", "serve/page/style.css"):
+        assert (PROJECT / "src" / "bertsmith" / name).read_text(encoding="utf-8") in page
+    assert "attention_view_module.show(" in page
+
+
+def test_the_first_step_of_the_demonstration_runs_from_the_wheel(installed, tmp_path):
+    program = "from bertsmith.cli.demo import ask_embedded_models; ask_embedded_models()"
+    told = python(installed, tmp_path, "-c", program)
+    assert re.findall(r"^\$ bertsmith (\w+)", told, re.MULTILINE) == [
+        *("fill", "fill", "next", "answer", "tag", "classify")
+    ]
+    assert "capital" in told
+
+
 def test_the_models_in_the_wheel_are_served_with_their_page_and_fill_a_mask(installed, tmp_path):
-    command = [sys.executable, "-m", "bertsmith", "serve", "--port", "0"]
-    environment = {**os.environ, "PYTHONPATH": str(installed), "PYTHONUNBUFFERED": "1"}
     with subprocess.Popen(
-        command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True
+        command("-m", "bertsmith", "serve", "--port", "0"),
+        cwd=tmp_path,
+        env=environment(installed, tmp_path),
+        stderr=subprocess.PIPE,
+        text=True,
     ) as server:
         try:
             address = next(

@@ -89,10 +89,8 @@ def _module(name: str) -> str:
 
 
 def _text(name: str) -> str:
-    for folder in _FOLDERS:
-        if (folder / name).is_file():
-            return (folder / name).read_text("utf-8")
-    raise FileNotFoundError(name)
+    own, shared = (folder / name for folder in _FOLDERS)
+    return (own if own.is_file() else shared).read_text("utf-8")
 
 
 def _hash(content: str) -> str:

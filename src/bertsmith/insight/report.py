@@ -76,11 +76,15 @@ class Report:
 
 
 def write_report(report: Report, out: Path) -> None:
-    """Write a report into a folder, which may hold others; all of its files appear, or none does."""
+    """Write a report into a folder, which may hold others: the tables, and then the picture and the view.
+
+    The numbers may have taken minutes: they are kept even if a picture or a view fails.
+    """
     values = json.dumps(plain(report.values), ensure_ascii=False, allow_nan=False)
     with atomic_folder(out) as folder:
         write_text(folder / f"{report.name}.txt", report.text())
         write_text(folder / f"{report.name}.json", values + "\n")
+    with atomic_folder(out) as folder:
         _draw(report, folder / f"{report.name}.png")
         if (view := report.view) is not None:
             data, title = view_data(report, view), report.tables[0].title

@@ -129,6 +129,15 @@ def test_the_command_writes_a_page_and_prints_the_words(capsys, run, tmp_path):
     assert "is no name of a page" in mistake(capsys, *neither[:-1], tmp_path / "x.png")
 
 
+def test_the_words_are_printed_even_if_the_view_cannot_be_written(capsys, run, tmp_path):
+    (tmp_path / "file").write_text("")
+    words = ("look", "words", "--model", run, TEXT, "--out", tmp_path / "file" / "why.html")
+    told = bertsmith(capsys, *words)
+    assert told.code == 2 and "leave-one-out: comprehensiveness" in told.out and " -> " not in told.out
+    assert "why.html: cannot be written" in told.err
+    assert len(json.loads(bertsmith(capsys, *words, "--json").out)["texts"]) == 1
+
+
 def test_without_a_model_the_embedded_one_for_sentiment_decides(capsys, tmp_path):
     told = bertsmith(capsys, "look", "words", "A stunning dancer.", "--out", tmp_path / "why.html")
     assert told.code == 0 and told.out.startswith("positive ") and "bertsmith-small-sentiment" in told.err

@@ -91,7 +91,15 @@ def test_what_is_copied_exists_and_is_sent_to_the_build(source):
 
 
 @pytest.mark.parametrize(
-    "path", ["src/bertsmith/serve/page/page.html", "src/bertsmith/pretrained/bertsmith-small/config.json"]
+    "path",
+    [
+        f"src/bertsmith/{name}"
+        for name in (
+            "serve/page/page.html",
+            "insight/page/view.css",
+            "pretrained/bertsmith-small/config.json",
+        )
+    ],
 )
 def test_what_lies_deeper_is_sent_too(path):
     assert (PROJECT / path).exists()

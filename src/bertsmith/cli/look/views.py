@@ -3,6 +3,7 @@
 Of attention and senses a picture is written instead, where the file is to be one.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -22,6 +23,7 @@ from bertsmith.core.wording import counted
 
 if TYPE_CHECKING:
     from bertsmith.inference.text_reader import TextOrPair
+    from bertsmith.insight.deciding_words import DecidingWords, Faithfulness
 
 ViewOption = Annotated[
     Path, Option("--out", metavar="FILE", help="HTML file to write; it needs nothing else.")
@@ -137,20 +139,27 @@ def words(
         found = deciding_words(bert, given, seed=seed)
     name = name_of_model(model, "classify")
     data = words_data(found, model=name)
-    write_view(place, "words_view", data, title=f"Which words decided in {name}")
+    # Printed first: what took minutes is not lost if the view cannot be written.
     if as_json:
         print_json(data)
-        return
-    for each in found[:1] if texts is None else ():
+    else:
+        _show(found[:1] if texts is None else (), mean_faithfulness(found))
+    write_view(place, "words_view", data, title=f"Which words decided in {name}")
+    if not as_json:
+        echo(f"{counted(len(found), 'text')} -> {place}")
+
+
+def _show(found: "Sequence[DecidingWords]", faithfulness: "Mapping[str, Faithfulness]") -> None:
+    """Print the words of these texts, and how far each method can be trusted."""
+    for each in found:
         echo(f"{each.label} {each.probability:.1%}")
         order = sorted(range(len(each.words)), key=lambda at: -each.scores["leave-one-out"][at])
         for at in order:
             scores = "  ".join(f"{name} {values[at]:+.3f}" for name, values in each.scores.items())
             echo(f"  {each.words[at][1].text:<20} {scores}")
-    for name, trust in mean_faithfulness(found).items():
+    for name, trust in faithfulness.items():
         numbers = f"comprehensiveness {trust.comprehensiveness:.3f}, sufficiency {trust.sufficiency:.3f}"
         echo(f"{name}: {numbers}")
-    echo(f"{counted(len(found), 'text')} -> {place}")
 
 
 def _checked(out: Path, *others: str) -> Path:
