@@ -290,12 +290,24 @@ COMPRESSED_SUFFIXES = tuple(_OPENERS)
 
 @contextmanager
 def _reporting_write_errors(target: Path) -> Iterator[None]:
+    """Report failures to write the target as the user's; an error about another file passes unchanged."""
     try:
         yield
     except OSError as error:
+        if not _is_about(error, target):
+            raise
         reason = error.strerror or str(error)
         remedy = "choose a place that can be written"
         raise UserError(f"cannot be written ({reason})", where=str(target), remedy=remedy) from error
+
+
+def _is_about(error: OSError, target: Path) -> bool:
+    """True if the error names no file, or names the target, a folder above it or a partial file of it."""
+    if not isinstance(error.filename, str | bytes | os.PathLike):  # a full disk names no file
+        return True
+    named, place = Path(os.fsdecode(error.filename)).absolute(), target.absolute()
+    is_partial = str(named).startswith(str(place.parent / f".{place.name}."))
+    return is_partial or named.is_relative_to(place) or place.is_relative_to(named)
 
 
 def _umask() -> int:

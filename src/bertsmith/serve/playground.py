@@ -37,6 +37,7 @@ CACHING = "no-cache"
 def playground_routes(folder: Path = PAGE) -> APIRouter:
     """Routes that serve the files of the page, and no others."""
     files = {file.name: file.read_bytes() for file in folder.glob("*") if file.suffix in TYPES}
+    assert START in files, f"{folder} lacks {START}: the installation is incomplete"
     router = APIRouter(include_in_schema=False)
 
     @router.get("/")

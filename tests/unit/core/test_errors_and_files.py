@@ -132,6 +132,26 @@ def test_what_cannot_be_written_is_reported_in_one_line(tmp_path):
         write_json(tmp_path / "file" / "below.json", {})
 
 
+@pytest.mark.parametrize("atomic", [atomic_path, atomic_folder])
+def test_a_file_that_cannot_be_read_meanwhile_is_not_reported_as_one_that_cannot_be_written(tmp_path, atomic):
+    missing = tmp_path / "input" / "a.txt"
+    with pytest.raises(FileNotFoundError, match="a.txt"), atomic(tmp_path / "target"):
+        missing.read_text()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_and_a_missing_place_are_reported_by_the_target(tmp_path):
+    with pytest.raises(UserError) as full, atomic_path(tmp_path / "a.txt"):
+        Path("/dev/full").write_text("x")
+    assert full.value.where == str(tmp_path / "a.txt")
+    assert full.value.what == "cannot be written (No space left on device)"
+    for target in (tmp_path / "new", tmp_path):
+        with pytest.raises(UserError, match="cannot be written") as failed, atomic_folder(target) as fresh:
+            (fresh / "no" / "folder").write_text("x")
+        assert failed.value.where == str(target)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_json_that_is_none_is_reported_in_one_line(tmp_path):
     file = tmp_path / "odd.json"
     for text in ("{", "[" * 100_000, '{"a": ' + "9" * 5000 + "}"):

@@ -12,6 +12,7 @@ from bertsmith.core.errors import UserError
 from bertsmith.inference.outputs import ABILITIES
 from bertsmith.serve.api_errors import INTERNAL_ERROR
 from bertsmith.serve.monitoring import JsonLines
+from bertsmith.serve.playground import playground_routes
 from bertsmith.serve.server_config import Limits, ServerConfig, allowed_hosts
 from tests.toy_folder import write_toy_folder
 from tests.unit.serve.serving import Slowly, application_of, error_of, get, post, talk, until
@@ -454,6 +455,11 @@ def test_the_page_is_served_with_a_strict_policy_and_no_surprise_from_a_cache(ap
     assert (again.status_code, again.content) == (304, b"")
     for path in ("/page/nothing.js", "/page/../app.py", "/page/%2e%2e%2fapp.py", "/page/__init__.py"):
         assert get(application, path).status_code == 404
+
+
+def test_an_installation_without_its_page_does_not_start(tmp_path):
+    with pytest.raises(AssertionError, match="lacks page.html: the installation is incomplete"):
+        playground_routes(tmp_path)
 
 
 def test_answers_are_not_kept_by_caches(application):
