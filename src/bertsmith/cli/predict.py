@@ -96,8 +96,8 @@ def predict(
     """Write what a model predicts for each example of a file.
 
     The file's name says its format: .tsv, .csv, .jsonl, .json or .parquet, with the prediction and the
-    probability of each class or option. Under any other name tagged words become columns for conlleval, and
-    questions a folder with the three JSON files of the SQuAD scripts.
+    probability of each class or option. Under any other name tagged words become columns for conlleval. A
+    name without an ending is, for answers, a folder with the three JSON files of the SQuAD scripts.
 
     Examples:
 

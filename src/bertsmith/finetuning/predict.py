@@ -279,21 +279,29 @@ def with_texts(rows: Sequence[dict[str, Any]], file: FilePredictions) -> list[di
 
 
 def check_ending(kind: AnyKind, out: Path) -> None:
-    """Raise where the name of a file tells no format in which predictions of this kind are written."""
-    if not kind.has_own_files and out.suffix.lower() not in TABLE_WRITERS:
-        what = (
-            f"the ending {out.suffix!r} tells no format" if out.suffix else "has no ending to tell its format"
-        )
-        raise UserError(what, where=str(out), remedy=f"name it {', '.join(TABLE_WRITERS)}")
+    """Raise if the name of a file tells no format in which predictions of this kind are written."""
+    # A folder may be called squad-1.1; letters behind the point are a file's ending.
+    names_folder = out.is_dir() or not out.suffix[1:].isalpha()
+    if _is_table(out) or kind.own_form == "file" or (kind.own_form == "folder" and names_folder):
+        return
+    what = f"the ending {out.suffix!r} tells no format" if out.suffix else "has no ending to tell its format"
+    remedy = f"name it {', '.join(TABLE_WRITERS)}"
+    if kind.own_form == "folder":
+        remedy += ", or without an ending for a folder of several files"
+    raise UserError(what, where=str(out), remedy=remedy)
+
+
+def _is_table(out: Path) -> bool:
+    return out.suffix.lower() in TABLE_WRITERS
 
 
 def write_predictions(out: Path, file: FilePredictions, *, with_text: bool = False) -> list[Path]:
-    """Write the predictions as the name says, else in the form that the kind's tools read; the files."""
-    kind, suffix = file.config.kind, out.suffix.lower()
+    """Write the predictions as a table if the name says so, else in the kind's own form; return the files."""
+    kind = file.config.kind
     check_ending(kind, out)
-    if kind.has_own_files and (suffix not in TABLE_WRITERS or suffix == ".tsv"):
+    if not _is_table(out):
         if with_text:
-            what, remedy = "this form has no place for the texts", "name a .csv, .jsonl or .parquet file"
+            what, remedy = "this form has no place for the texts", f"name a {', '.join(TABLE_WRITERS)} file"
             raise UserError(what, where=str(out), remedy=remedy)
         return kind.write_predictions(out, file.config.labels, file.predicted)
     rows = prediction_rows(file)

@@ -71,6 +71,31 @@ def test_tags_and_answers_have_their_own_files(capsys, runs, tmp_path):
     assert names == {"predictions.json", "nbest_predictions.json", "null_odds.json"}
 
 
+@pytest.mark.parametrize(
+    ("name", "columns"),
+    [("tags", ["id", "text", "words", "tags"]), ("questions", ["id", "question", "passage", "prediction"])],
+)
+def test_tags_and_answers_are_a_table_under_the_name_of_one(capsys, runs, tmp_path, name, columns):
+    folder, data = runs[name]
+    out = tmp_path / "answers.tsv"
+    told = bertsmith(capsys, "predict", folder, "--input", data, "--out", out, "--with-text")
+    assert (told.code, told.out) == (0, f"40 examples -> {out}\n")
+    header, *lines = [line.split("\t") for line in out.read_text().splitlines()]
+    assert header[: len(columns)] == columns
+    assert {len(line) for line in lines} == {len(header)} and len(lines) == 40
+
+
+def test_several_files_are_not_put_into_a_folder_that_is_called_like_a_file(capsys, runs, tmp_path):
+    folder, data = runs["questions"]
+    words = ("predict", folder, "--input", data, "--out")
+    line = mistake(capsys, *words, tmp_path / "answers.txt")
+    assert "the ending '.txt' tells no format; name it .tsv, .csv" in line
+    assert line.endswith("or without an ending for a folder of several files")
+    assert list(tmp_path.iterdir()) == []
+    assert bertsmith(capsys, *words, tmp_path / "squad-1.1").code == 0
+    assert (tmp_path / "squad-1.1" / "predictions.json").is_file()
+
+
 @pytest.mark.parametrize("text", ["ada sleeps .\nbob runs .\n", "ada sleeps\nthe cat\n"])
 def test_plain_sentences_are_not_taken_for_columns_of_words_and_tags(capsys, runs, tmp_path, text):
     (tmp_path / "plain.txt").write_text(text)

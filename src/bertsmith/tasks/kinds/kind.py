@@ -87,8 +87,8 @@ class Kind(ABC, Generic[ExampleT]):
     """Whether it predicts numbers."""
     from_tables: ClassVar[bool] = False
     """Whether examples are texts with a label, which are read from any table."""
-    has_own_files: ClassVar[bool] = False
-    """Whether tools expect its predictions in another form than a table (conlleval, the SQuAD scripts)."""
+    own_form: ClassVar[Literal["file", "folder"] | None] = None
+    """What other tools (conlleval, the SQuAD scripts) expect its predictions in; None: only a table."""
     has_subsets: ClassVar[bool] = False
     """Whether published sets have further splits that are parts of another one (RACE's schools)."""
 
@@ -241,7 +241,7 @@ class Kind(ABC, Generic[ExampleT]):
     def write_predictions(
         self, out: Path, labels: tuple[str, ...], split: PredictedSplit[ExampleT]
     ) -> list[Path]:
-        """Write the predictions in the form that the kind's tools read, where `has_own_files`; the files."""
+        """Write the predictions in the kind's `own_form`; return the files."""
         raise NotImplementedError
 
     def config_keys(self, labels: tuple[str, ...]) -> dict[str, Any]:

@@ -47,7 +47,7 @@ class Span(Kind[Question]):
         Metric("best_exact_threshold", in_percent=False),
     )
     ability = "answer"
-    has_own_files = True
+    own_form = "folder"
     taught_by = "squad2"
 
     def encode_checked(

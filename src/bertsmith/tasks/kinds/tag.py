@@ -50,7 +50,7 @@ class Tag(Kind[TaggedExample]):
     min_labels = 2
     plots = ("confusion", "calibration")
     has_class_weights = True
-    has_own_files = True
+    own_form = "file"
 
     def encode_checked(
         self,
