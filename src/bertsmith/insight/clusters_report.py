@@ -7,7 +7,7 @@ import numpy as np
 
 from bertsmith.insight.clusters import HeadMap
 from bertsmith.insight.pictures import BLUE, GREEN, GREY, RED, name_points
-from bertsmith.insight.report import UNTRAINED_TOO, Report, Table, head_name
+from bertsmith.insight.report import Report, Table, head_name
 from bertsmith.insight.report_views import clusters_view
 
 if TYPE_CHECKING:
@@ -39,14 +39,14 @@ def clusters_report(
 def _layers(title: str, found: HeadMap, untrained: Sequence[HeadMap]) -> Table:
     within, across = found.within_and_across()
     controls = [each.within_and_across() for each in untrained]
-    near, nearest = within / across, min(one / other for one, other in controls)
-    too = near < 1 and nearest <= near
+    near = within / across
+    as_near = sum(one / other <= near for one, other in controls)
     named = [("trained", (within, across)), *((f"untrained {n}", c) for n, c in enumerate(controls, 1))]
     rows = [(model, one, other, one / other) for model, (one, other) in named]
     notes = (
         "Mean Jensen-Shannon divergence in nats between what two heads attend to, over all tokens.",
-        f"Heads of one layer {'are' if near < 1 else 'are not'} nearer to each other"
-        f"{' ' + UNTRAINED_TOO if too else ''}; {UNTRAINED_TOO}: those of an untrained network are as near.",
+        f"Heads of one layer {'are' if near < 1 else 'are not'} nearer to each other; "
+        f"in {as_near} of {len(controls)} untrained networks they are as near.",
     )
     return Table(title, ("", "one layer", "two layers", "ratio"), rows, notes)
 

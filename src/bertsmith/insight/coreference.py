@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from bertsmith.core.errors import UserError
+from bertsmith.core.wording import counted
 from bertsmith.inference.loaded_model import Bert
 from bertsmith.insight.antecedents import BASELINES
 from bertsmith.insight.attention_pass import Study, attention_pass
@@ -58,8 +59,8 @@ class QuestionSet:
     texts: tuple[AskedText, ...]
     kinds: tuple[str, ...]
     baselines: tuple[str, ...]
-    skipped: int = 0
-    """Texts, or mentions, that the model could not be asked about."""
+    left_out: str = ""
+    """How many texts or mentions are too long to be asked about, in words; empty if none is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +155,8 @@ def gap_questions(bert: Bert, examples: Sequence[GapExample]) -> QuestionSet:
         baselines = (example.nearest() == example.right,)
         question = Question(0, (1, 2), frozenset({1 + example.right}), example.gender, baselines)
         asked.append(AskedText(EncodedWords(each.encoded, pieces), (question,)))
-    return QuestionSet(tuple(asked), GENDERS, ("nearest mention",), skipped)
+    left_out = f"{counted(skipped, 'text')} longer than the model takes" if skipped else ""
+    return QuestionSet(tuple(asked), GENDERS, ("nearest mention",), left_out)
 
 
 def _last_word(text: str, span: tuple[int, int]) -> tuple[int, int]:
@@ -189,7 +191,8 @@ def document_questions(bert: Bert, documents: Sequence[MentionDocument], *, long
         if text is not None
     ]
     asked = [text for text in asked if text.questions]
-    return QuestionSet(tuple(asked), MENTION_KINDS, tuple(BASELINES), skipped)
+    left_out = f"{counted(skipped, 'mention')} in sentences longer than a window" if skipped else ""
+    return QuestionSet(tuple(asked), MENTION_KINDS, tuple(BASELINES), left_out)
 
 
 def _windows(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from bertsmith.insight.bootstrap import Counts
 from bertsmith.insight.coreference import ALL, TOWARDS, AntecedentScore, Coreference, QuestionSet
 from bertsmith.insight.pictures import BLUE, COLOURS, RED
-from bertsmith.insight.report import UNTRAINED_TOO, Report, Table, head_name
+from bertsmith.insight.report import Report, Table, head_name
 from bertsmith.insight.report_views import measures_view
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ def coreference_report(
     title = f"{model}: which head finds the antecedent"
     name = f"head {head_name(found.layer, found.head)} {found.direction}"
     shown = [(name if each.answered_by == "head" else each.answered_by, each) for each in found.scores]
-    best_baseline = max(_of(found, who, ALL).accuracy for who in asked.baselines)
+    best = max((_of(found, who, ALL) for who in asked.baselines), key=lambda score: score.accuracy)
     control = [_of(each, "head", ALL) for each in untrained]
     rows: list[tuple[str | int, ...]] = [_row(who, each) for who, each in shown]
     for number, each in enumerate(untrained, start=1):
@@ -31,13 +31,14 @@ def coreference_report(
             for score in each.scores
             if score.answered_by == "head"
         ]
-    beaten = _of(found, "head", ALL).low > best_baseline
-    marked = f" {UNTRAINED_TOO}" if any(each.low > best_baseline for each in control) else ""
+    lies = "lies" if _of(found, "head", ALL).low > best.accuracy else "does not lie"
+    above = sum(each.low > best.accuracy for each in control)
     notes = (
         how,
-        f"The interval of the head lies {'above' if beaten else 'not above'} the best baseline{marked}; "
-        f"{UNTRAINED_TOO}: an untrained network's does, too.",
-        *((f"{asked.skipped} were left out: too long for the model.",) if asked.skipped else ()),
+        f"Kind all: the interval of the head {lies} above the best baseline "
+        f"({best.answered_by}, {100 * best.accuracy:.1f}).",
+        f"Untrained networks whose interval lies above it: {above} of {len(control)}.",
+        *((f"Left out: {asked.left_out}.",) if asked.left_out else ()),
     )
     columns = ("answered by", "kind", "count", "right", "95 %")
     values = {

@@ -90,11 +90,11 @@ def two_layers(within, across):
     return HeadMap(distances, np.zeros((4, 2)), (2, 2))
 
 
-def test_a_layer_whose_heads_are_alike_is_marked_where_an_untrained_one_is_as_near():
+def test_a_layer_whose_heads_are_alike_is_told_with_the_untrained_ones_that_are_as_near():
     def told(*untrained):
         report = clusters_report(two_layers(0.4, 0.5), ["other"] * 4, untrained, model="toy")
         return report.tables[0].notes[1]
 
     # A thousandth below 1 is what chance gives; it is no finding to be marked.
-    assert "are nearer to each other;" in told(two_layers(0.00999, 0.01), two_layers(0.01, 0.01))
-    assert "are nearer to each other *;" in told(two_layers(0.01, 0.01), two_layers(0.007, 0.01))
+    assert "are nearer to each other; in 0 of 2" in told(two_layers(0.00999, 0.01), two_layers(0.01, 0.01))
+    assert "are nearer to each other; in 1 of 2" in told(two_layers(0.01, 0.01), two_layers(0.007, 0.01))

@@ -7,7 +7,16 @@ import pytest
 
 from bertsmith.core.errors import UserError
 from bertsmith.insight.antecedents import nearest, same_head, sieve
-from bertsmith.insight.coreference import _hits, document_questions, gap_questions, study_coreference
+from bertsmith.insight.coreference import (
+    AntecedentScore,
+    Coreference,
+    QuestionSet,
+    _hits,
+    document_questions,
+    gap_questions,
+    study_coreference,
+)
+from bertsmith.insight.coreference_report import coreference_report
 from bertsmith.insight.gap import read_gap
 from bertsmith.insight.mentions import read_mentions
 from tests.command_line import bertsmith
@@ -155,6 +164,43 @@ def test_windows_keep_sentences_that_fit_and_antecedents_inside_them(bert, colum
     asked = document_questions(bert, read_mentions(columns), longest=14)
     assert all(len(text.mentions.encoded) <= 14 for text in asked.texts)
     assert sum(len(text.questions) for text in asked.texts) < 4
+
+
+def test_what_is_too_long_is_counted_and_named(bert, columns, gap):
+    long = COLUMNS.replace("a 0 5 sleeps VBZ - -\n", "a 0 5 sleeps VBZ - -\n" * 5)
+    columns.write_text(long)
+    asked = document_questions(bert, read_mentions(columns), longest=11)
+    assert asked.left_out == "2 mentions in sentences longer than a window"
+    gap.write_text(HEADER + FIRST + SECOND.replace("cat runs.", "cat" + " runs" * 200))
+    assert gap_questions(bert, read_gap(gap)).left_out == "1 text longer than the model takes"
+    assert document_questions(bert, read_mentions(columns), longest=128).left_out == ""
+
+
+def scored(accuracy, low, high, who="head"):
+    return AntecedentScore(who, "all", 9, accuracy, low, high)
+
+
+def study_of(*scores):
+    return Coreference(0, 1, "to the antecedent", scores, np.zeros((1, 2, 2)))
+
+
+@pytest.mark.parametrize(
+    ("low", "untrained", "said"),
+    [
+        (0.51, (0.2, 0.3), ["lies above the best baseline (rules, 50.0).", "above it: 0 of 2."]),
+        (0.51, (0.2, 0.6), ["lies above the best baseline (rules, 50.0).", "above it: 1 of 2."]),
+        (0.50, (0.2, 0.6), ["does not lie above the best baseline (rules, 50.0).", "above it: 1 of 2."]),
+    ],
+)
+def test_the_notes_tell_what_beats_the_best_baseline(low, untrained, said):
+    baselines = scored(0.4, 0.3, 0.9, "nearest mention"), scored(0.5, 0.4, 0.6, "rules")
+    found = study_of(scored(0.7, low, 0.8), *baselines)
+    asked = QuestionSet((), ("all",), ("nearest mention", "rules"), "3 texts longer than the model takes")
+    controls = [study_of(scored(0.7, each, 0.8)) for each in untrained]
+    report = coreference_report(found, controls, asked, model="toy", how="Somehow.")
+    first, *notes, last = report.tables[0].notes
+    assert (first, last) == ("Somehow.", "Left out: 3 texts longer than the model takes.")
+    assert [each.endswith(end) for each, end in zip(notes, said, strict=True)] == [True, True]
 
 
 # ---- heads
