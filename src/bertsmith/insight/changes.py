@@ -153,7 +153,7 @@ class _StateSums:
 
 
 def changes_report(
-    weights: Sequence[WeightChange], states: Sequence[StateChange], *, names: tuple[str, str]
+    weights: Sequence[WeightChange], states: Sequence[StateChange], *, names: Sequence[str]
 ) -> Report:
     """The changes as tables and a picture; states where there were texts."""
     title = f"From {names[0]} to {names[1]}"

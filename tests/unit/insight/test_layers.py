@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 
 import numpy as np
 import pytest
@@ -140,8 +141,25 @@ def test_the_commands_leave_tables_and_pictures(capsys, lively_folder, tuned, tm
     told = bertsmith(capsys, "look", *both, "--out", tmp_path / "weights.png", "--json")
     assert json.loads(told.out)["weights"]["states"] == {}
     assert "is no name of a picture" in mistake(capsys, "look", *both, "--out", tmp_path / "x.txt")
-    same = ("layers", "--models", lively_folder, lively_folder, "--input", texts)
-    assert "two models have this name" in mistake(capsys, "look", *same, "--out", tmp_path / "x.png")
+    same = ("layers", "--models", lively_folder, lively_folder, "--input", texts, "--out", tmp_path / "x.png")
+    assert f"{lively_folder}: is given twice; name each model once" in mistake(capsys, "look", *same)
+
+
+def test_models_whose_folders_have_one_name_are_told_apart_by_the_folders_above(
+    capsys, lively_folder, tuned, tmp_path
+):
+    for run, folder in (("first", lively_folder), ("second", tuned[1])):
+        (tmp_path / run).mkdir()
+        shutil.copytree(folder, tmp_path / run / "model")
+    texts = tmp_path / "texts.txt"
+    texts.write_text("The dog plays.\n")
+    both = (tmp_path / "first" / "model", tmp_path / "second" / "model")
+    words = ("layers", "--models", *both, tuned[1], "--input", texts, "--json")
+    told = bertsmith(capsys, "look", *words, "--out", tmp_path / "moves.png")
+    assert told.code == 0, told.err
+    assert list(json.loads(told.out)["moves"]) == ["first/model", "second/model", "after"]
+    told = bertsmith(capsys, "look", "changes", *both, "--out", tmp_path / "changes.png")
+    assert told.out.startswith("From first/model to second/model: weights\n")
 
 
 def test_models_of_other_shapes_are_refused(bert):

@@ -11,7 +11,7 @@ from bertsmith.cli.look.look_options import (
     SeedOption,
     TextsOption,
     leave,
-    name_of_model,
+    names_of_models,
     open_for_looking,
     texts_or_pairs,
 )
@@ -48,10 +48,10 @@ def layers(
     picture = _checked(out)
     given = texts_or_pairs(texts)
     found, untrained = {}, {}
-    for model in [*models, *(more or [])]:
-        name = name_of_model(model)
-        if name in found:
-            raise UserError("two models have this name", where=name, remedy="rename the folder of one")
+    every = [*models, *(more or [])]
+    for name, model in zip(names := names_of_models(every), every, strict=True):
+        if names.count(name) > 1:
+            raise UserError("is given twice", where=str(model), remedy="name each model once")
         bert = open_for_looking(model, device)
         found[name] = layer_distances(bert, given, longest=longest)
         untrained[name] = untrained_distances(bert, given, longest=longest, seed=seed)
@@ -80,7 +80,7 @@ def changes(
     one, other = (open_for_looking(each, device) for each in (before, after))
     weights = weight_changes(one, other)
     states = state_changes(one, other, given, longest=longest) if given else []
-    names = (name_of_model(before), name_of_model(after))
+    names = names_of_models([before, after])
     _leave(changes_report(weights, states, names=names), picture, as_json=as_json)
 
 

@@ -40,8 +40,21 @@ def open_for_looking(model: Path | None, device: str, ability: str = "look") -> 
 
 
 def name_of_model(model: Path | None, ability: str = "look") -> str:
-    """How tables and pictures call it."""
-    return (embedded_models_for(ability)[0] if model is None else model).expanduser().resolve().name
+    """Return the model's name in tables and pictures."""
+    return names_of_models([embedded_models_for(ability)[0] if model is None else model])[0]
+
+
+def names_of_models(models: Sequence[Path]) -> list[str]:
+    """Return the shortest ends of the models' paths that tell them apart: a/model and b/model."""
+    paths = [model.expanduser().resolve().parts for model in models]
+    names = []
+    for path in paths:
+        others = [other for other in paths if other != path]
+        length = 1
+        while any(other[-length:] == path[-length:] for other in others):
+            length += 1
+        names.append(str(Path(*path[-length:])))
+    return names
 
 
 def texts_or_pairs(source: Path) -> "list[TextOrPair]":
