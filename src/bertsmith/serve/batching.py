@@ -254,8 +254,15 @@ class BatchQueue:
     def _start_worker(self) -> None:
         if self._waiting and (self._worker is None or self._worker.done()):
             self._worker = asyncio.create_task(self._work())
-            # Whatever ended a worker before its time, those who still wait get another.
-            self._worker.add_done_callback(lambda _: self._start_worker())
+            self._worker.add_done_callback(self._worker_ended)
+
+    def _worker_ended(self, worker: asyncio.Task[None]) -> None:
+        # Unread, a failure would be logged only once the task is collected as garbage, at any moment later.
+        if not worker.cancelled() and (failure := worker.exception()):
+            context = {"message": "a batch worker failed", "exception": failure}
+            worker.get_loop().call_exception_handler(context)
+        # Whatever ended a worker before its time, those who still wait get another.
+        self._start_worker()
 
     async def _work(self) -> None:
         """Compute batches until nothing waits."""

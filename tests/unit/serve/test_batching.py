@@ -119,7 +119,7 @@ def test_the_measured_speed_follows_the_model_slowly():
     assert speed == pytest.approx(0.8 * (0.8 * 10 + 0.2 * 20) + 0.2 * 20)
 
 
-def test_those_in_line_are_served_though_whoever_measures_fails():
+def test_those_in_line_are_served_though_whoever_measures_fails(caplog):
     def on_batch(report):
         raise ValueError(report)
 
@@ -129,6 +129,8 @@ def test_those_in_line_are_served_though_whoever_measures_fails():
 
     answers, _ = run(say, on_batch=on_batch)
     assert answers == [[0], [2], [4], [6]]
+    # At once: what is logged when garbage is collected comes at any moment, in whatever runs then.
+    assert [each.exc_info[0] for each in caplog.records] == [ValueError] * 4
 
 
 def test_nobody_waits_for_a_model_that_was_closed():
