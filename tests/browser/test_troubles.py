@@ -39,6 +39,8 @@ def test_a_server_with_a_key_asks_for_it_once(browser: Browser, model: Path) -> 
         seen.page.get_by_label("This server asks for a key").fill("sesame")
         seen.page.get_by_role("button", name="Use it").click()
         seen.settle("fill")
+        seen.open("tokens")
+        assert seen.page.get_by_label("This server asks for a key").count() == 0
 
 
 def test_no_key_is_no_mistake_and_a_wrong_one_is_said_to_be_wrong(browser: Browser, model: Path) -> None:

@@ -23,7 +23,9 @@ def test_every_python_block_runs_from_top_to_bottom(document, tmp_path, monkeypa
     write_toy_folder(tmp_path / "path" / "to" / "model-folder")
     tiny_store(tmp_path / "tiny").folder.rename(tmp_path / "path" / "to" / "store")
     names: dict = {}
-    for block in PYTHON.findall(document.read_text()):
+    blocks = PYTHON.findall(text := document.read_text())
+    assert len(blocks) == text.count("```python")  # none is passed over
+    for block in blocks:
         exec(compile(block, document.name, "exec"), names)
 
 

@@ -1,11 +1,13 @@
-"""The house is found by names: no two files share one, except where they are the same thing in two rooms."""
+"""Rules of the house: no two files share a name, except the same thing in two rooms; tests assert."""
 
+import ast
 from collections import defaultdict
 from pathlib import Path
 
 import bertsmith
 
 SOURCE = Path(bertsmith.__file__).parent
+TESTS = Path(__file__).parents[1]
 SAME_THING = {
     "__init__": "a package",
     "app": "the root of the command line, and of the server",
@@ -27,3 +29,25 @@ def test_no_two_files_share_a_name_with_different_meanings():
         if name not in SAME_THING and len(places) > 1
     }
     assert clashes == {}
+
+
+def asserts(node):
+    """True if a function has an assertion, or calls what raises if something is wrong."""
+    if isinstance(node, ast.Assert):
+        return True
+    if isinstance(node, ast.Call):
+        name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+        if name in ("raises", "warns", "fail", "expect") or name.startswith(("assert", "check")):
+            return True
+    return any(asserts(each) for each in ast.iter_child_nodes(node))
+
+
+def test_every_test_asserts_something():
+    functions = [
+        (f"{file.relative_to(TESTS)}:{node.lineno}", node)
+        for file in TESTS.rglob("test_*.py")
+        for node in ast.parse(file.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_")
+    ]
+    assert len(functions) > 2000
+    assert [place for place, node in functions if not asserts(node)] == []

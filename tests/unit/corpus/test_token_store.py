@@ -119,10 +119,6 @@ def test_a_folder_inside_the_store_can_be_entered(folder) -> None:
     assert stat.S_IMODE((folder / "tokenizer").stat().st_mode) & 0o500 == 0o500
 
 
-def test_a_whole_store_is_verified(folder) -> None:
-    TokenStore.open(folder).verify()
-
-
 @pytest.mark.parametrize(
     "name", ["shard-00001.tokens", "shard-00002.units", "sentence_starts.npy", "tokenizer/tokenizer.json"]
 )
@@ -130,6 +126,7 @@ def test_a_flipped_byte_is_named(folder, name) -> None:
     content = bytearray((folder / name).read_bytes())
     content[-3] ^= 1
     store = TokenStore.open(folder)
+    store.verify()  # nothing is wrong yet
     (folder / name).write_bytes(content)
     with pytest.raises(UserError, match=f"{name}: is not as it was written .*; make the store again"):
         store.verify()

@@ -170,7 +170,9 @@ def test_a_text_that_cannot_grow_is_rejected(bert, text, count, said):
 
 def test_hidden_states_can_be_trained_on(bert):
     states = bert.hidden_states(["The sun is warm."])[0]
-    torch.nn.Linear(64, 2)(states).sum().backward()
+    head = torch.nn.Linear(64, 2)
+    head(states).sum().backward()
+    torch.testing.assert_close(head.weight.grad, states.sum((0, 1)).expand(2, -1))
 
 
 def test_a_model_shows_what_it_is(bert):

@@ -131,7 +131,8 @@ def test_the_operator_passes_torchs_own_check_of_custom_operators():
     seed = torch.tensor(3)
     leaves = [each.detach().clone().requires_grad_() for each in (query, key, value)]
     arguments = (*leaves, layout_of([7, 31]).starts_S1, seed, False, -1, 0.1)
-    library.opcheck(torch.ops.bertsmith.grouped_attention.default, arguments)
+    found = library.opcheck(torch.ops.bertsmith.grouped_attention.default, arguments)
+    assert found and set(found.values()) == {"SUCCESS"}
 
 
 def test_sequences_of_like_length_share_a_group_where_that_is_cheaper():

@@ -87,8 +87,10 @@ def test_a_line_that_is_closed_is_cut_off_where_the_last_reply_is_never_read(sen
     async def say(protocol, wire):
         protocol.data_received(sent)
         await until(lambda: wire.is_aborted)
+        assert wire.written.startswith(b"HTTP/1.1 ")
 
     on_a_line(mood, say)
+    assert mood.status.open_requests == 0
 
 
 def test_a_plain_request_whose_reply_closes_the_line_is_no_exception(mood, monkeypatch):
@@ -98,6 +100,7 @@ def test_a_plain_request_whose_reply_closes_the_line_is_no_exception(mood, monke
         mood.status.is_draining = True
         protocol.data_received(request() + BODY)
         await until(lambda: wire.is_aborted)
+        assert b"\r\nconnection: close\r\n" in wire.written.lower()
 
     on_a_line(mood, say)
 
@@ -108,8 +111,10 @@ def test_nor_is_a_line_that_the_server_closes_when_it_stops(mood, monkeypatch):
     async def say(protocol, wire):
         protocol.data_received(request() + BODY)
         await until(lambda: b"HTTP/1.1 " in wire.written)
+        assert not wire.is_closing()
         protocol.shutdown()
         await until(lambda: wire.is_aborted)
+        assert wire.written.count(b"HTTP/1.1 ") == 1
 
     on_a_line(mood, say)
 
