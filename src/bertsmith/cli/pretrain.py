@@ -259,7 +259,8 @@ def show(result: "PretrainingResult", *, as_json: bool) -> None:
             echo(f"ended early: {result.early_end}; {WHAT_TO_TRY}")
         _show_how_it_resumes(result)
         return
-    if (loss := result.held_out.get("mlm_loss", 0.0)) >= result.unigram_entropy:
+    loss = result.held_out.get("mlm_loss", 0.0)
+    if result.learns_words and loss >= result.unigram_entropy:
         which = "the generator's held-out loss" if "replaced_loss" in result.held_out else "the held-out loss"
         told = above_frequencies(loss, result.unigram_entropy)
         echo(f"{which}: {told} yet; train longer (--steps, --minutes), or {WHAT_TO_TRY}")

@@ -43,6 +43,8 @@ class LearningWatch:
 
     unigram_entropy: float
     warmup_fraction: float
+    loss_name: str = "the loss"
+    """The watched loss of predicted words: the generator's where the model itself predicts none."""
     steps: list[int] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     norms: list[float] = field(default_factory=list)
@@ -76,7 +78,8 @@ class LearningWatch:
         falls = before - now > FALLING * line and now < self.losses[0]  # not from where it went up before
         if now < (1 - NEAR) * line or falls:
             return None
-        since = f"step {self.steps[-1]:,}: the loss stays near {now:.2f} since step {self.steps[quarter]:,}"
+        stays = f"{self.loss_name} stays near {now:.2f} since step {self.steps[quarter]:,}"
+        since = f"step {self.steps[-1]:,}: {stays}"
         return Finding("plateau", f"{since}; {above_frequencies(now, line)}")
 
     def explosion(self) -> Finding | None:
@@ -103,7 +106,7 @@ def above_frequencies(loss: float, unigram_entropy: float) -> str:
 def constant_prediction(trainer: Trainer, held_out: HeldOutSet) -> int | None:
     """The token that the decoder predicts everywhere, or None where its predictions differ."""
     networks = pretraining_objective(trainer).networks().values()
-    heads = [network.heads["mlm"] for network in networks if "mlm" in network.heads]
+    (head,) = [network.heads["mlm"] for network in networks if "mlm" in network.heads]
     predicted: list[Tensor] = []
 
     def keep(_: nn.Module, __: Any, scores_PV: Tensor) -> None:
@@ -112,7 +115,7 @@ def constant_prediction(trainer: Trainer, held_out: HeldOutSet) -> int | None:
     micro = held_out.batches.micros[0].to(trainer.world.device)
     loss_scales = torch.ones(3, device=trainer.world.device)
     # A hook on the head: the objective reports sums alone, and sharded weights are whole only inside it.
-    hook = heads[0].register_forward_hook(keep)
+    hook = head.register_forward_hook(keep)
     trainer.objective.eval()
     try:
         with torch.no_grad(), autocast(trainer.world.device, trainer.precision):

@@ -110,6 +110,8 @@ class PretrainingResult:
     """What the model that the run began with got on the same sequences; empty where it began from scratch."""
     early_end: str = ""
     """Why a stopped run was ended early (`EarlyStopping`)."""
+    learns_words: bool = True
+    """True if a network of the run is trained to predict words."""
 
 
 def pretrain(  # noqa: PLR0913 - what a command was told, and when
@@ -165,6 +167,7 @@ def _run_to_its_end(request: Request, world: World, callback: ProgressCallback) 
         main_process=world.main,
         held_out_before=_held_out_before(folder, run.recipe, progress.stage) if world.main else {},
         early_end=state.early_end if ending == "stopped" else "",
+        learns_words=run.recipe.learns_words,
     )
 
 
@@ -215,6 +218,7 @@ def _finished_before(
         saved_step=last["step"],
         main_process=world.main,
         held_out_before=_held_out_before(folder, recipe, held_out.get("stage", 0)),
+        learns_words=recipe.learns_words,
     )
 
 
@@ -374,7 +378,9 @@ def _log(run: Run, state: RunState, journal: RunJournal, report: StepReport) -> 
 
 def _watch_learning(run: Run, state: RunState, journal: RunJournal) -> None:
     """Name what is wrong with a run as soon as it is seen; a flat one ends here where that was asked for."""
-    watch, plateau = state.watch, state.watch.plateau(run.budget.fraction(state.progress))
+    watch, plateau = state.watch, None
+    if run.recipe.learns_words:
+        plateau = watch.plateau(run.budget.fraction(state.progress))
     for finding in filter(None, (watch.explosion(), plateau)):
         if finding.kind in watch.told:
             continue

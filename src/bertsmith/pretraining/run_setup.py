@@ -176,7 +176,8 @@ def set_up(request: Request, world: World, callback: ProgressCallback) -> tuple[
     objective = build(initial.network, other, recipe).to(world.device).train()
     trainer = _build_trainer(recipe, objective, machine, world)
     entropy = unigram_entropy(store.token_counts, recipe.masking.smoothing)
-    watch = LearningWatch(entropy, recipe.optim.warmup_fraction)
+    whose = "the generator's loss" if recipe.examples.has_generator else "the loss"
+    watch = LearningWatch(entropy, recipe.optim.warmup_fraction, whose)
     fresh = RunState(MetricsWindow.empty(objective), watch)
     state = fresh if saved is None else _restore(saved, fresh, trainer)
     notes = (*initial.notes, *choices(recipe), *fixed_notes(recipe), *machine.notes)

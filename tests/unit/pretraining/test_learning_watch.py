@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from bertsmith.cli.pretrain import show
 from bertsmith.data.collate import PretrainingBatch
 from bertsmith.objectives.distillation import Distillation
 from bertsmith.packed import pack
@@ -133,6 +134,33 @@ def test_a_run_that_learns_is_not_ended_and_nothing_is_said(store, tmp_path):
     assert (result.state, result.steps, result.early_end) == ("finished", 40, "")
     assert not [line for line in metrics_of(tmp_path / "run", "event") if "warning" in line]
     assert not [note for note in listener.notes if "unigram" in note or "explodes" in note]
+
+
+def test_a_flat_generator_is_called_so(store, tmp_path):
+    electra = ("model.type=electra", "model.embedding_width=16", "examples.objective=replaced")
+    electra += ("examples.pairs=none", "replaced.generator_size=0.5")
+    listener = Listener()
+    run_tiny(store, tmp_path / "run", *ABSURD, *electra, "run.steps=30", listener=listener)
+    (told,) = [note for note in listener.notes if "the unigram line" in note]
+    assert "the generator's loss stays near" in told and "the decoder is dead" in told
+
+
+def test_a_student_that_is_taught_no_words_is_not_held_against_them(store, tmp_path, capsys):
+    run_tiny(store, tmp_path / "teacher", "examples.pairs=none", "run.steps=1")
+    taught = ("examples.objective=distilled", "examples.pairs=none", "run.steps=30", "run.log_every_steps=2")
+    taught += (f"distill.teacher={tmp_path / 'teacher'}", "distill.soft_weight=0", "distill.mlm_weight=0")
+    listener = Listener()
+    result = pretrain(
+        tiny_recipe(*taught),
+        store=store.folder,
+        out=tmp_path / "run",
+        callback=listener,
+        early_stopping=EarlyStopping(if_flat=True),
+    )
+    assert (result.state, result.steps) == ("finished", 30)
+    assert result.held_out["mlm_loss"] > result.unigram_entropy  # it knows no words, as nobody taught it
+    show(result, as_json=False)
+    assert not [text for text in (*listener.notes, capsys.readouterr().out) if "unigram" in text]
 
 
 @pytest.mark.parametrize("rows", ["all", "predicted"])
