@@ -4,6 +4,7 @@ import json
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,16 +13,20 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option, echo
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from rich.console import Console
     from rich.text import Text
 
     from bertsmith.data.batch_inspection import BatchStatistics, ShownSequence, UnitStatistics
+    from bertsmith.data.data_loader import PretrainingDataset
     from bertsmith.data.epoch_index import StageIndex
     from bertsmith.recipe.data_sections import PairHead, Unit
     from bertsmith.recipe.schema import Recipe
     from bertsmith.text.tokenizer import Tokenizer
 
 BARS, BAR_WIDTH = 10, 40
+"""The most lines of the histogram, and their width."""
 LABELS = ("position", "segment", "token", "target")
 LABEL_WIDTH = 10
 SEGMENT_COLOURS = ("cyan", "magenta")
@@ -99,7 +104,8 @@ def build_report(recipe: "Recipe", request: ExamplesRequest) -> ExamplesReport:
         raise UserError(f"the recipe has no stage {request.stage}", remedy=f"it has {stages}, counted from 0")
     with TemporaryDirectory() as cache:  # a run keeps its indices in its folder; here is no run
         micro_tokens = max(stage.length for stage in recipe.examples.stages) * 64
-        dataset = PretrainingDataset(store, recipe, micro_tokens=micro_tokens, cache=Path(cache))
+        datasets = partial(PretrainingDataset, store, micro_tokens=micro_tokens, cache=Path(cache))
+        dataset = _with_a_step(datasets, recipe, request)
         plan = dataset.stage_index(request.stage)
         check_step(recipe, request, plan)
         shown = dataset[StepIndex(request.stage, request.step)]
@@ -112,6 +118,28 @@ def build_report(recipe: "Recipe", request: ExamplesRequest) -> ExamplesReport:
         sequences = list(islice(sequences_of(shown), request.show))
         in_epoch = len(plan.epoch(0).examples)
         return ExamplesReport(recipe, tokenizer, request.stage, in_epoch, sequences, statistics, units)
+
+
+def _with_a_step(
+    datasets: "Callable[[Recipe], PretrainingDataset]", recipe: "Recipe", request: ExamplesRequest
+) -> "PretrainingDataset":
+    """Return the recipe's dataset, or one with smaller steps if a whole epoch does not fill the first."""
+    from bertsmith.core.errors import UserError
+    from bertsmith.data.epoch_index import make_epoch_index
+
+    dataset = datasets(recipe)
+    plan = dataset.stage_index(request.stage)
+    try:
+        plan.steps_in(0)
+    except UserError as error:
+        found = len(make_epoch_index(plan.source, 0).examples)
+        if request.step or not found:
+            raise
+        echo(f"{error.line()} before you train on it", err=True)
+        smaller = {"by": "sequences", "sequences": found, "ramp_from": "off"}
+        batch = recipe.batch.model_copy(update=smaller)
+        return datasets(recipe.model_copy(update={"batch": batch}))
+    return dataset
 
 
 def check_step(recipe: "Recipe", request: ExamplesRequest, plan: "StageIndex") -> None:
@@ -231,11 +259,12 @@ def print_statistics(console: "Console", report: ExamplesReport) -> None:
     lengths = report.statistics.lengths.tolist()
     step = -(-max(lengths) // BARS)
     counts = Counter((length - 1) // step for length in lengths)
-    for number in range(BARS):
+    for number in range(-(-max(lengths) // step)):
         bar = "█" * round(BAR_WIDTH * counts[number] / max(counts.values()))
         first, last = number * step + 1, min((number + 1) * step, max(lengths))
         fraction = counts[number] / len(lengths)
-        console.print(f"{first:>4}-{last:<4} {bar:<{BAR_WIDTH}} {fraction:6.2%}", style="cyan")
+        end = "" if first == last else f"-{last}"
+        console.print(f"{first:>4}{end:<5} {bar:<{BAR_WIDTH}} {fraction:6.2%}", style="cyan")
 
 
 def _statistics_lines(report: ExamplesReport) -> list[tuple[str, str]]:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from bertsmith.core.errors import UserError
 from bertsmith.core.files import atomic_folder, locked, read_json, sha256_of, write_json
 from bertsmith.core.seeds import Words, bits, key_of, sub_keys, uniforms
+from bertsmith.core.wording import counted
 from bertsmith.corpus.token_store import TokenStore
 from bertsmith.data.example_index import (
     ExampleIndex,
@@ -326,7 +327,8 @@ class StageIndex:
         if len(epoch.step_starts) < 2:
             batch, length = self.source.recipe.batch, self.source.stage.length
             size = f"batch.{batch.by} = {batch.sequences if batch.by == 'sequences' else batch.tokens}"
-            what = f"gives {len(epoch.examples)} examples of at most {length} tokens, not enough for {size}"
+            found = counted(len(epoch.examples), "example")
+            what = f"gives {found} of at most {length} tokens, not enough for {size}"
             remedy = "add text, or make steps smaller"
             raise UserError(what, where=str(self.source.store.folder), remedy=remedy)
         with atomic_folder(self._epoch_folder(number)) as temporary:

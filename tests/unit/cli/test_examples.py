@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from bertsmith.cli.examples import examples
 from bertsmith.core.errors import UserError
+from tests.command_line import bertsmith
 from tests.example_stores import random_store, wordpiece
 from tests.plain_stores import write_store
 
@@ -93,6 +94,35 @@ def test_people_and_machines_see_how_many_entities_are_masked_whole(tmp_path: Pa
     assert counts["found"] > counts["whole"] > 0 == counts["in_part"]
     told = f"entities {counts['whole']} of {counts['found']} are predicted whole, 0 in part"
     assert told in " ".join(answer(*arguments).split())
+
+
+def test_a_store_smaller_than_a_step_is_shown_and_told_to_be_too_small(
+    store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    large = ["--set", "batch.sequences=100_000", "--set", "examples.held_out_fraction=0.2"]
+    arguments = ("bert-tiny", "--store", str(store), "--show", "3", "--json")
+    told = bertsmith(capsys, "examples", *arguments, *large)
+    assert told.code == 0, told.err
+    assert told.err.endswith(
+        "not enough for batch.sequences = 100000; add text, or make steps smaller before you train on it\n"
+    )
+    facts = json.loads(told.out)
+    whole = json.loads(answer(*arguments, *SMALL))["examples_in_epoch"]
+    assert len(facts["examples"]) == 3
+    assert facts["shares"]["sequences"] == facts["examples_in_epoch"] == whole
+    with pytest.raises(UserError, match="not enough for batch.sequences = 100000"):
+        answer(*arguments, *large, "--step", "1")
+
+
+@pytest.mark.parametrize("length", [33, 8])
+def test_lengths_are_counted_in_ascending_bins_up_to_the_longest(store: Path, length: int) -> None:
+    stage = f"examples.stages=[{{fraction=1.0, length={length}, predictions=3}}]"
+    text = answer("bert-tiny", "--store", str(store), "--show", "0", "--set", stage, *SMALL)
+    bins = re.findall(r"^ *(\d+)(?:-(\d+))? .*%$", text.partition("Lengths in tokens")[2], re.MULTILINE)
+    edges = [(int(first), int(last or first)) for first, last in bins]
+    assert edges[0][0] == 1 and edges[-1][1] == length
+    assert all(first <= last for first, last in edges)
+    assert [first for first, _ in edges[1:]] == [last + 1 for _, last in edges[:-1]]
 
 
 def test_a_stage_the_recipe_lacks_is_rejected(store: Path) -> None:
