@@ -58,7 +58,8 @@ def fill(
         bool, Option("--together", help="Fill several masks with tokens that fit each other.")
     ] = False,
     extend: Annotated[
-        int, Option(min=0, metavar="N", help="Instead, put N tokens at the end, one at a time.")
+        int,
+        Option(min=0, metavar="N", help="Instead, add N tokens at the end, and the rest of the last word."),
     ] = 0,
     model: ModelOption = None,
     device: DeviceOption = "auto",

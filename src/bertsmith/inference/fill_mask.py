@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from unicodedata import category
 
 from tokenizers import models
 from torch import Tensor
@@ -20,6 +21,8 @@ from bertsmith.text.tokenizer import Encoded, Tokenizer
 
 MASKS_AT_ONCE = 64
 """Scores of a whole vocabulary for each of them: 8 MB a core with 30,000 tokens, however many masks."""
+REST_OF_WORD = 8
+"""The most tokens that `extend_text` adds to end the last word: few words have more pieces."""
 CLOSING = frozenset(".,;:!?%)]}")
 """What follows a word without a space."""
 LIKE_A_MASK = re.compile(r"[\[<({]mask[\])}>]|_{2,}", re.IGNORECASE)
@@ -174,6 +177,8 @@ def fill_each_mask(
 def extend_text(engine: Engine, text: str, count: int) -> Iterator[Extension]:
     """The text with one token more each time: the most probable one, without special ones and loops.
 
+    After `count` tokens, up to `REST_OF_WORD` more follow while the most probable one continues the last word.
+
     Nothing is kept from one token to the next. Each layer of an encoder lets every token look at all others,
     so that a new one changes the states of all before it, and the whole text is read again.
     """
@@ -189,16 +194,19 @@ def extend_text(engine: Engine, text: str, count: int) -> Iterator[Extension]:
         mask_1D = engine.network(batch)[len(before) + aside : len(before) + aside + 1]
         return [word_log_probabilities(engine, mask_1D)[0]]
 
-    for _ in range(count):
+    room = engine.network.config.positions - len(before) - len(after)
+    for number in range(min(count + REST_OF_WORD, room)):
         ids = [*before, engine.tokenizer.mask_id, *after]
-        count = len(ids)
-        encoded = Encoded(ids, [0] * count, [(0, 0)] * count, [0] * count, [None] * count)
+        size = len(ids)
+        encoded = Encoded(ids, [0] * size, [(0, 0)] * size, [0] * size, [None] * size)
         (scores_V,) = engine.predict_encoded([encoded], at_the_mask)
         scores_V[[*engine.tokenizer.special_ids, *_closing_a_loop(before)]] = float("-inf")
         ((token, score),) = _best(engine, scores_V, 1)
+        if number >= count and not _continues_word(engine, token):
+            return
         before.append(token)
         longer = _with_tokens(engine, text, before[own:])
-        yield Extension(engine.tokenizer.token(token), math.exp(score), longer, len(ids))
+        yield Extension(engine.tokenizer.token(token), math.exp(score), longer, size)
 
 
 def _split_at_end(engine: Engine, text: str, count: int) -> tuple[list[int], list[int]]:
@@ -221,6 +229,16 @@ def _closing_a_loop(ids: Sequence[int]) -> set[int]:
     """The tokens that would repeat the last one, or make three in a row appear twice (Paulus et al. 2017)."""
     pairs = zip(ids, ids[1:], ids[2:], strict=False)
     return {ids[-1], *(third for first, second, third in pairs if [first, second] == list(ids[-2:]))}
+
+
+def _continues_word(engine: Engine, number: int) -> bool:
+    """True if a token goes on with the word, or with the bytes of the character, before it."""
+    model, token = engine.tokenizer.closed.model, engine.tokenizer.token(number)
+    if isinstance(model, models.WordPiece):
+        return token.startswith("##")
+    # Pieces of other kinds begin a word with a space, and a byte that is no character decodes to U+FFFD.
+    first = (engine.tokenizer.decode([number]) if isinstance(model, models.BPE) else token)[:1] or " "
+    return category(first)[0] in "LMN" or first == "\N{REPLACEMENT CHARACTER}"
 
 
 def _with_tokens(engine: Engine, text: str, numbers: Sequence[int]) -> str:

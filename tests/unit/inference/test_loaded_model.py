@@ -16,7 +16,7 @@ from tests.folders import change_config
 from tests.oracles import saved_oracle
 from tests.sentencepiece_writer import CONTROL, NORMAL, UNKNOWN, write_sentencepiece
 from tests.tiny import tiny_encoder_config, tiny_network
-from tests.tokenizer_makers import albert_unigram, byte_bpe, modern_bpe
+from tests.tokenizer_makers import albert_unigram, byte_bpe, modern_bpe, uncased_wordpiece
 from tests.toy_folder import SPECIALS
 
 TEXTS = ["My dog is cute.", ("A boy plays in the snow.", "A boy is outside."), "Tea!"]
@@ -151,6 +151,42 @@ def test_pieces_that_say_themselves_whether_they_begin_a_word_are_joined_so(make
     ids = [number for number, own in zip(known.ids, known.sequence, strict=True) if own == 0]
     ids += [bert.tokenizer.id(each.token) for each in grown]
     assert grown[-1].text == bert.tokenizer.decode(ids)
+
+
+def loving(folder, model_type, likes):
+    """A model that always predicts these tokens, the first one most of all."""
+    tokenizer = bertsmith.Tokenizer.load(folder)
+    config = tiny_encoder_config(model_type, vocabulary=tokenizer.vocabulary_size)
+    network = new_network(config, {"mlm": 0}, torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        for number, token in enumerate(likes):
+            network.heads["mlm"].bias[tokenizer.id(token)] = 1000.0 - 50 * number
+    write_model(folder, Model(network))
+    return bertsmith.load(folder)
+
+
+@pytest.mark.parametrize(
+    ("make", "model_type", "likes", "word"),
+    [
+        (uncased_wordpiece, "bert", ("iron", "##s"), " irons"),
+        (byte_bpe, "roberta", ("Ġiron", "s"), " irons"),
+        (albert_unigram, "albert", ("▁iron", "s"), " irons"),
+        (byte_bpe, "roberta", ("Ã", "©"), "éé"),  # of two bytes each
+    ],
+)
+def test_a_grown_text_ends_at_the_end_of_a_word(make, model_type, likes, word, tmp_path):
+    bert = loving(make(tmp_path), model_type, likes)
+    assert [each.text for each in bert.extend("the", count=1)][-1] == f"the{word}"
+    assert [each.text for each in bert.extend("the", count=2)][-1] == f"the{word}"
+
+
+def test_a_word_without_an_end_stops_growing(tmp_path):
+    endless = [f"##{letter}" for letter in "abcdefghil"]
+    bert = loving(uncased_wordpiece(tmp_path), "bert", endless)
+    assert len(list(bert.extend("the", count=2))) == 2 + filling_room.REST_OF_WORD
+    limit = bert.engine.network.config.positions
+    full = "the " * (limit - 5)  # with [CLS] and [SEP], the new token, a mask and a stop
+    assert len(list(bert.extend(full, count=1))) == 1
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ def test_several_masks_are_rejected_where_one_would_be_read_as_a_word(one_sided)
 
 def test_only_a_model_that_reads_from_left_to_right_says_what_comes_next(one_sided):
     if one_sided.engine.network.config.direction == "left-to-right":
-        (extension,) = one_sided.extend("the dog", count=1)
+        extension, *_ = one_sided.extend("the dog", count=1)
         likely = [each.token for each in one_sided.fill("the dog [MASK]", top=20)[0]]
         assert extension.token in likely
     else:
