@@ -36,7 +36,8 @@ def distill(
         int | None, Option(help="So many of the teacher's layers make the student (distill.layers).")
     ] = None,
     student: Annotated[
-        str, Option(metavar="MODEL", help="A student of its own: a model, or on text a preset for its shape.")
+        str,
+        Option(metavar="MODEL", help="A student of its own: a model, or on text a preset or a recipe file."),
     ] = "",
     steps: Annotated[int | None, Option(help="Budget in steps (run.steps).")] = None,
     minutes: Annotated[float | None, Option(help="Budget in minutes (run.minutes).")] = None,
@@ -67,6 +68,8 @@ def distill(
 
     bertsmith distill --teacher MODEL --student bert-mini --store store/ --out runs/mini
 
+    bertsmith distill --teacher MODEL --student mine.toml --store store/ --out runs/mine
+
     bertsmith distill --teacher runs/sst2 --student MODEL --task sst2 --data glue/SST-2 --out runs/small
 
     bertsmith distill --teacher runs/a --teacher runs/b --student MODEL --task mrpc --data MRPC --out small
@@ -87,11 +90,9 @@ def distill(
     if data is None or not student:
         where, remedy = "--data, --student", "as in --data glue/SST-2 --student runs/student"
         raise UserError("a task needs both", where=where, remedy=remedy)
-    from bertsmith.recipe.load import preset_names
-
-    if student in preset_names() and not Path(student).exists():
+    if _is_recipe(student):
         remedy = f"distil it on text first (--store store/ --student {student}), and give that run"
-        raise UserError("is a preset, and a task wants a model", where=f"--student {student}", remedy=remedy)
+        raise UserError("is a recipe, and a task wants a model", where=f"--student {student}", remedy=remedy)
     _distill_task(asked, task, data.expanduser(), {**sizes, "epochs": epochs})
 
 
@@ -170,16 +171,24 @@ def _task_named(name: str, teacher: Path) -> "Task":
 def _student_options(teacher: str, layers: int | None, student: str) -> "tuple[tuple[str, str, Any], ...]":
     """What the student begins with: layers of the teacher, a model folder, or fresh weights of a shape."""
     if (layers is None) == (not student):
-        remedy = "--layers 6 takes six of the teacher's; --student names a model or a preset"
+        remedy = "--layers 6 takes six of the teacher's; --student names a model or a recipe"
         raise UserError("give one of the two", where="--layers, --student", remedy=remedy)
     if layers is not None:
         return (("--layers", "distill.layers", list(_teacher_layers(teacher, layers))),)
-    from bertsmith.recipe.load import load_recipe, preset_names
+    if _is_recipe(student):
+        from bertsmith.recipe.load import load_recipe
 
-    if student in preset_names():
         shape = load_recipe(student).model.model_dump()
         return tuple(("--student", f"model.{key}", value) for key, value in shape.items())
     return (("--student", "start.model", student),)
+
+
+def _is_recipe(student: str) -> bool:
+    """True if a student is a preset or a recipe file, and not a model."""
+    from bertsmith.recipe.load import preset_names
+
+    path = Path(student).expanduser()
+    return path.is_file() or path.suffix == ".toml" or (student in preset_names() and not path.exists())
 
 
 def _teacher_layers(teacher: str, wanted: int) -> "tuple[int, ...]":

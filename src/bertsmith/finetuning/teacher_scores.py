@@ -74,7 +74,7 @@ def aligned(scores: Scores, theirs: EncodedSet, ours: EncodedSet, *, where: str)
 
 
 def _check_teacher(name: str, teacher: TaskModel, config: TaskConfig, student: Network) -> None:
-    """Raise if a teacher was trained for another task, cannot read its texts, or is the smaller one."""
+    """Raise if a teacher was trained for another task or cannot read its texts; warn if it is smaller."""
     known = teacher.config
     if (known.kind.name, known.labels) != (config.kind.name, config.labels):
         what = f"was trained for {_described(known)}, not for {_described(config)}"
@@ -86,8 +86,8 @@ def _check_teacher(name: str, teacher: TaskModel, config: TaskConfig, student: N
         raise UserError(what, where=name, remedy=f"--max-length {network.config.positions}")
     ours, theirs = (_encoder_weights(each.config) for each in (student, network))
     if theirs < ours:
-        what = f"has {theirs:,} weights, and its student {ours:,}: a student is the smaller one"
-        raise UserError(what, where=name, remedy="give a smaller --student, or a larger teacher")
+        sizes = f"{ours:,} encoder weights, more than its teacher ({theirs:,})"
+        log.warning("%s: the student has %s", name, sizes)
 
 
 def _described(config: TaskConfig) -> str:

@@ -177,7 +177,7 @@ def fill_each_mask(
 def extend_text(engine: Engine, text: str, count: int) -> Iterator[Extension]:
     """The text with one token more each time: the most probable one, without special ones and loops.
 
-    After `count` tokens, up to `REST_OF_WORD` more follow while the most probable one continues the last word.
+    After `count` tokens, up to `REST_OF_WORD` more complete the last word, while the best one continues it.
 
     Nothing is kept from one token to the next. Each layer of an encoder lets every token look at all others,
     so that a new one changes the states of all before it, and the whole text is read again.

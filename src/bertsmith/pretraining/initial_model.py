@@ -1,5 +1,6 @@
 """What a run begins with: a freshly drawn network, or one from a model folder with what it lacks."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -35,6 +36,8 @@ from bertsmith.recipe.schema import Recipe
 from bertsmith.recipe.validation_errors import user_error
 from bertsmith.text.extend_vocabulary import new_words, read_words, with_words
 from bertsmith.text.tokenizer import Tokenizer
+
+log = logging.getLogger("bertsmith")
 
 SIDES: dict[Direction, str] = {
     "both": "both sides of a token",
@@ -160,13 +163,12 @@ def _student_of_layers(recipe: Recipe, teacher: Network, stream: torch.Generator
 
 
 def _check_student(student: Network, teacher: Network, recipe: Recipe) -> None:
-    """Raise if there is nothing to gain, or nothing to compare."""
+    """Raise if there is nothing to compare; warn if the student is the larger one."""
     check_comparable(student.config, teacher.config, recipe.distill)
     ours, theirs = (sum(each.numel() for each in net.encoder.parameters()) for net in (student, teacher))
     if ours > theirs:
-        what = f"the student would have {ours:,} weights, more than its teacher ({theirs:,})"
-        remedy = "take fewer layers (--layers), or a smaller student (--student)"
-        raise UserError(what, where=recipe.distill.teacher, remedy=remedy)
+        sizes = f"{ours:,} encoder weights, more than its teacher ({theirs:,})"
+        log.warning("the student has %s", sizes)
 
 
 def model_section_of(config: EncoderConfig) -> ModelSection:

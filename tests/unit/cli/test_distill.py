@@ -65,6 +65,24 @@ def test_a_student_may_be_a_model(capsys, store, teacher, tmp_path):
     assert recipe.start.model == str(teacher) and recipe.model.layers == 4
 
 
+def test_a_student_may_have_the_shape_of_a_recipe_file(capsys, store, teacher, tmp_path):
+    shape = "layers = 1\nwidth = 16\nheads = 2\ninner = 32\n"
+    (tmp_path / "own.toml").write_text(f'base = "bert-tiny"\n[model]\n{shape}', encoding="utf-8")
+    student = ("--student", tmp_path / "own.toml", "--steps", 1)
+    told = bertsmith(capsys, *asked(store, teacher, tmp_path / "run", *student))
+    assert told.code == 0, told.err
+    recipe = load_recipe(tmp_path / "run" / "recipe.toml")
+    assert (recipe.model.type, recipe.model.width, recipe.model.layers) == ("bert", 16, 1)
+    assert recipe.start.model == "scratch" and recipe.masking.smoothing == 0.7
+
+
+def test_a_larger_student_is_a_warning(capsys, caplog, store, teacher, tmp_path):
+    told = bertsmith(capsys, *asked(store, teacher, tmp_path / "run", "--student", "bert-tiny", "--steps", 1))
+    assert told.code == 0, told.err
+    (warning,) = [each.getMessage() for each in caplog.records if "teacher" in each.getMessage()]
+    assert "the student has" in warning and "encoder weights, more than its teacher" in warning
+
+
 @pytest.mark.parametrize(
     ("more", "word"),
     [
@@ -72,7 +90,7 @@ def test_a_student_may_be_a_model(capsys, store, teacher, tmp_path):
         (("--layers", 0), "would have none"),
         ((), "--layers, --student: give one of the two"),
         (("--layers", 2, "--student", "bert-tiny"), "--layers, --student: give one of the two"),
-        (("--student", "bert-tiny"), "more than its teacher"),
+        (("--student", "absent.toml"), "absent.toml: is neither a preset nor a file"),
         (("--layers", 2, "--set", "distill.temperature=0"), "distill.temperature"),
         (("--layers", 2, "--steps", 1, "--minutes", 1), "a run has one budget"),
         (("--layers", 2, "--set", "examples.stages=[{fraction=1,length=128,predictions=9}]"), "128"),
@@ -124,7 +142,8 @@ def test_the_task_of_ones_own_is_that_of_the_teacher(capsys, model, tmp_path):
     [
         (("--task", "sst2", "--data", "x"), "a task needs both"),
         (("--task", "sst2", "--student", "x"), "a task needs both"),
-        (("--task", "sst2", "--data", "x", "--student", "bert-mini"), "bert-mini: is a preset, and a task"),
+        (("--task", "sst2", "--data", "x", "--student", "bert-mini"), "bert-mini: is a recipe, and a task"),
+        (("--task", "sst2", "--data", "x", "--student", "own.toml"), "own.toml: is a recipe, and a task"),
         (("--task", "sst2", "--store", "x"), "--store, --task: give one of the two"),
         ((), "--store, --task: give one of the two"),
         (("--task", "sst2", "--layers", 2), "means nothing beside --task"),
