@@ -125,8 +125,11 @@ def _leave_bare(model: Model, config: TaskConfig) -> None:
 def _put_head(model: Model, config: TaskConfig, stream: torch.Generator) -> tuple[bool, tuple[str, ...]]:
     """Put the task's head on; whether it is the folder's own, and the names of heads with fresh weights."""
     network = model.network
-    kept = _keep_own_head(model, config)
+    kept = _has_own_head(model, config)
     drawn = [] if kept else add_fresh_head(network, config.head_name, config.outputs, stream)
+    needs = architecture_of(network.config.model_type).heads[config.head_name].needs
+    for other in set(network.heads) - {config.head_name, *needs}:
+        del network.heads[other]
     if config.head.cls == "raw" and not leave_pooler_out(network, config.head_name):
         what = f"the {config.head_name} head of {network.config.model_type} reads raw states already"
         raise UserError(what, where="head.cls", remedy="leave it at pooled")
@@ -134,18 +137,14 @@ def _put_head(model: Model, config: TaskConfig, stream: torch.Generator) -> tupl
     return kept, tuple(name for name in fresh if name in network.heads)
 
 
-def _keep_own_head(model: Model, config: TaskConfig) -> bool:
-    """Take every head off that the task has no use for; whether the task's own is left."""
+def _has_own_head(model: Model, config: TaskConfig) -> bool:
+    """Return True if the folder's own head fits the task."""
     network, name = model.network, config.head_name
     member = architecture_of(network.config.model_type)
     if name not in member.heads:
         what = f"{member.model_type} has no head for {config.kind.name} tasks"
         raise UserError(what, remedy="take a model of another family")
-    kept = name in network.heads and _fits(model, config)
-    wanted = {*member.heads[name].needs, *([name] if kept else [])}
-    for other in set(network.heads) - wanted:
-        del network.heads[other]
-    return kept
+    return name in network.heads and _fits(model, config)
 
 
 def _fits(model: Model, config: TaskConfig) -> bool:
