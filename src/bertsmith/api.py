@@ -32,6 +32,7 @@ from bertsmith.finetuning.predict import (
     write_predictions,
 )
 from bertsmith.finetuning.predict import predict as run_prediction
+from bertsmith.finetuning.suited_settings import suited_recipe
 from bertsmith.inference.embedded_models import default_model
 from bertsmith.inference.loaded_model import Bert, Precision, load
 from bertsmith.pretraining.pretrain import pretrain as run_pretraining
@@ -44,7 +45,6 @@ from bertsmith.studies.sweep import Stopped, over_folds, run_trials, spreads_of
 from bertsmith.tasks.catalogue import OWN
 from bertsmith.tasks.kinds.registry import metric_named
 from bertsmith.tasks.table_format import TableFormat
-from bertsmith.tasks.task_recipe import finetuning_recipe
 from bertsmith.training.callbacks import ProgressCallback
 
 Settings = Mapping[str, object]
@@ -195,9 +195,11 @@ def finetune(
         parts, form = (held, dev_share, test_share, folds), (delimiter, encoding, ",".join(columns))
         own = OwnTable(text, text2, label, kind, separator, id, *parts, *form)
         chosen = own_task(own, path) if task == OWN else published_task(task, own)
-        recipe = finetuning_recipe(chosen, _overrides(settings), options=options)
         start = default_model() if model is None else Path(model).expanduser()
-        assignment = Assignment(chosen, recipe, start, path, folder, skip_bad)
+        recipe, reason = suited_recipe(
+            chosen, path, start, _overrides(settings), options=options, skip_bad=skip_bad
+        )
+        assignment = Assignment(chosen, recipe, start, path, folder, skip_bad, reason)
         with progress_display(finetuning_line, as_json=False) as display:
             callback = PythonCallback(display, rows)
             if not folds:

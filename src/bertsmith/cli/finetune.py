@@ -77,6 +77,9 @@ def finetune(
     search: Annotated[
         int | None, Option(min=1, help="So many runs with random rates, batches, epochs; bad ones end early.")
     ] = None,
+    quick: Annotated[
+        bool, Option("--quick", help="Solve a linear head on the frozen encoder, in seconds; tune nothing.")
+    ] = False,
     skip_bad: Annotated[bool, Option("--skip-bad", help="Skip bad lines and count them.")] = False,
     settings: Annotated[
         list[str] | None, Option("--set", metavar="KEY=VALUE", help="Any other setting, repeatable.")
@@ -104,8 +107,8 @@ def finetune(
     torchrun --nproc-per-node 8 -m bertsmith finetune mnli --model MODEL --data glue/MNLI --out runs/mnli
     """
     from bertsmith.finetuning.assignment import Assignment
+    from bertsmith.finetuning.suited_settings import suited_recipe
     from bertsmith.inference.embedded_models import default_model
-    from bertsmith.tasks.task_recipe import finetuning_recipe
 
     given = [
         ("--epochs", "run.epochs", epochs),
@@ -119,14 +122,18 @@ def finetune(
         ("--device", "run.device", device),
         ("--precision", "run.precision", precision),
         ("--seed", "run.seed", seed),
+        ("--quick", "head.encoder", "frozen-linear" if quick else None),
     ]
     options = [(name, f"{key}={value_text(value)}") for name, key, value in given if value is not None]
     parts, form = (dev, dev_share, test_share, folds), (delimiter, encoding, columns)
     own = OwnTable(text, second, label, kind, separator, key, *parts, *form)
     chosen = own_task(own, data.expanduser()) if task == OWN else published_task(task, own)
-    recipe = finetuning_recipe(chosen, settings or [], options=options)
     start = default_model() if model is None else model.expanduser()
-    assignment = Assignment(chosen, recipe, start, data.expanduser(), out.expanduser(), skip_bad)
+    given_data = data.expanduser()
+    recipe, reason = suited_recipe(
+        chosen, given_data, start, settings or [], options=options, skip_bad=skip_bad
+    )
+    assignment = Assignment(chosen, recipe, start, given_data, out.expanduser(), skip_bad, reason)
     study = _Study(seeds, grid=grid, lr_grid=lr_grid, search=search or 0, folds=folds or 0)
     study.check([*(line for _, line in options), *(settings or [])])
     if study.flags():
@@ -151,7 +158,11 @@ def show(result: "FinetuningResult", *, as_json: bool) -> None:
             split: {label: asdict(scores) for label, scores in each.items()}
             for split, each in result.classes.items()
         }
-        compared = {"baselines": result.baselines, "classes": of_classes}
+        compared = {
+            "baselines": result.baselines,
+            "references": result.references,
+            "classes": of_classes,
+        }
         if result.layer_weights:
             compared["layer_weights"] = result.layer_weights
         echo(json.dumps({**summary, **compared, "finished": result.finished}))
@@ -165,6 +176,8 @@ def show(result: "FinetuningResult", *, as_json: bool) -> None:
             echo(f"  {split} {name.replace('_', ' ')}: {_metric_text(name, value)}")
         if result.deciding is not None:
             show_comparison(result.deciding[0], metrics, result.baselines.get(split, {}), split=split)
+            for name, by_split in result.references.items():
+                show_comparison(result.deciding[0], metrics, by_split.get(split, {}), split=split, named=name)
         show_classes(result.classes.get(split, {}), split=split)
     if result.layer_weights:
         from bertsmith.finetuning.finetuned_model import weights_text
@@ -176,15 +189,20 @@ def show(result: "FinetuningResult", *, as_json: bool) -> None:
 
 
 def show_comparison(
-    metric: "Metric", metrics: Mapping[str, float], baseline: Mapping[str, float], *, split: str
+    metric: "Metric",
+    metrics: Mapping[str, float],
+    baseline: Mapping[str, float],
+    *,
+    split: str,
+    named: str = "constant answer",
 ) -> None:
-    """Print what the constant answer gets, and whether the model beats it."""
+    """Print the metrics of a simpler answer, and whether the model beats it."""
     from bertsmith.finetuning.evaluation import below_baseline
 
     if baseline:
         listed = (f"{name.replace('_', ' ')} {_metric_text(name, value)}" for name, value in baseline.items())
-        echo(f"  {split} constant answer: ".replace("   ", "  ") + ", ".join(listed))
-    for warning in below_baseline(metric, metrics, baseline, split=split or "here"):
+        echo(f"  {split} {named}: ".replace("   ", "  ") + ", ".join(listed))
+    for warning in below_baseline(metric, metrics, baseline, split=split or "here", named=f"the {named}"):
         echo(f"  {warning}")
 
 

@@ -48,6 +48,8 @@ class Assignment:
     data: Path
     out: Path
     skip_bad: bool = False
+    reason: str = ""
+    """Why the recipe has the settings that were chosen for the model and the data; empty if none were."""
 
     def to_json(self) -> dict[str, Any]:
         """What a run found in the folder must agree with to be resumed, the examples aside."""

@@ -86,6 +86,22 @@ def baselines(config: TaskConfig, splits: Mapping[str, EncodedSplit]) -> dict[st
     return {name: scores for name, scores in found.items() if scores}
 
 
+def simple_baseline(
+    config: TaskConfig, train: EncodedSplit, splits: Mapping[str, EncodedSplit]
+) -> dict[str, dict[str, float]]:
+    """Return the task's metrics of `Kind.simple_model` on each split; raise if it needs a missing package."""
+    found = {}
+    for name, split in splits.items():
+        predicted = config.kind.simple_predictions(
+            config.labels, train.examples, split.examples, split.encoded
+        )
+        scores = config.kind.evaluate(
+            config.metrics, config.labels, PredictedSplit(split.examples, split.encoded, predicted)
+        )
+        found[name] = {metric: scores[metric] for metric in config.metrics}
+    return found
+
+
 def class_scores(
     evaluation: Evaluation, splits: Mapping[str, EncodedSplit]
 ) -> dict[str, dict[str, ClassScores]]:
@@ -98,15 +114,20 @@ def class_scores(
 
 
 def below_baseline(
-    metric: Metric, metrics: Mapping[str, float], baseline: Mapping[str, float], *, split: str
+    metric: Metric,
+    metrics: Mapping[str, float],
+    baseline: Mapping[str, float],
+    *,
+    split: str,
+    named: str = "the constant answer",
 ) -> Iterator[str]:
-    """A line where the model does not beat the constant answer by a metric."""
-    value, constant = metrics.get(metric.name), baseline.get(metric.name)
-    if value is not None and constant is not None and not metric.is_better(value, than=constant):
+    """Yield a line if the model does not beat a baseline by this metric."""
+    value, theirs = metrics.get(metric.name), baseline.get(metric.name)
+    if value is not None and theirs is not None and not metric.is_better(value, than=theirs):
         name = metric.name.replace("_", " ")
         yield (
-            f"{split}: the model does not beat the constant answer ({name} {metric.text(value)}, "
-            f"the constant answer {metric.text(constant)})"
+            f"{split}: the model does not beat {named} ({name} {metric.text(value)}, "
+            f"{named} {metric.text(theirs)})"
         )
 
 

@@ -33,6 +33,7 @@ from bertsmith.finetuning.evaluation import (
     baselines,
     below_baseline,
     evaluate,
+    simple_baseline,
     tuning_report,
 )
 from bertsmith.finetuning.finetuned_model import Finished, write_results
@@ -73,6 +74,7 @@ from bertsmith.training.trainer import (
 LOGGED_LINES = 200
 """About so many lines of metrics in a run."""
 SECONDS_BETWEEN_STATES = 300.0
+LINEAR_PROBE = "linear probe"
 
 
 # ---- from the command to the result
@@ -110,6 +112,8 @@ class FinetuningResult:
     """Training examples, each counted once."""
     baselines: dict[str, dict[str, float]] = field(default_factory=dict)
     """What the constant answer gets on each split; empty in results of older versions."""
+    references: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)
+    """Metrics of simpler models by name and split: the linear probe, TF-IDF, a dictionary."""
     classes: dict[str, dict[str, ClassScores]] = field(default_factory=dict)
     """Precision, recall and F1 of each class on each split, where the task has classes."""
     early_end: EarlyEnd | None = None
@@ -194,7 +198,7 @@ def finetune_on(
         with RunJournal(folder.path, world, resume_step=state.progress.step) as journal:
             loop = _TrainingLoop(run, state, journal, callback, clock, study.stopping)
             # A state of the end is there where a process was killed after its last step.
-            if state.ended_after is None and not loop.train(stop):
+            if state.ended_after is None and run.tunes and not loop.train(stop):
                 return FinetuningResult(
                     folder.path,
                     finished=False,
@@ -249,6 +253,7 @@ def _result_of(folder: RunFolder, world: World) -> FinetuningResult:
         steps=result["steps"],
         examples=result["examples"],
         baselines=result.get("baselines", {}),
+        references=result.get("references", {}),
         classes=classes,
         early_end=EarlyEnd(**result["early_end"]) if result.get("early_end") else None,
         layer_weights=result.get("layer_weights", {}),
@@ -275,6 +280,8 @@ class _TrainingLoop:
         run, state = self.run, self.state
         workload = workload_of(run)
         deciding_split = dict(islice(run.evaluation_splits.items(), 1))
+        if run.solved and state.evaluated_step < 0 and deciding_split:
+            self._evaluate(deciding_split)  # a head that tuning may not improve
         cadence = Cadence(
             stop,
             run.world,
@@ -393,6 +400,8 @@ class _TrainingLoop:
         if run.scaler is not None:
             run.scaler.fold_into(run.model.objective.scorer)
         constant = baselines(found.config, run.evaluation_splits)
+        references, more_notes = self._references(found)
+        notes = (*notes, *more_notes)
         metric = found.config.deciding_metric
         for name, metrics in found.metrics.items():
             notes = (*notes, *below_baseline(metric, metrics, constant.get(name, {}), split=name))
@@ -406,11 +415,35 @@ class _TrainingLoop:
             seconds=self.clock(),
             examples=run.examples,
             baselines=constant,
+            references=references,
             early_end=None if state.early_end is None else asdict(state.early_end),
         )
         write_results(run.folder, finished)
         if not run.recipe.run.keep_state:
             remove_states(run.folder)
+
+    def _references(self, found: Evaluation) -> tuple[dict[str, dict[str, dict[str, float]]], list[str]]:
+        """Return the metrics of simpler models by name and split, and what the user should know of them."""
+        run, notes = self.run, list[str]()
+        references: dict[str, dict[str, dict[str, float]]] = {}
+        lines = [line for line in read_metrics(run.folder.path) if line["kind"] == "held-out"]
+        if run.solved and run.tunes and lines and lines[0]["step"] == 0:
+            references[LINEAR_PROBE] = {next(iter(found.metrics)): _named(lines[0], found.config.metrics)}
+        if run.solved and run.tunes and self.state.best is not None and self.state.best.step == 0:
+            notes.append(
+                "tuning did not improve on the linear probe, whose weights were kept: --quick stops there"
+            )
+        name = found.config.kind.simple_model
+        if name and run.assignment.task.own:
+            try:
+                references[name] = simple_baseline(found.config, run.train, run.evaluation_splits)
+            except UserError as error:
+                notes.append(f"{name}: {error.line()}")
+        return references, notes
+
+
+def _named(values: Mapping[str, float], names: Sequence[str]) -> dict[str, float]:
+    return {name: values[name] for name in names if name in values}
 
 
 def check_learned(run: Run, state: RunState, found: Evaluation) -> None:

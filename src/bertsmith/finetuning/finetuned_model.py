@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 from bertsmith.core.files import atomic_folder, write_json, write_text
 from bertsmith.core.wording import counted
@@ -47,6 +47,8 @@ class Finished:
     examples: int
     baselines: Mapping[str, Mapping[str, float]]
     """What the constant answer gets on each split."""
+    references: Mapping[str, Mapping[str, Mapping[str, float]]] = field(default_factory=dict)
+    """Metrics of simpler models by name and split."""
     early_end: dict[str, float] | None = None
     """How a trial was ended that was not worth more time."""
 
@@ -79,6 +81,7 @@ def write_results(folder: RunFolder, finished: Finished) -> None:
         "steps": finished.steps,
         "examples": finished.examples,
         "baselines": finished.baselines,
+        "references": finished.references,
         "early_end": finished.early_end,
         "layer_weights": finished.layer_weights,
         "classes": {
@@ -136,13 +139,19 @@ def model_card(finished: Finished, *, picture: bool) -> str:
     introduction = (
         f"{finished.assignment.model.name} fine-tuned for {config.task} ({config.kind.name}) with bertsmith."
     )
+    steps, rates = "", ""
+    if finished.steps:
+        steps = (
+            f"{counted(run.epochs, 'epoch')}, {counted(finished.steps, 'step')} of {run.examples} examples, "
+        )
+        rates = (
+            f"peak learning rate {optim.peak_lr:g}, {optim.schedule} schedule, "
+            f"warm-up {optim.warmup_fraction:.0%}, "
+        )
     facts = [
-        f"{counted(finished.examples, 'training example')}, {counted(run.epochs, 'epoch')}, "
-        f"{counted(finished.steps, 'step')} of "
-        f"{run.examples} examples, {finished.seconds / 60:.1f} minutes, seed {run.seed}.",
-        f"peak learning rate {optim.peak_lr:g}, {optim.schedule} schedule, "
-        f"warm-up {optim.warmup_fraction:.0%}, encoder {recipe.head.encoder}, "
-        f"longest sequence {recipe.text.longest}.",
+        f"{counted(finished.examples, 'training example')}, {steps}"
+        f"{finished.seconds / 60:.1f} minutes, seed {run.seed}.",
+        f"{rates}encoder {recipe.head.encoder}, longest sequence {recipe.text.longest}.",
         *finished.notes,
     ]
     if finished.layer_weights:
@@ -158,11 +167,12 @@ def model_card(finished: Finished, *, picture: bool) -> str:
             name.replace("_", " "),
             _shown(name, value),
             _shown(name, finished.baselines.get(split, {}).get(name)),
+            *(_shown(name, each.get(split, {}).get(name)) for each in finished.references.values()),
         )
         for split, metrics in finished.found.metrics.items()
         for name, value in metrics.items()
     ]
-    table = table_block(("split", "metric", "value", "constant answer"), results)
+    table = table_block(("split", "metric", "value", "constant answer", *finished.references), results)
     published = [line for split in finished.found.metrics for line in published_lines(config.task, split)]
     blocks = [facts_block(facts), table, *([facts_block(published)] if published else [])]
     blocks += [usage_block(_usage(finished)), *([[f"![Learning curve]({CURVES_FILE})"]] if picture else [])]

@@ -19,9 +19,11 @@ from bertsmith.finetuning.assignment import (
 )
 from bertsmith.finetuning.feature_cache import cached_states
 from bertsmith.finetuning.initial_task_model import DROPOUTS, InitialTaskModel, load_initial_task_model
+from bertsmith.finetuning.linear_probe import solve_head
 from bertsmith.finetuning.run_warnings import (
     describe_adapters,
     describe_micro_tokens,
+    describe_solved_head,
     describe_target_scaler,
     warn_of_cut_texts,
     warn_of_few_steps,
@@ -44,6 +46,7 @@ from bertsmith.tasks.batches import ShuffledBatches, balanced_weights
 from bertsmith.tasks.encoded import EncodedSet
 from bertsmith.tasks.objective import TaskObjective, freeze_encoder
 from bertsmith.tasks.task_config import TaskConfig, check_label_thresholds
+from bertsmith.training.checkpoint_storage import saved_steps
 from bertsmith.training.cuda_graphs import recording_of
 from bertsmith.training.distributed import World, share_work
 from bertsmith.training.optimizers import (
@@ -79,12 +82,23 @@ class Run:
     batches: ShuffledBatches
     evaluation_splits: Mapping[str, EncodedSplit]
     """The deciding one first."""
-    examples: int
-    """For training, each counted once."""
+    train: EncodedSplit
     notes: tuple[str, ...]
     """What the user should know before the first step."""
     scaler: TargetScaler | None = None
     """Of the targets, where they are a user's own numbers."""
+    solved: bool = False
+    """True if the head began as the optimal linear head on the encoder (`linear_probe`)."""
+
+    @property
+    def tunes(self) -> bool:
+        """True if the run takes steps: a solved head on a frozen encoder is optimal already."""
+        return not (self.solved and self.recipe.head.encoder == "frozen-linear")
+
+    @property
+    def examples(self) -> int:
+        """Training examples, each counted once."""
+        return len(self.train.examples)
 
     @property
     def recipe(self) -> FinetuningRecipe:
@@ -148,27 +162,50 @@ def _set_up_here(assignment: Assignment, splits: TaskSplits, world: World) -> Ru
         rank=world.rank,
         world=world.size,
     )
-    warnings = (
-        *warn_of_no_development_set(assignment, splits),
-        *warn_of_weak_development_set(splits),
-        *warn_of_cut_texts(train, config, initial.tokenizer),
-        *warn_of_few_steps(batches, recipe),
-        *warn_of_vain_patience(batches, recipe),
-        *describe_adapters(initial.network, recipe),
-        *describe_target_scaler(scaler),
-        *describe_micro_tokens(recipe, most_tokens, world.device.type),
-        *teacher_note(recipe.distill, train.examples),
-    )
-    return Run(
+    solved = solves_head(recipe, config, kept=initial.kept)
+    penalty = None
+    if solved and not saved_steps(finetuning_folder(assignment.out).checkpoints):
+        penalty = solve_head(model, train_set, batches.class_weights_C)
+    run = Run(
         with_micro_tokens(assignment, most_tokens),
         trainer,
         model,
         batches=batches,
         evaluation_splits={name: encoded[name] for name in splits.evaluation_names},
-        examples=len(splits.splits["train"]),
-        notes=(*initial.notes, *warnings),
+        train=train,
+        notes=initial.notes,
         scaler=scaler,
+        solved=solved,
     )
+    warnings = (
+        *warn_of_no_development_set(assignment, splits),
+        *warn_of_weak_development_set(splits),
+        *((assignment.reason,) if assignment.reason else ()),
+        *warn_of_cut_texts(train, config, initial.tokenizer),
+        *(warn_of_few_steps(batches, recipe) if run.tunes else ()),
+        *(warn_of_vain_patience(batches, recipe) if run.tunes else ()),
+        *describe_solved_head(penalty),
+        *describe_adapters(initial.network, recipe),
+        *describe_target_scaler(scaler),
+        *describe_micro_tokens(recipe, most_tokens, world.device.type),
+        *teacher_note(recipe.distill, train.examples),
+    )
+    return replace(run, notes=(*run.notes, *warnings))
+
+
+def solves_head(recipe: FinetuningRecipe, config: TaskConfig, *, kept: bool) -> bool:
+    """Return True if the head begins as the optimal linear head on the encoder."""
+    asked = recipe.head.weights == "solved"
+    if config.kind.linear_problem is None:
+        if asked:
+            what = (
+                f"the scores of a {config.kind.name} head compete with each other: it has no linear optimum"
+            )
+            raise UserError(what, where="head.weights", remedy="leave it at fresh")
+        return False
+    if recipe.head.encoder == "frozen-linear":
+        return not recipe.distill.teachers
+    return asked and not kept and recipe.head.encoder != "frozen-features"
 
 
 def build_trainer(

@@ -103,6 +103,15 @@ def describe_target_scaler(scaler: TargetScaler | None) -> Iterator[str]:
         )
 
 
+def describe_solved_head(penalty: float | None) -> Iterator[str]:
+    """Yield the note that the head is the optimum of a regression, and how that was regularised."""
+    if penalty is not None:
+        yield (
+            "the head begins as the optimal linear head on the encoder's vectors (L-BFGS; squared norm "
+            f"times {penalty / 2:.3g}, chosen on held-out folds of the training set)"
+        )
+
+
 def describe_micro_tokens(recipe: FinetuningRecipe, chosen: int, device: str) -> Iterator[str]:
     """Into how large passes a GPU takes its steps, where that was left to us."""
     if recipe.run.micro_tokens == "auto" and device == "cuda":

@@ -39,14 +39,14 @@ class TargetScaler:
 
     def fold_into(self, scorer: nn.Module) -> None:
         """Let the last layer give true numbers, to whichever tool opens it."""
-        layer = _last_layer(scorer)
+        layer = last_layer(scorer)
         with torch.no_grad():  # deviation * (Wx + b) + mean
             layer.weight.mul_(self.deviation)
             layer.bias.mul_(self.deviation).add_(self.mean)
 
     def take_out_of(self, scorer: nn.Module) -> None:
         """Let a last layer that gives true numbers, from an earlier run, give distances."""
-        layer = _last_layer(scorer)
+        layer = last_layer(scorer)
         with torch.no_grad():
             layer.weight.div_(self.deviation)
             layer.bias.sub_(self.mean).div_(self.deviation)
@@ -65,7 +65,8 @@ def fit_target_scaler(task: Task, train: EncodedSet) -> TargetScaler | None:
     return TargetScaler(float(numbers_M.mean()), float(numbers_M.std()) or 1.0)
 
 
-def _last_layer(scorer: nn.Module) -> nn.Linear:
+def last_layer(scorer: nn.Module) -> nn.Linear:
+    """Return the layer that gives a scorer's scores."""
     if isinstance(scorer, FeatureScorer):
         return scorer.output
     assert isinstance(scorer, NetworkScorer)

@@ -40,6 +40,9 @@ class HeadSection(Section):
     """Everything is tuned; or the encoder stays as it is, and low-rank adapters of some of its layers learn
     with the head (LoRA; Hu et al. 2021); or it stays as it is under a linear head; or its layers are the
     features of a two-layer BiLSTM, as `features` says (ELMo; Devlin et al. 2018, 5.3)."""
+    weights: Literal["fresh", "solved"] = "fresh"
+    """The head's first weights: small random numbers (the papers), or the optimal linear head on the frozen
+    encoder, from which tuning starts (Kumar et al. 2022). frozen-linear always takes the optimal ones."""
     class_weights: Literal["equal", "balanced"] = "equal"
     """balanced: each class weighs as much as any other, however frequent."""
     fresh_layers: Annotated[int, Field(ge=0)] = 0

@@ -33,6 +33,8 @@ RATES: dict[str, tuple[Any, ...]] = {"optim.peak_lr": (5e-5, 4e-5, 3e-5, 2e-5)}
 SEARCHED = ("optim.peak_lr", "run.examples", "run.epochs")
 MIN_RATE, MAX_RATE = 1e-5, 1e-4
 """A random search draws learning rates between these, evenly on the scale of their logarithm."""
+OWN_RATES, OWN_PASSES = 3.0, (0.5, 1.0, 2.0)
+"""Range of a search's learning rates and passes on a user's own data, as factors of those that suit it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,14 +166,21 @@ def over_grid(assignment: Assignment, grid: Mapping[str, Sequence[Any]] | None =
 
 
 def over_search(assignment: Assignment, trials: int) -> list[Trial]:
-    """The same run with random settings, so many times: the same ones whenever it is asked for."""
-    found = []
+    """Return the run with this many random settings: the same ones whenever it is asked for.
+
+    For a user's own data they lie around those that suit the model and the data.
+    """
+    found, recipe = [], assignment.recipe
+    least, most, choices = MIN_RATE, MAX_RATE, GRID
+    if assignment.task.own:
+        least, most = recipe.optim.peak_lr / OWN_RATES, recipe.optim.peak_lr * OWN_RATES
+        choices = {**GRID, "run.epochs": tuple(recipe.run.epochs * factor for factor in OWN_PASSES)}
     for number in range(trials):
-        draw = stream(assignment.recipe.run.seed, "search", number)
-        rate = MIN_RATE * (MAX_RATE / MIN_RATE) ** float(draw.random())
+        draw = stream(recipe.run.seed, "search", number)
+        rate = least * (most / least) ** float(draw.random())
         values: dict[str, Any] = {"optim.peak_lr": float(f"{rate:.2e}")}
         for key in ("run.examples", "run.epochs"):
-            values[key] = GRID[key][int(draw.integers(len(GRID[key])))]
+            values[key] = choices[key][int(draw.integers(len(choices[key])))]
         found.append(replace(_trial(assignment, values, f"trial-{number}"), may_end_early=True))
     return found
 

@@ -247,5 +247,5 @@ TASKS: tuple[Task, ...] = (
     _conllu_task("xpos", "UD language-specific part of speech", column="xpos"),
     _conllu_task("feats", "UD features", column="feats"),
     _conllu_task("deprel", "UD relation to the head", column="deprel"),
-    Task("tags", "own tags", TAG, metrics=("accuracy", "macro_f1"), splits=_OWN_SPLITS),
+    Task("tags", "own tags", TAG, metrics=("accuracy", "macro_f1"), splits=_OWN_SPLITS, own=True),
 )

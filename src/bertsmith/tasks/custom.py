@@ -83,7 +83,9 @@ def custom_task(spec: CustomSpec, form: TableFormat = USUAL_FORMAT) -> Task:
     splits["test"] = _files("test", unlabelled)
     if spec.test_fraction:
         splits[TEST] = replace(_files("train", _part(whole, spec, TEST)), may_be_empty=True)
-    return Task("custom", "Custom", kind, kind.custom_metrics, splits, custom=asdict(spec), form=form)
+    return Task(
+        "custom", "Custom", kind, kind.custom_metrics, splits, custom=asdict(spec), own=True, form=form
+    )
 
 
 def spec_of(custom: Mapping[str, str | float]) -> CustomSpec:

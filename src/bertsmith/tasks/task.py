@@ -54,6 +54,8 @@ class Task:
     """Dotted keys of the fine-tuning recipe that differ from the defaults, with their published values."""
     custom: Mapping[str, str | float] = field(default_factory=dict)
     """A user's own table: which columns are what."""
+    own: bool = False
+    """True for a user's own data: no settings are published, and simple models are fitted to compare with."""
     form: TableFormat = TableFormat()
     """How that table is written; it is no part of what the model must know later."""
 

@@ -26,6 +26,7 @@ DEFAULTS = {
     "head.span_over": "all",
     "head.encoder": "tuned",
     "head.class_weights": "equal",
+    "head.weights": "fresh",
     "head.fresh_layers": 0,
     "features.layers": "all-and-embeddings",
     "features.combine": "weighted-sum",

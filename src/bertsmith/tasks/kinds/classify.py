@@ -14,6 +14,7 @@ from bertsmith.tasks.kinds.text_kind import TextKind, best_label_threshold
 from bertsmith.tasks.label_rules import LabelRule, word
 from bertsmith.tasks.metrics import OF_CLASSES, Metric
 from bertsmith.tasks.predictions import HardError, PredictedSplit, Predictions
+from bertsmith.tasks.simple_models import tfidf_probabilities
 from bertsmith.tasks.text_encoding import Targets, label_ids
 
 
@@ -29,6 +30,8 @@ class Classify(TextKind):
     problem_type = "single_label_classification"
     plots = ("confusion", "calibration")
     has_class_weights = True
+    linear_problem = "classes"
+    simple_model = "TF-IDF + logistic regression"
 
     def label_rule(self, separator: str) -> LabelRule:
         return word
@@ -50,6 +53,15 @@ class Classify(TextKind):
         if not predictions.thresholds:
             return super().predicted_targets(encoded, predictions)
         return (predictions.scores[:, 1] >= predictions.thresholds[0]).astype(np.int64)
+
+    def simple_predictions(
+        self,
+        labels: tuple[str, ...],
+        train: Sequence[TextExample],
+        examples: Sequence[TextExample],
+        encoded: EncodedSet,
+    ) -> Predictions:
+        return Predictions(tfidf_probabilities(train, examples, labels))
 
     def threshold_count(self, labels: tuple[str, ...]) -> int:
         return 1 if len(labels) == 2 else 0

@@ -39,6 +39,8 @@ LossFunction = Callable[["Tensor", "TaskBatch"], tuple["Tensor", "Tensor"]]
 SoftLossFunction = Callable[["Tensor", "TaskBatch", float], "Tensor"]
 """From a scorer's outputs to how far each target's scores are from a teacher's, at a temperature."""
 Plot = Literal["confusion", "calibration"]
+LinearProblem = Literal["classes", "labels", "numbers"]
+"""The regression whose optimum is a kind's linear head: multinomial logistic, one logistic a label, ridge."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +85,14 @@ class Kind(ABC, Generic[ExampleT]):
     """Whether classes may weigh differently in the loss."""
     many_labels: ClassVar[bool] = False
     """Whether an example may have any number of labels."""
+    linear_problem: ClassVar[LinearProblem | None] = None
+    """The regression that a linear head on frozen states solves; None if rows compete (spans, options)."""
     numeric: ClassVar[bool] = False
     """Whether it predicts numbers."""
     from_tables: ClassVar[bool] = False
     """Whether examples are texts with a label, which are read from any table."""
+    simple_model: ClassVar[str] = ""
+    """The model without a network that a trained one should beat (`simple_predictions`); empty: none."""
     own_form: ClassVar[Literal["file", "folder"] | None] = None
     """What other tools (conlleval, the SQuAD scripts) expect its predictions in; None: only a table."""
     has_subsets: ClassVar[bool] = False
@@ -177,6 +183,10 @@ class Kind(ABC, Generic[ExampleT]):
         """One of its metrics."""
         return metric_in(self.metrics, name)
 
+    def own_metrics(self, metrics: tuple[str, ...], labels: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the metrics of a user's own data with these labels, the deciding one first."""
+        return metrics
+
     @abstractmethod
     def evaluate(
         self, metrics: Sequence[str], labels: tuple[str, ...], split: PredictedSplit[ExampleT]
@@ -211,6 +221,16 @@ class Kind(ABC, Generic[ExampleT]):
         constant = self.constant_predictions(labels, known, encoded)
         found = self.evaluate(metrics, labels, PredictedSplit(examples, encoded, constant))
         return {name: found[name] for name in metrics if name in found}
+
+    def simple_predictions(
+        self,
+        labels: tuple[str, ...],
+        train: Sequence[ExampleT],
+        examples: Sequence[ExampleT],
+        encoded: EncodedSet,
+    ) -> Predictions:
+        """Return what `simple_model`, fitted to the training examples, predicts of a split."""
+        raise NotImplementedError
 
     def mean_loss(self, encoded: EncodedSet, predictions: Predictions) -> float:
         """The mean loss of a split, which tells apart what is equally right."""

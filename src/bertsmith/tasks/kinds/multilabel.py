@@ -36,6 +36,7 @@ class MultiLabel(TextKind):
     min_labels = 1
     problem_type = "multi_label_classification"
     many_labels = True
+    linear_problem = "labels"
 
     def label_rule(self, separator: str) -> LabelRule:
         return several(separator)

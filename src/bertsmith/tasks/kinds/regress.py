@@ -30,6 +30,7 @@ class Regress(TextKind):
     ability = "score"
     problem_type = "regression"
     numeric = True
+    linear_problem = "numbers"
 
     def label_rule(self, separator: str) -> LabelRule:
         return number

@@ -4,6 +4,7 @@ Shapes: M sentences, U texts (sentences or documents), W words in the order of t
 of all windows, P tagged words, C tags.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +21,8 @@ from bertsmith.tasks.encoded import EncodedSet
 from bertsmith.tasks.example_types import TaggedExample
 from bertsmith.tasks.kinds.kind import Kind, LossFunction, SoftLossFunction, TaskHead
 from bertsmith.tasks.metrics import ACCURACY, OF_CLASSES, Metric, compute_metrics
-from bertsmith.tasks.predictions import HardError, PredictedSplit
+from bertsmith.tasks.predictions import HardError, PredictedSplit, Predictions
+from bertsmith.tasks.simple_models import UNTAGGED, dictionary_tags
 from bertsmith.tasks.tag_spans import scheme_of, span_scores
 from bertsmith.tasks.text_encoding import (
     Numbers,
@@ -34,6 +36,7 @@ from bertsmith.tasks.text_encoding import (
 from bertsmith.text.tokenizer import Tokenizer, read_templates
 
 SPAN_F1 = Metric("span_f1")
+SPAN_TAG = re.compile("[BIES]-.")
 
 
 class Tag(Kind[TaggedExample]):
@@ -50,6 +53,8 @@ class Tag(Kind[TaggedExample]):
     min_labels = 2
     plots = ("confusion", "calibration")
     has_class_weights = True
+    linear_problem = "classes"
+    simple_model = "dictionary of the training set"
     own_form = "file"
 
     def encode_checked(
@@ -77,6 +82,10 @@ class Tag(Kind[TaggedExample]):
 
         return soft_tag_loss
 
+    def own_metrics(self, metrics: tuple[str, ...], labels: tuple[str, ...]) -> tuple[str, ...]:
+        spans = all(label == UNTAGGED or SPAN_TAG.match(label) for label in labels)
+        return (SPAN_F1.name, ACCURACY.name) if spans else metrics
+
     def evaluate(
         self, metrics: Sequence[str], labels: tuple[str, ...], split: PredictedSplit[TaggedExample]
     ) -> dict[str, float]:
@@ -95,6 +104,18 @@ class Tag(Kind[TaggedExample]):
             f"{SPAN_F1.name}_{name}": each.f1 for name, each in found.by_type.items() if name and each.labels
         }
         return {**spans, **words, **types}
+
+    def simple_predictions(
+        self,
+        labels: tuple[str, ...],
+        train: Sequence[TaggedExample],
+        examples: Sequence[TaggedExample],
+        encoded: EncodedSet,
+    ) -> Predictions:
+        tagged = dictionary_tags(train, examples, labels)
+        columns = {label: column for column, label in enumerate(labels)}
+        chosen_P = [columns[tagged[sentence][word]] for sentence, word in encoded.words_P2]
+        return Predictions(np.eye(len(labels), dtype=np.float32)[chosen_P])
 
     def errors(self, labels: tuple[str, ...], split: PredictedSplit[TaggedExample]) -> Iterator[HardError]:
         """The sentences with wrong tags, as sure as the surest of them."""

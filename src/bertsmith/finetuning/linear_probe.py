@@ -1,0 +1,180 @@
+"""A linear head solved to its optimum on the vectors of a frozen encoder: logistic or ridge regression.
+
+Shapes: N rows (items, or tagged words), D width of what the head's last layer reads, C outputs.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional
+
+from bertsmith.core.progress import progress_bar
+from bertsmith.core.seeds import stream
+from bertsmith.finetuning.target_scaler import last_layer
+from bertsmith.inference.task_model import TaskModel
+from bertsmith.model.heads import OutputHead
+from bertsmith.tasks.encoded import EncodedSet
+from bertsmith.tasks.kinds.kind import LinearProblem
+from bertsmith.tasks.objective import NetworkScorer
+
+PENALTIES = (1.0, 0.3, 0.1, 0.03, 0.01, 3e-3, 1e-3, 3e-4, 1e-4)
+"""Weights of half the squared norm in the loss of standardised vectors, the strongest first."""
+FOLDS = 4
+MAX_ROWS_IN_FOLDS = 2_500
+"""With more rows, one fold is held out once: the penalty is then known well enough."""
+MAX_GROUPS_FOR_PENALTY = 5_000
+MAX_ITERATIONS = 200
+"""Of L-BFGS; most problems need about 50."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Vectors and their targets: a class each [N], 0 or 1 for each label [N, C], or a number [N, 1]."""
+
+    vectors_ND: Tensor
+    targets: Tensor
+    weights_N: Tensor
+    groups_N: NDArray[np.int64]
+    """Rows of one group (the words of a sentence) are held out together."""
+
+    def subset(self, chosen_N: NDArray[np.bool_]) -> "Rows":
+        """Return some of the rows."""
+        rows = torch.from_numpy(np.flatnonzero(chosen_N)).to(self.targets.device)
+        groups = self.groups_N[chosen_N]
+        return Rows(self.vectors_ND[rows], self.targets[rows], self.weights_N[rows], groups)
+
+
+def solve_head(
+    model: TaskModel, train: EncodedSet, class_weights_C: NDArray[np.float32] | None = None
+) -> float:
+    """Put the optimal weights into the head's last layer; return the penalty that cross-validation chose."""
+    layer, problem = last_layer(model.objective.scorer), model.config.kind.linear_problem
+    assert problem is not None
+    rows = _rows_of(model, train, problem, class_weights_C)
+    mean_D, deviation_D = rows.vectors_ND.mean(0), rows.vectors_ND.std(0, correction=0)
+    # A constant column carries nothing, and must not be divided by 0.
+    scale_D = torch.where(deviation_D > 1e-6, 1 / deviation_D.clamp(min=1e-6), 0.0)
+    rows.vectors_ND.sub_(mean_D).mul_(scale_D)
+    penalty = choose_penalty(rows, problem, layer.out_features)
+    weight_CD, bias_C = solve(rows, problem, penalty, initial(rows, layer.out_features))
+    with torch.no_grad():
+        layer.weight.copy_(weight_CD * scale_D)
+        layer.bias.copy_(bias_C - layer.weight.to(bias_C.dtype) @ mean_D)
+    return penalty
+
+
+def choose_penalty(rows: Rows, problem: LinearProblem, outputs: int) -> float:
+    """Return the penalty with the smallest loss on held-out rows."""
+    groups = np.unique(rows.groups_N)
+    if len(groups) < 2 * FOLDS:
+        return PENALTIES[len(PENALTIES) // 2]  # too few to hold any out
+    shuffled = stream(0, "linear probe").permutation(groups)
+    parts = np.array_split(shuffled[:MAX_GROUPS_FOR_PENALTY], FOLDS)
+    used = np.isin(rows.groups_N, np.concatenate(parts))
+    chosen = parts if len(rows.groups_N) <= MAX_ROWS_IN_FOLDS else parts[:1]
+    folds = [(used & ~(held := np.isin(rows.groups_N, part)), held) for part in chosen]
+    fitted = [(rows.subset(train), rows.subset(held)) for train, held in folds]
+    solutions = [initial(train, outputs) for train, _ in fitted]
+    losses: list[float] = []
+    with progress_bar("solving the head", len(PENALTIES)) as advance:
+        for penalty in PENALTIES:
+            # From strong to weak: each solution is close to the next.
+            solutions = [
+                solve(train, problem, penalty, start)
+                for (train, _), start in zip(fitted, solutions, strict=True)
+            ]
+            held_out = zip(fitted, solutions, strict=True)
+            losses.append(sum(float(mean_loss(held, problem, *found)) for (_, held), found in held_out))
+            advance(1)
+            if losses[-1] > min(losses):  # a path from strong to weak has one valley
+                break
+    return PENALTIES[int(np.argmin(losses))]
+
+
+def initial(rows: Rows, outputs: int) -> tuple[Tensor, Tensor]:
+    """Return the weights and biases that the search begins with: zeros."""
+    return rows.vectors_ND.new_zeros(outputs, rows.vectors_ND.shape[1]), rows.vectors_ND.new_zeros(outputs)
+
+
+def solve(
+    rows: Rows, problem: LinearProblem, penalty: float, start: tuple[Tensor, Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Return the weights [C, D] and biases [C] with the smallest penalised loss, by L-BFGS."""
+    weight_CD, bias_C = (each.clone().requires_grad_() for each in start)
+    search = torch.optim.LBFGS(
+        [weight_CD, bias_C],
+        max_iter=MAX_ITERATIONS,
+        tolerance_grad=1e-5,
+        tolerance_change=1e-7,
+        history_size=10,
+        line_search_fn="strong_wolfe",
+    )
+
+    def closure() -> Tensor:
+        search.zero_grad()
+        loss = mean_loss(rows, problem, weight_CD, bias_C) + penalty / 2 * weight_CD.square().sum()
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss
+
+    with torch.enable_grad():
+        search.step(closure)  # type: ignore[no-untyped-call]
+    return weight_CD.detach(), bias_C.detach()
+
+
+def mean_loss(rows: Rows, problem: LinearProblem, weight_CD: Tensor, bias_C: Tensor) -> Tensor:
+    """Return the weighted mean loss of the rows."""
+    scores_NC = functional.linear(rows.vectors_ND, weight_CD, bias_C)
+    if problem == "classes":
+        losses_N = functional.cross_entropy(scores_NC, rows.targets, reduction="none")
+    elif problem == "labels":
+        losses_N = functional.binary_cross_entropy_with_logits(
+            scores_NC, rows.targets, reduction="none"
+        ).mean(-1)
+    else:
+        losses_N = (scores_NC - rows.targets).square().mean(-1)
+    return (losses_N * rows.weights_N).sum() / rows.weights_N.sum()
+
+
+# ---- from a model and a split to rows
+
+
+class _Unscored(nn.Linear):
+    """In the place of a head's last layer: returns what that layer reads."""
+
+    def forward(self, states: Tensor) -> Tensor:
+        return states
+
+
+def _rows_of(
+    model: TaskModel, train: EncodedSet, problem: LinearProblem, class_weights_C: NDArray[np.float32] | None
+) -> Rows:
+    known = ~np.isnan(train.targets) if problem == "numbers" else train.targets >= 0
+    known_N = np.asarray(known.reshape(len(known), -1).all(-1))
+    vectors_ND = torch.from_numpy(vectors_of(model, train)[known_N]).to(model.device)
+    targets = torch.from_numpy(train.targets[known_N]).to(model.device)
+    if problem == "numbers":
+        targets = targets.float()[:, None]
+    elif problem == "labels":
+        targets = targets.float()
+    weights_N = torch.ones(len(targets), device=model.device)
+    if class_weights_C is not None:
+        weights_N = torch.from_numpy(class_weights_C).to(model.device)[targets]
+    groups_N = train.words_P2[:, 0] if train.unit == "word" else np.arange(train.items)
+    return Rows(vectors_ND, targets, weights_N, groups_N[known_N])
+
+
+def vectors_of(model: TaskModel, encoded: EncodedSet) -> NDArray[np.float32]:
+    """Return what the head's last layer reads [N, D]: rows of words, or the means of texts' windows."""
+    scorer = model.objective.scorer
+    assert isinstance(scorer, NetworkScorer)
+    head = scorer.network.heads[scorer.head]
+    assert isinstance(head, OutputHead)
+    output = head.output
+    head.output = _Unscored(output.in_features, output.out_features, device="meta", dtype=output.weight.dtype)
+    try:
+        return model.logits(encoded)
+    finally:
+        head.output = output
