@@ -33,10 +33,9 @@ from bertsmith.finetuning.evaluation import (
     baselines,
     below_baseline,
     evaluate,
-    simple_baseline,
     tuning_report,
 )
-from bertsmith.finetuning.finetuned_model import Finished, write_results
+from bertsmith.finetuning.finetuned_model import Finished, references_of, write_results
 from bertsmith.finetuning.finetuning_setup import Run, set_up
 from bertsmith.finetuning.finetuning_state import (
     EarlyEnd,
@@ -74,7 +73,6 @@ from bertsmith.training.trainer import (
 LOGGED_LINES = 200
 """About so many lines of metrics in a run."""
 SECONDS_BETWEEN_STATES = 300.0
-LINEAR_PROBE = "linear probe"
 
 
 # ---- from the command to the result
@@ -400,7 +398,7 @@ class _TrainingLoop:
         if run.scaler is not None:
             run.scaler.fold_into(run.model.objective.scorer)
         constant = baselines(found.config, run.evaluation_splits)
-        references, more_notes = self._references(found)
+        references, more_notes = references_of(run, found, best_step=state.best.step if state.best else -1)
         notes = (*notes, *more_notes)
         metric = found.config.deciding_metric
         for name, metrics in found.metrics.items():
@@ -421,29 +419,6 @@ class _TrainingLoop:
         write_results(run.folder, finished)
         if not run.recipe.run.keep_state:
             remove_states(run.folder)
-
-    def _references(self, found: Evaluation) -> tuple[dict[str, dict[str, dict[str, float]]], list[str]]:
-        """Return the metrics of simpler models by name and split, and what the user should know of them."""
-        run, notes = self.run, list[str]()
-        references: dict[str, dict[str, dict[str, float]]] = {}
-        lines = [line for line in read_metrics(run.folder.path) if line["kind"] == "held-out"]
-        if run.solved and run.tunes and lines and lines[0]["step"] == 0:
-            references[LINEAR_PROBE] = {next(iter(found.metrics)): _named(lines[0], found.config.metrics)}
-        if run.solved and run.tunes and self.state.best is not None and self.state.best.step == 0:
-            notes.append(
-                "tuning did not improve on the linear probe, whose weights were kept: --quick stops there"
-            )
-        name = found.config.kind.simple_model
-        if name and run.assignment.task.own:
-            try:
-                references[name] = simple_baseline(found.config, run.train, run.evaluation_splits)
-            except UserError as error:
-                notes.append(f"{name}: {error.line()}")
-        return references, notes
-
-
-def _named(values: Mapping[str, float], names: Sequence[str]) -> dict[str, float]:
-    return {name: values[name] for name in names if name in values}
 
 
 def check_learned(run: Run, state: RunState, found: Evaluation) -> None:

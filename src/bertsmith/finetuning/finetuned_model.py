@@ -4,12 +4,13 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
+from bertsmith.core.errors import UserError
 from bertsmith.core.files import atomic_folder, write_json, write_text
 from bertsmith.core.wording import counted
 from bertsmith.features.bilstm import FeatureScorer
 from bertsmith.finetuning.assignment import RESULT, Assignment, recipe_toml
-from bertsmith.finetuning.evaluation import Evaluation, class_scores
-from bertsmith.finetuning.finetuning_setup import lora_shape
+from bertsmith.finetuning.evaluation import Evaluation, class_scores, simple_baseline
+from bertsmith.finetuning.finetuning_setup import Run, lora_shape
 from bertsmith.finetuning.run_plots import (
     LearningCurve,
     draw_calibration,
@@ -31,6 +32,8 @@ from bertsmith.tasks.task_config import TaskConfig
 from bertsmith.training.curves import CURVES_FILE
 from bertsmith.training.journal import read_metrics, write_versions
 from bertsmith.training.run_folder import RunFolder, card_text, facts_block, table_block, usage_block
+
+LINEAR_PROBE = "linear probe"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,29 @@ class Finished:
         """What a weighted sum of frozen layers has learned; otherwise empty."""
         scorer = self.model.objective.scorer
         return scorer.layer_weights() if isinstance(scorer, FeatureScorer) else {}
+
+
+def references_of(
+    run: Run, found: Evaluation, *, best_step: int
+) -> tuple[dict[str, dict[str, dict[str, float]]], list[str]]:
+    """Return the metrics of simpler models by name and split, and what the user should know of them."""
+    references: dict[str, dict[str, dict[str, float]]] = {}
+    notes: list[str] = []
+    metrics, simple = found.config.metrics, found.config.kind.simple_model
+    lines = [line for line in read_metrics(run.folder.path) if line["kind"] == "held-out"]
+    if run.solved and run.tunes and lines and lines[0]["step"] == 0:
+        of_probe = {name: lines[0][name] for name in metrics if name in lines[0]}
+        references[LINEAR_PROBE] = {next(iter(found.metrics)): of_probe}
+        if best_step == 0:
+            notes.append(
+                "tuning did not improve on the linear probe, whose weights were kept: --quick stops there"
+            )
+    if simple and run.assignment.task.own:
+        try:
+            references[simple] = simple_baseline(found.config, run.train, run.evaluation_splits)
+        except UserError as error:
+            notes.append(f"{simple}: {error.line()}")
+    return references, notes
 
 
 def write_results(folder: RunFolder, finished: Finished) -> None:
