@@ -20,7 +20,8 @@ from bertsmith.cli.examples import examples
 from bertsmith.cli.export import export
 from bertsmith.cli.features import features, features_table
 from bertsmith.cli.fill import fill, next_sentence
-from bertsmith.cli.finetune import finetune, glue
+from bertsmith.cli.finetune import finetune
+from bertsmith.cli.glue import glue
 from bertsmith.cli.import_tf import import_tf
 from bertsmith.cli.inspect import inspect
 from bertsmith.cli.look.group import look

@@ -1,4 +1,4 @@
-"""`bertsmith finetune` and `glue`: from a trained encoder and labelled data to models that do tasks."""
+"""`bertsmith finetune`: from a trained encoder and labelled data to a model that does a task."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -437,71 +437,3 @@ def _metric_text(name: str, value: float) -> str:
     from bertsmith.tasks.kinds.registry import metric_named
 
     return metric_named(name).text(value)
-
-
-def glue(
-    data: Annotated[Path, Option(help="The folder that holds CoLA/, SST-2/ and so on.")],
-    out: Annotated[Path, Option(help="Folder for all runs; what is finished there is not done again.")],
-    model: Annotated[Path | None, Option(help="Model folder; without it the embedded encoder.")] = None,
-    tasks: Annotated[str, Option(help="Only these, with commas: sst2,mrpc.")] = "",
-    epochs: Annotated[float | None, Option(help="Passes through the training data (run.epochs).")] = None,
-    lr: Annotated[float | None, Option(help="Peak learning rate (optim.peak_lr).")] = None,
-    lr_grid: Annotated[
-        bool, Option("--lr-grid", help="The paper's four learning rates; the best on dev counts.")
-    ] = False,
-    search: Annotated[
-        int, Option(min=0, help="So many runs with random settings for each task; the best on dev counts.")
-    ] = 0,
-    seeds: Annotated[int, Option(min=1, help="Runs for each task, from run.seed (0) on.")] = 1,
-    skip_bad: Annotated[bool, Option("--skip-bad", help="Skip bad lines and count them.")] = False,
-    settings: Annotated[
-        list[str] | None, Option("--set", metavar="KEY=VALUE", help="A setting for all tasks, repeatable.")
-    ] = None,
-    as_json: Annotated[bool, Option("--json", help="Print JSON, for machines.")] = False,
-) -> None:
-    """Fine-tune on every GLUE task found and print one table, with the averages that papers report.
-
-    A call that was stopped or killed resumes with the tasks that are not done yet.
-
-    Beside each score stand what the constant answer gets and what the papers report.
-
-    Example: bertsmith glue --model MODEL --data glue/ --out runs/glue --seeds 3
-
-    Example: bertsmith glue --model MODEL --data glue/ --out runs/small --tasks mrpc,rte --lr-grid
-    """
-    from bertsmith.inference.embedded_models import default_model  # torch loads here, not for --help
-    from bertsmith.studies.glue_table import GlueRequest, plain_table, table_text
-    from bertsmith.studies.glue_table import glue as study
-    from bertsmith.studies.sweep import Stopped
-
-    start = default_model() if model is None else model.expanduser()
-    flags = {"--seeds": seeds > 1, "--lr-grid": lr_grid, "--search": bool(search)}
-    several = [flag for flag, is_given in flags.items() if is_given]
-    if len(several) > 1:
-        remedy = f"give {' or '.join(several)}"
-        raise UserError("one study has runs of its own kind", where=" ".join(several), remedy=remedy)
-    if lr is not None and (lr_grid or search):
-        what = "it has its own learning rates"
-        raise UserError(what, where=several[0], remedy="leave --lr out")
-    given = (("--epochs", "run.epochs", epochs), ("--lr", "optim.peak_lr", lr))
-    request = GlueRequest(
-        start,
-        data.expanduser(),
-        out.expanduser(),
-        seeds=seeds,
-        settings=tuple(settings or ()),
-        options=tuple(
-            (name, f"{key}={value_text(value)}") for name, key, value in given if value is not None
-        ),
-        skip_bad=skip_bad,
-        tasks=tuple(name.strip() for name in tasks.split(",") if name.strip()),
-        search=search,
-        lr_grid=lr_grid,
-    )
-    try:
-        with progress_display(live_line, as_json=as_json) as callback:
-            table = study(request, callback)
-    except Stopped as stopped:
-        show_stop(stopped, as_json=as_json)
-        raise Exit(STOPPED) from None
-    echo(json.dumps(plain_table(table)) if as_json else table_text(table))
