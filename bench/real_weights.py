@@ -75,7 +75,7 @@ def largest_difference(folder: Path, bert: bertsmith.Bert, sentences: list[str])
 
 
 def nearest(bert: bertsmith.Bert) -> str:
-    query, *others = bert.embed([QUERY, *TEN])
+    query, *others = bert.embed([QUERY, *TEN], pooling="mean")
     return TEN[int(torch.cosine_similarity(query, torch.stack(others)).argmax())]
 
 

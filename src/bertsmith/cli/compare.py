@@ -43,8 +43,8 @@ def compare(
     """Compare texts by the cosine of their vectors.
 
     1 is the same direction, 0 a right angle. A folder of sentence-transformers is followed in its pooling and
-    prompt. Two texts give one number, more of them a matrix. Vectors of a
-    model that was only pre-trained are all rather near to each other: compare cosines with cosines.
+    prompt. Two texts give one number, more of them a matrix. A model that was not trained for similarity
+    says so, and ranks texts poorly: compare its cosines with each other alone.
 
     Example: bertsmith compare "A boy runs." "A child is running." "It rains in Rome."
     """

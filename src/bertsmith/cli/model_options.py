@@ -59,8 +59,9 @@ PoolingOption = Annotated[
     Pooling | None,
     Option(
         "--pooling",
-        help="What stands for a text: the mean, first (cls) or largest of its tokens' vectors, ..., or the "
-        "pooler's output; without it, what the folder says, else the mean.",
+        help="What stands for a text: the mean, first (cls) or largest of its tokens' vectors, ..., the "
+        "pooler's output, or the mean less what an empty text has (centred); without it, what the folder "
+        "says, else centred.",
     ),
 ]
 PromptOption = Annotated[

@@ -37,14 +37,8 @@ from bertsmith.inference.model_path import is_adapter, model_folder
 from bertsmith.inference.outputs import ABILITIES, Choice, Classification, Entity, NextSentence, TaggedWord
 from bertsmith.inference.precision import fast_network, quantised_network, takes_int8, usable_precision
 from bertsmith.inference.text_reader import Reader, TextInput, TextOrPair, TokenizedText, as_list, as_pairs
+from bertsmith.inference.vectors import direction_of_no_text, pooled_texts, without_direction
 from bertsmith.model.architectures.registry import architecture_of
-from bertsmith.model.encoder import (
-    first_of_rows,
-    largest_of_rows,
-    last_of_rows,
-    mean_of_rows,
-    root_mean_of_rows,
-)
 from bertsmith.model.inference_network import computes_in_4_bits
 from bertsmith.model.lora import merged_network
 from bertsmith.model.model_folder import Model, read_model, write_model
@@ -60,14 +54,10 @@ if TYPE_CHECKING:
     from bertsmith.tasks.answers import QuestionAnswer
 
 Precision = Literal["auto", "fp32", "bf16", "int8"]
-POOLS = {
-    "mean": mean_of_rows,
-    "cls": first_of_rows,
-    "max": largest_of_rows,
-    "mean_sqrt_len_tokens": root_mean_of_rows,
-    "lasttoken": last_of_rows,
-}
-"""From the last states to a vector; the pooler is a head."""
+NOT_FOR_SIMILARITY = (
+    "the folder has no modules.json, so the model was probably not trained for similarity: its vectors rank "
+    "texts far worse than those of a sentence model, such as sentence-transformers/all-MiniLM-L6-v2"
+)
 HEAD_OF_ABILITY = {"fill": "mlm", "next": "nsp"}
 """Heads of pre-training; of task heads their kinds know, and `embed` and `look` take none."""
 PRECISIONS = get_args(Precision)
@@ -118,7 +108,9 @@ def load(
     for note in model.notes[:-1] if skipped else model.notes:
         log.warning("%s: %s", folder, note)
     int8 = chosen == "int8" or (precision == "auto" and takes_int8(model.network, place))
-    return Bert(model, tokenizer, device=device, finetuned=finetuned, int8=int8)
+    bert = Bert(model, tokenizer, device=device, finetuned=finetuned, int8=int8)
+    bert.name = str(folder)
+    return bert
 
 
 def load_task_model(
@@ -173,7 +165,9 @@ class Bert:
         chosen = usable_device(device)
         make_ready(chosen)
         self.model, self.tokenizer, self.finetuned = model, tokenizer, finetuned
+        self.name = "this model"
         self._predictors: dict[str, Predictor] = {}
+        self._has_warned = False
         self._lock = Lock()  # making a predictor changes the network
         # A folder or its tokenizer may name fewer tokens than the model has positions: those of its training.
         positions = model.network.config.positions
@@ -213,6 +207,7 @@ class Bert:
         tokenizer = Tokenizer.load(folder) if has_tokenizer(folder) else self.tokenizer
         check_vocabulary(model, tokenizer, where=str(folder))
         adapted = Bert(model, tokenizer, device=str(self._device), finetuned=finetuned)
+        adapted.name = str(folder)
         network = fast_network(model.network, self._device, self.engine.network)
         adapted.engine = Engine(network, adapted.reader, self._device)
         return adapted
@@ -272,34 +267,42 @@ class Bert:
         """One vector for each text [texts, width].
 
         A folder of sentence-transformers says what pools the last states, whether vectors have the length 1
-        and which prompt stands before a text. Elsewhere it is the mean, of length 1, without a prompt. What
-        is given here goes before what the folder says.
+        and which prompt stands before a text. What is given here goes before what the folder says.
+
+        Any other folder has centred vectors, of length 1, without a prompt: the mean without its part in the
+        direction of an empty text's mean, which all texts share. Its first call warns once, if `pooling` is
+        not given, that the model was probably not trained for similarity.
         """
-        sentence, network = self.model.sentence, self.engine.network
+        sentence = self.model.sentence
         if sentence.unsupported and (pooling is None or normalize is None):
             what = f"vectors are made here by {sentence.unsupported}, which bertsmith does not do"
             raise UserError(what, where="modules.json", remedy="choose both pooling and normalize yourself")
         chosen = sentence.pooling if pooling is None else pooling
-        if chosen not in POOLINGS:
-            raise UserError(f"unknown pooling {pooling!r}", remedy=f"choose one of {', '.join(POOLINGS)}")
-        if chosen == "pooler":
-            self._need("pooler", "to embed texts by it")
-        if chosen in ("cls", "pooler") and network.config.direction == "left-to-right":
-            what = "the first token of a model that reads from left to right sees nothing of the text"
-            raise UserError(what, remedy="choose another pooling, such as mean")
-
-        def vectors(batch: PackedBatch) -> Tensor:
-            if chosen == "pooler":
-                return network.sentence_scores("pooler", batch)
-            return POOLS[chosen](network(batch), batch.layout)
-
+        self._check_pooling(chosen)
         behind = as_list(texts)
         if sentence.prepares(prompt):
             behind = [sentence.prepared(text, prompt) if isinstance(text, str) else text for text in behind]
-        found = self.engine.vectors(behind, vectors, truncate=truncate)
-        rows = torch.cat(found) if found else torch.empty(0, network.config.width)
+        rows = pooled_texts(self.engine, behind, chosen, truncate=truncate)
+        if chosen == "centred":
+            rows = without_direction(rows, self._direction_of_no_text)
+        if pooling is None and not (sentence.files or self._has_warned):
+            self._has_warned = True
+            log.warning("%s: %s", self.name, NOT_FOR_SIMILARITY)
         wanted = sentence.normalize if normalize is None else normalize
         return torch.nn.functional.normalize(rows, dim=-1) if wanted else rows
+
+    def _check_pooling(self, pooling: str) -> None:
+        if pooling not in POOLINGS:
+            raise UserError(f"unknown pooling {pooling!r}", remedy=f"choose one of {', '.join(POOLINGS)}")
+        if pooling == "pooler":
+            self._need("pooler", "to embed texts by it")
+        if pooling in ("cls", "pooler") and self.model.network.config.direction == "left-to-right":
+            what = "the first token of a model that reads from left to right sees nothing of the text"
+            raise UserError(what, remedy="choose another pooling, such as mean")
+
+    @cached_property
+    def _direction_of_no_text(self) -> Tensor:
+        return direction_of_no_text(self.engine)
 
     def fill(self, text: str, *, top: int = 5, truncate: bool = False) -> list[list[Candidate]]:
         """For each mask of the text the most probable tokens, each mask by itself."""

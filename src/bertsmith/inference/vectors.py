@@ -1,4 +1,7 @@
-"""Vectors of texts: how near they are to each other, and the files that numpy and others open."""
+"""Vectors of texts: how they are pooled, how near they are to each other, and the files that others open.
+
+Shapes: M vectors, D model width.
+"""
 
 import csv
 from collections.abc import Callable, Iterable, Sequence
@@ -6,17 +9,68 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from bertsmith.core.arrays import GrowingNpy
 from bertsmith.core.errors import UserError
 from bertsmith.core.files import atomic_path
+from bertsmith.inference.engine import Engine
+from bertsmith.inference.text_reader import TextInput
+from bertsmith.model.encoder import (
+    first_of_rows,
+    largest_of_rows,
+    last_of_rows,
+    mean_of_rows,
+    root_mean_of_rows,
+)
+from bertsmith.model.sentence_modules import Pooling
+from bertsmith.packed import PackedBatch
 
 Doubles = NDArray[np.float64]
 Vectors = Sequence[Sequence[float]] | ArrayLike
 
 MIN_LENGTH = 1e-12
+POOLS = {
+    "mean": mean_of_rows,
+    "cls": first_of_rows,
+    "max": largest_of_rows,
+    "mean_sqrt_len_tokens": root_mean_of_rows,
+    "lasttoken": last_of_rows,
+    "centred": mean_of_rows,
+}
+"""From the last states to a vector; the pooler is a head, and centred vectors lose a direction afterwards."""
+
+
+def pooled_texts(engine: Engine, texts: Sequence[TextInput], pooling: Pooling, *, truncate: bool) -> Tensor:
+    """Return a vector for each text [M, D], pooled from its last states."""
+
+    def vectors(batch: PackedBatch) -> Tensor:
+        if pooling == "pooler":
+            return engine.network.sentence_scores("pooler", batch)
+        return POOLS[pooling](engine.network(batch), batch.layout)
+
+    found = engine.vectors(texts, vectors, truncate=truncate)
+    return torch.cat(found) if found else torch.empty(0, engine.network.config.width)
+
+
+def direction_of_no_text(engine: Engine) -> Tensor:
+    """Return the mean of an empty text's states, of length 1 [D]; 0 without special tokens."""
+    if not len(encoded := engine.tokenizer.encode("")):
+        return torch.zeros(engine.network.config.width)
+
+    def mean(batch: PackedBatch) -> list[Tensor]:
+        return list(mean_of_rows(engine.network(batch), batch.layout).float().cpu())
+
+    (mean_D,) = engine.predict_encoded([encoded], mean)
+    return torch.nn.functional.normalize(mean_D, dim=-1)
+
+
+def without_direction(rows_MD: Tensor, direction_D: Tensor) -> Tensor:
+    """Return the vectors without their component in a direction of length 1."""
+    # No product of matrices: the rounding of a row must not depend on how many there are.
+    return rows_MD - (rows_MD * direction_D).sum(-1, keepdim=True) * direction_D
 
 
 def cosines(vectors: Vectors) -> Doubles:

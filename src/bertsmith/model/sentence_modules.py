@@ -13,7 +13,8 @@ from typing import Any, Literal, get_args
 from bertsmith.core.errors import UserError
 from bertsmith.core.files import read_json, read_text, write_json
 
-Pooling = Literal["mean", "cls", "max", "mean_sqrt_len_tokens", "lasttoken", "pooler"]
+Pooling = Literal["mean", "cls", "max", "mean_sqrt_len_tokens", "lasttoken", "pooler", "centred"]
+"""Those of sentence-transformers, and two of ours: pooler, and centred (`Bert.embed` says what it is)."""
 POOLINGS = get_args(Pooling)
 
 MODULES_FILE = "modules.json"
@@ -33,9 +34,9 @@ REMEDY = "copy the whole folder again"
 
 @dataclass(frozen=True, slots=True)
 class SentenceModules:
-    """How a folder makes a vector of a text; the usual is the mean of the last states, of length 1."""
+    """How a folder makes a vector of a text; the defaults are for a model that nobody trained for that."""
 
-    pooling: Pooling = "mean"
+    pooling: Pooling = "centred"
     normalize: bool = True
     longest: int | None = None
     """Tokens of the longest text; None: as many as the model takes."""
@@ -47,7 +48,7 @@ class SentenceModules:
     unsupported: str = ""
     """What the folder wants and is not done here; nothing where all of it is."""
     files: Mapping[str, Any] = field(default_factory=dict)
-    """The files by their names in the folder, to be written back."""
+    """The files by their names in the folder, to be written back; none where it has no modules.json."""
 
     def prepares(self, prompt: str | None) -> bool:
         """Whether texts are anything but read as they are."""
@@ -75,7 +76,7 @@ def transformer_folder(folder: Path) -> Path:
 
 
 def read_sentence_modules(folder: Path) -> SentenceModules:
-    """What a folder says of vectors; the usual where it is none of sentence-transformers."""
+    """What a folder says of vectors; the defaults where it is none of sentence-transformers."""
     if not (folder / MODULES_FILE).is_file():
         return SentenceModules()
     modules, inner = _modules(folder), transformer_folder(folder)

@@ -76,7 +76,10 @@ def model_card(recipe: Recipe, network: Network, facts: RunFacts, *, picture: bo
         facts_block(_training(recipe, facts), heading="Training"),
         table_block(("metric", "value"), results, heading="Held-out results"),
     ]
-    caveat = "The model reflects its corpus, mistakes and prejudices included. Try it on your own data first."
+    caveat = (
+        "The model reflects its corpus, mistakes and prejudices included. Try it on your own data first. Its "
+        "vectors were not trained for similarity: for search, take a sentence model."
+    )
     blocks += [
         usage_block(usage_of(network)),
         *([[f"![Curves of the run]({CURVES_FILE})"]] if picture else []),

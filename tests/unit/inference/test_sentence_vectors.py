@@ -10,7 +10,7 @@ import transformers
 import bertsmith
 from bertsmith.core.errors import UserError
 from tests.oracles import saved_oracle
-from tests.sentence_folders import write_modules
+from tests.sentence_folders import write, write_modules
 from tests.toy_folder import toy_vocabulary, write_toy_folder
 
 TEXTS = ["the sun is warm", "My dog runs.", "cold!"]
@@ -69,11 +69,42 @@ def test_what_is_given_goes_before_what_the_folder_says(folder):
     assert torch.allclose(found, expected, atol=1e-5)
 
 
-def test_a_plain_folder_gives_means_of_length_1(folder):
-    expected = torch.stack([states.mean(0) for states in states_of(folder, TEXTS)])
+def test_a_plain_folder_gives_means_of_length_1_without_the_direction_of_an_empty_text(folder):
+    means = torch.stack([states.mean(0) for states in states_of(folder, TEXTS)])
+    nothing = torch.nn.functional.normalize(states_of(folder, [""])[0].mean(0), dim=0)
+    expected = means - (means @ nothing)[:, None] * nothing
     bert = bertsmith.load(folder)
     assert torch.allclose(bert.embed(TEXTS), torch.nn.functional.normalize(expected), atol=1e-6)
     assert torch.allclose(bert.embed(TEXTS, normalize=False), expected, atol=1e-5)
+    assert torch.equal(bert.embed(TEXTS, pooling="centred"), bert.embed(TEXTS))
+    assert torch.allclose(bert.embed(TEXTS, pooling="mean", normalize=False), means, atol=1e-5)
+
+
+def test_a_tokenizer_without_special_tokens_has_nothing_to_take_away(folder):
+    write(folder / "tokenizer.json", without_template(bertsmith.Tokenizer.load(folder)))
+    bert = bertsmith.load(folder)
+    assert len(bert.tokenizer.encode("")) == 0
+    assert torch.equal(bert.embed(TEXTS), bert.embed(TEXTS, pooling="mean"))
+
+
+def without_template(tokenizer) -> dict:
+    return {**json.loads(tokenizer.closed.to_str()), "post_processor": None}
+
+
+def test_a_model_that_was_not_trained_for_similarity_says_so_once(folder, caplog):
+    bert = bertsmith.load(folder)
+    bert.embed(TEXTS, pooling="mean")  # who chooses a pooling is not told about the default one
+    assert not caplog.records
+    for _ in range(2):
+        bert.embed(TEXTS)
+    (told,) = [each.getMessage() for each in caplog.records]
+    assert told.startswith(f"{folder}: ") and "probably not trained for similarity" in told
+
+
+def test_a_folder_of_sentence_transformers_is_not_warned_of(folder, caplog):
+    write_modules(folder, "mean")
+    bertsmith.load(folder).embed(TEXTS)
+    assert not caplog.records
 
 
 def test_the_output_of_the_pooler_is_a_vector_too(folder):

@@ -118,6 +118,7 @@ def test_the_card_tells_what_happened(finished):
     last = metrics_of(finished, "held-out")[-1]
     assert 'pipeline_tag: "fill-mask"' in card.split("---")[1]
     assert "\n# bert-tiny\n" in card
+    assert "vectors were not trained for similarity" in card
     assert "![Curves of the run](curves.png)" in card or not (finished / "curves.png").exists()
     for fact in (
         "A bert encoder (2 layers, width 32, 2 heads, 80 entries;",

@@ -53,6 +53,16 @@ def test_every_route_of_vectors_follows_the_folder(served, embedder):
     assert np.allclose([scores[0], scores[1]], (unit(rows) @ unit(rows).T)[0, 1:], atol=1e-5)
 
 
+def test_a_model_that_was_not_trained_for_similarity_is_named_in_the_log_once(folders, embedder, caplog):
+    served = application_of({"embedder": embedder, "plain": folders["toy"]})
+    ask = {"query": TEXTS[0], "texts": TEXTS[1:]}
+    for model in ("embedder", "plain", "plain"):
+        assert post(served, "/rerank", ask | {"model": model}).status_code == 200
+        assert post(served, "/embed", {"inputs": TEXTS, "model": model}).status_code == 200
+    (told,) = [each.getMessage() for each in caplog.records if "trained for similarity" in each.getMessage()]
+    assert told.startswith(f"{folders['toy']}: ")
+
+
 def test_a_prompt_is_chosen_by_its_name(served, embedder):
     body = {"inputs": TEXTS, "normalize": False, "prompt_name": "passage"}
     assert np.allclose(post(served, "/embed", body).json(), raw(embedder, TEXTS, "it is "), atol=1e-5)

@@ -11,7 +11,7 @@ const EXAMPLES = [
     text:
       "The cat sat on the mat.\nA dog slept on the rug.\nShares fell sharply on Monday.\n" +
       "The stock market lost ground.\nThe recipe needs two eggs and some flour.",
-    notice: "Which sentences share no word and are close all the same? All cosines are high: vectors share a direction.",
+    notice: "Which sentences share no word and are close all the same?",
   },
   {
     name: "Weather",
