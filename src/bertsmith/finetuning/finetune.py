@@ -278,8 +278,9 @@ class _TrainingLoop:
         run, state = self.run, self.state
         workload = workload_of(run)
         deciding_split = dict(islice(run.evaluation_splits.items(), 1))
-        if run.solved and state.evaluated_step < 0 and deciding_split:
-            self._evaluate(deciding_split)  # a head that tuning may not improve
+        if run.solution is not None:
+            self._evaluate(deciding_split)  # the probe, which tuning may not improve on
+            run.solution.start_tuning(run.model)
         cadence = Cadence(
             stop,
             run.world,

