@@ -1,7 +1,10 @@
 """`bertsmith serve`: models behind an HTTP port, with a playground."""
 
+import logging
 import os
 import re
+import socket
+from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
@@ -17,7 +20,10 @@ if TYPE_CHECKING:
 
 MODEL_NAME = re.compile(r"[\w./-]+")
 """What can stand in a URL, a log and a list without quotes."""
+KEY_VARIABLE = "BERTSMITH_API_KEY"
 NAMING = "write NAME=FOLDER, such as sst2=runs/sst2, with letters, digits, . _ / or - in the name"
+
+log = logging.getLogger("bertsmith.serve")
 
 
 def serve(
@@ -40,9 +46,9 @@ def serve(
         bool, Option("--truncate", help="Cut texts that are too long, for clients that cannot ask for it.")
     ] = False,
     api_key: Annotated[
-        str,
-        Option(envvar="BERTSMITH_API_KEY", help="Key that clients must send; better given as a variable."),
-    ] = "",
+        str | None,
+        Option(envvar=KEY_VARIABLE, help="Key that clients must send; better given as a variable."),
+    ] = None,
     allow_origin: Annotated[
         list[str] | None, Option(metavar="ORIGIN", help="Web site whose pages may send requests, repeatable.")
     ] = None,
@@ -86,7 +92,7 @@ def serve(
     Example: curl localhost:8000/classify -H "Authorization: Bearer secret" -H "Content-Type:
     application/json" -d '{"texts": ["A warm day."], "model": "sst2"}'
     """
-    from bertsmith.serve.server_config import Limits, ServerConfig, allowed_hosts
+    from bertsmith.serve.server_config import Limits, ServerConfig, allowed_hosts, usable_key
 
     limits = Limits(
         body_bytes=body_bytes,
@@ -98,12 +104,14 @@ def serve(
         request_seconds=timeout,
         connections=connections,
     )
+    if api_key is None:
+        api_key = os.environ.get(KEY_VARIABLE)  # typer takes a blank variable for one that is not set
     config = ServerConfig(
         models=named_folders(model or []),
         device=device,
         precision=cast("Precision", precision),  # a model refuses any other as it is opened
         base=base,
-        api_key=api_key,
+        api_key="" if api_key is None else usable_key(api_key),
         allow_origins=tuple(allow_origin or ()),
         allow_hosts=allowed_hosts(host, allow_host or ()),
         truncates=truncate,
@@ -120,31 +128,34 @@ def serve(
 
 def _serve_in_one_process(host: str, port: int, config: "ServerConfig") -> None:
     from bertsmith.serve.app import Application
-    from bertsmith.serve.monitoring import write_json_lines
     from bertsmith.serve.server import listen, serve
 
     with listen(host, port) as listening:
         application = Application(config)
-        _tell_address(host, listening.getsockname()[1], config)
-        write_json_lines()
+        _tell_address(host, listening, config)
         serve(application, listening, limits=config.limits)
 
 
 def _serve_in_processes(host: str, port: int, config: "ServerConfig", processes: int) -> None:
-    from bertsmith.serve.monitoring import write_json_lines
     from bertsmith.serve.process_server import ProcessServer
     from bertsmith.serve.server import listen_together
 
     listening = listen_together(host, port, processes)
     server = ProcessServer(config, listening)
-    _tell_address(host, listening[0].getsockname()[1], config)
-    write_json_lines()
+    _tell_address(host, listening[0], config)
     server.run()
 
 
-def _tell_address(host: str, port: int, config: "ServerConfig") -> None:
+def _tell_address(host: str, listening: socket.socket, config: "ServerConfig") -> None:
+    """Print the address and the models; everything after this line is JSON lines."""
+    from bertsmith.serve.monitoring import write_json_lines
+
+    address, port, *_ = listening.getsockname()
     shown = f"[{host}]" if ":" in host else host
     echo(f"http://{shown}:{port} serves {', '.join(config.models)}", err=True)
+    write_json_lines()
+    if not config.api_key and not ip_address(address).is_loopback:
+        log.warning("no API key: anyone who can reach this address can use the server; set %s", KEY_VARIABLE)
 
 
 def named_folders(given: list[str]) -> dict[str, Path]:

@@ -3,6 +3,7 @@
 import math
 import re
 import socket
+import string
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,6 +20,8 @@ ANY_HOST = "*"
 HOST = re.compile(r"[A-Za-z0-9._-]+")
 EVERY_ADDRESS = ("0.0.0.0", "::", "")
 """Bound to one of these, a server listens at all addresses of its machine."""
+UNSENDABLE = re.compile(r"[\x00-\x08\x0a-\x1f\x7f\ud800-\udfff]")
+"""Characters that an HTTP header cannot contain (RFC 9110, section 5.5), and bytes that are not UTF-8."""
 ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[a-z0-9._\[\]:-]+")
 """As browsers write it (RFC 6454, section 6.2), with * for all."""
 
@@ -61,6 +64,18 @@ def share_of(limits: Limits, processes: int) -> Limits:
         open_requests=math.ceil(limits.open_requests / processes),
         held_bytes=limits.held_bytes // processes,
     )
+
+
+def usable_key(given: str) -> str:
+    """Return an API key without surrounding white space, which secret files add and headers drop."""
+    key = given.strip(string.whitespace)
+    where = "--api-key or BERTSMITH_API_KEY"
+    if not key.strip():
+        raise UserError("the key is blank", where=where, remedy="give a key, or unset it to serve anyone")
+    if UNSENDABLE.search(key):
+        what = "no HTTP header can carry this key"
+        raise UserError(what, where=where, remedy="remove its line breaks and other control characters")
+    return key
 
 
 def allowed_hosts(bound: str, named: Sequence[str]) -> tuple[str, ...]:

@@ -222,6 +222,48 @@ def test_mistakes_of_the_operator_are_one_line(words, message, capsys):
     assert message in mistake(capsys, "serve", "--port", "0", *words)
 
 
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [
+        ("", "the key is blank; give a key, or unset it to serve anyone"),
+        (" \n", "the key is blank"),
+        ("a\nb", "no HTTP header can carry this key; remove its line breaks"),
+        ("a\udcff", "no HTTP header can carry this key"),  # a byte that is not UTF-8
+    ],
+)
+def test_a_key_that_nobody_can_send_ends_the_command(key, message, capsys, monkeypatch):
+    expected = f"--api-key or BERTSMITH_API_KEY: {message}"
+    command = ("serve", "--model", "a=/nowhere")
+    assert expected in mistake(capsys, *command, "--api-key", key)
+    monkeypatch.setenv("BERTSMITH_API_KEY", key)
+    assert expected in mistake(capsys, *command)
+
+
+def test_a_key_from_a_file_opens_without_its_line_break(folders, monkeypatch):
+    monkeypatch.setenv("BERTSMITH_API_KEY", " schl\u00fcssel\r\n")
+    with commanded("serve", "--port", "0", "--device", "cpu", "--model", folders["mood"]) as server:
+        address = server.stderr.readline().split()[0]
+        given = {"authorization": "Bearer schl\u00fcssel".encode()}
+        replies = [httpx.get(f"{address}/models", headers=each, timeout=20) for each in (given, {})]
+        server.send_signal(signal.SIGTERM)
+        server.stderr.read()
+    assert [reply.status_code for reply in replies] == [200, 401]
+
+
+@pytest.mark.parametrize(
+    ("host", "key", "warnings"), [("0.0.0.0", "", 1), ("0.0.0.0", "k", 0), ("localhost", "", 0)]
+)
+def test_a_server_that_other_machines_reach_warns_once_of_a_missing_key(host, key, warnings, folders):
+    words = ("--host", host, "--port", "0", "--device", "cpu", *(("--api-key", key) if key else ()))
+    with commanded("serve", *words, "--model", folders["mood"]) as server:
+        address = server.stderr.readline().split()[0]
+        assert httpx.get(f"{address}/health", timeout=60).status_code == 200  # from here on it can drain
+        server.send_signal(signal.SIGTERM)
+        lines = [json.loads(line) for line in server.stderr]
+    told = [line["event"] for line in lines if line["level"] == "warning"]
+    assert len(told) == warnings and all("no API key" in each for each in told)
+
+
 def test_a_model_without_a_name_is_called_as_its_folder(tmp_path, monkeypatch):
     (tmp_path / "run" / "lr=3").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "run")
