@@ -39,8 +39,8 @@ from bertsmith.serve.server_config import ServerConfig
 from bertsmith.serve.service import Service
 from bertsmith.serve.tei_api import tei_routes
 
-PREDICTION_ERRORS = (401, 404, 408, 413, 415, 421, 422, 429, 500, 503, 504)
-OPERATION_ERRORS = (401, 421, 503)
+PREDICTION_ERRORS = (400, 401, 404, 408, 413, 415, 421, 422, 429, 500, 503, 504)
+OPERATION_ERRORS = (400, 401, 421, 503)
 DESCRIPTION = (
     "What trained BERTs predict for texts. Offsets count Unicode code points. Every response carries "
     "x-request-id; every failure is an ErrorResponse of one line."
@@ -83,7 +83,7 @@ class Application:
         self.load_shedding = LoadShedding(app, self.status, self.models, limits)
         app = Draining(self.load_shedding, self.status)
         request_log = RequestLog(
-            HostCheck(app, config.allow_hosts) if config.allow_hosts else app,
+            HostCheck(app, config.allow_hosts),
             self.status,
             self.metrics,
             limits=limits,

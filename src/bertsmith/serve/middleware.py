@@ -1,7 +1,7 @@
 """What every request passes before its route: an ordinary ASGI middleware for each limit, outermost first.
 
 RequestLog      the request id, the log line, the metrics, and every ApiError as a response
-HostCheck       421 for a name that is not this server's
+HostCheck       400 without exactly one valid Host header; 421 for a name that is not this server's
 Draining        503 while the server shuts down
 LoadShedding    429 while no model has room
 ApiKey          401
@@ -50,6 +50,10 @@ CLOSE = {"Connection": "close"}
 
 MAX_HOST = 60
 """Of a host's name that is quoted."""
+HOST_HEADER = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+))(?::[0-9]*)?", re.IGNORECASE)
+"""An IPv6 address in brackets, or a name or IPv4 address, with or without a port."""
+WITHOUT_HOST = ("0.9", "1.0")
+"""Versions of HTTP that do not require a Host header: no browser sends them, but simple health checks do."""
 MAX_DISCARDED = 64 * 2**20
 """So much of a body that is too long is still read: many clients read no response before all is sent."""
 
@@ -184,7 +188,7 @@ class RequestLog:
 
 
 class HostCheck:
-    """Takes requests that name this server as their host.
+    """Takes requests that name this server as their host, or any one host if no names are given.
 
     A page of another site can have its own name point to this machine (DNS rebinding), and is then of the
     same origin as the server for its visitors' browsers; but these still send the name.
@@ -195,14 +199,23 @@ class HostCheck:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on if it is meant for this server."""
-        host = next((value for name, value in scope["headers"] if name == b"host"), b"")
-        name = host_name(host.decode("latin-1"))
-        if host and name not in self._allowed and not is_address(name):
+        hosts = [value for name, value in scope["headers"] if name == b"host"]
+        if hosts or scope["http_version"] not in WITHOUT_HOST:
+            self._check(hosts)
+        await self._app(scope, receive, send)
+
+    def _check(self, hosts: Sequence[bytes]) -> None:
+        if len(hosts) != 1:
+            message = f"the request has {len(hosts)} Host headers; send exactly one"
+            raise ApiError(400, message, headers=CLOSE)
+        name = host_name(hosts[0].decode("latin-1"))
+        if not name:
+            raise ApiError(400, "the Host header is invalid; send NAME or NAME:PORT", headers=CLOSE)
+        if self._allowed and name not in self._allowed and not is_address(name):
             message = (
                 f"this server is not called {name[:MAX_HOST]!r}; --allow-host NAME adds a name at its start"
             )
             raise ApiError(421, message, headers=CLOSE)
-        await self._app(scope, receive, send)
 
 
 class Draining:
@@ -405,9 +418,9 @@ class Cors(CORSMiddleware):
 
 
 def host_name(host: str) -> str:
-    """The name or address in a Host header, without its port."""
-    address = re.fullmatch(r"\[([0-9a-f:.]+)\](:\d*)?", host.lower())
-    return address[1] if address else host.lower().partition(":")[0].rstrip(".")
+    """Return the name or address in a Host header without its port, or "" if the header is invalid."""
+    found = HOST_HEADER.fullmatch(host)
+    return (found[1] or found[2]).lower().rstrip(".") if found else ""
 
 
 def is_address(name: str) -> bool:

@@ -9,6 +9,7 @@ has begun yet, or its response is done. Whatever uvicorn does not document is us
 
 import asyncio
 import gc
+import re
 import resource
 import socket
 import sys
@@ -23,7 +24,14 @@ from bertsmith.core.errors import UserError
 from bertsmith.serve.api_errors import ApiError, error_response
 from bertsmith.serve.app import Application
 from bertsmith.serve.early_rejection import EarlyRejection, header_lines
-from bertsmith.serve.middleware import ABORT, CLOSE, UNKNOWN_ROUTE, new_request_id, with_common_headers
+from bertsmith.serve.middleware import (
+    ABORT,
+    CLOSE,
+    UNKNOWN_ROUTE,
+    WITHOUT_HOST,
+    new_request_id,
+    with_common_headers,
+)
 from bertsmith.serve.monitoring import LoopFailures, log_failure, log_request
 from bertsmith.serve.server_config import Limits
 
@@ -104,10 +112,21 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """A request's head is complete: uvicorn answers it now, or queues it behind the one it answers."""
+        self._take_host_of_target()
         super().on_headers_complete()
         self._bytes_without_body = 0
         if not self.pipeline and not self.cycle.response_complete:
             self._running = self.cycle
+
+    def _take_host_of_target(self) -> None:
+        """Replace the Host header by the host of an absolute URI (RFC 9112, section 3.2.2)."""
+        _, is_absolute, rest = self.url.partition(b"://")
+        if is_absolute and not self.url.startswith(b"/"):
+            named = [index for index, (name, _) in enumerate(self.headers) if name == b"host"]
+            if not named and self.parser.get_http_version() in WITHOUT_HOST:
+                named, self.headers[:0] = [0], [(b"host", b"")]
+            if len(named) == 1:  # else `HostCheck` rejects the request
+                self.headers[named[0]] = (b"host", re.split(rb"[/?#]", rest, maxsplit=1)[0])
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         # Of several requests that wait on one connection, those before the last are not rejected here: the

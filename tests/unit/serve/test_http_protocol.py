@@ -15,7 +15,7 @@ from uvicorn.server import ServerState
 
 from bertsmith.serve import server
 from bertsmith.serve.monitoring import JsonLines, LoopFailures
-from bertsmith.serve.server_config import Limits
+from bertsmith.serve.server_config import Limits, allowed_hosts
 from tests.unit.serve.serving import Slowly, application_of, connected, live, on_a_line, until, wait_for
 
 BODY = json.dumps({"texts": ["a cat"]}).encode()
@@ -183,6 +183,41 @@ def test_what_is_no_http_waits_for_the_response_before_it(folders):
     on_a_line(application, say)
 
 
+# ---- the host that a request is for
+
+
+@pytest.fixture(scope="module")
+def local(folders):
+    """A server that is called localhost and nothing else."""
+    application = application_of({"mood": folders["mood"]}, allow_hosts=allowed_hosts("127.0.0.1", []))
+    with live(application) as address:
+        yield address
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        ("/models HTTP/1.1|Host: localhost", 200),
+        ("/models?from=http://evil.example/ HTTP/1.1|Host: localhost", 200),
+        ("/models HTTP/1.1", 400),
+        ("/models HTTP/1.1|Host: localhost|Host: localhost", 400),
+        ("/models HTTP/1.0|Host: localhost|Host: localhost", 400),
+        ("/models HTTP/1.0", 200),
+        ("/models HTTP/1.0|Host: evil.example", 421),
+        ("http://localhost/models HTTP/1.1|Host: localhost", 200),
+        ("HTTP://LocalHost:8000/models HTTP/1.1|Host: evil.example", 200),
+        ("http://evil.example/models HTTP/1.1|Host: localhost", 421),
+        ("http://evil.example/models HTTP/1.0", 421),
+        ("http://localhost@evil.example/models HTTP/1.1|Host: localhost", 400),
+        ("http://localhost/models HTTP/1.1", 400),
+    ],
+)
+def test_a_request_is_for_the_host_of_its_target_or_of_its_one_host_header(sent, status, local):
+    with connected(local) as line:
+        line.sendall("\r\n".join(["GET " + sent.replace("|", "\r\n"), "Connection: close", "", ""]).encode())
+        assert int(line.recv(12).split()[1]) == status
+
+
 # ---- what httptools would gather without limit
 
 
@@ -340,22 +375,25 @@ def test_uvicorn_still_has_what_the_protocol_builds_upon():
         "connections",
         "cycle",
         "flow",
+        "headers",
         "loop",
+        "parser",
         "pipeline",
         "server_state",
         "tasks",
     ]
-    protocol_fields += ["scope", "timeout_keep_alive", "timeout_keep_alive_task", "transport"]
+    protocol_fields += ["scope", "timeout_keep_alive", "timeout_keep_alive_task", "transport", "url"]
     cycle_fields = ["disconnected", "keep_alive", "message_event", "response_complete", "response_started"]
     cycle_fields += ["scope"]
     missing = [name for name in protocol_methods if not callable(getattr(HttpToolsProtocol, name, None))]
-    assigned = _assigned_fields(HttpToolsProtocol)
+    assigned = _assigned_fields(HttpToolsProtocol.__init__)
+    assigned |= _assigned_fields(HttpToolsProtocol.on_message_begin)
     missing += [name for name in protocol_fields if name not in assigned]
-    missing += [name for name in cycle_fields if name not in _assigned_fields(RequestResponseCycle)]
-    missing += [name for name in ("write_paused",) if name not in _assigned_fields(FlowControl)]
+    missing += [name for name in cycle_fields if name not in _assigned_fields(RequestResponseCycle.__init__)]
+    missing += [name for name in ("write_paused",) if name not in _assigned_fields(FlowControl.__init__)]
     missing += [name for name in ("default_headers",) if not hasattr(ServerState(), name)]
     assert missing == [], f"uvicorn {uvicorn.__version__} has no {', '.join(missing)}"
 
 
-def _assigned_fields(owner):
-    return set(re.findall(r"self\.(\w+)(?:: [^=\n]+)? = ", inspect.getsource(owner.__init__)))
+def _assigned_fields(method):
+    return set(re.findall(r"self\.(\w+)(?:: [^=\n]+)? = ", inspect.getsource(method)))
