@@ -134,6 +134,8 @@ def operation_routes(application: Application) -> APIRouter:
         """Whether it takes requests."""
         if application.status.is_draining:
             raise ApiError(503, "this server is shutting down")
+        if application.remote is not None:
+            await application.remote.check_alive()
         return StatusResponse(status="ok")
 
     @router.get("/models")

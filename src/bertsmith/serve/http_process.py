@@ -25,8 +25,9 @@ from bertsmith.serve.server import DrainingServer, run_server, uvicorn_config
 from bertsmith.serve.server_config import ServerConfig
 from bertsmith.serve.shared_load import SharedLoad
 
-SAMPLES_SECONDS = 5.0
-"""Between two times that metrics are told unasked: so much is not counted of a process that crashes."""
+SAMPLES_SECONDS = 2.0
+"""Seconds between two reports of metrics, which also show that the process runs (`process_server`).
+Requests since the last report are not counted if the process crashes."""
 
 log = logging.getLogger("bertsmith.serve")
 

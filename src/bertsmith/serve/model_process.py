@@ -110,6 +110,8 @@ class HttpChannel(Channel):
         self.process = process
         self.is_ready = False
         """Whether it has begun to take requests."""
+        self.is_silent = False
+        """True if nothing has come from it since this was last set."""
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done once it has ended."""
         self.samples: Samples = {}
@@ -129,6 +131,7 @@ class HttpChannel(Channel):
     def data_received(self, data: bytes) -> None:
         """Take the frames that are complete by now."""
         super().data_received(data)
+        self.is_silent = False
         self._models.publish_soon()
 
     def on_frame(self, kind: Kind, number: int, content: bytes) -> None:

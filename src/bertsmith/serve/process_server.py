@@ -40,6 +40,11 @@ JOIN_SECONDS = 5.0
 """For a process whose channel has ended to end, too."""
 RESTART_SECONDS = 1.0
 """Before the next try, where an HTTP process could not be started again."""
+WATCH_SECONDS = 1.0
+"""Seconds between two looks at an HTTP process."""
+DEAF_LOOKS = 10
+"""Consecutive looks without a sign of life after which an HTTP process is deaf. Looks are counted, not time:
+none is taken while the whole machine is suspended, and fewer while it is too busy for this process, too."""
 
 log = logging.getLogger("bertsmith.serve")
 
@@ -110,13 +115,29 @@ class ProcessServer:
             return False, os.strerror(error.errno) if isinstance(
                 error, OSError
             ) and error.errno else "no process"
-        await channel.lost
+        is_deaf = await self._becomes_deaf(channel)
+        if is_deaf:
+            process.kill()
+            channel.close()
+            await channel.lost
         await asyncio.to_thread(process.join, JOIN_SECONDS)
         if process.is_alive():  # without a channel, and beside the one in its place, it is of no use
             process.kill()
             await asyncio.to_thread(process.join, JOIN_SECONDS)
         del self._running[channel]
-        return channel.is_ready, f"exit status {process.exitcode}"
+        silence = f"silent for {DEAF_LOOKS * WATCH_SECONDS:g} s"
+        return channel.is_ready, silence if is_deaf else f"exit status {process.exitcode}"
+
+    async def _becomes_deaf(self, channel: HttpChannel) -> bool:
+        """Wait until an HTTP process ends or is deaf; return True if it is deaf."""
+        silent = 0
+        while silent < DEAF_LOOKS:
+            channel.is_silent = channel.is_ready  # a slow start is not silence
+            await asyncio.wait([channel.lost], timeout=WATCH_SECONDS)
+            if channel.lost.done():
+                return False
+            silent = silent + 1 if channel.is_silent else 0
+        return True
 
     async def _start(self, number: int) -> tuple[HttpChannel, ForkServerProcess]:
         self._models.load.forget(number)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -25,6 +26,8 @@ from bertsmith.serve.shared_load import SharedLoad
 from bertsmith.text.tokenizer import Tokenizer
 
 CONNECTION_NUMBERS = 2**63
+ALIVE_SECONDS = 5.0
+"""Seconds for the model process to show that it runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +167,14 @@ class RemoteModels:
             RemoteModel(each, RemoteQueue(self.channel, load, model=index, process=process))
             for index, each in enumerate(known)
         ]
+
+    async def check_alive(self) -> None:
+        """Raise a 503 if the model process does not answer."""
+        try:
+            async with asyncio.timeout(ALIVE_SECONDS):
+                await self.models[0].queue.check_in_time(0, since=time.monotonic())
+        except TimeoutError:
+            raise ApiError(503, "the process that computes does not answer") from None
 
     async def metrics(self, own: Samples) -> bytes:
         """The metrics of all processes as text."""

@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -43,23 +44,34 @@ def is_there(pid):
         return False
 
 
-def test_a_killed_http_process_is_replaced_and_sigterm_loses_no_accepted_request(folders):
+@contextmanager
+def two_http_processes(folder):
+    """A server of two HTTP processes that have begun to take requests; its log grows meanwhile."""
     command = [sys.executable, "-m", "bertsmith", "serve", "--port", "0", "--device", "cpu"]
-    command += ["--http-processes", "2", "--model", f"mood={folders['mood']}"]
+    command += ["--http-processes", "2", "--model", f"mood={folder}"]
     log: list[str] = []
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
-        address = server.stderr.readline().split()[0]
-        lines = threading.Thread(target=lambda: log.extend(server.stderr))
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        address = process.stderr.readline().split()[0]
+        lines = threading.Thread(target=lambda: log.extend(process.stderr))
         lines.start()
-        wait_for(lambda: len(started(log)) == 2)
+        try:
+            wait_for(lambda: len(started(log)) == 2)
+            yield SimpleNamespace(process=process, address=address, log=log)
+        finally:
+            process.kill()
+            lines.join()
+
+
+def test_a_killed_http_process_is_replaced_and_sigterm_loses_no_accepted_request(folders):
+    with two_http_processes(folders["mood"]) as server:
+        address, log = server.address, server.log
         assert httpx.get(f"{address}/ready", timeout=20).status_code == 200
         os.kill(started(log)[0], signal.SIGKILL)
         wait_for(lambda: len(started(log)) == 3)
         for _ in range(8):  # connections of their own: both processes answer
             assert httpx.post(f"{address}/classify", json={"texts": ["a cat"]}, timeout=20).status_code == 200
-        outcomes = asyncio.run(load_until_nobody_listens(address, server.terminate))
-        assert server.wait(30) == 0
-        lines.join()
+        outcomes = asyncio.run(load_until_nobody_listens(address, server.process.terminate))
+        assert server.process.wait(30) == 0
     assert set(outcomes) <= {200, 503, "refused"}
     assert outcomes.count(200) >= 40
     told = [json.loads(line) for line in log]
@@ -68,6 +80,24 @@ def test_a_killed_http_process_is_replaced_and_sigterm_loses_no_accepted_request
     (ended,) = [line for line in told if line["level"] == "error"]
     assert ended["event"] == "an HTTP process has ended; another is started"
     wait_for(lambda: not any(is_there(pid) for pid in started(log)))
+
+
+def test_a_stopped_http_process_is_replaced_and_every_connection_is_answered_again(folders):
+    with two_http_processes(folders["mood"]) as server:
+        deaf = started(server.log)[0]
+        os.kill(deaf, signal.SIGSTOP)
+        try:
+            wait_for(lambda: len(started(server.log)) > 2)
+            assert not is_there(deaf)
+        finally:
+            with suppress(ProcessLookupError):
+                os.kill(deaf, signal.SIGCONT)
+        for _ in range(8):  # connections of their own, which the kernel spreads over both processes
+            assert httpx.get(f"{server.address}/ready", timeout=60).status_code == 200
+        server.process.terminate()
+        assert server.process.wait(60) == 0
+    ended = [json.loads(line) for line in server.log if "an HTTP process has ended" in line]
+    assert ended[0]["reason"] == "silent for 10 s"
 
 
 @pytest.fixture
@@ -133,7 +163,9 @@ def keeper(monkeypatch):
     monkeypatch.setattr(process_server, "RESTART_SECONDS", 0.0)
     made = ProcessServer.__new__(ProcessServer)
     load = SharedLoad(multiprocessing.get_context("forkserver"), models=0, processes=1)
-    made._models = SimpleNamespace(load=load, add=lambda _: None, remove=lambda _: None)
+    made._models = SimpleNamespace(
+        load=load, add=lambda _: None, remove=lambda _: None, publish_soon=lambda: None
+    )
     made._config = made._descriptions = None
     made._running, made._is_draining = {}, False
     made._listening = [socket.create_server(("127.0.0.1", 0))]
@@ -214,6 +246,46 @@ def test_a_process_that_lives_on_without_its_channel_is_killed_before_another_ta
 
     assert asyncio.run(main()) == ((False, "exit status -9"), 2)
     assert not keeper._running
+
+
+def watched(keeper, monkeypatch, *, sign_of_life):
+    """Return why an HTTP process ended: it was deaf, or else by itself after dozens of looks at it."""
+    monkeypatch.setattr(process_server, "WATCH_SECONDS", 0.0)
+
+    async def main():
+        running = asyncio.create_task(keeper._run_one(0))
+        while not keeper._running:
+            await asyncio.sleep(0)
+        ((channel, process),) = keeper._running.items()
+        for _ in range(200):  # a look takes some rounds of the event loop
+            sign_of_life(channel)
+            await asyncio.sleep(0)
+        process.exitcode = process.exitcode or 0
+        process.channel.close()
+        process.listening.close()
+        return await running
+
+    return asyncio.run(main())
+
+
+def ready(channel):
+    channel.is_ready = True
+
+
+def test_an_http_process_that_gives_no_sign_of_life_is_killed(keeper, monkeypatch):
+    assert watched(keeper, monkeypatch, sign_of_life=ready) == (True, "silent for 0 s")
+
+
+def test_one_that_gives_a_sign_of_life_at_each_look_is_left_alone(keeper, monkeypatch):
+    def beats(channel):
+        ready(channel)
+        channel.data_received(b"")
+
+    assert watched(keeper, monkeypatch, sign_of_life=beats) == (True, "exit status 0")
+
+
+def test_one_that_still_starts_is_not_taken_for_deaf(keeper, monkeypatch):
+    assert watched(keeper, monkeypatch, sign_of_life=lambda _: None) == (False, "exit status 0")
 
 
 def test_a_new_http_process_has_sent_nothing_yet(keeper):

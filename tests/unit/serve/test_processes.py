@@ -8,7 +8,7 @@ import time
 import httpx
 import pytest
 
-from bertsmith.serve import model_process, process_server
+from bertsmith.serve import model_process, process_server, remote_models
 from bertsmith.serve.channel import Kind
 from bertsmith.serve.process_server import default_http_processes
 from bertsmith.serve.server import listen, listen_together
@@ -268,6 +268,18 @@ def test_the_work_of_an_http_process_that_ends_is_dropped(mood):
     for reply in (waiting, late):
         assert reply.status_code == 503
         assert error_of(reply) == "the process that computes has ended"
+
+
+def test_a_server_whose_model_process_does_not_answer_is_not_ready(mood, monkeypatch):
+    monkeypatch.setattr(remote_models, "ALIVE_SECONDS", 0.05)
+
+    async def say(sides):
+        sides.channels[0].on_frame = lambda *_: None  # as if the model process were stopped
+        return await sides.clients[0].get("/ready")
+
+    reply = in_processes(mood, say)
+    assert reply.status_code == 503
+    assert error_of(reply) == "the process that computes does not answer"
 
 
 # ---- the port and the number of processes
