@@ -3,12 +3,13 @@
     python bench/attack.py                 # about a minute; exit status 1 where anything did not hold
     python bench/attack.py --rounds 5      # each attack five times on the same server: memory must stay flat
     python bench/attack.py --only starve   # one attack
+    python bench/attack.py --only memory   # 50,000 varied requests, for some ten minutes; left out above
     python bench/attack.py --src ../old/src --key secret  # the server of another checkout
 
-It starts `bertsmith serve` on loopback with 1,024 descriptors and two models: the small own one, and the same
-with an untrained head that scores pairs. While an attack goes on, another client asks for /health; how long
-that takes at most is how deaf the server was. Held: no 5xx, no traceback in the log, deaf for at most
-MAX_DEAF seconds, and what each attack says of itself.
+It starts `bertsmith serve` on loopback with 1,024 descriptors, the embedded models, the same encoder with an
+untrained head that scores pairs, and two tiny untrained ones. While an attack goes on, another client asks
+for /health; how long that takes at most is how deaf the server was. Held: no 5xx, no traceback in the log,
+deaf for at most MAX_DEAF seconds, and what each attack says of itself.
 """
 
 import argparse
@@ -25,14 +26,15 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from varied_requests import varied_request
 
 import bertsmith
-from bertsmith.inference.embedded_models import default_model
+from bertsmith.inference.embedded_models import default_model, embedded_models
 from bertsmith.model.model_folder import Model, write_model
 from bertsmith.model.network import new_network
 
@@ -41,6 +43,8 @@ MAX_DEAF = 2.0
 """Seconds: the machine does other things, too."""
 MAX_GROWTH = 300
 """Megabytes over all attacks; torch and the allocator keep some of what was once used."""
+MAX_LATE_GROWTH = 50
+"""Megabytes over the second half of many varied requests."""
 MAX_SLOWDOWN = 5.0
 """Of the victim's p99 beside a greedy client, in times of its p99 alone."""
 KEY = "schl\u00fcssel"
@@ -57,6 +61,8 @@ class Served:
     process: subprocess.Popen[bytes]
     log: Path
     key: str
+    requests: int = 50_000
+    """Of the attack on memory."""
     statuses: Counter[int] = field(default_factory=Counter)
 
     def memory(self) -> float:
@@ -246,6 +252,29 @@ async def fuzz(served: Served) -> tuple[str, bool]:
     return f"{counts}", set(counts) <= {200, 404, 413, 422, 429}
 
 
+async def memory(served: Served) -> tuple[str, bool]:
+    """Many varied requests, four at a time, of all routes, models and lengths: memory must level off."""
+    chance, sizes, asked = random.Random(0), [served.memory()], 0
+    before = served.statuses.copy()
+
+    async def client() -> None:
+        nonlocal asked
+        while asked < served.requests:
+            asked += 1
+            number = asked
+            path, body = varied_request(chance)
+            await served.ask(path, body)
+            if number % max(1, served.requests // 20) == 0:
+                sizes.append(served.memory())
+                print(f"after {number} requests: {sizes[-1]:.0f} MB", flush=True)
+
+    await asyncio.gather(*(client() for _ in range(4)))
+    half, end = sizes[len(sizes) // 2], sizes[-1]
+    counts = dict(served.statuses - before)
+    told = f"{counts}, {sizes[0]:.0f} MB at the start, {half:.0f} after half, {end:.0f} at the end"
+    return told, end - half < MAX_LATE_GROWTH and set(counts) <= {200, 404, 413, 422, 429}
+
+
 ATTACKS: dict[str, Attack] = {
     attack.__name__: attack
     for attack in (
@@ -258,6 +287,7 @@ ATTACKS: dict[str, Attack] = {
         idle_lines,
         strangers,
         fuzz,
+        memory,
     )
 }
 
@@ -269,11 +299,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--src", type=Path, help="of the checkout whose server is attacked; else this one's")
     parser.add_argument("--key", default=KEY, help="the API key; servers of old knew ASCII alone")
-    parser.add_argument("--only", nargs="*", choices=ATTACKS, default=list(ATTACKS))
+    usual = [name for name in ATTACKS if name != memory.__name__]
+    parser.add_argument("--only", nargs="*", choices=ATTACKS, default=usual)
+    parser.add_argument("--requests", type=int, default=50_000, help="of the attack on memory")
     options = parser.parse_args()
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, most), most))
     with tempfile.TemporaryDirectory() as folder, server(Path(folder), options.src, options.key) as served:
+        served.requests = options.requests
         held = asyncio.run(attacked(served, options))
         served.process.send_signal(signal.SIGTERM)
         begin, code = time.monotonic(), None
@@ -326,16 +359,17 @@ async def longest_silence(served: Served, over: asyncio.Event) -> float:
 @contextmanager
 def server(folder: Path, src: Path | None, key: str) -> Iterator[Served]:
     """A server with few descriptors, whose log goes to a file."""
-    write_pair_scorer(folder / "pairs")
+    tiny: dict[str, Any] = {"width": 64, "embedding_width": 64, "layers": 2, "heads": 2, "inner": 128}
+    tiny["global_layers"] = (0, 1)
+    write_untrained(folder / "pairs", {"classify": 1})
+    write_untrained(folder / "tiny", {"mlm": 0, "nsp": 2}, **tiny)
+    write_untrained(folder / "tiny-pairs", {"classify": 1}, **tiny)
     command = [sys.executable, "-m", "bertsmith", "serve", "--port", "0", "--device", "cpu"]
-    command += [
-        "--precision",
-        "fp32",
-        "--model",
-        f"own={default_model()}",
-        "--model",
-        f"pairs={folder / 'pairs'}",
-    ]
+    models = {"own": default_model(), **{name: folder / name for name in ("pairs", "tiny", "tiny-pairs")}}
+    adapters = {name: each for name, each in embedded_models().items() if each != default_model()}
+    command += ["--precision", "fp32"]
+    for name, each in (models | adapters).items():
+        command += ["--model", f"{name}={each}"]
 
     def with_few_descriptors() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (DESCRIPTORS, DESCRIPTORS))
@@ -363,10 +397,11 @@ def server(folder: Path, src: Path | None, key: str) -> Iterator[Served]:
                 process.kill()
 
 
-def write_pair_scorer(folder: Path) -> None:
-    """A model that gives pairs of texts a number, which nobody trained."""
+def write_untrained(folder: Path, outputs: dict[str, int], **sizes: Any) -> None:
+    """Write a model like the small own one, but with random weights, these heads and these sizes."""
     bert = bertsmith.load()
-    network = new_network(bert.model.network.config, {"classify": 1}, torch.Generator().manual_seed(0))
+    config = replace(bert.model.network.config, **sizes)
+    network = new_network(config, outputs, torch.Generator().manual_seed(0))
     bert.tokenizer.save(folder)
     write_model(folder, Model(network, {}))
 

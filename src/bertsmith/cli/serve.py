@@ -2,6 +2,7 @@
 
 import logging
 import os
+import platform
 import re
 import socket
 from ipaddress import ip_address
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 MODEL_NAME = re.compile(r"[\w./-]+")
 """What can stand in a URL, a log and a list without quotes."""
 KEY_VARIABLE = "BERTSMITH_API_KEY"
+KEPT_SHAPES = 64
+"""Shapes of matrix products that each thread keeps prepared, at up to half a megabyte each. By default torch
+keeps 1,024 for every thread of every model, which adds up to gigabytes of memory."""
 NAMING = "write NAME=FOLDER, such as sst2=runs/sst2, with letters, digits, . _ / or - in the name"
 
 log = logging.getLogger("bertsmith.serve")
@@ -104,6 +108,8 @@ def serve(
         request_seconds=timeout,
         connections=connections,
     )
+    if platform.machine() == "x86_64":  # elsewhere nobody has measured what it costs
+        os.environ.setdefault("LRU_CACHE_CAPACITY", str(KEPT_SHAPES))  # read when torch is loaded, below
     if api_key is None:
         api_key = os.environ.get(KEY_VARIABLE)  # typer takes a blank variable for one that is not set
     config = ServerConfig(

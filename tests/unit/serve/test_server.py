@@ -2,8 +2,12 @@
 
 import asyncio
 import json
+import os
+import platform
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from contextlib import suppress
@@ -262,6 +266,29 @@ def test_a_server_that_other_machines_reach_warns_once_of_a_missing_key(host, ke
         lines = [json.loads(line) for line in server.stderr]
     told = [line["event"] for line in lines if line["level"] == "warning"]
     assert len(told) == warnings and all("no API key" in each for each in told)
+
+
+AT_TORCH = """
+import os, sys
+class AtTorch:
+    def find_spec(self, name, *_):
+        if name == "torch":
+            print(os.environ.get("LRU_CACHE_CAPACITY"))
+            sys.exit()
+sys.meta_path.insert(0, AtTorch())
+sys.argv = ["bertsmith", "serve"]
+from bertsmith.cli.app import main
+main()
+"""
+
+
+@pytest.mark.parametrize("given", [{}, {"LRU_CACHE_CAPACITY": "7"}])
+def test_few_prepared_products_are_kept_by_each_thread_unless_the_user_says_how_many(given):
+    others = {name: value for name, value in os.environ.items() if name != "LRU_CACHE_CAPACITY"}
+    command = [sys.executable, "-c", AT_TORCH]
+    told = subprocess.run(command, env=others | given, capture_output=True, text=True, check=True)
+    own = "64" if platform.machine() == "x86_64" else "None"
+    assert told.stdout == f"{given.get('LRU_CACHE_CAPACITY', own)}\n"
 
 
 def test_a_model_without_a_name_is_called_as_its_folder(tmp_path, monkeypatch):
