@@ -1,6 +1,7 @@
 """Texts without some of their words: what a model reads of them once the tokens of these words are gone."""
 
-from collections.abc import Collection, Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
 from bertsmith.inference.predictor import Word, words_of_texts
@@ -26,10 +27,19 @@ class TextWords:
         encoded, text = tokenized.encoded, tokenized.text
         parts = (text,) if isinstance(text, str) else text
         alone = [TokenizedText(part, _of_part(encoded, number)) for number, part in enumerate(parts)]
-        words = [(part, word) for part, cut in enumerate(words_of_texts(alone)) for word in cut]
-        numbers = [
-            _word_at(words, part, span) for part, span in zip(encoded.sequence, encoded.offsets, strict=True)
-        ]
+        cut = words_of_texts(alone)
+        words = [(part, word) for part, of_part in enumerate(cut) for word in of_part]
+        ends = [[word.end for word in of_part] for of_part in cut]
+
+        def number_of(part: int, start: int, end: int) -> int:
+            """Return the first word that shares a character with a token; words come in order."""
+            at = bisect_right(ends[part], start) if part >= 0 else 0
+            if part < 0 or at == len(cut[part]) or end <= cut[part][at].start:
+                return NO_WORD
+            return at + (len(cut[0]) if part else 0)
+
+        spans = zip(encoded.sequence, encoded.offsets, strict=True)
+        numbers = [number_of(part, *span) for part, span in spans]
         # A character that became several words belongs to the first: the others have no token.
         known = sorted(set(numbers) - {NO_WORD})
         renumbered = {word: number for number, word in enumerate(known)} | {NO_WORD: NO_WORD}
@@ -48,14 +58,6 @@ class TextWords:
             rest = self.without({number})
             if part in rest.encoded.sequence:
                 yield number, rest
-
-
-def _word_at(words: Sequence[tuple[int, Word]], part: int, span: tuple[int, int]) -> int:
-    start, end = span
-    for number, (of_part, word) in enumerate(words):
-        if of_part == part and start < word.end and end > word.start:
-            return number
-    return NO_WORD
 
 
 def _of_part(encoded: Encoded, part: int) -> Encoded:

@@ -55,5 +55,5 @@ def error_response(error: ApiError, request_id: str) -> Response:
 def one_line(text: str) -> str:
     """A message of one line that every client can decode, whatever was sent in it."""
     # A JSON string may hold a lone surrogate, which has no UTF-8 form.
-    plain = " ".join(text.encode("utf-8", "replace").decode("utf-8").split())
+    plain = " ".join(text[: 2 * MAX_MESSAGE].encode("utf-8", "replace").decode("utf-8").split())
     return plain if len(plain) <= MAX_MESSAGE else f"{plain[:MAX_MESSAGE]} ..."

@@ -1,17 +1,21 @@
-"""Routes that show the inside of a model: its tokens, heads and layers, and which words decided."""
+"""Routes that show the inside of a model: its tokens, heads and layers, and which words decided.
+
+Replies hold what the models return, unchecked (`model_construct`): a check would hold up the event loop.
+"""
 
 from typing import Any
 
 import numpy as np
 from fastapi import APIRouter
+from numpy.typing import NDArray
 
 from bertsmith.inference.left_out_words import TextWords
 from bertsmith.inference.outputs import Classification
+from bertsmith.inference.text_reader import Reader, TokenizedText
 from bertsmith.serve.api_errors import ApiError
-from bertsmith.serve.batching import BatchKey
+from bertsmith.serve.batching import BatchKey, check_size
 from bertsmith.serve.look_schemas import (
     AttentionResponse,
-    EmbeddingPartView,
     EmbeddingRequest,
     EmbeddingResponse,
     GuessesRequest,
@@ -21,26 +25,19 @@ from bertsmith.serve.look_schemas import (
     HeadsResponse,
     HeadStepsRequest,
     HeadStepsResponse,
-    HeadView,
     IntrospectionRequest,
-    LayerCosines,
-    MaskLayersView,
-    MomentView,
-    OccurrencePoint,
-    SensesLayer,
     SensesRequest,
     SensesResponse,
     SimilarityRequest,
     SimilarityResponse,
     TokensRequest,
     TokensResponse,
-    TokenView,
     WordsRequest,
     WordsResponse,
     WordView,
 )
-from bertsmith.serve.model_registry import ServedModel
 from bertsmith.serve.routes import classify_texts
+from bertsmith.serve.server_config import Limits
 from bertsmith.serve.service import (
     FieldNames,
     PredictionRequest,
@@ -61,6 +58,8 @@ MAX_OCCURRENCES = 64
 """Of a word: all are compared with each other, and a map of more is a cloud."""
 MAX_JOINT_TOKENS = 4096
 """Of texts that go through the model in one piece, and nobody else meanwhile."""
+MAX_JOINT_CHARACTERS = 2**16
+"""Maximum total length of such texts: a word of any length may be a single token."""
 MAX_GUESSES_TOKENS = 128
 """Every layer gives scores of a whole vocabulary for every mask."""
 MAX_WORDS = 120
@@ -83,8 +82,9 @@ def look_routes(service: Service) -> APIRouter:
     async def look_at_words(request: WordsRequest) -> WordsResponse:
         """Which words decided: what the outcome of a classifier or an answer loses without each of them."""
         model = service.models.with_ability(request.model, "classify", "score", "answer")
-        read = await _read_words(request, model, service)
-        without = list(read.each_left_out())
+        _check_words_text(request, service.limits)
+        reader = await model.reader()
+        read, without = await service.in_thread(_words_left_out, reader, request, service.limits)
         texts = [read.tokenized, *(text for _, text in without)]
         if "answer" in model.info.abilities:
             wanted = PredictionRequest(
@@ -111,15 +111,14 @@ def _add_token_routes(router: APIRouter, service: Service) -> None:
     async def look_at_tokens(request: TokensRequest) -> TokensResponse:
         """What the model reads of a text or pair, and a random masking of it."""
         found = await service.predict(_one_text("look/tokens", request, request.seed))
-        views = [TokenView.model_validate(each, from_attributes=True) for each in found.results[0].tokens]
-        return TokensResponse(model=found.model, tokens=views)
+        return TokensResponse.model_construct(model=found.model, tokens=found.results[0].tokens)
 
     @router.post("/embedding")
     async def look_at_embedding(request: EmbeddingRequest) -> EmbeddingResponse:
         """The vectors that are added up for one token."""
         found = await service.predict(_one_text("look/embedding", request, request.token))
-        parts = [EmbeddingPartView(name=each.name, values=_numbers(each.values)) for each in found.results[0]]
-        return EmbeddingResponse(model=found.model, parts=parts)
+        parts = [{"name": each.name, "values": _rounded(each.values)} for each in found.results[0]]
+        return EmbeddingResponse.model_construct(model=found.model, parts=parts)
 
 
 def _add_head_routes(router: APIRouter, service: Service) -> None:
@@ -130,12 +129,12 @@ def _add_head_routes(router: APIRouter, service: Service) -> None:
         found = await service.predict(wanted)
         seen = found.results[0]
         layers, heads = seen.weights.shape[:2]
-        return AttentionResponse(
+        return AttentionResponse.model_construct(
             model=found.model,
-            tokens=list(seen.tokens),
+            tokens=seen.tokens,
             layers=layers,
             heads=heads,
-            weights=_numbers(seen.weights),
+            weights=_rounded(seen.weights),
         )
 
     @router.post("/heads")
@@ -143,17 +142,13 @@ def _add_head_routes(router: APIRouter, service: Service) -> None:
         """All heads in small: what each is like on this text, and where to look first."""
         found = await service.predict(_one_text("look/heads", request, max_tokens=MAX_HEAD_TOKENS))
         seen = found.results[0]
-        kinds = [
-            [HeadView.model_validate(each, from_attributes=True) for each in row] for row in seen.summaries
-        ]
-        moment = seen.moment and MomentView.model_validate(seen.moment, from_attributes=True)
-        return HeadsResponse(
+        return HeadsResponse.model_construct(
             model=found.model,
-            tokens=list(seen.tokens),
-            special=list(seen.special),
-            kinds=kinds,
-            maps=_numbers(seen.maps, MAP_DIGITS),
-            moment=moment,
+            tokens=seen.tokens,
+            special=seen.special,
+            kinds=seen.summaries,
+            maps=_rounded(seen.maps, MAP_DIGITS),
+            moment=seen.moment,
         )
 
     @router.post("/head")
@@ -161,7 +156,7 @@ def _add_head_routes(router: APIRouter, service: Service) -> None:
         """What each token attends to in one head, or on average over the heads of a layer."""
         head = (request.layer, request.head)
         found = await service.predict(_one_text("look/head", request, *head, max_tokens=MAX_HEAD_TOKENS))
-        return HeadResponse(model=found.model, weights=_numbers(found.results[0]))
+        return HeadResponse.model_construct(model=found.model, weights=_rounded(found.results[0]))
 
     @router.post("/head-steps")
     async def look_at_head_steps(request: HeadStepsRequest) -> HeadStepsResponse:
@@ -172,8 +167,8 @@ def _add_head_routes(router: APIRouter, service: Service) -> None:
         )
         seen = found.results[0]
         names = ("query", "scores", "weights", "keys", "values", "output")
-        numbers = {name: _numbers(getattr(seen, name)) for name in names}
-        return HeadStepsResponse(model=found.model, most_read=list(seen.most_read), **numbers)
+        numbers: dict[str, Any] = {name: _rounded(getattr(seen, name)) for name in names}
+        return HeadStepsResponse.model_construct(model=found.model, most_read=seen.most_read, **numbers)
 
 
 def _add_layer_routes(router: APIRouter, service: Service) -> None:
@@ -184,12 +179,11 @@ def _add_layer_routes(router: APIRouter, service: Service) -> None:
         key = BatchKey("look/senses", (request.word, MAX_OCCURRENCES))
         found = await service.predict(_joint(key, request.sentences, request.model, "sentences"))
         seen = found.results[0]
-        points = [OccurrencePoint.model_validate(each, from_attributes=True) for each in seen.points]
-        layers = [
-            SensesLayer(plane=_numbers(each.plane), **_cosines(each.similarity)) for each in seen.layers
-        ]
-        similarity = np.asarray(seen.similarity, dtype=np.float64).tolist()
-        return SensesResponse(model=found.model, points=points, similarity=similarity, layers=layers)
+        layers = [{"plane": _rounded(each.plane), **_cosines(each.similarity)} for each in seen.layers]
+        similarity = np.asarray(seen.similarity, dtype=np.float64)
+        return SensesResponse.model_construct(
+            model=found.model, points=seen.points, similarity=similarity, layers=layers
+        )
 
     @router.post("/similarity")
     async def look_at_similarity(request: SimilarityRequest) -> SimilarityResponse:
@@ -197,8 +191,8 @@ def _add_layer_routes(router: APIRouter, service: Service) -> None:
         service.check_count(request.texts)
         wanted = _joint(BatchKey("look/similarity"), request.texts, request.model, "texts")
         found = await service.predict(wanted)
-        layers = [LayerCosines(**_cosines(each)) for each in found.results[0]]
-        return SimilarityResponse(model=found.model, layers=layers)
+        layers = [_cosines(each) for each in found.results[0]]
+        return SimilarityResponse.model_construct(model=found.model, layers=layers)
 
     @router.post("/guesses")
     async def look_at_guesses(request: GuessesRequest) -> GuessesResponse:
@@ -211,8 +205,7 @@ def _add_layer_routes(router: APIRouter, service: Service) -> None:
             fields=single_field("text"),
         )
         found = await service.predict(wanted)
-        masks = [MaskLayersView.model_validate(each, from_attributes=True) for each in found.results[0]]
-        return GuessesResponse(model=found.model, masks=masks)
+        return GuessesResponse.model_construct(model=found.model, masks=found.results[0])
 
 
 def check_word(word: str) -> None:
@@ -232,6 +225,9 @@ def _one_text(
 
 
 def _joint(key: BatchKey, texts: list[str], model: str | None, field: str) -> PredictionRequest:
+    if (characters := sum(map(len, texts))) > MAX_JOINT_CHARACTERS:
+        message = f"{characters} characters are too many for this view, which takes {MAX_JOINT_CHARACTERS}"
+        raise ApiError(422, message)
     return PredictionRequest(key, texts, model, max_tokens=MAX_JOINT_TOKENS, fields=list_field(field))
 
 
@@ -239,30 +235,37 @@ def _text_of(request: IntrospectionRequest | WordsRequest) -> str | tuple[str, s
     return request.first if request.second is None else (request.first, request.second)
 
 
-def _numbers(values: Any, digits: int = DIGITS) -> Any:
-    return np.asarray(values, dtype=np.float64).round(digits).tolist()
+def _rounded(values: Any, digits: int = DIGITS) -> NDArray[np.float64]:
+    rounded: NDArray[np.float64] = np.asarray(values, dtype=np.float64).round(digits)
+    return rounded
 
 
-def _cosines(seen: Any) -> dict[str, Any]:
-    return {"similarity": _numbers(seen.plain), "centred": _numbers(seen.centred)}
+def _cosines(seen: Any) -> dict[str, NDArray[np.float64]]:
+    return {"similarity": _rounded(seen.plain), "centred": _rounded(seen.centred)}
 
 
 # ---- which words decided
 
 
-async def _read_words(request: WordsRequest, model: ServedModel, service: Service) -> TextWords:
-    """The words of the text or pair that was sent."""
-    text, fields = _text_of(request), _as_sent(request)
+def _check_words_text(request: WordsRequest, limits: Limits) -> None:
+    """Reject a text or pair that is too long or empty."""
     characters = len(request.first) + len(request.second or "")
     if characters > MAX_WORDS_CHARACTERS:
         message = f"{characters} characters are too many for this view, which takes {MAX_WORDS_CHARACTERS}"
         raise ApiError(422, message)
-    check_texts([text], fields, service.limits)
-    (tokenized,) = (await model.reader()).tokenize([text])
+    check_texts([_text_of(request)], _as_sent(request), limits)
+
+
+def _words_left_out(
+    reader: Reader, request: WordsRequest, limits: Limits
+) -> tuple[TextWords, list[tuple[int, TokenizedText]]]:
+    """Return the words of the text or pair that was sent, and the text without each of them."""
+    (tokenized,) = reader.tokenize([_text_of(request)])
     read = TextWords.of(tokenized)
     if len(read.words) > MAX_WORDS:
         raise ApiError(422, f"{len(read.words)} words are too many for this view, which takes {MAX_WORDS}")
-    return read
+    check_size(len(tokenized) * len(read.words), limits)
+    return read, list(read.each_left_out())
 
 
 def _as_sent(request: WordsRequest) -> FieldNames:

@@ -50,7 +50,7 @@ def prediction_routes(service: Service) -> APIRouter:
         found = await service.predict(
             PredictionRequest(key, texts, request.model, fields=single_field("text"))
         )
-        return FillResponse(model=found.model, masks=found.results[0])
+        return FillResponse.model_construct(model=found.model, masks=found.results[0])
 
     @router.post("/next")
     async def next_sentence(request: NextRequest) -> NextResponse:
@@ -68,13 +68,13 @@ def prediction_routes(service: Service) -> APIRouter:
         service.check_count(request.texts)
         found = await classify_texts(service, [as_text(each) for each in request.texts], model=request.model)
         results = [classification_to_json(each) for each in found.results]
-        return ClassifyResponse.model_validate({"model": found.model, "results": results})
+        return ClassifyResponse.model_construct(model=found.model, results=results)
 
     @router.post("/tag")
     async def tag(request: TagRequest) -> TagResponse:
         """The tag of each word, and the entities that tags mark, such as names."""
         found = await service.predict(PredictionRequest(BatchKey("tag"), request.texts, request.model))
-        return TagResponse(model=found.model, results=found.results)
+        return TagResponse.model_construct(model=found.model, results=found.results)
 
     @router.post("/answer")
     async def answer(request: AnswerRequest) -> AnswerResponse:
@@ -104,7 +104,8 @@ def prediction_routes(service: Service) -> APIRouter:
         service.check_count(request.texts)
         model = service.models.with_ability(request.model, "embed")
         found = await service.predict(embedding_request(model, request.texts))
-        return CompareResponse(model=found.model, similarity=cosines(np.stack(found.results)).tolist())
+        similarity = cosines(np.stack(found.results))
+        return CompareResponse.model_construct(model=found.model, similarity=similarity)
 
     return router
 
@@ -129,20 +130,21 @@ async def classify_texts(
 
 def embedding_request(
     model: ServedModel,
-    texts: Sequence[str],
+    texts: Sequence[TextInput],
     *,
     prompt_name: str | None = None,
     truncate: bool = False,
     fields: FieldNames = TEXTS,
 ) -> PredictionRequest:
-    """The vector of each text is wanted, behind the prompt of this name or the model's usual one."""
+    """Return a request for the vectors of texts, behind the prompt of this name or the model's usual one."""
     sentence = model.info.sentence
     if prompt_name is not None and prompt_name not in sentence.prompts:
         known = f"it has {', '.join(sentence.prompts) or 'none'}"
         raise ApiError(422, f"prompt_name: the model {model.name} has no such prompt; {known}")
     prompt = None if prompt_name is None else sentence.prompts[prompt_name]
-    behind = [sentence.prepared(text, prompt) for text in texts] if sentence.prepares(prompt) else texts
-    return PredictionRequest(BatchKey("embed"), behind, model.name, truncate, fields=fields)
+    if sentence.prepares(prompt):
+        texts = [sentence.prepared(text, prompt) if isinstance(text, str) else text for text in texts]
+    return PredictionRequest(BatchKey("embed"), texts, model.name, truncate, fields=fields)
 
 
 def _text_classifier(service: Service, text: str | tuple[str, str], name: str | None) -> ServedModel:

@@ -3,12 +3,13 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from bertsmith.core.errors import UserError
 from bertsmith.core.files import lone_surrogate
-from bertsmith.inference.text_reader import Reader, TextInput, TokenizedText, as_written
+from bertsmith.inference.text_reader import Reader, TextInput, TokenizedText
 from bertsmith.packed import split_by_budget
 from bertsmith.serve.api_errors import ApiError, too_many_texts
 from bertsmith.serve.batching import BatchKey, check_size
@@ -17,8 +18,8 @@ from bertsmith.serve.model_registry import ModelRegistry, ServedModel
 from bertsmith.serve.operations import OPERATIONS
 from bertsmith.serve.server_config import Limits
 
-LONG_CHARACTERS = 4000
-"""From here on, tokenising would hold up the other requests and goes to a thread."""
+LONG_CHARACTERS = 1000
+"""Characters of a request that is tokenized in a thread: with some vocabularies they are 17 tokens each."""
 CHUNK_CHARACTERS = 2**14
 """So many are tokenised in one go: between two chunks a request can be rejected, and cancelled."""
 MIN_CHUNK_PAIRS = 8
@@ -26,6 +27,7 @@ MIN_CHUNK_PAIRS = 8
 CAUTION = 0.7
 """Of the tokens that a request seems to have, by its first texts: so many are taken for granted."""
 
+Made = TypeVar("Made")
 FieldNames = Callable[[int], tuple[str, ...]]
 """Where the text of this index stands in the request: the name of the whole, and of both parts of a pair."""
 
@@ -85,6 +87,12 @@ class Service:
 
     def __init__(self, models: ModelRegistry, limits: Limits, *, truncates: bool = False) -> None:
         self.models, self.limits, self.truncates = models, limits, truncates
+        # One for all requests: several threads would take the interpreter from the event loop in turn.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="texts")
+
+    async def in_thread(self, work: Callable[..., Made], *given: Any) -> Made:
+        """Return the result of work on texts that would hold up the event loop."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work, *given)
 
     def check_count(self, texts: Sequence[Any]) -> None:
         """Reject more texts than a request may hold, before anything is done with each of them."""
@@ -125,20 +133,20 @@ class Service:
         if request.pairs_with_first:
             # Of a long first text, each pair holds what fits into the model. A chunk makes several pairs, or
             # the queue would take each for a short request, and promise to answer all of them in time.
-            shared, texts = min(len(texts[0]), CHUNK_CHARACTERS // MIN_CHUNK_PAIRS), texts[1:]
-        sizes = [shared + _characters(text) for text in texts]
-        if max(sum(sizes), sum(map(_characters, request.texts))) < LONG_CHARACTERS:
+            shared, texts = min(_size(texts[0]), CHUNK_CHARACTERS // MIN_CHUNK_PAIRS), texts[1:]
+        sizes = [shared + _size(text) for text in texts]
+        if max(sum(sizes), sum(map(_size, request.texts))) < LONG_CHARACTERS:
             found = self._tokenized(reader, request, model, range(len(sizes)))
             self._weigh(request, tokens=sum(map(len, found)), fraction=1.0)
             yield found
             return
         first = None
         if request.pairs_with_first:
-            (first,) = await asyncio.to_thread(tokenized, reader, request, range(1))
+            (first,) = await self.in_thread(tokenized, reader, request, range(1))
         together: list[TokenizedText] = []
         began, tokens, read = time.monotonic(), 0, 0
         for chunk in split_by_budget(sizes, CHUNK_CHARACTERS):
-            found = await asyncio.to_thread(self._tokenized, reader, request, model, chunk, first)
+            found = await self.in_thread(self._tokenized, reader, request, model, chunk, first)
             tokens, read = tokens + sum(map(len, found)), read + sum(sizes[index] for index in chunk)
             if rest := self._weigh(request, tokens=tokens, fraction=read / sum(sizes)):
                 await model.queue.check_in_time(rest, since=began)
@@ -204,11 +212,12 @@ def with_field_name(error: UserError, fields: FieldNames, *, first: int = 0) -> 
 
 
 def check_texts(texts: Sequence[TextInput], fields: FieldNames, limits: Limits) -> None:
-    """Reject longer or emptier texts than the server takes."""
+    """Reject longer or emptier texts than the server takes; tokens were checked when they were made."""
     for index, given in enumerate(texts):
+        if isinstance(given, TokenizedText):
+            continue
         whole, *parts = fields(index)
-        text = as_written(given)
-        named = ((whole, text),) if isinstance(text, str) else zip(parts, text, strict=True)
+        named = ((whole, given),) if isinstance(given, str) else zip(parts, given, strict=True)
         for name, each in named:
             _check_text(each, name, limits)
 
@@ -232,6 +241,6 @@ def check_lengths(lengths: Sequence[int], model: ServedModel, fields: FieldNames
             raise ApiError(422, f"{message}; shorten or split it, or start the server with --truncate")
 
 
-def _characters(given: TextInput) -> int:
-    text = as_written(given)
-    return len(text) if isinstance(text, str) else len(text[0]) + len(text[1])
+def _size(given: TextInput) -> int:
+    """Return the number of characters that are to be tokenized, or that of tokens."""
+    return len(given[0]) + len(given[1]) if isinstance(given, tuple) else len(given)

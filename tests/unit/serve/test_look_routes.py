@@ -68,6 +68,8 @@ def test_without_each_word_an_answer_loses_what_it_rests_on(application):
         ("/look/guesses", {"text": "no mask"}, "has no [MASK]"),
         ("/look/guesses", {"text": "[MASK] cat " * 70}, "takes 128"),
         ("/look/similarity", {"texts": ["cat " * 100] * 50}, "takes 4096"),
+        ("/look/similarity", {"texts": ["c" * 40_000] * 2}, "80000 characters are too many"),
+        ("/look/senses", {"word": "c", "sentences": ["c" * 40_000] * 2}, "80000 characters are too many"),
         ("/look/words", {"first": "cat " * 200, "model": "mood"}, "200 words are too many"),
         ("/look/words", {"first": "c" * 5000, "model": "mood"}, "5000 characters are too many"),
         ("/look/words", {"first": "a cat", "model": "toy"}, "toy"),

@@ -36,10 +36,10 @@ def counted(monkeypatch):
 @pytest.mark.parametrize(
     ("texts", "thread"),
     [
-        (["x" * 3999], "own"),
-        (["x" * 4000], "other"),
-        (["x" * 2000, "x" * 1999], "own"),
-        (["x" * 2000, ["x" * 1000, "x" * 1000]], "other"),
+        (["x" * 999], "own"),
+        (["x" * 1000], "other"),
+        (["x" * 500, "x" * 499], "own"),
+        (["x" * 500, ["x" * 250, "x" * 250]], "other"),
     ],
 )
 def test_the_tokens_of_long_texts_are_counted_where_nobody_has_to_wait_for_it(
