@@ -20,6 +20,7 @@ from bertsmith.text.fast_encoder import FastEncoder
 from bertsmith.text.tokenizer import (
     Encoded,
     Tokenizer,
+    encode_ids,
     join_pair,
     read_templates,
     truncate_longest_first,
@@ -35,9 +36,10 @@ WORTH_A_TABLE = 256
 
 @dataclass(frozen=True, slots=True)
 class TokenizedText:
-    """A text with its tokens: whoever has to know its length tokenises it but once."""
+    """A text together with its tokens, so that it is tokenized only once."""
 
     text: TextOrPair
+    """Empty if only the tokens were given."""
     encoded: Encoded
 
     def __len__(self) -> int:
@@ -133,6 +135,14 @@ class Reader:
             else self.tokenize([text], allow_special=allow_special, first=number)[0]
             for number, text in enumerate(texts, start=first)
         ]
+
+    def tokenize_ids(self, lists: Sequence[Sequence[int]], prompt: str) -> list[TokenizedText]:
+        """Return lists of token ids as texts behind a prompt; the ids are taken as they are."""
+        for number in set(chain.from_iterable(lists)):
+            self.tokenizer.token(number)  # an error where there is none
+        template = read_templates(self.tokenizer).single
+        (before,) = TokenizedText(prompt, self.tokenizer.encode(prompt)).pieces()
+        return [TokenizedText("", encode_ids(ids, template, prompt=before)) for ids in lists]
 
     def pairs(
         self, first: TokenizedText, others: Sequence[TokenizedText], *, truncate: bool

@@ -1,7 +1,7 @@
 """The routes of OpenAI's embeddings API, and their JSON as its clients send and expect it."""
 
-import asyncio
 import base64
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import numpy as np
@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from bertsmith.core.errors import UserError
+from bertsmith.inference.text_reader import TextInput
 from bertsmith.inference.vectors import unit
 from bertsmith.serve.api_errors import ApiError
 from bertsmith.serve.model_registry import ServedModel
@@ -38,7 +39,9 @@ class CompatibleRequest(BaseModel):
 class EmbeddingsRequest(CompatibleRequest):
     """OpenAI: texts, or token ids of the served model's own vocabulary."""
 
-    input: str | Texts | TokenIds | TokenIdLists
+    input: str | Texts | TokenIds | TokenIdLists = Field(
+        description="Token ids are taken as they are, between the model's special tokens."
+    )
     model: str | None = None
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = Field(None, ge=1)
@@ -105,11 +108,11 @@ def openai_routes(service: Service) -> APIRouter:
         model = service.models.with_ability(request.model, "embed")
         is_one = isinstance(request.input, str) or isinstance(request.input[0], int)
         fields = single_field("input") if is_one else list_field("input")
-        texts = await _texts_of(request.input, model, service=service, fields=fields)
+        texts = await _inputs_of(request.input, model, service=service, fields=fields)
         found = await service.predict(embedding_request(model, texts, fields=fields))
         rows = unit(vectors_of(found, request.dimensions))
         data = [
-            Embedding(index=index, embedding=_encoded(row, request.encoding_format))
+            Embedding.model_construct(index=index, embedding=_encoded(row, request.encoding_format))
             for index, row in enumerate(rows)
         ]
         usage = Usage(prompt_tokens=found.tokens, total_tokens=found.tokens)
@@ -138,14 +141,14 @@ def _encoded(row: NDArray[np.float64], encoding: str) -> list[float] | str:
     return numbers
 
 
-async def _texts_of(
+async def _inputs_of(
     given: str | list[str] | list[int] | list[list[int]],
     model: ServedModel,
     *,
     service: Service,
     fields: FieldNames,
-) -> list[str]:
-    """The inputs as texts; token ids are decoded into the text that they spell."""
+) -> Sequence[TextInput]:
+    """Return the texts that were sent, or the token ids as texts with these tokens."""
     if isinstance(given, str):
         return [given]
     if not isinstance(given[0], int):
@@ -153,12 +156,11 @@ async def _texts_of(
     if isinstance(given[0], str):
         return [str(text) for text in given]
     lists = [given] if isinstance(given[0], int) else given
-    tokenizer = (await model.reader()).tokenizer
-    # Before they are decoded, which takes a while for each of them; nobody else must wait for that.
-    if service.truncates:
-        lists = [ids[: model.info.max_tokens] for ids in lists]
-    check_lengths([len(ids) for ids in lists], model, fields)
+    if not service.truncates:
+        check_lengths([len(ids) for ids in lists], model, fields)
+    reader, sentence = await model.reader(), model.info.sentence
+    prompt = sentence.default_prompt.lower() if sentence.lowers_case else sentence.default_prompt
     try:
-        return await asyncio.to_thread(lambda: [tokenizer.decode(ids) for ids in lists])
+        return await service.in_thread(reader.tokenize_ids, lists, prompt)
     except UserError as error:
         raise ApiError(422, error.line()) from error

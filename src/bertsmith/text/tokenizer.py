@@ -408,6 +408,27 @@ def join_pair(first: Encoded, second: Encoded, template: Template, *, limit: int
     return joined
 
 
+def encode_ids(ids: Sequence[int], template: Template, *, prompt: Sequence[int] = ()) -> Encoded:
+    """Return token ids behind those of a prompt as `encode` returns the ids of a text; all offsets are 0.
+
+    Special tokens that the template puts around a text are not repeated if the ids begin and end with them.
+    """
+    lead, tail = template.lead.ids, template.tail.ids
+    end = len(ids) - len(tail)
+    if len(lead) <= end and (*ids[: len(lead)], *ids[end:]) == (*lead, *tail):
+        ids = ids[len(lead) : end]
+    encoded = Encoded([], [], [], [], [])
+    _insert(encoded, template.lead)
+    encoded.ids.extend([*prompt, *ids])
+    count = len(prompt) + len(ids)
+    encoded.segments.extend([template.text_segments[0]] * count)
+    encoded.offsets.extend([(0, 0)] * count)
+    encoded.sequence.extend([0] * count)
+    encoded.words.extend([None] * count)
+    _insert(encoded, template.tail)
+    return encoded
+
+
 def _insert(encoded: Encoded, inserted: Inserted) -> None:
     """Add special tokens at the end."""
     encoded.ids.extend(inserted.ids)

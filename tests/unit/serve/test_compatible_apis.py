@@ -9,6 +9,7 @@ import openai
 import pytest
 
 import bertsmith
+from bertsmith.packed import pack
 from tests.unit.serve.serving import application_of, error_of, get, post
 
 TEXTS = ["the warm sun", "my dog runs in the rain", "tea"]
@@ -56,8 +57,47 @@ def test_the_openai_client_may_send_tokens(client, toy):
     assert np.allclose(one.data[0].embedding, expected[1], atol=1e-5)
 
 
-def test_more_token_ids_than_the_model_takes_are_rejected_before_they_are_read_back(client, monkeypatch):
-    monkeypatch.setattr(bertsmith.Tokenizer, "decode", lambda *_: pytest.fail("was read back"))
+def ids_that_no_text_has(tokenizer):
+    """Token ids that another tokenization of the text that they spell would replace."""
+    ids = [tokenizer.id(token) for token in ("c", "##a", "##t", "[UNK]", "##s", "[MASK]", "t", "##e", "##a")]
+    assert tokenizer.encode(tokenizer.decode(ids)).ids[1:-1] != ids
+    return ids
+
+
+def vector_of(bert, ids):
+    """Return the centred vector of these ids, of length 1."""
+
+    def mean(of):
+        return bert.engine.network(pack([of], [[0] * len(of)])).detach().double().numpy().mean(0)
+
+    empty = unit(mean([bert.tokenizer.cls_id, bert.tokenizer.sep_id]))
+    return unit(mean(ids) - (mean(ids) @ empty) * empty)
+
+
+@pytest.mark.parametrize("truncates", [False, True])
+def test_token_ids_are_embedded_as_they_are(folders, toy, truncates):
+    application = application_of({"toy": folders["toy"]}, truncates=truncates)
+    ids = ids_that_no_text_has(toy.tokenizer)
+    (found,) = post(application, "/v1/embeddings", {"input": [ids]}).json()["data"]
+    whole = [toy.tokenizer.cls_id, *ids, toy.tokenizer.sep_id]
+    assert np.allclose(found["embedding"], vector_of(toy, whole), atol=1e-5)
+
+
+def test_special_tokens_around_token_ids_are_not_repeated(application, toy):
+    ids = toy.tokenizer.encode(TEXTS[0]).ids
+    found = post(application, "/v1/embeddings", {"input": [ids, ids[1:-1]]}).json()
+    first, second = (each["embedding"] for each in found["data"])
+    assert first == pytest.approx(second, abs=1e-6)
+    assert found["usage"]["prompt_tokens"] == 2 * len(ids)
+
+
+def test_special_tokens_without_any_other_are_no_text(application, toy):
+    ids = toy.tokenizer.encode("").ids
+    reply = post(application, "/v1/embeddings", {"input": [[5], ids]})
+    assert (reply.status_code, error_of(reply)[:18]) == (422, "input[1]: is empty")
+
+
+def test_more_token_ids_than_the_model_takes_are_rejected(client):
     with pytest.raises(openai.UnprocessableEntityError, match="input: has 5000 tokens"):
         client.embeddings.create(model="toy", input=[5] * 5000)
 

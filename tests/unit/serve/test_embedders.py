@@ -63,6 +63,14 @@ def test_a_model_that_was_not_trained_for_similarity_is_named_in_the_log_once(fo
     assert told.startswith(f"{folders['toy']}: ")
 
 
+def test_token_ids_stand_behind_the_prompt_of_the_folder(served, embedder):
+    tokenizer = bertsmith.load(embedder).tokenizer
+    ids = [tokenizer.encode(text).ids[1:-1] for text in TEXTS]
+    found = post(served, "/v1/embeddings", {"input": ids}).json()["data"]
+    rows = unit(raw(embedder, TEXTS, "the cat "))
+    assert np.allclose([each["embedding"] for each in found], rows, atol=1e-5)
+
+
 def test_a_prompt_is_chosen_by_its_name(served, embedder):
     body = {"inputs": TEXTS, "normalize": False, "prompt_name": "passage"}
     assert np.allclose(post(served, "/embed", body).json(), raw(embedder, TEXTS, "it is "), atol=1e-5)
