@@ -93,7 +93,8 @@ def _layer_states(bert: Bert, encoded: Encoded) -> list[Tensor]:
 
 def _cosines(vectors_MD: Tensor, mean_D: Tensor) -> Cosines:
     def each_with_each(some_MD: Tensor) -> Tensor:
-        return functional.cosine_similarity(some_MD[:, None], some_MD[None], dim=-1).float()
+        unit_MD = functional.normalize(some_MD, dim=-1)  # cosine_similarity would hold M x M x D numbers
+        return (unit_MD @ unit_MD.T).float()
 
     return Cosines(each_with_each(vectors_MD), each_with_each(vectors_MD - mean_D))
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from itertools import chain
 from struct import Struct
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -32,12 +32,18 @@ from bertsmith.serve.monitoring import RemoteFailure, failure_fields
 from bertsmith.serve.operations import OPERATIONS
 from bertsmith.text.tokenizer import Encoded
 
+Given = TypeVar("Given")
+Found = TypeVar("Found")
+
 HEAD = Struct("=IBQ")
 """Bytes of what follows, kind and number."""
 SIZE = Struct("=I")
 ROWS = 6
 """Of integers for each token: id, segment, both offsets, sequence and word."""
+TOKEN_BYTES = 4 * ROWS
 NO_WORD = -1
+LARGE_FRAME = 2**18
+"""Bytes of a frame; a larger one, of some 10,000 tokens, is written and read in a thread."""
 
 
 class Kind(IntEnum):
@@ -182,6 +188,11 @@ def _encoded(rows: list[int], length: int) -> Encoded:
 
 
 # ---- replies
+
+
+async def in_thread_if(is_large: bool, work: Callable[[Given], Found], given: Given) -> Found:
+    """Return the result of some work, done in a thread if it would hold up the event loop."""
+    return await asyncio.to_thread(work, given) if is_large else work(given)
 
 
 def _as_array(tensor: torch.Tensor) -> tuple[Callable[..., Any], tuple[Any]]:

@@ -12,7 +12,15 @@ from multiprocessing.context import BaseContext
 from typing import Any
 
 from bertsmith.serve.batching import CONNECTION, BatchReport
-from bertsmith.serve.channel import Channel, Kind, decode_prediction, encode_error, encode_results
+from bertsmith.serve.channel import (
+    LARGE_FRAME,
+    Channel,
+    Kind,
+    decode_prediction,
+    encode_error,
+    encode_results,
+    in_thread_if,
+)
 from bertsmith.serve.model_registry import open_models
 from bertsmith.serve.monitoring import Metrics, Samples, add_up, counts_of
 from bertsmith.serve.remote_models import RemoteModelInfo
@@ -52,7 +60,7 @@ class ModelProcess:
 
     async def predict(self, process: int, content: bytes) -> list[Any]:
         """The results of a request."""
-        asked = decode_prediction(content)
+        asked = await in_thread_if(len(content) > LARGE_FRAME, decode_prediction, content)
         CONNECTION.set(None if asked.connection is None else (process, asked.connection))
         model = self.models[asked.model]
         if not model.is_loaded:
@@ -176,7 +184,10 @@ class HttpChannel(Channel):
 
     async def _reply(self, number: int, answer: Answer, *asked: Any) -> None:
         try:
-            kind, content = Kind.RESULTS, encode_results(await answer(*asked))
+            found = await answer(*asked)
+            # Results are large if the request, which comes last, is.
+            content = await in_thread_if(len(asked[-1]) > LARGE_FRAME, encode_results, found)
+            kind = Kind.RESULTS
         except Exception as error:
             kind, content = Kind.ERROR, encode_error(error)
         self.send(kind, number, content)

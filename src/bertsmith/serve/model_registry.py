@@ -28,6 +28,8 @@ from bertsmith.serve.operations import OPERATIONS
 from bertsmith.serve.server_config import ServerConfig
 from bertsmith.tasks.kinds.registry import KINDS
 
+MAX_NAME = 60
+"""Characters of a name that is quoted."""
 OnBatch = Callable[[str, BatchReport], None]
 """Called with each batch that a model has computed."""
 
@@ -138,6 +140,8 @@ class OpenedModels:
         base = self._config.base if is_adapter(folder) else None
         bert = load(folder, device=self._config.device, precision=self._config.precision, base=base)
         bert.warm_up()
+        if "fill" in bert.abilities:
+            bert.tokenizer.prepare_masks()
         return bert
 
 
@@ -246,7 +250,7 @@ class ModelRegistry:
     def get(self, name: str) -> ServedModel:
         """The model of this name."""
         if name not in self._models:
-            message = f"there is no model {name!r} here; GET /models lists those there are"
+            message = f"there is no model {name[:MAX_NAME]!r} here; GET /models lists those there are"
             raise ApiError(404, message, error_type="model_not_found")
         return self._models[name]
 

@@ -12,12 +12,15 @@ from bertsmith.inference.text_reader import Reader
 from bertsmith.serve.api_errors import ApiError
 from bertsmith.serve.batching import CONNECTION, BatchKey
 from bertsmith.serve.channel import (
+    LARGE_FRAME,
+    TOKEN_BYTES,
     Channel,
     Kind,
     RemotePrediction,
     decode_error,
     decode_results,
     encode_prediction,
+    in_thread_if,
 )
 from bertsmith.serve.model_registry import ModelInfo
 from bertsmith.serve.monitoring import Samples
@@ -66,7 +69,7 @@ class ModelChannel(Channel):
             self._replies.pop(number, None)
         if found is Kind.ERROR:
             raise decode_error(answer)
-        return decode_results(answer)
+        return await in_thread_if(len(answer) > LARGE_FRAME, decode_results, answer)
 
     def tell_samples(self) -> None:
         """Tell the metrics of this process, for whoever asks another one for the sum."""
@@ -128,13 +131,13 @@ class RemoteQueue:
         self, key: BatchKey, inputs: Sequence[Any], tokens: Sequence[int], *, admitted: bool = False
     ) -> list[Any]:
         """The result of each input; cancelling it removes what was not begun from the queue."""
-        del tokens  # they are counted again where they wait
         texts = inputs[0] if OPERATIONS[key.operation].joint else inputs
         client = CONNECTION.get()
         connection = None if client is None else hash(client) % CONNECTION_NUMBERS
-        asked = encode_prediction(RemotePrediction(self._model, connection, admitted, key, texts))
+        asked = RemotePrediction(self._model, connection, admitted, key, texts)
+        content = await in_thread_if(sum(tokens) * TOKEN_BYTES > LARGE_FRAME, encode_prediction, asked)
         self._load.count_sent(self._process)
-        found: list[Any] = await self._channel.ask(Kind.PREDICT, asked)
+        found: list[Any] = await self._channel.ask(Kind.PREDICT, content)
         return found
 
 
@@ -144,6 +147,8 @@ class RemoteModel:
     def __init__(self, known: RemoteModelInfo, queue: RemoteQueue) -> None:
         self.name, self.info, self.queue = known.name, known.info, queue
         self._reader = Reader(known.tokenizer, known.info.max_tokens)
+        if "fill" in known.info.abilities:
+            known.tokenizer.prepare_masks()
 
     @property
     def is_loaded(self) -> bool:

@@ -39,6 +39,8 @@ FLUSH_SECONDS = 60.0
 """For a response to be read, once its connection is to be closed."""
 MAX_HEAD_BYTES = 2**16
 """Of a request's line and headers, of trailers, and of whatever else httptools would gather without limit."""
+MAX_PIPELINED = 64
+"""Requests that may wait behind another one of their connection; eight thousand fit into one read."""
 LINGER_SECONDS = 1.0
 """After SIGTERM the port stays open for so long: new requests get a 503 rather than a closed connection."""
 KEEP_ALIVE_SECONDS = 75
@@ -107,6 +109,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         """A request begins."""
+        if len(self.pipeline) >= MAX_PIPELINED:  # reading pauses, but what was read is parsed in one go
+            raise ValueError("too many requests at once")  # to the parser, which stops
         super().on_message_begin()
         self._is_receiving = True
 

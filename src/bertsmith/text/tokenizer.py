@@ -149,6 +149,11 @@ class Tokenizer:
                 _check_text(part, index=number)
         return [_encoded(encoding) for encoding in self._reader(allow_special).encode_batch(listed)]
 
+    def prepare_masks(self) -> None:
+        """Build what reads masks in texts, if there is a mask: it takes long if the vocabulary is large."""
+        if "mask_token" in self._roles:
+            self._reader((self.mask_token,))
+
     def decode(self, ids: Iterable[int]) -> str:
         """The text of these ids, without the special tokens."""
         numbers = [int(number) for number in ids]

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 import transformers
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from bertsmith.core.errors import UserError
 from bertsmith.inference.head_introspection import (
@@ -157,6 +158,28 @@ def test_texts_are_compared_after_each_layer_with_and_without_their_mean(bert, p
                 centred = cosine(one.mean(0) - mean, other.mean(0) - mean)
                 assert float(found[layer].plain[i, j]) == pytest.approx(plain, abs=1e-4)
                 assert float(found[layer].centred[i, j]) == pytest.approx(centred, abs=1e-4)
+
+
+class LargestTensor(TorchDispatchMode):
+    """Remembers how many numbers the largest result of an operation has."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        found = func(*args, **(kwargs or {}))
+        for each in found if isinstance(found, tuple | list) else [found]:
+            if isinstance(each, torch.Tensor):
+                self.numbers = max(self.numbers, each.numel())
+        return found
+
+
+def test_to_compare_many_texts_takes_no_more_numbers_than_their_vectors_and_cosines(bert):
+    texts = [f"The dog plays {number}." for number in range(80)]
+    _ = bert.engine  # packs the weights
+    with LargestTensor() as largest:
+        inspect_similarity(bert, texts)
+    width, rows = bert.engine.network.config.width, bert.engine.network.config.vocabulary
+    assert largest.numbers <= max(80 * 80, 80 * width, rows * width)
 
 
 def test_a_word_is_one_point_before_it_is_read_in_context(bert):

@@ -48,6 +48,7 @@ def test_a_harmless_request_id_comes_back_and_any_other_is_replaced(application)
         ("/fill", [], 422, "the body: expected a JSON object with text, got an empty list"),
         ("/fill", {"text": "[MASK]", "model": "mood"}, 422, "the model mood cannot fill masks; it can "),
         ("/fill", {"text": "[MASK]", "model": "x\ny"}, 404, "there is no model 'x\\ny' here"),
+        ("/fill", {"text": "[MASK]", "model": "x" * 5000}, 404, "x' here; GET /models lists those there are"),
         ("/classify", {"texts": []}, 422, "texts: expected a list of strings or lists of 2"),
         ("/classify", {"texts": ["cat", " \t"]}, 422, "texts[1]: is empty"),
         ("/classify", {"texts": ["\u200b\u0007"]}, 422, "texts[0]: has no token that the model can read"),

@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from bertsmith.serve.server import MAX_PIPELINED
 from tests.unit.serve.serving import Slowly, application_of, connected, live, on_a_line, until, wait_for
 
 
@@ -76,6 +77,15 @@ def test_a_line_is_closed_where_the_reply_says_so(folders):
         status, headers, _ = read_reply(stream)
         assert (status, stream.read()) == (b"HTTP/1.1 503 Service Unavailable\r\n", b"")
     assert b"connection: close\r\n" in headers
+
+
+def test_no_more_requests_wait_behind_another_one_than_are_parsed_in_a_moment(application):
+    async def say(protocol, wire):
+        protocol.data_received(b"GET /health HTTP/1.1\r\nHost: here\r\n\r\n" * 5000)
+        assert len(protocol.pipeline) <= MAX_PIPELINED
+        await until(lambda: wire.is_cut)
+
+    on_a_line(application, say)
 
 
 def test_what_comes_while_a_request_is_at_work_is_not_piled_up(application):

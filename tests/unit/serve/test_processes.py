@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import threading
 import time
 
 import httpx
@@ -44,6 +45,7 @@ ASKED = [
     ("/look/words", {"first": "who sits?", "second": "the cat sits", "model": "reader"}),
     ("/v1/embeddings", {"input": ["the cat", "a dog"], "encoding_format": "base64"}),
     ("/v1/embeddings", {"input": [5, 6, 7], "dimensions": 4}),
+    ("/v1/embeddings", {"input": [[7, 7, 9, 30, 6], [9, 12]]}),
     ("/embed", {"inputs": "the cat", "normalize": False}),
     ("/embed", {"inputs": [LONG] * 4, "truncate": True}),
     ("/predict", {"inputs": "the cat", "raw_scores": True}),
@@ -97,8 +99,40 @@ def test_every_request_gets_the_same_bytes_as_from_one_process(application, fold
 
     statuses = []
     in_processes(folders, say)
-    assert statuses.count(200) == 27  # and the rest are errors, of four kinds
+    assert statuses.count(200) == 28  # and the rest are errors, of four kinds
     assert set(statuses) == {200, 404, 422}
+
+
+@pytest.mark.parametrize(("words", "in_loop"), [(10, True), (12_000, False)])
+def test_many_tokens_go_between_processes_without_holding_up_the_event_loop(
+    folders, monkeypatch, words, in_loop
+):
+    threads = []
+
+    def note(own):
+        def noted(given):
+            threads.append(threading.current_thread() is threading.main_thread())
+            return own(given)
+
+        return noted
+
+    for module, name in ((remote_models, "encode_prediction"), (model_process, "decode_prediction")):
+        monkeypatch.setattr(module, name, note(getattr(module, name)))
+    names = {"names": folders["names"]}
+    reply = in_processes(names, lambda sides: ask(sides.clients[0], "/tag", {"texts": ["! " * words]}))
+    assert reply.status_code == 200
+    assert threads == [in_loop, in_loop]
+
+
+def test_what_reads_masks_is_made_before_the_first_request(folders):
+    async def say(sides):
+        assert made(sides.models["toy"].tokenizer)
+        assert made((await sides.applications[0].models["toy"].reader()).tokenizer)
+
+    def made(tokenizer):
+        return frozenset([tokenizer.mask_token]) in tokenizer._readers
+
+    in_processes({"toy": folders["toy"]}, say)
 
 
 def test_a_fault_is_logged_under_the_id_of_its_request(mood, caplog):
