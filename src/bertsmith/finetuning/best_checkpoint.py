@@ -11,6 +11,8 @@ from bertsmith.core.files import atomic_path, sha256_of
 from bertsmith.model.tensor_files import read_safetensors, write_safetensors
 from bertsmith.training.run_folder import RunFolder
 
+NO_STEP = -1
+
 
 @dataclass(frozen=True, slots=True)
 class Best:

@@ -280,7 +280,7 @@ class _TrainingLoop:
         deciding_split = dict(islice(run.evaluation_splits.items(), 1))
         if run.solution is not None:
             self._evaluate(deciding_split)  # the probe, which tuning may not improve on
-            run.solution.start_tuning(run.model)
+            run.solution.start_tuning(run.model, run.world)
         cadence = Cadence(
             stop,
             run.world,
@@ -436,9 +436,9 @@ def check_learned(run: Run, state: RunState, found: Evaluation) -> None:
 
 
 def evaluated_values(folder: Path, metric: Metric) -> list[float]:
-    """The values of the deciding metric at each evaluation of a run; one that is no number is the worst."""
+    """Return the deciding metric at each evaluation after a step; one that is not a number is the worst."""
     worst = -inf if metric.larger_is_better else inf
-    lines = [line for line in read_metrics(folder) if line["kind"] == "held-out"]
+    lines = [line for line in read_metrics(folder) if line["kind"] == "held-out" and line["step"]]
     return [worst if line[metric.name] is None else line[metric.name] for line in lines]
 
 

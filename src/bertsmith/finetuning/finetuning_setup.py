@@ -46,7 +46,7 @@ from bertsmith.tasks.batches import ShuffledBatches, balanced_weights
 from bertsmith.tasks.encoded import EncodedSet
 from bertsmith.tasks.objective import TaskObjective, freeze_encoder
 from bertsmith.tasks.task_config import TaskConfig, check_label_thresholds
-from bertsmith.training.checkpoint_storage import saved_steps
+from bertsmith.training.checkpoint_storage import newest_sound_step, saved_steps
 from bertsmith.training.cuda_graphs import recording_of
 from bertsmith.training.distributed import World, share_work
 from bertsmith.training.optimizers import (
@@ -166,7 +166,8 @@ def _set_up_here(assignment: Assignment, splits: TaskSplits, world: World) -> Ru
     )
     solved = solves_head(recipe, config, kept=initial.kept)
     solution = None
-    if solved and not saved_steps(finetuning_folder(assignment.out).checkpoints):
+    checkpoints = finetuning_folder(assignment.out).checkpoints
+    if solved and not (saved_steps(checkpoints) and newest_sound_step(checkpoints) is not None):
         solution = solve_head(model, train_set, batches.class_weights_C)
     run = Run(
         with_micro_tokens(assignment, most_tokens),

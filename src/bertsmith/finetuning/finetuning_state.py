@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bertsmith.finetuning.assignment import ENDED_AFTER
-from bertsmith.finetuning.best_checkpoint import Best, read_best, remove_best_but, write_best
+from bertsmith.finetuning.best_checkpoint import NO_STEP, Best, read_best, remove_best_but, write_best
 from bertsmith.finetuning.evaluation import Evaluation
 from bertsmith.finetuning.finetuning_setup import Run
 from bertsmith.training.checkpoint import TrainingState, latest_state, load_checkpoint, save_checkpoint
@@ -97,7 +97,7 @@ def save(run: Run, state: RunState, *, seconds: float) -> None:
         }
     saved = TrainingState.at(replace(progress, seconds=seconds), scalars)
     save_checkpoint(folder.checkpoints, saved, run.trainer, keep_last=1)
-    world.on_main(lambda: remove_best_but(folder, best.step if best is not None else 0))
+    world.on_main(lambda: remove_best_but(folder, best.step if best is not None else NO_STEP))
 
 
 def remember_best(run: Run, state: RunState, found: Evaluation) -> None:
@@ -106,7 +106,8 @@ def remember_best(run: Run, state: RunState, found: Evaluation) -> None:
     value = found.deciding[metric.name]
     is_better = best is None or metric.is_better(value, than=best.value)
     if best is not None and not is_better and not (value == best.value and found.loss < best.loss):
-        state.best = replace(best, waited=best.waited + 1)
+        # Tuning starts below the probe of step 0: only what it has reached itself is waited for.
+        state.best = replace(best, waited=best.waited + 1 if best.step else 0)
     else:
         tensors = run.model.objective.state_dict()
         weights = {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
@@ -116,4 +117,4 @@ def remember_best(run: Run, state: RunState, found: Evaluation) -> None:
 def remove_states(folder: RunFolder) -> None:
     """Remove the resumable states of a run that is finished."""
     shutil.rmtree(folder.checkpoints, ignore_errors=True)
-    remove_best_but(folder, 0)
+    remove_best_but(folder, NO_STEP)

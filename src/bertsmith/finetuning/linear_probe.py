@@ -19,6 +19,7 @@ from bertsmith.model.heads import OutputHead
 from bertsmith.tasks.encoded import EncodedSet
 from bertsmith.tasks.kinds.kind import LinearProblem
 from bertsmith.tasks.objective import NetworkScorer
+from bertsmith.training.distributed import World
 
 PENALTIES = (1.0, 0.3, 0.1, 0.03, 0.01, 3e-3, 1e-3, 3e-4, 1e-4)
 """Weights of half the squared norm in the loss of standardised vectors, the strongest first."""
@@ -59,9 +60,13 @@ class Solution:
     tuning_start: tuple[Tensor, Tensor]
     """Weights and biases for tuning to start from, the optimum for `TUNING_PENALTY`."""
 
-    def start_tuning(self, model: TaskModel) -> None:
-        """Replace the optimal weights of the head by those that tuning starts from."""
-        put(last_layer(model.objective.scorer), self.tuning_start)
+    def start_tuning(self, model: TaskModel, world: World) -> None:
+        """Replace the head's optimal weights by those that tuning starts from, equal in all processes."""
+        layer = last_layer(model.objective.scorer)
+        put(layer, self.tuning_start)
+        if world.size > 1:
+            for each in layer.parameters():
+                torch.distributed.broadcast(each.data, src=0)
 
 
 def solve_head(

@@ -107,8 +107,8 @@ def describe_solved_head(penalty: float | None) -> Iterator[str]:
     """Yield the note that the head is the optimum of a regression, and how that was regularised."""
     if penalty is not None:
         yield (
-            "the head begins as the optimal linear head on the encoder's vectors (L-BFGS; squared norm "
-            f"times {penalty / 2:.3g}, chosen on held-out folds of the training set)"
+            "the linear probe is the optimal head on the encoder's vectors (L-BFGS; penalty "
+            f"{penalty:g}, chosen by cross-validation on the training set)"
         )
 
 

@@ -2,7 +2,7 @@
 
 import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from math import ceil
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -12,14 +12,14 @@ from pydantic import Field, ValidationError
 from bertsmith.core.errors import UserError
 from bertsmith.core.files import read_text
 from bertsmith.core.wording import counted
-from bertsmith.finetuning.splits import read_splits
+from bertsmith.finetuning.splits import TaskSplits, read_splits
 from bertsmith.inference.loaded_model import Bert, load
 from bertsmith.model.architectures.registry import architecture_of
 from bertsmith.recipe.finetuning_schema import FinetuningRecipe, TextSection
 from bertsmith.recipe.section import Section
 from bertsmith.recipe.toml_text import value_text
 from bertsmith.tasks.task import Task
-from bertsmith.tasks.task_recipe import finetuning_recipe
+from bertsmith.tasks.task_recipe import finetuning_recipe, finetuning_recipe_with_origins
 
 DEFAULTS_FILE = "task_defaults.toml"
 STEPS = 250
@@ -27,7 +27,7 @@ STEPS = 250
 MIN_PASSES, MAX_PASSES = 3, 20
 FEW_ROWS = 500
 """Below it a step has half as many examples, so that few passes have more steps."""
-MEASURED_TEXTS = 2_000
+MEASURED_TEXTS, MAX_LONGEST = 2_000, 512
 UNCUT = 0.95
 """Fraction of the training texts that are not cut."""
 KNOWN_SIZE, KNOWN_RATE, KNOWN_LORA_RATE, SIZE_EXPONENT = 22e6, 2e-4, 4e-3, 0.85
@@ -45,14 +45,6 @@ class TaskDefaults(Section):
     """What stands for a text."""
 
 
-@dataclass(frozen=True, slots=True)
-class SuitedSettings:
-    """Chosen settings, in the form of `--set`, and why they were chosen."""
-
-    settings: tuple[str, ...]
-    reason: str
-
-
 def suited_recipe(
     task: Task,
     data: Path,
@@ -66,49 +58,54 @@ def suited_recipe(
 
     Options and overrides are those of `finetuning_recipe`, and win.
     """
-    asked = finetuning_recipe(task, overrides, options=options)
-    if not task.own or asked.head.encoder == "frozen-features" or asked.distill.teachers:
-        return asked, ""
-    suited = suited_settings(task, data, model, asked, skip_bad=skip_bad)
-    lines = [("the model and the data", line) for line in suited.settings]
-    return finetuning_recipe(task, overrides, options=[*lines, *options]), suited.reason
-
-
-def suited_settings(
-    task: Task, data: Path, model: Path, asked: FinetuningRecipe, *, skip_bad: bool
-) -> SuitedSettings:
-    """Return the settings that suit a model folder and the training data."""
-    splits = read_splits(task, data, skip_bad=skip_bad).limited(asked.run.limit)
-    examples, bert = splits.splits["train"], load(model, device="cpu")
-    positions = bert.model.network.config.positions
-    sample = examples[:: -(-len(examples) // MEASURED_TEXTS)]
-    uncut = TextSection(longest=positions, context=asked.text.context)
-    lengths = np.diff(task.kind.encode(sample, splits.labels, bert.tokenizer, uncut).starts_N1)
-    longest = max(TextSection().longest, 16 * -(-int(np.quantile(lengths, UNCUT)) // 16))
-    values: dict[str, object] = {"text.longest": min(longest, positions)}
-    shown = []
+    asked = finetuning_recipe_with_origins(task, overrides, options=options)
+    head = asked.recipe.head.encoder
+    if not task.own or head == "frozen-features" or asked.recipe.distill.teachers:
+        return asked.recipe, ""
+    splits = read_splits(task, data, skip_bad=skip_bad).limited(asked.recipe.run.limit)
+    bert, rows = load(model, device="cpu"), len(splits.splits["train"])
     known, source = task_defaults(bert, model)
-    if splits.evaluation_names:
-        values["run.keep"] = "best"
-    if asked.head.encoder != "frozen-linear":
-        rate = known.lora_lr if asked.head.encoder == "lora" else known.lr
-        batch = asked.run.examples if len(examples) >= FEW_ROWS else asked.run.examples // 2 or 1
-        passes = min(max(MIN_PASSES, round(STEPS * batch / len(examples))), MAX_PASSES)
-        values |= {
-            "optim.peak_lr": rate,
-            "run.epochs": float(passes),
-            "run.examples": batch,
-            "head.weights": "solved",
-        }
-        steps = passes * -(-len(examples) // batch)
-        shown = [f"rate {rate:g}", f"{passes} passes of {counted(len(examples), 'example')} ({steps} steps)"]
-        shown[0] += f" ({source})"
+    values: dict[str, object] = {"run.keep": "best"} if splits.evaluation_names else {}
+    if asked.recipe.text.context == "sentence":
+        values["text.longest"] = _longest(bert, splits, asked.recipe)
     if task.kind.head.reads == "sentence":
-        values |= _pooling(bert, task, known)
-        shown.append(f"{values['head.pooling']} of the states")
-    shown.append(f"texts of up to {values['text.longest']} tokens")
-    reason = f"{', '.join(shown)}; --lr, --epochs, --batch, --max-length and --set head.pooling change it"
-    return SuitedSettings(tuple(f"{key}={value_text(value)}" for key, value in values.items()), reason)
+        values |= _pooling(bert, splits, known)
+    rate = known.lora_lr if head == "lora" else known.lr
+    if head != "frozen-linear":
+        batch = asked.recipe.run.examples
+        if rows < FEW_ROWS and "run.examples" not in asked.origins:
+            batch = max(1, batch // 2)
+        passes = min(max(MIN_PASSES, round(STEPS * batch / rows)), MAX_PASSES)
+        values |= {"optim.peak_lr": rate, "run.epochs": float(passes)}
+        values |= {"run.examples": batch, "head.weights": "solved"}
+    lines = [("the model and the data", f"{key}={value_text(value)}") for key, value in values.items()]
+    recipe = finetuning_recipe(task, overrides, options=[*lines, *options])
+    return recipe, _reason(recipe, task, rows, source=source if recipe.optim.peak_lr == rate else "given")
+
+
+def _reason(recipe: FinetuningRecipe, task: Task, rows: int, *, source: str) -> str:
+    """Return what was chosen in one line, and which options change it."""
+    shown, changes = [f"texts of up to {recipe.text.longest} tokens"], ["--max-length"]
+    if task.kind.head.reads == "sentence":
+        shown.insert(0, f"{recipe.head.pooling} of the states")
+        changes.append("--set head.pooling")
+    if recipe.head.encoder != "frozen-linear":
+        epochs, steps = recipe.run.epochs, ceil(recipe.run.epochs * -(-rows // recipe.run.examples))
+        passes = f"{epochs:g} passes of {counted(rows, 'example')} ({steps:,} steps)"
+        shown = [f"rate {recipe.optim.peak_lr:g} ({source})", passes, *shown]
+        changes = ["--lr", "--epochs", "--batch", *changes]
+    return f"{', '.join(shown)}; {', '.join(changes)} change it"
+
+
+def _longest(bert: Bert, splits: TaskSplits, asked: FinetuningRecipe) -> int:
+    """Return a length that leaves most training texts uncut, as far as the model takes it."""
+    positions, examples = bert.model.network.config.positions, splits.splits["train"]
+    most = min(positions, MAX_LONGEST)
+    sample = examples[:: -(-len(examples) // MEASURED_TEXTS)]
+    uncut = asked.text.model_copy(update={"longest": most, "long_texts": "truncate"})
+    encoded = splits.task.kind.encode(sample, splits.labels, bert.tokenizer, uncut)
+    longest = 16 * -(-int(np.quantile(np.diff(encoded.starts_N1), UNCUT)) // 16)
+    return min(max(TextSection().longest, longest), most)
 
 
 def task_defaults(bert: Bert, model: Path) -> tuple[TaskDefaults, str]:
@@ -128,12 +125,14 @@ def task_defaults(bert: Bert, model: Path) -> tuple[TaskDefaults, str]:
     return TaskDefaults(lr=rate, lora_lr=lora_rate), f"for {weights / 1e6:.0f}M weights"
 
 
-def _pooling(bert: Bert, task: Task, known: TaskDefaults) -> dict[str, object]:
-    """Return what the head reads: as in the folder if it was fine-tuned, else the usual for this model."""
-    if bert.finetuned is not None:
-        head = bert.finetuned.config.head
+def _pooling(bert: Bert, splits: TaskSplits, known: TaskDefaults) -> dict[str, object]:
+    """Return what the head reads: as in a folder that was fine-tuned, else the usual for this model."""
+    finetuned, name = bert.finetuned, splits.task.kind.head.name
+    if finetuned is not None and finetuned.config.kind.head.reads == "sentence" and not finetuned.mix:
+        head = finetuned.config.head
         return {"head.pooling": head.pooling, "head.cls": head.cls}
-    config = bert.model.network.config
-    has_pooler = "pooler" in architecture_of(config.model_type).heads[task.kind.head.name].needs
+    if finetuned is None and name in bert.model.network.heads and bert.model.labels() == splits.labels:
+        return {}  # a trained head that is kept
+    has_pooler = "pooler" in architecture_of(bert.model.network.config.model_type).heads[name].needs
     # A pooler that no pre-training taught is a random layer between the states and a solved head.
     return {"head.pooling": known.pooling, "head.cls": "raw" if has_pooler else "pooled"}

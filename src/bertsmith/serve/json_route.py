@@ -68,7 +68,7 @@ class JsonRoutes:
 
     def __init__(self, app: ASGIApp, routes: Iterable[APIRoute]) -> None:
         self._app = app
-        # One thread for all: of several, each would keep the event loop waiting in turn.
+        # One thread for all requests: several would take the GIL from the event loop in turn.
         thread = ThreadPoolExecutor(1, thread_name_prefix="json")
         posts = [route for route in routes if route.methods == {"POST"}]
         self._handlers = {route.path: json_handler(route, thread) for route in posts}
@@ -89,7 +89,7 @@ def json_handler(route: APIRoute, thread: Executor) -> ASGIApp:
         to_json,
         exclude_none=route.response_model_exclude_none,
         inf_nan_mode="null",
-        fallback=np.ndarray.tolist,
+        fallback=lambda value: value.tolist(),  # numpy arrays and numbers
     )
 
     async def handle(scope: Scope, receive: Receive, send: Send) -> None:

@@ -115,11 +115,11 @@ def run_trials(trials: Sequence[Trial], callback: ProgressCallback) -> list[Fine
 
 def _stopping_rule(trial: Trial, before: Sequence[FinetuningResult]) -> MedianStopping:
     """The rule by which a trial may end early: what is known of those that came before it in its folder."""
-    metric = trial.assignment.task.deciding_metric
-    beside = [result for result in before if result.folder.parent == trial.assignment.out.parent]
-    return MedianStopping(
-        metric, [evaluated_values(result.folder, metric) for result in ran_to_their_end(beside)]
-    )
+    beside = ran_to_their_end([each for each in before if each.folder.parent == trial.assignment.out.parent])
+    # Tagged spans of one's own are decided by another metric than the task names.
+    deciding = beside[0].deciding if beside else None
+    metric = trial.assignment.task.deciding_metric if deciding is None else deciding[0]
+    return MedianStopping(metric, [evaluated_values(result.folder, metric) for result in beside])
 
 
 def early_ends(results: Mapping[str, FinetuningResult]) -> dict[str, dict[str, float]]:
@@ -239,7 +239,8 @@ def best_of(results: Mapping[str, FinetuningResult]) -> str:
 def _trial(assignment: Assignment, changed: Mapping[str, Any], name: str) -> Trial:
     # Many last states would fill a disk: a single run keeps its own, for whoever wants to lengthen it.
     recipe = with_values(assignment.recipe, {**changed, "run.keep_state": False})
-    return Trial(name, replace(assignment, recipe=recipe, out=assignment.out / name))
+    reason = "" if {"optim.peak_lr", "run.epochs", "run.examples"} & changed.keys() else assignment.reason
+    return Trial(name, replace(assignment, recipe=recipe, out=assignment.out / name, reason=reason))
 
 
 def with_values(recipe: FinetuningRecipe, changed: Mapping[str, Any]) -> FinetuningRecipe:

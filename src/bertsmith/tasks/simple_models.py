@@ -60,7 +60,7 @@ def dictionary_tags(
     for words, tags in tagged:
         for span in spans_of(tags, scheme):
             types[tuple(words[span.first : span.end])][span.type] += 1
-    if not types:
+    if not types or UNTAGGED not in labels:
         return _word_tags(tagged, examples)
     longest = min(max(map(len, types)), MAX_SPAN)
     found = []

@@ -135,4 +135,4 @@ def test_scores_that_compete_have_no_optimal_head(model, tmp_path):
 def test_the_note_tells_how_the_head_was_regularised(model, tmp_path):
     notebook = Notebook()
     tune("sst2", model, tmp_path, "head.encoder=frozen-linear", notebook=notebook)
-    assert [note for note in notebook.notes if note.startswith("the head begins as the optimal linear head")]
+    assert [note for note in notebook.notes if note.startswith("the linear probe is the optimal head")]

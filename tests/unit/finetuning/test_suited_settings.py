@@ -65,10 +65,35 @@ def test_a_larger_model_has_a_smaller_rate(folder, tmp_path):
 
 
 def test_what_the_user_gives_wins(folder, tmp_path):
-    recipe, _ = recipe_for(
+    recipe, reason = recipe_for(
         table(tmp_path, 60), folder, "optim.peak_lr=1e-5", "head.weights=fresh", "run.epochs=2"
     )
     assert (recipe.optim.peak_lr, recipe.head.weights, recipe.run.epochs) == (1e-5, "fresh", 2)
+    assert reason.startswith("rate 1e-05 (given), 2 passes of 54 examples (8 steps)")
+
+
+def test_a_batch_that_is_given_is_counted_with(folder, tmp_path):
+    recipe, _ = recipe_for(table(tmp_path, 400), folder, "run.examples=64")
+    assert (recipe.run.examples, recipe.run.epochs) == (64, 20)
+
+
+def test_documents_keep_the_length_that_was_asked_for(folder, tmp_path):
+    data = tmp_path / "tags"
+    data.mkdir()
+    (data / "train.txt").write_text("the\tO\nsun\tB-X\n\n" * 40)
+    recipe, _ = recipe_for(data, folder, "text.context=document", task=task_named("tags"))
+    assert recipe.text.longest == 128
+
+
+def test_a_trained_head_that_fits_keeps_what_it_reads(folder, tmp_path):
+    from bertsmith.finetuning.finetune import finetune as run
+
+    file, quick = table(tmp_path, 60), [each for each in QUICK if "lr" not in each]
+    recipe, _ = recipe_for(file, folder, *quick, "head.pooling=first", "head.cls=pooled")
+    run(Assignment(TASK, recipe, folder, file, tmp_path / "run"), Notebook())
+    (tmp_path / "run" / "model" / "task.json").unlink()  # as a folder of another tool
+    again, _ = recipe_for(file, tmp_path / "run" / "model")
+    assert (again.head.pooling, again.head.cls) == ("model", "pooled")
 
 
 def test_long_texts_get_the_room_that_the_model_has(tmp_path):

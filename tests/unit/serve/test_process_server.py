@@ -65,7 +65,7 @@ def two_http_processes(folder):
 def test_a_killed_http_process_is_replaced_and_sigterm_loses_no_accepted_request(folders):
     with two_http_processes(folders["mood"]) as server:
         address, log = server.address, server.log
-        assert httpx.get(f"{address}/ready", timeout=20).status_code == 200
+        wait_for(lambda: httpx.get(f"{address}/ready", timeout=60).status_code == 200)
         os.kill(started(log)[0], signal.SIGKILL)
         wait_for(lambda: len(started(log)) == 3)
         for _ in range(8):  # connections of their own: both processes answer
@@ -93,7 +93,7 @@ def test_a_stopped_http_process_is_replaced_and_every_connection_is_answered_aga
             with suppress(ProcessLookupError):
                 os.kill(deaf, signal.SIGCONT)
         for _ in range(8):  # connections of their own, which the kernel spreads over both processes
-            assert httpx.get(f"{server.address}/ready", timeout=60).status_code == 200
+            assert httpx.get(f"{server.address}/health", timeout=60).status_code == 200
         server.process.terminate()
         assert server.process.wait(60) == 0
     ended = [json.loads(line) for line in server.log if "an HTTP process has ended" in line]

@@ -56,3 +56,8 @@ def test_tags_that_are_no_spans_come_from_a_dictionary_of_words():
     ]
     asked = [sentence(("run", "X"), ("unseen", "X"))]
     assert dictionary_tags(train, asked, ("DET", "NOUN", "VERB")) == [["VERB", "NOUN"]]
+
+
+def test_tags_without_a_tag_for_no_span_come_from_a_dictionary_of_words():
+    train = [sentence(("a", "B"), ("b", "E"), ("c", "S"))]
+    assert dictionary_tags(train, [sentence(("c", "S"), ("x", "S"))], ("B", "E", "S")) == [["S", "B"]]
