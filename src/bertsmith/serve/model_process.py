@@ -21,6 +21,7 @@ from bertsmith.serve.channel import (
     encode_results,
     in_thread_if,
 )
+from bertsmith.serve.json_route import is_large
 from bertsmith.serve.model_registry import open_models
 from bertsmith.serve.monitoring import Metrics, Samples, add_up, counts_of
 from bertsmith.serve.remote_models import RemoteModelInfo
@@ -185,8 +186,7 @@ class HttpChannel(Channel):
     async def _reply(self, number: int, answer: Answer, *asked: Any) -> None:
         try:
             found = await answer(*asked)
-            # Results are large if the request, which comes last, is.
-            content = await in_thread_if(len(asked[-1]) > LARGE_FRAME, encode_results, found)
+            content = await in_thread_if(is_large(found), encode_results, found)
             kind = Kind.RESULTS
         except Exception as error:
             kind, content = Kind.ERROR, encode_error(error)

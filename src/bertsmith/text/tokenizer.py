@@ -422,6 +422,8 @@ def encode_ids(ids: Sequence[int], template: Template, *, prompt: Sequence[int] 
     end = len(ids) - len(tail)
     if len(lead) <= end and (*ids[: len(lead)], *ids[end:]) == (*lead, *tail):
         ids = ids[len(lead) : end]
+    if not ids:
+        prompt = ()  # a prompt alone is no text either
     encoded = Encoded([], [], [], [], [])
     _insert(encoded, template.lead)
     encoded.ids.extend([*prompt, *ids])

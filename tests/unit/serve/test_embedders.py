@@ -84,8 +84,10 @@ def test_the_folder_says_how_long_a_text_may_be(served):
     assert "inputs: has 24 tokens but the model embedder takes 16" in told
 
 
-def test_an_empty_text_is_one_with_a_prompt_too(served):
+def test_an_empty_text_is_one_with_a_prompt_too(served, embedder):
     assert "inputs[1]: is empty" in error_of(post(served, "/embed", {"inputs": ["tea", " "]}))
+    specials = bertsmith.load(embedder).tokenizer.encode("").ids
+    assert "input[1]: is empty" in error_of(post(served, "/v1/embeddings", {"input": [[5], specials]}))
 
 
 # ---- serve --truncate
