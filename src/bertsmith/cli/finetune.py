@@ -56,6 +56,9 @@ def finetune(
     epochs: Annotated[
         float | None, Option(help="Passes through the data (run.epochs); more lengthen a finished run.")
     ] = None,
+    minutes: Annotated[
+        float | None, Option(help="Take no more steps after these minutes (run.minutes).")
+    ] = None,
     lr: Annotated[float | None, Option(help="Peak learning rate (optim.peak_lr).")] = None,
     batch: Annotated[int | None, Option(help="Examples a step (run.examples).")] = None,
     max_length: Annotated[int | None, Option(help="Longest sequence in tokens (text.longest).")] = None,
@@ -112,6 +115,7 @@ def finetune(
 
     given = [
         ("--epochs", "run.epochs", epochs),
+        ("--minutes", "run.minutes", minutes),
         ("--lr", "optim.peak_lr", lr),
         ("--batch", "run.examples", batch),
         ("--max-length", "text.longest", max_length),
@@ -136,6 +140,8 @@ def finetune(
     assignment = Assignment(chosen, recipe, start, given_data, out.expanduser(), skip_bad, reason)
     study = _Study(seeds, grid=grid, lr_grid=lr_grid, search=search or 0, folds=folds or 0)
     study.check([*(line for _, line in options), *(settings or [])])
+    if quick:
+        _check_quick(chosen, study)
     if study.flags():
         _run_many(study.trials(assignment), as_json=as_json)
     else:
@@ -351,6 +357,15 @@ class _Study:
         if self.seeds > 1:
             return over_seeds(assignment, self.seeds)
         return over_grid(assignment, RATES if self.lr_grid else None)
+
+
+def _check_quick(task: "Task", study: _Study) -> None:
+    """Raise where there is no linear head to solve, or where several runs would be the same one."""
+    if task.kind.linear_problem is None:
+        raise UserError(f"{task.title} has no linear head to solve", where="--quick", remedy="leave it out")
+    if same := [flag for flag in study.flags() if flag != "--folds"]:
+        what = "a solved head is the same in every run"
+        raise UserError(what, where=f"--quick {same[0]}", remedy=f"leave {same[0]} out, or --quick")
 
 
 def run_one(assignment: "Assignment", *, as_json: bool) -> None:

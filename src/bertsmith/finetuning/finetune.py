@@ -72,6 +72,8 @@ from bertsmith.training.trainer import (
 
 LOGGED_LINES = 200
 """About so many lines of metrics in a run."""
+MAX_STEPS_BETWEEN_LINES = 10
+"""In a run with run.minutes, of which nobody knows how many steps it will have."""
 SECONDS_BETWEEN_STATES = 300.0
 
 
@@ -277,6 +279,9 @@ class _TrainingLoop:
         """Take the steps that remain; False where somebody asked to stop before the last one."""
         run, state = self.run, self.state
         workload = workload_of(run)
+        log_every = max(1, workload.steps // LOGGED_LINES)
+        if run.recipe.run.minutes != "off":
+            log_every = min(log_every, MAX_STEPS_BETWEEN_LINES)
         deciding_split = dict(islice(run.evaluation_splits.items(), 1))
         if run.solution is not None:
             self._evaluate(deciding_split)  # the probe, which tuning may not improve on
@@ -304,9 +309,7 @@ class _TrainingLoop:
             else:
                 state.loss_sum += float(report.sums[0])
                 state.loss_count += report.step.counts[0]
-            if state.progress.step % max(1, workload.steps // LOGGED_LINES) == 0 or (
-                state.progress.step == workload.steps
-            ):
+            if state.progress.step % log_every == 0 or state.progress.step == workload.steps:
                 self._log(report, workload)
             if report.due.evaluation:
                 self._evaluate(deciding_split)
@@ -353,6 +356,8 @@ class _TrainingLoop:
         self.journal.write("train", step, values)
         # The evaluations after the last step are part of the work: 100 % is when nothing is left to wait for.
         remaining = workload.remaining_after(step)
+        if self.run.recipe.run.minutes != "off":
+            remaining = min(remaining, max(0.0, 60 * self.run.recipe.run.minutes / seconds - 1))
         state.shown |= {"step": step, "eta_seconds": seconds * remaining, **values}
         self.callback.on_step(1 / (1 + remaining), dict(state.shown))
 
@@ -400,6 +405,8 @@ class _TrainingLoop:
             run.scaler.fold_into(run.model.objective.scorer)
         constant = baselines(found.config, run.evaluation_splits)
         references, more_notes = references_of(run, found, best_step=state.best.step if state.best else -1)
+        for note in more_notes:
+            self.callback.on_message(note)
         notes = (*notes, *more_notes)
         metric = found.config.deciding_metric
         for name, metrics in found.metrics.items():
@@ -445,13 +452,20 @@ def evaluated_values(folder: Path, metric: Metric) -> list[float]:
 def next_step(
     batches: ShuffledBatches, recipe: FinetuningRecipe, progress: Progress, *, world: World = ALONE
 ) -> StepInput | None:
-    """What the next step learns from, or None after the last: a pure function of seed, step and rank."""
+    """What the next step learns from, or None after the last: a pure function of seed, step and rank.
+
+    Only the learning rate and the end of a run with run.minutes depend on the time.
+    """
     steps = total_steps(batches, recipe)
-    if progress.step >= steps:
+    done = progress.step / steps
+    if recipe.run.minutes != "off":  # all ranks go by the clock of the main process
+        done = max(done, world.broadcast(progress.seconds) / (60 * recipe.run.minutes))
+    if done >= 1:
         return None
     items = batches.step(progress.step)
     (count,) = world.sum([items.count])
-    return StepInput(items.micros, (count,), rate_of_step(progress.step, recipe, steps=steps), progress)
+    rate = learning_rate(done, without_short_warmup(recipe.optim, steps=steps))
+    return StepInput(items.micros, (count,), rate, progress)
 
 
 def rate_of_step(step: int, recipe: FinetuningRecipe, *, steps: int) -> float:

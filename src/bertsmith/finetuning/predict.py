@@ -188,7 +188,7 @@ class _Members:
         """What they predict of these examples: what the mean of their scores comes to."""
         examples = read.examples
         _check_same_question(self.folders, self.models, examples)
-        config = self.config.model_copy(update={"metrics": task.metrics})
+        config = self.config.model_copy(update={"metrics": task.metrics_for(self.config.labels)})
         # Each member was tuned to its own null threshold; the mean score has the mean of them.
         thresholds = [model.config.answers.null_threshold for model in self.models]
         if numbers := [threshold for threshold in thresholds if isinstance(threshold, float)]:

@@ -170,7 +170,7 @@ def task_config_of(splits: TaskSplits, recipe: FinetuningRecipe) -> TaskConfig:
     return TaskConfig(
         task=task.name,
         kind=task.kind,
-        metrics=task.kind.own_metrics(task.metrics, splits.labels) if task.own else task.metrics,
+        metrics=task.metrics_for(splits.labels),
         labels=splits.labels,
         pairs=task.kind.has_pairs(splits.splits["train"]),
         text=recipe.text,

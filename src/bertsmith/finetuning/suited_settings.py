@@ -92,6 +92,8 @@ def _reason(recipe: FinetuningRecipe, task: Task, rows: int, *, source: str) -> 
     if recipe.head.encoder != "frozen-linear":
         epochs, steps = recipe.run.epochs, ceil(recipe.run.epochs * -(-rows // recipe.run.examples))
         passes = f"{epochs:g} passes of {counted(rows, 'example')} ({steps:,} steps)"
+        if recipe.run.minutes != "off":
+            passes += f" or {counted(recipe.run.minutes, 'minute')}, whichever ends first"
         shown = [f"rate {recipe.optim.peak_lr:g} ({source})", passes, *shown]
         changes = ["--lr", "--epochs", "--batch", *changes]
     return f"{', '.join(shown)}; {', '.join(changes)} change it"

@@ -111,6 +111,9 @@ class FinetuningRunSection(Section):
 
     epochs: Annotated[float, Field(gt=0)] = 3.0
     """Passes through the training examples; the paper's grid is 2, 3, 4."""
+    minutes: Annotated[float, Field(gt=0)] | Off = "off"
+    """After these minutes the run takes no more steps, even if passes remain; the learning rate decays
+    towards that end. Setting up counts, waiting between two starts does not."""
     examples: Count = 32
     """Examples a step; the paper's grid is 16, 32."""
     seed: Annotated[int, Field(ge=0)] = 0

@@ -276,7 +276,7 @@ def _baseline(task: Task, train: Sequence[Example], dev: Sequence[Example]) -> B
     labels = task.labels or tuple(sorted({label for example in train for label in example.label_names}))
     known = kind.without_tokens(train, labels).targets
     of_train, of_dev = (
-        kind.baseline(task.metrics, labels, each, kind.without_tokens(each, labels), known=known)
+        kind.baseline(task.metrics_for(labels), labels, each, kind.without_tokens(each, labels), known=known)
         if each
         else None
         for each in (train, dev)

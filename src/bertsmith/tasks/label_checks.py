@@ -9,6 +9,8 @@ from bertsmith.tasks.label_rules import number
 from bertsmith.tasks.task import Task
 
 MAX_SINGLE_CLASSES = 10
+MAX_FRACTION_OF_CLASSES = 0.9
+"""Of the rows. A hundred rows of seventy intents are few, but they are classes; a column of texts is none."""
 MAX_NUMBERS = 20
 MIN_PER_NUMBER = 10
 """More different numbers than this, with fewer examples each, are measured rather than named."""
@@ -45,7 +47,7 @@ def check_classes(task: Task, examples: Sequence[Example]) -> None:
     if many_numbers and None not in numbers:
         remedy = "add --kind regress to learn numbers; if they are names of classes, write them as words"
         raise UserError(f"{found}, all of them numbers", where=examples[0].where, remedy=remedy)
-    if len(counts) > max(MAX_SINGLE_CLASSES, rows / 2):
+    if len(counts) > max(MAX_SINGLE_CLASSES, MAX_FRACTION_OF_CLASSES * rows):
         remedy = "name the column of the classes with --label, or --kind multilabel with its --separator"
         raise UserError(f"{found}: hardly any class has two", where=examples[0].where, remedy=remedy)
 

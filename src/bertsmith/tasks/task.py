@@ -64,6 +64,10 @@ class Task:
         """The metric that decides between checkpoints and between runs."""
         return self.kind.metric_named(self.metrics[0])
 
+    def metrics_for(self, labels: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the metrics for these labels, the deciding one first."""
+        return self.kind.own_metrics(self.metrics, labels) if self.own else self.metrics
+
 
 _NUMBER = re.compile(r"[+-]?\d+(\.\d+)?")
 

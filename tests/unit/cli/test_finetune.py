@@ -203,7 +203,7 @@ def test_short_names_reach_the_settings(give, reviews, tmp_path):
     words = ("--batch", "8", "--max-length", "32", "--patience", "3", "--limit", "40", "--device", "cpu")
     told = give(
         *("custom", "--data", reviews, *OWN, *words, "--precision", "fp32"),
-        *("--tune-thresholds", "--epochs", "0.5"),
+        *("--tune-thresholds", "--epochs", "0.5", "--minutes", "30"),
     )
     assert told.code == 0, told
     recipe = tomllib.loads((tmp_path / "run" / "recipe.toml").read_text())
@@ -212,6 +212,21 @@ def test_short_names_reach_the_settings(give, reviews, tmp_path):
     assert found == (8, 32, 3, "best", 40)
     assert (run["device"], run["precision"]) == ("cpu", "fp32")
     assert recipe["answers"]["label_thresholds"] == "tuned"
+    assert run["minutes"] == 30 and "(3 steps) or 30 minutes, whichever ends first" in told.out
+
+
+@pytest.mark.parametrize(
+    ("task", "words", "told"),
+    [
+        ("squad", (), "--quick: SQuAD 1.1 has no linear head to solve; leave it out"),
+        ("sst2", ("--seeds", "2"), "--quick --seeds: a solved head is the same in every run; leave --seeds"),
+        ("sst2", ("--search", "3"), "--quick --search: a solved head is the same in every run"),
+    ],
+)
+def test_quick_is_refused_where_there_is_nothing_to_solve_or_to_try(capsys, tmp_path, task, words, told):
+    line = mistake(capsys, "finetune", task, "--data", tmp_path, "--out", tmp_path / "run", "--quick", *words)
+    assert told in line
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_column_of_numbers_is_not_taken_for_classes(give, capsys, tmp_path):

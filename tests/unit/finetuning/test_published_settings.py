@@ -60,6 +60,7 @@ DEFAULTS = {
     "optim.muon_momentum": 0.95,
     "optim.muon_scale": "original",
     "run.epochs": 3.0,
+    "run.minutes": "off",
     "run.examples": 32,
     "run.seed": 0,
     "run.device": "auto",

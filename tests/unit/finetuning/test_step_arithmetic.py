@@ -48,6 +48,25 @@ def test_the_first_step_begins_the_schedule_and_the_last_one_stands_before_its_e
     assert {step: rates[step] for step in expected} == pytest.approx(expected, abs=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("step", "seconds", "rate"), [(2, 0.0, 0.8e-3), (2, 60.0, 0.5e-3), (8, 60.0, 0.2e-3), (2, 120.0, None)]
+)
+def test_minutes_end_a_run_before_its_steps_do_and_the_rate_follows(step, seconds, rate):
+    settings = ("run.examples=5", *TEN_STEPS, "run.minutes=2", "optim.warmup_fraction=0")
+    recipe = finetuning_recipe(task_named("sst2"), settings)
+    sizes = {"examples_per_step": 5, "micro_tokens": 512, "multiple": 1}
+    batches = ShuffledBatches(made_set("classify", items=50), seed=0, **sizes)
+    found = next_step(batches, recipe, Progress(step=step, seconds=seconds))
+    assert (found and found.learning_rate) == (rate and pytest.approx(rate))
+
+
+def test_a_run_takes_one_step_however_few_its_minutes(model, tmp_path):
+    notebook = Notebook()
+    result = tune("sst2", model, tmp_path, *TEN_STEPS, "run.minutes=1e-6", notebook=notebook)
+    assert result.finished and result.steps == 1
+    assert {line["step"] for line in notebook.lines} == {1}
+
+
 # ---- what fills a step up
 
 

@@ -5,6 +5,7 @@ import pytest
 from bertsmith.core.errors import UserError
 from bertsmith.finetuning.assignment import Assignment
 from bertsmith.finetuning.finetune import finetune
+from bertsmith.finetuning.predict import predict_labelled
 from bertsmith.finetuning.suited_settings import DEFAULTS_FILE, suited_recipe
 from bertsmith.inference.embedded_models import default_model
 from bertsmith.studies.sweep import over_search
@@ -137,7 +138,15 @@ def test_a_search_of_one_s_own_data_begins_with_the_settings_that_suit_it(folder
     assert {each.assignment.recipe.run.epochs for each in trials} == {10.0, 20.0, 40.0}
 
 
-def test_tagged_spans_of_one_s_own_are_decided_by_their_f1():
+def test_tagged_spans_of_one_s_own_are_decided_and_evaluated_by_their_f1(folder, tmp_path):
     tags = task_named("tags")
-    assert tags.kind.own_metrics(tags.metrics, ("B-PER", "I-PER", "O")) == ("span_f1", "accuracy")
-    assert tags.kind.own_metrics(tags.metrics, ("NOUN", "O", "VERB")) == ("accuracy", "macro_f1")
+    assert tags.metrics_for(("B-PER", "I-PER", "O")) == ("span_f1", "accuracy")
+    assert tags.metrics_for(("NOUN", "O", "VERB")) == ("accuracy", "macro_f1")
+    data = tmp_path / "data"
+    data.mkdir()
+    for name in ("train.txt", "dev.txt"):
+        (data / name).write_text("the\tO\nsun\tB-X\n\n" * 20)
+    recipe = finetuning_recipe(tags, [*QUICK, "head.encoder=frozen-linear"])
+    finetune(Assignment(tags, recipe, folder, data, tmp_path / "run"), Notebook())
+    found = predict_labelled([tmp_path / "run"], data / "dev.txt").metrics()
+    assert next(iter(found)) == "span_f1"

@@ -58,6 +58,7 @@ def test_a_column_in_which_every_row_differs_is_no_column_of_classes():
     [
         [str(1 + n % 5) for n in range(40)],
         [str(n % 77) for n in range(1000)],  # as the classes of Banking77 are numbered
+        [f"intent {n % 70}" for n in range(90)],  # few rows of many classes
         [f"class {n % 150}" for n in range(450)],
         [f"class {n}" for n in range(5)],
     ],
