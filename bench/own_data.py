@@ -5,8 +5,8 @@
     python bench/own_data.py run ... --sets rules --rows all --ways defaults-passes=2 defaults-passes=4
     python bench/own_data.py table runs/own/rows.jsonl
 
-Twelve sets are judged by their own test or dev rows (JUDGED); the rules for the defaults come from others
-(RULES). A cell is one set, a number of training rows, a model, a way and a seed, which draws the rows. A way
+The sets of JUDGED are judged by their own test or dev rows; the rules for the defaults come from RULES.
+A cell is one set, a number of training rows, a model, a way and a seed, which draws the rows. A way
 is `defaults`, `probe` (--quick), `lora`, `paper` (3e-5, three passes, the first token, the last weights),
 `trial-0` to `trial-11` of `--search 12` (the best on dev is what the search finds), or `baseline`, which
 needs no model. `-rate=2` and `-passes=0.5` multiply what the defaults chose; `-key=value` sets it. Finished
@@ -84,7 +84,9 @@ RULES = {
         "eval/lingnli/train.tsv", "eval/lingnli/validation.tsv", "premise", "label", "hypothesis"
     ),
     "nli-wiki": Source("eval/nli-wiki/train.tsv", "eval/nli-wiki/test.tsv", "premise", "label", "hypothesis"),
+    "titles": Source("tasks/squad/train-v1.1-part.json", "", "question", "title"),
     "conll2000": Source("eval/conll2000/train.conll", "eval/conll2000/test.conll", "", "", kind="tags"),
+    "wikigold": Source("eval/wikigold/all.conll", "", "", "", kind="tags"),
 }
 SETS = JUDGED | RULES
 
@@ -139,6 +141,10 @@ def read(data: Path, file: str) -> list[Any]:
     if file == "tickets":
         return list(tickets())
     path = data / file
+    if path.suffix == ".json":  # SQuAD: which of the articles a question belongs to
+        articles = json.loads(path.read_text(encoding="utf-8"))["data"]
+        parts = ((article["title"], part) for article in articles for part in article["paragraphs"])
+        return [{"question": qa["question"], "title": title} for title, part in parts for qa in part["qas"]]
     lines = path.read_text(encoding="utf-8-sig").splitlines()
     if path.suffix == ".conll":
         sentences = (block.splitlines() for block in "\n".join(lines).split("\n\n"))

@@ -1,7 +1,8 @@
 """States of a frozen encoder, computed once for a split and kept on disk: no step runs the encoder again.
 
 One file for each layer, under a hash of the encoder and the tokens: other choices of layers, other seeds and
-later runs find what is there. Shapes: T tokens of a split, D width.
+later runs find what is there. What a linear probe is solved on is one file, under a hash of the head, too.
+Shapes: T tokens of a split, N items or words of it, D width.
 """
 
 import hashlib
@@ -16,6 +17,7 @@ import numpy as np
 import torch
 from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
+from torch import Tensor, nn
 
 from bertsmith.core.errors import UserError
 from bertsmith.core.files import atomic_path
@@ -24,8 +26,10 @@ from bertsmith.features.bilstm import FeatureScorer
 from bertsmith.features.layer_states import encoder_hash
 from bertsmith.inference.engine import batching_for, in_streams
 from bertsmith.inference.task_model import GPU_MULTIPLE, TaskModel
+from bertsmith.model.heads import OutputHead
 from bertsmith.tasks.batches import Numbers, TaskBatch, ordered_batches, token_rows
 from bertsmith.tasks.encoded import EncodedSet
+from bertsmith.tasks.objective import NetworkScorer
 from bertsmith.training.trainer import autocast
 
 States = NDArray[np.float32]
@@ -56,15 +60,59 @@ def cached_states(encoded: EncodedSet, model: TaskModel, folder: Path) -> tuple[
     return tuple(each for each in opened if each is not None)
 
 
-def _key(encoded: EncodedSet, model: TaskModel, scorer: FeatureScorer) -> str:
+def cached_vectors(encoded: EncodedSet, model: TaskModel, folder: Path) -> States:
+    """What the last layer of a model's head reads [N, D]: of words, or the means of texts' windows."""
+    scorer = model.objective.scorer
+    assert isinstance(scorer, NetworkScorer)
+    head = scorer.network.heads[scorer.head]
+    assert isinstance(head, OutputHead)
+    output = head.output
+    head.output = _Unscored(output.in_features, output.out_features, device="meta", dtype=output.weight.dtype)
+    try:
+        file = folder / f"{_key(encoded, model, scorer)}.npy"
+        vectors_ND = _opened(file)
+        if vectors_ND is None:
+            vectors_ND = model.logits(encoded)
+            _keep(vectors_ND, file)
+    finally:
+        head.output = output
+    return vectors_ND
+
+
+class _Unscored(nn.Linear):
+    """In the place of a head's last layer: returns what that layer reads."""
+
+    def forward(self, states: Tensor) -> Tensor:
+        return states
+
+
+def _keep(vectors_ND: States, file: Path) -> None:
+    """Write vectors for the next run; without them, it only takes longer."""
+    try:
+        if _fits(file.parent, vectors_ND.nbytes):
+            with atomic_path(file) as temporary, temporary.open("wb") as written:
+                np.save(written, vectors_ND)
+    except UserError as error:
+        _warn_once(f"{file}: {error.what}; the vectors are not kept")
+
+
+def _key(encoded: EncodedSet, model: TaskModel, scorer: FeatureScorer | NetworkScorer) -> str:
     digest = hashlib.sha256(encoder_hash(scorer.network).encode())
+    if isinstance(scorer, NetworkScorer):  # beside the encoder, its head decides
+        head = model.config.head
+        digest.update(f"{scorer.head} {head.pooling} {head.cls}".encode())
+        for name, tensor in sorted(scorer.network.heads.state_dict().items()):
+            if not tensor.is_meta:
+                digest.update(f"{name} {tuple(tensor.shape)}".encode())
+                digest.update(tensor.detach().cpu().float().contiguous().numpy().data)
     digest.update(f"{model.device.type} {model.precision}".encode())
-    for array in (encoded.tokens_T, encoded.segments_T, encoded.starts_N1):
+    arrays = (encoded.tokens_T, encoded.segments_T, encoded.starts_N1)
+    for array in arrays if isinstance(scorer, FeatureScorer) else (*arrays, encoded.items_M1, encoded.rows_P):
         digest.update(np.ascontiguousarray(array).data)
     return digest.hexdigest()
 
 
-def _opened(file: Path, shape: tuple[int, int]) -> States | None:
+def _opened(file: Path, shape: tuple[int, int] | None = None) -> States | None:
     """The states of a file, None if there is no file or not what was written."""
     try:
         states_TD: States = np.load(file, mmap_mode="r")
@@ -73,7 +121,9 @@ def _opened(file: Path, shape: tuple[int, int]) -> States | None:
     except (OSError, ValueError, EOFError) as error:
         log.warning("%s: cannot be read (%s); it is made anew", file, error)
         return None
-    return states_TD if states_TD.shape == shape and states_TD.dtype == np.float32 else None
+    return (
+        states_TD if states_TD.shape == (shape or states_TD.shape) and states_TD.dtype == np.float32 else None
+    )
 
 
 def _fits(folder: Path, needed: int) -> bool:

@@ -17,7 +17,7 @@ from bertsmith.finetuning.assignment import (
     finetuning_folder,
     with_micro_tokens,
 )
-from bertsmith.finetuning.feature_cache import cached_states
+from bertsmith.finetuning.feature_cache import cached_states, cached_vectors
 from bertsmith.finetuning.initial_task_model import DROPOUTS, InitialTaskModel, load_initial_task_model
 from bertsmith.finetuning.linear_probe import Solution, solve_head
 from bertsmith.finetuning.run_warnings import (
@@ -168,7 +168,8 @@ def _set_up_here(assignment: Assignment, splits: TaskSplits, world: World) -> Ru
     solution = None
     checkpoints = finetuning_folder(assignment.out).checkpoints
     if solved and not (saved_steps(checkpoints) and newest_sound_step(checkpoints) is not None):
-        solution = solve_head(model, train_set, batches.class_weights_C)
+        vectors = cached_vectors(train_set, model, cache_folder("features"))
+        solution = solve_head(model, train_set, vectors, batches.class_weights_C)
     run = Run(
         with_micro_tokens(assignment, most_tokens),
         trainer,
@@ -188,7 +189,7 @@ def _set_up_here(assignment: Assignment, splits: TaskSplits, world: World) -> Ru
         *warn_of_cut_texts(train, config, initial.tokenizer),
         *(warn_of_few_steps(batches, recipe) if run.tunes else ()),
         *(warn_of_vain_patience(batches, recipe) if run.tunes else ()),
-        *describe_solved_head(None if solution is None else solution.penalty),
+        *describe_solved_head(solved=solved),
         *describe_adapters(initial.network, recipe),
         *describe_target_scaler(scaler),
         *describe_micro_tokens(recipe, most_tokens, world.device.type),

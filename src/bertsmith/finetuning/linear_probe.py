@@ -15,10 +15,8 @@ from bertsmith.core.progress import progress_bar
 from bertsmith.core.seeds import stream
 from bertsmith.finetuning.target_scaler import last_layer
 from bertsmith.inference.task_model import TaskModel
-from bertsmith.model.heads import OutputHead
 from bertsmith.tasks.encoded import EncodedSet
 from bertsmith.tasks.kinds.kind import LinearProblem
-from bertsmith.tasks.objective import NetworkScorer
 from bertsmith.training.distributed import World
 
 PENALTIES = (1.0, 0.3, 0.1, 0.03, 0.01, 3e-3, 1e-3, 3e-4, 1e-4)
@@ -55,8 +53,6 @@ class Rows:
 class Solution:
     """How a head was solved."""
 
-    penalty: float
-    """What cross-validation chose."""
     tuning_start: tuple[Tensor, Tensor]
     """Weights and biases for tuning to start from, the optimum for `TUNING_PENALTY`."""
 
@@ -70,12 +66,15 @@ class Solution:
 
 
 def solve_head(
-    model: TaskModel, train: EncodedSet, class_weights_C: NDArray[np.float32] | None = None
+    model: TaskModel,
+    train: EncodedSet,
+    vectors_ND: NDArray[np.float32],
+    class_weights_C: NDArray[np.float32] | None = None,
 ) -> Solution:
-    """Put the optimal weights into the head's last layer; return how it was solved."""
+    """Put the optimal weights for what the head's last layer reads into it; return how it was solved."""
     layer, problem = last_layer(model.objective.scorer), model.config.kind.linear_problem
     assert problem is not None
-    rows = _rows_of(model, train, problem, class_weights_C)
+    rows = _rows_of(model, train, vectors_ND, problem, class_weights_C)
     mean_D, deviation_D = rows.vectors_ND.mean(0), rows.vectors_ND.std(0, correction=0)
     # A constant column carries nothing, and must not be divided by 0.
     scale_D = torch.where(deviation_D > 1e-6, 1 / deviation_D.clamp(min=1e-6), 0.0)
@@ -88,7 +87,7 @@ def solve_head(
 
     soft = solve(rows, problem, max(penalty, TUNING_PENALTY), initial(rows, layer.out_features))
     put(layer, unscaled(solve(rows, problem, penalty, soft)))
-    return Solution(penalty, unscaled(soft))
+    return Solution(unscaled(soft))
 
 
 def put(layer: nn.Linear, weights: tuple[Tensor, Tensor]) -> None:
@@ -173,19 +172,16 @@ def mean_loss(rows: Rows, problem: LinearProblem, weight_CD: Tensor, bias_C: Ten
 # ---- from a model and a split to rows
 
 
-class _Unscored(nn.Linear):
-    """In the place of a head's last layer: returns what that layer reads."""
-
-    def forward(self, states: Tensor) -> Tensor:
-        return states
-
-
 def _rows_of(
-    model: TaskModel, train: EncodedSet, problem: LinearProblem, class_weights_C: NDArray[np.float32] | None
+    model: TaskModel,
+    train: EncodedSet,
+    every_ND: NDArray[np.float32],
+    problem: LinearProblem,
+    class_weights_C: NDArray[np.float32] | None,
 ) -> Rows:
     known = ~np.isnan(train.targets) if problem == "numbers" else train.targets >= 0
     known_N = np.asarray(known.reshape(len(known), -1).all(-1))
-    vectors_ND = torch.from_numpy(vectors_of(model, train)[known_N]).to(model.device)
+    vectors_ND = torch.from_numpy(every_ND[known_N]).to(model.device)
     targets = torch.from_numpy(train.targets[known_N]).to(model.device)
     if problem == "numbers":
         targets = targets.float()[:, None]
@@ -196,17 +192,3 @@ def _rows_of(
         weights_N = torch.from_numpy(class_weights_C).to(model.device)[targets]
     groups_N = train.words_P2[:, 0] if train.unit == "word" else np.arange(train.items)
     return Rows(vectors_ND, targets, weights_N, groups_N[known_N])
-
-
-def vectors_of(model: TaskModel, encoded: EncodedSet) -> NDArray[np.float32]:
-    """Return what the head's last layer reads [N, D]: rows of words, or the means of texts' windows."""
-    scorer = model.objective.scorer
-    assert isinstance(scorer, NetworkScorer)
-    head = scorer.network.heads[scorer.head]
-    assert isinstance(head, OutputHead)
-    output = head.output
-    head.output = _Unscored(output.in_features, output.out_features, device="meta", dtype=output.weight.dtype)
-    try:
-        return model.logits(encoded)
-    finally:
-        head.output = output

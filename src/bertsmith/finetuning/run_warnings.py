@@ -103,12 +103,12 @@ def describe_target_scaler(scaler: TargetScaler | None) -> Iterator[str]:
         )
 
 
-def describe_solved_head(penalty: float | None) -> Iterator[str]:
+def describe_solved_head(*, solved: bool) -> Iterator[str]:
     """Yield the note that the head is the optimum of a regression, and how that was regularised."""
-    if penalty is not None:
+    if solved:
         yield (
-            "the linear probe is the optimal head on the encoder's vectors (L-BFGS; penalty "
-            f"{penalty:g}, chosen by cross-validation on the training set)"
+            "the linear probe is the optimal head on the encoder's vectors (L-BFGS; the penalty was chosen "
+            "by cross-validation on the training set)"
         )
 
 

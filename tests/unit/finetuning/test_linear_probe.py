@@ -9,6 +9,7 @@ from bertsmith.core.errors import UserError
 from bertsmith.finetuning.linear_probe import PENALTIES, Rows, choose_penalty, initial, mean_loss, solve
 from bertsmith.finetuning.predict import predict_labelled
 from bertsmith.inference.loaded_model import load
+from bertsmith.inference.task_model import TaskModel
 from tests.tiny_runs import differing
 from tests.tuning import SHORT, Notebook, set_up_run, stop_at, toy_assignment, tune
 
@@ -130,6 +131,30 @@ def test_a_run_that_is_stopped_keeps_its_probe(model, tmp_path):
 def test_scores_that_compete_have_no_optimal_head(model, tmp_path):
     with pytest.raises(UserError, match=r"head\.weights: the scores of a span head compete"):
         tune("squad", model, tmp_path, "head.weights=solved")
+
+
+def test_the_vectors_of_a_split_are_computed_once(model, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    computed, plain = [], TaskModel.logits
+    monkeypatch.setattr(TaskModel, "logits", lambda *given: computed.append(1) or plain(*given))
+    asked = toy_assignment("sst2", model, tmp_path, "head.encoder=frozen-linear")
+    heads = [probe_weights(asked)]
+    (file,) = (tmp_path / "cache" / "bertsmith" / "features").glob("*.npy")
+    heads.append(probe_weights(asked))
+    tuned = toy_assignment("sst2", model, tmp_path, "head.weights=solved", "run.seed=1")
+    set_up_run(tuned)
+    assert len(computed) == 1
+    file.write_bytes(file.read_bytes()[:-40])  # a disk that was full
+    heads.append(probe_weights(asked))
+    assert len(computed) == 2
+    assert torch.equal(heads[0], heads[1]) and torch.equal(heads[0], heads[2])
+    set_up_run(toy_assignment("sst2", model, tmp_path, "head.encoder=frozen-linear", "head.pooling=mean"))
+    assert len(computed) == 3
+
+
+def probe_weights(assignment):
+    """What the head of a run is solved to."""
+    return set_up_run(assignment).model.objective.scorer.network.heads["classify"].output.weight.clone()
 
 
 def test_the_note_tells_how_the_head_was_regularised(model, tmp_path):
