@@ -18,6 +18,7 @@ import itertools
 import json
 import multiprocessing
 import random
+import re
 import shutil
 import time
 from collections import defaultdict
@@ -407,7 +408,8 @@ def settings(cell: Cell, task: Any, train: Path, model: Path) -> tuple[Any, str]
     from bertsmith.studies.sweep import over_search, with_values
     from bertsmith.tasks.task_recipe import finetuning_recipe
 
-    way, *changes = cell.way.split("-")
+    # A value may hold a hyphen: 3e-5, frozen-linear.
+    way, *changes = re.split(r"(?<=trial)-|-(?=[a-z._]+=)", cell.way)
     number = int(changes.pop(0)) if way == "trial" else 0
     given = {
         "probe": ["head.encoder=frozen-linear"],

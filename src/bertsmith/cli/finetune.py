@@ -57,7 +57,8 @@ def finetune(
         float | None, Option(help="Passes through the data (run.epochs); more lengthen a finished run.")
     ] = None,
     minutes: Annotated[
-        float | None, Option(help="Take no more steps after these minutes (run.minutes).")
+        float | None,
+        Option(help="Take no more steps after this many minutes, set-up included."),
     ] = None,
     lr: Annotated[float | None, Option(help="Peak learning rate (optim.peak_lr).")] = None,
     batch: Annotated[int | None, Option(help="Examples a step (run.examples).")] = None,
@@ -141,7 +142,7 @@ def finetune(
     study = _Study(seeds, grid=grid, lr_grid=lr_grid, search=search or 0, folds=folds or 0)
     study.check([*(line for _, line in options), *(settings or [])])
     if quick:
-        _check_quick(chosen, study)
+        _check_quick(chosen, study, minutes)
     if study.flags():
         _run_many(study.trials(assignment), as_json=as_json)
     else:
@@ -359,10 +360,12 @@ class _Study:
         return over_grid(assignment, RATES if self.lr_grid else None)
 
 
-def _check_quick(task: "Task", study: _Study) -> None:
-    """Raise where there is no linear head to solve, or where several runs would be the same one."""
+def _check_quick(task: "Task", study: _Study, minutes: float | None) -> None:
+    """Raise where there is no linear head to solve, no step to end, or several runs would be the same one."""
     if task.kind.linear_problem is None:
         raise UserError(f"{task.title} has no linear head to solve", where="--quick", remedy="leave it out")
+    if minutes is not None:
+        raise UserError("--quick takes no steps", where="--quick --minutes", remedy="leave one of them out")
     if same := [flag for flag in study.flags() if flag != "--folds"]:
         what = "a solved head is the same in every run"
         raise UserError(what, where=f"--quick {same[0]}", remedy=f"leave {same[0]} out, or --quick")

@@ -173,7 +173,8 @@ def _check_same_assignment(known: dict[str, Any], assignment: Assignment) -> Non
             )
         elif only_epochs:
             remedy += (
-                ": a finished run can be lengthened where its last state was kept (run.keep_state); to train "
+                ": a finished run without run.minutes can be lengthened where its last state was kept "
+                "(run.keep_state); to train "
                 f"its model further, start from it: --model {assignment.out} --out NEW --epochs MORE"
             )
         raise UserError(f"holds another run: {listed}", where=str(assignment.out), remedy=remedy)
@@ -183,7 +184,7 @@ def _can_be_lengthened(assignment: Assignment, epochs: float) -> bool:
     """Whether the run in the folder has ended after fewer epochs, and its last state is there."""
     checkpoints = finetuning_folder(assignment.out).checkpoints
     steps = saved_steps(checkpoints)
-    if not steps or assignment.recipe.run.epochs <= epochs:
+    if not steps or assignment.recipe.run.epochs <= epochs or assignment.recipe.run.minutes != "off":
         return False
     # Only looked at: whether it is whole is checked once the folder is locked.
     state = read_json(step_folder(checkpoints, steps[-1]) / STATE, remedy="give --out a new folder")

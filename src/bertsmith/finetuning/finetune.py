@@ -73,7 +73,7 @@ from bertsmith.training.trainer import (
 LOGGED_LINES = 200
 """About so many lines of metrics in a run."""
 MAX_STEPS_BETWEEN_LINES = 10
-"""In a run with run.minutes, of which nobody knows how many steps it will have."""
+"""In a run with run.minutes, whose number of steps is not known in advance."""
 SECONDS_BETWEEN_STATES = 300.0
 
 
@@ -290,8 +290,8 @@ class _TrainingLoop:
             stop,
             run.world,
             # Nothing is due then: `finish` evaluates all splits and writes the model.
-            ends=lambda progress: progress.step == workload.steps,
-            evaluates=lambda progress: progress.step in workload.evaluation_steps,
+            ends=lambda progress: self._done(progress) >= 1,
+            evaluates=self._evaluates(workload),
             save_every_seconds=SECONDS_BETWEEN_STATES,
             saved_seconds=self.clock.before,
         )
@@ -309,7 +309,7 @@ class _TrainingLoop:
             else:
                 state.loss_sum += float(report.sums[0])
                 state.loss_count += report.step.counts[0]
-            if state.progress.step % log_every == 0 or state.progress.step == workload.steps:
+            if state.progress.step % log_every == 0 or self._done(state.progress) >= 1:
                 self._log(report, workload)
             if report.due.evaluation:
                 self._evaluate(deciding_split)
@@ -324,6 +324,27 @@ class _TrainingLoop:
             if report.due.stopping:
                 return False
         return True
+
+    def _done(self, progress: Progress) -> float:
+        """How much of the run is done, from 0 to 1."""
+        recipe, steps = self.run.recipe, total_steps(self.run.batches, self.run.recipe)
+        return fraction_done(progress, recipe, steps=steps, world=self.run.world)
+
+    def _evaluates(self, workload: Workload) -> Callable[[Progress], bool]:
+        """Whether an evaluation is due after a step; by the clock in a run with run.minutes."""
+        settings, world = self.run.recipe.run, self.run.world
+        if settings.minutes == "off":
+            return lambda progress: progress.step in workload.evaluation_steps
+        seconds = 60 * settings.minutes / settings.evaluations
+        before = [self.state.progress.seconds]
+
+        def is_due(progress: Progress) -> bool:
+            late = world.broadcast(float(progress.seconds - before[-1] >= seconds)) > 0
+            if late:
+                before.append(progress.seconds)
+            return late
+
+        return is_due
 
     def _reason_to_end_early(self) -> str:
         """Why the run is not worth more time after an evaluation, or nothing."""
@@ -357,7 +378,8 @@ class _TrainingLoop:
         # The evaluations after the last step are part of the work: 100 % is when nothing is left to wait for.
         remaining = workload.remaining_after(step)
         if self.run.recipe.run.minutes != "off":
-            remaining = min(remaining, max(0.0, 60 * self.run.recipe.run.minutes / seconds - 1))
+            by_clock = max(0.0, 60 * self.run.recipe.run.minutes / seconds - 1)
+            remaining = min(remaining, by_clock + workload.end / (step * workload.one_step))
         state.shown |= {"step": step, "eta_seconds": seconds * remaining, **values}
         self.callback.on_step(1 / (1 + remaining), dict(state.shown))
 
@@ -393,6 +415,11 @@ class _TrainingLoop:
         run, state = self.run, self.state
         assert found is not None, "the main process has evaluated"
         notes = (*run.notes, *lengthening_notes(run, state))
+        steps = total_steps(run.batches, run.recipe)
+        if state.progress.step < steps <= fraction_done(state.progress, run.recipe, steps=steps) * steps:
+            ended = f"run.minutes ended the run after step {state.progress.step:,} of {steps:,}"
+            self.callback.on_message(ended)
+            notes = (*notes, ended)
         if state.best is not None and state.best.step != state.progress.step:
             run.model.objective.load_state_dict(state.best.weights)
             found = evaluate(run.model, run.evaluation_splits, scaler=run.scaler)
@@ -418,6 +445,7 @@ class _TrainingLoop:
             splits=run.evaluation_splits,
             found=found,
             steps=state.progress.step,
+            epochs=min(run.recipe.run.epochs, round(state.progress.step / run.batches.steps_per_epoch, 2)),
             seconds=self.clock(),
             examples=run.examples,
             baselines=constant,
@@ -452,20 +480,30 @@ def evaluated_values(folder: Path, metric: Metric) -> list[float]:
 def next_step(
     batches: ShuffledBatches, recipe: FinetuningRecipe, progress: Progress, *, world: World = ALONE
 ) -> StepInput | None:
-    """What the next step learns from, or None after the last: a pure function of seed, step and rank.
+    """What the next step learns from, or None after the last.
 
-    Only the learning rate and the end of a run with run.minutes depend on the time.
+    Its examples are a pure function of seed, step and rank; with run.minutes its rate depends on the clock.
     """
     steps = total_steps(batches, recipe)
-    done = progress.step / steps
-    if recipe.run.minutes != "off":  # all ranks go by the clock of the main process
-        done = max(done, world.broadcast(progress.seconds) / (60 * recipe.run.minutes))
+    done = fraction_done(progress, recipe, steps=steps, world=world)
     if done >= 1:
         return None
     items = batches.step(progress.step)
     (count,) = world.sum([items.count])
     rate = learning_rate(done, without_short_warmup(recipe.optim, steps=steps))
     return StepInput(items.micros, (count,), rate, progress)
+
+
+def fraction_done(progress: Progress, recipe: FinetuningRecipe, *, steps: int, world: World = ALONE) -> float:
+    """Return how much of a run is done: of its steps, or of run.minutes if they end first."""
+    by_steps = progress.step / steps
+    if recipe.run.minutes == "off":
+        return by_steps
+    # Setting up and the first step, which may compile, take time: the schedule begins after them.
+    end, first = 60 * recipe.run.minutes, progress.first_step_seconds
+    by_clock = (progress.seconds - first) / (end - first) if first < end else 1.0
+    done = max(by_steps, by_clock if progress.step else 0.0)
+    return world.broadcast(done)  # all ranks go by the clock of the main process
 
 
 def rate_of_step(step: int, recipe: FinetuningRecipe, *, steps: int) -> float:

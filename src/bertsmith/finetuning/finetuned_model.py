@@ -46,6 +46,8 @@ class Finished:
     splits: Mapping[str, EncodedSplit]
     found: Evaluation
     steps: int
+    epochs: float
+    """Those that these steps were."""
     seconds: float
     examples: int
     baselines: Mapping[str, Mapping[str, float]]
@@ -167,9 +169,8 @@ def model_card(finished: Finished, *, picture: bool) -> str:
     )
     steps, rates = "", ""
     if finished.steps:
-        steps = (
-            f"{counted(run.epochs, 'epoch')}, {counted(finished.steps, 'step')} of {run.examples} examples, "
-        )
+        taken = f"{counted(finished.epochs, 'epoch')}, {counted(finished.steps, 'step')}"
+        steps = f"{taken} of {run.examples} examples, "
         rates = (
             f"peak learning rate {optim.peak_lr:g}, {optim.schedule} schedule, "
             f"warm-up {optim.warmup_fraction:.0%}, "

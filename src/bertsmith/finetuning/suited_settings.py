@@ -95,7 +95,8 @@ def _reason(recipe: FinetuningRecipe, task: Task, rows: int, *, source: str) -> 
         if recipe.run.minutes != "off":
             passes += f" or {counted(recipe.run.minutes, 'minute')}, whichever ends first"
         shown = [f"rate {recipe.optim.peak_lr:g} ({source})", passes, *shown]
-        changes = ["--lr", "--epochs", "--batch", *changes]
+        dials = ["--epochs", *(["--minutes"] if recipe.run.minutes != "off" else [])]
+        changes = ["--lr", *dials, "--batch", *changes]
     return f"{', '.join(shown)}; {', '.join(changes)} change it"
 
 

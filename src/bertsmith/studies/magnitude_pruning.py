@@ -106,6 +106,9 @@ class MagnitudeRequest:
         if self.rewind is not None and not 0 <= self.rewind < 1:
             what, remedy = f"{self.rewind:g} is no part of a run to go back to", "choose one such as 0.1"
             raise UserError(what, where="--rewind", remedy=remedy)
+        if self.recipe.run.minutes != "off":
+            what = "which weights go follows from the steps of a run, which minutes would change"
+            raise UserError(what, where="run.minutes", remedy="give --epochs instead")
         if self.recipe.head.encoder != "tuned":
             what = f"the weights of the layers stay as they are (head.encoder = {self.recipe.head.encoder})"
             raise UserError(what, where="--sparsity", remedy="leave the setting out")

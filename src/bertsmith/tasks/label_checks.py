@@ -10,7 +10,7 @@ from bertsmith.tasks.task import Task
 
 MAX_SINGLE_CLASSES = 10
 MAX_FRACTION_OF_CLASSES = 0.9
-"""Of the rows. A hundred rows of seventy intents are few, but they are classes; a column of texts is none."""
+"""Of the number of rows. A hundred rows of seventy intents are still classes; a column of texts is not."""
 MAX_NUMBERS = 20
 MIN_PER_NUMBER = 10
 """More different numbers than this, with fewer examples each, are measured rather than named."""

@@ -422,8 +422,8 @@ def encode_ids(ids: Sequence[int], template: Template, *, prompt: Sequence[int] 
     end = len(ids) - len(tail)
     if len(lead) <= end and (*ids[: len(lead)], *ids[end:]) == (*lead, *tail):
         ids = ids[len(lead) : end]
-    if not ids:
-        prompt = ()  # a prompt alone is no text either
+    if {*lead, *tail}.issuperset(ids):
+        ids, prompt = (), ()  # special tokens and a prompt alone are not a text
     encoded = Encoded([], [], [], [], [])
     _insert(encoded, template.lead)
     encoded.ids.extend([*prompt, *ids])

@@ -138,6 +138,12 @@ def test_without_its_last_state_a_run_stays_as_it_is_and_the_message_says_what_t
     assert tune("sst2", model, tmp_path, *SHORTER).finished
 
 
+def test_a_run_that_minutes_may_end_cannot_be_lengthened(model, tmp_path):
+    tune("sst2", model, tmp_path, *SHORTER, "run.minutes=60")
+    line = refusal(model, tmp_path, *LONGER, "run.minutes=60")
+    assert "a finished run without run.minutes can be lengthened" in line
+
+
 def test_a_run_that_is_not_finished_cannot_be_lengthened_and_none_can_be_shortened(model, tmp_path):
     with stop_at(1):
         tune("sst2", model, tmp_path, *SHORTER)

@@ -1,5 +1,6 @@
 """What a step does to the weights: its rate, its dropout, its loss, and the update of plain AdamW."""
 
+import itertools
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
@@ -20,7 +21,8 @@ from bertsmith.tasks.batches import ShuffledBatches
 from bertsmith.tasks.catalogue import task_named
 from bertsmith.tasks.task_recipe import finetuning_recipe
 from bertsmith.training.distributed import ALONE
-from bertsmith.training.trainer import GradientGuard, Progress, Trainer, training_steps
+from bertsmith.training.journal import read_metrics
+from bertsmith.training.trainer import Clock, GradientGuard, Progress, Trainer, training_steps
 from tests.toy_tasks import write_rows
 from tests.tuning import Notebook, set_up_run, toy_assignment, tune
 from tests.unit.tasks.made_sets import made_set
@@ -49,14 +51,23 @@ def test_the_first_step_begins_the_schedule_and_the_last_one_stands_before_its_e
 
 
 @pytest.mark.parametrize(
-    ("step", "seconds", "rate"), [(2, 0.0, 0.8e-3), (2, 60.0, 0.5e-3), (8, 60.0, 0.2e-3), (2, 120.0, None)]
+    ("step", "seconds", "rate"),
+    [
+        (0, 0.0, 0.0),
+        (1, 20.0, 0.5e-3),
+        (2, 20.0, 1e-3),
+        (2, 70.0, 0.625e-3),
+        (8, 70.0, 0.25e-3),
+        (2, 120.0, None),
+    ],
 )
 def test_minutes_end_a_run_before_its_steps_do_and_the_rate_follows(step, seconds, rate):
-    settings = ("run.examples=5", *TEN_STEPS, "run.minutes=2", "optim.warmup_fraction=0")
+    settings = ("run.examples=5", *TEN_STEPS, "run.minutes=2", "optim.warmup_fraction=0.2")
     recipe = finetuning_recipe(task_named("sst2"), settings)
     sizes = {"examples_per_step": 5, "micro_tokens": 512, "multiple": 1}
     batches = ShuffledBatches(made_set("classify", items=50), seed=0, **sizes)
-    found = next_step(batches, recipe, Progress(step=step, seconds=seconds))
+    progress = Progress(step=step, seconds=seconds, first_step_seconds=20.0 if step else 0.0)
+    found = next_step(batches, recipe, progress)
     assert (found and found.learning_rate) == (rate and pytest.approx(rate))
 
 
@@ -65,6 +76,22 @@ def test_a_run_takes_one_step_however_few_its_minutes(model, tmp_path):
     result = tune("sst2", model, tmp_path, *TEN_STEPS, "run.minutes=1e-6", notebook=notebook)
     assert result.finished and result.steps == 1
     assert {line["step"] for line in notebook.lines} == {1}
+    assert "run.minutes ended the run after step 1 of 10" in notebook.notes
+    card = (result.folder / "card.md").read_text()
+    assert "0.1 epochs, 1 step of" in card and "ended the run after step 1 of 10" in card
+
+
+def test_the_minutes_of_a_run_have_as_many_evaluations_as_its_steps_would(model, tmp_path, monkeypatch):
+    # A clock that only steps move: the eleventh of 80 ends the two minutes.
+    seconds = itertools.count(1.0, 12.0)
+    monkeypatch.setattr(Clock, "__call__", lambda _: next(seconds))
+    settings = ("run.epochs=8", "run.minutes=2", "run.evaluations=4")
+    result = tune("sst2", model, tmp_path, *settings)
+    steps = {kind: [] for kind in ("train", "held-out")}
+    for line in read_metrics(result.folder):
+        steps[line["kind"]].append(line["step"])
+    assert len(steps["held-out"]) == 4
+    assert steps["held-out"][-1] == steps["train"][-1] == result.steps < 15
 
 
 # ---- what fills a step up

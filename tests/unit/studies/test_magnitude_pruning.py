@@ -196,6 +196,7 @@ def test_the_command_prints_each_training(model, data, tmp_path, capsys):
         ),
         (("--method", "magnitude", "--sparsity", "0.5", "--epochs", "0"), "--epochs"),
         (("--method", "magnitude", "--sparsity", "0.5", "--set", "run.keep=best"), "run.keep"),
+        (("--method", "magnitude", "--sparsity", "0.5", "--set", "run.minutes=1"), "run.minutes"),
         (("--method", "magnitude", "--sparsity", "0.5", "--set", "head.encoder=lora"), "head.encoder = lora"),
         (("--sparsity", "0.5"), "add --method magnitude"),
         (("--method", "movement"), "choose importance or magnitude"),
