@@ -18,8 +18,10 @@ from bertsmith.finetuning.run_plots import (
     draw_learning_curve,
 )
 from bertsmith.finetuning.splits import EncodedSplit
+from bertsmith.finetuning.suited_settings import DEFAULTS_FILE
 from bertsmith.inference.adapter_folder import ADAPTER_FILES, base_name, write_adapter
 from bertsmith.inference.finetuned_folder import FinetunedTask, write_finetuned
+from bertsmith.inference.model_path import model_folder
 from bertsmith.inference.task_model import TaskModel, mix_state
 from bertsmith.model.model_folder import Model, write_model
 from bertsmith.model.tensor_files import SAVED_WEIGHT_FILES
@@ -139,6 +141,9 @@ def _write_model_folder(folder: RunFolder, finished: Finished, card: str) -> Non
             # Over frozen features the network has no head whose outputs could be named.
             keys = {} if mix else finished.config.kind.config_keys(finished.config.labels)
             write_model(fresh, Model(scorer.network, keys))
+            defaults = model_folder(finished.assignment.model) / DEFAULTS_FILE
+            if defaults.is_file():  # who tunes this model further does best with the same
+                shutil.copy(defaults, fresh / DEFAULTS_FILE)
         write_finetuned(fresh, FinetunedTask(finished.config, mix))
         finished.model.tokenizer.save(fresh)
         write_text(fresh / "recipe.toml", recipe_toml(finished.assignment.recipe))

@@ -13,7 +13,7 @@ from bertsmith.tasks.catalogue import task_named
 from bertsmith.tasks.custom import CustomSpec, custom_task
 from bertsmith.tasks.task_recipe import finetuning_recipe
 from tests.toy_folder import write_toy_folder
-from tests.tuning import QUICK, Notebook
+from tests.tuning import QUICK, SHORT, Notebook, tune
 
 TASK = custom_task(CustomSpec("text", "label"))
 
@@ -50,6 +50,12 @@ def test_a_folder_says_its_own_rates(folder, tmp_path):
     assert (tuned.optim.peak_lr, tuned.head.pooling) == (7e-4, "first")
     assert "rate 0.0007 (task_defaults.toml of model)" in reason
     assert recipe_for(file, folder, "head.encoder=lora")[0].optim.peak_lr == 9e-3
+
+
+def test_what_was_tuned_from_a_folder_says_them_too(folder, tmp_path):
+    (folder / DEFAULTS_FILE).write_text("lr = 7e-4\nlora_lr = 9e-3\n")
+    tuned = tune("sst2", folder, tmp_path, *SHORT).folder / "model"
+    assert "rate 0.0007 (task_defaults.toml of model)" in recipe_for(table(tmp_path, 60), tuned)[1]
 
 
 def test_a_broken_file_is_named(folder, tmp_path):
