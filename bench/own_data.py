@@ -9,8 +9,9 @@ The sets of JUDGED are judged by their own test or dev rows; the rules for the d
 A cell is one set, a number of training rows, a model, a way and a seed, which draws the rows. A way
 is `defaults`, `probe` (--quick), `lora`, `paper` (3e-5, three passes, the first token, the last weights),
 `trial-0` to `trial-11` of `--search 12` (the best on dev is what the search finds), or `baseline`, which
-needs no model. `-rate=2` and `-passes=0.5` multiply what the defaults chose; `-key=value` sets it. Finished
-cells are lines of rows.jsonl and are not run again.
+needs no model. `-rate=2` and `-passes=0.5` multiply what the defaults chose, `-run.examples=16` sets a key,
+and `-penalty=1` is that of the head which tuning starts from. Finished cells are lines of rows.jsonl and are
+not run again.
 """
 
 import argparse
@@ -402,8 +403,17 @@ def judged(cell: Cell, data: Path, folder: Path) -> dict[str, Any]:
     }
 
 
+@cache
+def usual_penalty() -> float:
+    """That of the head which tuning starts from, as it is before a cell changes it."""
+    from bertsmith.finetuning.linear_probe import TUNING_PENALTY
+
+    return TUNING_PENALTY
+
+
 def settings(cell: Cell, task: Any, train: Path, model: Path) -> tuple[Any, str]:
     """The recipe of a cell, and the line that a user would read."""
+    from bertsmith.finetuning import linear_probe
     from bertsmith.finetuning.suited_settings import suited_recipe
     from bertsmith.studies.sweep import over_search, with_values
     from bertsmith.tasks.task_recipe import finetuning_recipe
@@ -428,6 +438,7 @@ def settings(cell: Cell, task: Any, train: Path, model: Path) -> tuple[Any, str]
 
         recipe = over_search(Assignment(task, recipe, model, train, train), 12)[number].assignment.recipe
     factors = dict(each.split("=") for each in changes if "." not in each.partition("=")[0])
+    linear_probe.TUNING_PENALTY = float(factors.pop("penalty", usual_penalty()))
     keys = {"rate": "optim.peak_lr", "passes": "run.epochs"}
     now = {"rate": recipe.optim.peak_lr, "passes": recipe.run.epochs}
     scaled = {keys[name]: now[name] * float(factor) for name, factor in factors.items()}
