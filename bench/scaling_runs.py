@@ -308,7 +308,7 @@ def evaluated(folder: Path, recipe: Any, common: Any) -> dict[str, float]:
     masked = round(recipe.masking.rate * 128)
     row["flops_per_token"] = objective.flops(128, 1, masked) / 128
     if recipe.examples.objective == "replaced":
-        row |= detection(initial.network, fixed.held_out.batches.micros, trainer)
+        row |= detection(initial.network, fixed.batches.micros, trainer)
     return row
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from bertsmith.api_rows import PythonCallback, RowFiles, Rows, python_words, rows_beside
 from bertsmith.cli.finetune import OwnTable, own_task, published_task
 from bertsmith.cli.finetune import live_line as finetuning_line
-from bertsmith.cli.pretrain import live_line as pretraining_line
+from bertsmith.cli.pretrain import live_line
 from bertsmith.cli.terminal import progress_display
 from bertsmith.core.errors import UserError
 from bertsmith.finetuning.assignment import Assignment
@@ -248,16 +248,18 @@ def pretrain(
     ]
     store, out = Path(store).expanduser(), Path(out).expanduser()
     rows = RowFiles()
-    with python_words(rows), progress_display(pretraining_line, as_json=False) as display:
+    with python_words(rows):
         recipe_with = partial(_swept_recipe, recipe, _overrides(settings), short)
-        callback = PythonCallback(display, rows)
-        if sweep is not None:
-            trials = trials_of(_points(sweep), recipe_with, out=out)
-            return _sweep_run(out, trials, store=store, callback=callback)
-        stopping = EarlyStopping(if_flat=stop_if_flat)
-        result = run_pretraining(
-            recipe_with(()), store=store, out=out, callback=callback, early_stopping=stopping
-        )
+        trials = [] if sweep is None else trials_of(_points(sweep), recipe_with, out=out)
+        recipes = [each.recipe for each in trials] or [recipe_with(())]
+        with progress_display(live_line(*recipes), as_json=False) as display:
+            callback = PythonCallback(display, rows)
+            if trials:
+                return _sweep_run(out, trials, store=store, callback=callback)
+            stopping = EarlyStopping(if_flat=stop_if_flat)
+            result = run_pretraining(
+                recipes[0], store=store, out=out, callback=callback, early_stopping=stopping
+            )
     finished, metrics = result.state == "finished", {"held-out": result.held_out}
     if result.held_out_before:
         metrics["held-out before"] = result.held_out_before

@@ -4,17 +4,17 @@ Shapes: P predicted rows, S sequences, R = P + S, D model width, V vocabulary, C
 """
 
 import math
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from bertsmith.core.errors import UserError
+from bertsmith.core.measures import Declaration, LossTerm, Metric, Totals, majority, mean
 from bertsmith.data.collate import PretrainingBatch
 from bertsmith.model.architectures.registry import architecture_of
 from bertsmith.model.network import Network
 from bertsmith.objectives.linear_cross_entropy import word_sums
-from bertsmith.objectives.pretraining_objective import Counts, PretrainingObjective, weighted_sums
+from bertsmith.objectives.pretraining_objective import PretrainingObjective, weighted_sums
 from bertsmith.recipe.data_sections import PairHead, Unit
 from bertsmith.recipe.schema import Recipe
 
@@ -27,17 +27,81 @@ CHOSEN: dict[Unit, str] = {
 }
 
 
+def _bits_per_character(totals: Totals) -> float | None:
+    nats = mean("mlm_loss", "masked")(totals)
+    if nats is None or "tokens_per_character" not in totals:
+        return None
+    return nats / math.log(2) * totals["tokens_per_character"]
+
+
+WORD_METRICS = (
+    Metric(
+        "mlm_loss",
+        of=mean("mlm_loss", "masked"),
+        unit="nats",
+        larger_is_better=False,
+        panel="Masked words: loss in nats",
+        level="unigram",
+        fixed="fixed evaluation: mlm loss (15 % of the tokens, 80/10/10, 128 tokens)",
+    ),
+    Metric(
+        "mlm_accuracy",
+        of=mean("mlm_hits", "masked"),
+        short="MLM",
+        panel="Masked words: guessed right",
+        fixed="fixed evaluation: mlm accuracy",
+    ),
+    Metric(
+        "bits_per_character",
+        of=_bits_per_character,
+        unit="bits",
+        larger_is_better=False,
+        short="bits/character",
+        fixed="fixed evaluation: bits per character",
+    ),
+)
+WORDS = Declaration(
+    counts=("masked",),
+    sums=("mlm_loss", "mlm_hits"),
+    terms=(LossTerm("mlm_loss", "masked"),),
+    metrics=WORD_METRICS,
+    watched="mlm_loss",
+    baseline="unigram",
+)
+"""Predicted words."""
+
+
+def with_pairs(declared: Declaration, pair_head: PairHead, weight: float) -> Declaration:
+    """Return a declaration with the loss and metrics of sentence pairs, if there are pairs."""
+    if pair_head == "none":
+        return declared
+    loss = Metric("pair_loss", of=mean("pair_loss", "pairs"), unit="nats", larger_is_better=False)
+    accuracy = Metric(
+        "pair_accuracy",
+        of=mean("pair_hits", "pairs"),
+        short="pairs",
+        panel="Sentence pairs: guessed right",
+        level="pair_majority",
+    )
+    title = "pair accuracy of always giving the commoner answer"
+    level = Metric("pair_majority", of=majority("pairs_of_label_1", "pairs"), title=title)
+    return declared + Declaration(
+        counts=("pairs",),
+        sums=("pair_loss", "pair_hits"),
+        terms=(LossTerm("pair_loss", "pairs", weight),),
+        metrics=(loss, accuracy, level),
+    )
+
+
 class MaskedLanguageModelling(PretrainingObjective):
     """Predicts masked tokens and, where there are pairs, whether they belong together."""
 
-    sums = ("mlm_loss", "mlm_hits", "pair_loss", "pair_hits")
-
     def __init__(self, network: Network, pair_head: PairHead, pair_weight: float = 1.0) -> None:
-        super().__init__(network)
-        self.pair_head, self.pair_weight = pair_head, pair_weight
+        super().__init__(network, with_pairs(WORDS, pair_head, pair_weight))
+        self.pair_head = pair_head
 
-    def plain(self, batch: PretrainingBatch, loss_scales_C: Tensor) -> tuple[Tensor, Tensor]:
-        """The loss and the sums of a micro-batch, not compiled."""
+    def summed(self, batch: PretrainingBatch) -> dict[str, Tensor]:
+        """The losses and right answers of predicted words and, where there are any, of pairs."""
         # Only the predicted rows and those that stand for a sentence go through most of the last layer: the
         # heads read no others.
         if self.pair_head == "none":
@@ -45,13 +109,10 @@ class MaskedLanguageModelling(PretrainingObjective):
         else:
             hidden_PD, sentence_SD = self._states(batch)
         labels_P, weights_P = batch.masked_ids_P, batch.masked_weights_P
-        mlm_loss, mlm_hits = word_sums(self.network, hidden_PD, labels_P, weights_P)
-        if self.pair_head == "none":
-            pair_loss, pair_hits = torch.zeros_like(mlm_loss), torch.zeros_like(mlm_hits)
-        else:
-            pair_loss, pair_hits = pair_sums(self.network, self.pair_head, sentence_SD, batch)
-        loss = mlm_loss * loss_scales_C[0] + self.pair_weight * pair_loss * loss_scales_C[1]
-        return loss, torch.stack((mlm_loss, mlm_hits, pair_loss, pair_hits)).detach()
+        sums = [*word_sums(self.network, hidden_PD, labels_P, weights_P)]
+        if self.pair_head != "none":
+            sums += pair_sums(self.network, self.pair_head, sentence_SD, batch)
+        return dict(zip(self.declared.sums, sums, strict=True))
 
     def _states(self, batch: PretrainingBatch) -> tuple[Tensor, Tensor]:
         """The states of the predicted rows [P, D] and what stands for each sentence [S, D]."""
@@ -62,17 +123,6 @@ class MaskedLanguageModelling(PretrainingObjective):
             return hidden_TD[rows_P], encoder.sentence_states(hidden_TD, layout)
         hidden_RD = encoder(batch.inputs, rows=torch.cat((rows_P, rows_S)))
         return hidden_RD[: len(rows_P)], hidden_RD[len(rows_P) :]
-
-    def means(self, sums: Sequence[float], counts: Counts) -> dict[str, float]:
-        """Losses and accuracies; pairs only where there are any."""
-        mlm_loss, mlm_hits, pair_loss, pair_hits = sums
-        masked, pairs = counts.masked, counts.pairs
-        values = {"mlm_loss": mlm_loss / masked, "mlm_accuracy": mlm_hits / masked} if masked else {}
-        if pairs:
-            values |= {"pair_loss": pair_loss / pairs, "pair_accuracy": pair_hits / pairs}
-        weights = {"mlm_loss": 1.0, "pair_loss": self.pair_weight}
-        losses = [weight * values[name] for name, weight in weights.items() if name in values]
-        return {"loss": sum(losses) if losses else math.nan, **values}
 
 
 def pair_sums(
@@ -117,6 +167,11 @@ def with_pair_head(heads: dict[str, int], recipe: Recipe) -> dict[str, int]:
         remedy = f"choose {', '.join(others)} or another model"
         raise UserError(what, where="recipe: examples.pairs", remedy=remedy)
     return {**{support: 0 for support in specs[pair].needs}, **heads, pair: 2}
+
+
+def declared(recipe: Recipe) -> Declaration:
+    """The sums and metrics of the recipe's objective."""
+    return with_pairs(WORDS, recipe.examples.pair_head, recipe.examples.pair_weight)
 
 
 def build(network: Network, _: Network | None, recipe: Recipe) -> MaskedLanguageModelling:

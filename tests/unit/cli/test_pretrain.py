@@ -18,6 +18,7 @@ from bertsmith.cli.pretrain import live_line, pretrain, show
 from bertsmith.cli.terminal import JsonProgress, LogProgress, progress_display
 from bertsmith.core.errors import UserError
 from bertsmith.corpus.token_store import TokenStore
+from bertsmith.objectives.masked_language_modelling import WORDS
 from bertsmith.pretraining.pretrain import PretrainingResult
 from bertsmith.recipe.load import load_recipe
 from bertsmith.recipe.schema import Recipe
@@ -112,6 +113,7 @@ def test_a_loss_that_is_not_below_word_frequencies_is_told(capsys):
         steps=10,
         tokens=1000,
         seconds=9.0,
+        declared=WORDS,
         held_out={"loss": 7.5, "mlm_loss": 7.5},
         unigram_entropy=7.25,
         saved_step=10,
@@ -138,6 +140,7 @@ def test_a_run_that_was_ended_early_says_why_and_how_it_goes_on(capsys):
         steps=10,
         tokens=1000,
         seconds=9.0,
+        declared=WORDS,
         held_out={},
         unigram_entropy=7.25,
         saved_step=10,
@@ -195,12 +198,19 @@ def test_words_to_add_without_a_model_are_rejected(store, tmp_path):
     ],
 )
 def test_a_stopped_run_says_where_the_same_command_would_resume(capsys, saved_step, told):
-    numbers = {"tokens": 100, "seconds": 1.0, "held_out": {}, "unigram_entropy": 7.0, "main_process": True}
+    numbers = {
+        "tokens": 100,
+        "seconds": 1.0,
+        "declared": WORDS,
+        "held_out": {},
+        "unigram_entropy": 7.0,
+        "main_process": True,
+    }
     show(PretrainingResult(Path("run"), "stopped", 6, saved_step=saved_step, **numbers), as_json=False)
     assert capsys.readouterr().out.splitlines()[-1].endswith(told)
 
 
-@pytest.mark.parametrize("callback", [JsonProgress(), LogProgress(live_line)])
+@pytest.mark.parametrize("callback", [JsonProgress(), LogProgress(str)])
 def test_an_alert_comes_at_once_and_to_stderr(capfd, callback):
     callback.on_signal("stopping after this step")
     assert tuple(capfd.readouterr()) == ("", "\nstopping after this step\n")
@@ -278,7 +288,9 @@ def test_a_process_told_to_stop_exits_with_130(store, tmp_path):
 
 def test_the_live_line_has_what_a_person_watches():
     values = {"step": 12345, "loss": 2.5, "mlm_accuracy": 0.5, "pair_accuracy": 0.9}
-    line = live_line({**values, "tokens_per_second": 98765.4, "eta_seconds": 3725.0, "mfu": 0.41})
+    line = live_line(tiny_recipe())(
+        {**values, "tokens_per_second": 98765.4, "eta_seconds": 3725.0, "mfu": 0.41}
+    )
     assert line == "step 12,345  loss 2.500  MLM 50.0%  pairs 90.0%  98,765 tokens/s  MFU 41.0%  ETA 1:02:05"
 
 
@@ -289,7 +301,7 @@ def test_the_tiny_recipe_of_these_tests_is_that_of_the_command(store, tmp_path):
 
 def test_the_bar_moves_with_steps_and_by_the_clock(monkeypatch):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    with progress_display(live_line, as_json=False) as callback:
+    with progress_display(str, as_json=False) as callback:
         task = callback.bar.tasks[0]
         callback.on_progress(0.25)
         assert task.completed == 0.25

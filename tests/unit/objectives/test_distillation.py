@@ -15,17 +15,17 @@ from bertsmith.objectives.distillation import (
     check_comparable,
     matching_depths,
 )
-from bertsmith.objectives.pretraining_objective import Counts
 from bertsmith.packed import pack
 from bertsmith.recipe.distill_section import DistillSection
 from tests.compile_counter import CompileCounter
+from tests.declared_values import means_of
 from tests.tiny import tiny_encoder_config, tiny_network
 
 TEXTS = [[2, 5, 6, 4, 7, 8, 3], [2, 9, 4, 10, 3], [2, 11, 12, 13, 4, 14, 15, 3]]
 PLACES = [(0, 3, 55), (1, 2, 57), (2, 4, 58), (2, 6, 20)]
 """Text, place in it, and the id that belongs there."""
-COUNTS = Counts(masked=len(PLACES), pairs=0, tokens=sum(map(len, TEXTS)))
-SCALES = torch.tensor([1 / COUNTS.masked, 0.0, 1 / COUNTS.tokens])
+COUNTS = {"masked": len(PLACES), "tokens": sum(map(len, TEXTS))}
+SCALES = torch.tensor([1 / each for each in COUNTS.values()])
 FP32 = 1e-5
 EVERY = {
     **{"soft_weight": 5.0, "mlm_weight": 2.0, "cosine_weight": 1.0},
@@ -112,7 +112,8 @@ def of_heads(objective: Distillation, text: list[int], heads: int) -> dict[str, 
 def reference(objective: Distillation, *, heads: int = 4) -> dict[str, Tensor]:
     """The mean losses, written down as the papers have them."""
     student, teacher, distill = objective.network, objective.teacher, objective.distill
-    total: dict[str, Tensor] = {name: torch.zeros(()) for name in (*objective.weights, "rows")}
+    names = (each.sum.removesuffix("_loss") for each in objective.declared.terms)
+    total: dict[str, Tensor] = {name: torch.zeros(()) for name in (*names, "rows")}
     masked = {(text, place): token for text, place, token in PLACES}
     for number, text in enumerate(TEXTS):
         ours, theirs = (network.encoder.hidden_states(pack([text])) for network in (student, teacher))
@@ -138,14 +139,14 @@ def reference(objective: Distillation, *, heads: int = 4) -> dict[str, Tensor]:
         for name, value in of_heads(objective, text, heads).items():
             total[name] = total[name] + value
     rows = total.pop("rows")
-    divisors = {"mlm": COUNTS.masked, "soft": rows, "cosine": rows}
-    return {name: value / divisors.get(name, COUNTS.tokens) for name, value in total.items()}
+    divisors = {"mlm": COUNTS["masked"], "soft": rows, "cosine": rows}
+    return {name: value / divisors.get(name, COUNTS["tokens"]) for name, value in total.items()}
 
 
 def assert_as_reference(objective: Distillation, *, heads: int = 4) -> None:
     expected = reference(objective, heads=heads)
     loss, sums = objective(batch_of(), SCALES)
-    means = objective.means(sums.tolist(), COUNTS)
+    means = means_of(objective, sums, COUNTS)
     for name, value in expected.items():
         assert means[f"{name}_loss"] == pytest.approx(value.item(), rel=FP32, abs=FP32), name
         assert value > 1e-3, f"{name} has nothing to compare"
@@ -182,7 +183,7 @@ def test_models_with_other_numbers_of_heads_are_compared_in_relation_heads():
 
 
 def assert_as_reference_of_heads(objective: Distillation) -> None:
-    means = objective.means(objective(batch_of(), SCALES)[1].tolist(), COUNTS)
+    means = means_of(objective, objective(batch_of(), SCALES)[1], COUNTS)
     full = Distillation(objective.network, objective.teacher, DistillSection(**EVERY, relation_heads=8))
     expected = reference(full, heads=8)
     for name in ("relation", "attention"):
@@ -201,7 +202,7 @@ def test_words_and_states_of_other_architectures_are_compared_alike(model_type):
 def test_a_student_that_is_its_teacher_has_nothing_to_learn_from_it():
     network = teacher_of("modernbert")
     objective = Distillation(network, teacher_of("modernbert"), DistillSection(**EVERY))
-    means = objective.means(objective(batch_of(), SCALES)[1].tolist(), COUNTS)
+    means = means_of(objective, objective(batch_of(), SCALES)[1], COUNTS)
     for name in ("soft", "cosine", "hidden", "attention", "relation"):
         assert means[f"{name}_loss"] == pytest.approx(0, abs=1e-5)
     assert means["teacher_agreement"] == 1 and means["teacher_mlm_accuracy"] == means["mlm_accuracy"]
@@ -214,7 +215,7 @@ def test_how_often_both_are_right_and_agree_is_counted():
     for network in (objective.network, objective.teacher):
         hidden = [network(pack([text])) for text in TEXTS]
         best.append([int(network.scores_of_words(hidden[t][p][None]).argmax()) for t, p, _ in PLACES])
-    means = objective.means(objective(batch_of(), SCALES)[1].tolist(), COUNTS)
+    means = means_of(objective, objective(batch_of(), SCALES)[1], COUNTS)
     right = [[mine == token for mine, (_, _, token) in zip(each, PLACES, strict=True)] for each in best]
     agreed = [one == other for one, other in zip(*best, strict=True)]
     assert [means["mlm_accuracy"], means["teacher_mlm_accuracy"], means["teacher_agreement"]] == [

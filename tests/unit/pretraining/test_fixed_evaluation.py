@@ -7,7 +7,9 @@ import pytest
 from bertsmith.data.batch_inspection import sequences_of
 from bertsmith.data.data_loader import PretrainingDataset
 from bertsmith.data.epoch_index import split_documents
-from bertsmith.pretraining.fixed_evaluation import FixedSet, fixed_notes, fixed_recipe, fixed_set
+from bertsmith.objectives.registry import declaration
+from bertsmith.pretraining.fixed_evaluation import fixed_notes, fixed_recipe, fixed_set
+from bertsmith.pretraining.held_out import HeldOutSet
 from bertsmith.pretraining.pretrained_model import held_out_rows
 from bertsmith.training.distributed import ALONE
 from tests.tiny_runs import Listener, metrics_of, run_tiny, tiny_recipe
@@ -18,12 +20,12 @@ def dataset_of(store, cache, *overrides: str) -> PretrainingDataset:
     return PretrainingDataset(store, recipe, cache=cache, split="held-out", micro_tokens=256)
 
 
-def of_recipe(store, cache, *overrides: str) -> FixedSet:
+def of_recipe(store, cache, *overrides: str) -> HeldOutSet:
     return fixed_set(dataset_of(store, cache, *overrides), ALONE)
 
 
-def shown(found: FixedSet) -> list[tuple]:
-    return [(each.tokens, each.targets) for each in sequences_of(found.held_out.batches)]
+def shown(found: HeldOutSet) -> list[tuple]:
+    return [(each.tokens, each.targets) for each in sequences_of(found.batches)]
 
 
 @pytest.mark.parametrize(
@@ -57,7 +59,7 @@ def test_bits_are_those_of_the_characters_that_a_reader_sees(store, tmp_path):
     for ids, targets in shown(found):
         text = [targets.get(index, each) for index, each in enumerate(ids)][1:-1]  # [CLS] and [SEP]
         tokens, characters = tokens + len(text), characters + len(tokenizer.decode(text).replace(" ", ""))
-    assert found.tokens_per_character == pytest.approx(tokens / characters) and tokens < characters
+    assert found.totals["tokens_per_character"] == pytest.approx(tokens / characters) and tokens < characters
 
 
 def test_a_run_tells_both_evaluations_in_its_log_its_journal_and_its_card(store, tmp_path):
@@ -65,7 +67,7 @@ def test_a_run_tells_both_evaluations_in_its_log_its_journal_and_its_card(store,
     result = run_tiny(store, tmp_path / "run", "run.steps=2", listener=listener)
     for line in metrics_of(tmp_path / "run", "held-out"):
         per_token = line["fixed_bits_per_character"] * math.log(2) / line["fixed_mlm_loss"]
-        assert per_token == pytest.approx(of_recipe(store, tmp_path).tokens_per_character)
+        assert per_token == pytest.approx(of_recipe(store, tmp_path).totals["tokens_per_character"])
         assert line["fixed_mlm_loss"] != line["mlm_loss"]
     last = metrics_of(tmp_path / "run", "held-out")[-1]
     told = f"fixed evaluation: loss {last['fixed_mlm_loss']:.3f}, MLM {last['fixed_mlm_accuracy']:.1%}"
@@ -89,6 +91,6 @@ def test_a_run_says_where_its_figure_stands_alone():
 
 
 def test_that_of_electra_is_its_generators():
-    own = {"replaced_loss": 0.5, "mlm_loss": 3.0, "mlm_accuracy": 0.4}
-    rows = dict(held_out_rows({**own, "fixed_mlm_accuracy": 0.5}))
+    electra = tiny_recipe("model.type=electra", "examples.objective=replaced", "examples.pairs=none")
+    rows = dict(held_out_rows(declaration(electra), {"mlm_accuracy": 0.4, "fixed_mlm_accuracy": 0.5}))
     assert rows["fixed evaluation: mlm accuracy, the generator's"] == "50.0%"

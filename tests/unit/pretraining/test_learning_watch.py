@@ -24,7 +24,7 @@ ABSURD = ("optim.peak_lr=3.0", "run.steps=60", "run.log_every_steps=2", "run.eva
 
 
 def watched(losses: Sequence[float], norms: Sequence[float] = (), *, warmup: float = 0.01) -> LearningWatch:
-    watch = LearningWatch(LINE, warmup)
+    watch = LearningWatch(LINE, warmup, "mlm_loss")
     for number, loss in enumerate(losses):
         norm = norms[number] if len(norms) else 1.0
         watch.add(10 * (number + 1), {"mlm_loss": float(loss), "gradient_norm": float(norm)})

@@ -13,7 +13,6 @@ from bertsmith.data.data_loader import PretrainingDataset, StepIndex
 from bertsmith.model.architectures.registry import ARCHITECTURES
 from bertsmith.model.model_folder import head_outputs, read_model
 from bertsmith.model.network import Network, build_network
-from bertsmith.objectives.pretraining_objective import Counts
 from bertsmith.objectives.registry import OBJECTIVES
 from bertsmith.pretraining.initial_model import build_initial_model, encoder_config_of
 from bertsmith.pretraining.pretrain import pretrain
@@ -120,7 +119,7 @@ def test_a_preset_in_its_published_size_goes_forward_and_backward(name, store, t
     generator = generator_of(network, recipe) if recipe.examples.has_generator else None
     objective = spec.build(network, generator, recipe)
     batch = batch_without_numbers(recipe, store, tmp_path)
-    loss, sums = objective(batch, torch.ones(len(Counts._fields), device="meta"))
+    loss, sums = objective(batch, torch.ones(len(objective.declared.counts), device="meta"))
     loss.backward()
-    assert (loss.shape, sums.shape) == ((), (len(objective.sums),))
+    assert (loss.shape, sums.shape) == ((), (len(objective.declared.sums),))
     assert [name for name, parameter in objective.named_parameters() if parameter.grad is None] == []

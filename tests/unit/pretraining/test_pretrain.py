@@ -17,7 +17,6 @@ from bertsmith.core.errors import UserError
 from bertsmith.model.model_folder import read_model
 from bertsmith.objectives.pretraining_objective import PretrainingObjective
 from bertsmith.packed import pack
-from bertsmith.pretraining.held_out import METRICS
 from bertsmith.pretraining.pretrain import Clock, pretrain
 from bertsmith.recipe.load import load_recipe
 from bertsmith.training.checkpoint_storage import saved_steps
@@ -159,7 +158,7 @@ def test_a_finished_run_only_reports_its_result(finished, store):
     last = metrics_of(finished, "held-out")[-1]
     assert result.tokens == last["tokens"] > 0 and result.seconds > 0
     assert result.saved_step == 8
-    assert result.held_out == {name: last[name] for name in METRICS if name in last}
+    assert result.held_out == {name: each for name, each in last.items() if name in result.declared.reported}
 
 
 def test_a_finished_run_without_its_journal_is_reported(finished, store, tmp_path):
@@ -260,7 +259,7 @@ def test_a_stopped_run_says_so_and_has_saved_its_last_step(store, tmp_path):
 def test_a_stopped_run_is_drawn_before_it_ends(store, tmp_path, monkeypatch):
     drawn = []
     monkeypatch.setattr(
-        "bertsmith.pretraining.run_evaluation.draw_curves", lambda folder, **_: drawn.append(folder)
+        "bertsmith.pretraining.run_evaluation.draw_curves", lambda folder, _: drawn.append(folder)
     )
     with stop_at(2):
         run_tiny(store, tmp_path / "run")

@@ -189,7 +189,7 @@ def test_a_state_remembers_norms_window_and_the_size_of_forward_passes(finished,
         run_tiny(store, tmp_path / "run")
     scalars = last_scalars(tmp_path / "run")
     assert len(scalars["norms"]) == 5
-    assert scalars["window"]["masked"] > 0  # two steps after the line of step 3
+    assert scalars["window"]["counts"]["masked"] > 0  # two steps after the line of step 3
     assert scalars["micro_tokens"] == 8192
     assert scalars["position"]["step"] == 5
     assert scalars["held_out"]["mlm_loss"] == metrics_of(finished, "held-out")[1]["mlm_loss"]

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,9 @@ from typer.testing import CliRunner
 from bertsmith.cli.pretrain import pretrain
 from bertsmith.core.errors import UserError
 from bertsmith.corpus.token_store import TokenStore
+from bertsmith.pretraining.fixed_evaluation import deciding_metric
 from bertsmith.studies.pretraining_sweep import (
     TrialOutcome,
-    deciding_metric,
     draw_sweep,
     ranking,
     read_grid,
@@ -82,7 +83,10 @@ def test_the_smallest_loss_comes_first_and_what_was_ended_early_last():
         outcome("c", 6.0, 3.5),
         outcome("d"),
     ]
-    assert [each.name for each in ranking(outcomes)] == ["c", "a", "d", "b"]
+    metric = deciding_metric(tiny_recipe())
+    assert [each.name for each in ranking(outcomes, metric)] == ["c", "a", "d", "b"]
+    larger = replace(metric, larger_is_better=True)
+    assert [each.name for each in ranking(outcomes, larger)] == ["a", "c", "d", "b"]
 
 
 def test_a_run_that_is_worse_than_the_median_of_those_before_ends():

@@ -1,0 +1,159 @@
+"""Declarations of what an objective counts, sums up and reports: plain data, without torch or a network.
+
+Totals are the sums and counts of a step, a line of metrics or an evaluation, by name and over all ranks.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, dataclass, field, replace
+from functools import cached_property
+from typing import Literal, NamedTuple
+
+Totals = Mapping[str, float]
+Value = Callable[[Totals], float | None]
+Unit = Literal["nats", "bits", "fraction", "number"]
+FIXED_PREFIX = "fixed_"
+"""Prefix of the names of metrics in the fixed evaluation."""
+
+
+class LossTerm(NamedTuple):
+    """A term of the loss: weight * sum / count."""
+
+    sum: str
+    over: str
+    """Name of the count."""
+    weight: float = 1.0
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A number that is reported: its value, and how people read it."""
+
+    name: str
+    _: KW_ONLY
+    of: Value = field(default=lambda _: None, repr=False)
+    """Its value by the totals; None if they do not contain it."""
+    title: str = ""
+    """Its name in tables; by default the name with spaces."""
+    unit: Unit = "fraction"
+    larger_is_better: bool = True
+    short: str = ""
+    """Its name in lines of the log; empty: it is not shown there."""
+    panel: str = ""
+    """Title of its curves; empty: none are drawn."""
+    level: str = ""
+    """Name of the metric, or of the baseline, that its curves are compared with."""
+    fixed: str = ""
+    """Title in the fixed evaluation; empty: it is not part of that."""
+
+    @property
+    def label(self) -> str:
+        """The name in tables."""
+        return self.title or self.name.replace("_", " ")
+
+    @property
+    def in_percent(self) -> bool:
+        """True if people read the metric in percent."""
+        return self.unit == "fraction"
+
+    def is_better(self, value: float, *, than: float) -> bool:
+        """True if a value is better than another one; equal ones are not."""
+        return value > than if self.larger_is_better else value < than
+
+    def text(self, value: float, digits: int = 4) -> str:
+        """A value as people read it, in percent or with this many digits."""
+        if self.unit == "number":
+            return f"{value:,}" if isinstance(value, int) else f"{value:,.1f}"
+        return f"{value:.1%}" if self.in_percent else f"{value:.{digits}f}"
+
+
+def mean(total: str, over: str, *, empty: float | None = None) -> Value:
+    """Return a function that divides one total by another; `empty` if that is 0 or missing."""
+
+    def value(totals: Totals) -> float | None:
+        return totals[total] / totals[over] if totals.get(over) and total in totals else empty
+
+    return value
+
+
+def majority(part: str, whole: str) -> Value:
+    """Return a function for the accuracy of always giving the more frequent of two answers."""
+
+    def value(totals: Totals) -> float | None:
+        if part not in totals or not totals.get(whole):
+            return None
+        return max(totals[part], totals[whole] - totals[part]) / totals[whole]
+
+    return value
+
+
+LOSS = Metric("loss", unit="nats", larger_is_better=False, short="loss")
+SEQUENCES = Metric(
+    "sequences", of=lambda totals: totals.get("sequences"), unit="number", fixed="fixed evaluation: sequences"
+)
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """What an objective counts, sums up and reports, or a part of that."""
+
+    counts: tuple[str, ...]
+    """Divisors of the loss, in the order in which a step passes them."""
+    sums: tuple[str, ...]
+    """Sums over a micro-batch, in the order in which a step returns them."""
+    terms: tuple[LossTerm, ...]
+    metrics: tuple[Metric, ...]
+    watched: str = ""
+    """Name of the metric that decides between runs and shows whether they learn."""
+    baseline: Literal["unigram"] | None = None
+    """The loss at which the watched metric stays if nothing is learned."""
+
+    def __add__(self, part: "Declaration") -> "Declaration":
+        """This declaration with another part, which may use the same counts."""
+        return replace(
+            self,
+            counts=tuple(dict.fromkeys((*self.counts, *part.counts))),
+            sums=(*self.sums, *part.sums),
+            terms=(*self.terms, *part.terms),
+            metrics=(*self.metrics, *part.metrics),
+        )
+
+    @cached_property
+    def own(self) -> dict[str, Metric]:
+        """The metrics of a step or of held-out documents, by name."""
+        return {each.name: each for each in (LOSS, *self.metrics, SEQUENCES)}
+
+    @cached_property
+    def fixed(self) -> dict[str, Metric]:
+        """The metrics of the fixed evaluation, by name; its watched one is called a loss."""
+        return {
+            FIXED_PREFIX + name: replace(
+                each,
+                name=FIXED_PREFIX + name,
+                title=each.fixed,
+                short=LOSS.short if name == self.watched else each.short,
+            )
+            for name, each in self.own.items()
+            if each.fixed
+        }
+
+    @property
+    def reported(self) -> dict[str, Metric]:
+        """All metrics, by their names in the journal."""
+        return self.own | self.fixed
+
+    def means(self, totals: Totals) -> dict[str, float]:
+        """The loss, and the metrics that the totals contain."""
+        losses = [
+            each.weight * (totals[each.sum] / totals[each.over]) for each in self.terms if totals[each.over]
+        ]
+        if not losses:
+            return {"loss": math.nan}
+        values = ((each.name, each.of(totals)) for each in (*self.metrics, SEQUENCES))
+        return {"loss": sum(losses)} | {name: value for name, value in values if value is not None}
+
+
+def brief(metrics: Mapping[str, Metric], values: Totals) -> list[str]:
+    """The values of metrics that have a short name, each with it."""
+    shown = (each for name, each in metrics.items() if each.short and name in values)
+    return [f"{each.short} {each.text(values[each.name], 3)}" for each in shown]
