@@ -6,7 +6,6 @@ Totals are the sums and counts of a step, a line of metrics or an evaluation, by
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
-from functools import cached_property
 from typing import Literal, NamedTuple
 
 Totals = Mapping[str, float]
@@ -69,22 +68,27 @@ class Metric:
 
 def mean(total: str, over: str, *, empty: float | None = None) -> Value:
     """Return a function that divides one total by another; `empty` if that is 0 or missing."""
-
-    def value(totals: Totals) -> float | None:
-        return totals[total] / totals[over] if totals.get(over) and total in totals else empty
-
-    return value
+    return lambda totals: totals[total] / totals[over] if totals.get(over) else empty
 
 
-def majority(part: str, whole: str) -> Value:
-    """Return a function for the accuracy of always giving the more frequent of two answers."""
+def mean_loss(name: str, over: str, **shown: str) -> Metric:
+    """Return the metric of a loss term: the mean of a sum of the same name."""
+    return Metric(name, of=mean(name, over), unit="nats", larger_is_better=False, **shown)
 
-    def value(totals: Totals) -> float | None:
-        if part not in totals or not totals.get(whole):
-            return None
-        return max(totals[part], totals[whole] - totals[part]) / totals[whole]
 
-    return value
+def answers(name: str, ones: str, over: str, *, short: str, what: str) -> tuple[Metric, Metric]:
+    """Return the accuracy of yes-or-no answers, and that of always giving the more frequent one."""
+    accuracy, level = f"{name}_accuracy", f"{name}_majority"
+
+    def majority(totals: Totals) -> float | None:
+        count = totals.get(over)
+        return max(totals[ones], count - totals[ones]) / count if count and ones in totals else None
+
+    panel, right = f"{what}: guessed right", mean(f"{name}_hits", over)
+    return (
+        Metric(accuracy, of=right, short=short, panel=panel, level=level),
+        Metric(level, of=majority, title=f"{name} accuracy of always giving the commoner answer"),
+    )
 
 
 LOSS = Metric("loss", unit="nats", larger_is_better=False, short="loss")
@@ -97,11 +101,9 @@ SEQUENCES = Metric(
 class Declaration:
     """What an objective counts, sums up and reports, or a part of that."""
 
-    counts: tuple[str, ...]
-    """Divisors of the loss, in the order in which a step passes them."""
-    sums: tuple[str, ...]
-    """Sums over a micro-batch, in the order in which a step returns them."""
     terms: tuple[LossTerm, ...]
+    counted: tuple[str, ...]
+    """Sums that are no part of the loss."""
     metrics: tuple[Metric, ...]
     watched: str = ""
     """Name of the metric that decides between runs and shows whether they learn."""
@@ -109,29 +111,31 @@ class Declaration:
     """The loss at which the watched metric stays if nothing is learned."""
 
     def __add__(self, part: "Declaration") -> "Declaration":
-        """This declaration with another part, which may use the same counts."""
-        return replace(
-            self,
-            counts=tuple(dict.fromkeys((*self.counts, *part.counts))),
-            sums=(*self.sums, *part.sums),
-            terms=(*self.terms, *part.terms),
-            metrics=(*self.metrics, *part.metrics),
-        )
+        """This declaration with another part."""
+        own = (self.terms + part.terms, self.counted + part.counted, self.metrics + part.metrics)
+        return Declaration(*own, self.watched, self.baseline)
 
-    @cached_property
+    @property
+    def counts(self) -> tuple[str, ...]:
+        """Divisors of the loss, in the order in which a step passes them."""
+        return tuple(dict.fromkeys(each.over for each in self.terms))
+
+    @property
+    def sums(self) -> tuple[str, ...]:
+        """Sums over a micro-batch, in the order in which a step returns them."""
+        return (*(each.sum for each in self.terms), *self.counted)
+
+    @property
     def own(self) -> dict[str, Metric]:
         """The metrics of a step or of held-out documents, by name."""
         return {each.name: each for each in (LOSS, *self.metrics, SEQUENCES)}
 
-    @cached_property
+    @property
     def fixed(self) -> dict[str, Metric]:
         """The metrics of the fixed evaluation, by name; its watched one is called a loss."""
         return {
-            FIXED_PREFIX + name: replace(
-                each,
-                name=FIXED_PREFIX + name,
-                title=each.fixed,
-                short=LOSS.short if name == self.watched else each.short,
+            (fixed := FIXED_PREFIX + name): replace(
+                each, name=fixed, title=each.fixed, short="loss" if name == self.watched else each.short
             )
             for name, each in self.own.items()
             if each.fixed

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from bertsmith.core.errors import UserError
-from bertsmith.core.measures import Declaration, LossTerm, Metric, mean
+from bertsmith.core.measures import Declaration, LossTerm, Metric, mean, mean_loss
 from bertsmith.core.seeds import key_of
 from bertsmith.data.collate import PretrainingBatch
 from bertsmith.model.attention import AttentionRule
@@ -184,27 +184,21 @@ def measures(distill: DistillSection) -> Declaration:
         for name, weight in weights.items()
         if weight or name == "mlm"
     )
-    losses = {
-        each.sum: Metric(each.sum, of=mean(each.sum, each.over), unit="nats", larger_is_better=False)
-        for each in terms
-    }
-    word_loss, *words = mlm.WORD_METRICS
-    accuracy = Metric("teacher_mlm_accuracy", of=mean("teacher_hits", "masked"))
-    agreement = Metric("teacher_agreement", of=mean("agreements", "masked"), short="as the teacher")
-    asked = bool(distill.soft_weight)
-    return Declaration(
-        counts=tuple(dict.fromkeys(("masked", *(each.over for each in terms)))),
-        sums=(*losses, "mlm_hits", *(("teacher_hits", "agreements") if asked else ())),
-        terms=terms,
-        metrics=(
-            *(losses | {"mlm_loss": word_loss}).values(),
-            *words,
-            *((accuracy, agreement) if asked else ()),
-        ),
-        watched="mlm_loss",
+    losses = {each.sum: mean_loss(each.sum, each.over) for each in terms}
+    word_loss, *words = mlm.word_metrics()
+    declared = Declaration(
+        terms,
+        ("mlm_hits",),
+        (*(losses | {"mlm_loss": word_loss}).values(), *words),
+        "mlm_loss",
         # A student that only compares states learns no words.
-        baseline="unigram" if asked or distill.mlm_weight else None,
+        "unigram" if distill.soft_weight or distill.mlm_weight else None,
     )
+    if not distill.soft_weight:
+        return declared
+    right = Metric("teacher_mlm_accuracy", of=mean("teacher_hits", "masked"))
+    same = Metric("teacher_agreement", of=mean("agreements", "masked"), short="as the teacher")
+    return declared + Declaration((), ("teacher_hits", "agreements"), (right, same))
 
 
 def matching_depths(ours: int, theirs: int) -> list[tuple[int, int]]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bertsmith.core.errors import UserError
-from bertsmith.core.measures import Declaration, LossTerm, Metric, Totals, majority, mean
+from bertsmith.core.measures import Declaration, LossTerm, Metric, Totals, answers, mean, mean_loss
 from bertsmith.data.collate import PretrainingBatch
 from bertsmith.model.architectures.registry import architecture_of
 from bertsmith.model.network import Network
@@ -28,76 +28,55 @@ CHOSEN: dict[Unit, str] = {
 
 
 def _bits_per_character(totals: Totals) -> float | None:
-    nats = mean("mlm_loss", "masked")(totals)
-    if nats is None or "tokens_per_character" not in totals:
-        return None
-    return nats / math.log(2) * totals["tokens_per_character"]
+    nats, tokens = mean("mlm_loss", "masked")(totals), totals.get("tokens_per_character")
+    return None if nats is None or tokens is None else nats / math.log(2) * tokens
 
 
-WORD_METRICS = (
-    Metric(
-        "mlm_loss",
-        of=mean("mlm_loss", "masked"),
-        unit="nats",
-        larger_is_better=False,
-        panel="Masked words: loss in nats",
-        level="unigram",
-        fixed="fixed evaluation: mlm loss (15 % of the tokens, 80/10/10, 128 tokens)",
-    ),
-    Metric(
+def word_metrics(whose: str = "") -> tuple[Metric, ...]:
+    """Return the metrics of predicted words, those of the generator if it predicts them."""
+    note = f", the {whose}'s" if whose else ""
+    fixed = "fixed evaluation: mlm loss (15 % of the tokens, 80/10/10, 128 tokens)"
+    right = Metric(
         "mlm_accuracy",
         of=mean("mlm_hits", "masked"),
+        title=f"{whose} mlm accuracy".strip(),
         short="MLM",
         panel="Masked words: guessed right",
-        fixed="fixed evaluation: mlm accuracy",
-    ),
-    Metric(
+        fixed=f"fixed evaluation: mlm accuracy{note}",
+    )
+    bits = Metric(
         "bits_per_character",
         of=_bits_per_character,
         unit="bits",
         larger_is_better=False,
         short="bits/character",
         fixed="fixed evaluation: bits per character",
-    ),
-)
-WORDS = Declaration(
-    counts=("masked",),
-    sums=("mlm_loss", "mlm_hits"),
-    terms=(LossTerm("mlm_loss", "masked"),),
-    metrics=WORD_METRICS,
-    watched="mlm_loss",
-    baseline="unigram",
-)
-"""Predicted words."""
+    )
+    title, panel = f"{whose} mlm loss".strip(), "Masked words: loss in nats"
+    loss = mean_loss("mlm_loss", "masked", title=title, panel=panel, level="unigram", fixed=fixed + note)
+    return loss, right, bits
+
+
+def declare_words(whose: str = "") -> Declaration:
+    """Return the declaration of predicted words."""
+    term = LossTerm("mlm_loss", "masked")
+    return Declaration((term,), ("mlm_hits",), word_metrics(whose), "mlm_loss", "unigram")
 
 
 def with_pairs(declared: Declaration, pair_head: PairHead, weight: float) -> Declaration:
     """Return a declaration with the loss and metrics of sentence pairs, if there are pairs."""
     if pair_head == "none":
         return declared
-    loss = Metric("pair_loss", of=mean("pair_loss", "pairs"), unit="nats", larger_is_better=False)
-    accuracy = Metric(
-        "pair_accuracy",
-        of=mean("pair_hits", "pairs"),
-        short="pairs",
-        panel="Sentence pairs: guessed right",
-        level="pair_majority",
-    )
-    title = "pair accuracy of always giving the commoner answer"
-    level = Metric("pair_majority", of=majority("pairs_of_label_1", "pairs"), title=title)
-    return declared + Declaration(
-        counts=("pairs",),
-        sums=("pair_loss", "pair_hits"),
-        terms=(LossTerm("pair_loss", "pairs", weight),),
-        metrics=(loss, accuracy, level),
-    )
+    right = answers("pair", "pairs_of_label_1", "pairs", short="pairs", what="Sentence pairs")
+    term, metrics = LossTerm("pair_loss", "pairs", weight), (mean_loss("pair_loss", "pairs"), *right)
+    return declared + Declaration((term,), ("pair_hits",), metrics)
 
 
 class MaskedLanguageModelling(PretrainingObjective):
     """Predicts masked tokens and, where there are pairs, whether they belong together."""
 
     def __init__(self, network: Network, pair_head: PairHead, pair_weight: float = 1.0) -> None:
-        super().__init__(network, with_pairs(WORDS, pair_head, pair_weight))
+        super().__init__(network, with_pairs(declare_words(), pair_head, pair_weight))
         self.pair_head = pair_head
 
     def summed(self, batch: PretrainingBatch) -> dict[str, Tensor]:
@@ -109,10 +88,11 @@ class MaskedLanguageModelling(PretrainingObjective):
         else:
             hidden_PD, sentence_SD = self._states(batch)
         labels_P, weights_P = batch.masked_ids_P, batch.masked_weights_P
-        sums = [*word_sums(self.network, hidden_PD, labels_P, weights_P)]
-        if self.pair_head != "none":
-            sums += pair_sums(self.network, self.pair_head, sentence_SD, batch)
-        return dict(zip(self.declared.sums, sums, strict=True))
+        loss, hits = word_sums(self.network, hidden_PD, labels_P, weights_P)
+        words = {"mlm_loss": loss, "mlm_hits": hits}
+        if self.pair_head == "none":
+            return words
+        return words | pair_sums(self.network, self.pair_head, sentence_SD, batch)
 
     def _states(self, batch: PretrainingBatch) -> tuple[Tensor, Tensor]:
         """The states of the predicted rows [P, D] and what stands for each sentence [S, D]."""
@@ -127,12 +107,14 @@ class MaskedLanguageModelling(PretrainingObjective):
 
 def pair_sums(
     network: Network, pair_head: PairHead, sentence_SD: Tensor, batch: PretrainingBatch
-) -> tuple[Tensor, Tensor]:
+) -> dict[str, Tensor]:
     """The summed loss of a batch's pairs, and how many of them the head takes for what they are."""
     # Examples say 0 where B follows A, as BERT does; ERNIE's head says 1.
     swaps = pair_head == "nsp" and architecture_of(network.config.model_type).next_label == 1
     labels_S = 1 - batch.pair_labels_S if swaps else batch.pair_labels_S
-    return weighted_sums(network.scores_of_sentences(pair_head, sentence_SD), labels_S, batch.pair_weights_S)
+    scores_S2 = network.scores_of_sentences(pair_head, sentence_SD)
+    loss, hits = weighted_sums(scores_S2, labels_S, batch.pair_weights_S)
+    return {"pair_loss": loss, "pair_hits": hits}
 
 
 def summary(recipe: Recipe) -> str:
@@ -171,7 +153,7 @@ def with_pair_head(heads: dict[str, int], recipe: Recipe) -> dict[str, int]:
 
 def declared(recipe: Recipe) -> Declaration:
     """The sums and metrics of the recipe's objective."""
-    return with_pairs(WORDS, recipe.examples.pair_head, recipe.examples.pair_weight)
+    return with_pairs(declare_words(), recipe.examples.pair_head, recipe.examples.pair_weight)
 
 
 def build(network: Network, _: Network | None, recipe: Recipe) -> MaskedLanguageModelling:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from bertsmith.core.measures import Declaration, LossTerm, Metric, majority, mean
+from bertsmith.core.measures import Declaration, LossTerm, Metric, answers, mean, mean_loss
 from bertsmith.data.collate import PretrainingBatch
 from bertsmith.data.masking import SAMPLING_BITS
 from bertsmith.model.architectures.registry import architecture_of
@@ -30,36 +30,20 @@ GENERATOR = "generator"
 
 def measures(discriminator_weight: float, pair_head: PairHead, pair_weight: float) -> Declaration:
     """The generator's words, the tokens that the discriminator judges, and pairs if there are any."""
-    loss, accuracy, bits = mlm.WORD_METRICS
-    words = (
-        replace(loss, title="generator mlm loss", fixed=f"{loss.fixed}, the generator's"),
-        replace(accuracy, title="generator mlm accuracy", fixed=f"{accuracy.fixed}, the generator's"),
-        bits,
-    )
+    accuracy, level = answers("replaced", "replaced", "tokens", short="replaced", what="Replaced tokens")
     judged = Declaration(
-        counts=("tokens",),
-        sums=("replaced_loss", "replaced_hits", "replaced", "flagged", "found"),
-        terms=(LossTerm("replaced_loss", "tokens", discriminator_weight),),
-        metrics=(
-            Metric("replaced_loss", of=mean("replaced_loss", "tokens"), unit="nats", larger_is_better=False),
-            Metric(
-                "replaced_accuracy",
-                of=mean("replaced_hits", "tokens"),
-                short="replaced",
-                panel="Replaced tokens: guessed right",
-                level="replaced_majority",
-            ),
+        (LossTerm("replaced_loss", "tokens", discriminator_weight),),
+        ("replaced_hits", "replaced", "flagged", "found"),
+        (
+            mean_loss("replaced_loss", "tokens"),
+            accuracy,
             # As scikit-learn has it, 0 where nothing was flagged, or nothing replaced.
             Metric("replaced_precision", of=mean("found", "flagged", empty=0.0)),
             Metric("replaced_recall", of=mean("found", "replaced", empty=0.0)),
-            Metric(
-                "replaced_majority",
-                of=majority("replaced", "tokens"),
-                title="replaced accuracy of always giving the commoner answer",
-            ),
+            level,
         ),
     )
-    return mlm.with_pairs(replace(mlm.WORDS, metrics=words) + judged, pair_head, pair_weight)
+    return mlm.with_pairs(mlm.declare_words(GENERATOR) + judged, pair_head, pair_weight)
 
 
 class ReplacedTokenDetection(PretrainingObjective):
@@ -90,7 +74,7 @@ class ReplacedTokenDetection(PretrainingObjective):
         assert batch.draws_P is not None, "batches of this objective bring what tokens are sampled with"
         hidden_PD = self.generator.encoder(batch.inputs, rows=batch.masked_rows_P)
         scores_PV = self.generator.scores_of_words(hidden_PD, aligned=hidden_PD.is_cuda)
-        words = weighted_sums(scores_PV, batch.masked_ids_P, batch.masked_weights_P)
+        mlm_loss, mlm_hits = weighted_sums(scores_PV, batch.masked_ids_P, batch.masked_weights_P)
         sampled_P = sample(scores_PV.detach()[:, : self.generator.config.vocabulary], batch.draws_P)
         original_T, shown_T = with_tokens(batch, batch.masked_ids_P), with_tokens(batch, sampled_P)
         # A sample that is the very token it replaces counts as original.
@@ -104,12 +88,18 @@ class ReplacedTokenDetection(PretrainingObjective):
         losses_T = functional.binary_cross_entropy_with_logits(scores_T, targets_T, reduction="none")
         replaced_loss = (losses_T * weights_T).sum()
         flagged_T = scores_T.detach() > 0
-        counted = ((flagged_T == replaced_T), replaced_T, flagged_T, flagged_T & replaced_T)
-        sums = [*words, replaced_loss, *((each & weights_T).sum() for each in counted)]
-        if self.pair_head != "none":
-            sentence_SD = self.network.encoder.sentence_states(hidden_TD, inputs.layout)
-            sums += mlm.pair_sums(self.network, self.pair_head, sentence_SD, batch)
-        return dict(zip(self.declared.sums, sums, strict=True))
+        judged = {
+            "replaced_hits": flagged_T == replaced_T,
+            "replaced": replaced_T,
+            "flagged": flagged_T,
+            "found": flagged_T & replaced_T,
+        }
+        sums = {"mlm_loss": mlm_loss, "mlm_hits": mlm_hits, "replaced_loss": replaced_loss}
+        sums |= {name: (each & weights_T).sum() for name, each in judged.items()}
+        if self.pair_head == "none":
+            return sums
+        sentence_SD = self.network.encoder.sentence_states(hidden_TD, inputs.layout)
+        return sums | mlm.pair_sums(self.network, self.pair_head, sentence_SD, batch)
 
 
 def sample(scores_PV: Tensor, draws_P: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from bertsmith.cli.pretrain import live_line, pretrain, show
 from bertsmith.cli.terminal import JsonProgress, LogProgress, progress_display
 from bertsmith.core.errors import UserError
 from bertsmith.corpus.token_store import TokenStore
-from bertsmith.objectives.masked_language_modelling import WORDS
+from bertsmith.objectives.masked_language_modelling import declare_words
 from bertsmith.pretraining.pretrain import PretrainingResult
 from bertsmith.recipe.load import load_recipe
 from bertsmith.recipe.schema import Recipe
@@ -113,7 +113,7 @@ def test_a_loss_that_is_not_below_word_frequencies_is_told(capsys):
         steps=10,
         tokens=1000,
         seconds=9.0,
-        declared=WORDS,
+        declared=declare_words(),
         held_out={"loss": 7.5, "mlm_loss": 7.5},
         unigram_entropy=7.25,
         saved_step=10,
@@ -140,7 +140,7 @@ def test_a_run_that_was_ended_early_says_why_and_how_it_goes_on(capsys):
         steps=10,
         tokens=1000,
         seconds=9.0,
-        declared=WORDS,
+        declared=declare_words(),
         held_out={},
         unigram_entropy=7.25,
         saved_step=10,
@@ -201,7 +201,7 @@ def test_a_stopped_run_says_where_the_same_command_would_resume(capsys, saved_st
     numbers = {
         "tokens": 100,
         "seconds": 1.0,
-        "declared": WORDS,
+        "declared": declare_words(),
         "held_out": {},
         "unigram_entropy": 7.0,
         "main_process": True,

@@ -107,7 +107,7 @@ def test_many_micro_batches_give_the_gradient_of_the_whole_step(store, folder, b
     whole, in_pieces = trainer_of(), trainer_of()
     outcomes = step(whole, batches), step(in_pieces, pieces)
     assert (outcomes[0].sums - outcomes[1].sums).abs().max() <= 1e-4
-    assert outcomes[0].sums[1::2].tolist() == outcomes[1].sums[1::2].tolist()  # hits are whole numbers
+    assert outcomes[0].sums[2:].tolist() == outcomes[1].sums[2:].tolist()  # hits are whole numbers
     for one, other in zip(gradients(whole), gradients(in_pieces), strict=True):
         assert (one - other).abs().max() <= 1e-6
 
@@ -132,7 +132,7 @@ def test_the_gradient_is_of_sums_over_the_counts(batches):
     (micro,) = batches.micros
     sums = fresh.objective(micro, torch.ones(2))[1]
     loss, _ = fresh.objective(micro, torch.tensor([1 / batches.masked, 1 / batches.pairs]))
-    assert loss.item() == pytest.approx(sums[0].item() / batches.masked + sums[2].item() / batches.pairs)
+    assert loss.item() == pytest.approx(sums[0].item() / batches.masked + sums[1].item() / batches.pairs)
     loss.backward()
     for one, other in zip(found, gradients(fresh), strict=True):
         # A step may multiply by another library.
