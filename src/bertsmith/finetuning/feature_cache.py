@@ -19,6 +19,7 @@ from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from bertsmith.core.arrays import open_array
 from bertsmith.core.errors import UserError
 from bertsmith.core.files import atomic_path
 from bertsmith.core.progress import progress_bar
@@ -115,11 +116,11 @@ def _key(encoded: EncodedSet, model: TaskModel, scorer: FeatureScorer | NetworkS
 def _opened(file: Path, shape: tuple[int, int] | None = None) -> States | None:
     """The states of a file, None if there is no file or not what was written."""
     try:
-        states_TD: States = np.load(file, mmap_mode="r")
+        states_TD: States = open_array(file, remedy="")
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, EOFError) as error:
-        log.warning("%s: cannot be read (%s); it is made anew", file, error)
+    except UserError as error:
+        log.warning("%s; it is made anew", error)
         return None
     return (
         states_TD if states_TD.shape == (shape or states_TD.shape) and states_TD.dtype == np.float32 else None

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from bertsmith.core.arrays import open_array
 from bertsmith.core.errors import UserError
 from bertsmith.core.files import atomic_path
 from bertsmith.finetuning.assignment import hashes_of_files
@@ -115,12 +116,11 @@ def _key(name: str, encoded: EncodedSet, teacher: TaskModel, precision: Precisio
 def _cached(file: Path, encoded: EncodedSet, teacher: TaskModel) -> Scores:
     """The scores of a file; where there is none, or a damaged one, they are computed and kept."""
     try:
-        kept: Scores = np.load(file, allow_pickle=False)
-        return kept.astype(np.float32)
+        return open_array(file, remedy="").astype(np.float32)
     except FileNotFoundError:
         pass
-    except (OSError, ValueError, EOFError) as error:
-        log.warning("%s: cannot be read (%s); it is made anew", file, error)
+    except UserError as error:
+        log.warning("%s; it is made anew", error)
     scores = teacher.logits(encoded)
     held = _compact(scores, teacher.config)
     try:
