@@ -12,9 +12,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
-import numpy as np
 from numpy.typing import NDArray
 
+from bertsmith.core.arrays import open_array
 from bertsmith.core.errors import UserError
 from bertsmith.core.files import atomic_path, is_in_use
 
@@ -51,7 +51,7 @@ def cached_array(file: Path) -> NDArray[Any] | None:
     """Map a kept array into memory; None if there is none, or if it is not as it was written."""
     try:
         if _is_whole(file):
-            array: NDArray[Any] = np.load(file, mmap_mode="r", allow_pickle=False)
+            array = open_array(file, remedy="remove it")
             mark_used(file)
             return array
         log.warning("%s: is damaged; it is made anew", file)
