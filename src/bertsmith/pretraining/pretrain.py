@@ -81,7 +81,7 @@ FREE_KEYS = {
     f"run.{key}"
     for key in (
         *("loader_workers", "log_every_steps", "evaluate_every_steps", "evaluation_sequences", "device"),
-        *("save_every_steps", "save_every_minutes", "keep_last", "keep_at", "parallel"),
+        *("save_every_steps", "save_every_minutes", "keep_last", "keep_at", "parallel", "patience_seconds"),
     )
 }
 """What may change when a run resumes: none of these touches what is learned, beyond rounding."""
@@ -136,7 +136,7 @@ def pretrain(  # noqa: PLR0913 - what a command was told, and when
             return _finished_before(folder, opened, world, callback)
         return _run_to_its_end(Request(recipe, store, out, clock, early_stopping), world, callback)
 
-    return in_world(recipe.run.device, in_processes)
+    return in_world(recipe.run.device, in_processes, recipe.run.patience_seconds)
 
 
 def _run_to_its_end(request: Request, world: World, callback: ProgressCallback) -> PretrainingResult:
