@@ -2,6 +2,7 @@
 
 import os
 import re
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -333,6 +334,19 @@ def free_bytes(world: World) -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
+def product_flops(device: torch.device) -> float | None:
+    """Operations a second of large matrix products: measured on a CPU, the data sheet's for a known GPU."""
+    if device.type != "cpu":
+        return peak_of(device)
+    matrix, seconds = torch.ones(PRODUCT_SIZE, PRODUCT_SIZE), []
+    for _ in range(4):
+        began = time.perf_counter()
+        torch.mm(matrix, matrix)
+        seconds.append(time.perf_counter() - began)
+    return 2 * PRODUCT_SIZE**3 / min(seconds)
+
+
+PRODUCT_SIZE = 768
 PEAK_FLOPS = {
     # Dense bf16 with fp32 accumulation, from the vendors' data sheets. Not so the H200's: 790e12 is what is
     # taken for the most that products reach there, of the data sheet's 989e12 (docs/performance.md).
