@@ -13,11 +13,14 @@ from typer import Argument, Exit, Option, echo
 from bertsmith.cli.finetune import show_stop
 from bertsmith.cli.terminal import STOPPED, duration, progress_display
 from bertsmith.core.errors import UserError
+from bertsmith.core.measures import LOSS, Metric, brief
 from bertsmith.core.wording import counted
 from bertsmith.recipe.toml_text import value_text
 
+AUTO = "auto"
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from bertsmith.pretraining.pretrain import PretrainingResult
     from bertsmith.pretraining.run_setup import EarlyStopping
@@ -26,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def pretrain(
-    recipe: Annotated[str, Argument(metavar="RECIPE", help="A preset (bert-base) or a TOML file.")],
+    recipe: Annotated[str, Argument(metavar="RECIPE", help="auto, a preset (bert-base) or a TOML file.")],
     store: Annotated[Path, Option(help="Token store made by `bertsmith corpus`.")],
     out: Annotated[Path, Option(help="Run folder; a run found there resumes.")],
     start_from: Annotated[
@@ -35,6 +38,11 @@ def pretrain(
     add_words: Annotated[str, Option(metavar="FILE", help="Words added to that model's vocabulary.")] = "",
     steps: Annotated[int | None, Option(help="Budget in steps (run.steps).")] = None,
     minutes: Annotated[float | None, Option(help="Budget in minutes (run.minutes).")] = None,
+    tokens: Annotated[int | None, Option(help="Budget in tokens (run.tokens).")] = None,
+    size: Annotated[
+        str, Option(metavar="SIZE", help="auto: tiny, mini, small or base in place of a chosen shape.")
+    ] = "",
+    objective: Annotated[str, Option(help="auto: masked or replaced (examples.objective).")] = "",
     batch: Annotated[int | None, Option(help="Sequences a step (batch.sequences).")] = None,
     max_length: Annotated[
         int | None, Option(help="Longest sequence, in one stage (examples.stages).")
@@ -55,10 +63,14 @@ def pretrain(
 ) -> None:
     """Pre-train an encoder.
 
+    `auto` chooses shape, batch and learning rate for the budget, the text and this machine, and says why.
+
     A run that was stopped (Ctrl-C, SIGTERM, a crash) resumes when the same command is given again. All
     settings with their published values: bertsmith recipe show bert-base
 
     Examples:
+
+    bertsmith pretrain auto --store store/ --out runs/mine --minutes 30
 
     bertsmith pretrain bert-base --store store/ --out runs/base
 
@@ -82,28 +94,61 @@ def pretrain(
         ("--from", "start.model", start_from or None),
         ("--add-words", "start.add_words", add_words or None),
     )
-    sizes = run_options(steps=steps, minutes=minutes, batch=batch, device=device, precision=precision)
-    chosen = partial(chosen_recipe, recipe, [*spelled(begins), *sizes], settings or [], max_length)
+    sizes = run_options(
+        steps=steps, tokens=tokens, minutes=minutes, batch=batch, device=device, precision=precision
+    )
+    given, settings = [*spelled(begins), *sizes], settings or []
     store, out = store.expanduser(), out.expanduser()
+    stopping = EarlyStopping(if_flat=stop_if_flat)
+    if check_auto(recipe, size=size, objective=objective, sweeps=bool(sweep)):
+        from bertsmith.pretraining.auto_recipe import AutoRequest, auto_recipe
+
+        def load(base: "str | Path", below: "Sequence[tuple[str, str]]") -> "Recipe":
+            return chosen_recipe(str(base), [*below, *given], settings, max_length)
+
+        auto = partial(auto_recipe, AutoRequest(load, store, out, size, objective))
+        run(auto, store=store, out=out, as_json=as_json, started=started, early_stopping=stopping)
+        return
+    chosen = partial(chosen_recipe, recipe, given, settings, max_length)
     if sweep:
         _sweep(sweep, chosen, store=store, out=out, as_json=as_json)
         return
-    stopping = EarlyStopping(if_flat=stop_if_flat)
     run(chosen(), store=store, out=out, as_json=as_json, started=started, early_stopping=stopping)
 
 
+def check_auto(recipe: str, *, size: str, objective: str, sweeps: bool) -> bool:
+    """True for the recipe auto; raises if an option does not go with the recipe."""
+    if recipe == AUTO and sweeps:
+        remedy = "sweep over a preset, or over the recipe.toml in the folder of a run of auto"
+        raise UserError("auto chooses one recipe", where="--sweep", remedy=remedy)
+    for option, value in (("--size", size), ("--objective", objective)):
+        if value and recipe != AUTO:
+            remedy = "set model.layers and model.width, or examples.objective, with --set"
+            raise UserError(f"is an option of auto, not of {recipe}", where=option, remedy=remedy)
+    return recipe == AUTO
+
+
 def run_options(
-    *, steps: int | None, minutes: float | None, batch: int | None, device: str, precision: str
+    *,
+    steps: int | None,
+    minutes: float | None,
+    batch: int | None,
+    device: str,
+    precision: str,
+    tokens: int | None = None,
 ) -> "list[tuple[str, str]]":
     """What the options of a pre-training run that many people want are short for."""
-    if steps is not None and minutes is not None:
-        raise UserError("a run has one budget", where="--steps and --minutes", remedy="give one of them")
-    for option, budget in (("--steps", steps), ("--minutes", minutes)):
+    budgets = (("--steps", steps), ("--tokens", tokens), ("--minutes", minutes))
+    if len(several := [option for option, value in budgets if value is not None]) > 1:
+        raise UserError("a run has one budget", where=" and ".join(several), remedy="give one of them")
+    for option, budget in budgets:
         if budget is not None and not 0 < budget < inf:
             raise UserError(f"{budget} is no budget", where=option, remedy="give a number above 0")
     given = (
         ("--steps", "run.steps", steps),
         ("--steps", "run.budget", None if steps is None else "steps"),
+        ("--tokens", "run.tokens", tokens),
+        ("--tokens", "run.budget", None if tokens is None else "tokens"),
         ("--minutes", "run.minutes", minutes),
         ("--minutes", "run.budget", None if minutes is None else "minutes"),
         ("--batch", "batch.by", None if batch is None else "sequences"),
@@ -120,7 +165,7 @@ def spelled(given: "Iterable[tuple[str, str, Any]]") -> "list[tuple[str, str]]":
 
 
 def run(
-    recipe: "Recipe",
+    recipe: "Recipe | Callable[[Callable[[str], None]], Recipe]",
     *,
     store: Path,
     out: Path,
@@ -128,14 +173,18 @@ def run(
     started: float,
     early_stopping: "EarlyStopping | None" = None,
 ) -> None:
-    """Run a recipe to its end and print how it ended."""
+    """Run a recipe, or the one that a function chooses and reports on, to its end and print how it ended."""
+    from bertsmith.objectives.registry import declaration
     from bertsmith.pretraining.pretrain import pretrain as job
     from bertsmith.pretraining.run_setup import NEVER_EARLY
 
-    with progress_display(live_line(recipe), as_json=as_json) as callback:
+    shown: dict[str, Metric] = {}
+    with progress_display(partial(live_line, shown), as_json=as_json) as callback:
         stopping = early_stopping or NEVER_EARLY
+        chosen = recipe(callback.on_message) if callable(recipe) else recipe
+        shown |= declaration(chosen).own
         result = job(
-            recipe, store=store, out=out, callback=callback, early_stopping=stopping, started=started
+            chosen, store=store, out=out, callback=callback, early_stopping=stopping, started=started
         )
     if result.main_process:
         show(result, as_json=as_json)
@@ -167,12 +216,14 @@ def _sweep(
     texts: list[str], chosen: "Callable[..., Recipe]", *, store: Path, out: Path, as_json: bool
 ) -> None:
     """Run a grid of settings and print its table."""
+    from bertsmith.objectives.registry import declaration
     from bertsmith.studies.pretraining_sweep import read_grid, run_sweep, trials_of
     from bertsmith.studies.sweep import Stopped
 
     trials = trials_of(read_grid(texts), chosen, out=out)
+    shown = {name: each for trial in trials for name, each in declaration(trial.recipe).own.items()}
     try:
-        with progress_display(live_line(*(each.recipe for each in trials)), as_json=as_json) as callback:
+        with progress_display(partial(live_line, shown), as_json=as_json) as callback:
             outcomes = run_sweep(trials, store=store, callback=callback)
     except Stopped as stopped:
         show_stop(stopped, as_json=as_json)
@@ -188,7 +239,6 @@ def show_sweep(outcomes: "Sequence[TrialOutcome]", recipe: "Recipe", *, as_json:
         best = "" if outcomes[0].early_end else outcomes[0].name
         echo(json.dumps({"state": "finished", "best": best, "runs": rows}))
         return
-    from bertsmith.core.measures import LOSS
     from bertsmith.objectives.registry import declaration
 
     fixed = (each for each in declaration(recipe).fixed.values() if each.short)
@@ -212,21 +262,14 @@ def show_sweep(outcomes: "Sequence[TrialOutcome]", recipe: "Recipe", *, as_json:
         echo(f"picture: {place / 'sweep.png'}")
 
 
-def live_line(*recipes: "Recipe") -> "Callable[[dict[str, Any]], str]":
-    """Return what writes the numbers of runs that a person watches: loss, accuracy, speed, remaining time."""
-    from bertsmith.core.measures import brief
-    from bertsmith.objectives.registry import declaration
-
-    watched = {name: each for recipe in recipes for name, each in declaration(recipe).reported.items()}
-
-    def line(values: dict[str, Any]) -> str:
-        parts = [f"step {values['step']:,}", *brief(watched, values)]
-        parts.append(f"{values['tokens_per_second']:,.0f} tokens/s")
-        if values.get("mfu"):
-            parts.append(f"MFU {values['mfu']:.1%}")
-        return "  ".join([*parts, f"ETA {duration(values['eta_seconds'])}"])
-
-    return line
+def live_line(shown: "Mapping[str, Metric]", values: dict[str, Any]) -> str:
+    """The numbers a person watches: loss, accuracy, speed, how long it will take."""
+    parts = [f"step {values['step']:,}", *brief(shown, values)]
+    parts.append(f"{values['tokens_per_second']:,.0f} tokens/s")
+    if values.get("mfu"):
+        parts.append(f"MFU {values['mfu']:.1%}")
+    parts.append(f"ETA {duration(values['eta_seconds'])}")
+    return "  ".join(parts)
 
 
 def show(result: "PretrainingResult", *, as_json: bool) -> None:

@@ -1,7 +1,8 @@
-"""Arrays that several rooms make in the same way: ranges of indices, and .npy files that grow."""
+"""Array helpers: ranges of indices, .npy files that are opened safely, and .npy files that grow."""
 
 import math
 import os
+import warnings
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -9,6 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
+
+from bertsmith.core.errors import UserError
+from bertsmith.core.files import check_regular
 
 Numbers = NDArray[np.int64]
 
@@ -19,6 +23,22 @@ def ranges(first: NDArray[Any], count: NDArray[Any]) -> Numbers:
     numbers: Numbers = np.repeat(first - (np.cumsum(count, dtype=np.int64) - count), count)
     numbers += np.arange(len(numbers))
     return numbers
+
+
+def open_array(file: Path, *, remedy: str) -> NDArray[Any]:
+    """Map the array of an .npy file into memory, read-only.
+
+    Raise a UserError with this remedy if the file is damaged, and FileNotFoundError if it is missing.
+    """
+    check_regular(file, remedy=remedy)
+    try:
+        with warnings.catch_warnings(action="error"):  # numpy warns of a header that it had to mend
+            return npy.open_memmap(file, mode="r")
+    except FileNotFoundError:
+        raise
+    except Exception as error:  # numpy parses a header as Python: tokenize.TokenError, SyntaxError, ...
+        reason = getattr(error, "strerror", None) or str(error)[:100]
+        raise UserError(f"is not a whole .npy file ({reason})", where=str(file), remedy=remedy) from error
 
 
 class GrowingNpy:

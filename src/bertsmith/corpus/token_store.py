@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt, ValidationError
 
-from bertsmith.core.arrays import GrowingNpy, ranges
+from bertsmith.core.arrays import GrowingNpy, open_array, ranges
 from bertsmith.core.errors import UserError
 from bertsmith.core.files import atomic_folder, check_not_taken, read_json, sha256_of, write_json
 from bertsmith.core.progress import progress_bar
@@ -223,10 +223,7 @@ def _open_starts(file: Path, count: int, end: int) -> Offsets:
 
 
 def _open_array(file: Path, length: int) -> NDArray[np.int64]:
-    try:
-        array = np.load(file, mmap_mode="r", allow_pickle=False)
-    except (ValueError, OSError, EOFError) as error:
-        raise UserError(f"is no array ({error})", where=str(file), remedy=MAKE_ANEW) from error
+    array = open_array(file, remedy=MAKE_ANEW)
     if array.dtype != np.int64 or array.shape != (length,):
         what = f"holds {array.dtype} of shape {array.shape} instead of {length} whole numbers of 64 bits"
         raise UserError(what, where=str(file), remedy=MAKE_ANEW)

@@ -17,6 +17,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from bertsmith.core.arrays import open_array
 from bertsmith.core.errors import UserError
 from bertsmith.core.files import atomic_folder, locked, read_json, sha256_of, write_json
 from bertsmith.core.seeds import Words, bits, key_of, sub_keys, uniforms
@@ -351,11 +352,5 @@ class StageIndex:
 
 
 def _read_array(folder: Path, name: str) -> NDArray[Any]:
-    try:
-        # As a plain array: indexing a np.memmap costs more.
-        return np.asarray(np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False))
-    except FileNotFoundError:
-        raise
-    except (ValueError, OSError, EOFError) as error:
-        what = f"{name}.npy cannot be read ({error})"
-        raise UserError(what, where=str(folder), remedy=_DELETE) from error
+    # As a plain array: indexing a np.memmap costs more.
+    return np.asarray(open_array(folder / f"{name}.npy", remedy=_DELETE))

@@ -29,7 +29,7 @@ from bertsmith.training.run_folder import RunFolder
 ASSIGNMENT = "assignment.json"
 RESULT = "result.json"
 MAX_DIFFERENCES = 6
-EPOCHS, FREE_KEYS = "run.epochs", frozenset({"run.keep_state"})
+EPOCHS, FREE_KEYS = "run.epochs", frozenset({"run.keep_state", "run.patience_seconds"})
 """More epochs lengthen a finished run; what touches nothing that is learned may change at any time."""
 ENDED_AFTER = "ended_after"
 """In a saved state: the epochs of the run that ended with it."""

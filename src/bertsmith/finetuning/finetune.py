@@ -154,7 +154,8 @@ def finetune(
         heard = callback if world.main else SilentCallback()
         return finetune_on(splits, begun, world, heard, study=StudyRules(stopping, preparation))
 
-    return in_world(assignment.recipe.run.device, in_processes)
+    settings = assignment.recipe.run
+    return in_world(settings.device, in_processes, settings.patience_seconds)
 
 
 def finetune_on(

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bertsmith.core.arrays import GrowingNpy
+from bertsmith.core.arrays import GrowingNpy, open_array
 from bertsmith.core.errors import UserError
 from bertsmith.core.files import check_not_taken, lock_for_this_process, open_lock_file, read_json, write_json
 from bertsmith.features.layer_states import encoder_hash, layer_numbers
@@ -96,20 +96,19 @@ def open_features(folder: Path | str) -> Features:
         raise UserError(f"has format {facts.get('format')!r}, not 1", where=str(place), remedy=remedy)
     arrays = {name: _opened(place / f"{name}.npy") for name in ("vectors", "tokens", "offsets", "starts")}
     lines = _opened(place / "lines.npy")
-    texts, tokens = facts["texts"], facts["tokens"]
-    lengths = {**{name: tokens for name in arrays}, "starts": texts + 1}
-    if any(len(arrays[name]) != lengths[name] for name in arrays) or len(lines) != texts:
+    texts, tokens = facts.get("texts", -1), facts.get("tokens", -1)
+    rows = {name: (tokens,) for name in arrays} | {"starts": (lines.size + 1,)}
+    if any(arrays[name].shape[:1] != rows[name] for name in arrays) or lines.shape != (texts,):
         raise UserError("its arrays do not fit each other", where=str(place), remedy="make the features anew")
     return Features(facts, **arrays, lines=lines)
 
 
 def _opened(file: Path) -> NDArray[Any]:
+    remedy = "copy the whole folder again, or make the features anew"
     try:
-        array: NDArray[Any] = np.load(file, mmap_mode="r")
-    except (OSError, ValueError, EOFError) as error:
-        remedy = "copy the whole folder again, or make the features anew"
-        raise UserError(f"cannot be read ({error})", where=str(file), remedy=remedy) from error
-    return array
+        return open_array(file, remedy=remedy)
+    except FileNotFoundError as error:
+        raise UserError("is missing", where=str(file), remedy=remedy) from error
 
 
 def _computed(bert: Bert, spec: FeatureSpec, encoded: Sequence[Encoded]) -> list[Tensor]:

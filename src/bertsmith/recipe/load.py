@@ -149,6 +149,8 @@ def _layers_of_preset(name: str) -> list[_Layer]:
 
 
 def _preset_advice(name: str) -> str:
+    if name == "auto":
+        return "only `bertsmith pretrain auto` chooses a recipe; its run folder then has it as recipe.toml"
     known = preset_names()
     near = get_close_matches(name, known, n=1)
     return f"did you mean {near[0]}?" if near else f"presets are {', '.join(known)}"

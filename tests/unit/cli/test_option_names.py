@@ -55,6 +55,12 @@ def test_verbs_are_completed_by_the_tab_key():
         capture_output=True,
         text=True,
     )
-    assert set(done.stdout.split()) == {"checkpoint", "choose", "classify", "compare", "corpus", "cost"}, (
-        done.stderr
-    )
+    assert set(done.stdout.split()) == {
+        "cache",
+        "checkpoint",
+        "choose",
+        "classify",
+        "compare",
+        "corpus",
+        "cost",
+    }, done.stderr

@@ -19,6 +19,7 @@ from bertsmith.cli.terminal import JsonProgress, LogProgress, progress_display
 from bertsmith.core.errors import UserError
 from bertsmith.corpus.token_store import TokenStore
 from bertsmith.objectives.masked_language_modelling import declare_words
+from bertsmith.objectives.registry import declaration
 from bertsmith.pretraining.pretrain import PretrainingResult
 from bertsmith.recipe.load import load_recipe
 from bertsmith.recipe.schema import Recipe
@@ -288,9 +289,8 @@ def test_a_process_told_to_stop_exits_with_130(store, tmp_path):
 
 def test_the_live_line_has_what_a_person_watches():
     values = {"step": 12345, "loss": 2.5, "mlm_accuracy": 0.5, "pair_accuracy": 0.9}
-    line = live_line(tiny_recipe())(
-        {**values, "tokens_per_second": 98765.4, "eta_seconds": 3725.0, "mfu": 0.41}
-    )
+    values |= {"tokens_per_second": 98765.4, "eta_seconds": 3725.0, "mfu": 0.41}
+    line = live_line(declaration(tiny_recipe()).own, values)
     assert line == "step 12,345  loss 2.500  MLM 50.0%  pairs 90.0%  98,765 tokens/s  MFU 41.0%  ETA 1:02:05"
 
 
@@ -313,3 +313,60 @@ def test_the_bar_moves_with_steps_and_by_the_clock(monkeypatch):
         callback.on_deadline(0.0, 40.0)
         list(callback.bar.get_renderables())
         assert task.completed == 1.0
+
+
+# ---- auto
+
+
+def auto(store: TokenStore, out: Path, *arguments: str) -> Result:
+    words = ["auto", "--store", store.folder, "--out", out, *arguments]
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def test_auto_writes_the_recipe_it_chose_and_resumes_with_it(store, tmp_path, monkeypatch):
+    sizes = ("--size", "tiny", "--steps", "2", "--device", "cpu", "--set", "examples.held_out_fraction=0.2")
+    sizes += ("--set", "run.evaluation_sequences=8", "--set", "batch.tokens=300")
+    first = auto(store, tmp_path / "run", *sizes)
+    assert (first.exit_code, first.exception) == (0, None)
+    assert "auto: 2 x 128, " in first.stdout
+    assert "expected at the end" in first.stdout
+    assert "finished after 2 steps" in first.stdout
+    written = recipe_of(tmp_path / "run")
+    assert (written.name, written.model.layers, written.model.width) == ("auto", 2, 128)
+    assert (written.run.budget, written.run.steps, written.batch.tokens) == ("steps", 2, 300)
+    again = auto(store, tmp_path / "run", *sizes)
+    assert "auto: the recipe with which the run began" in again.stdout
+    assert "is finished already" in again.stdout
+    changed = auto(store, tmp_path / "run", *sizes, "--set", "optim.peak_lr=0.5")
+    assert "has another recipe: optim.peak_lr" in str(changed.exception)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("auto", "--sweep", "optim.peak_lr=1e-3,2e-3"), "--sweep: auto chooses one recipe"),
+        (("auto", "--minutes", "1", "--tokens", "5"), "--tokens and --minutes: a run has one budget"),
+        (("auto", "--tokens", "0"), "--tokens: 0 is no budget"),
+        (("auto", "--size", "huge"), "--size: 'huge' is not a valid choice"),
+        (("auto", "--objective", "sop"), "--objective: 'sop' is not a valid choice"),
+        (("auto", "--from", "somewhere"), "--from: auto trains from scratch"),
+        (("bert-tiny", "--size", "tiny"), "--size: is an option of auto, not of bert-tiny"),
+        (("bert-tiny", "--objective", "masked"), "--objective: is an option of auto, not of bert-tiny"),
+    ],
+)
+def test_what_auto_cannot_do_is_one_line_with_option_and_remedy(store, tmp_path, arguments, told):
+    words = [*arguments, "--store", str(store.folder), "--out", str(tmp_path / "run")]
+    result = CliRunner().invoke(app, words)
+    assert isinstance(result.exception, UserError)
+    assert result.exception.line().startswith(told)
+    assert result.exception.remedy
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_budget_in_tokens_is_one_of_any_recipe(store, tmp_path):
+    result = run(store, tmp_path / "run", "--tokens", "100")
+    assert "finished after " in result.stdout
+    written = recipe_of(tmp_path / "run").run
+    assert (written.budget, written.tokens) == ("tokens", 100)
+    last = metrics_of(tmp_path / "run", "train")[-1]
+    assert 100 <= last["tokens"] < 220  # its last step is whole

@@ -1,11 +1,15 @@
-"""Ranges of indices, and .npy files that grow."""
+"""Ranges of indices, and .npy files: damaged ones and those that grow."""
 
+import os
+import random
+import warnings
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from bertsmith.core.arrays import GrowingNpy, ranges
+from bertsmith.core.arrays import GrowingNpy, open_array, ranges
+from bertsmith.core.errors import UserError
 
 
 @pytest.mark.parametrize(
@@ -38,3 +42,31 @@ def test_a_growing_file_goes_on_from_the_rows_that_are_whole(tmp_path: Path) -> 
     with GrowingNpy(path, "<f4", (3,), rows=2) as file:
         file.append(rows[2:])
     assert np.array_equal(np.load(path), rows)
+
+
+DAMAGE = (b"'", b'"', b"(", b")", b"{", b"[", b",", b"-", b"\n", b"\\", b"0", b"L", b"\0", b"\xff", b"")
+
+
+def test_a_damaged_header_is_an_error_of_the_user_whatever_the_damage(tmp_path: Path) -> None:
+    path, chance = tmp_path / "numbers.npy", random.Random(0)
+    np.save(path, np.arange(50))
+    whole, refused = path.read_bytes(), 0
+    with warnings.catch_warnings(record=True) as warned:
+        for _ in range(2000):
+            at = chance.randrange(128)
+            path.write_bytes(whole[:at] + chance.choice(DAMAGE) + whole[at + 1 :])
+            try:
+                assert open_array(path, remedy="make it again").size <= 50
+            except UserError as error:
+                refused += 1
+                assert error.line().startswith(f"{path}: is not a whole .npy file (")
+                assert error.line().endswith("); make it again") and len(error.what) < 140
+    assert refused > 1000 and not warned
+
+
+def test_a_pipe_is_no_array_and_a_missing_file_is_another_error(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.npy")
+    with pytest.raises(UserError, match="is a pipe or a device"):
+        open_array(tmp_path / "pipe.npy", remedy="")
+    with pytest.raises(FileNotFoundError):
+        open_array(tmp_path / "missing.npy", remedy="")

@@ -69,11 +69,14 @@ def test_the_encoder_runs_once_for_all_seeds_and_choices_of_layers(
 
 def test_damaged_features_are_made_anew(model, tmp_path, cache, caplog):
     first = tune("pos", model, tmp_path / "first", *LAST4)
-    for file in cache.rglob("*.npy"):
-        file.write_bytes(b"nothing")
-    again = tune("pos", model, tmp_path / "again", *LAST4)
-    assert "it is made anew" in caplog.text
-    assert close(learned(first), learned(again))
+    for name, damage in (("cut", lambda content: content[:90]), ("reversed", lambda content: content[::-1])):
+        for file in cache.rglob("*.npy"):
+            header, values = file.read_bytes()[:128], file.read_bytes()[128:]
+            file.write_bytes(header + damage(values))
+        caplog.clear()
+        again = tune("pos", model, tmp_path / name, *LAST4)
+        assert "it is made anew" in caplog.text
+        assert close(learned(first), learned(again))
 
 
 def test_without_room_on_the_disk_the_encoder_runs_at_every_step(

@@ -113,10 +113,15 @@ def test_unknown_choices_and_damaged_folders_are_one_line(bert, tmp_path):
         bertsmith.extract_features(TEXTS, out=tmp_path / "x", model=bert, layers="first")
     found = bertsmith.extract_features(TEXTS, out=tmp_path / "features", model=bert)
     assert len(found) == 3
-    (tmp_path / "features" / "tokens.npy").write_bytes(b"")
-    with pytest.raises(UserError, match="tokens.npy: cannot be read"):
+    file, facts = (tmp_path / "features" / name for name in ("tokens.npy", "features.json"))
+    whole = file.read_bytes()
+    for damaged in (b"", whole.replace(b"}", b"("), whole.replace(b"'shape': (", b"'shape': [")):
+        file.write_bytes(damaged)
+        with pytest.raises(UserError, match="tokens.npy: is not a whole .npy file"):
+            open_features(tmp_path / "features")
+    np.save(file, np.int32(1))
+    with pytest.raises(UserError, match="its arrays do not fit each other"):
         open_features(tmp_path / "features")
-    facts = tmp_path / "features" / "features.json"
     facts.write_text(json.dumps(json.loads(facts.read_text()) | {"format": 2}))
     with pytest.raises(UserError, match="has format 2, not 1"):
         open_features(tmp_path / "features")
