@@ -301,11 +301,11 @@ def show(result: "PretrainingResult", *, as_json: bool) -> None:
             echo(f"ended early: {result.early_end}; {WHAT_TO_TRY}")
         _show_how_it_resumes(result)
         return
-    loss = result.held_out.get(result.declared.watched, 0.0)
+    watched = result.declared.own[result.declared.watched]
+    loss = result.held_out.get(watched.name, 0.0)
     if result.declared.baseline == "unigram" and loss >= result.unigram_entropy:
-        which = "the generator's held-out loss" if "replaced_loss" in result.held_out else "the held-out loss"
         told = above_frequencies(loss, result.unigram_entropy)
-        echo(f"{which}: {told} yet; train longer (--steps, --minutes), or {WHAT_TO_TRY}")
+        echo(f"held-out {watched.label}: {told} yet; train longer (--steps, --minutes), or {WHAT_TO_TRY}")
     echo(f"model: {result.folder / 'model'}")
     # Only replaced tokens need a generator, and without matplotlib there are no curves.
     others = {"generator": result.folder / "model" / "generator", "curves": result.folder / "curves.png"}

@@ -6,7 +6,7 @@ Totals are the sums and counts of a step, a line of metrics or an evaluation, by
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 Totals = Mapping[str, float]
 Value = Callable[[Totals], float | None]
@@ -42,8 +42,8 @@ class Metric:
     """Title of its curves; empty: none are drawn."""
     level: str = ""
     """Name of the metric, or of the baseline, that its curves are compared with."""
-    fixed: str = ""
-    """Title in the fixed evaluation; empty: it is not part of that."""
+    fixed: bool = False
+    """True if it is part of the fixed evaluation, too."""
 
     @property
     def label(self) -> str:
@@ -71,7 +71,7 @@ def mean(total: str, over: str, *, empty: float | None = None) -> Value:
     return lambda totals: totals[total] / totals[over] if totals.get(over) else empty
 
 
-def mean_loss(name: str, over: str, **shown: str) -> Metric:
+def mean_loss(name: str, over: str, **shown: Any) -> Metric:
     """Return the metric of a loss term: the mean of a sum of the same name."""
     return Metric(name, of=mean(name, over), unit="nats", larger_is_better=False, **shown)
 
@@ -92,9 +92,7 @@ def answers(name: str, ones: str, over: str, *, short: str, what: str) -> tuple[
 
 
 LOSS = Metric("loss", unit="nats", larger_is_better=False, short="loss")
-SEQUENCES = Metric(
-    "sequences", of=lambda totals: totals.get("sequences"), unit="number", fixed="fixed evaluation: sequences"
-)
+SEQUENCES = Metric("sequences", of=lambda totals: totals.get("sequences"), unit="number", fixed=True)
 
 
 @dataclass(frozen=True)
@@ -132,14 +130,23 @@ class Declaration:
 
     @property
     def fixed(self) -> dict[str, Metric]:
-        """The metrics of the fixed evaluation, by name; its watched one is called a loss."""
+        """The metrics of the fixed evaluation, by name; none if the watched one is not part of it."""
+        found = {name: each for name, each in self.own.items() if each.fixed}
         return {
             (fixed := FIXED_PREFIX + name): replace(
-                each, name=fixed, title=each.fixed, short="loss" if name == self.watched else each.short
+                each,
+                name=fixed,
+                title=f"fixed evaluation: {each.label}",
+                short="loss" if name == self.watched else each.short,
             )
-            for name, each in self.own.items()
-            if each.fixed
+            for name, each in found.items()
+            if self.watched in found
         }
+
+    @property
+    def deciding(self) -> Metric:
+        """The watched metric, of the fixed evaluation if it is part of that: it decides between runs."""
+        return self.fixed.get(FIXED_PREFIX + self.watched, self.own[self.watched])
 
     @property
     def reported(self) -> dict[str, Metric]:

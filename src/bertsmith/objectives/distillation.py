@@ -134,20 +134,20 @@ class Distillation(PretrainingObjective):
         weights_P, network = batch.masked_weights_P, self.network
         if not self.distill.soft_weight:
             last_PD = ours.last_RD[rows_P] if everywhere else ours.last_RD
-            mlm_loss, hits = word_sums(network, last_PD, ids_P, weights_P)
-            return {"mlm_loss": mlm_loss, "mlm_hits": hits}
+            token_loss, hits = word_sums(network, last_PD, ids_P, weights_P)
+            return {"token_loss": token_loss, "token_hits": hits}
         ours_RV = network.scores_of_words(ours.last_RD)
         with torch.no_grad():
             theirs_RV = self.teacher.scores_of_words(theirs.last_RD)
         soft_R = soft_losses(ours_RV, theirs_RV, self.distill.temperature)
         ours_PV, theirs_PV = (ours_RV[rows_P], theirs_RV[rows_P]) if everywhere else (ours_RV, theirs_RV)
-        mlm_loss, hits = weighted_sums(ours_PV, ids_P, weights_P)
+        token_loss, hits = weighted_sums(ours_PV, ids_P, weights_P)
         best_P, theirs_best_P = ours_PV.detach().argmax(-1), theirs_PV.argmax(-1)
         known, agreed = (
             (each * weights_P).sum() for each in (theirs_best_P == ids_P, theirs_best_P == best_P)
         )
-        told = {"mlm_hits": hits, "teacher_hits": known, "agreements": agreed}
-        return {"mlm_loss": mlm_loss, "soft_loss": (soft_R * weights_R).sum(), **told}
+        told = {"token_hits": hits, "teacher_hits": known, "agreements": agreed}
+        return {"token_loss": token_loss, "soft_loss": (soft_R * weights_R).sum(), **told}
 
     def _layers(self, layout: Layout, ours: Pass, theirs: Pass, weights_T: Tensor) -> dict[str, Tensor]:
         """The losses of hidden states, attention scores and relations that the recipe asks for."""
@@ -173,6 +173,11 @@ class Distillation(PretrainingObjective):
         }
 
 
+def sum_of(loss: str) -> str:
+    """Return the name of the sum of one of the `LOSSES`; masked words have that of other objectives."""
+    return f"{'token' if loss == 'mlm' else loss}_loss"
+
+
 def measures(distill: DistillSection) -> Declaration:
     """The losses that have weights, and how often student and teacher predict masked words."""
     rows = "tokens" if distill.rows == "all" else "masked"
@@ -180,7 +185,7 @@ def measures(distill: DistillSection) -> Declaration:
     weights = {name: getattr(distill, f"{name}_weight") for name in LOSSES}
     # Masked words count with a weight of 0, too: processes that share a run want a gradient of every weight.
     terms = tuple(
-        LossTerm(f"{name}_loss", over.get(name, "tokens"), weight)
+        LossTerm(sum_of(name), over.get(name, "tokens"), weight)
         for name, weight in weights.items()
         if weight or name == "mlm"
     )
@@ -188,15 +193,15 @@ def measures(distill: DistillSection) -> Declaration:
     word_loss, *words = mlm.word_metrics()
     declared = Declaration(
         terms,
-        ("mlm_hits",),
-        (*(losses | {"mlm_loss": word_loss}).values(), *words),
-        "mlm_loss",
+        ("token_hits",),
+        (*(losses | {"token_loss": word_loss}).values(), *words),
+        "token_loss",
         # A student that only compares states learns no words.
         "unigram" if distill.soft_weight or distill.mlm_weight else None,
     )
     if not distill.soft_weight:
         return declared
-    right = Metric("teacher_mlm_accuracy", of=mean("teacher_hits", "masked"))
+    right = Metric("teacher_accuracy", of=mean("teacher_hits", "masked"))
     same = Metric("teacher_agreement", of=mean("agreements", "masked"), short="as the teacher")
     return declared + Declaration((), ("teacher_hits", "agreements"), (right, same))
 

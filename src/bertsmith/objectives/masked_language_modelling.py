@@ -4,12 +4,13 @@ Shapes: P predicted rows, S sequences, R = P + S, D model width, V vocabulary, C
 """
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from bertsmith.core.errors import UserError
-from bertsmith.core.measures import Declaration, LossTerm, Metric, Totals, answers, mean, mean_loss
+from bertsmith.core.measures import Declaration, LossTerm, Metric, Totals, Value, answers, mean, mean_loss
 from bertsmith.data.collate import PretrainingBatch
 from bertsmith.model.architectures.registry import architecture_of
 from bertsmith.model.network import Network
@@ -18,6 +19,8 @@ from bertsmith.objectives.pretraining_objective import PretrainingObjective, wei
 from bertsmith.recipe.data_sections import PairHead, Unit
 from bertsmith.recipe.schema import Recipe
 
+MAX_EXPONENT = 700.0
+"""In nats; the exponential of more is no float."""
 CHOSEN: dict[Unit, str] = {
     "token": "chosen one by one",
     "word": "chosen as whole words",
@@ -27,40 +30,49 @@ CHOSEN: dict[Unit, str] = {
 }
 
 
-def _bits_per_character(totals: Totals) -> float | None:
-    nats, tokens = mean("mlm_loss", "masked")(totals), totals.get("tokens_per_character")
-    return None if nats is None or tokens is None else nats / math.log(2) * tokens
+def _of_nats(total: str, value: Callable[[float, float], float]) -> Value:
+    """Return a function of the loss a token and of a total that only evaluations have."""
+
+    def found(totals: Totals) -> float | None:
+        nats = mean("token_loss", "masked")(totals)
+        return None if nats is None or total not in totals else value(nats, totals[total])
+
+    return found
 
 
 def word_metrics(whose: str = "") -> tuple[Metric, ...]:
-    """Return the metrics of predicted words, those of the generator if it predicts them."""
-    note = f", the {whose}'s" if whose else ""
-    fixed = "fixed evaluation: mlm loss (15 % of the tokens, 80/10/10, 128 tokens)"
-    right = Metric(
-        "mlm_accuracy",
-        of=mean("mlm_hits", "masked"),
-        title=f"{whose} mlm accuracy".strip(),
-        short="MLM",
-        panel="Masked words: guessed right",
-        fixed=f"fixed evaluation: mlm accuracy{note}",
+    """Return the metrics of predicted words; their titles begin with `whose`."""
+    loss, accuracy, perplexity = (f"{whose}{name}" for name in ("token loss", "token accuracy", "perplexity"))
+    panels = "Predicted words: loss in nats", "Predicted words: guessed right"
+    exponential = _of_nats("sequences", lambda nats, _: math.exp(min(nats, MAX_EXPONENT)))
+    bits = _of_nats("tokens_per_character", lambda nats, tokens: nats / math.log(2) * tokens)
+    right = mean("token_hits", "masked")
+    return (
+        mean_loss("token_loss", "masked", title=loss, panel=panels[0], level="unigram", fixed=True),
+        Metric("token_accuracy", of=right, title=accuracy, short="words", panel=panels[1], fixed=True),
+        Metric(
+            "perplexity",
+            of=exponential,
+            title=perplexity,
+            unit="number",
+            larger_is_better=False,
+            fixed=True,
+        ),
+        Metric(
+            "bits_per_character",
+            of=bits,
+            unit="bits",
+            larger_is_better=False,
+            short="bits/character",
+            fixed=True,
+        ),
     )
-    bits = Metric(
-        "bits_per_character",
-        of=_bits_per_character,
-        unit="bits",
-        larger_is_better=False,
-        short="bits/character",
-        fixed="fixed evaluation: bits per character",
-    )
-    title, panel = f"{whose} mlm loss".strip(), "Masked words: loss in nats"
-    loss = mean_loss("mlm_loss", "masked", title=title, panel=panel, level="unigram", fixed=fixed + note)
-    return loss, right, bits
 
 
 def declare_words(whose: str = "") -> Declaration:
     """Return the declaration of predicted words."""
-    term = LossTerm("mlm_loss", "masked")
-    return Declaration((term,), ("mlm_hits",), word_metrics(whose), "mlm_loss", "unigram")
+    term = LossTerm("token_loss", "masked")
+    return Declaration((term,), ("token_hits",), word_metrics(whose), "token_loss", "unigram")
 
 
 def with_pairs(declared: Declaration, pair_head: PairHead, weight: float) -> Declaration:
@@ -89,7 +101,7 @@ class MaskedLanguageModelling(PretrainingObjective):
             hidden_PD, sentence_SD = self._states(batch)
         labels_P, weights_P = batch.masked_ids_P, batch.masked_weights_P
         loss, hits = word_sums(self.network, hidden_PD, labels_P, weights_P)
-        words = {"mlm_loss": loss, "mlm_hits": hits}
+        words = {"token_loss": loss, "token_hits": hits}
         if self.pair_head == "none":
             return words
         return words | pair_sums(self.network, self.pair_head, sentence_SD, batch)

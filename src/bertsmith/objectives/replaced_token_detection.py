@@ -43,7 +43,7 @@ def measures(discriminator_weight: float, pair_head: PairHead, pair_weight: floa
             level,
         ),
     )
-    return mlm.with_pairs(mlm.declare_words(GENERATOR) + judged, pair_head, pair_weight)
+    return mlm.with_pairs(mlm.declare_words(f"{GENERATOR}'s ") + judged, pair_head, pair_weight)
 
 
 class ReplacedTokenDetection(PretrainingObjective):
@@ -74,7 +74,7 @@ class ReplacedTokenDetection(PretrainingObjective):
         assert batch.draws_P is not None, "batches of this objective bring what tokens are sampled with"
         hidden_PD = self.generator.encoder(batch.inputs, rows=batch.masked_rows_P)
         scores_PV = self.generator.scores_of_words(hidden_PD, aligned=hidden_PD.is_cuda)
-        mlm_loss, mlm_hits = weighted_sums(scores_PV, batch.masked_ids_P, batch.masked_weights_P)
+        token_loss, token_hits = weighted_sums(scores_PV, batch.masked_ids_P, batch.masked_weights_P)
         sampled_P = sample(scores_PV.detach()[:, : self.generator.config.vocabulary], batch.draws_P)
         original_T, shown_T = with_tokens(batch, batch.masked_ids_P), with_tokens(batch, sampled_P)
         # A sample that is the very token it replaces counts as original.
@@ -94,7 +94,7 @@ class ReplacedTokenDetection(PretrainingObjective):
             "flagged": flagged_T,
             "found": flagged_T & replaced_T,
         }
-        sums = {"mlm_loss": mlm_loss, "mlm_hits": mlm_hits, "replaced_loss": replaced_loss}
+        sums = {"token_loss": token_loss, "token_hits": token_hits, "replaced_loss": replaced_loss}
         sums |= {name: (each & weights_T).sum() for name, each in judged.items()}
         if self.pair_head == "none":
             return sums

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from bertsmith.core.measures import FIXED_PREFIX, Metric
+from bertsmith.core.measures import FIXED_PREFIX
 from bertsmith.corpus.token_store import TokenStore
 from bertsmith.data.batch_inspection import sequences_of
 from bertsmith.data.collate import Multiples
@@ -27,17 +27,6 @@ HELD_OUT_FRACTION = 0.005
 """The documents of the set, whatever larger fraction a recipe holds out: those are held out, too."""
 GPU_SEQUENCES, CPU_SEQUENCES = 1024, 128
 """How many sequences it has at most; a CPU takes the first ones of a GPU's."""
-
-
-def has_fixed_evaluation(recipe: Recipe) -> bool:
-    """Whether the run trains a masked LM; a one-sided model predicts neighbours and knows no masks."""
-    return recipe.examples.masks_tokens
-
-
-def deciding_metric(recipe: Recipe) -> Metric:
-    """The metric that decides which run is best: in the fixed evaluation, or else in the run's own one."""
-    declared = declaration(recipe)
-    return declared.reported[(FIXED_PREFIX if has_fixed_evaluation(recipe) else "") + declared.watched]
 
 
 def fixed_recipe(recipe: Recipe, world: World) -> Recipe:
@@ -85,7 +74,7 @@ def fixed_notes(recipe: Recipe) -> list[str]:
         notes.append(f"{what}: {fraction} leaves fewer documents than {HELD_OUT_FRACTION:g} does")
     if recipe.model.positions < LENGTH:
         notes.append(f"{what}: its sequences end at model.positions = {recipe.model.positions}")
-    return notes if has_fixed_evaluation(recipe) else []
+    return notes if declaration(recipe).fixed else []
 
 
 def fixed_set(dataset: PretrainingDataset, world: World) -> HeldOutSet:

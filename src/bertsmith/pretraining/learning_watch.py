@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bertsmith.core.measures import Metric
 from bertsmith.pretraining.held_out import HeldOutSet, pretraining_objective
 from bertsmith.training.trainer import Trainer, autocast
 
@@ -43,10 +44,8 @@ class LearningWatch:
 
     unigram_entropy: float
     warmup_fraction: float
-    watched: str
-    """Name of the watched loss of predicted words."""
-    loss_name: str = "the loss"
-    """Its name in messages: the generator's where the model itself predicts none."""
+    watched: Metric
+    """The loss of predicted words."""
     steps: list[int] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     norms: list[float] = field(default_factory=list)
@@ -63,7 +62,7 @@ class LearningWatch:
 
     def add(self, step: int, values: Mapping[str, Any]) -> None:
         """Take in a line of metrics."""
-        loss, norm = values.get(self.watched), values.get("gradient_norm")
+        loss, norm = values.get(self.watched.name), values.get("gradient_norm")
         if loss is not None and norm is not None and isfinite(loss) and isfinite(norm):
             self.steps.append(step)
             self.losses.append(loss)
@@ -80,7 +79,7 @@ class LearningWatch:
         falls = before - now > FALLING * line and now < self.losses[0]  # not from where it went up before
         if now < (1 - NEAR) * line or falls:
             return None
-        stays = f"{self.loss_name} stays near {now:.2f} since step {self.steps[quarter]:,}"
+        stays = f"the {self.watched.label} stays near {now:.2f} since step {self.steps[quarter]:,}"
         since = f"step {self.steps[-1]:,}: {stays}"
         return Finding("plateau", f"{since}; {above_frequencies(now, line)}")
 

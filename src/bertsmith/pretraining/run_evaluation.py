@@ -4,7 +4,7 @@ from dataclasses import replace
 from math import inf
 from typing import Any
 
-from bertsmith.pretraining.fixed_evaluation import deciding_metric, evaluate_fixed
+from bertsmith.pretraining.fixed_evaluation import evaluate_fixed
 from bertsmith.pretraining.hardware import MAX_EVALUATION_FRACTION
 from bertsmith.pretraining.held_out import evaluate, unigram_entropy
 from bertsmith.pretraining.pretrained_model import held_out_line
@@ -37,7 +37,7 @@ def evaluate_run(run: Run, state: RunState, journal: RunJournal, stop: StopReque
     state.evaluation_due, state.evaluation_seconds = False, run.clock() - began
     state.all_evaluations_seconds += state.evaluation_seconds
     if progress.step and run.early_stopping.rule is not None:
-        name = deciding_metric(run.recipe).name
+        name = run.objective.declared.deciding.name
         lines = (line for line in read_metrics(run.folder.path) if line["kind"] == "held-out")
         losses = [line[name] for line in lines if line["step"]]
         state.early_end = state.early_end or run.early_stopping.rule(losses)

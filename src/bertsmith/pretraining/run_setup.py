@@ -26,7 +26,6 @@ from bertsmith.pretraining.fixed_evaluation import (
     fixed_data,
     fixed_notes,
     fixed_set,
-    has_fixed_evaluation,
 )
 from bertsmith.pretraining.hardware import Machine, choices, fit_machine
 from bertsmith.pretraining.held_out import HeldOutSet, held_out_set, unigram_entropy
@@ -176,8 +175,7 @@ def set_up(request: Request, world: World, callback: ProgressCallback) -> tuple[
     trainer = build_trainer(recipe, objective, machine, world)
     entropy = unigram_entropy(store.token_counts, recipe.masking.smoothing)
     declared = objective.declared
-    whose = "the generator's loss" if recipe.examples.has_generator else "the loss"
-    watch = LearningWatch(entropy, recipe.optim.warmup_fraction, declared.watched, whose)
+    watch = LearningWatch(entropy, recipe.optim.warmup_fraction, declared.own[declared.watched])
     fresh = RunState(MetricsWindow.empty(declared), watch)
     state = fresh if saved is None else _restore(saved, fresh, trainer)
     notes = (*initial.notes, *choices(recipe), *fixed_notes(recipe), *machine.notes)
@@ -194,7 +192,7 @@ def set_up(request: Request, world: World, callback: ProgressCallback) -> tuple[
         callback,
         notes,
         replace(request.clock, before=state.progress.seconds),
-        fixed_sets=[fixed_set(fixed, world)] if has_fixed_evaluation(recipe) else [],
+        fixed_sets=[fixed_set(fixed, world)] if declared.fixed else [],
         early_stopping=request.early_stopping,
     )
     for note in notes:

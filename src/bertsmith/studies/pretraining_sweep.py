@@ -16,7 +16,7 @@ from bertsmith.core.errors import UserError
 from bertsmith.core.files import atomic_path, write_json
 from bertsmith.core.measures import Metric
 from bertsmith.corpus.token_store import TokenStore
-from bertsmith.pretraining.fixed_evaluation import deciding_metric
+from bertsmith.objectives.registry import declaration
 from bertsmith.pretraining.initial_model import with_true_model
 from bertsmith.pretraining.pretrain import check_same_run, pretrain
 from bertsmith.pretraining.run_setup import EarlyStopping, run_folder
@@ -111,7 +111,7 @@ def run_sweep(
             if run_folder(trial.out).begun and outcome_of(trial).early_end:
                 callback.on_message(f"{trial.out} was ended early before: nothing is left to do")
             else:
-                rule = stopping_rule(deciding_metric(trial.recipe), outcomes)
+                rule = stopping_rule(declaration(trial.recipe).deciding, outcomes)
                 stopping = EarlyStopping(if_flat=True, rule=rule)
                 result = pretrain(
                     trial.recipe, store=store, out=trial.out, callback=callback, early_stopping=stopping
@@ -121,7 +121,7 @@ def run_sweep(
             outcomes.append(outcome_of(trial))
             if number < len(trials):
                 check_no_stop(stop, trial.name)
-    metric = deciding_metric(trials[0].recipe)
+    metric = declaration(trials[0].recipe).deciding
     ranked = ranking(outcomes, metric)
     place = trials[0].out.parent
     rows = [{**asdict(each), "folder": each.folder.name} for each in ranked]
@@ -166,7 +166,7 @@ def outcome_of(trial: PretrainingTrial) -> TrialOutcome:
     entries = read_metrics(trial.out)
     last: dict[str, dict[str, Any]] = {line["kind"]: line for line in entries}
     ends = [line for line in entries if line["kind"] == "event" and "state" in line]
-    metric = deciding_metric(trial.recipe).name
+    metric = declaration(trial.recipe).deciding.name
     held_out, trained = last.get("held-out", {}), last.get("train", {})
     evaluated = [line for line in entries if line["kind"] == "held-out" and line["step"] and metric in line]
     return TrialOutcome(

@@ -107,7 +107,7 @@ def test_the_loss_of_pairs_is_multiplied_by_its_weight():
     assert torch.equal(sums, same_sums) and sums[1] > 0
     assert (loss - light_loss - 0.75 * sums[1]).abs() <= FP32
     means = means_of(lighter, sums, {"masked": 4, "pairs": 3})
-    assert means["loss"] == means["mlm_loss"] + 0.25 * means["pair_loss"]
+    assert means["loss"] == means["token_loss"] + 0.25 * means["pair_loss"]
 
 
 def test_ernie_says_1_where_bert_says_0(tmp_path):

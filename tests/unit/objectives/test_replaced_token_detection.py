@@ -147,7 +147,7 @@ def test_pairs_are_judged_by_what_the_discriminator_sees():
     assert (loss - plain - 3 * expected / 2).abs() <= FP32
     assert torch.equal(sums[[0, 1, 3, 4, 5, 6, 7]], others)
     means = means_of(objective, sums, counts)
-    assert means["loss"] == means["mlm_loss"] + 50 * means["replaced_loss"] + 3 * means["pair_loss"]
+    assert means["loss"] == means["token_loss"] + 50 * means["replaced_loss"] + 3 * means["pair_loss"]
 
 
 def test_tokens_are_sampled_as_often_as_the_generator_expects():
@@ -212,7 +212,7 @@ def test_what_was_found_is_counted():
     means = means_of(objective, sums, COUNTS)
     assert means["replaced_accuracy"] == means["replaced_precision"] == len(PLACES) / TOKENS
     assert (means["replaced_recall"], means["replaced_majority"]) == (1.0, 1 - len(PLACES) / TOKENS)
-    assert means["loss"] == means["mlm_loss"] + WEIGHT * means["replaced_loss"]
+    assert means["loss"] == means["token_loss"] + WEIGHT * means["replaced_loss"]
     nothing = means_of(objective, torch.tensor([1.0, 1.0, 1.0, *[0.0] * 4]), COUNTS)
     assert (nothing["replaced_precision"], nothing["replaced_recall"]) == (0.0, 0.0)
 

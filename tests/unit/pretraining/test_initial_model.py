@@ -160,7 +160,10 @@ def test_the_recipe_of_the_run_tells_the_folders_activation(store, tmp_path, act
 
 def test_training_continues_from_what_was_learned(finished, store, tmp_path):
     run_tiny(store, tmp_path / "run", "run.steps=1", f"start.model={finished / 'model'}")
-    assert metrics_of(tmp_path / "run")[0]["mlm_loss"] < metrics_of(finished, "held-out")[0]["mlm_loss"] - 0.2
+    assert (
+        metrics_of(tmp_path / "run")[0]["token_loss"]
+        < metrics_of(finished, "held-out")[0]["token_loss"] - 0.2
+    )
 
 
 def test_the_end_tells_what_the_model_got_before(finished, store, tmp_path):
@@ -174,10 +177,13 @@ def test_the_end_tells_what_the_model_got_before(finished, store, tmp_path):
         assert end.held_out_before == {
             name: each for name, each in before.items() if name in end.declared.reported
         }
-    assert result.held_out_before["mlm_loss"] == metrics_of(finished, "held-out")[-1]["mlm_loss"]
+    assert result.held_out_before["token_loss"] == metrics_of(finished, "held-out")[-1]["token_loss"]
     assert run_tiny(store, tmp_path / "run", *settings).held_out_before == result.held_out_before
     card = (tmp_path / "run" / "model" / "card.md").read_text(encoding="utf-8")
-    for name, words, form in (("mlm_loss", "mlm loss", ".4f"), ("mlm_accuracy", "mlm accuracy", ".1%")):
+    for name, words, form in (
+        ("token_loss", "token loss", ".4f"),
+        ("token_accuracy", "token accuracy", ".1%"),
+    ):
         was, now = (format(values[name], form) for values in (before, result.held_out))
         assert was == now or f"| {words} | {was} → {now} |" in card
     assert f"| sequences | {result.held_out['sequences']} |" in card

@@ -73,12 +73,12 @@ def test_metrics_come_when_the_recipe_says_and_at_both_ends(finished):
 
 def test_a_run_learns(finished):
     held_out = metrics_of(finished, "held-out")
-    assert held_out[-1]["mlm_loss"] < held_out[0]["mlm_loss"] - 0.2
+    assert held_out[-1]["token_loss"] < held_out[0]["token_loss"] - 0.2
 
 
 def test_losses_add_up_and_the_rate_follows_the_schedule(finished):
     first, _, last = metrics_of(finished, "train")
-    assert first["loss"] == first["mlm_loss"] + first["pair_loss"]
+    assert first["loss"] == first["token_loss"] + first["pair_loss"]
     assert first["learning_rate"] == pytest.approx(1e-3 * (1 - 2 / 8))  # at the third step
     assert (last["skipped"], last["tokens"]) == (0, metrics_of(finished, "held-out")[-1]["tokens"])
 
@@ -126,7 +126,7 @@ def test_the_card_tells_what_happened(finished):
         "masked; 15% of the tokens, chosen one by one, of these 80% masked, 10% random, 10% kept (dynamic",
         f"8 steps, {last['tokens']:,} tokens,",
         "0 steps skipped; from scratch.",
-        f"| mlm loss | {last['mlm_loss']:.4f} |",
+        f"| mlm loss | {last['token_loss']:.4f} |",
         f"| pair accuracy of always giving the commoner answer | {last['pair_majority']:.1%} |",
         "| sequences | 8 |",
         "unigram entropy",

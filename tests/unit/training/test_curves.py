@@ -30,12 +30,12 @@ def write_run(folder, *, steps=40):
     with Journal.open(folder, resume_step=0) as journal:
         journal.write("event", 0, {"what": "started"})
         for step in range(1, steps + 1):
-            values = {"mlm_loss": 10 / step, "mlm_accuracy": step / 50, "learning_rate": 1e-4 / step}
+            values = {"token_loss": 10 / step, "token_accuracy": step / 50, "learning_rate": 1e-4 / step}
             values |= {"tokens_per_second": 900.0, "tokens": 100 * step, "seconds": 2.0 * step}
-            values["mlm_loss"] = math.nan if step == 7 else values["mlm_loss"]
+            values["token_loss"] = math.nan if step == 7 else values["token_loss"]
             journal.write("train", step, values | {"pair_accuracy": 0.6})
             if step % 10 == 0:
-                values = {"mlm_loss": 10 / step, "mlm_accuracy": step / 60, "stage": int(step > 20)}
+                values = {"token_loss": 10 / step, "token_accuracy": step / 60, "stage": int(step > 20)}
                 journal.write("held-out", step, {**values, "pair_majority": 0.58 if step > 20 else 0.56})
 
 
@@ -57,7 +57,7 @@ def test_a_run_is_drawn_as_a_picture_without_pyplot(tmp_path, monkeypatch):
 
 def test_the_loss_is_read_against_the_unigram_entropy():
     drawn = panels(DECLARED, unigram_entropy=6.5)[0]
-    assert (drawn.metric, drawn.level) == ("mlm_loss", 6.5)
+    assert (drawn.metric, drawn.level) == ("token_loss", 6.5)
     assert "unigram entropy 6.50" in drawn.level_label
     assert DRAWN[0].level is None
 
@@ -75,7 +75,7 @@ def test_what_is_judged_has_a_panel_each(settings, judged, tmp_path):
     recipe = tiny_recipe("model.type=modernbert", "model.segments=0", "examples.pairs=none", *settings)
     drawn = panels(declaration(recipe), unigram_entropy=None)
     metrics = [panel.metric for panel in drawn]
-    assert metrics == ["mlm_loss", "mlm_accuracy", *judged, "learning_rate", "tokens_per_second"]
+    assert metrics == ["token_loss", "token_accuracy", *judged, "learning_rate", "tokens_per_second"]
     lines = [{"kind": "train", "step": step, **dict.fromkeys(metrics, 0.5)} for step in (1, 2)]
     (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     assert size_of(draw_curves(tmp_path, drawn)) == (1650, 902)
@@ -115,7 +115,7 @@ def test_the_picture_joins_no_held_out_points_of_different_stages(tmp_path, monk
 def test_the_fixed_evaluation_is_one_line_over_all_stages(tmp_path, monkeypatch):
     with Journal.open(tmp_path, resume_step=0) as journal:
         for step in (0, 10, 20):
-            values = {"mlm_loss": 9.0, "fixed_mlm_loss": 9.0 - step / 10, "stage": int(step > 10)}
+            values = {"token_loss": 9.0, "fixed_token_loss": 9.0 - step / 10, "stage": int(step > 10)}
             journal.write("held-out", step, values)
     drawn = [line for line in lines_drawn(tmp_path, monkeypatch) if line[2]["color"] == FIXED]
     assert [(steps, values) for steps, values, _ in drawn] == [([0, 10, 20], [9.0, 8.0, 7.0])]
@@ -131,7 +131,7 @@ def test_pairs_are_read_against_always_giving_the_commoner_answer_of_the_stage(t
 
 def test_a_run_with_one_number_and_an_odd_name_is_drawn(tmp_path):
     with Journal.open(tmp_path / "$odd$", resume_step=0) as journal:
-        journal.write("held-out", 0, {"mlm_loss": 10.0})
+        journal.write("held-out", 0, {"token_loss": 10.0})
     assert size_of(draw_curves(tmp_path / "$odd$", DRAWN))
 
 
