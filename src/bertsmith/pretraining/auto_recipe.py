@@ -19,7 +19,7 @@ from bertsmith.objectives.step_memory import USABLE
 from bertsmith.pretraining.hardware import free_bytes, step_size
 from bertsmith.pretraining.run_setup import run_folder
 from bertsmith.pretraining.scaling_law import MASKED, MILLION, RunSize
-from bertsmith.pretraining.training_speed import ShapeSpeed, measure_speeds
+from bertsmith.pretraining.training_speed import ShapeSpeed, layer_weights, measure_speeds
 from bertsmith.recipe.load import encoder_parameters, load_recipe
 from bertsmith.recipe.schema import Recipe
 from bertsmith.training.distributed import World, refuse_several_processes, start_world
@@ -215,11 +215,6 @@ def _candidate(shape: Shape, tokens: float, text_tokens: float, batch: float) ->
 def _with_tokens(candidate: Candidate, tokens: float) -> Candidate:
     size = candidate.size
     return _candidate(candidate.shape, tokens, size.text_tokens, size.batch_tokens)
-
-
-def layer_weights(recipe: Recipe) -> int:
-    """Weights of the encoder without its embeddings."""
-    return encoder_parameters(recipe.model, 1) - recipe.model.width
 
 
 def _rate_factor(recipe: Recipe) -> float:
