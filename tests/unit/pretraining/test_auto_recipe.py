@@ -85,7 +85,7 @@ def test_a_budget_in_minutes_keeps_time_for_the_rest_of_the_run():
     best = choose(shapes_for(CPU, *minutes(10)), 60e6)[0]
     later = choose(shapes_for(CPU, *minutes(10)), 60e6, spent=60.0)[0]
     step = best.shape.speed.step_seconds(best.size.batch_tokens)
-    assert 500 < best.size.steps * step < 560
+    assert best.size.steps * step == pytest.approx(552)
     assert later.size.tokens < best.size.tokens
 
 
@@ -94,6 +94,14 @@ def test_a_budget_in_steps_or_tokens_is_what_the_run_gets():
     assert steps.size.steps == pytest.approx(900)
     tokens = choose(shapes_for(CPU, "run.budget=tokens", "run.tokens=5_000_000"), 60e6)[0]
     assert tokens.size.tokens == pytest.approx(5e6)
+
+
+@pytest.mark.parametrize("budget", ["steps", "tokens"])
+def test_candidates_of_a_budget_in_steps_or_tokens_are_compared_at_equal_time(budget):
+    candidates = choose(shapes_for(CPU, f"run.budget={budget}", f"run.{budget}=3_000"), 60e6)
+    assert len({id(each.shape) for each in candidates}) == len(SHAPES)
+    times = [each.size.steps * each.shape.speed.step_seconds(each.size.batch_tokens) for each in candidates]
+    assert times == pytest.approx([times[0]] * len(times))
 
 
 def test_more_tokens_take_a_larger_model():
