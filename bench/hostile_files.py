@@ -5,8 +5,9 @@
     python bench/hostile_files.py --only fifo cell   # some of them
 
 Each file is given to the command that a user would give it to, in a process that may take at most 8 GB and a
-minute. Held: exit status 2, one line of error of about 2,000 characters at most, no traceback, and memory
-beside that of an ordinary start below twice the size of the model or of the reader's window (100 MB).
+minute. Held: exit status 2 (0 if the file is only tedious), one line of error of about 2,000 characters at
+most, no traceback, and memory beside that of an ordinary start below twice the size of the model or of the
+reader's window (100 MB).
 """
 
 import argparse
@@ -194,13 +195,54 @@ def infinite(place: Path) -> Words:
     return (*words, "--data", place / "table.csv", *OWN, place / "run")
 
 
+def titles(place: Path) -> Words:
+    """A page of Wikipedia whose tag begins 60,000 titles and ends none."""
+    (place / "wiki_00").write_text("<doc " + 'title="' * 60_000 + ">\na\n</doc>\n")
+    return corpus_of(place, place / "wiki_00", "--format", "wiki")
+
+
+def returns(place: Path) -> Words:
+    """A text of carriage returns."""
+    (place / "text.txt").write_text("a" + "\r" * 400_000 + "b")
+    return corpus_of(place, place / "text.txt")
+
+
+def open_quotes(place: Path) -> Words:
+    """A line of quotes that are never closed."""
+    (place / "text.txt").write_text("\u201ca. B" * 80_000)
+    return corpus_of(place, place / "text.txt")
+
+
+def word_and_spaces(place: Path) -> Words:
+    """A text to leave out that looks like a word with a tag behind 60,000 spaces."""
+    (place / "text.txt").write_text("A text of some words.\n")
+    (place / "task.txt").write_text("x" + " " * 60_000 + "y")
+    return corpus_of(place, place / "text.txt", "--exclude", place / "task.txt")
+
+
+def endless_mention(place: Path) -> Words:
+    """A mention whose name has 400,000 letters and is never closed."""
+    (place / "mentions.conll").write_text("a 0 0 b NN - " + "a" * 400_000 + "\n")
+    words = ("look", "coref", "--data", place / "mentions.conll", "--device", "cpu", "--out", place / "out")
+    return (*words, "--model", default_model())
+
+
+def corpus_of(place: Path, text: Path, *options: str | Path) -> Words:
+    return ("corpus", text, "--vocab", default_model(), "--out", place / "out", *options)
+
+
 ATTACKS: dict[str, Callable[[Path], Words]] = {
     attack.__name__: attack
     for attack in (
         *(huge_id, replacing, expression, template, missing_token, stride_0, deflated, fifo, long_value),
         *(named_again, packed_line, cell, columns, labels, infinite),
+        *(titles, returns, open_quotes, word_and_spaces, endless_mention),
     )
 }
+
+
+TEDIOUS = ("titles", "returns", "open_quotes", "word_and_spaces")
+"""Files that can be read."""
 
 
 @dataclass(frozen=True)
@@ -234,7 +276,11 @@ def main() -> None:
             found = run(ATTACKS[name](Path(place)), options.src)
             written = (Path(place) / "run" / "model").exists()
         grown = found.megabytes - usual.megabytes
-        held = found.code == 2 and found.error.count("\n") <= 1 and len(found.error) < MAX_LINE
+        held = (
+            found.code == (0 if name in TEDIOUS else 2)
+            and found.error.count("\n") <= 1
+            and len(found.error) < MAX_LINE
+        )
         held &= grown < MAX_GROWTH and not written and "Traceback" not in found.error
         all_held &= held
         taken = f"{found.seconds:.1f} ({found.cpu_seconds:.1f})"

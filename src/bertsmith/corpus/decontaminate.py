@@ -211,8 +211,8 @@ def _cells(text: str, where: str) -> Iterator[str]:
 
 
 _WORD_LINES = (
-    re.compile(r"(?P<word>\S+)[\t ]+(?:.*[\t ])?(?:O|[BIESLU]-\S+)\s*"),  # CoNLL-2003 and its likes
-    re.compile(r"\d+(?:[-.]\d+)?\t(?P<word>[^\t]+)(?:\t[^\t]*){8}\s*"),  # CoNLL-U
+    re.compile(r"(?P<word>\S+)[\t ](?:.*[\t ])?(?:O|[BIESLU]-\S+)\s*"),  # CoNLL-2003 and its likes
+    re.compile(r"\d+(?:[-.]\d+)?\t(?P<word>[^\t]+)(?:\t[^\t]*+){8}\s*"),  # CoNLL-U
 )
 """A line of one word with its tags."""
 _LINES_LOOKED_AT = 200

@@ -17,6 +17,7 @@ DOCUMENT_BYTES = 4 << 20
 
 Layout = Literal["text", "jsonl", "parquet", "wiki"]
 EncodingErrors = Literal["strict", "replace"]
+SEGMENTED = 1 << 12  # characters that are split into sentences at once
 # Those for which sentencex 1.0 has rules of their own (a file each in its src/languages). For others it takes
 # the rules of a related language, and where it knows of none, those of English.
 _WITH_RULES = re.compile(
@@ -109,9 +110,9 @@ def _wiki_texts(block: Block) -> Iterator[tuple[str, int]]:
         if line.startswith("<doc ") or line == "</doc>":
             if page and page.lines:
                 yield "\n".join(page.lines), page.first_line
-            title = re.search(r'title="(.*)"\s*>$', line)
-            name = html.unescape(title[1]).strip() if title else ""
-            page = None if line == "</doc>" else _Page(name, number, [])
+            tag = line.removesuffix(">").rstrip()  # no regular expression: one that searches is quadratic
+            quoted = tag[:-1].partition('title="')[2] if tag != line and tag.endswith('"') else ""
+            page = None if line == "</doc>" else _Page(_unescaped(quoted).strip(), number, [])
         elif page:
             page.add(line)
         elif line:
@@ -130,9 +131,16 @@ class _Page:
     lines: list[str]
 
     def add(self, line: str) -> None:
-        text = html.unescape(line).strip()  # WikiExtractor writes &lt; for <
+        text = _unescaped(line).strip()  # WikiExtractor writes &lt; for <
         if text and (self.lines or text != self.title):
             self.lines.append(text)
+
+
+def _unescaped(text: str) -> str:
+    try:
+        return html.unescape(text)
+    except ValueError:  # a character reference of more digits than Python reads: &#111...
+        return text
 
 
 def _jsonl_texts(block: Block) -> Iterator[tuple[str, int]]:
@@ -189,7 +197,7 @@ def _with_plain_line_ends(text: str) -> str:
     if "\0" in text:
         text = text.replace("\0", "")
     if "\r" in text:  # \r\r\n is what two conversions from Unix to Windows leave
-        text = re.sub(r"\r+\n", "\n", text).replace("\r", "\n")
+        text = re.sub(r"(?<!\r)\r++\n", "\n", text).replace("\r", "\n")
     return text
 
 
@@ -218,12 +226,24 @@ def spaced_sentences(line: str, *, language: str = "en") -> list[str]:
     """
     found: list[str] = []
     gap = False
-    for part in segment(language, line):
+    for part in _segments(line, language):
         if sentence := part.strip():
             spaced = found and (gap or part[:1].isspace())
             found.append(f" {sentence}" if spaced else sentence)
         gap = part[-1:].isspace()
     return found
+
+
+def _segments(line: str, language: str) -> Iterator[str]:
+    """Split a line into sentences, at most SEGMENTED characters at once: sentencex is quadratic in quotes."""
+    while len(line) > SEGMENTED:
+        end = line.rfind(" ", 1, SEGMENTED) + 1 or SEGMENTED
+        parts = segment(language, line[:end])
+        # The last sentence may go on behind the cut; a sentence that fills all characters is cut there.
+        whole = parts[:-1] or parts
+        yield from whole
+        line = line[sum(map(len, whole)) or end :]
+    yield from segment(language, line)
 
 
 def check_language(language: str) -> str:

@@ -20,7 +20,9 @@ ENDS_OF_CORE = frozenset(
     {"IN", "TO", "WDT", "WP", "WP$", ",", ":", "-LRB-", "CC", "VBN", "VBG", "VBD", "VBZ"}
 )
 """Tags behind which a mention without a tree goes on with what only describes it: its head stands before."""
-BRACKET = re.compile(r"\(([^()|]*)(\))?|([^()|]+)\)")
+BRACKET = re.compile(r"\(([^()|]*)(\))?|(?<![^()|])([^()|]++)\)")
+MAX_OPEN = 100
+"""Maximum number of mentions around a word; those of published corpora have about ten."""
 MEND = "mend the line: every entity that is opened must be closed in its document"
 
 
@@ -143,9 +145,13 @@ def _column_rows(path: Path) -> Iterator[list[list[_Row]]]:
 def _document(sentences: Sequence[Sequence[_Row]]) -> MentionDocument:
     rows = [row for sentence in sentences for row in sentence]
     open_at: dict[str, list[int]] = {}
-    spans = []
+    spans, depth = [], 0
     for number, row in enumerate(rows):
         for opened, closed_at_once, closed in BRACKET.findall(row.brackets):
+            depth += bool(opened) - bool(closed_at_once or closed)
+            if depth > MAX_OPEN:  # all words of each mention are looked at
+                what = f"more than {MAX_OPEN} entities are open at this word"
+                raise UserError(what, where=row.where, remedy=MEND)
             if opened:
                 open_at.setdefault(opened, []).append(number)
             name = opened if closed_at_once else closed

@@ -8,6 +8,7 @@ from bertsmith.core.errors import UserError
 from bertsmith.tasks.conll import ConlluSentence, conllu_sentences
 
 ROOT = -1
+_UNSEEN, _ON_PATH = -1, -2
 FORM, UPOS, HEAD, RELATION = 1, 3, 6, 7
 MEND = "mend the line: columns 7 and 8 of CoNLL-U are the head's number and the relation"
 
@@ -24,13 +25,7 @@ class ParsedSentence:
 
     def depths(self) -> list[int]:
         """How many steps each word is from the root, which has 0."""
-        found = []
-        for word in range(len(self.words)):
-            depth = 0
-            while self.heads[word] != ROOT:
-                word, depth = self.heads[word], depth + 1
-            found.append(depth)
-        return found
+        return _depths(self.heads)
 
 
 def read_treebank(path: Path) -> list[ParsedSentence]:
@@ -47,22 +42,30 @@ def parsed(sentence: ConlluSentence) -> ParsedSentence:
     heads = tuple(
         _head(cells, len(words), where) for cells, where in zip(words, sentence.wheres, strict=True)
     )
-    _check_tree(heads, sentence.wheres[0])
+    if not _depths(heads):
+        raise UserError("its heads go round in a circle", where=sentence.wheres[0], remedy=MEND)
     forms, tags, relations = (tuple(cells[column] for cells in words) for column in (FORM, UPOS, RELATION))
     return ParsedSentence(forms, tags, heads, relations)
 
 
 def _head(cells: Sequence[str], words: int, where: str) -> int:
-    number = int(cells[HEAD]) if cells[HEAD].isdecimal() else -1
+    number = int(cells[HEAD]) if cells[HEAD].isdecimal() and len(cells[HEAD]) < 10 else -1
     if not 0 <= number <= words or number == int(cells[0]):
         raise UserError(f"{cells[HEAD]!r} is no head of this word", where=where, remedy=MEND)
     return number - 1
 
 
-def _check_tree(heads: Sequence[int], where: str) -> None:
+def _depths(heads: Sequence[int]) -> list[int]:
+    """Return the number of steps from each word to the root, or [] if the heads go round in a circle."""
+    found = [0 if head == ROOT else _UNSEEN for head in heads]
     for word in range(len(heads)):
-        steps = 0
-        while heads[word] != ROOT and steps <= len(heads):
-            word, steps = heads[word], steps + 1
-        if steps > len(heads):
-            raise UserError("its heads go round in a circle", where=where, remedy=MEND)
+        path = []
+        while found[word] == _UNSEEN:
+            found[word] = _ON_PATH
+            path.append(word)
+            word = heads[word]
+        if found[word] == _ON_PATH:
+            return []
+        for depth, each in enumerate(reversed(path), found[word] + 1):
+            found[each] = depth
+    return found

@@ -19,7 +19,7 @@ from bertsmith.objectives.step_memory import USABLE
 from bertsmith.pretraining.hardware import free_bytes, step_size
 from bertsmith.pretraining.run_setup import run_folder
 from bertsmith.pretraining.scaling_law import MASKED, MILLION, RunSize
-from bertsmith.pretraining.training_speed import ShapeSpeed, measure_speeds
+from bertsmith.pretraining.training_speed import ShapeSpeed, layer_weights, measure_speeds
 from bertsmith.recipe.load import encoder_parameters, load_recipe
 from bertsmith.recipe.schema import Recipe
 from bertsmith.training.distributed import World, refuse_several_processes, start_world
@@ -46,8 +46,9 @@ MIN_STEPS = 150
 """Candidates with fewer steps are taken only where there is no other."""
 MEASURING_SECONDS, MEASURING_FRACTION = 15.0, 0.05
 """The most seconds of measuring, also as a fraction of a budget in minutes."""
-OVERHEAD_SECONDS, OVERHEAD_FRACTION = 8.0, 0.08
-"""Time of a run that is not spent on steps: start and end; evaluations and the building of batches."""
+OVERHEAD_SECONDS, OVERHEAD_FRACTION = (8.0, 45.0), 0.08
+"""Time of a run without steps: start and end on a CPU, and on a GPU, which compiles; and the fraction for
+evaluations and the building of batches."""
 BYTES_OF_A_WEIGHT = 32
 """Weights, gradients, moments and a copy to be saved, with as much again for the tensors of a step."""
 BUDGETS = tuple(10 * 1.25**power for power in range(60))
@@ -124,9 +125,14 @@ def auto_recipe(request: AutoRequest, report: Callable[[str], None]) -> Recipe:
     refuse_several_processes("auto chooses a recipe in one process")
     began, store = time.monotonic(), TokenStore.open(request.store)
     below = [*((AUTO, line) for line in BELOW), *given]
-    shapes = _measured_shapes(request, below, [size] if size else SHAPES, store)
-    held_out = shapes[0].recipe.examples.held_out_fraction
-    candidates = choose(shapes, store.tokens * (1 - held_out), spent=time.monotonic() - began)
+    base = request.load(PARTS, below)
+    if base.start.model != "scratch":
+        remedy = "leave --from out, or name a preset to continue from a model"
+        raise UserError("auto trains from scratch", where="--from", remedy=remedy)
+    world = start_world(base.run.device)
+    shapes = _measured_shapes(request, below, [size] if size else SHAPES, store, world)
+    spent = time.monotonic() - began + OVERHEAD_SECONDS[world.device.type == "cuda"]
+    candidates = choose(shapes, store.tokens * (1 - base.examples.held_out_fraction), spent=spent)
     final = request.load(PARTS, [*below, *_options(candidates[0])])
     for line in lines(candidates, final, measured=sum(each.speed.measured for each in shapes)):
         report(line)
@@ -147,16 +153,16 @@ def _shape_options(shape: tuple[int, ...], origin: str = AUTO) -> Options:
 
 
 def _measured_shapes(
-    request: AutoRequest, below: Options, shapes: Sequence[tuple[int, ...]], store: TokenStore
+    request: AutoRequest,
+    below: Options,
+    shapes: Sequence[tuple[int, ...]],
+    store: TokenStore,
+    world: World,
 ) -> list[Shape]:
     """The shapes that fit into memory, with their speeds."""
     loaded = (request.load(PARTS, [*below, *_shape_options(shape)]) for shape in shapes)
     recipes = list({each.model: each for each in loaded}.values())  # the user's settings may leave fewer
-    run, start = recipes[0].run, recipes[0].start
-    if start.model != "scratch":
-        remedy = "leave --from out, or name a preset to continue from a model"
-        raise UserError("auto trains from scratch", where="--from", remedy=remedy)
-    world = start_world(run.device)
+    run = recipes[0].run
     limit = MEASURING_FRACTION * 60 * run.minutes if run.budget == "minutes" else MEASURING_SECONDS
     fitting = [recipe for recipe in recipes if _fits(recipe, store, world)] or recipes[:1]
     speeds = measure_speeds(fitting, store, world, seconds=min(MEASURING_SECONDS, limit))
@@ -176,18 +182,22 @@ def choose(shapes: Sequence[Shape], text_tokens: float, *, spent: float = 0.0) -
     run = shapes[0].recipe.run
     if run.budget == "minutes":
         seconds = 60 * run.minutes
-        usable = max((1 - OVERHEAD_FRACTION) * seconds - OVERHEAD_SECONDS - spent, seconds / 2)
+        usable = max((1 - OVERHEAD_FRACTION) * seconds - spent, seconds / 2)
         return _ranked(shapes, text_tokens, usable)
     by_steps = run.budget == "steps"
     wanted = run.steps if by_steps else run.tokens
 
-    def distance(ranked: list[Candidate]) -> float:
-        size = ranked[0].size
-        return abs(log((size.steps if by_steps else size.tokens) / wanted))
+    def reached(candidate: Candidate) -> float:
+        return candidate.size.steps if by_steps else candidate.size.tokens
 
     # The candidate for which this budget is the best way to spend the time that it takes.
-    ranked = min((_ranked(shapes, text_tokens, seconds) for seconds in BUDGETS), key=distance)
-    return [_with_tokens(each, each.size.batch_tokens * wanted if by_steps else wanted) for each in ranked]
+    best = {seconds: _ranked(shapes, text_tokens, seconds)[0] for seconds in BUDGETS}
+    seconds = min(BUDGETS, key=lambda each: abs(log(reached(best[each]) / wanted)))
+    choice = best[seconds]
+    others = _ranked(shapes, text_tokens, seconds * wanted / reached(choice))
+    batch = choice.size.batch_tokens
+    first = _candidate(choice.shape, batch * wanted if by_steps else wanted, text_tokens, batch)
+    return [first, *(each for each in others if each.shape is not choice.shape)]
 
 
 def _ranked(shapes: Sequence[Shape], text_tokens: float, seconds: float) -> list[Candidate]:
@@ -212,16 +222,6 @@ def _candidate(shape: Shape, tokens: float, text_tokens: float, batch: float) ->
     return Candidate(shape, size, float(MASKED.loss(size)))
 
 
-def _with_tokens(candidate: Candidate, tokens: float) -> Candidate:
-    size = candidate.size
-    return _candidate(candidate.shape, tokens, size.text_tokens, size.batch_tokens)
-
-
-def layer_weights(recipe: Recipe) -> int:
-    """Weights of the encoder without its embeddings."""
-    return encoder_parameters(recipe.model, 1) - recipe.model.width
-
-
 def _rate_factor(recipe: Recipe) -> float:
     return REPLACED_RATE if recipe.examples.has_generator else 1.0
 
@@ -241,7 +241,7 @@ def lines(candidates: Sequence[Candidate], recipe: Recipe, *, measured: int) -> 
     budget = counted(getattr(run, run.budget), run.budget.removesuffix("s"))
     tokens_per_second = size.batch_tokens / choice.shape.speed.step_seconds(size.batch_tokens)
     known = "measured" if choice.shape.speed.measured else "extrapolated"
-    next_best = ", ".join(f"{each.name} +{each.loss - choice.loss:.2f} nats" for each in others)
+    next_best = ", ".join(f"{each.name} +{max(0.0, each.loss - choice.loss):.2f} nats" for each in others)
     layers = f"{choice.name}, {size.weights / MILLION:.1f} M weights in its layers"
     spent = f"{size.tokens / MILLION:.1f} M tokens: {size.tokens / size.text_tokens:.1f} passes over the text"
     rates = (

@@ -2,7 +2,7 @@
 
 The time of a step is linear in its tokens, with a fixed part: the optimiser, Python, the start of kernels.
 Both are measured for small shapes, one after the other. Larger shapes, whose steps would take too long,
-follow from the last one: the fixed part by the number of weights, the other by that of operations.
+follow from the last one: the fixed part by the matrix products of Muon, the other by a token's operations.
 """
 
 import time
@@ -16,7 +16,7 @@ from bertsmith.data.collate import PretrainingBatch
 from bertsmith.model.flops import PassSize, layer_flops
 from bertsmith.objectives.registry import OBJECTIVES, declaration
 from bertsmith.packed import pack
-from bertsmith.pretraining.hardware import fit_machine
+from bertsmith.pretraining.hardware import Machine, fit_machine
 from bertsmith.pretraining.initial_model import build_initial_model
 from bertsmith.pretraining.run_setup import build_trainer
 from bertsmith.recipe.load import encoder_parameters
@@ -40,7 +40,8 @@ class ShapeSpeed:
     token_seconds: float
     flops: float
     """Operations of a token."""
-    weights: int
+    update_work: float
+    """Operations of an update of the layers, up to a factor (`update_work`)."""
     measured: bool = True
 
     def step_seconds(self, tokens: float) -> float:
@@ -48,10 +49,20 @@ class ShapeSpeed:
         return self.fixed_seconds + tokens * self.token_seconds
 
     def scaled_to(self, recipe: Recipe, vocabulary: int) -> "ShapeSpeed":
-        """The speed of another shape, by its weights and operations."""
-        weights, flops = encoder_parameters(recipe.model, vocabulary), token_flops(recipe, vocabulary)
-        fixed, each = self.fixed_seconds * weights / self.weights, self.token_seconds * flops / self.flops
-        return ShapeSpeed(fixed, each, flops, weights, measured=False)
+        """The speed of another shape, by the operations of its updates and tokens."""
+        work, flops = update_work(recipe), token_flops(recipe, vocabulary)
+        fixed = self.fixed_seconds * work / self.update_work
+        return ShapeSpeed(fixed, self.token_seconds * flops / self.flops, flops, work, measured=False)
+
+
+def layer_weights(recipe: Recipe) -> int:
+    """Weights of the encoder without its embeddings."""
+    return encoder_parameters(recipe.model, 1) - recipe.model.width
+
+
+def update_work(recipe: Recipe) -> float:
+    """Operations of Muon's update, up to a factor: products of each matrix of the layers with itself."""
+    return float(layer_weights(recipe) * recipe.model.width)
 
 
 def token_flops(recipe: Recipe, vocabulary: int) -> float:
@@ -89,28 +100,31 @@ def _measuring_seconds(speed: ShapeSpeed, recipe: Recipe, world: World) -> float
 
 def measured_speed(recipe: Recipe, store: TokenStore, world: World) -> ShapeSpeed:
     """The speed of a recipe's shape, from steps on random tokens."""
-    on_gpu = world.device.type == "cuda"
-    trainer, deterministic = _trainer(recipe, store, world)
-    with same_bits(deterministic):
-        sizes = _sequences(world)
-        few, many = (_seconds(trainer, _random_step(recipe, store.vocabulary, count)) for count in sizes)
-    length = recipe.examples.stages[0].length
-    each = max(many - few, many / 10) / ((sizes[1] - sizes[0]) * length)
-    fixed = max(0.0, many - each * sizes[1] * length)
+    on_gpu, length = world.device.type == "cuda", recipe.examples.stages[0].length
+    trainer, machine = _trainer(recipe, store, world)
+    most = min(
+        _sequences(world)[1], max(2, machine.micro_tokens // length)
+    )  # one pass, which fits into memory
+    fewest = min(_sequences(world)[0], most // 2)
+    with same_bits(machine.deterministic):
+        few, many = (
+            _seconds(trainer, _random_step(recipe, store.vocabulary, count)) for count in (fewest, most)
+        )
+    each = max(many - few, many / 10) / ((most - fewest) * length)
+    fixed = max(0.0, many - each * most * length)
     if on_gpu:
         each, fixed = each / COMPILED_GAIN, min(fixed, RECORDED_SECONDS)
-    weights = encoder_parameters(recipe.model, store.vocabulary)
-    return ShapeSpeed(fixed, each, token_flops(recipe, store.vocabulary), weights)
+    return ShapeSpeed(fixed, each, token_flops(recipe, store.vocabulary), update_work(recipe))
 
 
-def _trainer(recipe: Recipe, store: TokenStore, world: World) -> tuple[Trainer, bool]:
-    """The trainer of a run of this recipe, uncompiled, and whether it is deterministic."""
+def _trainer(recipe: Recipe, store: TokenStore, world: World) -> tuple[Trainer, Machine]:
+    """The trainer of a run of this recipe, uncompiled, and what the machine makes of it."""
     plain = recipe.model_copy(update={"run": recipe.run.model_copy(update={"compile": "off"})})
     initial = build_initial_model(plain, store)
     machine = fit_machine(plain, initial.network, world, other=initial.other)
     objective = OBJECTIVES[plain.examples.objective].build(initial.network, initial.other, plain)
     trainer = build_trainer(plain, objective.to(world.device).train(), machine, world)
-    return trainer, machine.deterministic
+    return trainer, machine
 
 
 def _seconds(trainer: Trainer, step: StepInput) -> float:

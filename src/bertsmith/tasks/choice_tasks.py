@@ -17,6 +17,7 @@ from bertsmith.tasks.task import Split, Task
 _MEND = "mend it"
 _UNLABELLED = ("", "-1")  # what stands in the place of a label that is withheld; -1 on the hub
 _LETTERS = "ABCD"
+_MAX_BLANKS = 100  # each is filled with a whole option: more of them could fill any memory
 _ENDINGS = ("ending0", "ending1", "ending2", "ending3")
 _WARRANTS = ("warrant0", "warrant1")
 _ARGUMENT = ("reason", "claim", *_WARRANTS)
@@ -109,7 +110,7 @@ def _questions(row: Row) -> Iterator[ChoiceExample | BadLine]:
 
 
 def _filled(question: Any, option: Any) -> str | None:
-    if not (isinstance(question, str) and isinstance(option, str)):
+    if not (isinstance(question, str) and isinstance(option, str)) or question.count("_") > _MAX_BLANKS:
         return None
     # As RoBERTa's preprocess_RACE.py does it, which fills every blank of a question with the whole option.
     return question.replace("_", option) if "_" in question else f"{question} {option}"
@@ -119,7 +120,8 @@ def _example(
     key: str, options: Sequence[tuple[Any, Any]], *, label: Any, where: str
 ) -> ChoiceExample | BadLine:
     if len(options) < 2 or not all(isinstance(text, str) for pair in options for text in pair):
-        return BadLine("needs two options or more, all of them texts", where, _MEND)
+        what = f"needs two options or more, all of them texts, and at most {_MAX_BLANKS} blanks"
+        return BadLine(what, where, _MEND)
     example = ChoiceExample(key, tuple(options), None, where)
     try:
         return replace(example, label=_label(label, len(options)))

@@ -18,10 +18,10 @@ CONLLU_COLUMNS: Mapping[str, int] = {"upos": 3, "xpos": 4, "feats": 5, "deprel":
 _CONLLU_WIDTH = 10
 _UNKNOWN = "_"
 _DOCUMENT_START = "-DOCSTART-"
-_WORD_ID = re.compile(r"[1-9][0-9]*")
+_WORD_ID = re.compile(r"[1-9][0-9]{0,8}")
 _SKIPPED_ID = re.compile(r"[0-9]+[-.][0-9]+")  # multi-word tokens 3-4 and empty nodes 8.1
 _NEW_DOCUMENT = re.compile(r"#\s*newdoc\b")
-_SENTENCE_ID = re.compile(r"#\s*sent_id\s*=\s*(.*\S)")
+_SENTENCE_ID = re.compile(r"#\s*sent_id\s*=\s*+(.+)")
 _MEND_LINE = "mend the line"
 
 
@@ -78,7 +78,9 @@ def conllu_reader(column: str) -> Reader:
                 documents.begin()
             if len(comments) == len(lines):
                 continue
-            key = next((id[1] for comment in comments if (id := _SENTENCE_ID.match(comment))), str(index))
+            key = next(
+                (id[1].rstrip() for comment in comments if (id := _SENTENCE_ID.match(comment))), str(index)
+            )
             words = [line for line in lines if not line.text.startswith("#")]
             document = documents.of_next_sentence()
             yield _torn(lines) or _conllu_sentence(words, column, key=key, document=document)

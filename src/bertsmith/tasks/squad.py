@@ -154,9 +154,13 @@ def _number(value: Any) -> int | None:
 
 def _nearest(text: str, passage: str, *, start: int) -> int | None:
     """Where the text stands in the passage, nearest to its supposed start; the earlier of two as near."""
-    before = passage.rfind(text, 0, start + len(text))
-    after = passage.find(text, start)
-    found = [each for each in (before, after) if each >= 0]
+    if passage.startswith(text, start):
+        return start
+    # Not rfind, which is quadratic for some texts: find is linear.
+    earlier = passage[: start + len(text)]
+    found = [each for each in (passage.find(text, start),) if each >= 0]
+    if (behind := earlier[::-1].find(text[::-1])) >= 0:
+        found.insert(0, len(earlier) - behind - len(text))
     return min(found, key=lambda each: abs(each - start), default=None)
 
 

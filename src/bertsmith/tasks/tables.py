@@ -285,7 +285,7 @@ def _names(cells: Sequence[str], columns: Columns, where: str) -> tuple[tuple[st
         _refuse_missing(columns.headless, columns.needed, where)
         return columns.headless, False
     _refuse_missing(names, columns.needed, where, advice="; a file without a header takes --columns a,b,c")
-    twice = sorted({name for name in names if name in columns.needed and names.count(name) > 1})
+    twice = sorted(name for name in columns.needed if names.count(name) > 1)
     if twice:
         raise UserError(f"has two columns {twice[0]!r}", where=where, remedy="rename one of them")
     return names, True

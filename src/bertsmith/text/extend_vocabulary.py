@@ -41,12 +41,13 @@ def with_words(tokenizer: Tokenizer, words: Sequence[str]) -> Tokenizer:
         what = f"words cannot be added to a {pipeline['model']['type']} vocabulary"
         raise UserError(what, where=spec.where, remedy="train a new vocabulary with bertsmith vocab")
     vocabulary: dict[str, int] = pipeline["model"]["vocab"]
-    slots = sorted((name for name in vocabulary if UNUSED.fullmatch(name)), key=vocabulary.__getitem__)
+    slots = [name for name in vocabulary if UNUSED.fullmatch(name)]
+    slots.sort(key=vocabulary.__getitem__, reverse=True)  # the next one is taken from the end
     end = tokenizer.vocabulary_size
     taken = set()
     for word in new_words(tokenizer, words):
         if slots:
-            taken.add(slot := slots.pop(0))
+            taken.add(slot := slots.pop())
             vocabulary[word] = vocabulary.pop(slot)
         else:
             vocabulary[word], end = end, end + 1

@@ -167,7 +167,7 @@ def _entries(path: Path) -> list[tuple[bytes, dict[str, Any]]]:
 
 def _parsed(line: bytes) -> dict[str, Any]:
     """The object on a line, or an empty one where there is none with a step."""
-    with suppress(ValueError):
+    with suppress(ValueError, RecursionError):
         entry = json.loads(line)
         if isinstance(entry, dict) and isinstance(entry.get("step"), int):
             return entry

@@ -5,12 +5,20 @@ from collections.abc import Iterator
 import pytest
 
 from bertsmith.pretraining import training_speed
-from bertsmith.pretraining.training_speed import ShapeSpeed, measure_speeds, measured_speed, token_flops
+from bertsmith.pretraining.initial_model import build_initial_model
+from bertsmith.pretraining.training_speed import (
+    ShapeSpeed,
+    layer_weights,
+    measure_speeds,
+    measured_speed,
+    token_flops,
+    update_work,
+)
 from bertsmith.recipe.load import load_recipe
 from bertsmith.training.distributed import ALONE
 from tests.tiny_runs import tiny_recipe
 
-KNOWN = ShapeSpeed(fixed_seconds=0.01, token_seconds=1e-5, flops=1e6, weights=1_000_000)
+KNOWN = ShapeSpeed(fixed_seconds=0.01, token_seconds=1e-5, flops=1e6, update_work=1e9)
 LARGER = ("model.width=64", "model.inner=128")
 
 
@@ -23,12 +31,12 @@ def test_a_step_takes_its_fixed_part_and_that_of_its_tokens():
     assert KNOWN.step_seconds(4000) == pytest.approx(0.05)
 
 
-def test_a_shape_that_was_not_measured_follows_from_weights_and_operations():
+def test_a_shape_that_was_not_measured_follows_from_its_operations():
     recipe = load_recipe("bert-mini")
     scaled = KNOWN.scaled_to(recipe, 1000)
     assert not scaled.measured
     assert scaled.token_seconds == pytest.approx(1e-5 * token_flops(recipe, 1000) / 1e6)
-    assert scaled.fixed_seconds == pytest.approx(0.01 * scaled.weights / 1_000_000)
+    assert scaled.fixed_seconds == pytest.approx(0.01 * scaled.update_work / 1e9)
 
 
 def test_operations_are_those_that_an_objective_counts(store):
@@ -36,6 +44,15 @@ def test_operations_are_those_that_an_objective_counts(store):
     trainer, _ = training_speed._trainer(recipe, store, ALONE)
     counted = trainer.objective.flops(32, 1, 8) / 32
     assert token_flops(recipe, store.vocabulary) == pytest.approx(counted)
+
+
+def test_the_weights_are_those_of_the_layers(store):
+    recipe = load_recipe("speedrun-small", ["model.layers=2", "model.width=64", "model.heads=1"])
+    encoder = build_initial_model(recipe, store).network.encoder
+    embedded = sum(each.numel() for each in encoder.embeddings.parameters())
+    weights = sum(each.numel() for each in encoder.parameters()) - embedded
+    assert layer_weights(recipe) == pytest.approx(weights, abs=128)
+    assert update_work(recipe) == layer_weights(recipe) * 64
 
 
 def test_replaced_tokens_cost_the_generator_too():
@@ -57,6 +74,17 @@ def test_a_clock_that_says_nothing_gives_no_negative_time(store, monkeypatch):
     speed = measured_speed(tiny_recipe(), store, ALONE)
     assert speed.token_seconds > 0
     assert speed.fixed_seconds > 0
+
+
+def test_a_measured_step_is_one_pass_that_fits_into_memory(store, monkeypatch):
+    shown = []
+    before = training_speed._random_step
+    monkeypatch.setattr(
+        training_speed, "_random_step", lambda *given: shown.append(given[2]) or before(*given)
+    )
+    length = "examples.stages=[{fraction=1.0, length=32, predictions=8}]"
+    measured_speed(tiny_recipe(length, "batch.micro_tokens=170"), store, ALONE)
+    assert shown == [2, 5]
 
 
 @pytest.mark.parametrize("objective", ["masked", "replaced"])

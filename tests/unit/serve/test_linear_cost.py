@@ -11,19 +11,10 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.linear_growth import slow_growth
 from tests.unit.serve.hostile import ROUTES
 from tests.unit.serve.serving import talk
 
-MAX_GROWTH = 2.6
-"""Of the CPU time when a request is twice as large: 2 and some noise; a quadratic step has 4."""
-FLOOR = 0.005
-"""Seconds of CPU time; shorter ones are mostly constant costs."""
-TRIES = 8
-"""Times that two sizes are measured in turn: other work on the same cores makes CPU time uneven."""
-TRIES_SECONDS = 4.0
-"""Seconds for all tries of one size."""
-IN_A_ROW = 2
-"""Consecutive doublings that must be too slow: outgrowing a cache slows one, a quadratic step slows all."""
 BODY_SIZES = [15_000 * 2**power for power in range(8)]
 TEXT_SIZES = [1000 * 2**power for power in range(6)]
 MANY = b"," * 150_001
@@ -124,7 +115,7 @@ def text_cases(application: Any) -> list[Case]:
     ]
 
 
-async def slow_growth(client: httpx.AsyncClient, case: Case, sizes: list[int]) -> str:
+async def slow_field(client: httpx.AsyncClient, case: Case, sizes: list[int]) -> str:
     """The costs of a case where they grow faster than its size; else nothing."""
 
     async def seconds(size):
@@ -134,21 +125,8 @@ async def slow_growth(client: httpx.AsyncClient, case: Case, sizes: list[int]) -
         assert reply.status_code not in (400, 401, 415, 421, 500), reply.text
         return time.process_time() - begin
 
-    costs, row = [await seconds(sizes[0])], 0
-    for size in sizes[1:]:
-        before, now = costs[-1], await seconds(size)
-        for _ in range(min(TRIES, max(4, int(TRIES_SECONDS / now)))):
-            if now <= MAX_GROWTH * max(before, FLOOR):
-                row = 0
-                break
-            # Noise only adds to a cost: the least of several is nearest to it.
-            before, now = min(before, await seconds(size // 2)), min(now, await seconds(size))
-        else:
-            row += 1
-        costs.append(now)
-        if row == IN_A_ROW:
-            return f"{case.path} {case.field}: {case.what}: {[round(1000 * each, 1) for each in costs]} ms"
-    return ""
+    costs = await slow_growth(seconds, sizes)
+    return f"{case.path} {case.field}: {case.what}: {costs}" if costs else ""
 
 
 def slow_case(application: Any, cases: list[Case], sizes: list[int]) -> str:
@@ -157,7 +135,7 @@ def slow_case(application: Any, cases: list[Case], sizes: list[int]) -> str:
     async def say(client):
         for case in cases:
             gc.collect()  # the client leaves cycles behind, with bodies in them
-            if told := await slow_growth(client, case, sizes):
+            if told := await slow_field(client, case, sizes):
                 return told
         return ""
 
