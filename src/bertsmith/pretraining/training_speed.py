@@ -83,6 +83,8 @@ def measure_speeds(
         speed = None if last is None else last.scaled_to(recipe, store.vocabulary)
         if speed is None or time.monotonic() + _measuring_seconds(speed, recipe, world) < ends:
             speed = last = measured_speed(recipe, store, world)
+            if world.device.type == "cuda":
+                torch.cuda.empty_cache()  # what torch keeps looks taken to whoever asks for free memory
         speeds.append(speed)
     return speeds
 
