@@ -236,14 +236,15 @@ def spaced_sentences(line: str, *, language: str = "en") -> list[str]:
 
 def _segments(line: str, language: str) -> Iterator[str]:
     """Split a line into sentences, at most SEGMENTED characters at once: sentencex is quadratic in quotes."""
-    while len(line) > SEGMENTED:
-        end = line.rfind(" ", 1, SEGMENTED) + 1 or SEGMENTED
-        parts = segment(language, line[:end])
+    start = 0
+    while len(line) - start > SEGMENTED:
+        end = line.rfind(" ", start + 1, start + SEGMENTED) + 1 or start + SEGMENTED
+        parts = segment(language, line[start:end])
         # The last sentence may go on behind the cut; a sentence that fills all characters is cut there.
         whole = parts[:-1] or parts
         yield from whole
-        line = line[sum(map(len, whole)) or end :]
-    yield from segment(language, line)
+        start += sum(map(len, whole)) or end - start
+    yield from segment(language, line[start:])
 
 
 def check_language(language: str) -> str:

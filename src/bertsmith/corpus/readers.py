@@ -271,7 +271,7 @@ def _opened(path: Path) -> Iterator[Any]:
         # Streamed through a small buffer: a whole row group can be gigabytes.
         with ParquetFile(path, buffer_size=1 << 20, pre_buffer=False) as file:
             yield file
-    except (ArrowException, OSError) as error:
+    except (ArrowException, OSError, ValueError) as error:
         what = f"is not a whole Parquet file ({error})"
         raise UserError(what, where=str(path), remedy="fetch it again, or choose another --format") from error
 
