@@ -26,8 +26,8 @@ from typing import Any
 
 BERTSMITH = (sys.executable, "-m", "bertsmith")
 FIGURES = {
-    "fixed_mlm_loss": "loss",
-    "fixed_mlm_accuracy": "accuracy",
+    "fixed_token_loss": "loss",
+    "fixed_token_accuracy": "accuracy",
     "fixed_bits_per_character": "bits/char",
 }
 

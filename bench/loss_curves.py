@@ -90,8 +90,8 @@ def curve_of(options: argparse.Namespace, *, seed: int) -> list[float]:
             load_recipe(options.preset, settings), store=options.store, out=folder, callback=Quiet()
         )
         lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    losses = [line["mlm_loss"] for line in lines if line["kind"] == "train"]
-    held_out = result.held_out["mlm_loss"]
+    losses = [line["token_loss"] for line in lines if line["kind"] == "train"]
+    held_out = result.held_out["token_loss"]
     print(f"seed {seed}: {losses[0]:.4f} to {losses[-1]:.4f}, held out {held_out:.4f}", end="")
     print(f", {time.process_time() - begin:.0f} CPU-seconds", flush=True)
     return [*losses, held_out]

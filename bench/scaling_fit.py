@@ -98,7 +98,7 @@ def fit(options: argparse.Namespace) -> None:
 
 def score(row: dict[str, Any]) -> float:
     """What a run is judged by."""
-    return float(row["found_loss" if row["objective"] == "replaced" else "fixed_mlm_loss"])
+    return float(row["found_loss" if row["objective"] == "replaced" else "fixed_token_loss"])
 
 
 def data_of(rows: list[dict[str, Any]]) -> Data:
@@ -223,7 +223,7 @@ def print_law(options: argparse.Namespace) -> None:
         inside = [row for number, row in enumerate(rows) if number % PARTS != part]
         outside = [row for number, row in enumerate(rows) if number % PARTS == part]
         left_out[part::PARTS] = words_right(fitted_law(inside), outside)
-    found = np.array([row["fixed_mlm_accuracy"] for row in rows])
+    found = np.array([row["fixed_token_accuracy"] for row in rows])
     for name, right in (("fitted", words_right(law, rows)), ("left out", left_out)):
         off = np.abs(right / found - 1)
         told = f"masked words right off by {np.median(off):.1%} (median)"
@@ -262,7 +262,7 @@ def fitted_law(rows: list[dict[str, Any]]) -> Any:
     ]
     start = np.log([getattr(START, name) for name in names])
     size, rates = sizes_of(rows)
-    losses = np.array([row["fixed_mlm_loss"] for row in rows])
+    losses = np.array([row["fixed_token_loss"] for row in rows])
     weights = np.where(size.batch_tokens < SMALL_BATCH, SMALL_BATCH_WEIGHT, 1.0)
 
     def law_at(point: Any) -> Any:
@@ -281,7 +281,7 @@ def fitted_law(rows: list[dict[str, Any]]) -> Any:
             errors, np.append(start, START.rate_steps) + moved, loss="soft_l1", max_nfev=2000
         )
         best = found if best is None or found.cost < best.cost else best
-    right = np.array([row["fixed_mlm_accuracy"] for row in rows])
+    right = np.array([row["fixed_token_accuracy"] for row in rows])
     accuracy = np.polynomial.polynomial.polyfit(losses, right, 3, w=1 / right)
     return replace(law_at(best.x), accuracy=tuple(accuracy.tolist()))
 

@@ -189,7 +189,7 @@ def take_in(name: str, options: argparse.Namespace, code: int, seconds: float) -
     with (options.out / "runs.jsonl").open("a", encoding="utf-8") as lines:
         lines.write(json.dumps(row) + "\n")
     shutil.rmtree(folder)
-    told = f"loss {row['fixed_mlm_loss']:.4f}, bits/char {row['fixed_bits_per_character']:.3f}"
+    told = f"loss {row['fixed_token_loss']:.4f}, bits/char {row['fixed_bits_per_character']:.3f}"
     told += f", found {row['found_loss']:.4f}" if "found_loss" in row else ""
     told += f", {row['steps']:,} steps in {row['seconds']:.0f} s, {row['tokens_per_second']:,.0f} tokens/s"
     print(f"{seconds:4.0f} s  {name}: {told}", flush=True)
@@ -263,7 +263,7 @@ def one(options: argparse.Namespace) -> None:
     curve, rates = [], []
     for line in map(json.loads, (folder / "metrics.jsonl").read_text().splitlines()):
         if line["kind"] == "train":
-            found = {key: round(line[key], 4) for key in ("mlm_loss", "replaced_loss") if key in line}
+            found = {key: round(line[key], 4) for key in ("token_loss", "replaced_loss") if key in line}
             curve.append({"tokens": line["tokens"], **found})
             rates.append(line["tokens_per_second"])
     row = {"name": cell.name, **asdict(cell), "store_tokens": store.tokens, "vocabulary": store.vocabulary}
@@ -309,7 +309,7 @@ def evaluated(folder: Path, recipe: Any, common: Any) -> dict[str, float]:
     masked = round(recipe.masking.rate * 128)
     row["flops_per_token"] = objective.flops(128, 1, masked) / 128
     if recipe.examples.objective == "replaced":
-        row |= detection(initial.network, fixed.held_out.batches.micros, trainer)
+        row |= detection(initial.network, fixed.batches.micros, trainer)
     return row
 
 

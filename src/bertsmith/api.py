@@ -20,6 +20,7 @@ from bertsmith.cli.pretrain import check_auto
 from bertsmith.cli.pretrain import live_line as pretraining_line
 from bertsmith.cli.terminal import progress_display
 from bertsmith.core.errors import UserError
+from bertsmith.core.measures import Metric
 from bertsmith.finetuning.assignment import Assignment
 from bertsmith.finetuning.finetune import FinetuningResult
 from bertsmith.finetuning.finetune import finetune as run_finetuning
@@ -36,6 +37,7 @@ from bertsmith.finetuning.predict import predict as run_prediction
 from bertsmith.finetuning.suited_settings import suited_recipe
 from bertsmith.inference.embedded_models import default_model
 from bertsmith.inference.loaded_model import Bert, Precision, load
+from bertsmith.objectives.registry import declaration
 from bertsmith.pretraining.auto_recipe import AutoRequest, auto_recipe
 from bertsmith.pretraining.pretrain import pretrain as run_pretraining
 from bertsmith.pretraining.run_setup import EarlyStopping
@@ -257,13 +259,15 @@ def pretrain(
         for line in (f"run.{name}={value_text(value)}", f"run.budget={name}")
     ]
     store, out = Path(store).expanduser(), Path(out).expanduser()
-    rows = RowFiles()
-    with python_words(rows), progress_display(pretraining_line, as_json=False) as display:
+    rows, shown = RowFiles(), dict[str, Metric]()
+    with python_words(rows), progress_display(partial(pretraining_line, shown), as_json=False) as display:
         chooses = check_auto(str(recipe), size=size, objective=objective, sweeps=sweep is not None)
         recipe_with = partial(_swept_recipe, recipe, _overrides(settings), short)
         callback = PythonCallback(display, rows)
         if sweep is not None:
             trials = trials_of(_points(sweep), recipe_with, out=out)
+            for each in trials:
+                shown |= declaration(each.recipe).own
             return _sweep_run(out, trials, store=store, callback=callback)
         stopping = EarlyStopping(if_flat=stop_if_flat)
         if chooses:
@@ -271,6 +275,7 @@ def pretrain(
             chosen = auto_recipe(AutoRequest(load, store, out, size, objective), callback.on_message)
         else:
             chosen = recipe_with(())
+        shown |= declaration(chosen).own
         result = run_pretraining(chosen, store=store, out=out, callback=callback, early_stopping=stopping)
     finished, metrics = result.state == "finished", {"held-out": result.held_out}
     if result.held_out_before:

@@ -197,7 +197,7 @@ def test_what_the_main_process_rejects_ends_the_other_without_a_word(tmp_path):
 def looked_at(run: Path) -> list[tuple[int, float, float]]:
     lines = metrics_of(run, "held-out")
     return [
-        (line["sequences"], line["pair_majority"], pytest.approx(line["mlm_loss"], abs=EXACT))
+        (line["sequences"], line["pair_majority"], pytest.approx(line["token_loss"], abs=EXACT))
         for line in lines
     ]
 

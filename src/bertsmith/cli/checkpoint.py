@@ -28,13 +28,19 @@ def list_checkpoints(run: RunArgument, as_json: AsJson = False) -> None:
 
     Example: bertsmith checkpoint list runs/base
     """
-    from bertsmith.pretraining.checkpoint_export import kept_checkpoints  # torch loads here, not for --help
+    from bertsmith.objectives.registry import declaration  # torch loads here, not for --help
+    from bertsmith.pretraining.checkpoint_export import kept_checkpoints
+    from bertsmith.recipe.load import load_recipe
 
-    for kept in kept_checkpoints(run.expanduser()):
+    found = kept_checkpoints(run.expanduser())
+    declared = declaration(load_recipe(run.expanduser() / "recipe.toml"))
+    watched = declared.own[declared.watched]
+    for kept in found:
         if as_json:
             echo(json.dumps(asdict(kept)))
             continue
-        losses = [f"held-out MLM loss {kept.held_out['mlm_loss']:.4f}"] if "mlm_loss" in kept.held_out else []
+        value = kept.held_out.get(watched.name)
+        losses = [] if value is None else [f"held-out {watched.label} {watched.text(value)}"]
         spent = [f"{kept.tokens:,} tokens", duration(kept.seconds)]
         echo("  ".join([f"step {kept.step:,}", *spent, *losses]))
 

@@ -13,13 +13,14 @@ from typer import Argument, Exit, Option, echo
 from bertsmith.cli.finetune import show_stop
 from bertsmith.cli.terminal import STOPPED, duration, progress_display
 from bertsmith.core.errors import UserError
+from bertsmith.core.measures import LOSS, Metric, brief
 from bertsmith.core.wording import counted
 from bertsmith.recipe.toml_text import value_text
 
 AUTO = "auto"
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from bertsmith.pretraining.pretrain import PretrainingResult
     from bertsmith.pretraining.run_setup import EarlyStopping
@@ -173,12 +174,15 @@ def run(
     early_stopping: "EarlyStopping | None" = None,
 ) -> None:
     """Run a recipe, or the one that a function chooses and reports on, to its end and print how it ended."""
+    from bertsmith.objectives.registry import declaration
     from bertsmith.pretraining.pretrain import pretrain as job
     from bertsmith.pretraining.run_setup import NEVER_EARLY
 
-    with progress_display(live_line, as_json=as_json) as callback:
+    shown: dict[str, Metric] = {}
+    with progress_display(partial(live_line, shown), as_json=as_json) as callback:
         stopping = early_stopping or NEVER_EARLY
         chosen = recipe(callback.on_message) if callable(recipe) else recipe
+        shown |= declaration(chosen).own
         result = job(
             chosen, store=store, out=out, callback=callback, early_stopping=stopping, started=started
         )
@@ -212,20 +216,22 @@ def _sweep(
     texts: list[str], chosen: "Callable[..., Recipe]", *, store: Path, out: Path, as_json: bool
 ) -> None:
     """Run a grid of settings and print its table."""
+    from bertsmith.objectives.registry import declaration
     from bertsmith.studies.pretraining_sweep import read_grid, run_sweep, trials_of
     from bertsmith.studies.sweep import Stopped
 
     trials = trials_of(read_grid(texts), chosen, out=out)
+    shown = {name: each for trial in trials for name, each in declaration(trial.recipe).own.items()}
     try:
-        with progress_display(live_line, as_json=as_json) as callback:
+        with progress_display(partial(live_line, shown), as_json=as_json) as callback:
             outcomes = run_sweep(trials, store=store, callback=callback)
     except Stopped as stopped:
         show_stop(stopped, as_json=as_json)
         raise Exit(STOPPED) from None
-    show_sweep(outcomes, as_json=as_json)
+    show_sweep(outcomes, trials[0].recipe, as_json=as_json)
 
 
-def show_sweep(outcomes: "Sequence[TrialOutcome]", *, as_json: bool) -> None:
+def show_sweep(outcomes: "Sequence[TrialOutcome]", recipe: "Recipe", *, as_json: bool) -> None:
     """Print what each run of a sweep came to, the best first."""
     place = outcomes[0].folder.parent
     if as_json:
@@ -233,18 +239,17 @@ def show_sweep(outcomes: "Sequence[TrialOutcome]", *, as_json: bool) -> None:
         best = "" if outcomes[0].early_end else outcomes[0].name
         echo(json.dumps({"state": "finished", "best": best, "runs": rows}))
         return
-    columns = {
-        "fixed loss": ("fixed_mlm_loss", "{:.4f}"),
-        "MLM": ("fixed_mlm_accuracy", "{:.1%}"),
-        "bits/character": ("fixed_bits_per_character", "{:.4f}"),
-        "own loss": ("loss", "{:.4f}"),
-    }
+    from bertsmith.objectives.registry import declaration
+
+    fixed = (each for each in declaration(recipe).fixed.values() if each.short)
+    columns = {"fixed loss" if each.short == LOSS.short else each.short: each for each in fixed}
+    columns |= {"own loss": LOSS}
     width = max(len("run"), *(len(each.name) for each in outcomes))
     echo(f"{'run':<{width}}  {'steps':>9}  " + "  ".join(f"{title:>14}" for title in columns))
     for each in outcomes:
         cells = [
-            form.format(each.held_out[name]) if name in each.held_out else "-"
-            for name, form in columns.values()
+            metric.text(each.held_out[metric.name]) if metric.name in each.held_out else "-"
+            for metric in columns.values()
         ]
         line = f"{each.name:<{width}}  {each.steps:>9,}  " + "  ".join(f"{cell:>14}" for cell in cells)
         echo(f"{line}  ended early" if each.early_end else line)
@@ -257,17 +262,9 @@ def show_sweep(outcomes: "Sequence[TrialOutcome]", *, as_json: bool) -> None:
         echo(f"picture: {place / 'sweep.png'}")
 
 
-def live_line(values: dict[str, Any]) -> str:
+def live_line(shown: "Mapping[str, Metric]", values: dict[str, Any]) -> str:
     """The numbers a person watches: loss, accuracy, speed, how long it will take."""
-    parts = [f"step {values['step']:,}", f"loss {values['loss']:.3f}"]
-    if "mlm_accuracy" in values:
-        parts.append(f"MLM {values['mlm_accuracy']:.1%}")
-    if "pair_accuracy" in values:
-        parts.append(f"pairs {values['pair_accuracy']:.1%}")
-    if "replaced_accuracy" in values:
-        parts.append(f"replaced {values['replaced_accuracy']:.1%}")
-    if "teacher_agreement" in values:
-        parts.append(f"as the teacher {values['teacher_agreement']:.1%}")
+    parts = [f"step {values['step']:,}", *brief(shown, values)]
     parts.append(f"{values['tokens_per_second']:,.0f} tokens/s")
     if values.get("mfu"):
         parts.append(f"MFU {values['mfu']:.1%}")
@@ -297,18 +294,18 @@ def show(result: "PretrainingResult", *, as_json: bool) -> None:
 
     spent = f"{counted(result.steps, 'step')} and {counted(result.tokens, 'token')}"
     echo(f"{result.state} after {spent} ({duration(result.seconds)})")
-    for name, value in held_out_rows(result.held_out, result.held_out_before):
+    for name, value in held_out_rows(result.declared, result.held_out, result.held_out_before):
         echo(f"  held-out {name}: {value}")
     if result.state == "stopped":
         if result.early_end:
             echo(f"ended early: {result.early_end}; {WHAT_TO_TRY}")
         _show_how_it_resumes(result)
         return
-    loss = result.held_out.get("mlm_loss", 0.0)
-    if result.learns_words and loss >= result.unigram_entropy:
-        which = "the generator's held-out loss" if "replaced_loss" in result.held_out else "the held-out loss"
+    watched = result.declared.own[result.declared.watched]
+    loss = result.held_out.get(watched.name, 0.0)
+    if result.declared.baseline == "unigram" and loss >= result.unigram_entropy:
         told = above_frequencies(loss, result.unigram_entropy)
-        echo(f"{which}: {told} yet; train longer (--steps, --minutes), or {WHAT_TO_TRY}")
+        echo(f"held-out {watched.label}: {told} yet; train longer (--steps, --minutes), or {WHAT_TO_TRY}")
     echo(f"model: {result.folder / 'model'}")
     # Only replaced tokens need a generator, and without matplotlib there are no curves.
     others = {"generator": result.folder / "model" / "generator", "curves": result.folder / "curves.png"}

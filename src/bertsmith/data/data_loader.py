@@ -70,6 +70,11 @@ class StepBatches:
     """Tokens that only fill shapes."""
     sequences: int
 
+    @property
+    def counts(self) -> dict[str, float]:
+        """What the sums of an objective are divided by, by name."""
+        return {"masked": self.masked, "pairs": self.pairs, "tokens": float(self.tokens)}
+
     def pin_memory(self) -> "StepBatches":
         """The same step in page-locked memory."""
         micros = tuple(micro.pin_memory() for micro in self.micros)

@@ -54,12 +54,11 @@ def draw_learning_curve(path: Path, curve: LearningCurve) -> None:
 
 def _panels(curve: LearningCurve) -> tuple[Panel, Panel]:
     metric, baseline = curve.metric, curve.baseline
-    name = metric.name.replace("_", " ")
     scale, last = ("{x:.0%}", "{x:.2%}") if metric.in_percent else ("{x:g}", "{x:.4g}")
     level = "" if baseline is None else f"constant answer, {last.format(x=baseline)}"
     return (
         Panel("Loss", "loss", "{x:g}", "{x:.3f}"),
-        Panel(f"Development set: {name}", metric.name, scale, last, baseline, level),
+        Panel(f"Development set: {metric.label}", metric.name, scale, last, baseline, level),
     )
 
 

@@ -8,14 +8,13 @@ Shapes: T packed tokens, P predicted rows, R rows that count (all T or the predi
 H heads, K head width, V vocabulary, C counts.
 """
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
 from bertsmith.core.errors import UserError
+from bertsmith.core.measures import Declaration, LossTerm, Metric, mean, mean_loss
 from bertsmith.core.seeds import key_of
 from bertsmith.data.collate import PretrainingBatch
 from bertsmith.model.attention import AttentionRule
@@ -34,7 +33,7 @@ from bertsmith.objectives.distillation_losses import (
     state_losses,
 )
 from bertsmith.objectives.linear_cross_entropy import word_sums
-from bertsmith.objectives.pretraining_objective import Counts, PretrainingObjective, weighted_sums
+from bertsmith.objectives.pretraining_objective import PretrainingObjective, weighted_sums
 from bertsmith.packed import Layout, PackedBatch
 from bertsmith.recipe.distill_section import DistillSection
 from bertsmith.recipe.schema import Recipe
@@ -58,14 +57,12 @@ class Pass:
 class Distillation(PretrainingObjective):
     """A student with its teacher, which is asked and never trained."""
 
-    sums = (*(f"{name}_loss" for name in LOSSES), "mlm_hits", "teacher_hits", "agreements")
-
     def __init__(self, network: Network, teacher: Network, distill: DistillSection, *, seed: int = 0) -> None:
-        super().__init__(network)
+        super().__init__(network, measures(distill))
         # In a tuple, where torch does not look for modules: no optimiser trains it, no checkpoint holds it,
         # and no process shards it. Whoever builds the objective has put it on the run's device.
         self._asked = (teacher.eval().requires_grad_(False),)
-        self.distill, self.weights = distill, weights_of(distill)
+        self.distill = distill
         ours, theirs = network.config, teacher.config
         self.depths = matching_depths(ours.layers, theirs.layers)
         self.heads = distill.relation_heads if distill.relation_heads != "heads" else theirs.heads
@@ -86,8 +83,8 @@ class Distillation(PretrainingObjective):
         size = PassSize(tokens, sequences, tokens if everywhere else predicted)
         return flops_per_step([self.network], size, teacher=self.teacher)
 
-    def plain(self, batch: PretrainingBatch, loss_scales_C: Tensor) -> tuple[Tensor, Tensor]:
-        """The loss and the sums of a micro-batch, not compiled."""
+    def summed(self, batch: PretrainingBatch) -> dict[str, Tensor]:
+        """The losses that have weights, and the right and equal predictions of words."""
         everywhere, inputs = self.distill.rows == "all", batch.inputs
         rows = ALL if everywhere else batch.masked_rows_P
         ours = self._pass(self.network, inputs, rows)
@@ -95,19 +92,11 @@ class Distillation(PretrainingObjective):
             theirs = self._pass(self.teacher, inputs, rows)
         weights_T = (torch.arange(len(inputs.tokens_T), device=batch.end_1.device) < batch.end_1).float()
         weights_R = weights_T if everywhere else batch.masked_weights_P
-        losses, counted = self._words(batch, ours, theirs, weights_R)
+        sums = self._words(batch, ours, theirs, weights_R)
         if self.distill.cosine_weight:
             cosine_R = cosine_losses(self.project(ours.last_RD), theirs.last_RD)
-            losses["cosine"] = (cosine_R * weights_R).sum()
-        losses |= self._layers(inputs.layout, ours, theirs, weights_T)
-        masked, tokens = loss_scales_C[0], loss_scales_C[2]
-        of_rows = tokens if everywhere else masked
-        scales = {"soft": of_rows, "mlm": masked, "cosine": of_rows}
-        loss = torch.zeros_like(losses["mlm"])
-        for name in self.weights:
-            loss = loss + self.weights[name] * losses[name] * scales.get(name, tokens)
-        summed = [losses[name] if name in losses else torch.zeros_like(loss) for name in LOSSES]
-        return loss, torch.stack([each.detach().float() for each in (*summed, *counted)])
+            sums["cosine_loss"] = (cosine_R * weights_R).sum()
+        return sums | self._layers(inputs.layout, ours, theirs, weights_T)
 
     def _pass(self, network: Network, inputs: PackedBatch, rows: Rows) -> Pass:
         """What a network makes of a batch, computed at the rows that count, and what is compared besides."""
@@ -139,71 +128,82 @@ class Distillation(PretrainingObjective):
 
     def _words(
         self, batch: PretrainingBatch, ours: Pass, theirs: Pass, weights_R: Tensor
-    ) -> tuple[dict[str, Tensor], list[Tensor]]:
+    ) -> dict[str, Tensor]:
         """The losses of predicted words, and how many predictions of either are right, or the same."""
         everywhere, rows_P, ids_P = self.distill.rows == "all", batch.masked_rows_P, batch.masked_ids_P
         weights_P, network = batch.masked_weights_P, self.network
         if not self.distill.soft_weight:
             last_PD = ours.last_RD[rows_P] if everywhere else ours.last_RD
-            mlm_loss, hits = word_sums(network, last_PD, ids_P, weights_P)
-            return {"mlm": mlm_loss}, [hits, torch.zeros_like(hits), torch.zeros_like(hits)]
+            token_loss, hits = word_sums(network, last_PD, ids_P, weights_P)
+            return {"token_loss": token_loss, "token_hits": hits}
         ours_RV = network.scores_of_words(ours.last_RD)
         with torch.no_grad():
             theirs_RV = self.teacher.scores_of_words(theirs.last_RD)
         soft_R = soft_losses(ours_RV, theirs_RV, self.distill.temperature)
         ours_PV, theirs_PV = (ours_RV[rows_P], theirs_RV[rows_P]) if everywhere else (ours_RV, theirs_RV)
-        mlm_loss, hits = weighted_sums(ours_PV, ids_P, weights_P)
+        token_loss, hits = weighted_sums(ours_PV, ids_P, weights_P)
         best_P, theirs_best_P = ours_PV.detach().argmax(-1), theirs_PV.argmax(-1)
         known, agreed = (
             (each * weights_P).sum() for each in (theirs_best_P == ids_P, theirs_best_P == best_P)
         )
-        return {"mlm": mlm_loss, "soft": (soft_R * weights_R).sum()}, [hits, known, agreed]
+        told = {"token_hits": hits, "teacher_hits": known, "agreements": agreed}
+        return {"token_loss": token_loss, "soft_loss": (soft_R * weights_R).sum(), **told}
 
     def _layers(self, layout: Layout, ours: Pass, theirs: Pass, weights_T: Tensor) -> dict[str, Tensor]:
         """The losses of hidden states, attention scores and relations that the recipe asks for."""
         found: dict[str, list[Tensor]] = {}
-        if "hidden" in self.weights:
+        if self.distill.hidden_weight:
             found["hidden"] = [
                 state_losses(self.project(ours.states[depth]), theirs.states[other]) * weights_T
                 for depth, other in self.depths
             ]
         if self.distill.compares_heads:
             weights_SN = in_sequences(weights_T, layout)
-        if "attention" in self.weights:
+        if self.distill.attention_weight:
             layers = (
                 (ours.projections[one - 1], theirs.projections[two - 1]) for one, two in self.depths[1:]
             )
             found["attention"] = [attention_losses(*each, layout) * weights_SN for each in layers]
-        if "relation" in self.weights:
+        if self.distill.relation_weight:
             last = ours.projections[max(ours.projections)], theirs.projections[max(theirs.projections)]
             relations = self.distill.relations
             found["relation"] = [relation_losses(*last, layout, each) * weights_SN for each in relations]
-        return {name: torch.stack([each.sum() for each in parts]).sum() for name, parts in found.items()}
-
-    def means(self, sums: Sequence[float], counts: Counts) -> dict[str, float]:
-        """Every loss that counts, and how often student and teacher predict masked words."""
-        if not (counts.masked and counts.tokens):
-            return {"loss": math.nan}
-        summed, distill = dict(zip(self.sums, sums, strict=True)), self.distill
-        rows = counts.tokens if distill.rows == "all" else counts.masked
-        divisors = {"mlm": counts.masked, "soft": rows, "cosine": rows}
-        values = {
-            f"{name}_loss": summed[f"{name}_loss"] / divisors.get(name, counts.tokens)
-            for name in self.weights
+        return {
+            f"{name}_loss": torch.stack([each.sum() for each in parts]).sum() for name, parts in found.items()
         }
-        values["mlm_accuracy"] = summed["mlm_hits"] / counts.masked
-        if distill.soft_weight:
-            values["teacher_mlm_accuracy"] = summed["teacher_hits"] / counts.masked
-            values["teacher_agreement"] = summed["agreements"] / counts.masked
-        loss = sum(weight * values[f"{name}_loss"] for name, weight in self.weights.items())
-        return {"loss": loss, **values}
 
 
-def weights_of(distill: DistillSection) -> dict[str, float]:
-    """The losses that count, with their weights."""
+def sum_of(loss: str) -> str:
+    """Return the name of the sum of one of the `LOSSES`; masked words have that of other objectives."""
+    return f"{'token' if loss == 'mlm' else loss}_loss"
+
+
+def measures(distill: DistillSection) -> Declaration:
+    """The losses that have weights, and how often student and teacher predict masked words."""
+    rows = "tokens" if distill.rows == "all" else "masked"
+    over = {"mlm": "masked", "soft": rows, "cosine": rows}
     weights = {name: getattr(distill, f"{name}_weight") for name in LOSSES}
     # Masked words count with a weight of 0, too: processes that share a run want a gradient of every weight.
-    return {name: weight for name, weight in weights.items() if weight or name == "mlm"}
+    terms = tuple(
+        LossTerm(sum_of(name), over.get(name, "tokens"), weight)
+        for name, weight in weights.items()
+        if weight or name == "mlm"
+    )
+    losses = {each.sum: mean_loss(each.sum, each.over) for each in terms}
+    word_loss, *words = mlm.word_metrics()
+    declared = Declaration(
+        terms,
+        ("token_hits",),
+        (*(losses | {"token_loss": word_loss}).values(), *words),
+        "token_loss",
+        # A student that only compares states learns no words.
+        "unigram" if distill.soft_weight or distill.mlm_weight else None,
+    )
+    if not distill.soft_weight:
+        return declared
+    right = Metric("teacher_accuracy", of=mean("teacher_hits", "masked"))
+    same = Metric("teacher_agreement", of=mean("agreements", "masked"), short="as the teacher")
+    return declared + Declaration((), ("teacher_hits", "agreements"), (right, same))
 
 
 def matching_depths(ours: int, theirs: int) -> list[tuple[int, int]]:
@@ -265,6 +265,11 @@ def _weighed(recipe: Recipe) -> str:
 def heads_of(_: Recipe) -> dict[str, int]:
     """The student's head."""
     return {"mlm": 0}
+
+
+def declared(recipe: Recipe) -> Declaration:
+    """The sums and metrics of the recipe's objective."""
+    return measures(recipe.distill)
 
 
 def build(network: Network, teacher: Network | None, recipe: Recipe) -> Distillation:

@@ -4,20 +4,23 @@ Shapes: P predicted rows, S sequences, R = P + S, D model width, V vocabulary, C
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from bertsmith.core.errors import UserError
+from bertsmith.core.measures import Declaration, LossTerm, Metric, Totals, Value, answers, mean, mean_loss
 from bertsmith.data.collate import PretrainingBatch
 from bertsmith.model.architectures.registry import architecture_of
 from bertsmith.model.network import Network
 from bertsmith.objectives.linear_cross_entropy import word_sums
-from bertsmith.objectives.pretraining_objective import Counts, PretrainingObjective, weighted_sums
+from bertsmith.objectives.pretraining_objective import PretrainingObjective, weighted_sums
 from bertsmith.recipe.data_sections import PairHead, Unit
 from bertsmith.recipe.schema import Recipe
 
+MAX_EXPONENT = 700.0
+"""In nats; the exponential of more is no float."""
 CHOSEN: dict[Unit, str] = {
     "token": "chosen one by one",
     "word": "chosen as whole words",
@@ -27,17 +30,69 @@ CHOSEN: dict[Unit, str] = {
 }
 
 
+def _of_nats(total: str, value: Callable[[float, float], float]) -> Value:
+    """Return a function of the loss a token and of a total that only evaluations have."""
+
+    def found(totals: Totals) -> float | None:
+        nats = mean("token_loss", "masked")(totals)
+        return None if nats is None or total not in totals else value(nats, totals[total])
+
+    return found
+
+
+def word_metrics(whose: str = "") -> tuple[Metric, ...]:
+    """Return the metrics of predicted words; their titles begin with `whose`."""
+    loss, accuracy, perplexity = (f"{whose}{name}" for name in ("token loss", "token accuracy", "perplexity"))
+    panels = "Predicted words: loss in nats", "Predicted words: guessed right"
+    exponential = _of_nats("sequences", lambda nats, _: math.exp(min(nats, MAX_EXPONENT)))
+    bits = _of_nats("tokens_per_character", lambda nats, tokens: nats / math.log(2) * tokens)
+    right = mean("token_hits", "masked")
+    return (
+        mean_loss("token_loss", "masked", title=loss, panel=panels[0], level="unigram", fixed=True),
+        Metric("token_accuracy", of=right, title=accuracy, short="words", panel=panels[1], fixed=True),
+        Metric(
+            "perplexity",
+            of=exponential,
+            title=perplexity,
+            unit="number",
+            larger_is_better=False,
+            fixed=True,
+        ),
+        Metric(
+            "bits_per_character",
+            of=bits,
+            unit="bits",
+            larger_is_better=False,
+            short="bits/character",
+            fixed=True,
+        ),
+    )
+
+
+def declare_words(whose: str = "") -> Declaration:
+    """Return the declaration of predicted words."""
+    term = LossTerm("token_loss", "masked")
+    return Declaration((term,), ("token_hits",), word_metrics(whose), "token_loss", "unigram")
+
+
+def with_pairs(declared: Declaration, pair_head: PairHead, weight: float) -> Declaration:
+    """Return a declaration with the loss and metrics of sentence pairs, if there are pairs."""
+    if pair_head == "none":
+        return declared
+    right = answers("pair", "pairs_of_label_1", "pairs", short="pairs", what="Sentence pairs")
+    term, metrics = LossTerm("pair_loss", "pairs", weight), (mean_loss("pair_loss", "pairs"), *right)
+    return declared + Declaration((term,), ("pair_hits",), metrics)
+
+
 class MaskedLanguageModelling(PretrainingObjective):
     """Predicts masked tokens and, where there are pairs, whether they belong together."""
 
-    sums = ("mlm_loss", "mlm_hits", "pair_loss", "pair_hits")
-
     def __init__(self, network: Network, pair_head: PairHead, pair_weight: float = 1.0) -> None:
-        super().__init__(network)
-        self.pair_head, self.pair_weight = pair_head, pair_weight
+        super().__init__(network, with_pairs(declare_words(), pair_head, pair_weight))
+        self.pair_head = pair_head
 
-    def plain(self, batch: PretrainingBatch, loss_scales_C: Tensor) -> tuple[Tensor, Tensor]:
-        """The loss and the sums of a micro-batch, not compiled."""
+    def summed(self, batch: PretrainingBatch) -> dict[str, Tensor]:
+        """The losses and right answers of predicted words and, where there are any, of pairs."""
         # Only the predicted rows and those that stand for a sentence go through most of the last layer: the
         # heads read no others.
         if self.pair_head == "none":
@@ -45,13 +100,11 @@ class MaskedLanguageModelling(PretrainingObjective):
         else:
             hidden_PD, sentence_SD = self._states(batch)
         labels_P, weights_P = batch.masked_ids_P, batch.masked_weights_P
-        mlm_loss, mlm_hits = word_sums(self.network, hidden_PD, labels_P, weights_P)
+        loss, hits = word_sums(self.network, hidden_PD, labels_P, weights_P)
+        words = {"token_loss": loss, "token_hits": hits}
         if self.pair_head == "none":
-            pair_loss, pair_hits = torch.zeros_like(mlm_loss), torch.zeros_like(mlm_hits)
-        else:
-            pair_loss, pair_hits = pair_sums(self.network, self.pair_head, sentence_SD, batch)
-        loss = mlm_loss * loss_scales_C[0] + self.pair_weight * pair_loss * loss_scales_C[1]
-        return loss, torch.stack((mlm_loss, mlm_hits, pair_loss, pair_hits)).detach()
+            return words
+        return words | pair_sums(self.network, self.pair_head, sentence_SD, batch)
 
     def _states(self, batch: PretrainingBatch) -> tuple[Tensor, Tensor]:
         """The states of the predicted rows [P, D] and what stands for each sentence [S, D]."""
@@ -63,26 +116,17 @@ class MaskedLanguageModelling(PretrainingObjective):
         hidden_RD = encoder(batch.inputs, rows=torch.cat((rows_P, rows_S)))
         return hidden_RD[: len(rows_P)], hidden_RD[len(rows_P) :]
 
-    def means(self, sums: Sequence[float], counts: Counts) -> dict[str, float]:
-        """Losses and accuracies; pairs only where there are any."""
-        mlm_loss, mlm_hits, pair_loss, pair_hits = sums
-        masked, pairs = counts.masked, counts.pairs
-        values = {"mlm_loss": mlm_loss / masked, "mlm_accuracy": mlm_hits / masked} if masked else {}
-        if pairs:
-            values |= {"pair_loss": pair_loss / pairs, "pair_accuracy": pair_hits / pairs}
-        weights = {"mlm_loss": 1.0, "pair_loss": self.pair_weight}
-        losses = [weight * values[name] for name, weight in weights.items() if name in values]
-        return {"loss": sum(losses) if losses else math.nan, **values}
-
 
 def pair_sums(
     network: Network, pair_head: PairHead, sentence_SD: Tensor, batch: PretrainingBatch
-) -> tuple[Tensor, Tensor]:
+) -> dict[str, Tensor]:
     """The summed loss of a batch's pairs, and how many of them the head takes for what they are."""
     # Examples say 0 where B follows A, as BERT does; ERNIE's head says 1.
     swaps = pair_head == "nsp" and architecture_of(network.config.model_type).next_label == 1
     labels_S = 1 - batch.pair_labels_S if swaps else batch.pair_labels_S
-    return weighted_sums(network.scores_of_sentences(pair_head, sentence_SD), labels_S, batch.pair_weights_S)
+    scores_S2 = network.scores_of_sentences(pair_head, sentence_SD)
+    loss, hits = weighted_sums(scores_S2, labels_S, batch.pair_weights_S)
+    return {"pair_loss": loss, "pair_hits": hits}
 
 
 def summary(recipe: Recipe) -> str:
@@ -117,6 +161,11 @@ def with_pair_head(heads: dict[str, int], recipe: Recipe) -> dict[str, int]:
         remedy = f"choose {', '.join(others)} or another model"
         raise UserError(what, where="recipe: examples.pairs", remedy=remedy)
     return {**{support: 0 for support in specs[pair].needs}, **heads, pair: 2}
+
+
+def declared(recipe: Recipe) -> Declaration:
+    """The sums and metrics of the recipe's objective."""
+    return with_pairs(declare_words(), recipe.examples.pair_head, recipe.examples.pair_weight)
 
 
 def build(network: Network, _: Network | None, recipe: Recipe) -> MaskedLanguageModelling:

@@ -1,15 +1,15 @@
-"""What a pre-training step sums up: the frame that every objective fills with its losses and metrics.
+"""The base class of pre-training objectives: a declaration, and the sums of a micro-batch that it names.
 
 Shapes: T packed tokens, P predicted rows, S sequences, V vocabulary, C counts.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import ClassVar, NamedTuple
+from collections.abc import Callable, Mapping
 
+import torch
 from torch import Tensor, nn
 
+from bertsmith.core.measures import Declaration
 from bertsmith.data.collate import PretrainingBatch
-from bertsmith.data.data_loader import StepBatches
 from bertsmith.model.encoder import can_compile
 from bertsmith.model.flops import PassSize, flops_per_step
 from bertsmith.model.network import Network
@@ -17,30 +17,12 @@ from bertsmith.model.torch_internals import compiled_whole, mark_dynamic
 from bertsmith.objectives.word_losses import word_losses
 
 
-class Counts(NamedTuple):
-    """How many of each kind a step has over all ranks and micro-batches: what its sums are divided by."""
-
-    masked: float
-    """Predicted tokens."""
-    pairs: float
-    tokens: float = 0.0
-    """All of them, without filler."""
-
-    @classmethod
-    def of(cls, batches: StepBatches) -> "Counts":
-        """Those of one rank's part of a step."""
-        return cls(batches.masked, batches.pairs, float(batches.tokens))
-
-
 class PretrainingObjective(nn.Module):
     """A network with its pre-training losses, in one forward pass, so that DDP and FSDP can wrap it."""
 
-    sums: ClassVar[tuple[str, ...]]
-    """What `forward` sums up over a micro-batch, in its order."""
-
-    def __init__(self, network: Network) -> None:
+    def __init__(self, network: Network, declared: Declaration) -> None:
         super().__init__()
-        self.network = network
+        self.network, self.declared = network, declared
         self._forward: Callable[[PretrainingBatch, Tensor], tuple[Tensor, Tensor]] = self.plain
         self.compiled = False
 
@@ -52,13 +34,17 @@ class PretrainingObjective(nn.Module):
         """The operations of training on so much, by the count that every share of a chip is told by."""
         return flops_per_step(self.networks().values(), PassSize(tokens, sequences, predicted))
 
-    def plain(self, batch: PretrainingBatch, loss_scales_C: Tensor) -> tuple[Tensor, Tensor]:
-        """The loss and the sums of a micro-batch, not compiled."""
+    def summed(self, batch: PretrainingBatch) -> dict[str, Tensor]:
+        """The declared sums of a micro-batch by name; those of loss terms have gradients."""
         raise NotImplementedError
 
-    def means(self, sums: Sequence[float], counts: Counts) -> dict[str, float]:
-        """Losses and other metrics of sums and counts of all ranks; only those that there is something of."""
-        raise NotImplementedError
+    def plain(self, batch: PretrainingBatch, loss_scales_C: Tensor) -> tuple[Tensor, Tensor]:
+        """The loss and the sums of a micro-batch, not compiled."""
+        sums, declared = self.summed(batch), self.declared
+        scales = dict(zip(declared.counts, loss_scales_C.unbind(), strict=True))
+        first, *others = (each.weight * sums[each.sum] * scales[each.over] for each in declared.terms)
+        loss = sum(others, start=first)
+        return loss, torch.stack([sums[name].detach().to(loss.dtype) for name in declared.sums])
 
     def compile_whole(self) -> None:
         """Compile losses and network as one graph for all batch sizes, where the encoder can be."""

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
+from bertsmith.core.measures import Declaration
 from bertsmith.model.encoder_config import Direction
 from bertsmith.model.network import Network
 from bertsmith.objectives import distillation
@@ -20,6 +21,8 @@ class ObjectiveSpec(NamedTuple):
     """From the network and, where the objective has one, its generator or teacher."""
     heads: Callable[[Recipe], dict[str, int]]
     """The heads of the network, with their numbers of outputs."""
+    declared: Callable[[Recipe], Declaration]
+    """Its sums, loss terms and metrics."""
     summary: Callable[[Recipe], str]
     """In words, for the card."""
     direction: Direction = "both"
@@ -28,14 +31,23 @@ class ObjectiveSpec(NamedTuple):
 
 
 OBJECTIVES: dict[Objective, ObjectiveSpec] = {
-    "masked": ObjectiveSpec(mlm.build, mlm.heads_of, mlm.summary),
+    "masked": ObjectiveSpec(mlm.build, mlm.heads_of, mlm.declared, mlm.summary),
     # Whoever predicts a neighbour must not see it.
-    "left-to-right": ObjectiveSpec(mlm.build, mlm.heads_of, mlm.summary, direction="left-to-right"),
-    "right-to-left": ObjectiveSpec(mlm.build, mlm.heads_of, mlm.summary, direction="right-to-left"),
-    "replaced": ObjectiveSpec(rtd.build, rtd.heads_of, rtd.summary, choices=rtd.choices),
+    "left-to-right": ObjectiveSpec(mlm.build, mlm.heads_of, mlm.declared, mlm.summary, "left-to-right"),
+    "right-to-left": ObjectiveSpec(mlm.build, mlm.heads_of, mlm.declared, mlm.summary, "right-to-left"),
+    "replaced": ObjectiveSpec(rtd.build, rtd.heads_of, rtd.declared, rtd.summary, choices=rtd.choices),
     "distilled": ObjectiveSpec(
-        distillation.build, distillation.heads_of, distillation.summary, choices=distillation.choices
+        distillation.build,
+        distillation.heads_of,
+        distillation.declared,
+        distillation.summary,
+        choices=distillation.choices,
     ),
 }
 """A new objective is a file, an entry here and a name in the recipe's `Objective`; what its batches hold,
 the recipe's `examples` section says."""
+
+
+def declaration(recipe: Recipe) -> Declaration:
+    """The sums, loss terms and metrics of a recipe's objective."""
+    return OBJECTIVES[recipe.examples.objective].declared(recipe)

@@ -7,20 +7,20 @@ belong together. Only the discriminator is kept for tasks.
 Shapes: T packed tokens, P predicted rows, S sequences, D model width, V vocabulary, C counts.
 """
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from bertsmith.core.measures import Declaration, LossTerm, Metric, answers, mean, mean_loss
 from bertsmith.data.collate import PretrainingBatch
 from bertsmith.data.masking import SAMPLING_BITS
 from bertsmith.model.architectures.registry import architecture_of
 from bertsmith.model.network import Network
 from bertsmith.objectives import masked_language_modelling as mlm
-from bertsmith.objectives.pretraining_objective import Counts, PretrainingObjective, weighted_sums
+from bertsmith.objectives.pretraining_objective import PretrainingObjective, weighted_sums
 from bertsmith.recipe.data_sections import PairHead
 from bertsmith.recipe.schema import Recipe
 
@@ -28,13 +28,26 @@ GENERATOR = "generator"
 """The generator's folder inside the model's."""
 
 
+def measures(discriminator_weight: float, pair_head: PairHead, pair_weight: float) -> Declaration:
+    """The generator's words, the tokens that the discriminator judges, and pairs if there are any."""
+    accuracy, level = answers("replaced", "replaced", "tokens", short="replaced", what="Replaced tokens")
+    judged = Declaration(
+        (LossTerm("replaced_loss", "tokens", discriminator_weight),),
+        ("replaced_hits", "replaced", "flagged", "found"),
+        (
+            mean_loss("replaced_loss", "tokens"),
+            accuracy,
+            # As scikit-learn has it, 0 where nothing was flagged, or nothing replaced.
+            Metric("replaced_precision", of=mean("found", "flagged", empty=0.0)),
+            Metric("replaced_recall", of=mean("found", "replaced", empty=0.0)),
+            level,
+        ),
+    )
+    return mlm.with_pairs(mlm.declare_words(f"{GENERATOR}'s ") + judged, pair_head, pair_weight)
+
+
 class ReplacedTokenDetection(PretrainingObjective):
     """A discriminator with the generator that it learns from; both share their embeddings."""
-
-    sums = (
-        *("mlm_loss", "mlm_hits", "pair_loss", "pair_hits"),
-        *("replaced_loss", "replaced_hits", "replaced", "flagged", "found"),
-    )
 
     def __init__(
         self,
@@ -45,25 +58,23 @@ class ReplacedTokenDetection(PretrainingObjective):
         pair_head: PairHead = "none",
         pair_weight: float = 1.0,
     ) -> None:
-        super().__init__(network)
+        super().__init__(network, measures(discriminator_weight, pair_head, pair_weight))
         # google-research/electra shares all three tables and their LayerNorm; what widens them stays apart,
         # for the widths differ.
         ours, theirs = network.encoder.embeddings, generator.encoder.embeddings
         theirs.words, theirs.added, theirs.norm = ours.words, ours.added, ours.norm
-        self.generator = generator
-        self.discriminator_weight = discriminator_weight
-        self.pair_head, self.pair_weight = pair_head, pair_weight
+        self.generator, self.pair_head = generator, pair_head
 
     def networks(self) -> Mapping[str, Network]:
         """The discriminator, which is the model, and the generator."""
         return {"": self.network, GENERATOR: self.generator}
 
-    def plain(self, batch: PretrainingBatch, loss_scales_C: Tensor) -> tuple[Tensor, Tensor]:
-        """The loss and the sums of a micro-batch, not compiled."""
+    def summed(self, batch: PretrainingBatch) -> dict[str, Tensor]:
+        """The sums of the generator's words, of the judged tokens and of pairs."""
         assert batch.draws_P is not None, "batches of this objective bring what tokens are sampled with"
         hidden_PD = self.generator.encoder(batch.inputs, rows=batch.masked_rows_P)
         scores_PV = self.generator.scores_of_words(hidden_PD, aligned=hidden_PD.is_cuda)
-        mlm_loss, mlm_hits = weighted_sums(scores_PV, batch.masked_ids_P, batch.masked_weights_P)
+        token_loss, token_hits = weighted_sums(scores_PV, batch.masked_ids_P, batch.masked_weights_P)
         sampled_P = sample(scores_PV.detach()[:, : self.generator.config.vocabulary], batch.draws_P)
         original_T, shown_T = with_tokens(batch, batch.masked_ids_P), with_tokens(batch, sampled_P)
         # A sample that is the very token it replaces counts as original.
@@ -77,38 +88,18 @@ class ReplacedTokenDetection(PretrainingObjective):
         losses_T = functional.binary_cross_entropy_with_logits(scores_T, targets_T, reduction="none")
         replaced_loss = (losses_T * weights_T).sum()
         flagged_T = scores_T.detach() > 0
-        counted = ((flagged_T == replaced_T), replaced_T, flagged_T, flagged_T & replaced_T)
-        loss = mlm_loss * loss_scales_C[0] + self.discriminator_weight * replaced_loss * loss_scales_C[2]
-        if self.pair_head == "none":
-            pair_loss, pair_hits = torch.zeros_like(mlm_loss), torch.zeros_like(mlm_hits)
-        else:
-            sentence_SD = self.network.encoder.sentence_states(hidden_TD, inputs.layout)
-            pair_loss, pair_hits = mlm.pair_sums(self.network, self.pair_head, sentence_SD, batch)
-            loss = loss + self.pair_weight * pair_loss * loss_scales_C[1]
-        found = ((each & weights_T).sum() for each in counted)
-        sums = [mlm_loss, mlm_hits, pair_loss, pair_hits, replaced_loss, *found]
-        return loss, torch.stack([each.detach().float() for each in sums])
-
-    def means(self, sums: Sequence[float], counts: Counts) -> dict[str, float]:
-        """The generator's loss and accuracy, how well the discriminator finds what it replaced, and pairs."""
-        mlm_loss, mlm_hits, pair_loss, pair_hits, replaced_loss, hits, replaced, flagged, found = sums
-        if not (counts.masked and counts.tokens):
-            return {"loss": math.nan}
-        values = {
-            "mlm_loss": mlm_loss / counts.masked,
-            "mlm_accuracy": mlm_hits / counts.masked,
-            "replaced_loss": replaced_loss / counts.tokens,
-            "replaced_accuracy": hits / counts.tokens,
-            # As scikit-learn has it, 0 where nothing was flagged, or nothing replaced.
-            "replaced_precision": found / flagged if flagged else 0.0,
-            "replaced_recall": found / replaced if replaced else 0.0,
-            "replaced_majority": max(replaced, counts.tokens - replaced) / counts.tokens,
+        judged = {
+            "replaced_hits": flagged_T == replaced_T,
+            "replaced": replaced_T,
+            "flagged": flagged_T,
+            "found": flagged_T & replaced_T,
         }
-        loss = values["mlm_loss"] + self.discriminator_weight * values["replaced_loss"]
-        if counts.pairs:
-            values |= {"pair_loss": pair_loss / counts.pairs, "pair_accuracy": pair_hits / counts.pairs}
-            loss += self.pair_weight * values["pair_loss"]
-        return {"loss": loss, **values}
+        sums = {"token_loss": token_loss, "token_hits": token_hits, "replaced_loss": replaced_loss}
+        sums |= {name: (each & weights_T).sum() for name, each in judged.items()}
+        if self.pair_head == "none":
+            return sums
+        sentence_SD = self.network.encoder.sentence_states(hidden_TD, inputs.layout)
+        return sums | mlm.pair_sums(self.network, self.pair_head, sentence_SD, batch)
 
 
 def sample(scores_PV: Tensor, draws_P: Tensor) -> Tensor:
@@ -166,6 +157,12 @@ def choices(recipe: Recipe) -> list[str]:
 def heads_of(recipe: Recipe) -> dict[str, int]:
     """The discriminator's heads."""
     return mlm.with_pair_head({"replaced": 1}, recipe)
+
+
+def declared(recipe: Recipe) -> Declaration:
+    """The sums and metrics of the recipe's objective."""
+    examples = recipe.examples
+    return measures(recipe.replaced.discriminator_weight, examples.pair_head, examples.pair_weight)
 
 
 def build(network: Network, generator: Network | None, recipe: Recipe) -> ReplacedTokenDetection:

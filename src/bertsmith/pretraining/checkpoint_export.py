@@ -9,6 +9,7 @@ from bertsmith.core.files import check_not_taken, read_json
 from bertsmith.corpus.token_store import TokenStore
 from bertsmith.model.model_folder import read_model
 from bertsmith.model.network import Network
+from bertsmith.objectives.registry import declaration
 from bertsmith.objectives.replaced_token_detection import GENERATOR
 from bertsmith.pretraining.initial_model import build_initial_model
 from bertsmith.pretraining.pretrained_model import (
@@ -123,7 +124,7 @@ def _card(run: Path, saved: SavedState, network: Network) -> str:
     facts = ["Every setting: `recipe.toml`."]
     if saved.averaged:
         facts.append(f"The weights are the average of {saved.averaged:,} steps' (`run.average_from`).")
-    results = held_out_rows(state.scalars.get("held_out", {}))
+    results = held_out_rows(declaration(recipe), state.scalars.get("held_out", {}))
     blocks = [
         facts_block(facts, heading="Training"),
         table_block(("metric", "value"), results, heading="Last held-out results before it"),

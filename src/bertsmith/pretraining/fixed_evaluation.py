@@ -6,16 +6,17 @@ sequences of at most 128 tokens: 15 % of them, of which 80 % are shown as the ma
 10 % as they are. The set follows from the store alone, not from masking, lengths, pairs or seed.
 """
 
-import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
+from bertsmith.core.measures import FIXED_PREFIX
 from bertsmith.corpus.token_store import TokenStore
 from bertsmith.data.batch_inspection import sequences_of
 from bertsmith.data.collate import Multiples
 from bertsmith.data.data_loader import PretrainingDataset
-from bertsmith.pretraining.held_out import HeldOutSet, evaluate, held_out_set
+from bertsmith.objectives.registry import declaration
+from bertsmith.pretraining.held_out import HeldOutSet, evaluate, held_out_set, pretraining_objective
 from bertsmith.recipe.data_sections import ExamplesSection, MaskingSection, Stage
 from bertsmith.recipe.schema import Recipe
 from bertsmith.training.distributed import World
@@ -26,20 +27,6 @@ HELD_OUT_FRACTION = 0.005
 """The documents of the set, whatever larger fraction a recipe holds out: those are held out, too."""
 GPU_SEQUENCES, CPU_SEQUENCES = 1024, 128
 """How many sequences it has at most; a CPU takes the first ones of a GPU's."""
-
-
-@dataclass(frozen=True, slots=True)
-class FixedSet:
-    """The sequences of the fixed evaluation."""
-
-    held_out: HeldOutSet
-    tokens_per_character: float
-    """Of its text; white space is not counted, for not every vocabulary keeps it."""
-
-
-def has_fixed_evaluation(recipe: Recipe) -> bool:
-    """Whether the run trains a masked LM; a one-sided model predicts neighbours and knows no masks."""
-    return recipe.examples.masks_tokens
 
 
 def fixed_recipe(recipe: Recipe, world: World) -> Recipe:
@@ -87,11 +74,14 @@ def fixed_notes(recipe: Recipe) -> list[str]:
         notes.append(f"{what}: {fraction} leaves fewer documents than {HELD_OUT_FRACTION:g} does")
     if recipe.model.positions < LENGTH:
         notes.append(f"{what}: its sequences end at model.positions = {recipe.model.positions}")
-    return notes if has_fixed_evaluation(recipe) else []
+    return notes if declaration(recipe).fixed else []
 
 
-def fixed_set(dataset: PretrainingDataset, world: World) -> FixedSet:
-    """The sequences of the fixed evaluation, from a dataset of `fixed_recipe`."""
+def fixed_set(dataset: PretrainingDataset, world: World) -> HeldOutSet:
+    """The sequences of the fixed evaluation, from a dataset of `fixed_recipe`.
+
+    Its `tokens_per_character` do not count white space, for not every vocabulary keeps it.
+    """
     found = held_out_set(dataset, 0, world)
     tokenizer = dataset.opened_store.tokenizer()
     tokens, characters = 0, 0
@@ -101,21 +91,18 @@ def fixed_set(dataset: PretrainingDataset, world: World) -> FixedSet:
         tokens += len(text)
         characters += sum(not each.isspace() for each in tokenizer.decode(text))
     tokens_of_all, characters_of_all = world.sum([tokens, characters])
-    return FixedSet(found, tokens_of_all / max(1.0, characters_of_all))
+    known = {**found.totals, "tokens_per_character": tokens_of_all / max(1.0, characters_of_all)}
+    return replace(found, totals=known)
 
 
 def evaluate_fixed(
-    trainer: Trainer, fixed: FixedSet, *, stopping: Callable[[], bool], max_seconds: float
-) -> tuple[dict[str, float], FixedSet] | None:
-    """Loss, accuracy and bits a character on the fixed set, and what was evaluated, as `evaluate` has it."""
-    evaluated = evaluate(trainer, fixed.held_out, stopping=stopping, max_seconds=max_seconds)
+    trainer: Trainer, fixed: HeldOutSet, *, stopping: Callable[[], bool], max_seconds: float
+) -> tuple[dict[str, float], HeldOutSet] | None:
+    """The metrics of the fixed evaluation, and what was evaluated, as `evaluate` returns it."""
+    evaluated = evaluate(trainer, fixed, stopping=stopping, max_seconds=max_seconds)
     if evaluated is None:
         return None
     metrics, held_out = evaluated
-    values = {
-        "fixed_mlm_loss": metrics["mlm_loss"],
-        "fixed_mlm_accuracy": metrics["mlm_accuracy"],
-        "fixed_bits_per_character": metrics["mlm_loss"] / math.log(2) * fixed.tokens_per_character,
-        "fixed_sequences": held_out.sequences,
-    }
-    return values, replace(fixed, held_out=held_out)
+    named = ((FIXED_PREFIX + name, value) for name, value in metrics.items())
+    fixed_metrics = pretraining_objective(trainer).declared.fixed
+    return {name: value for name, value in named if name in fixed_metrics}, held_out

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -10,19 +10,9 @@ import torch
 from numpy.typing import NDArray
 
 from bertsmith.data.data_loader import PretrainingDataset, StepBatches, StepIndex
-from bertsmith.objectives.pretraining_objective import Counts, PretrainingObjective
+from bertsmith.objectives.pretraining_objective import PretrainingObjective
 from bertsmith.training.distributed import World, unwrapped
 from bertsmith.training.trainer import Trainer, autocast
-
-METRICS = (
-    *("loss", "mlm_loss", "mlm_accuracy", "pair_loss", "pair_accuracy"),
-    *("replaced_loss", "replaced_accuracy", "replaced_precision", "replaced_recall", "replaced_majority"),
-    *("soft_loss", "cosine_loss", "hidden_loss", "attention_loss", "relation_loss"),
-    *("teacher_mlm_accuracy", "teacher_agreement"),
-    *("pair_majority", "sequences"),
-    *("fixed_mlm_loss", "fixed_mlm_accuracy", "fixed_bits_per_character", "fixed_sequences"),
-)
-"""What `evaluate` can return, and the fixed evaluation (`fixed_evaluation.py`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +21,13 @@ class HeldOutSet:
 
     batches: StepBatches
     """This rank's part of them."""
-    sequences: int
-    """Over all ranks."""
-    pair_majority: float | None
-    """The pair accuracy of always giving the commoner answer."""
+    totals: Mapping[str, float]
+    """Totals over all ranks that follow from the data alone, for metrics that read them."""
+
+    @property
+    def sequences(self) -> int:
+        """The number of sequences over all ranks."""
+        return int(self.totals["sequences"])
 
 
 def held_out_set(dataset: PretrainingDataset, stage: int, world: World) -> HeldOutSet:
@@ -44,8 +37,8 @@ def held_out_set(dataset: PretrainingDataset, stage: int, world: World) -> HeldO
 
 def _set_of(batches: StepBatches, world: World) -> HeldOutSet:
     marked = sum(float((micro.pair_labels_S * micro.pair_weights_S).sum()) for micro in batches.micros)
-    sequences, pairs, ones = world.sum([batches.sequences, batches.pairs, marked])
-    return HeldOutSet(batches, int(sequences), max(ones, pairs - ones) / pairs if pairs else None)
+    sequences, ones = world.sum([batches.sequences, marked])
+    return HeldOutSet(batches, {"sequences": int(sequences), "pairs_of_label_1": ones})
 
 
 def first_passes(held_out: HeldOutSet, passes: int, world: World) -> HeldOutSet:
@@ -59,7 +52,8 @@ def first_passes(held_out: HeldOutSet, passes: int, world: World) -> HeldOutSet:
         tokens=sum(int(micro.end_1) for micro in micros),
         sequences=sum(int((micro.inputs.layout.starts_S1[:-1] < micro.end_1).sum()) for micro in micros),
     )
-    return _set_of(fewer, world)
+    known = _set_of(fewer, world)
+    return replace(known, totals={**held_out.totals, **known.totals})
 
 
 def evaluate(
@@ -74,16 +68,16 @@ def evaluate(
     None where somebody asked to stop meanwhile. Where another forward pass would take longer than allowed,
     the set ends there: whoever goes on with it compares like with like.
     """
-    world, objective = trainer.world, trainer.objective
-    totals = torch.zeros(len(pretraining_objective(trainer).sums), dtype=torch.float64)
+    world, objective, declared = trainer.world, trainer.objective, pretraining_objective(trainer).declared
+    sums = torch.zeros(len(declared.sums), dtype=torch.float64)
     # The losses are not used, only the sums.
-    loss_scales = torch.ones(len(Counts._fields), device=world.device)
+    loss_scales = torch.ones(len(declared.counts), device=world.device)
     started, micros = time.monotonic(), held_out.batches.micros
     objective.eval()
     try:
         with torch.no_grad(), autocast(world.device, trainer.precision):
             for passes, micro in enumerate(micros, start=1):
-                totals += objective(micro.to(world.device), loss_scales)[1].double().cpu()
+                sums += objective(micro.to(world.device), loss_scales)[1].double().cpu()
                 next_ends = (time.monotonic() - started) * (passes + 1) / passes
                 # All ranks break off after the same pass: the main process's clock decides for all.
                 late = world.main and next_ends > max_seconds
@@ -95,15 +89,14 @@ def evaluate(
                     break
     finally:
         objective.train()
-    means = means_of(trainer, totals.tolist(), Counts.of(held_out.batches))
-    majority = {} if held_out.pair_majority is None else {"pair_majority": held_out.pair_majority}
-    return {**means, **majority, "sequences": held_out.sequences}, held_out
+    counts = {name: held_out.batches.counts[name] for name in declared.counts}
+    own = dict(zip(declared.sums, sums.tolist(), strict=True))
+    return declared.means({**over_all_ranks(own | counts, world), **held_out.totals}), held_out
 
 
-def means_of(trainer: Trainer, sums: Sequence[float], counts: Counts) -> dict[str, float]:
-    """Sums and counts of this rank as losses and accuracies over all ranks."""
-    summed = trainer.world.sum([*sums, *counts])
-    return pretraining_objective(trainer).means(summed[: len(sums)], Counts(*summed[len(sums) :]))
+def over_all_ranks(totals: Mapping[str, float], world: World) -> dict[str, float]:
+    """Sums and counts of this rank, added up over all ranks."""
+    return dict(zip(totals, world.sum(list(totals.values())), strict=True))
 
 
 def pretraining_objective(trainer: Trainer) -> PretrainingObjective:

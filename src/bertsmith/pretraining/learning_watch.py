@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bertsmith.core.measures import Metric
 from bertsmith.pretraining.held_out import HeldOutSet, pretraining_objective
 from bertsmith.training.trainer import Trainer, autocast
 
@@ -43,8 +44,8 @@ class LearningWatch:
 
     unigram_entropy: float
     warmup_fraction: float
-    loss_name: str = "the loss"
-    """The watched loss of predicted words: the generator's where the model itself predicts none."""
+    watched: Metric
+    """The loss of predicted words."""
     steps: list[int] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     norms: list[float] = field(default_factory=list)
@@ -61,7 +62,7 @@ class LearningWatch:
 
     def add(self, step: int, values: Mapping[str, Any]) -> None:
         """Take in a line of metrics."""
-        loss, norm = values.get("mlm_loss"), values.get("gradient_norm")
+        loss, norm = values.get(self.watched.name), values.get("gradient_norm")
         if loss is not None and norm is not None and isfinite(loss) and isfinite(norm):
             self.steps.append(step)
             self.losses.append(loss)
@@ -78,7 +79,7 @@ class LearningWatch:
         falls = before - now > FALLING * line and now < self.losses[0]  # not from where it went up before
         if now < (1 - NEAR) * line or falls:
             return None
-        stays = f"{self.loss_name} stays near {now:.2f} since step {self.steps[quarter]:,}"
+        stays = f"the {self.watched.label} stays near {now:.2f} since step {self.steps[quarter]:,}"
         since = f"step {self.steps[-1]:,}: {stays}"
         return Finding("plateau", f"{since}; {above_frequencies(now, line)}")
 
@@ -105,7 +106,8 @@ def above_frequencies(loss: float, unigram_entropy: float) -> str:
 
 def constant_prediction(trainer: Trainer, held_out: HeldOutSet) -> int | None:
     """The token that the decoder predicts everywhere, or None where its predictions differ."""
-    networks = pretraining_objective(trainer).networks().values()
+    objective = pretraining_objective(trainer)
+    networks = objective.networks().values()
     (head,) = [network.heads["mlm"] for network in networks if "mlm" in network.heads]
     predicted: list[Tensor] = []
 
@@ -113,7 +115,7 @@ def constant_prediction(trainer: Trainer, held_out: HeldOutSet) -> int | None:
         predicted.append(scores_PV.argmax(-1))
 
     micro = held_out.batches.micros[0].to(trainer.world.device)
-    loss_scales = torch.ones(3, device=trainer.world.device)
+    loss_scales = torch.ones(len(objective.declared.counts), device=trainer.world.device)
     # A hook on the head: the objective reports sums alone, and sharded weights are whole only inside it.
     hook = head.register_forward_hook(keep)
     trainer.objective.eval()

@@ -3,9 +3,9 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
+from bertsmith.core.measures import Declaration
 from bertsmith.data.data_loader import StepBatches
-from bertsmith.objectives.pretraining_objective import Counts, PretrainingObjective
-from bertsmith.pretraining.held_out import means_of
+from bertsmith.pretraining.held_out import over_all_ranks, pretraining_objective
 from bertsmith.training.distributed import World
 from bertsmith.training.trainer import StepReport, Trainer
 
@@ -17,42 +17,39 @@ class MetricsWindow:
     Its fields are keys of state.json in saved checkpoints.
     """
 
-    sums: list[float]
-    masked: float = 0.0
-    pairs: float = 0.0
+    sums: dict[str, float]
+    """This rank's, of steps that were not skipped, as are the counts."""
+    counts: dict[str, float]
     tokens: int = 0
     """Over all ranks, those of skipped steps too."""
     sequences: int = 0
     waited: float = 0.0
     since: float = 0.0
     """The run's seconds at the last line."""
-    counted_tokens: float = 0.0
-    """This rank's, of steps that were not skipped."""
 
     @classmethod
-    def empty(cls, objective: PretrainingObjective, *, since: float = 0.0) -> "MetricsWindow":
+    def empty(cls, declared: Declaration, *, since: float = 0.0) -> "MetricsWindow":
         """One in which nothing was seen of this objective yet."""
-        return cls([0.0] * len(objective.sums), since=since)
+        return cls(dict.fromkeys(declared.sums, 0.0), dict.fromkeys(declared.counts, 0.0), since=since)
 
     def add(self, report: StepReport) -> None:
         """Add one step."""
         batches: StepBatches = report.step.batches
         if not report.skipped:
-            pairs = zip(self.sums, report.sums.tolist(), strict=True)
-            self.sums = [old + new for old, new in pairs]
-            self.masked += batches.masked
-            self.pairs += batches.pairs
-            self.counted_tokens += batches.tokens
+            for name, new in zip(self.sums, report.sums.tolist(), strict=True):
+                self.sums[name] += new
+            for name in self.counts:
+                self.counts[name] += batches.counts[name]
         self.tokens += report.step.tokens
         self.sequences += batches.sequences
         self.waited += report.step.waited_seconds
 
     def metrics(self, trainer: Trainer, report: StepReport) -> dict[str, Any]:
         """The line of metrics over all ranks."""
-        counts = Counts(self.masked, self.pairs, self.counted_tokens)
+        declared = pretraining_objective(trainer).declared
         passed = max(report.progress.seconds - self.since, 1e-9)
         return {
-            **means_of(trainer, self.sums, counts),
+            **declared.means(over_all_ranks(self.sums | self.counts, trainer.world)),
             "learning_rate": report.step.learning_rate,
             "gradient_norm": report.gradient_norm,
             "tokens": report.progress.tokens,
@@ -64,5 +61,4 @@ class MetricsWindow:
 
     def over_all_ranks(self, world: World) -> "MetricsWindow":
         """What all ranks together have seen, for a checkpoint; sequences and waiting stay this rank's."""
-        *sums, masked, pairs, tokens = world.sum([*self.sums, self.masked, self.pairs, self.counted_tokens])
-        return replace(self, sums=sums, masked=masked, pairs=pairs, counted_tokens=tokens)
+        return replace(self, sums=over_all_ranks(self.sums, world), counts=over_all_ranks(self.counts, world))

@@ -5,20 +5,22 @@ a step (metrics, checkpoints, rollbacks), and the finished model. How a run is s
 `run_setup.py`, how it is evaluated in `run_evaluation.py`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from math import isfinite
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
 from bertsmith.core.errors import UserError
 from bertsmith.core.files import read_json
+from bertsmith.core.measures import Declaration
 from bertsmith.core.wording import counted
 from bertsmith.corpus.token_store import TokenStore
 from bertsmith.data.data_loader import reporting_dead_workers
+from bertsmith.objectives.registry import declaration
 from bertsmith.pretraining.hardware import (
     MAX_EVALUATION_FRACTION,
     affordable_evaluations,
@@ -26,7 +28,7 @@ from bertsmith.pretraining.hardware import (
     peak_of,
     product_flops,
 )
-from bertsmith.pretraining.held_out import METRICS, unigram_entropy
+from bertsmith.pretraining.held_out import unigram_entropy
 from bertsmith.pretraining.initial_model import with_true_model
 from bertsmith.pretraining.learning_watch import WHAT_TO_TRY, constant_prediction
 from bertsmith.pretraining.metrics_window import MetricsWindow
@@ -104,6 +106,8 @@ class PretrainingResult:
     steps: int
     tokens: int
     seconds: float
+    declared: Declaration = field(repr=False)
+    """The metrics of the run."""
     held_out: dict[str, float]
     unigram_entropy: float
     """The loss of a model that knows nothing but how frequent each token is."""
@@ -114,8 +118,6 @@ class PretrainingResult:
     """What the model that the run began with got on the same sequences; empty where it began from scratch."""
     early_end: str = ""
     """Why a stopped run was ended early (`EarlyStopping`)."""
-    learns_words: bool = True
-    """True if a network of the run is trained to predict words."""
 
 
 def pretrain(  # noqa: PLR0913 - what a command was told, and when
@@ -167,13 +169,13 @@ def _run_to_its_end(request: Request, world: World, callback: ProgressCallback) 
         steps=progress.step,
         tokens=progress.tokens,
         seconds=seconds,
+        declared=run.objective.declared,
         held_out=state.held_out,
         unigram_entropy=unigram_entropy(run.store.token_counts, run.recipe.masking.smoothing),
         saved_step=state.saved_step,
         main_process=world.main,
         held_out_before=_held_out_before(folder, run.recipe, progress.stage) if world.main else {},
         early_end=state.early_end if ending == "stopped" else "",
-        learns_words=run.recipe.learns_words,
     )
 
 
@@ -219,12 +221,12 @@ def _finished_before(
         tokens=last["tokens"],
         # Older versions wrote down only when the last step was done.
         seconds=newest.get("event", {}).get("seconds", last["seconds"]),
-        held_out={name: held_out[name] for name in METRICS if name in held_out},
+        declared=declaration(recipe),
+        held_out=_reported(held_out, recipe),
         unigram_entropy=unigram_entropy(store.token_counts, recipe.masking.smoothing),
         saved_step=last["step"],
         main_process=world.main,
         held_out_before=_held_out_before(folder, recipe, held_out.get("stage", 0)),
-        learns_words=recipe.learns_words,
     )
 
 
@@ -239,7 +241,12 @@ def _held_out_before(folder: RunFolder, recipe: Recipe, stage: int) -> dict[str,
         return {}
     lines = [line for line in read_metrics(folder.path) if line["kind"] == "held-out" and not line["step"]]
     before = next((line for line in lines if line.get("stage", 0) == stage), {})
-    return {name: before[name] for name in METRICS if name in before}
+    return _reported(before, recipe)
+
+
+def _reported(line: Mapping[str, Any], recipe: Recipe) -> dict[str, float]:
+    """The metrics of a held-out line of the journal."""
+    return {name: value for name, value in line.items() if name in declaration(recipe).reported}
 
 
 # ---- the loop
@@ -358,7 +365,7 @@ def _cadence(run: Run, state: RunState, stop: StopRequested) -> Cadence:
     settings, fraction = run.recipe.run, run.budget.fraction(state.progress)
     by_time, times = settings.budget == "minutes", EVALUATIONS
     if not by_time:
-        fixed = sum(each.held_out.sequences for each in run.fixed_sets)
+        fixed = sum(each.sequences for each in run.fixed_sets)
         times = min(times, affordable_evaluations(run.recipe, run.machine.evaluation_sequences + fixed))
 
     def evaluates(progress: Progress) -> bool:
@@ -404,10 +411,11 @@ def _log(run: Run, state: RunState, journal: RunJournal, report: StepReport) -> 
     peak = peak_of(run.world.device)
     if peak is not None and window.tokens:
         size = run.world.size
-        flops = run.objective.flops(window.tokens, window.sequences * size, int(window.masked * size))
+        predicted = int(window.counts.get("masked", 0.0) * size)
+        flops = run.objective.flops(window.tokens, window.sequences * size, predicted)
         seconds = window.tokens / values["tokens_per_second"]
         values["mfu"] = round(flops / seconds / (peak * size), 4)
-    state.window = MetricsWindow.empty(run.objective, since=progress.seconds)
+    state.window = MetricsWindow.empty(run.objective.declared, since=progress.seconds)
     state.watch.add(progress.step, values)
     journal.write("train", progress.step, values)
     if run.world.main:
@@ -418,7 +426,7 @@ def _log(run: Run, state: RunState, journal: RunJournal, report: StepReport) -> 
 def _watch_learning(run: Run, state: RunState, journal: RunJournal) -> None:
     """Name what is wrong with a run as soon as it is seen; a flat one ends here where that was asked for."""
     watch, plateau = state.watch, None
-    if run.recipe.learns_words:
+    if run.objective.declared.baseline == "unigram":
         plateau = watch.plateau(run.budget.fraction(state.progress))
     for finding in filter(None, (watch.explosion(), plateau)):
         if finding.kind in watch.told:

@@ -12,12 +12,13 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 
 from bertsmith.core.errors import UserError
 from bertsmith.core.files import atomic_folder, write_text
+from bertsmith.core.measures import Declaration, brief
 from bertsmith.model.architectures.registry import architecture_of
 from bertsmith.model.encoder_config import EncoderConfig
 from bertsmith.model.model_folder import Model, head_outputs, write_model
 from bertsmith.model.network import Network, build_network
 from bertsmith.model.tensor_files import SAVED_WEIGHT_FILES
-from bertsmith.objectives.registry import OBJECTIVES
+from bertsmith.objectives.registry import OBJECTIVES, declaration
 from bertsmith.pretraining.held_out import pretraining_objective
 from bertsmith.recipe.schema import Recipe
 from bertsmith.text.tokenizer import Tokenizer
@@ -70,7 +71,7 @@ def model_card(recipe: Recipe, network: Network, facts: RunFacts, *, picture: bo
         "unigram entropy (a model that knows only frequencies), nats",
         f"{facts.unigram_entropy:.4f}",
     )
-    results = [*held_out_rows(facts.held_out, facts.held_out_before), entropy]
+    results = [*held_out_rows(declaration(recipe), facts.held_out, facts.held_out_before), entropy]
     blocks = [
         facts_block(_data(recipe, facts), heading="Data"),
         facts_block(_training(recipe, facts), heading="Training"),
@@ -106,29 +107,11 @@ def usage_of(network: Network) -> str:
     return f'import bertsmith\n\nbert = bertsmith.load("path/to/this/folder")\nprint({asked})'
 
 
-FIXED_NAMES = {
-    "fixed_mlm_loss": "fixed evaluation: mlm loss (15 % of the tokens, 80/10/10, 128 tokens)",
-    "fixed_mlm_accuracy": "fixed evaluation: mlm accuracy",
-    "fixed_bits_per_character": "fixed evaluation: bits per character",
-    "fixed_sequences": "fixed evaluation: sequences",
-}
-
-
-FRACTIONS = ("accuracy", "majority", "agreement", "precision", "recall")
-"""How the names of results end that are fractions of tokens or pairs; the others are in nats or bits."""
-
-
-def held_out_line(held_out: Mapping[str, float]) -> str:
+def held_out_line(declared: Declaration, held_out: Mapping[str, float]) -> str:
     """An evaluation in a line of the log: what a person compares first."""
-    parts = [f"held-out loss {held_out['loss']:.3f}"]
-    if "mlm_accuracy" in held_out:
-        parts.append(f"MLM {held_out['mlm_accuracy']:.1%}")
-    if "fixed_mlm_loss" in held_out:
-        loss, accuracy, bits = (
-            held_out[f"fixed_{name}"] for name in ("mlm_loss", "mlm_accuracy", "bits_per_character")
-        )
-        parts.append(f"fixed evaluation: loss {loss:.3f}, MLM {accuracy:.1%}, {bits:.3f} bits per character")
-    return "; ".join(parts)
+    told = f"held-out {', '.join(brief(declared.own, held_out))}"
+    fixed = brief(declared.fixed, held_out)
+    return f"{told}; fixed evaluation: {', '.join(fixed)}" if fixed else told
 
 
 def opened_by(config: EncoderConfig) -> str:
@@ -138,30 +121,15 @@ def opened_by(config: EncoderConfig) -> str:
 
 
 def held_out_rows(
-    held_out: Mapping[str, float], before: Mapping[str, float] = MappingProxyType({})
+    declared: Declaration, held_out: Mapping[str, float], before: Mapping[str, float] = MappingProxyType({})
 ) -> list[tuple[str, str]]:
     """Held-out results in words: what was measured, and the value, from what it was before the run."""
-    names = {name: name.replace("_", " ") for name in held_out} | FIXED_NAMES
-    names |= {
-        "pair_majority": "pair accuracy of always giving the commoner answer",
-        "replaced_majority": "replaced accuracy of always giving the commoner answer",
-    }
-    if "replaced_loss" in held_out:  # then two models are trained, and the generator predicts masked tokens
-        own = ("mlm_loss", "mlm_accuracy")
-        names |= {name: f"generator {names[name]}" for name in own}
-        names |= {f"fixed_{name}": f"{FIXED_NAMES[f'fixed_{name}']}, the generator's" for name in own}
     rows = []
     for name, value in held_out.items():
-        now, was = (_value_text(name, each) for each in (value, before.get(name, value)))
-        rows.append((names[name], now if was == now else f"{was} → {now}"))
+        metric = declared.reported[name]
+        now, was = metric.text(value), metric.text(before.get(name, value))
+        rows.append((metric.label, now if was == now else f"{was} → {now}"))
     return rows
-
-
-def _value_text(name: str, value: float) -> str:
-    """A held-out result as people read it: what is a fraction of all predictions in percent."""
-    if isinstance(value, int):
-        return f"{value:,}"
-    return f"{value:.1%}" if name.endswith(FRACTIONS) else f"{value:.4f}"
 
 
 def _data(recipe: Recipe, facts: RunFacts) -> list[str]:
@@ -170,10 +138,12 @@ def _data(recipe: Recipe, facts: RunFacts) -> list[str]:
         f"{stage.length} for {stage.fraction:.0%} of the run" for stage in examples.stages
     )
     counts = ", ".join(f"{value:,} {name}" for name, value in facts.corpus.items() if isinstance(value, int))
+    compared = "15% of the tokens (80/10/10)" if examples.masks_tokens else "every token"
     return [
         f"Corpus: {counts}; {examples.held_out_fraction:.2%} of the documents held out.",
         f"Sequences: {PAIRS[examples.pairs]}; longest {lengths}.",
         f"Objective: {OBJECTIVES[examples.objective].summary(recipe)}.",
+        f"Fixed evaluation: {compared} of held-out sequences of up to 128 tokens is predicted.",
     ]
 
 

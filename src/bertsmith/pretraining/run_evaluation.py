@@ -11,7 +11,7 @@ from bertsmith.pretraining.pretrained_model import held_out_line
 from bertsmith.pretraining.run_setup import Run, RunState
 from bertsmith.pretraining.sample_guesses import sample_guesses
 from bertsmith.training.callbacks import StopRequested
-from bertsmith.training.curves import draw_curves
+from bertsmith.training.curves import draw_curves, panels
 from bertsmith.training.journal import RunJournal, read_metrics
 from bertsmith.training.trainer import Progress
 
@@ -37,7 +37,7 @@ def evaluate_run(run: Run, state: RunState, journal: RunJournal, stop: StopReque
     state.evaluation_due, state.evaluation_seconds = False, run.clock() - began
     state.all_evaluations_seconds += state.evaluation_seconds
     if progress.step and run.early_stopping.rule is not None:
-        name = "fixed_mlm_loss" if run.fixed_sets else "mlm_loss"
+        name = run.objective.declared.deciding.name
         lines = (line for line in read_metrics(run.folder.path) if line["kind"] == "held-out")
         losses = [line[name] for line in lines if line["step"]]
         state.early_end = state.early_end or run.early_stopping.rule(losses)
@@ -81,7 +81,7 @@ def _evaluate_stage(
         run.fixed_sets[number] = compared[1]
     numbers = {"stage": stage, "tokens": progress.tokens, "seconds": round(progress.seconds, 3)}
     journal.write("held-out", progress.step, {**metrics, **numbers})
-    run.report(f"step {progress.step:,}: {held_out_line(metrics)}")
+    run.report(f"step {progress.step:,}: {held_out_line(run.objective.declared, metrics)}")
     return metrics
 
 
@@ -96,5 +96,6 @@ def max_evaluation_seconds(run: Run) -> float:
 def plot_curves(run: Run, state: RunState) -> None:
     """Draw how far the run has come."""
     entropy = unigram_entropy(run.store.token_counts, run.recipe.masking.smoothing)
-    run.world.on_main(lambda: draw_curves(run.folder.path, unigram_entropy=entropy))
+    drawn = panels(run.objective.declared, unigram_entropy=entropy)
+    run.world.on_main(lambda: draw_curves(run.folder.path, drawn))
     state.plotted_seconds = state.progress.seconds

@@ -19,15 +19,13 @@ from bertsmith.corpus.token_store import TokenStore
 from bertsmith.data.data_loader import PretrainingDataset, StepBatches, StepIndex, load_steps
 from bertsmith.model.encoder import Block
 from bertsmith.model.network import Network
-from bertsmith.objectives.pretraining_objective import Counts, PretrainingObjective
+from bertsmith.objectives.pretraining_objective import PretrainingObjective
 from bertsmith.objectives.registry import OBJECTIVES
 from bertsmith.pretraining.budget import Budget
 from bertsmith.pretraining.fixed_evaluation import (
-    FixedSet,
     fixed_data,
     fixed_notes,
     fixed_set,
-    has_fixed_evaluation,
 )
 from bertsmith.pretraining.hardware import Machine, choices, fit_machine
 from bertsmith.pretraining.held_out import HeldOutSet, held_out_set, unigram_entropy
@@ -90,7 +88,7 @@ class Run:
     callback: ProgressCallback
     notes: tuple[str, ...]
     clock: Clock
-    fixed_sets: list[FixedSet]
+    fixed_sets: list[HeldOutSet]
     """The one set of the fixed evaluation, or none where the run has no masked LM."""
     held_out_sets: dict[int, HeldOutSet] = field(default_factory=dict)
     """What each stage is evaluated on, built when it is first needed."""
@@ -176,9 +174,9 @@ def set_up(request: Request, world: World, callback: ProgressCallback) -> tuple[
     objective = build(initial.network, other, recipe).to(world.device).train()
     trainer = build_trainer(recipe, objective, machine, world)
     entropy = unigram_entropy(store.token_counts, recipe.masking.smoothing)
-    whose = "the generator's loss" if recipe.examples.has_generator else "the loss"
-    watch = LearningWatch(entropy, recipe.optim.warmup_fraction, whose)
-    fresh = RunState(MetricsWindow.empty(objective), watch)
+    declared = objective.declared
+    watch = LearningWatch(entropy, recipe.optim.warmup_fraction, declared.own[declared.watched])
+    fresh = RunState(MetricsWindow.empty(declared), watch)
     state = fresh if saved is None else _restore(saved, fresh, trainer)
     notes = (*initial.notes, *choices(recipe), *fixed_notes(recipe), *machine.notes)
     run = Run(
@@ -194,7 +192,7 @@ def set_up(request: Request, world: World, callback: ProgressCallback) -> tuple[
         callback,
         notes,
         replace(request.clock, before=state.progress.seconds),
-        fixed_sets=[fixed_set(fixed, world)] if has_fixed_evaluation(recipe) else [],
+        fixed_sets=[fixed_set(fixed, world)] if declared.fixed else [],
         early_stopping=request.early_stopping,
     )
     for note in notes:
@@ -318,9 +316,10 @@ class StepLoader:
         asked = time.monotonic()
         batches = next(ahead)
         waited = time.monotonic() - asked
-        counts = Counts(*trainer.world.sum(Counts.of(batches)))
+        own = [batches.counts[name] for name in run.objective.declared.counts]
+        *counts, tokens = trainer.world.sum([*own, float(batches.tokens)])
         rate = pretraining_rate(run.budget.fraction(progress), run.recipe.optim)
-        return StepInput(batches.micros, counts, rate, progress, int(counts.tokens), batches, waited)
+        return StepInput(batches.micros, tuple(counts), rate, progress, int(tokens), batches, waited)
 
     def close(self) -> None:
         """End the processes that build batches."""

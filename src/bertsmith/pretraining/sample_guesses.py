@@ -11,8 +11,7 @@ import torch
 from bertsmith.data.batch_inspection import ShownSequence, sequences_of
 from bertsmith.model.network import Network
 from bertsmith.packed import pack
-from bertsmith.pretraining.fixed_evaluation import FixedSet
-from bertsmith.pretraining.held_out import pretraining_objective
+from bertsmith.pretraining.held_out import HeldOutSet, pretraining_objective
 from bertsmith.text.tokenizer import Tokenizer
 from bertsmith.training.trainer import Trainer, autocast
 
@@ -22,7 +21,7 @@ AROUND = 6
 """Tokens that are shown on either side of a mask."""
 
 
-def sample_guesses(trainer: Trainer, fixed: FixedSet, tokenizer: Tokenizer) -> list[str]:
+def sample_guesses(trainer: Trainer, fixed: HeldOutSet, tokenizer: Tokenizer) -> list[str]:
     """A line for each of the first sequences of the fixed evaluation that show a mask."""
     samples = list(islice(_first_masks(fixed, tokenizer), SEQUENCES))
     networks = pretraining_objective(trainer).networks().values()
@@ -32,9 +31,9 @@ def sample_guesses(trainer: Trainer, fixed: FixedSet, tokenizer: Tokenizer) -> l
     return [_line(*sample, guessed, tokenizer) for sample, guessed in zip(samples, guesses, strict=True)]
 
 
-def _first_masks(fixed: FixedSet, tokenizer: Tokenizer) -> Iterator[tuple[ShownSequence, int]]:
+def _first_masks(fixed: HeldOutSet, tokenizer: Tokenizer) -> Iterator[tuple[ShownSequence, int]]:
     """Sequences with the row of their first mask."""
-    for sequence in sequences_of(fixed.held_out.batches):
+    for sequence in sequences_of(fixed.batches):
         shown = [row for row in sorted(sequence.targets) if sequence.tokens[row] == tokenizer.mask_id]
         if shown:
             yield sequence, shown[0]

@@ -14,7 +14,7 @@ import torch
 from bertsmith.corpus.token_store import TokenStore
 from bertsmith.data.collate import PretrainingBatch
 from bertsmith.model.flops import PassSize, layer_flops
-from bertsmith.objectives.registry import OBJECTIVES
+from bertsmith.objectives.registry import OBJECTIVES, declaration
 from bertsmith.packed import pack
 from bertsmith.pretraining.hardware import Machine, fit_machine
 from bertsmith.pretraining.initial_model import build_initial_model
@@ -160,4 +160,6 @@ def _random_step(recipe: Recipe, vocabulary: int, sequences: int) -> StepInput:
         end_1=torch.tensor([tokens]),
         draws_P=torch.zeros_like(rows_P) if recipe.examples.has_generator else None,
     )
-    return StepInput([batch], (masked, 0.0, tokens), recipe.optim.peak_lr, tokens=tokens)
+    known = {"masked": masked, "tokens": tokens}
+    counts = tuple(float(known.get(name, 0)) for name in declaration(recipe).counts)
+    return StepInput([batch], counts, recipe.optim.peak_lr, tokens=tokens)

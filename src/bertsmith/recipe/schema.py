@@ -100,11 +100,6 @@ class Recipe(Section):
     optim: OptimSection = OptimSection()
     run: RunSection = RunSection()
 
-    @property
-    def learns_words(self) -> bool:
-        """True if a network of the run is trained to predict words; a student may only compare states."""
-        return not self.examples.has_teacher or bool(self.distill.soft_weight or self.distill.mlm_weight)
-
     @model_validator(mode="after")
     def parts_fit(self) -> "Recipe":
         longest = max(stage.length for stage in self.examples.stages)

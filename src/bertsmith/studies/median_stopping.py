@@ -8,8 +8,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from bertsmith.core.measures import Metric
 from bertsmith.finetuning.finetuning_state import EarlyEnd
-from bertsmith.tasks.metrics import Metric
 
 MIN_TRIALS = 3
 """A median over fewer completed trials says too little; Vizier's paper leaves this open."""

@@ -14,14 +14,15 @@ from typing import Any
 
 from bertsmith.core.errors import UserError
 from bertsmith.core.files import atomic_path, write_json
+from bertsmith.core.measures import Metric
 from bertsmith.corpus.token_store import TokenStore
+from bertsmith.objectives.registry import declaration
 from bertsmith.pretraining.initial_model import with_true_model
 from bertsmith.pretraining.pretrain import check_same_run, pretrain
 from bertsmith.pretraining.run_setup import EarlyStopping, run_folder
 from bertsmith.recipe.schema import Recipe
 from bertsmith.studies.median_stopping import MEDIAN_STOPPING_NOTE, MedianStopping
 from bertsmith.studies.sweep import Stopped, check_no_stop
-from bertsmith.tasks.metrics import Metric
 from bertsmith.training.callbacks import ProgressCallback, StopRequested
 from bertsmith.training.distributed import refuse_several_processes
 from bertsmith.training.journal import read_metrics
@@ -96,12 +97,6 @@ def trial_name(point: Mapping[str, str]) -> str:
     return re.sub(r"[^\w.+=-]+", "-", "_".join(parts)).strip("-")
 
 
-def deciding_metric(recipe: Recipe) -> Metric:
-    """What decides which run is best: the fixed evaluation's loss, or where there is none the run's own."""
-    name = "fixed_mlm_loss" if recipe.examples.masks_tokens else "mlm_loss"
-    return Metric(name, larger_is_better=False, in_percent=False)
-
-
 def run_sweep(
     trials: Sequence[PretrainingTrial], *, store: Path, callback: ProgressCallback
 ) -> list[TrialOutcome]:
@@ -116,7 +111,7 @@ def run_sweep(
             if run_folder(trial.out).begun and outcome_of(trial).early_end:
                 callback.on_message(f"{trial.out} was ended early before: nothing is left to do")
             else:
-                rule = stopping_rule(deciding_metric(trial.recipe), outcomes)
+                rule = stopping_rule(declaration(trial.recipe).deciding, outcomes)
                 stopping = EarlyStopping(if_flat=True, rule=rule)
                 result = pretrain(
                     trial.recipe, store=store, out=trial.out, callback=callback, early_stopping=stopping
@@ -126,11 +121,12 @@ def run_sweep(
             outcomes.append(outcome_of(trial))
             if number < len(trials):
                 check_no_stop(stop, trial.name)
-    ranked = ranking(outcomes)
+    metric = declaration(trials[0].recipe).deciding
+    ranked = ranking(outcomes, metric)
     place = trials[0].out.parent
     rows = [{**asdict(each), "folder": each.folder.name} for each in ranked]
-    write_json(place / SWEEP_FILE, {"metric": deciding_metric(trials[0].recipe).name, "runs": rows})
-    draw_sweep(place / PICTURE_FILE, outcomes, deciding_metric(trials[0].recipe))
+    write_json(place / SWEEP_FILE, {"metric": metric.name, "runs": rows})
+    draw_sweep(place / PICTURE_FILE, outcomes, metric)
     return ranked
 
 
@@ -170,7 +166,7 @@ def outcome_of(trial: PretrainingTrial) -> TrialOutcome:
     entries = read_metrics(trial.out)
     last: dict[str, dict[str, Any]] = {line["kind"]: line for line in entries}
     ends = [line for line in entries if line["kind"] == "event" and "state" in line]
-    metric = deciding_metric(trial.recipe).name
+    metric = declaration(trial.recipe).deciding.name
     held_out, trained = last.get("held-out", {}), last.get("train", {})
     evaluated = [line for line in entries if line["kind"] == "held-out" and line["step"] and metric in line]
     return TrialOutcome(
@@ -186,11 +182,12 @@ def outcome_of(trial: PretrainingTrial) -> TrialOutcome:
     )
 
 
-def ranking(outcomes: Sequence[TrialOutcome]) -> list[TrialOutcome]:
-    """The runs that came to their end, the one with the smallest loss first; then those ended early."""
+def ranking(outcomes: Sequence[TrialOutcome], metric: Metric) -> list[TrialOutcome]:
+    """The runs that came to their end, the best one by the metric first; then those ended early."""
+    sign = -1 if metric.larger_is_better else 1
     return sorted(
         outcomes,
-        key=lambda each: (bool(each.early_end), each.losses[-1] if each.losses else float("inf")),
+        key=lambda each: (bool(each.early_end), sign * each.losses[-1] if each.losses else float("inf")),
     )
 
 
@@ -210,7 +207,7 @@ def draw_sweep(path: Path, outcomes: Sequence[TrialOutcome], metric: Metric) -> 
         axes.plot(
             outcome.evaluated_steps, outcome.losses, style, marker="o", ms=3.5, label=f"{outcome.name}{now}"
         )
-    axes.set_title(metric.name.replace("_", " "), loc="left", fontsize=11, weight="bold")
+    axes.set_title(metric.label, loc="left", fontsize=11, weight="bold")
     axes.set_xlabel("step")
     axes.grid(color="#e8e8e8", linewidth=0.8)
     axes.spines[["top", "right"]].set_visible(False)

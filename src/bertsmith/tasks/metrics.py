@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bertsmith.core import measures
 from bertsmith.core.errors import UserError
 from bertsmith.tasks.encoded import NO_LABEL
 
@@ -23,24 +24,16 @@ Values = NDArray[Any]
 PERCENT = 100
 
 
-@dataclass(frozen=True, slots=True)
-class Metric:
-    """One number that says how right a model is."""
+@dataclass(frozen=True)
+class Metric(measures.Metric):
+    """A metric of labels and predictions; a number has the unit of the labels."""
 
-    name: str
     compute: Callable[[Values, Values], float] | None = None
-    """From labels and predictions; None where a kind computes several together (`Kind.evaluate`)."""
-    larger_is_better: bool = True
-    in_percent: bool = True
-    """Whether people read it in percent; otherwise in its own unit."""
+    """Computes it; None if a kind computes several metrics together (`Kind.evaluate`)."""
 
-    def is_better(self, value: float, *, than: float) -> bool:
-        """Whether a value is better than another one; equal ones are not."""
-        return value > than if self.larger_is_better else value < than
-
-    def text(self, value: float) -> str:
-        """A value as people read it."""
-        return f"{PERCENT * value:.2f}" if self.in_percent else f"{value:.6g}"
+    def text(self, value: float, digits: int = 6) -> str:
+        """A value as people read it: in percent without the sign, or with this many digits."""
+        return f"{PERCENT * value:.2f}" if self.in_percent else f"{value:.{digits}g}"
 
 
 POSITIVE = 1
@@ -129,10 +122,10 @@ MATTHEWS = Metric("matthews", matthews)
 PEARSON = Metric("pearson", pearson)
 SPEARMAN = Metric("spearman", spearman)
 MEAN_ABSOLUTE_ERROR = Metric(
-    "mean_absolute_error", mean_absolute_error, larger_is_better=False, in_percent=False
+    "mean_absolute_error", mean_absolute_error, larger_is_better=False, unit="number"
 )
 ROOT_MEAN_SQUARED_ERROR = Metric(
-    "root_mean_squared_error", root_mean_squared_error, larger_is_better=False, in_percent=False
+    "root_mean_squared_error", root_mean_squared_error, larger_is_better=False, unit="number"
 )
 OF_CLASSES = (ACCURACY, F1, MACRO_F1, MICRO_F1, MATTHEWS)
 OF_NUMBERS = (SPEARMAN, PEARSON, MEAN_ABSOLUTE_ERROR, ROOT_MEAN_SQUARED_ERROR)

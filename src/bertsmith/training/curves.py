@@ -1,7 +1,7 @@
 """The curves of a run as one picture, drawn from its journal."""
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertsmith.core.files import atomic_path
+from bertsmith.core.measures import FIXED_PREFIX, Declaration, Metric
 from bertsmith.training.journal import Kind, read_metrics
 
 if TYPE_CHECKING:
@@ -55,34 +56,27 @@ class Panel:
     """Where the level differs from stage to stage: how it is called in the lines of held-out results."""
 
 
-def panels(unigram_entropy: float | None, metrics: Collection[str] = ()) -> tuple[Panel, ...]:
+def panels(declared: Declaration, *, unigram_entropy: float | None) -> tuple[Panel, ...]:
     """The panels of a run with these metrics, in reading order; the first is the large one."""
-    frequency = (
-        "" if unigram_entropy is None else f"unigram entropy {unigram_entropy:.2f}: word frequency alone"
-    )
-    # Not against a half: published next-sentence pairs are random more often than not.
-    commoner = "always the commoner answer"
-    judged = [("replaced", "Replaced tokens")] if "replaced_accuracy" in metrics else []
-    if "pair_accuracy" in metrics or not judged:
-        judged.append(("pair", "Sentence pairs"))
     return (
-        Panel("Masked words: loss in nats", "mlm_loss", "{x:g}", "{x:.3f}", unigram_entropy, frequency),
-        Panel("Masked words: guessed right", "mlm_accuracy", "{x:.0%}", "{x:.1%}"),
-        *(
-            Panel(
-                f"{title}: guessed right",
-                *(f"{what}_accuracy", "{x:.0%}", "{x:.1%}"),
-                level_label=commoner,
-                level_metric=f"{what}_majority",
-            )
-            for what, title in judged
-        ),
+        *(panel_of(each, unigram_entropy) for each in declared.metrics if each.panel),
         Panel("Learning rate", "learning_rate", "{x:.3g}", "{x:.3g}"),
         Panel("Tokens a second", "tokens_per_second", "{x:,.0f}", "{x:,.0f}"),
     )
 
 
-def draw_curves(folder: Path, *, unigram_entropy: float | None) -> Path | None:
+def panel_of(metric: Metric, unigram_entropy: float | None) -> Panel:
+    """The panel of one metric."""
+    forms = ("{x:.0%}", "{x:.1%}") if metric.in_percent else ("{x:g}", "{x:.3f}")
+    if metric.level == "unigram" and unigram_entropy is not None:
+        label = f"unigram entropy {unigram_entropy:.2f}: word frequency alone"
+        return Panel(metric.panel, metric.name, *forms, unigram_entropy, label)
+    # Not against a half: published next-sentence pairs are random more often than not.
+    label = "always the commoner answer"
+    return Panel(metric.panel, metric.name, *forms, level_label=label, level_metric=metric.level)
+
+
+def draw_curves(folder: Path, drawn: Sequence[Panel]) -> Path | None:
     """Draw a journal as curves.png; the path, or None where there is nothing to draw or to draw with."""
     try:
         from matplotlib.figure import Figure
@@ -94,7 +88,7 @@ def draw_curves(folder: Path, *, unigram_entropy: float | None) -> Path | None:
         log.warning("%s: no curves are drawn, for no metrics were logged yet", folder)
         return None
     figure = Figure(figsize=(15, 8.2), layout="constrained")
-    _draw_panels(figure, entries, unigram_entropy)
+    _draw_panels(figure, entries, drawn)
     title = run_title(folder.resolve().name, entries)
     figure.suptitle(title, x=0.012, ha="left", fontsize=14, weight="bold", parse_math=False)
     with atomic_path(folder / CURVES_FILE) as temporary:
@@ -127,10 +121,8 @@ def smoothed(series: Series) -> Series:
     return Series(series.steps, (sums[past] - sums[first]) / (past - first))
 
 
-def _draw_panels(figure: "Figure", entries: Entries, unigram_entropy: float | None) -> None:
+def _draw_panels(figure: "Figure", entries: Entries, drawn: Sequence[Panel]) -> None:
     last_step = max(entry["step"] for entry in entries)
-    metrics = {metric for entry in entries for metric in entry}
-    drawn = panels(unigram_entropy, metrics)
     below = len(drawn) - 2
     # As many columns as both rows can be shared out to: two thirds above, equal parts below.
     grid = figure.add_gridspec(2, 3 * below, height_ratios=(1.25, 1))
@@ -173,7 +165,7 @@ def draw_panel(axes: "Axes", panel: Panel, entries: Entries) -> None:
     if len(held_out.steps):
         manner = {"color": HELD_OUT, "linewidth": 1.6, "marker": "o", "ms": 3.5}
         _draw_by_stage(axes, panel.metric, entries, {**manner, "label": _label("held-out", held_out, panel)})
-    fixed = series_of(entries, "held-out", f"fixed_{panel.metric}")
+    fixed = series_of(entries, "held-out", FIXED_PREFIX + panel.metric)
     if len(fixed.steps):  # the same sequences in all stages: one line
         label = _label("fixed evaluation", fixed, panel)
         axes.plot(fixed.steps, fixed.values, color=FIXED, linewidth=1.4, marker="s", ms=3, label=label)

@@ -48,10 +48,10 @@ def test_kept_checkpoints_are_listed_with_their_losses(capsys, run):
     told = bertsmith(capsys, "checkpoint", "list", run, "--json")
     listed = [json.loads(line) for line in told.out.splitlines()]
     assert [each["step"] for each in listed] == list(STEPS)
-    assert all(each["held_out"]["mlm_loss"] > 0 for each in listed)
+    assert all(each["held_out"]["token_loss"] > 0 for each in listed)
     told = bertsmith(capsys, "checkpoint", "list", run)
     assert [line.split("  ")[0] for line in told.out.splitlines()] == ["step 3", "step 6", "step 8"]
-    assert f"held-out MLM loss {listed[1]['held_out']['mlm_loss']:.4f}" in told.out.splitlines()[1]
+    assert f"held-out token loss {listed[1]['held_out']['token_loss']:.4f}" in told.out.splitlines()[1]
 
 
 def test_the_last_checkpoint_is_the_model_of_the_run_byte_for_byte(run, models):

@@ -18,6 +18,8 @@ from bertsmith.cli.pretrain import live_line, pretrain, show
 from bertsmith.cli.terminal import JsonProgress, LogProgress, progress_display
 from bertsmith.core.errors import UserError
 from bertsmith.corpus.token_store import TokenStore
+from bertsmith.objectives.masked_language_modelling import declare_words
+from bertsmith.objectives.registry import declaration
 from bertsmith.pretraining.pretrain import PretrainingResult
 from bertsmith.recipe.load import load_recipe
 from bertsmith.recipe.schema import Recipe
@@ -54,7 +56,7 @@ def test_a_run_ends_with_its_results_and_where_they_are(store, tmp_path):
     assert result.exit_code == 0
     assert "finished after 1 step and" in result.stdout
     held_out = metrics_of(tmp_path / "run", "held-out")[-1]
-    assert f"held-out mlm loss: {held_out['mlm_loss']:.4f}" in result.stdout
+    assert f"held-out token loss: {held_out['token_loss']:.4f}" in result.stdout
     assert "held-out sequences: 8\n" in result.stdout
     assert f"model: {tmp_path / 'run' / 'model'}" in result.stdout
     assert "curves" not in result.stdout  # there are none to look at
@@ -112,21 +114,24 @@ def test_a_loss_that_is_not_below_word_frequencies_is_told(capsys):
         steps=10,
         tokens=1000,
         seconds=9.0,
-        held_out={"loss": 7.5, "mlm_loss": 7.5},
+        declared=declare_words(),
+        held_out={"loss": 7.5, "token_loss": 7.5},
         unigram_entropy=7.25,
         saved_step=10,
         main_process=True,
     )
     show(result, as_json=False)
-    told = "the held-out loss: 7.50 is not below 7.25, the loss of mere word frequencies (the unigram line)"
+    told = "held-out token loss: 7.50 is not below 7.25, the loss of mere word frequencies (the unigram line)"
     out = capsys.readouterr().out
     assert told in out and "train longer (--steps, --minutes), or try a lower optim.peak_lr" in out
-    show(replace(result, held_out={"mlm_loss": 7.0}), as_json=False)
+    show(replace(result, held_out={"token_loss": 7.0}), as_json=False)
     assert "frequencies" not in capsys.readouterr().out
-    before = {"mlm_loss": 8.25, "sequences": 16}
-    show(replace(result, held_out={"mlm_loss": 7.0, "sequences": 16}, held_out_before=before), as_json=False)
+    before = {"token_loss": 8.25, "sequences": 16}
+    show(
+        replace(result, held_out={"token_loss": 7.0, "sequences": 16}, held_out_before=before), as_json=False
+    )
     out = capsys.readouterr().out
-    assert "held-out mlm loss: 8.2500 → 7.0000\n" in out and "held-out sequences: 16\n" in out
+    assert "held-out token loss: 8.2500 → 7.0000\n" in out and "held-out sequences: 16\n" in out
     show(result, as_json=True)
     assert json.loads(capsys.readouterr().out)["unigram_entropy"] == 7.25
 
@@ -138,6 +143,7 @@ def test_a_run_that_was_ended_early_says_why_and_how_it_goes_on(capsys):
         steps=10,
         tokens=1000,
         seconds=9.0,
+        declared=declare_words(),
         held_out={},
         unigram_entropy=7.25,
         saved_step=10,
@@ -195,12 +201,19 @@ def test_words_to_add_without_a_model_are_rejected(store, tmp_path):
     ],
 )
 def test_a_stopped_run_says_where_the_same_command_would_resume(capsys, saved_step, told):
-    numbers = {"tokens": 100, "seconds": 1.0, "held_out": {}, "unigram_entropy": 7.0, "main_process": True}
+    numbers = {
+        "tokens": 100,
+        "seconds": 1.0,
+        "declared": declare_words(),
+        "held_out": {},
+        "unigram_entropy": 7.0,
+        "main_process": True,
+    }
     show(PretrainingResult(Path("run"), "stopped", 6, saved_step=saved_step, **numbers), as_json=False)
     assert capsys.readouterr().out.splitlines()[-1].endswith(told)
 
 
-@pytest.mark.parametrize("callback", [JsonProgress(), LogProgress(live_line)])
+@pytest.mark.parametrize("callback", [JsonProgress(), LogProgress(str)])
 def test_an_alert_comes_at_once_and_to_stderr(capfd, callback):
     callback.on_signal("stopping after this step")
     assert tuple(capfd.readouterr()) == ("", "\nstopping after this step\n")
@@ -230,17 +243,17 @@ def test_for_machines_every_line_is_an_object(store, tmp_path):
     lines = [json.loads(line) for line in result.stdout.splitlines()]
     assert {"note": "1 process on cpu, fp32, not compiled; the same bits each time"} in lines
     (measured,) = [line for line in lines if "progress" in line]
-    assert (measured["progress"], measured["step"]) == (1.0, 3) and measured["mlm_loss"] > 0
-    assert lines[-1]["state"] == "finished" and lines[-1]["held_out"]["mlm_loss"] > 0
+    assert (measured["progress"], measured["step"]) == (1.0, 3) and measured["token_loss"] > 0
+    assert lines[-1]["state"] == "finished" and lines[-1]["held_out"]["token_loss"] > 0
     assert (lines[-1]["steps"], lines[-1]["tokens"]) == (3, measured["tokens"])
 
 
 def test_for_machines_a_number_that_is_none_is_null(capsys):
     JsonProgress().on_step(
-        0.5, {"step": 3, "loss": math.nan, "gradient_norm": math.inf, "mlm_accuracy": 0.25}
+        0.5, {"step": 3, "loss": math.nan, "gradient_norm": math.inf, "token_accuracy": 0.25}
     )
     told = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
-    assert told == {"progress": 0.5, "step": 3, "loss": None, "gradient_norm": None, "mlm_accuracy": 0.25}
+    assert told == {"progress": 0.5, "step": 3, "loss": None, "gradient_norm": None, "token_accuracy": 0.25}
 
 
 def test_a_stopped_run_exits_with_130_and_resumes_with_the_same_command(store, tmp_path):
@@ -277,9 +290,10 @@ def test_a_process_told_to_stop_exits_with_130(store, tmp_path):
 
 
 def test_the_live_line_has_what_a_person_watches():
-    values = {"step": 12345, "loss": 2.5, "mlm_accuracy": 0.5, "pair_accuracy": 0.9}
-    line = live_line({**values, "tokens_per_second": 98765.4, "eta_seconds": 3725.0, "mfu": 0.41})
-    assert line == "step 12,345  loss 2.500  MLM 50.0%  pairs 90.0%  98,765 tokens/s  MFU 41.0%  ETA 1:02:05"
+    values = {"step": 1234, "loss": 2.5, "token_accuracy": 0.5, "pair_accuracy": 0.9}
+    values |= {"tokens_per_second": 98765.4, "eta_seconds": 3725.0, "mfu": 0.41}
+    line = live_line(declaration(tiny_recipe()).own, values)
+    assert line == "step 1,234  loss 2.500  words 50.0%  pairs 90.0%  98,765 tokens/s  MFU 41.0%  ETA 1:02:05"
 
 
 def test_the_tiny_recipe_of_these_tests_is_that_of_the_command(store, tmp_path):
@@ -289,7 +303,7 @@ def test_the_tiny_recipe_of_these_tests_is_that_of_the_command(store, tmp_path):
 
 def test_the_bar_moves_with_steps_and_by_the_clock(monkeypatch):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    with progress_display(live_line, as_json=False) as callback:
+    with progress_display(str, as_json=False) as callback:
         task = callback.bar.tasks[0]
         callback.on_progress(0.25)
         assert task.completed == 0.25

@@ -11,21 +11,22 @@ from bertsmith.data.collate import PretrainingBatch
 from bertsmith.model.flops import PassSize, forward_flops
 from bertsmith.model.network import Network, new_network
 from bertsmith.objectives.distillation import (
+    LOSSES,
     Distillation,
     check_comparable,
     matching_depths,
+    sum_of,
 )
-from bertsmith.objectives.pretraining_objective import Counts
 from bertsmith.packed import pack
 from bertsmith.recipe.distill_section import DistillSection
 from tests.compile_counter import CompileCounter
+from tests.declared_values import means_of, scales_of
 from tests.tiny import tiny_encoder_config, tiny_network
 
 TEXTS = [[2, 5, 6, 4, 7, 8, 3], [2, 9, 4, 10, 3], [2, 11, 12, 13, 4, 14, 15, 3]]
 PLACES = [(0, 3, 55), (1, 2, 57), (2, 4, 58), (2, 6, 20)]
 """Text, place in it, and the id that belongs there."""
-COUNTS = Counts(masked=len(PLACES), pairs=0, tokens=sum(map(len, TEXTS)))
-SCALES = torch.tensor([1 / COUNTS.masked, 0.0, 1 / COUNTS.tokens])
+COUNTS = {"masked": len(PLACES), "tokens": sum(map(len, TEXTS))}
 FP32 = 1e-5
 EVERY = {
     **{"soft_weight": 5.0, "mlm_weight": 2.0, "cosine_weight": 1.0},
@@ -112,7 +113,8 @@ def of_heads(objective: Distillation, text: list[int], heads: int) -> dict[str, 
 def reference(objective: Distillation, *, heads: int = 4) -> dict[str, Tensor]:
     """The mean losses, written down as the papers have them."""
     student, teacher, distill = objective.network, objective.teacher, objective.distill
-    total: dict[str, Tensor] = {name: torch.zeros(()) for name in (*objective.weights, "rows")}
+    names = [name for name in LOSSES if sum_of(name) in objective.declared.sums]
+    total: dict[str, Tensor] = {name: torch.zeros(()) for name in (*names, "rows")}
     masked = {(text, place): token for text, place, token in PLACES}
     for number, text in enumerate(TEXTS):
         ours, theirs = (network.encoder.hidden_states(pack([text])) for network in (student, teacher))
@@ -138,16 +140,16 @@ def reference(objective: Distillation, *, heads: int = 4) -> dict[str, Tensor]:
         for name, value in of_heads(objective, text, heads).items():
             total[name] = total[name] + value
     rows = total.pop("rows")
-    divisors = {"mlm": COUNTS.masked, "soft": rows, "cosine": rows}
-    return {name: value / divisors.get(name, COUNTS.tokens) for name, value in total.items()}
+    divisors = {"mlm": COUNTS["masked"], "soft": rows, "cosine": rows}
+    return {name: value / divisors.get(name, COUNTS["tokens"]) for name, value in total.items()}
 
 
 def assert_as_reference(objective: Distillation, *, heads: int = 4) -> None:
     expected = reference(objective, heads=heads)
-    loss, sums = objective(batch_of(), SCALES)
-    means = objective.means(sums.tolist(), COUNTS)
+    loss, sums = objective(batch_of(), scales_of(objective, COUNTS))
+    means = means_of(objective, sums, COUNTS)
     for name, value in expected.items():
-        assert means[f"{name}_loss"] == pytest.approx(value.item(), rel=FP32, abs=FP32), name
+        assert means[sum_of(name)] == pytest.approx(value.item(), rel=FP32, abs=FP32), name
         assert value > 1e-3, f"{name} has nothing to compare"
     weighed = sum(getattr(objective.distill, f"{name}_weight") * value for name, value in expected.items())
     torch.testing.assert_close(loss, weighed, rtol=FP32, atol=FP32)
@@ -182,7 +184,7 @@ def test_models_with_other_numbers_of_heads_are_compared_in_relation_heads():
 
 
 def assert_as_reference_of_heads(objective: Distillation) -> None:
-    means = objective.means(objective(batch_of(), SCALES)[1].tolist(), COUNTS)
+    means = means_of(objective, objective(batch_of(), scales_of(objective, COUNTS))[1], COUNTS)
     full = Distillation(objective.network, objective.teacher, DistillSection(**EVERY, relation_heads=8))
     expected = reference(full, heads=8)
     for name in ("relation", "attention"):
@@ -201,11 +203,11 @@ def test_words_and_states_of_other_architectures_are_compared_alike(model_type):
 def test_a_student_that_is_its_teacher_has_nothing_to_learn_from_it():
     network = teacher_of("modernbert")
     objective = Distillation(network, teacher_of("modernbert"), DistillSection(**EVERY))
-    means = objective.means(objective(batch_of(), SCALES)[1].tolist(), COUNTS)
+    means = means_of(objective, objective(batch_of(), scales_of(objective, COUNTS))[1], COUNTS)
     for name in ("soft", "cosine", "hidden", "attention", "relation"):
         assert means[f"{name}_loss"] == pytest.approx(0, abs=1e-5)
-    assert means["teacher_agreement"] == 1 and means["teacher_mlm_accuracy"] == means["mlm_accuracy"]
-    assert means["mlm_loss"] > 1
+    assert means["teacher_agreement"] == 1 and means["teacher_accuracy"] == means["token_accuracy"]
+    assert means["token_loss"] > 1
 
 
 def test_how_often_both_are_right_and_agree_is_counted():
@@ -214,10 +216,10 @@ def test_how_often_both_are_right_and_agree_is_counted():
     for network in (objective.network, objective.teacher):
         hidden = [network(pack([text])) for text in TEXTS]
         best.append([int(network.scores_of_words(hidden[t][p][None]).argmax()) for t, p, _ in PLACES])
-    means = objective.means(objective(batch_of(), SCALES)[1].tolist(), COUNTS)
+    means = means_of(objective, objective(batch_of(), scales_of(objective, COUNTS))[1], COUNTS)
     right = [[mine == token for mine, (_, _, token) in zip(each, PLACES, strict=True)] for each in best]
     agreed = [one == other for one, other in zip(*best, strict=True)]
-    assert [means["mlm_accuracy"], means["teacher_mlm_accuracy"], means["teacher_agreement"]] == [
+    assert [means["token_accuracy"], means["teacher_accuracy"], means["teacher_agreement"]] == [
         sum(each) / len(PLACES) for each in (*right, agreed)
     ]
 
@@ -226,7 +228,7 @@ def test_the_teacher_is_neither_trained_nor_saved_nor_dropped_out():
     objective = Distillation(student_of(width=16), teacher_of(), DistillSection()).train()
     assert {name.split(".")[0] for name in objective.state_dict()} == {"network", "project"}
     assert not objective.teacher.training
-    objective(batch_of(), SCALES)[0].backward()
+    objective(batch_of(), scales_of(objective, COUNTS))[0].backward()
     assert all(each.grad is None for each in objective.teacher.parameters())
     assert all(each.grad is not None for each in objective.parameters())
 
@@ -244,7 +246,10 @@ def test_operations_are_the_students_training_and_one_pass_of_the_teacher(rows, 
 
 def test_filler_changes_nothing():
     objective = Distillation(student_of(), teacher_of(), DistillSection(**EVERY))
-    one, other = (objective(batch_of(filler), SCALES) for filler in ([0], [0, 7, 9, 1, 1, 1, 1, 1, 1, 30]))
+    one, other = (
+        objective(batch_of(filler), scales_of(objective, COUNTS))
+        for filler in ([0], [0, 7, 9, 1, 1, 1, 1, 1, 1, 30])
+    )
     torch.testing.assert_close(one, other, rtol=FP32, atol=FP32)
 
 
@@ -254,16 +259,23 @@ def test_student_and_teacher_are_one_compiled_graph():
         CompileCounter("eager"),
     )
     whole = torch.compile(objective.plain, fullgraph=True, backend=counter)
-    torch.testing.assert_close(whole(batch_of(), SCALES), objective(batch_of(), SCALES), rtol=FP32, atol=FP32)
+    torch.testing.assert_close(
+        whole(batch_of(), scales_of(objective, COUNTS)),
+        objective(batch_of(), scales_of(objective, COUNTS)),
+        rtol=FP32,
+        atol=FP32,
+    )
     assert counter.frame_count == 1
 
 
 def test_losses_are_summed_up_in_fp32_under_bf16():
     objective = Distillation(student_of(), teacher_of(), DistillSection(**EVERY))
     with torch.autocast("cpu", torch.bfloat16):
-        loss, sums = objective(batch_of(), SCALES)
+        loss, sums = objective(batch_of(), scales_of(objective, COUNTS))
     assert loss.dtype == sums.dtype == torch.float32
-    torch.testing.assert_close(loss, objective(batch_of(), SCALES)[0], rtol=0.05, atol=0.05)
+    torch.testing.assert_close(
+        loss, objective(batch_of(), scales_of(objective, COUNTS))[0], rtol=0.05, atol=0.05
+    )
 
 
 def test_projections_follow_from_the_seed():

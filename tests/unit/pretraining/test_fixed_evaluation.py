@@ -7,7 +7,9 @@ import pytest
 from bertsmith.data.batch_inspection import sequences_of
 from bertsmith.data.data_loader import PretrainingDataset
 from bertsmith.data.epoch_index import split_documents
-from bertsmith.pretraining.fixed_evaluation import FixedSet, fixed_notes, fixed_recipe, fixed_set
+from bertsmith.objectives.registry import declaration
+from bertsmith.pretraining.fixed_evaluation import fixed_notes, fixed_recipe, fixed_set
+from bertsmith.pretraining.held_out import HeldOutSet
 from bertsmith.pretraining.pretrained_model import held_out_rows
 from bertsmith.training.distributed import ALONE
 from tests.tiny_runs import Listener, metrics_of, run_tiny, tiny_recipe
@@ -18,12 +20,12 @@ def dataset_of(store, cache, *overrides: str) -> PretrainingDataset:
     return PretrainingDataset(store, recipe, cache=cache, split="held-out", micro_tokens=256)
 
 
-def of_recipe(store, cache, *overrides: str) -> FixedSet:
+def of_recipe(store, cache, *overrides: str) -> HeldOutSet:
     return fixed_set(dataset_of(store, cache, *overrides), ALONE)
 
 
-def shown(found: FixedSet) -> list[tuple]:
-    return [(each.tokens, each.targets) for each in sequences_of(found.held_out.batches)]
+def shown(found: HeldOutSet) -> list[tuple]:
+    return [(each.tokens, each.targets) for each in sequences_of(found.batches)]
 
 
 @pytest.mark.parametrize(
@@ -57,29 +59,41 @@ def test_bits_are_those_of_the_characters_that_a_reader_sees(store, tmp_path):
     for ids, targets in shown(found):
         text = [targets.get(index, each) for index, each in enumerate(ids)][1:-1]  # [CLS] and [SEP]
         tokens, characters = tokens + len(text), characters + len(tokenizer.decode(text).replace(" ", ""))
-    assert found.tokens_per_character == pytest.approx(tokens / characters) and tokens < characters
+    assert found.totals["tokens_per_character"] == pytest.approx(tokens / characters) and tokens < characters
 
 
 def test_a_run_tells_both_evaluations_in_its_log_its_journal_and_its_card(store, tmp_path):
     listener = Listener()
     result = run_tiny(store, tmp_path / "run", "run.steps=2", listener=listener)
     for line in metrics_of(tmp_path / "run", "held-out"):
-        per_token = line["fixed_bits_per_character"] * math.log(2) / line["fixed_mlm_loss"]
-        assert per_token == pytest.approx(of_recipe(store, tmp_path).tokens_per_character)
-        assert line["fixed_mlm_loss"] != line["mlm_loss"]
+        per_token = line["fixed_bits_per_character"] * math.log(2) / line["fixed_token_loss"]
+        assert per_token == pytest.approx(of_recipe(store, tmp_path).totals["tokens_per_character"])
+        assert line["fixed_token_loss"] != line["token_loss"]
     last = metrics_of(tmp_path / "run", "held-out")[-1]
-    told = f"fixed evaluation: loss {last['fixed_mlm_loss']:.3f}, MLM {last['fixed_mlm_accuracy']:.1%}"
+    told = f"fixed evaluation: loss {last['fixed_token_loss']:.3f}, words {last['fixed_token_accuracy']:.1%}"
     assert [note for note in listener.notes if note.startswith("step 2: held-out loss") and told in note]
-    assert result.held_out["fixed_mlm_loss"] == last["fixed_mlm_loss"]
+    assert result.held_out["fixed_token_loss"] == last["fixed_token_loss"]
     card = (tmp_path / "run" / "card.md").read_text()
     assert f"| fixed evaluation: bits per character | {last['fixed_bits_per_character']:.4f} |" in card
 
 
-def test_a_model_that_sees_one_side_has_none(store, tmp_path):
+def test_a_model_that_sees_one_side_predicts_every_token_of_it(store, tmp_path):
     one_sided = ("examples.objective=left-to-right", "examples.pairs=none")
+    found = of_recipe(store, tmp_path, *one_sided)
+    for tokens, targets in shown(found):
+        assert targets == dict(enumerate(tokens[1:]))
     result = run_tiny(store, tmp_path / "run", "run.steps=1", *one_sided)
-    assert not [name for name in result.held_out if name.startswith("fixed")]
-    assert fixed_notes(tiny_recipe(*one_sided)) == []
+    fixed = result.held_out
+    assert fixed["fixed_perplexity"] == pytest.approx(math.exp(fixed["fixed_token_loss"]))
+    bits = fixed["fixed_token_loss"] / math.log(2) * found.totals["tokens_per_character"]
+    assert fixed["fixed_bits_per_character"] == pytest.approx(bits)
+
+
+def test_models_that_predict_words_share_their_metrics():
+    one_sided = tiny_recipe("examples.objective=left-to-right", "examples.pairs=none")
+    masked = tiny_recipe("examples.pairs=none")
+    assert declaration(one_sided).reported.keys() == declaration(masked).reported.keys()
+    assert not [name for name in declaration(one_sided).reported if "mlm" in name]
 
 
 def test_a_run_says_where_its_figure_stands_alone():
@@ -89,6 +103,6 @@ def test_a_run_says_where_its_figure_stands_alone():
 
 
 def test_that_of_electra_is_its_generators():
-    own = {"replaced_loss": 0.5, "mlm_loss": 3.0, "mlm_accuracy": 0.4}
-    rows = dict(held_out_rows({**own, "fixed_mlm_accuracy": 0.5}))
-    assert rows["fixed evaluation: mlm accuracy, the generator's"] == "50.0%"
+    electra = tiny_recipe("model.type=electra", "examples.objective=replaced", "examples.pairs=none")
+    rows = dict(held_out_rows(declaration(electra), {"token_loss": 0.4, "fixed_token_loss": 0.5}))
+    assert rows["fixed evaluation: generator's token loss"] == "0.5000"

@@ -11,9 +11,8 @@ from bertsmith.data.batch_inspection import sequences_of
 from bertsmith.data.collate import Multiples
 from bertsmith.data.data_loader import PretrainingDataset, StepBatches, StepIndex
 from bertsmith.objectives.masked_language_modelling import MaskedLanguageModelling
-from bertsmith.objectives.pretraining_objective import Counts
 from bertsmith.pretraining.hardware import Machine, fit_machine
-from bertsmith.pretraining.held_out import HeldOutSet, evaluate, held_out_set, means_of, unigram_entropy
+from bertsmith.pretraining.held_out import HeldOutSet, evaluate, held_out_set, unigram_entropy
 from bertsmith.pretraining.initial_model import build_initial_model
 from bertsmith.pretraining.run_setup import held_out_recipe
 from bertsmith.recipe.optim_section import OptimSection
@@ -95,9 +94,10 @@ def test_the_commoner_answer_is_that_of_more_pairs(store, tmp_path):
     found = held_out(store, tmp_path, "run.evaluation_sequences=15")
     labels = [label for micro in found.batches.micros for label in micro.pair_labels_S[:-1].tolist()]
     assert len(labels) == 15
-    assert found.pair_majority == max(sum(labels), 15 - sum(labels)) / 15 > 0.5
-    single = ("examples.pairs=none", "run.evaluation_sequences=20")
-    assert held_out(store, tmp_path, *single).pair_majority is None
+    level = evaluate(trainer_of(store), found)[0]["pair_majority"]
+    assert level == max(sum(labels), 15 - sum(labels)) / 15 > 0.5
+    single = held_out(store, tmp_path, "examples.pairs=none", "run.evaluation_sequences=20")
+    assert "pair_majority" not in evaluate(trainer_of(store), single)[0]
 
 
 def test_an_evaluation_leaves_nothing_behind(store, tmp_path):
@@ -121,13 +121,14 @@ def test_results_are_means_over_all_sequences(store, tmp_path):
         evaluate(trainer, replace(given, batches=replace(given.batches, micros=(micro,), masked=count)))[0]
         for micro, count in zip(micros, masked, strict=True)
     ]
-    mean = sum(part["mlm_loss"] * count for part, count in zip(parts, masked, strict=True)) / sum(masked)
+    mean = sum(part["token_loss"] * count for part, count in zip(parts, masked, strict=True)) / sum(masked)
     whole, evaluated = evaluate(trainer, given)
     assert evaluated is given
-    assert whole["mlm_loss"] == pytest.approx(mean, rel=1e-6)
-    assert (whole["sequences"], whole["pair_majority"]) == (24, given.pair_majority)
-    assert whole["loss"] == whole["mlm_loss"] + whole["pair_loss"]
-    assert whole["mlm_loss"] == pytest.approx(math.log(store.vocabulary), abs=0.1)  # it knows nothing yet
+    assert whole["token_loss"] == pytest.approx(mean, rel=1e-6)
+    assert whole["sequences"] == 24
+    assert whole["loss"] == whole["token_loss"] + whole["pair_loss"]
+    assert whole["perplexity"] == pytest.approx(math.exp(whole["token_loss"]))
+    assert whole["token_loss"] == pytest.approx(math.log(store.vocabulary), abs=0.1)  # it knows nothing yet
 
 
 def test_an_evaluation_that_takes_too_long_goes_on_with_fewer_sequences(store, tmp_path):
@@ -139,7 +140,7 @@ def test_an_evaluation_that_takes_too_long_goes_on_with_fewer_sequences(store, t
     assert evaluate(trainer, fewer) == (first, fewer)  # from now on the same ones
     alone = replace(given.batches, micros=given.batches.micros[:1], masked=fewer.batches.masked)
     same = evaluate(trainer, replace(given, batches=alone))[0]
-    assert first["mlm_loss"] == same["mlm_loss"]
+    assert first["token_loss"] == same["token_loss"]
 
 
 def test_a_wish_to_stop_breaks_an_evaluation_off(store, tmp_path):
@@ -152,17 +153,18 @@ def test_a_wish_to_stop_breaks_an_evaluation_off(store, tmp_path):
 
 
 def test_sums_become_means_and_pairs_only_where_there_are_any(store):
-    trainer = trainer_of(store)
-    assert means_of(trainer, [6.0, 1.0, 1.0, 2.0], Counts(4.0, 2.0)) == {
-        **{"loss": 2.0, "mlm_loss": 1.5, "mlm_accuracy": 0.25},
-        **{"pair_loss": 0.5, "pair_accuracy": 1.0},
-    }
-    assert set(means_of(trainer, [6.0, 1.0, 0.0, 0.0], Counts(4.0, 0.0))) == {
-        "loss",
-        "mlm_loss",
-        "mlm_accuracy",
-    }
-    nothing = means_of(trainer, [0.0] * 4, Counts(0.0, 0.0))
+    declared = trainer_of(store).objective.declared
+    assert (declared.counts, declared.sums[:2]) == (("masked", "pairs"), ("token_loss", "pair_loss"))
+    sums = dict(zip(declared.sums, (6.0, 1.0, 1.0, 2.0), strict=True))
+    words = {"token_loss": 1.5, "token_accuracy": 0.25}
+    found = declared.means({**sums, "masked": 4.0, "pairs": 2.0})
+    assert found == {"loss": 2.0, **words, "pair_loss": 0.5, "pair_accuracy": 1.0}
+    assert declared.means({**sums, "masked": 4.0, "pairs": 0.0}) == {"loss": 1.5, **words}
+    evaluated = declared.means(
+        {"token_loss": 9e9, "token_hits": 0.0, "masked": 1.0, "pairs": 0.0, "sequences": 3}
+    )
+    assert math.isfinite(evaluated["perplexity"]) and evaluated["sequences"] == 3
+    nothing = declared.means({**sums, "masked": 0.0, "pairs": 0.0})
     assert list(nothing) == ["loss"] and math.isnan(nothing["loss"])
 
 

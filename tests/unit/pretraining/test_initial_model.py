@@ -14,7 +14,6 @@ from bertsmith.model.activations import ACTIVATIONS
 from bertsmith.model.model_folder import Model, read_model, write_model
 from bertsmith.model.network import Network, new_network
 from bertsmith.objectives.pretraining_objective import PretrainingObjective
-from bertsmith.pretraining.held_out import METRICS
 from bertsmith.pretraining.initial_model import (
     build_initial_model,
     encoder_config_of,
@@ -161,7 +160,10 @@ def test_the_recipe_of_the_run_tells_the_folders_activation(store, tmp_path, act
 
 def test_training_continues_from_what_was_learned(finished, store, tmp_path):
     run_tiny(store, tmp_path / "run", "run.steps=1", f"start.model={finished / 'model'}")
-    assert metrics_of(tmp_path / "run")[0]["mlm_loss"] < metrics_of(finished, "held-out")[0]["mlm_loss"] - 0.2
+    assert (
+        metrics_of(tmp_path / "run")[0]["token_loss"]
+        < metrics_of(finished, "held-out")[0]["token_loss"] - 0.2
+    )
 
 
 def test_the_end_tells_what_the_model_got_before(finished, store, tmp_path):
@@ -172,11 +174,16 @@ def test_the_end_tells_what_the_model_got_before(finished, store, tmp_path):
     first = {line["stage"]: line for line in metrics_of(tmp_path / "run", "held-out") if line["step"] == 0}
     # On the sequences that the run ends with, which are longer than those it begins with.
     for end, before in ((stopped, first[0]), (result, first[1])):
-        assert end.held_out_before == {name: before[name] for name in METRICS if name in before}
-    assert result.held_out_before["mlm_loss"] == metrics_of(finished, "held-out")[-1]["mlm_loss"]
+        assert end.held_out_before == {
+            name: each for name, each in before.items() if name in end.declared.reported
+        }
+    assert result.held_out_before["token_loss"] == metrics_of(finished, "held-out")[-1]["token_loss"]
     assert run_tiny(store, tmp_path / "run", *settings).held_out_before == result.held_out_before
     card = (tmp_path / "run" / "model" / "card.md").read_text(encoding="utf-8")
-    for name, words, form in (("mlm_loss", "mlm loss", ".4f"), ("mlm_accuracy", "mlm accuracy", ".1%")):
+    for name, words, form in (
+        ("token_loss", "token loss", ".4f"),
+        ("token_accuracy", "token accuracy", ".1%"),
+    ):
         was, now = (format(values[name], form) for values in (before, result.held_out))
         assert was == now or f"| {words} | {was} → {now} |" in card
     assert f"| sequences | {result.held_out['sequences']} |" in card

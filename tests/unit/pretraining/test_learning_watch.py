@@ -10,6 +10,7 @@ import torch
 from bertsmith.cli.pretrain import show
 from bertsmith.data.collate import PretrainingBatch
 from bertsmith.objectives.distillation import Distillation
+from bertsmith.objectives.masked_language_modelling import declare_words
 from bertsmith.packed import pack
 from bertsmith.pretraining.learning_watch import LearningWatch, constant_prediction
 from bertsmith.pretraining.pretrain import PretrainingResult, pretrain
@@ -20,14 +21,15 @@ from tests.tiny import tiny_network
 from tests.tiny_runs import Listener, metrics_of, run_tiny, stop_at, tiny_recipe, without_pictures
 
 LINE = 7.0
+WATCHED = declare_words().own["token_loss"]
 ABSURD = ("optim.peak_lr=3.0", "run.steps=60", "run.log_every_steps=2", "run.evaluate_every_steps=60")
 
 
 def watched(losses: Sequence[float], norms: Sequence[float] = (), *, warmup: float = 0.01) -> LearningWatch:
-    watch = LearningWatch(LINE, warmup)
+    watch = LearningWatch(LINE, warmup, WATCHED)
     for number, loss in enumerate(losses):
         norm = norms[number] if len(norms) else 1.0
-        watch.add(10 * (number + 1), {"mlm_loss": float(loss), "gradient_norm": float(norm)})
+        watch.add(10 * (number + 1), {"token_loss": float(loss), "gradient_norm": float(norm)})
     return watch
 
 
@@ -39,7 +41,7 @@ def falling(to: float, lines: int = 40) -> list[float]:
 def test_a_loss_that_stays_at_the_unigram_line_is_a_plateau():
     found = watched(falling(LINE)).plateau(0.05)
     assert found is not None and found.kind == "plateau"
-    assert "step 400: the loss stays near 7.00 since step 110; 7.00 is" in found.text
+    assert "step 400: the token loss stays near 7.00 since step 110; 7.00 is" in found.text
     assert "below 7.00, the loss of mere word frequencies (the unigram line)" in found.text
 
 
@@ -142,7 +144,7 @@ def test_a_flat_generator_is_called_so(store, tmp_path):
     listener = Listener()
     run_tiny(store, tmp_path / "run", *ABSURD, *electra, "run.steps=30", listener=listener)
     (told,) = [note for note in listener.notes if "the unigram line" in note]
-    assert "the generator's loss stays near" in told and "the decoder is dead" in told
+    assert "the generator's token loss stays near" in told and "the decoder is dead" in told
 
 
 def test_a_student_that_is_taught_no_words_is_not_held_against_them(store, tmp_path, capsys):
@@ -158,7 +160,7 @@ def test_a_student_that_is_taught_no_words_is_not_held_against_them(store, tmp_p
         early_stopping=EarlyStopping(if_flat=True),
     )
     assert (result.state, result.steps) == ("finished", 30)
-    assert result.held_out["mlm_loss"] > result.unigram_entropy  # it knows no words, as nobody taught it
+    assert result.held_out["token_loss"] > result.unigram_entropy  # it knows no words, as nobody taught it
     show(result, as_json=False)
     assert not [text for text in (*listener.notes, capsys.readouterr().out) if "unigram" in text]
 

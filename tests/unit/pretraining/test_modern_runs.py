@@ -29,7 +29,7 @@ def test_a_run_learns_words_and_pairs_and_says_who_opens_the_result(settings, st
     result = run(store, tmp_path / "run", "examples.pairs=nsp", *settings, listener=listener)
     assert (result.state, result.steps) == ("finished", 6)
     before, *_, after = metrics_of(tmp_path / "run", "held-out")
-    assert after["mlm_loss"] < before["mlm_loss"] - 0.1 and "pair_loss" in after
+    assert after["token_loss"] < before["token_loss"] - 0.1 and "pair_loss" in after
     alone = [note for note in listener.notes if note.startswith("only bertsmith opens the result")]
     card = (tmp_path / "run" / "model" / "card.md").read_text(encoding="utf-8")
     if settings:

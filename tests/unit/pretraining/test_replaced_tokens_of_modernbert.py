@@ -44,10 +44,10 @@ def run(store: TokenStore, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_run_measures_pairs_beside_both_models(run):
     before, *_, after = metrics_of(run, "held-out")
-    for name in ("mlm_loss", "replaced_loss", "fixed_mlm_loss"):
+    for name in ("token_loss", "replaced_loss", "fixed_token_loss"):
         assert after[name] < before[name]
     for line in metrics_of(run):
-        expected = line["mlm_loss"] + 50 * line["replaced_loss"] + 5 * line["pair_loss"]
+        expected = line["token_loss"] + 50 * line["replaced_loss"] + 5 * line["pair_loss"]
         assert line["loss"] == pytest.approx(expected)
         assert 0 <= line["pair_accuracy"] <= 1
 

@@ -181,7 +181,7 @@ def test_each_step_draws_its_own_dropout_whatever_start_it_is_in(store, tmp_path
 def test_another_seed_is_another_run(finished, store, tmp_path):
     run_tiny(store, tmp_path / "run", "run.seed=1")
     ours, theirs = metrics_of(tmp_path / "run"), metrics_of(finished)
-    assert ours[0]["mlm_loss"] != theirs[0]["mlm_loss"]  # other initial weights
+    assert ours[0]["token_loss"] != theirs[0]["token_loss"]  # other initial weights
     assert ours[-1]["tokens"] != theirs[-1]["tokens"]  # other examples
 
 
@@ -190,10 +190,10 @@ def test_a_state_remembers_norms_window_and_the_size_of_forward_passes(finished,
         run_tiny(store, tmp_path / "run")
     scalars = last_scalars(tmp_path / "run")
     assert len(scalars["norms"]) == 5
-    assert scalars["window"]["masked"] > 0  # two steps after the line of step 3
+    assert scalars["window"]["counts"]["masked"] > 0  # two steps after the line of step 3
     assert scalars["micro_tokens"] == 8192
     assert scalars["position"]["step"] == 5
-    assert scalars["held_out"]["mlm_loss"] == metrics_of(finished, "held-out")[1]["mlm_loss"]
+    assert scalars["held_out"]["token_loss"] == metrics_of(finished, "held-out")[1]["token_loss"]
 
 
 def test_where_no_saved_state_is_whole_the_run_says_that_it_starts_again(finished, store, tmp_path):

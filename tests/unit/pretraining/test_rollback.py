@@ -71,9 +71,9 @@ def test_no_state_is_saved_amid_skipped_steps(recovered):
 def test_a_line_of_metrics_over_skipped_steps_alone_has_no_loss(recovered):
     run, _ = recovered
     lines = {line["step"]: line for line in read_metrics(run) if line["kind"] == "train"}
-    assert lines[8]["loss"] is None and "mlm_loss" not in lines[8]
-    assert lines[6]["mlm_loss"] > 0  # of step 5 alone
-    assert lines[10]["mlm_loss"] > 0
+    assert lines[8]["loss"] is None and "token_loss" not in lines[8]
+    assert lines[6]["token_loss"] > 0  # of step 5 alone
+    assert lines[10]["token_loss"] > 0
 
 
 def test_the_second_time_the_run_ends_with_the_remedy(store, tmp_path):
@@ -121,7 +121,7 @@ def test_a_step_that_had_begun_when_the_weights_were_taken_back_counts_for_nothi
     assert events(tmp_path / "run") == [(6, "not a number"), (6, "4"), *back]
     lines = {line["step"]: line for line in read_metrics(tmp_path / "run") if line["kind"] == "train"}
     assert (lines[7]["loss"] is None) == (reports == "late")  # a loss of broken weights says nothing
-    assert lines[8]["mlm_loss"] > 0 and lines[10]["skipped"] == 1 + len(back)
+    assert lines[8]["token_loss"] > 0 and lines[10]["skipped"] == 1 + len(back)
     assert all(tensor.isfinite().all() for tensor in last_state(tmp_path / "run").values())
 
 

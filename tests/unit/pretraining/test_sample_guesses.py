@@ -30,7 +30,7 @@ def test_each_evaluation_after_the_first_step_shows_what_the_finished_network_ta
     recipe = fixed_recipe(tiny_recipe(), ALONE)
     data = PretrainingDataset(store, recipe, cache=tmp_path / "c", split="held-out", micro_tokens=256)
     bert, tokenizer = bertsmith.load(tmp_path / "run"), store.tokenizer()
-    sequences = list(sequences_of(fixed_set(data, ALONE).held_out.batches))
+    sequences = list(sequences_of(fixed_set(data, ALONE).batches))
     masked = [each for each in sequences if tokenizer.mask_id in each.tokens][:3]
     for line, each in zip(told[1:], masked, strict=True):
         row = each.tokens.index(tokenizer.mask_id)

@@ -57,7 +57,7 @@ def test_the_law_agrees_with_its_runs():
             width = int(row["shape"].partition("x")[2])
             counts = (row["tokens_seen"], row["store_tokens"], row["batch_tokens"])
             loss = MASKED.loss(RunSize(row["layer_weights"], width, *counts), row["peak_lr"])
-            off.append(abs(loss / row["fixed_mlm_loss"] - 1))
+            off.append(abs(loss / row["fixed_token_loss"] - 1))
     assert len(off) > 70
     assert np.median(off) < 0.02
     assert np.quantile(off, 0.9) < 0.06

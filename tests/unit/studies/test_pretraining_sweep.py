@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,9 @@ from typer.testing import CliRunner
 from bertsmith.cli.pretrain import pretrain
 from bertsmith.core.errors import UserError
 from bertsmith.corpus.token_store import TokenStore
+from bertsmith.objectives.registry import declaration
 from bertsmith.studies.pretraining_sweep import (
     TrialOutcome,
-    deciding_metric,
     draw_sweep,
     ranking,
     read_grid,
@@ -82,11 +83,14 @@ def test_the_smallest_loss_comes_first_and_what_was_ended_early_last():
         outcome("c", 6.0, 3.5),
         outcome("d"),
     ]
-    assert [each.name for each in ranking(outcomes)] == ["c", "a", "d", "b"]
+    metric = declaration(tiny_recipe()).deciding
+    assert [each.name for each in ranking(outcomes, metric)] == ["c", "a", "d", "b"]
+    larger = replace(metric, larger_is_better=True)
+    assert [each.name for each in ranking(outcomes, larger)] == ["a", "c", "d", "b"]
 
 
 def test_a_run_that_is_worse_than_the_median_of_those_before_ends():
-    metric = deciding_metric(tiny_recipe())
+    metric = declaration(tiny_recipe()).deciding
     before = [outcome("a", 5.0, 4.0), outcome("b", 5.2, 4.2), outcome("c", 5.4, 4.4)]
     assert stopping_rule(metric, before[:2])([9.0]) == ""  # too few to compare with
     rule = stopping_rule(metric, [*before, outcome("d", 1.0, 1.0, early_end="flat")])
@@ -112,7 +116,7 @@ def test_a_sweep_runs_each_value_in_its_folder_and_ranks_them(store, tmp_path):
     for rate in ("1e-6", "3e-3"):
         folder = tmp_path / "out" / f"peak_lr-{rate}"
         assert (folder / "model" / "config.json").is_file()
-        losses[rate] = metrics_of(folder, "held-out")[-1]["fixed_mlm_loss"]
+        losses[rate] = metrics_of(folder, "held-out")[-1]["fixed_token_loss"]
     assert losses["3e-3"] < losses["1e-6"]
     table = [line.split() for line in result.stdout.splitlines() if line.startswith("peak_lr-")]
     assert [(row[0], row[2]) for row in table] == [
@@ -121,7 +125,7 @@ def test_a_sweep_runs_each_value_in_its_folder_and_ranks_them(store, tmp_path):
     assert f"best: peak_lr-3e-3 ({tmp_path / 'out' / 'peak_lr-3e-3' / 'model'})" in result.stdout
     written = json.loads((tmp_path / "out" / "sweep.json").read_text())
     assert (written["metric"], [run["name"] for run in written["runs"]]) == (
-        "fixed_mlm_loss",
+        "fixed_token_loss",
         ["peak_lr-3e-3", "peak_lr-1e-6"],
     )
     with pytest.raises(UserError, match="another recipe"):
@@ -153,6 +157,6 @@ def test_the_picture_has_a_line_for_each_run(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Axes, "plot", spy)
     outcomes = [outcome("a", 5.0, 4.0), outcome("b", 6.0, early_end="flat")]
-    draw_sweep(tmp_path / "sweep.png", outcomes, deciding_metric(tiny_recipe()))
+    draw_sweep(tmp_path / "sweep.png", outcomes, declaration(tiny_recipe()).deciding)
     assert (tmp_path / "sweep.png").read_bytes()[1:4] == b"PNG"
     assert drawn == [([1, 2], [5.0, 4.0], "a (4.000)"), ([1], [6.0], "b (6.000, ended early)")]

@@ -7,6 +7,7 @@ import sys
 import numpy as np
 import pytest
 
+from bertsmith.objectives.registry import declaration
 from bertsmith.training.curves import (
     FIXED,
     HELD_OUT,
@@ -18,6 +19,10 @@ from bertsmith.training.curves import (
     smoothed,
 )
 from bertsmith.training.journal import Journal
+from tests.tiny_runs import tiny_recipe
+
+DECLARED = declaration(tiny_recipe())
+DRAWN = panels(DECLARED, unigram_entropy=None)
 
 
 def write_run(folder, *, steps=40):
@@ -25,12 +30,12 @@ def write_run(folder, *, steps=40):
     with Journal.open(folder, resume_step=0) as journal:
         journal.write("event", 0, {"what": "started"})
         for step in range(1, steps + 1):
-            values = {"mlm_loss": 10 / step, "mlm_accuracy": step / 50, "learning_rate": 1e-4 / step}
+            values = {"token_loss": 10 / step, "token_accuracy": step / 50, "learning_rate": 1e-4 / step}
             values |= {"tokens_per_second": 900.0, "tokens": 100 * step, "seconds": 2.0 * step}
-            values["mlm_loss"] = math.nan if step == 7 else values["mlm_loss"]
+            values["token_loss"] = math.nan if step == 7 else values["token_loss"]
             journal.write("train", step, values | {"pair_accuracy": 0.6})
             if step % 10 == 0:
-                values = {"mlm_loss": 10 / step, "mlm_accuracy": step / 60, "stage": int(step > 20)}
+                values = {"token_loss": 10 / step, "token_accuracy": step / 60, "stage": int(step > 20)}
                 journal.write("held-out", step, {**values, "pair_majority": 0.58 if step > 20 else 0.56})
 
 
@@ -44,32 +49,36 @@ def size_of(picture):
 def test_a_run_is_drawn_as_a_picture_without_pyplot(tmp_path, monkeypatch):
     monkeypatch.delitem(sys.modules, "matplotlib.pyplot", raising=False)
     write_run(tmp_path)
-    picture = draw_curves(tmp_path, unigram_entropy=6.5)
+    picture = draw_curves(tmp_path, panels(DECLARED, unigram_entropy=6.5))
     assert picture == tmp_path / "curves.png"
     assert size_of(picture) == (1650, 902)
     assert "matplotlib.pyplot" not in sys.modules
 
 
 def test_the_loss_is_read_against_the_unigram_entropy():
-    assert (panels(6.5)[0].metric, panels(6.5)[0].level) == ("mlm_loss", 6.5)
-    assert "unigram entropy 6.50" in panels(6.5)[0].level_label
-    assert panels(None)[0].level is None
+    drawn = panels(DECLARED, unigram_entropy=6.5)[0]
+    assert (drawn.metric, drawn.level) == ("token_loss", 6.5)
+    assert "unigram entropy 6.50" in drawn.level_label
+    assert DRAWN[0].level is None
 
 
 @pytest.mark.parametrize(
-    ("metrics", "judged"),
+    ("settings", "judged"),
     [
-        ((), ["pair_accuracy"]),
-        (("replaced_accuracy",), ["replaced_accuracy"]),
-        (("replaced_accuracy", "pair_accuracy"), ["replaced_accuracy", "pair_accuracy"]),
+        ((), []),
+        (("examples.pairs=nsp",), ["pair_accuracy"]),
+        (("examples.objective=replaced",), ["replaced_accuracy"]),
+        (("examples.objective=replaced", "examples.pairs=nsp"), ["replaced_accuracy", "pair_accuracy"]),
     ],
 )
-def test_what_is_judged_has_a_panel_each(metrics, judged, tmp_path):
-    drawn = panels(None, metrics)
-    assert [panel.metric for panel in drawn[2:-2]] == judged
-    lines = [{"kind": "train", "step": step, "loss": 1.0, **dict.fromkeys(metrics, 0.5)} for step in (1, 2)]
+def test_what_is_judged_has_a_panel_each(settings, judged, tmp_path):
+    recipe = tiny_recipe("model.type=modernbert", "model.segments=0", "examples.pairs=none", *settings)
+    drawn = panels(declaration(recipe), unigram_entropy=None)
+    metrics = [panel.metric for panel in drawn]
+    assert metrics == ["token_loss", "token_accuracy", *judged, "learning_rate", "tokens_per_second"]
+    lines = [{"kind": "train", "step": step, **dict.fromkeys(metrics, 0.5)} for step in (1, 2)]
     (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    assert size_of(draw_curves(tmp_path, unigram_entropy=None)) == (1650, 902)
+    assert size_of(draw_curves(tmp_path, drawn)) == (1650, 902)
 
 
 def test_held_out_results_of_different_stages_are_lines_of_their_own():
@@ -93,7 +102,7 @@ def lines_drawn(folder, monkeypatch):
         return plot(axes, steps, values, **manner)
 
     monkeypatch.setattr(Axes, "plot", spy)
-    draw_curves(folder, unigram_entropy=None)
+    draw_curves(folder, DRAWN)
     return drawn
 
 
@@ -106,7 +115,7 @@ def test_the_picture_joins_no_held_out_points_of_different_stages(tmp_path, monk
 def test_the_fixed_evaluation_is_one_line_over_all_stages(tmp_path, monkeypatch):
     with Journal.open(tmp_path, resume_step=0) as journal:
         for step in (0, 10, 20):
-            values = {"mlm_loss": 9.0, "fixed_mlm_loss": 9.0 - step / 10, "stage": int(step > 10)}
+            values = {"token_loss": 9.0, "fixed_token_loss": 9.0 - step / 10, "stage": int(step > 10)}
             journal.write("held-out", step, values)
     drawn = [line for line in lines_drawn(tmp_path, monkeypatch) if line[2]["color"] == FIXED]
     assert [(steps, values) for steps, values, _ in drawn] == [([0, 10, 20], [9.0, 8.0, 7.0])]
@@ -122,14 +131,14 @@ def test_pairs_are_read_against_always_giving_the_commoner_answer_of_the_stage(t
 
 def test_a_run_with_one_number_and_an_odd_name_is_drawn(tmp_path):
     with Journal.open(tmp_path / "$odd$", resume_step=0) as journal:
-        journal.write("held-out", 0, {"mlm_loss": 10.0})
-    assert size_of(draw_curves(tmp_path / "$odd$", unigram_entropy=None))
+        journal.write("held-out", 0, {"token_loss": 10.0})
+    assert size_of(draw_curves(tmp_path / "$odd$", DRAWN))
 
 
 def test_a_run_without_metrics_is_not_drawn(tmp_path, caplog):
     with Journal.open(tmp_path, resume_step=0) as journal:
         journal.write("event", 0, {"what": "started"})
-    assert draw_curves(tmp_path, unigram_entropy=None) is None
+    assert draw_curves(tmp_path, DRAWN) is None
     assert "no metrics were logged" in caplog.text
 
 
@@ -137,7 +146,7 @@ def test_without_matplotlib_the_log_says_what_is_missing(tmp_path, monkeypatch, 
     write_run(tmp_path, steps=1)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with caplog.at_level(logging.WARNING, logger="bertsmith"):
-        assert draw_curves(tmp_path, unigram_entropy=None) is None
+        assert draw_curves(tmp_path, DRAWN) is None
     assert "bertsmith[plots]" in caplog.text
     assert not (tmp_path / "curves.png").exists()
 

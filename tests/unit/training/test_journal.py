@@ -27,9 +27,9 @@ def steps_and_losses(folder):
 
 def test_a_line_is_on_disk_as_soon_as_it_is_written(tmp_path):
     journal = Journal.open(tmp_path, resume_step=0)
-    journal.write("held-out", 5, {"mlm_loss": 2.5, "note": "größer"})
+    journal.write("held-out", 5, {"token_loss": 2.5, "note": "größer"})
     assert json.loads((tmp_path / "metrics.jsonl").read_text()) == {
-        "step": 5, "kind": "held-out", "mlm_loss": 2.5, "note": "größer"
+        "step": 5, "kind": "held-out", "token_loss": 2.5, "note": "größer"
     }  # fmt: skip
     journal.close()
 

@@ -10,7 +10,6 @@ from bertsmith.data.collate import Multiples
 from bertsmith.data.data_loader import PretrainingDataset, StepIndex
 from bertsmith.model.network import new_network
 from bertsmith.objectives.masked_language_modelling import MaskedLanguageModelling
-from bertsmith.objectives.pretraining_objective import Counts
 from bertsmith.pretraining.hardware import fit_machine
 from bertsmith.recipe.optim_section import OptimSection
 from bertsmith.training.checkpoint import (
@@ -48,7 +47,7 @@ def step(tmp_path_factory):
     )
     batches = dataset[StepIndex(0, 0)]
     assert len(batches.micros) > 1  # gradients of several are summed up before they are unscaled
-    return StepInput(batches.micros, Counts(batches.masked, batches.pairs), 1e-3, Progress(0))
+    return StepInput(batches.micros, (batches.masked, batches.pairs), 1e-3, Progress(0))
 
 
 def trainer_of(scale: float | None, *, precision: str = "fp32", clip_norm: float | str = 0.5) -> Trainer:

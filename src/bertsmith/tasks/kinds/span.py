@@ -43,8 +43,8 @@ class Span(Kind[Question]):
         *(Metric(ours) for ours in OFFICIAL_NAMES.values()),
         Metric("best_f1"),
         Metric("best_exact"),
-        Metric("best_f1_threshold", in_percent=False),
-        Metric("best_exact_threshold", in_percent=False),
+        Metric("best_f1_threshold", unit="number"),
+        Metric("best_exact_threshold", unit="number"),
     )
     ability = "answer"
     own_form = "folder"

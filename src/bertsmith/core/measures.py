@@ -1,0 +1,170 @@
+"""Declarations of what an objective counts, sums up and reports: plain data, without torch or a network.
+
+Totals are the sums and counts of a step, a line of metrics or an evaluation, by name and over all ranks.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, dataclass, field, replace
+from typing import Any, Literal, NamedTuple
+
+Totals = Mapping[str, float]
+Value = Callable[[Totals], float | None]
+Unit = Literal["nats", "bits", "fraction", "number"]
+FIXED_PREFIX = "fixed_"
+"""Prefix of the names of metrics in the fixed evaluation."""
+
+
+class LossTerm(NamedTuple):
+    """A term of the loss: weight * sum / count."""
+
+    sum: str
+    over: str
+    """Name of the count."""
+    weight: float = 1.0
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A number that is reported: its value, and how people read it."""
+
+    name: str
+    _: KW_ONLY
+    of: Value = field(default=lambda _: None, repr=False)
+    """Its value by the totals; None if they do not contain it."""
+    title: str = ""
+    """Its name in tables; by default the name with spaces."""
+    unit: Unit = "fraction"
+    larger_is_better: bool = True
+    short: str = ""
+    """Its name in lines of the log; empty: it is not shown there."""
+    panel: str = ""
+    """Title of its curves; empty: none are drawn."""
+    level: str = ""
+    """Name of the metric, or of the baseline, that its curves are compared with."""
+    fixed: bool = False
+    """True if it is part of the fixed evaluation, too."""
+
+    @property
+    def label(self) -> str:
+        """The name in tables."""
+        return self.title or self.name.replace("_", " ")
+
+    @property
+    def in_percent(self) -> bool:
+        """True if people read the metric in percent."""
+        return self.unit == "fraction"
+
+    def is_better(self, value: float, *, than: float) -> bool:
+        """True if a value is better than another one; equal ones are not."""
+        return value > than if self.larger_is_better else value < than
+
+    def text(self, value: float, digits: int = 4) -> str:
+        """A value as people read it, in percent or with this many digits."""
+        if self.unit == "number":
+            return f"{value:,}" if isinstance(value, int) else f"{value:,.1f}"
+        return f"{value:.1%}" if self.in_percent else f"{value:.{digits}f}"
+
+
+def mean(total: str, over: str, *, empty: float | None = None) -> Value:
+    """Return a function that divides one total by another; `empty` if that is 0 or missing."""
+    return lambda totals: totals[total] / totals[over] if totals.get(over) else empty
+
+
+def mean_loss(name: str, over: str, **shown: Any) -> Metric:
+    """Return the metric of a loss term: the mean of a sum of the same name."""
+    return Metric(name, of=mean(name, over), unit="nats", larger_is_better=False, **shown)
+
+
+def answers(name: str, ones: str, over: str, *, short: str, what: str) -> tuple[Metric, Metric]:
+    """Return the accuracy of yes-or-no answers, and that of always giving the more frequent one."""
+    accuracy, level = f"{name}_accuracy", f"{name}_majority"
+
+    def majority(totals: Totals) -> float | None:
+        count = totals.get(over)
+        return max(totals[ones], count - totals[ones]) / count if count and ones in totals else None
+
+    panel, right = f"{what}: guessed right", mean(f"{name}_hits", over)
+    return (
+        Metric(accuracy, of=right, short=short, panel=panel, level=level),
+        Metric(level, of=majority, title=f"{name} accuracy of always giving the commoner answer"),
+    )
+
+
+LOSS = Metric("loss", unit="nats", larger_is_better=False, short="loss")
+SEQUENCES = Metric("sequences", of=lambda totals: totals.get("sequences"), unit="number", fixed=True)
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """What an objective counts, sums up and reports, or a part of that."""
+
+    terms: tuple[LossTerm, ...]
+    counted: tuple[str, ...]
+    """Sums that are no part of the loss."""
+    metrics: tuple[Metric, ...]
+    watched: str = ""
+    """Name of the metric that decides between runs and shows whether they learn."""
+    baseline: Literal["unigram"] | None = None
+    """The loss at which the watched metric stays if nothing is learned."""
+
+    def __add__(self, part: "Declaration") -> "Declaration":
+        """This declaration with another part."""
+        own = (self.terms + part.terms, self.counted + part.counted, self.metrics + part.metrics)
+        return Declaration(*own, self.watched, self.baseline)
+
+    @property
+    def counts(self) -> tuple[str, ...]:
+        """Divisors of the loss, in the order in which a step passes them."""
+        return tuple(dict.fromkeys(each.over for each in self.terms))
+
+    @property
+    def sums(self) -> tuple[str, ...]:
+        """Sums over a micro-batch, in the order in which a step returns them."""
+        return (*(each.sum for each in self.terms), *self.counted)
+
+    @property
+    def own(self) -> dict[str, Metric]:
+        """The metrics of a step or of held-out documents, by name."""
+        return {each.name: each for each in (LOSS, *self.metrics, SEQUENCES)}
+
+    @property
+    def fixed(self) -> dict[str, Metric]:
+        """The metrics of the fixed evaluation, by name; none if the watched one is not part of it."""
+        found = {name: each for name, each in self.own.items() if each.fixed}
+        return {
+            (fixed := FIXED_PREFIX + name): replace(
+                each,
+                name=fixed,
+                title=f"fixed evaluation: {each.label}",
+                short="loss" if name == self.watched else each.short,
+            )
+            for name, each in found.items()
+            if self.watched in found
+        }
+
+    @property
+    def deciding(self) -> Metric:
+        """The watched metric, of the fixed evaluation if it is part of that: it decides between runs."""
+        return self.fixed.get(FIXED_PREFIX + self.watched, self.own[self.watched])
+
+    @property
+    def reported(self) -> dict[str, Metric]:
+        """All metrics, by their names in the journal."""
+        return self.own | self.fixed
+
+    def means(self, totals: Totals) -> dict[str, float]:
+        """The loss, and the metrics that the totals contain."""
+        losses = [
+            each.weight * (totals[each.sum] / totals[each.over]) for each in self.terms if totals[each.over]
+        ]
+        if not losses:
+            return {"loss": math.nan}
+        values = ((each.name, each.of(totals)) for each in (*self.metrics, SEQUENCES))
+        return {"loss": sum(losses)} | {name: value for name, value in values if value is not None}
+
+
+def brief(metrics: Mapping[str, Metric], values: Totals) -> list[str]:
+    """The values of metrics that have a short name, each with it."""
+    shown = (each for name, each in metrics.items() if each.short and name in values)
+    return [f"{each.short} {each.text(values[each.name], 3)}" for each in shown]
