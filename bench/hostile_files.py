@@ -27,6 +27,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow
+import pyarrow.parquet
 import torch
 import zstandard
 
@@ -197,7 +199,7 @@ def infinite(place: Path) -> Words:
 
 def titles(place: Path) -> Words:
     """A page of Wikipedia whose tag begins 60,000 titles and ends none."""
-    (place / "wiki_00").write_text("<doc " + 'title="' * 60_000 + ">\na\n</doc>\n")
+    (place / "wiki_00").write_text("<doc " + 'title="' * 60_000 + "x>\na\n</doc>\n")
     return corpus_of(place, place / "wiki_00", "--format", "wiki")
 
 
@@ -215,9 +217,8 @@ def open_quotes(place: Path) -> Words:
 
 def word_and_spaces(place: Path) -> Words:
     """A text to leave out that looks like a word with a tag behind 60,000 spaces."""
-    (place / "text.txt").write_text("A text of some words.\n")
     (place / "task.txt").write_text("x" + " " * 60_000 + "y")
-    return corpus_of(place, place / "text.txt", "--exclude", place / "task.txt")
+    return corpus_of(place, text_of(place), "--exclude", place / "task.txt")
 
 
 def endless_mention(place: Path) -> Words:
@@ -225,6 +226,39 @@ def endless_mention(place: Path) -> Words:
     (place / "mentions.conll").write_text("a 0 0 b NN - " + "a" * 400_000 + "\n")
     words = ("look", "coref", "--data", place / "mentions.conll", "--device", "cpu", "--out", place / "out")
     return (*words, "--model", default_model())
+
+
+def array_header(place: Path) -> Words:
+    """A store with a bracket in the header of an array that no Python value has."""
+    run(corpus_of(place, text_of(place)), None)
+    file = place / "out" / "sentence_starts.npy"
+    file.write_bytes(file.read_bytes().replace(b"}", b"("))
+    return ("pretrain", "bert-tiny", "--store", place / "out", "--out", place / "run")
+
+
+def parquet_bytes(place: Path) -> Words:
+    """A Parquet table with bytes that are no UTF-8."""
+    table = pyarrow.table({"text": ["some words"] * 64, "label": ["x", "y"] * 32})
+    pyarrow.parquet.write_table(table, place / "table.parquet", compression="none", use_dictionary=False)
+    file = place / "table.parquet"
+    file.write_bytes(file.read_bytes().replace(b"some words", b"some\xffwords"))
+    return ("finetune", "custom", "--data", file, *OWN, place / "run")
+
+
+def nobody(place: Path) -> Words:
+    """A model in the home of a user who does not exist."""
+    del place  # it needs no file
+    return (*FILL, "~nosuchuser/x")
+
+
+def odd_name(place: Path) -> Words:
+    """A folder to write whose name is not UTF-8."""
+    return corpus_of(place / os.fsdecode(b"caf\xe9"), text_of(place))
+
+
+def text_of(place: Path) -> Path:
+    (place / "text.txt").write_text("A text of some words. And another one.\n\n" * 99)
+    return place / "text.txt"
 
 
 def corpus_of(place: Path, text: Path, *options: str | Path) -> Words:
@@ -237,6 +271,7 @@ ATTACKS: dict[str, Callable[[Path], Words]] = {
         *(huge_id, replacing, expression, template, missing_token, stride_0, deflated, fifo, long_value),
         *(named_again, packed_line, cell, columns, labels, infinite),
         *(titles, returns, open_quotes, word_and_spaces, endless_mention),
+        *(array_header, parquet_bytes, nobody, odd_name),
     )
 }
 

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Sequence
 from typing import Annotated
 
 from typer import Exit, Option, Typer, echo
@@ -41,6 +42,7 @@ from bertsmith.cli.trim import trim
 from bertsmith.cli.verb import Verb, Verbs
 from bertsmith.cli.vocab import vocab
 from bertsmith.core.errors import UserError
+from bertsmith.core.files import lone_surrogate, reporting_missing_homes
 from bertsmith.core.version import VERSION
 
 USER_ERROR = 2
@@ -116,6 +118,16 @@ def bertsmith(
     """Forge BERTs: from raw text to a served model."""
 
 
+def check_arguments(words: Sequence[str]) -> None:
+    """Stop at an argument that is not UTF-8; start again in UTF-8 mode if only the locale cannot hold it."""
+    for number, word in enumerate(words):
+        if lone_surrogate(word):
+            if sys.getfilesystemencoding() != "utf-8" and "utf8" not in sys._xoptions:
+                os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
+            remedy = "rename the file, or type the text in UTF-8"
+            raise UserError("is not UTF-8", where=f"argument {number} ({word})", remedy=remedy)
+
+
 def main() -> None:
     """Run the command line; exit 0 when done, 2 for the user's error, 130 if stopped, 1 for our bug.
 
@@ -127,7 +139,9 @@ def main() -> None:
     os.environ.setdefault("MIMALLOC_PURGE_DELAY", str(MEMORY_KEPT_MS))
     try:
         with stops_as_interrupt(), reporting_output_errors():
-            app(prog_name="bertsmith")
+            check_arguments(sys.argv)
+            with reporting_missing_homes(" ".join(word for word in sys.argv if "~" in word)):
+                app(prog_name="bertsmith")
     except UserError as error:
         print(f"bertsmith: {error.line()}", file=sys.stderr)
         sys.exit(USER_ERROR)

@@ -43,7 +43,7 @@ def vocab(  # noqa: PLR0913 - the options of a command
     text_format: Annotated[
         Literal["auto", "text", "jsonl", "parquet", "wiki"], Option("--format", help="Format of the text.")
     ] = "auto",
-    field: Annotated[str, Option("--text", "--field", help="Field or column of the text.")] = "text",
+    field: Annotated[str, Option("--text", help="Field or column of the text.")] = "text",
     encoding_errors: Annotated[
         Literal["strict", "replace"], Option(help="Whether to stop at bytes that are not UTF-8.")
     ] = "strict",

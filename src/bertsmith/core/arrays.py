@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from bertsmith.core.errors import UserError
 from bertsmith.core.files import check_regular
+from bertsmith.core.mapped_files import note_mapped
 
 Numbers = NDArray[np.int64]
 
@@ -32,6 +33,7 @@ def open_array(file: Path, *, remedy: str) -> NDArray[Any]:
     """
     check_regular(file, remedy=remedy)
     try:
+        note_mapped(file)
         with warnings.catch_warnings(action="error"):  # numpy warns of a header that it had to mend
             return npy.open_memmap(file, mode="r")
     except FileNotFoundError:

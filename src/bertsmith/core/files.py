@@ -17,6 +17,7 @@ import shutil
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -31,12 +32,24 @@ _COMPRESSED_STARTS = {
 
 
 @contextmanager
+def reporting_missing_homes(given: Path | str) -> Iterator[None]:
+    """Report a ~name without a home folder, for which Path.expanduser raises RuntimeError, as the user's."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "home directory" not in str(error):
+            raise
+        remedy = "check the name behind the ~, or write the path in full"
+        raise UserError("there is no such home folder", where=str(given), remedy=remedy) from error
+
+
+@contextmanager
 def atomic_path(target: Path) -> Iterator[Path]:
     """A temporary path beside the target that takes the target's name only if the block succeeds."""
-    with _reporting_write_errors(target):
-        target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = _partial(target, target.parent)
+    with reporting_write_errors(target, hidden=temporary):
         # Beside the target, and so on the same disk: only there is a rename one step, all or nothing.
-        temporary = _partial(target, target.parent)
+        target.parent.mkdir(parents=True, exist_ok=True)
         try:
             temporary.touch(mode=0o600, exist_ok=False)  # private until it is complete
             with marked_in_use(temporary):
@@ -54,11 +67,12 @@ def atomic_folder(target: Path, *, replaces: Sequence[str] = ()) -> Iterator[Pat
     A target that exists loses the files of the patterns in `replaces` that were not written anew. All files
     have reached the disk before the target has its name. A new target must still be missing or empty then.
     """
-    with _reporting_write_errors(target):
+    with reporting_write_errors(target):
         # Inside a target that exists: beside it, it may be another disk (a mount, a link) or read-only.
         parent, was_empty = target if target.is_dir() else target.parent, _is_empty(target)
+    temporary = _partial(target, parent)
+    with reporting_write_errors(target, hidden=temporary):
         parent.mkdir(parents=True, exist_ok=True)
-        temporary = _partial(target, parent)
         try:
             temporary.mkdir(mode=0o700)  # private until it is complete
             # The mark ends with this process, however it ends: `check_not_taken` removes what has none.
@@ -111,7 +125,7 @@ def new_folder(target: Path, *, option: str = "--out") -> Iterator[Path]:
 
 def check_not_taken(folder: Path, *, option: str = "--out") -> None:
     """Raise if anything stands where a folder is to be written; what killed programs left is removed."""
-    with _reporting_write_errors(folder):
+    with reporting_write_errors(folder):
         name = re.compile(rf"\.{re.escape(folder.name)}\.[0-9a-f]{{8}}\.partial")
         # Both of the folders in which `atomic_folder` may have begun.
         for parent in [each for each in (folder, folder.parent) if each.is_dir()]:
@@ -149,7 +163,9 @@ def write_text(target: Path, text: str) -> None:
 
 def write_json(target: Path, value: Any) -> None:
     """Write a value as readable JSON, whole or not at all."""
-    write_text(target, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+    text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+    # Half of a character, from the name of a file that is not UTF-8, is written as JSON's \\udcff.
+    write_text(target, text.encode("utf-8", "backslashreplace").decode())
 
 
 def read_text(source: Path, *, remedy: str) -> str:
@@ -323,10 +339,17 @@ COMPRESSED_SUFFIXES = tuple(_OPENERS)
 
 
 @contextmanager
-def _reporting_write_errors(target: Path) -> Iterator[None]:
-    """Report failures to write the target as the user's; an error about another file passes unchanged."""
+def reporting_write_errors(target: Path, *, hidden: Path | None = None) -> Iterator[None]:
+    """Report failures to write the target as the user's; an error about another file passes unchanged.
+
+    An error that names a file below the hidden path, where the target is written first, names the target.
+    """
     try:
         yield
+    except UserError as error:
+        if hidden is None or not error.where.startswith(str(hidden)):
+            raise
+        raise replace(error, where=str(target) + error.where.removeprefix(str(hidden))) from error
     except OSError as error:
         if not _is_about(error, target):
             raise

@@ -160,14 +160,14 @@ def _field_of(line: str, reading: Reading, where: str) -> str:
     if not isinstance(record, dict):
         raise UserError("holds no JSON object", where=where, remedy=_ONE_OBJECT_A_LINE)
     if reading.field not in record:
-        remedy = f"choose one of its fields with --field: {', '.join(record) or 'it has none'}"
+        remedy = f"choose one of its fields with --text: {', '.join(record) or 'it has none'}"
         raise UserError(f"has no field {reading.field!r}", where=where, remedy=remedy)
     value = record[reading.field]
     if value is None:  # a record without text, as exported tables have them
         return ""
     if not isinstance(value, str):
         raise UserError(
-            f"field {reading.field!r} is no text", where=where, remedy="choose another with --field"
+            f"field {reading.field!r} is no text", where=where, remedy="choose another with --text"
         )
     if fault := lone_surrogate(value):
         if reading.errors == "strict":
@@ -236,14 +236,15 @@ def spaced_sentences(line: str, *, language: str = "en") -> list[str]:
 
 def _segments(line: str, language: str) -> Iterator[str]:
     """Split a line into sentences, at most SEGMENTED characters at once: sentencex is quadratic in quotes."""
-    while len(line) > SEGMENTED:
-        end = line.rfind(" ", 1, SEGMENTED) + 1 or SEGMENTED
-        parts = segment(language, line[:end])
+    start = 0
+    while len(line) - start > SEGMENTED:
+        end = line.rfind(" ", start + 1, start + SEGMENTED) + 1 or start + SEGMENTED
+        parts = segment(language, line[start:end])
         # The last sentence may go on behind the cut; a sentence that fills all characters is cut there.
         whole = parts[:-1] or parts
         yield from whole
-        line = line[sum(map(len, whole)) or end :]
-    yield from segment(language, line)
+        start += sum(map(len, whole)) or end - start
+    yield from segment(language, line[start:])
 
 
 def check_language(language: str) -> str:

@@ -26,6 +26,7 @@ from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt, Validat
 from bertsmith.core.arrays import GrowingNpy, open_array, ranges
 from bertsmith.core.errors import UserError
 from bertsmith.core.files import atomic_folder, check_not_taken, read_json, sha256_of, write_json
+from bertsmith.core.mapped_files import note_mapped
 from bertsmith.core.progress import progress_bar
 from bertsmith.text.fast_encoder import IdType, smallest_id_type
 from bertsmith.text.lexicon import UNIT_KINDS
@@ -174,6 +175,8 @@ class TokenStore:
 
     def _open_shards(self, suffix: str, kind: np.dtype[Any]) -> list[NDArray[Any]]:
         paths = [self.folder / f"{name}.{suffix}" for name in self.manifest.shards]
+        for path in paths:
+            note_mapped(path)
         # As plain arrays: a slice of a np.memmap costs several times that of the array it wraps.
         return [np.asarray(np.memmap(path, dtype=kind, mode="r")) for path in paths]
 

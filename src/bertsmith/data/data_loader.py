@@ -9,7 +9,7 @@ resumed run needs no state but the number of its step, and every rank finds its 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from bertsmith.core.errors import UserError
+from bertsmith.core.mapped_files import cut_off, handle_bus_errors
 from bertsmith.corpus.token_store import TokenStore
 from bertsmith.data.collate import (
     Collator,
@@ -202,6 +203,8 @@ def reporting_dead_workers() -> Iterator[None]:
     except RuntimeError as error:
         if "DataLoader worker" not in str(error):
             raise
+        if (cut := cut_off()) is not None:
+            raise cut from error
         remedy = "take fewer (--set run.loader_workers=1) if memory ran out; the same command resumes"
         what = f"a loader worker died ({str(error).split(') ', 1)[-1].splitlines()[0].strip(' .')})"
         raise UserError(what, where="run.loader_workers", remedy=remedy) from error
@@ -228,7 +231,7 @@ def load_steps(
         num_workers=workers,
         pin_memory=pin,
         collate_fn=_unchanged,
-        worker_init_fn=in_worker,
+        worker_init_fn=partial(_begin_worker, in_worker),
         generator=torch.Generator(),  # else starting the loader would draw from the generator of dropout
     )
     ready = iter(loader)
@@ -240,6 +243,12 @@ def load_steps(
     finally:
         # torch ends its workers when the last reference is gone; on a GPU they were seen to outlive that.
         getattr(ready, "_shutdown_workers", lambda: None)()
+
+
+def _begin_worker(in_worker: Callable[[int], None] | None, number: int) -> None:
+    handle_bus_errors()
+    if in_worker is not None:
+        in_worker(number)
 
 
 def _unchanged(step: Any) -> Any:

@@ -19,7 +19,14 @@ from torch import Tensor
 
 from bertsmith.core.arrays import GrowingNpy, open_array
 from bertsmith.core.errors import UserError
-from bertsmith.core.files import check_not_taken, lock_for_this_process, open_lock_file, read_json, write_json
+from bertsmith.core.files import (
+    check_not_taken,
+    lock_for_this_process,
+    open_lock_file,
+    read_json,
+    reporting_write_errors,
+    write_json,
+)
 from bertsmith.features.layer_states import encoder_hash, layer_numbers
 from bertsmith.inference.engine import WINDOW_TEXTS
 from bertsmith.inference.loaded_model import Bert, load
@@ -152,19 +159,20 @@ def writing_features(bert: Bert, request: FeatureRequest) -> Iterator["FeatureWr
     """
     place = request.unfinished
     check_not_taken(request.out)
-    with _alone_in(place), ExitStack() as files:
-        writer = FeatureWriter(bert, request, _progress(bert, request))
-        for name, (form, rows) in writer.forms().items():
-            writer.arrays[name] = files.enter_context(GrowingNpy(place / f"{name}.npy", *form, rows=rows))
-        try:
-            yield writer
-        except UserError:  # an input that has to be mended is another input
-            shutil.rmtree(place)
-            raise
-        writer.write_facts()
-    if request.out.is_dir():
-        request.out.rmdir()  # it is empty, as was checked
-    place.rename(request.out)
+    with reporting_write_errors(request.out, hidden=place):
+        with _alone_in(place), ExitStack() as files:
+            writer = FeatureWriter(bert, request, _progress(bert, request))
+            for name, (form, rows) in writer.forms().items():
+                writer.arrays[name] = files.enter_context(GrowingNpy(place / f"{name}.npy", *form, rows=rows))
+            try:
+                yield writer
+            except UserError:  # an input that has to be mended is another input
+                shutil.rmtree(place)
+                raise
+            writer.write_facts()
+        if request.out.is_dir():
+            request.out.rmdir()  # it is empty, as was checked
+        place.rename(request.out)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from bertsmith.core.errors import UserError
-from bertsmith.core.files import read_json
+from bertsmith.core.files import read_json, reporting_missing_homes
 from bertsmith.inference.embedded_models import embedded_models
 from bertsmith.model.sentence_modules import MODULES_FILE
 
@@ -23,7 +23,8 @@ HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 def model_folder(given: Path | str, *, environment: Mapping[str, str] = os.environ) -> Path:
     """The model folder at this path, of the run or the best of several there, our own, or in the cache."""
-    folder = Path(given).expanduser()
+    with reporting_missing_homes(given):
+        folder = Path(given).expanduser()
     if folder.is_file():
         remedy = f"give the folder that holds it, {folder.parent}"
         raise UserError("is a file, not a model folder", where=str(folder), remedy=remedy)

@@ -1,5 +1,6 @@
 """Tensors in files: safetensors whole or in shards, and old pytorch_model.bin without letting it run code."""
 
+import json
 import pickle
 import struct
 from collections.abc import Iterator, Mapping
@@ -65,6 +66,20 @@ def write_safetensors(
     """Store tensors in one file."""
     with safetensors_errors():
         save_file(dict(tensors), file, metadata=metadata)
+    if metadata and len(metadata) > 1:
+        _sort_metadata(file)
+
+
+def _sort_metadata(file: Path) -> None:
+    """Sort the metadata of a file by its keys: safetensors writes them in random order."""
+    with file.open("r+b") as opened:
+        (size,) = struct.unpack("<Q", opened.read(8))
+        header = json.loads(opened.read(size))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+        assert len(text) <= size
+        opened.seek(8)
+        opened.write(text.ljust(size))
 
 
 def read_tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:

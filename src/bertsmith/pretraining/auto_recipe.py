@@ -55,6 +55,8 @@ BUDGETS = tuple(10 * 1.25**power for power in range(60))
 """Seconds for which the best candidate is looked for where the budget is steps or tokens."""
 FITTED_TOKENS, FITTED_TEXT = (0.3 * MILLION, 300 * MILLION), MILLION
 """Tokens of the runs of the law, and the least tokens of text: beyond them nothing is said to be expected."""
+LITTLE = 0.15
+"""Nats below the loss of word frequencies that say nothing of context."""
 OBJECTIVES: dict[str, tuple[str, ...]] = {
     "masked": ("examples.objective=masked",),
     "replaced": (  # as speedrun-base
@@ -243,7 +245,7 @@ def lines(candidates: Sequence[Candidate], recipe: Recipe, *, measured: int) -> 
     known = "measured" if choice.shape.speed.measured else "extrapolated"
     next_best = ", ".join(f"{each.name} +{max(0.0, each.loss - choice.loss):.2f} nats" for each in others)
     layers = f"{choice.name}, {size.weights / MILLION:.1f} M weights in its layers"
-    spent = f"{size.tokens / MILLION:.1f} M tokens: {size.tokens / size.text_tokens:.1f} passes over the text"
+    spent = f"{size.tokens / MILLION:.2g} M tokens: {size.tokens / size.text_tokens:.1f} passes over the text"
     rates = (
         f"{optim.peak_lr:.3g} (layers {optim.peak_lr * optim.matrix_lr_factor:.3g}), then {optim.schedule}"
     )
@@ -261,7 +263,9 @@ def _expected(choice: Candidate, recipe: Recipe) -> str:
     size = choice.size
     if recipe.examples.has_generator:
         return "not known: the law is of masked tokens"
-    if not FITTED_TOKENS[0] <= size.tokens <= FITTED_TOKENS[1] or size.text_tokens < FITTED_TEXT:
-        return "not known: the budget or the text lies beyond the runs that the law was fitted on"
     loss = float(MASKED.loss(size, recipe.optim.peak_lr))
+    if size.tokens < FITTED_TOKENS[0] or loss > MASKED.frequencies - LITTLE:
+        return "little more than how frequent words are; allow a larger budget (--minutes, --tokens, --steps)"
+    if size.tokens > FITTED_TOKENS[1] or size.text_tokens < FITTED_TEXT:
+        return "not known: the budget or the text lies beyond the runs that the law was fitted on"
     return f"{MASKED.words_right(loss):.0%} of masked words right, loss {loss:.1f} (fixed evaluation)"

@@ -289,7 +289,7 @@ def _restore(saved: SavedState, fresh: RunState, trainer: Trainer) -> RunState:
     # Saved sums are those of all ranks: one of them takes them over, or they would count several times.
     window = MetricsWindow(**scalars["window"]) if trainer.world.main else fresh.window
     progress = saved.state.progress
-    due = scalars.get("evaluation_due", False)  # older versions broke no evaluation off
+    due = scalars["evaluation_due"]
     return RunState(window, fresh.watch, progress, scalars["held_out"], due, saved_step=progress.step)
 
 

@@ -212,7 +212,7 @@ def _parquet(path: Path, columns: Columns, form: TableFormat) -> Iterator[Row | 
                 for values in batch.to_pylist():
                     number += 1
                     yield Row(values, f"{path}:{number}")
-    except (ArrowException, OSError) as error:
+    except (ArrowException, OSError, ValueError) as error:
         what = f"is not a whole Parquet file ({error})"
         raise UserError(what, where=str(path), remedy="fetch it again") from error
 

@@ -9,6 +9,7 @@ import json
 import logging
 import math
 import platform
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -181,7 +182,20 @@ def _open_board(folder: Path, purge_step: int) -> Any:
     except ImportError:
         log.warning("no TensorBoard events are written: pip install bertsmith[track] to have them")
         return None
+    _hide_errors_of_boards()
     return SummaryWriter(log_dir=str(folder), purge_step=purge_step)
+
+
+@cache
+def _hide_errors_of_boards() -> None:
+    """Print no traceback of TensorBoard's thread: the next write raises its error, and is reported."""
+    print_traceback = threading.excepthook
+
+    def hook(error: threading.ExceptHookArgs) -> None:
+        if type(error.thread).__name__ != "_AsyncWriterThread":
+            print_traceback(error)
+
+    threading.excepthook = hook
 
 
 @contextmanager

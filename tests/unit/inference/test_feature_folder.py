@@ -1,6 +1,9 @@
 """Folders of features: what transformers computes, to be opened as arrays, and resumed after a stop."""
 
+import errno
 import json
+import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,6 +11,7 @@ import torch
 import transformers
 
 import bertsmith
+from bertsmith.core.arrays import GrowingNpy
 from bertsmith.core.errors import UserError
 from bertsmith.inference import feature_folder
 from bertsmith.inference.feature_folder import FeatureRequest, FeatureSpec, open_features, writing_features
@@ -125,3 +129,21 @@ def test_unknown_choices_and_damaged_folders_are_one_line(bert, tmp_path):
     facts.write_text(json.dumps(json.loads(facts.read_text()) | {"format": 2}))
     with pytest.raises(UserError, match="has format 2, not 1"):
         open_features(tmp_path / "features")
+
+
+@pytest.mark.parametrize("fault", ["array", "rename"])
+def test_features_report_a_fault_of_the_disk(tmp_path: Path, bert, monkeypatch, fault) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    request = FeatureRequest(FeatureSpec(), tmp_path / "features", source="x")
+    if fault == "array":
+        monkeypatch.setattr(GrowingNpy, "flush", full)
+    else:
+        monkeypatch.setattr(Path, "rename", full)
+    with (
+        pytest.raises(UserError, match="features: cannot be written .No space left"),
+        writing_features(bert, request) as writer,
+    ):
+        writer.append(["A text."], [1])
+    assert not (tmp_path / "features").exists()

@@ -126,6 +126,13 @@ def test_beyond_the_runs_of_the_law_nothing_is_said_to_be_expected():
     assert "not known" in lines(candidates, load_recipe("speedrun-small", minutes(4)), measured=3)[4]
 
 
+def test_a_budget_that_is_too_small_says_so():
+    for settings in (minutes(0.1), ("run.budget=tokens", "run.tokens=1_000_000_000", "optim.peak_lr=9.0")):
+        shapes = shapes_for(CPU, *settings)
+        told = lines(choose(shapes, 60e6), load_recipe("speedrun-small", settings), measured=3)
+        assert "little more than how frequent words are; allow a larger budget" in told[4]
+
+
 def test_a_recipe_is_complete_and_told(store, tmp_path):
     told: list[str] = []
     recipe = auto_recipe(request(store, tmp_path / "run"), told.append)

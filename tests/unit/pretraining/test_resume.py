@@ -11,6 +11,7 @@ import torch
 from torch.utils.data import get_worker_info
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
+from bertsmith.core import mapped_files
 from bertsmith.core.errors import UserError
 from bertsmith.core.seeds import key_of
 from bertsmith.corpus.token_store import TokenStore
@@ -203,6 +204,27 @@ def test_where_no_saved_state_is_whole_the_run_says_that_it_starts_again(finishe
     run_tiny(store, tmp_path / "run", listener=listener)
     assert "no saved state is whole: the run starts again at step 0" in listener.notes
     assert same(tmp_path / "run", finished)
+
+
+def test_a_worker_that_dies_of_a_file_that_was_cut_off_names_the_file(store, tmp_path, monkeypatch):
+    file, own = tmp_path / "shard", PretrainingDataset.__getitem__
+    file.write_bytes(bytes(9))
+
+    def dies(dataset, index):
+        if get_worker_info() is not None:
+            os.kill(os.getpid(), signal.SIGBUS)
+        return own(dataset, index)
+
+    with monkeypatch.context() as patch, pytest.raises(UserError) as told:
+        patch.setattr(mapped_files, "_SIZES", {})
+        mapped_files.note_mapped(file)
+        os.truncate(file, 1)
+        patch.setattr(PretrainingDataset, "__getitem__", dies)
+        patch.setattr(_MultiProcessingDataLoaderIter._try_get_data, "__defaults__", (0.1,))
+        run_tiny(store, tmp_path / "run", "run.evaluation_sequences=1", "run.loader_workers=1")
+    assert told.value.line().startswith(
+        f"{file}: was cut off while it was read: it has 1 bytes instead of 9;"
+    )
 
 
 def test_a_loader_worker_that_dies_is_told_in_one_line_and_the_run_resumes(store, tmp_path, monkeypatch):

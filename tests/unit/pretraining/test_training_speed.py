@@ -52,7 +52,8 @@ def test_the_weights_are_those_of_the_layers(store):
     embedded = sum(each.numel() for each in encoder.embeddings.parameters())
     weights = sum(each.numel() for each in encoder.parameters()) - embedded
     assert layer_weights(recipe) == pytest.approx(weights, abs=128)
-    assert update_work(recipe) == layer_weights(recipe) * 64
+    assert update_work(recipe, 0) == layer_weights(recipe) * 64
+    assert update_work(recipe, 1000) > update_work(recipe, 0)
 
 
 def test_replaced_tokens_cost_the_generator_too():
