@@ -190,7 +190,7 @@ def measures(distill: DistillSection) -> Declaration:
         if weight or name == "mlm"
     )
     losses = {each.sum: mean_loss(each.sum, each.over) for each in terms}
-    word_loss, *words = mlm.word_metrics()
+    word_loss, *words = mlm.WORD_METRICS
     declared = Declaration(
         terms,
         ("token_hits",),
@@ -265,11 +265,6 @@ def _weighed(recipe: Recipe) -> str:
 def heads_of(_: Recipe) -> dict[str, int]:
     """The student's head."""
     return {"mlm": 0}
-
-
-def declared(recipe: Recipe) -> Declaration:
-    """The sums and metrics of the recipe's objective."""
-    return measures(recipe.distill)
 
 
 def build(network: Network, teacher: Network | None, recipe: Recipe) -> Distillation:

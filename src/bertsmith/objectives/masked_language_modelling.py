@@ -5,6 +5,7 @@ Shapes: P predicted rows, S sequences, R = P + S, D model width, V vocabulary, C
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -40,39 +41,22 @@ def _of_nats(total: str, value: Callable[[float, float], float]) -> Value:
     return found
 
 
-def word_metrics(whose: str = "") -> tuple[Metric, ...]:
-    """Return the metrics of predicted words; their titles begin with `whose`."""
-    loss, accuracy, perplexity = (f"{whose}{name}" for name in ("token loss", "token accuracy", "perplexity"))
-    panels = "Predicted words: loss in nats", "Predicted words: guessed right"
-    exponential = _of_nats("sequences", lambda nats, _: math.exp(min(nats, MAX_EXPONENT)))
-    bits = _of_nats("tokens_per_character", lambda nats, tokens: nats / math.log(2) * tokens)
-    right = mean("token_hits", "masked")
-    return (
-        mean_loss("token_loss", "masked", title=loss, panel=panels[0], level="unigram", fixed=True),
-        Metric("token_accuracy", of=right, title=accuracy, short="words", panel=panels[1], fixed=True),
-        Metric(
-            "perplexity",
-            of=exponential,
-            title=perplexity,
-            unit="number",
-            larger_is_better=False,
-            fixed=True,
-        ),
-        Metric(
-            "bits_per_character",
-            of=bits,
-            unit="bits",
-            larger_is_better=False,
-            short="bits/character",
-            fixed=True,
-        ),
-    )
+_PERPLEXITY = _of_nats("sequences", lambda nats, _: math.exp(min(nats, MAX_EXPONENT)))
+_BITS = _of_nats("tokens_per_character", lambda nats, tokens: nats / math.log(2) * tokens)
+_LOSS, _RIGHT = "Predicted words: loss in nats", "Predicted words: guessed right"
+_SMALLER: dict[str, Any] = {"larger_is_better": False, "fixed": True}
+WORD_METRICS = (
+    mean_loss("token_loss", "masked", panel=_LOSS, level="unigram", fixed=True),
+    Metric("token_accuracy", of=mean("token_hits", "masked"), short="words", panel=_RIGHT, fixed=True),
+    Metric("perplexity", of=_PERPLEXITY, unit="number", **_SMALLER),
+    Metric("bits_per_character", of=_BITS, unit="bits", short="bits/character", **_SMALLER),
+)
 
 
-def declare_words(whose: str = "") -> Declaration:
+def declare_words(metrics: tuple[Metric, ...] = WORD_METRICS) -> Declaration:
     """Return the declaration of predicted words."""
     term = LossTerm("token_loss", "masked")
-    return Declaration((term,), ("token_hits",), word_metrics(whose), "token_loss", "unigram")
+    return Declaration((term,), ("token_hits",), metrics, "token_loss", "unigram")
 
 
 def with_pairs(declared: Declaration, pair_head: PairHead, weight: float) -> Declaration:

@@ -39,7 +39,7 @@ OBJECTIVES: dict[Objective, ObjectiveSpec] = {
     "distilled": ObjectiveSpec(
         distillation.build,
         distillation.heads_of,
-        distillation.declared,
+        lambda recipe: distillation.measures(recipe.distill),
         distillation.summary,
         choices=distillation.choices,
     ),

@@ -30,20 +30,17 @@ GENERATOR = "generator"
 
 def measures(discriminator_weight: float, pair_head: PairHead, pair_weight: float) -> Declaration:
     """The generator's words, the tokens that the discriminator judges, and pairs if there are any."""
-    accuracy, level = answers("replaced", "replaced", "tokens", short="replaced", what="Replaced tokens")
-    judged = Declaration(
-        (LossTerm("replaced_loss", "tokens", discriminator_weight),),
-        ("replaced_hits", "replaced", "flagged", "found"),
-        (
-            mean_loss("replaced_loss", "tokens"),
-            accuracy,
-            # As scikit-learn has it, 0 where nothing was flagged, or nothing replaced.
-            Metric("replaced_precision", of=mean("found", "flagged", empty=0.0)),
-            Metric("replaced_recall", of=mean("found", "replaced", empty=0.0)),
-            level,
-        ),
+    words = (replace(each, title=f"{GENERATOR}'s {each.label}") for each in mlm.WORD_METRICS)
+    judged = (
+        mean_loss("replaced_loss", "tokens"),
+        *answers("replaced", "replaced", "tokens", short="replaced", what="Replaced tokens"),
+        # As scikit-learn has it, 0 where nothing was flagged, or nothing replaced.
+        Metric("replaced_precision", of=mean("found", "flagged", empty=0.0)),
+        Metric("replaced_recall", of=mean("found", "replaced", empty=0.0)),
     )
-    return mlm.with_pairs(mlm.declare_words(f"{GENERATOR}'s ") + judged, pair_head, pair_weight)
+    term = LossTerm("replaced_loss", "tokens", discriminator_weight)
+    replaced = Declaration((term,), ("replaced_hits", "replaced", "flagged", "found"), judged)
+    return mlm.with_pairs(mlm.declare_words(tuple(words)) + replaced, pair_head, pair_weight)
 
 
 class ReplacedTokenDetection(PretrainingObjective):
