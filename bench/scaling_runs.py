@@ -89,7 +89,7 @@ class Cell:
             "run.loader_workers": 1 if self.tokens < 100 else 2,
             "run.log_every_steps": max(1, steps // 20),
             "run.evaluate_every_steps": steps,
-            "run.evaluation_sequences": 512,
+            "run.evaluation_sequences": 512 if self.tokens > 2 else 32,
             "run.save_every_minutes": 1000,
         }
         if not masked:  # as speedrun-base
@@ -296,6 +296,7 @@ def evaluated(folder: Path, recipe: Any, common: Any) -> dict[str, float]:
     objective.to(world.device)
     optimizer = torch.optim.SGD(objective.parameters())
     trainer = Trainer(objective, optimizer, world, choose_precision("auto", world.device))
+    fixed_evaluation.CPU_SEQUENCES = fixed_evaluation.GPU_SEQUENCES  # runs of all machines are compared
     data = fixed_evaluation.fixed_data(common, recipe, world, micro_tokens=16_384, cache=folder / "plans")
     fixed = fixed_evaluation.fixed_set(data, world)
     found = fixed_evaluation.evaluate_fixed(trainer, fixed, stopping=lambda: False, max_seconds=math.inf)

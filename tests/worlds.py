@@ -54,7 +54,8 @@ def meeting() -> int:
 
 def as_torchrun(rank: int, port: int) -> None:
     """Set in this process, one of two, what torchrun would; the store is the starter's."""
-    places: dict[str, Any] = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_PORT": port}
+    places: dict[str, Any] = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}
+    places |= {"MASTER_PORT": port}
     os.environ.update({name: str(value) for name, value in places.items()})
     os.environ.update({"MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_USE_AGENT_STORE": "True"})
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"

@@ -16,6 +16,7 @@ from typing import Any
 from bertsmith.api_rows import PythonCallback, RowFiles, Rows, python_words, rows_beside
 from bertsmith.cli.finetune import OwnTable, own_task, published_task
 from bertsmith.cli.finetune import live_line as finetuning_line
+from bertsmith.cli.pretrain import check_auto
 from bertsmith.cli.pretrain import live_line as pretraining_line
 from bertsmith.cli.terminal import progress_display
 from bertsmith.core.errors import UserError
@@ -35,6 +36,7 @@ from bertsmith.finetuning.predict import predict as run_prediction
 from bertsmith.finetuning.suited_settings import suited_recipe
 from bertsmith.inference.embedded_models import default_model
 from bertsmith.inference.loaded_model import Bert, Precision, load
+from bertsmith.pretraining.auto_recipe import AutoRequest, auto_recipe
 from bertsmith.pretraining.pretrain import pretrain as run_pretraining
 from bertsmith.pretraining.run_setup import EarlyStopping
 from bertsmith.recipe.load import load_recipe
@@ -227,20 +229,28 @@ def pretrain(
     out: Path | str,
     steps: int | None = None,
     minutes: float | None = None,
+    tokens: int | None = None,
+    size: str = "",
+    objective: str = "",
     settings: Settings | None = None,
     sweep: Mapping[str, Sequence[object]] | None = None,
     stop_if_flat: bool = False,
 ) -> TrainingRun:
     """Pre-train an encoder, as `bertsmith pretrain` does: a run found in `out` resumes.
 
+    The recipe "auto" is chosen for the budget, the text and this machine; a size (tiny, mini, small or base)
+    keeps its shape, and an objective (masked or replaced) is taken in place of masked tokens.
+
     A sweep is a run for each value of a recipe key, several keys a grid: {"optim.peak_lr": [1e-3, 2e-3]}. Its
     hopeless runs end early, as with `stop_if_flat` a single run does that learns mere word frequencies.
 
-    Example: bertsmith.pretrain("bert-tiny", store="store", out="runs/tiny", minutes=5)
+    Example: bertsmith.pretrain("auto", store="store", out="runs/mine", minutes=30)
     """
-    if steps is not None and minutes is not None:
-        raise UserError("a run has one budget", where="steps and minutes", remedy="give one of them")
-    budgets = [(name, value) for name, value in (("steps", steps), ("minutes", minutes)) if value is not None]
+    given = {"steps": steps, "minutes": minutes, "tokens": tokens}
+    budgets = [(name, value) for name, value in given.items() if value is not None]
+    if len(budgets) > 1:
+        where = " and ".join(name for name, _ in budgets)
+        raise UserError("a run has one budget", where=where, remedy="give one of them")
     short = [
         (f"--{name}", line)
         for name, value in budgets
@@ -249,15 +259,19 @@ def pretrain(
     store, out = Path(store).expanduser(), Path(out).expanduser()
     rows = RowFiles()
     with python_words(rows), progress_display(pretraining_line, as_json=False) as display:
+        chooses = check_auto(str(recipe), size=size, objective=objective, sweeps=sweep is not None)
         recipe_with = partial(_swept_recipe, recipe, _overrides(settings), short)
         callback = PythonCallback(display, rows)
         if sweep is not None:
             trials = trials_of(_points(sweep), recipe_with, out=out)
             return _sweep_run(out, trials, store=store, callback=callback)
         stopping = EarlyStopping(if_flat=stop_if_flat)
-        result = run_pretraining(
-            recipe_with(()), store=store, out=out, callback=callback, early_stopping=stopping
-        )
+        if chooses:
+            load = partial(_auto_base, _overrides(settings), short)
+            chosen = auto_recipe(AutoRequest(load, store, out, size, objective), callback.on_message)
+        else:
+            chosen = recipe_with(())
+        result = run_pretraining(chosen, store=store, out=out, callback=callback, early_stopping=stopping)
     finished, metrics = result.state == "finished", {"held-out": result.held_out}
     if result.held_out_before:
         metrics["held-out before"] = result.held_out_before
@@ -270,6 +284,15 @@ def _swept_recipe(
     recipe: Path | str, overrides: Sequence[str], options: Sequence[tuple[str, str]], swept: Sequence[str]
 ) -> Recipe:
     return load_recipe(recipe, overrides, options=options, swept=swept)
+
+
+def _auto_base(
+    overrides: Sequence[str],
+    options: Sequence[tuple[str, str]],
+    base: Path | str,
+    below: Sequence[tuple[str, str]],
+) -> Recipe:
+    return load_recipe(base, overrides, options=[*below, *options])
 
 
 def _points(sweep: Mapping[str, Sequence[object]]) -> list[dict[str, str]]:

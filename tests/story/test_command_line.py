@@ -72,7 +72,7 @@ def tensorflow_layout(name: str, array: np.ndarray) -> np.ndarray:
 
 def test_a_tensorflow_checkpoint_becomes_a_model_folder_with_the_same_weights(checkpoint, tmp_path):
     source, network = checkpoint
-    done = bertsmith_command("import-tf", source, tmp_path / "out", "--json")
+    done = bertsmith_command("import-tf", source, "--out", tmp_path / "out", "--json")
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert report["architecture"] == "BertForPreTraining" and report["skipped"] == ["global_step"]
@@ -87,14 +87,14 @@ def test_a_tensorflow_checkpoint_becomes_a_model_folder_with_the_same_weights(ch
 
 def test_the_import_tells_a_person_what_it_wrote(checkpoint, capsys, tmp_path):
     source, _ = checkpoint
-    done = bertsmith_here(capsys, "import-tf", source, tmp_path / "out")
+    done = bertsmith_here(capsys, "import-tf", source, "--out", tmp_path / "out")
     assert done.code == 0, done.err
     assert "BertForPreTraining" in done.out and "global_step" in done.out
 
 
 def test_an_import_never_writes_into_a_folder_that_holds_something(checkpoint, capsys, tmp_path):
     source, _ = checkpoint
-    done = bertsmith_here(capsys, "import-tf", source, source)
+    done = bertsmith_here(capsys, "import-tf", source, "--out", source)
     assert done.code == 2 and "is there already; name a new folder" in done.err
 
 
@@ -104,7 +104,7 @@ def test_a_corrupted_checkpoint_is_rejected_by_its_checksum_and_writes_nothing(c
     held = bytearray(data.read_bytes())
     held[len(held) // 2] ^= 1
     data.write_bytes(held)
-    done = bertsmith_here(capsys, "import-tf", source, tmp_path / "out")
+    done = bertsmith_here(capsys, "import-tf", source, "--out", tmp_path / "out")
     assert done.code == 2
     assert "checksum" in done.err and len(done.err.strip().splitlines()) == 1
     assert not (tmp_path / "out").exists()
@@ -114,11 +114,11 @@ def test_a_layer_that_is_missing_is_named(checkpoint, capsys, tmp_path):
     source, _ = checkpoint
     config = json.loads((source / "bert_config.json").read_text()) | {"num_hidden_layers": 5}
     (source / "bert_config.json").write_text(json.dumps(config))
-    done = bertsmith_here(capsys, "import-tf", source, tmp_path / "out")
+    done = bertsmith_here(capsys, "import-tf", source, "--out", tmp_path / "out")
     assert done.code == 2 and "bert.encoder.layer.3" in done.err
     assert not (tmp_path / "out").exists()
 
 
 def test_a_folder_that_is_no_checkpoint_is_rejected_in_one_line(capsys, tmp_path):
-    done = bertsmith_here(capsys, "import-tf", tmp_path, tmp_path / "out")
+    done = bertsmith_here(capsys, "import-tf", tmp_path, "--out", tmp_path / "out")
     assert done.code == 2 and len(done.err.strip().splitlines()) == 1

@@ -302,6 +302,18 @@ def test_a_notebook_shows_runs_and_predictions_as_tables(run, rows):
             lambda out: bertsmith.pretrain("bert-tiny", store=out, out=out, sweep={}),
             "^sweep: it names no key",
         ),
+        (
+            lambda out: bertsmith.pretrain("bert-tiny", store=out, out=out, size="tiny"),
+            "^size: is an option of auto, not of bert-tiny",
+        ),
+        (
+            lambda out: bertsmith.pretrain("auto", store=out, out=out, sweep={"run.seed": [1, 2]}),
+            "^sweep: auto chooses one recipe",
+        ),
+        (
+            lambda out: bertsmith.pretrain("auto", store=out, out=out, objective="sop"),
+            "^objective: 'sop' is not a valid choice",
+        ),
     ],
 )
 def test_mistakes_are_told_as_python_says_them(tmp_path, call, what):
@@ -325,6 +337,14 @@ def test_pre_training_gives_the_held_out_metrics(tmp_path):
     assert run.finished and run.steps == 2
     assert run.metrics["held-out"]["mlm_loss"] > 0
     assert (tmp_path / "run" / "model" / "config.json").is_file()
+
+
+def test_auto_chooses_a_recipe_and_tells_it(tmp_path, capsys):
+    place = {"store": tiny_store(tmp_path / "tiny").folder, "out": tmp_path / "run", "size": "tiny"}
+    run = bertsmith.pretrain("auto", **place, tokens=500, settings=PRETRAINING | {"batch.tokens": 300})
+    assert run.finished and run.steps == 2
+    assert "auto: 2 x 128, " in capsys.readouterr().out
+    assert run.load().model.network.config.width == 128
 
 
 def test_a_sweep_gives_all_runs_the_best_first(tmp_path):

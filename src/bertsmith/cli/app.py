@@ -8,6 +8,7 @@ from typing import Annotated
 from typer import Exit, Option, Typer, echo
 
 from bertsmith.cli.answer import answer
+from bertsmith.cli.cache import cache
 from bertsmith.cli.checkpoint import checkpoint
 from bertsmith.cli.choose import choose
 from bertsmith.cli.classify import classify
@@ -97,6 +98,7 @@ app.add_typer(look, name="look")
 app.command("features", cls=Verb)(features)
 app.command("features-table", cls=Verb)(features_table)
 app.command("serve", cls=Verb)(serve)
+app.command("cache", cls=Verb)(cache)
 app.command("import-tf", cls=Verb)(import_tf)
 
 

@@ -35,7 +35,7 @@ def corpus(
     text_format: Annotated[
         Literal["auto", "text", "jsonl", "parquet", "wiki"], Option("--format", help="Format of the text.")
     ] = "auto",
-    field: Annotated[str, Option("--text", "--field", help="Field or column of the text.")] = "text",
+    field: Annotated[str, Option("--text", help="Field or column of the text.")] = "text",
     encoding_errors: Annotated[
         Literal["strict", "replace"], Option(help="Whether to stop at bytes that are not UTF-8.")
     ] = "strict",

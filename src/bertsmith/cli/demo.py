@@ -126,6 +126,8 @@ def compare(folder: Path) -> None:
     pictures.append(folder / "trades-pretrained" / "confusion-dev.png")
     for picture in filter(Path.exists, pictures):
         echo(f"picture: {picture}")
+    echo("\nYour own text in a token store, and half an hour: bertsmith chooses the recipe for this machine")
+    echo("    bertsmith pretrain auto --store store/ --out runs/mine --minutes 30")
     echo("\nThe playground, a page with all of this: give one of these, and open http://127.0.0.1:8000")
     echo("    bertsmith serve")
     echo(f"    bertsmith serve --model {folder / 'pretrained'} --model {folder / 'trades-pretrained'}")

@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from typer import Argument, Option, echo
+from typer import Option, echo
 
 from bertsmith.cli.model_options import (
     DeviceOption,
@@ -46,10 +46,9 @@ def embed(
     out: Annotated[
         Path, Option(metavar="FILE", help="File to write, in fp32: .npy [texts, width], .csv or .parquet.")
     ],
-    positional: Annotated[Path | None, Argument(metavar="FILE", hidden=True)] = None,
     source: Annotated[
-        Path | None, Option("--input", metavar="FILE", help="One text a line, or a table; - reads stdin.")
-    ] = None,
+        Path, Option("--input", metavar="FILE", help="One text a line, or a table; - reads stdin.")
+    ],
     column: TextColumnOption = "",
     delimiter: DelimiterOption = "",
     encoding: EncodingOption = "",
@@ -88,9 +87,7 @@ def embed(
     with without_garbage_collection():
         from bertsmith.inference.vectors import check_vector_file, write_vectors
 
-    if (positional is None) == (source is None):
-        raise UserError("it is not clear what to embed", remedy="give one file: --input FILE")
-    path, out = (source or positional or Path()).expanduser(), out.expanduser()
+    path, out = source.expanduser(), out.expanduser()
     if path.is_file() and out.exists() and path.samefile(out):
         raise UserError("is the input itself", where=str(out), remedy="name another place for the vectors")
     check_vector_file(out)

@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Argument, Option, echo
 
-from bertsmith.core.errors import UserError
-
 if TYPE_CHECKING:
     from bertsmith.interchange.tensorflow import ImportReport
 
@@ -16,8 +14,7 @@ def import_tf(
     source: Annotated[
         Path, Argument(metavar="SOURCE", help="Folder of the checkpoint, config and vocabulary.")
     ],
-    positional: Annotated[Path | None, Argument(metavar="OUT", hidden=True)] = None,
-    out: Annotated[Path | None, Option(metavar="FOLDER", help="Model folder to write.")] = None,
+    out: Annotated[Path, Option(metavar="FOLDER", help="Model folder to write.")],
     gelu: Annotated[
         Literal["published", "erf", "tanh"],
         Option(help="Form of GELU; 'published' is the one the checkpoint was released with."),
@@ -34,12 +31,9 @@ def import_tf(
 
     Example: bertsmith import-tf uncased_L-12_H-768_A-12 --out models/bert-base
     """
-    target = out or positional
-    if target is None or (out is not None and positional is not None):
-        raise UserError("one folder to write is wanted", remedy="say --out FOLDER")
     from bertsmith.interchange.tensorflow import import_checkpoint  # torch loads here, not for --help
 
-    report = import_checkpoint(source.expanduser(), target.expanduser(), gelu=gelu)
+    report = import_checkpoint(source.expanduser(), out.expanduser(), gelu=gelu)
     if not as_json:
         show(report)
         return

@@ -8,7 +8,7 @@ from typer import Argument, Option, echo
 
 from bertsmith.cli.model_options import BaseOption
 from bertsmith.core.errors import UserError
-from bertsmith.core.files import check_not_taken
+from bertsmith.core.files import new_folder
 
 
 def merge(
@@ -32,11 +32,11 @@ def merge(
     from bertsmith.inference.model_path import is_adapter, model_folder
 
     adapter, out = adapter.expanduser(), out.expanduser()
-    check_not_taken(out)
     if not is_adapter(model_folder(adapter)):
         remedy = "give a folder with adapter_config.json, such as that of a run with head.encoder=lora"
         raise UserError("is no adapter folder", where=str(adapter), remedy=remedy)
     from bertsmith.inference.loaded_model import load  # torch loads here, not for --help
 
-    load(adapter, device="cpu", base=base).save(out)
+    with new_folder(out) as fresh:
+        load(adapter, device="cpu", base=base).save(fresh)
     echo(json.dumps({"out": str(out)}) if as_json else f"{adapter} -> {out}")

@@ -16,6 +16,8 @@ from bertsmith.core.errors import UserError
 from bertsmith.core.wording import counted
 from bertsmith.recipe.toml_text import value_text
 
+AUTO = "auto"
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def pretrain(
-    recipe: Annotated[str, Argument(metavar="RECIPE", help="A preset (bert-base) or a TOML file.")],
+    recipe: Annotated[str, Argument(metavar="RECIPE", help="auto, a preset (bert-base) or a TOML file.")],
     store: Annotated[Path, Option(help="Token store made by `bertsmith corpus`.")],
     out: Annotated[Path, Option(help="Run folder; a run found there resumes.")],
     start_from: Annotated[
@@ -35,6 +37,11 @@ def pretrain(
     add_words: Annotated[str, Option(metavar="FILE", help="Words added to that model's vocabulary.")] = "",
     steps: Annotated[int | None, Option(help="Budget in steps (run.steps).")] = None,
     minutes: Annotated[float | None, Option(help="Budget in minutes (run.minutes).")] = None,
+    tokens: Annotated[int | None, Option(help="Budget in tokens (run.tokens).")] = None,
+    size: Annotated[
+        str, Option(metavar="SIZE", help="auto: tiny, mini, small or base in place of a chosen shape.")
+    ] = "",
+    objective: Annotated[str, Option(help="auto: masked or replaced (examples.objective).")] = "",
     batch: Annotated[int | None, Option(help="Sequences a step (batch.sequences).")] = None,
     max_length: Annotated[
         int | None, Option(help="Longest sequence, in one stage (examples.stages).")
@@ -55,10 +62,14 @@ def pretrain(
 ) -> None:
     """Pre-train an encoder.
 
+    `auto` chooses shape, batch and learning rate for the budget, the text and this machine, and says why.
+
     A run that was stopped (Ctrl-C, SIGTERM, a crash) resumes when the same command is given again. All
     settings with their published values: bertsmith recipe show bert-base
 
     Examples:
+
+    bertsmith pretrain auto --store store/ --out runs/mine --minutes 30
 
     bertsmith pretrain bert-base --store store/ --out runs/base
 
@@ -82,28 +93,61 @@ def pretrain(
         ("--from", "start.model", start_from or None),
         ("--add-words", "start.add_words", add_words or None),
     )
-    sizes = run_options(steps=steps, minutes=minutes, batch=batch, device=device, precision=precision)
-    chosen = partial(chosen_recipe, recipe, [*spelled(begins), *sizes], settings or [], max_length)
+    sizes = run_options(
+        steps=steps, tokens=tokens, minutes=minutes, batch=batch, device=device, precision=precision
+    )
+    given, settings = [*spelled(begins), *sizes], settings or []
     store, out = store.expanduser(), out.expanduser()
+    stopping = EarlyStopping(if_flat=stop_if_flat)
+    if check_auto(recipe, size=size, objective=objective, sweeps=bool(sweep)):
+        from bertsmith.pretraining.auto_recipe import AutoRequest, auto_recipe
+
+        def load(base: "str | Path", below: "Sequence[tuple[str, str]]") -> "Recipe":
+            return chosen_recipe(str(base), [*below, *given], settings, max_length)
+
+        auto = partial(auto_recipe, AutoRequest(load, store, out, size, objective))
+        run(auto, store=store, out=out, as_json=as_json, started=started, early_stopping=stopping)
+        return
+    chosen = partial(chosen_recipe, recipe, given, settings, max_length)
     if sweep:
         _sweep(sweep, chosen, store=store, out=out, as_json=as_json)
         return
-    stopping = EarlyStopping(if_flat=stop_if_flat)
     run(chosen(), store=store, out=out, as_json=as_json, started=started, early_stopping=stopping)
 
 
+def check_auto(recipe: str, *, size: str, objective: str, sweeps: bool) -> bool:
+    """True for the recipe auto; raises if an option does not go with the recipe."""
+    if recipe == AUTO and sweeps:
+        remedy = "sweep over a preset, or over the recipe.toml in the folder of a run of auto"
+        raise UserError("auto chooses one recipe", where="--sweep", remedy=remedy)
+    for option, value in (("--size", size), ("--objective", objective)):
+        if value and recipe != AUTO:
+            remedy = "set model.layers and model.width, or examples.objective, with --set"
+            raise UserError(f"is an option of auto, not of {recipe}", where=option, remedy=remedy)
+    return recipe == AUTO
+
+
 def run_options(
-    *, steps: int | None, minutes: float | None, batch: int | None, device: str, precision: str
+    *,
+    steps: int | None,
+    minutes: float | None,
+    batch: int | None,
+    device: str,
+    precision: str,
+    tokens: int | None = None,
 ) -> "list[tuple[str, str]]":
     """What the options of a pre-training run that many people want are short for."""
-    if steps is not None and minutes is not None:
-        raise UserError("a run has one budget", where="--steps and --minutes", remedy="give one of them")
-    for option, budget in (("--steps", steps), ("--minutes", minutes)):
+    budgets = (("--steps", steps), ("--tokens", tokens), ("--minutes", minutes))
+    if len(several := [option for option, value in budgets if value is not None]) > 1:
+        raise UserError("a run has one budget", where=" and ".join(several), remedy="give one of them")
+    for option, budget in budgets:
         if budget is not None and not 0 < budget < inf:
             raise UserError(f"{budget} is no budget", where=option, remedy="give a number above 0")
     given = (
         ("--steps", "run.steps", steps),
         ("--steps", "run.budget", None if steps is None else "steps"),
+        ("--tokens", "run.tokens", tokens),
+        ("--tokens", "run.budget", None if tokens is None else "tokens"),
         ("--minutes", "run.minutes", minutes),
         ("--minutes", "run.budget", None if minutes is None else "minutes"),
         ("--batch", "batch.by", None if batch is None else "sequences"),
@@ -120,7 +164,7 @@ def spelled(given: "Iterable[tuple[str, str, Any]]") -> "list[tuple[str, str]]":
 
 
 def run(
-    recipe: "Recipe",
+    recipe: "Recipe | Callable[[Callable[[str], None]], Recipe]",
     *,
     store: Path,
     out: Path,
@@ -128,14 +172,15 @@ def run(
     started: float,
     early_stopping: "EarlyStopping | None" = None,
 ) -> None:
-    """Run a recipe to its end and print how it ended."""
+    """Run a recipe, or the one that a function chooses and reports on, to its end and print how it ended."""
     from bertsmith.pretraining.pretrain import pretrain as job
     from bertsmith.pretraining.run_setup import NEVER_EARLY
 
     with progress_display(live_line, as_json=as_json) as callback:
         stopping = early_stopping or NEVER_EARLY
+        chosen = recipe(callback.on_message) if callable(recipe) else recipe
         result = job(
-            recipe, store=store, out=out, callback=callback, early_stopping=stopping, started=started
+            chosen, store=store, out=out, callback=callback, early_stopping=stopping, started=started
         )
     if result.main_process:
         show(result, as_json=as_json)

@@ -19,7 +19,7 @@ from bertsmith.cli.text_files import (
     pieces_of,
 )
 from bertsmith.core.errors import UserError
-from bertsmith.core.files import atomic_folder, check_not_taken
+from bertsmith.core.files import new_folder
 from bertsmith.tasks.table_format import TableFormat
 
 if TYPE_CHECKING:
@@ -71,13 +71,11 @@ def quantise(
     form = TableFormat.parse(delimiter=delimiter, encoding=encoding, columns=columns)
     if of_weights := calibrate is None or weights_only or bits != 8:
         _check_weights_only(bits, calibrate, weights_only=weights_only)
-    check_not_taken(out)
     from bertsmith.shrink.quantise import CALIBRATION_TEXTS, quantise_for_products, quantise_weights
     from bertsmith.tasks.kinds.registry import metric_named
 
-    # First, so that data which cannot be read leaves nothing written.
-    scores = {} if data is None else {"before": _metrics(model, data, "fp32", base)}
-    with atomic_folder(out) as fresh:
+    with new_folder(out) as fresh:
+        scores = {} if data is None else {"before": _metrics(model, data, "fp32", base)}
         if of_weights:
             made = quantise_weights(model, fresh, bits=bits, base=base)
         else:

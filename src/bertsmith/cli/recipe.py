@@ -74,3 +74,4 @@ def list_presets(as_json: AsJson = False) -> None:
     widest = max(len(each.name) for each in summaries)
     for each in summaries:
         echo(f"{each.name:<{widest}}  {each.parameters / 1e6:6.1f}M  {each.summary}")
+    echo(f"{'auto':<{widest}}     any    Chosen by `bertsmith pretrain` for budget, text and machine")

@@ -7,7 +7,7 @@ from typer import Option, echo
 
 from bertsmith.cli.model_options import JsonOption, print_json
 from bertsmith.core.errors import UserError
-from bertsmith.core.files import check_not_taken
+from bertsmith.core.files import new_folder
 
 Shared = Literal["all", "attention", "ffn", "none"]
 Take = Literal["average", "first"]
@@ -44,14 +44,14 @@ def share(
             remedy = f"give {', '.join(known[:-1])} or {known[-1]}"
             raise UserError(f"{value!r} is none of them", where=option, remedy=remedy)
     out = out.expanduser()
-    check_not_taken(out)
     from bertsmith.inference.loaded_model import load  # torch loads here, not for --help
     from bertsmith.shrink.sharing import SharedShape, shared_model
 
-    bert = load(model.expanduser(), device="cpu")
     shape = SharedShape(cast("Shared", sharing), groups, embedding_width, cast("Take", take))
-    shared = shared_model(bert, shape)
-    shared.save(out)
+    with new_folder(out) as fresh:
+        bert = load(model.expanduser(), device="cpu")
+        shared = shared_model(bert, shape)
+        shared.save(fresh)
     weights = [sum(one.numel() for one in each.model.network.parameters()) for each in (bert, shared)]
     heads = [sorted(each.model.network.heads) for each in (bert, shared)]
     if as_json:

@@ -16,7 +16,7 @@ from bertsmith.cli.text_files import (
     pieces_of,
     reading_bar,
 )
-from bertsmith.core.files import check_not_taken
+from bertsmith.core.files import new_folder
 from bertsmith.tasks.table_format import TableFormat
 
 
@@ -48,20 +48,22 @@ def trim(
     form = TableFormat.parse(delimiter=delimiter, encoding=encoding, columns=columns)
     out, texts = out.expanduser(), TextSource(source.expanduser(), column, form=form)
     texts.check()
-    check_not_taken(out)
     from bertsmith.inference.loaded_model import load  # torch loads here, not for --help
     from bertsmith.shrink.vocabulary import with_vocabulary
     from bertsmith.text.trim_vocabulary import seen_ids, trimmed_vocabulary
 
-    bert = load(model.expanduser(), device="cpu", base=base)
-    seen: set[int] = set()
-    with reading_bar(texts) as advance:
-        for piece in pieces_of(texts, text_or_pair):
-            parts = [text for each in piece.texts for text in ((each,) if isinstance(each, str) else each)]
-            seen = seen.union(*seen_ids(bert.tokenizer, parts))
-            advance(piece.size)
-    smaller = with_vocabulary(bert, trimmed_vocabulary(bert.tokenizer, seen))
-    smaller.save(out)
+    with new_folder(out) as fresh:
+        bert = load(model.expanduser(), device="cpu", base=base)
+        seen: set[int] = set()
+        with reading_bar(texts) as advance:
+            for piece in pieces_of(texts, text_or_pair):
+                parts = [
+                    text for each in piece.texts for text in ((each,) if isinstance(each, str) else each)
+                ]
+                seen = seen.union(*seen_ids(bert.tokenizer, parts))
+                advance(piece.size)
+        smaller = with_vocabulary(bert, trimmed_vocabulary(bert.tokenizer, seen))
+        smaller.save(fresh)
     pieces = [each.model.network.config.vocabulary for each in (bert, smaller)]
     weights = [sum(one.numel() for one in each.model.network.parameters()) for each in (bert, smaller)]
     if as_json:

@@ -1,4 +1,4 @@
-"""What every verb of the command line has in common: old names, several words, and one line for a mistake."""
+"""What every verb of the command line has in common: several words for an option, one line for a mistake."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,32 +9,19 @@ from typer.core import TyperCommand, TyperGroup
 
 from bertsmith.core.errors import UserError
 
-OLD_NAMES: dict[str, dict[str, str]] = {
-    "answer": {"--text": "--passage-text"},
-    "evaluate": {"--input": "--data"},
-    "finetune": {"--second": "--text2"},
-    "inspect": {"--second": "--text2"},
-    "predict": {"--data": "--input"},
-}
-"""For each verb its old names, which no help shows, and what stands for them now."""
-SEVERAL: dict[str, str] = {"cost": "--models"}
+SEVERAL: dict[str, str] = {"cost": "--models", "layers": "--models"}
 """For each verb its option that takes all words up to the next option, and not only one."""
 UsageError = cast("type[BadParameter]", BadParameter.__mro__[1])
 """Click's error of all mistakes in a command's words; Typer gives no name to it."""
 
 
 class Verb(TyperCommand):
-    """A command with old names of its options and several words behind one; what is wrong is one line."""
+    """A command whose options may take several words; what is wrong is one line."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """As Click does it, of today's names."""
-        renamed = OLD_NAMES.get(self.name or "", {})
+        """As Click does it."""
         end = args.index("--") if "--" in args else len(args)  # behind it stand no options
-        today = []
-        for word in args[:end]:
-            name, equals, value = word.partition("=")
-            today.append(renamed.get(name, name) + equals + value)
-        words = [*_named_each(today, SEVERAL.get(self.name or "")), *args[end:]]
+        words = [*_named_each(args[:end], SEVERAL.get(self.name or "")), *args[end:]]
         with mistakes_as_one_line(ctx):
             return super().parse_args(ctx, words)
 

@@ -43,7 +43,7 @@ def vocab(  # noqa: PLR0913 - the options of a command
     text_format: Annotated[
         Literal["auto", "text", "jsonl", "parquet", "wiki"], Option("--format", help="Format of the text.")
     ] = "auto",
-    field: Annotated[str, Option("--text", "--field", help="Field or column of the text.")] = "text",
+    field: Annotated[str, Option("--text", help="Field or column of the text.")] = "text",
     encoding_errors: Annotated[
         Literal["strict", "replace"], Option(help="Whether to stop at bytes that are not UTF-8.")
     ] = "strict",
@@ -60,7 +60,7 @@ def vocab(  # noqa: PLR0913 - the options of a command
     Examples: bertsmith vocab corpus/*.txt.xz --size 30522 --out vocab/,
     bertsmith vocab corpus/*.txt.xz --kind unigram --size 30000 --out albert-vocab/
     """
-    from bertsmith.core.files import check_not_taken
+    from bertsmith.core.files import new_folder
     from bertsmith.core.progress import progress_bar
     from bertsmith.corpus.readers import find_sources, read_blocks, size_on_disk
     from bertsmith.text.learn_vocabulary import VocabularySettings, learn_vocabulary
@@ -68,19 +68,18 @@ def vocab(  # noqa: PLR0913 - the options of a command
 
     started = time.monotonic()
     out = out.expanduser()
-    check_not_taken(out)
     case: Literal["uncased", "cased"] = "cased" if cased else "uncased"
     settings = VocabularySettings(size, kind, case, characters=alphabet, unused=unused, min_count=min_count)
-    files = find_sources(sources)
-    blocks = read_blocks(files, format=text_format, field=field, errors=encoding_errors)
-    counting = Counting(texts_of, settings.cutter(), held_out=held_out)
-    with reporting_stops():
+    with reporting_stops(), new_folder(out) as fresh:
+        files = find_sources(sources)
+        blocks = read_blocks(files, format=text_format, field=field, errors=encoding_errors)
+        counting = Counting(texts_of, settings.cutter(), held_out=held_out)
         with progress_bar("counting words", size_on_disk(files)) as advance:
             counts = count_words(watched(blocks, advance), counting, workers=workers)
         if not counts.documents:
             raise UserError("no text to learn from", where=", ".join(sources), remedy="give more text")
         learned = learn_vocabulary(counts, settings)
-        learned.tokenizer.save(out)
+        learned.tokenizer.save(fresh)
     show = show_json if as_json else show_table
     show(out, learned.report, time.monotonic() - started)
 

@@ -52,7 +52,8 @@ def atomic_path(target: Path) -> Iterator[Path]:
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
             temporary.touch(mode=0o600, exist_ok=False)  # private until it is complete
-            yield temporary
+            with marked_in_use(temporary):
+                yield temporary
             temporary.chmod(0o666 & ~_umask())  # a model folder is meant to be read
             temporary.replace(target)
         finally:
@@ -63,11 +64,12 @@ def atomic_path(target: Path) -> Iterator[Path]:
 def atomic_folder(target: Path, *, replaces: Sequence[str] = ()) -> Iterator[Path]:
     """A temporary folder that becomes the target, or whose files move into it, only if the block succeeds.
 
-    A target that exists loses the files of the patterns in `replaces` that were not written anew.
+    A target that exists loses the files of the patterns in `replaces` that were not written anew. All files
+    have reached the disk before the target has its name. A new target must still be missing or empty then.
     """
     with reporting_write_errors(target):
         # Inside a target that exists: beside it, it may be another disk (a mount, a link) or read-only.
-        parent = target if target.is_dir() else target.parent
+        parent, was_empty = target if target.is_dir() else target.parent, _is_empty(target)
     temporary = _partial(target, parent)
     with reporting_write_errors(target, hidden=temporary):
         parent.mkdir(parents=True, exist_ok=True)
@@ -79,17 +81,46 @@ def atomic_folder(target: Path, *, replaces: Sequence[str] = ()) -> Iterator[Pat
             temporary.chmod(0o777 & ~_umask())
             for file in temporary.rglob("*"):
                 file.chmod((0o777 if file.is_dir() else 0o666) & ~_umask())
+                reach_the_disk(file)
+            reach_the_disk(temporary)
+            if was_empty and not _is_empty(target):
+                what, remedy = "was written by another process meanwhile", "choose another name"
+                raise UserError(what, where=str(target), remedy=remedy)
             if target.is_dir():
                 _move_into(target, temporary, replaces)
+                reach_the_disk(target)
             else:
                 temporary.rename(target)
+                reach_the_disk(parent)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
+
+
+def reach_the_disk(path: Path) -> None:
+    """Return when a file, or the list of a folder's names, would survive a power cut."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _is_empty(folder: Path) -> bool:
+    """Whether a folder is missing or holds nothing but what is still being written."""
+    return not folder.is_dir() or all(each.name.endswith(".partial") for each in folder.iterdir())
 
 
 def _partial(target: Path, parent: Path) -> Path:
     """A name that is known before the file is there: at no moment would a stop leave it behind."""
     return parent / f".{target.name}.{secrets.token_hex(4)}.partial"
+
+
+@contextmanager
+def new_folder(target: Path, *, option: str = "--out") -> Iterator[Path]:
+    """An atomic folder whose target must be free, and which no other process may begin to write."""
+    check_not_taken(target, option=option)
+    with atomic_folder(target) as fresh:
+        yield fresh
 
 
 def check_not_taken(folder: Path, *, option: str = "--out") -> None:
@@ -99,8 +130,11 @@ def check_not_taken(folder: Path, *, option: str = "--out") -> None:
         # Both of the folders in which `atomic_folder` may have begun.
         for parent in [each for each in (folder, folder.parent) if each.is_dir()]:
             for path in [each for each in parent.iterdir() if name.fullmatch(each.name) and each.is_dir()]:
-                if not is_in_use(path):
+                if (in_use := is_in_use(path)) is False:
                     shutil.rmtree(path, ignore_errors=True)
+                elif in_use:
+                    remedy = f"wait for it, or choose another {option}"
+                    raise UserError("is being written by another process", where=str(folder), remedy=remedy)
         if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
             remedy = f"choose another {option}, or remove it first"
             raise UserError("is there already", where=str(folder), remedy=remedy)
@@ -371,9 +405,9 @@ def locked(file: Path) -> Iterator[None]:
 
 
 @contextmanager
-def marked_in_use(folder: Path) -> Iterator[None]:
-    """While it is open, `is_in_use` is true of the folder for every process."""
-    handle = os.open(folder, os.O_RDONLY)
+def marked_in_use(path: Path) -> Iterator[None]:
+    """While it is open, `is_in_use` is true of the file or folder for every process."""
+    handle = os.open(path, os.O_RDONLY)
     try:
         with suppress(OSError):  # not every disk knows locks
             fcntl.flock(handle, fcntl.LOCK_SH)
@@ -382,13 +416,15 @@ def marked_in_use(folder: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def is_in_use(folder: Path) -> bool:
-    """Whether a process has marked the folder; also where this disk knows no locks and nobody can tell."""
-    handle = os.open(folder, os.O_RDONLY)
+def is_in_use(path: Path) -> bool | None:
+    """Whether a process has marked a file or folder; None where this disk knows no locks."""
+    handle = os.open(path, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except BlockingIOError:
         return True
+    except OSError:
+        return None
     finally:
         os.close(handle)
     return False

@@ -160,14 +160,14 @@ def _field_of(line: str, reading: Reading, where: str) -> str:
     if not isinstance(record, dict):
         raise UserError("holds no JSON object", where=where, remedy=_ONE_OBJECT_A_LINE)
     if reading.field not in record:
-        remedy = f"choose one of its fields with --field: {', '.join(record) or 'it has none'}"
+        remedy = f"choose one of its fields with --text: {', '.join(record) or 'it has none'}"
         raise UserError(f"has no field {reading.field!r}", where=where, remedy=remedy)
     value = record[reading.field]
     if value is None:  # a record without text, as exported tables have them
         return ""
     if not isinstance(value, str):
         raise UserError(
-            f"field {reading.field!r} is no text", where=where, remedy="choose another with --field"
+            f"field {reading.field!r} is no text", where=where, remedy="choose another with --text"
         )
     if fault := lone_surrogate(value):
         if reading.errors == "strict":

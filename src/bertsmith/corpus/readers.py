@@ -250,12 +250,10 @@ def text_batches(file: Any, path: Path, column: str) -> Iterator[list[bytes]]:
 
     names = file.schema_arrow.names
     if column not in names:
-        remedy = f"choose one of its columns with --field: {', '.join(names)}"
+        remedy = f"choose one of its columns with --text: {', '.join(names)}"
         raise UserError(f"has no column {column!r}", where=str(path), remedy=remedy)
     if not _holds_text(file.schema_arrow.field(column).type):
-        raise UserError(
-            f"column {column!r} is no text", where=str(path), remedy="choose another with --field"
-        )
+        raise UserError(f"column {column!r} is no text", where=str(path), remedy="choose another with --text")
     # As bytes: text that is not UTF-8 is found by who decodes it, and named with its row.
     for batch in file.iter_batches(batch_size=_ROWS_AT_ONCE, columns=[column]):
         yield [text or b"" for text in batch.column(0).cast(large_binary()).to_pylist()]

@@ -313,9 +313,8 @@ class StageIndex:
 
     def _check(self, number: int) -> None:
         """Stop at arrays that are not as they were written: the run would silently show other examples."""
-        known = read_json(self._summary_file(number), remedy=_DELETE).get(CHECKSUMS)
-        # Older versions wrote none down.
-        for name, checksum in known.items() if isinstance(known, dict) else ():
+        known = read_json(self._summary_file(number), remedy=_DELETE).get(CHECKSUMS, {})
+        for name, checksum in known.items():
             file = self._epoch_folder(number) / f"{name}.npy"
             if file.is_file() and sha256_of(file) != checksum:
                 what = f"{file.name} is damaged: its checksum is another"

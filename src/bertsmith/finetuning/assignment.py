@@ -2,12 +2,10 @@
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
-
-from pydantic import ValidationError
 
 from bertsmith.core.errors import UserError
 from bertsmith.core.files import read_json, sha256_of, write_json
@@ -17,9 +15,8 @@ from bertsmith.inference.model_path import model_folder
 from bertsmith.model.sentence_modules import transformer_folder
 from bertsmith.model.tensor_files import WEIGHT_FILES
 from bertsmith.recipe.finetuning_schema import FinetuningRecipe
-from bertsmith.recipe.load import Difference, differences, leaves, with_new_names
+from bertsmith.recipe.load import Difference, differences, leaves
 from bertsmith.recipe.toml_text import toml_text
-from bertsmith.tasks.custom import CustomSpec, custom_task, spec_of
 from bertsmith.tasks.example_types import Example
 from bertsmith.tasks.task import Task
 from bertsmith.text.tokenizer_files import TOKENIZER_FILES
@@ -29,7 +26,7 @@ from bertsmith.training.run_folder import RunFolder
 ASSIGNMENT = "assignment.json"
 RESULT = "result.json"
 MAX_DIFFERENCES = 6
-EPOCHS, FREE_KEYS = "run.epochs", frozenset({"run.keep_state"})
+EPOCHS, FREE_KEYS = "run.epochs", frozenset({"run.keep_state", "run.patience_seconds"})
 """More epochs lengthen a finished run; what touches nothing that is learned may change at any time."""
 ENDED_AFTER = "ended_after"
 """In a saved state: the epochs of the run that ended with it."""
@@ -82,7 +79,7 @@ def check_same_run(assignment: Assignment) -> None:
     folder.check_no_unknown_files()
     if folder.begun:
         known = read_json(folder.config, remedy="give --out a new folder")
-        _check_same_assignment(known, as_begun(assignment))
+        _check_same_assignment(known, with_begun_micro_tokens(assignment))
 
 
 def lengthens_a_run(assignment: Assignment) -> bool:
@@ -92,20 +89,6 @@ def lengthens_a_run(assignment: Assignment) -> bool:
         return False
     known = read_json(folder.config, remedy="give --out a new folder")
     return bool(known["recipe"][EPOCHS] != assignment.recipe.run.epochs)
-
-
-def as_begun(assignment: Assignment) -> Assignment:
-    """The assignment with `micro_tokens`, and the rule for the development set, that its run began with.
-
-    Older versions held examples back by another rule, and did not name it.
-    """
-    folder, assignment = finetuning_folder(assignment.out), with_begun_micro_tokens(assignment)
-    if not (folder.begun and assignment.task.custom):
-        return assignment
-    if "split" in read_json(folder.config, remedy="give --out a new folder").get("custom", {}):
-        return assignment
-    spec = replace(spec_of(assignment.task.custom), split="hash")
-    return replace(assignment, task=custom_task(spec, assignment.task.form))
 
 
 def with_begun_micro_tokens(assignment: Assignment) -> Assignment:
@@ -152,10 +135,7 @@ def recipe_toml(recipe: FinetuningRecipe) -> str:
 
 
 def _check_same_assignment(known: dict[str, Any], assignment: Assignment) -> None:
-    before = with_new_names({key: value for key, value in known.items() if key != EXAMPLES})
-    if before.get("custom"):
-        before["custom"] = asdict(CustomSpec("", "", split="hash")) | before["custom"]
-    before["recipe"] = _recipe_as_written_today(before.get("recipe", {}))
+    before = {key: value for key, value in known.items() if key != EXAMPLES}
     found = differences(before, assignment.to_json())
     changed = [change for change in found if change.key.removeprefix("recipe.") not in FREE_KEYS]
     only_epochs = [change.key for change in changed] == [f"recipe.{EPOCHS}"]
@@ -189,21 +169,6 @@ def _can_be_lengthened(assignment: Assignment, epochs: float) -> bool:
     # Only looked at: whether it is whole is checked once the folder is locked.
     state = read_json(step_folder(checkpoints, steps[-1]) / STATE, remedy="give --out a new folder")
     return bool(state["scalars"].get(ENDED_AFTER) == epochs)
-
-
-def _recipe_as_written_today(leaf_values: dict[str, Any]) -> dict[str, Any]:
-    """The recipe of an assignment, which an older version may have written without some of today's keys."""
-    sections: dict[str, Any] = {}
-    for key, value in with_new_names(leaf_values).items():
-        section, _, name = key.partition(".")
-        if name:
-            sections.setdefault(section, {})[name] = value
-        else:
-            sections[key] = value
-    try:
-        return leaves(FinetuningRecipe.model_validate(sections).model_dump(mode="json"))
-    except ValidationError:
-        return leaf_values  # whatever it is, it is another recipe
 
 
 def _described(change: Difference) -> str:

@@ -47,12 +47,10 @@ def read_best(folder: RunFolder, saved: dict[str, Any]) -> Best:
     """What a saved state says of the best weights, with the weights."""
     file = _best_file(folder, saved["step"])
     remedy = "the saved state needs it: remove the run folder and start again"
-    # Older versions wrote no checksum down.
-    if file.is_file() and saved.get("sha256", "") not in ("", sha256_of(file)):
+    if file.is_file() and saved["sha256"] != sha256_of(file):
         raise UserError("is damaged: its checksum is another", where=str(file), remedy=remedy)
     weights = read_safetensors(file, remedy=remedy)
-    # Older versions saved no loss: as 0 it is never undercut, and the earlier of two equals stays.
-    return Best(saved["value"], saved.get("loss", 0.0), saved["step"], weights, saved.get("waited", 0))
+    return Best(saved["value"], saved["loss"], saved["step"], weights, saved["waited"])
 
 
 def remove_best_but(folder: RunFolder, step: int) -> None:

@@ -19,9 +19,8 @@ from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from bertsmith.core.arrays import open_array
+from bertsmith.core.cache import cached_array, caching_array
 from bertsmith.core.errors import UserError
-from bertsmith.core.files import atomic_path
 from bertsmith.core.progress import progress_bar
 from bertsmith.features.bilstm import FeatureScorer
 from bertsmith.features.layer_states import encoder_hash
@@ -48,7 +47,8 @@ def cached_states(encoded: EncodedSet, model: TaskModel, folder: Path) -> tuple[
     assert isinstance(scorer, FeatureScorer)
     place, shape = folder / _key(encoded, model, scorer), (len(encoded.tokens_T), scorer.network.config.width)
     files = {number: place / f"layer-{number:02d}.npy" for number in scorer.layers}
-    missing = {number: file for number, file in files.items() if _opened(file, shape) is None}
+    kept = {number: cached_array(file) for number, file in files.items()}
+    missing = {number: files[number] for number, states_TD in kept.items() if states_TD is None}
     try:
         if missing and not _fits(folder, len(missing) * shape[0] * shape[1] * np.dtype(np.float32).itemsize):
             return ()
@@ -57,7 +57,7 @@ def cached_states(encoded: EncodedSet, model: TaskModel, folder: Path) -> tuple[
     except UserError as error:
         _warn_once(f"{folder}: {error.what}; the encoder runs at every step")
         return ()
-    opened = [_opened(file, shape) for file in files.values()]
+    opened = [kept[number] if number not in missing else cached_array(files[number]) for number in files]
     return tuple(each for each in opened if each is not None)
 
 
@@ -71,7 +71,7 @@ def cached_vectors(encoded: EncodedSet, model: TaskModel, folder: Path) -> State
     head.output = _Unscored(output.in_features, output.out_features, device="meta", dtype=output.weight.dtype)
     try:
         file = folder / f"{_key(encoded, model, scorer)}.npy"
-        vectors_ND = _opened(file)
+        vectors_ND = cached_array(file)
         if vectors_ND is None:
             vectors_ND = model.logits(encoded)
             _keep(vectors_ND, file)
@@ -91,7 +91,7 @@ def _keep(vectors_ND: States, file: Path) -> None:
     """Write vectors for the next run; without them, it only takes longer."""
     try:
         if _fits(file.parent, vectors_ND.nbytes):
-            with atomic_path(file) as temporary, temporary.open("wb") as written:
+            with caching_array(file) as temporary, temporary.open("wb") as written:
                 np.save(written, vectors_ND)
     except UserError as error:
         _warn_once(f"{file}: {error.what}; the vectors are not kept")
@@ -111,20 +111,6 @@ def _key(encoded: EncodedSet, model: TaskModel, scorer: FeatureScorer | NetworkS
     for array in arrays if isinstance(scorer, FeatureScorer) else (*arrays, encoded.items_M1, encoded.rows_P):
         digest.update(np.ascontiguousarray(array).data)
     return digest.hexdigest()
-
-
-def _opened(file: Path, shape: tuple[int, int] | None = None) -> States | None:
-    """The states of a file, None if there is no file or not what was written."""
-    try:
-        states_TD: States = open_array(file, remedy="")
-    except FileNotFoundError:
-        return None
-    except UserError as error:
-        log.warning("%s; it is made anew", error)
-        return None
-    return (
-        states_TD if states_TD.shape == (shape or states_TD.shape) and states_TD.dtype == np.float32 else None
-    )
 
 
 def _fits(folder: Path, needed: int) -> bool:
@@ -164,7 +150,7 @@ def _compute(
     multiple = GPU_MULTIPLE if model.device.type == "cuda" else 1
     batches = ordered_batches(encoded, micro_tokens=cut.tokens, multiple=multiple)
     with ExitStack() as written, progress_bar("computing features", encoded.items) as advance:
-        temporary = [written.enter_context(atomic_path(file)) for file in files.values()]
+        temporary = [written.enter_context(caching_array(file)) for file in files.values()]
         maps: Sequence[States] = [
             open_memmap(path, mode="w+", dtype=np.float32, shape=shape) for path in temporary
         ]

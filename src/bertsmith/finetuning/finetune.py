@@ -19,7 +19,6 @@ from bertsmith.core.wording import counted
 from bertsmith.finetuning.assignment import (
     RESULT,
     Assignment,
-    as_begun,
     check_same_examples,
     check_same_run,
     finetuning_folder,
@@ -111,7 +110,7 @@ class FinetuningResult:
     examples: int
     """Training examples, each counted once."""
     baselines: dict[str, dict[str, float]] = field(default_factory=dict)
-    """What the constant answer gets on each split; empty in results of older versions."""
+    """What the constant answer gets on each split."""
     references: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)
     """Metrics of simpler models by name and split: the linear probe, TF-IDF, a dictionary."""
     classes: dict[str, dict[str, ClassScores]] = field(default_factory=dict)
@@ -146,7 +145,7 @@ def finetune(
 
     def in_processes(world: World) -> FinetuningResult:
         world.on_main(lambda: check_same_run(assignment))
-        begun = as_begun(assignment)
+        begun = with_begun_micro_tokens(assignment)
         splits = world.main_first(lambda: read_splits(begun.task, begun.data, skip_bad=begun.skip_bad))
         if not finetuning_folder(begun.out).begun:
             world.on_main(lambda: check_new_labels(splits))
@@ -154,7 +153,8 @@ def finetune(
         heard = callback if world.main else SilentCallback()
         return finetune_on(splits, begun, world, heard, study=StudyRules(stopping, preparation))
 
-    return in_world(assignment.recipe.run.device, in_processes)
+    settings = assignment.recipe.run
+    return in_world(settings.device, in_processes, settings.patience_seconds)
 
 
 def finetune_on(

@@ -1,15 +1,13 @@
 """Setting up a fine-tuning run: encoded splits, the trainer, batches, and what the user should know."""
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import log2
-from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import torch
 
+from bertsmith.core.cache import cache_folder
 from bertsmith.core.errors import UserError
 from bertsmith.core.seeds import key_of
 from bertsmith.finetuning.assignment import (
@@ -247,12 +245,6 @@ def build_trainer(
 def lora_shape(lora: LoraSection) -> LoraShape:
     """The adapters that a recipe asks for."""
     return LoraShape(lora.rank, lora.alpha, lora.dropout, lora.rank_stabilized)
-
-
-def cache_folder(kind: Literal["encodings", "features", "teacher-scores"]) -> Path:
-    """Where encoded splits, and what frozen encoders and teachers gave for them, are kept between runs."""
-    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(root) / "bertsmith" / kind
 
 
 def _with_states(split: EncodedSplit, model: TaskModel) -> EncodedSplit:

@@ -70,7 +70,7 @@ def restore(run: Run) -> RunState:
         loss_sum if main else 0.0,  # saved is that of all processes
         loss_count,
         best,
-        scalars.get("evaluated_step", -1),  # older versions wrote down none of these
+        scalars["evaluated_step"],
         scalars.get(ENDED_AFTER),
         lengthened=tuple((epochs, step) for epochs, step in scalars.get("lengthened", ())),
     )

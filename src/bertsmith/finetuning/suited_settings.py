@@ -4,7 +4,7 @@ import tomllib
 from collections.abc import Sequence
 from math import ceil
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 import numpy as np
 from pydantic import Field, ValidationError
@@ -15,7 +15,7 @@ from bertsmith.core.wording import counted
 from bertsmith.finetuning.splits import TaskSplits, read_splits
 from bertsmith.inference.loaded_model import Bert, load
 from bertsmith.model.architectures.registry import architecture_of
-from bertsmith.recipe.finetuning_schema import FinetuningRecipe, TextSection
+from bertsmith.recipe.finetuning_schema import FinetuningRecipe, Target, TextSection
 from bertsmith.recipe.section import Section
 from bertsmith.recipe.toml_text import value_text
 from bertsmith.tasks.task import Task
@@ -78,6 +78,8 @@ def suited_recipe(
         passes = min(max(MIN_PASSES, round(STEPS * batch / rows)), MAX_PASSES)
         values |= {"optim.peak_lr": rate, "run.epochs": float(passes)}
         values |= {"run.examples": batch, "head.weights": "solved"}
+    if head == "lora":
+        values["lora.targets"] = get_args(Target)
     lines = [("the model and the data", f"{key}={value_text(value)}") for key, value in values.items()]
     recipe = finetuning_recipe(task, overrides, options=[*lines, *options])
     return recipe, _reason(recipe, task, rows, source=source if recipe.optim.peak_lr == rate else "given")
@@ -95,6 +97,9 @@ def _reason(recipe: FinetuningRecipe, task: Task, rows: int, *, source: str) -> 
         if recipe.run.minutes != "off":
             passes += f" or {counted(recipe.run.minutes, 'minute')}, whichever ends first"
         shown = [f"rate {recipe.optim.peak_lr:g} ({source})", passes, *shown]
+        if recipe.head.encoder == "lora":
+            shown.append(f"adapters on {', '.join(recipe.lora.targets)}")
+            changes.append("--set lora.targets")
         dials = ["--epochs", *(["--minutes"] if recipe.run.minutes != "off" else [])]
         changes = ["--lr", *dials, "--batch", *changes]
     return f"{', '.join(shown)}; {', '.join(changes)} change it"

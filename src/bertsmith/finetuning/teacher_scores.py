@@ -13,9 +13,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from bertsmith.core.arrays import open_array
+from bertsmith.core.cache import cached_array, caching_array
 from bertsmith.core.errors import UserError
-from bertsmith.core.files import atomic_path
 from bertsmith.finetuning.assignment import hashes_of_files
 from bertsmith.finetuning.splits import EncodedSplit, encoded_split
 from bertsmith.inference.loaded_model import Precision, load_task_model
@@ -115,16 +114,13 @@ def _key(name: str, encoded: EncodedSet, teacher: TaskModel, precision: Precisio
 
 def _cached(file: Path, encoded: EncodedSet, teacher: TaskModel) -> Scores:
     """The scores of a file; where there is none, or a damaged one, they are computed and kept."""
-    try:
-        return open_array(file, remedy="").astype(np.float32)
-    except FileNotFoundError:
-        pass
-    except UserError as error:
-        log.warning("%s; it is made anew", error)
+    kept = cached_array(file)
+    if kept is not None:
+        return kept.astype(np.float32)
     scores = teacher.logits(encoded)
     held = _compact(scores, teacher.config)
     try:
-        with atomic_path(file) as temporary, temporary.open("wb") as opened:
+        with caching_array(file) as temporary, temporary.open("wb") as opened:
             np.save(opened, held)
     except UserError as error:
         log.warning("%s: %s; every run asks the teacher again", file.parent, error.what)

@@ -152,8 +152,7 @@ class ConfigReader:
         """The published type: that of the file, or the one that a type of our own comes from."""
         named = self.values.get("model_type")
         self.used.add("base_model_type")
-        # The first folders of our own type were all ModernBERT's, and did not say so.
-        return str(self.values.get("base_model_type", "modernbert") if named == OWN_TYPE else named)
+        return str(self.values.get("base_model_type") if named == OWN_TYPE else named)
 
     def sizes(self, key: str, *, count: int, most: int) -> tuple[int, ...]:
         """So many whole numbers from 1 on, or none at all."""

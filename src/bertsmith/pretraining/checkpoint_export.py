@@ -49,25 +49,35 @@ def kept_checkpoints(run: Path) -> list[KeptCheckpoint]:
 
 
 def export_checkpoints(run: Path, targets: Mapping[int, Path], *, store: Path | None = None) -> None:
-    """Write the checkpoints of these steps as model folders.
+    """Write the checkpoints of these steps as model folders; those that were written before stay.
 
     What they have in common, config and tokenizer, is that of the finished model, or of the store.
     """
     states = _states(run)
-    for step, target in targets.items():
+    for step in targets:
         if step not in states:
             known = ", ".join(map(str, states))
             raise UserError(f"step {step} was not kept", where=str(run), remedy=f"choose one of {known}")
-        check_not_taken(target)
         check_undamaged(states[step].folder)
     networks, tokenizer = _blank_model(run, store)
-    for step, target in targets.items():
+    recipe = (run / "recipe.toml").read_text(encoding="utf-8")
+    texts = {
+        step: {"recipe.toml": recipe, "card.md": _card(run, states[step], networks[""])} for step in targets
+    }
+    missing = {step: target for step, target in targets.items() if not _holds(target, texts[step])}
+    for target in missing.values():
+        check_not_taken(target)
+    for step, target in missing.items():
         for folder, network in networks.items():
             load_weights(states[step], network, prefix=weights_prefix(folder))
         check_weights_are_finite(networks.values(), where=str(states[step].folder))
-        recipe = (run / "recipe.toml").read_text(encoding="utf-8")
-        texts = {"recipe.toml": recipe, "card.md": _card(run, states[step], networks[""])}
-        write_model_folder(target, networks, tokenizer, texts)
+        write_model_folder(target, networks, tokenizer, texts[step])
+
+
+def _holds(folder: Path, texts: Mapping[str, str]) -> bool:
+    """Whether a folder, which is written whole or not at all, has files of exactly these texts."""
+    files = {folder / name: text for name, text in texts.items()}
+    return all(file.is_file() and file.read_bytes() == text.encode() for file, text in files.items())
 
 
 def _states(run: Path) -> dict[int, SavedState]:

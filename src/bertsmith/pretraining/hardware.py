@@ -2,6 +2,7 @@
 
 import os
 import re
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,7 +93,7 @@ def fit_machine(
     # The last tokens are for filler, so that a step of round size is still one pass.
     usual = GPU_MICRO_TOKENS + multiples.tokens if on_gpu else _cpu_micro_tokens(networks, load)
     micro_tokens, memory = _micro_tokens(recipe, load, world, micro_tokens_before or usual)
-    if recorded and _step_size(recipe)[0] + multiples.tokens > micro_tokens:  # only one pass is recorded
+    if recorded and step_size(recipe)[0] + multiples.tokens > micro_tokens:  # only one pass is recorded
         recorded, multiples = False, Multiples(GPU_MULTIPLE, GPU_MULTIPLE)
     deterministic = run.deterministic == "on" or (run.deterministic == "auto" and not on_gpu)
     place = f"{world.size} process{'es' if world.size > 1 else ''} on {world.device.type}"
@@ -121,7 +122,7 @@ def _recordable(recipe: Recipe, networks: Sequence[Network], load: TrainingLoad,
     can = can and recipe.run.spike_factor == "off" and not load.recompute and world.size == 1
     if not can or not all(flash_fits(each.config.head_width, world.device) for each in networks):
         return False
-    tokens, sequences = _step_size(recipe)
+    tokens, sequences = step_size(recipe)
     return _flops(networks, load, tokens=tokens, sequences=sequences) < RECORDED_FLOPS
 
 
@@ -139,7 +140,7 @@ def _multiples(recipe: Recipe, load: TrainingLoad, *, on_gpu: bool, recorded: bo
         return Multiples(CPU_MULTIPLE, CPU_MULTIPLE)
     if not recorded:
         return Multiples(GPU_MULTIPLE, GPU_MULTIPLE)
-    tokens, sequences = _step_size(recipe)
+    tokens, sequences = step_size(recipe)
     predicted = tokens * load.predicted_fraction
 
     def part(size: float, parts: int) -> int:
@@ -151,7 +152,7 @@ def _multiples(recipe: Recipe, load: TrainingLoad, *, on_gpu: bool, recorded: bo
     )
 
 
-def _step_size(recipe: Recipe) -> tuple[int, int]:
+def step_size(recipe: Recipe) -> tuple[int, int]:
     """About how many tokens and sequences a step has."""
     batch, longest = recipe.batch, max(stage.length for stage in recipe.examples.stages)
     if batch.by == "sequences":
@@ -180,7 +181,7 @@ def _evaluated_sequences(recipe: Recipe) -> int:
     """How many sequences a run of steps or tokens may be evaluated on, all evaluations together."""
     run = recipe.run
     longest = max(stage.length for stage in recipe.examples.stages)
-    _, for_each_step = _step_size(recipe)
+    _, for_each_step = step_size(recipe)
     shown = run.steps * for_each_step if run.budget == "steps" else run.tokens // longest
     # Training on a sequence is a forward and a backward pass, which is twice the work of a forward one.
     return int(3 * shown * MAX_EVALUATION_FRACTION)
@@ -293,7 +294,7 @@ def _predicted_fraction(recipe: Recipe, stage: Stage) -> float:
 
 def _micro_tokens(recipe: Recipe, load: TrainingLoad, world: World, wanted: int) -> tuple[int, str]:
     """Tokens in one forward pass, and a line about the memory that this takes."""
-    free = _free_bytes(world)
+    free = free_bytes(world)
     if recipe.batch.micro_tokens == "auto":
         # A sequence never goes without its filler.
         smallest = load.longest + max(GPU_MULTIPLE, CPU_MULTIPLE)
@@ -321,7 +322,8 @@ def _cpu_micro_tokens(networks: Sequence[Network], load: TrainingLoad) -> int:
     return min(CPU_MICRO_TOKENS, 1 << max(0, affordable.bit_length() - 1))
 
 
-def _free_bytes(world: World) -> int:
+def free_bytes(world: World) -> int:
+    """Memory of the device that a run may take."""
     if world.device.type == "cuda":
         return torch.cuda.mem_get_info(world.device)[0]
     # What Linux could hand out; what it calls free leaves out all that only caches files.
@@ -332,6 +334,19 @@ def _free_bytes(world: World) -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
+def product_flops(device: torch.device) -> float | None:
+    """Operations a second of large matrix products: measured on a CPU, the data sheet's for a known GPU."""
+    if device.type != "cpu":
+        return peak_of(device)
+    matrix, seconds = torch.ones(PRODUCT_SIZE, PRODUCT_SIZE), []
+    for _ in range(4):
+        began = time.perf_counter()
+        torch.mm(matrix, matrix)
+        seconds.append(time.perf_counter() - began)
+    return 2 * PRODUCT_SIZE**3 / min(seconds)
+
+
+PRODUCT_SIZE = 768
 PEAK_FLOPS = {
     # Dense bf16 with fp32 accumulation, from the vendors' data sheets. Not so the H200's: 790e12 is what is
     # taken for the most that products reach there, of the data sheet's 989e12 (docs/performance.md).

@@ -24,6 +24,7 @@ from bertsmith.pretraining.hardware import (
     affordable_evaluations,
     kept_for_each_weight,
     peak_of,
+    product_flops,
 )
 from bertsmith.pretraining.held_out import METRICS, unigram_entropy
 from bertsmith.pretraining.initial_model import with_true_model
@@ -52,7 +53,7 @@ from bertsmith.pretraining.run_setup import (
     run_folder,
     set_up,
 )
-from bertsmith.recipe.load import differences, load_recipe
+from bertsmith.recipe.load import differences, load_recipe, preset_names
 from bertsmith.recipe.schema import Recipe
 from bertsmith.training.background_saving import BackgroundSaving
 from bertsmith.training.callbacks import ProgressCallback, StopRequested
@@ -75,13 +76,16 @@ EVALUATIONS = 10
 """How often an "auto" run is evaluated on the held-out documents between its two ends."""
 MIN_USEFUL_STEPS = 100
 """After fewer, a model has hardly learned how frequent words are."""
+STEPS_TO_LEARN, USUAL_UTILISATION = 1_000, 0.4
+"""Below this many steps the published recipes learn hardly more than frequencies (bert-tiny after 205: 5 % of
+masked words right); and the usual speed of training as a fraction of that of matrix products."""
 BYTES_WRITTEN_A_SECOND, SECONDS_FOR_FILES = 2e8, 4.0
 """With checksums, to an ordinary disk; and what a checkpoint, a model and a tokenizer take if small."""
 FREE_KEYS = {
     f"run.{key}"
     for key in (
         *("loader_workers", "log_every_steps", "evaluate_every_steps", "evaluation_sequences", "device"),
-        *("save_every_steps", "save_every_minutes", "keep_last", "keep_at", "parallel"),
+        *("save_every_steps", "save_every_minutes", "keep_last", "keep_at", "parallel", "patience_seconds"),
     )
 }
 """What may change when a run resumes: none of these touches what is learned, beyond rounding."""
@@ -136,7 +140,7 @@ def pretrain(  # noqa: PLR0913 - what a command was told, and when
             return _finished_before(folder, opened, world, callback)
         return _run_to_its_end(Request(recipe, store, out, clock, early_stopping), world, callback)
 
-    return in_world(recipe.run.device, in_processes)
+    return in_world(recipe.run.device, in_processes, recipe.run.patience_seconds)
 
 
 def _run_to_its_end(request: Request, world: World, callback: ProgressCallback) -> PretrainingResult:
@@ -152,6 +156,8 @@ def _run_to_its_end(request: Request, world: World, callback: ProgressCallback) 
             reporting_dead_workers(),
         ):
             state.watch.read(read_metrics(folder.path))
+            if not state.progress.step:
+                _warn_of_small_budget(run)
             ending = _train(run, state, journal, stop)
             seconds = _finish(run, state, journal, ending)
     progress = state.progress
@@ -312,6 +318,39 @@ def _tell_steps_that_fit(run: Run, progress: Progress) -> None:
             "shorter sequences (--max-length) or a smaller model (bertsmith recipe list)"
         )
     run.report(text)
+
+
+def _warn_of_small_budget(run: Run) -> None:
+    """Say before the first step that a preset gets too few tokens to learn from context, and name auto."""
+    recipe, stage = run.recipe, run.recipe.examples.stages[0]
+    if (
+        recipe.name not in preset_names()
+        or recipe.start.model != "scratch"
+        or not recipe.examples.masks_tokens
+    ):
+        return
+    step = recipe.batch.tokens if recipe.batch.by == "tokens" else recipe.batch.sequences * stage.length
+    affordable, wanted = affordable_tokens(run, step), STEPS_TO_LEARN * step
+    if affordable is None or affordable >= wanted:
+        return
+    budget = counted(getattr(recipe.run, recipe.run.budget), recipe.run.budget.removesuffix("s"))
+    run.report(
+        f"{recipe.name} wants about {wanted / 1e6:,.3g} M tokens ({STEPS_TO_LEARN:,} steps of {step:,}) "
+        f"before it learns from context, and about {affordable / 1e6:,.2g} M fit into {budget}: "
+        "`bertsmith pretrain auto` chooses a recipe for such a budget"
+    )
+
+
+def affordable_tokens(run: Run, step_tokens: int) -> float | None:
+    """The tokens of a run's budget; of one in minutes an estimate, or None for an unknown GPU."""
+    settings, stage = run.recipe.run, run.recipe.examples.stages[0]
+    if settings.budget != "minutes":
+        return float(settings.tokens if settings.budget == "tokens" else settings.steps * step_tokens)
+    products = product_flops(run.world.device)
+    if products is None:
+        return None
+    flops = run.objective.flops(stage.length, 1, stage.predictions) / stage.length
+    return USUAL_UTILISATION * products * run.world.size / flops * run.budget.step_limit
 
 
 def _cadence(run: Run, state: RunState, stop: StopRequested) -> Cadence:

@@ -174,7 +174,7 @@ def set_up(request: Request, world: World, callback: ProgressCallback) -> tuple[
     # A teacher is no part of what is trained, so it does not move along with it.
     other = None if initial.other is None else initial.other.to(world.device)
     objective = build(initial.network, other, recipe).to(world.device).train()
-    trainer = _build_trainer(recipe, objective, machine, world)
+    trainer = build_trainer(recipe, objective, machine, world)
     entropy = unigram_entropy(store.token_counts, recipe.masking.smoothing)
     whose = "the generator's loss" if recipe.examples.has_generator else "the loss"
     watch = LearningWatch(entropy, recipe.optim.warmup_fraction, whose)
@@ -255,9 +255,8 @@ def held_out_recipe(recipe: Recipe, machine: Machine) -> Recipe:
     return recipe.model_copy(update={"batch": batch})
 
 
-def _build_trainer(
-    recipe: Recipe, objective: PretrainingObjective, machine: Machine, world: World
-) -> Trainer:
+def build_trainer(recipe: Recipe, objective: PretrainingObjective, machine: Machine, world: World) -> Trainer:
+    """The trainer of an objective: compiled, shared among processes, with its optimiser."""
     for network in objective.networks().values():
         network.encoder.recompute = recipe.run.recompute
     sharded = world.size > 1 and recipe.run.parallel == "fsdp"
@@ -292,7 +291,7 @@ def _restore(saved: SavedState, fresh: RunState, trainer: Trainer) -> RunState:
     # Saved sums are those of all ranks: one of them takes them over, or they would count several times.
     window = MetricsWindow(**scalars["window"]) if trainer.world.main else fresh.window
     progress = saved.state.progress
-    due = scalars.get("evaluation_due", False)  # older versions broke no evaluation off
+    due = scalars["evaluation_due"]
     return RunState(window, fresh.watch, progress, scalars["held_out"], due, saved_step=progress.step)
 
 

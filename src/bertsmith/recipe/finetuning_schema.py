@@ -120,6 +120,9 @@ class FinetuningRunSection(Section):
     """Decides the head's first weights, the order of examples and dropout."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto takes the GPU where there is one."""
+    patience_seconds: Annotated[float, Field(gt=0)] | Literal["auto"] = "auto"
+    """With several processes: the run ends, and can be resumed, when one of them is silent for so long; auto
+    is 60 on the CPUs of one machine, else 300."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """bf16: fp32 master weights with autocast; fp16: the same with loss scaling, for GPUs without bf16; auto
     is bf16 on a GPU that has it, else fp16, and fp32 on a CPU."""

@@ -24,21 +24,6 @@ Tree = dict[str, Any]
 _PRESETS = files("bertsmith.recipe") / "presets"
 _SET, _SWEEP = "--set", "--sweep"
 
-RENAMED_KEYS = {
-    "examples.negative_share": "examples.negative_probability",
-    "examples.short_share": "examples.short_probability",
-    "examples.held_out_share": "examples.held_out_fraction",
-    "examples.stages.share": "examples.stages.fraction",
-    "masking.levels.share": "masking.levels.fraction",
-    "optim.warmup_share": "optim.warmup_fraction",
-    "optim.decay": "optim.schedule",
-    "custom.dev_share": "custom.dev_fraction",
-}
-"""Keys as older recipe files, run folders and task files call them; only the new names are written."""
-RENAMED_VALUES = {("head.encoder", "frozen-mix"): "frozen-features"}
-"""The same for values: what such files say under a key, and what it is called now."""
-
-
 RecipeT = TypeVar("RecipeT", bound=Section)
 
 
@@ -129,7 +114,7 @@ def _layers_of(name_or_file: str | Path) -> list[_Layer]:
         # Not TOML, a number of thousands of digits, or endless nesting.
         raise UserError(f"is not valid TOML ({error})", where=str(file), remedy="correct it there") from error
     base = values.pop("base", None)
-    own = _Layer(str(file), with_new_names(values))
+    own = _Layer(str(file), values)
     if base is None:
         return [own]
     if base not in preset_names():
@@ -149,6 +134,8 @@ def _layers_of_preset(name: str) -> list[_Layer]:
 
 
 def _preset_advice(name: str) -> str:
+    if name == "auto":
+        return "only `bertsmith pretrain auto` chooses a recipe; its run folder then has it as recipe.toml"
     known = preset_names()
     near = get_close_matches(name, known, n=1)
     return f"did you mean {near[0]}?" if near else f"presets are {', '.join(known)}"
@@ -174,24 +161,7 @@ def layer_of_override(override: str, origin: str = _SET) -> _Layer:
     values: Tree = {last: value}
     for part in reversed(path):
         values = {part: values}
-    return _Layer(origin, with_new_names(values))
-
-
-def with_new_names(tree: Mapping[str, Any], around: str = "") -> Tree:
-    """The values, as tables or under dotted keys, with new names; next to its new name an old one stays."""
-    named: Tree = {}
-    for key, value in tree.items():
-        dotted = f"{around}{key}"
-        new = RENAMED_KEYS.get(dotted, dotted).removeprefix(around)
-        today = RENAMED_VALUES.get((dotted, value), value) if isinstance(value, str) else value
-        named[key if new in tree else new] = _with_new_names_inside(today, f"{dotted}.")
-    return named
-
-
-def _with_new_names_inside(value: Any, around: str) -> Any:
-    if isinstance(value, Mapping):
-        return with_new_names(value, around)
-    return [_with_new_names_inside(each, around) for each in value] if isinstance(value, list) else value
+    return _Layer(origin, values)
 
 
 def merge(values: Tree, more: Mapping[str, Any]) -> None:

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from bertsmith.recipe.section import Fraction, Off, RuleError, Section
 
@@ -55,12 +55,6 @@ class OptimSection(Section):
     """What Muon's orthogonal step is multiplied by beside the learning rate, as torch.optim.Muon calls it.
     original: sqrt(max(1, rows / columns)) (Jordan), with rates near 0.02; match_rms_adamw: 0.2 x
     sqrt(max(rows, columns)) (Moonlight), with the rates that one knows from Adam."""
-
-    @field_validator("schedule", mode="before")
-    @classmethod
-    def read_former_value(cls, schedule: object) -> object:
-        """Pre-training recipes called the linear schedule continuous."""
-        return "linear" if schedule == "continuous" else schedule
 
     @model_validator(mode="after")
     def settings_are_of_this_algorithm_and_schedule(self) -> "OptimSection":

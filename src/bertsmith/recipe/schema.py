@@ -43,6 +43,9 @@ class RunSection(Section):
     """torch.compile; auto is on for a GPU."""
     parallel: Literal["ddp", "fsdp"] = "ddp"
     """How several processes share the work: full copies, or sharded weights (FSDP2)."""
+    patience_seconds: Annotated[float, Field(gt=0)] | Literal["auto"] = "auto"
+    """With several processes: the run ends, and can be resumed, when one of them is silent for so long; auto
+    is 60 on the CPUs of one machine, else 300."""
     deterministic: Literal["auto", "on", "off"] = "auto"
     """Only algorithms that give the same bits again; auto is on for a CPU, off for a GPU (a fifth faster)."""
     recompute: bool = False

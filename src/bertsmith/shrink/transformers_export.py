@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from bertsmith.core.errors import UserError
-from bertsmith.core.files import check_not_taken
+from bertsmith.core.files import new_folder
 from bertsmith.inference.finetuned_folder import FinetunedTask
 from bertsmith.inference.loaded_model import Bert, load
 from bertsmith.model.architectures.registry import architecture_of
@@ -17,7 +17,11 @@ from bertsmith.shrink.slicing import zero_filled_network
 
 def export_transformers(folder: Path, out: Path, *, base: Path | None = None) -> list[str]:
     """Write a model in a published shape; notes of what had to be filled up for it."""
-    check_not_taken(out, option="--transformers")
+    with new_folder(out, option="--transformers") as fresh:
+        return _export(folder, fresh, base)
+
+
+def _export(folder: Path, out: Path, base: Path | None) -> list[str]:
     bert = load(folder, device="cpu", base=base)
     if is_quantised(bert.model.network):
         remedy = "export the model that it was made from, or export it with --onnx"

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from bertsmith.core.cache import cache_folder
 from bertsmith.core.errors import UserError
 from bertsmith.core.files import atomic_folder, read_json, write_json
 from bertsmith.finetuning.assignment import (
@@ -22,7 +23,6 @@ from bertsmith.finetuning.assignment import (
 )
 from bertsmith.finetuning.evaluation import evaluate
 from bertsmith.finetuning.finetune import finetune
-from bertsmith.finetuning.finetuning_setup import cache_folder
 from bertsmith.finetuning.predict import task_config_in
 from bertsmith.finetuning.splits import TaskSplits, encoded_split, read_splits
 from bertsmith.inference.finetuned_folder import write_finetuned

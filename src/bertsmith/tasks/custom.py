@@ -1,16 +1,13 @@
 """A user's own table of texts as a task: one class, several, or a number for each text or pair."""
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from operator import itemgetter
 from pathlib import Path
 
 from bertsmith.core.errors import UserError
-from bertsmith.core.seeds import key_of
 from bertsmith.tasks.example_types import BadLine, Example, Reader
 from bertsmith.tasks.kinds.registry import text_kind_named
-from bertsmith.tasks.stratified_split import DEV, MIN_ROWS_TO_SPLIT, TEST, held_back, held_back_fold
+from bertsmith.tasks.stratified_split import DEV, TEST, held_back, held_back_fold
 from bertsmith.tasks.table_format import TableFormat
 from bertsmith.tasks.tables import (
     TABLE_SUFFIXES,
@@ -47,8 +44,6 @@ class CustomSpec:
     folds: int = 0
     """Into so many parts the file is cut, of which `fold`, counted from 0, is for development; 0: none."""
     fold: int = 0
-    split: str = "stratified"
-    """stratified: exact fractions, class by class; hash: by the ids alone, as older run folders have it."""
 
     @property
     def is_parted(self) -> bool:
@@ -89,8 +84,8 @@ def custom_task(spec: CustomSpec, form: TableFormat = USUAL_FORMAT) -> Task:
 
 
 def spec_of(custom: Mapping[str, str | float]) -> CustomSpec:
-    """What a task.json or a run folder says of a table; older ones do not name their rule for parting it."""
-    return CustomSpec(**{"split": "hash", **custom})  # type: ignore[arg-type]
+    """What a task.json or a run folder says of a table."""
+    return CustomSpec(**custom)  # type: ignore[arg-type]
 
 
 def has_own_dev(data: Path) -> bool:
@@ -124,28 +119,6 @@ def _part(whole: Reader, spec: CustomSpec, split: str) -> Reader:
 
 def _held_back(examples: Sequence[Example], spec: CustomSpec) -> dict[str, str]:
     """The split of each example that is not trained on, by its id."""
-    if spec.split == "hash":
-        return dict.fromkeys(_drawn_by_hash(examples, spec.dev_fraction), DEV)
     if spec.folds:
         return held_back_fold(examples, int(spec.fold), int(spec.folds), test_fraction=spec.test_fraction)
     return held_back(examples, dev_fraction=spec.dev_fraction, test_fraction=spec.test_fraction)
-
-
-def _drawn_by_hash(examples: Sequence[Example], dev_fraction: float) -> set[str]:
-    """The rule of older run folders: whoever has a small hash, so that the fraction is met by chance only.
-
-    At least one is kept, but never the last one of a class, which would be left unknown to the model.
-    """
-    held: set[str] = set()
-    if len(examples) < MIN_ROWS_TO_SPLIT:
-        return held
-    draws = [(key_of(0, "development", each.key) / 2**64, each) for each in examples]
-    left = Counter(label for each in examples for label in each.label_names)
-    for draw, example in sorted(draws, key=itemgetter(0)):
-        if draw >= dev_fraction and held:
-            break
-        labels = example.label_names
-        if all(left[label] > 1 for label in labels):
-            held.add(example.key)
-            left.subtract(labels)
-    return held

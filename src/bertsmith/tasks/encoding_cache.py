@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
+from bertsmith.core.cache import make_room_after, mark_used
 from bertsmith.core.errors import UserError
 from bertsmith.core.files import atomic_path
 from bertsmith.model.tensor_files import safetensors_errors
@@ -83,6 +84,7 @@ def _write(path: Path, encoded: EncodedSet, kind: AnyKind) -> None:
                 arrays[field.name] = np.ascontiguousarray(array)
     with atomic_path(path) as temporary, safetensors_errors():
         save_file(arrays, temporary, metadata={"kind": kind.name, "sha256": _hash(arrays)})
+    make_room_after(path)
 
 
 def _read(path: Path, kind: AnyKind) -> EncodedSet | None:
@@ -100,6 +102,7 @@ def _read(path: Path, kind: AnyKind) -> EncodedSet | None:
         log.warning("%s: is damaged; it is made anew", path)
         return None
     names = [field.name for field in fields(QuestionWindows)]
+    mark_used(path)
     windows = QuestionWindows(*(arrays.pop(name) for name in names)) if names[0] in arrays else None
     return EncodedSet(unit=kind.unit, windows=windows, **arrays)
 

@@ -9,7 +9,6 @@ from bertsmith.core.errors import UserError
 from bertsmith.core.files import read_json, write_json
 from bertsmith.core.wording import counted
 from bertsmith.recipe.finetuning_schema import AnswersSection, FeaturesSection, HeadSection, TextSection
-from bertsmith.recipe.load import with_new_names
 from bertsmith.recipe.section import Section
 from bertsmith.tasks.kinds.kind import AnyKind, Kind
 from bertsmith.tasks.kinds.registry import kind_named
@@ -73,7 +72,7 @@ def write_task_config(file: Path, config: TaskConfig) -> None:
 def read_task_config(file: Path) -> TaskConfig:
     """The task.json of a model folder that was fine-tuned here."""
     try:
-        config = TaskConfig.model_validate(with_new_names(read_json(file, remedy="fine-tune again")))
+        config = TaskConfig.model_validate(read_json(file, remedy="fine-tune again"))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         key = ".".join(str(part) for part in first["loc"])

@@ -63,9 +63,8 @@ class TrainingState:
 
     @property
     def progress(self) -> Progress:
-        """How far the run was; fine-tuning runs of older versions wrote down their steps only."""
-        plain = {"step": self.step, "stage_step": self.step, "tokens": self.tokens, "seconds": self.seconds}
-        return Progress(**self.scalars.get("position", plain))
+        """How far the run was."""
+        return Progress(**self.scalars["position"])
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from bertsmith.core.errors import UserError
-from bertsmith.core.files import read_json, sha256_of
+from bertsmith.core.files import reach_the_disk, read_json, sha256_of
 
 CHECKSUMS, STATE = "checksums.json", "state.json"
 HASHING_THREADS = 4
@@ -71,13 +71,13 @@ def seal(partial: Path, state: dict[str, Any], checksums: dict[str, str]) -> Non
     target = partial.with_name(partial.name.removeprefix(".").removesuffix(".partial"))
     checksums = checksums | {STATE: write_durably(partial / STATE, [_as_json(state)])}
     write_durably(partial / CHECKSUMS, [_as_json(dict(sorted(checksums.items())))])
-    _reach_the_disk(partial)  # before the rename: after a power cut, a named folder must not be empty
+    reach_the_disk(partial)  # before the rename: after a power cut, a named folder must not be empty
     replaced = hidden(target, "replaced")
     if target.exists():  # the same step again, after the run went back to an earlier state
         target.rename(replaced)
     partial.rename(target)
     # Only now may the older state of this step go: until here `tidy` would bring it back.
-    _reach_the_disk(target.parent)
+    reach_the_disk(target.parent)
     shutil.rmtree(replaced, ignore_errors=True)
 
 
@@ -135,15 +135,6 @@ def _difference(target: Path, checksums: dict[str, Any]) -> str:
 
 def _as_json(value: dict[str, Any]) -> bytes:
     return (json.dumps(value, indent=2) + "\n").encode()
-
-
-def _reach_the_disk(folder: Path) -> None:
-    """Make the names in a folder as durable as the files behind them."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 PIECE_BYTES = 8 * 2**20

@@ -12,10 +12,11 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from traceback import format_exception
-from typing import Literal, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 import torch
 from torch import Tensor, distributed, nn
+from torch.distributed import PrefixStore, Store, rendezvous  # type: ignore[attr-defined]
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, Shard
@@ -23,11 +24,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bertsmith.core.errors import UserError
 from bertsmith.model.encoder import Block
+from bertsmith.training.heartbeat import heartbeat, torchrun_store
 
 TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
 PATIENCE = timedelta(days=30)
 """With the main process, which evaluates and writes alone; one that died ends the others at once."""
 
+Patience = float | Literal["auto"]
 Answer = TypeVar("Answer")
 log = logging.getLogger("bertsmith")
 
@@ -105,17 +108,34 @@ class World:
 ALONE = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
 
 
-def start_world(device: Literal["auto", "cpu", "cuda"]) -> World:
+def start_world(device: Literal["auto", "cpu", "cuda"], patience: Patience = "auto") -> World:
     """The processes that torchrun started, connected; without torchrun, this one alone."""
     rank, size, local_rank = _torchrun_ranks()
     chosen = _chosen_device(device, local_rank)
     if size == 1:
         return World(rank, size, local_rank, chosen)
-    distributed.init_process_group("cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo")
-    # Gradients keep torch's timeouts, by which a GPU that hangs is found out. Whoever waits for the main
-    # process does so in a group that gives it the time it takes.
+    connection: dict[str, Any] = {"store": _meeting_store(), "rank": rank, "world_size": size}
+    if chosen.type == "cuda":  # by the timeout of gradients a GPU that hangs is found out
+        seconds = timedelta(seconds=patience_seconds(patience, chosen))
+        distributed.init_process_group("cpu:gloo,cuda:nccl", timeout=seconds, **connection)
+    else:
+        distributed.init_process_group("gloo", **connection)
+    # Whoever waits for the main process does so in a group that gives it the time it takes.
     group = distributed.new_group(backend="gloo", timeout=PATIENCE)
     return World(rank, size, local_rank, chosen, group)
+
+
+def _meeting_store() -> Store:
+    """The store in which the processes find each other's addresses."""
+    store: Store = next(rendezvous("env://"))[0]
+    if not _on_one_host():  # its agents may count restarts differently
+        return store
+    # With torchrun's default rendezvous, a restart meets the addresses of the processes before it.
+    return PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+
+
+def _on_one_host() -> bool:
+    return os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]
 
 
 def stop_world(world: World) -> None:
@@ -124,21 +144,48 @@ def stop_world(world: World) -> None:
         distributed.destroy_process_group()
 
 
-def in_world(device: Literal["auto", "cpu", "cuda"], action: Callable[[World], Answer]) -> Answer:
+def patience_seconds(patience: Patience, device: torch.device) -> float:
+    """After how many seconds a silent process ends the others; auto: fewer where nothing is far away."""
+    if patience != "auto":
+        return patience
+    return 60.0 if _on_one_host() and device.type == "cpu" else 300.0
+
+
+def in_world(
+    device: Literal["auto", "cpu", "cuda"], action: Callable[[World], Answer], patience: Patience = "auto"
+) -> Answer:
     """What an action returns, in the processes that torchrun started, connected as long as it runs.
 
     A network that the action shares is gone before they disconnect: what gloo still holds for one is
     otherwise freed with Python's lock held, and may wait for ever.
     """
-    world = start_world(device)
+    world = start_world(device, patience)
     try:
-        return action(world)
+        with _watched(world, patience):
+            return action(world)
     except BaseException as error:
         if world.size > 1:
             _forget_frames(error)
+            if _is_lost_connection(error):
+                what = "the connection to another process of this run was lost: it ended, or its machine did"
+                raise SystemExit(f"bertsmith: {what}; the same command resumes") from None
         raise
     finally:
         stop_world(world)
+
+
+def _watched(world: World, patience: Patience) -> AbstractContextManager[None]:
+    """A context in which a process that falls silent is noticed."""
+    if world.size == 1:
+        return nullcontext()
+    seconds = patience_seconds(patience, world.device)
+    return heartbeat(torchrun_store(seconds), world.rank, world.size, seconds)
+
+
+def _is_lost_connection(error: BaseException) -> bool:
+    """Whether an error is gloo's or NCCL's about a peer that does not answer."""
+    lost = distributed.DistBackendError | distributed.DistNetworkError
+    return isinstance(error, lost) or (isinstance(error, RuntimeError) and "gloo/" in str(error))
 
 
 def _forget_frames(error: BaseException) -> None:

@@ -1,6 +1,7 @@
 """`bertsmith checkpoint`: what a pre-training run kept opens as a model, and predicts together."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,22 @@ def test_the_last_checkpoint_is_the_model_of_the_run_byte_for_byte(run, models):
         if file.name not in ("card.md", "metrics.jsonl"):
             assert (models[8] / file.name).read_bytes() == file.read_bytes(), file.name
     assert "step 8" in (models[8] / "card.md").read_text()
+
+
+def test_an_export_of_all_that_was_killed_is_finished_by_the_same_command(run, models, tmp_path, capsys):
+    shutil.copytree(models[3], step_folder(tmp_path, 3))
+    before = (step_folder(tmp_path, 3) / "model.safetensors").stat()
+    bertsmith(capsys, "checkpoint", "export", run, "--all", "--out", tmp_path)
+    assert (step_folder(tmp_path, 3) / "model.safetensors").stat() == before
+    name = "model.safetensors"
+    assert all(
+        (step_folder(tmp_path, step) / name).read_bytes() == (models[step] / name).read_bytes()
+        for step in STEPS
+    )
+    (step_folder(tmp_path, 6) / "card.md").write_text("of another run")
+    assert "step-00000006: is there already" in mistake(
+        capsys, "checkpoint", "export", run, "--all", "--out", tmp_path
+    )
 
 
 def test_a_checkpoint_holds_the_weights_of_its_step(run, models):

@@ -96,7 +96,7 @@ def test_every_option_reaches_the_store(given, tmp_path) -> None:
         (tmp_path / name).write_text("the iron\n", encoding="utf-8")
     (tmp_path / "text.txt").rename(tmp_path / "text.jsonl")
     (tmp_path / "text.jsonl").write_text(json.dumps({"body": "The iron is hot. It was."}), encoding="utf-8")
-    options = ["--format", "jsonl", "--field", "body", "--sentences", "line", "--language", "fr"]
+    options = ["--format", "jsonl", "--text", "body", "--sentences", "line", "--language", "fr"]
     options += ["--min-characters", "5", "--repair-mojibake", "--drop-junk", "--duplicates", "near"]
     options += ["--exclude", str(tmp_path / "task.tsv"), "--lexicon", str(tmp_path / "lexicon.txt")]
     (tmp_path / "words.txt").write_text("anvilry\n", encoding="utf-8")

@@ -94,7 +94,7 @@ def test_ones_own_table_is_learned_and_new_texts_are_predicted(give, capsys, rev
 
 
 def test_pairs_are_two_columns(give, capsys, reviews, tmp_path):
-    columns = ("--text", "review", "--second", "second", "--label", "class")
+    columns = ("--text", "review", "--text2", "second", "--label", "class")
     assert give("custom", "--data", reviews, *columns, *SHORTLY).code == 0
     assert json.loads((tmp_path / "run" / "model" / "task.json").read_text())["pairs"] is True
     assert len(predicted(capsys, tmp_path, unlabelled(tmp_path))) == 3

@@ -20,11 +20,11 @@ from tests.untrained_heads import numbered_labels, untrained
 WORDS = {
     "fill": ("a [MASK]",),
     "next": ("a cat", "a dog"),
-    "answer": ("who?", "--text", "a cat"),
+    "answer": ("who?", "--passage-text", "a cat"),
     "classify": ("a cat",),
     "tag": ("a cat",),
     "compare": ("a cat", "a dog"),
-    "embed": ("texts.txt", "--out", "vectors.npy"),
+    "embed": ("--input", "texts.txt", "--out", "vectors.npy"),
 }
 CLOSED_PIPE = 141
 

@@ -139,7 +139,7 @@ def test_a_passage_comes_from_a_file_the_standard_input_or_the_line_itself(
 ):
     (tmp_path / "story.txt").write_text(PASSAGE, encoding="utf-8")
     asked = ("answer", "where is the cat?", "--model", folders / "answers")
-    found = said(capsys, *asked, "--text", PASSAGE)
+    found = said(capsys, *asked, "--passage-text", PASSAGE)
     assert said(capsys, *asked, "--passage", tmp_path / "story.txt") == found
     monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(PASSAGE.encode())))
     assert said(capsys, *asked, "--passage", "-") == found
@@ -150,7 +150,7 @@ def test_a_passage_comes_from_a_file_the_standard_input_or_the_line_itself(
 
 
 def test_that_there_is_no_answer_is_an_answer(capsys, folders):
-    asked = ("answer", "where?", "--text", PASSAGE, "--model", folders / "no-answers", "--best", 2)
+    asked = ("answer", "where?", "--passage-text", PASSAGE, "--model", folders / "no-answers", "--best", 2)
     found = said(capsys, *asked)
     assert found["no_answer"] and found["answers"][0]["start"] == -1
     assert found["answers"][0]["probability"] == found["no_answer_probability"]
@@ -165,7 +165,7 @@ def test_that_there_is_no_answer_is_an_answer(capsys, folders):
 def test_that_the_threshold_decided_against_the_most_probable_is_reported(capsys, folders, folder, told):
     decided = 0
     for passage in ("my dog", PASSAGE, "the cat sleeps", "snow and rain, sun and tea"):
-        asked = ("answer", "where?", "--text", passage, "--model", folders / folder, "--best", 20)
+        asked = ("answer", "where?", "--passage-text", passage, "--model", folders / folder, "--best", 20)
         found = said(capsys, *asked)
         best = max(found["answers"], key=lambda each: each["probability"])
         assert found["decided_by_threshold"] == (found["answers"][0]["probability"] < best["probability"])
@@ -256,7 +256,12 @@ def test_tags_that_mark_no_stretches_are_words_alone(capsys, folders):
         ("several", ("classify", "my dog"), "/classify", {"texts": ["my dog"]}),
         ("numbers", ("classify", "a", "--second", "b"), "/classify", {"texts": [["a", "b"]]}),
         ("names", ("tag", "my dog in london"), "/tag", {"texts": ["my dog in london"]}),
-        ("answers", ("answer", "?", "--text", PASSAGE), "/answer", {"question": "?", "passage": PASSAGE}),
+        (
+            "answers",
+            ("answer", "?", "--passage-text", PASSAGE),
+            "/answer",
+            {"question": "?", "passage": PASSAGE},
+        ),
         ("plain", ("compare", "a cat", "a dog"), "/compare", {"texts": ["a cat", "a dog"]}),
     ],
 )  # fmt: skip
@@ -275,7 +280,7 @@ def test_json_is_that_of_the_server(capsys, folders, folder, words, path, body):
         ("plain", "fill --together", ("fill", "The [MASK] sits [MASK].", "--together")),
         ("plain", "fill --extend", ("fill", "The cat", "--extend", 1)),
         ("classes", "classify --input", ("classify", "--input", "texts.txt")),
-        ("plain", "embed", ("embed", "texts.txt", "--out", "vectors.npy")),
+        ("plain", "embed", ("embed", "--input", "texts.txt", "--out", "vectors.npy")),
     ],
 )
 def test_json_of_its_own_is_as_the_guide_shows_it(
@@ -349,7 +354,7 @@ WHAT_IT_CAN = "it can fill masks, say whether one sentence follows another, embe
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (("answer", "why?", "--text", "so"), "cannot answer questions"),
+        (("answer", "why?", "--passage-text", "so"), "cannot answer questions"),
         (("classify", "so"), "cannot classify texts"),
         (("tag", "so"), "cannot tag words"),
     ],
@@ -413,12 +418,12 @@ def test_a_text_of_another_form_is_reported_by_the_option(capsys, folders, folde
     ("words", "complaint"),
     [
         (("why?",), "one passage is wanted; say --passage FILE"),
-        (("why?", "--text", "so", "--passage", "x"), "one passage is wanted"),
+        (("why?", "--passage-text", "so", "--passage", "x"), "one passage is wanted"),
         (("why?", "--passage", "gone.txt"), "gone.txt: cannot be read"),
-        ((" ", "--text", "so"), "the question: is empty"),
-        (("why?", "--text", " \n"), "the passage: is empty"),
-        (("why?", "--text", ""), "the passage: is empty; give it some words"),
-        (("why?", "--text", "", "--passage", "x"), "one passage is wanted"),
+        ((" ", "--passage-text", "so"), "the question: is empty"),
+        (("why?", "--passage-text", " \n"), "the passage: is empty"),
+        (("why?", "--passage-text", ""), "the passage: is empty; give it some words"),
+        (("why?", "--passage-text", "", "--passage", "x"), "one passage is wanted"),
     ],
 )
 def test_a_question_needs_one_passage(capsys, folders, words, complaint):

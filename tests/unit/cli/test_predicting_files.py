@@ -180,7 +180,7 @@ def test_packed_bytes_on_the_standard_input_are_reported(monkeypatch, pack, reme
     assert str(refused.value) == f"standard input: is compressed; unpack it: {remedy} | bertsmith ..."
 
 
-@pytest.mark.parametrize("words", [("classify", "--input", "-"), ("embed", "-", "--out", "v.npy")])
+@pytest.mark.parametrize("words", [("classify", "--input", "-"), ("embed", "--input", "-", "--out", "v.npy")])
 def test_a_closed_standard_input_is_reported_in_one_line(capsys, folders, monkeypatch, tmp_path, words):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.stdin", None)
@@ -245,7 +245,7 @@ def test_a_line_that_is_typed_is_answered_before_the_next_one(folders):
         guard.cancel()
 
 
-@pytest.mark.parametrize("words", [("classify", "--input"), ("embed", "--out", "v.npy")])
+@pytest.mark.parametrize("words", [("classify", "--input"), ("embed", "--out", "v.npy", "--input")])
 def test_a_file_without_a_text_is_rejected(capsys, folders, file, words, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     file.write_bytes(b"")
@@ -263,7 +263,7 @@ def test_either_a_text_or_a_file_is_classified(capsys, folders, words):
 
 
 def test_vectors_of_all_lines_are_written_in_order(capsys, folders, file, small_pieces, tmp_path):
-    words = ("embed", file, "--model", folders / "plain", "--out", tmp_path / "new" / "v.npy")
+    words = ("embed", "--input", file, "--model", folders / "plain", "--out", tmp_path / "new" / "v.npy")
     for pooling in ("mean", "cls", "max"):
         told = bertsmith(capsys, *words, "--pooling", pooling)
         assert told.out == f"5 vectors of width 64 -> {tmp_path / 'new' / 'v.npy'}\n"
@@ -274,7 +274,7 @@ def test_vectors_of_all_lines_are_written_in_order(capsys, folders, file, small_
 
 
 def test_length_and_prompt_of_vectors_are_chosen(capsys, folders, file, tmp_path):
-    words = ("embed", file, "--model", folders / "plain", "--out", tmp_path / "v.npy")
+    words = ("embed", "--input", file, "--model", folders / "plain", "--out", tmp_path / "v.npy")
     bertsmith(capsys, *words, "--no-normalize", "--prompt", "the cat ", "--pooling", "pooler")
     expected = package.load(folders / "plain").embed(
         [f"the cat {text}" for text in TEXTS], pooling="pooler", normalize=False
@@ -286,13 +286,15 @@ def test_length_and_prompt_of_vectors_are_chosen(capsys, folders, file, tmp_path
 
 def test_one_vector_is_reported_as_one(capsys, folders, file, tmp_path):
     file.write_text("a cat\n")
-    told = bertsmith(capsys, "embed", file, "--model", folders / "plain", "--out", tmp_path / "v.npy")
+    told = bertsmith(
+        capsys, "embed", "--input", file, "--model", folders / "plain", "--out", tmp_path / "v.npy"
+    )
     assert told.out == f"1 vector of width 64 -> {tmp_path / 'v.npy'}\n"
 
 
 def test_texts_come_from_the_standard_input_too(capsys, folders, tmp_path, monkeypatch):
     monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO("\n".join(TEXTS).encode())))
-    words = ("embed", "-", "--model", folders / "plain", "--out", tmp_path / "v.npy", "--json")
+    words = ("embed", "--input", "-", "--model", folders / "plain", "--out", tmp_path / "v.npy", "--json")
     told = bertsmith(capsys, *words)
     assert json.loads(told.out) == {"texts": 5, "width": 64, "out": str(tmp_path / "v.npy")}
     assert np.load(tmp_path / "v.npy").shape == (5, 64)
@@ -300,7 +302,7 @@ def test_texts_come_from_the_standard_input_too(capsys, folders, tmp_path, monke
 
 def test_a_long_line_is_rejected_by_its_number_or_cut(capsys, folders, file, tmp_path, small_pieces):
     file.write_text("\n".join([*TEXTS[:2], "snow " * 200]))
-    words = ("embed", file, "--model", folders / "plain", "--out", tmp_path / "v.npy")
+    words = ("embed", "--input", file, "--model", folders / "plain", "--out", tmp_path / "v.npy")
     line = mistake(capsys, *words)
     assert f"{file}:3: has 202 tokens but the model takes 128; " in line and "or add --truncate" in line
     assert bertsmith(capsys, *words, "--truncate").code == 0
@@ -311,7 +313,7 @@ def test_what_goes_wrong_leaves_no_half_file_and_the_old_one_whole(
     capsys, folders, file, tmp_path, small_pieces
 ):
     (tmp_path / "v.npy").write_bytes(b"old")
-    words = ("embed", file, "--model", folders / "plain", "--out", tmp_path / "v.npy")
+    words = ("embed", "--input", file, "--model", folders / "plain", "--out", tmp_path / "v.npy")
     for text, complaint in (
         ("one\ntwo\nthree\n\n", "texts.txt:4: is empty"),
         ("", "texts.txt: holds no text"),
@@ -324,7 +326,7 @@ def test_what_goes_wrong_leaves_no_half_file_and_the_old_one_whole(
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_stop_leaves_no_half_file(folders, tmp_path, number):
-    words = ("embed", "-", "--out", tmp_path / "v.npy", "--model", folders / "plain")
+    words = ("embed", "--input", "-", "--out", tmp_path / "v.npy", "--model", folders / "plain")
     with commanded(*words) as asked:
         while not list(tmp_path.iterdir()):  # until the file is begun
             assert asked.returncode is None
@@ -337,6 +339,6 @@ def test_a_stop_leaves_no_half_file(folders, tmp_path, number):
 
 
 def test_the_input_is_not_overwritten(capsys, folders, file):
-    line = mistake(capsys, "embed", file, "--model", folders / "plain", "--out", file)
+    line = mistake(capsys, "embed", "--input", file, "--model", folders / "plain", "--out", file)
     assert "is the input itself" in line
     assert len(read(file)) == 5

@@ -301,3 +301,60 @@ def test_the_bar_moves_with_steps_and_by_the_clock(monkeypatch):
         callback.on_deadline(0.0, 40.0)
         list(callback.bar.get_renderables())
         assert task.completed == 1.0
+
+
+# ---- auto
+
+
+def auto(store: TokenStore, out: Path, *arguments: str) -> Result:
+    words = ["auto", "--store", store.folder, "--out", out, *arguments]
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def test_auto_writes_the_recipe_it_chose_and_resumes_with_it(store, tmp_path, monkeypatch):
+    sizes = ("--size", "tiny", "--steps", "2", "--device", "cpu", "--set", "examples.held_out_fraction=0.2")
+    sizes += ("--set", "run.evaluation_sequences=8", "--set", "batch.tokens=300")
+    first = auto(store, tmp_path / "run", *sizes)
+    assert (first.exit_code, first.exception) == (0, None)
+    assert "auto: 2 x 128, " in first.stdout
+    assert "expected at the end" in first.stdout
+    assert "finished after 2 steps" in first.stdout
+    written = recipe_of(tmp_path / "run")
+    assert (written.name, written.model.layers, written.model.width) == ("auto", 2, 128)
+    assert (written.run.budget, written.run.steps, written.batch.tokens) == ("steps", 2, 300)
+    again = auto(store, tmp_path / "run", *sizes)
+    assert "auto: the recipe with which the run began" in again.stdout
+    assert "is finished already" in again.stdout
+    changed = auto(store, tmp_path / "run", *sizes, "--set", "optim.peak_lr=0.5")
+    assert "has another recipe: optim.peak_lr" in str(changed.exception)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("auto", "--sweep", "optim.peak_lr=1e-3,2e-3"), "--sweep: auto chooses one recipe"),
+        (("auto", "--minutes", "1", "--tokens", "5"), "--tokens and --minutes: a run has one budget"),
+        (("auto", "--tokens", "0"), "--tokens: 0 is no budget"),
+        (("auto", "--size", "huge"), "--size: 'huge' is not a valid choice"),
+        (("auto", "--objective", "sop"), "--objective: 'sop' is not a valid choice"),
+        (("auto", "--from", "somewhere"), "--from: auto trains from scratch"),
+        (("bert-tiny", "--size", "tiny"), "--size: is an option of auto, not of bert-tiny"),
+        (("bert-tiny", "--objective", "masked"), "--objective: is an option of auto, not of bert-tiny"),
+    ],
+)
+def test_what_auto_cannot_do_is_one_line_with_option_and_remedy(store, tmp_path, arguments, told):
+    words = [*arguments, "--store", str(store.folder), "--out", str(tmp_path / "run")]
+    result = CliRunner().invoke(app, words)
+    assert isinstance(result.exception, UserError)
+    assert result.exception.line().startswith(told)
+    assert result.exception.remedy
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_budget_in_tokens_is_one_of_any_recipe(store, tmp_path):
+    result = run(store, tmp_path / "run", "--tokens", "100")
+    assert "finished after " in result.stdout
+    written = recipe_of(tmp_path / "run").run
+    assert (written.budget, written.tokens) == ("tokens", 100)
+    last = metrics_of(tmp_path / "run", "train")[-1]
+    assert 100 <= last["tokens"] < 220  # its last step is whole

@@ -50,7 +50,8 @@ def test_show_for_machines_is_one_object_with_a_key_for_each_value():
 
 def test_list_has_a_line_for_each_preset():
     lines = answer("list").splitlines()
-    assert sorted(line.split()[0] for line in lines) == preset_names()
+    assert [line.split()[0] for line in lines][-1] == "auto"  # no preset, but a choice beside them
+    assert sorted(line.split()[0] for line in lines[:-1]) == preset_names()
     [base] = [line for line in lines if line.startswith("bert-base ")]
     assert base.split()[1] == "109.5M" and "12 layers, 768 wide" in base
 

@@ -67,7 +67,7 @@ each_verb = pytest.mark.parametrize(
         ("classify", "--input", "FILE", "--model", "classes"),
         ("tag", "--input", "FILE", "--model", "names"),
         ("embed", "--input", "FILE", "--model", "plain", "--out", "v.npy"),
-        ("embed", "FILE", "--model", "plain", "--out", "v.npy"),
+        ("embed", "--input", "FILE", "--model", "plain", "--out", "v.npy"),
     ],
     ids=lambda words: " ".join(words[:2]),
 )
@@ -168,7 +168,7 @@ def test_each_line_of_a_file_is_tagged_as_a_text(capsys, folders, tmp_path):
         (("fill", "-", "--model", "plain"), "the [MASK] runs\na [MASK]\n", 2),
         (("next", "-", "--model", "plain"), "the dog\truns\na cat\tsits\n", 2),
         (("compare", "-", "--model", "plain"), "the dog\na cat\n", 1),
-        (("answer", "-", "--text", "the dog runs", "--model", "answers"), "who runs?\nwhat?\n", 2),
+        (("answer", "-", "--passage-text", "the dog runs", "--model", "answers"), "who runs?\nwhat?\n", 2),
     ],
     ids=lambda words: words[0] if isinstance(words, tuple) else "",
 )

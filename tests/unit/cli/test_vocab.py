@@ -64,7 +64,7 @@ def test_the_report_for_machines_is_one_json_object(corpus: Path, tmp_path: Path
 
 def test_options_reach_the_learner(corpus: Path, tmp_path: Path) -> None:
     options = ("--cased", "--unused", 7, "--kind", "wordpiece-frequency", "--alphabet", 30, "--min-count", 3)
-    run(corpus / "b.jsonl", "--field", "body", *options, "--out", tmp_path / "vocab", "--size", 90)
+    run(corpus / "b.jsonl", "--text", "body", *options, "--out", tmp_path / "vocab", "--size", 90)
     tokenizer = Tokenizer.load(tmp_path / "vocab")
     assert tokenizer.token(7) == "[unused6]"
     assert "T" in [tokenizer.token(number) for number in range(tokenizer.vocabulary_size)]

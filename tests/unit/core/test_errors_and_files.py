@@ -106,9 +106,25 @@ def test_what_a_killed_program_left_is_removed_and_what_others_write_is_not(tmp_
         check_not_taken(target)
         assert list(tmp_path.rglob("half")) == []
         assert len(list(tmp_path.glob(".store.b.*"))) == 1
-    with atomic_folder(tmp_path / "new") as fresh:
-        check_not_taken(tmp_path / "new")
+    with atomic_folder(target) as fresh:
+        with pytest.raises(UserError, match="store: is being written by another process; wait for it, or"):
+            check_not_taken(target)
         assert fresh.is_dir()
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_a_folder_that_another_process_wrote_meanwhile_stays(tmp_path, is_there):
+    target = tmp_path / "model"
+    if is_there:
+        target.mkdir()
+    with (
+        pytest.raises(UserError, match="was written by another process meanwhile"),
+        atomic_folder(target) as one,
+    ):
+        (one / "weights").write_text("1")
+        with atomic_folder(target) as other:
+            (other / "weights").write_text("2")
+    assert [(file.name, file.read_text()) for file in target.iterdir()] == [("weights", "2")]
 
 
 def test_a_place_is_taken_unless_it_is_an_empty_folder(tmp_path):

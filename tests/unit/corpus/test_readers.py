@@ -291,7 +291,7 @@ def test_another_field_can_hold_the_text(tmp_path):
     [
         ('{"text": ', "is not valid JSON"),
         ('["text"]', "holds no JSON object"),
-        ('{"body": "x", "id": 1}', "has no field 'text'; choose one of its fields with --field: body, id"),
+        ('{"body": "x", "id": 1}', "has no field 'text'; choose one of its fields with --text: body, id"),
         ('{"text": 3}', "field 'text' is no text"),
         ("[" * 100_000, "is not valid JSON"),
         ('{"text": "\\ud83d"}', "character 0 is a lone surrogate ('\\ud83d'); say --encoding-errors replace"),
@@ -348,7 +348,7 @@ def test_any_kind_of_text_column_is_read_in_blocks(tmp_path, kind):
 
 def test_a_column_that_is_missing_or_no_text_is_named(tmp_path):
     path = parquet(tmp_path / "a.parquet", body=["x"], id=[1])
-    assert complaint(path).endswith("has no column 'text'; choose one of its columns with --field: body, id")
+    assert complaint(path).endswith("has no column 'text'; choose one of its columns with --text: body, id")
     assert "column 'id' is no text" in complaint(path, field="id")
 
 

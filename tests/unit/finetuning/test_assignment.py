@@ -13,8 +13,6 @@ from bertsmith.finetuning.assignment import hashes_of
 from bertsmith.finetuning.finetune import finetune
 from bertsmith.tasks.custom import CustomSpec, custom_task
 from bertsmith.tasks.example_types import TextExample
-from bertsmith.tasks.task import read_split
-from bertsmith.tasks.task_config import read_task_config
 from tests.toy_folder import write_toy_folder
 from tests.toy_tasks import sst2
 from tests.tuning import SHORT, Notebook, stop_at, toy_assignment, tune
@@ -186,44 +184,6 @@ def test_labels_that_were_learned_from_already_are_not_judged_anew(model, tmp_pa
         older.setattr("bertsmith.finetuning.splits.check_classes", lambda *_: None)
         assert not finetune(own, Notebook()).finished
     assert finetune(own, Notebook()).finished
-
-
-def test_a_run_written_with_the_old_names_of_keys_is_the_same_run(model, tmp_path):
-    table = tmp_path / "my.csv"
-    table.write_text("review,stars\n" + "".join(f"the cat {n},{n % 2}\n" for n in range(40)))
-    plain = toy_assignment("sst2", model, tmp_path, "run.epochs=0.1")
-    own = replace(plain, task=custom_task(CustomSpec("review", "stars", dev_fraction=0.3)), data=table)
-    result = finetune(own, Notebook())
-    for name in ("assignment.json", "model/task.json"):
-        file = own.out / name
-        assert "dev_fraction" in file.read_text()
-        older = file.read_text().replace("dev_fraction", "dev_share")
-        file.write_text(older.replace("warmup_fraction", "warmup_share"))
-    assert finetune(own, Notebook()) == result
-    assert read_task_config(own.out / "model" / "task.json").custom["dev_fraction"] == 0.3
-
-
-def test_a_run_of_before_the_stratified_split_resumes_on_the_parts_that_it_began_with(model, tmp_path):
-    table = tmp_path / "my.csv"
-    table.write_text("review,stars\n" + "".join(f"the cat {n},{n % 2}\n" for n in range(140)))
-    today = replace(
-        toy_assignment("sst2", model, tmp_path, *SHORT),
-        task=custom_task(CustomSpec("review", "stars")),
-        data=table,
-    )
-    older = replace(today, task=custom_task(CustomSpec("review", "stars", split="hash")))
-    with stop_at(1):
-        assert not finetune(older, Notebook()).finished
-    known = read_json(today.out / "assignment.json", remedy="")
-    for key in ("split", "folds", "fold", "test_fraction"):  # older versions knew nothing of them
-        del known["custom"][key]
-    write_json(today.out / "assignment.json", known)
-    notebook = Notebook()
-    assert finetune(today, notebook).finished
-    held = len(read_split(older.task, table, "dev", skip_bad=False).examples)
-    assert f"dev: {held} examples" in notebook.notes
-    assert held != len(read_split(today.task, table, "dev", skip_bad=False).examples)
-    assert read_task_config(today.out / "model" / "task.json").custom["split"] == "hash"
 
 
 def test_a_folder_with_strangers_files_is_rejected_and_left_alone(model, tmp_path):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from bertsmith.core.cache import caching_array
 from bertsmith.core.errors import UserError
 from bertsmith.finetuning.finetuning_setup import Run
 from bertsmith.finetuning.teacher_scores import aligned
@@ -69,10 +70,12 @@ def test_scores_are_computed_once_and_kept_in_half_the_room(student, teachers, t
     (kept,) = (tmp_path / "cache" / "bertsmith" / "teacher-scores").glob("*.npy")
     assert np.load(kept).dtype == np.float16 and kept.stat().st_size < 160 * 2 * 2 + 200
     marked = np.full_like(np.load(kept), 7)
-    np.save(kept, marked)
+    with caching_array(kept) as temporary, temporary.open("wb") as written:
+        np.save(written, marked)
     assert (told_by(set_up_run(assignment)) == 7).all()  # nobody asked the teacher again
-    kept.write_bytes(b"broken")
-    assert np.array_equal(told_by(set_up_run(assignment)), first)
+    for damaged in (b"broken", first.astype(np.float16)[::-1].tobytes()):
+        kept.write_bytes(kept.read_bytes()[:128] + damaged)
+        assert np.array_equal(told_by(set_up_run(assignment)), first)
 
 
 def test_several_teachers_tell_their_mean(model, student, teachers, tmp_path):

@@ -67,6 +67,7 @@ DEFAULTS = {
     "run.precision": "auto",
     "run.compile": "auto",
     "run.patience": "off",
+    "run.patience_seconds": "auto",
     "run.limit": "off",
     "answers.label_thresholds": "off",
     "run.dropout": "model",

@@ -50,6 +50,10 @@ def test_a_folder_says_its_own_rates(folder, tmp_path):
     assert (tuned.optim.peak_lr, tuned.head.pooling) == (7e-4, "first")
     assert "rate 0.0007 (task_defaults.toml of model)" in reason
     assert recipe_for(file, folder, "head.encoder=lora")[0].optim.peak_lr == 9e-3
+    recipe, reason = recipe_for(file, folder, "head.encoder=lora")
+    assert recipe.lora.targets == ("query", "key", "value", "output", "feed-forward")
+    assert "adapters on query, key, value, output, feed-forward" in reason
+    assert recipe_for(file, folder, "head.encoder=lora", 'lora.targets=["key"]')[0].lora.targets == ("key",)
 
 
 def test_what_was_tuned_from_a_folder_says_them_too(folder, tmp_path):

@@ -16,6 +16,7 @@ from bertsmith.pretraining.hardware import (
     fit_machine,
     peak_by_name,
     peak_of,
+    product_flops,
 )
 from bertsmith.pretraining.initial_model import build_initial_model, encoder_config_of
 from bertsmith.recipe.load import load_recipe
@@ -104,6 +105,14 @@ def test_memory_that_only_caches_files_counts_as_free(store):
     gibibytes = int(known["MemAvailable"].split()[0]) / 2**20
     note = fitted(store).notes[1]
     assert float(note.split(" of ")[1].split(" GiB")[0]) == pytest.approx(gibibytes, rel=0.2)
+
+
+def test_products_of_a_cpu_are_measured_and_those_of_an_unknown_gpu_are_not(monkeypatch):
+    assert product_flops(torch.device("cpu")) > 1e6
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA H200")
+    assert product_flops(torch.device("cuda")) == 790e12
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Unheard-of")
+    assert product_flops(torch.device("cuda")) is None
 
 
 def test_where_sources_disagree_the_choice_is_reported():

@@ -9,6 +9,7 @@ import torch
 
 from bertsmith.core.errors import UserError
 from bertsmith.objectives.pretraining_objective import PretrainingObjective
+from bertsmith.pretraining import pretrain as pretrain_module
 from bertsmith.pretraining.hardware import MIN_EVALUATION_SEQUENCES, fit_machine
 from bertsmith.pretraining.initial_model import build_initial_model
 from bertsmith.pretraining.pretrain import Clock
@@ -148,3 +149,31 @@ def test_a_short_run_is_evaluated_on_fewer_sequences(store, settings, expected):
     recipe = tiny_recipe("run.evaluation_sequences=auto", *settings)
     machine = fit_machine(recipe, build_initial_model(recipe, store).network, ALONE)
     assert machine.evaluation_sequences == expected
+
+
+# ---- presets that a budget is too small for
+
+
+def warnings_of(store, folder, *settings: str) -> list[str]:
+    listener = Listener()
+    run_tiny(store, folder, *settings, listener=listener)
+    return [text for text in listener.notes if "bertsmith pretrain auto" in text]
+
+
+def test_a_preset_that_cannot_learn_in_its_steps_names_auto(store, tmp_path):
+    (told,) = warnings_of(store, tmp_path / "run", "name=bert-tiny", "run.steps=2")
+    assert "bert-tiny wants about 0.096 M tokens (1,000 steps of 96)" in told
+    assert "about 0.00019 M fit into 2 steps" in told
+    assert warnings_of(store, tmp_path / "own", "name=my-recipe", "run.steps=2") == []
+
+
+def test_a_preset_with_minutes_is_warned_of_by_the_speed_of_products(store, tmp_path, monkeypatch):
+    minutes = ("name=bert-tiny", "run.budget=minutes", "run.minutes=0.001")
+    monkeypatch.setattr(pretrain_module, "product_flops", lambda _: 1e6)
+    (told,) = warnings_of(store, tmp_path / "slow", *minutes)
+    assert told.endswith("`bertsmith pretrain auto` chooses a recipe for such a budget")
+    assert "fit into 0.001 minutes" in told
+    monkeypatch.setattr(pretrain_module, "product_flops", lambda _: 1e18)
+    assert warnings_of(store, tmp_path / "fast", *minutes) == []
+    monkeypatch.setattr(pretrain_module, "product_flops", lambda _: None)  # a GPU that nobody knows
+    assert warnings_of(store, tmp_path / "unknown", *minutes) == []

@@ -8,9 +8,7 @@ from bertsmith.recipe.data_sections import Level, Stage
 from bertsmith.recipe.load import (
     load_recipe,
     load_recipe_with_origins,
-    recipe_text,
     settings_of,
-    with_new_names,
 )
 from bertsmith.recipe.schema import Recipe
 
@@ -333,50 +331,3 @@ def test_a_long_value_is_cut_short():
     line = refusal("bert-base", [f"run.keep_at={list(range(1000))}"])
     assert len(line) < 300
     assert len(refusal("bert-base", ["run.steps=" + "x" * 1000])) < 300
-
-
-# ---- keys that have been renamed
-
-
-OLD_NAMES = """
-[examples]
-negative_share = 0.4
-short_share = 0.2
-held_out_share = 0.05
-stages = [{ share = 0.5, length = 64, predictions = 10 }, { share = 0.5, length = 128, predictions = 20 }]
-
-[masking]
-levels = [{ unit = "token", share = 0.5 }, { unit = "word", share = 0.5 }]
-
-[optim]
-warmup_share = 0.03
-"""
-
-
-def test_a_recipe_with_the_old_names_of_keys_is_the_same_recipe(file):
-    new = (
-        OLD_NAMES.replace("negative_share", "negative_probability")
-        .replace("short_share", "short_probability")
-        .replace("share", "fraction")
-    )
-    assert load_recipe(file(OLD_NAMES)) == load_recipe(file(new))
-    assert "share" not in recipe_text(load_recipe(file(OLD_NAMES)))
-
-
-def test_an_override_may_use_the_old_name_and_goes_above_the_new_one(file):
-    written = file('base = "bert-base"\n[optim]\nwarmup_fraction = 0.2\n')
-    assert load_recipe(written, ["optim.warmup_share=0.3"]).optim.warmup_fraction == 0.3
-    loaded = load_recipe_with_origins(written, ["optim.warmup_share=0.3"])
-    assert loaded.origin("optim.warmup_fraction") == "--set"
-
-
-def test_old_and_new_name_of_a_key_in_one_table_are_reported(file):
-    with pytest.raises(UserError, match="unknown key optim.warmup_share"):
-        load_recipe(file("[optim]\nwarmup_share = 0.1\nwarmup_fraction = 0.2\n"))
-
-
-def test_dotted_keys_of_an_old_run_folder_get_their_new_names():
-    assert with_new_names({"optim.warmup_share": 0.1, "run.seed": 3}) == {
-        "optim.warmup_fraction": 0.1,
-        "run.seed": 3,
-    }

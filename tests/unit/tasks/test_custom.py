@@ -172,15 +172,6 @@ def test_more_folds_than_a_file_can_fill_are_refused(tmp_path) -> None:
         parts(path, folds=7)
 
 
-def test_by_the_rule_of_older_folders_the_part_of_an_example_depends_on_its_id_alone(tmp_path) -> None:
-    rows = [f"{n},text {n},{n % 2}" for n in range(300)]
-    spec = CustomSpec("text", "label", key="id", dev_fraction=0.3, split="hash")
-    one = table(tmp_path / "one.csv", "id,text,label", *rows)
-    other = table(tmp_path / "other.csv", "id,text,label", *reversed(rows[:200]))
-    kept = {example.key for example in read(spec, one, "dev")}
-    assert {example.key for example in read(spec, other, "dev")} == {key for key in kept if int(key) < 200}
-
-
 def test_a_file_named_train_is_parted_as_any_other(tmp_path) -> None:
     path = table(tmp_path / "train.csv", "text,label", *(f"text {n},{n % 2}" for n in range(100)))
     spec = CustomSpec("text", "label", dev_fraction=0.3)

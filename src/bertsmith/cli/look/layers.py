@@ -30,7 +30,6 @@ def layers(
     models: Annotated[list[Path], Option("--models", metavar="FOLDER ...", help="Model folders.")],
     texts: TextsOption,
     out: PictureOption,
-    more: Annotated[list[Path] | None, Argument(metavar="[FOLDER ...]", hidden=True)] = None,
     longest: LongestOption = 128,
     seed: SeedOption = 0,
     device: DeviceOption = "auto",
@@ -48,8 +47,7 @@ def layers(
     picture = _checked(out)
     given = texts_or_pairs(texts)
     found, untrained = {}, {}
-    every = [*models, *(more or [])]
-    for name, model in zip(names := names_of_models(every), every, strict=True):
+    for name, model in zip(names := names_of_models(models), models, strict=True):
         if names.count(name) > 1:
             raise UserError("is given twice", where=str(model), remedy="name each model once")
         bert = open_for_looking(model, device)

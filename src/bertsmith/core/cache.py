@@ -1,0 +1,135 @@
+"""Results that took long to compute, kept in ~/.cache/bertsmith for later runs; the oldest go first.
+
+An array file ends with the SHA-256 of all before it, which numpy does not read: a file that was changed or
+cut off is never used.
+"""
+
+import hashlib
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, get_args
+
+from numpy.typing import NDArray
+
+from bertsmith.core.arrays import open_array
+from bertsmith.core.errors import UserError
+from bertsmith.core.files import atomic_path, is_in_use
+
+Kind = Literal["encodings", "features", "teacher-scores"]
+LIMIT, DEFAULT_LIMIT = "BERTSMITH_CACHE_GB", 20.0
+_DIGEST_BYTES, _CHUNK = hashlib.sha256().digest_size, 1 << 20
+_used: set[Path] = set()
+"""Files that this process read or wrote, and may still have mapped into memory."""
+
+log = logging.getLogger("bertsmith")
+
+
+class CachedFile(NamedTuple):
+    """A file of the cache."""
+
+    used: float
+    """When it was last read or written, in seconds since 1970."""
+    bytes: int
+    kind: str
+    path: Path
+
+
+def cache_root() -> Path:
+    """Return the folder of all that is kept between runs."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bertsmith"
+
+
+def cache_folder(kind: Kind) -> Path:
+    """Return where encoded splits are kept, or what frozen encoders or teachers gave for them."""
+    return cache_root() / kind
+
+
+def cached_array(file: Path) -> NDArray[Any] | None:
+    """Map a kept array into memory; None if there is none, or if it is not as it was written."""
+    try:
+        if _is_whole(file):
+            array = open_array(file, remedy="remove it")
+            mark_used(file)
+            return array
+        log.warning("%s: is damaged; it is made anew", file)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        log.warning("%s: cannot be read (%s); it is made anew", file, error)
+    return None
+
+
+@contextmanager
+def caching_array(file: Path) -> Iterator[Path]:
+    """Give the path to write an .npy file to; at the end its digest is added, and it takes its name."""
+    with atomic_path(file) as temporary:
+        yield temporary
+        with temporary.open("r+b") as written:
+            digest = hashlib.file_digest(written, "sha256").digest()
+            written.write(digest)  # the position is the end of the file
+    make_room_after(file)
+
+
+def mark_used(file: Path) -> None:
+    """Let a file be removed last, and not at all by this process."""
+    with suppress(OSError):  # a cache that is read-only
+        os.utime(file)
+    _used.add(file)
+
+
+def make_room_after(written: Path) -> None:
+    """Remove the oldest files if the cache has grown above its limit, but none that this process uses."""
+    mark_used(written)
+    files, limit = cached_files(), size_limit()
+    total = sum(each.bytes for each in files)
+    for each in files:
+        if total > limit and each.path not in _used:
+            remove(each)
+            total -= each.bytes
+
+
+def cached_files() -> list[CachedFile]:
+    """List what is kept, the oldest first; what killed processes left half-written is removed."""
+    found = []
+    for kind in get_args(Kind):
+        for folder, _, names in os.walk(cache_folder(kind)):
+            for path in (Path(folder, name) for name in names):
+                with suppress(OSError):  # another process may have removed it
+                    if not path.name.endswith(".partial"):
+                        found.append(CachedFile(path.stat().st_mtime, path.stat().st_size, kind, path))
+                    elif is_in_use(path) is False:
+                        path.unlink()
+    return sorted(found)
+
+
+def size_limit() -> float:
+    """Return how many bytes the cache may take."""
+    given = os.environ.get(LIMIT, "") or str(DEFAULT_LIMIT)
+    try:
+        gigabytes = float(given)
+        if not gigabytes >= 0:
+            raise ValueError
+    except ValueError as error:
+        remedy = "give a number of gigabytes, such as 20, or inf"
+        raise UserError(f"{given!r} is no size", where=LIMIT, remedy=remedy) from error
+    return gigabytes * 1e9
+
+
+def remove(cached: CachedFile) -> None:
+    """Remove a file, and its folder if nothing else is in it."""
+    with suppress(OSError):  # another process may have removed it
+        cached.path.unlink()
+        cached.path.parent.rmdir()
+
+
+def _is_whole(file: Path) -> bool:
+    digest = hashlib.sha256()
+    with file.open("rb") as opened:
+        rest = os.fstat(opened.fileno()).st_size - _DIGEST_BYTES
+        while rest > 0 and (chunk := opened.read(min(rest, _CHUNK))):
+            digest.update(chunk)
+            rest -= len(chunk)
+        return opened.read() == digest.digest()

@@ -1,0 +1,271 @@
+"""The recipe of `pretrain auto`: shape, batch and learning rate by the budget, the text and this machine.
+
+Each shape with each batch size is a candidate. A candidate trains on as many tokens as the budget allows at
+the measured speed, and the one with the lowest expected loss (`scaling_law.py`) is taken. All other settings
+are those of `speedrun-small` without pairs: pre-norm, rotary positions, Muon, a masking rate of 0.3.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import log
+from pathlib import Path
+from typing import TypeVar
+
+from bertsmith.core.errors import UserError
+from bertsmith.core.wording import counted
+from bertsmith.corpus.token_store import TokenStore
+from bertsmith.objectives.step_memory import USABLE
+from bertsmith.pretraining.hardware import free_bytes, step_size
+from bertsmith.pretraining.run_setup import run_folder
+from bertsmith.pretraining.scaling_law import MASKED, MILLION, RunSize
+from bertsmith.pretraining.training_speed import ShapeSpeed, layer_weights, measure_speeds
+from bertsmith.recipe.load import encoder_parameters, load_recipe
+from bertsmith.recipe.schema import Recipe
+from bertsmith.training.distributed import World, refuse_several_processes, start_world
+
+AUTO, PARTS = "auto", "speedrun-small"
+SIZES = {"tiny": (2, 128), "mini": (4, 256), "small": (4, 512), "base": (12, 768)}
+"""Layers and width of Turc et al. (2019) and BERT-Base."""
+SHAPES = (
+    (2, 64),
+    (2, 128),
+    (4, 128),
+    (4, 192),
+    (4, 256),
+    (6, 384),
+    (12, 384),
+    (8, 512),
+    (12, 512),
+    (12, 768),
+)
+"""Candidates, ordered by the operations of a token."""
+BATCHES = tuple(127 << power for power in range(2, 10))
+"""Tokens of a step: with the filler, a power of two."""
+MIN_STEPS = 150
+"""Candidates with fewer steps are taken only where there is no other."""
+MEASURING_SECONDS, MEASURING_FRACTION = 15.0, 0.05
+"""The most seconds of measuring, also as a fraction of a budget in minutes."""
+OVERHEAD_SECONDS, OVERHEAD_FRACTION = (8.0, 45.0), 0.08
+"""Time of a run without steps: start and end on a CPU, and on a GPU, which compiles; and the fraction for
+evaluations and the building of batches."""
+BYTES_OF_A_WEIGHT = 32
+"""Weights, gradients, moments and a copy to be saved, with as much again for the tensors of a step."""
+BUDGETS = tuple(10 * 1.25**power for power in range(60))
+"""Seconds for which the best candidate is looked for where the budget is steps or tokens."""
+FITTED_TOKENS, FITTED_TEXT = (0.3 * MILLION, 300 * MILLION), MILLION
+"""Tokens of the runs of the law, and the least tokens of text: beyond them nothing is said to be expected."""
+LITTLE = 0.15
+"""Nats below the loss of word frequencies that say nothing of context."""
+OBJECTIVES: dict[str, tuple[str, ...]] = {
+    "masked": ("examples.objective=masked",),
+    "replaced": (  # as speedrun-base
+        *("examples.objective=replaced", "masking.rate=0.2", "masking.as_mask=0.85", "masking.as_random=0.0"),
+        "examples.stages=[{fraction=1.0, length=128, predictions=26}]",
+    ),
+}
+REPLACED_RATE = 0.5
+"""The learning rate for replaced tokens, as a multiple of that for masked ones (bench/scaling_runs.jsonl)."""
+BELOW = ("name=auto", "run.minutes=30.0", "examples.pairs=full-sentences", "examples.single_fraction=0.0")
+"""Settings that differ from speedrun-small's; the user's own stand above them."""
+Options = Sequence[tuple[str, str]]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class AutoRequest:
+    """What `pretrain auto` was asked for."""
+
+    load: Callable[[str | Path, Options], Recipe]
+    """Loads a preset or file with options, on which the user's own options and settings stand."""
+    store: Path
+    out: Path
+    size: str = ""
+    """A key of SIZES, or nothing."""
+    objective: str = ""
+    """A key of OBJECTIVES, or nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A shape within the user's settings, and how fast it trains here."""
+
+    recipe: Recipe
+    speed: ShapeSpeed
+    batches: tuple[int, ...] = BATCHES
+    """Tokens of a step to choose from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A shape with a batch size, as far as it comes within the budget."""
+
+    shape: Shape
+    size: RunSize
+    loss: float
+    """Expected, in nats of the text that the law was fitted on."""
+
+    @property
+    def name(self) -> str:
+        """Layers x width."""
+        return f"{self.shape.recipe.model.layers} x {self.shape.recipe.model.width}"
+
+
+def auto_recipe(request: AutoRequest, report: Callable[[str], None]) -> Recipe:
+    """The recipe for this machine, or the one that the run in the folder began with."""
+    given = [("--objective", line) for line in _entry(OBJECTIVES, request.objective, "--objective")]
+    size = _entry(SIZES, request.size, "--size")
+    folder = run_folder(request.out)
+    if folder.begun:
+        begun = load_recipe(folder.config)
+        if begun.name != AUTO:
+            what = f"the run there has another recipe: {begun.name} there, {AUTO} now"
+            raise UserError(what, where=str(folder.config), remedy="give --out a new folder")
+        report(f"auto: the recipe with which the run began ({folder.config})")
+        return request.load(folder.config, [*given, *(_shape_options(size, "--size") if size else ())])
+    folder.check_no_unknown_files()
+    refuse_several_processes("auto chooses a recipe in one process")
+    began, store = time.monotonic(), TokenStore.open(request.store)
+    below = [*((AUTO, line) for line in BELOW), *given]
+    base = request.load(PARTS, below)
+    if base.start.model != "scratch":
+        remedy = "leave --from out, or name a preset to continue from a model"
+        raise UserError("auto trains from scratch", where="--from", remedy=remedy)
+    world = start_world(base.run.device)
+    shapes = _measured_shapes(request, below, [size] if size else SHAPES, store, world)
+    spent = time.monotonic() - began + OVERHEAD_SECONDS[world.device.type == "cuda"]
+    candidates = choose(shapes, store.tokens * (1 - base.examples.held_out_fraction), spent=spent)
+    final = request.load(PARTS, [*below, *_options(candidates[0])])
+    for line in lines(candidates, final, measured=sum(each.speed.measured for each in shapes)):
+        report(line)
+    return final
+
+
+def _entry(table: Mapping[str, tuple[T, ...]], name: str, option: str) -> tuple[T, ...]:
+    """The entry that an option names; nothing where it was not given."""
+    if name and name not in table:
+        raise UserError(f"{name!r} is not a valid choice", where=option, remedy=f"give {', '.join(table)}")
+    return table[name] if name else ()
+
+
+def _shape_options(shape: tuple[int, ...], origin: str = AUTO) -> Options:
+    layers, width = shape
+    sizes = {"layers": layers, "width": width, "heads": width // 64, "inner": 64 * round(width * 8 / 3 / 64)}
+    return [(origin, f"model.{key}={value}") for key, value in sizes.items()]
+
+
+def _measured_shapes(
+    request: AutoRequest,
+    below: Options,
+    shapes: Sequence[tuple[int, ...]],
+    store: TokenStore,
+    world: World,
+) -> list[Shape]:
+    """The shapes that fit into memory, with their speeds."""
+    loaded = (request.load(PARTS, [*below, *_shape_options(shape)]) for shape in shapes)
+    recipes = list({each.model: each for each in loaded}.values())  # the user's settings may leave fewer
+    run = recipes[0].run
+    limit = MEASURING_FRACTION * 60 * run.minutes if run.budget == "minutes" else MEASURING_SECONDS
+    fitting = [recipe for recipe in recipes if _fits(recipe, store, world)] or recipes[:1]
+    speeds = measure_speeds(fitting, store, world, seconds=min(MEASURING_SECONDS, limit))
+    few, many = (request.load(PARTS, [*below, (AUTO, f"batch.tokens={size}")]).batch for size in BATCHES[:2])
+    batches = BATCHES if few != many else (step_size(fitting[0])[0],)
+    return [Shape(recipe, speed, batches) for recipe, speed in zip(fitting, speeds, strict=True)]
+
+
+def _fits(recipe: Recipe, store: TokenStore, world: World) -> bool:
+    """True if weights, gradients, moments and one sequence fit into the free memory."""
+    weights = encoder_parameters(recipe.model, store.vocabulary)
+    return weights * BYTES_OF_A_WEIGHT < USABLE * free_bytes(world)
+
+
+def choose(shapes: Sequence[Shape], text_tokens: float, *, spent: float = 0.0) -> list[Candidate]:
+    """The best candidate of each shape within the budget, the best of all first; `spent`: seconds of it."""
+    run = shapes[0].recipe.run
+    if run.budget == "minutes":
+        seconds = 60 * run.minutes
+        usable = max((1 - OVERHEAD_FRACTION) * seconds - spent, seconds / 2)
+        return _ranked(shapes, text_tokens, usable)
+    by_steps = run.budget == "steps"
+    wanted = run.steps if by_steps else run.tokens
+
+    def reached(candidate: Candidate) -> float:
+        return candidate.size.steps if by_steps else candidate.size.tokens
+
+    # The candidate for which this budget is the best way to spend the time that it takes.
+    best = {seconds: _ranked(shapes, text_tokens, seconds)[0] for seconds in BUDGETS}
+    seconds = min(BUDGETS, key=lambda each: abs(log(reached(best[each]) / wanted)))
+    choice = best[seconds]
+    others = _ranked(shapes, text_tokens, seconds * wanted / reached(choice))
+    batch = choice.size.batch_tokens
+    first = _candidate(choice.shape, batch * wanted if by_steps else wanted, text_tokens, batch)
+    return [first, *(each for each in others if each.shape is not choice.shape)]
+
+
+def _ranked(shapes: Sequence[Shape], text_tokens: float, seconds: float) -> list[Candidate]:
+    """The best batch size of each shape for so many seconds of steps, the lowest expected loss first."""
+    best = []
+    for shape in shapes:
+        candidates = []
+        for batch in shape.batches:
+            tokens = batch * seconds / shape.speed.step_seconds(batch)
+            candidates.append(_candidate(shape, tokens, text_tokens, batch))
+        best.append(min(candidates, key=_order))
+    return sorted(best, key=_order)
+
+
+def _order(candidate: Candidate) -> tuple[float, float]:
+    """The expected loss; candidates of too few steps come last, the most steps first."""
+    return max(0.0, MIN_STEPS - candidate.size.steps), candidate.loss
+
+
+def _candidate(shape: Shape, tokens: float, text_tokens: float, batch: float) -> Candidate:
+    size = RunSize(layer_weights(shape.recipe), shape.recipe.model.width, tokens, text_tokens, batch)
+    return Candidate(shape, size, float(MASKED.loss(size)))
+
+
+def _rate_factor(recipe: Recipe) -> float:
+    return REPLACED_RATE if recipe.examples.has_generator else 1.0
+
+
+def _options(choice: Candidate) -> Options:
+    """Shape, batch and learning rate of a candidate."""
+    model = choice.shape.recipe.model
+    rate = MASKED.best_rate(choice.size) * _rate_factor(choice.shape.recipe)
+    chosen = (f"batch.tokens={choice.size.batch_tokens:.0f}", f"optim.peak_lr={rate:.3g}")
+    return [*_shape_options((model.layers, model.width)), *((AUTO, line) for line in chosen)]
+
+
+def lines(candidates: Sequence[Candidate], recipe: Recipe, *, measured: int) -> list[str]:
+    """What was chosen, why, and what to expect, in five lines."""
+    choice, others = candidates[0], candidates[1:4]
+    size, run, optim = choice.size, recipe.run, recipe.optim
+    budget = counted(getattr(run, run.budget), run.budget.removesuffix("s"))
+    tokens_per_second = size.batch_tokens / choice.shape.speed.step_seconds(size.batch_tokens)
+    known = "measured" if choice.shape.speed.measured else "extrapolated"
+    next_best = ", ".join(f"{each.name} +{max(0.0, each.loss - choice.loss):.2f} nats" for each in others)
+    layers = f"{choice.name}, {size.weights / MILLION:.1f} M weights in its layers"
+    spent = f"{size.tokens / MILLION:.2g} M tokens: {size.tokens / size.text_tokens:.1f} passes over the text"
+    rates = (
+        f"{optim.peak_lr:.3g} (layers {optim.peak_lr * optim.matrix_lr_factor:.3g}), then {optim.schedule}"
+    )
+    return [
+        f"auto: {layers}, {size.batch_tokens:,.0f} tokens a step, about {size.steps:,.0f} steps",
+        f"  why: the lowest expected loss for {budget}" + (f"; next {next_best}" if others else ""),
+        f"  speed: {tokens_per_second:,.0f} tokens/s ({known}; shapes measured: {measured}), {spent}",
+        f"  learning rate: {rates}; {recipe.masking.rate:.0%} {recipe.examples.objective}",
+        f"  expected at the end: {_expected(choice, recipe)}",
+    ]
+
+
+def _expected(choice: Candidate, recipe: Recipe) -> str:
+    """The masked words that are right at the end, or why nothing is said of them."""
+    size = choice.size
+    if recipe.examples.has_generator:
+        return "not known: the law is of masked tokens"
+    loss = float(MASKED.loss(size, recipe.optim.peak_lr))
+    if size.tokens < FITTED_TOKENS[0] or loss > MASKED.frequencies - LITTLE:
+        return "little more than how frequent words are; allow a larger budget (--minutes, --tokens, --steps)"
+    if size.tokens > FITTED_TOKENS[1] or size.text_tokens < FITTED_TEXT:
+        return "not known: the budget or the text lies beyond the runs that the law was fitted on"
+    return f"{MASKED.words_right(loss):.0%} of masked words right, loss {loss:.1f} (fixed evaluation)"

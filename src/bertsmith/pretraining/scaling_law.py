@@ -1,0 +1,110 @@
+"""A fitted rule for the loss at the end of a pre-training run: by size, tokens, text, batch, learning rate.
+
+The form is that of Hoffmann et al. (2022). Repeated passes count less (Muennighoff et al. 2023), as do tokens
+in batches above the critical size (McCandlish et al. 2018); the log of the learning rate has a quadratic
+penalty; the loss of word frequencies is a smooth upper limit. The constants are printed by
+`python bench/scaling_fit.py bench/scaling_runs.jsonl --law`; bench/README.md says how far they are off.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+MILLION = 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class RunSize:
+    """The numbers of a run that its loss is predicted from; each may be an array."""
+
+    weights: float
+    """Weights of the layers, without embeddings."""
+    width: float
+    tokens: float
+    """Tokens shown, over all passes."""
+    text_tokens: float
+    """Tokens of the text, each counted once."""
+    batch_tokens: float
+    """Tokens of a step."""
+
+    @property
+    def steps(self) -> float:
+        """Optimisation steps."""
+        return self.tokens / self.batch_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class ScalingLaw:
+    """Loss = constant + size / weights^size_power + data / tokens^data_power, in millions, with a limit."""
+
+    constant: float
+    size: float
+    size_power: float
+    data: float
+    data_power: float
+    repeats: float
+    """Passes after the first whose tokens are worth much (R* of Muennighoff et al.)."""
+    critical_batch: float
+    """Tokens of a step above which more steps would gain more, after a million tokens."""
+    critical_power: float
+    """Power of the tokens with which that size grows."""
+    bend: float
+    """Nats below the loss of word frequencies at which a run leaves it."""
+    rate: float
+    """Best learning rate of a width of 384 with 16,384 tokens a step and 1,000 steps."""
+    rate_width: float
+    rate_batch: float
+    rate_steps: float
+    rate_penalty: float
+    frequencies: float = 7.03
+    """Loss of word frequencies in the text of the runs, in nats: losses of other texts are in proportion."""
+    accuracy: tuple[float, ...] = field(default=())
+    """Polynomial from the loss to the fraction of masked words that are right, the constant first."""
+
+    def best_rate(self, size: RunSize) -> float:
+        """The learning rate with the lowest loss."""
+        of_width: float = (size.width / 384) ** -self.rate_width
+        of_batch: float = (size.batch_tokens / 16_384) ** self.rate_batch
+        of_steps: float = (size.steps / 1000) ** self.rate_steps
+        return self.rate * of_width * of_batch * of_steps
+
+    def loss(self, size: RunSize, rate: float | None = None) -> float:
+        """The loss of the fixed evaluation at the end, in nats; without a rate, at the best one."""
+        off = 0.0 if rate is None else np.log(rate / self.best_rate(size))
+        of_size = self.size * (size.weights / MILLION) ** -self.size_power
+        of_data = self.data * (self.useful_tokens(size) / MILLION) ** -self.data_power
+        loss = self.constant + of_size + of_data + self.rate_penalty * off**2
+        bend = self.bend
+        return -bend * np.logaddexp(-loss / bend, -self.frequencies / bend)  # type: ignore[no-any-return]
+
+    def useful_tokens(self, size: RunSize) -> float:
+        """The tokens without what repeated passes and large batches cost."""
+        seen = np.minimum(size.tokens, size.text_tokens)
+        passes_after = np.maximum(0.0, size.tokens / seen - 1)
+        fresh = seen * (1 + self.repeats * -np.expm1(-passes_after / self.repeats))
+        critical = self.critical_batch * (size.tokens / MILLION) ** self.critical_power
+        return fresh / (1 + size.batch_tokens / critical)  # type: ignore[no-any-return]
+
+    def words_right(self, loss: float) -> float:
+        """The fraction of masked words that are right at this loss."""
+        return float(np.polynomial.polynomial.polyval(loss, self.accuracy))
+
+
+MASKED = ScalingLaw(
+    constant=1.257,
+    size=1.193,
+    size_power=0.2714,
+    data=4.348,
+    data_power=0.4168,
+    repeats=12.34,
+    critical_batch=1275,
+    critical_power=0.6224,
+    bend=2.143,
+    rate=0.002044,
+    rate_width=0.8487,
+    rate_batch=0.1698,
+    rate_steps=-0.1596,
+    rate_penalty=0.5243,
+    accuracy=(1.18, -0.3837, 0.06033, -0.003967),
+)
+"""The law of masked tokens at a masking rate of 0.3."""
