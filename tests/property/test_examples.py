@@ -260,7 +260,7 @@ def test_ranks_and_micro_batches_only_divide_what_is_shown(
     choices = {"micro_tokens": micro_tokens, "multiples": multiples, "world": world}
     parts = [dataset_of(store, cache, name, rank=rank, **choices)[address] for rank in range(world)]
     assert [sequence for part in parts for sequence in content(part)] == content(whole)
-    assert sum(part.masked for part in parts) == whole.masked
+    assert sum(part.counts["masked"] for part in parts) == whole.counts["masked"]
     assert len({len(part.micros) for part in parts}) == 1
     for micro in (micro for part in parts for micro in part.micros):
         assert len(micro.inputs.tokens_T) <= micro_tokens

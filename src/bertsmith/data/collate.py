@@ -6,8 +6,8 @@ Shapes: X tokens of text, T all tokens, N spans of text, S sequences, S1 = S + 1
 P predicted tokens.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
@@ -22,6 +22,8 @@ from bertsmith.data.example_index import Numbers, Spans
 from bertsmith.data.masking import Masker, Text, stored_units
 from bertsmith.packed import SHORT_LENGTH, Layout, PackedBatch, split_by_budget
 from bertsmith.text.tokenizer import Inserted, Template
+
+OF_TOKENS = ("tokens", "segments", "positions")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,41 +66,35 @@ class PretrainingBatch:
     def named_tensors(self) -> dict[str, Tensor]:
         """Every tensor of the batch by its name; optional ones only where they are given."""
         inputs = self.inputs
-        optional = {"task_types_T": inputs.task_types_T, "draws_P": self.draws_P}
-        return {
-            "tokens_T": inputs.tokens_T,
-            "segments_T": inputs.segments_T,
-            "positions_T": inputs.positions_T,
+        found = {
+            **{f"{each}_T": getattr(inputs, f"{each}_T") for each in OF_TOKENS},
+            "task_types_T": inputs.task_types_T,
             "starts_S1": inputs.layout.starts_S1,
-            "masked_rows_P": self.masked_rows_P,
-            "masked_ids_P": self.masked_ids_P,
-            "masked_weights_P": self.masked_weights_P,
-            "pair_labels_S": self.pair_labels_S,
-            "pair_weights_S": self.pair_weights_S,
-            "end_1": self.end_1,
-            **{name: tensor for name, tensor in optional.items() if tensor is not None},
+            **{each.name: getattr(self, each.name) for each in fields(self) if each.name != "inputs"},
         }
+        return {name: tensor for name, tensor in found.items() if tensor is not None}
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor], *, longest: int) -> "PretrainingBatch":
         """The batch of which these are the `named_tensors`."""
-        inputs = PackedBatch(
-            tokens_T=tensors["tokens_T"],
-            segments_T=tensors["segments_T"],
-            positions_T=tensors["positions_T"],
-            layout=Layout(tensors["starts_S1"], longest),
-            task_types_T=tensors.get("task_types_T"),
-        )
-        return cls(
-            inputs,
-            masked_rows_P=tensors["masked_rows_P"],
-            masked_ids_P=tensors["masked_ids_P"],
-            masked_weights_P=tensors["masked_weights_P"],
-            pair_labels_S=tensors["pair_labels_S"],
-            pair_weights_S=tensors["pair_weights_S"],
-            end_1=tensors["end_1"],
-            draws_P=tensors.get("draws_P"),
-        )
+        rest = dict(tensors)
+        layout, types_T = Layout(rest.pop("starts_S1"), longest), rest.pop("task_types_T", None)
+        tokens_T, segments_T, positions_T = (rest.pop(f"{each}_T") for each in OF_TOKENS)
+        return cls(PackedBatch(tokens_T, segments_T, positions_T, layout, types_T), **rest)
+
+
+def counts_of(micros: Iterable[PretrainingBatch]) -> dict[str, float]:
+    """What the sums of objectives are divided by, by name: how many of each there are without filler."""
+    of_micros = [
+        {
+            "masked": micro.masked_weights_P.sum(),
+            "pairs": micro.pair_weights_S.sum(),
+            "tokens": micro.end_1,
+            "sequences": (micro.inputs.layout.starts_S1[:-1] < micro.end_1).sum(),
+        }
+        for micro in micros
+    ]
+    return {name: sum(float(each[name]) for each in of_micros) for name in of_micros[0]}
 
 
 MIN_FILLER_LENGTH = 64

@@ -8,7 +8,7 @@ resumed run needs no state but the number of its step, and every rank finds its 
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from bertsmith.data.collate import (
     MicroShape,
     Multiples,
     PretrainingBatch,
+    counts_of,
     micro_batches,
     micro_sizes,
     slices_of_ranks,
@@ -60,28 +61,12 @@ class StepBatches:
 
     index: StepIndex
     micros: tuple[PretrainingBatch, ...]
-    masked: float
-    """Predicted tokens."""
-    pairs: float
-    """Sequences with a pair label."""
-    tokens: int
-    """Tokens of examples."""
-    filler: int
-    """Tokens that only fill shapes."""
-    sequences: int
-
-    @property
-    def counts(self) -> dict[str, float]:
-        """What the sums of an objective are divided by, by name."""
-        return {"masked": self.masked, "pairs": self.pairs, "tokens": float(self.tokens)}
+    counts: dict[str, float]
+    """What sums are divided by, by name (`counts_of`)."""
 
     def pin_memory(self) -> "StepBatches":
         """The same step in page-locked memory."""
-        micros = tuple(micro.pin_memory() for micro in self.micros)
-        return StepBatches(self.index, micros, *self._counts())
-
-    def _counts(self) -> tuple[float, float, int, int, int]:
-        return self.masked, self.pairs, self.tokens, self.filler, self.sequences
+        return replace(self, micros=tuple(micro.pin_memory() for micro in self.micros))
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
         # As one tensor: a loader's worker hands every tensor over in a file of its own, and files run out.
@@ -95,7 +80,7 @@ class StepBatches:
                 raw = tensor.contiguous().view(torch.uint8)
                 parts.append(torch.nn.functional.pad(raw, (0, -len(raw) % _ALIGNMENT)))
         longest = self.micros[0].inputs.layout.longest
-        return _unpickled_step, (self.index, _to_send(torch.cat(parts)), types, longest, self._counts())
+        return _unpickled_step, (self.index, _to_send(torch.cat(parts)), types, longest, self.counts)
 
 
 @dataclass(frozen=True)
@@ -141,15 +126,7 @@ class PretrainingDataset(Dataset[StepBatches]):
             examples.part(slices[self.rank]), progress=index.progress, rate=index.masking_rate
         )
         micros = tuple(micro_batches(sequences, targets, sizes=sizes, shape=shape))
-        return StepBatches(
-            index,
-            micros,
-            masked=float(len(targets.rows_P)),
-            pairs=float(targets.pair_weights_S.sum()),
-            tokens=len(sequences.tokens_T),
-            filler=sum(len(micro.inputs.tokens_T) for micro in micros) - len(sequences.tokens_T),
-            sequences=len(targets.pair_labels_S),
-        )
+        return StepBatches(index, micros, counts_of(micros))
 
     def stage_index(self, stage: int) -> StageIndex:
         """The index of a stage's examples."""
@@ -283,7 +260,7 @@ def _unpickled_step(
     sent: Tensor | NDArray[np.uint8],
     types: Sequence[Mapping[str, tuple[torch.dtype, int]]],
     longest: int,
-    counts: tuple[Any, ...],
+    counts: dict[str, float],
 ) -> StepBatches:
     """The step that `StepBatches.__reduce__` took apart; its tensors are views of the bytes."""
     flat = torch.as_tensor(sent)
@@ -295,4 +272,4 @@ def _unpickled_step(
             tensors[name] = flat[start : start + size].view(dtype)
             start += size + -size % _ALIGNMENT
         micros.append(PretrainingBatch.from_tensors(tensors, longest=longest))
-    return StepBatches(index, tuple(micros), *counts)
+    return StepBatches(index, tuple(micros), counts)

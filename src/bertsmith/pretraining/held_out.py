@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from bertsmith.data.collate import counts_of
 from bertsmith.data.data_loader import PretrainingDataset, StepBatches, StepIndex
 from bertsmith.objectives.pretraining_objective import PretrainingObjective
 from bertsmith.training.distributed import World, unwrapped
@@ -37,21 +38,14 @@ def held_out_set(dataset: PretrainingDataset, stage: int, world: World) -> HeldO
 
 def _set_of(batches: StepBatches, world: World) -> HeldOutSet:
     marked = sum(float((micro.pair_labels_S * micro.pair_weights_S).sum()) for micro in batches.micros)
-    sequences, ones = world.sum([batches.sequences, marked])
+    sequences, ones = world.sum([batches.counts["sequences"], marked])
     return HeldOutSet(batches, {"sequences": int(sequences), "pairs_of_label_1": ones})
 
 
 def first_passes(held_out: HeldOutSet, passes: int, world: World) -> HeldOutSet:
     """The set with only its first forward passes, of which each rank has as many."""
     micros = held_out.batches.micros[:passes]
-    fewer = replace(
-        held_out.batches,
-        micros=micros,
-        masked=sum(float(micro.masked_weights_P.sum()) for micro in micros),
-        pairs=sum(float(micro.pair_weights_S.sum()) for micro in micros),
-        tokens=sum(int(micro.end_1) for micro in micros),
-        sequences=sum(int((micro.inputs.layout.starts_S1[:-1] < micro.end_1).sum()) for micro in micros),
-    )
+    fewer = replace(held_out.batches, micros=micros, counts=counts_of(micros))
     known = _set_of(fewer, world)
     return replace(known, totals={**held_out.totals, **known.totals})
 

@@ -41,7 +41,7 @@ class MetricsWindow:
             for name in self.counts:
                 self.counts[name] += batches.counts[name]
         self.tokens += report.step.tokens
-        self.sequences += batches.sequences
+        self.sequences += int(batches.counts["sequences"])
         self.waited += report.step.waited_seconds
 
     def metrics(self, trainer: Trainer, report: StepReport) -> dict[str, Any]:

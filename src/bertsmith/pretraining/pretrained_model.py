@@ -139,11 +139,12 @@ def _data(recipe: Recipe, facts: RunFacts) -> list[str]:
     )
     counts = ", ".join(f"{value:,} {name}" for name, value in facts.corpus.items() if isinstance(value, int))
     compared = "15% of the tokens (80/10/10)" if examples.masks_tokens else "every token"
+    fixed = f"Fixed evaluation: {compared} of held-out sequences of up to 128 tokens is predicted."
     return [
         f"Corpus: {counts}; {examples.held_out_fraction:.2%} of the documents held out.",
         f"Sequences: {PAIRS[examples.pairs]}; longest {lengths}.",
         f"Objective: {OBJECTIVES[examples.objective].summary(recipe)}.",
-        f"Fixed evaluation: {compared} of held-out sequences of up to 128 tokens is predicted.",
+        *([fixed] if declaration(recipe).fixed else []),
     ]
 
 

@@ -316,8 +316,8 @@ class StepLoader:
         asked = time.monotonic()
         batches = next(ahead)
         waited = time.monotonic() - asked
-        own = [batches.counts[name] for name in run.objective.declared.counts]
-        *counts, tokens = trainer.world.sum([*own, float(batches.tokens)])
+        names = (*run.objective.declared.counts, "tokens")
+        *counts, tokens = trainer.world.sum([batches.counts[name] for name in names])
         rate = pretraining_rate(run.budget.fraction(progress), run.recipe.optim)
         return StepInput(batches.micros, tuple(counts), rate, progress, int(tokens), batches, waited)
 

@@ -97,7 +97,7 @@ def test_a_fraction_of_the_documents_is_shown_without_pairs(store, tmp_path: Pat
     dataset = PretrainingDataset(store, recipe, cache=tmp_path, micro_tokens=512)
     step = dataset[StepIndex(0, 0)]
     labels = [each.pair_label for each in sequences_of(step)]
-    assert 0 < step.pairs == len(labels) - labels.count(None) < len(labels)
+    assert 0 < step.counts["pairs"] == len(labels) - labels.count(None) < len(labels)
     for each in sequences_of(step):
         assert len(each.tokens) <= 48 and (each.pair_label is None) == (each.segments.count(1) == 0)
 

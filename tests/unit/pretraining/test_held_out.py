@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from bertsmith.data.batch_inspection import sequences_of
-from bertsmith.data.collate import Multiples
+from bertsmith.data.collate import Multiples, counts_of
 from bertsmith.data.data_loader import PretrainingDataset, StepBatches, StepIndex
 from bertsmith.objectives.masked_language_modelling import MaskedLanguageModelling
 from bertsmith.pretraining.hardware import Machine, fit_machine
@@ -118,8 +118,11 @@ def test_results_are_means_over_all_sequences(store, tmp_path):
     assert len(micros) > 2
     masked = [float(micro.masked_weights_P.sum()) for micro in micros]
     parts = [
-        evaluate(trainer, replace(given, batches=replace(given.batches, micros=(micro,), masked=count)))[0]
-        for micro, count in zip(micros, masked, strict=True)
+        evaluate(
+            trainer,
+            replace(given, batches=replace(given.batches, micros=(micro,), counts=counts_of([micro]))),
+        )[0]
+        for micro in micros
     ]
     mean = sum(part["token_loss"] * count for part, count in zip(parts, masked, strict=True)) / sum(masked)
     whole, evaluated = evaluate(trainer, given)
@@ -136,9 +139,11 @@ def test_an_evaluation_that_takes_too_long_goes_on_with_fewer_sequences(store, t
     first, fewer = evaluate(trainer, given, max_seconds=0.0)
     assert len(fewer.batches.micros) == 1 < len(given.batches.micros)
     assert first["sequences"] == fewer.sequences == len(shown(fewer.batches)) < 24
-    assert fewer.batches.tokens == sum(map(len, shown(fewer.batches))) < given.batches.tokens
+    assert (
+        fewer.batches.counts["tokens"] == sum(map(len, shown(fewer.batches))) < given.batches.counts["tokens"]
+    )
     assert evaluate(trainer, fewer) == (first, fewer)  # from now on the same ones
-    alone = replace(given.batches, micros=given.batches.micros[:1], masked=fewer.batches.masked)
+    alone = replace(given.batches, micros=given.batches.micros[:1], counts=fewer.batches.counts)
     same = evaluate(trainer, replace(given, batches=alone))[0]
     assert first["token_loss"] == same["token_loss"]
 

@@ -47,7 +47,7 @@ def step(tmp_path_factory):
     )
     batches = dataset[StepIndex(0, 0)]
     assert len(batches.micros) > 1  # gradients of several are summed up before they are unscaled
-    return StepInput(batches.micros, (batches.masked, batches.pairs), 1e-3, Progress(0))
+    return StepInput(batches.micros, (batches.counts["masked"], batches.counts["pairs"]), 1e-3, Progress(0))
 
 
 def trainer_of(scale: float | None, *, precision: str = "fp32", clip_norm: float | str = 0.5) -> Trainer:

@@ -76,7 +76,9 @@ def step(trainer: Trainer, batches: StepBatches, *, rate: float = 1e-3, seed=(0,
 
 
 def step_input(batches: StepBatches, *, rate: float = 1e-3, step: int = 0) -> StepInput:
-    return StepInput(batches.micros, (batches.masked, batches.pairs), rate, Progress(step))
+    return StepInput(
+        batches.micros, (batches.counts["masked"], batches.counts["pairs"]), rate, Progress(step)
+    )
 
 
 def broken(batches: StepBatches) -> StepBatches:
@@ -131,8 +133,9 @@ def test_the_gradient_is_of_sums_over_the_counts(batches):
     fresh = trainer_of()
     (micro,) = batches.micros
     sums = fresh.objective(micro, torch.ones(2))[1]
-    loss, _ = fresh.objective(micro, torch.tensor([1 / batches.masked, 1 / batches.pairs]))
-    assert loss.item() == pytest.approx(sums[0].item() / batches.masked + sums[1].item() / batches.pairs)
+    masked, pairs = batches.counts["masked"], batches.counts["pairs"]
+    loss, _ = fresh.objective(micro, torch.tensor([1 / masked, 1 / pairs]))
+    assert loss.item() == pytest.approx(sums[0].item() / masked + sums[1].item() / pairs)
     loss.backward()
     for one, other in zip(found, gradients(fresh), strict=True):
         # A step may multiply by another library.
@@ -141,7 +144,7 @@ def test_the_gradient_is_of_sums_over_the_counts(batches):
 
 def test_a_loss_with_nothing_to_predict_is_skipped(batches):
     trainer = trainer_of()
-    take_step(trainer, StepInput(batches.micros, (batches.masked, 0.0), 1e-3))
+    take_step(trainer, StepInput(batches.micros, (batches.counts["masked"], 0.0), 1e-3))
     head = trainer.objective.network.heads["nsp"].output
     assert head.weight.grad.abs().max() == 0
 

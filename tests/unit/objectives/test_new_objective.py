@@ -1,0 +1,90 @@
+"""An objective that no package file knows: one class with its declaration is all that a run asks for."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from bertsmith.cli.pretrain import live_line
+from bertsmith.core.measures import Declaration, LossTerm, Metric, mean, mean_loss
+from bertsmith.data.collate import PretrainingBatch
+from bertsmith.objectives.pretraining_objective import PretrainingObjective
+from bertsmith.objectives.registry import OBJECTIVES, ObjectiveSpec, declaration
+from bertsmith.training.curves import panels
+from tests.command_line import bertsmith
+from tests.tiny_runs import Listener, metrics_of, run_tiny, stop_at, tiny_recipe, tiny_store, without_pictures
+
+DECLARED = Declaration(
+    (LossTerm("contrast_loss", "sequences", 0.5),),
+    ("contrast_hits",),
+    (
+        mean_loss("contrast_loss", "sequences", panel="Contrast: loss in nats"),
+        Metric("contrast_accuracy", of=mean("contrast_hits", "sequences"), short="found"),
+    ),
+    watched="contrast_accuracy",
+)
+
+
+class Contrast(PretrainingObjective):
+    """A sequence is to be found among those of its micro-batch by itself under other dropout (SimCSE)."""
+
+    def summed(self, batch: PretrainingBatch) -> dict[str, Tensor]:
+        """The cross-entropy over the sequences of a micro-batch, and how many are found."""
+        encoder, layout = self.network.encoder, batch.inputs.layout
+        one_SD, other_SD = (encoder.sentence_states(encoder(batch.inputs), layout) for _ in range(2))
+        counts_S = layout.starts_S1[:-1] < batch.end_1
+        scores_SS = (one_SD @ other_SD.T).float().masked_fill(~counts_S, -torch.inf)
+        labels_S = torch.arange(len(scores_SS), device=scores_SS.device)
+        losses_S = functional.cross_entropy(scores_SS, labels_S, reduction="none")
+        hits_S = scores_SS.argmax(-1) == labels_S
+        return {
+            "contrast_loss": losses_S.where(counts_S, 0.0).sum(),
+            "contrast_hits": (hits_S & counts_S).sum(),
+        }
+
+
+@pytest.fixture
+def _contrastive(monkeypatch):
+    spec = ObjectiveSpec(
+        lambda network, _, recipe: Contrast(network, DECLARED),
+        lambda recipe: {},
+        lambda recipe: DECLARED,
+        lambda recipe: "contrastive",
+    )
+    monkeypatch.setitem(OBJECTIVES, "masked", spec)
+
+
+@pytest.mark.usefixtures("_contrastive")
+def test_a_run_reports_what_an_objective_declares_and_nothing_else(tmp_path, capsys):
+    store, listener, out = tiny_store(tmp_path), Listener(), tmp_path / "run"
+    with without_pictures():
+        with stop_at(4):
+            run_tiny(store, out, "examples.pairs=none")
+        result = run_tiny(store, out, "examples.pairs=none", listener=listener)
+    shown = {"loss", "contrast_loss", "contrast_accuracy", "sequences"}
+    assert result.held_out.keys() == shown
+    for line in metrics_of(out):
+        assert line["loss"] == pytest.approx(0.5 * line["contrast_loss"])
+        assert {name for name in line if name in shown or "token_" in name or "fixed" in name} <= shown
+    last = result.held_out
+    assert 0 < last["contrast_accuracy"] <= 1 and last["contrast_loss"] < 5
+    told = f"step 8: held-out loss {last['loss']:.3f}, found {last['contrast_accuracy']:.1%}"
+    assert told in listener.notes
+    line = live_line(DECLARED.own, listener.lines[-1])
+    assert f"found {listener.lines[-1]['contrast_accuracy']:.1%}  " in line
+    card = (out / "card.md").read_text(encoding="utf-8")
+    assert (
+        f"| contrast accuracy | {last['contrast_accuracy']:.1%} |" in card
+        and "Objective: contrastive." in card
+    )
+    assert "Fixed evaluation" not in card
+    listed = bertsmith(capsys, "checkpoint", "list", out).out
+    assert f"held-out contrast accuracy {last['contrast_accuracy']:.1%}" in listed
+
+
+@pytest.mark.usefixtures("_contrastive")
+def test_sweeps_and_curves_read_the_declaration():
+    declared = declaration(tiny_recipe())
+    assert declared.deciding.name == "contrast_accuracy" and declared.deciding.larger_is_better
+    drawn = [panel.metric for panel in panels(declared, unigram_entropy=7.0)]
+    assert drawn == ["contrast_loss", "learning_rate", "tokens_per_second"]
