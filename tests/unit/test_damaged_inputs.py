@@ -47,10 +47,11 @@ def test_parquet_with_bytes_that_are_not_utf8_is_not_whole(tmp_path: Path, read)
 
 
 @pytest.mark.parametrize(
-    "words", [("fill", "a [MASK]"), ("corpus", "~nosuchuser/x", "--vocab", "."), ("embed", "a"), ("serve",)]
+    "words",
+    [("fill", "a [MASK]"), ("corpus", "~nosuchuser/x", "--vocab", "."), ("tag", "A text."), ("serve",)],
 )
 def test_a_home_of_nobody_is_named(capsys, words) -> None:
-    option = "--out" if words[0] in ("corpus", "embed") else "--model"
+    option = "--out" if words[0] == "corpus" else "--model"
     line = mistake(capsys, *words, option, "~nosuchuser/x")
     assert "~nosuchuser/x: there is no such home folder; check the name behind the ~" in line
     with pytest.raises(UserError, match="there is no such home folder"):

@@ -40,7 +40,7 @@ SHAPES = (
     (12, 768),
 )
 """Candidates, ordered by the operations of a token."""
-BATCHES = tuple(127 << power for power in range(2, 10))
+BATCHES = tuple(127 << power for power in range(3, 10))
 """Tokens of a step: with the filler, a power of two."""
 MIN_STEPS = 150
 """Candidates with fewer steps are taken only where there is no other."""
