@@ -126,7 +126,7 @@ def test_the_card_tells_what_happened(finished):
         "masked; 15% of the tokens, chosen one by one, of these 80% masked, 10% random, 10% kept (dynamic",
         f"8 steps, {last['tokens']:,} tokens,",
         "0 steps skipped; from scratch.",
-        f"| mlm loss | {last['token_loss']:.4f} |",
+        f"| token loss | {last['token_loss']:.4f} |",
         f"| pair accuracy of always giving the commoner answer | {last['pair_majority']:.1%} |",
         "| sequences | 8 |",
         "unigram entropy",
