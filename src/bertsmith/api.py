@@ -5,6 +5,7 @@ Example: bertsmith.finetune(frame, text="review", label="stars", out="runs/revie
 
 import filecmp
 import statistics
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -259,7 +260,7 @@ def pretrain(
         for line in (f"run.{name}={value_text(value)}", f"run.budget={name}")
     ]
     store, out = Path(store).expanduser(), Path(out).expanduser()
-    rows, shown = RowFiles(), dict[str, Metric]()
+    rows, shown, started = RowFiles(), dict[str, Metric](), time.monotonic()
     with python_words(rows), progress_display(partial(pretraining_line, shown), as_json=False) as display:
         chooses = check_auto(str(recipe), size=size, objective=objective, sweeps=sweep is not None)
         recipe_with = partial(_swept_recipe, recipe, _overrides(settings), short)
@@ -276,7 +277,9 @@ def pretrain(
         else:
             chosen = recipe_with(())
         shown |= declaration(chosen).own
-        result = run_pretraining(chosen, store=store, out=out, callback=callback, early_stopping=stopping)
+        result = run_pretraining(
+            chosen, store=store, out=out, callback=callback, early_stopping=stopping, started=started
+        )
     finished, metrics = result.state == "finished", {"held-out": result.held_out}
     if result.held_out_before:
         metrics["held-out before"] = result.held_out_before

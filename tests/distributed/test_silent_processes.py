@@ -87,7 +87,7 @@ def connected_and_killed(conversation, rank, port):
 
 
 def again(rank, port):
-    os.environ["TORCHELASTIC_RESTART_COUNT"] = "1"
+    os.environ["TORCHELASTIC_RESTART_COUNT"] = str(rank)  # agents of several machines count differently
     as_torchrun(rank, port)
     return in_world("cpu", lambda world: world.sum([1.0]))
 

@@ -1,6 +1,7 @@
-"""`bertsmith cache`: what runs keep for later ones, and how to be rid of it."""
+"""`bertsmith cache`: what runs keep for later ones, and how to remove it."""
 
 import json
+from math import isfinite
 from typing import Annotated, get_args
 
 from typer import Option, echo
@@ -23,16 +24,17 @@ def cache(
 
     Example: bertsmith cache --clear
     """
-    files, limit = cached_files(), size_limit()
+    limit, removed = size_limit(), [each for each in cached_files() if clear and remove(each)]
+    files, freed = cached_files(), sum(each.bytes for each in removed)
     sizes = {kind: [each.bytes for each in files if each.kind == kind] for kind in get_args(Kind)}
-    if clear:
-        for each in files:
-            remove(each)
     if as_json:
         kinds = {kind: {"files": len(some), "bytes": sum(some)} for kind, some in sizes.items()}
-        echo(json.dumps({"folder": str(cache_root()), "limit_bytes": limit, "cleared": clear, **kinds}))
+        facts = {"folder": str(cache_root()), "limit_bytes": limit if isfinite(limit) else None}
+        echo(json.dumps({**facts, "removed": {"files": len(removed), "bytes": freed}, **kinds}))
         return
-    echo(f"{cache_root()}{' was cleared' if clear else ''}")
+    if clear:
+        echo(f"removed {counted(len(removed), 'file')}, {freed / 1e6:,.1f} MB")
+    echo(str(cache_root()))
     for kind, of_kind in sizes.items():
         echo(f"  {kind:<14}  {counted(len(of_kind), 'file'):>12}  {sum(of_kind) / 1e6:10,.1f} MB")
     if not clear:

@@ -38,6 +38,8 @@ def open_array(file: Path, *, remedy: str) -> NDArray[Any]:
             return npy.open_memmap(file, mode="r")
     except FileNotFoundError:
         raise
+    except OSError as error:
+        raise UserError(f"cannot be read ({error.strerror})", where=str(file), remedy=remedy) from error
     except Exception as error:  # numpy parses a header as Python: tokenize.TokenError, SyntaxError, ...
         reason = getattr(error, "strerror", None) or str(error)[:100]
         raise UserError(f"is not a whole .npy file ({reason})", where=str(file), remedy=remedy) from error

@@ -7,6 +7,7 @@ cut off is never used.
 import hashlib
 import logging
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -21,6 +22,8 @@ from bertsmith.core.files import atomic_path, is_in_use
 Kind = Literal["encodings", "features", "teacher-scores"]
 LIMIT, DEFAULT_LIMIT = "BERTSMITH_CACHE_GB", 20.0
 _DIGEST_BYTES, _CHUNK = hashlib.sha256().digest_size, 1 << 20
+ABANDONED_SECONDS = 60.0
+"""A younger file may be about to be locked by its writer."""
 _used: set[Path] = set()
 """Files that this process read or wrote, and may still have mapped into memory."""
 
@@ -43,7 +46,8 @@ def cache_root() -> Path:
 
 
 def cache_folder(kind: Kind) -> Path:
-    """Return where encoded splits are kept, or what frozen encoders or teachers gave for them."""
+    """Return the folder of this kind; raise if the limit of the cache is not valid."""
+    size_limit()
     return cache_root() / kind
 
 
@@ -74,7 +78,7 @@ def caching_array(file: Path) -> Iterator[Path]:
 
 
 def mark_used(file: Path) -> None:
-    """Let a file be removed last, and not at all by this process."""
+    """Mark a file as used now; this process never removes it to make room."""
     with suppress(OSError):  # a cache that is read-only
         os.utime(file)
     _used.add(file)
@@ -86,8 +90,7 @@ def make_room_after(written: Path) -> None:
     files, limit = cached_files(), size_limit()
     total = sum(each.bytes for each in files)
     for each in files:
-        if total > limit and each.path not in _used:
-            remove(each)
+        if total > limit and each.path not in _used and remove(each):
             total -= each.bytes
 
 
@@ -100,7 +103,7 @@ def cached_files() -> list[CachedFile]:
                 with suppress(OSError):  # another process may have removed it
                     if not path.name.endswith(".partial"):
                         found.append(CachedFile(path.stat().st_mtime, path.stat().st_size, kind, path))
-                    elif is_in_use(path) is False:
+                    elif time.time() - path.stat().st_mtime > ABANDONED_SECONDS and is_in_use(path) is False:
                         path.unlink()
     return sorted(found)
 
@@ -114,15 +117,17 @@ def size_limit() -> float:
             raise ValueError
     except ValueError as error:
         remedy = "give a number of gigabytes, such as 20, or inf"
-        raise UserError(f"{given!r} is no size", where=LIMIT, remedy=remedy) from error
+        raise UserError(f"{given!r} is not a valid size", where=LIMIT, remedy=remedy) from error
     return gigabytes * 1e9
 
 
-def remove(cached: CachedFile) -> None:
-    """Remove a file, and its folder if nothing else is in it."""
-    with suppress(OSError):  # another process may have removed it
-        cached.path.unlink()
-        cached.path.parent.rmdir()
+def remove(cached: CachedFile) -> bool:
+    """Remove a file; false if that is not possible."""
+    try:
+        cached.path.unlink(missing_ok=True)
+    except OSError:
+        return False
+    return True
 
 
 def _is_whole(file: Path) -> bool:

@@ -4,6 +4,7 @@ The system releases a lock when a process ends, however it ends, so that none is
 """
 
 import bz2
+import errno
 import fcntl
 import gzip
 import hashlib
@@ -106,7 +107,7 @@ def reach_the_disk(path: Path) -> None:
 
 
 def _is_empty(folder: Path) -> bool:
-    """Whether a folder is missing or holds nothing but what is still being written."""
+    """True if a folder is missing or holds nothing but what is still being written."""
     return not folder.is_dir() or all(each.name.endswith(".partial") for each in folder.iterdir())
 
 
@@ -359,12 +360,15 @@ def reporting_write_errors(target: Path, *, hidden: Path | None = None) -> Itera
 
 
 def _is_about(error: OSError, target: Path) -> bool:
-    """True if the error names no file, or names the target, a folder above it or a partial file of it."""
-    if not isinstance(error.filename, str | bytes | os.PathLike):  # a full disk names no file
-        return True
+    """True if a disk is full or failing, or the error names the target, a folder above or a partial file."""
+    if not isinstance(error.filename, str | bytes | os.PathLike):
+        return error.errno in _NAMELESS_DISK_ERRORS
     named, place = Path(os.fsdecode(error.filename)).absolute(), target.absolute()
     is_partial = str(named).startswith(str(place.parent / f".{place.name}."))
     return is_partial or named.is_relative_to(place) or place.is_relative_to(named)
+
+
+_NAMELESS_DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG, errno.EROFS, errno.ESTALE}
 
 
 def _umask() -> int:

@@ -58,7 +58,8 @@ def cached_states(encoded: EncodedSet, model: TaskModel, folder: Path) -> tuple[
         _warn_once(f"{folder}: {error.what}; the encoder runs at every step")
         return ()
     opened = [kept[number] if number not in missing else cached_array(files[number]) for number in files]
-    return tuple(each for each in opened if each is not None)
+    found = tuple(each for each in opened if each is not None)
+    return found if len(found) == len(files) else ()  # another process may have cleared the cache
 
 
 def cached_vectors(encoded: EncodedSet, model: TaskModel, folder: Path) -> States:

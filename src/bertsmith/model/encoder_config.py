@@ -152,7 +152,8 @@ class ConfigReader:
         """The published type: that of the file, or the one that a type of our own comes from."""
         named = self.values.get("model_type")
         self.used.add("base_model_type")
-        return str(self.values.get("base_model_type") if named == OWN_TYPE else named)
+        # A ModernBERT with settings of our own does not name its base.
+        return str(self.values.get("base_model_type", "modernbert") if named == OWN_TYPE else named)
 
     def sizes(self, key: str, *, count: int, most: int) -> tuple[int, ...]:
         """So many whole numbers from 1 on, or none at all."""

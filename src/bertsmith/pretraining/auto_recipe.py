@@ -17,6 +17,7 @@ from bertsmith.core.wording import counted
 from bertsmith.corpus.token_store import TokenStore
 from bertsmith.objectives.step_memory import USABLE
 from bertsmith.pretraining.hardware import free_bytes, step_size
+from bertsmith.pretraining.held_out import unigram_entropy
 from bertsmith.pretraining.run_setup import run_folder
 from bertsmith.pretraining.scaling_law import MASKED, MILLION, RunSize
 from bertsmith.pretraining.training_speed import ShapeSpeed, layer_weights, measure_speeds
@@ -42,6 +43,10 @@ SHAPES = (
 """Candidates, ordered by the operations of a token."""
 BATCHES = tuple(127 << power for power in range(3, 10))
 """Tokens of a step: with the filler, a power of two."""
+ONE_HEAD = SHAPES[0]
+"""A shape whose one head fits any width."""
+FITTED_RATE = 0.3
+"""Masking rate of the runs of the law."""
 MIN_STEPS = 150
 """Candidates with fewer steps are taken only where there is no other."""
 MEASURING_SECONDS, MEASURING_FRACTION = 15.0, 0.05
@@ -54,7 +59,7 @@ BYTES_OF_A_WEIGHT = 32
 BUDGETS = tuple(10 * 1.25**power for power in range(60))
 """Seconds for which the best candidate is looked for where the budget is steps or tokens."""
 FITTED_TOKENS, FITTED_TEXT = (0.3 * MILLION, 300 * MILLION), MILLION
-"""Tokens of the runs of the law, and the least tokens of text: beyond them nothing is said to be expected."""
+"""Tokens of the runs of the law, and the least tokens of text: outside this range no figure is printed."""
 LITTLE = 0.15
 """Nats below the loss of word frequencies that say nothing of context."""
 OBJECTIVES: dict[str, tuple[str, ...]] = {
@@ -127,16 +132,18 @@ def auto_recipe(request: AutoRequest, report: Callable[[str], None]) -> Recipe:
     refuse_several_processes("auto chooses a recipe in one process")
     began, store = time.monotonic(), TokenStore.open(request.store)
     below = [*((AUTO, line) for line in BELOW), *given]
-    base = request.load(PARTS, below)
+    base = request.load(PARTS, [*below, *_shape_options(ONE_HEAD)])
     if base.start.model != "scratch":
         remedy = "leave --from out, or name a preset to continue from a model"
         raise UserError("auto trains from scratch", where="--from", remedy=remedy)
     world = start_world(base.run.device)
-    shapes = _measured_shapes(request, below, [size] if size else SHAPES, store, world)
+    wanted = _with_given_width(request, below, [size] if size else SHAPES)
+    shapes = _measured_shapes(request, below, wanted, store, world)
     spent = time.monotonic() - began + OVERHEAD_SECONDS[world.device.type == "cuda"]
     candidates = choose(shapes, store.tokens * (1 - base.examples.held_out_fraction), spent=spent)
     final = request.load(PARTS, [*below, *_options(candidates[0])])
-    for line in lines(candidates, final, measured=sum(each.speed.measured for each in shapes)):
+    entropy = unigram_entropy(store.token_counts, final.masking.smoothing)
+    for line in lines(candidates, final, entropy, measured=sum(each.speed.measured for each in shapes)):
         report(line)
     return final
 
@@ -154,6 +161,17 @@ def _shape_options(shape: tuple[int, ...], origin: str = AUTO) -> Options:
     return [(origin, f"model.{key}={value}") for key, value in sizes.items()]
 
 
+def _with_given_width(
+    request: AutoRequest, below: Options, shapes: Sequence[tuple[int, ...]]
+) -> list[tuple[int, ...]]:
+    """The shapes, with the width that the user's settings name if they name one: the heads follow from it."""
+    tried = [(AUTO, f"model.width={width}") for width in (64, 128)]
+    shape = _shape_options(ONE_HEAD)
+    widths = {request.load(PARTS, [*below, *shape, each]).model.width for each in tried}
+    given = widths.pop() if len(widths) == 1 else None
+    return list(dict.fromkeys((layers, given or width) for layers, width in shapes))
+
+
 def _measured_shapes(
     request: AutoRequest,
     below: Options,
@@ -167,9 +185,13 @@ def _measured_shapes(
     run = recipes[0].run
     limit = MEASURING_FRACTION * 60 * run.minutes if run.budget == "minutes" else MEASURING_SECONDS
     fitting = [recipe for recipe in recipes if _fits(recipe, store, world)] or recipes[:1]
-    speeds = measure_speeds(fitting, store, world, seconds=min(MEASURING_SECONDS, limit))
-    few, many = (request.load(PARTS, [*below, (AUTO, f"batch.tokens={size}")]).batch for size in BATCHES[:2])
-    batches = BATCHES if few != many else (step_size(fitting[0])[0],)
+    # A small shape first, from which the speed of a large one follows that would take too long.
+    smallest = request.load(PARTS, [*below, *_shape_options((ONE_HEAD[0], fitting[0].model.width))])
+    measured = [smallest, *fitting]
+    speeds = measure_speeds(measured, store, world, seconds=min(MEASURING_SECONDS, limit))[1:]
+    tried = [[*below, *_shape_options(shapes[0]), (AUTO, f"batch.tokens={size}")] for size in BATCHES[:2]]
+    few, many = (step_size(request.load(PARTS, each))[0] for each in tried)
+    batches = BATCHES if few != many else (few,)
     return [Shape(recipe, speed, batches) for recipe, speed in zip(fitting, speeds, strict=True)]
 
 
@@ -236,8 +258,8 @@ def _options(choice: Candidate) -> Options:
     return [*_shape_options((model.layers, model.width)), *((AUTO, line) for line in chosen)]
 
 
-def lines(candidates: Sequence[Candidate], recipe: Recipe, *, measured: int) -> list[str]:
-    """What was chosen, why, and what to expect, in five lines."""
+def lines(candidates: Sequence[Candidate], recipe: Recipe, entropy: float, *, measured: int) -> list[str]:
+    """What was chosen, why, and what to expect, in five lines; `entropy`: loss of the text's frequencies."""
     choice, others = candidates[0], candidates[1:4]
     size, run, optim = choice.size, recipe.run, recipe.optim
     budget = counted(getattr(run, run.budget), run.budget.removesuffix("s"))
@@ -253,19 +275,22 @@ def lines(candidates: Sequence[Candidate], recipe: Recipe, *, measured: int) -> 
         f"auto: {layers}, {size.batch_tokens:,.0f} tokens a step, about {size.steps:,.0f} steps",
         f"  why: the lowest expected loss for {budget}" + (f"; next {next_best}" if others else ""),
         f"  speed: {tokens_per_second:,.0f} tokens/s ({known}; shapes measured: {measured}), {spent}",
-        f"  learning rate: {rates}; {recipe.masking.rate:.0%} {recipe.examples.objective}",
-        f"  expected at the end: {_expected(choice, recipe)}",
+        f"  learning rate: {rates}; {recipe.masking.rate:.0%} masked, objective {recipe.examples.objective}",
+        f"  expected at the end: {_expected(choice, recipe, entropy)}",
     ]
 
 
-def _expected(choice: Candidate, recipe: Recipe) -> str:
+def _expected(choice: Candidate, recipe: Recipe, entropy: float) -> str:
     """The masked words that are right at the end, or why nothing is said of them."""
     size = choice.size
     if recipe.examples.has_generator:
         return "not known: the law is of masked tokens"
+    if recipe.masking.rate != FITTED_RATE or recipe.optim.algorithm != "muon":
+        return f"not known: the law is of Muon and a masking rate of {FITTED_RATE:g}"
     loss = float(MASKED.loss(size, recipe.optim.peak_lr))
     if size.tokens < FITTED_TOKENS[0] or loss > MASKED.frequencies - LITTLE:
         return "little more than how frequent words are; allow a larger budget (--minutes, --tokens, --steps)"
     if size.tokens > FITTED_TOKENS[1] or size.text_tokens < FITTED_TEXT:
         return "not known: the budget or the text lies beyond the runs that the law was fitted on"
-    return f"{MASKED.words_right(loss):.0%} of masked words right, loss {loss:.1f} (fixed evaluation)"
+    of_text = loss * entropy / MASKED.frequencies
+    return f"{MASKED.words_right(loss):.0%} of masked words right, loss {of_text:.1f} (fixed evaluation)"

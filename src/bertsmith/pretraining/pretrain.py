@@ -219,8 +219,7 @@ def _finished_before(
         state="finished",
         steps=last["step"],
         tokens=last["tokens"],
-        # Older versions wrote down only when the last step was done.
-        seconds=newest.get("event", {}).get("seconds", last["seconds"]),
+        seconds=newest.get("event", last)["seconds"],
         declared=declaration(recipe),
         held_out=_reported(held_out, recipe),
         unigram_entropy=unigram_entropy(store.token_counts, recipe.masking.smoothing),

@@ -89,7 +89,7 @@ class Run:
     notes: tuple[str, ...]
     clock: Clock
     fixed_sets: list[HeldOutSet]
-    """The one set of the fixed evaluation, or none where the run has no masked LM."""
+    """The one set of the fixed evaluation, or none where the run has no such evaluation."""
     held_out_sets: dict[int, HeldOutSet] = field(default_factory=dict)
     """What each stage is evaluated on, built when it is first needed."""
     early_stopping: EarlyStopping = NEVER_EARLY

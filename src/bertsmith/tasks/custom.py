@@ -1,7 +1,7 @@
 """A user's own table of texts as a task: one class, several, or a number for each text or pair."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 from bertsmith.core.errors import UserError
@@ -85,6 +85,9 @@ def custom_task(spec: CustomSpec, form: TableFormat = USUAL_FORMAT) -> Task:
 
 def spec_of(custom: Mapping[str, str | float]) -> CustomSpec:
     """What a task.json or a run folder says of a table."""
+    if unknown := sorted(custom.keys() - {each.name for each in fields(CustomSpec)}):
+        what = f"the model was fine-tuned by another version of bertsmith, which knew custom.{unknown[0]}"
+        raise UserError(what, remedy="fine-tune it again")
     return CustomSpec(**custom)  # type: ignore[arg-type]
 
 

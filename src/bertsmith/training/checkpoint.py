@@ -37,7 +37,7 @@ from bertsmith.training.distributed import ALONE, World, unwrapped
 from bertsmith.training.trainer import Progress, Trainer
 from bertsmith.training.weight_average import AVERAGE
 
-FORMAT = 1
+FORMAT = 2
 LOSS_SCALER, AVERAGED = "loss_scaler", "averaged"
 ROOM_FOR_NAMES = 1_000
 """Bytes a tensor that its name, place and size take at most beside its contents."""

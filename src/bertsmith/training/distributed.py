@@ -6,11 +6,14 @@ This is the only place that reads what torchrun puts into the environment.
 import gc
 import logging
 import os
+import re
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
+from secrets import randbits, token_hex
 from traceback import format_exception
 from typing import Any, Literal, TypeVar, cast
 
@@ -30,6 +33,11 @@ TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
 PATIENCE = timedelta(days=30)
 """With the main process, which evaluates and writes alone; one that died ends the others at once."""
 
+MEETING_SECONDS = 600.0
+LOST = re.compile(
+    r"connection (closed|reset) by peer|broken pipe|timed out|connection refused|ncclRemoteError", re.I
+)
+"""How gloo and NCCL say that another process does not answer."""
 Patience = float | Literal["auto"]
 Answer = TypeVar("Answer")
 log = logging.getLogger("bertsmith")
@@ -114,7 +122,7 @@ def start_world(device: Literal["auto", "cpu", "cuda"], patience: Patience = "au
     chosen = _chosen_device(device, local_rank)
     if size == 1:
         return World(rank, size, local_rank, chosen)
-    connection: dict[str, Any] = {"store": _meeting_store(), "rank": rank, "world_size": size}
+    connection: dict[str, Any] = {"store": _meeting_store(rank, size), "rank": rank, "world_size": size}
     if chosen.type == "cuda":  # by the timeout of gradients a GPU that hangs is found out
         seconds = timedelta(seconds=patience_seconds(patience, chosen))
         distributed.init_process_group("cpu:gloo,cuda:nccl", timeout=seconds, **connection)
@@ -125,17 +133,31 @@ def start_world(device: Literal["auto", "cpu", "cuda"], patience: Patience = "au
     return World(rank, size, local_rank, chosen, group)
 
 
-def _meeting_store() -> Store:
-    """The store in which the processes find each other's addresses."""
+def _meeting_store(rank: int, size: int) -> Store:
+    """The store in which the processes of this start, and of none before it, find each other's addresses.
+
+    Torchrun's store outlives a restart, and its agents may count restarts differently. So each process says
+    hello under a new name, and the main one answers by that name with the prefix of this start.
+    """
     store: Store = next(rendezvous("env://"))[0]
-    if not _on_one_host():  # its agents may count restarts differently
-        return store
-    # With torchrun's default rendezvous, a restart meets the addresses of the processes before it.
-    return PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
-
-
-def _on_one_host() -> bool:
-    return os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]
+    own, ends = token_hex(8), time.monotonic() + MEETING_SECONDS
+    if rank:
+        store.set(f"hello {rank}", own)
+        start = store.get(f"answer {own}").decode()
+        store.set(f"met {start} {rank}", "")
+        return PrefixStore(start, store)
+    missing = set(range(1, size))
+    while missing and time.monotonic() < ends:
+        for other in list(missing):
+            if store.check([f"hello {other}"]):
+                store.set(f"answer {store.get(f'hello {other}').decode()}", own)
+            if store.check([f"met {own} {other}"]):
+                missing.remove(other)
+        time.sleep(0.02)
+    if missing:
+        what = f"rank {min(missing)} has not come within {MEETING_SECONDS / 60:.0f} minutes"
+        raise UserError(what, remedy="look at the output of its machine, and start all of them again")
+    return PrefixStore(own, store)
 
 
 def stop_world(world: World) -> None:
@@ -148,7 +170,8 @@ def patience_seconds(patience: Patience, device: torch.device) -> float:
     """After how many seconds a silent process ends the others; auto: fewer where nothing is far away."""
     if patience != "auto":
         return patience
-    return 60.0 if _on_one_host() and device.type == "cpu" else 300.0
+    one_host = os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]
+    return 60.0 if one_host and device.type == "cpu" else 300.0
 
 
 def in_world(
@@ -159,19 +182,21 @@ def in_world(
     A network that the action shares is gone before they disconnect: what gloo still holds for one is
     otherwise freed with Python's lock held, and may wait for ever.
     """
-    world = start_world(device, patience)
+    size = _torchrun_ranks()[1]
     try:
+        world = start_world(device, patience)
         with _watched(world, patience):
             return action(world)
     except BaseException as error:
-        if world.size > 1:
+        if size > 1:
             _forget_frames(error)
-            if _is_lost_connection(error):
-                what = "the connection to another process of this run was lost: it ended, or its machine did"
-                raise SystemExit(f"bertsmith: {what}; the same command resumes") from None
+            if lost := LOST.search(str(error)) if isinstance(error, RuntimeError) else None:
+                what = f"the connection to another process of this run was lost ({lost[0]})"
+                raise SystemExit(f"bertsmith: {what}: see its own output; the same command resumes") from None
         raise
     finally:
-        stop_world(world)
+        if distributed.is_initialized() and size > 1:
+            distributed.destroy_process_group()
 
 
 def _watched(world: World, patience: Patience) -> AbstractContextManager[None]:
@@ -179,13 +204,8 @@ def _watched(world: World, patience: Patience) -> AbstractContextManager[None]:
     if world.size == 1:
         return nullcontext()
     seconds = patience_seconds(patience, world.device)
-    return heartbeat(torchrun_store(seconds), world.rank, world.size, seconds)
-
-
-def _is_lost_connection(error: BaseException) -> bool:
-    """Whether an error is gloo's or NCCL's about a peer that does not answer."""
-    lost = distributed.DistBackendError | distributed.DistNetworkError
-    return isinstance(error, lost) or (isinstance(error, RuntimeError) and "gloo/" in str(error))
+    store = PrefixStore(f"heartbeat {world.broadcast(float(randbits(50))):.0f}", torchrun_store(seconds))
+    return heartbeat(store, world.rank, world.size, seconds)
 
 
 def _forget_frames(error: BaseException) -> None:

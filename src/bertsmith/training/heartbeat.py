@@ -18,7 +18,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 ENDED = "ended"
 BEATS = 10
-"""So many in the time after which a process counts as silent."""
+"""Heartbeats per patience period."""
 
 
 class Store(Protocol):
@@ -94,11 +94,11 @@ def heartbeat(
 
 
 def key_of(rank: int) -> str:
-    """Return the key of a process's count; a restart by torchrun counts anew."""
-    return f"bertsmith/heartbeat/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{rank}"
+    """Return the key of a process's count."""
+    return f"rank {rank}"
 
 
-def torchrun_store(patience: float) -> Store:
+def torchrun_store(patience: float) -> TCPStore:
     """Connect to the store of torchrun once more: a thread of ours must not hold up torch's connection."""
     return TCPStore(
         os.environ["MASTER_ADDR"],

@@ -51,7 +51,7 @@ def test_a_flipped_bit_in_the_best_weights_is_found(tmp_path):
         RunFolder(tmp_path, "config.json", "result.json"),
         Best(0.5, 1.0, 7, {"weight": torch.ones(4)}),
     )
-    saved = {"value": 0.5, "step": 7, "sha256": write_best(folder, best)}
+    saved = {"value": 0.5, "loss": 1.0, "step": 7, "waited": 0, "sha256": write_best(folder, best)}
     assert torch.equal(read_best(folder, saved).weights["weight"], torch.ones(4))
     file = tmp_path / "best-7.safetensors"
     damaged = bytearray(file.read_bytes())

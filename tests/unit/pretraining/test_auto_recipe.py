@@ -21,6 +21,7 @@ from bertsmith.pretraining.auto_recipe import (
     lines,
 )
 from bertsmith.pretraining.pretrain import pretrain
+from bertsmith.pretraining.scaling_law import MASKED
 from bertsmith.pretraining.training_speed import ShapeSpeed, token_flops
 from bertsmith.recipe.load import load_recipe, recipe_text
 from bertsmith.recipe.schema import Recipe
@@ -115,7 +116,7 @@ def test_more_tokens_take_a_larger_model():
 def test_five_lines_say_what_was_chosen_why_and_what_to_expect():
     shapes = shapes_for(CPU, *minutes(4))
     candidates = choose(shapes, 60e6)
-    told = lines(candidates, load_recipe("speedrun-small", minutes(4)), measured=3)
+    told = lines(candidates, load_recipe("speedrun-small", minutes(4)), MASKED.frequencies, measured=3)
     assert len(told) == 5
     assert told[0].startswith(f"auto: {candidates[0].name},")
     assert "the lowest expected loss for 4 minutes; next" in told[1]
@@ -123,15 +124,32 @@ def test_five_lines_say_what_was_chosen_why_and_what_to_expect():
     assert "% of masked words right" in told[4]
 
 
+def test_the_expected_loss_is_of_this_text_and_of_no_other_masking():
+    candidates = choose(shapes_for(CPU, *minutes(30)), 60e6)
+    recipe = load_recipe("speedrun-small", minutes(30))
+    one, half = (
+        float(lines(candidates, recipe, entropy, measured=3)[4].split("loss ")[1].split()[0])
+        for entropy in (MASKED.frequencies, MASKED.frequencies / 2)
+    )
+    assert one == pytest.approx(2 * half, abs=0.11)
+    other = load_recipe("speedrun-small", [*minutes(30), "masking.rate=0.15"])
+    assert "not known: the law is of Muon" in lines(candidates, other, MASKED.frequencies, measured=3)[4]
+
+
 def test_beyond_the_runs_of_the_law_nothing_is_said_to_be_expected():
     candidates = choose(shapes_for(CPU, *minutes(4)), 1e5)
-    assert "not known" in lines(candidates, load_recipe("speedrun-small", minutes(4)), measured=3)[4]
+    assert (
+        "not known"
+        in lines(candidates, load_recipe("speedrun-small", minutes(4)), MASKED.frequencies, measured=3)[4]
+    )
 
 
 def test_a_budget_that_is_too_small_says_so():
     for settings in (minutes(0.1), ("run.budget=tokens", "run.tokens=1_000_000_000", "optim.peak_lr=9.0")):
         shapes = shapes_for(CPU, *settings)
-        told = lines(choose(shapes, 60e6), load_recipe("speedrun-small", settings), measured=3)
+        told = lines(
+            choose(shapes, 60e6), load_recipe("speedrun-small", settings), MASKED.frequencies, measured=3
+        )
         assert "little more than how frequent words are; allow a larger budget" in told[4]
 
 
@@ -184,6 +202,20 @@ def test_a_batch_that_was_given_is_the_only_one_tried(store, tmp_path, monkeypat
     )
     auto_recipe(request(store, tmp_path / "run", "batch.tokens=1_500"), lambda _: None)
     assert {each.batches for each in tried} == {(1500,)}
+
+
+def test_a_batch_in_sequences_is_planned_with_its_tokens(store, tmp_path):
+    told: list[str] = []
+    given = ("batch.by=sequences", "batch.sequences=256", "run.budget=steps", "run.steps=2000")
+    recipe = auto_recipe(request(store, tmp_path / "run", *given), told.append)
+    assert recipe.batch.sequences == 256
+    assert "32,768 tokens a step, about 2,000 steps" in told[0]
+
+
+@pytest.mark.parametrize("width", [96, 512])
+def test_heads_follow_from_a_width_that_was_given(store, tmp_path, width):
+    recipe = auto_recipe(request(store, tmp_path / "run", f"model.width={width}"), lambda _: None)
+    assert (recipe.model.width, recipe.model.heads) == (width, width // 64)
 
 
 def test_shapes_that_do_not_fit_into_memory_are_left_out(store, tmp_path, monkeypatch):

@@ -152,7 +152,7 @@ def test_the_files_are_ordinary_safetensors_and_json(tmp_path):
             for key in ("step", "exp_avg", "exp_avg_sq")
         ),
     }
-    state = {"format": 1, "world_size": 1, "step": 12, "tokens": 120, "seconds": 1.5, "scalars": {}}
+    state = {"format": 2, "world_size": 1, "step": 12, "tokens": 120, "seconds": 1.5, "scalars": {}}
     assert json.loads((folder / "state.json").read_text()) == state
 
 
@@ -399,10 +399,10 @@ def test_a_weight_that_the_state_lacks_is_rejected(tmp_path):
 
 
 def test_a_state_of_a_later_format_is_rejected_but_not_called_damaged(tmp_path, monkeypatch):
-    monkeypatch.setattr("bertsmith.training.checkpoint.FORMAT", 2)
+    monkeypatch.setattr("bertsmith.training.checkpoint.FORMAT", 3)
     save(tmp_path, 1)
     monkeypatch.undo()
-    with pytest.raises(UserError, match="is of format 2, and this bertsmith reads 1"):
+    with pytest.raises(UserError, match="is of format 3, and this bertsmith reads 2"):
         latest_state(tmp_path)
     assert names(tmp_path) == ["step-00000001"]
 
