@@ -3,7 +3,7 @@
     python bench/kill_and_resume.py pretrain --store store/ --kills 100
     python bench/kill_and_resume.py finetune --kills 50           # on sentences made up here
     python bench/kill_and_resume.py distill --store store/        # also distill-task, prune, prune-weights,
-                                                                  # quantise, share, trim, export
+                                                                  # quantise, share, trim, export, export-all
 
 Does a small job once without interruption. Then the same again with SIGKILL at random moments; after each
 kill the same command is given again. Exit status 1 if anything differs.
@@ -206,6 +206,12 @@ def of_a_tuned_model(*words: str, out_option: str = "--out") -> Callable[[argpar
     return make
 
 
+def exporting_checkpoints(options: argparse.Namespace, folder: Path) -> Job:
+    """The kept checkpoints of a small model, each as a model folder."""
+    words = ("checkpoint", "export", str(small_model(options, folder)), "--all")
+    return Job(words, (), folder / "undisturbed", is_run=False)
+
+
 JOBS: dict[str, Callable[[argparse.Namespace, Path], Job]] = {
     "pretrain": pretraining,
     "finetune": finetuning,
@@ -217,6 +223,7 @@ JOBS: dict[str, Callable[[argparse.Namespace, Path], Job]] = {
     "share": of_a_tuned_model("share"),
     "trim": of_a_tuned_model("trim", "--input", "TABLE", "--text", "text"),
     "export": of_a_tuned_model("export", out_option="--onnx"),
+    "export-all": exporting_checkpoints,
 }
 
 
