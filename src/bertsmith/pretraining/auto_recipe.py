@@ -185,10 +185,12 @@ def _measured_shapes(
     run = recipes[0].run
     limit = MEASURING_FRACTION * 60 * run.minutes if run.budget == "minutes" else MEASURING_SECONDS
     fitting = [recipe for recipe in recipes if _fits(recipe, store, world)] or recipes[:1]
-    # A small shape first, from which the speed of a large one follows that would take too long.
-    smallest = request.load(PARTS, [*below, *_shape_options((ONE_HEAD[0], fitting[0].model.width))])
-    measured = [smallest, *fitting]
-    speeds = measure_speeds(measured, store, world, seconds=min(MEASURING_SECONDS, limit))[1:]
+    measured = fitting
+    if len(fitting) == 1:  # a small shape first, from which the speed follows if this one would take too long
+        small = _shape_options((ONE_HEAD[0], fitting[0].model.width))
+        measured = [request.load(PARTS, [*below, *small]), *fitting]
+    limit = min(MEASURING_SECONDS, limit)
+    speeds = measure_speeds(measured, store, world, seconds=limit)[-len(fitting) :]
     tried = [[*below, *_shape_options(shapes[0]), (AUTO, f"batch.tokens={size}")] for size in BATCHES[:2]]
     few, many = (step_size(request.load(PARTS, each))[0] for each in tried)
     batches = BATCHES if few != many else (few,)
