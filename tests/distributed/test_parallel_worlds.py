@@ -42,7 +42,7 @@ def started(rank: int, port: int) -> tuple[object, ...]:
     as_torchrun(rank, port)
     world = start_world("cpu")
     answer = world.rank, world.size, world.local_rank, world.device.type, world.sum([1.0])
-    stop_world(world)
+    stop_world()
     return answer, distributed.is_initialized()
 
 
@@ -56,7 +56,7 @@ def outlasts_torch(rank: int, port: int) -> str | None:
     world = start_world("cpu")
     distributed_c10d._set_pg_timeout(timedelta(seconds=0.1))  # half an hour, unless it is told otherwise
     answer = world.on_main(lambda: time.sleep(0.5) or "evaluated")
-    stop_world(world)
+    stop_world()
     return answer
 
 

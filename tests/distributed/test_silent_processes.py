@@ -145,7 +145,9 @@ def namespaces_are_allowed() -> bool:
 
 def test_both_sides_of_a_network_that_went_down_say_who_is_silent(tmp_path: Path):
     if not namespaces_are_allowed():
-        pytest.skip("this machine lets nobody make a network namespace")
+        pytest.skip(
+            "needs network namespaces without root (unshare, nsenter and ip), which this machine forbids"
+        )
     (tmp_path / "program.py").write_text(PROGRAM)
     with socket.socket() as free:
         free.bind(("", 0))

@@ -1,4 +1,4 @@
-"""What every verb of the command line has in common: several words for an option, one line for a mistake."""
+"""The base of all verbs: options that take several words, and mistakes reported in one line."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +19,7 @@ class Verb(TyperCommand):
     """A command whose options may take several words; what is wrong is one line."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """As Click does it."""
+        """Parse the words after naming each value of an option that takes several."""
         end = args.index("--") if "--" in args else len(args)  # behind it stand no options
         words = [*_named_each(args[:end], SEVERAL.get(self.name or "")), *args[end:]]
         with mistakes_as_one_line(ctx):

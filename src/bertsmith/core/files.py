@@ -421,7 +421,7 @@ def marked_in_use(path: Path) -> Iterator[None]:
 
 
 def is_in_use(path: Path) -> bool | None:
-    """Whether a process has marked a file or folder; None where this disk knows no locks."""
+    """True if a process has marked a file or folder; None if this disk has no locks."""
     handle = os.open(path, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

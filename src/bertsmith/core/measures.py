@@ -97,7 +97,7 @@ SEQUENCES = Metric("sequences", of=lambda totals: totals.get("sequences"), unit=
 
 @dataclass(frozen=True)
 class Declaration:
-    """What an objective counts, sums up and reports, or a part of that."""
+    """The counts, sums and metrics of an objective, or of a part of one."""
 
     terms: tuple[LossTerm, ...]
     counted: tuple[str, ...]

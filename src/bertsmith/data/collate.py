@@ -84,7 +84,7 @@ class PretrainingBatch:
 
 
 def counts_of(micros: Iterable[PretrainingBatch]) -> dict[str, float]:
-    """What the sums of objectives are divided by, by name: how many of each there are without filler."""
+    """Count what the sums of objectives are divided by, by name and without filler."""
     of_micros = [
         {
             "masked": micro.masked_weights_P.sum(),

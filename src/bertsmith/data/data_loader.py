@@ -62,7 +62,7 @@ class StepBatches:
     index: StepIndex
     micros: tuple[PretrainingBatch, ...]
     counts: dict[str, float]
-    """What sums are divided by, by name (`counts_of`)."""
+    """Divisors of the sums, by name (`counts_of`)."""
 
     def pin_memory(self) -> "StepBatches":
         """The same step in page-locked memory."""

@@ -110,7 +110,7 @@ class FinetuningResult:
     examples: int
     """Training examples, each counted once."""
     baselines: dict[str, dict[str, float]] = field(default_factory=dict)
-    """What the constant answer gets on each split."""
+    """Metrics of the constant answer on each split."""
     references: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)
     """Metrics of simpler models by name and split: the linear probe, TF-IDF, a dictionary."""
     classes: dict[str, dict[str, ClassScores]] = field(default_factory=dict)
@@ -326,7 +326,7 @@ class _TrainingLoop:
         return True
 
     def _done(self, progress: Progress) -> float:
-        """How much of the run is done, from 0 to 1."""
+        """Return how much of the run is done, from 0 to 1."""
         recipe, steps = self.run.recipe, total_steps(self.run.batches, self.run.recipe)
         return fraction_done(progress, recipe, steps=steps, world=self.run.world)
 

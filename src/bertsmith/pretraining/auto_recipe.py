@@ -248,20 +248,17 @@ def _candidate(shape: Shape, tokens: float, text_tokens: float, batch: float) ->
     return Candidate(shape, size, float(MASKED.loss(size)))
 
 
-def _rate_factor(recipe: Recipe) -> float:
-    return REPLACED_RATE if recipe.examples.has_generator else 1.0
-
-
 def _options(choice: Candidate) -> Options:
     """Shape, batch and learning rate of a candidate."""
     model = choice.shape.recipe.model
-    rate = MASKED.best_rate(choice.size) * _rate_factor(choice.shape.recipe)
+    factor = REPLACED_RATE if choice.shape.recipe.examples.has_generator else 1.0
+    rate = MASKED.best_rate(choice.size) * factor
     chosen = (f"batch.tokens={choice.size.batch_tokens:.0f}", f"optim.peak_lr={rate:.3g}")
     return [*_shape_options((model.layers, model.width)), *((AUTO, line) for line in chosen)]
 
 
 def lines(candidates: Sequence[Candidate], recipe: Recipe, entropy: float, *, measured: int) -> list[str]:
-    """What was chosen, why, and what to expect, in five lines; `entropy`: loss of the text's frequencies."""
+    """Return five lines on choice, reason and expectation; `entropy`: loss of the text's frequencies."""
     choice, others = candidates[0], candidates[1:4]
     size, run, optim = choice.size, recipe.run, recipe.optim
     budget = counted(getattr(run, run.budget), run.budget.removesuffix("s"))

@@ -76,7 +76,7 @@ def export_checkpoints(run: Path, targets: Mapping[int, Path], *, store: Path | 
 
 
 def _holds(folder: Path, texts: Mapping[str, str]) -> bool:
-    """Whether a folder, which is written whole or not at all, has files of exactly these texts."""
+    """True if a folder, which is written whole or not at all, has files of exactly these texts."""
     files = {folder / name: text for name, text in texts.items()}
     return all(file.is_file() and file.read_bytes() == text.encode() for file, text in files.items())
 

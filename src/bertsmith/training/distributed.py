@@ -160,9 +160,9 @@ def _meeting_store(rank: int, size: int) -> Store:
     return PrefixStore(own, store)
 
 
-def stop_world(world: World) -> None:
-    """Disconnect the processes."""
-    if world.size > 1:
+def stop_world() -> None:
+    """Disconnect the processes, if they are connected."""
+    if distributed.is_initialized():
         distributed.destroy_process_group()
 
 
@@ -195,8 +195,8 @@ def in_world(
                 raise SystemExit(f"bertsmith: {what}: see its own output; the same command resumes") from None
         raise
     finally:
-        if distributed.is_initialized() and size > 1:
-            distributed.destroy_process_group()
+        if size > 1:
+            stop_world()
 
 
 def _watched(world: World, patience: Patience) -> AbstractContextManager[None]:

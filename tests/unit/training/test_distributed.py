@@ -47,7 +47,7 @@ def test_without_torchrun_the_world_is_one_process_without_a_process_group():
     world = start_world("cpu")
     assert (world.rank, world.size, world.local_rank, world.device) == (0, 1, 0, torch.device("cpu"))
     assert not distributed.is_initialized()
-    stop_world(world)
+    stop_world()
 
 
 def test_torchrun_with_one_process_needs_no_process_group(monkeypatch):
