@@ -169,8 +169,8 @@ def sample(data: Path, cell: Cell) -> tuple[list[Any], list[Any]]:
     rows = [row for row in read(data, source.train) if source.kind == "tags" or row[source.label]]
     order = random.Random(f"{cell.set} {cell.seed}").sample(range(len(rows)), len(rows))
     separate = source.test and source.test != source.train
-    most = min(MOST_ROWS, len(rows)) if separate else len(rows) * 9 // 10
-    count = most if cell.rows == "all" else min(int(cell.rows), most)
+    most = len(rows) if separate else len(rows) * 9 // 10
+    count = min(MOST_ROWS if cell.rows == "all" else int(cell.rows), most)
     test = read(data, source.test) if separate else [rows[index] for index in order[most:]]
     known = [row for row in test if source.kind == "tags" or row[source.label]]
     if source.kind == "classify":
