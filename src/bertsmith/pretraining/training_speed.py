@@ -26,6 +26,9 @@ from bertsmith.training.trainer import StepInput, Trainer, same_bits, take_step
 
 CPU_SEQUENCES, GPU_SEQUENCES = (4, 16), (64, 480)
 REPEATS = 3
+LEAST_CPU_SHARE, LEAST_GPU_SHARE = 0.1, 0.03
+"""Fraction of a step's time that its tokens take at least. An uncompiled step of a small shape on a GPU is
+the start of its kernels, however many tokens it has: set by two runs on an H200 (bench/README.md)."""
 ADAM_WORK = 30
 """Adam's work on a weight, by the fixed parts of 2x64 to 6x384 on a CPU: it waits for memory."""
 COMPILED_GAIN, RECORDED_SECONDS = 1.5, 0.002
@@ -114,7 +117,8 @@ def measured_speed(recipe: Recipe, store: TokenStore, world: World) -> ShapeSpee
         few, many = (
             _seconds(trainer, _random_step(recipe, store.vocabulary, count)) for count in (fewest, most)
         )
-    each = max(many - few, many / 10) / ((most - fewest) * length)
+    least = LEAST_GPU_SHARE if on_gpu else LEAST_CPU_SHARE
+    each = max(many - few, least * many) / ((most - fewest) * length)
     fixed = max(0.0, many - each * most * length)
     work = update_work(recipe, store.vocabulary)
     if on_gpu:
