@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import get_args
 
 import torch
 
@@ -23,9 +24,10 @@ from bertsmith.inference.adapter_folder import write_adapter
 from bertsmith.inference.embedded_models import default_model
 from bertsmith.inference.loaded_model import load
 from bertsmith.model.encoder_config import EncoderConfig
-from bertsmith.model.lora import TARGETS, LoraShape, adapters_of, add_fresh_adapters, with_shared_weights
+from bertsmith.model.lora import LoraShape, adapters_of, add_fresh_adapters, with_shared_weights
 from bertsmith.model.model_folder import Model, write_model
 from bertsmith.model.network import add_fresh_head, new_network
+from bertsmith.recipe.finetuning_schema import Target
 from bertsmith.serve.model_registry import OpenedModels
 from bertsmith.serve.server_config import ServerConfig
 from bertsmith.tasks.objective import freeze_encoder
@@ -66,7 +68,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--model", help="a model folder or name; without it random weights")
     parser.add_argument("--precision", default="fp32", choices=("fp32", "bf16"))
     parser.add_argument("--rank", type=int, default=8)
-    parser.add_argument("--targets", default="query,value", help=", ".join(TARGETS))
+    parser.add_argument("--targets", default="query,value", help=", ".join(get_args(Target)))
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     parser.add_argument("--place", type=Path, help=argparse.SUPPRESS)
     return parser.parse_args()

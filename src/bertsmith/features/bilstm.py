@@ -100,7 +100,7 @@ class FeatureScorer(nn.Module):
         width_in, dropout = network.config.width, network.config.head_dropout
         self.layer_norm = features.layer_norm
         width = width_in if features.width == "model" else features.width
-        self.layers = layer_numbers(features.layers, len(network.encoder.order))
+        self.layers = layer_numbers(features.layers, network.encoder.layers)
         self.mix: LayerMix | LayerConcatenation
         if features.combine == "weighted-sum" and len(self.layers) > 1:
             self.mix = LayerMix(len(self.layers))
@@ -122,7 +122,7 @@ class FeatureScorer(nn.Module):
                     parameter.uniform_(-bound, bound, generator=stream)
                 else:
                     parameter.zero_()
-        words = network.encoder.embeddings.words.weight
+        words = network.encoder.words.weight
         self.to(words)
         self.output.to(exact_outputs(words.dtype))
 

@@ -33,7 +33,6 @@ from bertsmith.finetuning.splits import EncodedSplit, TaskSplits, encoded_split,
 from bertsmith.finetuning.target_scaler import TargetScaler, fit_target_scaler
 from bertsmith.finetuning.teacher_scores import Teachers, teacher_note
 from bertsmith.inference.task_model import TaskModel, scorer_of
-from bertsmith.model.attention_kernels import flash_fits
 from bertsmith.model.encoder import can_compile
 from bertsmith.model.lora import LoraShape, add_fresh_adapters
 from bertsmith.model.network import Network
@@ -232,7 +231,7 @@ def build_trainer(
     # A step is recorded as a CUDA graph only with flash attention: other kernels read lengths on the CPU. Nor
     # with fp16, where the CPU decides after each step by how much the next loss is scaled, nor where layers
     # are recomputed, for which dropout's random state is read back, nor with gradients of other processes.
-    flash = gpu and precision == "bf16" and flash_fits(network.config.head_width, world.device)
+    flash = gpu and precision == "bf16" and network.encoder.recordable(world.device)
     recordable = one_graph and flash and OPTIMIZERS[recipe.optim.algorithm].recordable
     recordable = recordable and not recipe.run.recompute and world.size == 1
     graphs = recording_of(optimizer, world.device) if recordable else None

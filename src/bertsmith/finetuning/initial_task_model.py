@@ -14,6 +14,7 @@ from bertsmith.inference.loaded_model import load
 from bertsmith.inference.model_path import is_adapter, model_folder
 from bertsmith.inference.task_model import leave_pooler_out
 from bertsmith.model.architectures.registry import architecture_of
+from bertsmith.model.encoder import layers_in
 from bertsmith.model.heads import OutputHead
 from bertsmith.model.model_folder import Model, head_outputs
 from bertsmith.model.network import (
@@ -168,15 +169,15 @@ def _fits(model: Model, config: TaskConfig) -> bool:
 
 def _renew_layers(network: Network, config: TaskConfig, stream: torch.Generator) -> str:
     """Give the last layers fresh weights (Zhang et al. 2021)."""
-    blocks, count = network.encoder.blocks, config.head.fresh_layers
+    layers, count = layers_in(network.encoder), config.head.fresh_layers
     if config.head.encoder != "tuned":
         raise _frozen_anew(config)
-    if count > len(blocks):
-        what = f"the model has {len(blocks)} layers of its own, not {count}"
-        raise UserError(what, where="head.fresh_layers", remedy=f"choose at most {len(blocks)}")
+    if count > len(layers):
+        what = f"the model has {len(layers)} layers of its own, not {count}"
+        raise UserError(what, where="head.fresh_layers", remedy=f"choose at most {len(layers)}")
     rule = architecture_of(network.config.model_type).initial(network.config)
-    for block in list(blocks)[len(blocks) - count :]:
-        initialise(block, rule, stream)
+    for layer in layers[len(layers) - count :]:
+        initialise(layer, rule, stream)
     return f"the last {count} layers start from fresh weights"
 
 

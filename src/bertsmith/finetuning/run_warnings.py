@@ -129,8 +129,10 @@ def describe_adapters(network: Network, recipe: FinetuningRecipe) -> Iterator[st
         f"adapters of rank {recipe.lora.rank} on {targets} learn with the head: {learned:,} weights beside "
         f"the encoder's {frozen:,}, which stay"
     )
-    layers = targeted_layers(network, recipe.lora.targets)
-    if any(layer.stacked == 1 and layer.ours.endswith("attention.project") for layer in layers):
+    stacked = {f"encoder.{each.name}" for each in network.encoder.linears() if len(each.targets) > 1}
+    if any(
+        each.stacked == 1 and each.ours in stacked for each in targeted_layers(network, recipe.lora.targets)
+    ):
         yield "query, key and value are one layer of this model: its adapter is one for all three"
     if recipe.optim.peak_lr < LOW_LORA_RATE:
         yield (

@@ -193,7 +193,7 @@ def adapted_model(base: Model, adapter: Adapter, finetuned: FinetunedTask | None
     if left := own.unused(names):
         what = f"holds weights that belong to no head of {architecture.model_type}: {left}"
         raise UserError(what, where=str(adapter.weights_file), remedy=BROKEN)
-    like = network.encoder.embeddings.words.weight
+    like = network.encoder.words.weight
     for head, outputs in heads.items():
         network.heads[head] = architecture.heads[head].build(network.config, outputs)
     # Of a network whose other weights are there already, only those of the new heads are asked for.
@@ -246,7 +246,7 @@ def _sorted_tensors(
 def _adapters(
     adapter: Adapter, network: Network, low_rank: Mapping[str, Mapping[str, Tensor]]
 ) -> dict[PublishedLayer, LowRank]:
-    found, layers, like = {}, published_layers(network), network.encoder.embeddings.words.weight
+    found, layers, like = {}, published_layers(network), network.encoder.words.weight
     alpha, stabilized = float(adapter.config.get("lora_alpha", 8)), bool(adapter.config.get("use_rslora"))
     for name, parts in low_rank.items():
         layer = layers[name]

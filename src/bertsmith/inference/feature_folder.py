@@ -65,7 +65,7 @@ class FeatureSpec:
 
     def numbers(self, bert: Bert) -> tuple[int, ...]:
         """The numbers of the layers; 0 are the embeddings."""
-        return layer_numbers(self.layers, len(bert.model.network.encoder.order))
+        return layer_numbers(self.layers, bert.model.network.encoder.layers)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from bertsmith.core.errors import UserError
 from bertsmith.inference.loaded_model import Bert
 from bertsmith.inference.text_reader import TextInput
 from bertsmith.model.attention import AttentionRule, explain_attention
-from bertsmith.model.disentangled_attention import DisentangledEncoder
+from bertsmith.model.attention_heads import AttentionHeads, attention_heads_of
 from bertsmith.packed import Layout, PackedBatch, pack
 from bertsmith.text.tokenizer import Encoded
 
@@ -147,7 +147,7 @@ def inspect_head_steps(bert: Bert, text: TextInput, layer: int, head: int, token
     encoded, batch = _one_sequence(bert, text)
     if not 0 <= token < len(encoded):
         raise UserError(f"there is no token {token}", remedy=f"name one from 0 to {len(encoded) - 1}")
-    if isinstance(bert.engine.network.encoder, DisentangledEncoder):
+    if not _heads(bert).plain:
         what = (
             "the scores of this model are not a product of one query and one key: they add relative positions"
         )
@@ -171,7 +171,7 @@ def inspect_head_steps(bert: Bert, text: TextInput, layer: int, head: int, token
 
 def check_head(bert: Bert, layer: int, head: int | None) -> None:
     """Stop at a layer or head that the model does not have."""
-    order = bert.engine.network.config.order()
+    order = _heads(bert).order
     _check_number("layer", layer, len(order))
     _check_number("head", head or 0, bert.engine.network.config.heads_in(order[layer]))
 
@@ -191,6 +191,10 @@ def check_heads_are_whole(bert: Bert) -> None:
 # ---- one layer after the other
 
 
+def _heads(bert: Bert) -> AttentionHeads:
+    return attention_heads_of(bert.engine.network.encoder)
+
+
 def _one_sequence(bert: Bert, text: TextInput) -> tuple[Encoded, PackedBatch]:
     (encoded,) = bert.reader.encode([text], truncate=False)
     return encoded, pack([encoded.ids], [encoded.segments]).to(bert.engine.device)
@@ -198,12 +202,12 @@ def _one_sequence(bert: Bert, text: TextInput) -> tuple[Encoded, PackedBatch]:
 
 def _each_layer(bert: Bert, batch: PackedBatch, record: Callable[[Tensor], None]) -> None:
     """Call `record` with the weights [H, N, N] of each layer."""
-    encoder = bert.engine.network.encoder
-    if not isinstance(encoder, DisentangledEncoder):
+    heads = _heads(bert)
+    if heads.plain:
         _each_layer_with_vectors(bert, batch, lambda weights_HNN, *_: record(weights_HNN))
         return
     with torch.no_grad():
-        for (weights_HNN,) in encoder.attention_maps(batch):
+        for (weights_HNN,) in heads.maps(batch):
             record(weights_HNN.float().cpu())
 
 
@@ -216,7 +220,7 @@ def _each_layer_with_vectors(bert: Bert, batch: PackedBatch, record: Callable[..
         return mixed_THK
 
     with torch.no_grad():
-        bert.engine.network.encoder(batch, attend)
+        _heads(bert).run(batch, attend)
 
 
 # ---- what heads are like

@@ -24,6 +24,7 @@ from bertsmith.inference.fill_mask import (
 )
 from bertsmith.inference.loaded_model import Bert
 from bertsmith.inference.text_reader import TextInput, TokenizedText, as_list
+from bertsmith.model.encoder import need
 from bertsmith.packed import pack
 from bertsmith.text.tokenizer import Encoded
 
@@ -87,7 +88,7 @@ def _layer_states(bert: Bert, encoded: Encoded) -> list[Tensor]:
     batch = pack([encoded.ids], [encoded.segments]).to(bert.engine.device)
     with torch.no_grad():
         _, *after = encoder.hidden_states(batch)
-        own = encoder.embeddings.words(batch.tokens_T)
+        own = encoder.words(batch.tokens_T)
     return [each.double().cpu() for each in (own, *after)]
 
 
@@ -116,7 +117,7 @@ def inspect_guesses(bert: Bert, text: str | TokenizedText, *, top: int) -> list[
     with torch.no_grad():
         *states, last_ND = encoder.hidden_states(batch)
         # Where norms stand before the layers, what a head reads was normalised once more at the end.
-        after = [*(encoder.final_norm(state_ND) for state_ND in states), last_ND]
+        after = [*(encoder.after(state_ND) for state_ND in states), last_ND]
         scores = [word_log_probabilities(engine, state_ND[rows]) for state_ND in after]
     spans = mask_offsets_in(masked.text, masked.encoded, bert.tokenizer)
     return [
@@ -138,13 +139,11 @@ def inspect_embedding(bert: Bert, text: TextInput, token: int) -> list[Embedding
     (encoded,) = bert.reader.encode([text], truncate=False)
     if not 0 <= token < len(encoded):
         raise UserError(f"there is no token {token}", remedy=f"name one from 0 to {len(encoded) - 1}")
-    embeddings = bert.engine.network.encoder.embeddings
+    embeddings = need(bert.engine.network.encoder.input, "vectors that are added up for a token")
     batch = pack([encoded.ids], [encoded.segments]).to(bert.engine.device)
     with torch.no_grad():
-        parts = {"token": embeddings.words(batch.tokens_T)[token]}
-        for name, table in embeddings.added.items():
-            added = table.look_up(batch)  # type: ignore[operator]  # one vector for all tokens, or one for each
-            parts[name] = added if added.dim() == 1 else added[token]
+        every = embeddings.parts(batch).items()
+        parts = {name: each if each.dim() == 1 else each[token] for name, each in every}
         parts["sum"] = torch.stack(list(parts.values())).sum(0)
         parts["normalised"] = embeddings.norm(parts["sum"])
     return [EmbeddingPart(name, values.float().cpu()) for name, values in parts.items()]

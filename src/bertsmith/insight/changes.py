@@ -65,17 +65,14 @@ def weight_changes(before: Bert, after: Bert) -> list[WeightChange]:
     """The changes of the embeddings and of each block, from the first to the last."""
     check_same_shape(before, after)
     one, other = (each.model.network.encoder.state_dict() for each in (before, after))
-    names = ["embeddings.", *(f"blocks.{number}." for number in range(len(_blocks(before))))]
+    encoder = before.model.network.encoder
+    names = {module: f"{name}." for name, module in encoder.named_modules()}
     found = []
-    for number, prefix in enumerate(names):
-        own = [name for name in one if name.startswith(prefix)]
+    for number, depth in enumerate(reversed(encoder.depths())):
+        own = [name for name in one if name.startswith(names[depth.layer])]
         parts = {} if number == 0 else {part: _relative(one, other, _of_part(own, part)) for part in PARTS}
         found.append(WeightChange(layer_name(number), {"all": _relative(one, other, own), **parts}))
     return found
-
-
-def _blocks(bert: Bert) -> torch.nn.ModuleList:
-    return bert.model.network.encoder.blocks
 
 
 def _of_part(names: Sequence[str], part: str) -> list[str]:

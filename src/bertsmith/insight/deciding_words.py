@@ -110,8 +110,8 @@ class _Classifier:
             embedded.append(vectors_ND.detach().requires_grad_())
             return embedded[-1]
 
-        embeddings = self.bert.model.network.encoder.embeddings
-        read = embeddings.words if embeddings.added else embeddings.norm
+        encoder = self.bert.model.network.encoder
+        read = encoder.words if encoder.input is None or encoder.input.added else encoder.input.norm
         hook = read.register_forward_hook(keep)
         try:
             logit = self._logits([sequence])[0, target]

@@ -139,7 +139,7 @@ def _offset_score(scored: Sequence[ParsedSentence], train: Sequence[ParsedSenten
 
 def tree_features(bert: Bert, sentences: Sequence[ParsedSentence]) -> Iterator[TreeFeatures]:
     """What probes see of each sentence that the model can read, in order."""
-    table_VE = bert.model.network.encoder.embeddings.words.weight.detach().float().cpu()
+    table_VE = bert.model.network.encoder.words.weight.detach().float().cpu()
     with progress_bar("sentences", len(sentences)) as advance:
         for first in range(0, len(sentences), WINDOW):
             window = sentences[first : first + WINDOW]

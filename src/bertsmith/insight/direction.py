@@ -21,8 +21,8 @@ from bertsmith.insight.pictures import draw_head_grids
 from bertsmith.insight.report import UNTRAINED_TOO, Report, Table, head_name
 from bertsmith.insight.report_views import measures_view
 from bertsmith.insight.surface import PerHead, shortened
+from bertsmith.model.attention_heads import attention_heads_of
 from bertsmith.model.network import Network
-from bertsmith.model.watched_attention import WatchedAttention
 from bertsmith.packed import PackedBatch, moved_to_device
 from bertsmith.tasks.encoded import EncodedSet
 from bertsmith.tasks.example_types import Example
@@ -99,7 +99,8 @@ class OneSidedScorer(nn.Module):
             kept_GHNN = weights_GHNN * seen_GNN[:, None]
             return kept_GHNN / kept_GHNN.sum(-1, keepdim=True).clamp(min=torch.finfo(kept_GHNN.dtype).tiny)
 
-        hidden_TD = self.network.encoder(inputs, WatchedAttention(watch))
+        heads = attention_heads_of(self.network.encoder)
+        hidden_TD = heads.watch(inputs, watch)
         return self.network.scores(self.head, hidden_TD, inputs.layout)
 
 

@@ -22,8 +22,8 @@ from bertsmith.inference.introspection import masked_tokens, token_masker
 from bertsmith.inference.loaded_model import Bert
 from bertsmith.inference.text_reader import Sequences, TextInput
 from bertsmith.insight.attention_pass import Study, attention_pass
+from bertsmith.model.attention_heads import attention_heads_of
 from bertsmith.model.importance import ImportanceGates, importance_gates
-from bertsmith.model.watched_attention import WatchedAttention
 from bertsmith.packed import PackedBatch, moved_to_device, pack
 from bertsmith.text.tokenizer import Encoded, truncate_longest_first
 
@@ -221,7 +221,8 @@ def _add_gradients(
 def _importance_sums(gates: ImportanceGates) -> PerHead:
     """What the gates of every layer's heads collected [L, H]; layers that share a block share its gates."""
     found = [heads_H for heads_H, _ in gates.sums]
-    return torch.stack([found[block] for block in gates.network.encoder.order]).numpy()
+    order = attention_heads_of(gates.network.encoder).order
+    return torch.stack([found[block] for block in order]).numpy()
 
 
 def _gradient_sums(
@@ -241,7 +242,8 @@ def _gradient_sums(
         seen.append((layer, numbers, kept))
         return kept
 
-    hidden_TD = network.encoder(batch.to(device), WatchedAttention(watch))
+    heads = attention_heads_of(network.encoder)
+    hidden_TD = heads.watch(batch.to(device), watch)
     scores_PV = network.word_scores(hidden_TD, rows_P.to(device)).float()
     losses_P = functional.cross_entropy(scores_PV, wanted_P.to(device), reduction="none")
     loss = (losses_P * weights_P.to(device)).sum()

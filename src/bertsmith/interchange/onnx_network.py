@@ -14,10 +14,15 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 from torch import nn
 
+from bertsmith.core.errors import UserError
 from bertsmith.interchange.onnx_graph import IR_VERSION, OPSET, Graph, Value
 from bertsmith.model.attention import EVERYTHING, AttentionRule
 from bertsmith.model.disentangled_attention import DisentangledAttention
-from bertsmith.model.encoder import (
+from bertsmith.model.heads import MaskedLanguageHead, OutputHead, Pooler, Transform
+from bertsmith.model.network import Network
+from bertsmith.model.quantised_weights import QuantisedEmbedding
+from bertsmith.model.rotary import NormalisedRotary, Rotary
+from bertsmith.model.transformer import (
     Block,
     Embeddings,
     FeedForward,
@@ -27,11 +32,8 @@ from bertsmith.model.encoder import (
     SandwichNormBlock,
     SegmentTable,
     SelfAttention,
+    Transformer,
 )
-from bertsmith.model.heads import MaskedLanguageHead, OutputHead, Pooler, Transform
-from bertsmith.model.network import Network
-from bertsmith.model.quantised_weights import QuantisedEmbedding
-from bertsmith.model.rotary import NormalisedRotary, Rotary
 
 HIDDEN = {np.float32: -1e9, np.float16: -1e4}
 """What is added to the score of a token that may not be seen. Finite: a row that sees nothing is padding, and
@@ -90,6 +92,9 @@ class _NetworkWriter:
     def hidden_states(self) -> Value:
         """The last states [B, N, D]."""
         encoder = self.network.encoder
+        if not isinstance(encoder, Transformer):
+            remedy = "take a Transformer, such as a BERT"
+            raise UserError("this kind of model has no form in ONNX", remedy=remedy)
         hidden = self._embedded(encoder.embeddings)
         for number in encoder.order:
             block = encoder.blocks[number]
@@ -323,7 +328,7 @@ class _NetworkWriter:
 
     def _decoder(self, head: MaskedLanguageHead) -> Value:
         """The word table, or the head's own, turned [D, V]."""
-        words = self.network.encoder.embeddings.words
+        words = self.network.encoder.words
         if head.decoder is not None or not isinstance(words, QuantisedEmbedding):
             table = words.weight if head.decoder is None else head.decoder
             return self.graph.op("Transpose", self.graph.weight(table), perm=[1, 0])

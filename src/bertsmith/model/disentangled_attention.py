@@ -16,7 +16,8 @@ from torch.nn import functional
 
 from bertsmith.model.attention import Attend, AttentionRule
 from bertsmith.model.elementwise import Dropout
-from bertsmith.model.encoder import ALL, AttentionShape, Embeddings, Encoder, Rows, SelfAttention
+from bertsmith.model.encoder import ALL, Rows
+from bertsmith.model.transformer import AttentionShape, Embeddings, SelfAttention, Transformer
 from bertsmith.model.watched_attention import WatchedAttention
 from bertsmith.packed import Layout, PackedBatch
 
@@ -107,9 +108,10 @@ class DisentangledAttention(SelfAttention):
         return query, key, value
 
 
-class DisentangledEncoder(Encoder):
+class DisentangledEncoder(Transformer):
     """An encoder whose layers share relative positions."""
 
+    plain_attention = False
     compilable = False  # its attention asks the layout where each sequence ends
 
     def __init__(

@@ -1,344 +1,146 @@
-"""The encoder: packed tokens in, packed hidden states out. Every architecture is composed of these.
+"""The base class of encoders: packed tokens in, packed hidden states out, and what others may ask of one.
 
-Shapes: T packed tokens, R of them that are wanted, H heads, K head width, D model width, E embedding width,
-S sequences, J = 3 H K in attention, twice the inner width where one half gates the other.
+Shapes: T packed tokens, R of them that are requested, P predicted ones, D model width, S sequences.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
 
-from bertsmith.model.activations import activation_function
-from bertsmith.model.attention import Attend, AttentionRule
-from bertsmith.model.attention_kernels import packed_attention
-from bertsmith.model.elementwise import Dropout
-from bertsmith.model.encoder_config import EncoderConfig
-from bertsmith.model.fused_gelu import gated_gelu, linear_gelu
-from bertsmith.model.residual_norm import residual_norm
-from bertsmith.model.rotary import NormalisedRotary, Rotary
-from bertsmith.model.sentence_attention import attend_once, once_takes
-from bertsmith.model.short_attention import attend_within, sums_bias_of, within_takes
-from bertsmith.model.watched_attention import WatchedAttention
+from bertsmith.core.errors import UserError
+from bertsmith.model.encoder_config import Direction
 from bertsmith.packed import Layout, PackedBatch
+
+if TYPE_CHECKING:
+    from bertsmith.model.attention_heads import AttentionHeads
+    from bertsmith.model.transformer import Embeddings
 
 Rows = Tensor | slice
 """Which packed rows are wanted: their numbers [R], or all."""
 ALL = slice(None)
+Part = TypeVar("Part")
 
 
-class PositionTable(nn.Embedding):
-    """A learned vector for each position; RoBERTa's table starts counting behind its padding id."""
+class Depth(NamedTuple):
+    """Parts of an encoder that learn at one rate."""
 
-    def __init__(self, positions: int, width: int, *, first: int = 0) -> None:
-        super().__init__(positions + first, width)
-        self.first = first
-
-    def look_up(self, batch: PackedBatch) -> Tensor:
-        """The position vectors of a batch."""
-        vectors_TE: Tensor = self(batch.positions_T + self.first)
-        return vectors_TE
+    layer: nn.Module
+    """The part that FSDP shards and that is compiled by itself."""
+    also: tuple[nn.Module, ...] = ()
 
 
-class SegmentTable(nn.Embedding):
-    """A learned vector for each segment; a table of one row is the same for every token (RoBERTa)."""
+class Stack(NamedTuple):
+    """How many matrices of equal height one parameter holds."""
 
-    def look_up(self, batch: PackedBatch) -> Tensor:
-        """The segment vectors of a batch."""
-        return self.weight[0] if self.num_embeddings == 1 else self(batch.segments_T)
-
-
-class TaskTypeTable(nn.Embedding):
-    """A learned vector for each of ERNIE's pre-training task types; type 0 where a batch names none."""
-
-    def look_up(self, batch: PackedBatch) -> Tensor:
-        """The task type vectors of a batch."""
-        return self.weight[0] if batch.task_types_T is None else self(batch.task_types_T)
+    computed: int = 1
+    """As they are multiplied: Muon takes a step for each."""
+    published: int = 1
+    """As model files have them: LAMB compares the length of each."""
 
 
-class Embeddings(nn.Module):
-    """The sum of a token's word vector and those of its other properties, normalised and dropped out."""
+class NamedLinear(NamedTuple):
+    """A linear layer that may be replaced: with adapters, or with weights of few bits."""
 
-    def __init__(
-        self,
-        words: nn.Embedding,
-        added: Mapping[str, PositionTable | SegmentTable | TaskTypeTable],
-        *,
-        norm: nn.Module,
-        dropout: float,
-        widen: nn.Linear | None = None,
-    ) -> None:
+    name: str
+    """Its name in the encoder."""
+    linear: nn.Linear
+    targets: tuple[str, ...]
+    """The recipe's words (lora.targets) for the matrices stacked in it."""
+    activation: str = ""
+    """The activation whose values are its inputs, if they are nothing else."""
+
+
+class Encoder(nn.Module, ABC):
+    """A network that gives each packed token a state; every kind of encoder is one."""
+
+    compilable: ClassVar[bool] = True
+    """True if torch.compile can trace it as one graph."""
+
+    def __init__(self, sentence: Literal["first", "last", "mean"] = "first") -> None:
         super().__init__()
-        self.words = words
-        self.added = nn.ModuleDict(added)
-        self.norm = norm
-        self.dropout = Dropout(dropout)
-        # ALBERT and ELECTRA factorise the table: V x E, then E x D.
-        self.widen = nn.Identity() if widen is None else widen
-
-    def forward(self, batch: PackedBatch) -> Tensor:
-        summed_TE = self.words(batch.tokens_T)
-        for table in self.added.values():
-            summed_TE = summed_TE + table.look_up(batch)  # type: ignore[operator]
-        widened_TD: Tensor = self.widen(self.dropout(self.norm(summed_TE)))
-        return widened_TD
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionShape:
-    """The sizes of one layer's attention."""
-
-    width: int
-    heads: int
-    head_width: int
-
-
-def attention_shape(config: EncoderConfig, block: int) -> AttentionShape:
-    """The sizes of a block's attention."""
-    return AttentionShape(config.width, config.heads_in(block), config.head_width)
-
-
-class SelfAttention(nn.Module):
-    """Multi-head self-attention; query, key and value come from one product."""
-
-    def __init__(
-        self, shape: AttentionShape, *, rule: AttentionRule, bias: bool = True, rotary: Rotary | None = None
-    ) -> None:
-        super().__init__()
-        self.heads, self.head_width = shape.heads, shape.head_width
-        mixed = shape.heads * shape.head_width  # the model's width, unless heads were pruned
-        self.project = nn.Linear(shape.width, 3 * mixed, bias=bias)
-        self.output = nn.Linear(mixed, shape.width, bias=bias)
-        self.rotary = rotary
-        # Only training drops out. Both rules are static, as a compiled graph is specialised on them.
-        self.training_rule, self.rule = rule, replace(rule, dropout=0.0)
-
-    def forward(self, hidden_TD: Tensor, batch: PackedBatch, attend: Attend, rows: Rows = ALL) -> Tensor:
-        output_RD: Tensor = self.output(self.mixed(hidden_TD, batch, attend, rows))
-        return output_RD
-
-    def mixed(self, hidden_TD: Tensor, batch: PackedBatch, attend: Attend, rows: Rows = ALL) -> Tensor:
-        """The mixed values of all heads, side by side, that the output layer takes."""
-        if self._attends_once(hidden_TD, batch.layout, attend, rows):
-            assert isinstance(rows, Tensor), "one row of each sequence"
-            return attend_once(self, hidden_TD, rows, batch.layout, self.training_rule.dropout).flatten(1)
-        # Every row is a key and a value for the wanted ones; from here on only these are computed.
-        return self._mixed_of_all(hidden_TD, batch, attend).flatten(1)[rows]
-
-    def _attends_once(self, hidden_TD: Tensor, layout: Layout, attend: Attend, rows: Rows) -> bool:
-        """Whether what learns is one row of each sequence, and cheaper by itself."""
-        plain = self.training and attend is packed_attention and self.rotary is None
-        return plain and once_takes(self.project, hidden_TD, rows, layout, self.training_rule)
-
-    def _mixed_of_all(self, hidden_TD: Tensor, batch: PackedBatch, attend: Attend) -> Tensor:
-        layout, rule = batch.layout, self.training_rule if self.training else self.rule
-        whole = attend is packed_attention and not isinstance(self.rotary, NormalisedRotary)
-        project, bias_J = self.project, None
-        if whole and self.rotary is None and sums_bias_of(project, hidden_TD, self.head_width, layout, rule):
-            bias_J = project.bias
-            product_TJ = functional.linear(hidden_TD, project.weight, bias_J.detach())
-        else:
-            product_TJ = project(hidden_TD)
-        projected_T3HK = product_TJ.view(-1, 3, self.heads, self.head_width)
-        if whole and within_takes(projected_T3HK, layout, rule, turned=self.rotary is not None):
-            turns_TF = None if self.rotary is None else self.rotary.turns(batch.positions_T, projected_T3HK)
-            # Spares a copy of all three gradients, and a pass over queries and keys to turn them.
-            return attend_within(projected_T3HK, layout, rule, turns_TF, bias_J)
-        assert bias_J is None, "nobody would sum its gradient"
-        query_THK, key_THK, value_THK = projected_T3HK.unbind(1)
-        if self.rotary is not None:
-            query_THK, key_THK = self.rotary(query_THK, key_THK, batch.positions_T)
-        return attend(query_THK, key_THK, value_THK, layout, rule)
-
-
-class FeedForward(nn.Module):
-    """Two linear layers with an activation between them."""
-
-    def __init__(
-        self, width: int, inner: int, activation: str, *, bias: bool = True, dropout: float = 0.0
-    ) -> None:
-        super().__init__()
-        self.expand = nn.Linear(width, inner, bias=bias)
-        self.contract = nn.Linear(inner, width, bias=bias)
-        # BERT has none here.
-        self.dropout = Dropout(dropout) if dropout else nn.Identity()
-        self.activation_name, self.activation = activation, activation_function(activation)
-
-    def forward(self, hidden_TD: Tensor) -> Tensor:
-        output_TD: Tensor = self.contract(self.inner(hidden_TD))
-        return output_TD
-
-    def inner(self, hidden_TD: Tensor) -> Tensor:
-        """What the second layer takes."""
-        if self.activation_name == "gelu":
-            inner_TI = linear_gelu(hidden_TD, self.expand)
-        else:
-            inner_TI = self.activation(self.expand(hidden_TD))
-        dropped_TI: Tensor = self.dropout(inner_TI)
-        return dropped_TI
-
-
-class GatedFeedForward(nn.Module):
-    """A feed-forward layer whose inner half is gated by the other half (GeGLU; Shazeer 2020)."""
-
-    def __init__(self, width: int, inner: int, activation: str, *, bias: bool, dropout: float) -> None:
-        super().__init__()
-        self.expand = nn.Linear(width, 2 * inner, bias=bias)
-        self.contract = nn.Linear(inner, width, bias=bias)
-        self.dropout = Dropout(dropout)
-        self.activation_name, self.activation = activation, activation_function(activation)
-
-    def forward(self, hidden_TD: Tensor) -> Tensor:
-        halves_TJ = self.expand(hidden_TD)
-        if self.activation_name == "gelu":
-            gated_TI = gated_gelu(halves_TJ)
-        else:
-            inner_TI, gate_TI = halves_TJ.chunk(2, dim=-1)
-            gated_TI = self.activation(inner_TI) * gate_TI
-        output_TD: Tensor = self.contract(self.dropout(gated_TI))
-        return output_TD
-
-
-@dataclass(frozen=True, slots=True)
-class Norms:
-    """The two normalisations of a block."""
-
-    attention: nn.Module
-    feed_forward: nn.Module
-
-
-class Block(nn.Module):
-    """The parts of one layer; what it does with them depends on where the norms stand."""
-
-    def __init__(
-        self, attention: SelfAttention, feed_forward: nn.Module, norms: Norms, *, dropout: float
-    ) -> None:
-        super().__init__()
-        self.attention, self.feed_forward = attention, feed_forward
-        self.attention_norm, self.feed_forward_norm = norms.attention, norms.feed_forward
-        self.dropout = Dropout(dropout)
-
-
-class PostNormBlock(Block):
-    """One layer as published for BERT: LayerNorm after each residual sum, so warm-up is needed for Large.
-
-    It calls neither sub-layer as a module, as the norm's kernel takes part in their last products: a hook
-    belongs on the block or on a linear layer.
-    """
-
-    def forward(self, hidden_TD: Tensor, batch: PackedBatch, attend: Attend, rows: Rows = ALL) -> Tensor:
-        attention, feed_forward = self.attention, self.feed_forward
-        assert isinstance(feed_forward, FeedForward), "no post-norm block has another"
-        mixed_RJ = attention.mixed(hidden_TD, batch, attend, rows)
-        hidden_RD = residual_norm(
-            hidden_TD[rows], mixed_RJ, attention.output, self.attention_norm, self.dropout
-        )
-        inner_RI = feed_forward.inner(hidden_RD)
-        return residual_norm(hidden_RD, inner_RI, feed_forward.contract, self.feed_forward_norm, self.dropout)
-
-
-class PreNormBlock(Block):
-    """One layer with LayerNorm before each sub-layer, so that the residual path stays clean (ModernBERT)."""
-
-    def forward(self, hidden_TD: Tensor, batch: PackedBatch, attend: Attend, rows: Rows = ALL) -> Tensor:
-        attended_RD = self.attention(self.attention_norm(hidden_TD), batch, attend, rows)
-        hidden_RD = as_narrow(hidden_TD[rows], attended_RD) + self.dropout(attended_RD)
-        output_RD: Tensor = hidden_RD + self.feed_forward(self.feed_forward_norm(hidden_RD))
-        return output_RD
-
-
-def as_narrow(residual_RD: Tensor, branch_RD: Tensor) -> Tensor:
-    """The residual in bf16 where that is the type of what is added to it, as under autocast.
-
-    The embeddings' norm gives fp32 there, and so would be every sum after it: a good part of what a step
-    moves. Beside fp16 they stay fp32: residual sums without a norm may outgrow what fp16 can hold.
-    """
-    return residual_RD.to(torch.bfloat16) if branch_RD.dtype == torch.bfloat16 else residual_RD
-
-
-class SandwichNormBlock(PreNormBlock):
-    """A pre-norm layer that also normalises what each sub-layer adds (CogView; Ding et al. 2021)."""
-
-    def __init__(self, block: PreNormBlock, output_norms: Norms) -> None:
-        norms = Norms(block.attention_norm, block.feed_forward_norm)
-        super().__init__(block.attention, block.feed_forward, norms, dropout=block.dropout.p)
-        self.attention_output_norm = output_norms.attention
-        self.feed_forward_output_norm = output_norms.feed_forward
-
-    def forward(self, hidden_TD: Tensor, batch: PackedBatch, attend: Attend, rows: Rows = ALL) -> Tensor:
-        attended_RD = self.attention(self.attention_norm(hidden_TD), batch, attend, rows)
-        hidden_RD = hidden_TD[rows] + self.dropout(self.attention_output_norm(attended_RD))
-        fed_RD = self.feed_forward(self.feed_forward_norm(hidden_RD))
-        output_RD: Tensor = hidden_RD + self.feed_forward_output_norm(fed_RD)
-        return output_RD
-
-
-class Encoder(nn.Module):
-    """Embeddings and a stack of blocks over packed tokens."""
-
-    compilable = True
-    """Whether torch.compile can trace it as one graph."""
-
-    def __init__(
-        self,
-        embeddings: Embeddings,
-        blocks: Sequence[nn.Module],
-        *,
-        order: Sequence[int],
-        final_norm: nn.Module | None = None,
-        sentence: Literal["first", "last", "mean"] = "first",
-    ) -> None:
-        super().__init__()
-        self.embeddings = embeddings
-        self.blocks = nn.ModuleList(blocks)
-        # Which block each layer runs: 0, 1, 2, ... except where layers share one (ALBERT).
-        self.order = tuple(order)
-        self.final_norm = nn.Identity() if final_norm is None else final_norm
         self.sentence = sentence
+        self.direction: Direction = "both"
         self.recompute = False
         """Keep only each layer's input for the backward pass and compute the rest again there."""
 
-    def forward(self, batch: PackedBatch, attend: Attend = packed_attention, *, rows: Rows = ALL) -> Tensor:
-        """The last layer's states of the wanted rows [R, D]; the others are spared most of that layer."""
-        hidden_TD = self.embeddings(batch)
-        for layer, number in enumerate(self.order, start=1):
-            wanted = rows if layer == len(self.order) else ALL
-            hidden_TD = self._layer(number, hidden_TD, batch, attend, wanted)
-        final_RD: Tensor = self.final_norm(hidden_TD)
-        return final_RD
+    @property
+    @abstractmethod
+    def words(self) -> nn.Embedding:
+        """The word embeddings; a tied head of words has them as its decoder."""
 
-    def hidden_states(self, batch: PackedBatch, attend: Attend = packed_attention) -> list[Tensor]:
-        """The states [T, D] after the embeddings and after each layer; the last is what `forward` returns."""
-        states = [self.embeddings(batch)]
-        for number in self.order:
-            states.append(self._layer(number, states[-1], batch, attend, ALL))
-        return [*states[:-1], self.final_norm(states[-1])]
+    @abstractmethod
+    def put_words(self, table: nn.Embedding) -> None:
+        """Replace the word embeddings."""
 
-    def _layer(
-        self, number: int, hidden_TD: Tensor, batch: PackedBatch, attend: Attend, rows: Rows
-    ) -> Tensor:
-        inputs = (hidden_TD, batch, attend, rows)
-        states_RD: Tensor
-        if self.recompute and self.training:
-            states_RD = checkpoint(self.blocks[number], *inputs, use_reentrant=False)
-        else:
-            states_RD = self.blocks[number](*inputs)
-        return states_RD
+    def share_tables(self, other: "Encoder") -> None:
+        """Take the tables of another encoder of the same kind for its own."""
+        self.put_words(other.words)
 
-    def attention_maps(self, batch: PackedBatch) -> list[list[Tensor]]:
-        """For each layer and each sequence, what every head attends to [H, N, N]."""
-        maps: list[dict[int, Tensor]] = [{} for _ in self.order]
+    @property
+    @abstractmethod
+    def layers(self) -> int:
+        """The number of layers that a batch passes, which may share weights."""
 
-        def keep(layer: int, numbers: list[int], weights_GHNN: Tensor) -> Tensor:
-            maps[layer] |= dict(zip(numbers, weights_GHNN, strict=True))
-            return weights_GHNN
+    @property
+    def shares_layers(self) -> bool:
+        """True if layers share weights."""
+        return False
 
-        self.forward(batch, WatchedAttention(keep))
-        return [[layer[number] for number in sorted(layer)] for layer in maps]
+    @abstractmethod
+    def forward(self, batch: PackedBatch, *, rows: Rows = ALL) -> Tensor:
+        """The last states of the wanted rows [R, D]; the others need not be computed."""
+
+    @abstractmethod
+    def hidden_states(self, batch: PackedBatch) -> list[Tensor]:
+        """The states [T, D] before the first layer and after each; the last is what `forward` returns."""
+
+    def after(self, states_TD: Tensor) -> Tensor:
+        """What a head would read if the encoder ended with these states."""
+        return states_TD
+
+    @abstractmethod
+    def depths(self) -> list[Depth]:
+        """All its parts, the last layer first and the tables last; each weight is in one of them."""
+
+    @abstractmethod
+    def matrices(self) -> dict[nn.Parameter, Stack]:
+        """The matrices of its layers, without tables."""
+
+    def linears(self) -> list[NamedLinear]:
+        """The linear layers that may be replaced, as they run; one that layers share comes again."""
+        return []
+
+    def put_linears(self, layers: Iterable[nn.Linear]) -> None:
+        """Replace the layers of `linears`, in their order."""
+        for each, layer in zip(self.linears(), list(layers), strict=True):
+            self.set_submodule(each.name, layer)
+
+    def keep_layers(self, kept: Sequence[int], order: Sequence[int]) -> None:  # noqa: ARG002 - others do
+        """Have only these layers, in this order; one that is named twice becomes two."""
+        need(None, "layers that can be left out")
+
+    @property
+    def attention_heads(self) -> "AttentionHeads | None":
+        """What may be asked of its attention heads; None if it has none."""
+        return None
+
+    @property
+    def input(self) -> "Embeddings | None":
+        """The vectors that are added up for each token; None if these are word vectors alone."""
+        return None
+
+    def recordable(self, device: torch.device) -> bool:  # noqa: ARG002 - it depends on it elsewhere
+        """True if training steps in half precision can be recorded as CUDA graphs."""
+        return False
+
+    def look(self, direction: Direction) -> None:
+        """Let each token see both sides or one only, in training and afterwards."""
+        if direction != self.direction:
+            what = f"this encoder reads {self.direction}, and cannot be made to read {direction}"
+            raise UserError(what, where="examples.objective", remedy="choose another objective or model")
 
     def sentence_rows(self, layout: Layout) -> Rows:
         """The rows that `sentence_states` looks at."""
@@ -352,10 +154,44 @@ class Encoder(nn.Module):
         """
         return SENTENCE_STATES[self.sentence](hidden_TD, layout)
 
+    def sentences(self, batch: PackedBatch) -> Tensor:
+        """What stands for each sequence of a batch [S, D], without computing more than that."""
+        rows = self.sentence_rows(batch.layout)
+        hidden_RD: Tensor = self(batch, rows=rows)
+        # Of all rows a compiled graph makes a slice of its own: never `is ALL`.
+        return self.sentence_states(hidden_RD, batch.layout) if isinstance(rows, slice) else hidden_RD
+
+    def with_sentences(self, batch: PackedBatch, rows_P: Tensor) -> tuple[Tensor, Tensor]:
+        """The states of these rows [P, D] and what stands for each sequence [S, D], from one pass."""
+        rows_S = self.sentence_rows(batch.layout)
+        if isinstance(rows_S, slice):  # the mean of all rows (a ModernBERT may say so)
+            hidden_TD = self(batch)
+            return hidden_TD[rows_P], self.sentence_states(hidden_TD, batch.layout)
+        hidden_RD = self(batch, rows=torch.cat((rows_P, rows_S)))
+        return hidden_RD[: len(rows_P)], hidden_RD[len(rows_P) :]
+
+
+def need(part: Part | None, what: str) -> Part:
+    """A part that not every kind of encoder has; a UserError if there is none."""
+    if not part:
+        remedy = "take a Transformer, such as a BERT"
+        raise UserError(f"this kind of model has no {what}", remedy=remedy)
+    return part
+
+
+def encoders_in(module: nn.Module) -> list[Encoder]:
+    """Every encoder in a module."""
+    return [part for part in module.modules() if isinstance(part, Encoder)]
+
+
+def layers_in(module: nn.Module) -> list[nn.Module]:
+    """The layers of every encoder in a module, each once, the first one first."""
+    return [depth.layer for encoder in encoders_in(module) for depth in encoder.depths()[-2::-1]]
+
 
 def can_compile(module: nn.Module) -> bool:
-    """Whether every encoder in a module can be compiled as one graph."""
-    return all(part.compilable for part in module.modules() if isinstance(part, Encoder))
+    """True if every encoder in a module can be compiled as one graph."""
+    return all(encoder.compilable for encoder in encoders_in(module))
 
 
 def first_rows(layout: Layout) -> Tensor:

@@ -15,8 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bertsmith.model.encoder import ALL, Block, FeedForward, GatedFeedForward
+from bertsmith.model.attention_heads import attention_heads_of
+from bertsmith.model.encoder import ALL
 from bertsmith.model.network import Network
+from bertsmith.model.transformer import Block
 from bertsmith.packed import Layout, PackedBatch
 
 
@@ -84,8 +86,7 @@ def importance_gates(network: Network) -> Iterator[ImportanceGates]:
     """
     gates = ImportanceGates(network)
     hooks = []
-    for block in network.encoder.blocks:
-        assert isinstance(block, Block), "every architecture is made of blocks"
+    for block in attention_heads_of(network.encoder).blocks:
         hooks += _gate_block(block, gates)
     try:
         yield gates
@@ -97,7 +98,6 @@ def importance_gates(network: Network) -> Iterator[ImportanceGates]:
 def _gate_block(block: Block, gates: ImportanceGates) -> list[Any]:
     state, heads = _GatesOfBlock(), block.attention.heads
     feed_forward = block.feed_forward
-    assert isinstance(feed_forward, FeedForward | GatedFeedForward), "there are no others"
     inner = feed_forward.contract.in_features
     gates.blocks.append(state)
     gates.sums.append((torch.zeros(heads).double(), torch.zeros(inner).double()))

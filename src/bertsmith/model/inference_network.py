@@ -12,25 +12,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from bertsmith.model.attention import Attend
-from bertsmith.model.encoder import (
-    ALL,
-    Block,
-    Embeddings,
-    Encoder,
-    FeedForward,
-    GatedFeedForward,
-    PostNormBlock,
-    PreNormBlock,
-    Rows,
-    SandwichNormBlock,
-    SelfAttention,
-)
+from bertsmith.model.encoder import ALL, Rows
 from bertsmith.model.heads import OutputHead
 from bertsmith.model.inference_linear import (
     FUSED,
@@ -54,6 +41,16 @@ from bertsmith.model.quantised_weights import (
     smoothed,
 )
 from bertsmith.model.torch_internals import ON_ARM
+from bertsmith.model.transformer import (
+    Block,
+    Embeddings,
+    GatedFeedForward,
+    PostNormBlock,
+    PreNormBlock,
+    SandwichNormBlock,
+    SelfAttention,
+    Transformer,
+)
 from bertsmith.packed import PackedBatch
 
 # ---- a block of four linear layers
@@ -82,7 +79,6 @@ class InferenceBlock(nn.Module):
         self.rotary = block.attention.rotary
         self.attention_norm, self.feed_forward_norm = block.attention_norm, block.feed_forward_norm
         feed_forward = block.feed_forward
-        assert isinstance(feed_forward, FeedForward | GatedFeedForward), "convertible_blocks gives no others"
         self.gated = isinstance(feed_forward, GatedFeedForward)
         self.activation = Activation(feed_forward.activation_name, feed_forward.activation)
         self.linears = linears
@@ -148,33 +144,16 @@ INFERENCE_BLOCKS: dict[type[nn.Module], Callable[..., InferenceBlock]] = {
 
 def convertible_blocks(network: Network) -> list[Block]:
     """The blocks of a network, or none where some are of another make."""
-    blocks = [each for each in network.encoder.blocks if isinstance(each, Block)]
-    plain = all(
-        type(block) in INFERENCE_BLOCKS
-        and isinstance(block.feed_forward, FeedForward | GatedFeedForward)
-        and type(block.attention) is SelfAttention
-        for block in blocks
-    )
-    return blocks if plain and len(blocks) == len(network.encoder.blocks) else []
-
-
-def plain_blocks(network: Network) -> list[Block]:
-    """The blocks of a network, whatever their attention: what they hold of weights is known of each."""
-    return [each for each in network.encoder.blocks if isinstance(each, Block)]
+    encoder = network.encoder
+    blocks = encoder.own_blocks() if isinstance(encoder, Transformer) else []
+    plain = all(type(each) in INFERENCE_BLOCKS and type(each.attention) is SelfAttention for each in blocks)
+    return blocks if plain else []
 
 
 def linears_of(block: Block) -> tuple[nn.Linear, nn.Linear, nn.Linear, nn.Linear]:
     """Project, output, expand, contract."""
     attention, feed_forward = block.attention, block.feed_forward
-    assert isinstance(feed_forward, FeedForward | GatedFeedForward), "convertible_blocks gives no others"
     return attention.project, attention.output, feed_forward.expand, feed_forward.contract
-
-
-def put_weights(block: Block, weights: tuple[nn.Linear, ...]) -> None:
-    """Let a block hold other layers: project, output, expand, contract."""
-    feed_forward = block.feed_forward
-    assert isinstance(feed_forward, FeedForward | GatedFeedForward), "linears_of takes no others"
-    block.attention.project, block.attention.output, feed_forward.expand, feed_forward.contract = weights
 
 
 # ---- a network of such blocks
@@ -206,7 +185,7 @@ def packed_network(network: Network, over: Network | None = None) -> Network:
         return network
     converted = []
     for number, block in enumerate(blocks):
-        base = None if over is None else over.encoder.blocks[number]
+        base = None if over is None else over.encoder.get_submodule(f"blocks.{number}")
         linears = linears_of(block)
         if isinstance(base, InferenceBlock):
             frozen = base.linears.in_order()
@@ -220,15 +199,12 @@ def packed_network(network: Network, over: Network | None = None) -> Network:
     return _with_real_table(_with_blocks(network, converted))
 
 
-BlockWeights = tuple[QuantisedLinear, QuantisedLinear, QuantisedLinear, QuantisedLinear]
-"""Project, output, expand, contract."""
-
-
-def int8_network(network: Network, weights: Sequence[BlockWeights], dtype: torch.dtype) -> Network:
-    """The same network with 8-bit products by the weights of each block; all else in another precision."""
+def int8_network(network: Network, weights: Sequence[QuantisedLinear], dtype: torch.dtype) -> Network:
+    """The same network with 8-bit products by these weights of its layers; all else in another precision."""
     form = SignedInt8Linear if ON_ARM else Int8Linear
     linears = []
-    for project, output, expand, contract in weights:
+    for first in range(0, len(weights), 4):
+        project, output, expand, contract = weights[first : first + 4]
         assert contract.steps is not None, "it was calibrated"
         # The layer in the middle gives its activation already rounded, as the last one reads it: that spares
         # the widest values of a block a pass in full precision.
@@ -253,9 +229,10 @@ def real_network(network: Network) -> Network:
     if not stored_weights(network):
         return network
     real = with_shared_weights(network)
-    for block in plain_blocks(real):
-        put_weights(block, tuple(map(_real, linears_of(block))))
-    return _with_real_table(real)
+    real.encoder.put_linears(_real(each.linear) for each in real.encoder.linears())
+    if isinstance(real.encoder.words, QuantisedEmbedding):
+        real.encoder.put_words(_real_table(real.encoder.words))
+    return real.eval()
 
 
 def _real(linear: nn.Linear) -> nn.Linear:
@@ -269,7 +246,8 @@ def _real(linear: nn.Linear) -> nn.Linear:
 
 def _with_blocks(network: Network, layers: Iterable[tuple[Block, BlockLinears]]) -> Network:
     encoder = network.encoder
-    converted = Encoder(
+    assert isinstance(encoder, Transformer), "others have no blocks"
+    converted = Transformer(
         encoder.embeddings,
         [INFERENCE_BLOCKS[type(block)](block, linears) for block, linears in layers],
         order=encoder.order,
@@ -280,35 +258,39 @@ def _with_blocks(network: Network, layers: Iterable[tuple[Block, BlockLinears]])
 
 
 def _with_real_table(network: Network) -> Network:
-    """The network, whose word table now holds real numbers: 8-bit ones would be scaled at each look-up."""
-    embeddings = network.encoder.embeddings
-    if isinstance(embeddings.words, QuantisedEmbedding):
-        weight_VE = embeddings.words.weight
-        table = nn.Embedding(len(weight_VE), weight_VE.shape[1], _weight=weight_VE)
+    """The network, whose word table now holds real numbers."""
+    encoder = network.encoder
+    assert isinstance(encoder, Transformer), "others have no blocks"
+    if isinstance(encoder.words, QuantisedEmbedding):
+        embeddings, table = encoder.embeddings, _real_table(encoder.words)
         widen = embeddings.widen if isinstance(embeddings.widen, nn.Linear) else None
         added, norm, dropout = dict(embeddings.added.items()), embeddings.norm, embeddings.dropout.p
         # Others of its own: those of the network that was read stay as they are.
-        network.encoder.embeddings = Embeddings(table, added, norm=norm, dropout=dropout, widen=widen)  # type: ignore[arg-type]
+        encoder.embeddings = Embeddings(table, added, norm=norm, dropout=dropout, widen=widen)  # type: ignore[arg-type]
     return network.eval()
+
+
+def _real_table(words: QuantisedEmbedding) -> nn.Embedding:
+    """A table of real numbers: 8-bit ones would be scaled at each look-up."""
+    weight_VE = words.weight
+    return nn.Embedding(len(weight_VE), weight_VE.shape[1], _weight=weight_VE)
 
 
 # ---- what a network's weights are for 8-bit products
 
 
-def calibrated(network: Network, batches: Iterable[PackedBatch]) -> list[BlockWeights]:
-    """The weights of each block for 8-bit products, by the inputs that its layers have in these batches."""
-    blocks = plain_blocks(network)
-    with _observed([linear for block in blocks for linear in linears_of(block)]) as seen, torch.no_grad():
+def calibrated(network: Network, batches: Iterable[PackedBatch]) -> list[QuantisedLinear]:
+    """The weights of its linear layers for 8-bit products, by the inputs that these have in these batches."""
+    layers = network.encoder.linears()
+    with _observed([each.linear for each in layers]) as seen, torch.no_grad():
         for batch in batches:
             network(batch)
-    found = []
-    for block in blocks:
-        project, output, expand, contract = linears_of(block)
-        fused = isinstance(block.feed_forward, FeedForward) and block.feed_forward.activation_name in FUSED
-        last = in_steps(contract, seen[contract].steps()) if fused else smoothed(contract, seen[contract])
-        first, second, third = (smoothed(linear, seen[linear]) for linear in (project, output, expand))
-        found.append((first, second, third, last))
-    return found
+    return [
+        in_steps(each.linear, seen[each.linear].steps())
+        if each.activation in FUSED
+        else smoothed(each.linear, seen[each.linear])
+        for each in layers
+    ]
 
 
 @contextmanager
@@ -331,12 +313,8 @@ def _observed(linears: list[nn.Linear]) -> Iterator[dict[nn.Linear, InputRange]]
             hook.remove()
 
 
-def stored_weights(network: Network) -> list[BlockWeights]:
-    """The weights of each block that were calibrated before; none where some were not."""
-    found = []
-    for block in plain_blocks(network):
-        linears = linears_of(block)
-        if not all(isinstance(linear, QuantisedLinear) and linear.steps is not None for linear in linears):
-            return []
-        found.append(cast("BlockWeights", linears))
-    return found
+def stored_weights(network: Network) -> list[QuantisedLinear]:
+    """The weights of its linear layers that were calibrated before; none where some were not."""
+    layers = [each.linear for each in network.encoder.linears()]
+    found = [each for each in layers if isinstance(each, QuantisedLinear) and each.steps is not None]
+    return found if len(found) == len(layers) else []

@@ -1,20 +1,17 @@
 """A network of some layers of another one: what a student begins with (DistilBERT; Sanh et al. 2019)."""
 
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import replace
-
-from torch import Tensor
 
 from bertsmith.core.errors import UserError
 from bertsmith.model.architectures.albert import AlbertConfig
 from bertsmith.model.architectures.distilbert import DistilBertConfig
 from bertsmith.model.architectures.modernbert import ModernBertConfig
-from bertsmith.model.encoder import PositionTable
 from bertsmith.model.encoder_config import EncoderConfig
-from bertsmith.model.network import Network, build_network
+from bertsmith.model.network import Network
+from bertsmith.model.transformer import PositionTable
 
-BLOCKS = "encoder.blocks."
-POSITIONS, SEGMENTS = (f"encoder.embeddings.added.{table}.weight" for table in ("position", "segment"))
 DISTILBERT_EPS = 1e-12
 """Of every LayerNorm of a DistilBERT, whose config.json has no key for it."""
 
@@ -73,27 +70,21 @@ def network_of_layers(source: Network, layers: Sequence[int], config: EncoderCon
     What `without_segments` leaves out, the first segment's vector, becomes part of every position's: with one
     segment both networks have the same embeddings.
     """
-    network = build_network(config, {"mlm": 0} if "mlm" in source.heads else {})
-    weights = source.state_dict()
-    order = source.encoder.order
-
-    def of_source(name: str) -> Tensor:
-        if name.startswith(BLOCKS):
-            number, _, rest = name.removeprefix(BLOCKS).partition(".")
-            # Where one block serves all layers (ALBERT), it stays the one.
-            shared = len(source.encoder.blocks) < len(order)
-            name = f"{BLOCKS}{number if shared else order[layers[int(number)]]}.{rest}"
-        held: Tensor = weights[name]
-        return held + weights[SEGMENTS][0] if name == POSITIONS and folds_segment else held.clone()
-
-    folds_segment = not config.segments and SEGMENTS in weights
-    network.load_state_dict({name: of_source(name) for name in network.state_dict()})
-    return network.eval()
+    encoder = deepcopy(source.encoder)
+    encoder.keep_layers(layers, config.order())
+    if not config.segments and encoder.input is not None:
+        encoder.input.fold_segment()
+    return Network(
+        config, encoder, {name: deepcopy(source.heads[name]) for name in source.heads if name == "mlm"}
+    ).eval()
 
 
 def freeze_positions(network: Network) -> bool:
     """Let the position table stay as it is; whether there is one."""
-    tables = [each for each in network.encoder.embeddings.added.values() if isinstance(each, PositionTable)]
+    parts = network.encoder.input
+    tables = (
+        [] if parts is None else [each for each in parts.added.values() if isinstance(each, PositionTable)]
+    )
     for table in tables:
         table.requires_grad_(False)
     return bool(tables)

@@ -18,16 +18,8 @@ from torch.nn import functional
 
 from bertsmith.core.errors import UserError
 from bertsmith.model.elementwise import Dropout
+from bertsmith.model.encoder import need
 from bertsmith.model.network import Network, published_names
-
-TARGETS: dict[str, tuple[tuple[str, int], ...]] = {
-    "query": (("attention.project", 0),),
-    "key": (("attention.project", 1),),
-    "value": (("attention.project", 2),),
-    "output": (("attention.output", 0),),
-    "feed-forward": (("feed_forward.expand", 0), ("feed_forward.contract", 0)),
-}
-"""What a recipe calls the layers of a block -> our layers, and which of the matrices stacked in each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,15 +141,13 @@ def targeted_layers(network: Network, targets: Sequence[str]) -> list[PublishedL
 
     Where query, key and value are published as one layer (ModernBERT), each of the three names it.
     """
-    wanted = {place for target in targets for place in TARGETS[target]}
+    named = {f"encoder.{each.name}": each.targets for each in network.encoder.linears()}
     found = []
     for layer in published_layers(network).values():
-        parts = layer.ours.split(".")  # encoder, blocks, number, and the path in the block
-        fused = layer.stacked == 1
-        places = {(path, 0 if fused else number) for path, number in wanted}
-        if parts[:2] == ["encoder", "blocks"] and (".".join(parts[3:]), layer.number) in places:
+        own = named.get(layer.ours, ())
+        if {*(own if layer.stacked == 1 else own[layer.number : layer.number + 1])} & {*targets}:
             found.append(layer)
-    return found
+    return need(found, "linear layers that can have adapters")
 
 
 def add_fresh_adapters(

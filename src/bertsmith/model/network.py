@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from bertsmith.core.errors import UserError
 from bertsmith.model.architecture import Architecture, HeadSpec, InitialRule, Names, with_prefix
 from bertsmith.model.architectures.registry import architecture_of
-from bertsmith.model.encoder import Encoder, SelfAttention
+from bertsmith.model.encoder import Encoder
 from bertsmith.model.encoder_config import Direction, EncoderConfig
 from bertsmith.model.heads import MaskedLanguageHead
 from bertsmith.packed import Layout, PackedBatch
@@ -46,11 +46,7 @@ class Network(nn.Module):
 
     def sentence_scores(self, head: str, batch: PackedBatch) -> Tensor:
         """The outputs of a sentence head [S, C], without computing what it does not look at."""
-        rows = self.encoder.sentence_rows(batch.layout)
-        hidden_RD: Tensor = self.encoder(batch, rows=rows)
-        if isinstance(rows, slice):  # all of them; a compiled graph makes a slice of its own: never `is ALL`
-            return self.scores(head, hidden_RD, batch.layout)
-        return self.scores_of_sentences(head, hidden_RD)
+        return self.scores_of_sentences(head, self.encoder.sentences(batch))
 
     def pooled(self, hidden_TD: Tensor, layout: Layout) -> Tensor:
         """The pooler's output [S, D]."""
@@ -66,7 +62,7 @@ class Network(nn.Module):
 
         Aligned ones go on, up to a round number, with words that do not exist: their scores are -inf.
         """
-        words_VE = self.encoder.embeddings.words.weight
+        words_VE = self.encoder.words.weight
         scores_PV: Tensor = self.heads["mlm"](hidden_PD, words_VE, aligned=aligned)
         return scores_PV
 
@@ -79,7 +75,7 @@ def build_network(config: EncoderConfig, heads: Mapping[str, int]) -> Network:
     if "mlm" in heads and not config.tied:
         head = network.heads["mlm"]
         assert isinstance(head, MaskedLanguageHead)
-        head.untie(network.encoder.embeddings.words.weight)
+        head.untie(network.encoder.words.weight)
     if config.direction != "both":
         set_direction(network, config.direction)
     return network
@@ -87,17 +83,8 @@ def build_network(config: EncoderConfig, heads: Mapping[str, int]) -> Network:
 
 def set_direction(network: Network, direction: Direction) -> None:
     """Let each token see both sides or one only, in training and afterwards; its config says so too."""
-    encoder, before = network.encoder, network.config.direction
+    network.encoder.look(direction)
     network.config = replace(network.config, direction=direction)
-    causal, backwards = direction != "both", direction == "right-to-left"
-    for part in [each for each in encoder.modules() if isinstance(each, SelfAttention)]:
-        part.training_rule = replace(part.training_rule, causal=causal, backwards=backwards)
-        part.rule = replace(part.rule, causal=causal, backwards=backwards)
-    # From left to right the first row sees no text, and a head on it would be a constant: the last sees all.
-    if direction == "left-to-right" and encoder.sentence == "first":
-        encoder.sentence = "last"
-    elif before == "left-to-right" != direction and encoder.sentence == "last":
-        encoder.sentence = "first"
 
 
 def set_pooling(network: Network, sentence: Literal["first", "mean"]) -> None:
@@ -135,7 +122,7 @@ def add_fresh_head(network: Network, name: str, outputs: int, generator: torch.G
     head = _head_spec(architecture, name).build(network.config, outputs)
     initialise(head, architecture.initial(network.config), generator)
     # Sampled in fp32 on the CPU, then moved: the same weights whatever the device and precision.
-    like = network.encoder.embeddings.words.weight
+    like = network.encoder.words.weight
     network.heads[name] = head.to(device=like.device, dtype=like.dtype)
     return [name, *add_missing_supports(network, generator)]
 

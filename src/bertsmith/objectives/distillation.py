@@ -18,6 +18,7 @@ from bertsmith.core.measures import Declaration, LossTerm, Metric, mean, mean_lo
 from bertsmith.core.seeds import key_of
 from bertsmith.data.collate import PretrainingBatch
 from bertsmith.model.attention import AttentionRule
+from bertsmith.model.attention_heads import attention_heads_of
 from bertsmith.model.attention_kernels import packed_attention
 from bertsmith.model.encoder import ALL, Rows
 from bertsmith.model.encoder_config import EncoderConfig
@@ -101,7 +102,7 @@ class Distillation(PretrainingObjective):
     def _pass(self, network: Network, inputs: PackedBatch, rows: Rows) -> Pass:
         """What a network makes of a batch, computed at the rows that count, and what is compared besides."""
         distill, encoder = self.distill, network.encoder
-        last = len(encoder.order) - 1
+        last = encoder.layers - 1
         wanted = {last} if distill.relation_weight else set()
         if distill.attention_weight:
             wanted |= {depth - 1 for depth in self._depths_of(network) if depth}
@@ -116,11 +117,11 @@ class Distillation(PretrainingObjective):
             seen.append(len(seen))
             return packed_attention(query_THK, key_THK, value_THK, layout, rule)
 
-        how = attend if wanted else packed_attention
+        heads = attention_heads_of(encoder) if wanted else None
         if distill.hidden_weight:
-            states = encoder.hidden_states(inputs, how)
+            states = heads.run_states(inputs, attend) if heads else encoder.hidden_states(inputs)
             return Pass(states[-1][rows], states, kept)
-        return Pass(encoder(inputs, how, rows=rows), [], kept)
+        return Pass(heads.run(inputs, attend, rows=rows) if heads else encoder(inputs, rows=rows), [], kept)
 
     def _depths_of(self, network: Network) -> list[int]:
         """The depths of a network's states that are compared, 0 for its embeddings."""

@@ -38,7 +38,7 @@ def word_sums(
     if hidden_PD.device.type != "cpu" or plain:
         scores_PV = network.scores_of_words(hidden_PD, aligned=hidden_PD.is_cuda)
         return weighted_sums(scores_PV, labels_P, weights_P)
-    decoder_VE = head.decoder_weight(network.encoder.embeddings.words.weight)
+    decoder_VE = head.decoder_weight(network.encoder.words.weight)
     operands = (head.transform(hidden_PD), decoder_VE, head.bias, labels_P, weights_P)
     loss, hits = _LinearCrossEntropy.apply(*operands)  # type: ignore[no-untyped-call]
     return loss, hits

@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from bertsmith.core.errors import UserError
@@ -82,23 +81,13 @@ class MaskedLanguageModelling(PretrainingObjective):
         if self.pair_head == "none":
             hidden_PD = self.network.encoder(batch.inputs, rows=batch.masked_rows_P)
         else:
-            hidden_PD, sentence_SD = self._states(batch)
+            hidden_PD, sentence_SD = self.network.encoder.with_sentences(batch.inputs, batch.masked_rows_P)
         labels_P, weights_P = batch.masked_ids_P, batch.masked_weights_P
         loss, hits = word_sums(self.network, hidden_PD, labels_P, weights_P)
         words = {"token_loss": loss, "token_hits": hits}
         if self.pair_head == "none":
             return words
         return words | pair_sums(self.network, self.pair_head, sentence_SD, batch)
-
-    def _states(self, batch: PretrainingBatch) -> tuple[Tensor, Tensor]:
-        """The states of the predicted rows [P, D] and what stands for each sentence [S, D]."""
-        encoder, layout, rows_P = self.network.encoder, batch.inputs.layout, batch.masked_rows_P
-        rows_S = encoder.sentence_rows(layout)
-        if isinstance(rows_S, slice):  # the mean of all rows (a ModernBERT may say so)
-            hidden_TD = encoder(batch.inputs)
-            return hidden_TD[rows_P], encoder.sentence_states(hidden_TD, layout)
-        hidden_RD = encoder(batch.inputs, rows=torch.cat((rows_P, rows_S)))
-        return hidden_RD[: len(rows_P)], hidden_RD[len(rows_P) :]
 
 
 def pair_sums(

@@ -56,10 +56,7 @@ class ReplacedTokenDetection(PretrainingObjective):
         pair_weight: float = 1.0,
     ) -> None:
         super().__init__(network, measures(discriminator_weight, pair_head, pair_weight))
-        # google-research/electra shares all three tables and their LayerNorm; what widens them stays apart,
-        # for the widths differ.
-        ours, theirs = network.encoder.embeddings, generator.encoder.embeddings
-        theirs.words, theirs.added, theirs.norm = ours.words, ours.added, ours.norm
+        generator.encoder.share_tables(network.encoder)  # all three, and their norm (google-research/electra)
         self.generator, self.pair_head = generator, pair_head
 
     def networks(self) -> Mapping[str, Network]:

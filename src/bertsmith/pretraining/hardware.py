@@ -11,7 +11,6 @@ import torch
 
 from bertsmith.core.errors import UserError
 from bertsmith.data.collate import Multiples
-from bertsmith.model.attention_kernels import flash_fits
 from bertsmith.model.encoder import can_compile
 from bertsmith.model.encoder_config import EncoderConfig
 from bertsmith.model.flops import PassSize, flops_per_step
@@ -120,7 +119,7 @@ def _recordable(recipe: Recipe, networks: Sequence[Network], load: TrainingLoad,
     # is read back, nor with gradients of other processes.
     can = load.device == "cuda" and load.precision == "bf16" and OPTIMIZERS[recipe.optim.algorithm].recordable
     can = can and recipe.run.spike_factor == "off" and not load.recompute and world.size == 1
-    if not can or not all(flash_fits(each.config.head_width, world.device) for each in networks):
+    if not can or not all(each.encoder.recordable(world.device) for each in networks):
         return False
     tokens, sequences = step_size(recipe)
     return _flops(networks, load, tokens=tokens, sequences=sequences) < RECORDED_FLOPS

@@ -281,7 +281,7 @@ def grow_for_words(network: Network, before: Tokenizer, after: Tokenizer, words:
         _grow(network, after.vocabulary_size)
     # The decoder of masked words is the same table, unless the folder has one of its own.
     head = _masked_language_head(network)
-    learned = [network.encoder.embeddings.words.weight, *(() if head is None else (head.decoder, head.bias))]
+    learned = [network.encoder.words.weight, *(() if head is None else (head.decoder, head.bias))]
     tables = [table for table in learned if table is not None]
     with torch.no_grad():
         for word in fresh:
@@ -301,7 +301,7 @@ def _grow(network: Network, entries: int) -> None:
         rows[: len(table)] = table.detach()
         return nn.Parameter(rows)
 
-    words, head = network.encoder.embeddings.words, _masked_language_head(network)
+    words, head = network.encoder.words, _masked_language_head(network)
     words.weight, words.num_embeddings = longer(words.weight), entries
     if head is not None:
         head.bias = None if head.bias is None else longer(head.bias)

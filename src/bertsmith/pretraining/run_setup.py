@@ -17,7 +17,7 @@ from bertsmith.core.errors import UserError
 from bertsmith.core.files import read_json, write_json, write_text
 from bertsmith.corpus.token_store import TokenStore
 from bertsmith.data.data_loader import PretrainingDataset, StepBatches, StepIndex, load_steps
-from bertsmith.model.encoder import Block
+from bertsmith.model.encoder import layers_in
 from bertsmith.model.network import Network
 from bertsmith.objectives.pretraining_objective import PretrainingObjective
 from bertsmith.objectives.registry import OBJECTIVES
@@ -260,10 +260,10 @@ def build_trainer(recipe: Recipe, objective: PretrainingObjective, machine: Mach
     sharded = world.size > 1 and recipe.run.parallel == "fsdp"
     if machine.compiled and not sharded:
         objective.compile_whole()
-    # Sharded weights are gathered between the blocks, outside any graph.
+    # Sharded weights are gathered between the layers, outside any graph.
     if machine.compiled and sharded:
-        for block in (module for module in objective.modules() if isinstance(module, Block)):
-            block.compile(fullgraph=True)
+        for layer in layers_in(objective):
+            layer.compile(fullgraph=True)
     wrapped = share_work(objective, world, recipe.run.parallel)
     optimizer = build_optimizer(wrapped, recipe.optim, order="matrices first")
     averages = recipe.run.average_from != "off"

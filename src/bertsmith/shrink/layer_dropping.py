@@ -3,8 +3,6 @@
 from collections.abc import Collection
 from copy import deepcopy
 
-from torch import nn
-
 from bertsmith.core.errors import UserError
 from bertsmith.model.architectures.albert import AlbertConfig
 from bertsmith.model.encoder_config import EncoderConfig
@@ -20,9 +18,7 @@ def without_layers(network: Network, dropped: Collection[int]) -> Network:
     kept = _kept_layers(config, dropped)
     smaller = deepcopy(network)
     smaller.config = subset_config(config, kept, where=WHERE)
-    if not isinstance(config, AlbertConfig):  # whose layers run blocks that stay
-        smaller.encoder.blocks = nn.ModuleList([smaller.encoder.blocks[layer] for layer in kept])
-    smaller.encoder.order = tuple(smaller.config.order())
+    smaller.encoder.keep_layers(kept, smaller.config.order())
     return smaller
 
 

@@ -17,11 +17,8 @@ Masks = dict[str, Tensor]
 
 def prunable_weights(network: Network) -> dict[str, nn.Parameter]:
     """The matrices of the layers; embeddings, norms, biases and heads stay whole (Chen et al. 2020)."""
-    return {
-        name: parameter
-        for name, parameter in network.named_parameters()
-        if name.startswith("encoder.blocks.") and parameter.dim() == 2
-    }
+    hidden = network.encoder.matrices()
+    return {name: parameter for name, parameter in network.named_parameters() if parameter in hidden}
 
 
 def cubic_sparsity(final: float, done: float) -> float:

@@ -11,16 +11,11 @@ from bertsmith.inference.engine import BATCH_TOKENS
 from bertsmith.inference.finetuned_folder import MIX_FILE
 from bertsmith.inference.loaded_model import Bert, load
 from bertsmith.inference.text_reader import TextOrPair
-from bertsmith.model.inference_network import (
-    calibrated,
-    convertible_blocks,
-    linears_of,
-    plain_blocks,
-    put_weights,
-)
+from bertsmith.model.encoder import need
+from bertsmith.model.inference_network import calibrated, convertible_blocks
 from bertsmith.model.network import Network
 from bertsmith.model.quantised_folder import is_quantised
-from bertsmith.model.quantised_weights import QuantisedLinear, quantised_for_memory, quantised_table
+from bertsmith.model.quantised_weights import quantised_for_memory, quantised_table
 from bertsmith.model.tensor_files import SAVED_WEIGHT_FILES
 from bertsmith.packed import PackedBatch
 
@@ -47,8 +42,7 @@ def quantise_for_products(
     bert = _opened(model, out, base)
     network, chosen = bert.model.network, texts[:CALIBRATION_TEXTS]
     before, weights = _bytes_of(network), calibrated(network, _batches(bert, chosen))
-    for block, four in zip(plain_blocks(network), weights, strict=True):
-        put_weights(block, four)
+    network.encoder.put_linears(weights)
     return _written(bert, out, texts=len(chosen), before=before)
 
 
@@ -56,13 +50,8 @@ def quantise_weights(model: Path, out: Path, *, bits: int, base: Path | None) ->
     """Write a folder of weights of 8 or 4 bits, whose products are computed with real numbers."""
     bert = _opened(model, out, base)
     before = _bytes_of(bert.model.network)
-    for block in plain_blocks(bert.model.network):
-        # Layers that share weights have the quantised ones by now.
-        project, output, expand, contract = (
-            each if isinstance(each, QuantisedLinear) else quantised_for_memory(each, bits)
-            for each in linears_of(block)
-        )
-        put_weights(block, (project, output, expand, contract))
+    encoder = bert.model.network.encoder
+    encoder.put_linears(quantised_for_memory(each.linear, bits) for each in encoder.linears())
     return _written(bert, out, texts=0, before=before)
 
 
@@ -72,6 +61,7 @@ def _opened(model: Path, out: Path, base: Path | None) -> Bert:
     if is_quantised(bert.model.network):
         remedy = "give the model that it was made from"
         raise UserError("is quantised already", where=str(model), remedy=remedy)
+    need(bert.model.network.encoder.linears(), "linear layers whose weights can be rounded")
     return bert
 
 
@@ -84,8 +74,8 @@ def _batches(bert: Bert, texts: Sequence[TextOrPair]) -> Iterator[PackedBatch]:
 
 
 def _written(bert: Bert, out: Path, *, texts: int, before: int) -> Quantised:
-    embeddings = bert.model.network.encoder.embeddings
-    embeddings.words = quantised_table(embeddings.words)
+    encoder = bert.model.network.encoder
+    encoder.put_words(quantised_table(encoder.words))
     bert.save(out)
     after = sum(file.stat().st_size for pattern in SAVED_WEIGHT_FILES for file in out.glob(pattern))
     # A BiLSTM on frozen layers stays as it is, and is as large as before.

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from bertsmith.core.errors import UserError
 from bertsmith.inference.loaded_model import Bert
 from bertsmith.model.architectures.albert import SHARED_PARTS, AlbertConfig, Sharing
-from bertsmith.model.encoder import Block, Embeddings
 from bertsmith.model.encoder_config import EncoderConfig
 from bertsmith.model.model_folder import head_outputs
 from bertsmith.model.network import Network, build_network
 from bertsmith.model.quantised_folder import is_quantised
+from bertsmith.model.transformer import Block, Embeddings, Transformer
 
 KEPT_HEADS = ("pooler", "mlm", "classify", "tag", "span", "choice")
 """Heads that an ALBERT has, too, in the same form."""
@@ -58,11 +58,12 @@ def shared_network(
         wanted.remove("mlm")  # it gives a vector of that width, through a layer that would have to be another
     outputs = head_outputs(network)
     shared = build_network(config, {head: outputs[head] for head in wanted})
+    ours, theirs = shared.encoder, network.encoder
+    assert isinstance(ours, Transformer) and isinstance(theirs, Transformer), "a BERT is to be an ALBERT"
     with torch.no_grad():
-        _fill_embeddings(shared.encoder.embeddings, network.encoder.embeddings)
-        for number, block in enumerate(shared.encoder.blocks):
-            assert isinstance(block, Block)
-            _fill_block(block, number, network, config, take)
+        _fill_embeddings(ours.embeddings, theirs.embeddings)
+        for number, block in enumerate(ours.own_blocks()):
+            _fill_block(block, number, theirs, config, take)
         for head in wanted:
             shared.heads[head].load_state_dict(network.heads[head].state_dict())
     return shared.eval()
@@ -89,7 +90,7 @@ def _albert_config(config: EncoderConfig, shape: SharedShape) -> AlbertConfig:
 
 
 def _fill_block(
-    block: Block, number: int, network: Network, config: AlbertConfig, take: Literal["average", "first"]
+    block: Block, number: int, bert: Transformer, config: AlbertConfig, take: Literal["average", "first"]
 ) -> None:
     """Give a block what its layers had, part by part: one layer's own, or what its group shares."""
     groups = config.group_of_layers()
@@ -99,7 +100,7 @@ def _fill_block(
     for name, part in block.named_children():
         shares = whole or name in SHARED_PARTS[config.sharing]
         layers = (members if take == "average" else members[:1]) if shares else [number]
-        states = [getattr(network.encoder.blocks[layer], name).state_dict() for layer in layers]
+        states = [getattr(bert.blocks[layer], name).state_dict() for layer in layers]
         part.load_state_dict(
             {key: torch.stack([each[key] for each in states]).mean(0) for key in part.state_dict()}
         )

@@ -6,16 +6,16 @@ Shapes: H heads, K head width, D model width, I inner width, O outputs of a laye
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from bertsmith.core.errors import UserError
-from bertsmith.model.encoder import Block, FeedForward, GatedFeedForward
+from bertsmith.model.attention_heads import attention_heads_of
 from bertsmith.model.encoder_config import EncoderConfig
 from bertsmith.model.network import Network
 from bertsmith.model.quantised_folder import is_quantised
+from bertsmith.model.transformer import Block, GatedFeedForward
 
 Numbers = tuple[int, ...]
 
@@ -33,7 +33,7 @@ def blocks_to_prune(network: Network) -> list[Block]:
     if is_quantised(network):
         remedy = "prune the model that it was made from, and quantise again"
         raise UserError("the model is quantised, and its weights are fixed", remedy=remedy)
-    blocks = [each for each in network.encoder.blocks if isinstance(each, Block)]
+    blocks = attention_heads_of(network.encoder).blocks
     for part in ("attention", "feed_forward"):
         if len({id(getattr(block, part)) for block in blocks}) < len(blocks):
             what = "some layers share a part of their weights, and pruning it in one would change all"
@@ -89,16 +89,12 @@ def _slice_attention(block: Block, heads: Numbers) -> None:
 
 
 def _slice_feed_forward(block: Block, neurons: Numbers) -> None:
-    feed_forward = _feed_forward_of(block)
+    feed_forward = block.feed_forward
     inner = torch.tensor(neurons)
     # A gate has a row for each neuron, below those that it gates.
     gates = [inner + feed_forward.contract.in_features] if isinstance(feed_forward, GatedFeedForward) else []
     feed_forward.expand = _linear_of(feed_forward.expand, outputs=torch.cat([inner, *gates]))
     feed_forward.contract = _linear_of(feed_forward.contract, inputs=inner)
-
-
-def _feed_forward_of(block: Block) -> FeedForward | GatedFeedForward:
-    return cast("FeedForward | GatedFeedForward", block.feed_forward)
 
 
 def _linear_of(
@@ -130,7 +126,7 @@ def zero_filled_network(network: Network) -> Network:
     """The same outputs from a network of one shape for all layers: what was pruned is there as zeros."""
     filled, config = deepcopy(network), network.config
     for block in blocks_to_prune(filled):
-        attention, feed_forward = block.attention, _feed_forward_of(block)
+        attention, feed_forward = block.attention, block.feed_forward
         attention.project = _filled(attention.project, outputs=config.width, stacked=3)
         attention.output = _filled(attention.output, inputs=config.width)
         attention.heads = config.heads

@@ -41,10 +41,10 @@ def _renumbered(key: str, value: Any, new: dict[int, int]) -> Any:
 def trimmed_network(network: Network, kept: Sequence[int]) -> Network:
     """A network of its own that knows only the words of these ids, in this order."""
     smaller, rows_N = deepcopy(network), torch.tensor(kept)
-    words = smaller.encoder.embeddings.words
+    words = smaller.encoder.words
     table = nn.Embedding(len(kept), words.embedding_dim, device="meta")
     table.weight = _rows_of(words.weight, rows_N)
-    smaller.encoder.embeddings.words = table
+    smaller.encoder.put_words(table)
     if "mlm" in smaller.heads:
         head = smaller.heads["mlm"]
         assert isinstance(head, MaskedLanguageHead), "no other predicts words"

@@ -26,7 +26,7 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.nn.parallel import DistributedDataParallel
 
 from bertsmith.core.errors import UserError
-from bertsmith.model.encoder import Block
+from bertsmith.model.encoder import layers_in
 from bertsmith.training.heartbeat import heartbeat, torchrun_store
 
 TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
@@ -316,14 +316,14 @@ def _warnings_off() -> Iterator[None]:
 
 def _sharded(module: nn.Module, world: World) -> nn.Module:
     mesh = init_device_mesh(world.device.type, (world.size,))
-    # Each block comes once, also where layers share it (ALBERT). What is left is one group at the root: the
-    # word embeddings are used at both ends, as the table and as the decoder; and blocks that share a part of
+    # Each layer comes once, also where it is run again (ALBERT). What is left is one group at the root: the
+    # word embeddings are used at both ends, as the table and as the decoder; and layers that share a part of
     # themselves, for a weight belongs to one group.
-    blocks = [each for each in module.modules() if isinstance(each, Block)]
-    uses = Counter(parameter for block in blocks for parameter in block.parameters())
-    for block in blocks:
-        if all(uses[parameter] == 1 for parameter in block.parameters()):
-            fully_shard(block, mesh=mesh)
+    layers = layers_in(module)
+    uses = Counter(parameter for layer in layers for parameter in layer.parameters())
+    for layer in layers:
+        if all(uses[parameter] == 1 for parameter in layer.parameters()):
+            fully_shard(layer, mesh=mesh)
     fully_shard(module, mesh=mesh)
     return module
 

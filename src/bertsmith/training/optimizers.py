@@ -4,14 +4,14 @@ Schedules are pure functions of a run's progress, from 0 at the first update to 
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import nn
 
 from bertsmith.core.errors import UserError
-from bertsmith.model.encoder import Encoder, GatedFeedForward, SelfAttention
+from bertsmith.model.encoder import Encoder, Stack, encoders_in
 from bertsmith.model.heads import Pooler
 from bertsmith.recipe.optim_section import Algorithm, OptimSection
 from bertsmith.training.lamb import build_lamb
@@ -93,7 +93,9 @@ def build_optimizer(
     at whole matrices, by how many are stacked in one. A group's `lr_factor` is what the schedule's learning
     rate is multiplied by.
     """
-    spec, hidden = OPTIMIZERS[optim.algorithm], hidden_matrices(module)
+    spec, hidden = OPTIMIZERS[optim.algorithm], dict[nn.Parameter, Stack]()
+    for encoder in encoders_in(module):
+        hidden |= encoder.matrices()
     factors = dict(_lr_factors(module, optim))
     named = [each for each in module.named_parameters() if each[1].requires_grad]  # a shared one comes once
     if spec.by_matrix == "hidden" and not any(parameter in hidden for _, parameter in named):
@@ -102,14 +104,13 @@ def build_optimizer(
     if order == "matrices first":
         named.sort(key=lambda each: each[1].dim() <= 1)
     by_settings: dict[tuple[int, float, float], list[nn.Parameter]] = {}
-    for name, parameter in named:
+    for _, parameter in named:
         # optimization.py exempts biases and LayerNorms; with the weights of a mix, these are the vectors.
         decay = optim.weight_decay if parameter.dim() > 1 else 0.0
         factor = factors.get(parameter, optim.head_lr_factor)
         if parameter in hidden:
             factor *= optim.matrix_lr_factor
-        parts = {"none": 1, "all": _stacked_matrices(name, parameter), "hidden": hidden.get(parameter, 0)}
-        by_settings.setdefault((parts[spec.by_matrix], factor, decay), []).append(parameter)
+        by_settings.setdefault((_parts(parameter, hidden, spec), factor, decay), []).append(parameter)
     groups = [
         {
             "params": by_settings[key],
@@ -124,47 +125,33 @@ def build_optimizer(
     return spec.build(groups, optim)
 
 
-def hidden_matrices(module: nn.Module) -> dict[nn.Parameter, int]:
-    """The matrices of an encoder's layers, and how many are stacked in each parameter."""
-    encoders = [part for part in module.modules() if isinstance(part, Encoder)]
-    parts = [part for encoder in encoders for part in encoder.blocks.modules()]
-    stacked = {part.project.weight: 3 for part in parts if isinstance(part, SelfAttention)}
-    stacked |= {part.expand.weight: 2 for part in parts if isinstance(part, GatedFeedForward)}
-    parameters = [each for encoder in encoders for each in encoder.blocks.parameters() if each.dim() == 2]
-    return {parameter: stacked.get(parameter, 1) for parameter in parameters}
-
-
-def _stacked_matrices(name: str, parameter: nn.Parameter) -> int:
-    """How many matrices LAMB sees in a parameter; 0 for vectors."""
-    if parameter.dim() <= 1:
-        return 0
-    # Query, key and value are one parameter of ours and three of the published models.
-    return 3 if name.endswith("attention.project.weight") else 1
+def _parts(parameter: nn.Parameter, hidden: Mapping[nn.Parameter, Stack], spec: OptimizerSpec) -> int:
+    """How many matrices an optimiser sees in a parameter; 0 for those that it does not look at as a whole."""
+    if spec.by_matrix == "hidden":
+        return hidden[parameter].computed if parameter in hidden else 0
+    if spec.by_matrix == "all":
+        return hidden.get(parameter, Stack()).published if parameter.dim() > 1 else 0
+    return 1
 
 
 def _lr_factors(module: nn.Module, optim: OptimSection) -> Iterator[tuple[nn.Parameter, float]]:
     """The factor of each encoder parameter: 1 for the last layer and the pooler, less for those below."""
     for part in module.modules():
         if isinstance(part, Encoder):
-            levels = _levels(part, optim)
-            for depth, level in enumerate(levels):
-                factor = optim.layer_decay**depth
-                factor *= optim.embedding_lr_factor if depth == len(levels) - 1 else 1.0
-                yield from ((parameter, factor) for each in level for parameter in each.parameters())
+            if optim.layer_decay != 1 and part.shares_layers:
+                what = f"layer_decay = {optim.layer_decay}, but this model's layers share their weights"
+                raise UserError(what, where="optim.layer_decay", remedy="leave it at 1")
+            depths = part.depths()
+            parts = [each for depth in depths for each in (depth.layer, *depth.also)]
+            within = {parameter for each in parts for parameter in each.parameters()}
+            assert within == set(part.parameters()), "each weight of an encoder is in one of its depths"
+            for number, depth in enumerate(depths):
+                factor = optim.layer_decay**number
+                factor *= optim.embedding_lr_factor if number == len(depths) - 1 else 1.0
+                for each in (depth.layer, *depth.also):
+                    yield from ((parameter, factor) for parameter in each.parameters())
         elif isinstance(part, Pooler):
             yield from ((parameter, 1.0) for parameter in part.parameters())
-
-
-def _levels(encoder: Encoder, optim: OptimSection) -> list[list[nn.Module]]:
-    """What has one learning rate, from the last layer down to the embeddings."""
-    weights = sum(len(list(encoder.blocks[number].parameters())) for number in encoder.order)
-    if optim.layer_decay != 1 and weights != len(list(encoder.blocks.parameters())):
-        what = f"layer_decay = {optim.layer_decay}, but this model's layers share their weights"
-        raise UserError(what, where="optim.layer_decay", remedy="leave it at 1")
-    blocks: list[list[nn.Module]] = [[block] for block in reversed(encoder.blocks)]
-    above = (encoder.blocks, encoder.final_norm)
-    below = [part for part in encoder.children() if part not in above]  # embeddings, relative positions
-    return [[encoder.final_norm, *blocks[0]], *blocks[1:], below]
 
 
 def optimizer_text(optim: OptimSection) -> str:

@@ -7,7 +7,7 @@ from safetensors.torch import load_file
 
 from bertsmith.core.errors import UserError
 from bertsmith.finetuning import feature_cache, finetuning_setup
-from bertsmith.model.encoder import Encoder
+from bertsmith.model.transformer import Transformer
 from bertsmith.tasks.catalogue import task_named
 from bertsmith.tasks.task_recipe import finetuning_recipe
 from tests.tuning import SHORT, toy_assignment, tune
@@ -25,8 +25,8 @@ def cache(tmp_path, monkeypatch):
 @pytest.fixture
 def runs_of_the_encoder(monkeypatch):
     """How often the layers of an encoder are asked for."""
-    seen, plain = [], Encoder.hidden_states
-    monkeypatch.setattr(Encoder, "hidden_states", lambda *given: seen.append(1) or plain(*given))
+    seen, plain = [], Transformer.hidden_states
+    monkeypatch.setattr(Transformer, "hidden_states", lambda *given: seen.append(1) or plain(*given))
     return seen
 
 

@@ -4,6 +4,7 @@ What peft writes was recorded from peft 0.21.2 over transformers 5.22.2: config,
 """
 
 import json
+from typing import get_args
 
 import pytest
 import torch
@@ -16,8 +17,9 @@ from bertsmith.inference.loaded_model import load
 from bertsmith.inference.model_path import is_adapter
 from bertsmith.model.architecture import published_in
 from bertsmith.model.architectures.registry import ARCHITECTURES
-from bertsmith.model.lora import TARGETS, LoraShape, adapters_of, add_fresh_adapters, has_adapters
+from bertsmith.model.lora import LoraShape, adapters_of, add_fresh_adapters, has_adapters
 from bertsmith.model.network import add_fresh_head, published_names
+from bertsmith.recipe.finetuning_schema import Target
 from bertsmith.tasks.objective import freeze_encoder
 from tests.tiny import tiny_network
 
@@ -280,7 +282,7 @@ def name_part(name):
 
 @pytest.mark.parametrize("model_type", ARCHITECTURES)
 def test_peft_finds_the_adapted_layers_and_no_others(model_type, tmp_path):
-    network = trained(model_type, "choice", *(set(TARGETS) - {"output"}))
+    network = trained(model_type, "choice", *(set(get_args(Target)) - {"output"}))
     write_adapter(tmp_path, network, "choice", shape=LoraShape(4, 8.0), base="base")
     config = json.loads((tmp_path / "adapter_config.json").read_text())
     heads = dict.fromkeys(ARCHITECTURES[model_type].heads, 0)

@@ -11,7 +11,7 @@ from bertsmith.interchange.onnx_graph import OPSET
 from bertsmith.interchange.onnx_network import OUTPUT_NAMES, onnx_model
 from bertsmith.model.activations import ACTIVATIONS
 from bertsmith.model.architectures.registry import ARCHITECTURES
-from bertsmith.model.inference_network import calibrated, int8_network, plain_blocks, put_weights
+from bertsmith.model.inference_network import calibrated, int8_network
 from bertsmith.model.network import Network, new_network, set_direction, set_pooling
 from bertsmith.model.quantised_weights import quantised_table
 from bertsmith.packed import pack
@@ -113,9 +113,8 @@ def test_half_precision_is_near_and_speaks_single(model_type):
 def test_eight_bits_are_those_of_the_quantised_network(model_type):
     network = lively_network(model_type, {"mlm": 0})
     weights = calibrated(network, [packed(network)])
-    for block, four in zip(plain_blocks(network), weights, strict=True):
-        put_weights(block, four)
-    network.encoder.embeddings.words = quantised_table(network.encoder.embeddings.words)
+    network.encoder.put_linears(weights)
+    network.encoder.put_words(quantised_table(network.encoder.words))
     graph = onnx_model(network, "fp32").graph
     # Four products a layer, and in each layer that runs the same block again the same weights.
     assert sum(node.op_type == "QuantizeLinear" for node in graph.node) == 4 * len(network.encoder.order)

@@ -11,9 +11,9 @@ from bertsmith.core.errors import UserError
 from bertsmith.model.activations import activation_function
 from bertsmith.model.architectures.registry import ARCHITECTURES, architecture_of
 from bertsmith.model.attention import AttentionRule
-from bertsmith.model.encoder import AttentionShape, Encoder, SelfAttention
 from bertsmith.model.encoder_config import ConfigReader
 from bertsmith.model.network import add_fresh_head, build_network, new_network
+from bertsmith.model.transformer import AttentionShape, SelfAttention, Transformer
 from bertsmith.packed import pack
 from tests.tiny import tiny_config, tiny_encoder_config, tiny_network
 
@@ -84,7 +84,7 @@ def test_a_causal_encoder_must_be_read_at_its_last_token(sentence, depends):
     network = tiny_network(heads={"pooler": 0, "classify": 3})
     for block in network.encoder.blocks:
         block.attention.rule = AttentionRule(causal=True)
-    network.encoder = Encoder(
+    network.encoder = Transformer(
         network.encoder.embeddings,
         list(network.encoder.blocks),
         order=network.encoder.order,
@@ -181,7 +181,7 @@ def test_attention_maps_are_those_the_forward_pass_used():
     network = tiny_network(heads={})
     batch = pack([[1, 5, 6, 2], [1, 9, 2]])
     with torch.no_grad():
-        maps = network.encoder.attention_maps(batch)
+        maps = network.encoder.attention_heads.maps(batch)
     assert len(maps) == 3
     assert [each.shape for each in maps[0]] == [(4, 4, 4), (4, 3, 3)]
     assert all(torch.allclose(each.sum(-1), torch.ones(()), atol=1e-6) for layer in maps for each in layer)

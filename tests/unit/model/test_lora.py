@@ -1,6 +1,7 @@
 """Adapters are those of the published layers, whatever layers ours are; merged they give the same."""
 
 import math
+from typing import get_args
 
 import pytest
 import torch
@@ -10,7 +11,6 @@ from bertsmith.model.architectures.registry import ARCHITECTURES
 from bertsmith.model.inference_linear import AdaptedLinear
 from bertsmith.model.inference_network import packed_network
 from bertsmith.model.lora import (
-    TARGETS,
     LoraLinear,
     LoraShape,
     adapters_of,
@@ -20,6 +20,7 @@ from bertsmith.model.lora import (
     with_shared_weights,
 )
 from bertsmith.packed import pack
+from bertsmith.recipe.finetuning_schema import Target
 from tests.tiny import tiny_network
 
 BATCH = pack([[2, 15, 33, 7, 3], [2, 60, 9, 3]])
@@ -32,7 +33,7 @@ def stream(seed=0):
 
 def adapted(network, *targets, shape=SHAPE):
     """The network with adapters that do something."""
-    add_fresh_adapters(network, targets or tuple(TARGETS), shape, stream())
+    add_fresh_adapters(network, targets or get_args(Target), shape, stream())
     with torch.no_grad():
         for _, adapter in adapters_of(network):
             adapter.lora_B.normal_(0, 0.2, generator=stream(1))
@@ -112,7 +113,9 @@ def test_a_copy_with_shared_weights_takes_adapters_that_the_original_does_not_se
 def test_adapters_stand_beside_packed_weights_that_are_held_once():
     base = tiny_network()
     packed = packed_network(base)
-    networks = [adapted(with_shared_weights(base), *targets) for targets in (("query", "value"), TARGETS)]
+    networks = [
+        adapted(with_shared_weights(base), *targets) for targets in (("query", "value"), get_args(Target))
+    ]
     for network in networks:
         beside = packed_network(network, packed)
         assert torch.allclose(states(beside), states(network), rtol=0, atol=1e-5)

@@ -10,15 +10,11 @@ from torch import nn
 
 from bertsmith.core.errors import UserError
 from bertsmith.model.architectures.registry import ARCHITECTURES, architecture_of
-from bertsmith.model.encoder import Block
 from bertsmith.model.inference_network import (
     calibrated,
     computes_in_4_bits,
     int8_network,
-    linears_of,
     packed_network,
-    plain_blocks,
-    put_weights,
     real_network,
     stored_weights,
 )
@@ -46,17 +42,15 @@ def lively(model_type: str):
     """A tiny network whose layers do something: published initial weights are small."""
     network = tiny_network(model_type, heads={"mlm": 0})
     with torch.no_grad():
-        for block in network.encoder.blocks:
-            for linear in linears_of(block):
-                linear.weight.mul_(5)
+        for each in network.encoder.linears():
+            each.linear.weight.mul_(5)
     return network
 
 
 def calibrated_network(model_type: str = "bert"):
     network = lively(model_type)
-    for block, weights in zip(plain_blocks(network), calibrated(network, [BATCH]), strict=True):
-        put_weights(block, weights)
-    network.encoder.embeddings.words = quantised_table(network.encoder.embeddings.words)
+    network.encoder.put_linears(calibrated(network, [BATCH]))
+    network.encoder.put_words(quantised_table(network.encoder.words))
     return network
 
 
@@ -65,10 +59,9 @@ def for_memory(model_type: str, bits: int):
 
 
 def rounded_for_memory(network: Network, bits: int) -> Network:
-    for block in network.encoder.blocks:
-        assert isinstance(block, Block)
-        put_weights(block, tuple(quantised_for_memory(each, bits) for each in linears_of(block)))
-    network.encoder.embeddings.words = quantised_table(network.encoder.embeddings.words)
+    encoder = network.encoder
+    encoder.put_linears(quantised_for_memory(each.linear, bits) for each in encoder.linears())
+    encoder.put_words(quantised_table(encoder.words))
     return network
 
 
@@ -80,7 +73,7 @@ def test_what_has_no_eight_bit_products_here_is_multiplied_as_real_numbers(tmp_p
     network = calibrated_network("deberta-v2")
     write_model(tmp_path / "int8", Model(network))
     found = read_model(tmp_path / "int8").network
-    assert len(stored_weights(found)) == len(found.encoder.blocks)
+    assert len(stored_weights(found)) == 4 * len(found.encoder.blocks)
     with torch.no_grad():
         real = real_network(found)
         assert not is_quantised(real) and torch.equal(real(BATCH), network(BATCH))
@@ -121,7 +114,7 @@ def test_weights_of_few_bits_stay_small_and_are_read_as_they_were_written(
     held = [module for module in found.modules() if isinstance(module, QuantisedLinear)]
     assert len(held) == 4 * len(found.encoder.blocks)
     assert {module.whole.nbytes * 8 // bits for module in held} <= {
-        linear.weight.numel() for block in lively(model_type).encoder.blocks for linear in linears_of(block)
+        each.linear.weight.numel() for each in lively(model_type).encoder.linears()
     }
     with torch.no_grad():
         assert torch.equal(network(BATCH), found(BATCH))
@@ -159,7 +152,7 @@ def test_an_odd_number_of_inputs_takes_eight_bits_where_four_were_asked_for(tmp_
     network = rounded_for_memory(pruned.eval(), 4)
     write_model(tmp_path / "small", Model(network))
     found = read_model(tmp_path / "small").network
-    contracting = [linears_of(block)[3] for block in found.encoder.blocks]
+    contracting = [each.linear for each in found.encoder.linears()[3::4]]
     assert [(each.in_features, bits_of(each.whole)) for each in contracting] == [(63, 8), (64, 4), (1, 8)]
     with torch.no_grad():
         assert torch.equal(network(BATCH), found(BATCH))

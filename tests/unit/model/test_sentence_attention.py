@@ -8,9 +8,10 @@ from torch import nn
 
 from bertsmith.model.attention import AttentionRule
 from bertsmith.model.attention_kernels import packed_attention
-from bertsmith.model.encoder import AttentionShape, SelfAttention, first_rows, last_rows
+from bertsmith.model.encoder import first_rows, last_rows
 from bertsmith.model.lora import LoraLinear
 from bertsmith.model.sentence_attention import attend_once, once_takes
+from bertsmith.model.transformer import AttentionShape, SelfAttention
 from bertsmith.packed import Layout, pack
 from tests.tiny import tiny_network
 
@@ -45,7 +46,7 @@ def test_it_gives_what_all_rows_give_and_the_same_gradients(rows_of, bias, monke
     learned = [hidden, *attention.parameters()]
     found = []
     for takes in (True, False):
-        monkeypatch.setattr("bertsmith.model.encoder.once_takes", lambda *_, takes=takes: takes)
+        monkeypatch.setattr("bertsmith.model.transformer.once_takes", lambda *_, takes=takes: takes)
         output = attention(hidden, BATCH, packed_attention, rows)
         weights = torch.arange(output.numel(), dtype=output.dtype).view_as(output).cos()
         found.append((output, *torch.autograd.grad((output * weights).sum(), learned)))
@@ -128,7 +129,7 @@ def test_only_what_learns_computes_so(monkeypatch):
         asked.append(isinstance(rows, torch.Tensor))
         return False
 
-    monkeypatch.setattr("bertsmith.model.encoder.once_takes", takes)
+    monkeypatch.setattr("bertsmith.model.transformer.once_takes", takes)
     network.eval().sentence_scores("classify", BATCH)
     assert not asked
     network.train().sentence_scores("classify", BATCH)

@@ -18,7 +18,6 @@ from bertsmith.model.inference_network import (
     calibrated,
     int8_network,
     packed_network,
-    put_weights,
     stored_weights,
 )
 from bertsmith.model.lora import LoraShape, adapters_of, add_fresh_adapters, merged_network
@@ -131,8 +130,7 @@ def test_packed_and_in_eight_bits_a_pruned_network_is_the_same(model_type, tmp_p
         weights = calibrated(pruned, [BATCH])
         rounded = int8_network(pruned, weights, torch.float32)(BATCH)
         assert torch.cosine_similarity(rounded, plain).min() > 0.99
-        for block, of_block in zip(pruned.encoder.blocks, weights, strict=True):
-            put_weights(block, of_block)
+        pruned.encoder.put_linears(weights)
         write_model(tmp_path, Model(pruned))
         read = read_model(tmp_path).network
         assert (read.config, is_quantised(read)) == (pruned.config, True)

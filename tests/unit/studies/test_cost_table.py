@@ -189,7 +189,7 @@ def test_shared_and_quantised_weights_count_once():
     network = build_network(tiny_encoder_config("albert"), {})
     before = count_parameters(network)
     assert before == sum(each.numel() for each in network.parameters())
-    network.encoder.embeddings.words = quantised_table(network.encoder.embeddings.words)
+    network.encoder.put_words(quantised_table(network.encoder.words))
     assert count_parameters(network) == before
 
 

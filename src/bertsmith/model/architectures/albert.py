@@ -16,7 +16,7 @@ from bertsmith.model.architectures import bert
 from bertsmith.model.encoder_config import MAX_LAYERS, ConfigReader, EncoderConfig
 
 if TYPE_CHECKING:
-    from bertsmith.model.encoder import Encoder
+    from bertsmith.model.transformer import Transformer
 
 
 Sharing = Literal["all", "attention", "ffn"]
@@ -102,11 +102,11 @@ def count_parameters(config: EncoderConfig) -> int:
     return bert.count_embeddings(config) + widen + blocks + pooler
 
 
-def build_encoder(config: EncoderConfig) -> "Encoder":
+def build_encoder(config: EncoderConfig) -> "Transformer":
     """Narrow embeddings, widened, and as many blocks as there are different ones; some may share parts."""
     from torch import nn
 
-    from bertsmith.model.encoder import Encoder
+    from bertsmith.model.transformer import Transformer
 
     assert isinstance(config, AlbertConfig)
     embeddings = bert.build_embeddings(config, widen=nn.Linear(config.embedding_width, config.width))
@@ -116,7 +116,7 @@ def build_encoder(config: EncoderConfig) -> "Encoder":
         for block, group in zip(blocks, groups, strict=True):
             for part in SHARED_PARTS[config.sharing]:
                 setattr(block, part, getattr(blocks[groups.index(group)], part))
-    return Encoder(embeddings, blocks, order=config.order())
+    return Transformer(embeddings, blocks, order=config.order())
 
 
 def encoder_names(config: EncoderConfig) -> Names:

@@ -17,8 +17,8 @@ from bertsmith.model.encoder_config import MAX_LAYERS, ConfigReader, EncoderConf
 if TYPE_CHECKING:
     from torch import nn
 
-    from bertsmith.model.encoder import Embeddings, Encoder, PostNormBlock
     from bertsmith.model.heads import MaskedLanguageHead, OutputHead, Pooler, Reads
+    from bertsmith.model.transformer import Embeddings, PostNormBlock, Transformer
 
 # ---- config.json
 
@@ -109,12 +109,12 @@ def dense(inputs: int, outputs: int) -> int:
 # ---- the parts
 
 
-def build_encoder(config: EncoderConfig) -> "Encoder":
+def build_encoder(config: EncoderConfig) -> "Transformer":
     """An encoder of BERT's parts."""
-    from bertsmith.model.encoder import Encoder
+    from bertsmith.model.transformer import Transformer
 
     blocks = [build_block(config, number) for number in range(config.layers)]
-    return Encoder(build_embeddings(config), blocks, order=range(config.layers))
+    return Transformer(build_embeddings(config), blocks, order=range(config.layers))
 
 
 def build_embeddings(
@@ -123,7 +123,7 @@ def build_embeddings(
     """Word, position and segment tables, and task types where the config has them."""
     from torch import nn
 
-    from bertsmith.model.encoder import Embeddings, PositionTable, SegmentTable, TaskTypeTable
+    from bertsmith.model.transformer import Embeddings, PositionTable, SegmentTable, TaskTypeTable
 
     width = config.embedding_width
     added: dict[str, PositionTable | SegmentTable | TaskTypeTable] = {
@@ -143,7 +143,7 @@ def build_block(config: EncoderConfig, number: int) -> "PostNormBlock":
     from torch import nn
 
     from bertsmith.model.attention import AttentionRule
-    from bertsmith.model.encoder import FeedForward, Norms, PostNormBlock, SelfAttention, attention_shape
+    from bertsmith.model.transformer import FeedForward, Norms, PostNormBlock, SelfAttention, attention_shape
 
     rule = AttentionRule(dropout=config.attention_dropout)
     attention = SelfAttention(attention_shape(config, number), rule=rule)

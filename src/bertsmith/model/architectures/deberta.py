@@ -114,7 +114,7 @@ def build_encoder(config: EncoderConfig) -> "DisentangledEncoder":
         DisentangledEncoder,
         RelativePositions,
     )
-    from bertsmith.model.encoder import (
+    from bertsmith.model.transformer import (
         Embeddings,
         FeedForward,
         Norms,

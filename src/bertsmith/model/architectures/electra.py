@@ -17,8 +17,8 @@ from bertsmith.model.architectures import bert
 from bertsmith.model.encoder_config import ConfigReader, EncoderConfig
 
 if TYPE_CHECKING:
-    from bertsmith.model.encoder import Encoder
     from bertsmith.model.heads import MaskedLanguageHead, OutputHead
+    from bertsmith.model.transformer import Transformer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,16 +64,16 @@ def count_parameters(config: EncoderConfig) -> int:
     return bert.count_embeddings(config) + widen + bert.count_blocks(config)
 
 
-def build_encoder(config: EncoderConfig) -> "Encoder":
+def build_encoder(config: EncoderConfig) -> "Transformer":
     """BERT's encoder; embeddings are widened only where the sizes differ."""
     from torch import nn
 
-    from bertsmith.model.encoder import Encoder
+    from bertsmith.model.transformer import Transformer
 
     differ = config.embedding_width != config.width
     widen = nn.Linear(config.embedding_width, config.width) if differ else None
     blocks = [bert.build_block(config, number) for number in range(config.layers)]
-    return Encoder(bert.build_embeddings(config, widen=widen), blocks, order=range(config.layers))
+    return Transformer(bert.build_embeddings(config, widen=widen), blocks, order=range(config.layers))
 
 
 def encoder_names(config: EncoderConfig) -> Names:

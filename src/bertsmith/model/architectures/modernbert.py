@@ -19,8 +19,8 @@ from bertsmith.model.encoder_config import (
 if TYPE_CHECKING:
     from torch import nn
 
-    from bertsmith.model.encoder import Encoder, FeedForward, GatedFeedForward, PreNormBlock
     from bertsmith.model.heads import MaskedLanguageHead, OutputHead, Reads, Transform
+    from bertsmith.model.transformer import FeedForward, GatedFeedForward, PreNormBlock, Transformer
 
 GLOBAL, LOCAL = "full_attention", "sliding_attention"
 POOLING = {"first": "cls", "mean": "mean"}
@@ -229,17 +229,17 @@ def count_parameters(config: EncoderConfig) -> int:
     return config.width * (config.vocabulary + attention + inner) + gains
 
 
-def build_encoder(config: EncoderConfig) -> "Encoder":
+def build_encoder(config: EncoderConfig) -> "Transformer":
     """Word embeddings, pre-norm blocks and a last LayerNorm."""
     from torch import nn
 
-    from bertsmith.model.encoder import Embeddings, Encoder
+    from bertsmith.model.transformer import Embeddings, Transformer
 
     assert isinstance(config, ModernBertConfig)
     words = nn.Embedding(config.vocabulary, config.width)
     embeddings = Embeddings(words, {}, norm=_norm(config), dropout=config.embedding_dropout)
     blocks = [_build_block(config, layer) for layer in range(config.layers)]
-    return Encoder(
+    return Transformer(
         embeddings, blocks, order=range(config.layers), final_norm=_norm(config), sentence=config.sentence
     )
 
@@ -248,14 +248,14 @@ def _build_block(config: ModernBertConfig, layer: int) -> "PreNormBlock":
     from torch import nn
 
     from bertsmith.model.attention import EVERYTHING, AttentionRule
-    from bertsmith.model.encoder import (
+    from bertsmith.model.rotary import NormalisedRotary, Rotary
+    from bertsmith.model.transformer import (
         Norms,
         PreNormBlock,
         SandwichNormBlock,
         SelfAttention,
         attention_shape,
     )
-    from bertsmith.model.rotary import NormalisedRotary, Rotary
 
     is_global = layer in config.global_layers
     rule = AttentionRule(
@@ -273,7 +273,7 @@ def _build_block(config: ModernBertConfig, layer: int) -> "PreNormBlock":
 
 
 def _feed_forward(config: ModernBertConfig, layer: int) -> "FeedForward | GatedFeedForward":
-    from bertsmith.model.encoder import FeedForward, GatedFeedForward
+    from bertsmith.model.transformer import FeedForward, GatedFeedForward
 
     kind, inner = GatedFeedForward if config.gated else FeedForward, config.inner_in(layer)
     return kind(config.width, inner, config.activation, bias=config.inner_bias, dropout=config.dropout)

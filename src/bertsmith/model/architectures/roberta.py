@@ -9,8 +9,8 @@ from bertsmith.model.architectures import bert
 from bertsmith.model.encoder_config import ConfigReader, EncoderConfig
 
 if TYPE_CHECKING:
-    from bertsmith.model.encoder import Encoder
     from bertsmith.model.heads import OutputHead
+    from bertsmith.model.transformer import Transformer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,13 +43,13 @@ def count_parameters(config: EncoderConfig) -> int:
     return bert.count_parameters(config) + first_position(config) * config.embedding_width
 
 
-def build_encoder(config: EncoderConfig) -> "Encoder":
+def build_encoder(config: EncoderConfig) -> "Transformer":
     """BERT's encoder with shifted positions."""
-    from bertsmith.model.encoder import Encoder
+    from bertsmith.model.transformer import Transformer
 
     embeddings = bert.build_embeddings(config, first_position=first_position(config))
     blocks = [bert.build_block(config, number) for number in range(config.layers)]
-    return Encoder(embeddings, blocks, order=range(config.layers))
+    return Transformer(embeddings, blocks, order=range(config.layers))
 
 
 def _build_classifier(config: EncoderConfig, outputs: int) -> "OutputHead":
