@@ -54,7 +54,7 @@ class CostRequest:
     seconds: float
     """For each of the timings, at least."""
     started: float
-    """When the process was started, as the clock on the wall has it."""
+    """When the process was started, by the monotonic clock, which all processes of a machine share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ def measure(request: CostRequest) -> Cost:
     assert bert.finetuned is not None, "the study has looked"
     network = bert.engine.network
     _states(network, _random_batch(FIRST_TOKENS, bert))
-    startup = time.time() - request.started
+    startup = time.monotonic() - request.started
     task_model = task_model_of(network, bert.finetuned, bert.engine)
     examples = _examples(bert, request.data)
     times = _latencies(task_model, examples, request.seconds)

@@ -156,7 +156,7 @@ def _model_files(model: Path) -> list[Path]:
 def _in_its_own_process(request: CostTableRequest, model: Path, device: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as place:
         out = Path(place) / "cost.json"
-        asked = CostRequest(model, request.data, device, request.seconds, started=time.time())
+        asked = CostRequest(model, request.data, device, request.seconds, started=time.monotonic())
         values = json.dumps(asdict(asked), default=str)
         command = [sys.executable, "-m", "bertsmith.studies.cost_measurement", values, str(out)]
         ended = subprocess.run(command, check=False, stdin=subprocess.DEVNULL)
