@@ -16,7 +16,7 @@ import re
 import secrets
 import shutil
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -48,9 +48,8 @@ def reporting_missing_homes(given: Path | str) -> Iterator[None]:
 def atomic_path(target: Path) -> Iterator[Path]:
     """A temporary path beside the target that takes the target's name only if the block succeeds."""
     temporary = _partial(target, target.parent)
-    with reporting_write_errors(target, hidden=temporary):
-        # Beside the target, and so on the same disk: only there is a rename one step, all or nothing.
-        target.parent.mkdir(parents=True, exist_ok=True)
+    # Beside the target, and so on the same disk: only there is a rename one step, all or nothing.
+    with reporting_write_errors(target, hidden=temporary), made_folder(target.parent):
         try:
             temporary.touch(mode=0o600, exist_ok=False)  # private until it is complete
             with marked_in_use(temporary):
@@ -72,8 +71,7 @@ def atomic_folder(target: Path, *, replaces: Sequence[str] = ()) -> Iterator[Pat
         # Inside a target that exists: beside it, it may be another disk (a mount, a link) or read-only.
         parent, was_empty = target if target.is_dir() else target.parent, _is_empty(target)
     temporary = _partial(target, parent)
-    with reporting_write_errors(target, hidden=temporary):
-        parent.mkdir(parents=True, exist_ok=True)
+    with reporting_write_errors(target, hidden=temporary), made_folder(parent):
         try:
             temporary.mkdir(mode=0o700)  # private until it is complete
             # The mark ends with this process, however it ends: `check_not_taken` removes what has none.
@@ -95,6 +93,24 @@ def atomic_folder(target: Path, *, replaces: Sequence[str] = ()) -> Iterator[Pat
                 reach_the_disk(parent)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
+
+
+@contextmanager
+def made_folder(folder: Path) -> Iterator[None]:
+    """Make a folder with those above it; the new ones that are empty in the end are removed."""
+    missing = [each for each in (folder, *folder.parents) if not each.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    finally:
+        remove_empty(missing)
+
+
+def remove_empty(folders: Iterable[Path]) -> None:
+    """Remove folders, the deepest first, but none in which somebody has put something."""
+    for folder in folders:
+        with suppress(OSError):
+            folder.rmdir()
 
 
 def reach_the_disk(path: Path) -> None:

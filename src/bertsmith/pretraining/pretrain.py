@@ -138,7 +138,7 @@ def pretrain(  # noqa: PLR0913 - what a command was told, and when
     def in_processes(world: World) -> PretrainingResult:
         folder, true_recipe, opened = run_folder(out), with_true_model(recipe), TokenStore.open(store)
         world.on_main(lambda: check_same_run(folder, true_recipe, opened))
-        if folder.finished:
+        if folder.ended_whole(world):
             return _finished_before(folder, opened, world, callback)
         return _run_to_its_end(Request(recipe, store, out, clock, early_stopping), world, callback)
 
@@ -148,6 +148,8 @@ def pretrain(  # noqa: PLR0913 - what a command was told, and when
 def _run_to_its_end(request: Request, world: World, callback: ProgressCallback) -> PretrainingResult:
     folder, on_signal = run_folder(request.out), callback.on_signal if world.main else lambda _: None
     with folder.locked(world), StopRequested(on_signal) as stop:
+        if (said := world.on_main(folder.put_damaged_model_aside)) and world.main:
+            callback.on_message(said)
         run, state = set_up(request, world, callback)
         if world.main and run.recipe.run.budget == "minutes":
             seconds = 60 * run.recipe.run.minutes
@@ -513,6 +515,7 @@ def _finish(run: Run, state: RunState, journal: RunJournal, ending: Literal["fin
         journal.write("event", step, {"state": ending, "seconds": seconds})
         facts, tokenizer = _run_facts(run, state), run.store.tokenizer()
         run.world.on_main(lambda: write_results(run.folder.path, run.recipe, networks, tokenizer, facts))
+        run.world.on_main(run.folder.write_manifest)
     return seconds
 
 

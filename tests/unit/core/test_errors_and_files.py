@@ -234,3 +234,11 @@ def test_a_message_is_of_readable_length_and_its_control_characters_are_spelled_
     line = UserError("the label 'a\x1b[31mb\ud800\u202ec' is unknown", where="my.tsv:2").line()
     assert line == r"my.tsv:2: the label 'a\x1b[31mb\ud800\u202ec' is unknown"
     assert len(UserError("x" * 1_000_000, remedy="y").line()) < 2100
+
+
+@pytest.mark.parametrize("atomic", [atomic_path, atomic_folder])
+def test_a_failed_write_leaves_none_of_the_folders_that_it_made(tmp_path, atomic):
+    (tmp_path / "there").mkdir()
+    with pytest.raises(ZeroDivisionError), atomic(tmp_path / "there" / "a" / "b" / "c"):
+        raise ZeroDivisionError
+    assert list(tmp_path.rglob("*")) == [tmp_path / "there"]
