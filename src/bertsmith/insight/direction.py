@@ -136,7 +136,7 @@ def one_sided_metrics(
 
 @dataclass(frozen=True, slots=True)
 class TaskLoss:
-    """The main metric of a task with both sides visible, and with either side hidden."""
+    """The deciding metric of a task with both sides visible, and with either side hidden."""
 
     task: str
     metric: str
