@@ -224,7 +224,7 @@ def plain_spreads(spreads: Mapping[str, Mapping[str, Spread]]) -> dict[str, dict
 
 
 def best_of(results: Mapping[str, FinetuningResult]) -> str:
-    """Return the name of the best run by the first split's deciding metric; empty if a run has no such value."""
+    """Return the best run's name by the deciding metric of the first split; empty if a run lacks it."""
     found = {name: result.deciding for name, result in results.items() if result.early_end is None}
     values = {name: each[1] for name, each in found.items() if each is not None}
     metrics = [each[0] for each in found.values() if each is not None]
