@@ -20,7 +20,10 @@ ARROWS = {"to the head": "->", "from the head": "<-"}
 def relations_report(
     found: HeadRelations, untrained: Sequence[HeadRelations], *, model: str, how: str
 ) -> Report:
-    """Which head finds which relation, beside the baseline and untrained networks; `how` says on what."""
+    """Report the best head for each relation, compared with the baseline and untrained networks.
+
+    `how` describes the data.
+    """
     title = f"{model}: which head finds which relation, {found.sentences:,} sentences"
     rows = [_row(score, [each.scores[at] for each in untrained]) for at, score in enumerate(found.scores)]
     columns = ("relation", "Stanford", "count", "head", "", "right", "95 %", "offset", "baseline", "beats",
