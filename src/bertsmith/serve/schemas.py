@@ -75,7 +75,7 @@ class NextRequest(ApiRequest):
 
 
 class NextResponse(ApiResponse):
-    """The prediction and its probability."""
+    """The prediction, and the probability that the second text follows."""
 
     follows: bool
     probability: float
