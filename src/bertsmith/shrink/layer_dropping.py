@@ -1,4 +1,4 @@
-"""Whole layers taken out of a network (Sajjad et al. 2020, "On the Effect of Dropping Layers")."""
+"""Dropping whole layers of a network (Sajjad et al. 2020, "On the Effect of Dropping Layers")."""
 
 from collections.abc import Collection
 from copy import deepcopy
@@ -15,12 +15,12 @@ WHERE = "--drop-layers"
 
 
 def without_layers(network: Network, dropped: Collection[int]) -> Network:
-    """A network of its own that lacks these layers, counted from 0."""
+    """Return a copy of a network without these layers, counted from 0."""
     config = network.config
     kept = _kept_layers(config, dropped)
     smaller = deepcopy(network)
     smaller.config = subset_config(config, kept, where=WHERE)
-    if not isinstance(config, AlbertConfig):  # whose layers run blocks that stay
+    if not isinstance(config, AlbertConfig):  # its layers run blocks that stay
         smaller.encoder.blocks = nn.ModuleList([smaller.encoder.blocks[layer] for layer in kept])
     smaller.encoder.order = tuple(smaller.config.order())
     return smaller
