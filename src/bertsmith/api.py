@@ -123,9 +123,7 @@ class PredictionRun:
         return with_texts(prediction_rows(self._file), self._file)
 
     def save(self, out: Path | str) -> list[Path]:
-        """Write the predictions in the format of the name (.csv, .tsv, .jsonl, .parquet ...); return the
-        files.
-        """
+        """Write the predictions as .csv, .tsv, .jsonl, .parquet ..., by the name; return the files."""
         return write_predictions(Path(out).expanduser(), self._file)
 
     def _repr_html_(self) -> str:
@@ -179,11 +177,11 @@ def finetune(
 ) -> TrainingRun:
     """Fine-tune a model, as `bertsmith finetune` does; a run found in `out` resumes.
 
-    Data are a path, a data frame (pandas, polars, Arrow), a list of dicts or a dict of columns, or a dict of
-    these by split: {"train": ..., "dev": ...}. Data that are not a path are stored as JSON lines next to
-    `out`, for the run to resume. The task is one of the papers ("sst2", "squad2", "ner") or "custom". For
-    "custom", name the columns: text, label, and text2 for pairs; the kind is "classify", "multilabel" or
-    "regress". The delimiter and columns of a file are detected unless you give them.
+    Data are a path, a data frame (pandas, polars, Arrow), a list of dicts or a dict of columns. A dict of
+    these by split is possible, too: {"train": ..., "dev": ...}. Data that are not a path are stored as JSON
+    lines next to `out`, for the run to resume. The task is one of the papers ("sst2", "squad2", "ner") or
+    "custom". For "custom", name the columns: text, label, and text2 for pairs; the kind is "classify",
+    "multilabel" or "regress". The delimiter and columns of a file are detected unless you give them.
 
     Example: bertsmith.finetune(frame, text="review", label="stars", out="runs/reviews", epochs=3)
     """

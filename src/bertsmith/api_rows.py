@@ -39,9 +39,7 @@ class RowFiles:
         """Files written by this call, each before the folder that was created for it."""
 
     def path(self, data: Any, place: Path, name: str) -> Path:
-        """Return the path that was given, or write the rows to a file, or splits to a folder, and return
-        that.
-        """
+        """Return the given path, or that of a new file with these rows or new folder of splits."""
         if isinstance(data, str | Path):
             return Path(data).expanduser()
         if not (isinstance(data, Mapping) and data and _columns_in(data) is None):

@@ -182,8 +182,7 @@ class TextReader(nn.Module):
 class PairReader(nn.Module):
     """Pools a pair of texts that attend to each other, as in ESIM (Chen et al. 2017).
 
-    A BiLSTM reads each text, every token is compared with what it attends to in the other text, and a second
-    BiLSTM reads the comparisons.
+    Each token is compared with what it attends to in the other text; a second BiLSTM reads the comparisons.
     """
 
     def __init__(self, width_in: int, width: int, *, separator: int, dropout: float) -> None:

@@ -56,7 +56,7 @@ WITHOUT_EFFECT = {
     *("fan_in_fan_out", "megatron_core", "qalora_group_size", "ensure_weight_tying", "runtime_config"),
     *("corda_config", "eva_config", "lora_ga_config"),
 }
-"""Keys that are read here, that the tensors say better, or that matter only in training. (The rank is that of
+"""Keys that are read here, that the tensors determine, or that matter only in training. (The rank is that of
 the tensors; fan_in_fan_out is for layers that BERTs do not have, and peft turns it off for other layers.) Any
 other key must be off."""
 PLAIN_BEGINNINGS = (True, False, "gaussian", "orthogonal", "eva")

@@ -35,7 +35,7 @@ Result = TypeVar("Result")
 Advance = Callable[[int], None]
 
 BATCH_TOKENS = {"cpu": 2048, "cuda": 65_536}
-"""Small enough for the CPU cache; large enough to fill a GPU."""
+"""Tokens per batch: few enough for the CPU cache, and enough to fill a GPU."""
 USUAL_BATCH_TOKENS = 8192
 SPARE_TOKENS = 512
 """Room in a GPU batch for one more sequence, as sequences seldom fit exactly. Otherwise some would be left
@@ -46,7 +46,7 @@ FIRST_WINDOW_TEXTS = 512
 """Texts in the first window on a GPU, which is idle until they are read. Each window is half as large again
 as the one before it: reading it takes less time than computing that one."""
 WARM_UP_LENGTHS = (32, 64, 128, 512)
-"""Attention kernels differ by the longest text of a batch: up to each of these lengths, and beyond."""
+"""Tokens of warm-up texts: attention kernels differ by the longest text, up to each of these and beyond."""
 MIN_STREAM_TOKENS = 512
 """Minimum tokens of a batch for one core: below it, uneven halves cost more idle time than sharing does."""
 MAX_STREAMS = 2 if ON_ARM else sys.maxsize

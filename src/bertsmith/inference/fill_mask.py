@@ -179,8 +179,8 @@ def extend_text(engine: Engine, text: str, count: int) -> Iterator[Extension]:
 
     After `count` tokens, up to `REST_OF_WORD` more complete the last word, while the best one continues it.
 
-    Nothing is kept from one token to the next. In each layer of an encoder every token attends to all others,
-    so that a new one changes the states of all before it, and the whole text is read again.
+    Nothing is kept from one token to the next. In an encoder every token attends to all others. A new token
+    changes the states of all before it, and the whole text is read again.
     """
     check_count("count", count)
     if engine.network.config.direction == "right-to-left":

@@ -63,8 +63,7 @@ HEAD_OF_ABILITY = {"fill": "mlm", "next": "nsp"}
 PRECISIONS = get_args(Precision)
 
 MAX_SPARE_ROWS = 128
-"""Maximum rows without a token: embedding matrices are rounded up for speed, but more of them indicate
-another vocabulary."""
+"""Maximum spare rows of an embedding matrix (rounded up for speed); more indicate another vocabulary."""
 
 log = logging.getLogger("bertsmith")
 
@@ -487,7 +486,7 @@ class Bert:
 
 
 def _training_of(head: str) -> str:
-    """Return the command that trains such a head, or ""; other commands may do so, too."""
+    """Return a command that trains such a head, or "" if there is none."""
     if head in HEAD_OF_ABILITY.values():
         return "bertsmith pretrain"
     from bertsmith.tasks.kinds.registry import kinds_of_head

@@ -137,7 +137,7 @@ class Reader:
         ]
 
     def tokenize_ids(self, lists: Sequence[Sequence[int]], prompt: str) -> list[TokenizedText]:
-        """Return lists of token ids as texts behind a prompt; the ids are taken as they are."""
+        """Return lists of token ids as texts after a prompt; the ids are used unchanged."""
         for number in set(chain.from_iterable(lists)):
             self.tokenizer.token(number)  # raises an error if there is no such token
         template = read_templates(self.tokenizer).single

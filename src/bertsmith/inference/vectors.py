@@ -40,8 +40,7 @@ POOLS = {
     "lasttoken": last_of_rows,
     "centred": mean_of_rows,
 }
-"""Functions from the last states to a vector. The pooler is a head; centred vectors lose a direction
-later."""
+"""Functions from the last states to a vector. The pooler is a head; "centred" then subtracts a direction."""
 
 
 def pooled_texts(engine: Engine, texts: Sequence[TextInput], pooling: Pooling, *, truncate: bool) -> Tensor:

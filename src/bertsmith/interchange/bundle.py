@@ -69,7 +69,7 @@ def crc32c(data: bytes | NDArray[Any]) -> int:
 
 
 def masked(crc: int) -> int:
-    """Return a checksum as TensorFlow and LevelDB store it: rotated and shifted, against a CRC of a CRC."""
+    """Return a checksum as LevelDB and TensorFlow store it: rotated and shifted, to avoid CRCs of CRCs."""
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 

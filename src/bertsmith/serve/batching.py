@@ -4,11 +4,11 @@ All state lives on the event loop, so that no lock is needed; only the model its
 collects a batch: requests gather while the model computes, and a request that finds the model idle is
 computed at once. So batches grow with the load, and a single request does not wait.
 
-A long request is computed in short parts, one in the queue at a time, and the queue is fair between
-connections (fair queueing, Demers, Keshav and Shenker 1989): the next item is the one that would end first if
-all connections were served at once, each with the same number of tokens a second. So a small request waits
-for at most one part of a large one, however many parts or connections the other client has. A single text
-that is longer than a part is computed in steps, and waits for its turn again after each.
+A long request is computed in short parts, one in the queue at a time. The queue is fair between connections
+(fair queueing, Demers, Keshav and Shenker 1989). The next item is the one that would end first if all
+connections were served at once, with the same number of tokens a second each. So a small request waits for at
+most one part of a large one, however many parts or connections the other client has. A single text that is
+longer than a part is computed in steps, and waits for its turn again after each.
 """
 
 import asyncio

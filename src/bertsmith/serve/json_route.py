@@ -1,8 +1,8 @@
 """Routes that take one JSON object and return one: checks of the body, and messages about an invalid one.
 
 A body is parsed once, and pydantic checks its content. If that fails, the content is compared with the schema
-of the OpenAPI document, to say in one line what is expected where, and what was sent instead. A sent value is
-named by its type, never quoted. pydantic's own list of errors names each option of a union.
+of the OpenAPI document. The message says in one line what is expected where, and what was sent instead. A
+sent value is named by its type, never quoted. pydantic's own errors name each option of a union.
 
 Every step is linear in the size of the body. A call into C blocks all other threads, even the event loop's.
 So values are counted before they are parsed, and a large reply is written in pieces.

@@ -137,7 +137,7 @@ class HeadView(BaseModel):
 
 
 class MomentView(BaseModel):
-    """An example to look at first: a head, a token, and another one apart from it that it reads clearly."""
+    """An example to look at first: a head in which one token clearly reads another, distant one."""
 
     layer: int
     head: int

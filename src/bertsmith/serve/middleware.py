@@ -44,7 +44,7 @@ OPEN_ROUTES = ("/health", "/ready", "/", "/page")
 """Routes that need no key: for load balancers, and for the playground, which contains no private data."""
 ROUTES_WHILE_DRAINING = ("/health", "/ready", "/metrics")
 MODEL_ROUTE = "/v1/models"
-"""Parent of the routes of single models; the rest of such a path is the name of a model."""
+"""Parent path of single models; the rest of a path is the model's name, as the client sent it."""
 UNKNOWN_ROUTE = "elsewhere"
 CLOSE = {"Connection": "close"}
 
@@ -234,8 +234,8 @@ class Draining:
 class LoadShedding:
     """Rejects prediction requests while there is no room for them, before it reads key and body.
 
-    Requests that arrive here during overload came in a burst, which is parsed before its first request is
-    counted, or behind another request of their connection.
+    Requests that arrive here during overload came in a burst, parsed before its first request is counted, or
+    behind another request of their connection.
     """
 
     def __init__(self, app: ASGIApp, status: ServerStatus, models: ModelRegistry, limits: Limits) -> None:

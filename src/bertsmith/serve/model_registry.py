@@ -46,7 +46,7 @@ class ModelInfo:
     """The mask token, as written in a text."""
     takes_pairs: bool
     takes_single: bool
-    """Both are true for a model that bertsmith did not fine-tune."""
+    """True if it accepts single texts; a model that bertsmith did not fine-tune accepts both forms."""
     is_finetuned: bool
     """True if its folder decides what happens to long texts."""
     layers: int

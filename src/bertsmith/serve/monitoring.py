@@ -110,7 +110,7 @@ def failure_fields(failure: BaseException) -> dict[str, Any]:
 
 def write_json_lines() -> None:
     """Format everything that is logged as JSON lines."""
-    # No line contains these, so that they need not be looked up for each.
+    # No log line contains these, so do not look them up for each record.
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     handler = logging.StreamHandler()
     handler.setFormatter(JsonLines())

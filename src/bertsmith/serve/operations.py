@@ -24,7 +24,7 @@ Options = tuple[Any, ...]
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """A computation of models for requests, several of them at once."""
+    """A computation that a model does for several requests at once."""
 
     name: str
     ability: str

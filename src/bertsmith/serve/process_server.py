@@ -33,9 +33,9 @@ from bertsmith.serve.server_config import ServerConfig, share_of
 
 MAX_DEFAULT_PROCESSES = 8
 SWITCH_SECONDS = 0.00005
-"""Seconds for which the thread that receives requests may keep the GIL from the model's thread, which
-releases it at each of its hundred kernels and needs it back. With a busy thread, 120 small kernels took 6 and
-8 ms with 0.5 ms here, and 1.0 and 1.4 ms with this value, at the same CPU time per request."""
+"""Seconds for which the thread that receives requests may keep the GIL. The model's thread releases it at
+each of its hundred kernels and needs it back. With a busy thread, 120 small kernels took 6 and 8 ms with 0.5
+ms here, and 1.0 and 1.4 ms with this value. CPU time per request is the same."""
 JOIN_SECONDS = 5.0
 """Seconds to wait for a process to end after its channel has ended."""
 RESTART_SECONDS = 1.0

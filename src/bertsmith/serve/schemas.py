@@ -1,4 +1,4 @@
-"""The JSON of our own routes. Offsets count Unicode code points; `end` is past the last one."""
+"""JSON schemas of bertsmith's own routes. Offsets count Unicode code points; `end` is past the last one."""
 
 from typing import Annotated, Any
 

@@ -1,9 +1,9 @@
 """The server on a port: uvicorn on uvloop (its choice if installed), which drains at SIGTERM.
 
-uvicorn's HTTP/1.1 protocol gets the limits that it lacks, on the time and size of everything but bodies. With
-uvicorn alone, a client that never finishes a request's head, or never reads its last response, holds its
-connection and memory for as long as it likes. No layer above the protocol can see such a client: its request
-has not begun yet, or its response is done. Only this file uses undocumented parts of uvicorn, and
+uvicorn's HTTP/1.1 protocol gets the limits that it lacks, on the time and size of everything but bodies. In
+uvicorn alone, a client may hold its connection and memory for ever: it never finishes a request's head, or
+never reads its last response. No layer above the protocol can see such a client: its request has not begun
+yet, or its response is done. Only this file uses undocumented parts of uvicorn, and
 `tests/unit/serve/test_http_protocol.py` shows which of them a new version has changed.
 """
 
@@ -38,14 +38,13 @@ from bertsmith.serve.server_config import Limits
 FLUSH_SECONDS = 60.0
 """Seconds for the client to read a response before its connection is closed."""
 MAX_HEAD_BYTES = 2**16
-"""Maximum bytes of a request's line and headers, of trailers, and of anything else that httptools buffers
-without limit."""
+"""Maximum bytes of a request's head, of trailers, and of anything else that httptools would buffer."""
 MAX_PIPELINED = 64
 """Maximum requests that wait behind another one of their connection; eight thousand fit into one read."""
 LINGER_SECONDS = 1.0
 """Seconds for which the port stays open after SIGTERM: new requests get a 503, not a closed connection."""
 KEEP_ALIVE_SECONDS = 75
-"""Seconds of an idle connection; more than the minute after which most proxies close theirs."""
+"""Seconds until an idle connection is closed; more than the minute after which most proxies close theirs."""
 POLL_SECONDS = 0.05
 SWITCH_SECONDS = 0.0005
 """Seconds for which a tokenizing thread may keep the GIL from the event loop. Python's 5 ms, at each of the
@@ -163,7 +162,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """Finish receiving a request; its response may be long done, if it was rejected by its head."""
         super().on_message_complete()
         self._is_receiving, self._bytes_without_body = False, 0
-        self._stop_head_timer()  # the next head has its own time, though no response was waited for
+        self._stop_head_timer()  # the next head gets its full time, even if it arrives before this response
 
     def on_response_complete(self) -> None:
         """Continue with the next request: a response is written."""

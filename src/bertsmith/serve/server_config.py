@@ -38,7 +38,7 @@ class Limits:
     batch_tokens: int = 8192
     """Maximum tokens of several requests that go through a model together; 1 turns batching off."""
     queue_tokens: int = 262_144
-    """Maximum tokens that wait for a model; beyond them, and beyond what can be answered in time, reply
+    """Maximum tokens that wait for a model; beyond them, or beyond what can be answered in time, reply
     429."""
     queue_requests: int = 1024
     """Maximum requests that wait for a model."""

@@ -19,8 +19,7 @@ from bertsmith.serve.operations import OPERATIONS
 from bertsmith.serve.server_config import Limits
 
 LONG_CHARACTERS = 1000
-"""Characters of a request from which it is tokenized in a thread: with some vocabularies each is 17
-tokens."""
+"""Characters from which a request is tokenized in a thread: with some vocabularies each is 17 tokens."""
 CHUNK_CHARACTERS = 2**14
 """Characters to tokenize in one call; between two chunks a request can be rejected or cancelled."""
 MIN_CHUNK_PAIRS = 8
@@ -244,5 +243,5 @@ def check_lengths(lengths: Sequence[int], model: ServedModel, fields: FieldNames
 
 
 def _size(given: TextInput) -> int:
-    """Return the number of characters that are to be tokenized, or that of tokens."""
+    """Return the number of characters to tokenize, or of tokens."""
     return len(given[0]) + len(given[1]) if isinstance(given, tuple) else len(given)

@@ -16,7 +16,7 @@ Masks = dict[str, Tensor]
 
 
 def prunable_weights(network: Network) -> dict[str, nn.Parameter]:
-    """Return the matrices of the layers; all else stays whole (Chen et al. 2020)."""
+    """Return the matrices of the layers; embeddings, norms, biases and heads stay (Chen et al. 2020)."""
     return {
         name: parameter
         for name, parameter in network.named_parameters()
