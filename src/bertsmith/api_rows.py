@@ -34,7 +34,7 @@ class RowFiles:
 
     def __init__(self) -> None:
         self.names: dict[Path, str] = {}
-        """Files that contain rows of the call, by file: the expression that refers to them."""
+        """Expression for each file of rows in the Python call."""
         self.written: list[Path] = []
         """Files written by this call, each before the folder that was created for it."""
 

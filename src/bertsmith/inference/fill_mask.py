@@ -318,7 +318,7 @@ def best_candidates(engine: Engine, log_probabilities_V: Tensor, wanted: int) ->
 
 
 def _best(engine: Engine, log_probabilities_V: Tensor, wanted: int) -> list[tuple[int, float]]:
-    """Return the most probable tokens with their log-probabilities, at most all of the vocabulary."""
+    """Return the most probable tokens with their log-probabilities, at most as many as there are."""
     tokens = engine.tokenizer.vocabulary_size - len(engine.tokenizer.gaps)
     best = log_probabilities_V.topk(min(wanted, tokens))
     return list(zip(best.indices.tolist(), best.values.tolist(), strict=True))

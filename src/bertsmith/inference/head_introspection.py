@@ -33,7 +33,7 @@ BROAD_ENTROPY = 0.75
 MIN_DISTANCE = 2
 """Minimum distance, in tokens, between two that are worth showing: heads that read a neighbour are common."""
 MOST_READ = 6
-"""Number of tokens to show keys and values of."""
+"""Number of tokens with keys and values to show."""
 PRONOUN_LIST = "it he she they him her them his its their hers theirs himself herself itself"
 FUNCTION_WORD_LIST = (
     "a an the and or but of to in on at by for from with as that this these those because so if than then "
@@ -260,7 +260,7 @@ def _places(special: tuple[bool, ...]) -> dict[HeadKind, Tensor]:
 
 
 def _telling_pairs(tokens: tuple[str, ...], special: tuple[bool, ...]) -> Tensor:
-    """Return the pairs [N, N] worth showing: a pronoun and an earlier word, or else any two words."""
+    """Return the pairs [N, N] worth showing: a pronoun and an earlier word, or else two content words."""
     words = [
         "" if is_special else token.lstrip(MARKS).lower()
         for token, is_special in zip(tokens, special, strict=True)

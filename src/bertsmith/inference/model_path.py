@@ -22,7 +22,7 @@ HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 
 def model_folder(given: Path | str, *, environment: Mapping[str, str] = os.environ) -> Path:
-    """Return the model folder at a path, of a run or the best of several; else embedded or cached."""
+    """Return the model folder for a path or name: of a run, the best of several, embedded or cached."""
     with reporting_missing_homes(given):
         folder = Path(given).expanduser()
     if folder.is_file():

@@ -58,9 +58,9 @@ class BatchKey:
 
 
 Predict = Callable[[BatchKey, Sequence[Any]], Sequence[Any]]
-"""Returns a result for each input."""
+"""Function that returns a result for each input."""
 InSteps = Callable[[BatchKey, Sequence[Any]], Steps[Sequence[Any]] | None]
-"""Returns the same results a step at a time, or None if that is not possible."""
+"""Function that returns the results a step at a time, or None if that is not possible."""
 Outcome = Sequence[Any] | float | BaseException
 """Results of a work item, the fraction of it that remains, or its exception."""
 

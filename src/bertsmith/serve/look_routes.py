@@ -63,7 +63,7 @@ MAX_JOINT_CHARACTERS = 2**16
 MAX_GUESSES_TOKENS = 128
 """Maximum tokens for guesses: every layer scores the whole vocabulary for every mask."""
 MAX_WORDS = 120
-"""Maximum words of a text: it goes through the model once without each of them."""
+"""Maximum words of a text, which is computed once without each of them."""
 MAX_WORDS_CHARACTERS = 4000
 DIGITS = 4
 MAP_DIGITS = 2

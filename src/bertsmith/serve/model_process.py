@@ -32,7 +32,7 @@ SAMPLES_SECONDS = 1.0
 """Seconds for an HTTP process to send its metrics; after that, those that it sent last count."""
 
 Answer = Callable[..., Awaitable[Any]]
-"""Called in the cancellable task, so that a request cancelled before it began leaves nothing behind."""
+"""Function called in the cancellable task: a request cancelled before it began leaves nothing behind."""
 
 log = logging.getLogger("bertsmith.serve")
 

@@ -31,7 +31,7 @@ from bertsmith.tasks.kinds.registry import KINDS
 MAX_NAME = 60
 """Maximum length of a quoted name."""
 OnBatch = Callable[[str, BatchReport], None]
-"""Called with each batch that a model has computed."""
+"""Function called with each batch that a model has computed."""
 
 log = logging.getLogger("bertsmith.serve")
 

@@ -30,7 +30,7 @@ class Operation:
     ability: str
     """The ability that a model needs."""
     predict: Callable[[Bert, Sequence[Any], Options], Sequence[Any]]
-    """Returns a result for each input."""
+    """Function that returns a result for each input."""
     windowed: bool = False
     """True if long texts are read in windows."""
     obeys_folder: bool = False

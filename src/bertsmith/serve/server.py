@@ -48,7 +48,7 @@ KEEP_ALIVE_SECONDS = 75
 POLL_SECONDS = 0.05
 SWITCH_SECONDS = 0.0005
 """Seconds for which a tokenizing thread may keep the GIL from the event loop. Python's 5 ms, at each of the
-dozen steps of a request, would make a tenth of a second."""
+dozen steps of a request, would add up to a tenth of a second."""
 RESERVED_FILES = 64
 """Descriptors for everything but connections: the port, the log, weights that are being read."""
 BACKLOG = 2048

@@ -29,7 +29,7 @@ CAUTION = 0.7
 
 Made = TypeVar("Made")
 FieldNames = Callable[[int], tuple[str, ...]]
-"""Returns the fields of the text at an index: the name of the whole, and of both parts of a pair."""
+"""Function from a text's index to its fields: the name of the whole, and of both parts of a pair."""
 
 
 def single_field(name: str) -> FieldNames:
