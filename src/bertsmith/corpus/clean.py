@@ -34,7 +34,7 @@ BULLETS = ("- ", "* ", "•", "‣", "▪", "●", "◦", "·", "|")
 
 @dataclass(frozen=True, slots=True)
 class Cleaning:
-    """What to repair and what to drop."""
+    """Settings: what to repair and what to drop."""
 
     repair_mojibake: bool = False
     minimum_characters: int = 0

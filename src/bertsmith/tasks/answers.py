@@ -228,7 +228,7 @@ def exact(right: str, answer: str) -> float:
 
 
 def f1(right: str, answer: str) -> float:
-    """Return the F1 of their shared words, with repetitions; an empty text matches only an empty one.
+    """Return the F1 of two texts' shared words, with repetitions; empty texts match only empty texts.
 
     The rule for empty texts is SQuAD 2.0's; `squad_scores` describes that of 1.1.
     """
@@ -320,7 +320,7 @@ def _best_threshold(
     lowest = odds[0][0] if odds else 1.0
     best, threshold = now, 0.0 if lowest > 0 else lowest - 1.0
     for value, members in groupby(odds, key=lambda pair: pair[0]):
-        # An answered question scores its own score, instead of 0, or 1 if it is unanswerable.
+        # Answering a question replaces its score of 0 (or 1, if it is unanswerable) by its raw score.
         now += sum(scores[key] - (key not in answerable) for _, key in members)
         if now > best:
             best, threshold = now, value

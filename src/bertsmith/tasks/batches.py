@@ -48,11 +48,11 @@ class TaskBatch:
         return self._mapped(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> "TaskBatch":
-        """Return a copy of the batch in page-locked memory, from which a GPU copies in the background."""
+        """Return a copy in page-locked memory, so that a GPU can copy it in the background."""
         return self._mapped(Tensor.pin_memory)
 
     def tensors(self) -> list[Tensor]:
-        """Return its tensors in a fixed order, without `states_LTD`: such steps are never recorded."""
+        """Return its tensors in a fixed order, without `states_LTD`, which recorded steps never have."""
         old = self.inputs
         inputs = [old.tokens_T, old.segments_T, old.positions_T, old.layout.starts_S1]
         teacher = [] if self.teacher is None else [self.teacher]

@@ -52,7 +52,7 @@ def read_race(path: Path) -> Iterator[ChoiceExample | BadLine]:
 
 
 def read_race_passage(path: Path) -> Iterator[ChoiceExample | BadLine]:
-    """Read the questions of one of RACE's own files, each of which is a passage."""
+    """Read the questions of one of RACE's own files, which has a single passage."""
     return _questions(Row(read_json(path, remedy="fetch it again"), str(path)))
 
 

@@ -84,7 +84,7 @@ def custom_task(spec: CustomSpec, form: TableFormat = USUAL_FORMAT) -> Task:
 
 
 def spec_of(custom: Mapping[str, str | float]) -> CustomSpec:
-    """Read the table columns stored in a task.json or a run folder."""
+    """Restore the spec of a table from a task.json or a run folder."""
     if unknown := sorted(custom.keys() - {each.name for each in fields(CustomSpec)}):
         what = f"the model was fine-tuned by another version of bertsmith, which knew custom.{unknown[0]}"
         raise UserError(what, remedy="fine-tune it again")

@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 ScoredUnit = Literal["item", "sequence", "token", "word"]
-"""Unit that has one row of scores: an item, each of its sequences, each token, or each tagged word's first
-piece."""
+"""Unit with one row of scores: an item, each of its sequences, each token, or a tagged word's first piece."""
 NO_LABEL = -1
 """Placeholder for the index of a missing label."""
 
@@ -50,8 +49,7 @@ class EncodedSet:
     words_P2: NDArray[np.int64]
     """tag: sentence and word of each row, every word exactly once; otherwise empty."""
     passages_N2: NDArray[np.int64]
-    """span: first and past-the-last row of the passage in each window, counted from the window's first
-    row."""
+    """span: first and past-the-last row of the passage in each window, from the window's first row."""
     windows: QuestionWindows | None = None
     states_L: tuple[NDArray[np.float32], ...] = ()
     """Precomputed states [T, D] of some layers of a frozen encoder; empty if not computed."""

@@ -189,7 +189,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class ChoiceExample:
-    """Several pairs of texts, one of which is right."""
+    """Several pairs of texts, with the index of the right one."""
 
     key: str
     options: tuple[tuple[str, str], ...]

@@ -161,8 +161,7 @@ class Inspection:
 
 def inspect_files(task: Task, places: Mapping[str, Path]) -> Inspection:
     """Inspect splits, each in its file or folder; bad lines are counted."""
-    # A split may be missing in a folder, but a named path must exist; if all are missing, reading fails
-    # clearly.
+    # A split may be missing in a folder, but a named path must exist; if all are missing, reading raises.
     found = [split for split, place in places.items() if not place.exists() or has_split(task, place, split)]
     read = {split: read_split(task, places[split], split, skip_bad=True) for split in found or places}
     return inspect_splits(task, read)

@@ -10,8 +10,7 @@ from bertsmith.tasks.task import Task
 
 MAX_SINGLE_CLASSES = 10
 MAX_FRACTION_OF_CLASSES = 0.9
-"""Maximum number of classes per row. A hundred rows of seventy intents are classes; a column of texts is
-not."""
+"""Maximum classes per row. Seventy intents in a hundred rows are classes; a column of texts is not."""
 MAX_NUMBERS = 20
 MIN_PER_NUMBER = 10
 """Minimum examples per number, if there are more than MAX_NUMBERS; otherwise labels are measured values."""

@@ -57,13 +57,13 @@ def passage_loss(scores_T2: Tensor, batch: TaskBatch) -> tuple[Tensor, Tensor]:
 
 
 def in_passages(scores_T2: Tensor, batch: TaskBatch) -> Tensor:
-    """Mask the scores of rows where no answer may begin or end with a very low number."""
+    """Return the scores with a very low number in rows where no answer may begin or end."""
     starts_S1 = batch.inputs.layout.starts_S1
     sequences_T = _segments_of_rows(scores_T2, starts_S1)
     rows_T = torch.arange(len(scores_T2), device=scores_T2.device)
     first_T, past_T = batch.passages_S2[sequences_T].unbind(-1)
     open_T = ((rows_T >= first_T) & (rows_T < past_T)) | (rows_T == starts_S1[sequences_T])
-    # Not -inf, whose gradient is NaN; exp of this number is 0 relative to any score.
+    # Not -inf: its gradient is NaN. exp of this number is 0 relative to any score.
     lowest = torch.finfo(scores_T2.dtype).min / 2
     return scores_T2.masked_fill(~open_T[:, None], lowest)
 

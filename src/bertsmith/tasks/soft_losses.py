@@ -24,7 +24,7 @@ def soft_class_loss(scores_SC: Tensor, batch: TaskBatch, temperature: float) -> 
 
 
 def soft_multilabel_loss(scores_SC: Tensor, batch: TaskBatch, temperature: float) -> Tensor:
-    """Return the mean divergence of each item's labels, each of which is an independent yes or no."""
+    """Return the mean divergence of each item's labels, taken as independent yes-or-no decisions."""
     ours_MC = scores_of_items(scores_SC, batch) / temperature
     theirs_MC = _teacher(batch) / temperature
     given_MC = theirs_MC.sigmoid()

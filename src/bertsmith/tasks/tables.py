@@ -189,7 +189,7 @@ def _json_objects(path: Path, form: TableFormat) -> Iterator[tuple[str, dict[str
                 is_object = isinstance(item, dict)
                 yield where, item if is_object else BadLine("is not a JSON object", where, "write objects")
             return
-        lines = held  # JSON lines, the first of which happens to be an array
+        lines = held  # JSON lines that happen to begin with an array
     for number, line in lines:
         where = f"{path}:{number}"
         yield where, _json_object(line, where)

@@ -25,8 +25,7 @@ Numbers = NDArray[np.int64]
 Targets = NDArray[np.int64] | NDArray[np.float32]
 
 FRONT_PART = 4
-"""Divisor for the front part. Sun et al. 2019 (How to Fine-Tune BERT for Text Classification): 128 of 510
-tokens."""
+"""Front part: 1/4. Sun et al. 2019 (How to Fine-Tune BERT for Text Classification): 128 of 510 tokens."""
 WORTH_A_TABLE = 1000
 """Minimum number of texts for which building the fast encoder pays off."""
 TEXTS_AT_ONCE = 1 << 14

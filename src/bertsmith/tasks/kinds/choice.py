@@ -1,4 +1,4 @@
-"""Choosing one of several texts, all of which are sequences of one item. Shapes: M items, N sequences."""
+"""Choosing one of several texts; an item has a sequence for each. Shapes: M items, N sequences."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -26,7 +26,7 @@ from bertsmith.text.tokenizer import Tokenizer
 
 
 class Choose(Kind[ChoiceExample]):
-    """Choose one of several pairs of texts."""
+    """The kind that chooses one of several pairs of texts."""
 
     name = "choice"
     pipeline_tag = "multiple-choice"

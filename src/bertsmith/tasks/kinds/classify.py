@@ -19,7 +19,7 @@ from bertsmith.tasks.text_encoding import Targets, label_ids
 
 
 class Classify(TextKind):
-    """Choose one of several classes."""
+    """The kind that chooses one of several classes."""
 
     name = "classify"
     pipeline_tag = "text-classification"

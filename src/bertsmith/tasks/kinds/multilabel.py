@@ -25,7 +25,7 @@ from bertsmith.tasks.text_encoding import Targets
 
 
 class MultiLabel(TextKind):
-    """Choose any number of classes, each independently."""
+    """The kind that chooses any number of classes, each independently."""
 
     name = "multilabel"
     pipeline_tag = "text-classification"

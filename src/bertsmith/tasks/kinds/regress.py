@@ -19,7 +19,7 @@ from bertsmith.tasks.text_encoding import Targets
 
 
 class Regress(TextKind):
-    """Predict a number."""
+    """The kind that predicts a number."""
 
     name = "regress"
     pipeline_tag = "text-classification"

@@ -32,7 +32,7 @@ OFFICIAL_NAMES = {
 
 
 class Span(Kind[Question]):
-    """Predict the first and last token of the answer, or that there is none; each window is an item."""
+    """The kind that predicts an answer's first and last token, or "no answer"; each window is an item."""
 
     name = "span"
     pipeline_tag = "question-answering"

@@ -40,7 +40,7 @@ SPAN_TAG = re.compile("[BIES]-.")
 
 
 class Tag(Kind[TaggedExample]):
-    """Choose a tag for each word."""
+    """The kind that chooses a tag for each word."""
 
     name = "tag"
     pipeline_tag = "token-classification"
@@ -252,8 +252,7 @@ def _words(examples: Sequence[TaggedExample], tokenizer: Tokenizer, text: TextSe
             texts.append(int(texts_M[sentence]))
     pieces = pieces_of(spelled, tokenizer)
     ids, starts_W, lengths_W = pieces.ids_X, pieces.starts_N, pieces.lengths_N
-    # A word without any piece, such as a control character, becomes unknown: every word needs a row for its
-    # tag.
+    # A word without any piece, such as a control character, becomes unknown: each word needs a row.
     is_nothing_W = lengths_W == 0
     if is_nothing_W.any():
         starts_W = np.where(is_nothing_W, len(ids), starts_W)

@@ -22,8 +22,7 @@ OTHER_COLUMNS = ("id", "prediction", "text", "text2")
 """Other columns of a table of predictions."""
 USUAL_THRESHOLD = 0.5
 MAX_THRESHOLDS = 200
-"""Maximum number of thresholds to try, at quantiles of the probabilities: more would overfit the development
-set."""
+"""Maximum thresholds to try, at quantiles of the probabilities: more would overfit the development set."""
 
 
 class TextKind(Kind[TextExample]):
@@ -126,8 +125,7 @@ def best_label_threshold(metric: Metric, targets_M: Values, scores_M: NDArray[np
     known_M = targets_M >= 0
     targets_M, scores_M = targets_M[known_M], scores_M[known_M].astype(np.float64)
     found = np.unique(np.quantile(scores_M, np.linspace(0, 1, MAX_THRESHOLDS), method="nearest"))
-    # Thresholds midway between two probabilities generalise best. Also try one below and one above all of
-    # them.
+    # Thresholds midway between two probabilities generalise best. Also try both ends.
     bounds = np.concatenate([[0.0], found, [1.0]])
     tried: set[float] = {USUAL_THRESHOLD, *((bounds[1:] + bounds[:-1]) / 2).tolist()}
     values = {each: metric.compute(targets_M, (scores_M >= each).astype(np.int64)) for each in tried}
