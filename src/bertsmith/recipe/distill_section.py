@@ -38,7 +38,7 @@ class DistillSection(Section):
     --restrict_ce_to_mask), which is a fraction of the work."""
     hidden_weight: Weight = 0.0
     """Weight of the squared difference of hidden states: the embeddings, and each layer with the teacher's
-    layer at the same depth, through a learned projection if widths differ (TinyBERT)."""
+    layer at the same relative depth, through a learned projection if widths differ (TinyBERT)."""
     attention_weight: Weight = 0.0
     """Weight of the squared difference of these layers' attention scores, before softmax (TinyBERT)."""
     relation_weight: Weight = 0.0

@@ -21,8 +21,8 @@ def held_back(
 ) -> dict[str, str]:
     """Return the split of each held-back example by its id, in exact fractions, class by class.
 
-    At least one example of each class with two or more is held back, but never the last one of a class, so
-    that the model sees every class.
+    As far as the fraction allows, each class with two or more examples has one held back. The last example
+    of a class never is, so that the model sees every class.
     """
     if len(examples) < MIN_ROWS_TO_SPLIT:
         return {}
