@@ -88,7 +88,7 @@ def load_resources(tokenizer: Tokenizer, settings: CorpusSettings) -> PipelineRe
 
 
 class PipelineState:
-    """State with which one worker prepares blocks."""
+    """State of one worker that prepares blocks."""
 
     def __init__(self, resources: PipelineResources) -> None:
         self.settings, self.task_texts = resources.settings, resources.task_texts

@@ -1,7 +1,7 @@
 """Document cleaning: repair wrongly decoded text, and drop documents that are too short or not prose.
 
 The junk rules do not depend on the language: they look at characters and lines only. The rules from Gopher
-(Rae et al. 2021, appendix A.1) keep its numbers; the others are ours, far from running text in any script.
+(Rae et al. 2021, appendix A.1) keep its numbers; ours have limits far from running text in any script.
 """
 
 from collections import Counter
@@ -34,7 +34,7 @@ BULLETS = ("- ", "* ", "•", "‣", "▪", "●", "◦", "·", "|")
 
 @dataclass(frozen=True, slots=True)
 class Cleaning:
-    """What to repair and what to drop."""
+    """Settings: what to repair and what to drop."""
 
     repair_mojibake: bool = False
     minimum_characters: int = 0

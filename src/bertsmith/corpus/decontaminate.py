@@ -153,8 +153,7 @@ class _Found:
         words = words_of("\n".join(strings))
         lines = words.lines()
         counts = np.bincount(lines, minlength=len(strings))
-        # If more than half of a text is in a script without spaces, its lengths count that script's
-        # characters.
+        # If more than half of a text is in a script without spaces, count that script's characters.
         characters = words.characters_per_word()
         scales = np.ones(len(counts), np.int64)
         for scale in np.unique(characters[characters > 1]).tolist():

@@ -240,8 +240,7 @@ def _segments(line: str, language: str) -> Iterator[str]:
     while len(line) - start > SEGMENTED:
         end = line.rfind(" ", start + 1, start + SEGMENTED) + 1 or start + SEGMENTED
         parts = segment(language, line[start:end])
-        # The last sentence may continue after the cut; a sentence of more than SEGMENTED characters is cut
-        # there.
+        # The last sentence may continue after the cut; a longer one than SEGMENTED is cut there.
         whole = parts[:-1] or parts
         yield from whole
         start += sum(map(len, whole)) or end - start

@@ -246,7 +246,7 @@ class TokenisedDocuments:
     units: NDArray[np.uint8] | None = None
 
     def only(self, wanted: NDArray[np.bool_]) -> "TokenisedDocuments":
-        """Return the documents whose flag is set."""
+        """Return the documents with a True flag."""
         if wanted.all():
             return self
         # Repeat each document's flag for its sentences, and then for their tokens.

@@ -47,7 +47,7 @@ class PretrainingBatch:
         return self.mapped(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> "PretrainingBatch":
-        """Return a copy of the batch in page-locked memory, from which a GPU copies in the background."""
+        """Return a copy in page-locked memory, so that a GPU can copy it in the background."""
         return self.mapped(Tensor.pin_memory)
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "PretrainingBatch":

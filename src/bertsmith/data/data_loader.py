@@ -119,8 +119,7 @@ class PretrainingDataset(Dataset[StepBatches]):
             raise UserError(what, remedy=f"allow {needed} or more")
         examples = collator.index.examples(index.step)
         slices = slices_of_ranks(len(examples.numbers), self.world)
-        # Every rank computes the sizes of all ranks, so they agree on the number of micro-batches without
-        # talking.
+        # Every rank computes the sizes of all ranks, so they agree on the number of micro-batches.
         lengths_by_rank = [examples.index.length[each].astype(np.int64) for each in slices]
         sizes = micro_sizes(lengths_by_rank, self.rank, capacity=shape.capacity)
         sequences, targets = collator.collate(

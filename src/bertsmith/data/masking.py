@@ -171,8 +171,7 @@ def choose_runs(units: Units, budgets_S: Numbers, *, max_run_S: Numbers) -> Flag
         covered = np.zeros(count * (width + max_run), np.bool_)
         left_S = budgets_S.copy()
         for units_S, runs_RS in zip(order_SK.T, runs_KRS, strict=True):
-            # A longer run is never smaller, so the number of fitting runs is the length of the longest that
-            # fits.
+            # A longer run is never smaller, so the number that fit is the longest one's length.
             lengths_S = np.count_nonzero(runs_RS <= left_S, axis=0)
             cells_RS = sequences_S * (width + max_run) + units_S + offsets_R
             in_run_RS = offsets_R < lengths_S
@@ -228,8 +227,7 @@ class _Table:
             sampled_SG = bits(self.keys_S[:, None], numbers_1G)
         else:
             # Waiting times at these rates: their order equals drawing by weight without replacement
-            # (Efraimidis & Spirakis 2006), and the bits of positive floats sort in the same order as the
-            # floats.
+            # (Efraimidis & Spirakis 2006), and the bits of positive floats sort as the floats do.
             drawn_SG = uniforms(self.keys_S[:, None], numbers_1G)
             sampled_SG = (-np.log1p(-drawn_SG) / self.weights_SG).view(np.uint64)
         sampled_SG |= _RANK_BITS
@@ -279,7 +277,7 @@ class Vocabulary:
 
     mask_id: int
     random_ids: Numbers
-    """Ids from which random tokens are sampled."""
+    """Ids to sample random tokens from."""
     boundaries: WordBoundaries
     weights_V: NDArray[np.float64] | None = None
     """Relative frequency of choosing each token (masking.smoothing), or None if all are equal."""

@@ -32,8 +32,8 @@ class ExamplesSection(Section):
     right-to-left: one-sided baselines."""
     pairs: Literal["nsp", "sop", "sentence-pair", "full-sentences", "doc-sentences", "none"] = "nsp"
     """nsp: next-sentence pairs of segments (BERT); sop: sentence order (ALBERT); sentence-pair: nsp of single
-    sentences, full-sentences and doc-sentences: filled to the length across or within documents (all three
-    RoBERTa); none: BERT's walk with one segment a sequence."""
+    sentences; full-sentences and doc-sentences: sequences filled to the length across or within documents
+    (these three from RoBERTa); none: BERT's walk with one segment per sequence."""
     negative_probability: Fraction = 0.5
     """Probability of a random second segment (nsp, sentence-pair) or a swapped pair (sop)."""
     pair_weight: Annotated[float, Field(gt=0)] = 1.0

@@ -38,7 +38,7 @@ class DistillSection(Section):
     --restrict_ce_to_mask), which is a fraction of the work."""
     hidden_weight: Weight = 0.0
     """Weight of the squared difference of hidden states: the embeddings, and each layer with the teacher's
-    layer at the same depth, through a learned projection if widths differ (TinyBERT)."""
+    layer at the same relative depth, through a learned projection if widths differ (TinyBERT)."""
     attention_weight: Weight = 0.0
     """Weight of the squared difference of these layers' attention scores, before softmax (TinyBERT)."""
     relation_weight: Weight = 0.0
@@ -48,7 +48,7 @@ class DistillSection(Section):
     keys or values with themselves; MiniLM has qk and vv, MiniLMv2 qq, kk and vv."""
     relation_heads: Count | Literal["heads"] = "heads"
     """Number of heads into which queries, keys and values of both models are cut for attention_weight and
-    relation_weight (MiniLMv2); heads: each model's own heads, whose numbers must be equal."""
+    relation_weight (MiniLMv2); heads: each model's own heads, in equal numbers."""
 
     @property
     def compares_heads(self) -> bool:
@@ -75,7 +75,7 @@ class TaskDistillSection(Section):
     question answering (run_squad_w_distillation.py)."""
 
     teachers: tuple[str, ...] = ()
-    """Folders of the teachers, whose scores are averaged. Empty: learn from labels alone."""
+    """Folders of the teachers; their scores are averaged. Empty: learn from labels alone."""
     soft_weight: Fraction = 0.5
     """Weight of the teachers' scores; labels have the remaining weight."""
     temperature: Annotated[float, Field(gt=0, lt=1e30)] = 2.0

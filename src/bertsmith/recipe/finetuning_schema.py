@@ -101,8 +101,9 @@ class FinetuningOptimSection(OptimSection):
     warmup_fraction: Fraction = 0.1
     """Fraction of the run with a rising learning rate."""
     schedule: Schedule = "linear"
-    """After the warm-up: a line to 0; Google's line from step 0; slanted triangular from 1/32 of the peak and
-    back (Howard & Ruder 2018); none (constant); flat until `decay_from`, then a line to 0 (wsd); cosine."""
+    """After the warm-up. linear: a line to 0; google: a line counted from step 0; slanted: linear from 1/32
+    of the peak and back (Howard & Ruder 2018); constant: no decay; wsd: flat until `decay_from`, then a line
+    to 0; cosine: half a wave to 0."""
 
 
 Rate = Annotated[float, Field(ge=0, lt=1)] | Literal["model"]

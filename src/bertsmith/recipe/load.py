@@ -197,7 +197,7 @@ def recipe_text(recipe: Recipe) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A dotted key whose values differ between two trees; None means that the key is missing."""
+    """A dotted key with different values in two trees; None stands for a missing key."""
 
     key: str
     before: Any
@@ -209,12 +209,12 @@ class Difference:
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Difference]:
-    """Return the dotted keys whose values differ between two trees, in order."""
+    """Return the dotted keys with different values in two trees, in order."""
     old, new = leaves(before), leaves(now)
     return [Difference(key, old.get(key), new.get(key)) for key in new | old if old.get(key) != new.get(key)]
 
 
-# ---- what a recipe says, for people
+# ---- descriptions of recipes, for people
 
 
 @dataclass(frozen=True, slots=True)

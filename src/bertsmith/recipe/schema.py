@@ -66,9 +66,9 @@ class RunSection(Section):
     keep_last: Count = 2
     """Number of checkpoints to keep on disk."""
     keep_at: tuple[Count, ...] = ()
-    """Steps whose checkpoints are never deleted."""
+    """Steps at which the checkpoint is kept for good."""
     average_from: Annotated[float, Field(ge=0, lt=1)] | Off = "off"
-    """Save the average of the weights of all steps after this fraction of the run; off: the last weights."""
+    """Use the average of the weights of all steps after this fraction of the run; off: the last ones."""
     average_decay: Annotated[float, Field(gt=0, lt=1)] | Literal["equal"] = "equal"
     """Decay per step of an exponential average; equal: an unweighted average."""
     spike_factor: Annotated[float, Field(gt=1)] | Off = "off"

@@ -182,7 +182,7 @@ def _encode_words(table: WordTable, text: Bytes, borders: tuple[Mask, Mask]) -> 
 
 
 def _sums_between(indices: Numbers, values: Numbers) -> Numbers:
-    """Sum the values from each index to the next, for the first index from 0 on."""
+    """Return the sum of the values up to each index, from the previous index or from 0 on."""
     sums: Numbers = np.diff(np.concatenate([[0], np.cumsum(values)]).take(indices), prepend=0)
     return sums
 

@@ -80,8 +80,7 @@ class Segmentation:
         # Only pairs that touch an occurrence change. Subtract the counts of pairs that begin before, at and
         # after it, join, and count the pairs that begin there now. So a merge costs only what it touches.
         touched_C = np.unique(np.concatenate([self._before_P[at_C], at_C, right_C]))
-        # np.subtract.at, because one pair may begin at several of these positions: indexing would count it
-        # once.
+        # np.subtract.at: one pair may begin at several positions, and indexing would count it once.
         np.subtract.at(self.pairs.count, self._pair_P[touched_C], self._word_count_P[touched_C])
         self._pair_P[touched_C] = NOTHING
         count = int(self._word_count_P[at_C].sum())
@@ -261,7 +260,7 @@ def split_characters(words: Mapping[str, int], *, characters: int, inside: str) 
     code_K = np.frombuffer("".join(words).encode("utf-32-le"), np.uint32)
     length_W = np.fromiter(map(len, words), np.int64, len(words))
     count_W = np.fromiter(words.values(), np.int64, len(words))
-    # Keep words whose characters are all among the most frequent; on a tie the lower code point wins.
+    # Keep words of only the most frequent characters; on a tie the lower code point wins.
     codes, which_K = np.unique(code_K, return_inverse=True)
     seen = np.bincount(which_K, np.repeat(count_W, length_W))
     is_common = np.zeros(len(codes), np.bool_)

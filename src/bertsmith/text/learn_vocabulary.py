@@ -46,7 +46,7 @@ _UNIGRAM_WORDS = 20_000_000
 """Maximum number of words, with repetitions, for the unigram trainer, which reads them one by one."""
 _TRAINER_STEP = 1e-4
 _SCORE_DIGITS = 5
-"""Decimal digits that do not depend on the order in which the trainer adds."""
+"""Decimal digits to keep; further digits depend on the order in which the trainer adds."""
 _GAINS = {
     "wordpiece": likelihood_gain,
     "wordpiece-frequency": frequency_gain,

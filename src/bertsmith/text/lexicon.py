@@ -27,7 +27,7 @@ Codes = NDArray[np.uint8]
 Ids = NDArray[Any]
 Lengths = NDArray[np.int64]
 
-_PREFIX = 3  # number of ids by which entries are found
+_PREFIX = 3  # number of leading ids in the index of entries
 _SLOTS_PER_ENTRY = 64  # then one position in twenty is checked needlessly
 _FACTOR = np.uint32(0x9E3779B1)  # 2**32 by the golden ratio: Knuth's multiplicative hash
 
@@ -132,8 +132,7 @@ class _Prefixes:
         for row in rows:
             found[row[: _PREFIX * self._width]].add(len(row) // self._width)
         self._lengths = {start: tuple(sorted(lengths, reverse=True)) for start, lengths in found.items()}
-        # Flags, not entries: a false positive costs one dictionary lookup, and a table of flags fits into the
-        # cache.
+        # Flags, not entries: a false positive costs one dictionary lookup, and flags fit into the cache.
         self._taken = np.zeros(1 << (_SLOTS_PER_ENTRY * len(found) + 1).bit_length(), np.bool_)
         for size in range(1, _PREFIX + 1):
             alike = b"".join(start for start in found if len(start) == size * self._width)

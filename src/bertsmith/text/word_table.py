@@ -84,7 +84,7 @@ class WordTable:
 
     def _find(self, keys: Keys) -> NDArray[np.int32]:
         """Return the numbers of the words with these keys; -1 if unknown."""
-        # Linear probing for all words in step: each pass moves words on whose slot has another word. At a
+        # Linear probing for all words in step: each pass moves a word on if its slot has another word. At a
         # quarter full, nearly all arrive in the first pass.
         slots = _hashes(keys, len(self._slots))
         words = self._slots.take(slots)
