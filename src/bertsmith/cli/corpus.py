@@ -1,4 +1,4 @@
-"""`bertsmith corpus`: raw text becomes a token store."""
+"""`bertsmith corpus`: turn raw text into a token store."""
 
 import json
 import os

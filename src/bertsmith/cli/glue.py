@@ -36,7 +36,7 @@ def glue(
 
     A call that was stopped or killed resumes with the tasks that are not done yet.
 
-    Beside each score stand what the constant answer gets and what the papers report.
+    Each score is printed with that of the constant answer and with the papers' figures.
 
     Example: bertsmith glue --model MODEL --data glue/ --out runs/glue --seeds 3
 

@@ -27,9 +27,9 @@ def surface(
     """Show what every head attends to on the surface.
 
     Previous, next and current token, [CLS], [SEP], periods and commas, the other text of a pair, how broad
-    attention is (entropy), and, where the model has a masked-LM head, how much its loss changes with
-    attention (gradients), as Clark et al. 2019 measured them on pairs of paragraphs. Beside it stands what
-    three networks with random weights show.
+    attention is (entropy), and, if the model has a masked-LM head, how much its loss changes with attention
+    (gradients), as Clark et al. 2019 measured them on pairs of paragraphs. Three networks with random weights
+    serve as a control.
 
     Example: bertsmith look surface --model models/bert-base --input texts.txt --out look/
     Pairs of consecutive lines: paste - - < texts.txt > pairs.txt
