@@ -1,4 +1,4 @@
-"""`bertsmith checkpoint`: the checkpoints that a pre-training run kept, as model folders."""
+"""`bertsmith checkpoint`: list and export the checkpoints that a pre-training run kept."""
 
 import json
 from dataclasses import asdict

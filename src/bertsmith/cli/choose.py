@@ -83,8 +83,8 @@ def choose(
 ) -> None:
     """Choose among several texts the one that fits a context best.
 
-    CONTEXT is what all options share: the sentence that one of them goes on from, or a passage, whose options
-    are then the question with each of its answers. One question gets a bar for each option. A file has a
+    CONTEXT is common to all options: the sentence that one of them continues, or a passage; its options are
+    then the question with each of its answers. One question gets a bar for each option. A file has a
     question on each line, the context and its options with tabs between them, or is a table; each question
     gets a line: the number of the option, counted from 0, its probability and the option itself.
 

@@ -33,10 +33,10 @@ def demo(
         Path | None, Option(metavar="FOLDER", help="Where everything is kept; else a temporary folder.")
     ] = None,
 ) -> None:
-    """See bertsmith at work: with what comes with it, then with a BERT that is pre-trained before your eyes.
+    """See bertsmith at work: first the embedded models, then a BERT that is pre-trained before your eyes.
 
-    Every step is a command that you can give yourself, printed before it runs. Nothing is downloaded. The
-    pre-training takes about a minute, all of it about two on two cores.
+    Every step is a command that you can run yourself, printed before it runs. Nothing is downloaded. The
+    pre-training takes about a minute, the whole demo about two on two cores.
 
     Example: bertsmith demo
 

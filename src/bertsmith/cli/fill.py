@@ -169,7 +169,7 @@ def next_sentence(
     truncate: TruncateOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Predict if B follows A.
+    """Predict whether B follows A.
 
     Uses the head of BERT's second pre-training task, next sentence prediction: in training, half of the pairs
     were consecutive in a document, the others were not.

@@ -243,7 +243,7 @@ class OwnTable:
     columns: str
 
     def flags(self) -> list[str]:
-        """The options that were given."""
+        """Return the options that were given."""
         spelled = {"second": "--text2", "key": "--id"}
         given = [name for name, value in asdict(self).items() if value not in ("", None)]
         return [spelled.get(name, f"--{name.replace('_', '-')}") for name in given]
@@ -328,7 +328,7 @@ class _Study:
     folds: int
 
     def flags(self) -> list[str]:
-        """The options that were given."""
+        """Return the options that were given."""
         given = {**asdict(self), "seeds": self.seeds > 1}
         return [f"--{name.replace('_', '-')}" for name, value in given.items() if value]
 

@@ -58,11 +58,11 @@ def inspect(
 ) -> None:
     """Inspect a data set before training on it.
 
-    Prints the balance of the labels, lengths in words, copies, the scores of a constant answer, the
-    differences between the training set and the other splits, and the number of their texts that are also in
-    the training set, with the same or another label. Warns if labels shift between the splits, or if a split
-    is adversarial. Lines that cannot be read are counted. A test set needs no labels. For tags, the words are
-    counted; for questions, those without an answer; for choices, the right option.
+    Prints the balance of the labels, lengths in words, copies, and the scores of a constant answer. Compares
+    the other splits with the training set, and counts their texts that are also in the training set, with the
+    same or another label. Warns if labels shift between the splits, or if a split is adversarial. Lines that
+    cannot be read are counted. A test set needs no labels. For tags, the words are counted; for questions,
+    those without an answer; for choices, the right option.
 
     Example: bertsmith inspect my.csv --text review --label stars
 

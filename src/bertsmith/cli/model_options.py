@@ -92,7 +92,7 @@ REMEDIES: dict[str, str] = {
     Remedy.PASS_PAIR: "give the second text with --second, or behind a tab",
     Remedy.PASS_TEXT: "leave out --second, or the tab",
 }
-"""Remedies of the Python API in the words of the command line."""
+"""Remedies for the command line, by those of the Python API."""
 
 
 def open_model(

@@ -53,7 +53,7 @@ def evaluate(
 
     form = TableFormat.parse(delimiter=delimiter, encoding=encoding, columns=columns)
     folders, reading = _members(models, ensemble=ensemble), Reading(form, skip_bad, split)
-    chosen = cast("Precision", precision)  # a model refuses any other as it is opened
+    chosen = cast("Precision", precision)  # opening a model rejects any other
     file = predict_labelled(
         folders, data.expanduser(), reading=reading, device=device, precision=chosen, base=base
     )

@@ -63,7 +63,7 @@ def pretrain(
 ) -> None:
     """Pre-train an encoder.
 
-    `auto` chooses shape, batch and learning rate for the budget, the text and this machine, and says why.
+    `auto` chooses shape, batch and learning rate for the budget, the text and this machine, and explains why.
 
     A run that was stopped (Ctrl-C, SIGTERM, a crash) resumes when the same command is given again. All
     settings with their published values: bertsmith recipe show bert-base
@@ -117,7 +117,7 @@ def pretrain(
 
 
 def check_auto(recipe: str, *, size: str, objective: str, sweeps: bool) -> bool:
-    """True for the recipe auto; raises if an option does not go with the recipe."""
+    """True for the recipe auto; raise if an option does not fit the recipe."""
     if recipe == AUTO and sweeps:
         remedy = "sweep over a preset, or over the recipe.toml in the folder of a run of auto"
         raise UserError("auto chooses one recipe", where="--sweep", remedy=remedy)

@@ -52,12 +52,12 @@ def quantise(
     base: BaseOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Quantise a model: weights of 8 bits, and ranges for 8-bit products, calibrated on your texts.
+    """Quantise a model to 8-bit or 4-bit integers.
 
-    The folder opens like any model folder (classify, serve, evaluate ...), is a quarter as large, and needs
-    no further calibration. CPUs with 8-bit products (AVX-512 VNNI, AMX, ARM's dot products) use them; other
-    CPUs multiply the same weights as real numbers, as fast as before. The model can predict, but not be
-    trained.
+    With --calibrate, your texts give the ranges for 8-bit products. The folder opens like any model folder
+    (classify, serve, evaluate ...), is a quarter as large, and needs no further calibration. CPUs with 8-bit
+    products (AVX-512 VNNI, AMX, ARM's dot products) use them; other CPUs multiply the same weights as real
+    numbers, as fast as before. The model can predict, but not be trained.
 
     With --weights-only only the weights are rounded, and they stay small in memory.
 

@@ -197,7 +197,7 @@ class BarProgress(QuietProgress):
         self.bar.update(self.task, deadline=time.monotonic() + seconds, seconds=total)
 
     def on_step(self, progress: float, values: dict[str, Any]) -> None:
-        """Renew the line."""
+        """Update the line."""
         self.bar.update(self.task, description=self.line(values))
         self.on_progress(progress)
 
@@ -226,7 +226,7 @@ class NotebookProgress(LogProgress):
         self.deadline = time.monotonic() + seconds, total
 
     def on_step(self, progress: float, values: dict[str, Any]) -> None:
-        """Renew the line."""
+        """Update the line."""
         self.text = self.line(values)
         self.on_progress(progress)
 

@@ -98,7 +98,7 @@ class TextSource:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Some texts of a file."""
+    """Some texts of a file, with their places and errors."""
 
     texts: "list[TextOrPair]"
     numbers: list[int]

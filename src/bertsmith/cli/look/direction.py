@@ -38,7 +38,7 @@ def direction(
     device: DeviceOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
-    """Show if heads look left or right, and what a task loses when one side of each word is hidden.
+    """Show whether heads look left or right, and what a task loses when one side of each word is hidden.
 
     Hidden means: in every layer a word sees only itself, special tokens and the words of the other side;
     [CLS] and [SEP] still see all. Networks with random weights serve as a control of the fractions.

@@ -44,8 +44,8 @@ def attention(
 ) -> None:
     """Write a view of all heads over one text: choose a head, then a token, and see what it reads.
 
-    It works offline and by keyboard, with texts as long as the model takes. A .png shows one head as arcs
-    over the text, what flows from layer to layer, and all heads.
+    It works offline and by keyboard, with texts up to the model's maximum length. A .png shows one head as
+    arcs over the text, the flow from layer to layer, and all heads.
 
     Example: bertsmith look attention "The dog that chased the cats was tired." --out view.html
     """
