@@ -43,7 +43,7 @@ class StateChange:
     angle: float
     """Angle between the states before and after, in degrees."""
     relative_distance: float
-    """L2 distance over the length of the state before."""
+    """L2 distance of the states before and after, over the norm of the state before."""
     cka: float
     """Linear centred kernel alignment (Kornblith et al. 2019): 1 if only a rotation changed."""
 

@@ -199,7 +199,7 @@ def document_questions(bert: Bert, documents: Sequence[MentionDocument], *, long
 def _windows(
     bert: Bert, document: MentionDocument, longest: int
 ) -> Iterator[tuple[tuple[str, ...], list[Mention]]]:
-    """Yield the words and mentions of as many consecutive sentences as fit; skip sentences that do not."""
+    """Yield the words and mentions of windows of consecutive sentences; skip sentences that are too long."""
     tokenized = bert.reader.tokenize([" ".join(sentence) for sentence in document.sentences])
     lengths = [len(each) - each.encoded.sequence.count(-1) for each in tokenized]
     firsts = np.cumsum([0, *map(len, document.sentences)]).tolist()

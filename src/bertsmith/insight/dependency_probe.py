@@ -83,7 +83,7 @@ class DependencyProbe(nn.Module):
 def study_dependency_probes(
     bert: Bert, scored: Sequence[ParsedSentence], train: Sequence[ParsedSentence], *, seed: int
 ) -> list[ProbeScore]:
-    """Train both probes on one treebank and score them on another, after the best fixed offset."""
+    """Train both probes on one treebank and score them on another; the first score is the best offset's."""
     config = bert.model.network.config
     generator = torch.Generator().manual_seed(key_of(seed, "dependency probe") % 2**63)
     widths = (0, config.embedding_width)

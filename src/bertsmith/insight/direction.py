@@ -105,7 +105,7 @@ class OneSidedScorer(nn.Module):
 
 
 def visible(special_GN: Tensor, hidden: Side) -> Tensor:
-    """Return True for each token (row) that may read another (column) if one side is hidden [G, N, N]."""
+    """Return the mask of tokens (rows) that may read others (columns) with one side hidden [G, N, N]."""
     length = special_GN.shape[1]
     square = torch.ones(length, length, dtype=torch.bool, device=special_GN.device)
     one_side_NN = square.tril() if hidden == "right" else square.triu()

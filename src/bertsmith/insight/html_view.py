@@ -32,7 +32,7 @@ _FOLLOW_SYSTEM = """matchMedia("(prefers-color-scheme: dark)").addEventListener(
 
 
 def write_view(out: Path, script: str, data: dict[str, Any], *, title: str) -> None:
-    """Write a view: the script's `show(root, data)` fills the page."""
+    """Write a view, a page that the script's `show(root, data)` fills."""
     write_text(out, page_text(script, data, title=title))
 
 

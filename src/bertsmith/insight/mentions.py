@@ -22,7 +22,7 @@ ENDS_OF_CORE = frozenset(
 """Tags that start the modifiers at the end of a mention; without a tree, the head is before the first."""
 BRACKET = re.compile(r"\(([^()|]*)(\))?|(?<![^()|])([^()|]++)\)")
 MAX_OPEN = 100
-"""Maximum number of mentions around a word; those of published corpora have about ten."""
+"""Maximum number of mentions around a word; published corpora have about ten."""
 MEND = "mend the line: every entity that is opened must be closed in its document"
 
 

@@ -56,7 +56,7 @@ def _head(cells: Sequence[str], words: int, where: str) -> int:
 
 
 def _depths(heads: Sequence[int]) -> list[int]:
-    """Return the number of steps from each word to the root, or [] if the heads go round in a circle."""
+    """Return the number of steps from each word to the root, or [] if the heads form a cycle."""
     found = [0 if head == ROOT else _UNSEEN for head in heads]
     for word in range(len(heads)):
         path = []

@@ -46,7 +46,7 @@ BATCHES = tuple(127 << power for power in range(3, 10))
 ONE_HEAD = (2, 64)
 """Layers and width of a shape with a single head, which fits any width."""
 FITTED_RATE = 0.3
-"""Masking rate of the runs of the law."""
+"""Masking rate of the runs that the law was fitted on."""
 MIN_STEPS = 150
 """Minimum steps of a candidate; one with fewer is chosen only if there is no other."""
 MEASURING_SECONDS, MEASURING_FRACTION = 15.0, 0.05

@@ -48,7 +48,7 @@ class Budget:
         return 0.0
 
     def steps_that_fit(self, progress: Progress) -> int | None:
-        """Estimate the total number of steps within a budget in minutes; None for other budgets."""
+        """Estimate the total steps of a budget in minutes; None for other budgets or an unknown speed."""
         each = self.step_seconds(progress)
         if self.recipe.run.budget != "minutes" or not each:
             return None

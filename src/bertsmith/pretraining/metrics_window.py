@@ -60,5 +60,5 @@ class MetricsWindow:
         }
 
     def over_all_ranks(self, world: World) -> "MetricsWindow":
-        """Return the window for a checkpoint: sums and counts over all ranks, the rest from this rank."""
+        """Return the window for a checkpoint, with sums and counts over all ranks; the rest is unchanged."""
         return replace(self, sums=over_all_ranks(self.sums, world), counts=over_all_ranks(self.counts, world))

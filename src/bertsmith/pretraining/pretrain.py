@@ -1,7 +1,7 @@
 """The pre-training job: from a recipe, a store and a folder to a model, across interruptions.
 
-In this order: from the command to the result, the loop over the steps of a run, the work after a step
-(metrics, checkpoints, rollbacks), and the finished model. `run_setup.py` sets up or resumes a run, and
+In this order: the command and its result, the loop over the steps of a run, the work after a step (metrics,
+checkpoints, rollbacks), and the finished model. `run_setup.py` sets up or resumes a run, and
 `run_evaluation.py` evaluates it.
 """
 

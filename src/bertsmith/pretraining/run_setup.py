@@ -1,7 +1,7 @@
 """Set-up of a pre-training run, new or from its last checkpoint.
 
-`set_up` turns a request into a `Run`, which is the same from the first step to the last, and a `RunState`,
-which changes with every step. `StepLoader` supplies the batches of the steps.
+`set_up` turns a request into a `Run`, which does not change from step to step, and a `RunState`, which does.
+`StepLoader` supplies the batches of the steps.
 """
 
 import hashlib

@@ -25,7 +25,7 @@ class RunSize:
     text_tokens: float
     """Tokens of the text, each counted once."""
     batch_tokens: float
-    """Tokens of a step."""
+    """Tokens per step."""
 
     @property
     def steps(self) -> float:

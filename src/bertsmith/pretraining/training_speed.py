@@ -46,7 +46,7 @@ class ShapeSpeed:
     flops: float
     """Operations per token."""
     update_work: float
-    """Operations of an update, up to a factor (`update_work`)."""
+    """Operations of an optimiser update, up to a factor (`update_work`)."""
     measured: bool = True
 
     def step_seconds(self, tokens: float) -> float:
@@ -111,7 +111,7 @@ def measured_speed(recipe: Recipe, store: TokenStore, world: World) -> ShapeSpee
     trainer, machine = _trainer(recipe, store, world)
     most = min(
         _sequences(world)[1], max(2, machine.micro_tokens // length)
-    )  # one pass, which fits into memory
+    )  # one forward pass, which fits into memory
     fewest = min(_sequences(world)[0], most // 2)
     with same_bits(machine.deterministic):
         few, many = (

@@ -194,7 +194,7 @@ def joules_used(counters: Path = Path(POWER_COUNTERS)) -> float | None:
     """Return the energy counter of the CPUs in joules; None if it cannot be read."""
     try:
         packages = sorted(counters.glob("intel-rapl:[0-9]*/energy_uj"))
-        whole = [file for file in packages if file.parent.name.count(":") == 1]  # others are parts of these
+        whole = [file for file in packages if file.parent.name.count(":") == 1]  # others are parts
         return sum(int(file.read_text()) for file in whole) / 1e6 if whole else None
     except (OSError, ValueError):
         return None

@@ -20,7 +20,7 @@ PERCENT = 100
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """A row of the table."""
+    """A row of the table: a way to use the encoder, with its settings."""
 
     key: str
     """Name of the folder with the row's runs."""
@@ -60,9 +60,9 @@ class FeaturesTableRequest:
     settings: tuple[str, ...] = ()
     """Overrides for all rows."""
     tuning_settings: tuple[str, ...] = ()
-    """Overrides for fine-tuning alone."""
+    """Overrides for only the fine-tuning row."""
     features_settings: tuple[str, ...] = ()
-    """Overrides for the feature-based rows alone."""
+    """Overrides for only the feature-based rows."""
     skip_bad: bool = False
 
 

@@ -175,7 +175,7 @@ def _result_in(place: Path) -> SparseResult:
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """One start of a job."""
+    """One start of a job, which may take several."""
 
     request: MagnitudeRequest
     callback: ProgressCallback

@@ -246,7 +246,7 @@ def _result_in(folder: RunFolder) -> PruningResult:
 
 @dataclass(frozen=True, slots=True)
 class _Pruning:
-    """One start of a job."""
+    """One start of a job, which may take several."""
 
     request: PruningRequest
     splits: TaskSplits
