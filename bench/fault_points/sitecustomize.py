@@ -20,10 +20,12 @@ CHANGES = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.
 def watch(folder: str, number: int, fault: str, told: str) -> None:
     """Count the events in a folder, and let one of them fail."""
     seen = 0
+    # What is not finished has a hidden name beside it.
+    places = (folder, str(Path(folder).with_name(f".{Path(folder).name}")))
 
     def happened(path: object) -> None:
         nonlocal seen
-        if not isinstance(path, str | bytes) or not os.fsdecode(path).startswith(folder):
+        if not isinstance(path, str | bytes) or not os.fsdecode(path).startswith(places):
             return
         seen += 1
         if seen == number and fault == "kill":
