@@ -69,6 +69,7 @@ def atomic_folder(target: Path, *, replaces: Sequence[str] = ()) -> Iterator[Pat
     """
     with reporting_write_errors(target):
         # Inside a target that exists: beside it, it may be another disk (a mount, a link) or read-only.
+        _remove_leftovers(target)
         parent, was_empty = target if target.is_dir() else target.parent, _is_empty(target)
     temporary = _partial(target, parent)
     with reporting_write_errors(target, hidden=temporary), made_folder(parent):
@@ -143,18 +144,25 @@ def new_folder(target: Path, *, option: str = "--out") -> Iterator[Path]:
 def check_not_taken(folder: Path, *, option: str = "--out") -> None:
     """Raise if anything stands where a folder is to be written; what killed programs left is removed."""
     with reporting_write_errors(folder):
-        name = re.compile(rf"\.{re.escape(folder.name)}\.[0-9a-f]{{8}}\.partial")
-        # Both of the folders in which `atomic_folder` may have begun.
-        for parent in [each for each in (folder, folder.parent) if each.is_dir()]:
-            for path in [each for each in parent.iterdir() if name.fullmatch(each.name) and each.is_dir()]:
-                if (in_use := is_in_use(path)) is False:
-                    shutil.rmtree(path, ignore_errors=True)
-                elif in_use:
-                    remedy = f"wait for it, or choose another {option}"
-                    raise UserError("is being written by another process", where=str(folder), remedy=remedy)
+        if _remove_leftovers(folder):
+            remedy = f"wait for it, or choose another {option}"
+            raise UserError("is being written by another process", where=str(folder), remedy=remedy)
         if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
             remedy = f"choose another {option}, or remove it first"
             raise UserError("is there already", where=str(folder), remedy=remedy)
+
+
+def _remove_leftovers(target: Path) -> bool:
+    """Remove what killed programs left of a folder; True if a process is writing it now."""
+    name = re.compile(rf"\.{re.escape(target.name)}\.[0-9a-f]{{8}}\.partial")
+    found = []
+    # Both of the folders in which `atomic_folder` may have begun.
+    for parent in [each for each in (target, target.parent) if each.is_dir()]:
+        for path in [each for each in parent.iterdir() if name.fullmatch(each.name) and each.is_dir()]:
+            found.append(is_in_use(path))
+            if found[-1] is False:
+                shutil.rmtree(path, ignore_errors=True)
+    return True in found
 
 
 def _move_into(target: Path, fresh: Path, replaces: Sequence[str]) -> None:

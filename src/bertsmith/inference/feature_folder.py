@@ -194,6 +194,8 @@ def _alone_in(place: Path) -> Iterator[None]:
 def _progress(bert: Bert, request: FeatureRequest) -> "_Progress":
     """Return the progress of an earlier start of the same call; remove what another call left."""
     place = request.unfinished
+    for half in place.glob(".*.partial"):
+        half.unlink()
     if (place / PROGRESS_FILE).is_file():
         known = read_json(place / PROGRESS_FILE, remedy="remove it")
         if request.source and known["settings"] == _settings(bert, request):

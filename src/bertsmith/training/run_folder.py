@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -66,18 +67,18 @@ class RunFolder:
 
     def write_manifest(self) -> None:
         """Write down what the files of the finished model are."""
-        files = sorted(each for each in self.model.rglob("*") if each.is_file())
-        kept = [each for each in files if each.suffix not in FOR_PEOPLE]
-        lines = [f"{sha256_of(each)}  {each.relative_to(self.path).as_posix()}\n" for each in kept]
+        files = (each for each in sorted(self.model.rglob("*")) if each.is_file())
+        kept = (each for each in files if each.suffix not in FOR_PEOPLE)
+        lines = (f"{sha256_of(each)}  {each.relative_to(self.path).as_posix()}\n" for each in kept)
         write_text(self.path / MANIFEST, "".join(lines))
 
     def damage(self) -> str:
         """The first file of the finished model that is not as the run wrote it, or nothing."""
         manifest = self.path / MANIFEST  # runs of earlier versions have none
-        lines = manifest.read_text(encoding="utf-8").splitlines() if manifest.is_file() else []
-        for digest, _, name in (line.partition("  ") for line in lines):
+        text = manifest.read_bytes().decode(errors="replace") if manifest.is_file() else ""
+        for digest, name in re.findall(r"([0-9a-f]{64})  ([^\0\n]+)", text):
             if not (self.path / name).is_file() or sha256_of(self.path / name) != digest:
-                return name
+                return str(name)
         return ""
 
     def put_damaged_model_aside(self) -> str:
@@ -93,12 +94,11 @@ class RunFolder:
             raise UserError(what, where=str(self.path / name), remedy=remedy)
         aside = self.path / "model.damaged"
         shutil.rmtree(aside, ignore_errors=True)
-        self.model.rename(aside)
-        for file in (self.result_file, MANIFEST):
-            (self.path / file).unlink(missing_ok=True)
-        return (
-            f"{self.path / name}: {what}; the model is made again, and the damaged one kept as {aside.name}"
-        )
+        if self.model.exists():
+            self.model.rename(aside)
+        (self.path / self.result_file).unlink(missing_ok=True)
+        said = f"the model is made again, and the damaged one kept as {aside.name}"
+        return f"{self.path / name}: {what}; {said}"
 
     def ended_whole(self, world: World) -> bool:
         """Whether the run is finished and its model sound; all processes call it and hear the same."""

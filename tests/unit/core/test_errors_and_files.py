@@ -242,3 +242,12 @@ def test_a_failed_write_leaves_none_of_the_folders_that_it_made(tmp_path, atomic
     with pytest.raises(ZeroDivisionError), atomic(tmp_path / "there" / "a" / "b" / "c"):
         raise ZeroDivisionError
     assert list(tmp_path.rglob("*")) == [tmp_path / "there"]
+
+
+def test_what_a_killed_writer_left_inside_a_folder_is_removed_by_the_next_one(tmp_path):
+    left = tmp_path / "out" / ".out.01234567.partial"
+    left.mkdir(parents=True)
+    (left / "half").touch()
+    with atomic_folder(tmp_path / "out") as fresh:
+        (fresh / "whole").touch()
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["whole"]

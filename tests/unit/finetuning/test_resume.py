@@ -1,5 +1,7 @@
 """A run that was interrupted ends as one that was not, to the bit, and one that is finished is left alone."""
 
+import shutil
+
 import pytest
 
 from bertsmith.core.errors import UserError
@@ -197,7 +199,12 @@ def test_a_damaged_model_of_a_finished_run_is_made_again_from_its_last_state(str
     assert (folder / "model" / file).read_bytes() == whole
     assert (folder / "model.damaged" / file).stat().st_size < len(whole)
     assert same(folder, straight)
-    assert tune("sst2", model, tmp_path, *settings).finished  # and is left alone from now on
+    shutil.rmtree(folder / "model")
+    assert (
+        tune("sst2", model, tmp_path, *settings).finished and (folder / "model" / file).read_bytes() == whole
+    )
+    (folder / "model.sha256").write_bytes(b"\xff\0" + (folder / "model.sha256").read_bytes()[:200])
+    assert tune("sst2", model, tmp_path, *settings).finished
 
 
 def test_a_damaged_model_without_any_state_is_named(model, tmp_path):
