@@ -266,7 +266,7 @@ def _adapters(
 
 
 def _wanted_heads(
-    adapter: Adapter, architecture: Architecture, finetuned: FinetunedTask | None
+    adapter: Adapter, architecture: Architecture[Any], finetuned: FinetunedTask | None
 ) -> tuple[str, ...]:
     """The heads that the adapter was trained with; none where it says of none, and the base's stay."""
     mapping = adapter.config.get("auto_mapping") or {}
@@ -372,7 +372,7 @@ def _trained_heads(network: Network) -> list[str]:
     ]
 
 
-def _class_with(architecture: Architecture, head: str) -> dict[str, str]:
+def _class_with(architecture: Architecture[Any], head: str) -> dict[str, str]:
     """Where transformers has the class of a head that peft has no task type for."""
     published = next(name for name, heads in architecture.classes.items() if head in heads)
     room = architecture.model_type.replace("-", "_")

@@ -7,7 +7,7 @@ S sequences, J = 3 H K in attention, twice the inner width where one half gates 
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,16 +16,17 @@ from torch.utils.checkpoint import checkpoint
 
 from bertsmith.model.activations import activation_function
 from bertsmith.model.attention import Attend, AttentionRule
-from bertsmith.model.attention_heads import AttentionHeads
 from bertsmith.model.attention_kernels import flash_fits, packed_attention
 from bertsmith.model.elementwise import Dropout
 from bertsmith.model.encoder import ALL, Depth, Encoder, NamedLinear, Rows, Stack
-from bertsmith.model.encoder_config import Direction, EncoderConfig
+from bertsmith.model.encoder_config import Direction, EncoderConfig, need
 from bertsmith.model.fused_gelu import gated_gelu, linear_gelu
 from bertsmith.model.residual_norm import residual_norm
 from bertsmith.model.rotary import NormalisedRotary, Rotary
 from bertsmith.model.sentence_attention import attend_once, once_takes
 from bertsmith.model.short_attention import attend_within, sums_bias_of, within_takes
+from bertsmith.model.transformer_config import TransformerConfig, with_heads
+from bertsmith.model.watched_attention import WatchedAttention
 from bertsmith.packed import Layout, PackedBatch
 
 
@@ -106,7 +107,7 @@ class AttentionShape:
     head_width: int
 
 
-def attention_shape(config: EncoderConfig, block: int) -> AttentionShape:
+def attention_shape(config: TransformerConfig, block: int) -> AttentionShape:
     """The sizes of a block's attention."""
     return AttentionShape(config.width, config.heads_in(block), config.head_width)
 
@@ -294,9 +295,6 @@ class SandwichNormBlock(PreNormBlock):
 class Transformer(Encoder):
     """Embeddings and a stack of blocks over packed tokens."""
 
-    plain_attention: ClassVar[bool] = True
-    """True if attention scores are products of one query and one key."""
-
     def __init__(
         self,
         embeddings: Embeddings,
@@ -313,16 +311,8 @@ class Transformer(Encoder):
         self.order = tuple(order)
         self.final_norm = nn.Identity() if final_norm is None else final_norm
 
-    def forward(self, batch: PackedBatch, *, rows: Rows = ALL) -> Tensor:
+    def forward(self, batch: PackedBatch, attend: Attend = packed_attention, *, rows: Rows = ALL) -> Tensor:
         """The last layer's states of the wanted rows [R, D]; the others are spared most of that layer."""
-        return self.run(batch, packed_attention, rows)
-
-    def hidden_states(self, batch: PackedBatch) -> list[Tensor]:
-        """The states [T, D] after the embeddings and after each layer; the last is what `forward` returns."""
-        return self.run_states(batch, packed_attention)
-
-    def run(self, batch: PackedBatch, attend: Attend, rows: Rows) -> Tensor:
-        """The same as `forward` with this form of attention."""
         hidden_TD = self.embeddings(batch)
         for layer, number in enumerate(self.order, start=1):
             wanted = rows if layer == len(self.order) else ALL
@@ -330,8 +320,8 @@ class Transformer(Encoder):
         final_RD: Tensor = self.final_norm(hidden_TD)
         return final_RD
 
-    def run_states(self, batch: PackedBatch, attend: Attend) -> list[Tensor]:
-        """The same as `hidden_states` with this form of attention."""
+    def hidden_states(self, batch: PackedBatch, attend: Attend = packed_attention) -> list[Tensor]:
+        """The states [T, D] after the embeddings and after each layer; the last is what `forward` returns."""
         states = [self.embeddings(batch)]
         for number in self.order:
             states.append(self._layer(number, states[-1], batch, attend, ALL))
@@ -347,6 +337,17 @@ class Transformer(Encoder):
         else:
             states_RD = self.blocks[number](*inputs)
         return states_RD
+
+    def attention_maps(self, batch: PackedBatch) -> list[list[Tensor]]:
+        """For each layer and each sequence, what every head attends to [H, N, N]."""
+        maps: list[dict[int, Tensor]] = [{} for _ in self.order]
+
+        def keep(layer: int, numbers: list[int], weights_GHNN: Tensor) -> Tensor:
+            maps[layer] |= dict(zip(numbers, weights_GHNN, strict=True))
+            return weights_GHNN
+
+        self.forward(batch, WatchedAttention(keep))
+        return [[layer[number] for number in sorted(layer)] for layer in maps]
 
     def look(self, direction: Direction) -> None:
         """Let each token see both sides or one only, in training and afterwards."""
@@ -368,22 +369,15 @@ class Transformer(Encoder):
         return [block for block in self.blocks if isinstance(block, Block)]
 
     @property
-    def attention_heads(self) -> AttentionHeads:
-        """What may be asked of its attention heads."""
-        return AttentionHeads(self)
-
-    @property
     def input(self) -> Embeddings:
         """The vectors that are added up for each token, and their norm."""
         return self.embeddings
 
     @property
     def words(self) -> nn.Embedding:
-        """The word embeddings."""
         return self.embeddings.words
 
     def put_words(self, table: nn.Embedding) -> None:
-        """Replace the word embeddings."""
         self.embeddings.words = table
 
     def share_tables(self, other: Encoder) -> None:
@@ -397,7 +391,6 @@ class Transformer(Encoder):
 
     @property
     def layers(self) -> int:
-        """The number of layers that a batch passes, which may share blocks."""
         return len(self.order)
 
     @property
@@ -406,7 +399,7 @@ class Transformer(Encoder):
         used = sum(len(list(self.blocks[number].parameters())) for number in self.order)
         return used != len(list(self.blocks.parameters()))
 
-    def keep_layers(self, kept: Sequence[int], order: Sequence[int]) -> None:
+    def keep_layers(self, kept: Sequence[int], config: EncoderConfig) -> None:
         """Have only these layers, each with a block for itself unless layers share them (ALBERT)."""
         if len(self.blocks) == len(self.order):
             shared = {id(part): part for part in self.depths()[-1].also}  # by all blocks: not to be copied
@@ -414,7 +407,7 @@ class Transformer(Encoder):
                 deepcopy(self.blocks[layer], {**shared}) if layer in kept[:at] else self.blocks[layer]
                 for at, layer in enumerate(kept)
             )
-        self.order = tuple(order)
+        self.order = tuple(with_heads(config).order())
 
     def recordable(self, device: torch.device) -> bool:
         """True if flash attention takes its heads: other kernels read lengths on the CPU."""
@@ -453,3 +446,8 @@ class Transformer(Encoder):
                 NamedLinear(f"{name}.feed_forward.contract", layer.contract, ("feed-forward",), between),
             ]
         return found
+
+
+def with_attention(encoder: Encoder) -> Transformer:
+    """The encoder as one with attention heads; a UserError if it has none."""
+    return need(encoder if isinstance(encoder, Transformer) else None, "attention heads")
