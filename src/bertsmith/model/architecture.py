@@ -6,7 +6,7 @@ that is made of it, only in the functions that build modules.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from bertsmith.model.encoder_config import ConfigReader, EncoderConfig
@@ -62,6 +62,8 @@ class Architecture(Generic[Config]):
     heads: Mapping[str, HeadSpec[Config]]
     classes: Mapping[str, tuple[str, ...]]
     """The published class -> the heads it holds, richest first."""
+    causal_classes: Mapping[str, str] = field(default_factory=dict)
+    """The published class -> what transformers calls it where each token sees only those before it."""
     initial: Callable[[Config], InitialRule]
     tied: Mapping[str, str]
     """Published second names of a weight -> its first name."""

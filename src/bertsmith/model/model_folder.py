@@ -51,13 +51,6 @@ NOT_KEPT = {
     *("_name_or_path", "auto_map"),
 }
 """Keys of a config.json that speak of the file, not of the model, or lead to someone's code."""
-CAUSAL_CLASSES = {
-    "BertForMaskedLM": "BertLMHeadModel",
-    "RobertaForMaskedLM": "RobertaForCausalLM",
-    "ErnieForMaskedLM": "ErnieForCausalLM",
-    "ElectraForMaskedLM": "ElectraForCausalLM",
-}
-"""What transformers calls the same weights where each token sees only those before it."""
 
 
 # ---- tensors under their canonical names, and the heads they make
@@ -346,7 +339,7 @@ def published_config(model: Model) -> dict[str, Any]:
         **config.own_keys(),
         **({} if config.tied else {"tie_word_embeddings": False}),
         "dtype": str(next(model.network.parameters()).dtype).removeprefix("torch."),
-        "architectures": [CAUSAL_CLASSES.get(name, name) for name in classes]
+        "architectures": [architecture.causal_classes.get(name, name) for name in classes]
         if config.direction == "left-to-right"
         else classes,
     }

@@ -4,6 +4,7 @@ Shapes: T packed tokens, R of them that are wanted, H heads, K head width, D mod
 S sequences, J = 3 H K in attention, twice the inner width where one half gates the other.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -215,10 +216,13 @@ class GatedFeedForward(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class Norms:
-    """The two normalisations of a block."""
+    """The normalisations of a block."""
 
     attention: nn.Module
     feed_forward: nn.Module
+    attention_output: nn.Module | None = None
+    """Of what attention adds, in a pre-norm sandwich (CogView; Ding et al. 2021)."""
+    feed_forward_output: nn.Module | None = None
 
 
 class Block(nn.Module):
@@ -236,6 +240,8 @@ class Block(nn.Module):
         self.attention, self.feed_forward = attention, feed_forward
         self.attention_norm, self.feed_forward_norm = norms.attention, norms.feed_forward
         self.dropout = Dropout(dropout)
+        self.attention_output_norm = norms.attention_output or nn.Identity()
+        self.feed_forward_output_norm = norms.feed_forward_output or nn.Identity()
 
 
 class PostNormBlock(Block):
@@ -257,12 +263,19 @@ class PostNormBlock(Block):
 
 
 class PreNormBlock(Block):
-    """One layer with LayerNorm before each sub-layer, so that the residual path stays clean (ModernBERT)."""
+    """One layer with LayerNorm before each sub-layer, so that the residual path stays clean (ModernBERT).
+
+    In a sandwich, what each sub-layer adds is normalised, too.
+    """
 
     def forward(self, hidden_TD: Tensor, batch: PackedBatch, attend: Attend, rows: Rows = ALL) -> Tensor:
         attended_RD = self.attention(self.attention_norm(hidden_TD), batch, attend, rows)
-        hidden_RD = as_narrow(hidden_TD[rows], attended_RD) + self.dropout(attended_RD)
-        output_RD: Tensor = hidden_RD + self.feed_forward(self.feed_forward_norm(hidden_RD))
+        residual_RD = hidden_TD[rows]
+        if isinstance(self.attention_output_norm, nn.Identity):
+            residual_RD = as_narrow(residual_RD, attended_RD)
+        hidden_RD = residual_RD + self.dropout(self.attention_output_norm(attended_RD))
+        fed_RD = self.feed_forward(self.feed_forward_norm(hidden_RD))
+        output_RD: Tensor = hidden_RD + self.feed_forward_output_norm(fed_RD)
         return output_RD
 
 
@@ -273,23 +286,6 @@ def as_narrow(residual_RD: Tensor, branch_RD: Tensor) -> Tensor:
     moves. Beside fp16 they stay fp32: residual sums without a norm may outgrow what fp16 can hold.
     """
     return residual_RD.to(torch.bfloat16) if branch_RD.dtype == torch.bfloat16 else residual_RD
-
-
-class SandwichNormBlock(PreNormBlock):
-    """A pre-norm layer that also normalises what each sub-layer adds (CogView; Ding et al. 2021)."""
-
-    def __init__(self, block: PreNormBlock, output_norms: Norms) -> None:
-        norms = Norms(block.attention_norm, block.feed_forward_norm)
-        super().__init__(block.attention, block.feed_forward, norms, dropout=block.dropout.p)
-        self.attention_output_norm = output_norms.attention
-        self.feed_forward_output_norm = output_norms.feed_forward
-
-    def forward(self, hidden_TD: Tensor, batch: PackedBatch, attend: Attend, rows: Rows = ALL) -> Tensor:
-        attended_RD = self.attention(self.attention_norm(hidden_TD), batch, attend, rows)
-        hidden_RD = hidden_TD[rows] + self.dropout(self.attention_output_norm(attended_RD))
-        fed_RD = self.feed_forward(self.feed_forward_norm(hidden_RD))
-        output_RD: Tensor = hidden_RD + self.feed_forward_output_norm(fed_RD)
-        return output_RD
 
 
 class Transformer(Encoder):
@@ -402,7 +398,9 @@ class Transformer(Encoder):
     def keep_layers(self, kept: Sequence[int], config: EncoderConfig) -> None:
         """Have only these layers, each with a block for itself unless layers share them (ALBERT)."""
         if len(self.blocks) == len(self.order):
-            shared = {id(part): part for part in self.depths()[-1].also}  # by all blocks: not to be copied
+            uses = Counter(part for block in self.blocks for part in block.modules())
+            common = [*self.depths()[-1].also, *(part for part in uses if uses[part] > 1)]
+            shared = {id(part): part for part in common}  # a copy of a block shares them, too
             self.blocks = nn.ModuleList(
                 deepcopy(self.blocks[layer], {**shared}) if layer in kept[:at] else self.blocks[layer]
                 for at, layer in enumerate(kept)

@@ -292,6 +292,7 @@ BERT = Architecture(
     prefix="bert.",
     heads=pretraining_and_task_heads("bert."),
     classes=published_classes("Bert"),
+    causal_classes={"BertForMaskedLM": "BertLMHeadModel"},
     initial=constant_std,
     tied=tied_names("bert."),
     pretraining=Pretraining(30_522, count_parameters, TransformerConfig),  # uncased English WordPiece

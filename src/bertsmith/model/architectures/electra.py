@@ -164,6 +164,7 @@ ELECTRA = Architecture(
         "ElectraForMultipleChoice": ("choice",),
         "ElectraModel": (),
     },
+    causal_classes={"ElectraForMaskedLM": "ElectraForCausalLM"},
     initial=constant_std,
     tied={"generator_lm_head.weight": "electra.embeddings.word_embeddings.weight"},
     pretraining=Pretraining(

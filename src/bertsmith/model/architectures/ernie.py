@@ -31,6 +31,7 @@ ERNIE = Architecture(
     prefix="ernie.",
     heads=bert.pretraining_and_task_heads("ernie."),
     classes=bert.published_classes("Ernie"),
+    causal_classes={"ErnieForMaskedLM": "ErnieForCausalLM"},
     initial=constant_std,
     tied=bert.tied_names("ernie."),
     next_label=1,

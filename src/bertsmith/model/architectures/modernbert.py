@@ -272,7 +272,6 @@ def _build_block(config: ModernBertConfig, layer: int) -> "PreNormBlock":
     from bertsmith.model.transformer import (
         Norms,
         PreNormBlock,
-        SandwichNormBlock,
         SelfAttention,
         attention_shape,
     )
@@ -287,9 +286,10 @@ def _build_block(config: ModernBertConfig, layer: int) -> "PreNormBlock":
         attention_shape(config, layer), rule=rule, bias=config.attention_bias, rotary=rotary
     )
     # The embeddings are normalised already: the first layer does not do it twice.
-    norms = Norms(nn.Identity() if layer == 0 else _norm(config), _norm(config))
-    block = PreNormBlock(attention, _feed_forward(config, layer), norms, dropout=config.attention_dropout)
-    return SandwichNormBlock(block, Norms(_norm(config), _norm(config))) if config.sandwich_norm else block
+    first = nn.Identity() if layer == 0 else _norm(config)
+    added = [_norm(config) for _ in range(2)] if config.sandwich_norm else []
+    norms, feed_forward = Norms(first, _norm(config), *added), _feed_forward(config, layer)
+    return PreNormBlock(attention, feed_forward, norms, dropout=config.attention_dropout)
 
 
 def _feed_forward(config: ModernBertConfig, layer: int) -> "FeedForward | GatedFeedForward":

@@ -101,6 +101,7 @@ ROBERTA = Architecture(
     prefix="roberta.",
     heads=HEADS,
     classes=published_classes("Roberta"),
+    causal_classes={"RobertaForMaskedLM": "RobertaForCausalLM"},
     # fairseq samples from the whole normal distribution.
     initial=lambda config: InitialRule(std=lambda _name: config.initial_std, cut=math.inf),
     tied={
