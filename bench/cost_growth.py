@@ -23,8 +23,8 @@ from rounds import Results, forget, parser_of, save, wait_for
 
 from bertsmith.data.collate import PretrainingBatch
 from bertsmith.model.architectures.modernbert import ModernBertConfig
-from bertsmith.model.encoder_config import EncoderConfig
 from bertsmith.model.network import Network, new_network
+from bertsmith.model.transformer_config import TransformerConfig
 from bertsmith.objectives.masked_language_modelling import MaskedLanguageModelling
 from bertsmith.packed import pack
 from bertsmith.recipe.load import load_recipe
@@ -71,7 +71,7 @@ class Line(NamedTuple):
     growing: str
     """length, size or batch"""
     name: str
-    config: EncoderConfig
+    config: TransformerConfig
     points: list[Point]
 
 
@@ -164,7 +164,7 @@ def timed(take: Callable[[], object], options: argparse.Namespace) -> Iterator[f
             yield time.perf_counter() - begin
 
 
-def training(config: EncoderConfig, device: str) -> Take:
+def training(config: TransformerConfig, device: str) -> Take:
     """What takes a step of the trainer over one micro-batch."""
     optim, world = load_recipe("bert-base").optim, start_world(device)
     objective = MaskedLanguageModelling(new(config, {"mlm": 0}), "none").to(device).train()
@@ -180,7 +180,7 @@ def training(config: EncoderConfig, device: str) -> Take:
     return take
 
 
-def inference(config: EncoderConfig, device: str) -> Take:
+def inference(config: TransformerConfig, device: str) -> Take:
     """What passes a batch forward, to its last states."""
     network = new(config, {}).to(device, torch.bfloat16 if device == "cuda" else torch.float32).eval()
 
@@ -191,11 +191,11 @@ def inference(config: EncoderConfig, device: str) -> Take:
     return take
 
 
-def new(config: EncoderConfig, heads: dict[str, int]) -> Network:
+def new(config: TransformerConfig, heads: dict[str, int]) -> Network:
     return new_network(config, heads, torch.Generator().manual_seed(0))
 
 
-def random_micro(config: EncoderConfig, point: Point) -> PretrainingBatch:
+def random_micro(config: TransformerConfig, point: Point) -> PretrainingBatch:
     """Sequences of one length, of which some tokens are predicted."""
     stream = torch.Generator().manual_seed(1)
     ids = torch.randint(5, config.vocabulary, (point.sequences, point.length), generator=stream)

@@ -27,7 +27,7 @@ from rounds import Results, Round, parser_of, save, wait_for
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from bertsmith.model.flops import PassSize
+from bertsmith.model.encoder_config import PassSize
 from bertsmith.model.heads import aligned_words
 from bertsmith.model.network import Network
 from bertsmith.pretraining.hardware import peak_of

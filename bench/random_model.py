@@ -6,9 +6,9 @@ from pathlib import Path
 import torch
 import transformers
 
-from bertsmith.model.encoder_config import EncoderConfig
 from bertsmith.model.model_folder import Model, write_model
 from bertsmith.model.network import new_network
+from bertsmith.model.transformer_config import TransformerConfig
 
 SHAPES = {
     "tiny": (2, 128, 2),
@@ -22,10 +22,10 @@ SHAPES = {
 """Layers, width and heads."""
 
 
-def shape_config(shape: str, vocabulary: int = 30_522, positions: int = 512) -> EncoderConfig:
+def shape_config(shape: str, vocabulary: int = 30_522, positions: int = 512) -> TransformerConfig:
     """A BERT of that shape."""
     layers, width, heads = SHAPES[shape]
-    return EncoderConfig(
+    return TransformerConfig(
         model_type="bert",
         vocabulary=vocabulary,
         width=width,

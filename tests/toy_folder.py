@@ -6,9 +6,9 @@ from pathlib import Path
 import torch
 
 from bertsmith.core.files import write_json, write_text
-from bertsmith.model.encoder_config import EncoderConfig
 from bertsmith.model.model_folder import Model, write_model
 from bertsmith.model.network import new_network
+from bertsmith.model.transformer_config import TransformerConfig
 
 SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 WORDS = """
@@ -21,7 +21,7 @@ tea the time to town tree under university walks warm was we were with year
 def write_toy_folder(folder: Path) -> None:
     """Write a model folder with a small WordPiece vocabulary and freshly initialised weights."""
     vocabulary = toy_vocabulary()
-    config = EncoderConfig(
+    config = TransformerConfig(
         model_type="bert",
         vocabulary=len(vocabulary),
         width=64,

@@ -266,7 +266,7 @@ def _adapters(
 
 
 def _wanted_heads(
-    adapter: Adapter, architecture: Architecture, finetuned: FinetunedTask | None
+    adapter: Adapter, architecture: Architecture[Any], finetuned: FinetunedTask | None
 ) -> tuple[str, ...]:
     """Return the heads that the adapter was trained with; () to keep the base's if it does not say."""
     mapping = adapter.config.get("auto_mapping") or {}
@@ -372,7 +372,7 @@ def _trained_heads(network: Network) -> list[str]:
     ]
 
 
-def _class_with(architecture: Architecture, head: str) -> dict[str, str]:
+def _class_with(architecture: Architecture[Any], head: str) -> dict[str, str]:
     """Return the location in transformers of a class with a head that peft has no task type for."""
     published = next(name for name, heads in architecture.classes.items() if head in heads)
     room = architecture.model_type.replace("-", "_")

@@ -18,7 +18,8 @@ from bertsmith.core.errors import UserError
 from bertsmith.inference.loaded_model import Bert
 from bertsmith.inference.text_reader import TextInput
 from bertsmith.model.attention import AttentionRule, explain_attention
-from bertsmith.model.attention_heads import AttentionHeads, attention_heads_of
+from bertsmith.model.transformer import Transformer, with_attention
+from bertsmith.model.transformer_config import TransformerConfig, with_heads
 from bertsmith.packed import Layout, PackedBatch, pack
 from bertsmith.text.tokenizer import Encoded
 
@@ -147,7 +148,7 @@ def inspect_head_steps(bert: Bert, text: TextInput, layer: int, head: int, token
     encoded, batch = _one_sequence(bert, text)
     if not 0 <= token < len(encoded):
         raise UserError(f"there is no token {token}", remedy=f"name one from 0 to {len(encoded) - 1}")
-    if not _heads(bert).plain:
+    if not _config(bert).plain_attention:
         what = (
             "the scores of this model are not a product of one query and one key: they add relative positions"
         )
@@ -171,9 +172,9 @@ def inspect_head_steps(bert: Bert, text: TextInput, layer: int, head: int, token
 
 def check_head(bert: Bert, layer: int, head: int | None) -> None:
     """Reject a layer or head that the model does not have."""
-    order = _heads(bert).order
+    order = _encoder(bert).order
     _check_number("layer", layer, len(order))
-    _check_number("head", head or 0, bert.engine.network.config.heads_in(order[layer]))
+    _check_number("head", head or 0, _config(bert).heads_in(order[layer]))
 
 
 def _check_number(name: str, number: int, count: int) -> None:
@@ -183,7 +184,7 @@ def _check_number(name: str, number: int, count: int) -> None:
 
 def check_heads_are_whole(bert: Bert) -> None:
     """Reject a model with pruned heads, which do not fit into a table of layers and heads."""
-    if bert.engine.network.config.layer_heads:
+    if _config(bert).layer_heads:
         what = "heads of this model were pruned, and this view wants all of them"
         raise UserError(what, remedy="look at the model that it was pruned from")
 
@@ -191,8 +192,12 @@ def check_heads_are_whole(bert: Bert) -> None:
 # ---- one layer after another
 
 
-def _heads(bert: Bert) -> AttentionHeads:
-    return attention_heads_of(bert.engine.network.encoder)
+def _config(bert: Bert) -> TransformerConfig:
+    return with_heads(bert.engine.network.config)
+
+
+def _encoder(bert: Bert) -> Transformer:
+    return with_attention(bert.engine.network.encoder)
 
 
 def _one_sequence(bert: Bert, text: TextInput) -> tuple[Encoded, PackedBatch]:
@@ -202,12 +207,12 @@ def _one_sequence(bert: Bert, text: TextInput) -> tuple[Encoded, PackedBatch]:
 
 def _each_layer(bert: Bert, batch: PackedBatch, record: Callable[[Tensor], None]) -> None:
     """Call `record` with the weights [H, N, N] of each layer."""
-    heads = _heads(bert)
-    if heads.plain:
+    encoder = _encoder(bert)
+    if _config(bert).plain_attention:
         _each_layer_with_vectors(bert, batch, lambda weights_HNN, *_: record(weights_HNN))
         return
     with torch.no_grad():
-        for (weights_HNN,) in heads.maps(batch):
+        for (weights_HNN,) in encoder.attention_maps(batch):
             record(weights_HNN.float().cpu())
 
 
@@ -220,7 +225,7 @@ def _each_layer_with_vectors(bert: Bert, batch: PackedBatch, record: Callable[..
         return mixed_THK
 
     with torch.no_grad():
-        _heads(bert).run(batch, attend)
+        _encoder(bert)(batch, attend)
 
 
 # ---- the kinds of heads

@@ -19,7 +19,7 @@ from bertsmith.inference.head_introspection import check_heads_are_whole
 from bertsmith.inference.layer_introspection import Cosines, layer_cosines
 from bertsmith.inference.loaded_model import Bert
 from bertsmith.inference.text_reader import TextInput, TokenizedText, as_list
-from bertsmith.model.attention_heads import attention_heads_of
+from bertsmith.model.transformer import with_attention
 from bertsmith.packed import pack
 from bertsmith.recipe.data_sections import MaskingSection
 from bertsmith.text.tokenizer import Encoded
@@ -123,7 +123,7 @@ def inspect_attention(bert: Bert, text: TextInput) -> Attention:
     (encoded,) = bert.reader.encode([text], truncate=False)
     batch = pack([encoded.ids], [encoded.segments]).to(bert.engine.device)
     with torch.no_grad():
-        maps = attention_heads_of(bert.engine.network.encoder).maps(batch)
+        maps = with_attention(bert.engine.network.encoder).attention_maps(batch)
     weights_LHNN = torch.stack([layer[0] for layer in maps]).float().cpu()
     return Attention(tuple(bert.tokenizer.token(number) for number in encoded.ids), weights_LHNN)
 

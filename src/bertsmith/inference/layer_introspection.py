@@ -24,7 +24,7 @@ from bertsmith.inference.fill_mask import (
 )
 from bertsmith.inference.loaded_model import Bert
 from bertsmith.inference.text_reader import TextInput, TokenizedText, as_list
-from bertsmith.model.encoder import need
+from bertsmith.model.encoder_config import need
 from bertsmith.packed import pack
 from bertsmith.text.tokenizer import Encoded
 

@@ -18,6 +18,7 @@ from bertsmith.inference.loaded_model import Bert
 from bertsmith.inference.text_reader import TextInput
 from bertsmith.insight.attention_pass import Study, attention_pass
 from bertsmith.insight.surface import Surface, shortened, smoothing_term
+from bertsmith.model.transformer_config import with_heads
 
 SMOOTHING = 1e-3
 """Weight of the uniform distribution mixed into attention, as published: .999 a + .001 / n."""
@@ -50,7 +51,7 @@ class HeadMap:
 def study_clusters(bert: Bert, texts: Sequence[TextInput], *, longest: int) -> HeadMap:
     """Measure the divergence of each pair of heads over all tokens, in nats, and map the heads."""
     encoded = shortened(bert, texts, longest)
-    config = bert.model.network.config
+    config = with_heads(bert.model.network.config)
     heads, device = config.layers * config.heads, bert.engine.device
     total_AA = torch.zeros(heads, heads, dtype=torch.float64, device=device)
     study = Study(

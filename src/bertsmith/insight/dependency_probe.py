@@ -25,6 +25,7 @@ from bertsmith.insight.bootstrap import bootstrap_intervals
 from bertsmith.insight.relations import OFFSETS
 from bertsmith.insight.treebank import ROOT, ParsedSentence
 from bertsmith.insight.word_attention import EncodedWords, WordMaps, encode_words
+from bertsmith.model.transformer_config import with_heads
 from bertsmith.packed import moved_to_device
 
 LEARNING_RATE = 0.002
@@ -84,7 +85,7 @@ def study_dependency_probes(
     bert: Bert, scored: Sequence[ParsedSentence], train: Sequence[ParsedSentence], *, seed: int
 ) -> list[ProbeScore]:
     """Train both probes on one treebank and score them on another; the first score is the best offset's."""
-    config = bert.model.network.config
+    config = with_heads(bert.model.network.config)
     generator = torch.Generator().manual_seed(key_of(seed, "dependency probe") % 2**63)
     widths = (0, config.embedding_width)
     probes = [DependencyProbe(config.layers * config.heads, width, generator) for width in widths]

@@ -21,8 +21,10 @@ from bertsmith.insight.pictures import draw_head_grids
 from bertsmith.insight.report import UNTRAINED_TOO, Report, Table, head_name
 from bertsmith.insight.report_views import measures_view
 from bertsmith.insight.surface import PerHead, shortened
-from bertsmith.model.attention_heads import attention_heads_of
 from bertsmith.model.network import Network
+from bertsmith.model.transformer import with_attention
+from bertsmith.model.transformer_config import with_heads
+from bertsmith.model.watched_attention import WatchedAttention
 from bertsmith.packed import PackedBatch, moved_to_device
 from bertsmith.tasks.encoded import EncodedSet
 from bertsmith.tasks.example_types import Example
@@ -51,7 +53,7 @@ def study_direction(bert: Bert, texts: Sequence[TextInput], *, longest: int) -> 
     """Measure the fractions of attention from words to either side, themselves and special tokens."""
     encoded = shortened(bert, texts, longest)
     inside = [torch.tensor(each.sequence) >= 0 for each in encoded]
-    config, device = bert.model.network.config, bert.engine.device
+    config, device = with_heads(bert.model.network.config), bert.engine.device
 
     def prepare(numbers: Sequence[int]) -> Tensor:
         return moved_to_device(pad_sequence([inside[each] for each in numbers], batch_first=True), device)
@@ -99,8 +101,8 @@ class OneSidedScorer(nn.Module):
             kept_GHNN = weights_GHNN * seen_GNN[:, None]
             return kept_GHNN / kept_GHNN.sum(-1, keepdim=True).clamp(min=torch.finfo(kept_GHNN.dtype).tiny)
 
-        heads = attention_heads_of(self.network.encoder)
-        hidden_TD = heads.watch(inputs, watch)
+        heads = with_attention(self.network.encoder)
+        hidden_TD = heads(inputs, WatchedAttention(watch))
         return self.network.scores(self.head, hidden_TD, inputs.layout)
 
 

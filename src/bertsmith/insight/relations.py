@@ -24,6 +24,7 @@ from bertsmith.insight.attention_pass import Study, attention_pass
 from bertsmith.insight.bootstrap import Counts, bootstrap_intervals
 from bertsmith.insight.treebank import ParsedSentence
 from bertsmith.insight.word_attention import EncodedWords, FromPieces, WordMaps, encode_words
+from bertsmith.model.transformer_config import with_heads
 from bertsmith.packed import moved_to_device
 
 DIRECTIONS = ("to the head", "from the head")
@@ -204,7 +205,7 @@ class HitRates:
 
 def hit_rates(bert: Bert, texts: Sequence[EncodedWords], treebank: Treebank, *, mode: FromPieces) -> HitRates:
     """Measure all heads and offsets on a treebank."""
-    config, device = bert.model.network.config, bert.engine.device
+    config, device = with_heads(bert.model.network.config), bert.engine.device
     shape = (config.layers, 2, config.heads, len(treebank.relations))
     sums_L2HR = torch.zeros(shape, dtype=torch.float64, device=device)
     for _, hits_L2GHR in _hits(bert, texts, treebank, mode, what="choosing heads"):

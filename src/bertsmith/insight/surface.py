@@ -22,8 +22,10 @@ from bertsmith.inference.introspection import masked_tokens, token_masker
 from bertsmith.inference.loaded_model import Bert
 from bertsmith.inference.text_reader import Sequences, TextInput
 from bertsmith.insight.attention_pass import Study, attention_pass
-from bertsmith.model.attention_heads import attention_heads_of
 from bertsmith.model.importance import ImportanceGates, importance_gates
+from bertsmith.model.transformer import with_attention
+from bertsmith.model.transformer_config import with_heads
+from bertsmith.model.watched_attention import WatchedAttention
 from bertsmith.packed import PackedBatch, moved_to_device, pack
 from bertsmith.text.tokenizer import Encoded, truncate_longest_first
 
@@ -87,7 +89,7 @@ def study_surface(bert: Bert, texts: Sequence[TextInput], *, longest: int, seed:
 def measure_attention(bert: Bert, texts: Sequence[TextInput], *, longest: int) -> Surface:
     """Return the surface measures of every head over these texts that need no gradients."""
     encoded = shortened(bert, texts, longest)
-    config = bert.model.network.config
+    config = with_heads(bert.model.network.config)
     kinds = [_kinds_of(bert, each, text) for each, text in zip(encoded, texts, strict=True)]
     device = bert.engine.device
 
@@ -222,7 +224,7 @@ def _add_gradients(
 def _importance_sums(gates: ImportanceGates) -> PerHead:
     """Return the sums of the heads' gates by layer [L, H]; layers that share a block share its gates."""
     found = [heads_H for heads_H, _ in gates.sums]
-    order = attention_heads_of(gates.network.encoder).order
+    order = with_attention(gates.network.encoder).order
     return torch.stack([found[block] for block in order]).numpy()
 
 
@@ -236,6 +238,7 @@ def _gradient_sums(
     """Return sums of absolute gradients to [SEP], punctuation and others [L, H, 3], and their counts [3]."""
     batch, rows_P, wanted_P, weights_P = _masked_batch(texts, masks)
     network, device = bert.model.network, bert.engine.device
+    config = with_heads(network.config)
     seen: list[tuple[int, list[int], Tensor]] = []
 
     def watch(layer: int, numbers: list[int], weights_GHNN: Tensor) -> Tensor:
@@ -243,14 +246,14 @@ def _gradient_sums(
         seen.append((layer, numbers, kept))
         return kept
 
-    heads = attention_heads_of(network.encoder)
-    hidden_TD = heads.watch(batch.to(device), watch)
+    heads = with_attention(network.encoder)
+    hidden_TD = heads(batch.to(device), WatchedAttention(watch))
     scores_PV = network.word_scores(hidden_TD, rows_P.to(device)).float()
     losses_P = functional.cross_entropy(scores_PV, wanted_P.to(device), reduction="none")
     loss = (losses_P * weights_P.to(device)).sum()
     gradients = torch.autograd.grad(loss, [each for *_, each in seen], retain_graph=True)
     gates.collect(loss)
-    found_LHC = np.zeros((network.config.layers, network.config.heads, 3))
+    found_LHC = np.zeros((config.layers, config.heads, 3))
     count_C = np.zeros(3)
     for (layer, numbers, _), gradient_GHNN in zip(seen, gradients, strict=True):
         kind_GNC = torch.stack([_key_kinds(kinds[number]) for number in numbers]).to(device)

@@ -8,7 +8,6 @@ from bertsmith.core.errors import UserError
 from bertsmith.core.files import atomic_folder, atomic_path, check_not_taken, write_json
 from bertsmith.inference.finetuned_folder import FinetunedTask
 from bertsmith.inference.loaded_model import Bert, load
-from bertsmith.model.architectures.registry import architecture_of
 from bertsmith.model.inference_network import stored_weights
 from bertsmith.model.model_folder import published_config
 from bertsmith.model.network import Network, set_pooling
@@ -89,7 +88,7 @@ def _precision(network: Network, asked: str | None, *, where: str) -> str:
 
 def _notes(network: Network) -> list[str]:
     notes = []
-    if settings := architecture_of(network.config.model_type).own_settings(network.config):
+    if settings := network.config.own_settings():
         notes.append(
             f"transformers, and so optimum, has no config for {', '.join(settings)}: open the file itself"
         )

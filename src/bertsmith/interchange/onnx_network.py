@@ -29,7 +29,6 @@ from bertsmith.model.transformer import (
     GatedFeedForward,
     PositionTable,
     PostNormBlock,
-    SandwichNormBlock,
     SegmentTable,
     SelfAttention,
     Transformer,
@@ -139,13 +138,9 @@ class _NetworkWriter:
             fed = graph.op("Add", hidden, self._fed_forward(block.feed_forward, hidden))
             return graph.norm(block.feed_forward_norm, fed)
         added = self._attended(block.attention, graph.norm(block.attention_norm, hidden))
-        if isinstance(block, SandwichNormBlock):
-            added = graph.norm(block.attention_output_norm, added)
-        hidden = graph.op("Add", hidden, added)
+        hidden = graph.op("Add", hidden, graph.norm(block.attention_output_norm, added))
         added = self._fed_forward(block.feed_forward, graph.norm(block.feed_forward_norm, hidden))
-        if isinstance(block, SandwichNormBlock):
-            added = graph.norm(block.feed_forward_output_norm, added)
-        return graph.op("Add", hidden, added)
+        return graph.op("Add", hidden, graph.norm(block.feed_forward_output_norm, added))
 
     def _fed_forward(self, layer: nn.Module, hidden: Value) -> Value:
         graph = self.graph

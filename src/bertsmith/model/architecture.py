@@ -6,16 +6,18 @@ that is made of it, only in the functions that build modules.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
-from bertsmith.model.encoder_config import ConfigReader, EncoderConfig, layer_shape_settings
+from bertsmith.model.encoder_config import ConfigReader, EncoderConfig
 
 if TYPE_CHECKING:
     from torch import nn
 
     from bertsmith.model.encoder import Encoder
 
+Config = TypeVar("Config", bound=EncoderConfig)
+Taken = TypeVar("Taken", bound=EncoderConfig, contravariant=True)
 Names = dict[str, tuple[str, ...]]
 """Our parameter name -> the published names whose tensors, one below the other, make it up."""
 
@@ -30,12 +32,12 @@ class InitialRule:
 
 
 @dataclass(frozen=True, slots=True)
-class HeadSpec:
+class HeadSpec(Generic[Taken]):
     """One head of an architecture: how to build it, and the published names of its weights."""
 
-    build: "Callable[[EncoderConfig, int], nn.Module]"
+    build: "Callable[[Taken, int], nn.Module]"
     """From the config and the number of outputs (ignored where the head fixes it)."""
-    names: Callable[[EncoderConfig], Names]
+    names: Callable[[Taken], Names]
     needs: tuple[str, ...] = ()
     """Other heads it stands on."""
     labelled: bool = False
@@ -43,41 +45,42 @@ class HeadSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Architecture:
+class Architecture(Generic[Config]):
     """A member of the family: one file, and one entry of the registry."""
 
     model_type: str
     """Its name in config.json and in recipes."""
-    read_config: Callable[[ConfigReader], EncoderConfig]
-    write_config: Callable[[EncoderConfig], dict[str, Any]]
-    build_encoder: "Callable[[EncoderConfig], Encoder]"
-    encoder_names: Callable[[EncoderConfig], Names]
+    read_config: Callable[[ConfigReader], Config]
+    write_config: Callable[[Config], dict[str, Any]]
+    build_encoder: "Callable[[Config], Encoder]"
+    encoder_names: Callable[[Config], Names]
     """Relative to the prefix."""
+    words_key: str = "embeddings.words.weight"
+    """Our name of the word embeddings in the encoder."""
     prefix: str
     """What stands before encoder weights in a file that also has heads."""
-    heads: Mapping[str, HeadSpec]
+    heads: Mapping[str, HeadSpec[Config]]
     classes: Mapping[str, tuple[str, ...]]
     """The published class -> the heads it holds, richest first."""
-    initial: Callable[[EncoderConfig], InitialRule]
+    causal_classes: Mapping[str, str] = field(default_factory=dict)
+    """The published class -> what transformers calls it where each token sees only those before it."""
+    initial: Callable[[Config], InitialRule]
     tied: Mapping[str, str]
     """Published second names of a weight -> its first name."""
-    own_settings: Callable[[EncoderConfig], tuple[str, ...]] = layer_shape_settings
-    """The settings of a config, by their names in a recipe, that no published class has: config.json then
-    names a type of our own, and no other tool opens the folder."""
     next_label: int = 0
     """Which output of the next-sentence head says that B follows A: 0 in BERT, 1 in ERNIE."""
-    pretraining: "Pretraining | None" = None
+    pretraining: "Pretraining[Config] | None" = None
     """What a recipe needs to train one from scratch; None where it can only resume from a model folder."""
 
-    def names_of_head(self, head: str, config: EncoderConfig) -> set[str]:
+    def names_of_head(self, head: str, config: Config) -> set[str]:
         """All published names of a head's weights."""
         return published_in(self.heads[head].names(config))
 
-    def words_name(self, config: EncoderConfig) -> str:
+    def words_name(self, config: Config) -> str:
         """The published name of the word embeddings."""
-        return self.prefix + self.encoder_names(config)["embeddings.words.weight"][0]
+        return self.prefix + self.encoder_names(config)[self.words_key][0]
 
-    def decoder_name(self, config: EncoderConfig) -> str:
+    def decoder_name(self, config: Config) -> str:
         """The published name of the masked words' decoder: the second one of the word embeddings."""
         words = self.words_name(config)
         return next(second for second, first in self.tied.items() if first == words)
@@ -88,21 +91,19 @@ class Architecture:
 
 
 @dataclass(frozen=True, slots=True)
-class Pretraining:
+class Pretraining(Generic[Config]):
     """What a recipe needs to know to train an architecture from scratch."""
 
     vocabulary: int
     """Entries of the published vocabulary: a recipe leaves the vocabulary to the store it is run on."""
-    count_parameters: Callable[[EncoderConfig], int]
+    count_parameters: Callable[[Config], int]
     """The weights of the encoder and its pooler, by arithmetic alone; pre-training heads are not counted."""
-    config_class: type[EncoderConfig] = EncoderConfig
+    config_class: type[Config]
     min_segments: int = 1
-    shares_layers: bool = False
-    """Whether its layers can share weights (ALBERT)."""
     own_head_dropout: bool = False
     """Whether the dropout before a task's output layer has a published rate of its own (ALBERT, DistilBERT,
     ModernBERT); elsewhere it is the encoder's."""
-    generator_config: Callable[[EncoderConfig, float], EncoderConfig] | None = None
+    generator_config: Callable[[Config, float], Config] | None = None
     """The config of the generator, at a fraction of the size, where it can learn from one (ELECTRA)."""
     generator_part: Literal["width", "layers"] = "width"
     """What of the generator is that fraction."""

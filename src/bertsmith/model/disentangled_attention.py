@@ -111,7 +111,6 @@ class DisentangledAttention(SelfAttention):
 class DisentangledEncoder(Transformer):
     """An encoder whose layers share relative positions."""
 
-    plain_attention = False
     compilable = False  # its attention asks the layout where each sequence ends
 
     def __init__(

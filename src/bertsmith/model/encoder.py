@@ -5,23 +5,21 @@ Shapes: T packed tokens, R of them that are requested, P predicted ones, D model
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from bertsmith.core.errors import UserError
-from bertsmith.model.encoder_config import Direction
+from bertsmith.model.encoder_config import Direction, EncoderConfig, need
 from bertsmith.packed import Layout, PackedBatch
 
 if TYPE_CHECKING:
-    from bertsmith.model.attention_heads import AttentionHeads
     from bertsmith.model.transformer import Embeddings
 
 Rows = Tensor | slice
 """Which packed rows are wanted: their numbers [R], or all."""
 ALL = slice(None)
-Part = TypeVar("Part")
 
 
 class Depth(NamedTuple):
@@ -118,14 +116,9 @@ class Encoder(nn.Module, ABC):
         for each, layer in zip(self.linears(), list(layers), strict=True):
             self.set_submodule(each.name, layer)
 
-    def keep_layers(self, kept: Sequence[int], order: Sequence[int]) -> None:  # noqa: ARG002 - others do
-        """Have only these layers, in this order; one that is named twice becomes two."""
+    def keep_layers(self, kept: Sequence[int], config: EncoderConfig) -> None:  # noqa: ARG002 - others do
+        """Have only these layers, as this config has them; one that is named twice becomes two."""
         need(None, "layers that can be left out")
-
-    @property
-    def attention_heads(self) -> "AttentionHeads | None":
-        """What may be asked of its attention heads; None if it has none."""
-        return None
 
     @property
     def input(self) -> "Embeddings | None":
@@ -169,14 +162,6 @@ class Encoder(nn.Module, ABC):
             return hidden_TD[rows_P], self.sentence_states(hidden_TD, batch.layout)
         hidden_RD = self(batch, rows=torch.cat((rows_P, rows_S)))
         return hidden_RD[: len(rows_P)], hidden_RD[len(rows_P) :]
-
-
-def need(part: Part | None, what: str) -> Part:
-    """A part that not every kind of encoder has; a UserError if there is none."""
-    if not part:
-        remedy = "take a Transformer, such as a BERT"
-        raise UserError(f"this kind of model has no {what}", remedy=remedy)
-    return part
 
 
 def encoders_in(module: nn.Module) -> list[Encoder]:

@@ -1,38 +1,68 @@
-"""The numbers of an encoder as frozen data, and the reader of the config.json they come from."""
+"""What every encoder has in numbers, as frozen data, and the reader of the config.json they come from."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeVar
 
 from bertsmith.core.errors import UserError
 from bertsmith.model.activations import ACTIVATIONS
 
 Direction = Literal["both", "left-to-right", "right-to-left"]
 """Which tokens of its sequence a token sees besides itself: all, those before it, or those behind it."""
+FP32, BF16 = 4, 2
+Part = TypeVar("Part")
+
+
+class PassSize(NamedTuple):
+    """What goes through a network at once."""
+
+    tokens: int
+    sequences: int
+    """As long as each other: attention costs the square of a length."""
+    predicted: int = 0
+    """Tokens whose words are scored."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepForm:
+    """What decides how many bytes a training step keeps for each token of a layer."""
+
+    longest: int
+    """Tokens of the longest sequence."""
+    device: Literal["cpu", "cuda"]
+    precision: Literal["fp32", "bf16", "fp16"]
+    recompute: bool
+    """Whether layers are computed again in the backward pass."""
+
+    @property
+    def value(self) -> int:
+        """Bytes of a number that a product gives."""
+        return FP32 if self.precision == "fp32" else BF16
+
+    @property
+    def dropout_mark(self) -> int:
+        """Bytes that dropout keeps for each number: on a CPU its factor, on a GPU whether it stayed."""
+        return self.value if self.device == "cpu" else 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class EncoderConfig:
-    """Sizes, activation and rates of an encoder; the defaults are those of BERT (Devlin et al. 2018)."""
+class EncoderConfig(ABC):
+    """What every kind of encoder has in numbers, and what it costs."""
 
+    positions_from_pad_id: ClassVar[bool] = False
+    """True if positions are counted from the padding id on (RoBERTa)."""
     model_type: str
     vocabulary: int
     width: int
     layers: int
-    heads: int
-    inner: int
-    """Width inside the feed-forward layer; of the widest one where they differ."""
     embedding_width: int
     """ALBERT and ELECTRA keep narrow embeddings and widen them; elsewhere equal to `width`."""
     positions: int
     """The longest text the model takes, in tokens."""
-    segments: int = 2
-    task_types: int = 0
-    """ERNIE's task embeddings; 0 where there are none."""
-    activation: str = "gelu"
-    norm_eps: float = 1e-12
+    segments: int = 0
+    """Segments that it tells apart."""
     dropout: float = 0.1
-    attention_dropout: float = 0.1
     head_dropout: float = 0.1
     """Before the output layer of a task head."""
     initial_std: float = 0.02
@@ -41,40 +71,63 @@ class EncoderConfig:
     """Whether the word embeddings are also the decoder of masked words; else that has weights of its own."""
     direction: Direction = "both"
     """One side only where the model was trained to predict the next or the previous token."""
-    layer_heads: tuple[int, ...] = ()
-    """How many heads each block has left where some were pruned; empty where each has `heads`."""
-    layer_inner: tuple[int, ...] = ()
-    """The width inside of each block's feed-forward where they differ; empty where each has `inner`."""
 
-    @property
-    def head_width(self) -> int:
-        """The width of a head: pruning takes heads away, and leaves the others as they are."""
-        return self.width // self.heads
+    @abstractmethod
+    def operations(self, size: PassSize) -> float:
+        """The operations of all layers in a forward pass."""
 
-    @property
-    def blocks(self) -> int:
-        """How many blocks there are; fewer than layers where these share them (ALBERT)."""
-        return self.layers
+    @abstractmethod
+    def kept_bytes(self, form: StepForm) -> int:
+        """Bytes that all layers keep for each token until the backward pass."""
 
-    def order(self) -> Sequence[int]:
-        """Which block each layer runs."""
-        return range(self.layers)
+    @abstractmethod
+    def working_bytes(self, form: StepForm) -> int:
+        """Bytes for each token of the gradients in a layer, and of what is computed again there."""
 
-    def heads_in(self, block: int) -> int:
-        """How many heads a block has."""
-        return self.layer_heads[block] if self.layer_heads else self.heads
+    @abstractmethod
+    def layer_bytes(self, form: StepForm) -> int:
+        """Bytes for each token of its widest layer."""
 
-    def inner_in(self, block: int) -> int:
-        """The width inside of a block's feed-forward."""
-        return self.layer_inner[block] if self.layer_inner else self.inner
+    def shape_text(self) -> str:
+        """Its sizes in words."""
+        return f"{self.layers} layers, width {self.width}"
 
-    def expanded_in(self, block: int) -> int:
-        """How many values the first product of a block's feed-forward gives each token."""
-        return self.inner_in(block)
+    def checked(self, reader: "ConfigReader") -> Self:
+        """The config with what a file lists of its layers; raises if its numbers do not fit each other."""
+        if self.positions < 1:
+            what = "max_position_embeddings leaves no position"
+            raise UserError(what, where=reader.where, remedy="correct it")
+        return self
 
-    def seen_tokens(self, length: float, layer: int) -> float:  # noqa: ARG002 - layers differ elsewhere
-        """How many tokens a token of a sequence sees in a layer."""
-        return length
+    def own_settings(self) -> tuple[str, ...]:
+        """Its settings, by their names in a recipe, that no published class has.
+
+        With any, config.json names a type of our own, and no other tool opens the folder.
+        """
+        return ()
+
+    def own_keys(self) -> dict[str, Any]:
+        """What config.json says of layers that differ, which no published type can say."""
+        return {}
+
+    def subset(self, layers: Sequence[int], *, where: str = "distill.layers") -> Self:  # noqa: ARG002 - others do
+        """The config of a network with only these layers; `where` they were asked for."""
+        return need(None, "layers that can be left out")
+
+    @classmethod
+    def of_recipe(cls, values: Mapping[str, Any]) -> Self:
+        """The config by the values of a recipe's model section."""
+        known = {each.name for each in fields(cls)}
+        return cls(**{name: value for name, value in values.items() if name in known})
+
+    def in_recipe(self) -> dict[str, Any]:
+        """Its values as a recipe's model section has them."""
+        narrow = self.embedding_width != self.width
+        return {
+            **vars(self),
+            "type": self.model_type,
+            "embedding_width": self.embedding_width if narrow else "width",
+        }
 
 
 OWN_TYPE = "bertsmith"
@@ -202,21 +255,9 @@ def direction_keys(config: EncoderConfig) -> dict[str, Any]:
     return {"attention_direction": config.direction} if config.direction == "right-to-left" else {}
 
 
-def with_layer_shapes(config: EncoderConfig, reader: ConfigReader) -> EncoderConfig:
-    """The config with the heads and widths of each layer, where a file that was pruned lists them."""
-    heads = reader.sizes("heads_per_layer", count=config.blocks, most=config.heads)
-    inner = reader.sizes("intermediate_sizes", count=config.blocks, most=config.inner)
-    return replace(config, layer_heads=heads, layer_inner=inner)
-
-
-def layer_shape_keys(config: EncoderConfig) -> dict[str, Any]:
-    """What config.json says where layers differ, which no published type can say; or nothing."""
-    keys = {"heads_per_layer": list(config.layer_heads), "intermediate_sizes": list(config.layer_inner)}
-    said = {key: sizes for key, sizes in keys.items() if sizes}
-    return {"model_type": OWN_TYPE, "base_model_type": config.model_type, **said} if said else {}
-
-
-def layer_shape_settings(config: EncoderConfig) -> tuple[str, ...]:
-    """In words, what of the layers' shapes no published class has."""
-    differs = {"pruned heads": config.layer_heads, "feed-forward widths by layer": config.layer_inner}
-    return tuple(name for name, sizes in differs.items() if sizes)
+def need(part: Part | None, what: str) -> Part:
+    """A part that not every kind of encoder has; a UserError if there is none."""
+    if not part:
+        remedy = "take a Transformer, such as a BERT"
+        raise UserError(f"this kind of model has no {what}", remedy=remedy)
+    return part

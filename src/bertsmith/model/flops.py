@@ -8,32 +8,9 @@ the same number.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
-from bertsmith.model.encoder_config import EncoderConfig
+from bertsmith.model.encoder_config import PassSize
 from bertsmith.model.network import Network
-
-
-@dataclass(frozen=True, slots=True)
-class PassSize:
-    """What goes through a network at once."""
-
-    tokens: int
-    sequences: int
-    """As long as each other: attention costs the square of a length."""
-    predicted: int = 0
-    """Tokens whose words are scored."""
-
-
-def layer_flops(config: EncoderConfig, size: PassSize) -> float:
-    """The operations of all layers in a forward pass."""
-    length = size.tokens / max(1, size.sequences)
-    found = 0.0
-    for layer, block in enumerate(config.order()):
-        mixed = config.heads_in(block) * config.head_width
-        weights = config.width * (4 * mixed + config.expanded_in(block) + config.inner_in(block))
-        found += 2 * weights + 4 * mixed * config.seen_tokens(length, layer)
-    return size.tokens * found
 
 
 def forward_flops(network: Network, size: PassSize) -> float:
@@ -43,7 +20,7 @@ def forward_flops(network: Network, size: PassSize) -> float:
         head = (width**2 + width) * size.tokens
     else:
         head = (width + config.vocabulary) * config.embedding_width * size.predicted
-    return layer_flops(config, size) + 2 * head
+    return config.operations(size) + 2 * head
 
 
 def flops_per_step(trained: Iterable[Network], size: PassSize, *, teacher: Network | None = None) -> float:

@@ -15,10 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bertsmith.model.attention_heads import attention_heads_of
 from bertsmith.model.encoder import ALL
 from bertsmith.model.network import Network
-from bertsmith.model.transformer import Block
+from bertsmith.model.transformer import Block, with_attention
 from bertsmith.packed import Layout, PackedBatch
 
 
@@ -86,7 +85,7 @@ def importance_gates(network: Network) -> Iterator[ImportanceGates]:
     """
     gates = ImportanceGates(network)
     hooks = []
-    for block in attention_heads_of(network.encoder).blocks:
+    for block in with_attention(network.encoder).own_blocks():
         hooks += _gate_block(block, gates)
     try:
         yield gates

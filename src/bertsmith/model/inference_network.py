@@ -47,7 +47,6 @@ from bertsmith.model.transformer import (
     GatedFeedForward,
     PostNormBlock,
     PreNormBlock,
-    SandwichNormBlock,
     SelfAttention,
     Transformer,
 )
@@ -113,32 +112,29 @@ class PostNormInferenceBlock(InferenceBlock):
 class PreNormInferenceBlock(InferenceBlock):
     """A layer of ModernBERT's make."""
 
-    def forward(self, hidden_TD: Tensor, batch: PackedBatch, attend: Attend, rows: Rows = ALL) -> Tensor:
-        mixed_RD = self.mixed(self.attention_norm(hidden_TD), batch, attend)[rows]
-        hidden_RD = self.linears.output.plus(mixed_RD, hidden_TD[rows])
-        return self.linears.contract.plus(self.inner(self.feed_forward_norm(hidden_RD)), hidden_RD)
-
-
-class SandwichNormInferenceBlock(InferenceBlock):
-    """A pre-norm layer that also normalises what it adds."""
-
-    def __init__(self, block: SandwichNormBlock, linears: BlockLinears) -> None:
+    def __init__(self, block: PreNormBlock, linears: BlockLinears) -> None:
         super().__init__(block, linears)
         self.attention_output_norm = block.attention_output_norm
         self.feed_forward_output_norm = block.feed_forward_output_norm
 
     def forward(self, hidden_TD: Tensor, batch: PackedBatch, attend: Attend, rows: Rows = ALL) -> Tensor:
         mixed_RD = self.mixed(self.attention_norm(hidden_TD), batch, attend)[rows]
-        hidden_RD = hidden_TD[rows] + self.attention_output_norm(self.linears.output(mixed_RD))
-        inner = self.inner(self.feed_forward_norm(hidden_RD))
-        output_RD: Tensor = hidden_RD + self.feed_forward_output_norm(self.linears.contract(inner))
-        return output_RD
+        hidden_RD = _plus(self.linears.output, self.attention_output_norm, mixed_RD, hidden_TD[rows])
+        inner_RI = self.inner(self.feed_forward_norm(hidden_RD))
+        return _plus(self.linears.contract, self.feed_forward_output_norm, inner_RI, hidden_RD)
+
+
+def _plus(linear: InferenceLinear, norm: nn.Module, values: Tensor, residual_RD: Tensor) -> Tensor:
+    """What a layer gives, normalised in a sandwich, and the residual."""
+    if isinstance(norm, nn.Identity):
+        return linear.plus(values, residual_RD)
+    added_RD: Tensor = norm(linear(values))
+    return residual_RD + added_RD
 
 
 INFERENCE_BLOCKS: dict[type[nn.Module], Callable[..., InferenceBlock]] = {
     PostNormBlock: PostNormInferenceBlock,
     PreNormBlock: PreNormInferenceBlock,
-    SandwichNormBlock: SandwichNormInferenceBlock,
 }
 
 

@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from bertsmith.core.errors import UserError
 from bertsmith.model.elementwise import Dropout
-from bertsmith.model.encoder import need
+from bertsmith.model.encoder_config import need
 from bertsmith.model.network import Network, published_names
 
 

@@ -15,12 +15,7 @@ from bertsmith.core.errors import UserError
 from bertsmith.core.files import atomic_folder, read_json, write_json
 from bertsmith.model.architecture import Architecture, Names, published_in
 from bertsmith.model.architectures.registry import QUANTISED_TYPE, architecture_of
-from bertsmith.model.encoder_config import (
-    ConfigReader,
-    EncoderConfig,
-    layer_shape_keys,
-    with_layer_shapes,
-)
+from bertsmith.model.encoder_config import ConfigReader, EncoderConfig
 from bertsmith.model.heads import OutputHead, exact_outputs
 from bertsmith.model.network import (
     Network,
@@ -56,13 +51,6 @@ NOT_KEPT = {
     *("_name_or_path", "auto_map"),
 }
 """Keys of a config.json that speak of the file, not of the model, or lead to someone's code."""
-CAUSAL_CLASSES = {
-    "BertForMaskedLM": "BertLMHeadModel",
-    "RobertaForMaskedLM": "RobertaForCausalLM",
-    "ErnieForMaskedLM": "ErnieForCausalLM",
-    "ElectraForMaskedLM": "ElectraForCausalLM",
-}
-"""What transformers calls the same weights where each token sees only those before it."""
 
 
 # ---- tensors under their canonical names, and the heads they make
@@ -73,7 +61,7 @@ class CheckpointTensors:
     """The tensors of a file under the architecture's names, with its prefix."""
 
     tensors: dict[str, Tensor]
-    architecture: Architecture
+    architecture: Architecture[Any]
     config: EncoderConfig
     where: Path
     config_file: Path
@@ -158,7 +146,7 @@ class CheckpointTensors:
 
 def canonical_tensors(
     tensors: Iterable[tuple[str, Tensor]],
-    architecture: Architecture,
+    architecture: Architecture[Any],
     config: EncoderConfig,
     *,
     where: Path,
@@ -348,10 +336,10 @@ def published_config(model: Model) -> dict[str, Any]:
         **model.extras,
         **_label_keys(model, architecture, heads),
         **architecture.write_config(config),
-        **layer_shape_keys(config),
+        **config.own_keys(),
         **({} if config.tied else {"tie_word_embeddings": False}),
         "dtype": str(next(model.network.parameters()).dtype).removeprefix("torch."),
-        "architectures": [CAUSAL_CLASSES.get(name, name) for name in classes]
+        "architectures": [architecture.causal_classes.get(name, name) for name in classes]
         if config.direction == "left-to-right"
         else classes,
     }
@@ -383,7 +371,7 @@ def head_outputs(network: Network) -> dict[str, int]:
     }
 
 
-def _labelled_outputs(architecture: Architecture, heads: Mapping[str, int]) -> int:
+def _labelled_outputs(architecture: Architecture[Any], heads: Mapping[str, int]) -> int:
     """How many outputs have names in config.json: those of the one head whose outputs are labels, or none."""
     # In the architecture's order: that of a network's heads depends on how they came to be there.
     labelled = (heads[head] for head, spec in architecture.heads.items() if head in heads and spec.labelled)
@@ -406,14 +394,8 @@ class _NothingInitialised(TorchFunctionMode):
 
 def read_config(reader: ConfigReader) -> EncoderConfig:
     """The encoder config of a config.json, by the architecture that it names."""
-    config = architecture_of(reader.model_type, where=reader.where).read_config(reader)
-    if config.width % config.heads:
-        what = f"{config.heads} attention heads do not divide a width of {config.width}"
-        raise UserError(what, where=reader.where, remedy="correct the two numbers")
-    if config.positions < 1:
-        what = "max_position_embeddings leaves no position"
-        raise UserError(what, where=reader.where, remedy="correct it")
-    return with_layer_shapes(config, reader)
+    config: EncoderConfig = architecture_of(reader.model_type, where=reader.where).read_config(reader)
+    return config.checked(reader)
 
 
 def _check_shared(network: Network, assembled: Mapping[str, Tensor], *, where: Path) -> None:
@@ -426,7 +408,7 @@ def _check_shared(network: Network, assembled: Mapping[str, Tensor], *, where: P
             raise UserError(what, where=str(where), remedy=remedy)
 
 
-def _check_settings(reader: ConfigReader, architecture: Architecture, heads: Mapping[str, int]) -> None:
+def _check_settings(reader: ConfigReader, architecture: Architecture[Any], heads: Mapping[str, int]) -> None:
     """Stop at settings that do not fit the heads found: labels of another number."""
     labels = reader.values.get("id2label") or {}
     if not isinstance(labels, dict) or not all(str(number).isdecimal() for number in labels):
@@ -463,11 +445,11 @@ def _classes_of(network: Network) -> list[str]:
     return chosen or [_bare_class(architecture)]
 
 
-def _bare_class(architecture: Architecture) -> str:
+def _bare_class(architecture: Architecture[Any]) -> str:
     return next(name for name in architecture.classes if name.endswith("Model"))
 
 
-def _label_keys(model: Model, architecture: Architecture, heads: Mapping[str, int]) -> dict[str, Any]:
+def _label_keys(model: Model, architecture: Architecture[Any], heads: Mapping[str, int]) -> dict[str, Any]:
     """id2label and its inverse for a task head without labels: readers take its size from them."""
     outputs = _labelled_outputs(architecture, heads)
     if not outputs or len(model.labels()) == outputs:

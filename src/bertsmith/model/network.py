@@ -170,7 +170,7 @@ def published_names(config: EncoderConfig, heads: Mapping[str, int]) -> Names:
     return names
 
 
-def _head_spec(architecture: Architecture, head: str) -> HeadSpec:
+def _head_spec(architecture: Architecture[Any], head: str) -> HeadSpec[Any]:
     if head not in architecture.heads:
         remedy = f"it has {', '.join(architecture.heads)}"
         raise UserError(f"{architecture.model_type} has no {head!r} head", remedy=remedy)

@@ -4,10 +4,11 @@ Shapes: T packed tokens, R of them that are wanted, H heads, K head width, D mod
 S sequences, J = 3 H K in attention, twice the inner width where one half gates the other.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,16 +17,17 @@ from torch.utils.checkpoint import checkpoint
 
 from bertsmith.model.activations import activation_function
 from bertsmith.model.attention import Attend, AttentionRule
-from bertsmith.model.attention_heads import AttentionHeads
 from bertsmith.model.attention_kernels import flash_fits, packed_attention
 from bertsmith.model.elementwise import Dropout
 from bertsmith.model.encoder import ALL, Depth, Encoder, NamedLinear, Rows, Stack
-from bertsmith.model.encoder_config import Direction, EncoderConfig
+from bertsmith.model.encoder_config import Direction, EncoderConfig, need
 from bertsmith.model.fused_gelu import gated_gelu, linear_gelu
 from bertsmith.model.residual_norm import residual_norm
 from bertsmith.model.rotary import NormalisedRotary, Rotary
 from bertsmith.model.sentence_attention import attend_once, once_takes
 from bertsmith.model.short_attention import attend_within, sums_bias_of, within_takes
+from bertsmith.model.transformer_config import TransformerConfig, with_heads
+from bertsmith.model.watched_attention import WatchedAttention
 from bertsmith.packed import Layout, PackedBatch
 
 
@@ -106,7 +108,7 @@ class AttentionShape:
     head_width: int
 
 
-def attention_shape(config: EncoderConfig, block: int) -> AttentionShape:
+def attention_shape(config: TransformerConfig, block: int) -> AttentionShape:
     """The sizes of a block's attention."""
     return AttentionShape(config.width, config.heads_in(block), config.head_width)
 
@@ -214,10 +216,13 @@ class GatedFeedForward(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class Norms:
-    """The two normalisations of a block."""
+    """The normalisations of a block."""
 
     attention: nn.Module
     feed_forward: nn.Module
+    attention_output: nn.Module | None = None
+    """Of what attention adds, in a pre-norm sandwich (CogView; Ding et al. 2021)."""
+    feed_forward_output: nn.Module | None = None
 
 
 class Block(nn.Module):
@@ -235,6 +240,8 @@ class Block(nn.Module):
         self.attention, self.feed_forward = attention, feed_forward
         self.attention_norm, self.feed_forward_norm = norms.attention, norms.feed_forward
         self.dropout = Dropout(dropout)
+        self.attention_output_norm = norms.attention_output or nn.Identity()
+        self.feed_forward_output_norm = norms.feed_forward_output or nn.Identity()
 
 
 class PostNormBlock(Block):
@@ -256,12 +263,19 @@ class PostNormBlock(Block):
 
 
 class PreNormBlock(Block):
-    """One layer with LayerNorm before each sub-layer, so that the residual path stays clean (ModernBERT)."""
+    """One layer with LayerNorm before each sub-layer, so that the residual path stays clean (ModernBERT).
+
+    In a sandwich, what each sub-layer adds is normalised, too.
+    """
 
     def forward(self, hidden_TD: Tensor, batch: PackedBatch, attend: Attend, rows: Rows = ALL) -> Tensor:
         attended_RD = self.attention(self.attention_norm(hidden_TD), batch, attend, rows)
-        hidden_RD = as_narrow(hidden_TD[rows], attended_RD) + self.dropout(attended_RD)
-        output_RD: Tensor = hidden_RD + self.feed_forward(self.feed_forward_norm(hidden_RD))
+        residual_RD = hidden_TD[rows]
+        if isinstance(self.attention_output_norm, nn.Identity):
+            residual_RD = as_narrow(residual_RD, attended_RD)
+        hidden_RD = residual_RD + self.dropout(self.attention_output_norm(attended_RD))
+        fed_RD = self.feed_forward(self.feed_forward_norm(hidden_RD))
+        output_RD: Tensor = hidden_RD + self.feed_forward_output_norm(fed_RD)
         return output_RD
 
 
@@ -274,28 +288,8 @@ def as_narrow(residual_RD: Tensor, branch_RD: Tensor) -> Tensor:
     return residual_RD.to(torch.bfloat16) if branch_RD.dtype == torch.bfloat16 else residual_RD
 
 
-class SandwichNormBlock(PreNormBlock):
-    """A pre-norm layer that also normalises what each sub-layer adds (CogView; Ding et al. 2021)."""
-
-    def __init__(self, block: PreNormBlock, output_norms: Norms) -> None:
-        norms = Norms(block.attention_norm, block.feed_forward_norm)
-        super().__init__(block.attention, block.feed_forward, norms, dropout=block.dropout.p)
-        self.attention_output_norm = output_norms.attention
-        self.feed_forward_output_norm = output_norms.feed_forward
-
-    def forward(self, hidden_TD: Tensor, batch: PackedBatch, attend: Attend, rows: Rows = ALL) -> Tensor:
-        attended_RD = self.attention(self.attention_norm(hidden_TD), batch, attend, rows)
-        hidden_RD = hidden_TD[rows] + self.dropout(self.attention_output_norm(attended_RD))
-        fed_RD = self.feed_forward(self.feed_forward_norm(hidden_RD))
-        output_RD: Tensor = hidden_RD + self.feed_forward_output_norm(fed_RD)
-        return output_RD
-
-
 class Transformer(Encoder):
     """Embeddings and a stack of blocks over packed tokens."""
-
-    plain_attention: ClassVar[bool] = True
-    """True if attention scores are products of one query and one key."""
 
     def __init__(
         self,
@@ -313,16 +307,8 @@ class Transformer(Encoder):
         self.order = tuple(order)
         self.final_norm = nn.Identity() if final_norm is None else final_norm
 
-    def forward(self, batch: PackedBatch, *, rows: Rows = ALL) -> Tensor:
+    def forward(self, batch: PackedBatch, attend: Attend = packed_attention, *, rows: Rows = ALL) -> Tensor:
         """The last layer's states of the wanted rows [R, D]; the others are spared most of that layer."""
-        return self.run(batch, packed_attention, rows)
-
-    def hidden_states(self, batch: PackedBatch) -> list[Tensor]:
-        """The states [T, D] after the embeddings and after each layer; the last is what `forward` returns."""
-        return self.run_states(batch, packed_attention)
-
-    def run(self, batch: PackedBatch, attend: Attend, rows: Rows) -> Tensor:
-        """The same as `forward` with this form of attention."""
         hidden_TD = self.embeddings(batch)
         for layer, number in enumerate(self.order, start=1):
             wanted = rows if layer == len(self.order) else ALL
@@ -330,8 +316,8 @@ class Transformer(Encoder):
         final_RD: Tensor = self.final_norm(hidden_TD)
         return final_RD
 
-    def run_states(self, batch: PackedBatch, attend: Attend) -> list[Tensor]:
-        """The same as `hidden_states` with this form of attention."""
+    def hidden_states(self, batch: PackedBatch, attend: Attend = packed_attention) -> list[Tensor]:
+        """The states [T, D] after the embeddings and after each layer; the last is what `forward` returns."""
         states = [self.embeddings(batch)]
         for number in self.order:
             states.append(self._layer(number, states[-1], batch, attend, ALL))
@@ -347,6 +333,17 @@ class Transformer(Encoder):
         else:
             states_RD = self.blocks[number](*inputs)
         return states_RD
+
+    def attention_maps(self, batch: PackedBatch) -> list[list[Tensor]]:
+        """For each layer and each sequence, what every head attends to [H, N, N]."""
+        maps: list[dict[int, Tensor]] = [{} for _ in self.order]
+
+        def keep(layer: int, numbers: list[int], weights_GHNN: Tensor) -> Tensor:
+            maps[layer] |= dict(zip(numbers, weights_GHNN, strict=True))
+            return weights_GHNN
+
+        self.forward(batch, WatchedAttention(keep))
+        return [[layer[number] for number in sorted(layer)] for layer in maps]
 
     def look(self, direction: Direction) -> None:
         """Let each token see both sides or one only, in training and afterwards."""
@@ -368,22 +365,15 @@ class Transformer(Encoder):
         return [block for block in self.blocks if isinstance(block, Block)]
 
     @property
-    def attention_heads(self) -> AttentionHeads:
-        """What may be asked of its attention heads."""
-        return AttentionHeads(self)
-
-    @property
     def input(self) -> Embeddings:
         """The vectors that are added up for each token, and their norm."""
         return self.embeddings
 
     @property
     def words(self) -> nn.Embedding:
-        """The word embeddings."""
         return self.embeddings.words
 
     def put_words(self, table: nn.Embedding) -> None:
-        """Replace the word embeddings."""
         self.embeddings.words = table
 
     def share_tables(self, other: Encoder) -> None:
@@ -397,7 +387,6 @@ class Transformer(Encoder):
 
     @property
     def layers(self) -> int:
-        """The number of layers that a batch passes, which may share blocks."""
         return len(self.order)
 
     @property
@@ -406,15 +395,17 @@ class Transformer(Encoder):
         used = sum(len(list(self.blocks[number].parameters())) for number in self.order)
         return used != len(list(self.blocks.parameters()))
 
-    def keep_layers(self, kept: Sequence[int], order: Sequence[int]) -> None:
+    def keep_layers(self, kept: Sequence[int], config: EncoderConfig) -> None:
         """Have only these layers, each with a block for itself unless layers share them (ALBERT)."""
         if len(self.blocks) == len(self.order):
-            shared = {id(part): part for part in self.depths()[-1].also}  # by all blocks: not to be copied
+            uses = Counter(part for block in self.blocks for part in block.modules())
+            common = [*self.depths()[-1].also, *(part for part in uses if uses[part] > 1)]
+            shared = {id(part): part for part in common}  # a copy of a block shares them, too
             self.blocks = nn.ModuleList(
                 deepcopy(self.blocks[layer], {**shared}) if layer in kept[:at] else self.blocks[layer]
                 for at, layer in enumerate(kept)
             )
-        self.order = tuple(order)
+        self.order = tuple(with_heads(config).order())
 
     def recordable(self, device: torch.device) -> bool:
         """True if flash attention takes its heads: other kernels read lengths on the CPU."""
@@ -453,3 +444,8 @@ class Transformer(Encoder):
                 NamedLinear(f"{name}.feed_forward.contract", layer.contract, ("feed-forward",), between),
             ]
         return found
+
+
+def with_attention(encoder: Encoder) -> Transformer:
+    """The encoder as one with attention heads; a UserError if it has none."""
+    return need(encoder if isinstance(encoder, Transformer) else None, "attention heads")

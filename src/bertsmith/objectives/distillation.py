@@ -18,12 +18,13 @@ from bertsmith.core.measures import Declaration, LossTerm, Metric, mean, mean_lo
 from bertsmith.core.seeds import key_of
 from bertsmith.data.collate import PretrainingBatch
 from bertsmith.model.attention import AttentionRule
-from bertsmith.model.attention_heads import attention_heads_of
 from bertsmith.model.attention_kernels import packed_attention
 from bertsmith.model.encoder import ALL, Rows
-from bertsmith.model.encoder_config import EncoderConfig
-from bertsmith.model.flops import PassSize, flops_per_step
+from bertsmith.model.encoder_config import EncoderConfig, PassSize
+from bertsmith.model.flops import flops_per_step
 from bertsmith.model.network import Network
+from bertsmith.model.transformer import with_attention
+from bertsmith.model.transformer_config import with_heads
 from bertsmith.objectives import masked_language_modelling as mlm
 from bertsmith.objectives.distillation_losses import (
     Projections,
@@ -66,7 +67,10 @@ class Distillation(PretrainingObjective):
         self.distill = distill
         ours, theirs = network.config, teacher.config
         self.depths = matching_depths(ours.layers, theirs.layers)
-        self.heads = distill.relation_heads if distill.relation_heads != "heads" else theirs.heads
+        self.heads = 0
+        if distill.compares_heads:
+            wanted = distill.relation_heads
+            self.heads = with_heads(theirs).heads if wanted == "heads" else wanted
         self.project: nn.Module = nn.Identity()
         if ours.width != theirs.width and (distill.cosine_weight or distill.hidden_weight):
             self.project = nn.Linear(ours.width, theirs.width, bias=False)
@@ -117,11 +121,11 @@ class Distillation(PretrainingObjective):
             seen.append(len(seen))
             return packed_attention(query_THK, key_THK, value_THK, layout, rule)
 
-        heads = attention_heads_of(encoder) if wanted else None
+        heads = with_attention(encoder) if wanted else None
         if distill.hidden_weight:
-            states = heads.run_states(inputs, attend) if heads else encoder.hidden_states(inputs)
+            states = heads.hidden_states(inputs, attend) if heads else encoder.hidden_states(inputs)
             return Pass(states[-1][rows], states, kept)
-        return Pass(heads.run(inputs, attend, rows=rows) if heads else encoder(inputs, rows=rows), [], kept)
+        return Pass(heads(inputs, attend, rows=rows) if heads else encoder(inputs, rows=rows), [], kept)
 
     def _depths_of(self, network: Network) -> list[int]:
         """The depths of a network's states that are compared, 0 for its embeddings."""
@@ -219,8 +223,8 @@ def check_comparable(student: EncoderConfig, teacher: EncoderConfig, distill: Di
     """Raise if what the recipe compares cannot be compared between these two."""
     if not distill.compares_heads:
         return
-    where = "distill.relation_heads"
-    if "deberta-v2" in (student.model_type, teacher.model_type):
+    where, student, teacher = "distill.relation_heads", with_heads(student), with_heads(teacher)
+    if not (student.plain_attention and teacher.plain_attention):
         what = "a DeBERTa's attention is no product of queries and keys alone"
         remedy = "set distill.attention_weight and distill.relation_weight to 0"
         raise UserError(what, where="distill.relation_weight", remedy=remedy)

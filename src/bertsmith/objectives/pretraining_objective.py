@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from bertsmith.core.measures import Declaration
 from bertsmith.data.collate import PretrainingBatch
 from bertsmith.model.encoder import can_compile
-from bertsmith.model.flops import PassSize, flops_per_step
+from bertsmith.model.encoder_config import PassSize
+from bertsmith.model.flops import flops_per_step
 from bertsmith.model.network import Network
 from bertsmith.model.torch_internals import compiled_whole, mark_dynamic
 from bertsmith.objectives.word_losses import word_losses

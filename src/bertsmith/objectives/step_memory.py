@@ -6,24 +6,19 @@ stands beside it for a moment, and fp32 weights, gradients and the moments. Shap
 
 import math
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from bertsmith.core.errors import UserError
-from bertsmith.model.encoder_config import EncoderConfig
-from bertsmith.model.product_attention import products_fit
+from bertsmith.model.encoder_config import BF16, FP32, EncoderConfig, StepForm
 from bertsmith.objectives.linear_cross_entropy import chunk_rows
-from bertsmith.training.trainer import DTYPES, Precision
 
-FP32, BF16, INT64 = 4, 2, 8
+INT64 = 8
 USABLE = 0.85
 """Fraction of the free memory to plan with; the rest is for workspaces and gaps between the blocks."""
-DENSE_BUFFERS = 5
-"""Matrices of all scores that grouped attention with dropout holds at once in its backward pass."""
 MAX_TOKENS = 1 << 22
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingLoad:
+class TrainingLoad(StepForm):
     """What decides the memory of a training step, but for its number of tokens."""
 
     config: EncoderConfig
@@ -31,13 +26,8 @@ class TrainingLoad:
     """Those that this process holds: all of them, or its shard under FSDP."""
     moments: int
     """Those that the optimiser keeps of each."""
-    longest: int
-    """Tokens of the longest sequence."""
     predicted_fraction: float
     """Rows that are scored against the vocabulary, for each token."""
-    device: Literal["cpu", "cuda"]
-    precision: Precision
-    recompute: bool
     compiled: bool = False
     generator: EncoderConfig | None = None
     """Of the masked LM that a discriminator learns from, which then scores the predicted rows."""
@@ -73,18 +63,20 @@ class MemoryEstimate:
 def estimate_memory(load: TrainingLoad, tokens: int) -> MemoryEstimate:
     """The memory of a step whose micro-batches hold this many tokens."""
     of_generator, rows = 0, math.ceil(tokens * load.predicted_fraction)
+    of_teacher = 0 if load.teacher is None else load.teacher.layer_bytes(load)  # what is kept is `compared`
     if load.generator is not None:
         smaller = replace(load, config=load.generator, generator=None)
-        of_generator = tokens * (_embeddings(smaller) + _kept_of_layers(smaller))
+        of_generator = tokens * (_embeddings(smaller) + load.generator.kept_bytes(load))
     return MemoryEstimate(
         # Under autocast every product keeps a half-precision copy of its weights until it is differentiated.
         weights=load.parameters * (FP32 if load.precision == "fp32" else FP32 + BF16)
         + load.teacher_parameters * FP32,
         gradients=load.parameters * FP32,
         optimizer=load.parameters * load.moments * FP32,
-        activations=of_generator + tokens * (_embeddings(load) + _kept_of_layers(load) + load.compared),
+        activations=of_generator
+        + tokens * (_embeddings(load) + load.config.kept_bytes(load) + load.compared),
         scores=_scores(load, rows),
-        working=max(tokens * max(_working(load), _working_of_teacher(load)), _chunk(load, rows)),
+        working=max(tokens * max(load.config.working_bytes(load), of_teacher), _chunk(load, rows)),
     )
 
 
@@ -117,48 +109,9 @@ def gibibytes(count: int) -> str:
     return f"{count / 2**30:.2f} GiB"
 
 
-def _value(load: TrainingLoad) -> int:
-    """Bytes of a number that a product gives."""
-    return FP32 if load.precision == "fp32" else BF16
-
-
-def _dropout_mark(load: TrainingLoad) -> int:
-    """Bytes of what dropout keeps for each number: on a CPU its factor, on a GPU whether it stayed."""
-    return _value(load) if load.device == "cpu" else 1
-
-
 def _embeddings(load: TrainingLoad) -> int:
     """Bytes for each token: three ids, the sum in front of the LayerNorm with its two statistics, dropout."""
-    return 3 * INT64 + load.config.embedding_width * (FP32 + _dropout_mark(load)) + 2 * FP32
-
-
-def _kept_of_layers(load: TrainingLoad) -> int:
-    if load.recompute:  # that keeps their inputs alone
-        return load.config.layers * load.config.width * FP32
-    return sum(_all_of_a_layer(load, block) for block in load.config.order())
-
-
-def _all_of_a_layer(load: TrainingLoad, block: int) -> int:
-    """Bytes for each token that a post-norm layer keeps; our kernels on CUDA keep less than that.
-
-    They keep no marks of dropout, and the norms' inputs in half precision.
-    """
-    config, value = load.config, _value(load)
-    width, heads = config.width, config.heads_in(block)
-    # Inputs of both sub-layers (2 D), query, key, value and their mix (4 D, less where heads were pruned),
-    # before and after GELU (2 I).
-    products = (2 * width + 4 * heads * config.head_width + 2 * config.expanded_in(block)) * value
-    # In fp32: both LayerNorms' inputs (2 D), means and deviations; each head's softmax denominator.
-    norms = 2 * (width + 2) * FP32 + heads * FP32
-    return products + norms + 2 * width * _dropout_mark(load) + heads * _kept_scores(load)
-
-
-def _kept_scores(load: TrainingLoad) -> int:
-    """Bytes for each token and head where attention keeps its probabilities and what dropout left of them."""
-    dropout, dtype = load.config.attention_dropout, DTYPES[load.precision]
-    if load.device == "cpu" and products_fit(load.longest, dropout, dtype):
-        return load.longest * (_value(load) + 1)
-    return 0
+    return 3 * INT64 + load.config.embedding_width * (FP32 + load.dropout_mark) + 2 * FP32
 
 
 def _chunked(load: TrainingLoad) -> bool:
@@ -197,25 +150,3 @@ def _scored_row(load: TrainingLoad) -> int:
     # The teacher's scores, both models' logarithms, and what a divergence of them takes.
     scores += 0 if load.teacher is None else 6 * FP32
     return load.config.vocabulary * scores
-
-
-def _working_of_teacher(load: TrainingLoad) -> int:
-    """Bytes for each token of the teacher's widest layer; what is kept of it is `compared`."""
-    if load.teacher is None:
-        return 0
-    theirs = replace(load, config=load.teacher)
-    return max(_all_of_a_layer(theirs, block) for block in range(load.teacher.blocks))
-
-
-def _working(load: TrainingLoad) -> int:
-    """Bytes for each token of the gradients on their way through a layer, and of a layer computed again."""
-    return max(_working_in(load, block) for block in range(load.config.blocks))
-
-
-def _working_in(load: TrainingLoad, block: int) -> int:
-    config, heads = load.config, load.config.heads_in(block)
-    gradients = (2 * config.expanded_in(block) + 4 * config.width) * _value(load)
-    again = _all_of_a_layer(load, block) if load.recompute else 0
-    flash = load.device == "cuda" and load.precision == "bf16"  # fp16 is for GPUs that are too old for it
-    dense = 0 if flash or not config.attention_dropout else DENSE_BUFFERS * heads * load.longest * FP32
-    return gradients + again + dense

@@ -12,9 +12,10 @@ import torch
 from bertsmith.core.errors import UserError
 from bertsmith.data.collate import Multiples
 from bertsmith.model.encoder import can_compile
-from bertsmith.model.encoder_config import EncoderConfig
-from bertsmith.model.flops import PassSize, flops_per_step
+from bertsmith.model.encoder_config import EncoderConfig, PassSize
+from bertsmith.model.flops import flops_per_step
 from bertsmith.model.network import Network
+from bertsmith.model.transformer_config import with_heads
 from bertsmith.objectives.registry import OBJECTIVES
 from bertsmith.objectives.step_memory import (
     TrainingLoad,
@@ -270,7 +271,9 @@ def training_load(
 
 def _compared(recipe: Recipe, student: EncoderConfig, teacher: EncoderConfig, longest: int) -> int:
     """Bytes in fp32 for each token of what `distill.*` compares beside predictions, from both models."""
-    distill, heads = recipe.distill, max(student.heads, teacher.heads)
+    distill, heads = recipe.distill, 0
+    if distill.compares_heads:
+        heads = max(with_heads(student).heads, with_heads(teacher).heads)
     states = (student.layers + 1) * (student.width + teacher.width) if distill.hidden_weight else 0
     # Of each matrix of scores there are two models' and, for a moment, their difference or logarithms.
     matrices = student.layers * bool(distill.attention_weight)

@@ -14,16 +14,13 @@ from bertsmith.core.files import read_json
 from bertsmith.core.seeds import key_of
 from bertsmith.corpus.token_store import TokenStore, tokenizer_hash
 from bertsmith.inference.model_path import is_adapter, model_folder
-from bertsmith.model.architectures.albert import AlbertConfig
-from bertsmith.model.architectures.modernbert import ModernBertConfig
+from bertsmith.model.architectures.distilbert import without_segments
 from bertsmith.model.architectures.registry import architecture_of
 from bertsmith.model.encoder_config import ConfigReader, Direction, EncoderConfig
 from bertsmith.model.heads import MaskedLanguageHead
 from bertsmith.model.layer_subset import (
     freeze_positions,
     network_of_layers,
-    subset_config,
-    without_segments,
 )
 from bertsmith.model.model_folder import Model, read_config, read_model
 from bertsmith.model.network import Network, add_fresh_head, new_network, set_direction
@@ -87,7 +84,7 @@ def build_initial_model(recipe: Recipe, store: TokenStore) -> InitialModel:
         note = f"{recipe.start.model} sees {SIDES[before]}; it will see {SIDES[wanted]} (examples.objective)"
         initial = replace(initial, notes=(*initial.notes, note))
     config = initial.network.config
-    if only_ours := architecture_of(config.model_type).own_settings(config):
+    if only_ours := config.own_settings():
         note = f"only bertsmith opens the result: no published {config.model_type} has {', '.join(only_ours)}"
         initial = replace(initial, notes=(*initial.notes, f"{note} as set here"))
     return initial
@@ -128,7 +125,7 @@ def folder_and_config(model: str, *, option: str) -> tuple[Path, EncoderConfig]:
 
 def student_config(teacher: EncoderConfig, recipe: Recipe) -> EncoderConfig:
     """The config of a student that begins with layers of a teacher."""
-    fewer = subset_config(teacher, recipe.distill.layers)
+    fewer = teacher.subset(recipe.distill.layers)
     return without_segments(fewer) if recipe.distill.segments == "dropped" else fewer
 
 
@@ -173,21 +170,10 @@ def _check_student(student: Network, teacher: Network, recipe: Recipe) -> None:
 
 def model_section_of(config: EncoderConfig) -> ModelSection:
     """The recipe's words for a model folder's encoder config, so that a run's recipe.toml tells the truth."""
-    own = {"type", "embedding_width", "sharing", "groups"}
-    shared = ModelSection.model_fields.keys() & vars(config).keys()
-    values = {name: getattr(config, name) for name in shared - own}
-    values["type"] = config.model_type
-    values["embedding_width"] = "width" if config.embedding_width == config.width else config.embedding_width
-    if isinstance(config, AlbertConfig):
-        values["groups"] = config.groups
-        values["sharing"] = "auto" if config.sharing == "all" else config.sharing
-    if isinstance(config, ModernBertConfig):
-        for every in (ModelSection.model_fields["global_layers"].default, *range(1, config.layers + 1)):
-            if config.global_layers == tuple(range(0, config.layers, every)):
-                values["global_layers"] = every
-                break
-        values["gated"] = "auto" if config.gated else False
-    return ModelSection.model_validate(values)
+    values = config.in_recipe()
+    return ModelSection.model_validate(
+        {key: values[key] for key in ModelSection.model_fields if key in values}
+    )
 
 
 def _check_words_have_a_model(recipe: Recipe) -> None:
@@ -201,7 +187,8 @@ def _generator_config(recipe: Recipe, config: EncoderConfig) -> EncoderConfig:
     """The config of the generator that a discriminator of this config learns from."""
     pretraining = architecture_of(config.model_type).pretraining
     assert pretraining is not None and pretraining.generator_config is not None, "the recipe was checked"
-    return pretraining.generator_config(config, recipe.replaced.generator_size)
+    generator: EncoderConfig = pretraining.generator_config(config, recipe.replaced.generator_size)
+    return generator
 
 
 def _adapted(recipe: Recipe, store: TokenStore, stream: torch.Generator) -> InitialModel:
@@ -253,7 +240,7 @@ def _read_generator(folder: Path, recipe: Recipe, config: EncoderConfig) -> Netw
         "heads",
         "inner",
     ):
-        held, needed = getattr(generator.config, key), getattr(wanted, key)
+        held, needed = (vars(each).get(key) for each in (generator.config, wanted))
         if held != needed:
             what = f"is a generator of {key} {held}, where the recipe and the model ask for {needed}"
             remedy = (

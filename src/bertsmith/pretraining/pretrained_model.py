@@ -13,7 +13,6 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from bertsmith.core.errors import UserError
 from bertsmith.core.files import atomic_folder, write_text
 from bertsmith.core.measures import Declaration, brief
-from bertsmith.model.architectures.registry import architecture_of
 from bertsmith.model.encoder_config import EncoderConfig
 from bertsmith.model.model_folder import Model, head_outputs, write_model
 from bertsmith.model.network import Network, build_network
@@ -59,9 +58,7 @@ def model_card(recipe: Recipe, network: Network, facts: RunFacts, *, picture: bo
     """The card as Markdown."""
     config = network.config
     parameters = sum(parameter.numel() for parameter in network.parameters())
-    sizes = (
-        f"{config.layers} layers, width {config.width}, {config.heads} heads, {config.vocabulary:,} entries"
-    )
+    sizes = f"{config.shape_text()}, {config.vocabulary:,} entries"
     article = "An" if config.model_type[0] in "aeiou" else "A"
     introduction = (
         f"{article} {config.model_type} encoder ({sizes}; {parameters:,} parameters) with the heads "
@@ -116,7 +113,7 @@ def held_out_line(declared: Declaration, held_out: Mapping[str, float]) -> str:
 
 def opened_by(config: EncoderConfig) -> str:
     """Which tools open a folder of this config."""
-    only_ours = architecture_of(config.model_type).own_settings(config)
+    only_ours = config.own_settings()
     return "Opens in bertsmith." if only_ours else "Opens in bertsmith and in transformers."
 
 

@@ -13,7 +13,7 @@ import torch
 
 from bertsmith.corpus.token_store import TokenStore
 from bertsmith.data.collate import PretrainingBatch
-from bertsmith.model.flops import PassSize, layer_flops
+from bertsmith.model.encoder_config import PassSize
 from bertsmith.objectives.registry import OBJECTIVES, declaration
 from bertsmith.packed import pack
 from bertsmith.pretraining.hardware import Machine, fit_machine
@@ -73,7 +73,7 @@ def update_work(recipe: Recipe, vocabulary: int) -> float:
 def token_flops(recipe: Recipe, vocabulary: int) -> float:
     """Return the operations of training per token of the first stage."""
     config, stage = recipe.model.encoder_config(vocabulary), recipe.examples.stages[0]
-    layers = layer_flops(config, PassSize(stage.length, 1)) / stage.length
+    layers = config.operations(PassSize(stage.length, 1)) / stage.length
     generator = recipe.replaced.generator_size if recipe.examples.has_generator else 0.0
     head = 2 * (config.width + vocabulary) * config.width * stage.predictions / stage.length
     return 3 * (layers * (1 + generator) + head)

@@ -10,6 +10,7 @@ from bertsmith.model.activations import ACTIVATIONS
 from bertsmith.model.architectures.modernbert import Norm
 from bertsmith.model.architectures.registry import ARCHITECTURES
 from bertsmith.model.encoder_config import MAX_LAYERS, ConfigReader, EncoderConfig
+from bertsmith.model.transformer_config import TransformerConfig
 from bertsmith.recipe.section import Count, Fraction, RuleError, Section
 from bertsmith.recipe.toml_text import value_text
 
@@ -19,13 +20,6 @@ if TYPE_CHECKING:
 else:  # from the tables, so that a new architecture or activation is listed in one place only
     ModelType = Literal[tuple(ARCHITECTURES)]
     Activation = Literal[tuple(ACTIVATIONS)]
-
-
-_OF_SOME = (
-    *("global_layers", "local_attention", "global_theta", "local_theta"),
-    *("gated", "norm", "qk_norm", "sandwich_norm"),
-)
-"""Keys that not every architecture has."""
 
 
 class ModelSection(Section):
@@ -89,7 +83,7 @@ class ModelSection(Section):
 
     @model_validator(mode="after")
     def heads_divide_width(self) -> "ModelSection":
-        if self.width % self.heads:
+        if "heads" in keys_of(self.type) and self.width % self.heads:
             raise RuleError(
                 f"model.heads = {self.heads} does not divide model.width = {self.width}",
                 keys=("model.heads", "model.width"),
@@ -99,9 +93,7 @@ class ModelSection(Section):
 
     @model_validator(mode="after")
     def layers_can_share(self) -> "ModelSection":
-        pretraining = ARCHITECTURES[self.type].pretraining
-        can_share = pretraining is not None and pretraining.shares_layers
-        if not can_share and (self.groups > 1 or self.sharing not in ("auto", "none")):
+        if "sharing" not in keys_of(self.type) and (self.groups > 1 or self.sharing not in ("auto", "none")):
             key = "groups" if self.groups > 1 else "sharing"
             raise RuleError(
                 f"model.{key} = {getattr(self, key)}, but layers of model.type = {self.type} share nothing",
@@ -118,14 +110,15 @@ class ModelSection(Section):
 
     @model_validator(mode="after")
     def has_the_parts(self) -> "ModelSection":
-        known, default = self._config_keys(), type(self).model_fields
-        for key in [key for key in _OF_SOME if key not in known]:
+        lacking = type(self).model_fields.keys() - keys_of(self.type) - {"type", "sharing", "groups"}
+        for key, field in type(self).model_fields.items():
             value = getattr(self, key)
-            if value != default[key].default:
+            if key in lacking and value != field.default:
+                others = (each for each in ARCHITECTURES if key in keys_of(each))
                 raise RuleError(
                     f"model.{key} = {value_text(value)} is a part that model.type = {self.type} has not",
                     keys=(f"model.{key}", "model.type"),
-                    remedy="set model.type to modernbert",
+                    remedy=f"set model.type to {next(others)}",
                 )
         if isinstance(self.global_layers, tuple) and any(each >= self.layers for each in self.global_layers):
             raise RuleError(
@@ -153,7 +146,7 @@ class ModelSection(Section):
         except UserError as error:  # a size that exceeds the limit for any file
             what = f"a saved model of model.type = {self.type} could not be opened: {error.what}"
             raise RuleError(what, keys=("model.type",), remedy=error.remedy) from error
-        own = self._config_keys() - {"sharing", "groups"}
+        own = keys_of(self.type) - {"sharing", "groups"}
         for key in [each for each in type(self).model_fields if each in own]:
             if getattr(saved, key) != getattr(config, key):
                 raise self._lost(key, "width" if key == "embedding_width" else getattr(saved, key))
@@ -167,26 +160,21 @@ class ModelSection(Section):
             remedy=f"set model.{key} to {kept}",
         )
 
-    def _config_keys(self) -> set[str]:
-        """Return the fields of the encoder config for this type."""
-        pretraining = ARCHITECTURES[self.type].pretraining
-        config_class = EncoderConfig if pretraining is None else pretraining.config_class
-        return {each.name for each in fields(config_class)}
-
     def encoder_config(self, vocabulary: int, **own: int) -> EncoderConfig:
         """Build the config of a new encoder; `own` sets fields that are not recipe keys (`pad_id`)."""
         pretraining = ARCHITECTURES[self.type].pretraining
         assert pretraining is not None, "a recipe rejects what cannot start from scratch"
-        values = self.model_dump(include=self._config_keys()) | own
+        values = self.model_dump() | own | {"model_type": self.type, "vocabulary": vocabulary}
         if not pretraining.own_head_dropout:
             values["head_dropout"] = self.dropout
-        if isinstance(values.get("global_layers"), int):
-            values["global_layers"] = tuple(range(0, self.layers, values["global_layers"]))
-        if values.get("gated") == "auto":
-            values["gated"] = True
-        if pretraining.shares_layers:
-            values["groups"] = self.layers if self.sharing == "none" else self.groups
-            values["sharing"] = "all" if self.sharing in ("auto", "none") else self.sharing
         if self.embedding_width == "width":
             values["embedding_width"] = self.width
-        return pretraining.config_class(model_type=self.type, vocabulary=vocabulary, **values)
+        config: EncoderConfig = pretraining.config_class.of_recipe(values)
+        return config
+
+
+def keys_of(model_type: str) -> set[str]:
+    """What an encoder config of this type holds."""
+    pretraining = ARCHITECTURES[model_type].pretraining
+    config_class = TransformerConfig if pretraining is None else pretraining.config_class
+    return {each.name for each in fields(config_class)}

@@ -22,6 +22,7 @@ from bertsmith.inference.model_path import is_adapter, model_folder
 from bertsmith.inference.outputs import ABILITIES
 from bertsmith.inference.text_reader import Reader
 from bertsmith.model.sentence_modules import SentenceModules
+from bertsmith.model.transformer_config import TransformerConfig
 from bertsmith.serve.api_errors import ApiError
 from bertsmith.serve.batching import BatchKey, BatchQueue, BatchReport
 from bertsmith.serve.operations import OPERATIONS
@@ -50,7 +51,7 @@ class ModelInfo:
     is_finetuned: bool
     """True if its folder decides what happens to long texts."""
     layers: int
-    heads: int
+    heads: int | None
     width: int
     max_tokens: int
     """Number of tokens of the longest text that it accepts."""
@@ -287,7 +288,7 @@ def info_of(bert: Bert, folder: Path) -> ModelInfo:
         takes_single=bert.finetuned is None or not bert.finetuned.config.pairs,
         is_finetuned=bert.finetuned is not None,
         layers=config.layers,
-        heads=config.heads,
+        heads=config.heads if isinstance(config, TransformerConfig) else None,
         width=config.width,
         max_tokens=bert.reader.longest,
         sentence=bert.model.sentence,

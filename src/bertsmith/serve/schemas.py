@@ -219,7 +219,7 @@ class ModelDescription(BaseModel):
     single: bool = Field(description="Whether it takes single texts.")
     loaded: bool
     layers: int
-    heads: int
+    heads: int | None = Field(description="Attention heads a layer; null where the model has none.")
     width: int
     longest: int
 

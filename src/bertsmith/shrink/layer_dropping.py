@@ -6,7 +6,6 @@ from copy import deepcopy
 from bertsmith.core.errors import UserError
 from bertsmith.model.architectures.albert import AlbertConfig
 from bertsmith.model.encoder_config import EncoderConfig
-from bertsmith.model.layer_subset import subset_config
 from bertsmith.model.network import Network
 
 WHERE = "--drop-layers"
@@ -17,8 +16,8 @@ def without_layers(network: Network, dropped: Collection[int]) -> Network:
     config = network.config
     kept = _kept_layers(config, dropped)
     smaller = deepcopy(network)
-    smaller.config = subset_config(config, kept, where=WHERE)
-    smaller.encoder.keep_layers(kept, smaller.config.order())
+    smaller.config = config.subset(kept, where=WHERE)
+    smaller.encoder.keep_layers(kept, smaller.config)
     return smaller
 
 

@@ -11,7 +11,7 @@ from bertsmith.inference.engine import BATCH_TOKENS
 from bertsmith.inference.finetuned_folder import MIX_FILE
 from bertsmith.inference.loaded_model import Bert, load
 from bertsmith.inference.text_reader import TextOrPair
-from bertsmith.model.encoder import need
+from bertsmith.model.encoder_config import need
 from bertsmith.model.inference_network import calibrated, convertible_blocks
 from bertsmith.model.network import Network
 from bertsmith.model.quantised_folder import is_quantised

@@ -11,11 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from bertsmith.core.errors import UserError
-from bertsmith.model.attention_heads import attention_heads_of
-from bertsmith.model.encoder_config import EncoderConfig
 from bertsmith.model.network import Network
 from bertsmith.model.quantised_folder import is_quantised
-from bertsmith.model.transformer import Block, GatedFeedForward
+from bertsmith.model.transformer import Block, GatedFeedForward, with_attention
+from bertsmith.model.transformer_config import TransformerConfig, with_heads
 
 Numbers = tuple[int, ...]
 
@@ -33,7 +32,7 @@ def blocks_to_prune(network: Network) -> list[Block]:
     if is_quantised(network):
         remedy = "prune the model that it was made from, and quantise again"
         raise UserError("the model is quantised, and its weights are fixed", remedy=remedy)
-    blocks = attention_heads_of(network.encoder).blocks
+    blocks = with_attention(network.encoder).own_blocks()
     for part in ("attention", "feed_forward"):
         if len({id(getattr(block, part)) for block in blocks}) < len(blocks):
             what = "some layers share a part of their weights, and pruning it in one would change all"
@@ -43,7 +42,7 @@ def blocks_to_prune(network: Network) -> list[Block]:
 
 def all_units(network: Network) -> list[KeptUnits]:
     """Return every head and neuron of each block."""
-    config = network.config
+    config = with_heads(network.config)
     return [
         KeptUnits(tuple(range(config.heads_in(block))), tuple(range(config.inner_in(block))))
         for block in range(config.blocks)
@@ -60,14 +59,13 @@ def pruned_network(network: Network, kept: Sequence[KeptUnits]) -> Network:
     for block, units in zip(blocks_to_prune(pruned), kept, strict=True):
         _slice_attention(block, units.heads)
         _slice_feed_forward(block, units.neurons)
-    pruned.config = _with_counts(
-        network.config, [len(units.heads) for units in kept], [len(units.neurons) for units in kept]
-    )
+    pruned.config = _with_counts(with_heads(network.config), kept)
     return pruned
 
 
-def _with_counts(config: EncoderConfig, heads: Sequence[int], inner: Sequence[int]) -> EncoderConfig:
+def _with_counts(config: TransformerConfig, kept: Sequence[KeptUnits]) -> TransformerConfig:
     """Return the config of these shapes; a value that all layers share is stored once."""
+    heads, inner = [len(units.heads) for units in kept], [len(units.neurons) for units in kept]
     return replace(
         config,
         inner=max(inner),
@@ -124,7 +122,7 @@ def _linear(weight_OI: Tensor, bias_O: Tensor | None) -> nn.Linear:
 
 def zero_filled_network(network: Network) -> Network:
     """Return a network with the same outputs and one shape for all layers: pruned units are zeros."""
-    filled, config = deepcopy(network), network.config
+    filled, config = deepcopy(network), with_heads(network.config)
     for block in blocks_to_prune(filled):
         attention, feed_forward = block.attention, block.feed_forward
         attention.project = _filled(attention.project, outputs=config.width, stacked=3)

@@ -7,11 +7,10 @@ from bertsmith.core.errors import UserError
 from bertsmith.core.files import new_folder
 from bertsmith.inference.finetuned_folder import FinetunedTask
 from bertsmith.inference.loaded_model import Bert, load
-from bertsmith.model.architectures.registry import architecture_of
-from bertsmith.model.encoder_config import EncoderConfig
 from bertsmith.model.heads import OutputHead
 from bertsmith.model.network import Network
 from bertsmith.model.quantised_folder import is_quantised
+from bertsmith.model.transformer_config import TransformerConfig, with_heads
 from bertsmith.shrink.slicing import zero_filled_network
 
 
@@ -30,14 +29,14 @@ def _export(folder: Path, out: Path, base: Path | None) -> list[str]:
         bert.finetuned.check_exportable(folder)
         _check_reading(bert.model.network, bert.finetuned, where=str(folder))
     config = bert.model.network.config
-    filled = zero_filled_network(bert.model.network) if config.layer_heads or config.layer_inner else None
+    filled = zero_filled_network(bert.model.network) if config.own_keys() else None
     network = bert.model.network if filled is None else filled
-    if only_ours := architecture_of(config.model_type).own_settings(network.config):
+    if only_ours := network.config.own_settings():
         what = f"no published {config.model_type} has {', '.join(only_ours)} as set here"
         raise UserError(what, where=str(folder), remedy="use it with bertsmith, or export it with --onnx")
     whole = replace(bert.model, network=network)
     Bert(whole, bert.tokenizer, device="cpu", finetuned=bert.finetuned).save(out)
-    return [] if filled is None else _notes(config)
+    return [] if filled is None else _notes(with_heads(config))
 
 
 def _check_reading(network: Network, finetuned: FinetunedTask, *, where: str) -> None:
@@ -50,7 +49,7 @@ def _check_reading(network: Network, finetuned: FinetunedTask, *, where: str) ->
         raise UserError(what, where=where, remedy="export it with --onnx, or fine-tune without the setting")
 
 
-def _notes(config: EncoderConfig) -> list[str]:
+def _notes(config: TransformerConfig) -> list[str]:
     blocks = range(config.blocks)
     removed = {
         "heads": sum(config.heads - config.heads_in(block) for block in blocks),

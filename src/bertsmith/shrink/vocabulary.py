@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from bertsmith.core.errors import UserError
 from bertsmith.inference.loaded_model import Bert
-from bertsmith.model.architectures.roberta import RobertaConfig
 from bertsmith.model.heads import MaskedLanguageHead
 from bertsmith.model.model_folder import Model
 from bertsmith.model.network import Network
@@ -57,7 +56,7 @@ def trimmed_network(network: Network, kept: Sequence[int]) -> Network:
 def _new_pad_id(network: Network, kept: Sequence[int]) -> int:
     pad_id = network.config.pad_id
     new = kept.index(pad_id) if pad_id in kept else 0  # packed texts have no padding
-    if isinstance(network.config, RobertaConfig) and new != pad_id:
+    if network.config.positions_from_pad_id and new != pad_id:
         what = "positions are counted from the padding id on, and that would change"
         raise UserError(what, remedy="a vocabulary that begins with its special tokens can be trimmed")
     return new

@@ -24,7 +24,7 @@ from bertsmith.inference.finetuned_folder import MIX_FILE
 from bertsmith.inference.loaded_model import Bert, load
 from bertsmith.inference.model_path import SPREAD_FILE, is_adapter, is_model, model_folder
 from bertsmith.inference.task_model import TaskModel, task_model_of
-from bertsmith.model.flops import PassSize, layer_flops
+from bertsmith.model.encoder_config import PassSize
 from bertsmith.model.network import Network
 from bertsmith.model.quantised_weights import QuantisedLayer
 from bertsmith.model.sentence_modules import transformer_folder
@@ -105,7 +105,7 @@ def measure(request: CostRequest) -> Cost:
     return Cost(
         parameters=count_parameters(bert.model.network),
         disk_bytes=_disk_bytes(model_folder(request.model)),
-        flops=layer_flops(network.config, PassSize(FLOP_TOKENS, sequences=1)),
+        flops=network.config.operations(PassSize(FLOP_TOKENS, sequences=1)),
         precision=bert.precision,
         threads=torch.get_num_threads(),
         startup_seconds=startup,

@@ -13,7 +13,7 @@ from bertsmith.core.errors import UserError
 from bertsmith.finetuning.finetuning_setup import Run
 from bertsmith.finetuning.teacher_scores import aligned
 from bertsmith.inference.loaded_model import load_task_model
-from bertsmith.model.layer_subset import network_of_layers, subset_config
+from bertsmith.model.layer_subset import network_of_layers
 from bertsmith.model.model_folder import Model, read_model, write_model
 from bertsmith.model.network import new_network
 from tests.tiny import tiny_encoder_config
@@ -26,7 +26,7 @@ from tests.unit.tasks.made_sets import made_set
 def student(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One of the toy model's two layers, with its tokenizer."""
     folder, teacher = tmp_path_factory.mktemp("student") / "student", read_model(model).network
-    write_model(folder, Model(network_of_layers(teacher, (0,), subset_config(teacher.config, (0,)))))
+    write_model(folder, Model(network_of_layers(teacher, (0,), teacher.config.subset((0,)))))
     for file in ("vocab.txt", "tokenizer_config.json"):
         shutil.copy(model / file, folder / file)
     return folder

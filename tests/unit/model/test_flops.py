@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from bertsmith.model.flops import PassSize, flops_per_step, forward_flops, layer_flops
+from bertsmith.model.encoder_config import PassSize
+from bertsmith.model.flops import flops_per_step, forward_flops
 from bertsmith.model.network import build_network
 from bertsmith.packed import pack
 from tests.tiny import tiny_encoder_config, tiny_network
@@ -41,7 +42,7 @@ def test_layers_take_two_operations_a_weight_and_four_a_pair_and_feature(model_t
     )
     # Scores and mix: each token with each that it sees, in every layer.
     seen = sum(config.seen_tokens(10, layer) for layer in range(len(blocks)))
-    assert layer_flops(config, PassSize(10, 1)) == 10 * (2 * weights + 4 * config.width * seen)
+    assert config.operations(PassSize(10, 1)) == 10 * (2 * weights + 4 * config.width * seen)
 
 
 def test_bert_base_takes_what_the_share_of_the_chip_is_told_by():
@@ -64,7 +65,7 @@ def test_a_discriminator_judges_every_token_and_scores_no_words():
     discriminator, generator = (tiny_network("electra", {head: 1}) for head in ("replaced", "mlm"))
     config = discriminator.config
     head = 2 * (config.width**2 + config.width) * SIZE.tokens
-    assert forward_flops(discriminator, SIZE) == layer_flops(config, SIZE) + head
+    assert forward_flops(discriminator, SIZE) == config.operations(SIZE) + head
     both = flops_per_step([discriminator, generator], SIZE)
     assert both == flops_per_step([discriminator], SIZE) + flops_per_step([generator], SIZE)
 

@@ -4,12 +4,11 @@ import pytest
 import torch
 
 from bertsmith.core.errors import UserError
+from bertsmith.model.architectures.distilbert import without_segments
 from bertsmith.model.layer_subset import (
     evenly_spaced,
     freeze_positions,
     network_of_layers,
-    subset_config,
-    without_segments,
 )
 from bertsmith.packed import pack
 from tests.tiny import tiny_encoder_config, tiny_network
@@ -31,7 +30,7 @@ def test_layers_are_taken_from_the_first_to_the_last():
 @pytest.mark.parametrize("model_type", ["bert", "roberta", "modernbert", "deberta-v2", "ernie", "distilbert"])
 def test_a_student_computes_what_its_layers_of_the_teacher_compute(model_type):
     teacher, batch = tiny_network(model_type, {"mlm": 0}), pack(TEXTS)
-    config = subset_config(teacher.config, (0, 2))
+    config = teacher.config.subset((0, 2))
     student = network_of_layers(teacher, (0, 2), config)
     teacher.encoder.order = (0, 2)
     expected = teacher(batch)
@@ -42,16 +41,16 @@ def test_a_student_computes_what_its_layers_of_the_teacher_compute(model_type):
 
 def test_an_albert_keeps_its_one_block():
     teacher = tiny_network("albert", {"mlm": 0})
-    student = network_of_layers(teacher, (0, 2), subset_config(teacher.config, (0, 2)))
+    student = network_of_layers(teacher, (0, 2), teacher.config.subset((0, 2)))
     teacher.encoder.order = (0, 0)
     torch.testing.assert_close(student(pack(TEXTS)), teacher(pack(TEXTS)))
     with pytest.raises(UserError, match="in 2 groups"):
-        subset_config(tiny_encoder_config("albert", groups=2), (0, 2))
+        tiny_encoder_config("albert", groups=2).subset((0, 2))
 
 
 def test_a_bert_becomes_a_distilbert_that_sees_the_same_first_segment():
     teacher = tiny_network("bert", {"pooler": 0, "mlm": 0, "nsp": 2})
-    config = without_segments(subset_config(teacher.config, (0, 1, 2)))
+    config = without_segments(teacher.config.subset((0, 1, 2)))
     student = network_of_layers(teacher, (0, 1, 2), config)
     assert (config.model_type, config.segments, config.head_dropout) == ("distilbert", 0, 0.2)
     assert list(student.heads) == ["mlm"]
@@ -68,7 +67,7 @@ def test_what_a_distilbert_cannot_be_stays_what_it_is(config):
 def test_a_teacher_is_not_changed_by_what_its_student_learns():
     teacher = tiny_network("bert", {"mlm": 0})
     before = {name: each.clone() for name, each in teacher.state_dict().items()}
-    student = network_of_layers(teacher, (0,), without_segments(subset_config(teacher.config, (0,))))
+    student = network_of_layers(teacher, (0,), without_segments(teacher.config.subset((0,))))
     with torch.no_grad():
         for parameter in student.parameters():
             parameter.zero_()
@@ -77,28 +76,30 @@ def test_a_teacher_is_not_changed_by_what_its_student_learns():
 
 def test_local_and_global_layers_stay_what_they_are():
     config = tiny_encoder_config("modernbert", layers=6, global_layers=(0, 3))
-    assert subset_config(config, (0, 2, 3, 5)).global_layers == (0, 2)
+    assert config.subset((0, 2, 3, 5)).global_layers == (0, 2)
 
 
 def test_pruned_layers_keep_their_sizes():
-    config = subset_config(tiny_encoder_config(layer_heads=(4, 3, 2), layer_inner=(64, 8, 16)), (0, 2))
+    config = tiny_encoder_config(layer_heads=(4, 3, 2), layer_inner=(64, 8, 16)).subset(
+        (0, 2), where="distill.layers"
+    )
     assert (config.layer_heads, config.layer_inner) == ((4, 2), (64, 16))
 
 
 @pytest.mark.parametrize("layers", [(1, 2), (0, 1, 0)])
 def test_a_modernbert_begins_with_its_first_layer(layers):
     with pytest.raises(UserError, match="stays the first"):
-        subset_config(tiny_encoder_config("modernbert"), layers)
+        tiny_encoder_config("modernbert").subset(layers)
 
 
 def test_a_layer_that_is_none_is_named():
     with pytest.raises(UserError, match="the teacher has 3 layers, and layer 3, counted from 0, is none"):
-        subset_config(tiny_encoder_config("bert"), (0, 3))
+        tiny_encoder_config("bert").subset((0, 3))
 
 
 def test_a_teacher_without_an_mlm_head_gives_a_student_without_one():
     teacher = tiny_network("bert", {"pooler": 0})
-    assert not network_of_layers(teacher, (0,), subset_config(teacher.config, (0,))).heads
+    assert not network_of_layers(teacher, (0,), teacher.config.subset((0,))).heads
 
 
 def test_positions_are_frozen_where_there_is_a_table():

@@ -161,7 +161,7 @@ def test_normalised_queries_leave_half_precision_to_the_kernels():
         return value
 
     with torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad():
-        network.encoder.attention_heads.run(pack(TEXTS), attend)
+        network.encoder(pack(TEXTS), attend)
     assert set(seen) == {(torch.bfloat16,) * 3}
 
 

@@ -78,8 +78,8 @@ def test_what_the_study_returns_is_used_by_every_architecture(model_type):
 
     with torch.no_grad():
         plain = network(BATCH)
-        same = network.encoder.attention_heads.watch(BATCH, lambda _layer, _numbers, weights: weights)
-        changed = network.encoder.attention_heads.watch(BATCH, uniform)
+        same = network.encoder(BATCH, WatchedAttention(lambda _layer, _numbers, weights: weights))
+        changed = network.encoder(BATCH, WatchedAttention(uniform))
     torch.testing.assert_close(same, plain, atol=1e-5, rtol=1e-4)
     assert (changed - plain)[:3].abs().max() > 1e-6
     torch.testing.assert_close(changed[-1], plain[-1], atol=1e-5, rtol=1e-4)  # alone, it sees itself only
@@ -94,6 +94,6 @@ def test_gradients_reach_what_was_shown(model_type):
         seen.append(weights)
         return weights
 
-    loss = network.encoder.attention_heads.watch(BATCH, keep).square().sum()
+    loss = network.encoder(BATCH, WatchedAttention(keep)).square().sum()
     gradients = torch.autograd.grad(loss, seen)
     assert any(each.abs().max() > 0 for each in gradients)

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from bertsmith.core.errors import UserError
 from bertsmith.data.collate import PretrainingBatch
-from bertsmith.model.flops import PassSize, forward_flops
+from bertsmith.model.encoder_config import PassSize
+from bertsmith.model.flops import forward_flops
 from bertsmith.model.network import Network, new_network
 from bertsmith.objectives.distillation import (
     LOSSES,

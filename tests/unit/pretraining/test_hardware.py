@@ -5,7 +5,8 @@ import torch
 
 from bertsmith.core.errors import UserError
 from bertsmith.data.collate import Multiples
-from bertsmith.model.flops import PassSize, flops_per_step
+from bertsmith.model.encoder_config import PassSize
+from bertsmith.model.flops import flops_per_step
 from bertsmith.model.network import build_network
 from bertsmith.pretraining.hardware import (
     CPU_MICRO_OPERATIONS,

@@ -13,7 +13,8 @@ import transformers
 from bertsmith.core.errors import UserError
 from bertsmith.interchange.onnx_network import onnx_model
 from bertsmith.model.architectures.registry import ARCHITECTURES
-from bertsmith.model.flops import PassSize, flops_per_step
+from bertsmith.model.encoder_config import PassSize
+from bertsmith.model.flops import flops_per_step
 from bertsmith.model.inference_network import (
     calibrated,
     int8_network,

@@ -1,8 +1,10 @@
 """ALBERT (Lan et al. 2019): factorised embeddings, shared layers, sentence-order prediction."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
+from bertsmith.core.errors import UserError
 from bertsmith.model.architecture import (
     Architecture,
     HeadSpec,
@@ -13,7 +15,8 @@ from bertsmith.model.architecture import (
     pair_of,
 )
 from bertsmith.model.architectures import bert
-from bertsmith.model.encoder_config import MAX_LAYERS, ConfigReader, EncoderConfig
+from bertsmith.model.encoder_config import MAX_LAYERS, ConfigReader
+from bertsmith.model.transformer_config import TransformerConfig
 
 if TYPE_CHECKING:
     from bertsmith.model.transformer import Transformer
@@ -28,7 +31,7 @@ SHARED_PARTS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class AlbertConfig(EncoderConfig):
+class AlbertConfig(TransformerConfig):
     """A config with groups of layers that share their weights, or some of them."""
 
     groups: int = 1
@@ -55,6 +58,26 @@ class AlbertConfig(EncoderConfig):
             for block in range(self.blocks_per_group)
         ]
 
+    def subset(self, layers: Sequence[int], *, where: str = "distill.layers") -> Self:
+        """The config of a network with only these layers, if all of them share their weights."""
+        fewer = super().subset(layers, where=where)
+        if self.groups > 1:
+            what = f"layers that share their weights in {self.groups} groups cannot be left out"
+            raise UserError(what, where=where, remedy="take a model that shares all of its layers, or none")
+        return fewer
+
+    @classmethod
+    def of_recipe(cls, values: Mapping[str, Any]) -> Self:
+        """The config by the values of a recipe's model section."""
+        apart, sharing = values["sharing"] == "none", values["sharing"]
+        groups = values["layers"] if apart else values["groups"]
+        told = {"groups": groups, "sharing": "all" if sharing in ("auto", "none") else sharing}
+        return super().of_recipe({**values, **told})
+
+    def in_recipe(self) -> dict[str, Any]:
+        """Its values as a recipe's model section has them."""
+        return super().in_recipe() | {"sharing": "auto" if self.sharing == "all" else self.sharing}
+
 
 def read_config(reader: ConfigReader) -> AlbertConfig:
     """BERT's config with the embedding width and the sharing."""
@@ -78,9 +101,8 @@ def read_config(reader: ConfigReader) -> AlbertConfig:
     )
 
 
-def write_config(config: EncoderConfig) -> dict[str, Any]:
+def write_config(config: AlbertConfig) -> dict[str, Any]:
     """BERT's config with ALBERT's keys."""
-    assert isinstance(config, AlbertConfig)
     written = bert.write_config(config)
     written["classifier_dropout_prob"] = written.pop("classifier_dropout")
     written["embedding_size"] = config.embedding_width
@@ -91,9 +113,8 @@ def write_config(config: EncoderConfig) -> dict[str, Any]:
     return written
 
 
-def count_parameters(config: EncoderConfig) -> int:
+def count_parameters(config: AlbertConfig) -> int:
     """The weights of the encoder and its pooler: shared blocks count once."""
-    assert isinstance(config, AlbertConfig)
     blocks = bert.count_blocks(config)
     if config.sharing != "all":
         count = bert.count_attention if config.sharing == "attention" else bert.count_feed_forward
@@ -102,13 +123,12 @@ def count_parameters(config: EncoderConfig) -> int:
     return bert.count_embeddings(config) + widen + blocks + pooler
 
 
-def build_encoder(config: EncoderConfig) -> "Transformer":
+def build_encoder(config: AlbertConfig) -> "Transformer":
     """Narrow embeddings, widened, and as many blocks as there are different ones; some may share parts."""
     from torch import nn
 
     from bertsmith.model.transformer import Transformer
 
-    assert isinstance(config, AlbertConfig)
     embeddings = bert.build_embeddings(config, widen=nn.Linear(config.embedding_width, config.width))
     blocks = [bert.build_block(config, number) for number in range(config.blocks)]
     if config.sharing != "all":
@@ -119,9 +139,8 @@ def build_encoder(config: EncoderConfig) -> "Transformer":
     return Transformer(embeddings, blocks, order=config.order())
 
 
-def encoder_names(config: EncoderConfig) -> Names:
+def encoder_names(config: AlbertConfig) -> Names:
     """Encoder weights as ALBERT's checkpoints call them."""
-    assert isinstance(config, AlbertConfig)
     names = bert.embedding_names(config) | pair_of("embeddings.widen", "encoder.embedding_hidden_mapping_in")
     for number in range(config.blocks):
         group, block = divmod(number, config.blocks_per_group)
@@ -170,7 +189,5 @@ ALBERT = Architecture(
         "predictions.decoder.weight": "albert.embeddings.word_embeddings.weight",
         "predictions.decoder.bias": "predictions.bias",
     },
-    pretraining=Pretraining(
-        30_000, count_parameters, AlbertConfig, shares_layers=True, own_head_dropout=True
-    ),  # SentencePiece
+    pretraining=Pretraining(30_000, count_parameters, AlbertConfig, own_head_dropout=True),  # SentencePiece
 )

@@ -12,7 +12,8 @@ from bertsmith.model.architecture import (
     constant_std,
     pair_of,
 )
-from bertsmith.model.encoder_config import MAX_LAYERS, ConfigReader, EncoderConfig, direction_keys
+from bertsmith.model.encoder_config import MAX_LAYERS, ConfigReader, direction_keys
+from bertsmith.model.transformer_config import TransformerConfig
 
 if TYPE_CHECKING:
     from torch import nn
@@ -23,12 +24,12 @@ if TYPE_CHECKING:
 # ---- config.json
 
 
-def read_config(reader: ConfigReader) -> EncoderConfig:
+def read_config(reader: ConfigReader) -> TransformerConfig:
     """The config in a config.json with BERT's keys."""
     reader.require("position_embedding_type", "absolute", "absolute")
     reader.require("add_cross_attention", False, False)
     width = reader.size("hidden_size")
-    return EncoderConfig(
+    return TransformerConfig(
         model_type=reader.model_type,
         vocabulary=reader.size("vocab_size"),
         width=width,
@@ -49,7 +50,7 @@ def read_config(reader: ConfigReader) -> EncoderConfig:
     )
 
 
-def write_config(config: EncoderConfig) -> dict[str, Any]:
+def write_config(config: TransformerConfig) -> dict[str, Any]:
     """The config.json with BERT's keys of a config."""
     return {
         "model_type": config.model_type,
@@ -71,31 +72,31 @@ def write_config(config: EncoderConfig) -> dict[str, Any]:
     }
 
 
-def count_parameters(config: EncoderConfig) -> int:
+def count_parameters(config: TransformerConfig) -> int:
     """The weights of BERT's encoder and pooler, by arithmetic."""
     return count_embeddings(config) + count_blocks(config) + dense(config.width, config.width)
 
 
-def count_embeddings(config: EncoderConfig) -> int:
+def count_embeddings(config: TransformerConfig) -> int:
     """The weights of the tables and their LayerNorm."""
     rows = config.vocabulary + config.positions + config.segments + config.task_types
     return (rows + 2) * config.embedding_width
 
 
-def count_blocks(config: EncoderConfig) -> int:
+def count_blocks(config: TransformerConfig) -> int:
     """The weights of all blocks."""
     return sum(
         count_attention(config, block) + count_feed_forward(config, block) for block in range(config.blocks)
     )
 
 
-def count_attention(config: EncoderConfig, block: int) -> int:
+def count_attention(config: TransformerConfig, block: int) -> int:
     """The weights of a block's attention: four products and a LayerNorm."""
     mixed = config.heads_in(block) * config.head_width
     return 3 * dense(config.width, mixed) + dense(mixed, config.width) + 2 * config.width
 
 
-def count_feed_forward(config: EncoderConfig, block: int) -> int:
+def count_feed_forward(config: TransformerConfig, block: int) -> int:
     """The weights of a block's feed-forward: two products and a LayerNorm."""
     inner = config.inner_in(block)
     return dense(config.width, inner) + dense(inner, config.width) + 2 * config.width
@@ -109,7 +110,7 @@ def dense(inputs: int, outputs: int) -> int:
 # ---- the parts
 
 
-def build_encoder(config: EncoderConfig) -> "Transformer":
+def build_encoder(config: TransformerConfig) -> "Transformer":
     """An encoder of BERT's parts."""
     from bertsmith.model.transformer import Transformer
 
@@ -118,7 +119,7 @@ def build_encoder(config: EncoderConfig) -> "Transformer":
 
 
 def build_embeddings(
-    config: EncoderConfig, *, first_position: int = 0, widen: "nn.Linear | None" = None
+    config: TransformerConfig, *, first_position: int = 0, widen: "nn.Linear | None" = None
 ) -> "Embeddings":
     """Word, position and segment tables, and task types where the config has them."""
     from torch import nn
@@ -138,7 +139,7 @@ def build_embeddings(
     return Embeddings(words, added, norm=norm, dropout=config.dropout, widen=widen)
 
 
-def build_block(config: EncoderConfig, number: int) -> "PostNormBlock":
+def build_block(config: TransformerConfig, number: int) -> "PostNormBlock":
     """One post-norm layer."""
     from torch import nn
 
@@ -155,7 +156,7 @@ def build_block(config: EncoderConfig, number: int) -> "PostNormBlock":
 # ---- the names of the published weights
 
 
-def encoder_names(config: EncoderConfig) -> Names:
+def encoder_names(config: TransformerConfig) -> Names:
     """Encoder weights as BERT's checkpoints call them."""
     names = embedding_names(config)
     for number in range(config.layers):
@@ -163,7 +164,7 @@ def encoder_names(config: EncoderConfig) -> Names:
     return names
 
 
-def embedding_names(config: EncoderConfig) -> Names:
+def embedding_names(config: TransformerConfig) -> Names:
     """The tables and their LayerNorm."""
     names: Names = {"embeddings.words.weight": ("embeddings.word_embeddings.weight",)}
     names["embeddings.added.position.weight"] = ("embeddings.position_embeddings.weight",)
@@ -190,25 +191,25 @@ def block_names(ours: str, theirs: str) -> Names:
 # ---- heads
 
 
-def pooler_head(prefix: str) -> HeadSpec:
+def pooler_head(prefix: str) -> HeadSpec[TransformerConfig]:
     """BERT's pooler, stored with the encoder."""
     return HeadSpec(build_pooler, always(pair_of("dense", f"{prefix}pooler.dense")))
 
 
-def build_pooler(config: EncoderConfig, _: int) -> "Pooler":
+def build_pooler(config: TransformerConfig, _: int) -> "Pooler":
     """A dense tanh layer on the sentence row."""
     from bertsmith.model.heads import Pooler
 
     return Pooler(config.width)
 
 
-def masked_language_head(dense: str, norm: str, bias: str) -> HeadSpec:
+def masked_language_head(dense: str, norm: str, bias: str) -> HeadSpec[TransformerConfig]:
     """The masked-LM head under an architecture's names; the transform ends in the embedding width."""
     names = {**pair_of("transform.dense", dense), **pair_of("transform.norm", norm), "bias": (bias,)}
     return HeadSpec(build_masked_language_head, always(names))
 
 
-def build_masked_language_head(config: EncoderConfig, _: int) -> "MaskedLanguageHead":
+def build_masked_language_head(config: TransformerConfig, _: int) -> "MaskedLanguageHead":
     """Dense, activation, LayerNorm, then the word embeddings as decoder."""
     from torch import nn
 
@@ -219,22 +220,22 @@ def build_masked_language_head(config: EncoderConfig, _: int) -> "MaskedLanguage
     return MaskedLanguageHead(Transform(dense, config.activation, norm), config.vocabulary)
 
 
-def head_rate(config: EncoderConfig) -> float:
+def head_rate(config: TransformerConfig) -> float:
     """The dropout before a task's output layer."""
     return config.head_dropout
 
 
-def no_rate(_: EncoderConfig) -> float:
+def no_rate(_: TransformerConfig) -> float:
     """No dropout."""
     return 0.0
 
 
 def linear_head(
-    name: str, *, reads: "Reads", outputs: int = 0, rate: Callable[[EncoderConfig], float] = head_rate
-) -> HeadSpec:
+    name: str, *, reads: "Reads", outputs: int = 0, rate: Callable[[Any], float] = head_rate
+) -> HeadSpec[TransformerConfig]:
     """Dropout and one linear layer; `outputs` 0: one for each label of the task."""
 
-    def build(config: EncoderConfig, wanted: int) -> "OutputHead":
+    def build(config: TransformerConfig, wanted: int) -> "OutputHead":
         from torch import nn
 
         from bertsmith.model.heads import OutputHead
@@ -245,7 +246,7 @@ def linear_head(
     return HeadSpec(build, always(pair_of("output", name)), needs=needs, labelled=not outputs)
 
 
-def pretraining_and_task_heads(prefix: str) -> dict[str, HeadSpec]:
+def pretraining_and_task_heads(prefix: str) -> dict[str, HeadSpec[TransformerConfig]]:
     """The heads of BERT and of those that kept them (ERNIE)."""
     return {
         "pooler": pooler_head(prefix),
@@ -291,7 +292,8 @@ BERT = Architecture(
     prefix="bert.",
     heads=pretraining_and_task_heads("bert."),
     classes=published_classes("Bert"),
+    causal_classes={"BertForMaskedLM": "BertLMHeadModel"},
     initial=constant_std,
     tied=tied_names("bert."),
-    pretraining=Pretraining(30_522, count_parameters),  # uncased English WordPiece
+    pretraining=Pretraining(30_522, count_parameters, TransformerConfig),  # uncased English WordPiece
 )

@@ -2,12 +2,13 @@
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from bertsmith.core.errors import UserError
 from bertsmith.model.architecture import Architecture, HeadSpec, InitialRule, Names, always, pair_of
 from bertsmith.model.architectures import bert
-from bertsmith.model.encoder_config import MAX_LAYERS, ConfigReader, EncoderConfig
+from bertsmith.model.encoder_config import MAX_LAYERS, ConfigReader
+from bertsmith.model.transformer_config import TransformerConfig
 
 if TYPE_CHECKING:
     from bertsmith.model.disentangled_attention import DisentangledEncoder
@@ -15,9 +16,10 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DebertaConfig(EncoderConfig):
+class DebertaConfig(TransformerConfig):
     """A config with relative positions in buckets."""
 
+    plain_attention: ClassVar[bool] = False
     norm_eps: float = 1e-7
     max_distance: int
     """Distances from here on share a bucket."""
@@ -84,9 +86,8 @@ def _check_terms(reader: ConfigReader) -> None:
         raise UserError(what, where=reader.where, remedy="only c2p and p2c together are supported")
 
 
-def write_config(config: EncoderConfig) -> dict[str, Any]:
+def write_config(config: DebertaConfig) -> dict[str, Any]:
     """The config.json of a config."""
-    assert isinstance(config, DebertaConfig)
     written = bert.write_config(config)
     written["cls_dropout"] = written.pop("classifier_dropout")
     return written | {
@@ -104,7 +105,7 @@ def write_config(config: EncoderConfig) -> dict[str, Any]:
     }
 
 
-def build_encoder(config: EncoderConfig) -> "DisentangledEncoder":
+def build_encoder(config: DebertaConfig) -> "DisentangledEncoder":
     """BERT's post-norm blocks with disentangled attention, over word vectors alone."""
     from torch import nn
 
@@ -122,8 +123,6 @@ def build_encoder(config: EncoderConfig) -> "DisentangledEncoder":
         SegmentTable,
         attention_shape,
     )
-
-    assert isinstance(config, DebertaConfig)
 
     def norm() -> nn.LayerNorm:
         return nn.LayerNorm(config.width, eps=config.norm_eps)
@@ -147,7 +146,7 @@ def build_encoder(config: EncoderConfig) -> "DisentangledEncoder":
     return DisentangledEncoder(embeddings, blocks, relative=relative)
 
 
-def encoder_names(config: EncoderConfig) -> Names:
+def encoder_names(config: DebertaConfig) -> Names:
     """Encoder weights as DeBERTa's checkpoints call them."""
     names: Names = {
         "embeddings.words.weight": ("embeddings.word_embeddings.weight",),
@@ -164,13 +163,12 @@ def encoder_names(config: EncoderConfig) -> Names:
     return names
 
 
-def _sentence_head(outputs: int = 0) -> HeadSpec:
-    def build(config: EncoderConfig, wanted: int) -> "OutputHead":
+def _sentence_head(outputs: int = 0) -> HeadSpec[DebertaConfig]:
+    def build(config: DebertaConfig, wanted: int) -> "OutputHead":
         from torch import nn
 
         from bertsmith.model.heads import OutputHead, Transform
 
-        assert isinstance(config, DebertaConfig)
         # The pooler belongs to the task here: published encoders come without one.
         transform = Transform(nn.Linear(config.width, config.width), config.pooler_activation)
         rates = {"dropout": config.head_dropout, "dropout_before": config.pooler_dropout}
@@ -195,7 +193,7 @@ def _second_names() -> dict[str, str]:
     return names
 
 
-def body_rate(config: EncoderConfig) -> float:
+def body_rate(config: DebertaConfig) -> float:
     """The encoder's own dropout."""
     return config.dropout
 

@@ -14,26 +14,37 @@ from bertsmith.model.architecture import (
 )
 from bertsmith.model.architectures import bert
 from bertsmith.model.encoder_config import MAX_LAYERS, ConfigReader, EncoderConfig, direction_keys
+from bertsmith.model.transformer_config import TransformerConfig
 
 if TYPE_CHECKING:
     from bertsmith.model.heads import OutputHead
 
+NORM_EPS = 1e-12
+"""Of every LayerNorm of a DistilBERT, whose config.json has no key for it."""
+
 
 @dataclass(frozen=True, kw_only=True)
-class DistilBertConfig(EncoderConfig):
+class DistilBertConfig(TransformerConfig):
     """A config with other dropouts before the task heads."""
 
     head_dropout: float = 0.2
     span_dropout: float = 0.1
 
 
-def span_rate(config: EncoderConfig) -> float:
+def without_segments(config: EncoderConfig) -> EncoderConfig:
+    """The config as DistilBERT's, which has no segments and no pooler, where a BERT can become one."""
+    if config.model_type != "bert" or vars(config)["norm_eps"] != NORM_EPS:
+        return config
+    own = {"model_type": "distilbert", "segments": 0, "head_dropout": 0.2}
+    return DistilBertConfig(**vars(config) | own)
+
+
+def span_rate(config: DistilBertConfig) -> float:
     """The dropout before the span head."""
-    assert isinstance(config, DistilBertConfig)
     return config.span_dropout
 
 
-def body_rate(config: EncoderConfig) -> float:
+def body_rate(config: DistilBertConfig) -> float:
     """The encoder's own dropout."""
     return config.dropout
 
@@ -63,9 +74,8 @@ def read_config(reader: ConfigReader) -> DistilBertConfig:
     )
 
 
-def write_config(config: EncoderConfig) -> dict[str, Any]:
+def write_config(config: DistilBertConfig) -> dict[str, Any]:
     """The config.json with DistilBERT's keys."""
-    assert isinstance(config, DistilBertConfig)
     return {
         "model_type": "distilbert",
         "vocab_size": config.vocabulary,
@@ -85,12 +95,12 @@ def write_config(config: EncoderConfig) -> dict[str, Any]:
     }
 
 
-def count_parameters(config: EncoderConfig) -> int:
+def count_parameters(config: DistilBertConfig) -> int:
     """The weights of the encoder: BERT's without a pooler."""
     return bert.count_embeddings(config) + bert.count_blocks(config)
 
 
-def encoder_names(config: EncoderConfig) -> Names:
+def encoder_names(config: DistilBertConfig) -> Names:
     """Encoder weights as DistilBERT's checkpoints call them."""
     names = bert.embedding_names(config)
     for number in range(config.layers):
@@ -107,10 +117,10 @@ def encoder_names(config: EncoderConfig) -> Names:
     return names
 
 
-def _sentence_head(outputs: int = 0) -> HeadSpec:
+def _sentence_head(outputs: int = 0) -> HeadSpec[DistilBertConfig]:
     """A ReLU layer of its own in place of the pooler."""
 
-    def build(config: EncoderConfig, wanted: int) -> "OutputHead":
+    def build(config: DistilBertConfig, wanted: int) -> "OutputHead":
         from torch import nn
 
         from bertsmith.model.heads import OutputHead, Transform

@@ -14,7 +14,8 @@ from bertsmith.model.architecture import (
     pair_of,
 )
 from bertsmith.model.architectures import bert
-from bertsmith.model.encoder_config import ConfigReader, EncoderConfig
+from bertsmith.model.encoder_config import ConfigReader
+from bertsmith.model.transformer_config import TransformerConfig
 
 if TYPE_CHECKING:
     from bertsmith.model.heads import MaskedLanguageHead, OutputHead
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ElectraConfig(EncoderConfig):
+class ElectraConfig(TransformerConfig):
     """A config with another dropout before the choice."""
 
     choice_dropout: float = 0.1
@@ -40,14 +41,13 @@ def read_config(reader: ConfigReader) -> ElectraConfig:
     return ElectraConfig(**values, choice_dropout=reader.rate("summary_last_dropout", 0.1))
 
 
-def write_config(config: EncoderConfig) -> dict[str, Any]:
+def write_config(config: ElectraConfig) -> dict[str, Any]:
     """BERT's config with the embedding width."""
-    assert isinstance(config, ElectraConfig)
     own = {"embedding_size": config.embedding_width, "summary_last_dropout": config.choice_dropout}
     return bert.write_config(config) | own
 
 
-def generator_config(config: EncoderConfig, size: float) -> EncoderConfig:
+def generator_config(config: ElectraConfig, size: float) -> ElectraConfig:
     """The config of the masked LM that a discriminator learns from, at a fraction of its width.
 
     The embeddings keep their width, for both share them.
@@ -57,14 +57,14 @@ def generator_config(config: EncoderConfig, size: float) -> EncoderConfig:
     return replace(config, width=max(1, width), inner=max(1, inner), heads=max(1, round(config.heads * size)))
 
 
-def count_parameters(config: EncoderConfig) -> int:
+def count_parameters(config: ElectraConfig) -> int:
     """The weights of the encoder; it has no pooler."""
     differ = config.embedding_width != config.width
     widen = bert.dense(config.embedding_width, config.width) if differ else 0
     return bert.count_embeddings(config) + widen + bert.count_blocks(config)
 
 
-def build_encoder(config: EncoderConfig) -> "Transformer":
+def build_encoder(config: ElectraConfig) -> "Transformer":
     """BERT's encoder; embeddings are widened only where the sizes differ."""
     from torch import nn
 
@@ -76,13 +76,13 @@ def build_encoder(config: EncoderConfig) -> "Transformer":
     return Transformer(bert.build_embeddings(config, widen=widen), blocks, order=range(config.layers))
 
 
-def encoder_names(config: EncoderConfig) -> Names:
+def encoder_names(config: ElectraConfig) -> Names:
     """BERT's names and the widening layer."""
     widening = pair_of("embeddings.widen", "embeddings_project")
     return bert.encoder_names(config) | (widening if config.embedding_width != config.width else {})
 
 
-def _build_generator(config: EncoderConfig, _: int) -> "MaskedLanguageHead":
+def _build_generator(config: ElectraConfig, _: int) -> "MaskedLanguageHead":
     from torch import nn
 
     from bertsmith.model.heads import MaskedLanguageHead, Transform
@@ -93,7 +93,7 @@ def _build_generator(config: EncoderConfig, _: int) -> "MaskedLanguageHead":
     return MaskedLanguageHead(transform, config.vocabulary)
 
 
-def _build_discriminator(config: EncoderConfig, _: int) -> "OutputHead":
+def _build_discriminator(config: ElectraConfig, _: int) -> "OutputHead":
     from torch import nn
 
     from bertsmith.model.heads import OutputHead, Transform
@@ -102,7 +102,7 @@ def _build_discriminator(config: EncoderConfig, _: int) -> "OutputHead":
     return OutputHead(nn.Linear(config.width, 1), reads="tokens", dropout=0.0, transform=transform)
 
 
-def _build_classifier(config: EncoderConfig, outputs: int) -> "OutputHead":
+def _build_classifier(config: ElectraConfig, outputs: int) -> "OutputHead":
     from torch import nn
 
     from bertsmith.model.heads import OutputHead, Transform
@@ -112,12 +112,11 @@ def _build_classifier(config: EncoderConfig, outputs: int) -> "OutputHead":
     return OutputHead(nn.Linear(config.width, outputs), reads="sentence", transform=transform, **rates)
 
 
-def _build_choice(config: EncoderConfig, _: int) -> "OutputHead":
+def _build_choice(config: ElectraConfig, _: int) -> "OutputHead":
     from torch import nn
 
     from bertsmith.model.heads import OutputHead, Transform
 
-    assert isinstance(config, ElectraConfig)
     transform = Transform(nn.Linear(config.width, config.width), "gelu")
     rates = {"dropout": config.choice_dropout}
     return OutputHead(nn.Linear(config.width, 1), reads="sentence", transform=transform, **rates)
@@ -130,11 +129,11 @@ _GENERATOR_NAMES: Names = {
 }
 
 
-def _two_layer_names(dense: str, output: str) -> Callable[[EncoderConfig], Names]:
+def _two_layer_names(dense: str, output: str) -> Callable[[ElectraConfig], Names]:
     return always(pair_of("transform.dense", dense) | pair_of("output", output))
 
 
-HEADS = {
+HEADS: dict[str, HeadSpec[ElectraConfig]] = {
     "mlm": HeadSpec(_build_generator, always(_GENERATOR_NAMES)),
     "replaced": HeadSpec(
         _build_discriminator,
@@ -165,6 +164,7 @@ ELECTRA = Architecture(
         "ElectraForMultipleChoice": ("choice",),
         "ElectraModel": (),
     },
+    causal_classes={"ElectraForMaskedLM": "ElectraForCausalLM"},
     initial=constant_std,
     tied={"generator_lm_head.weight": "electra.embeddings.word_embeddings.weight"},
     pretraining=Pretraining(

@@ -5,17 +5,18 @@ from typing import Any
 
 from bertsmith.model.architecture import Architecture, Pretraining, constant_std
 from bertsmith.model.architectures import bert
-from bertsmith.model.encoder_config import ConfigReader, EncoderConfig
+from bertsmith.model.encoder_config import ConfigReader
+from bertsmith.model.transformer_config import TransformerConfig
 
 
-def read_config(reader: ConfigReader) -> EncoderConfig:
+def read_config(reader: ConfigReader) -> TransformerConfig:
     """BERT's config and the number of task types."""
     has_task_types = reader.switch("use_task_id", False)
     task_types = reader.size("task_type_vocab_size", 3)
     return replace(bert.read_config(reader), task_types=task_types if has_task_types else 0)
 
 
-def write_config(config: EncoderConfig) -> dict[str, Any]:
+def write_config(config: TransformerConfig) -> dict[str, Any]:
     """BERT's config and the number of task types."""
     tasks = {"task_type_vocab_size": config.task_types} if config.task_types else {}
     return bert.write_config(config) | {"use_task_id": bool(config.task_types)} | tasks
@@ -30,8 +31,9 @@ ERNIE = Architecture(
     prefix="ernie.",
     heads=bert.pretraining_and_task_heads("ernie."),
     classes=bert.published_classes("Ernie"),
+    causal_classes={"ErnieForMaskedLM": "ErnieForCausalLM"},
     initial=constant_std,
     tied=bert.tied_names("ernie."),
     next_label=1,
-    pretraining=Pretraining(18_000, bert.count_parameters),  # Chinese, ERNIE 1.0
+    pretraining=Pretraining(18_000, bert.count_parameters, TransformerConfig),  # Chinese, ERNIE 1.0
 )

@@ -1,26 +1,25 @@
 """ModernBERT (Warner et al. 2024): pre-norm, rotary positions, gated layers, local and global attention."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
 from bertsmith.core.errors import UserError
 from bertsmith.model.architecture import Architecture, HeadSpec, InitialRule, Names, Pretraining, pair_of
-from bertsmith.model.encoder_config import (
-    MAX_LAYERS,
-    OWN_TYPE,
-    ConfigReader,
-    EncoderConfig,
-    direction_keys,
-    layer_shape_settings,
-)
+from bertsmith.model.encoder_config import MAX_LAYERS, OWN_TYPE, ConfigReader, direction_keys
+from bertsmith.model.transformer_config import TransformerConfig
 
 if TYPE_CHECKING:
     from torch import nn
 
     from bertsmith.model.heads import MaskedLanguageHead, OutputHead, Reads, Transform
-    from bertsmith.model.transformer import FeedForward, GatedFeedForward, PreNormBlock, Transformer
+    from bertsmith.model.transformer import (
+        FeedForward,
+        GatedFeedForward,
+        PreNormBlock,
+        Transformer,
+    )
 
 GLOBAL, LOCAL = "full_attention", "sliding_attention"
 POOLING = {"first": "cls", "mean": "mean"}
@@ -31,12 +30,14 @@ OTHER_TOKENS = ("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id")
 """Which these are says the tokenizer; without them transformers takes those of the published vocabulary and
 warns where ours has fewer tokens."""
 
+EVERY = 3
+"""As published, each third layer is global, from the first one on."""
 Norm = Literal["layernorm", "rmsnorm"]
 NORMS: tuple[Norm, ...] = ("layernorm", "rmsnorm")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModernBertConfig(EncoderConfig):
+class ModernBertConfig(TransformerConfig):
     """A config whose layers look at everything or at a window, each with rotary positions of its own base.
 
     The defaults are the published ones (transformers, configuration_modernbert.py).
@@ -75,18 +76,40 @@ class ModernBertConfig(EncoderConfig):
         """A local layer sees its window at most."""
         return length if layer in self.global_layers else min(length, self.local_attention + 1)
 
+    def own_settings(self) -> tuple[str, ...]:
+        """The settings that ModernBERT has not, by their names in a recipe."""
+        differs = {
+            "model.gated": not self.gated,
+            "model.norm": self.norm != "layernorm",
+            "model.qk_norm": self.qk_norm,
+            "model.sandwich_norm": self.sandwich_norm,
+            "examples.objective": self.direction != "both",
+        }
+        return (*(name for name, own in differs.items() if own), *super().own_settings())
 
-def own_settings(config: EncoderConfig) -> tuple[str, ...]:
-    """The settings that ModernBERT has not, by their names in a recipe."""
-    assert isinstance(config, ModernBertConfig)
-    differs = {
-        "model.gated": not config.gated,
-        "model.norm": config.norm != "layernorm",
-        "model.qk_norm": config.qk_norm,
-        "model.sandwich_norm": config.sandwich_norm,
-        "examples.objective": config.direction != "both",
-    }
-    return (*(name for name, own in differs.items() if own), *layer_shape_settings(config))
+    def subset(self, layers: Sequence[int], *, where: str = "distill.layers") -> Self:
+        """The config of a network with only these layers, which see as much as they did."""
+        fewer = super().subset(layers, where=where)
+        if 0 in layers[1:] or layers[0] != 0:
+            what = "a ModernBERT's first layer has no norm before its attention, and stays the first"
+            raise UserError(what, where=where, remedy="keep layer 0, once")
+        seeing_all = [number for number, each in enumerate(layers) if each in self.global_layers]
+        return replace(fewer, global_layers=tuple(seeing_all))
+
+    @classmethod
+    def of_recipe(cls, values: Mapping[str, Any]) -> Self:
+        """The config by the values of a recipe's model section, which may say which layers are global."""
+        layers, gated = values["global_layers"], values["gated"]
+        if isinstance(layers, int):
+            layers = tuple(range(0, values["layers"], layers))
+        return super().of_recipe({**values, "global_layers": layers, "gated": gated in ("auto", True)})
+
+    def in_recipe(self) -> dict[str, Any]:
+        """Its values as a recipe's model section has them."""
+        steps = (EVERY, *range(1, self.layers + 1))
+        fitting = (each for each in steps if self.global_layers == tuple(range(0, self.layers, each)))
+        told = {"global_layers": next(fitting, self.global_layers), "gated": "auto" if self.gated else False}
+        return super().in_recipe() | told
 
 
 def read_config(reader: ConfigReader) -> ModernBertConfig:
@@ -140,7 +163,7 @@ def read_config(reader: ConfigReader) -> ModernBertConfig:
 
 
 def _read_global_layers(reader: ConfigReader, layers: int) -> tuple[int, ...]:
-    every = reader.size("global_attn_every_n_layers", 3)
+    every = reader.size("global_attn_every_n_layers", EVERY)
     # Today's files list every layer; those of 2024 say how many layers lie from one global one to the next.
     listed = reader.texts("layer_types")
     reach = listed or tuple(LOCAL if layer % every else GLOBAL for layer in range(layers))
@@ -172,10 +195,9 @@ def _theta_in(table: Mapping[str, Any], kind: str, default: float, reader: Confi
     return rotary.number("rope_theta", default)
 
 
-def write_config(config: EncoderConfig) -> dict[str, Any]:
+def write_config(config: ModernBertConfig) -> dict[str, Any]:
     """The config.json in today's form; with our own type and keys where a setting is none of ModernBERT's."""
-    assert isinstance(config, ModernBertConfig)
-    is_own = bool(own_settings(config))
+    is_own = bool(config.own_settings())
     own = {
         "gated": config.gated,
         "norm": config.norm,
@@ -218,9 +240,8 @@ def write_config(config: EncoderConfig) -> dict[str, Any]:
     }
 
 
-def count_parameters(config: EncoderConfig) -> int:
+def count_parameters(config: ModernBertConfig) -> int:
     """The weights of the encoder; it has no pooler."""
-    assert isinstance(config, ModernBertConfig)
     # A recipe has no key for biases, and ModernBERT no biases.
     norms = 2 + 2 * config.layers - 1 + (2 * config.layers if config.sandwich_norm else 0)
     gains = norms * config.width if config.norm == "layernorm" else 0
@@ -229,13 +250,12 @@ def count_parameters(config: EncoderConfig) -> int:
     return config.width * (config.vocabulary + attention + inner) + gains
 
 
-def build_encoder(config: EncoderConfig) -> "Transformer":
+def build_encoder(config: ModernBertConfig) -> "Transformer":
     """Word embeddings, pre-norm blocks and a last LayerNorm."""
     from torch import nn
 
     from bertsmith.model.transformer import Embeddings, Transformer
 
-    assert isinstance(config, ModernBertConfig)
     words = nn.Embedding(config.vocabulary, config.width)
     embeddings = Embeddings(words, {}, norm=_norm(config), dropout=config.embedding_dropout)
     blocks = [_build_block(config, layer) for layer in range(config.layers)]
@@ -252,7 +272,6 @@ def _build_block(config: ModernBertConfig, layer: int) -> "PreNormBlock":
     from bertsmith.model.transformer import (
         Norms,
         PreNormBlock,
-        SandwichNormBlock,
         SelfAttention,
         attention_shape,
     )
@@ -267,9 +286,10 @@ def _build_block(config: ModernBertConfig, layer: int) -> "PreNormBlock":
         attention_shape(config, layer), rule=rule, bias=config.attention_bias, rotary=rotary
     )
     # The embeddings are normalised already: the first layer does not do it twice.
-    norms = Norms(nn.Identity() if layer == 0 else _norm(config), _norm(config))
-    block = PreNormBlock(attention, _feed_forward(config, layer), norms, dropout=config.attention_dropout)
-    return SandwichNormBlock(block, Norms(_norm(config), _norm(config))) if config.sandwich_norm else block
+    first = nn.Identity() if layer == 0 else _norm(config)
+    added = [_norm(config) for _ in range(2)] if config.sandwich_norm else []
+    norms, feed_forward = Norms(first, _norm(config), *added), _feed_forward(config, layer)
+    return PreNormBlock(attention, feed_forward, norms, dropout=config.attention_dropout)
 
 
 def _feed_forward(config: ModernBertConfig, layer: int) -> "FeedForward | GatedFeedForward":
@@ -287,9 +307,8 @@ def _norm(config: ModernBertConfig) -> "nn.LayerNorm | nn.RMSNorm":
     return nn.LayerNorm(config.width, eps=config.norm_eps, bias=config.norm_bias)
 
 
-def encoder_names(config: EncoderConfig) -> Names:
+def encoder_names(config: ModernBertConfig) -> Names:
     """Encoder weights as ModernBERT's checkpoints call them."""
-    assert isinstance(config, ModernBertConfig)
     names: Names = {"embeddings.words.weight": ("embeddings.tok_embeddings.weight",)}
     names |= _norm_names(config, "embeddings.norm", "embeddings.norm")
     for layer in range(config.layers):
@@ -313,36 +332,32 @@ def _norm_names(config: ModernBertConfig, ours: str, theirs: str) -> Names:
     return pair_of(ours, theirs, bias=config.norm_bias) if config.norm == "layernorm" else {}
 
 
-def _transform(config: EncoderConfig) -> "Transform":
+def _transform(config: ModernBertConfig) -> "Transform":
     from torch import nn
 
     from bertsmith.model.heads import Transform
 
-    assert isinstance(config, ModernBertConfig)
     dense = nn.Linear(config.width, config.width, bias=config.head_bias)
     return Transform(dense, config.head_activation, _norm(config))
 
 
-def _transform_names(config: EncoderConfig, head: str = "head") -> Names:
-    assert isinstance(config, ModernBertConfig)
+def _transform_names(config: ModernBertConfig, head: str = "head") -> Names:
     dense = pair_of("transform.dense", f"{head}.dense", bias=config.head_bias)
     return dense | _norm_names(config, "transform.norm", f"{head}.norm")
 
 
-def _build_masked_language_head(config: EncoderConfig, _: int) -> "MaskedLanguageHead":
+def _build_masked_language_head(config: ModernBertConfig, _: int) -> "MaskedLanguageHead":
     from bertsmith.model.heads import MaskedLanguageHead
 
-    assert isinstance(config, ModernBertConfig)
     return MaskedLanguageHead(_transform(config), config.vocabulary, bias=config.decoder_bias)
 
 
-def _masked_language_names(config: EncoderConfig) -> Names:
-    assert isinstance(config, ModernBertConfig)
+def _masked_language_names(config: ModernBertConfig) -> Names:
     return _transform_names(config) | ({"bias": ("decoder.bias",)} if config.decoder_bias else {})
 
 
-def _output_head(reads: "Reads", outputs: int = 0) -> HeadSpec:
-    def build(config: EncoderConfig, wanted: int) -> "OutputHead":
+def _output_head(reads: "Reads", outputs: int = 0) -> HeadSpec[ModernBertConfig]:
+    def build(config: ModernBertConfig, wanted: int) -> "OutputHead":
         from torch import nn
 
         from bertsmith.model.heads import OutputHead
@@ -350,13 +365,13 @@ def _output_head(reads: "Reads", outputs: int = 0) -> HeadSpec:
         layer = nn.Linear(config.width, outputs or wanted)
         return OutputHead(layer, reads=reads, dropout=config.head_dropout, transform=_transform(config))
 
-    def names(config: EncoderConfig) -> Names:
+    def names(config: ModernBertConfig) -> Names:
         return _transform_names(config) | pair_of("output", "classifier")
 
     return HeadSpec(build, names, labelled=not outputs)
 
 
-def _build_pair_head(config: EncoderConfig, _: int) -> "OutputHead":
+def _build_pair_head(config: ModernBertConfig, _: int) -> "OutputHead":
     from torch import nn
 
     from bertsmith.model.heads import OutputHead
@@ -365,12 +380,12 @@ def _build_pair_head(config: EncoderConfig, _: int) -> "OutputHead":
     return OutputHead(nn.Linear(config.width, 2), reads="sentence", dropout=0.0, transform=_transform(config))
 
 
-def _pair_names(config: EncoderConfig) -> Names:
+def _pair_names(config: ModernBertConfig) -> Names:
     # No published class has it: the names are ours, and transformers passes over them.
     return _transform_names(config, "pair_head") | pair_of("output", "pair_classifier")
 
 
-def _build_discriminator(config: EncoderConfig, _: int) -> "OutputHead":
+def _build_discriminator(config: ModernBertConfig, _: int) -> "OutputHead":
     from torch import nn
 
     from bertsmith.model.heads import OutputHead
@@ -379,18 +394,17 @@ def _build_discriminator(config: EncoderConfig, _: int) -> "OutputHead":
     return OutputHead(nn.Linear(config.width, 1), reads="tokens", dropout=0.0, transform=_transform(config))
 
 
-def _discriminator_names(config: EncoderConfig) -> Names:
+def _discriminator_names(config: ModernBertConfig) -> Names:
     # No published class has this one either.
     return _transform_names(config, "replaced_head") | pair_of("output", "replaced_classifier")
 
 
-def generator_config(config: EncoderConfig, size: float) -> EncoderConfig:
+def generator_config(config: ModernBertConfig, size: float) -> ModernBertConfig:
     """The config of the masked LM that a discriminator learns from, with a fraction of its layers.
 
     It is as wide as the discriminator (He et al. 2021, DeBERTaV3): both share embeddings, and nothing here
     makes them narrower.
     """
-    assert isinstance(config, ModernBertConfig)
     layers = max(1, round(config.layers * size))
     return replace(
         config,
@@ -401,9 +415,8 @@ def generator_config(config: EncoderConfig, size: float) -> EncoderConfig:
     )
 
 
-def initial(config: EncoderConfig) -> InitialRule:
+def initial(config: ModernBertConfig) -> InitialRule:
     """Layers that write to the residual stream start smaller; task outputs start at 1 / sqrt(width)."""
-    assert isinstance(config, ModernBertConfig)
     smaller = config.initial_std / math.sqrt(2 * config.layers)
 
     def std(name: str) -> float:
@@ -440,7 +453,6 @@ MODERNBERT = Architecture(
     },
     initial=initial,
     tied={"decoder.weight": "model.embeddings.tok_embeddings.weight"},
-    own_settings=own_settings,
     # The published vocabulary is byte-level BPE of 50,368 entries, some of them unused.
     pretraining=Pretraining(
         50_368,

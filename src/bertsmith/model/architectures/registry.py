@@ -1,5 +1,7 @@
 """The one list of architectures; importing it does not load torch."""
 
+from typing import Any
+
 from bertsmith.core.errors import UserError
 from bertsmith.model.architecture import Architecture
 from bertsmith.model.architectures.albert import ALBERT
@@ -11,7 +13,7 @@ from bertsmith.model.architectures.ernie import ERNIE
 from bertsmith.model.architectures.modernbert import MODERNBERT
 from bertsmith.model.architectures.roberta import CAMEMBERT, ROBERTA, XLM_ROBERTA
 
-ARCHITECTURES: dict[str, Architecture] = {
+ARCHITECTURES: dict[str, Architecture[Any]] = {
     each.model_type: each
     for each in (
         *(BERT, ROBERTA, ALBERT, DISTILBERT, ERNIE, ELECTRA, MODERNBERT),
@@ -23,7 +25,7 @@ QUANTISED_TYPE = "bertsmith-quantised"
 """The model_type of a folder whose weights are whole numbers; what they were before stands beside it."""
 
 
-def architecture_of(model_type: str, *, where: str = "") -> Architecture:
+def architecture_of(model_type: str, *, where: str = "") -> Architecture[Any]:
     """The architecture of this name in a config.json."""
     if model_type == QUANTISED_TYPE:
         remedy = "train the model that it was made from, and quantise again"

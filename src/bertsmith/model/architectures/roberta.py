@@ -2,11 +2,12 @@
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from bertsmith.model.architecture import Architecture, HeadSpec, InitialRule, Pretraining, always, pair_of
 from bertsmith.model.architectures import bert
-from bertsmith.model.encoder_config import ConfigReader, EncoderConfig
+from bertsmith.model.encoder_config import ConfigReader
+from bertsmith.model.transformer_config import TransformerConfig
 
 if TYPE_CHECKING:
     from bertsmith.model.heads import OutputHead
@@ -14,36 +15,37 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RobertaConfig(EncoderConfig):
+class RobertaConfig(TransformerConfig):
     """A config whose padding id comes second in the vocabulary."""
 
+    positions_from_pad_id: ClassVar[bool] = True
     pad_id: int = 1
 
 
-def first_position(config: EncoderConfig) -> int:
+def first_position(config: RobertaConfig) -> int:
     """The row of the first token in the position table (fairseq: padding id + 1)."""
     return config.pad_id + 1
 
 
-def read_config(reader: ConfigReader) -> EncoderConfig:
+def read_config(reader: ConfigReader) -> RobertaConfig:
     """BERT's config, less the position rows that no token uses."""
     values = vars(bert.read_config(reader)) | {"pad_id": reader.size("pad_token_id", 1, least=0)}
     config = RobertaConfig(**values)
     return replace(config, positions=config.positions - first_position(config))
 
 
-def write_config(config: EncoderConfig) -> dict[str, Any]:
+def write_config(config: RobertaConfig) -> dict[str, Any]:
     """BERT's config with RoBERTa's count of positions."""
     rows = config.positions + first_position(config)
     return bert.write_config(config) | {"max_position_embeddings": rows}
 
 
-def count_parameters(config: EncoderConfig) -> int:
+def count_parameters(config: RobertaConfig) -> int:
     """The weights of BERT's encoder and pooler, and of the position rows that no token uses."""
     return bert.count_parameters(config) + first_position(config) * config.embedding_width
 
 
-def build_encoder(config: EncoderConfig) -> "Transformer":
+def build_encoder(config: RobertaConfig) -> "Transformer":
     """BERT's encoder with shifted positions."""
     from bertsmith.model.transformer import Transformer
 
@@ -52,7 +54,7 @@ def build_encoder(config: EncoderConfig) -> "Transformer":
     return Transformer(embeddings, blocks, order=range(config.layers))
 
 
-def _build_classifier(config: EncoderConfig, outputs: int) -> "OutputHead":
+def _build_classifier(config: RobertaConfig, outputs: int) -> "OutputHead":
     from torch import nn
 
     from bertsmith.model.heads import OutputHead, Transform
@@ -64,7 +66,7 @@ def _build_classifier(config: EncoderConfig, outputs: int) -> "OutputHead":
     return OutputHead(layer, reads="sentence", transform=transform, **rates)
 
 
-HEADS = {
+HEADS: dict[str, HeadSpec[RobertaConfig]] = {
     "pooler": bert.pooler_head("roberta."),
     "mlm": bert.masked_language_head("lm_head.dense", "lm_head.layer_norm", "lm_head.bias"),
     "classify": HeadSpec(
@@ -99,6 +101,7 @@ ROBERTA = Architecture(
     prefix="roberta.",
     heads=HEADS,
     classes=published_classes("Roberta"),
+    causal_classes={"RobertaForMaskedLM": "RobertaForCausalLM"},
     # fairseq samples from the whole normal distribution.
     initial=lambda config: InitialRule(std=lambda _name: config.initial_std, cut=math.inf),
     tied={

@@ -1,0 +1,260 @@
+"""An encoder of another kind, which no package file knows: trained, resumed, saved and opened again.
+
+What it has not is refused in one line, wherever a Transformer's parts are asked for.
+"""
+
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import bertsmith
+from bertsmith.core.errors import UserError
+from bertsmith.inference.head_introspection import inspect_heads
+from bertsmith.inference.introspection import inspect_attention
+from bertsmith.inference.layer_introspection import inspect_embedding
+from bertsmith.insight.direction import study_direction
+from bertsmith.interchange.onnx_network import onnx_model
+from bertsmith.model.architecture import (
+    Architecture,
+    HeadSpec,
+    Names,
+    Pretraining,
+    always,
+    constant_std,
+    pair_of,
+)
+from bertsmith.model.architectures.registry import ARCHITECTURES
+from bertsmith.model.encoder import ALL, Depth, Encoder, Rows, Stack, mean_of_rows
+from bertsmith.model.encoder_config import ConfigReader, EncoderConfig, PassSize, StepForm
+from bertsmith.model.heads import MaskedLanguageHead, OutputHead, Transform
+from bertsmith.model.importance import importance_gates, sequence_of_rows
+from bertsmith.model.lora import LoraShape, add_fresh_adapters
+from bertsmith.model.model_folder import read_model
+from bertsmith.model.network import Network, set_direction
+from bertsmith.packed import PackedBatch
+from bertsmith.shrink.layer_dropping import without_layers
+from bertsmith.shrink.quantise import quantise_weights
+from bertsmith.shrink.slicing import all_units, blocks_to_prune
+from tests.command_line import mistake
+from tests.tiny_runs import differing, last_state, metrics_of, run_tiny, stop_at, tiny_store, without_pictures
+
+TYPE = "ernie"  # a recipe knows the registry's names alone: it stands there in the place of that one
+RUN = ("examples.pairs=full-sentences", f"model.type={TYPE}", "model.heads=12", "model.inner=3072")
+KEYS = ("vocabulary", "width", "layers", "positions")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BagConfig(EncoderConfig):
+    """As many layers as there are; each knows a text as the mean of its tokens."""
+
+    def operations(self, size: PassSize) -> float:
+        return 4.0 * size.tokens * self.layers * self.width**2
+
+    def kept_bytes(self, form: StepForm) -> int:
+        return self.layers * self.layer_bytes(form)
+
+    def layer_bytes(self, form: StepForm) -> int:
+        return 3 * self.width * form.value
+
+    def working_bytes(self, form: StepForm) -> int:
+        return self.layer_bytes(form)
+
+
+class Bag(Encoder):
+    """Each layer sees a token beside the mean of its sequence."""
+
+    compilable = False
+
+    def __init__(self, config: BagConfig) -> None:
+        super().__init__("mean")
+        self.table = nn.Embedding(config.vocabulary, config.width)
+        self.stack = nn.ModuleList(nn.Linear(2 * config.width, config.width) for _ in range(config.layers))
+
+    @property
+    def words(self) -> nn.Embedding:
+        return self.table
+
+    def put_words(self, table: nn.Embedding) -> None:
+        self.table = table
+
+    @property
+    def layers(self) -> int:
+        return len(self.stack)
+
+    def forward(self, batch: PackedBatch, *, rows: Rows = ALL) -> Tensor:
+        return self.hidden_states(batch)[-1][rows]
+
+    def hidden_states(self, batch: PackedBatch) -> list[Tensor]:
+        states, sequence_T = [self.table(batch.tokens_T)], sequence_of_rows(batch.layout, len(batch.tokens_T))
+        for layer in self.stack:
+            mean_SD = mean_of_rows(states[-1], batch.layout)
+            states.append(states[-1] + layer(torch.cat((states[-1], mean_SD[sequence_T]), -1)).tanh())
+        return states
+
+    def depths(self) -> list[Depth]:
+        return [*map(Depth, reversed(self.stack)), Depth(self.table)]
+
+    def matrices(self) -> dict[nn.Parameter, Stack]:
+        return {layer.weight: Stack() for layer in self.stack}
+
+
+def read_config(reader: ConfigReader) -> BagConfig:
+    sizes = {key: reader.size(key) for key in KEYS}
+    rates = {"dropout": reader.rate("dropout", 0.1), "initial_std": reader.number("initial_std", 0.02)}
+    segments = reader.size("segments", 0, least=0)
+    return BagConfig(model_type=TYPE, embedding_width=sizes["width"], segments=segments, **sizes, **rates)
+
+
+def write_config(config: BagConfig) -> dict:
+    return {
+        "model_type": TYPE,
+        **{key: vars(config)[key] for key in (*KEYS, "dropout", "initial_std", "segments")},
+    }
+
+
+def encoder_names(config: BagConfig) -> Names:
+    names: Names = {"table.weight": ("words.weight",)}
+    for number in range(config.layers):
+        names |= pair_of(f"stack.{number}", f"layers.{number}")
+    return names
+
+
+def words_head(config: BagConfig, _: int) -> MaskedLanguageHead:
+    return MaskedLanguageHead(Transform(nn.Linear(config.width, config.width), "gelu"), config.vocabulary)
+
+
+def class_head(config: BagConfig, outputs: int) -> OutputHead:
+    return OutputHead(nn.Linear(config.width, outputs), reads="sentence", dropout=0.0)
+
+
+BAG = Architecture(
+    model_type=TYPE,
+    read_config=read_config,
+    write_config=write_config,
+    build_encoder=Bag,
+    encoder_names=encoder_names,
+    words_key="table.weight",
+    prefix="bag.",
+    heads={
+        "mlm": HeadSpec(
+            words_head, always(pair_of("transform.dense", "head.dense") | {"bias": ("head.bias",)})
+        ),
+        "classify": HeadSpec(class_head, always(pair_of("output", "classifier")), labelled=True),
+    },
+    classes={"BagForMaskedLM": ("mlm",), "BagModel": ()},
+    initial=constant_std,
+    tied={"head.decoder.weight": "bag.words.weight"},
+    pretraining=Pretraining(100, lambda config: config.vocabulary * config.width, BagConfig, min_segments=0),
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _bag():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(ARCHITECTURES, TYPE, BAG)
+        yield
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    return tiny_store(tmp_path_factory.mktemp("bag"))
+
+
+@pytest.fixture(scope="module")
+def run(store, tmp_path_factory) -> Path:
+    """A finished run; not to be changed."""
+    out = tmp_path_factory.mktemp("bag") / "run"
+    with without_pictures():
+        assert run_tiny(store, out, *RUN, "optim.peak_lr=1e-2").state == "finished"
+    return out
+
+
+@pytest.fixture
+def network(run) -> Network:
+    return read_model(run / "model").network
+
+
+def test_it_learns_and_a_card_says_what_it_is(run):
+    before, *_, after = metrics_of(run, "held-out")
+    assert after["token_loss"] < before["token_loss"] - 0.1
+    card = (run / "model" / "card.md").read_text(encoding="utf-8")
+    assert "2 layers, width 32, " in card and "heads," not in card
+
+
+@pytest.mark.parametrize("algorithm", ["lamb", "muon"])
+def test_a_run_stopped_and_resumed_ends_with_the_same_bits(algorithm, store, tmp_path):
+    settings = (*RUN, f"optim.algorithm={algorithm}", "optim.layer_decay=0.5")
+    with without_pictures():
+        run_tiny(store, tmp_path / "whole", *settings)
+        with stop_at(3):
+            assert run_tiny(store, tmp_path / "run", *settings).state == "stopped"
+        run_tiny(store, tmp_path / "run", *settings)
+    assert not differing(last_state(tmp_path / "whole"), last_state(tmp_path / "run"))
+
+
+def test_it_is_opened_fills_masks_and_gives_vectors(run):
+    bert = bertsmith.load(run / "model", device="cpu")
+    assert len(bert.fill("the smith [MASK] the iron", top=3)[0]) == 3
+    assert bert.embed(["the smith"]).shape == (1, 32)
+    assert [each.shape for each in bert.hidden_states(["the smith"])] == [(3, 4, 32)]
+
+
+@pytest.mark.parametrize(
+    ("what", "act"),
+    [
+        ("attention heads", lambda network: blocks_to_prune(network)),
+        ("attention heads", lambda network: all_units(network)),
+        ("attention heads", lambda network: importance_gates(network).__enter__()),
+        ("layers that can be left out", lambda network: without_layers(network, {0})),
+        ("form in ONNX", lambda network: onnx_model(network, "fp32")),
+        (
+            "linear layers that can have adapters",
+            lambda network: add_fresh_adapters(network, ["query"], LoraShape(2, 4.0), torch.Generator()),
+        ),
+    ],
+)
+def test_what_a_network_lacks_is_refused(what, act: Callable[[Network], object], network):
+    with pytest.raises(UserError, match=f"this kind of model has no {what}"):
+        act(deepcopy(network))
+
+
+@pytest.mark.parametrize(
+    ("what", "act"),
+    [
+        ("attention heads", lambda bert: inspect_attention(bert, "the smith")),
+        ("attention heads", lambda bert: inspect_heads(bert, "the smith")),
+        ("attention heads", lambda bert: study_direction(bert, ["the smith"], longest=9)),
+        ("vectors that are added up", lambda bert: inspect_embedding(bert, "the smith", 1)),
+    ],
+)
+def test_what_cannot_be_looked_at_is_refused(what, act: Callable[[bertsmith.Bert], object], run):
+    with pytest.raises(UserError, match=f"this kind of model has no {what}"):
+        act(bertsmith.load(run / "model", device="cpu"))
+
+
+def test_it_stays_with_the_direction_that_it_has(network):
+    set_direction(network, "both")
+    with pytest.raises(UserError, match="cannot be made to read left-to-right"):
+        set_direction(network, "left-to-right")
+
+
+def test_its_weights_are_not_rounded(run, tmp_path):
+    with pytest.raises(UserError, match="no linear layers whose weights can be rounded"):
+        quantise_weights(run / "model", tmp_path / "small", bits=8, base=None)
+
+
+def test_commands_say_so_in_one_line(run, tmp_path, capsys):
+    model, out = run / "model", tmp_path / "out"
+    look = mistake(capsys, "look", "attention", "the smith", "--model", model, "--out", out / "view.html")
+    assert "this kind of model has no attention heads" in look
+    assert "has no form in ONNX" in mistake(capsys, "export", "--model", model, "--onnx", out)
+
+
+def test_recipe_keys_of_a_transformer_are_not_its_own(store, tmp_path):
+    with pytest.raises(UserError, match=f"model.heads = 2 is a part that model.type = {TYPE} has not"):
+        run_tiny(store, tmp_path / "run", f"model.type={TYPE}")
