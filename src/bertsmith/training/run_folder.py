@@ -125,51 +125,31 @@ class RunFolder:
     @contextmanager
     def locked(self, world: World = ALONE) -> Iterator[None]:
         """While it is open, no other process can run here; a run that does not begin leaves nothing."""
-        lock = world.on_main(lambda: RunLock.take(self.path))
+        missing = [each for each in (self.path, *self.path.parents) if not each.exists()]
+        handle = world.on_main(lambda: _lock(self.path))
         try:
             yield
         finally:
-            if lock is not None and self.begun:
-                lock.release()
-            elif lock is not None:
+            if handle is not None and not self.begun:
                 for cache in self.caches:
                     shutil.rmtree(self.path / cache, ignore_errors=True)
-                lock.release_and_remove()
+                (self.path / LOCK).unlink(missing_ok=True)
+                remove_empty(missing)
+            if handle is not None:
+                os.close(handle)
 
 
-@dataclass(frozen=True, slots=True)
-class RunLock:
-    """What keeps other processes out of a folder."""
-
-    folder: Path
-    handle: int
-    made: Sequence[Path]
-    """The folder and those above it that were missing."""
-
-    @classmethod
-    def take(cls, folder: Path) -> "RunLock":
-        """Lock a folder, which is made where it is missing; raises if another process holds the lock."""
-        made = [each for each in (folder, *folder.parents) if not each.exists()]
-        handle = open_lock_file(folder / LOCK)
-        try:
-            lock_for_this_process(handle)
-        except OSError as error:
-            os.close(handle)
-            held = isinstance(error, BlockingIOError | PermissionError)
-            what = "another run is working here" if held else f"cannot be locked ({error.strerror})"
-            remedy = "wait for it or stop it, or give --out another folder"
-            raise UserError(what, where=str(folder), remedy=remedy) from error
-        return cls(folder, handle, made)
-
-    def release(self) -> None:
-        """Let other processes in."""
-        os.close(self.handle)
-
-    def release_and_remove(self) -> None:
-        """Let other processes in, and leave nothing of a run that was rejected before it began."""
-        (self.folder / LOCK).unlink(missing_ok=True)
-        remove_empty(self.made)
-        os.close(self.handle)
+def _lock(folder: Path) -> int:
+    handle = open_lock_file(folder / LOCK)
+    try:
+        lock_for_this_process(handle)
+    except OSError as error:
+        os.close(handle)
+        held = isinstance(error, BlockingIOError | PermissionError)
+        what = "another run is working here" if held else f"cannot be locked ({error.strerror})"
+        remedy = "wait for it or stop it, or give --out another folder"
+        raise UserError(what, where=str(folder), remedy=remedy) from error
+    return handle
 
 
 # ---- the card of the finished model, as Markdown: what it is, how it was made, and with which results
