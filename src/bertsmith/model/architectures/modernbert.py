@@ -356,47 +356,23 @@ def _masked_language_names(config: ModernBertConfig) -> Names:
     return _transform_names(config) | ({"bias": ("decoder.bias",)} if config.decoder_bias else {})
 
 
-def _output_head(reads: "Reads", outputs: int = 0) -> HeadSpec[ModernBertConfig]:
+def _output_head(
+    reads: "Reads", outputs: int = 0, *, part: str = "", drops: bool = True
+) -> HeadSpec[ModernBertConfig]:
+    """The classifier behind a transform; those of a `part` of their own are in no published class."""
+
     def build(config: ModernBertConfig, wanted: int) -> "OutputHead":
         from torch import nn
 
         from bertsmith.model.heads import OutputHead
 
-        layer = nn.Linear(config.width, outputs or wanted)
-        return OutputHead(layer, reads=reads, dropout=config.head_dropout, transform=_transform(config))
+        layer, rate = nn.Linear(config.width, outputs or wanted), config.head_dropout if drops else 0.0
+        return OutputHead(layer, reads=reads, dropout=rate, transform=_transform(config))
 
     def names(config: ModernBertConfig) -> Names:
-        return _transform_names(config) | pair_of("output", "classifier")
+        return _transform_names(config, f"{part}head") | pair_of("output", f"{part}classifier")
 
     return HeadSpec(build, names, labelled=not outputs)
-
-
-def _build_pair_head(config: ModernBertConfig, _: int) -> "OutputHead":
-    from torch import nn
-
-    from bertsmith.model.heads import OutputHead
-
-    # As BERT's, it drops nothing out.
-    return OutputHead(nn.Linear(config.width, 2), reads="sentence", dropout=0.0, transform=_transform(config))
-
-
-def _pair_names(config: ModernBertConfig) -> Names:
-    # No published class has it: the names are ours, and transformers passes over them.
-    return _transform_names(config, "pair_head") | pair_of("output", "pair_classifier")
-
-
-def _build_discriminator(config: ModernBertConfig, _: int) -> "OutputHead":
-    from torch import nn
-
-    from bertsmith.model.heads import OutputHead
-
-    # As ELECTRA's, it drops nothing out.
-    return OutputHead(nn.Linear(config.width, 1), reads="tokens", dropout=0.0, transform=_transform(config))
-
-
-def _discriminator_names(config: ModernBertConfig) -> Names:
-    # No published class has this one either.
-    return _transform_names(config, "replaced_head") | pair_of("output", "replaced_classifier")
 
 
 def generator_config(config: ModernBertConfig, size: float) -> ModernBertConfig:
@@ -436,8 +412,9 @@ MODERNBERT = Architecture(
     prefix="model.",
     heads={
         "mlm": HeadSpec(_build_masked_language_head, _masked_language_names),
-        "nsp": HeadSpec(_build_pair_head, _pair_names),
-        "replaced": HeadSpec(_build_discriminator, _discriminator_names),
+        # As BERT's and ELECTRA's, they drop nothing out. The names are ours: transformers passes over them.
+        "nsp": _output_head("sentence", outputs=2, part="pair_", drops=False),
+        "replaced": _output_head("tokens", outputs=1, part="replaced_", drops=False),
         "classify": _output_head("sentence"),
         "tag": _output_head("tokens"),
         "span": _output_head("tokens", outputs=2),
