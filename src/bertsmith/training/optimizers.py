@@ -123,7 +123,7 @@ def build_optimizer(
 
 
 def _parts(parameter: nn.Parameter, hidden: Mapping[nn.Parameter, Stack], spec: OptimizerSpec) -> int:
-    """How many matrices an optimiser sees in a parameter; 0 for those that it does not look at as a whole."""
+    """Return the number of matrices that an optimiser sees in a parameter; 0 if it updates single weights."""
     if spec.by_matrix == "hidden":
         return hidden[parameter].computed if parameter in hidden else 0
     if spec.by_matrix == "all":

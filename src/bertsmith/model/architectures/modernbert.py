@@ -77,7 +77,7 @@ class ModernBertConfig(TransformerConfig):
         return length if layer in self.global_layers else min(length, self.local_attention + 1)
 
     def own_settings(self) -> tuple[str, ...]:
-        """The settings that ModernBERT has not, by their names in a recipe."""
+        """Return the settings that ModernBERT does not have, by their names in a recipe."""
         differs = {
             "model.gated": not self.gated,
             "model.norm": self.norm != "layernorm",
@@ -88,7 +88,7 @@ class ModernBertConfig(TransformerConfig):
         return (*(name for name, own in differs.items() if own), *super().own_settings())
 
     def subset(self, layers: Sequence[int], *, where: str = "distill.layers") -> Self:
-        """The config of a network with only these layers, which see as much as they did."""
+        """Return the config of a network with only these layers, each with its own reach."""
         fewer = super().subset(layers, where=where)
         if 0 in layers[1:] or layers[0] != 0:
             what = "a ModernBERT's first layer has no norm before its attention, and stays the first"
@@ -98,14 +98,14 @@ class ModernBertConfig(TransformerConfig):
 
     @classmethod
     def of_recipe(cls, values: Mapping[str, Any]) -> Self:
-        """The config by the values of a recipe's model section, which may say which layers are global."""
+        """Return the config for a recipe's model section, whose `global_layers` may be a step."""
         layers, gated = values["global_layers"], values["gated"]
         if isinstance(layers, int):
             layers = tuple(range(0, values["layers"], layers))
         return super().of_recipe({**values, "global_layers": layers, "gated": gated in ("auto", True)})
 
     def in_recipe(self) -> dict[str, Any]:
-        """Its values as a recipe's model section has them."""
+        """Return its values as a recipe's model section has them."""
         steps = (EVERY, *range(1, self.layers + 1))
         fitting = (each for each in steps if self.global_layers == tuple(range(0, self.layers, each)))
         told = {"global_layers": next(fitting, self.global_layers), "gated": "auto" if self.gated else False}
